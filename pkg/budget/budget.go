@@ -1,5 +1,5 @@
-// Package budget lets services read the limits, budgets and usage of tenants. The projector folds them from the log
-// across all sessions and writes them to the bucket budgets; this package watches that bucket.
+// Package budget reads the limits, budgets and usage of tenants. The session service folds them from the log over all
+// sessions and writes them to the bucket budgets; this package watches that bucket.
 package budget
 
 import (
@@ -180,16 +180,16 @@ func (w *Watch) Run(ctx context.Context) error {
 			if seen != nil {
 				seen[entry.Key()] = true
 			}
-			w.see(entry)
+			w.update(entry)
 		}
 	})
 }
 
-func (w *Watch) see(entry jetstream.KeyValueEntry) {
+func (w *Watch) update(entry jetstream.KeyValueEntry) {
 	var t Tenant
 	if entry.Operation() == jetstream.KeyValuePut {
 		if err := json.Unmarshal(entry.Value(), &t); err != nil {
-			w.logger.Error("the budgets of a tenant do not decode: what was known counts", "tenant", entry.Key(), "error", err)
+			w.logger.Error("decode the budgets of a tenant: the last known values stay in use", "tenant", entry.Key(), "error", err)
 			return
 		}
 	}

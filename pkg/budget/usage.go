@@ -21,14 +21,14 @@ type Usage struct {
 // Plus returns the sum of both.
 func (u Usage) Plus(o Usage) Usage {
 	return Usage{
-		u.Turns + o.Turns, u.Tokens + o.Tokens, bounded(u.CostUSD + o.CostUSD), u.TimeMs + o.TimeMs, u.Events + o.Events, u.EventBytes + o.EventBytes,
+		u.Turns + o.Turns, u.Tokens + o.Tokens, finite(u.CostUSD + o.CostUSD), u.TimeMs + o.TimeMs, u.Events + o.Events, u.EventBytes + o.EventBytes,
 	}
 }
 
 // minus returns the difference of both.
 func (u Usage) minus(o Usage) Usage {
 	return Usage{
-		u.Turns - o.Turns, u.Tokens - o.Tokens, bounded(u.CostUSD - o.CostUSD), u.TimeMs - o.TimeMs, u.Events - o.Events, u.EventBytes - o.EventBytes,
+		u.Turns - o.Turns, u.Tokens - o.Tokens, finite(u.CostUSD - o.CostUSD), u.TimeMs - o.TimeMs, u.Events - o.Events, u.EventBytes - o.EventBytes,
 	}
 }
 
@@ -45,14 +45,14 @@ func (u Usage) Logged() events.Output {
 	return events.Output{Events: uint64(max(u.Events, 0)), Bytes: uint64(max(u.EventBytes, 0))} //nolint:gosec // bounded here
 }
 
-// bounded returns a sum that JSON can express.
-func bounded(usd float64) float64 { return max(-math.MaxFloat64, min(usd, math.MaxFloat64)) }
+// finite returns a sum that JSON can express.
+func finite(usd float64) float64 { return max(-math.MaxFloat64, min(usd, math.MaxFloat64)) }
 
-// signed returns a count as a signed number.
-func signed(n uint64) int64 { return int64(min(n, math.MaxInt64)) } //nolint:gosec // bounded here
+// toInt64 returns a count as a signed number.
+func toInt64(n uint64) int64 { return int64(min(n, math.MaxInt64)) } //nolint:gosec // bounded here
 
-// SessionUsage folds the commits of one session, in the order of the log, into the usage of its tenant. The zero value is a
-// session without commits. It is not safe for concurrent use.
+// SessionUsage folds the commits of one session, in the order of the log, into the usage of its tenant. The zero value
+// is a session without commits. It is not safe for concurrent use.
 type SessionUsage struct {
 	deleted    bool
 	days       map[string]Usage // what the session has added to each day
@@ -90,7 +90,7 @@ func (s *SessionUsage) Add(rec eventlog.Record) map[string]Usage {
 			continue
 		}
 		size := events.OutputOf(e)
-		add(day, Usage{Events: signed(size.Events), EventBytes: signed(size.Bytes)})
+		add(day, Usage{Events: toInt64(size.Events), EventBytes: toInt64(size.Bytes)})
 		if _, deletes := e.Data.(events.SessionDeleted); deletes {
 			s.deleted, s.executions = true, nil
 			continue
@@ -112,8 +112,8 @@ func (s *SessionUsage) addAfterDeletion(day string, e events.Event, add func(str
 	case events.RunRetired:
 		for _, u := range d.Usage {
 			total := Usage{
-				Turns: int64(u.Spent.Turns), Tokens: signed(u.Spent.Tokens), CostUSD: u.Spent.CostUSD, TimeMs: signed(u.Spent.TimeMs),
-				Events: signed(u.Logged.Events), EventBytes: signed(u.Logged.Bytes),
+				Turns: int64(u.Spent.Turns), Tokens: toInt64(u.Spent.Tokens), CostUSD: u.Spent.CostUSD, TimeMs: toInt64(u.Spent.TimeMs),
+				Events: toInt64(u.Logged.Events), EventBytes: toInt64(u.Logged.Bytes),
 			}
 			add(u.Day, total.minus(s.days[u.Day]))
 			s.days[u.Day] = total
@@ -144,7 +144,7 @@ func (s *SessionUsage) spend(e events.Event) Usage {
 		if x != nil && !x.ended {
 			x.metered = true
 		}
-		return Usage{Tokens: signed(d.Usage.Tokens()), CostUSD: d.CostUSD}
+		return Usage{Tokens: toInt64(d.Usage.Tokens()), CostUSD: d.CostUSD}
 	case events.ExecutionStarted:
 		if x == nil || x.ended || x.started {
 			return Usage{}
@@ -153,7 +153,7 @@ func (s *SessionUsage) spend(e events.Event) Usage {
 		return Usage{Turns: 1}
 	case events.MetadataUpdate:
 		if x != nil && !x.ended {
-			x.tokens, x.costUSD = signed(d.Usage.Tokens()), d.CostUSD
+			x.tokens, x.costUSD = toInt64(d.Usage.Tokens()), d.CostUSD
 		}
 		return Usage{}
 	}
@@ -169,14 +169,14 @@ func (x *executionUsage) end(e events.Event) Usage {
 	var took Usage
 	switch d := e.Data.(type) {
 	case events.ExecutionCompleted:
-		took.TimeMs, x.tokens = int64(d.DurationMs), signed(d.Usage.Tokens())
+		took.TimeMs, x.tokens = int64(d.DurationMs), toInt64(d.Usage.Tokens())
 		if d.CostUSD != 0 {
 			x.costUSD = d.CostUSD
 		}
 	case events.ExecutionFailed:
-		took.TimeMs, x.tokens = int64(d.DurationMs), signed(d.Usage.Tokens())
+		took.TimeMs, x.tokens = int64(d.DurationMs), toInt64(d.Usage.Tokens())
 	case events.ExecutionCancelled:
-		took.TimeMs, x.tokens = int64(d.DurationMs), signed(d.Usage.Tokens())
+		took.TimeMs, x.tokens = int64(d.DurationMs), toInt64(d.Usage.Tokens())
 	}
 	if !x.started {
 		return Usage{}

@@ -21,7 +21,7 @@ const (
 	clockWithin = 5 * time.Second
 	// clockDoubt is the maximum age of a measurement by which a message may be dropped.
 	clockDoubt = time.Second
-	// clockNotable is the difference to the host's clock from which on a Clock logs a warning.
+	// clockNotable is the difference to the host's clock above which a Clock logs a warning.
 	clockNotable = time.Second
 )
 

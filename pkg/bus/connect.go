@@ -16,8 +16,8 @@ const (
 	reconnectWait   = 100 * time.Millisecond
 )
 
-// ConnOptions are the settings of every connection to NATS: unlimited
-// reconnects, a bounded buffer, a name, and handlers that report to logger.
+// ConnOptions returns the options of every connection to NATS: unlimited reconnects, a bounded buffer, a name, and
+// handlers that report to logger.
 func ConnOptions(logger *slog.Logger) []nats.Option {
 	return []nats.Option{
 		nats.Name("spool"),

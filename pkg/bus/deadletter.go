@@ -19,9 +19,10 @@ import (
 // advisory.
 const maxReason = 500
 
-// deadLetter moves a message to DEAD if its handler returns Poison, or after MaxDeliveries deliveries. The message
-// is acknowledged only after DEAD has stored the copy; until then it is redelivered. Watermill's PoisonQueue publishes the
-// message itself, to one topic and with the error's text as it is, see TestWatermillPoisonQueue_CannotStoreDeadLetters.
+// deadLetter moves a message to DEAD if its handler returns Poison, or after MaxDeliveries deliveries. The message is
+// acknowledged only after DEAD has stored the copy; until then it is redelivered. Watermill's PoisonQueue publishes
+// the message itself, to one topic and with the error's text as it is, see
+// TestWatermillPoisonQueue_CannotStoreDeadLetters.
 func deadLetter(name string, cfg RouterConfig) message.HandlerMiddleware {
 	return func(next message.HandlerFunc) message.HandlerFunc {
 		return func(msg *message.Message) ([]*message.Message, error) {
@@ -29,9 +30,9 @@ func deadLetter(name string, cfg RouterConfig) message.HandlerMiddleware {
 			bounded := cfg.MaxDeliveries > 0
 			bound := uint64(max(cfg.MaxDeliveries, 0))
 			if bounded && delivered > bound {
-				// No delivery has ended so far; another one may end this process as well.
+				// No delivery has ended so far: each may have killed its process, and another one may kill this process.
 				err := fmt.Errorf("delivered %d times, the limit is %d, and no delivery has ended", delivered, bound)
-				return nil, bury(name, cfg, msg, err)
+				return nil, storeDeadLetter(name, cfg, msg, err)
 			}
 			out, err := next(msg)
 			var panicked middleware.RecoveredPanicError
@@ -43,9 +44,9 @@ func deadLetter(name string, cfg RouterConfig) message.HandlerMiddleware {
 			case err == nil:
 				return out, nil
 			case IsPoison(err):
-				return nil, bury(name, cfg, msg, err)
+				return nil, storeDeadLetter(name, cfg, msg, err)
 			case bounded && delivered >= bound && !stopping(msg):
-				return nil, bury(name, cfg, msg, fmt.Errorf("failed in delivery %d of %d: %w", delivered, bound, err))
+				return nil, storeDeadLetter(name, cfg, msg, fmt.Errorf("failed in delivery %d of %d: %w", delivered, bound, err))
 			}
 			return out, err
 		}
@@ -62,8 +63,8 @@ func stopping(msg *message.Message) bool {
 	}
 }
 
-// bury stores the message in DEAD. It returns nil if DEAD has the message.
-func bury(name string, cfg RouterConfig, msg *message.Message, cause error) error {
+// storeDeadLetter stores the message in DEAD. It returns nil if DEAD has the message.
+func storeDeadLetter(name string, cfg RouterConfig, msg *message.Message, cause error) error {
 	origin := Subject(msg)
 	if origin == "" {
 		origin = message.SubscribeTopicFromCtx(msg.Context())

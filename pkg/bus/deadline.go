@@ -15,14 +15,14 @@ import (
 func deadline(name string, cfg RouterConfig) message.HandlerMiddleware {
 	return func(next message.HandlerFunc) message.HandlerFunc {
 		return func(msg *message.Message) ([]*message.Message, error) {
-			until, err := usefulUntil(msg)
+			until, err := expiryOf(msg)
 			if err != nil {
 				return nil, Poison(err)
 			}
 			if until.IsZero() {
 				return next(msg)
 			}
-			late, err := cfg.late(msg.Context(), until)
+			late, err := cfg.isPast(msg.Context(), until)
 			if err != nil {
 				return nil, Transient(err)
 			}
@@ -36,8 +36,8 @@ func deadline(name string, cfg RouterConfig) message.HandlerMiddleware {
 	}
 }
 
-// usefulUntil returns the server's time until which msg must be handled, or the zero time if there is no limit.
-func usefulUntil(msg *message.Message) (time.Time, error) {
+// expiryOf returns the server's time until which msg must be handled, or the zero time if there is no limit.
+func expiryOf(msg *message.Message) (time.Time, error) {
 	if value := msg.Metadata.Get(topology.HeaderTimeToLive); value != "" {
 		ttl, err := time.ParseDuration(value)
 		if err != nil || Stored(msg).IsZero() {
@@ -55,8 +55,8 @@ func usefulUntil(msg *message.Message) (time.Time, error) {
 	return time.Time{}, nil
 }
 
-// late reports whether a time has passed.
-func (c *RouterConfig) late(ctx context.Context, until time.Time) (bool, error) {
+// isPast reports whether a time has passed.
+func (c *RouterConfig) isPast(ctx context.Context, until time.Time) (bool, error) {
 	if c.Clock == nil {
 		return c.Now().After(until), nil
 	}

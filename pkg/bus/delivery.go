@@ -34,17 +34,17 @@ type delivery struct {
 func (d *delivery) confirm(sent time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.note()
+	d.updateGap()
 	d.confirmed = sent
 }
 
-// note updates gap. The caller must hold the lock.
-func (d *delivery) note() { d.gap = d.gap || time.Since(d.confirmed) >= d.ackWait }
+// updateGap updates gap. The caller must hold the lock.
+func (d *delivery) updateGap() { d.gap = d.gap || time.Since(d.confirmed) >= d.ackWait }
 
 func (d *delivery) held() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.note()
+	d.updateGap()
 	return !d.gap
 }
 

@@ -14,7 +14,8 @@ var (
 	// ErrInvalidMessage means that a message cannot be sent: its subject, or a metadata key or value, is not
 	// allowed.
 	ErrInvalidMessage = errors.New("bus: invalid message")
-	// ErrUnavailable means that the message was certainly not stored because NATS could not be reached; sending it again is safe.
+	// ErrUnavailable means that the message was certainly not stored because NATS could not be reached; sending it again
+	// is safe.
 	ErrUnavailable = errors.New("bus: NATS is not available")
 	// ErrNoStream means that no stream has the subject, so the message was not stored.
 	ErrNoStream = errors.New("bus: no stream has this subject")
@@ -127,7 +128,7 @@ func refusal(api *jetstream.APIError) error {
 	case jetstream.JSErrCodeStreamMessageExceedsMaximum:
 		return ErrTooLarge
 	case codeStoreFailed:
-		// The server has one code for every failed store and tells them apart by the text alone (server/store.go, v2.15.2);
+		// The server uses one code for every failed store; only the text distinguishes the causes (server/store.go, v2.15.2).
 		// TestPublisherStreamFull fails if that text changes.
 		switch api.Description {
 		case storeFailedMsgs, storeFailedBytes, storeFailedPerSubj:

@@ -37,7 +37,7 @@ func (u *subscription) heartbeat(ctx context.Context, m *nats.Msg, d *delivery) 
 		case <-ticker.C:
 		}
 		sent := time.Now()
-		err := u.beat(ctx, m)
+		err := u.sendHeartbeat(ctx, m)
 		if ctx.Err() != nil {
 			return
 		}
@@ -54,7 +54,8 @@ func (u *subscription) heartbeat(ctx context.Context, m *nats.Msg, d *delivery) 
 	}
 }
 
-func (u *subscription) beat(ctx context.Context, m *nats.Msg) error {
+// sendHeartbeat sends one heartbeat and waits for the confirmation of the server.
+func (u *subscription) sendHeartbeat(ctx context.Context, m *nats.Msg) error {
 	ctx, cancel := context.WithTimeout(ctx, u.s.cfg.HeartBeat)
 	defer cancel()
 	nc := u.s.cfg.JetStream.Conn()

@@ -113,8 +113,8 @@ func (p *Publisher) publish(topic string, msg *message.Message) error {
 	return nil
 }
 
-// waitConnected blocks while there is no connection. nats.go would buffer the message, the wait for the
-// acknowledgement would time out, and the message would be stored later: the caller could not know whether to send
+// waitConnected blocks while there is no connection. Without this wait, nats.go would buffer the message, the wait for
+// the acknowledgement would time out, and the message would be stored later: the caller could not know whether to send
 // it again.
 func waitConnected(ctx context.Context, nc *nats.Conn) error {
 	if nc.IsConnected() {

@@ -19,7 +19,7 @@ var (
 	// lost.
 	errSilent = errors.New("no heartbeat for a pull request")
 	// errMoved is returned if the server stops, or is no longer leader of the consumer.
-	errMoved = errors.New("the consumer's server gives it up")
+	errMoved = errors.New("the server no longer serves the consumer")
 )
 
 // Responses of the server that are not messages, by their Status header.
@@ -105,8 +105,8 @@ func (p *pull) next(ctx context.Context) (*nats.Msg, error) {
 		}
 		select {
 		case m := <-p.answers:
-			ours, err := p.read(m)
-			if ours || err != nil {
+			isMessage, err := p.read(m)
+			if isMessage || err != nil {
 				return m, err
 			}
 			silence.Reset(p.silent)
@@ -136,7 +136,7 @@ func (p *pull) ask() error {
 }
 
 // read reports whether m is a message of the stream; otherwise it is a response about the request.
-func (p *pull) read(m *nats.Msg) (ours bool, err error) {
+func (p *pull) read(m *nats.Msg) (isMessage bool, err error) {
 	status := m.Header.Get("Status")
 	switch {
 	case status == "" || len(m.Data) > 0:
@@ -169,7 +169,7 @@ func (p *pull) close(back func(*nats.Msg)) {
 	for {
 		select {
 		case m := <-p.answers:
-			if ours, err := p.read(m); ours && err == nil {
+			if isMessage, err := p.read(m); isMessage && err == nil {
 				back(m)
 			}
 		default:

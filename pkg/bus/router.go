@@ -160,7 +160,7 @@ func (r *Router) Handle(name, topic string, subscriber message.Subscriber, fn Ha
 	}
 	// The first middleware is the outermost. deadLetter decides last, also about errors that a panic or the timeout
 	// caused. Recoverer is inside the others, so that they never see a panic.
-	handler.AddMiddleware(later(name, cfg), correlation(), deadLetter(name, cfg), deadline(name, cfg))
+	handler.AddMiddleware(retryLater(name, cfg), correlation(), deadLetter(name, cfg), deadline(name, cfg))
 	if cfg.Timeout > 0 {
 		handler.AddMiddleware(middleware.Timeout(cfg.Timeout))
 	}

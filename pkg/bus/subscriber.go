@@ -18,8 +18,8 @@ const (
 	defaultAckWait      = 30 * time.Second
 	defaultNakDelay     = time.Second
 	defaultCloseTimeout = 20 * time.Second
-	// minNakDelay is also the delay of messages that no handler has received, so that another subscriber gets them
-	// at once.
+	// minNakDelay is the minimum of NakDelay. Messages that no handler has received are redelivered after it, so that
+	// another subscriber receives them almost at once.
 	minNakDelay = time.Millisecond
 	// abandonAfter is how long a handler has to return after its context is cancelled.
 	abandonAfter = time.Second
@@ -143,7 +143,7 @@ func (c *SubscriberConfig) setDefaults() {
 	}
 }
 
-// Subscriber hands out the messages of durable consumers. It is safe for concurrent use.
+// Subscriber delivers the messages of durable consumers. It is safe for concurrent use.
 type Subscriber struct {
 	cfg     SubscriberConfig
 	closing chan struct{}
@@ -167,14 +167,17 @@ func NewSubscriber(cfg SubscriberConfig) (*Subscriber, error) {
 	return &Subscriber{cfg: cfg, closing: make(chan struct{}), topics: map[string]string{}}, nil
 }
 
-// Subscribe makes or updates the durable for topic, a subject in which wildcards are allowed, and returns the channel of its messages. Each
-// has to be answered by Ack or Nack; until then it holds one of the Concurrency slots. The message's context has the values of
-// ctx, and ends when the message is answered, or CloseTimeout after ctx ends or Close is called.
+// Subscribe creates or updates the durable for topic, a subject that may contain wildcards, and returns the channel of
+// its messages. Each message must be answered by Ack or Nack; until then it holds one of the Concurrency slots. The
+// message's context has the values of ctx. It ends when the message is answered, or CloseTimeout after ctx ends or Close
+// is called.
 //
-// The channel is closed when ctx ends, on Close, or when the connection is closed for good. A connection that is only lost comes back
-// by itself. Without SubscriberConfig.Unrouted it returns ErrNotRouted to anyone but a Router.
+// The channel is closed when ctx ends, when Close is called, or when the connection is closed. A lost connection is
+// restored automatically and does not close the channel. Without SubscriberConfig.Unrouted, Subscribe returns
+// ErrNotRouted to every caller except a Router.
 //
-// While NATS does not answer, Subscribe repeats its request until ctx ends: services start in any order, and NATS may be killed meanwhile.
+// While NATS does not respond, Subscribe repeats its request until ctx ends, because services start in any order and
+// NATS may be restarted.
 func (s *Subscriber) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
 	if !s.cfg.Unrouted && !fromRouter(ctx) {
 		return nil, fmt.Errorf("subscribe to %s: %w: register a handler with Router.Handle", topic, ErrNotRouted)
@@ -206,7 +209,7 @@ func (s *Subscriber) SubscribeInitialize(topic string) error {
 	return s.initialize(context.Background(), topic)
 }
 
-// initialize is SubscribeInitialize until ctx ends.
+// initialize is SubscribeInitialize with a context that ends its retries.
 func (s *Subscriber) initialize(ctx context.Context, topic string) error {
 	if err := s.begin(); err != nil {
 		return err
@@ -230,7 +233,8 @@ func (s *Subscriber) Close() error {
 	return nil
 }
 
-// begin keeps Close from returning until running.Done.
+// begin registers a use of the Subscriber: Close waits for the matching call of running.Done. It returns ErrClosed after
+// Close.
 func (s *Subscriber) begin() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -241,8 +245,8 @@ func (s *Subscriber) begin() error {
 	return nil
 }
 
-// awaitConsumer is consumer, repeated while NATS does not answer. It returns an error when ctx ends, on Close, when the connection is
-// closed, and when NATS refuses the consumer.
+// awaitConsumer calls consumer until NATS responds. It returns an error when ctx ends, when Close is called, when the
+// connection is closed, and when NATS refuses the consumer.
 func (s *Subscriber) awaitConsumer(ctx context.Context, topic string) (string, error) {
 	for logged := false; ; logged = true {
 		durable, err := s.consumer(ctx, topic)
@@ -262,7 +266,8 @@ func (s *Subscriber) awaitConsumer(ctx context.Context, topic string) (string, e
 	}
 }
 
-// isUnanswered reports whether a request to JetStream failed because NATS was away or not ready, so that it may succeed later.
+// isUnanswered reports whether a request to JetStream failed because NATS was unavailable or not ready, so that a retry
+// may succeed.
 func isUnanswered(err error) bool {
 	var api *jetstream.APIError
 	if errors.As(err, &api) {
@@ -276,7 +281,7 @@ func isUnanswered(err error) bool {
 	return false
 }
 
-// consumer makes or updates the durable for topic and returns its name.
+// consumer creates or updates the durable for topic and returns its name.
 func (s *Subscriber) consumer(ctx context.Context, topic string) (string, error) {
 	if err := CheckFilter(topic); err != nil {
 		return "", err

@@ -12,16 +12,18 @@ import (
 
 const (
 	pullExpiry = 30 * time.Second
-	// pullHeartbeat is how often the server confirms a waiting pull request; without two of them it is sent again.
+	// pullHeartbeat is the interval at which the server confirms a waiting pull request. If two heartbeats are missing,
+	// the request is sent again.
 	pullHeartbeat = 5 * time.Second
-	// pullGrace is the delay with which heartbeats and answers of the server may arrive.
+	// pullGrace is the maximum delay of heartbeats and responses of the server.
 	pullGrace   = 2 * time.Second
 	reopenDelay = time.Second
-	// drainTimeout is how long the subscription waits for a message that was on its way when the subscription ended.
+	// drainTimeout is the time that the subscription waits for messages in transit after its end.
 	drainTimeout = time.Second
 )
 
-// subscription is one call of Subscribe: Concurrency slots that share a consumer, and handlers that have released theirs.
+// subscription is the result of one call of Subscribe: Concurrency slots that share a consumer, and handlers that have
+// released their slots.
 type subscription struct {
 	s       *Subscriber
 	topic   string
@@ -29,9 +31,9 @@ type subscription struct {
 	logger  *slog.Logger
 	out     chan *message.Message
 
-	draining context.Context // ends when no further message is wanted
+	draining context.Context // ends when no further message is requested
 	drain    context.CancelFunc
-	base     context.Context // of every message; ends when handlers have had their time
+	base     context.Context // parent of every message's context; ends when handlers must return
 	kill     context.CancelFunc
 	abandon  chan struct{} // closed when Close no longer waits for handlers
 
@@ -50,7 +52,7 @@ func newSubscription(ctx context.Context, s *Subscriber, topic, durable string) 
 		abandon: make(chan struct{}),
 		idle:    make(chan struct{}),
 	}
-	// Both keep the caller's values and neither its end: that only starts the drain.
+	// Both contexts have the values of ctx. The end of ctx does not cancel them; it only starts the drain.
 	u.draining, u.drain = context.WithCancel(context.WithoutCancel(ctx))
 	u.base, u.kill = context.WithCancel(context.WithoutCancel(ctx))
 	return u
@@ -128,7 +130,8 @@ func (u *subscription) slot() {
 	}
 }
 
-// iterate returns the error that ended the pull, nil when the subscription is draining, or false when a handler has released the slot.
+// iterate delivers messages until the pull fails. It returns the error of the pull, or nil if the subscription is
+// draining. slot is false if a handler has released the slot, which another goroutine then has.
 func (u *subscription) iterate(p *pull) (slot bool, err error) {
 	defer p.close(u.requeue)
 	for {
@@ -148,7 +151,8 @@ func (u *subscription) iterate(p *pull) (slot bool, err error) {
 	}
 }
 
-// reopen waits for the connection and makes the consumer again if it is gone. Slots that come together do it once.
+// reopen waits for the connection and creates the consumer again if it does not exist. Concurrent calls of several slots
+// are serialized, at least reopenDelay apart.
 func (u *subscription) reopen() {
 	u.reopening.Lock()
 	defer u.reopening.Unlock()
@@ -161,7 +165,7 @@ func (u *subscription) reopen() {
 		}
 	}
 	if err := waitConnected(u.draining, u.s.cfg.JetStream.Conn()); err != nil {
-		return // draining, or closed, which the slot sees next
+		return // the subscription is draining, or the connection is closed, which the slot detects next
 	}
 	if _, err := u.s.consumer(u.draining, u.topic); err != nil && u.draining.Err() == nil {
 		u.logger.Error("consumer cannot be opened again, retrying", "error", err)

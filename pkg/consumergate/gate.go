@@ -1,6 +1,6 @@
 // Package consumergate creates JetStream consumers on behalf of the services' NATS accounts. The body of a create
 // request names the subject that JetStream delivers to, with the rights of the account that owns JetStream, and NATS
-// permissions do not check it. The gate checks the body and forwards only what it has checked.
+// permissions do not check it. The gate validates the body and forwards only valid requests, in a new encoding.
 package consumergate
 
 import (
@@ -78,12 +78,12 @@ func (g *gate) handle(m *nats.Msg) {
 	g.slots <- struct{}{}
 	go func() {
 		defer func() { <-g.slots }()
-		g.pass(m, body)
+		g.forward(m, body)
 	}()
 }
 
-// pass forwards the request to JetStream. After an error it answers with a code on which the client retries.
-func (g *gate) pass(m *nats.Msg, body []byte) {
+// forward forwards the request to JetStream. After an error it answers with a code on which the client retries.
+func (g *gate) forward(m *nats.Msg, body []byte) {
 	_, rest, _ := strings.Cut(strings.TrimPrefix(m.Subject, topology.GatePrefix), ".")
 	got, err := g.nc.Request(api+rest, body, patience)
 	if err != nil {

@@ -23,9 +23,9 @@ const askTime = 8 * time.Second
 // components that are not.
 func ask(ctx context.Context, addr string, secure bool) error {
 	if addr == "" {
-		return errors.New("health: there is no listener to ask: set --metrics-listen or SPOOL_METRICS_LISTEN as the service has it")
+		return errors.New("health: no address is set: set --metrics-listen or SPOOL_METRICS_LISTEN to the value of the service")
 	}
-	to, err := reach(addr)
+	to, err := localAddress(addr)
 	if err != nil {
 		return err
 	}
@@ -69,8 +69,8 @@ func ask(ctx context.Context, addr string, secure bool) error {
 	return fmt.Errorf("health: not ready: %s", strings.Join(wrong, "; "))
 }
 
-// reach returns the address under which a listener on addr is reached from this machine.
-func reach(addr string) (string, error) {
+// localAddress returns the address under which a listener on addr is reached from this machine.
+func localAddress(addr string) (string, error) {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
 		return "", fmt.Errorf("health: %.100q is not an address such as 127.0.0.1:9090", addr)

@@ -46,7 +46,7 @@ type LogSettings struct {
 
 func (s *LogSettings) logKeys() string { return s.LogKeys }
 
-// Env is what a service receives from Main.
+// Env holds everything that Main passes to a service: connection, log, logger and registries.
 type Env struct {
 	NATS    *nats.Conn
 	Log     eventlog.Log
@@ -62,8 +62,8 @@ type LogCLI interface{ logKeys() string }
 // the service until it ends or the process receives a signal. It returns the exit code: 0, 1 for a failure, 2 for
 // invalid arguments.
 //
-// With `health` as the first argument it asks the process that runs with the same settings whether it is ready,
-// prints what is not, and returns 0 or 1.
+// With `health` as the first argument it asks the process that runs with the same settings whether it is ready, prints
+// the components that are not ready, and returns 0 or 1.
 func Main(name, doc string, use jslog.Role, cli LogCLI, settings *Settings, run func(context.Context, Env) error) int {
 	p := program{name: name, doc: doc, cli: cli, settings: settings, run: run, open: logOpener{name, use, cli}.open}
 	return p.main(os.Args[1:], os.Stdout, os.Stderr)
@@ -147,11 +147,11 @@ func (p *program) serve(ctx context.Context, stderr io.Writer) (err error) {
 	metrics := newMetrics()
 	env := Env{Logger: logger, Health: &Health{}, Metrics: metrics}
 	if s.MetricsListen != "" {
-		side, err := listen(ctx, s.MetricsListen, env.Health, metrics, logger)
+		status, err := listen(ctx, s.MetricsListen, env.Health, metrics, logger)
 		if err != nil {
 			return err
 		}
-		defer side.close()
+		defer status.close()
 	}
 	if env.NATS, err = p.connect(logger); err != nil {
 		return err

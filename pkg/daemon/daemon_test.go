@@ -113,7 +113,7 @@ func TestHealth_RefusesInvalidAddresses(t *testing.T) {
 		}
 	}
 	for addr, want := range map[string]string{"0.0.0.0:1": "127.0.0.1:1", ":2": "127.0.0.1:2", "[::]:3": "[::1]:3", "10.0.0.1:4": "10.0.0.1:4", "host:5": "host:5"} {
-		if got, err := reach(addr); got != want || err != nil {
+		if got, err := localAddress(addr); got != want || err != nil {
 			t.Errorf("%s is reached by %s, %v", addr, got, err)
 		}
 	}

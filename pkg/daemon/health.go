@@ -145,14 +145,14 @@ func WatchConnection(metrics prometheus.Registerer, nc *nats.Conn) {
 	)
 }
 
-// side is the listener of health and metrics.
-type side struct {
+// statusServer is the listener of health and metrics.
+type statusServer struct {
 	http *http.Server
 	done chan struct{}
 }
 
 // listen opens the address and serves health and metrics until close.
-func listen(ctx context.Context, addr string, health *Health, metrics prometheus.Gatherer, logger *slog.Logger) (*side, error) {
+func listen(ctx context.Context, addr string, health *Health, metrics prometheus.Gatherer, logger *slog.Logger) (*statusServer, error) {
 	if _, _, err := net.SplitHostPort(addr); err != nil {
 		return nil, fmt.Errorf("metrics-listen: %.100q is not an address such as 127.0.0.1:9090", addr)
 	}
@@ -161,7 +161,7 @@ func listen(ctx context.Context, addr string, health *Health, metrics prometheus
 	if err != nil {
 		return nil, fmt.Errorf("metrics-listen: %w; choose another address with --metrics-listen", err)
 	}
-	s := &side{done: make(chan struct{}), http: &http.Server{
+	s := &statusServer{done: make(chan struct{}), http: &http.Server{
 		Handler: handler(health, metrics), ReadHeaderTimeout: 5 * time.Second, MaxHeaderBytes: 16 << 10,
 		ErrorLog: slog.NewLogLogger(logger.Handler(), slog.LevelDebug),
 	}}
@@ -175,7 +175,7 @@ func listen(ctx context.Context, addr string, health *Health, metrics prometheus
 	return s, nil
 }
 
-func (s *side) close() {
+func (s *statusServer) close() {
 	_ = s.http.Close() // open requests are aborted: the process ends
 	<-s.done
 }

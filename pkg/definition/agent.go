@@ -53,7 +53,7 @@ func CheckAgent(s events.AgentSpec) []FieldError {
 	case !ok:
 		c.fail("architecture", "unknown architecture %.64q; must be one of %s", s.Architecture, architecture.List())
 	default:
-		c.honoured(s, name)
+		c.checkSupport(s, name)
 		c.option(errors.Join(command.CheckOptions(events.Options{ModelProvider: s.ModelProvider}), command.CheckModelProvider(name, s.ModelProvider)), "sessionOptions.modelProvider", "modelProvider")
 		settings := command.CheckOptions(events.Options{ModelSettings: s.ModelSettings})
 		if settings == nil && name == ACP { // for other architectures SupportTable refuses the settings; the model may come from the session
@@ -64,7 +64,7 @@ func CheckAgent(s events.AgentSpec) []FieldError {
 			c.option(command.CheckCommand(name, s.Command), "sessionOptions.command", "command")
 		}
 	}
-	return c.wrong
+	return c.errs
 }
 
 func (c *checker) retries(r events.Retries) {
@@ -120,12 +120,12 @@ func (c *checker) subagents(agent events.AgentSpec) {
 		c.references(within(at, "skills"), s.Skills, MaxEntries)
 	}
 	if slices.ContainsFunc(agent.Subagents, func(s events.SubagentSpec) bool { return len(s.MCPServers) > 0 }) {
-		c.apart(agent.MCPServers)
+		c.checkServerNames(agent.MCPServers)
 	}
 }
 
-// apart adds errors for servers whose tool names, server__tool, would be ambiguous.
-func (c *checker) apart(list []events.MCPServer) {
+// checkServerNames adds errors for servers whose tool names, server__tool, would be ambiguous.
+func (c *checker) checkServerNames(list []events.MCPServer) {
 	for i, longer := range list {
 		for j, s := range list {
 			if s.Name != "" && strings.HasPrefix(longer.Name, s.Name+"__") {

@@ -38,10 +38,10 @@ var (
 )
 
 // checker collects errors.
-type checker struct{ wrong []FieldError }
+type checker struct{ errs []FieldError }
 
 func (c *checker) fail(field, format string, args ...any) {
-	c.wrong = append(c.wrong, FieldError{field, fmt.Sprintf(format, args...)})
+	c.errs = append(c.errs, FieldError{field, fmt.Sprintf(format, args...)})
 }
 
 // text checks the size of a text in bytes.
@@ -99,15 +99,16 @@ func (c *checker) once(seen map[string]int, list, field, name string, i int) {
 	seen[name] = i
 }
 
-// option checks a field with the rules of session options, which use another name for it.
-func (c *checker) option(err error, theirs, ours string) {
+// option adds the error of a check of session options under the name of the agent's field. optionField is the name in
+// the options.
+func (c *checker) option(err error, optionField, field string) {
 	var wrong *command.Error
 	switch {
 	case err == nil:
 	case errors.As(err, &wrong):
-		c.fail(ours+strings.TrimPrefix(wrong.Field, theirs), "%s", wrong.Detail)
+		c.fail(field+strings.TrimPrefix(wrong.Field, optionField), "%s", wrong.Detail)
 	default:
-		c.fail(ours, "%v", err)
+		c.fail(field, "%v", err)
 	}
 }
 
@@ -144,7 +145,7 @@ func (c *checker) variable(field, name string) bool {
 	return true
 }
 
-// strings adds errors for texts that neither the log nor a table can store.
+// strings adds errors for texts that the log or a table cannot store: invalid UTF-8 and NUL bytes.
 func (c *checker) strings(v reflect.Value, path string) {
 	switch v.Kind() {
 	case reflect.String:
@@ -199,7 +200,7 @@ func CheckEntry(ref events.Reference, tags []string) []FieldError {
 		}
 		c.once(seen, "tags", "", t, i)
 	}
-	return c.wrong
+	return c.errs
 }
 
 // CheckInstance returns the errors of an agent instance.
@@ -209,7 +210,7 @@ func CheckInstance(s events.InstanceSpec) []FieldError {
 	c.text("description", s.Description, MaxDescription)
 	c.reference("agent", s.Agent)
 	c.references("environments", s.Environments, MaxEnvironments)
-	return c.wrong
+	return c.errs
 }
 
 // CheckEnvironment returns the errors of an environment in the form of the log: a secret has the key of its
@@ -254,5 +255,5 @@ func checkEnvironment(s events.EnvironmentSpec, each func(c *checker, field stri
 		each(&c, field, v)
 	}
 	c.egress(s.Egress)
-	return c.wrong
+	return c.errs
 }

@@ -43,7 +43,7 @@ func WriteFields(w io.Writer, notes map[string]string) error {
 		fmt.Fprintf(&b, "\n### %s\n\n| field | type | |\n| --- | --- | --- |\n", s.title)
 		for _, f := range fieldsOf(s.t) {
 			field := s.t.Field(f.index)
-			kind := brief(field.Type)
+			kind := shortTypeName(field.Type)
 			if f.required {
 				kind += ", required"
 			}
@@ -54,17 +54,17 @@ func WriteFields(w io.Writer, notes map[string]string) error {
 	return err
 }
 
-// brief returns a short name of a type.
-func brief(t reflect.Type) string {
+// shortTypeName returns a short name of a type.
+func shortTypeName(t reflect.Type) string {
 	switch {
 	case t == typeReference:
 		return "reference"
 	case t.Kind() == reflect.Interface || t.Kind() == reflect.Struct:
 		return "mapping"
 	case t.Kind() == reflect.Map:
-		return "mapping to " + brief(t.Elem())
+		return "mapping to " + shortTypeName(t.Elem())
 	case t.Kind() == reflect.Slice:
-		return "list of " + brief(t.Elem())
+		return "list of " + shortTypeName(t.Elem())
 	case t.Kind() == reflect.String:
 		return "text"
 	case t.Kind() == reflect.Bool:

@@ -46,7 +46,7 @@ func (s EnvironmentSpec) CheckFile() []FieldError {
 		}
 	}
 	// The remaining rules are those of a draft. Rules of values are checked again when the values are known.
-	return append(c.wrong, CheckDraft(s.draft())...)
+	return append(c.errs, CheckDraft(s.draft())...)
 }
 
 func (s EnvironmentSpec) draft() events.EnvironmentSpec {
@@ -86,7 +86,7 @@ func (s EnvironmentSpec) Fill(env func(name string) (string, bool), file func(pa
 		v.Value = value
 		out.Variables[name] = v
 	}
-	return out, c.wrong
+	return out, c.errs
 }
 
 func (f Source) read(env func(string) (string, bool), file func(string) ([]byte, error)) (string, error) {

@@ -17,23 +17,25 @@ const (
 	Spool      = architecture.Spool
 )
 
-// SupportNotes describe, by architecture, how a field is honoured, in a short phrase. An architecture without a cell does
-// not honour the field: an agent that sets it is refused.
+// SupportNotes describe, by architecture, how a field is honoured, in a short phrase. An architecture without an entry
+// does not support the field: an agent that sets the field is refused.
 type SupportNotes map[string]string
 
-// CountsTurns reports whether an architecture's agent enforces limits.turns itself. For the others the egress proxy
-// counts, so they need one.
+// CountsTurns reports whether the agent of an architecture enforces limits.turns itself. For all other architectures the
+// egress proxy counts the requests, so limits.turns requires a sandbox with an egress proxy.
 func CountsTurns(architecture string) bool {
 	return architecture == ClaudeCode || architecture == Spool
 }
 
-// everyone returns cells in which every architecture honours the field in the same way.
-func everyone(how string) SupportNotes {
+// allArchitectures returns cells in which every architecture honours the field in the same way.
+func allArchitectures(how string) SupportNotes {
 	return SupportNotes{ClaudeCode: how, Codex: how, OpenCode: how, ACP: how, Spool: how}
 }
 
-// can is the cell of the model providers that an architecture can use.
-func can(name string) string { return strings.Join(architecture.ModelProvidersOf(name), " or ") }
+// modelProviders returns the cell for the model providers that an architecture can use.
+func modelProviders(name string) string {
+	return strings.Join(architecture.ModelProvidersOf(name), " or ")
+}
 
 // SupportTable returns the table of the fields of events.AgentSpec that architectures honour. Each field of tools and
 // limits has a row. A list of objects has one row, and a field of its objects may have one as well, such as
@@ -41,68 +43,68 @@ func can(name string) string { return strings.Join(architecture.ModelProvidersOf
 //
 // To honour a field in one more architecture, add its cell here and run go generate.
 func SupportTable() map[string]SupportNotes {
-	before, under := "put before the first message", "appended to the instructions"
-	narrowed, taken := "only these of the agent's own tools are offered; tools of MCP servers too, unless the list names some of them", "not offered"
-	servers, call, others := "in the CLI's configuration", "for a call", "others are not offered"
-	shelved := "listed in its own instructions, read-only in the sandbox"
-	budget := "in Docker the egress proxy refuses the next model call; else the turn is stopped when the agent reports its usage"
-	answered := "requests that models answered, including those of sub-agents; the egress proxy refuses the next one; only with the providers docker and modal"
+	prepended, appended := "put before the first message", "appended to the instructions"
+	restricted, removed := "only these of the agent's own tools are offered; tools of MCP servers too, unless the list names some of them", "not offered"
+	inConfiguration, perCall, notOffered := "in the CLI's configuration", "for a call", "others are not offered"
+	readOnlySkills := "listed in its own instructions, read-only in the sandbox"
+	enforcedBudget := "in Docker the egress proxy refuses the next model call; else the turn is stopped when the agent reports its usage"
+	countedRequests := "requests that models answered, including those of sub-agents; the egress proxy refuses the next one; only with the providers docker and modal"
 	return map[string]SupportNotes{
-		"name":             everyone("shown to people"),
-		"description":      everyone("shown to people"),
-		"architecture":     everyone("runs the agent"),
-		"model":            everyone("the model of requests"),
-		"modelProvider":    {ClaudeCode: can(ClaudeCode), Codex: can(Codex), OpenCode: can(OpenCode), ACP: can(ACP), Spool: can(Spool)},
-		"instructions":     {ClaudeCode: "appended to the CLI's system prompt", Codex: "developer instructions of the thread", OpenCode: "instructions in the configuration", ACP: before, Spool: "the system prompt"},
-		"memoryFile":       {ClaudeCode: "CLAUDE.md in the CLI's configuration folder", Codex: under, OpenCode: under, ACP: before, Spool: under},
-		"tools.allow":      {ClaudeCode: narrowed, OpenCode: narrowed, Spool: narrowed},
-		"tools.deny":       {ClaudeCode: taken, OpenCode: taken, Spool: taken},
-		"skills":           everyone("listed in the prompt, read-only in the sandbox"),
+		"name":             allArchitectures("shown to people"),
+		"description":      allArchitectures("shown to people"),
+		"architecture":     allArchitectures("runs the agent"),
+		"model":            allArchitectures("the model of requests"),
+		"modelProvider":    {ClaudeCode: modelProviders(ClaudeCode), Codex: modelProviders(Codex), OpenCode: modelProviders(OpenCode), ACP: modelProviders(ACP), Spool: modelProviders(Spool)},
+		"instructions":     {ClaudeCode: "appended to the CLI's system prompt", Codex: "developer instructions of the thread", OpenCode: "instructions in the configuration", ACP: prepended, Spool: "the system prompt"},
+		"memoryFile":       {ClaudeCode: "CLAUDE.md in the CLI's configuration folder", Codex: appended, OpenCode: appended, ACP: prepended, Spool: appended},
+		"tools.allow":      {ClaudeCode: restricted, OpenCode: restricted, Spool: restricted},
+		"tools.deny":       {ClaudeCode: removed, OpenCode: removed, Spool: removed},
+		"skills":           allArchitectures("listed in the prompt, read-only in the sandbox"),
 		"subagents":        {ClaudeCode: "sub-agents of the session", Codex: "agent roles", OpenCode: "sub-agents in the configuration; what their rules do not allow is denied without a question"},
 		"commands":         {ClaudeCode: "commands of the CLI", OpenCode: "commands of the CLI", Spool: "/name in a message is replaced by the prompt"},
-		"mcpServers":       {ClaudeCode: servers, Codex: "in the thread's configuration", OpenCode: servers, ACP: "passed with the session; type http if the agent supports it", Spool: "reached by the agent itself"},
-		"environment":      everyone("variables of the agent's process"),
-		"files":            everyone("written into a new workspace"),
+		"mcpServers":       {ClaudeCode: inConfiguration, Codex: "in the thread's configuration", OpenCode: inConfiguration, ACP: "passed with the session; type http if the agent supports it", Spool: "reached by the agent itself"},
+		"environment":      allArchitectures("variables of the agent's process"),
+		"files":            allArchitectures("written into a new workspace"),
 		"command":          {ACP: "the agent's program; required"},
 		"modelSettings":    {ACP: "how the agent is given its model, by variables and arguments"},
-		"image":            everyone("the sandbox's image"),
-		"dependencies.npm": everyone("installed once; on the PATH of the sandbox and in NODE_PATH"),
-		"dependencies.pip": everyone("installed once; on the PATH of the sandbox and in PYTHONPATH"),
-		"egress":           everyone("hosts besides the models' that the sandbox reaches, by all methods or only by those before the host"),
+		"image":            allArchitectures("the sandbox's image"),
+		"dependencies.npm": allArchitectures("installed once; on the PATH of the sandbox and in NODE_PATH"),
+		"dependencies.pip": allArchitectures("installed once; on the PATH of the sandbox and in PYTHONPATH"),
+		"egress":           allArchitectures("hosts besides the models' that the sandbox reaches, by all methods or only by those before the host"),
 
 		"subagents.tools":      {ClaudeCode: "only these", OpenCode: "only these; write and edit count as one"},
-		"subagents.mcpServers": {ClaudeCode: "others are not offered, and it cannot start sub-agents", OpenCode: others},
-		"subagents.skills":     {ClaudeCode: shelved, Codex: shelved, OpenCode: shelved},
-		"mcpServers.image":     everyone("type docker: a container beside the sandbox, only with provider docker; the agent uses it as type stdio"),
-		"mcpServers.timeoutMs": {ClaudeCode: call, Codex: call, OpenCode: call, Spool: call},
-		"mcpServers.tools":     {ClaudeCode: "others are offered, and denied when called", Codex: others, OpenCode: others, Spool: others},
+		"subagents.mcpServers": {ClaudeCode: "others are not offered, and it cannot start sub-agents", OpenCode: notOffered},
+		"subagents.skills":     {ClaudeCode: readOnlySkills, Codex: readOnlySkills, OpenCode: readOnlySkills},
+		"mcpServers.image":     allArchitectures("type docker: a container beside the sandbox, only with provider docker; the agent uses it as type stdio"),
+		"mcpServers.timeoutMs": {ClaudeCode: perCall, Codex: perCall, OpenCode: perCall, Spool: perCall},
+		"mcpServers.tools":     {ClaudeCode: "others are offered, and denied when called", Codex: notOffered, OpenCode: notOffered, Spool: notOffered},
 
-		"limits.turns":        {ClaudeCode: "requests of the agent itself, not of its sub-agents", Codex: answered, OpenCode: answered, ACP: answered, Spool: "requests to the model"},
-		"limits.budgetUsd":    everyone(budget),
-		"limits.tokens":       everyone(budget),
-		"limits.outputEvents": everyone("the execution ends with OUTPUT_LIMIT"),
-		"limits.outputBytes":  everyone("the execution ends with OUTPUT_LIMIT"),
-		"limits.timeMs":       everyone("the execution's time limit, unless the session has one"),
-		"limits.session":      everyone("the budget of each session that sets none: checked before each turn, and during the turn like the execution's limits"),
-		"retries.attempts":    everyone("starts of the agent's process; without it, a process that died is not started again"),
-		"retries.backoffMs":   everyone("the job waits; nothing of the execution runs meanwhile"),
+		"limits.turns":        {ClaudeCode: "requests of the agent itself, not of its sub-agents", Codex: countedRequests, OpenCode: countedRequests, ACP: countedRequests, Spool: "requests to the model"},
+		"limits.budgetUsd":    allArchitectures(enforcedBudget),
+		"limits.tokens":       allArchitectures(enforcedBudget),
+		"limits.outputEvents": allArchitectures("the execution ends with OUTPUT_LIMIT"),
+		"limits.outputBytes":  allArchitectures("the execution ends with OUTPUT_LIMIT"),
+		"limits.timeMs":       allArchitectures("the execution's time limit, unless the session has one"),
+		"limits.session":      allArchitectures("the budget of each session that sets none: checked before each turn, and during the turn like the execution's limits"),
+		"retries.attempts":    allArchitectures("starts of the agent's process; without it, a process that died is not started again"),
+		"retries.backoffMs":   allArchitectures("the job waits; nothing of the execution runs meanwhile"),
 	}
 }
 
-// honoured returns an error for each field that is set and that the architecture does not honour.
-func (c *checker) honoured(s events.AgentSpec, architecture string) {
-	h := honourer{c, SupportTable(), architecture}
+// checkSupport returns an error for each field that is set and that the architecture does not honour.
+func (c *checker) checkSupport(s events.AgentSpec, architecture string) {
+	h := supportChecker{c, SupportTable(), architecture}
 	h.walk(reflect.ValueOf(s), "", "")
 }
 
-type honourer struct {
+type supportChecker struct {
 	*checker
 	table        map[string]SupportNotes
 	architecture string
 }
 
-// walk checks a value. row is its path in the table, field its path in the spec.
-func (h honourer) walk(v reflect.Value, row, field string) {
+// walk checks a value and the fields inside it. row is its path in the table, field its path in the spec.
+func (h supportChecker) walk(v reflect.Value, row, field string) {
 	if v.IsZero() || v.Kind() == reflect.Slice && v.Len() == 0 || v.Kind() == reflect.Map && v.Len() == 0 {
 		return
 	}

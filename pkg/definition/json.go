@@ -12,7 +12,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// JSON is not quite a subset of YAML: YAML has no surrogate pairs (\ud83d\ude00), which many encoders write, and
+// JSON is not a subset of YAML: YAML has no surrogate pairs (\ud83d\ude00), which many encoders write, and
 // rejects control characters that JSON allows. A JSON file is therefore parsed by encoding/json, into the same
 // nodes.
 
@@ -70,7 +70,7 @@ func readJSON(data []byte) ([]*yaml.Node, error) {
 	}
 }
 
-// move counts lines and columns up to an offset.
+// move advances the position to an offset.
 func (r *jsonReader) move(to int) {
 	for _, c := range string(r.data[r.at:to]) {
 		if r.line.Column++; c == '\n' {

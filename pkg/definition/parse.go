@@ -19,11 +19,11 @@ import (
 
 // Limits of a file. The target of an alias counts each time the alias is used.
 const (
-	MaxFile  = 4 << 20 // bytes
-	maxDepth = 32      // levels of nested lists and mappings
-	maxNodes = 100_000 // number of values
-	maxRead  = 2 * MaxFile
-	maxWrong = 1000 // number of reported errors
+	MaxFile   = 4 << 20 // bytes
+	maxDepth  = 32      // levels of nested lists and mappings
+	maxNodes  = 100_000 // number of values
+	maxRead   = 2 * MaxFile
+	maxErrors = 1000 // number of reported errors
 )
 
 // file is a document of a file.
@@ -43,20 +43,20 @@ func Parse(name string, data []byte) ([]Document, error) {
 	r := &reader{file: name, nodes: maxNodes, bytes: maxRead}
 	var out []Document
 	for _, n := range r.documents(data) {
-		if len(r.wrong) > maxWrong {
+		if len(r.errs) > maxErrors {
 			break
 		}
 		if d, ok := r.document(n); ok {
 			out = append(out, d)
 		}
 	}
-	r.twice(out)
-	if len(r.wrong) > 0 {
-		r.wrong.sort()
-		if extra := len(r.wrong) - maxWrong; extra > 0 {
-			r.wrong = append(r.wrong[:maxWrong], &Error{File: r.file, Detail: fmt.Sprintf("at least %d more errors", extra)})
+	r.checkDuplicates(out)
+	if len(r.errs) > 0 {
+		r.errs.sort()
+		if extra := len(r.errs) - maxErrors; extra > 0 {
+			r.errs = append(r.errs[:maxErrors], &Error{File: r.file, Detail: fmt.Sprintf("at least %d more errors", extra)})
 		}
-		return nil, r.wrong
+		return nil, r.errs
 	}
 	return out, nil
 }
@@ -64,7 +64,7 @@ func Parse(name string, data []byte) ([]Document, error) {
 // documents returns the documents of a file, up to the first that is not valid YAML.
 func (r *reader) documents(data []byte) []*yaml.Node {
 	refuse := func(p FilePosition, detail string) []*yaml.Node {
-		r.wrong = append(r.wrong, &Error{File: r.file, FilePosition: p, Detail: detail})
+		r.errs = append(r.errs, &Error{File: r.file, FilePosition: p, Detail: detail})
 		return nil
 	}
 	if len(data) > MaxFile {
@@ -78,7 +78,7 @@ func (r *reader) documents(data []byte) []*yaml.Node {
 	if isJSON(r.file, data) {
 		list, err = readJSON(data)
 	} else if at := bytes.IndexFunc(data, control); at >= 0 {
-		return refuse(placeOf(data, at), "a control character stands here; in double quotes it may be written as \\x and two digits")
+		return refuse(placeOf(data, at), "control characters are not allowed; in double quotes write \\x and two digits")
 	} else {
 		list, err = readYAML(data)
 	}
@@ -146,7 +146,7 @@ func tooDeep(n *yaml.Node, limit int) *yaml.Node {
 func (r *reader) document(n *yaml.Node) (Document, bool) {
 	r.places = map[string]FilePosition{"": placeOfNode(n)}
 	d := Document{file: r.file, places: r.places}
-	before := len(r.wrong)
+	before := len(r.errs)
 	kind := ""
 	for i := 0; n.Kind == yaml.MappingNode && i+1 < len(n.Content); i += 2 {
 		if n.Content[i].Value == "kind" {
@@ -173,12 +173,12 @@ func (r *reader) document(n *yaml.Node) (Document, bool) {
 	default:
 		var f file[any]
 		readInto(r, n, &f, &d)
-		if n.Kind == yaml.MappingNode && !r.told(before, "kind") {
+		if n.Kind == yaml.MappingNode && !r.hasError(before, "kind") {
 			r.fail(nearest(r.places, "kind"), "kind", "%.64q is not a kind; must be %s, %s or %s", kind, KindAgent, KindInstance, KindEnvironment)
 		}
 		r.check(d, before, nil)
 	}
-	return d, len(r.wrong) == before
+	return d, len(r.errs) == before
 }
 
 func unalias(name string) string {
@@ -197,17 +197,17 @@ func readInto[S any](r *reader, n *yaml.Node, f *file[S], d *Document) {
 // check adds the rule violations of the fields that could be read. before is the number of errors before the
 // document.
 func (r *reader) check(d Document, before int, spec []FieldError) {
-	if r.spent {
+	if r.exhausted {
 		return
 	}
-	read := len(r.wrong)
+	read := len(r.errs)
 	add := func(field, detail string) {
-		for _, e := range r.wrong[before:read] {
+		for _, e := range r.errs[before:read] {
 			if e.Field == "" || covers(e.Field, field) || covers(field, e.Field) {
 				return
 			}
 		}
-		r.wrong = append(r.wrong, d.At(field, detail))
+		r.errs = append(r.errs, d.At(field, detail))
 	}
 	for _, e := range CheckEntry(d.Ref, d.Tags) {
 		add(e.Field, e.Detail)
@@ -217,9 +217,9 @@ func (r *reader) check(d Document, before int, spec []FieldError) {
 	}
 }
 
-// told reports whether an error about a field was added after the first before errors.
-func (r *reader) told(before int, field string) bool {
-	for _, e := range r.wrong[before:] {
+// hasError reports whether an error about a field was added after the first before errors.
+func (r *reader) hasError(before int, field string) bool {
+	for _, e := range r.errs[before:] {
 		if e.Field == field {
 			return true
 		}
@@ -233,13 +233,13 @@ func covers(outer, inner string) bool {
 	return ok && (rest == "" || rest[0] == '.' || rest[0] == '[')
 }
 
-// twice adds an error for each entry that a file defines more than once.
-func (r *reader) twice(list []Document) {
+// checkDuplicates adds an error for each entry that a file defines more than once.
+func (r *reader) checkDuplicates(list []Document) {
 	seen := map[string]FilePosition{}
 	for _, d := range list {
 		key := string(d.Kind) + " " + d.Ref.String()
 		if first, ok := seen[key]; ok {
-			r.wrong = append(r.wrong, d.At("slug", fmt.Sprintf("%s is already defined in line %d", key, first.Line)))
+			r.errs = append(r.errs, d.At("slug", fmt.Sprintf("%s is already defined in line %d", key, first.Line)))
 			continue
 		}
 		seen[key] = d.places[""]

@@ -27,7 +27,7 @@ func TestParse_AcceptsReferencesAsObjects(t *testing.T) {
 		t.Errorf("got %+v, %v", list, err)
 	}
 	const wrong = "kind: instance\nslug: a\nspec:\n  agent:\n    kind: skill\n    slug: r\n"
-	if _, err := definition.Parse("x.yaml", []byte(wrong)); err == nil || !strings.Contains(err.Error(), `x.yaml:5:11: spec.agent.kind: "skill" does not belong here: the field refers to an entry of kind agent`) {
+	if _, err := definition.Parse("x.yaml", []byte(wrong)); err == nil || !strings.Contains(err.Error(), `x.yaml:5:11: spec.agent.kind: must be agent, not "skill"`) {
 		t.Errorf("got %v", err)
 	}
 	var walk func(t reflect.Type, name string)
@@ -183,7 +183,7 @@ f:12:11: spec.environment.PATH: variable PATH is set by Spool itself
 f:13:18: spec.environment.PIN.value: must be a text: put it in quotes
 f:13:32: spec.environment.PIN.secret: must be true or false
 f:14:20: spec.environment.TOKEN.value: must not be set: agents hold no secrets; set the value in an environment, or in the request
-f:16:12: spec.files[0].path: it begins with a slash: it is relative to the workspace
+f:16:12: spec.files[0].path: must not begin with a slash: the path is relative to the workspace
 f:17:21: spec.files[1].mode: must be a whole number from 0 to 4294967295
 f:18:12: spec.files[2].path: folder a is also a file: files[1]
 f:18:44: spec.files[2].contentBase64: must not be set together with content
@@ -204,11 +204,11 @@ f:21:41: spec.egress[2]: a star is allowed only at the beginning, before a dot; 
 		"defined twice":  {minimal + "---\n" + minimal, "f:8:7: slug: agent a is already defined in line 1"},
 		"merge":          {"kind: environment\nslug: a\nspec:\n  variables: {A: &x {value: v}, B: {<<: *x}}\n", "f:4:37: spec.variables.B: merge keys (<<) are not supported: write the fields out"},
 		"keys":           {"kind: environment\nslug: a\nspec:\n  variables: {1: {}, [a]: {}}\n", "f:4:15: spec.variables: has a name that is not a text: put the name in quotes\nf:4:22: spec.variables: has a name that is not a text: put the name in quotes"},
-		"names":          {"kind: environment\nslug: a\nspec:\n  variables: {a.b: {}, A: {}}\n", `f:4:20: spec.variables["a.b"]: "a.b" is not a variable's name: 1 to 128 characters of A-Z, a-z, 0-9 and _, not a digit first`},
+		"names":          {"kind: environment\nslug: a\nspec:\n  variables: {a.b: {}, A: {}}\n", `f:4:20: spec.variables["a.b"]: "a.b" is not a variable's name: 1 to 128 characters of A-Z, a-z, 0-9 and _, not starting with a digit`},
 		"secrets":        {"kind: environment\nslug: a\nspec:\n  variables:\n    A: {secret: true}\n    B: {value: x, valueFrom: {env: B}}\n    C: {valueFrom: {env: C, file: c}}\n    D: {sealed: x}\n    E: {valueFrom: {}}\n", "f:6:30: spec.variables.B.valueFrom: must not be set together with value\nf:7:20: spec.variables.C.valueFrom: must have env or file, not both\nf:8:9: spec.variables.D.sealed: unknown field; must be one of value, valueFrom, secret, description"},
 		"account":        {"kind: instance\nslug: a\nscope: identity_account\nspec: {agent: x/y/z/a}\n", "f:1:1: org: is empty: the scope identity_account requires the name of the account\n" + `f:4:15: spec.agent: "x/y/z/a" is not [scope/][org/]slug[@version]`},
 		"not UTF-8":      {"kind: agent\nslug: \xff", "f:2:7: is not valid UTF-8"},
-		"control":        {"kind: agent\nslug: a\x01", `f:2:8: a control character stands here; in double quotes it may be written as \x and two digits`},
+		"control":        {"kind: agent\nslug: a\x01", `f:2:8: control characters are not allowed; in double quotes write \x and two digits`},
 		"tagged":         {"kind: instance\nslug: a\nspec: {agent: !!binary YQ==, description: !mine x}\n", "f:3:15: spec.agent: must be a reference: a text such as org/slug@version, or a mapping; put a text that looks like something else in quotes\nf:3:43: spec.description: must be a text: put it in quotes"},
 		"long field":     {"kind: agent\nslug: a\n" + strings.Repeat("é", 60) + ": 1\nspec: {architecture: spool, instructions: 0123456789}", "f:3:1: [\"" + strings.Repeat("é", 32) + "…\"]: unknown field; must be one of kind, slug, scope, org, tags, spec\nf:4:43: spec.instructions: must be a text: put it in quotes"},
 		"unknown alias":  {"kind: *x\n", "f: unknown anchor 'x' referenced"},

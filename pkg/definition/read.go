@@ -29,16 +29,16 @@ var typeReference = reflect.TypeFor[events.Reference]()
 // that the types have, so the types limit the depth. Its messages contain no values, because a value may be a
 // secret.
 type reader struct {
-	file   string
-	wrong  Errors
-	places map[string]FilePosition // places of the document
-	nodes  int                     // number of values that may still be read
-	bytes  int
-	spent  bool
+	file      string
+	errs      Errors
+	places    map[string]FilePosition // places of the document
+	nodes     int                     // number of values that may still be read
+	bytes     int
+	exhausted bool
 }
 
 func (r *reader) fail(p FilePosition, field, format string, args ...any) {
-	r.wrong = append(r.wrong, &Error{File: r.file, FilePosition: p, Field: field, Detail: fmt.Sprintf(format, args...)})
+	r.errs = append(r.errs, &Error{File: r.file, FilePosition: p, Field: field, Detail: fmt.Sprintf(format, args...)})
 }
 
 // read fills to from n. After an error to has the parts that could be read.
@@ -47,7 +47,7 @@ func (r *reader) read(n *yaml.Node, to reflect.Value, path string) {
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias
 	}
-	if !r.afford(n, p, path) {
+	if !r.countValue(n, p, path) {
 		return
 	}
 	if path != "" {
@@ -57,7 +57,7 @@ func (r *reader) read(n *yaml.Node, to reflect.Value, path string) {
 	switch {
 	case t.Kind() == reflect.Interface: // the spec of an unknown kind is not read
 	case n.Kind == yaml.ScalarNode && n.ShortTag() == tagNull:
-		r.fail(p, path, "is empty: leave it out, or set it to %s", wants(t))
+		r.fail(p, path, "is empty: leave it out, or set it to %s", describeType(t))
 	case t == typeReference && n.Kind == yaml.ScalarNode:
 		r.reference(n, to, p, path)
 	case t == typeReference:
@@ -73,20 +73,20 @@ func (r *reader) read(n *yaml.Node, to reflect.Value, path string) {
 	}
 }
 
-// afford counts the values that are read; aliases count each time they are followed.
-func (r *reader) afford(n *yaml.Node, p FilePosition, path string) bool {
+// countValue counts the values that are read; aliases count each time they are followed.
+func (r *reader) countValue(n *yaml.Node, p FilePosition, path string) bool {
 	r.nodes--
 	r.bytes -= len(n.Value)
-	r.spent = r.spent || len(r.wrong) > maxWrong
-	if !r.spent && (r.nodes < 0 || r.bytes < 0) {
-		r.spent = true
+	r.exhausted = r.exhausted || len(r.errs) > maxErrors
+	if !r.exhausted && (r.nodes < 0 || r.bytes < 0) {
+		r.exhausted = true
 		r.fail(p, path, "more than %d values, or %d MiB, up to here; the values of an alias count each time", maxNodes, maxRead>>20)
 	}
-	return !r.spent
+	return !r.exhausted
 }
 
-// wants returns a description of a type.
-func wants(t reflect.Type) string {
+// describeType returns a description of a type.
+func describeType(t reflect.Type) string {
 	switch {
 	case t == typeReference:
 		return "a reference: a text such as org/slug@version, or a mapping"
@@ -107,11 +107,11 @@ func wants(t reflect.Type) string {
 // pairs calls each for every pair of a mapping. It adds errors for keys that are not texts or that are repeated.
 func (r *reader) pairs(n *yaml.Node, t reflect.Type, p FilePosition, path string, each func(key, value *yaml.Node)) bool {
 	if n.Kind != yaml.MappingNode {
-		r.fail(p, path, "must be %s", wants(t))
+		r.fail(p, path, "must be %s", describeType(t))
 		return false
 	}
 	seen := map[string]bool{}
-	for i := 0; i+1 < len(n.Content) && !r.spent; i += 2 {
+	for i := 0; i+1 < len(n.Content) && !r.exhausted; i += 2 {
 		key := n.Content[i]
 		at := placeOfNode(key)
 		if key.Kind == yaml.AliasNode {
@@ -126,7 +126,7 @@ func (r *reader) pairs(n *yaml.Node, t reflect.Type, p FilePosition, path string
 			r.fail(at, within(path, truncate.Text(key.Value, 64)), "is set twice")
 		default:
 			seen[key.Value] = true
-			if r.afford(key, at, path) {
+			if r.countValue(key, at, path) {
 				each(&yaml.Node{Value: key.Value, Line: at.Line, Column: at.Column}, n.Content[i+1])
 			}
 		}
@@ -152,7 +152,7 @@ func (r *reader) object(n *yaml.Node, to reflect.Value, p FilePosition, path str
 		r.read(value, to.Field(f.index), within(path, f.name))
 	})
 	for _, f := range fieldsOf(to.Type()) {
-		if ok && f.required && !given[f.name] && !r.spent {
+		if ok && f.required && !given[f.name] && !r.exhausted {
 			r.fail(p, within(path, f.name), "is required")
 		}
 	}
@@ -161,7 +161,7 @@ func (r *reader) object(n *yaml.Node, to reflect.Value, p FilePosition, path str
 // reference reads the string form of a reference.
 func (r *reader) reference(n *yaml.Node, to reflect.Value, p FilePosition, path string) {
 	if n.ShortTag() != tagText {
-		r.fail(p, path, "must be %s; put a text that looks like something else in quotes", wants(typeReference))
+		r.fail(p, path, "must be %s; put a text that looks like something else in quotes", describeType(typeReference))
 		return
 	}
 	ref, err := events.ParseReference(n.Value)
@@ -197,7 +197,7 @@ func (r *reader) list(n *yaml.Node, to reflect.Value, p FilePosition, path strin
 		return
 	}
 	for i, c := range n.Content {
-		if r.spent {
+		if r.exhausted {
 			return
 		}
 		v := reflect.New(to.Type().Elem()).Elem()
@@ -235,7 +235,7 @@ func (r *reader) scalar(n *yaml.Node, to reflect.Value, p FilePosition, path str
 		ok = ok && (tag == tagInt || tag == tagFloat) && number(n, to)
 	}
 	if !ok {
-		r.fail(p, path, "must be %s%s", wants(to.Type()), hint)
+		r.fail(p, path, "must be %s%s", describeType(to.Type()), hint)
 	}
 }
 

@@ -151,7 +151,7 @@ func (g schema) reference() {
 
 func (g schema) define(t reflect.Type) {
 	if _, ok := g.defs[t.Name()]; !ok {
-		g.defs[t.Name()] = object{} // which ends a circle
+		g.defs[t.Name()] = object{} // ends the recursion for a type that contains itself
 		g.defs[t.Name()] = g.object(t, t.Name())
 	}
 }

@@ -18,9 +18,9 @@ type block struct {
 	why    string
 }
 
-// refused are address blocks that are not public, or that lead to another address than they show: IANA's special-purpose
-// registries (RFC 6890 and its successors), and the forms of IPv6 that contain an IPv4 address. Of overlapping blocks the smaller
-// one comes first.
+// refused lists the address blocks that are not public, or whose addresses stand for other addresses: IANA's
+// special-purpose registries (RFC 6890 and its successors), and the forms of IPv6 that contain an IPv4 address. Of two
+// overlapping blocks, the smaller one comes first.
 var refused = []block{
 	{netip.MustParsePrefix("169.254.169.254/32"), "the cloud's metadata service"},
 	{netip.MustParsePrefix("168.63.129.16/32"), "the cloud's metadata service"}, // Azure's, which looks like a public address
@@ -44,9 +44,9 @@ var refused = []block{
 
 	{netip.MustParsePrefix("::/128"), "an unspecified address"},
 	{netip.MustParsePrefix("::1/128"), "a loopback address"},
-	{netip.MustParsePrefix("::/96"), "an IPv4 address dressed as IPv6"},
-	{netip.MustParsePrefix("::ffff:0:0/96"), "an IPv4 address dressed as IPv6"},
-	{netip.MustParsePrefix("::ffff:0:0:0/96"), "an IPv4 address dressed as IPv6"},
+	{netip.MustParsePrefix("::/96"), "an IPv4 address in IPv6 form"},
+	{netip.MustParsePrefix("::ffff:0:0/96"), "an IPv4 address in IPv6 form"},
+	{netip.MustParsePrefix("::ffff:0:0:0/96"), "an IPv4 address in IPv6 form"},
 	{netip.MustParsePrefix("64:ff9b:1::/48"), "an address of local NAT64"},
 	{netip.MustParsePrefix("2001:db8::/32"), "an address of documentation"},
 	{netip.MustParsePrefix("2001::/32"), "a Teredo address, which carries an IPv4 address"},
@@ -64,8 +64,8 @@ var (
 	public6 = netip.MustParsePrefix("2000::/3") // all of IPv6 that IANA has allocated for public addresses
 )
 
-// CheckAddress returns an *AddressError unless an address is public. For an address in NAT64's well-known prefix it checks the IPv4
-// address inside.
+// CheckAddress returns an *AddressError unless an address is public. For an address in NAT64's well-known prefix it
+// checks the IPv4 address inside.
 func CheckAddress(a netip.Addr) error {
 	refuse := func(why string) error { return &AddressError{Addr: a, Why: why} }
 	switch {

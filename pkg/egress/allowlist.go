@@ -13,18 +13,19 @@ const maxEntries = 1000
 // defaultPorts are the ports of an entry without one.
 var defaultPorts = [...]uint16{443, 80}
 
-// Allowlist is the set of targets that a sandbox may connect to, each with its methods. The zero value allows nothing.
+// Allowlist is the set of targets that a sandbox may connect to, each with the allowed methods. The zero value allows
+// nothing.
 type Allowlist struct {
-	hosts     map[Host][]portRule   // of a host
-	below     map[string][]portRule // of all names below a name
-	selective bool                  // some entry has methods
+	hosts     map[Host][]portRule   // rules for a host
+	below     map[string][]portRule // rules for all names below a name
+	selective bool                  // at least one entry has methods
 	provider  []string              // features that model providers may use
 }
 
-// portRule is what one entry allows for a port of a host.
+// portRule is a port of a host that an entry allows, with the allowed methods.
 type portRule struct {
 	port    uint16
-	methods []string // none means all
+	methods []string // empty means all
 }
 
 // EntryError is returned for an allowlist entry that does not parse.
@@ -46,8 +47,9 @@ func entryError(i int, entry string, err error) *EntryError {
 	return &EntryError{Index: i, Entry: entry, Reason: reason}
 }
 
-// ParseAllowlist parses entries with ParseRule. *.host allows every name below host, but not host itself. An entry without a port
-// allows 443 and 80, one without methods allows all methods. The error is an *EntryError for the first entry that does not parse.
+// ParseAllowlist parses entries with ParseRule. *.host allows every name below host, but not host itself. An entry
+// without a port allows 443 and 80. An entry without methods allows all methods. The error is an *EntryError for the
+// first entry that does not parse.
 func ParseAllowlist(entries []string) (Allowlist, error) {
 	a := Allowlist{hosts: map[Host][]portRule{}, below: map[string][]portRule{}}
 	if len(entries) > maxEntries {
@@ -79,7 +81,7 @@ func (a *Allowlist) add(r Rule) {
 	}
 }
 
-// Selective reports whether an entry has methods.
+// Selective reports whether at least one entry restricts the methods of its hosts.
 func (a Allowlist) Selective() bool { return a.selective }
 
 // AllowsProvider reports whether an entry allows model providers a feature.
@@ -88,7 +90,7 @@ func (a Allowlist) AllowsProvider(feature string) bool { return slices.Contains(
 // Allows reports whether an entry names the target, with any method.
 func (a Allowlist) Allows(t Target) bool { return a.Access(t).Named() }
 
-// Access returns what the entries together allow for a target.
+// Access returns the methods that all entries together allow for a target.
 func (a Allowlist) Access(t Target) Access {
 	var out Access
 	out.add(a.hosts[t.Host], t.Port)
@@ -102,7 +104,7 @@ func (a Allowlist) Access(t Target) Access {
 	}
 }
 
-// Access is what an allowlist allows for a target. The zero value allows nothing.
+// Access holds the methods that an allowlist allows for a target. The zero value allows nothing.
 type Access struct {
 	all     bool
 	methods []string // sorted

@@ -1,5 +1,5 @@
-// Package egress parses hosts and allowlists, and checks addresses: it determines where a sandbox may connect to. It has no side
-// effects. The public API and the egress proxy both use it, so they accept the same allowlists.
+// Package egress parses hosts and allowlists, and checks addresses: it determines where a sandbox may connect to. It is
+// pure. The public API and the egress proxy both use it, so they accept the same allowlists.
 package egress
 
 import (
@@ -33,7 +33,7 @@ type HostError struct {
 	Reason string
 }
 
-func (e *HostError) Error() string { return fmt.Sprintf("%s is no host: %s", e.Host, e.Reason) }
+func (e *HostError) Error() string { return fmt.Sprintf("%s is not a host: %s", e.Host, e.Reason) }
 
 // Limits of DNS, RFC 1035 section 2.3.4.
 const (
@@ -41,9 +41,9 @@ const (
 	maxLabel = 63
 )
 
-// ParseHost parses a name or an address as in a URL or an authority, IPv6 addresses in brackets. It accepts one form of each: no
-// IPv4 address in short, octal, hexadecimal or plain number form, no zone, no IPv4-mapped IPv6 address, and no character except
-// letters, digits, hyphen, underscore and dot. The error is a *HostError.
+// ParseHost parses a name or an address as in a URL or an authority, IPv6 addresses in brackets. It accepts only one form
+// of each host: no IPv4 address in short, octal, hexadecimal or plain number form, no zone, no IPv4-mapped IPv6 address,
+// and no character except letters, digits, hyphen, underscore and dot. The error is a *HostError.
 func ParseHost(s string) (Host, error) {
 	h, err := parseHost(s)
 	if err != nil {
@@ -122,7 +122,8 @@ func checkLabel(l string) error {
 	return nil
 }
 
-// numeric reports whether some parsers take a host with this last label for an IPv4 address: digits, or hexadecimal after 0x.
+// numeric reports whether some parsers read a host with this last label as an IPv4 address: decimal digits, or
+// hexadecimal digits after 0x.
 func numeric(l string) bool {
 	if hex, ok := strings.CutPrefix(l, "0x"); ok {
 		return strings.Trim(hex, "0123456789abcdef") == ""

@@ -20,7 +20,7 @@ const (
 
 // Rule is an entry of an allowlist.
 type Rule struct {
-	Methods []string // sorted; none means all
+	Methods []string // sorted; empty means all
 	Below   bool     // the rule is for all names below Host, but not for Host
 	Host    Host
 	Port    uint16 // 0 means 443 and 80
@@ -28,9 +28,9 @@ type Rule struct {
 	Provider string // a feature that model providers may use; all other fields are empty then
 }
 
-// ParseRule parses an allowlist entry: host, host:port, *.host or *.host:port, where host may be a public address. Methods may
-// precede the host: in upper case, separated by commas, with one space after the last. An entry provider:NAME allows model providers
-// a feature.
+// ParseRule parses an allowlist entry: host, host:port, *.host or *.host:port, where host may be a public address.
+// Methods may precede the host: in upper case, separated by commas, with one space after the last. An entry
+// provider:NAME allows model providers a feature.
 func ParseRule(entry string) (Rule, error) {
 	var r Rule
 	if entry == "" {
@@ -157,8 +157,8 @@ func (e *LayerError) Error() string { return fmt.Sprintf("egress of %s: %v", e.F
 
 func (e *LayerError) Unwrap() error { return e.Err }
 
-// Union returns the entries of all layers, in their order, each once. The error is a *LayerError: for more than limit entries, or an
-// entry that does not parse.
+// Union returns the entries of all layers, in their order, without duplicates. The error is a *LayerError, for more than
+// limit entries or for an entry that does not parse.
 func Union(limit int, layers ...Layer) ([]SourcedEntry, error) {
 	var out []SourcedEntry
 	seen := map[string]bool{}

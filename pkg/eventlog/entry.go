@@ -132,21 +132,21 @@ func (s Entries) version(ctx context.Context, e Entry, digest string) (events.Pa
 		if err != nil {
 			return nil, err
 		}
-		return made(rec, digest)
+		return createdVersion(rec, digest)
 	}
 	for rec, err := range commits(ctx, s.Log, e.Head) {
 		if err != nil {
 			return nil, err
 		}
-		if p, err := made(rec, digest); err == nil {
+		if p, err := createdVersion(rec, digest); err == nil {
 			return p, nil
 		}
 	}
 	return nil, ErrNotFound
 }
 
-// made returns the payload in rec that created the version, or ErrNotFound.
-func made(rec Record, digest string) (events.Payload, error) {
+// createdVersion returns the payload in rec that created the version, or ErrNotFound.
+func createdVersion(rec Record, digest string) (events.Payload, error) {
 	for _, e := range rec.Events {
 		var ref events.Reference
 		switch d := e.Data.(type) {

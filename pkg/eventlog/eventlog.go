@@ -120,24 +120,24 @@ type Reader interface {
 
 // Changes describes which subjects of one shard changed.
 type Changes struct {
-	Through Position          // the last message that was examined
-	Last    map[string]uint64 // by subject: the stream sequence of its last message up to Through, whether or not it is part of the log
-	More    bool              // there are changes after Through
-	looked  int               // number of examined messages
+	Through  Position          // the last message that was examined
+	Last     map[string]uint64 // by subject: the stream sequence of its last message up to Through, whether or not it is part of the log
+	More     bool              // there are changes after Through
+	examined int               // number of examined messages
 }
 
-// maxLooked is the maximum number of messages that one Changes covers. A caller that stores Through makes progress
+// maxExamined is the maximum number of messages that one Changes covers. A caller that stores Through makes progress
 // in a log of any length.
-const maxLooked = 1_000_000
+const maxExamined = 1_000_000
 
 // Add records a message. It returns false and sets More if the number of messages or of subjects would exceed its
 // limit.
 func (c *Changes) Add(subject string, seq uint64, maxSubjects int) bool {
-	if _, known := c.Last[subject]; c.looked == maxLooked || !known && len(c.Last) == maxSubjects {
+	if _, known := c.Last[subject]; c.examined == maxExamined || !known && len(c.Last) == maxSubjects {
 		c.More = true
 		return false
 	}
-	c.looked++
+	c.examined++
 	c.Last[subject], c.Through.Seq = seq, seq
 	return true
 }

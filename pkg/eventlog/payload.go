@@ -39,7 +39,7 @@ func Seal(ctx context.Context, head Head, d events.Draft, store Payloads) (event
 	}
 	var large map[string][]byte
 	if len(c.Events) > events.MaxInline {
-		if d.Events, large, err = claim(d.Events); err != nil {
+		if d.Events, large, err = extractLargeData(d.Events); err != nil {
 			return events.Commit{}, nil, fmt.Errorf("append to %s: %w", head.Subject, err)
 		}
 		if c, err = d.Seal(head.Subject, head.Hash); err != nil {
@@ -61,8 +61,9 @@ func Seal(ctx context.Context, head Head, d events.Draft, store Payloads) (event
 	return c, msg, nil
 }
 
-// claim replaces data over events.MaxInline by references. It returns the events and the removed data by digest.
-func claim(list []events.Event) ([]events.Event, map[string][]byte, error) {
+// extractLargeData replaces data over events.MaxInline by references. It returns the events, and the removed data by
+// digest.
+func extractLargeData(list []events.Event) ([]events.Event, map[string][]byte, error) {
 	out := make([]events.Event, len(list))
 	large := map[string][]byte{}
 	for i, e := range list {

@@ -140,7 +140,7 @@ type Verifier struct {
 	whole    bool         // every commit of each shard is added
 	heads    *heads.Check // comparison of the current shard; nil for none
 	missing  uint64       // number of stream sequences without a commit, over all shards
-	gapOf    Record       // the first commit after a gap
+	afterGap Record       // the first commit after a gap
 }
 
 type sessionKey struct{ tenant, id string }
@@ -181,17 +181,17 @@ func (v *Verifier) full() bool { return len(v.problems) >= maxProblems }
 // commits.
 func (v *Verifier) unreadable(rec Record, err error) {
 	s := v.session(rec)
-	v.count(rec)
+	v.countMissing(rec)
 	if rec.Subject.Aspect != "" && errors.Is(err, ErrNotFound) {
-		v.suspect(rec, s, err.Error())
+		v.addSuspect(rec, s, err.Error())
 	} else {
-		v.fail(rec, err.Error())
+		v.addProblem(rec, err.Error())
 	}
 	v.last[rec.Position.Shard] = max(v.last[rec.Position.Shard], rec.Position.Seq)
 	if v.heads != nil {
 		v.heads.Skip(rec.Position.Seq)
 	}
-	v.ends(rec, s) // as far as its events are known
+	v.checkEvents(rec, s) // as far as its events are known
 	if rec.Subject.Aspect != "" {
 		s.chains[rec.Subject.Aspect] = chain{true, rec.Commit.Hash, s.chains[rec.Subject.Aspect].v}
 		s.commits[rec.Subject.Aspect]++
@@ -200,8 +200,8 @@ func (v *Verifier) unreadable(rec Record, err error) {
 
 // foreign records a message that is not part of the log. The chain of its subject continues without it.
 func (v *Verifier) foreign(rec Record, err *ForeignError) {
-	v.begin()
-	v.count(rec)
+	v.initialize()
+	v.countMissing(rec)
 	rec.Commit = events.Commit{} // the content of a foreign message cannot be trusted
 	p := v.problem(rec, "is not part of the log: "+err.Reason)
 	if p.Subject = err.Subject; !v.full() {
@@ -210,7 +210,8 @@ func (v *Verifier) foreign(rec Record, err *ForeignError) {
 	v.last[rec.Position.Shard] = max(v.last[rec.Position.Shard], rec.Position.Seq)
 }
 
-func (v *Verifier) begin() {
+// initialize makes the zero Verifier usable.
+func (v *Verifier) initialize() {
 	if v.last == nil {
 		v.last, v.sessions = map[int]uint64{}, map[sessionKey]*sessionCheck{}
 	}
@@ -218,7 +219,7 @@ func (v *Verifier) begin() {
 
 // session returns the check state of a commit's session.
 func (v *Verifier) session(rec Record) *sessionCheck {
-	v.begin()
+	v.initialize()
 	key := sessionKey{rec.Subject.Tenant, rec.Subject.ID}
 	s := v.sessions[key]
 	if s == nil {
@@ -235,54 +236,56 @@ func (v *Verifier) Add(rec Record) {
 	s := v.session(rec)
 	v.commits++
 	v.events += len(rec.Events)
-	v.count(rec)
+	v.countMissing(rec)
 	var first string
-	for _, check := range []func(Record, *sessionCheck) string{v.place, v.link, v.signedHead, v.once, v.ends} {
+	for _, check := range []func(Record, *sessionCheck) string{v.checkOrder, v.checkLink, v.checkSignedHead, v.checkUnique, v.checkEvents} {
 		if why := check(rec, s); why != "" && first == "" {
 			first = why
 		}
 	}
 	if first != "" {
-		v.fail(rec, first)
+		v.addProblem(rec, first)
 	}
 	v.last[rec.Position.Shard] = rec.Position.Seq
 	s.chains[rec.Subject.Aspect] = chain{true, rec.Commit.Hash, max(rec.Commit.V, s.chains[rec.Subject.Aspect].v)}
 	s.commits[rec.Subject.Aspect]++
 }
 
-func (v *Verifier) fail(rec Record, why string) {
+// addProblem adds a problem to the report if the report has room for it.
+func (v *Verifier) addProblem(rec Record, why string) {
 	if !v.full() {
 		v.problems = append(v.problems, v.problem(rec, why))
 	}
 }
 
+// problem returns the problem of a commit.
 func (v *Verifier) problem(rec Record, why string) Problem {
 	return Problem{
 		Position: rec.Position, Subject: rec.Subject.String(), CommitID: rec.Commit.ID, Why: why, Accepted: slices.Contains(v.accept, rec.Position),
 	}
 }
 
-// suspect records a problem that the removal of a deleted session's content may explain, at most one per commit.
-func (v *Verifier) suspect(rec Record, s *sessionCheck, why string) {
+// addSuspect records a problem that the removal of a deleted session's content may explain, at most one per commit.
+func (v *Verifier) addSuspect(rec Record, s *sessionCheck, why string) {
 	n := len(s.suspects)
 	if n < maxProblems && (n == 0 || s.suspects[n-1].Position != rec.Position) {
 		s.suspects = append(s.suspects, v.problem(rec, why))
 	}
 }
 
-// count records the stream sequences that are missing before a commit.
-func (v *Verifier) count(rec Record) {
+// countMissing records the stream sequences that are missing before a commit.
+func (v *Verifier) countMissing(rec Record) {
 	last := v.last[rec.Position.Shard]
 	if v.whole && rec.Position.Seq > last+1 {
 		if v.missing == 0 {
-			v.gapOf = rec
+			v.afterGap = rec
 		}
 		v.missing += rec.Position.Seq - last - 1
 	}
 }
 
-// place checks the order in the shard, and that the subject belongs to the shard.
-func (v *Verifier) place(rec Record, _ *sessionCheck) string {
+// checkOrder checks the order in the shard, and that the subject belongs to the shard.
+func (v *Verifier) checkOrder(rec Record, _ *sessionCheck) string {
 	if last := v.last[rec.Position.Shard]; rec.Position.Seq <= last {
 		return fmt.Sprintf("comes after sequence %d of its shard", last)
 	}
@@ -295,9 +298,9 @@ func (v *Verifier) place(rec Record, _ *sessionCheck) string {
 	return ""
 }
 
-// link checks the hash of a commit and its link to the previous commit. A previous commit that the janitor removed
+// checkLink checks the hash of a commit and its link to the previous commit. A previous commit that the janitor removed
 // makes the commit only suspect.
-func (v *Verifier) link(rec Record, s *sessionCheck) string {
+func (v *Verifier) checkLink(rec Record, s *sessionCheck) string {
 	c := rec.Commit
 	if want := c.ComputeHash(rec.Subject); c.Hash != want {
 		return fmt.Sprintf("its hash is %s, but its contents hash to %s", c.Hash, want)
@@ -311,36 +314,36 @@ func (v *Verifier) link(rec Record, s *sessionCheck) string {
 	}
 	switch {
 	case !before.begun && c.Prev != "":
-		v.suspect(rec, s, fmt.Sprintf("links to %s, which is missing before it", c.Prev))
+		v.addSuspect(rec, s, fmt.Sprintf("links to %s, which is missing before it", c.Prev))
 	case before.begun && before.hash == "":
 	case c.Prev != before.hash:
-		v.suspect(rec, s, fmt.Sprintf("links to %q, but the commit before it has the hash %q", c.Prev, before.hash))
+		v.addSuspect(rec, s, fmt.Sprintf("links to %q, but the commit before it has the hash %q", c.Prev, before.hash))
 	}
 	return ""
 }
 
 func isDeletion(e events.Event) bool { return e.Type() == events.SessionDeleted{}.EventType() }
 
-// once checks that no commit and no event of the session is stored twice.
-func (v *Verifier) once(rec Record, s *sessionCheck) string {
+// checkUnique checks that no commit and no event of the session is stored twice.
+func (v *Verifier) checkUnique(rec Record, s *sessionCheck) string {
 	var why string
-	if !s.add(rec.Commit.ID) {
+	if !s.addID(rec.Commit.ID) {
 		why = "this commit id was stored before"
 	}
 	for _, e := range rec.Events {
 		switch {
 		case e.ID == "":
 			why = cmp.Or(why, fmt.Sprintf("its %s has no id", e.Type()))
-		case !s.add(e.ID):
+		case !s.addID(e.ID):
 			why = cmp.Or(why, fmt.Sprintf("%s %s was stored before", e.Type(), e.ID))
 		}
 	}
 	return why
 }
 
-// add records an id and reports whether it is new. It keeps only a 64-bit hash, because all ids of a large log
+// addID records an id and reports whether it is new. It keeps only a 64-bit hash, because all ids of a large log
 // would not fit into memory.
-func (s *sessionCheck) add(id string) bool {
+func (s *sessionCheck) addID(id string) bool {
 	h := fnv.New64a()
 	h.Write([]byte(id)) // never fails
 	n := len(s.ids)
@@ -348,9 +351,9 @@ func (s *sessionCheck) add(id string) bool {
 	return len(s.ids) > n
 }
 
-// ends checks the events of a session against each other: epochs never decrease, each accepted query has at most
+// checkEvents checks the events of a session against each other: epochs never decrease, each accepted query has at most
 // one end, and nothing follows the session's end on life.
-func (v *Verifier) ends(rec Record, s *sessionCheck) string {
+func (v *Verifier) checkEvents(rec Record, s *sessionCheck) string {
 	var why string
 	if rec.Subject.Aspect == events.Life && s.deleted {
 		why = "the session was deleted before"
@@ -369,13 +372,13 @@ func (v *Verifier) ends(rec Record, s *sessionCheck) string {
 			s.deleted = true
 			s.before += s.commits[events.Life]
 		}
-		why = cmp.Or(why, s.retire(e), v.execution(rec, s, e))
+		why = cmp.Or(why, s.checkRetirement(e), v.checkExecution(rec, s, e))
 	}
 	return why
 }
 
-// retire checks that run_retired follows session_deleted, and that only content_removed follows run_retired.
-func (s *sessionCheck) retire(e events.Event) string {
+// checkRetirement checks that run_retired follows session_deleted, and that only content_removed follows run_retired.
+func (s *sessionCheck) checkRetirement(e events.Event) string {
 	switch d := e.Data.(type) {
 	case events.RunRetired:
 		if !s.deleted {
@@ -399,9 +402,9 @@ func (s *sessionCheck) retire(e events.Event) string {
 	return ""
 }
 
-// execution checks one event of an execution. A second acceptance is a problem only at that event; after it the
+// checkExecution checks one event of an execution. A second acceptance is a problem only at that event; after it the
 // execution is expected to end again.
-func (v *Verifier) execution(rec Record, s *sessionCheck, e events.Event) string {
+func (v *Verifier) checkExecution(rec Record, s *sessionCheck, e events.Event) string {
 	at := rec.Position
 	x := s.executions[e.ExecutionID]
 	switch {
@@ -414,7 +417,7 @@ func (v *Verifier) execution(rec Record, s *sessionCheck, e events.Event) string
 		s.executions[e.ExecutionID] = &executionCheck{accepted: at}
 		s.order = append(s.order, e.ExecutionID)
 	case events.Terminal(e.Type()) && x == nil:
-		v.suspect(rec, s, fmt.Sprintf("%s of execution %s, which was never accepted", e.Type(), e.ExecutionID))
+		v.addSuspect(rec, s, fmt.Sprintf("%s of execution %s, which was never accepted", e.Type(), e.ExecutionID))
 	case events.Terminal(e.Type()) && x.end != "":
 		return fmt.Sprintf("%s of execution %s, which ended with %s at %s", e.Type(), e.ExecutionID, x.end, x.at)
 	case events.Terminal(e.Type()):
@@ -423,29 +426,29 @@ func (v *Verifier) execution(rec Record, s *sessionCheck, e events.Event) string
 	return ""
 }
 
-// explain returns the problems found, with the missing commits that no deleted session explains.
-func (v *Verifier) explain() []Problem {
+// allProblems returns the problems found, with the missing commits that no deleted session explains.
+func (v *Verifier) allProblems() []Problem {
 	list := slices.Clone(v.problems)
 	at := map[Position]bool{}
 	for _, p := range list {
 		at[p.Position] = true
 	}
 	var explained uint64
-	holes := false
+	suspected := false
 	for _, s := range v.sessions {
 		if s.retired {
 			explained += s.removable - min(s.removable, s.before)
 			continue
 		}
-		holes = holes || len(s.suspects) > 0
+		suspected = suspected || len(s.suspects) > 0
 		for _, p := range s.suspects {
 			if !at[p.Position] { // report only one problem per commit
 				list = append(list, p)
 			}
 		}
 	}
-	if !holes && v.missing > explained { // otherwise the positions are known
-		list = append(list, v.problem(v.gapOf, fmt.Sprintf("%d sequences of the log are missing, of which deleted sessions explain %d; the first missing ones precede this commit", v.missing, explained)))
+	if !suspected && v.missing > explained { // otherwise the positions are known
+		list = append(list, v.problem(v.afterGap, fmt.Sprintf("%d sequences of the log are missing, of which deleted sessions explain %d; the first missing ones precede this commit", v.missing, explained)))
 	}
 	slices.SortStableFunc(list, func(a, b Problem) int { return a.Position.compare(b.Position) })
 	return list[:min(len(list), maxProblems)]
@@ -457,7 +460,7 @@ func (p Position) compare(o Position) int {
 
 // Report returns the result so far.
 func (v *Verifier) Report() Report {
-	r := Report{Commits: v.commits, Events: v.events, Problems: v.explain(), Stopped: v.full()}
+	r := Report{Commits: v.commits, Events: v.events, Problems: v.allProblems(), Stopped: v.full()}
 	if i := slices.IndexFunc(r.Problems, func(p Problem) bool { return !p.Accepted }); i >= 0 {
 		r.Problem = &r.Problems[i]
 	}

@@ -21,8 +21,8 @@ func (v *Verifier) compareWith(c *heads.Chain, session events.Subject) {
 	}
 }
 
-// signedHead compares a commit with its signed head. It returns the problem, or "".
-func (v *Verifier) signedHead(rec Record, _ *sessionCheck) string {
+// checkSignedHead compares a commit with its signed head. It returns the problem, or "".
+func (v *Verifier) checkSignedHead(rec Record, _ *sessionCheck) string {
 	if v.heads == nil {
 		return ""
 	}
@@ -50,7 +50,7 @@ func (v *Verifier) endOfHeads(shard int) {
 			continue
 		}
 		rec := Record{Subject: subject, Position: Position{Shard: shard, Seq: f.Seq}}
-		v.suspect(rec, v.session(rec), f.Why)
+		v.addSuspect(rec, v.session(rec), f.Why)
 	}
 	v.heads = nil
 }

@@ -7,9 +7,9 @@ import (
 	"strconv"
 )
 
-// Commits are encoded by hand, field by field. Every append pays for the encoding, and encoding/json would scan
-// nested JSON again on each level. The output is identical to what the struct tags would produce; the golden files
-// pin it.
+// Commits are encoded by this code, field by field, and not by encoding/json, which would scan nested JSON again on each
+// level. Every append encodes a commit. The output is identical to the output of encoding/json for the struct tags; the
+// golden files test that.
 
 // MarshalJSON returns the stored form.
 func (e Event) MarshalJSON() ([]byte, error) { return e.append(nil) }

@@ -9,7 +9,7 @@ import (
 // Type is the wire name of an event type, in snake case; a fact is in the past tense.
 type Type string
 
-// Source is where an event was created.
+// Source is the kind of process that created an event.
 type Source string
 
 // The sources.

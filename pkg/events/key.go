@@ -36,7 +36,7 @@ type KeyRights struct {
 	ExpiresAt time.Time `json:"expiresAt,omitzero"` // the key is rejected from this time on, by the clock of Postgres; zero means it never expires
 }
 
-// RoleOf returns the role; it is RoleAdmin for a key that was created before there were roles.
+// RoleOf returns the role. It is RoleAdmin for keys of builds without roles.
 func (r KeyRights) RoleOf() Role {
 	if r.Role == "" {
 		return RoleAdmin

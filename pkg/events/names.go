@@ -282,9 +282,11 @@ func (SkillRemoved) sealed()         {}
 func (ExecutionResolved) EventType() Type { return "execution_resolved" }
 func (ExecutionResolved) sealed()         {}
 
+// EventType returns "tenant_budget_set".
 func (TenantBudgetSet) EventType() Type { return "tenant_budget_set" }
 func (TenantBudgetSet) sealed()         {}
 
+// EventType returns "tenant_budget_removed".
 func (TenantBudgetRemoved) EventType() Type { return "tenant_budget_removed" }
 func (TenantBudgetRemoved) sealed()         {}
 

@@ -58,7 +58,7 @@ func ParseReference(s string) (Reference, error) {
 	}
 	path, version, tagged := strings.Cut(s, "@")
 	if tagged && version == "" {
-		return Reference{}, &ReferenceError{"version", "nothing follows the @: leave it out for the latest version"}
+		return Reference{}, &ReferenceError{"version", "is empty: omit the @ for the latest version"}
 	}
 	r := Reference{Version: version}
 	parts := strings.Split(path, "/")
@@ -74,7 +74,7 @@ func ParseReference(s string) (Reference, error) {
 	case 2:
 		r.Org, r.Slug = parts[0], parts[1]
 		if r.Org == "" {
-			return Reference{}, &ReferenceError{"org", "nothing stands before the slash"}
+			return Reference{}, &ReferenceError{"org", "is empty: name an organization before the slash, or omit the slash"}
 		}
 	default:
 		return Reference{}, &ReferenceError{Detail: fmt.Sprintf("%q is not [scope/][org/]slug[@version]", truncate.Text(s, 64))}

@@ -16,12 +16,12 @@ type ReferenceObject struct {
 	Version string `json:"version,omitempty"` // "" or latest, a tag, or a SHA-256 in hex
 }
 
-// Reference returns the reference, with the empty scope for organization. field is
-// the name of the field that holds it. The error is a *ReferenceError.
+// Reference returns the reference, with the empty scope for organization. field is the name of the field that holds the
+// reference. The error is a *ReferenceError.
 func (o ReferenceObject) Reference(field string) (Reference, error) {
 	want := ReferenceKind(field)
 	if o.Kind != "" && o.Kind != want {
-		return Reference{}, &ReferenceError{"kind", fmt.Sprintf("%q does not belong here: the field refers to an entry of kind %s", truncate.Text(string(o.Kind), 64), want)}
+		return Reference{}, &ReferenceError{"kind", fmt.Sprintf("must be %s, not %q", want, truncate.Text(string(o.Kind), 64))}
 	}
 	r := o.Plain()
 	return r, r.Check()
@@ -32,7 +32,8 @@ func (o ReferenceObject) Plain() Reference {
 	return Reference{Scope: o.Scope, Org: o.Org, Slug: o.Slug, Version: o.Version}.plain()
 }
 
-// ReferenceKind returns the kind of entry that a field of that name refers to; "" for a field that holds no references.
+// ReferenceKind returns the kind of entry that a field of that name refers to, or "" for a field that holds no
+// references.
 func ReferenceKind(field string) Aspect {
 	switch field {
 	case "agent", "agentProfileRef":

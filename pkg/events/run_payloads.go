@@ -71,7 +71,7 @@ type ExecutionFailed struct {
 // NotStopped returns f with Unstopped set, and with a message that states why the agent could not be stopped.
 func (f ExecutionFailed) NotStopped(why error) ExecutionFailed {
 	f.Unstopped = true
-	f.Message += "; the agent could not be told to stop, and may go on until an executor reaches its sandbox: " + why.Error()
+	f.Message += "; the agent could not be stopped and may continue until an executor reaches its sandbox: " + why.Error()
 	return f
 }
 

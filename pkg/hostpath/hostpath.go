@@ -121,7 +121,7 @@ func (p Policy) allowed(real string) error {
 		case own == real:
 			relation = "is"
 		case within(own, real):
-			relation = "lies in"
+			relation = "is in"
 		case within(real, own):
 			relation = "holds"
 		default:

@@ -26,7 +26,7 @@ const (
 )
 
 // Find returns the lease of an executor, and reports whether it has one. The leader of the bucket answers: a replica
-// that lags may not have a lease yet, or may have let it expire, and whoever has no lease may be replaced.
+// that lags may not have a lease yet, or may have let it expire, and an executor without a lease may be replaced.
 func Find(ctx context.Context, js jetstream.JetStream, executor string) (l topology.Lease, found bool, err error) {
 	leader, err := leaderAPI(js)
 	if err != nil {

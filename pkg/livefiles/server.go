@@ -116,7 +116,7 @@ func (s *Server) transfer(r Request, reply string) error {
 		var refused *Error
 		if !errors.As(err, &refused) {
 			s.log.Warn("open file of a sandbox", "session", r.Session, "error", err)
-			refused = &Error{Failed, "the sandbox's files cannot be read; the executor's log says why"}
+			refused = &Error{Failed, "the sandbox's files cannot be read; the executor's log contains the reason"}
 		}
 		s.refuse(reply, refused)
 		return nil
@@ -150,7 +150,7 @@ func (s *Server) chunks(content io.Reader, size int64, reply string, acks <-chan
 	for n := 1; size > 0; n++ {
 		for n-acked > window {
 			var err error
-			if acked, err = s.acked(acks, acked); err != nil {
+			if acked, err = s.awaitAck(acks, acked); err != nil {
 				return err
 			}
 		}
@@ -166,8 +166,8 @@ func (s *Server) chunks(content io.Reader, size int64, reply string, acks <-chan
 	return nil
 }
 
-// acked blocks for the next acknowledgement and returns the number of the last chunk that the receiver has taken.
-func (s *Server) acked(acks <-chan *nats.Msg, last int) (int, error) {
+// awaitAck blocks for the next acknowledgement and returns the number of the last chunk that the receiver has taken.
+func (s *Server) awaitAck(acks <-chan *nats.Msg, last int) (int, error) {
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
 	select {

@@ -125,7 +125,7 @@ func Start(cfg Config) (*Server, error) {
 	}
 	if cfg.MaxStore == 0 {
 		var err error
-		if cfg.MaxStore, err = roomOf(cfg.StoreDir); err != nil {
+		if cfg.MaxStore, err = diskLimit(cfg.StoreDir); err != nil {
 			return nil, err
 		}
 	}

@@ -8,9 +8,9 @@ import (
 	"syscall"
 )
 
-// roomOf returns the disk limit in bytes for the streams of a folder: their present size plus three quarters of the
+// diskLimit returns the disk limit in bytes for the streams of a folder: their present size plus three quarters of the
 // free disk. The limit of a restarted server therefore does not depend on how much it has stored.
-func roomOf(dir string) (int64, error) {
+func diskLimit(dir string) (int64, error) {
 	var disk syscall.Statfs_t
 	if err := syscall.Statfs(dir, &disk); err != nil {
 		return 0, fmt.Errorf("nats: read the free space of %s: %w", dir, err)

@@ -60,7 +60,8 @@ type Config struct {
 	Settings map[string]string
 	// StartTimeout bounds the time until connections are accepted, recovery included; 0 means 60 s.
 	StartTimeout time.Duration
-	// StopTimeout bounds the fast shutdown, after which the server is stopped at once (it recovers at the next start); 0 means 30 s.
+	// StopTimeout bounds the fast shutdown, after which the server is stopped at once (it recovers at the next start); 0
+	// means 30 s.
 	StopTimeout time.Duration
 	// Logger receives the output of Postgres; nil discards it.
 	Logger *slog.Logger

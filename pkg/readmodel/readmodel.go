@@ -124,7 +124,7 @@ func Open(ctx context.Context, url string) (*pgxpool.Pool, error) {
 	if err != nil {
 		return nil, fmt.Errorf("database URL: %w", err)
 	}
-	settle(cfg.ConnConfig, Schema)
+	setTimeouts(cfg.ConnConfig, Schema)
 	return pgxpool.NewWithConfig(ctx, cfg)
 }
 
@@ -172,13 +172,13 @@ func connConfig(url, schema string) (*pgx.ConnConfig, error) {
 	if err != nil {
 		return nil, fmt.Errorf("database URL: %w", err)
 	}
-	settle(cfg, schema)
+	setTimeouts(cfg, schema)
 	return cfg, nil
 }
 
-// settle sets timeouts so that a dead peer is detected in seconds on both sides. Otherwise a projector's lock could
+// setTimeouts sets timeouts so that a dead peer is detected in seconds on both sides. Otherwise a projector's lock could
 // outlive its machine by hours.
-func settle(cfg *pgx.ConnConfig, schema string) {
+func setTimeouts(cfg *pgx.ConnConfig, schema string) {
 	cfg.RuntimeParams["search_path"] = pgx.Identifier{schema}.Sanitize()
 	cfg.RuntimeParams["tcp_keepalives_idle"] = "5"
 	cfg.RuntimeParams["tcp_keepalives_interval"] = "2"

@@ -1,5 +1,5 @@
-// Package retry paces attempts that are repeated. The loop stays with its caller, which knows when an attempt
-// succeeded, failed for good, or made progress.
+// Package retry computes the pauses between repeated attempts. The caller has the loop, because only the caller knows
+// when an attempt has succeeded, failed permanently or made progress.
 package retry
 
 import (
@@ -27,6 +27,6 @@ func Pause(ctx context.Context, d time.Duration) error {
 		return context.Cause(ctx)
 	case <-timer.C:
 	}
-	// Both may be ready.
+	// ctx may have ended at the same time.
 	return context.Cause(ctx)
 }

@@ -23,7 +23,7 @@ const (
 	runnerParty   = "spool runner"
 )
 
-// NewSecret returns the secret of a new sandbox. The provider gives it to the runner once, with OpClaim, before any
+// NewSecret returns the secret of a new sandbox. The provider sends it to the runner once, with OpClaim, before any
 // agent runs. From then on the runner accepts only executors that prove the secret.
 func NewSecret() string { return rand.Text() }
 

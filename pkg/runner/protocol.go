@@ -23,7 +23,7 @@ type Op string
 
 // The operations.
 const (
-	// OpStart gives the agent a query. It is refused with BUSY while another query runs. Repeating the same
+	// OpStart sends the agent a query. It is refused with BUSY while another query runs. Repeating the same
 	// execution and attempt is accepted and changes nothing.
 	OpStart Op = "start"
 	// OpInterrupt requests that the agent stop the turn and keep its process. It does nothing if no turn runs.
@@ -37,7 +37,7 @@ const (
 	// OpWarm starts the agent's process without a query, so that the first turn finds it running. Query must be
 	// set, without execution, content and parts. OpWarm does nothing if an agent's process exists.
 	OpWarm Op = "warm"
-	// OpClaim gives a runner the secret that executors prove from then on. It is the first line of a separate
+	// OpClaim sends a runner the secret that executors prove from then on. It is the first line of a separate
 	// connection (see Claim). It is refused with FORBIDDEN if the runner has another secret, or if an executor has
 	// attached without a secret before.
 	OpClaim Op = "claim"
@@ -45,7 +45,7 @@ const (
 	OpShutdown Op = "shutdown"
 )
 
-// Claim is the only line of a connection that gives the runner its secret, with OpClaim, or that requests something
+// Claim is the only line of a connection that either sends the runner its secret (OpClaim), or requests an operation
 // that needs neither an epoch nor the journal.
 type Claim struct {
 	ID     uint64 `json:"id"`
@@ -56,7 +56,7 @@ type Claim struct {
 // Attach is the first line from a follower. If the runner was claimed, Attach is the first line inside the stream
 // that Seal opens; the runner accepts epochs from no other stream.
 type Attach struct {
-	Epoch uint64 `json:"epoch"` // refused with FENCED if lower than the highest epoch seen; otherwise the follower replaces the previous one
+	Epoch uint64 `json:"epoch"` // refused with FENCED if lower than the highest epoch that the runner has received; otherwise the follower replaces the previous one
 	After uint64 `json:"after"` // lines with a greater number are sent
 }
 
@@ -64,7 +64,7 @@ type Attach struct {
 type Command struct {
 	ID    uint64 `json:"id"` // repeated by the reply; 0 requests no reply
 	Op    Op     `json:"op"`
-	Epoch uint64 `json:"epoch"` // refused with FENCED if lower than the highest epoch seen
+	Epoch uint64 `json:"epoch"` // refused with FENCED if lower than the highest epoch that the runner has received
 	Query *Query `json:"query,omitempty"`
 	Ack   uint64 `json:"ack,omitempty"`
 }
@@ -158,10 +158,10 @@ type Skill struct {
 	Unlisted    bool   `json:"unlisted,omitempty"` // the skill belongs to sub-agents, whose instructions mention it: it can be read, but is not offered to the main agent
 }
 
-// Egress of a sandbox without a network. The runner listens on EgressAddress and forwards each connection to the
-// egress proxy's Unix socket, or to its TLS port if sandbox and proxy are on different machines. It first sends a
-// line that identifies the sandbox: EgressPreamble, the token, newline. HTTP follows: requests to the model routes
-// (EgressRoutes), or proxy requests (an absolute URI, or CONNECT) to hosts of the allowlist.
+// Constants of the egress of a sandbox without a network. The runner listens on EgressAddress and forwards each
+// connection to the egress proxy's Unix socket, or to its TLS port if sandbox and proxy are on different machines. The
+// runner first sends a line that identifies the sandbox: EgressPreamble, the token, newline. HTTP follows: requests to
+// the model routes (EgressRoutes), or proxy requests (an absolute URI, or CONNECT) to hosts of the allowlist.
 const (
 	EgressAddress  = "127.0.0.1:7070"
 	EgressURL      = "http://" + EgressAddress
@@ -257,7 +257,7 @@ type Started struct {
 	Policy  string `json:"policy"`
 }
 
-// Outcome is how a turn ended.
+// Outcome is the way in which a turn ended.
 type Outcome string
 
 // The outcomes.

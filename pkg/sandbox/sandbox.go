@@ -187,7 +187,7 @@ type Provider interface {
 type Sandbox interface {
 	ID() string
 	// Secret returns the secret with which executors authenticate to the sandbox's runner (see runner.Seal). Create
-	// gives it to the runner before any agent runs. It is "" for a sandbox that an executor of a release without
+	// sends it to the runner before any agent runs. It is "" for a sandbox that an executor of a release without
 	// secrets created.
 	Secret() string
 	// Exec starts a command inside the sandbox and returns at once. ctx limits only the start. Args[0] "runner"

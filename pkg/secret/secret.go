@@ -30,13 +30,13 @@ const (
 // Errors that callers branch on.
 var (
 	// ErrNotFound is returned if the value is not, or no longer, in the bucket.
-	ErrNotFound = errors.New("the secret's value is gone")
+	ErrNotFound = errors.New("the secret's value does not exist")
 	// ErrNoKey is returned if the value was sealed to none of the keys of this service.
-	ErrNoKey = errors.New("the secret was sealed to another key than this service has")
+	ErrNoKey = errors.New("the secret was sealed to a key that this service does not have")
 	// ErrUnavailable is returned if the bucket does not respond; a retry may succeed.
 	ErrUnavailable = errors.New("secrets cannot be read now")
 	// ErrForeign is returned if the stored value belongs to another key or tenant.
-	ErrForeign = errors.New("the secret is not the one that its place says")
+	ErrForeign = errors.New("the stored secret belongs to another key or tenant")
 )
 
 // SizeError reports that a value is too short or too long.
@@ -70,7 +70,7 @@ type Sealer struct {
 // values.
 func NewSealer(kv KV, recipients ...age.Recipient) (*Sealer, error) {
 	if len(recipients) == 0 {
-		return nil, errors.New("seal secrets: there is no public key")
+		return nil, errors.New("seal secrets: at least one public key is required")
 	}
 	return &Sealer{kv, recipients}, nil
 }
@@ -129,7 +129,7 @@ type Opener struct {
 // NewOpener returns an Opener that decrypts with one or more private keys.
 func NewOpener(kv KV, identities ...age.Identity) (*Opener, error) {
 	if len(identities) == 0 {
-		return nil, errors.New("open secrets: there is no private key")
+		return nil, errors.New("open secrets: at least one private key is required")
 	}
 	return &Opener{kv, identities}, nil
 }

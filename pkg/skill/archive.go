@@ -34,7 +34,7 @@ func openArchive(ctx context.Context, r io.ReaderAt, size int64, lim Limits) (*a
 	var total int64
 	for _, e := range list {
 		total += e.size
-		if err := a.bounded(&e, e.size, total); err != nil {
+		if err := a.checkSize(&e, e.size, total); err != nil {
 			return nil, err
 		}
 		if !e.folder {
@@ -45,8 +45,8 @@ func openArchive(ctx context.Context, r io.ReaderAt, size int64, lim Limits) (*a
 	return a, a.readDocument(ctx)
 }
 
-// bounded returns an error if an entry, or all entries together, unpack to more than the limits allow.
-func (a *archive) bounded(e *entry, size, total int64) error {
+// checkSize returns an error if an entry, or all entries together, unpack to more than the limits allow.
+func (a *archive) checkSize(e *entry, size, total int64) error {
 	switch {
 	case total > a.lim.Unpacked:
 		return tooLarge("unpacks to more than %d bytes", a.lim.Unpacked)
@@ -75,7 +75,7 @@ func (a *archive) readDocument(ctx context.Context) error {
 			a.found.Name, a.found.Description, err = readDocument(a.found.Document)
 			return err
 		case hint == "" && strings.EqualFold(base, DocumentName):
-			hint = "; there is " + quote(e.name) + ": zip what is in its folder, and mind the case"
+			hint = "; found " + quote(e.name) + ": zip the content of its folder, and write the name in upper case"
 		}
 	}
 	return badDocument("", "is not at the root of the ZIP%s", hint)
@@ -144,18 +144,18 @@ func (c *content) Read(p []byte) (int, error) {
 	c.n += int64(n)
 	c.u.total += int64(n)
 	c.crc = crc32.Update(c.crc, crc32.IEEETable, p[:n])
-	if c.err = c.judge(err); c.err != nil && !errors.Is(c.err, io.EOF) {
+	if c.err = c.readError(err); c.err != nil && !errors.Is(c.err, io.EOF) {
 		return 0, c.err
 	}
 	return n, c.err
 }
 
-// judge converts an error of the decompressor into the error of this entry's reader.
-func (c *content) judge(err error) error {
+// readError returns the error of the reader for an error of the decompressor.
+func (c *content) readError(err error) error {
 	if c.n > c.e.size {
-		return brokenEntry(c.e.raw, "unpacks to more than the %d bytes that it says", c.e.size)
+		return brokenEntry(c.e.raw, "unpacks to more than the stated %d bytes", c.e.size)
 	}
-	if err := c.u.a.bounded(c.e, c.n, c.u.total); err != nil {
+	if err := c.u.a.checkSize(c.e, c.n, c.u.total); err != nil {
 		return err
 	}
 	var corrupt flate.CorruptInputError
@@ -163,13 +163,13 @@ func (c *content) judge(err error) error {
 	case err == nil:
 		return nil
 	case errors.As(err, &corrupt), errors.Is(err, io.ErrUnexpectedEOF):
-		return brokenEntry(c.e.raw, "is damaged: it does not unpack")
+		return brokenEntry(c.e.raw, "is damaged: unpacking failed")
 	case !errors.Is(err, io.EOF):
 		return fmt.Errorf("read the ZIP: %w", err)
 	case c.n != c.e.size:
-		return brokenEntry(c.e.raw, "unpacks to %d bytes, not to the %d that it says", c.n, c.e.size)
+		return brokenEntry(c.e.raw, "unpacks to %d bytes instead of the stated %d", c.n, c.e.size)
 	case c.crc != c.e.crc:
-		return brokenEntry(c.e.raw, "is damaged: its checksum differs")
+		return brokenEntry(c.e.raw, "is damaged: the checksum does not match")
 	}
 	return io.EOF
 }

@@ -33,7 +33,7 @@ func Check(ctx context.Context, r io.ReaderAt, size int64, lim Limits) (Found, e
 // digestOf returns the SHA-256 of a ZIP in hex.
 func digestOf(ctx context.Context, r io.ReaderAt, size int64) (string, error) {
 	h := sha256.New()
-	n, err := io.Copy(h, &whole{ctx, io.NewSectionReader(r, 0, size)})
+	n, err := io.Copy(h, &contextReader{ctx, io.NewSectionReader(r, 0, size)})
 	if err == nil && n != size {
 		err = io.ErrUnexpectedEOF
 	}
@@ -43,13 +43,13 @@ func digestOf(ctx context.Context, r io.ReaderAt, size int64) (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// whole reads until ctx ends.
-type whole struct {
+// contextReader is a reader that fails when ctx has ended.
+type contextReader struct {
 	ctx context.Context
 	r   io.Reader
 }
 
-func (w *whole) Read(p []byte) (int, error) {
+func (w *contextReader) Read(p []byte) (int, error) {
 	if err := w.ctx.Err(); err != nil {
 		return 0, err
 	}

@@ -76,7 +76,7 @@ func readDirectory(r io.ReaderAt, size int64, lim Limits) ([]entry, error) {
 			return nil, err
 		}
 		if length -= used; length < 0 {
-			return nil, broken("its directory is longer than it says")
+			return nil, broken("the directory is longer than the end record states")
 		}
 		if e.folder {
 			folders++
@@ -92,9 +92,9 @@ func readDirectory(r io.ReaderAt, size int64, lim Limits) ([]entry, error) {
 		list = append(list, e)
 	}
 	if length != 0 {
-		return nil, broken("its directory is shorter than it says")
+		return nil, broken("the directory is shorter than the end record states")
 	}
-	return list, place(r, list, at)
+	return list, locateAll(r, list, at)
 }
 
 // readEnd finds the end record and returns the position of the central directory. The directory must end where the
@@ -111,17 +111,17 @@ func readEnd(r io.ReaderAt, size int64) (at, length int64, count int, err error)
 	end := tail[i:]
 	u16, u32 := binary.LittleEndian.Uint16, binary.LittleEndian.Uint32
 	if int(u16(end[20:]))+lengthEnd != len(end) {
-		return 0, 0, 0, broken("something follows its end")
+		return 0, 0, 0, broken("has data after the end record")
 	}
 	if u16(end[10:]) == 1<<16-1 || u32(end[12:]) == 1<<32-1 || u32(end[16:]) == 1<<32-1 {
-		return 0, 0, 0, broken("is a ZIP64, which nothing within the limits needs")
+		return 0, 0, 0, broken("is a ZIP64, which is not supported: no ZIP within the limits needs it")
 	}
 	if u16(end[4:]) != 0 || u16(end[6:]) != 0 || u16(end[8:]) != u16(end[10:]) {
-		return 0, 0, 0, broken("is one part of several")
+		return 0, 0, 0, broken("is a part of a split ZIP")
 	}
 	count, length, at = int(u16(end[10:])), int64(u32(end[12:])), int64(u32(end[16:]))
 	if at+length != size-int64(len(end)) {
-		return 0, 0, 0, broken("its directory does not lie where it says")
+		return 0, 0, 0, broken("the directory is not at the offset that the end record states")
 	}
 	return at, length, count, nil
 }
@@ -134,7 +134,7 @@ func readEntry(in *bufio.Reader) (e entry, used int64, err error) {
 	}
 	u16, u32 := binary.LittleEndian.Uint16, binary.LittleEndian.Uint32
 	if u32(h[:]) != signatureEntry {
-		return e, 0, broken("its directory is damaged")
+		return e, 0, broken("the directory is damaged")
 	}
 	nameLen, extraLen, commentLen := int(u16(h[28:])), int(u16(h[30:])), int(u16(h[32:]))
 	rest := make([]byte, nameLen+extraLen)
@@ -142,7 +142,7 @@ func readEntry(in *bufio.Reader) (e entry, used int64, err error) {
 		return e, 0, err
 	}
 	if _, err := in.Discard(commentLen); err != nil {
-		return e, 0, reading(err)
+		return e, 0, readFailure(err)
 	}
 	e = entry{
 		raw: string(rest[:nameLen]), flags: u16(h[8:]), method: u16(h[10:]), crc: u32(h[16:]),
@@ -154,7 +154,7 @@ func readEntry(in *bufio.Reader) (e entry, used int64, err error) {
 		err = e.check(attributes, rest[nameLen:])
 	}
 	if err == nil && u16(h[34:]) != 0 {
-		err = broken("is one part of several")
+		err = broken("is a part of a split ZIP")
 	}
 	return e, int64(lengthEntry + len(rest) + commentLen), err
 }
@@ -165,20 +165,20 @@ func (e *entry) check(attributes uint32, extra []byte) error {
 	case kind != 0 && kind != modeFile && kind != modeFolder, attributes&attributesRefused != 0:
 		return refused(e.raw, "is a link, a device or similar; only files and folders are allowed")
 	case kind == modeFolder && !e.folder, kind == modeFile && e.folder:
-		return refused(e.raw, "is a folder either by its name or by its mode, but must be by both")
+		return refused(e.raw, "is a folder by its name or by its mode, but not by both")
 	}
 	if err := e.checkExtra(extra); err != nil {
 		return err
 	}
 	switch {
 	case e.flags&flagsRefused != 0:
-		return brokenEntry(e.raw, "is encrypted, or a patch; only plain files are taken")
+		return brokenEntry(e.raw, "is encrypted or a patch; only plain files are supported")
 	case e.method != methodStore && e.method != methodDeflate:
-		return brokenEntry(e.raw, "is packed by method %d; only store (0) and deflate (8) are taken", e.method)
+		return brokenEntry(e.raw, "has compression method %d; only store (0) and deflate (8) are supported", e.method)
 	case e.packed == 1<<32-1 || e.size == 1<<32-1 || e.offset == 1<<32-1:
-		return brokenEntry(e.raw, "needs ZIP64, which nothing within the limits does")
+		return brokenEntry(e.raw, "needs ZIP64, which is not supported")
 	case e.method == methodStore && e.packed != e.size:
-		return brokenEntry(e.raw, "is stored as it is, and yet says two sizes")
+		return brokenEntry(e.raw, "is stored without compression, but its two sizes differ")
 	case e.folder && e.size != 0:
 		return brokenEntry(e.raw, "is a folder with content")
 	}
@@ -209,9 +209,9 @@ func (e *entry) checkExtra(extra []byte) error {
 	return nil
 }
 
-// place reads the local headers, which must match the directory, and returns an error if the ranges of entries
+// locateAll reads the local headers, which must match the directory, and returns an error if the ranges of entries
 // overlap.
-func place(r io.ReaderAt, list []entry, directory int64) error {
+func locateAll(r io.ReaderAt, list []entry, directory int64) error {
 	order := make([]*entry, len(list))
 	for i := range list {
 		if err := list[i].locate(r, directory); err != nil {
@@ -226,7 +226,7 @@ func place(r io.ReaderAt, list []entry, directory int64) error {
 			limit = order[i+1].offset
 		}
 		if e.data+e.packed > limit {
-			return brokenEntry(e.raw, "overlaps what comes behind it")
+			return brokenEntry(e.raw, "overlaps the data after it")
 		}
 	}
 	return nil
@@ -236,26 +236,26 @@ func place(r io.ReaderAt, list []entry, directory int64) error {
 func (e *entry) locate(r io.ReaderAt, directory int64) error {
 	var h [lengthLocal]byte
 	if e.offset+lengthLocal > directory {
-		return brokenEntry(e.raw, "does not lie where the directory says")
+		return brokenEntry(e.raw, "is not at the offset that the directory states")
 	}
 	if err := readAt(r, h[:], e.offset); err != nil {
 		return err
 	}
 	u16, u32 := binary.LittleEndian.Uint16, binary.LittleEndian.Uint32
 	if u32(h[:]) != signatureLocal {
-		return brokenEntry(e.raw, "does not lie where the directory says")
+		return brokenEntry(e.raw, "is not at the offset that the directory states")
 	}
 	nameLen, extraLen := int64(u16(h[26:])), int64(u16(h[28:]))
 	e.data = e.offset + lengthLocal + nameLen + extraLen
 	if e.data > directory {
-		return brokenEntry(e.raw, "does not lie where the directory says")
+		return brokenEntry(e.raw, "is not at the offset that the directory states")
 	}
 	rest := make([]byte, nameLen+extraLen)
 	if err := readAt(r, rest, e.offset+lengthLocal); err != nil {
 		return err
 	}
 	if string(rest[:nameLen]) != e.raw || u16(h[8:]) != e.method || u16(h[6:])&flagsRefused != 0 {
-		return brokenEntry(e.raw, "is something else by its own header than by the directory")
+		return brokenEntry(e.raw, "has a local header that differs from the directory")
 	}
 	return e.checkExtra(rest[nameLen:])
 }
@@ -266,20 +266,20 @@ func readAt(r io.ReaderAt, b []byte, at int64) error {
 	if n == len(b) {
 		return nil
 	}
-	return reading(err)
+	return readFailure(err)
 }
 
 func readFull(in io.Reader, b []byte) error {
 	if _, err := io.ReadFull(in, b); err != nil {
-		return reading(err)
+		return readFailure(err)
 	}
 	return nil
 }
 
-// reading distinguishes a truncated ZIP from a read error.
-func reading(err error) error {
+// readFailure distinguishes a truncated ZIP from a read error.
+func readFailure(err error) error {
 	if err == nil || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-		return broken("ends too early")
+		return broken("is cut off")
 	}
 	return fmt.Errorf("read the ZIP: %w", err)
 }

@@ -27,7 +27,7 @@ const (
 // not exist.
 func Extract(ctx context.Context, r io.ReaderAt, size int64, parent, digest string) (dir string, err error) {
 	if !events.IsDigest(digest) {
-		return "", fmt.Errorf("extract a skill: %s is no SHA-256 in hex", quote(digest))
+		return "", fmt.Errorf("extract a skill: %s is not a SHA-256 in hex", quote(digest))
 	}
 	dir = filepath.Join(parent, digest)
 	if there, err := isFolder(dir); there || err != nil {
@@ -37,7 +37,7 @@ func Extract(ctx context.Context, r io.ReaderAt, size int64, parent, digest stri
 	if err != nil {
 		return "", err
 	}
-	if err := a.is(ctx, digest); err != nil {
+	if err := a.checkDigest(ctx, digest); err != nil {
 		return "", err
 	}
 	if err := os.MkdirAll(parent, 0o755); err != nil { //nolint:gosec // sandboxes run as another user
@@ -47,8 +47,8 @@ func Extract(ctx context.Context, r io.ReaderAt, size int64, parent, digest stri
 	if err != nil {
 		return "", fmt.Errorf("extract a skill: %w", err)
 	}
-	if err = a.layDown(ctx, own); err == nil {
-		err = settle(own, dir)
+	if err = a.writeTree(ctx, own); err == nil {
+		err = renameInto(own, dir)
 	}
 	if err != nil {
 		return "", errors.Join(wrapWriting(err), discard(own))
@@ -56,15 +56,16 @@ func Extract(ctx context.Context, r io.ReaderAt, size int64, parent, digest stri
 	return dir, nil
 }
 
-// is checks the digest of the ZIP.
-func (a *archive) is(ctx context.Context, digest string) error {
+// checkDigest returns an error unless the ZIP has the digest.
+func (a *archive) checkDigest(ctx context.Context, digest string) error {
 	have, err := digestOf(ctx, a.r, a.size)
 	if err == nil && have != digest {
-		err = &Error{Code: CodeDigest, Field: "sha256", Detail: fmt.Sprintf("the ZIP's is %s, not %s", have, digest)}
+		err = &Error{Code: CodeDigest, Field: "sha256", Detail: fmt.Sprintf("the ZIP has %s, not %s", have, digest)}
 	}
 	return err
 }
 
+// isFolder reports whether dir exists and is a folder. It returns an error if dir exists and is not a folder.
 func isFolder(dir string) (bool, error) {
 	info, err := os.Lstat(dir)
 	switch {
@@ -73,13 +74,13 @@ func isFolder(dir string) (bool, error) {
 	case err != nil:
 		return false, fmt.Errorf("extract a skill: %w", err)
 	case !info.IsDir():
-		return false, fmt.Errorf("extract a skill: %s is there and no folder", dir)
+		return false, fmt.Errorf("extract a skill: %s exists and is not a folder", dir)
 	}
 	return true, nil
 }
 
-// layDown writes folders and files, syncs them to disk, and makes the folders read-only.
-func (a *archive) layDown(ctx context.Context, dir string) (err error) {
+// writeTree writes folders and files, syncs them to disk, and makes the folders read-only.
+func (a *archive) writeTree(ctx context.Context, dir string) (err error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return err
@@ -114,7 +115,7 @@ func write(root *os.Root, name string, run bool, content io.Reader) (err error) 
 		return err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	run, content, err = script(run, content)
+	run, content, err = isScript(run, content)
 	if err != nil {
 		return err
 	}
@@ -131,8 +132,9 @@ func write(root *os.Root, name string, run bool, content io.Reader) (err error) 
 	return f.Sync()
 }
 
-// script reports whether a file is executable, by its mode bit or its first line.
-func script(run bool, content io.Reader) (bool, io.Reader, error) {
+// isScript reports whether a file is executable: by its mode bit, or because it begins with #!. It returns a reader of
+// the complete content.
+func isScript(run bool, content io.Reader) (bool, io.Reader, error) {
 	in := bufio.NewReader(content)
 	first, err := in.Peek(2)
 	if err != nil && !errors.Is(err, io.EOF) {
@@ -149,8 +151,8 @@ func syncFolder(root *os.Root, name string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// settle renames the folder to its final name. If another process was faster, its folder has the same content.
-func settle(own, dir string) error {
+// renameInto renames the folder to its final name. If another process was faster, its folder has the same content.
+func renameInto(own, dir string) error {
 	err := os.Rename(own, dir)
 	if err == nil {
 		parent, err := os.OpenRoot(filepath.Dir(dir))

@@ -114,9 +114,9 @@ func (t *tree) add(e *entry) error {
 			}
 		case !ok:
 		case was.name != p.name:
-			return refused(e.raw, "and %s differ only in case, or in how they are encoded", quote(was.name))
+			return refused(e.raw, "and %s differ only in case or Unicode form", quote(was.name))
 		case was.folder != p.folder:
-			return refused(e.raw, "is, or is below, a path that is both a file and a folder: %s", quote(p.name))
+			return refused(e.raw, "is at or below a path that is both a file and a folder: %s", quote(p.name))
 		case was.listed && p.listed:
 			return refused(e.raw, "is in the ZIP twice")
 		}

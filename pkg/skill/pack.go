@@ -61,9 +61,9 @@ func Pack(dir string, w io.Writer, ignored string) (err error) {
 		case d.IsDir():
 			return nil
 		case d.Type()&fs.ModeSymlink != 0:
-			return fmt.Errorf("%s is a symbolic link, which a skill cannot have: put the file in its place, or name it in %s", quote(path), IgnoreFile)
+			return fmt.Errorf("%s is a symbolic link, which a skill cannot contain: replace it with the file, or add it to %s", quote(path), IgnoreFile)
 		case !d.Type().IsRegular():
-			return fmt.Errorf("%s is no file and no folder: name it in %s", quote(path), IgnoreFile)
+			return fmt.Errorf("%s is neither a file nor a folder: add it to %s", quote(path), IgnoreFile)
 		}
 		return packFile(root, out, path)
 	})
@@ -87,7 +87,7 @@ func packFile(root *os.Root, out *zip.Writer, path string) (err error) {
 		return err
 	}
 	if !info.Mode().IsRegular() { // it was a regular file when the folder was listed
-		return fmt.Errorf("%s is no file any more", quote(path))
+		return fmt.Errorf("%s is no longer a regular file", quote(path))
 	}
 	h := &zip.FileHeader{Name: path, Method: zip.Deflate, Modified: packTime}
 	h.SetMode(0o644)

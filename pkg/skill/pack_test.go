@@ -82,7 +82,7 @@ func TestPack_RefusesUnsafeFolders(t *testing.T) {
 	}{
 		"symlink":           {func(dir string) error { return os.Symlink("/etc/passwd", filepath.Join(dir, "evil\n")) }, `"evil\n" is a symbolic link`},
 		"symlink to inside": {func(dir string) error { return os.Symlink("SKILL.md", filepath.Join(dir, "b")) }, `"b" is a symbolic link`},
-		"pipe":              {func(dir string) error { return syscall.Mkfifo(filepath.Join(dir, "p"), 0o600) }, `"p" is no file`},
+		"pipe":              {func(dir string) error { return syscall.Mkfifo(filepath.Join(dir, "p"), 0o600) }, `"p" is neither a file nor a folder`},
 		"bad rules":         {func(dir string) error { return os.WriteFile(filepath.Join(dir, skill.IgnoreFile), []byte("[x"), 0o600) }, ".skillignore: line 5: pattern"},
 		"long rules": {func(dir string) error {
 			return os.WriteFile(filepath.Join(dir, skill.IgnoreFile), make([]byte, 70<<10), 0o600)

@@ -162,7 +162,7 @@ func TestExtract_RefusesOtherDigestsAndFiles(t *testing.T) {
 		t.Error("a digest that is a path was accepted")
 	}
 	must(t, os.WriteFile(filepath.Join(parent, sum(z)), nil, 0o600))
-	if _, err := skill.Extract(t.Context(), bytes.NewReader(z), int64(len(z)), parent, sum(z)); err == nil || !strings.Contains(err.Error(), "no folder") {
+	if _, err := skill.Extract(t.Context(), bytes.NewReader(z), int64(len(z)), parent, sum(z)); err == nil || !strings.Contains(err.Error(), "not a folder") {
 		t.Errorf("a file in its place: %v", err)
 	}
 	if left, err := os.ReadDir(parent); err != nil || len(left) != 1 {

@@ -23,7 +23,7 @@ func Tar(ctx context.Context, r io.ReaderAt, size int64, w io.Writer) error {
 		}
 	}
 	err = a.each(ctx, func(e *entry, content io.Reader) error {
-		run, content, err := script(e.run, content)
+		run, content, err := isScript(e.run, content)
 		if err != nil {
 			return err
 		}

@@ -44,7 +44,7 @@ func ParseDeadLetter(sequence uint64, stored time.Time, subject string, header n
 	return d
 }
 
-// owner returns the tenant and the session of a message, or "" for what it does not name.
+// owner returns the tenant and the session that a message names. Each is "" if the message does not name it.
 func owner(subject string, data []byte) (tenant, session string) {
 	switch kind, _, _ := strings.Cut(subject, "."); kind {
 	case "job", "timer":
@@ -71,6 +71,6 @@ func owner(subject string, data []byte) (tenant, session string) {
 	return "", ""
 }
 
-// Retryable reports whether a retry can have an effect: the message asked a service to look at a session. The
-// sender of a command was told that the outcome is unknown, and may send the command again.
+// Retryable reports whether a retry can have an effect: the message asked a service to look at a session. Commands
+// are not retried, because their senders received the error that the outcome is unknown, and may have sent them again.
 func (d DeadLetter) Retryable() bool { return d.Session != "" && !strings.HasPrefix(d.Subject, "cmd.") }

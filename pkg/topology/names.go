@@ -51,7 +51,7 @@ func GroupPartitions(group int) []int {
 // GroupShard returns the shard of all partitions of a projector group.
 func GroupShard(group, shards int) int { return group % shards }
 
-// The services that take commands. The name is the second token of a command's subject.
+// The services that process commands. The name is the second token of a command's subject.
 const (
 	ServiceSession = "session"
 	ServiceSkills  = "skills"

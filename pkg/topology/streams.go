@@ -22,8 +22,8 @@ const (
 	// which its sender notices; no older command is dropped.
 	CommandsMaxMsgs  = 1_000_000
 	CommandsMaxBytes = 512 << 20
-	// CommandsAge is how long a command waits that no service takes. Its deadline, minutes at most, has passed by
-	// then.
+	// CommandsAge is the maximum age of a command that no service has processed. The deadline of a command is at most
+	// minutes, so it has passed by then.
 	CommandsAge = 24 * time.Hour
 	// JobsMaxMsgs limits the waiting jobs. A job is small, because it carries no instruction.
 	JobsMaxMsgs = 1_000_000

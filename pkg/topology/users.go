@@ -140,7 +140,7 @@ func janitorUser() User {
 			readPayloads(), erase("OBJ_"+BucketPayloads),
 			readObjects(BucketWorkspaces), erase("OBJ_"+BucketWorkspaces),
 			readObjects(BucketSkills), erase("OBJ_"+BucketSkills),
-			// NATS creates key-value buckets whose streams nobody may delete from.
+			// NATS creates the streams of key-value buckets with deletion denied, so the janitor purges keys.
 			useKV(BucketSecrets), []string{"$JS.API.STREAM.PURGE.KV_" + BucketSecrets},
 			useKV(BucketIdempotency), []string{"$JS.API.STREAM.PURGE.KV_" + BucketIdempotency},
 			// How far the usage of tenants is counted.

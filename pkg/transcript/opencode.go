@@ -11,21 +11,21 @@ import (
 	"github.com/spoolhq/spool/pkg/architecture"
 )
 
-// export validates the output of `opencode export`: {"info": …, "messages": [{"info": …, "parts": […]}, …]}. It is
-// decoded message by message.
+// export validates the output of `opencode export`: {"info": …, "messages": [{"info": …, "parts": […]}, …]}. It decodes
+// one message at a time.
 func export(r io.Reader) (Info, error) {
 	e := &exported{in: json.NewDecoder(&strict{r: r}), info: Info{Architecture: architecture.OpenCode}, seen: map[string]bool{}}
 	err := e.document()
 	var syntax *json.SyntaxError
 	switch {
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.As(err, &syntax) && strings.Contains(syntax.Error(), "unexpected end"):
-		return Info{}, refuse(e.n, "the transcript is cut off in it: write the output of `opencode export` to the file again")
+		return Info{}, refuse(e.n, "is cut off: write the output of `opencode export` to the file again")
 	case errors.As(err, &syntax):
-		return Info{}, refuse(e.n, "it is not JSON: %v. "+unknown, err)
+		return Info{}, refuse(e.n, "is not JSON: %v; "+mustBeTranscript, err)
 	case err != nil:
-		return Info{}, at(e.n, err)
+		return Info{}, withLine(e.n, err)
 	}
-	return said(e.info)
+	return withMessages(e.info)
 }
 
 type exported struct {
@@ -51,7 +51,7 @@ func (e *exported) document() error {
 		case "messages":
 			err = e.messages()
 		default:
-			err = refuse(0, "it has a member %.100q. "+unknown, key)
+			err = refuse(0, "has the unknown member %.100q; "+mustBeTranscript, key)
 		}
 		if err != nil {
 			return err
@@ -61,10 +61,10 @@ func (e *exported) document() error {
 		return err
 	}
 	if _, err := e.in.Token(); !errors.Is(err, io.EOF) {
-		return refuse(0, "something follows the end of the transcript")
+		return refuse(0, "has data after the end of the transcript")
 	}
 	if e.info.AgentSessionID == "" {
-		return refuse(0, "info is missing. "+unknown)
+		return refuse(0, "info is missing; "+mustBeTranscript)
 	}
 	return nil
 }
@@ -75,7 +75,7 @@ func (e *exported) expect(want json.Delim) error {
 		return err
 	}
 	if got != want {
-		return refuse(0, unknown)
+		return refuse(0, mustBeTranscript)
 	}
 	return nil
 }
@@ -87,7 +87,7 @@ func (e *exported) value() (map[string]json.RawMessage, error) {
 		return nil, err
 	}
 	if len(raw) > MaxLine {
-		return nil, refuse(0, "it is longer than %d bytes", MaxLine)
+		return nil, refuse(0, "is longer than %d bytes", MaxLine)
 	}
 	return object(raw)
 }
@@ -99,7 +99,7 @@ func (e *exported) session() error {
 	}
 	id := text(m["id"])
 	if !wordForm.MatchString(id) || !strings.HasPrefix(id, "ses_") {
-		return refuse(0, "info.id is no id of a session of OpenCode")
+		return refuse(0, "info.id is not the id of an OpenCode session")
 	}
 	e.info.AgentSessionID = id
 	return nil
@@ -107,14 +107,14 @@ func (e *exported) session() error {
 
 func (e *exported) messages() error {
 	if e.info.AgentSessionID == "" {
-		return refuse(0, "info does not come before messages. "+unknown)
+		return refuse(0, "info must come before messages; "+mustBeTranscript)
 	}
 	if err := e.expect(json.Delim('[')); err != nil {
 		return err
 	}
 	for e.in.More() {
 		if e.n++; e.n > MaxEntries {
-			return refuse(0, "it has more than %d messages", MaxEntries)
+			return refuse(0, "has more than %d messages", MaxEntries)
 		}
 		m, err := e.value()
 		if err != nil {
@@ -133,39 +133,39 @@ func (e *exported) message(m map[string]json.RawMessage) error {
 	id, role := text(info["id"]), text(info["role"])
 	switch parent := text(info["parentID"]); {
 	case !wordForm.MatchString(id) || !strings.HasPrefix(id, "msg_"):
-		return refuse(0, "info.id is no id of a message of OpenCode")
+		return refuse(0, "info.id is not the id of an OpenCode message")
 	case text(info["sessionID"]) != e.info.AgentSessionID:
-		return refuse(0, "info.sessionID is of another session")
+		return refuse(0, "info.sessionID is the id of another session")
 	case role != "user" && role != "assistant":
-		return refuse(0, "info.role is neither user nor assistant")
+		return refuse(0, "info.role must be user or assistant")
 	case role == "assistant" && !e.seen[parent]:
-		return refuse(0, "its info.parentID is of no message before it: a part of the transcript is missing")
+		return refuse(0, "info.parentID is not the id of an earlier message: a part of the transcript is missing")
 	}
 	e.seen[id] = true
 	e.info.Messages++
 	var parts []json.RawMessage
 	if json.Unmarshal(m["parts"], &parts) != nil {
-		return refuse(0, "parts is no list")
+		return refuse(0, "parts must be a list")
 	}
 	for _, raw := range parts {
 		p := inner(raw)
 		own := text(p["id"])
 		if !wordForm.MatchString(own) || !strings.HasPrefix(own, "prt_") || text(p["messageID"]) != id || text(p["sessionID"]) != e.info.AgentSessionID {
-			return refuse(0, "the ids of a part are not those of a part of the message")
+			return refuse(0, "the ids of a part do not match its message")
 		}
 	}
 	return nil
 }
 
-// strict fails if text is not UTF-8, is nested too deep, or contains a value that is too long to hold: before a
-// decoder buffers it.
+// strict is a reader that fails if the text is not UTF-8, is nested too deep, or contains a value longer than MaxLine,
+// before a decoder buffers that text.
 type strict struct {
 	r      io.Reader
 	depth  int
-	held   int // bytes that the decoder must buffer: since the depth was that of a message
+	held   int // number of bytes that the decoder must buffer: those since the start of the current message
 	inText bool
 	escape bool
-	rest   []byte // the first bytes of a character that the next read completes
+	rest   []byte // the first bytes of a character whose other bytes are not read yet
 }
 
 // levels is the depth of the list's messages in the document: {"messages": [ … ]}.
@@ -177,14 +177,14 @@ func (s *strict) Read(p []byte) (int, error) {
 		return 0, bad
 	}
 	if errors.Is(err, io.EOF) && len(s.rest) > 0 {
-		return 0, refuse(0, "it is not valid UTF-8")
+		return 0, refuse(0, "is not valid UTF-8")
 	}
 	return n, err
 }
 
 func (s *strict) look(p []byte) error {
 	if !s.utf8(p) {
-		return refuse(0, "it is not valid UTF-8")
+		return refuse(0, "is not valid UTF-8")
 	}
 	for _, c := range p {
 		s.held++
@@ -205,16 +205,16 @@ func (s *strict) look(p []byte) error {
 			s.held = 0
 		}
 		if s.depth > MaxDepth {
-			return refuse(0, "its JSON is nested deeper than %d", MaxDepth)
+			return refuse(0, "is nested deeper than %d levels", MaxDepth)
 		}
 		if s.held > MaxLine {
-			return refuse(0, "it is longer than %d bytes", MaxLine)
+			return refuse(0, "is longer than %d bytes", MaxLine)
 		}
 	}
 	return nil
 }
 
-// utf8 reports whether the text is valid so far.
+// utf8 reports whether the text read so far is valid UTF-8.
 func (s *strict) utf8(p []byte) bool {
 	p = append(bytes.Clone(s.rest), p...)
 	end := len(p)

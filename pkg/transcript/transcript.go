@@ -55,19 +55,19 @@ func refuse(line int, format string, args ...any) error {
 	return &Error{line, fmt.Sprintf(format, args...)}
 }
 
-// unknown returns the error for a file in none of the three formats.
-const unknown = "it is no transcript of Claude Code (~/.claude/projects/…/*.jsonl), Codex (~/.codex/sessions/…/rollout-*.jsonl) or OpenCode (the output of `opencode export`)"
+// mustBeTranscript is the detail of the error for a file in none of the three formats.
+const mustBeTranscript = "must be a transcript of Claude Code (~/.claude/projects/…/*.jsonl), Codex (~/.codex/sessions/…/rollout-*.jsonl) or OpenCode (the output of `opencode export`)"
 
 // Check reads a transcript to its end. The error is an *Error, or an error of r.
 func Check(r io.Reader) (Info, error) {
 	in := bufio.NewReaderSize(r, 64<<10)
 	first, err := readLine(in)
 	if err != nil && !errors.Is(err, io.EOF) {
-		return Info{}, at(1, err)
+		return Info{}, withLine(1, err)
 	}
 	trimmed := bytes.TrimSpace(first)
 	if len(trimmed) == 0 && err != nil {
-		return Info{}, refuse(0, "it is empty")
+		return Info{}, refuse(0, "is empty")
 	}
 	if head, ok := members(trimmed); ok {
 		switch {
@@ -80,10 +80,10 @@ func Check(r io.Reader) (Info, error) {
 	if bytes.HasPrefix(trimmed, []byte("{")) {
 		return export(io.MultiReader(bytes.NewReader(first), newline(err), in))
 	}
-	return Info{}, refuse(0, unknown)
+	return Info{}, refuse(0, mustBeTranscript)
 }
 
-// newline is the end of the first line, which readLine removed.
+// newline returns the newline that readLine removed from the first line; after io.EOF there was none.
 func newline(end error) io.Reader {
 	if end != nil {
 		return bytes.NewReader(nil)
@@ -91,8 +91,8 @@ func newline(end error) io.Reader {
 	return bytes.NewReader([]byte("\n"))
 }
 
-// at adds the line to an error without one.
-func at(n int, err error) error {
+// withLine sets the line of an *Error that has none.
+func withLine(n int, err error) error {
 	var e *Error
 	if errors.As(err, &e) && e.Line == 0 {
 		return &Error{n, e.Detail}
@@ -108,7 +108,7 @@ func readLine(in *bufio.Reader) ([]byte, error) {
 		line = append(line, piece...)
 		switch {
 		case len(line) > MaxLine:
-			return nil, refuse(0, "it is longer than %d bytes", MaxLine)
+			return nil, refuse(0, "is longer than %d bytes", MaxLine)
 		case errors.Is(err, bufio.ErrBufferFull):
 		case err != nil:
 			return line, err
@@ -130,18 +130,18 @@ type form interface {
 func lines(in *bufio.Reader, line []byte, end error, f form) (Info, error) {
 	for n := 1; ; n++ {
 		if n > MaxEntries {
-			return Info{}, refuse(0, "it has more than %d lines", MaxEntries)
+			return Info{}, refuse(0, "has more than %d lines", MaxEntries)
 		}
 		if len(bytes.TrimSpace(line)) > 0 {
 			m, err := object(line)
-			if err != nil && end != nil && !deep(line) && !json.Valid(line) {
-				return Info{}, refuse(n, "the transcript is cut off in it: copy the file again, when the agent does not write to it")
+			if err != nil && end != nil && !isTooDeep(line) && !json.Valid(line) {
+				return Info{}, refuse(n, "is cut off: copy the file again while the agent does not write to it")
 			}
 			if err == nil {
 				err = f.line(m)
 			}
 			if err != nil {
-				return Info{}, at(n, err)
+				return Info{}, withLine(n, err)
 			}
 		}
 		if end != nil {
@@ -149,7 +149,7 @@ func lines(in *bufio.Reader, line []byte, end error, f form) (Info, error) {
 		}
 		line, end = readLine(in)
 		if end != nil && !errors.Is(end, io.EOF) {
-			return Info{}, at(n+1, end)
+			return Info{}, withLine(n+1, end)
 		}
 	}
 }
@@ -158,26 +158,26 @@ func lines(in *bufio.Reader, line []byte, end error, f form) (Info, error) {
 func object(raw []byte) (map[string]json.RawMessage, error) {
 	switch {
 	case !utf8.Valid(raw):
-		return nil, refuse(0, "it is not valid UTF-8")
-	case deep(raw):
-		return nil, refuse(0, "its JSON is nested deeper than %d", MaxDepth)
+		return nil, refuse(0, "is not valid UTF-8")
+	case isTooDeep(raw):
+		return nil, refuse(0, "is nested deeper than %d levels", MaxDepth)
 	}
 	m, ok := members(raw)
 	if !ok {
-		return nil, refuse(0, "it is no JSON object")
+		return nil, refuse(0, "must be a JSON object")
 	}
 	return m, nil
 }
 
 func members(raw []byte) (m map[string]json.RawMessage, ok bool) {
-	if deep(raw) {
+	if isTooDeep(raw) {
 		return nil, false
 	}
 	return m, json.Unmarshal(raw, &m) == nil && m != nil
 }
 
-// deep reports whether JSON is nested too deep, before any code recurses into it.
-func deep(raw []byte) bool {
+// isTooDeep reports whether JSON is nested deeper than MaxDepth. It does not recurse itself.
+func isTooDeep(raw []byte) bool {
 	depth, inText := 0, false
 	for i := 0; i < len(raw); i++ {
 		switch c := raw[i]; {
@@ -255,17 +255,17 @@ func (c *claude) line(m map[string]json.RawMessage) error {
 	c.n++
 	kind := text(m["type"])
 	if kind == "" {
-		return refuse(0, "type is missing: "+unknown)
+		return refuse(0, "type is missing; "+mustBeTranscript)
 	}
 	if raw, ok := m["sessionId"]; ok {
 		session := text(raw)
 		if !uuidForm.MatchString(session) {
-			return refuse(0, "sessionId is no UUID")
+			return refuse(0, "sessionId must be a UUID")
 		}
 		c.info.AgentSessionID = session
 	}
 	raw, ok := m["uuid"]
-	if !ok { // a note of the CLI
+	if !ok { // a line of the CLI that is not part of the conversation
 		if kind == "user" || kind == "assistant" {
 			return refuse(0, "uuid is missing")
 		}
@@ -273,13 +273,13 @@ func (c *claude) line(m map[string]json.RawMessage) error {
 	}
 	id, ok := parseUUID(text(raw))
 	if !ok {
-		return refuse(0, "uuid is no UUID")
+		return refuse(0, "uuid must be a UUID")
 	}
 	c.seen[id] = true
 	if parent, has := m["parentUuid"]; has && string(parent) != "null" {
 		id, ok := parseUUID(text(parent))
 		if !ok {
-			return refuse(0, "parentUuid is neither null nor a UUID")
+			return refuse(0, "parentUuid must be null or a UUID")
 		}
 		if _, known := c.parents[id]; !known {
 			c.parents[id] = c.n
@@ -294,7 +294,7 @@ func (c *claude) line(m map[string]json.RawMessage) error {
 // message validates a message.
 func (c *claude) message(kind string, m map[string]json.RawMessage) error {
 	if text(m["role"]) != kind {
-		return refuse(0, "message.role is not %s", kind)
+		return refuse(0, "message.role must be %s", kind)
 	}
 	switch content := bytes.TrimSpace(m["content"]); {
 	case len(content) > 0 && content[0] == '"':
@@ -303,13 +303,13 @@ func (c *claude) message(kind string, m map[string]json.RawMessage) error {
 			Type string `json:"type"`
 		}
 		if json.Unmarshal(content, &blocks) != nil {
-			return refuse(0, "message.content is no list of blocks")
+			return refuse(0, "message.content must be a list of blocks")
 		}
 		if len(blocks) > 0 && blocks[0].Type == "tool_result" {
 			return nil
 		}
 	default:
-		return refuse(0, "message.content is neither text nor a list of blocks")
+		return refuse(0, "message.content must be text or a list of blocks")
 	}
 	c.info.Messages++
 	return nil
@@ -318,19 +318,19 @@ func (c *claude) message(kind string, m map[string]json.RawMessage) error {
 func (c *claude) end() (Info, error) {
 	for id, line := range c.parents {
 		if !c.seen[id] {
-			return Info{}, refuse(line, "its parentUuid is of no line of the file: a part of the transcript is missing")
+			return Info{}, refuse(line, "parentUuid is not the uuid of a line of the file: a part of the transcript is missing")
 		}
 	}
 	if c.info.AgentSessionID == "" {
-		return Info{}, refuse(0, unknown)
+		return Info{}, refuse(0, mustBeTranscript)
 	}
-	return said(c.info)
+	return withMessages(c.info)
 }
 
-// said returns i, or an error if the transcript has no messages.
-func said(i Info) (Info, error) {
+// withMessages returns i, or an error if the transcript has no messages.
+func withMessages(i Info) (Info, error) {
 	if i.Messages == 0 {
-		return Info{}, refuse(0, "it has no messages: there is nothing to go on with")
+		return Info{}, refuse(0, "has no messages to continue from")
 	}
 	return i, nil
 }
@@ -346,11 +346,11 @@ func (c *codex) line(m map[string]json.RawMessage) error {
 	kind, payload := text(m["type"]), inner(m["payload"])
 	switch {
 	case kind == "":
-		return refuse(0, "type is missing: "+unknown)
+		return refuse(0, "type is missing; "+mustBeTranscript)
 	case payload == nil:
-		return refuse(0, "payload is no JSON object")
+		return refuse(0, "payload must be a JSON object")
 	case c.n == 1 && kind != "session_meta":
-		return refuse(0, "its type is not session_meta: the beginning of the transcript is missing")
+		return refuse(0, "type must be session_meta: the beginning of the transcript is missing")
 	case c.n == 1:
 		return c.meta(payload)
 	case kind == "response_item" && text(payload["type"]) == "message":
@@ -364,10 +364,10 @@ func (c *codex) line(m map[string]json.RawMessage) error {
 func (c *codex) meta(payload map[string]json.RawMessage) error {
 	id := text(payload["id"])
 	if !uuidForm.MatchString(id) {
-		return refuse(0, "payload.id is no UUID")
+		return refuse(0, "payload.id must be a UUID")
 	}
 	c.info = Info{Architecture: architecture.Codex, AgentSessionID: id}
 	return nil
 }
 
-func (c *codex) end() (Info, error) { return said(c.info) }
+func (c *codex) end() (Info, error) { return withMessages(c.info) }

@@ -15,31 +15,31 @@ import (
 )
 
 const (
-	// lastWords is how long the command whose stream was cut off may take to report the reason.
-	lastWords = 2 * time.Second
-	// maxWords is the maximum number of bytes that are kept of a command's error output.
-	maxWords = 4 << 10
+	// reasonTimeout is the time that a command has to report the reason after its stream was cut off.
+	reasonTimeout = 2 * time.Second
+	// maxStderr is the maximum number of bytes that are kept of a command's error output.
+	maxStderr = 4 << 10
 )
 
-// command is one of the runner's commands that runs in a sandbox. It ends with ctx.
+// command is a running command of the runner in a sandbox. It is killed when ctx ends.
 type command struct {
-	ctx   context.Context
-	name  string
-	p     sandbox.Process
-	said  tail
-	heard chan struct{} // stderr ended
-	stop  func() bool
+	ctx        context.Context
+	name       string
+	p          sandbox.Process
+	stderr     tail
+	stderrDone chan struct{} // closed at the end of stderr
+	stop       func() bool
 }
 
 func start(ctx context.Context, box sandbox.Sandbox, args ...string) (*command, error) {
-	c := &command{ctx: ctx, name: strings.Join(args[:2], " "), heard: make(chan struct{})}
+	c := &command{ctx: ctx, name: strings.Join(args[:2], " "), stderrDone: make(chan struct{})}
 	var err error
 	if c.p, err = box.Exec(ctx, sandbox.Command{Args: args}); err != nil {
 		return nil, fmt.Errorf("%s: %w", c.name, err)
 	}
 	go func() {
-		defer close(c.heard)
-		_, _ = io.Copy(&c.said, c.p.Stderr()) // that it ended is all there is to know
+		defer close(c.stderrDone)
+		_, _ = io.Copy(&c.stderr, c.p.Stderr()) // an error means the same as the end of stderr
 	}()
 	c.stop = context.AfterFunc(ctx, func() { _ = c.p.Kill() }) // Wait returns the error
 	return c, nil
@@ -50,10 +50,10 @@ func start(ctx context.Context, box sandbox.Sandbox, args ...string) (*command, 
 func (c *command) finish(err error) error {
 	_ = c.p.Stdin().Close() // it may be closed already
 	switch {
-	case errors.Is(err, ErrCut): // it has ended, or hangs
-		patience := time.NewTimer(lastWords)
+	case errors.Is(err, ErrCut): // the command has ended, or hangs
+		patience := time.NewTimer(reasonTimeout)
 		select {
-		case <-c.heard:
+		case <-c.stderrDone:
 		case <-patience.C:
 		}
 		patience.Stop()
@@ -61,32 +61,32 @@ func (c *command) finish(err error) error {
 	case err != nil:
 		_ = c.p.Kill() // Wait returns the error
 	default:
-		_, _ = io.Copy(io.Discard, c.p.Stdout()) // nothing is expected; a full pipe would keep it from ending
+		_, _ = io.Copy(io.Discard, c.p.Stdout()) // no output is expected, but a full pipe would block the command
 	}
 	code, waited := c.p.Wait()
-	<-c.heard
+	<-c.stderrDone
 	c.stop()
-	words := c.said.last()
+	reason := c.stderr.last()
 	switch {
 	case c.ctx.Err() != nil:
 		return fmt.Errorf("%s: %w", c.name, context.Cause(c.ctx))
 	case code == wire.ExitDiskFull:
-		return &sandbox.Error{Code: sandbox.CodeDiskFull, Message: c.name + ": " + words, Err: err}
+		return &sandbox.Error{Code: sandbox.CodeDiskFull, Message: c.name + ": " + reason, Err: err}
 	case code == wire.ExitRefused:
-		return &RefusedError{Message: words}
-	case err != nil && words != "" && code > 0:
-		return fmt.Errorf("%s: %s (%w)", c.name, words, err)
+		return &RefusedError{Message: reason}
+	case err != nil && reason != "" && code > 0:
+		return fmt.Errorf("%s: %s (%w)", c.name, reason, err)
 	case err != nil:
 		return fmt.Errorf("%s: %w", c.name, err)
 	case waited != nil:
 		return fmt.Errorf("%s: %w", c.name, waited)
 	case code != 0:
-		return fmt.Errorf("%s: exit code %d: %s", c.name, code, words)
+		return fmt.Errorf("%s: exit code %d: %s", c.name, code, reason)
 	}
 	return nil
 }
 
-// tail keeps the last bytes that are written to it.
+// tail is a writer that keeps the last maxStderr bytes.
 type tail struct {
 	mu  sync.Mutex
 	buf []byte
@@ -95,12 +95,12 @@ type tail struct {
 func (t *tail) Write(p []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.buf = append(t.buf, p[max(0, len(p)-maxWords):]...)
-	t.buf = t.buf[max(0, len(t.buf)-maxWords):]
+	t.buf = append(t.buf, p[max(0, len(p)-maxStderr):]...)
+	t.buf = t.buf[max(0, len(t.buf)-maxStderr):]
 	return len(p), nil
 }
 
-// last is the last line.
+// last returns the last line, without the prefix of the runner's messages.
 func (t *tail) last() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -115,23 +115,23 @@ func Unpack(ctx context.Context, box sandbox.Sandbox, dir string, tar io.Reader)
 	if dir == "" {
 		dir = "."
 	}
-	return pour(ctx, box, "the archive", tar, "runner", "unpack", "--", dir)
+	return runWithInput(ctx, box, "the archive", tar, "runner", "unpack", "--", dir)
 }
 
 // Provide copies a transcript, identified by its SHA-256 in hex, into a sandbox, for a query with fork.provided.
 func Provide(ctx context.Context, box sandbox.Sandbox, sha256 string, content io.Reader) error {
-	return pour(ctx, box, "the transcript", content, "runner", "provide-transcript", "--sha256", sha256)
+	return runWithInput(ctx, box, "the transcript", content, "runner", "provide-transcript", "--sha256", sha256)
 }
 
-// pour runs one of the runner's commands with content as its standard input.
-func pour(ctx context.Context, box sandbox.Sandbox, what string, content io.Reader, args ...string) error {
+// runWithInput runs one of the runner's commands with content as its standard input.
+func runWithInput(ctx context.Context, box sandbox.Sandbox, what string, content io.Reader, args ...string) error {
 	c, err := start(ctx, box, args...)
 	if err != nil {
 		return err
 	}
 	from := &source{r: content}
 	_, err = io.Copy(c.p.Stdin(), from)
-	if from.err != nil { // the runner must not take it for the content's end
+	if from.err != nil { // the runner must not mistake the error for the end of the content
 		_ = c.p.Kill() // Wait returns the error
 		return c.finish(fmt.Errorf("read %s: %w", what, from.err))
 	}
@@ -144,7 +144,7 @@ func pour(ctx context.Context, box sandbox.Sandbox, what string, content io.Read
 	return c.finish(err)
 }
 
-// source remembers the error of the reader that it wraps.
+// source is a reader that records the error of the reader it wraps, except io.EOF.
 type source struct {
 	r   io.Reader
 	err error

@@ -12,24 +12,24 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace/wire"
 )
 
-// keptPacks is how many packs a reader of many files keeps in memory.
+// keptPacks is the number of packs that a packCache keeps in memory if keep is 0.
 const keptPacks = 4
 
-// library reads blocks, and keeps the packs that were read last.
-type library struct {
+// packCache reads the blocks of a snapshot and caches the packs that were used last.
+type packCache struct {
 	store Store
 	m     *Manifest
-	kept  []shelf // the last used one last
-	keep  int     // packs; 0 means keptPacks
+	kept  []cachedPack // in the order of their last use
+	keep  int          // maximum number of kept packs; 0 means keptPacks
 }
 
-type shelf struct {
+type cachedPack struct {
 	pack    int32
 	content []byte
 }
 
 // block returns a block's content, which is valid until the next call.
-func (l *library) block(ctx context.Context, h wire.Hash) ([]byte, error) {
+func (l *packCache) block(ctx context.Context, h wire.Hash) ([]byte, error) {
 	at := l.m.places[h]
 	content, err := l.pack(ctx, at.pack)
 	if err != nil {
@@ -37,12 +37,12 @@ func (l *library) block(ctx context.Context, h wire.Hash) ([]byte, error) {
 	}
 	b := content[at.offset : at.offset+at.length]
 	if wire.Sum(b) != h {
-		return nil, &CorruptError{Object: l.m.prefix + l.m.ID, Err: fmt.Errorf("block %s does not lie where it says", h)}
+		return nil, &CorruptError{Object: l.m.prefix + l.m.ID, Err: fmt.Errorf("block %s is not at its recorded location", h)}
 	}
 	return b, nil
 }
 
-func (l *library) pack(ctx context.Context, n int32) ([]byte, error) {
+func (l *packCache) pack(ctx context.Context, n int32) ([]byte, error) {
 	for i, s := range l.kept {
 		if s.pack == n {
 			l.kept = append(append(l.kept[:i:i], l.kept[i+1:]...), s)
@@ -57,11 +57,11 @@ func (l *library) pack(ctx context.Context, n int32) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	l.kept = append(l.kept, shelf{n, content})
+	l.kept = append(l.kept, cachedPack{n, content})
 	return content, nil
 }
 
-// read fetches a pack, into buf if it has the room.
+// read fetches a pack and verifies its hash. It uses the memory of buf if its capacity suffices.
 func (p pack) read(ctx context.Context, store Store, prefix string, buf []byte) ([]byte, error) {
 	name := p.name(prefix)
 	r, err := store.Get(ctx, name)
@@ -75,32 +75,33 @@ func (p pack) read(ctx context.Context, store Store, prefix string, buf []byte) 
 	_, err = io.ReadFull(r, buf)
 	if err = errors.Join(err, r.Close()); err != nil {
 		if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) {
-			return nil, &CorruptError{Object: name, Err: fmt.Errorf("it is shorter than %d bytes", p.size)}
+			return nil, &CorruptError{Object: name, Err: fmt.Errorf("has fewer than %d bytes", p.size)}
 		}
 		return nil, fmt.Errorf("read pack %s: %w", name, err)
 	}
 	if got := wire.Sum(buf); got != p.hash {
-		return nil, &CorruptError{Object: name, Err: fmt.Errorf("its SHA-256 is %s", got)}
+		return nil, &CorruptError{Object: name, Err: fmt.Errorf("SHA-256 is %s", got)}
 	}
 	return buf, nil
 }
 
-// Reader opens a file by its path relative to the workspace; ErrNotFound if there
-// is none, ErrNotFile for a folder or a link, which is not followed. Content is
-// checked block by block: a *CorruptError names the object that is at fault.
+// Reader opens a file by its path relative to the workspace. It returns ErrNotFound if the path does not exist, and
+// ErrNotFile for a folder or a symbolic link; links are not followed. Read verifies the content block by block and
+// returns a *CorruptError that names the corrupt object.
 func (m *Manifest) Reader(ctx context.Context, store Store, path string) (io.ReadCloser, error) {
-	return (&Contents{library{store: store, m: m}}).Reader(ctx, path)
+	return (&Contents{packCache{store: store, m: m}}).Reader(ctx, path)
 }
 
-// Contents reads files of a snapshot one after the other. It holds one pack in memory, up to 8 MiB, from which the next file may come too.
-type Contents struct{ from library }
+// Contents reads files of a snapshot one after the other. It keeps the last pack, up to 8 MiB, in memory, so that a
+// next file in the same pack needs no request. It is not safe for concurrent use.
+type Contents struct{ from packCache }
 
-// Contents makes a reader of many files.
+// Contents returns a reader of many files.
 func (m *Manifest) Contents(store Store) *Contents {
-	return &Contents{library{store: store, m: m, keep: 1}}
+	return &Contents{packCache{store: store, m: m, keep: 1}}
 }
 
-// Reader is as Manifest.Reader. It is valid until the next call.
+// Reader is like Manifest.Reader. The returned reader is valid until the next call.
 func (c *Contents) Reader(ctx context.Context, path string) (io.ReadCloser, error) {
 	e, _, err := c.from.m.find(path)
 	if err != nil {
@@ -112,10 +113,10 @@ func (c *Contents) Reader(ctx context.Context, path string) (io.ReadCloser, erro
 	return &reader{ctx: ctx, from: &c.from, left: e.Blocks}, nil
 }
 
-// reader reads a file's blocks one after the other.
+// reader reads the blocks of a file in order.
 type reader struct {
 	ctx  context.Context
-	from *library
+	from *packCache
 	left []wire.Hash
 	have []byte
 }
@@ -136,21 +137,21 @@ func (r *reader) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// Close lets the content go.
+// Close releases the content.
 func (r *reader) Close() error {
 	r.left, r.have = nil, nil
 	return nil
 }
 
 // Tar writes the content of a folder of the workspace ("" for the whole workspace) as a tar, with names relative to
-// that folder. It returns ErrNotFound if there is no such folder. The tar never contains the agent's records. Tar
+// that folder. It returns ErrNotFound if the folder does not exist. The tar never contains the agent's records. Tar
 // holds a few packs in memory, independent of the size.
 func (m *Manifest) Tar(ctx context.Context, store Store, dir string, w io.Writer) error {
 	list, err := m.List(dir)
 	if err != nil {
 		return err
 	}
-	from := &library{store: store, m: m}
+	from := &packCache{store: store, m: m}
 	t := tar.NewWriter(w)
 	for i := range list {
 		e := &list[i]

@@ -20,7 +20,7 @@ const (
 	// packSize is the maximum size of a pack in bytes. An object is read from its start, so a small pack makes
 	// reading a file cheap.
 	packSize = 8 << 20
-	// maxManifest is the maximum size in bytes of the canonical form of a tree and of its places.
+	// maxManifest is the maximum size in bytes of a tree's canonical form and of the locations of its blocks.
 	maxManifest = 256 << 20
 	// packPrefix is the prefix of the names of packs.
 	packPrefix = "p-"
@@ -120,8 +120,8 @@ func (m *Manifest) encode() ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// Open reads the manifest of a snapshot. It returns ErrNotFound if there is none, and a *CorruptError if its
-// content does not match its name.
+// Open reads the manifest of a snapshot. It returns ErrNotFound if it does not exist, and a *CorruptError if
+// its content does not match its name.
 func Open(ctx context.Context, store Store, tenant, session, id string) (*Manifest, error) {
 	if err := check(tenant, session, id); err != nil {
 		return nil, err

@@ -17,7 +17,7 @@ import (
 func Snapshot(ctx context.Context, box sandbox.Sandbox, store Store, o Options) (Result, error) {
 	began := time.Now()
 	prefix := Name(o.Tenant, o.Session, "")
-	if err := check(o.Tenant, o.Session, cmpID(o.Previous)); err != nil {
+	if err := check(o.Tenant, o.Session, orValidID(o.Previous)); err != nil {
 		return Result{}, err
 	}
 	c, err := start(ctx, box, "runner", "snapshot")
@@ -25,7 +25,7 @@ func Snapshot(ctx context.Context, box sandbox.Sandbox, store Store, o Options) 
 		return Result{}, err
 	}
 	s := &snapshot{store: store, prefix: prefix, o: o, in: wire.NewWriter(c.p.Stdin()), out: wire.NewReader(c.p.Stdout()), tree: wire.NewTree()}
-	if err := c.finish(s.exchange(ctx)); err != nil {
+	if err := c.finish(s.run(ctx)); err != nil {
 		return Result{}, err
 	}
 	if s.r.ID == "" {
@@ -37,8 +37,8 @@ func Snapshot(ctx context.Context, box sandbox.Sandbox, store Store, o Options) 
 	return s.r, nil
 }
 
-// cmpID returns a valid id for an absent one, so that it passes validation.
-func cmpID(id string) string {
+// orValidID returns a valid id for an absent one, so that it passes validation.
+func orValidID(id string) string {
 	if id == "" {
 		return wire.NewTree().ID()
 	}
@@ -59,15 +59,15 @@ type snapshot struct {
 	r       Result
 }
 
-// exchange is the host's side of the snapshot protocol of package wire.
-func (s *snapshot) exchange(ctx context.Context) error {
+// run runs the host's side of the snapshot protocol of package wire.
+func (s *snapshot) run(ctx context.Context) error {
 	if err := errors.Join(s.in.JSON(wire.FrameHello, wire.Hello{Protocol: wire.Protocol}), s.in.Flush()); err != nil {
 		return err
 	}
 	if err := s.out.Greet(); err != nil {
 		return err
 	}
-	found, err := s.found()
+	found, err := s.readFound()
 	if err != nil {
 		return err
 	}
@@ -84,7 +84,7 @@ func (s *snapshot) exchange(ctx context.Context) error {
 			return errors.Join(s.in.Frame(wire.FrameStop, nil), s.in.Flush())
 		}
 	}
-	if err := s.known(ctx); err != nil {
+	if err := s.sendKnown(ctx); err != nil {
 		return err
 	}
 	return s.receive(ctx)
@@ -103,8 +103,8 @@ func (s *snapshot) kept(ctx context.Context, id string) (bool, error) {
 	return has, nil
 }
 
-// found reads what the runner reports without reading content.
-func (s *snapshot) found() (found wire.Found, err error) {
+// readFound reads what the runner reports without reading content.
+func (s *snapshot) readFound() (found wire.Found, err error) {
 	for {
 		t, content, err := s.out.Next()
 		switch {
@@ -123,9 +123,9 @@ func (s *snapshot) found() (found wire.Found, err error) {
 	}
 }
 
-// known sends the hashes of stored blocks to the runner. If the previous snapshot is missing or corrupt, no block
+// sendKnown sends the hashes of stored blocks to the runner. If the previous snapshot is missing or corrupt, no block
 // counts as stored, so that the workspace can still be stored.
-func (s *snapshot) known(ctx context.Context) error {
+func (s *snapshot) sendKnown(ctx context.Context) error {
 	var previous *Manifest
 	if s.o.Previous != "" {
 		var err error

@@ -15,12 +15,12 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace/wire"
 )
 
-// Store holds objects by name. Names have slashes. An object appears as a whole
-// or not at all, also when its reader fails in the middle.
+// Store holds objects by name. A name may contain slashes. An object is stored completely or not at all, even if the
+// reader that Put reads from fails.
 type Store interface {
-	// Put stores all of r. Storing a name again replaces its content.
+	// Put stores the content of r. It replaces an existing object of that name.
 	Put(ctx context.Context, name string, r io.Reader) error
-	// Get opens an object; ErrNotFound if there is none.
+	// Get opens an object. It returns ErrNotFound if the object does not exist.
 	Get(ctx context.Context, name string) (io.ReadCloser, error)
 	// Has reports whether an object exists.
 	Has(ctx context.Context, name string) (bool, error)
@@ -28,14 +28,14 @@ type Store interface {
 
 // Errors that a caller may branch on.
 var (
-	// ErrNotFound is an object, or a path of a snapshot, that is not there.
+	// ErrNotFound is returned for an object, or a path of a snapshot, that does not exist.
 	ErrNotFound = errors.New("not found in the workspaces' store")
-	// ErrNotFile is a path of a snapshot that is a folder or a symbolic link.
+	// ErrNotFile is returned for a path of a snapshot that is a folder or a symbolic link.
 	ErrNotFile = errors.New("is not a file")
-	// ErrCut means that the sandbox's stream ended before it was complete.
+	// ErrCut is returned if the sandbox's stream ended before it was complete.
 	ErrCut = wire.ErrCut
-	// ErrTooLarge is a tree of more files than a snapshot takes.
-	ErrTooLarge = errors.New("the workspace has more than a snapshot takes")
+	// ErrTooLarge is returned for a tree that exceeds the limits of a snapshot.
+	ErrTooLarge = errors.New("the workspace exceeds the limits of a snapshot")
 )
 
 // CorruptError is returned for an object whose content does not match its name.
@@ -69,7 +69,7 @@ const (
 // Skip is a file of a sandbox that a snapshot does not contain, with the reason.
 type Skip = wire.Skip
 
-// MaxSkips is how many of them a Result names.
+// MaxSkips is the maximum number of skipped files that a Result lists.
 const MaxSkips = 100
 
 // Options of a snapshot.
@@ -84,22 +84,22 @@ type Options struct {
 type Result struct {
 	ID        string // m-…, the same for the same files
 	Files     uint32
-	Bytes     uint64 // of all files
-	NewBytes  uint64 // of files, that had to be stored
+	Bytes     uint64 // total size of all files
+	NewBytes  uint64 // size of the blocks that were not stored before
 	Stored    uint64 // bytes of the objects that were added: packs and the manifest
 	Repacked  uint64 // bytes stored again, so that the snapshot needs fewer objects
 	ReadBytes uint64 // bytes that the runner read to find changes
 	Duration  time.Duration
 	Skips     []Skip // files that are not in the snapshot, at most MaxSkips
-	Skipped   uint32 // how many there are
-	Unsettled uint32 // files that changed each time while they were read
-	Lost      error  // why Previous could not be used, so that all was stored again; nil if it could
+	Skipped   uint32 // number of files that are not in the snapshot
+	Unsettled uint32 // number of files that changed during every attempt to read them
+	Lost      error  // why Previous could not be used, so that all content was stored again; nil if it was used
 }
 
 // Name returns the name of a snapshot's manifest in the store.
 func Name(tenant, session, id string) string { return tenant + "/" + session + "/" + id }
 
-// ParseName is the inverse of Name.
+// ParseName returns the parts of a name that Name returned.
 func ParseName(name string) (tenant, session, id string, err error) {
 	parts := strings.Split(name, "/")
 	if len(parts) != 3 {

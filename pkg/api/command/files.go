@@ -5,8 +5,8 @@ import (
 	"unicode/utf8"
 )
 
-// MaxPath is the longest path in a workspace, in bytes. maxName is the longest path element, which is the limit of
-// common file systems.
+// MaxPath is the maximum length of a path in a workspace in bytes. maxName is the maximum length of a path element,
+// which is the limit of common file systems.
 const (
 	MaxPath = 4096
 	maxName = 255
@@ -45,7 +45,7 @@ func CheckPath(field, path string, folder bool) error {
 	case strings.Contains(path, `\`):
 		return invalid(field, `it holds a backslash: write it with slashes`)
 	case path[0] == '/':
-		return invalid(field, "it begins with a slash: it is relative to the workspace")
+		return invalid(field, "must not begin with a slash: the path is relative to the workspace")
 	}
 	for part := range strings.SplitSeq(path, "/") {
 		switch {
@@ -54,7 +54,7 @@ func CheckPath(field, path string, folder bool) error {
 		case part == "" || part == ".":
 			return invalid(field, "must not have an empty part or a part .; write a/b.txt")
 		case len(part) > maxName:
-			return invalid(field, "a part of has %d bytes; the limit is %d", len(part), maxName)
+			return invalid(field, "has a path element of %d bytes; the limit is %d", len(part), maxName)
 		}
 	}
 	return nil
@@ -77,7 +77,7 @@ func (f File) Check(field, tenant, session string) error {
 	}
 	// An object name in another session's folder would give access to that session's content.
 	if f.Object != "" && (!strings.HasPrefix(f.Object, ObjectFolder(tenant, session)) || CheckPath(field, f.Object, false) != nil) {
-		return invalid(field+".object", "%.100q is no object of the session", f.Object)
+		return invalid(field+".object", "%.100q is not an object of the session", f.Object)
 	}
 	return nil
 }

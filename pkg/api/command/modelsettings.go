@@ -90,7 +90,7 @@ func CheckModelSettings(runs string, o events.Options) error {
 		return nil
 	}
 	if runs != architecture.ACP {
-		return invalid("sessionOptions.modelSettings", "only architecture acp takes model settings, and this session has %s", runs)
+		return invalid("sessionOptions.modelSettings", "only architecture acp supports model settings; the architecture is %s", runs)
 	}
 	if p, ok := architecture.FindPreset(s.Preset); ok && o.ModelProvider != "" && !slices.Contains(p.Providers, o.ModelProvider) {
 		return invalid("sessionOptions.modelProvider", "preset %s does not support model provider %.64s; it supports %s", p.Name, o.ModelProvider, strings.Join(p.Providers, ", "))

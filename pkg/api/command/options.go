@@ -137,7 +137,7 @@ func CheckCommand(runs string, list []string) error {
 	case runs == architecture.ACP && len(list) == 0:
 		return invalid("sessionOptions.command", `architecture acp runs the agent that you name: give its program and arguments, such as ["my-agent","--acp"]`)
 	case runs != architecture.ACP && len(list) > 0:
-		return invalid("sessionOptions.command", "only architecture acp takes a command, and this session has %s", runs)
+		return invalid("sessionOptions.command", "only architecture acp supports a command; the architecture is %s", runs)
 	}
 	return nil
 }

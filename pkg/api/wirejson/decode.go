@@ -239,14 +239,14 @@ func eachMember(data []byte, path string, member func(string, json.RawMessage) e
 		return syntax(err, path)
 	}
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return &FieldError{path, "not valid JSON: something stands behind the object"}
+		return &FieldError{path, "not valid JSON: there is data after the object"}
 	}
 	return nil
 }
 
 func syntax(err error, path string) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-		return &FieldError{path, "not valid JSON: it ends too early"}
+		return &FieldError{path, "not valid JSON: unexpected end"}
 	}
 	return &FieldError{path, "not valid JSON: " + strings.TrimPrefix(err.Error(), "json: ")}
 }

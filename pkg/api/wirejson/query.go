@@ -23,7 +23,7 @@ func CheckQuery(q url.Values, d protoreflect.MessageDescriptor, inPath func(fiel
 	for name, values := range q {
 		fd := d.Fields().ByJSONName(name)
 		if fd == nil || inPath(string(fd.Name())) || fd.Kind() == protoreflect.MessageKind {
-			return &FieldError{join("", name), "there is no such parameter; " + parameterList(names)}
+			return &FieldError{join("", name), "unknown parameter; " + parameterList(names)}
 		}
 		if len(values) > 1 && !fd.IsList() {
 			return &FieldError{name, "the parameter is given more than once"}
@@ -82,7 +82,7 @@ func ParseBool(name, v string) (bool, error) {
 
 func parameterList(names []string) string {
 	if len(names) == 0 {
-		return "this route takes none"
+		return "this route has no parameters"
 	}
-	return "there are " + strings.Join(names, ", ")
+	return "must be one of " + strings.Join(names, ", ")
 }

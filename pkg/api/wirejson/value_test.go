@@ -21,7 +21,7 @@ func TestUnmarshalValue_NamesTheInvalidField(t *testing.T) {
 		`{"skills":["A"]}`:                          `spec.skills[0]: slug: "A" is not 1 to 64 characters of a-z and 0-9, in groups joined by single dots or hyphens`,
 		`{"skills":[{"slug":"a","scope":"mine"}]}`:  `spec.skills[0].scope: "mine" is not one of platform, organization and identity_account`,
 		`{"skills":[{"slug":"a","vers":"1"}]}`:      "spec.skills[0].vers: unknown field; must be one of scope, org, kind, slug, version",
-		`{"skills":[{"slug":"a","kind":"agent"}]}`:  `spec.skills[0].kind: "agent" does not belong here: the field refers to an entry of kind skill`,
+		`{"skills":[{"slug":"a","kind":"agent"}]}`:  `spec.skills[0].kind: must be skill, not "agent"`,
 		`{"skills":[null]}`:                         "spec.skills[0]: must not be null",
 		`{"skills":[7]}`:                            "spec.skills[0]: must be an object, not 7",
 		`{"skills":"a"}`:                            "spec.skills: must be a list, not a string",

@@ -13,7 +13,7 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// Role is how a process uses the log.
+// Role states whether a process reads or also writes the log, and which keys it has.
 type Role int
 
 // A Verifier reads and checks the commits of all roles. A Writer also appends. A Contributor appends, and has only

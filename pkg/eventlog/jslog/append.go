@@ -40,7 +40,7 @@ type attempt struct {
 	head   eventlog.Head
 	commit events.Commit
 	data   []byte
-	lost   bool // a publish was not acknowledged: the commit may be stored already, or may still be
+	lost   bool // a publish was not acknowledged: the commit may be stored already, or be stored later
 }
 
 func (a *attempt) run(ctx context.Context) (eventlog.Head, error) {
@@ -168,7 +168,7 @@ func (a *attempt) refused(ctx context.Context, why error) (eventlog.Head, error)
 		return next, err
 	}
 	// The unacknowledged try may still arrive, so the outcome is unknown.
-	return eventlog.Head{}, fmt.Errorf("%w: an unanswered try, then: %w", eventlog.ErrUnavailable, why)
+	return eventlog.Head{}, fmt.Errorf("%w: an earlier try was not acknowledged, then: %w", eventlog.ErrUnavailable, why)
 }
 
 // wrongSequence reports whether the server refused the expected sequence. Replicated streams use a different error

@@ -33,8 +33,8 @@ type Config struct {
 	AckTimeout time.Duration
 	// Keys sign commits, and verify the commits that are signed according to Signing.
 	Keys eventlog.Keys
-	// Signing is what Provision recorded (topology.ReadSigning). Append writes commits of its CommitVersion, or of
-	// a newer version if the subject has one already.
+	// Signing are the settings that Provision recorded (topology.ReadSigning). Append writes commits of its CommitVersion,
+	// or of a newer version if the subject has one already.
 	Signing topology.Signing
 	// Logger receives retries and their reasons; nil discards them.
 	Logger *slog.Logger

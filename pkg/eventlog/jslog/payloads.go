@@ -87,7 +87,7 @@ func (p *payloads) retry(ctx context.Context, digest string, do func(context.Con
 		case errors.Is(err, jetstream.ErrObjectNotFound):
 			return eventlog.ErrNotFound
 		case errors.Is(err, jetstream.ErrDigestMismatch):
-			return &eventlog.PayloadError{Digest: digest, Reason: "the object store holds other bytes than it was given"}
+			return &eventlog.PayloadError{Digest: digest, Reason: "the stored bytes do not match their digest"}
 		case !transient(err):
 			return fmt.Errorf("%w: %w", eventlog.ErrUnavailable, err)
 		}

@@ -14,8 +14,8 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// Settings of the consumers that read. Services may not delete them; the server removes them when they are
-// inactive.
+// Settings of the temporary consumers of readers. Services may not delete consumers, so the server removes a consumer
+// that is inactive.
 const (
 	pullMessages = 1000
 	pullBytes    = 16 << 20
@@ -125,7 +125,7 @@ type reader struct {
 	shard   int
 	stream  string
 	filters []string
-	bare    bool   // messages are delivered without their content
+	bare    bool   // messages are delivered without their content (headers only)
 	foreign bool   // messages that are not part of the log are yielded as errors
 	seq     uint64 // stream sequence of the last delivery; before it, the requested position
 	expect  uint64 // number of the last delivery of the current consumer
@@ -133,7 +133,7 @@ type reader struct {
 	pull    jetstream.MessagesContext
 	backoff *backoff
 
-	within     context.Context // see patience; nil for none
+	within     context.Context // see quietContext; nil for none
 	stopWithin context.CancelFunc
 	renew      time.Time // time after which within is replaced
 }
@@ -207,7 +207,7 @@ func (r *reader) last(ctx context.Context, subject string) (uint64, error) {
 	return m.Seq, nil
 }
 
-// errQuiet is returned if no message arrived for a while.
+// errQuiet is returned if no message arrived within quiet.
 var errQuiet = errors.New("no message arrived")
 
 // next returns the next message, across any number of reconnects. Its error is errQuiet, the error of ctx, or an
@@ -245,10 +245,10 @@ func (r *reader) take(ctx context.Context) (jetstream.Msg, error) {
 			return nil, err
 		}
 	}
-	within := r.idleContext(ctx)
+	within := r.quietContext(ctx)
 	m, err := r.pull.Next(jetstream.NextContext(within))
 	if err != nil && within.Err() != nil {
-		r.endIdleContext()
+		r.resetQuietContext()
 		return nil, context.Cause(within)
 	}
 	if err != nil {
@@ -266,19 +266,19 @@ func (r *reader) take(ctx context.Context) (jetstream.Msg, error) {
 	return m, nil
 }
 
-// idleContext returns a context that ends when no message has arrived for the duration quiet, or up to half of it
-// earlier. Several messages share the context, because a timer per message would add a tenth to the cost of reading.
-func (r *reader) idleContext(ctx context.Context) context.Context {
+// quietContext returns a context that ends if no message arrives within quiet, or up to half of quiet earlier. The
+// context is shared by several messages, because a timer per message would add a tenth to the cost of reading.
+func (r *reader) quietContext(ctx context.Context) context.Context {
 	if r.within == nil || time.Now().After(r.renew) {
-		r.endIdleContext()
+		r.resetQuietContext()
 		r.within, r.stopWithin = context.WithTimeoutCause(ctx, quiet, errQuiet)
 		r.renew = time.Now().Add(quiet / 2)
 	}
 	return r.within
 }
 
-// endIdleContext ends the context of idleContext, so that the next call creates a new one.
-func (r *reader) endIdleContext() {
+// resetQuietContext ends the context that quietContext returned, so that the next call creates a new one.
+func (r *reader) resetQuietContext() {
 	if r.within != nil {
 		r.stopWithin()
 		r.within = nil
@@ -328,7 +328,7 @@ func (r *reader) check(ctx context.Context) {
 
 // close stops the consumer.
 func (r *reader) close() {
-	r.endIdleContext()
+	r.resetQuietContext()
 	if r.pull != nil {
 		r.pull.Stop()
 		r.pull = nil

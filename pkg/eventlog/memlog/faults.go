@@ -14,10 +14,10 @@ import (
 // commit.
 type Faults struct {
 	// BeforeAppend runs before a commit is stored. If it returns an error, Append returns that error and stores
-	// nothing: eventlog.ErrUnavailable simulates a server that was not reached.
+	// nothing: for example eventlog.ErrUnavailable, to simulate a server that was not reached.
 	BeforeAppend func(ctx context.Context, head eventlog.Head, draft events.Draft) error
 	// AfterAppend runs after a commit was stored. Append returns its error instead of the acknowledgement:
-	// eventlog.ErrUnavailable simulates a writer that died or gave up before it knew the outcome.
+	// for example eventlog.ErrUnavailable, to simulate a writer that died or gave up before it knew the outcome.
 	AfterAppend func(ctx context.Context, stored eventlog.Head) error
 	// BeforeRead runs before Last and At, which return its error.
 	BeforeRead func(ctx context.Context) error

@@ -33,12 +33,12 @@ func Reduce(prev *events.Block, e events.Event) *events.Block {
 	}
 	switch d := e.Data.(type) {
 	case events.MessageAccepted:
-		return dress(events.Block{
+		return withEventFields(events.Block{
 			ID: d.BlockID, Kind: events.KindUserMessage, Status: events.StatusComplete, Time: e.Time,
 			Content: d.Content, Parts: d.Parts, ConversationID: events.MainConversation,
 		}, e)
 	case events.BlockStart:
-		b := dress(d.Block, e)
+		b := withEventFields(d.Block, e)
 		if prev != nil {
 			b.Content = prev.Content
 		}
@@ -51,7 +51,7 @@ func Reduce(prev *events.Block, e events.Event) *events.Block {
 		update(&b, d.Updates)
 		return &b
 	case events.BlockComplete:
-		b := dress(d.Block, e)
+		b := withEventFields(d.Block, e)
 		if prev != nil && !prev.Time.IsZero() {
 			b.Time = prev.Time
 		}
@@ -60,8 +60,8 @@ func Reduce(prev *events.Block, e events.Event) *events.Block {
 	return prev
 }
 
-// dress returns b with the execution, conversation, time and status that e implies.
-func dress(b events.Block, e events.Event) *events.Block {
+// withEventFields returns b with the execution, conversation, time and status that e implies.
+func withEventFields(b events.Block, e events.Event) *events.Block {
 	b.ExecutionID = e.ExecutionID
 	if e.ConversationID != "" {
 		b.ConversationID = e.ConversationID

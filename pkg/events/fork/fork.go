@@ -72,13 +72,13 @@ type change struct {
 
 // point is an event at which the session can be forked.
 type point struct {
-	seq       uint32
-	execution string // execution of the block with the anchor; "" between turns
-	created   events.SessionCreated
-	files     snapshot
-	changes   []change
-	changed   uint32 // number of the last file change
-	talk      conversation
+	seq          uint32
+	execution    string // execution of the block with the anchor; "" between turns
+	created      events.SessionCreated
+	files        snapshot
+	changes      []change
+	changed      uint32 // number of the last file change
+	conversation conversation
 }
 
 // Walk reads a session's events in order and finds where the session can be forked. Its memory does not grow with
@@ -87,26 +87,26 @@ type Walk struct {
 	asked uint32
 
 	// The state of the session after the last event.
-	tip       uint32
-	gone      bool
-	created   events.SessionCreated
-	files     snapshot
-	changes   []change // after files.applied
-	changed   uint32
-	waiting   map[string]struct{} // accepted executions that have not ended
-	active    string              // the claimed execution that has not ended; "" for none
-	last      string              // the execution that was claimed last
-	calls     map[string]struct{} // tool calls of conversation main without a result
-	inherited conversation        // set if the session itself is a fork
-	agent     string              // the agent's own session id; "" until this session has one
-	rested    snapshot            // the first snapshot after the end of the last execution
+	lastSeq      uint32
+	deleted      bool
+	created      events.SessionCreated
+	files        snapshot
+	changes      []change // after files.applied
+	changed      uint32
+	waiting      map[string]struct{} // accepted executions that have not ended
+	active       string              // the claimed execution that has not ended; "" for none
+	last         string              // the execution that was claimed last
+	calls        map[string]struct{} // tool calls of conversation main without a result
+	inherited    conversation        // set if the session itself is a fork
+	agent        string              // the agent's own session id; "" until this session has one
+	restSnapshot snapshot            // the first snapshot after the end of the last execution
 
 	best *point // the latest point whose snapshots are known
 
 	// Points that wait for a snapshot.
-	rest  *point // between turns
-	block *point // the last block with an anchor up to asked
-	older *point // the block before, once a later anchor was logged
+	restPoint   *point // between turns
+	anchorPoint *point // the last block with an anchor up to asked
+	olderAnchor *point // the block before, once a later anchor was logged
 }
 
 // New returns a Walk for a fork at seq asked, or at the last event if asked is Last.
@@ -123,7 +123,7 @@ func (w *Walk) Clone(asked uint32) *Walk {
 	c.changes = slices.Clip(w.changes)
 	c.waiting, c.calls = maps.Clone(w.waiting), maps.Clone(w.calls)
 	copies := map[*point]*point{nil: nil} // two fields may refer to the same point
-	for _, p := range []**point{&c.best, &c.rest, &c.block, &c.older} {
+	for _, p := range []**point{&c.best, &c.restPoint, &c.anchorPoint, &c.olderAnchor} {
 		if copies[*p] == nil && *p != nil {
 			one := **p
 			copies[*p] = &one
@@ -135,8 +135,8 @@ func (w *Walk) Clone(asked uint32) *Walk {
 
 // Add processes the session's next event. The first event has seq 1.
 func (w *Walk) Add(seq uint32, e events.Event) {
-	w.tip = seq
-	ends := w.execution(e)
+	w.lastSeq = seq
+	ends := w.addExecutionEvent(e)
 	switch d := e.Data.(type) {
 	case events.SessionCreated:
 		w.created = d
@@ -144,7 +144,7 @@ func (w *Walk) Add(seq uint32, e events.Event) {
 		w.files = snapshot{id: d.Snapshot, session: d.Files()}
 		w.inherited = conversation{snapshot{id: d.Records, session: d.State()}, d.AgentSessionID, d.Anchor}
 		if w.best != nil { // session_created is in the same commit as this event
-			w.best.files, w.best.talk = w.files, w.inherited
+			w.best.files, w.best.conversation = w.files, w.inherited
 		}
 	case events.SessionOptionsUpdated:
 		w.created.Options = d.Options
@@ -152,37 +152,37 @@ func (w *Walk) Add(seq uint32, e events.Event) {
 			w.created.Metadata = d.Metadata
 		}
 	case events.SessionDeleted:
-		w.gone = true
+		w.deleted = true
 	case events.FilePut:
-		w.change(d.N, d)
+		w.addChange(d.N, d)
 	case events.FileRemoved:
-		w.change(d.N, d)
+		w.addChange(d.N, d)
 	case events.TranscriptWritten:
-		w.written(e.ExecutionID, d.AgentSessionID)
+		w.setAgent(e.ExecutionID, d.AgentSessionID)
 	case events.WorkspaceSynced:
-		w.synced(snapshot{id: d.Snapshot, seq: seq, applied: d.Applied})
+		w.addSnapshot(snapshot{id: d.Snapshot, seq: seq, applied: d.Applied})
 	case events.BlockStart:
 		if d.Block.Status != events.StatusPending {
-			w.completed(seq, e, d.Block)
+			w.addBlock(seq, e, d.Block)
 		} else if e.ConversationID == events.MainConversation && d.Block.Kind == events.KindToolUse {
 			w.calls[d.Block.ToolUseID] = struct{}{}
 		}
 	case events.BlockComplete:
-		w.completed(seq, e, d.Block)
+		w.addBlock(seq, e, d.Block)
 	}
 	if seq <= w.asked && w.active == "" && (ends || len(w.waiting) == 0) {
-		w.between(seq)
+		w.addRestPoint(seq)
 	}
 }
 
-// execution updates the executions of the session. It reports whether the event ends the active execution.
-func (w *Walk) execution(e events.Event) (ends bool) {
+// addExecutionEvent updates the executions of the session. It reports whether the event ends the active execution.
+func (w *Walk) addExecutionEvent(e events.Event) (ends bool) {
 	switch e.Data.(type) {
 	case events.MessageAccepted:
 		w.waiting[e.ExecutionID] = struct{}{}
 	case events.ExecutionClaimed:
 		if e.ExecutionID != w.last {
-			w.active, w.last, w.rested, w.rest = e.ExecutionID, e.ExecutionID, snapshot{}, nil
+			w.active, w.last, w.restSnapshot, w.restPoint = e.ExecutionID, e.ExecutionID, snapshot{}, nil
 		}
 	}
 	if !events.Terminal(e.Type()) {
@@ -197,7 +197,7 @@ func (w *Walk) execution(e events.Event) (ends bool) {
 	return true
 }
 
-func (w *Walk) change(n uint32, data events.Payload) {
+func (w *Walk) addChange(n uint32, data events.Payload) {
 	w.changes, w.changed = append(w.changes, change{n, data}), n
 }
 
@@ -210,20 +210,21 @@ func after(list []change, applied uint32) []change {
 	return list[i:]
 }
 
-func (w *Walk) written(execution, agent string) {
+// setAgent records the agent's own session id that an execution reported, also in points of that execution.
+func (w *Walk) setAgent(execution, agent string) {
 	if agent == "" {
 		return
 	}
 	w.agent = agent
-	for _, p := range []*point{w.block, w.older} {
+	for _, p := range []*point{w.anchorPoint, w.olderAnchor} {
 		if p != nil && p.execution == execution {
-			p.talk.agent = agent
+			p.conversation.agent = agent
 		}
 	}
 }
 
-// completed processes a complete block.
-func (w *Walk) completed(seq uint32, e events.Event, b events.Block) {
+// addBlock processes a complete block.
+func (w *Walk) addBlock(seq uint32, e events.Event, b events.Block) {
 	if e.ConversationID != events.MainConversation {
 		return
 	}
@@ -236,63 +237,65 @@ func (w *Walk) completed(seq uint32, e events.Event, b events.Block) {
 	if b.Anchor == "" || e.ExecutionID != w.active {
 		return
 	}
-	w.older = cmp.Or(w.block, w.older)
+	w.olderAnchor = cmp.Or(w.anchorPoint, w.olderAnchor)
 	if seq <= w.asked && len(w.calls) == 0 {
-		w.block = w.point(seq)
-		w.block.execution, w.block.talk = e.ExecutionID, conversation{agent: w.agent, anchor: b.Anchor}
+		w.anchorPoint = w.point(seq)
+		w.anchorPoint.execution, w.anchorPoint.conversation = e.ExecutionID, conversation{agent: w.agent, anchor: b.Anchor}
 	}
 }
 
+// point returns the point after the last event.
 func (w *Walk) point(seq uint32) *point {
 	return &point{seq: seq, created: w.created, files: w.files, changes: w.changes, changed: w.changed}
 }
 
-// between records that no execution runs after an event.
-func (w *Walk) between(seq uint32) {
+// addRestPoint adds the point after an event after which no execution runs.
+func (w *Walk) addRestPoint(seq uint32) {
 	p := w.point(seq)
 	switch {
 	case w.agent == "":
-		p.talk = w.inherited
-	case w.rested.id != "":
-		p.talk = conversation{records: w.rested, agent: w.agent}
+		p.conversation = w.inherited
+	case w.restSnapshot.id != "":
+		p.conversation = conversation{records: w.restSnapshot, agent: w.agent}
 	default:
-		p.talk.agent = w.agent
-		w.rest = p
+		p.conversation.agent = w.agent
+		w.restPoint = p
 		return
 	}
 	w.best = p
 }
 
-// synced processes a snapshot. It completes the points that wait for one.
-func (w *Walk) synced(s snapshot) {
+// addSnapshot processes a snapshot. It completes the points that wait for one.
+func (w *Walk) addSnapshot(s snapshot) {
 	w.files, w.changes = s, after(w.changes, s.applied)
-	if w.active == "" && w.last != "" && w.rested.id == "" {
-		w.rested = s
+	if w.active == "" && w.last != "" && w.restSnapshot.id == "" {
+		w.restSnapshot = s
 	}
-	if p := w.rest; p != nil {
-		p.talk.records = s
+	if p := w.restPoint; p != nil {
+		p.conversation.records = s
 		// No execution ran since the point, so the snapshot has the files of the point unless a later change was
 		// applied.
 		if s.applied <= p.changed {
 			p.files, p.changes = s, after(p.changes, s.applied)
 		}
-		w.rest = nil
-		w.offer(p)
+		w.restPoint = nil
+		w.setBest(p)
 	}
-	for _, p := range []*point{w.block, w.older} {
-		if p == nil || p.talk.agent == "" || p != w.older && p.execution == w.active {
+	for _, p := range []*point{w.anchorPoint, w.olderAnchor} {
+		if p == nil || p.conversation.agent == "" || p != w.olderAnchor && p.execution == w.active {
 			continue
 		}
-		p.talk.records = s
-		w.offer(p)
-		if w.older = nil; p == w.block {
-			w.block = nil
+		p.conversation.records = s
+		w.setBest(p)
+		if w.olderAnchor = nil; p == w.anchorPoint {
+			w.anchorPoint = nil
 		}
 		return
 	}
 }
 
-func (w *Walk) offer(p *point) {
+// setBest makes p the best point if p is later than the present one.
+func (w *Walk) setBest(p *point) {
 	if w.best == nil || p.seq > w.best.seq {
 		w.best = p
 	}
@@ -300,7 +303,7 @@ func (w *Walk) offer(p *point) {
 
 // Settled reports whether later events cannot change the result, so that the caller can stop.
 func (w *Walk) Settled() bool {
-	return w.best != nil && w.tip >= max(w.asked, 2) && !w.best.before(w.rest) && !w.best.before(w.block)
+	return w.best != nil && w.lastSeq >= max(w.asked, 2) && !w.best.before(w.restPoint) && !w.best.before(w.anchorPoint)
 }
 
 func (p *point) before(o *point) bool { return o != nil && p.seq < o.seq }
@@ -309,15 +312,15 @@ func (p *point) before(o *point) bool { return o != nil && p.seq < o.seq }
 func (w *Walk) Cut() (Cut, error) {
 	asked := w.asked
 	if asked == Last {
-		asked = w.tip
+		asked = w.lastSeq
 	}
 	switch {
-	case w.gone || w.tip == 0:
+	case w.deleted || w.lastSeq == 0:
 		return Cut{}, ErrNone
 	case asked == 0:
 		return Cut{}, ErrZero
-	case asked > w.tip:
-		return Cut{}, &AheadError{w.tip}
+	case asked > w.lastSeq:
+		return Cut{}, &AheadError{w.lastSeq}
 	case w.best == nil:
 		return Cut{}, fmt.Errorf("%w: its first event is not session_created", ErrNone)
 	}
@@ -326,11 +329,11 @@ func (w *Walk) Cut() (Cut, error) {
 		Created: p.created,
 		Forked: events.SessionForked{
 			Asked: asked, Effective: p.seq, Snapshot: p.files.id, SnapshotSeq: p.files.seq, SnapshotSession: p.files.session,
-			Records: p.talk.records.id, RecordsSession: p.talk.records.session, AgentSessionID: p.talk.agent, Anchor: p.talk.anchor,
+			Records: p.conversation.records.id, RecordsSession: p.conversation.records.session, AgentSessionID: p.conversation.agent, Anchor: p.conversation.anchor,
 		},
-		Waits: p.before(w.rest),
+		Waits: p.before(w.restPoint),
 	}
-	if p.talk.agent != "" { // the records contain the initial conversation
+	if p.conversation.agent != "" { // the records contain the initial conversation
 		c.Created.Transcript = nil
 	}
 	for _, change := range p.changes {

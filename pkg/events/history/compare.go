@@ -33,7 +33,7 @@ type Comparable struct {
 // Comparable returns the comparable part of an event. ok is false for an event that is not compared: one that
 // records where and when a session runs, and not what an agent or a user did.
 func (r *Run) Comparable(w events.Wire) (c Comparable, ok bool) {
-	if !counts(w) {
+	if !isCompared(w) {
 		return c, false
 	}
 	// Paths inside sandboxes contain the session's id.
@@ -45,13 +45,13 @@ func (r *Run) Comparable(w events.Wire) (c Comparable, ok bool) {
 		data = map[string]any{"": string(raw)}
 	}
 	data["executionId"], data["conversationId"] = w.ExecutionID, w.ConversationID
-	r.plain(data)
+	r.normalize(data)
 	return Comparable{w.Type, data}, true
 }
 
-// counts reports whether an event records what an agent or a user did. Unlisted types count, so that new types are
-// compared by default.
-func counts(w events.Wire) bool {
+// isCompared reports whether an event records what an agent or a user did. Unlisted types are compared, so that new
+// types are compared by default.
+func isCompared(w events.Wire) bool {
 	switch d := w.Event().Data.(type) {
 	case events.SessionIdle, events.SessionClosed, events.SessionDeleted, events.RunRetired, events.ContentRemoved,
 		events.ExecutionQueued, events.ExecutionDispatched, events.ExecutionClaimed, events.ExecutionAttached, events.ExecutionHandedOver,
@@ -73,34 +73,35 @@ var kinds = map[string]string{
 	"parentConversationId": "conversation", "subagentId": "subagent", "toolUseId": "call",
 }
 
-// leftOut lists the JSON members that always differ between two sessions: times, durations, values derived from
+// ignoredMembers lists the JSON members that always differ between two sessions: times, durations, values derived from
 // them, and the place where a session runs.
-var leftOut = []string{"time", "timestamp", "durationMs", "waitMs", "pausedMs", "idleMs", "afterMs", "costUsd", "pid", "warm", "sealed", "object", "held", "anchor"}
+var ignoredMembers = []string{"time", "timestamp", "durationMs", "waitMs", "pausedMs", "idleMs", "afterMs", "costUsd", "pid", "warm", "sealed", "object", "held", "anchor"}
 
-// plain removes the members of leftOut from v, recursively, and replaces ids by their kind and number.
-func (r *Run) plain(v any) {
+// normalize removes the members of ignoredMembers from v, recursively, and replaces ids by their kind and number.
+func (r *Run) normalize(v any) {
 	switch x := v.(type) {
 	case []any:
 		for _, e := range x {
-			r.plain(e)
+			r.normalize(e)
 		}
 	case map[string]any:
 		for _, name := range slices.Sorted(maps.Keys(x)) {
 			kind, isID := kinds[name]
 			switch id, text := x[name].(string); {
-			case slices.Contains(leftOut, name):
+			case slices.Contains(ignoredMembers, name):
 				delete(x, name)
 			case name == "input": // the agent's own text
 			case isID && text && id != "" && id != events.MainConversation:
-				x[name] = r.name(kind, id)
+				x[name] = r.idName(kind, id)
 			default:
-				r.plain(x[name])
+				r.normalize(x[name])
 			}
 		}
 	}
 }
 
-func (r *Run) name(kind, id string) string {
+// idName returns the replacement of an id: its kind and its number among the ids of that kind.
+func (r *Run) idName(kind, id string) string {
 	name, ok := r.names[kind+" "+id]
 	if !ok {
 		r.counts[kind]++

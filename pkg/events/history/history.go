@@ -190,20 +190,20 @@ func Evolve(s State, seq uint32, e events.Event) State {
 		s.V, s.Session = Version, Session{Status: StatusOpen, CreatedAt: e.Time}
 	}
 	s.Seq, s.Time = seq, e.Time
-	s.life(e)
-	s.execute(e)
-	s.block(e)
+	s.applySession(e)
+	s.applyExecution(e)
+	s.applyBlock(e)
 	s.applySubagent(e)
-	s.sandbox(e)
-	s.files(e)
-	if _, ended := end(e); ended {
-		s.end(e)
+	s.applySandbox(e)
+	s.applyFiles(e)
+	if _, ended := terminalUsage(e); ended {
+		s.endExecution(e)
 	}
 	return s
 }
 
-// life applies the session's own fields of an event.
-func (s *State) life(e events.Event) {
+// applySession applies the session's own fields of an event.
+func (s *State) applySession(e events.Event) {
 	switch d := e.Data.(type) {
 	case events.SessionCreated:
 		s.Session = Session{
@@ -236,11 +236,11 @@ func (s *State) life(e events.Event) {
 	}
 }
 
-// execute applies an event to its execution.
-func (s *State) execute(e events.Event) {
+// applyExecution applies an event to its execution.
+func (s *State) applyExecution(e events.Event) {
 	i := slices.IndexFunc(s.Executions, func(x Execution) bool { return x.ID == e.ExecutionID })
 	if i < 0 {
-		if e.ExecutionID == "" || !begins(e) {
+		if e.ExecutionID == "" || !canBegin(e) {
 			return
 		}
 		// The list is copied because other states share it.
@@ -248,15 +248,15 @@ func (s *State) execute(e events.Event) {
 		s.Count.Executions++
 		i = len(s.Executions) - 1
 	}
-	if x, changed := executed(s.Executions[i], e); changed {
+	if x, changed := updateExecution(s.Executions[i], e); changed {
 		s.Executions = slices.Clone(s.Executions)
 		s.Executions[i] = x
 	}
 }
 
-// begins reports whether an event can be the first event of an execution. Other events may follow the end of an
+// canBegin reports whether an event can be the first event of an execution. Other events may follow the end of an
 // execution and must not reopen it.
-func begins(e events.Event) bool {
+func canBegin(e events.Event) bool {
 	switch e.Data.(type) {
 	case events.MessageAccepted, events.ExecutionDispatched:
 		return true
@@ -264,7 +264,8 @@ func begins(e events.Event) bool {
 	return false
 }
 
-func executed(x Execution, e events.Event) (_ Execution, changed bool) {
+// updateExecution returns x after an event, and whether the event changes it.
+func updateExecution(x Execution, e events.Event) (_ Execution, changed bool) {
 	switch d := e.Data.(type) {
 	case events.ExecutionDispatched:
 		x.DispatchedAt = &e.Time
@@ -294,8 +295,8 @@ func executed(x Execution, e events.Event) (_ Execution, changed bool) {
 	return x, true
 }
 
-// end returns the usage that a terminal event reports, and whether the event is terminal.
-func end(e events.Event) (u Usage, ended bool) {
+// terminalUsage returns the usage that a terminal event reports, and whether the event is terminal.
+func terminalUsage(e events.Event) (u Usage, ended bool) {
 	switch d := e.Data.(type) {
 	case events.ExecutionCompleted:
 		return usage(d.Usage, d.CostUSD), true
@@ -307,13 +308,13 @@ func end(e events.Event) (u Usage, ended bool) {
 	return u, events.Terminal(e.Type())
 }
 
-// end removes the ended execution and its conversations. It runs after the other parts of Evolve.
-func (s *State) end(e events.Event) {
+// endExecution removes the ended execution and its conversations. It runs after the other parts of Evolve.
+func (s *State) endExecution(e events.Event) {
 	i := slices.IndexFunc(s.Executions, func(x Execution) bool { return x.ID == e.ExecutionID })
 	if i < 0 {
 		return
 	}
-	u, _ := end(e)
+	u, _ := terminalUsage(e)
 	if u.CostUSD == 0 {
 		u.CostUSD = s.Executions[i].Usage.CostUSD
 	}
@@ -321,13 +322,13 @@ func (s *State) end(e events.Event) {
 	s.Executions = slices.Delete(slices.Clone(s.Executions), i, i+1)
 	for _, c := range s.Conversations {
 		if c.ExecutionID == e.ExecutionID {
-			s.forget(c.ID)
+			s.removeConversation(c.ID)
 		}
 	}
 }
 
-// block applies an event to the block that it changes.
-func (s *State) block(e events.Event) {
+// applyBlock applies an event to the block that it changes.
+func (s *State) applyBlock(e events.Event) {
 	id := blocks.Target(e)
 	if id == "" {
 		return
@@ -347,7 +348,7 @@ func (s *State) block(e events.Event) {
 		s.Count.Blocks++
 	}
 	if next.Kind == events.KindTodo && next.Todos != nil {
-		s.list(next.ConversationID, next.Todos)
+		s.setTodos(next.ConversationID, next.Todos)
 	}
 	now := Block{was.FirstSeq, s.Seq, *next}
 	pending := next.Status == events.StatusPending
@@ -362,8 +363,8 @@ func (s *State) block(e events.Event) {
 	}
 }
 
-// list replaces the todos of a conversation.
-func (s *State) list(conversation string, items []events.TodoItem) {
+// setTodos replaces the todos of a conversation.
+func (s *State) setTodos(conversation string, items []events.TodoItem) {
 	s.Todos = slices.DeleteFunc(slices.Clone(s.Todos), func(t Todos) bool { return t.ConversationID == conversation })
 	s.Todos = append(s.Todos, Todos{conversation, items})
 }
@@ -378,20 +379,20 @@ func (s *State) applySubagent(e events.Event) {
 		s.Conversations = append(slices.Clone(s.Conversations), Conversation{d.Conversation, s.Seq, e.ExecutionID})
 		s.Count.Conversations++
 	case events.SubagentCompleted:
-		s.forget(d.Conversation)
+		s.removeConversation(d.Conversation)
 	}
 }
 
-// forget removes an ended sub-agent and its list of tasks.
-func (s *State) forget(conversation string) {
+// removeConversation removes an ended sub-agent and its list of tasks.
+func (s *State) removeConversation(conversation string) {
 	s.Conversations = slices.DeleteFunc(slices.Clone(s.Conversations), func(c Conversation) bool { return c.ID == conversation })
 	if conversation != events.MainConversation {
 		s.Todos = slices.DeleteFunc(slices.Clone(s.Todos), func(t Todos) bool { return t.ConversationID == conversation })
 	}
 }
 
-// sandbox applies the events of the most recent sandbox.
-func (s *State) sandbox(e events.Event) {
+// applySandbox applies the events of the most recent sandbox.
+func (s *State) applySandbox(e events.Event) {
 	box := func(id string) *Sandbox {
 		if s.Sandbox == nil || s.Sandbox.ID != id {
 			s.Sandbox = &Sandbox{ID: id, CreatedAt: e.Time}
@@ -441,8 +442,8 @@ func FileChanges() []events.Type {
 	}
 }
 
-// files applies snapshots, and counts file changes since the last one.
-func (s *State) files(e events.Event) {
+// applyFiles applies snapshots, and counts file changes since the last one.
+func (s *State) applyFiles(e events.Event) {
 	switch d := e.Data.(type) {
 	case events.WorkspaceSynced:
 		if d.Snapshot != "" {

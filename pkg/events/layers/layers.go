@@ -72,7 +72,7 @@ func Merge(agent map[string]events.Declaration, environments []Environment, run 
 	}
 	for _, name := range slices.Sorted(maps.Keys(agent)) {
 		if _, ok := merged[name]; !ok && agent[name].Required {
-			wrong = append(wrong, &Error{CodeMissing, name, fmt.Sprintf("variable %s is required by the agent, and no environment gives it", name)})
+			wrong = append(wrong, &Error{CodeMissing, name, fmt.Sprintf("variable %s is required by the agent, and no environment sets it", name)})
 		}
 	}
 	out := make([]events.Provenance, 0, len(merged))
@@ -100,7 +100,7 @@ func CheckName(name string) error {
 		ok = c == '_' || c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z' || c >= '0' && c <= '9'
 	}
 	if !ok {
-		return &Error{CodeConflict, name, fmt.Sprintf("%.64q is not a variable's name: 1 to %d characters of A-Z, a-z, 0-9 and _, not a digit first", name, maxName)}
+		return &Error{CodeConflict, name, fmt.Sprintf("%.64q is not a variable's name: 1 to %d characters of A-Z, a-z, 0-9 and _, not starting with a digit", name, maxName)}
 	}
 	if slices.Contains(reserved, name) || strings.HasPrefix(name, "SPOOL_") {
 		return &Error{CodeReserved, name, fmt.Sprintf("variable %s is set by Spool itself", name)}
@@ -126,7 +126,7 @@ func Expand(s string, value func(name string) (string, bool)) (string, error) {
 	scan(s, func(text string) { b.WriteString(text) }, func(name string) {
 		v, found := value(name)
 		if !found {
-			wrong = append(wrong, &Error{CodeMissing, name, fmt.Sprintf("${%.64s} has no value: no environment gives it", name)})
+			wrong = append(wrong, &Error{CodeMissing, name, fmt.Sprintf("${%.64s} has no value: no environment sets it", name)})
 		}
 		b.WriteString(v)
 	})

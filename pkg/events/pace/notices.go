@@ -6,16 +6,16 @@ type NoticeKind string
 
 // The kinds of notices, with the type of their data.
 const (
-	ReplayStarted NoticeKind = "replay_started" // Started, sent first
-	GapShortened  NoticeKind = "gap_shortened"  // Shortened, sent before the wait
-	BlockWhole    NoticeKind = "block_whole"    // Whole, sent before the event that completes the block
-	ReplayEnded   NoticeKind = "replay_ended"   // Ended, sent after the last event
+	ReplayStarted NoticeKind = "replay_started" // Started; sent first
+	GapShortened  NoticeKind = "gap_shortened"  // Shortened; sent before the wait
+	BlockWhole    NoticeKind = "block_whole"    // BlockWithoutDeltas; sent before the event that completes the block
+	ReplayEnded   NoticeKind = "replay_ended"   // Ended; sent after the last event
 )
 
 // Notice is a message that a replay sends besides events.
 type Notice struct {
 	Kind NoticeKind
-	Data any // Started, Shortened, Whole or Ended
+	Data any // Started, Shortened, BlockWithoutDeltas or Ended
 }
 
 // Started names the events that are replayed.
@@ -33,8 +33,8 @@ type Shortened struct {
 	LeftOutMs int64  `json:"leftOutMs"` // the skipped part of gapMs
 }
 
-// BlockWithoutDeltas announces that the deltas of a block are no longer stored, or not all of them: the text appears at once
-// with the end of the block.
+// BlockWithoutDeltas announces that some or all deltas of a block are no longer stored: the missing text appears at once
+// with the event that completes the block.
 type BlockWithoutDeltas struct {
 	Seq        uint32 `json:"seq"` // seq of the event that completes the block
 	BlockID    string `json:"blockId"`

@@ -169,7 +169,7 @@ func Decide(s State, c Command) (Decision, error) {
 
 // abandon adds a claim if the execution has none, so that a claim precedes the end of every execution.
 func abandon(s State, c Abandon) (Decision, error) {
-	if s.past(c.ExecutionID, c.Turn) {
+	if s.isOver(c.ExecutionID, c.Turn) {
 		return Decision{}, ErrEnded
 	}
 	epoch := s.Epoch + 1
@@ -181,12 +181,13 @@ func abandon(s State, c Abandon) (Decision, error) {
 	return s.finish(epoch, End{Meta: c.Meta, ExecutionID: c.ExecutionID, Outcome: c.Outcome, With: m.Events()}), nil
 }
 
-func (s State) past(execution string, turn uint32) bool {
+// isOver reports whether the execution of a dispatch has ended or was followed by a later one.
+func (s State) isOver(execution string, turn uint32) bool {
 	return s.IsDone(session.Ref{ExecutionID: execution, Turn: turn})
 }
 
 func claim(s State, c Claim) (Decision, error) {
-	if s.past(c.ExecutionID, c.Turn) {
+	if s.isOver(c.ExecutionID, c.Turn) {
 		return Decision{}, ErrEnded
 	}
 	epoch := s.Epoch + 1
@@ -230,12 +231,12 @@ func record(s State, c Record) (Decision, error) {
 		}
 		switch p := e.Data.(type) {
 		case events.EgressDenied:
-			if !s.fresh(Line{p.Journal, p.Line}) {
+			if !s.isNewLine(Line{p.Journal, p.Line}) {
 				continue
 			}
 			s.Egress = Line{p.Journal, p.Line}
 		case events.ModelCalled:
-			if !s.fresh(Line{p.Journal, p.Line}) {
+			if !s.isNewLine(Line{p.Journal, p.Line}) {
 				continue
 			}
 			s.Egress = Line{p.Journal, p.Line}
@@ -259,8 +260,8 @@ func record(s State, c Record) (Decision, error) {
 	return d, nil
 }
 
-// fresh reports whether a line of the egress proxy's journal is not in the log yet.
-func (s State) fresh(l Line) bool { return l.Journal != s.Egress.Journal || l.N > s.Egress.N }
+// isNewLine reports whether a line of the egress proxy's journal is not in the log yet.
+func (s State) isNewLine(l Line) bool { return l.Journal != s.Egress.Journal || l.N > s.Egress.N }
 
 // finish completes the open blocks and appends the terminal event. The id of a completion is derived from the block
 // and not from its index: a holder that continues after some completions were stored writes the others under the
@@ -283,15 +284,15 @@ func (s State) finish(epoch uint64, c End) Decision {
 	}
 	d.Events = append(d.Events, c.With...)
 	m := events.NewEventList(c.Meta)
-	m.Add(c.ExecutionID, after.timed(c.ExecutionID, c.Now, c.Outcome))
+	m.Add(c.ExecutionID, after.withDuration(c.ExecutionID, c.Now, c.Outcome))
 	last := m.Events()[0]
 	last.N = c.N
 	d.Events = append(d.Events, last)
 	return d
 }
 
-// timed returns outcome with the duration and, if it has none, the usage filled in.
-func (s State) timed(execution string, now time.Time, outcome events.Payload) events.Payload {
+// withDuration returns outcome with the duration and, if it has none, the usage filled in.
+func (s State) withDuration(execution string, now time.Time, outcome events.Payload) events.Payload {
 	var took uint32
 	var usage events.Usage
 	if s.Execution == execution {

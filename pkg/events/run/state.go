@@ -271,7 +271,7 @@ func Evolve(s State, e events.Event) State {
 	case events.TranscriptWritten:
 		s.AgentSession = d.AgentSessionID
 	case events.RunRetired:
-		// The remaining state only states that no work is due, and fences late writers.
+		// The remaining state shows that no work is due, and refuses late writers.
 		s = State{V: Version, Epoch: s.Epoch, Execution: s.Execution, Turn: s.Turn, Phase: s.Phase, Retired: true}
 	}
 	return s
@@ -310,9 +310,9 @@ func (s State) evolveSandbox(e events.Event) State {
 		}
 		s.Lost = WorkspaceLocation{}
 	case events.SandboxReplaced:
-		s = s.leave(d.Kept)
+		s = s.withoutSandbox(d.Kept)
 	case events.SandboxTerminated:
-		s = s.leave(d.Kept)
+		s = s.withoutSandbox(d.Kept)
 	case events.SandboxFailed:
 		s.Sandbox = Sandbox{}
 	case events.SandboxPaused:
@@ -330,8 +330,8 @@ func (s State) evolveSandbox(e events.Event) State {
 	return s
 }
 
-// leave removes the sandbox from the state. If its workspace is kept, leave records where it is.
-func (s State) leave(kept bool) State {
+// withoutSandbox returns the state without the sandbox. If its workspace is kept, the state records its location.
+func (s State) withoutSandbox(kept bool) State {
 	if kept && s.Sandbox.Workspace != "" {
 		s.Lost = WorkspaceLocation{s.Sandbox.Workspace, s.Sandbox.Engine}
 	}
@@ -352,7 +352,7 @@ func (s State) begin(e events.Event) State {
 
 func (s State) end(e events.Event, p Phase, u events.Usage) State {
 	if s.Execution != e.ExecutionID {
-		return s // Decide writes no such thing
+		return s // Decide does not produce such events
 	}
 	s.Phase, s.EndedAt, s.Usage, s.Claims, s.Open, s.NotBefore = p, e.Time, u, 0, nil, time.Time{}
 	s.Before.TimeMs += s.Ran(e.Time)

@@ -18,14 +18,14 @@ type Rate struct {
 // yet. Meter derives the recorded time from s only, and a decision is appended only to the state it was made for.
 // Therefore no time is recorded twice, and the next executor records what a dead one did not.
 func Meter(s State, d Decision, r Rate) Decision {
-	if r.Provider == "" || !slices.ContainsFunc(d.Events, endsStretch) {
+	if r.Provider == "" || !slices.ContainsFunc(d.Events, endsUsagePeriod) {
 		return d
 	}
 	out := Decision{Epoch: d.Epoch, Whole: d.Whole}
 	whole := len(d.Events) - d.Whole
 	for i, e := range d.Events {
-		if endsStretch(e) {
-			for _, u := range s.stretches(e, r) {
+		if endsUsagePeriod(e) {
+			for _, u := range s.unrecordedUsage(e, r) {
 				if i >= whole {
 					out.Whole++
 				}
@@ -39,8 +39,8 @@ func Meter(s State, d Decision, r Rate) Decision {
 	return out
 }
 
-// endsStretch reports whether the sandbox's running time is recorded before an event.
-func endsStretch(e events.Event) bool {
+// endsUsagePeriod reports whether the sandbox's running time is recorded before an event.
+func endsUsagePeriod(e events.Event) bool {
 	switch e.Data.(type) {
 	case events.SandboxReplaced, events.SandboxTerminated, events.SandboxFailed:
 		return true
@@ -48,9 +48,9 @@ func endsStretch(e events.Event) bool {
 	return events.Terminal(e.Type())
 }
 
-// stretches returns the sandbox_usage events for the unrecorded time up to an event: first the time before the
+// unrecordedUsage returns the sandbox_usage events for the unrecorded time up to an event: first the time before the
 // execution, which belongs to the session, then the time within it.
-func (s State) stretches(until events.Event, r Rate) []events.Event {
+func (s State) unrecordedUsage(until events.Event, r Rate) []events.Event {
 	sb := s.Sandbox
 	if sb.Provider != r.Provider || sb.ReadyAt.IsZero() {
 		return nil

@@ -20,21 +20,22 @@ func (s State) Deadline(r RunView) (time.Time, bool) {
 	return best, !best.IsZero()
 }
 
-// sessionDeadline returns when the session closes.
+// sessionDeadline returns when the session closes, and false if it is closed or deleted.
 func (s State) sessionDeadline() (time.Time, bool) {
 	return s.CreatedAt.Add(ms(s.Options.SessionLimitMs)), s.Status == Open
 }
 
-// idleDeadline returns when the sandbox is released.
+// idleDeadline returns when the sandbox is released because the session is idle. It returns false if an execution runs
+// or waits, or if there is no sandbox to release.
 func (s State) idleDeadline(r RunView) (time.Time, bool) {
-	rests := s.Status == Open && !s.running(r.ActiveEnded) && len(s.Queue) == 0
-	return s.touched(r).Add(ms(s.Options.IdleTimeoutMs)), rests && r.HasSandbox && !s.Idle
+	rests := s.Status == Open && !s.isRunning(r.ActiveEnded) && len(s.Queue) == 0
+	return s.lastActivity(r).Add(ms(s.Options.IdleTimeoutMs)), rests && r.HasSandbox && !s.Idle
 }
 
 // TurnDeadline returns when a dispatched execution must have ended, and false if none runs or the execution is
 // paused.
 func (s State) TurnDeadline(r RunView) (time.Time, bool) {
-	if !s.running(r.ActiveEnded) {
+	if !s.isRunning(r.ActiveEnded) {
 		return time.Time{}, false
 	}
 	if s.PausedNow(s.Active.ExecutionID) && (r.Paused || !r.ActiveClaimed) {
@@ -43,8 +44,8 @@ func (s State) TurnDeadline(r RunView) (time.Time, bool) {
 	return s.Active.At.Add(ms(s.Options.TurnLimitMs) + r.PausedFor + TurnGrace), true
 }
 
-// touched returns the time of the last activity of the session.
-func (s State) touched(r RunView) time.Time {
+// lastActivity returns the time of the last message or the end of the last execution, whichever is later.
+func (s State) lastActivity(r RunView) time.Time {
 	if r.EndedAt.After(s.TouchedAt) {
 		return r.EndedAt
 	}

@@ -212,7 +212,7 @@ func Decide(s State, c Command) ([]events.Event, error) {
 	case Post:
 		return post(s, c, m)
 	case RequestInterrupt:
-		if s.running(c.ActiveEnded) && s.Control.N == 0 {
+		if s.isRunning(c.ActiveEnded) && s.Control.N == 0 {
 			m.Add(s.Active.ExecutionID, events.InterruptRequested{Control: s.Controls + 1})
 		}
 	case RequestCancel:
@@ -223,7 +223,7 @@ func Decide(s State, c Command) ([]events.Event, error) {
 		s.end(m, "session_deleted", c.ActiveEnded)
 		m.Add("", events.SessionDeleted{})
 	case Advance:
-		if s.Status == Open && !s.running(c.ActiveEnded) && len(s.Queue) > 0 {
+		if s.Status == Open && !s.isRunning(c.ActiveEnded) && len(s.Queue) > 0 {
 			m.Add(s.Queue[0].ExecutionID, events.ExecutionDispatched{})
 		}
 	case Expire:
@@ -257,12 +257,12 @@ func fork(c Fork, m *events.EventList) {
 
 func post(s State, c Post, m *events.EventList) ([]events.Event, error) {
 	if s.Status == Closed {
-		return nil, &Error{CodeClosed, "sessionId", "the session is closed and takes no more messages; create another"}
+		return nil, &Error{CodeClosed, "sessionId", "the session is closed and accepts no more messages; create another session"}
 	}
 	if len(s.Queue) >= MaxQueue {
-		return nil, &Error{CodeFull, "", fmt.Sprintf("%d messages of this session wait already; try again when some have been answered", MaxQueue)}
+		return nil, &Error{CodeFull, "", fmt.Sprintf("%d messages of this session are queued already; try again when some have been answered", MaxQueue)}
 	}
-	if s.queued(c.ExecutionID) >= 0 || s.Active.ExecutionID == c.ExecutionID {
+	if s.queueIndex(c.ExecutionID) >= 0 || s.Active.ExecutionID == c.ExecutionID {
 		return nil, nil
 	}
 	if err := putAll(s, c.Files, c.Held, m); err != nil {
@@ -272,7 +272,7 @@ func post(s State, c Post, m *events.EventList) ([]events.Event, error) {
 		BlockID: events.Derive(events.KindBlock, c.ExecutionID, "message"),
 		Content: c.Content, Parts: c.Parts, Metadata: c.Metadata, Environment: c.Environment,
 	})
-	running := s.running(c.ActiveEnded)
+	running := s.isRunning(c.ActiveEnded)
 	if !running && len(s.Queue) == 0 {
 		m.Add(c.ExecutionID, events.ExecutionDispatched{})
 		return m.Events(), nil
@@ -286,11 +286,11 @@ func post(s State, c Post, m *events.EventList) ([]events.Event, error) {
 }
 
 func cancel(s State, c RequestCancel, m *events.EventList) {
-	if s.queued(c.ExecutionID) >= 0 {
+	if s.queueIndex(c.ExecutionID) >= 0 {
 		m.Add(c.ExecutionID, events.ExecutionWithdrawn{Reason: "cancelled"})
 		return
 	}
-	if s.Active.ExecutionID == c.ExecutionID && s.running(c.ActiveEnded) && s.Control.Kind.strength() < Cancel.strength() {
+	if s.Active.ExecutionID == c.ExecutionID && s.isRunning(c.ActiveEnded) && s.Control.Kind.strength() < Cancel.strength() {
 		m.Add(c.ExecutionID, events.CancelRequested{Control: s.Controls + 1, Reason: "cancelled"})
 	}
 }
@@ -300,7 +300,7 @@ func (s State) end(m *events.EventList, reason string, activeEnded bool) {
 	for _, r := range s.Queue {
 		m.Add(r.ExecutionID, events.ExecutionWithdrawn{Reason: reason})
 	}
-	if s.running(activeEnded) && s.Control.Kind.strength() < Cancel.strength() {
+	if s.isRunning(activeEnded) && s.Control.Kind.strength() < Cancel.strength() {
 		m.Add(s.Active.ExecutionID, events.CancelRequested{Control: s.Controls + 1, Reason: reason})
 	}
 }
@@ -313,9 +313,9 @@ func expire(s State, c Expire, m *events.EventList) {
 		return
 	}
 	if at, ok := s.idleDeadline(c.Run); ok && !c.Now.Before(at) {
-		m.Add("", events.SessionIdle{IdleMs: uint32(c.Now.Sub(s.touched(c.Run)).Milliseconds())})
+		m.Add("", events.SessionIdle{IdleMs: uint32(c.Now.Sub(s.lastActivity(c.Run)).Milliseconds())})
 	}
 }
 
-// running reports whether an execution was dispatched and has not ended.
-func (s State) running(activeEnded bool) bool { return s.Active.ExecutionID != "" && !activeEnded }
+// isRunning reports whether an execution was dispatched and has not ended.
+func (s State) isRunning(activeEnded bool) bool { return s.Active.ExecutionID != "" && !activeEnded }

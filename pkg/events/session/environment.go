@@ -12,7 +12,7 @@ func environment(s State, c Command, m *events.EventList) ([]events.Event, error
 	case RequestPause:
 		return pause(s, c, m)
 	case RequestResume:
-		if s.active(c.ExecutionID, c.ActiveEnded) && s.Pause.Wanted && s.Pause.ExecutionID == c.ExecutionID {
+		if s.isActive(c.ExecutionID, c.ActiveEnded) && s.Pause.Wanted && s.Pause.ExecutionID == c.ExecutionID {
 			m.Add(c.ExecutionID, events.ResumeRequested{Control: s.Controls + 1})
 		}
 	case RequestTerminate:
@@ -24,7 +24,7 @@ func environment(s State, c Command, m *events.EventList) ([]events.Event, error
 			return nil, err
 		}
 	case RemoveFile:
-		if err := s.room(1, c.Held); err != nil {
+		if err := s.checkRoom(1, c.Held); err != nil {
 			return nil, err
 		}
 		m.Add("", events.FileRemoved{N: s.Changes + 1, Path: c.Path, Held: c.Held})
@@ -33,17 +33,17 @@ func environment(s State, c Command, m *events.EventList) ([]events.Event, error
 }
 
 func pause(s State, c RequestPause, m *events.EventList) ([]events.Event, error) {
-	if s.queued(c.ExecutionID) >= 0 {
-		return nil, &Error{CodeNotRunning, "executionId", "the execution waits behind others and does not run yet; pause it when it does, or cancel it"}
+	if s.queueIndex(c.ExecutionID) >= 0 {
+		return nil, &Error{CodeNotRunning, "executionId", "the execution is queued and does not run yet; pause it when it runs, or cancel it"}
 	}
-	if s.active(c.ExecutionID, c.ActiveEnded) && s.Control.N == 0 && !s.PausedNow(c.ExecutionID) {
+	if s.isActive(c.ExecutionID, c.ActiveEnded) && s.Control.N == 0 && !s.PausedNow(c.ExecutionID) {
 		m.Add(c.ExecutionID, events.PauseRequested{Control: s.Controls + 1})
 	}
 	return m.Events(), nil
 }
 
 func terminate(s State, c RequestTerminate, m *events.EventList) {
-	if c.ExecutionID != "" && s.queued(c.ExecutionID) >= 0 {
+	if c.ExecutionID != "" && s.queueIndex(c.ExecutionID) >= 0 {
 		m.Add(c.ExecutionID, events.ExecutionWithdrawn{Reason: "terminated"})
 		return
 	}
@@ -53,7 +53,7 @@ func terminate(s State, c RequestTerminate, m *events.EventList) {
 	}
 	const reason = "terminated"
 	switch {
-	case s.active(target, c.ActiveEnded):
+	case s.isActive(target, c.ActiveEnded):
 		if s.Control.Kind != Terminate {
 			m.Add(target, events.TerminateRequested{Control: s.Controls + 1, Reason: reason})
 		}
@@ -62,31 +62,31 @@ func terminate(s State, c RequestTerminate, m *events.EventList) {
 	}
 }
 
-// active reports whether execution is the running one.
-func (s State) active(execution string, activeEnded bool) bool {
-	return execution != "" && s.Active.ExecutionID == execution && s.running(activeEnded)
+// isActive reports whether execution is the running one.
+func (s State) isActive(execution string, activeEnded bool) bool {
+	return execution != "" && s.Active.ExecutionID == execution && s.isRunning(activeEnded)
 }
 
 // putAll adds a file_put for each file.
 func putAll(s State, files []File, held uint32, m *events.EventList) error {
 	if s.Status == Closed {
-		return &Error{CodeClosed, "sessionId", "the session is closed and takes no more files; create another"}
+		return &Error{CodeClosed, "sessionId", "the session is closed and accepts no more files; create another session"}
 	}
-	if err := s.room(len(files), held); err != nil {
+	if err := s.checkRoom(len(files), held); err != nil {
 		return err
 	}
 	for i, f := range files {
 		m.Add("", events.FilePut{
-			N: s.Changes + 1 + uint32(i), Path: f.Path, Object: f.Object, Size: f.Size, SHA256: f.SHA256, Mode: f.Mode, Archive: f.Archive, Held: held, //nolint:gosec // room limits the number
+			N: s.Changes + 1 + uint32(i), Path: f.Path, Object: f.Object, Size: f.Size, SHA256: f.SHA256, Mode: f.Mode, Archive: f.Archive, Held: held, //nolint:gosec // checkRoom limits the number
 		})
 	}
 	return nil
 }
 
-// room returns an error if n more changes would exceed MaxPending.
-func (s State) room(n int, held uint32) error {
+// checkRoom returns an error if n more changes would exceed MaxPending.
+func (s State) checkRoom(n int, held uint32) error {
 	if len(s.After(held))+n <= MaxPending {
 		return nil
 	}
-	return &Error{CodeTooManyFiles, "", fmt.Sprintf("%d file changes of this session would wait for its next snapshot, at most %d may: send a tar instead, or run a turn first", len(s.After(held))+n, MaxPending)}
+	return &Error{CodeTooManyFiles, "", fmt.Sprintf("%d file changes of this session would wait for its next snapshot; the limit is %d: send a tar instead, or run a turn first", len(s.After(held))+n, MaxPending)}
 }

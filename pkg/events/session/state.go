@@ -179,8 +179,8 @@ func (s State) Settle(seq uint64) State {
 	return s
 }
 
-// Waker returns the id of the event that continues a paused execution: the control on it, or else the last
-// resume_requested.
+// Waker returns the id of the event that ends a pause of the active execution: the control on the execution, or else the
+// last resume_requested.
 func (s State) Waker() string {
 	if c := s.ControlOf(s.Active.ExecutionID); c.N > 0 {
 		return c.Cause
@@ -284,22 +284,22 @@ func Evolve(s State, e events.Event) State {
 			s.Secrets = s.Secrets || v.Secret
 		}
 	case events.ExecutionDispatched:
-		if i := s.queued(e.ExecutionID); i >= 0 {
+		if i := s.queueIndex(e.ExecutionID); i >= 0 {
 			s.Active, s.Queue = s.Queue[i], slices.Delete(slices.Clone(s.Queue), i, i+1)
 			s.Turns++
 			s.Active.At, s.Active.Dispatch, s.Active.Turn = e.Time, e.ID, s.Turns
 			s.Control, s.Idle, s.Pause = Control{}, false, Pause{}
 		}
 	case events.ExecutionWithdrawn:
-		if i := s.queued(e.ExecutionID); i >= 0 {
+		if i := s.queueIndex(e.ExecutionID); i >= 0 {
 			s.Queue = slices.Delete(slices.Clone(s.Queue), i, i+1)
 		}
 	case events.InterruptRequested:
-		s = s.controlled(Control{d.Control, Interrupt, e.ExecutionID, "interrupted", e.Time, e.ID})
+		s = s.withControl(Control{d.Control, Interrupt, e.ExecutionID, "interrupted", e.Time, e.ID})
 	case events.CancelRequested:
-		s = s.controlled(Control{d.Control, Cancel, e.ExecutionID, d.Reason, e.Time, e.ID})
+		s = s.withControl(Control{d.Control, Cancel, e.ExecutionID, d.Reason, e.Time, e.ID})
 	case events.TerminateRequested:
-		s = s.controlled(Control{d.Control, Terminate, e.ExecutionID, d.Reason, e.Time, e.ID})
+		s = s.withControl(Control{d.Control, Terminate, e.ExecutionID, d.Reason, e.Time, e.ID})
 		s.Idle, s.Release, s.Manual = true, e.ID, true
 	case events.PauseRequested:
 		s.Controls = max(s.Controls, d.Control)
@@ -310,14 +310,14 @@ func Evolve(s State, e events.Event) State {
 	case events.SyncRequested:
 		s.Syncs, s.Cause = max(s.Syncs, d.Sync), e.ID
 	case events.FilePut:
-		s = s.changed(d.N, d.Held, e.ID)
+		s = s.withChange(d.N, d.Held, e.ID)
 	case events.FileRemoved:
-		s = s.changed(d.N, d.Held, e.ID)
+		s = s.withChange(d.N, d.Held, e.ID)
 	}
 	return s
 }
 
-func (s State) controlled(c Control) State {
+func (s State) withControl(c Control) State {
 	s.Controls = max(s.Controls, c.N)
 	if s.Active.ExecutionID == c.ExecutionID && c.ExecutionID != "" && c.Kind.strength() > s.Control.Kind.strength() {
 		s.Control = c
@@ -325,7 +325,7 @@ func (s State) controlled(c Control) State {
 	return s
 }
 
-func (s State) changed(n, held uint32, cause string) State {
+func (s State) withChange(n, held uint32, cause string) State {
 	s.Changes, s.Cause = max(s.Changes, n), cause
 	s.Pending = append(slices.Clone(s.After(held)), Change{N: n})
 	return s
@@ -340,7 +340,7 @@ func (s State) After(n uint32) []Change {
 	return s.Pending[i:]
 }
 
-// queued returns an execution's index in the queue, or -1.
-func (s State) queued(execution string) int {
+// queueIndex returns an execution's index in the queue, or -1.
+func (s State) queueIndex(execution string) int {
 	return slices.IndexFunc(s.Queue, func(r Ref) bool { return r.ExecutionID == execution })
 }

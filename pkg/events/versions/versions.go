@@ -14,10 +14,9 @@ import (
 // folded from zero.
 const Number = 1
 
-// Limits of a state, which every commit contains.
+// Limits of a State, which is stored in every commit of the entry.
 const (
-	// MaxVersions is the number of versions that the state knows. A reader finds older versions by reading the
-	// chain.
+	// MaxVersions is the maximum number of versions in a State. Older versions are found by reading the chain.
 	MaxVersions = 256
 	// MaxTags is the maximum number of tags of an entry.
 	MaxTags = 64
@@ -90,16 +89,16 @@ func (Remove) sealed() {}
 func Decide(s State, c Command) ([]events.Event, error) {
 	switch c := c.(type) {
 	case Apply:
-		if s.current(c.Version, c.Tags) {
+		if s.isCurrent(c.Version, c.Tags) {
 			return nil, nil
 		}
 		if _, has := s.Resolve(events.Latest); has && c.OnlyFirst {
 			return nil, nil
 		}
-		if err := s.room(c.Tags...); err != nil {
+		if err := s.checkTags(c.Tags...); err != nil {
 			return nil, err
 		}
-		return mint(c.Meta, c.Data), nil
+		return newEvents(c.Meta, c.Data), nil
 	case Tag:
 		digest, ok := s.Resolve(c.Version)
 		if v, known := s.find(digest); !ok || !known || v.Removed || s.Removed { // the state cannot tell whether a version exists that was dropped from it
@@ -108,10 +107,10 @@ func Decide(s State, c Command) ([]events.Event, error) {
 		if s.Tags[c.Tag] == digest {
 			return nil, nil
 		}
-		if err := s.room(c.Tag); err != nil {
+		if err := s.checkTags(c.Tag); err != nil {
 			return nil, err
 		}
-		return mint(c.Meta, c.Data(digest)), nil
+		return newEvents(c.Meta, c.Data(digest)), nil
 	case Remove:
 		if c.Version != "" {
 			if v, ok := s.find(c.Version); !ok || v.Removed {
@@ -120,12 +119,13 @@ func Decide(s State, c Command) ([]events.Event, error) {
 		} else if s.Removed || len(s.Versions) == 0 {
 			return nil, &Error{CodeNotFound, "slug", "there is no such entry"}
 		}
-		return mint(c.Meta, c.Data), nil
+		return newEvents(c.Meta, c.Data), nil
 	}
 	return nil, fmt.Errorf("versions: there is no command %T", c)
 }
 
-func mint(meta events.Meta, data events.Payload) []events.Event {
+// newEvents returns the one event of a decision.
+func newEvents(meta events.Meta, data events.Payload) []events.Event {
 	m := events.NewEventList(meta)
 	m.Add("", data)
 	return m.Events()
@@ -135,16 +135,16 @@ func notFound(version string) error {
 	return &Error{CodeNotFound, "version", fmt.Sprintf("there is no version %.64q", version)}
 }
 
-// current reports whether applying a version with tags would change nothing.
-func (s State) current(version string, tags []string) bool {
+// isCurrent reports whether applying a version with tags would change nothing.
+func (s State) isCurrent(version string, tags []string) bool {
 	if s.Removed || s.Tags[events.Latest] != version {
 		return false
 	}
 	return !slices.ContainsFunc(tags, func(t string) bool { return s.Tags[t] != version })
 }
 
-// room returns an error if the tags would exceed MaxTags. Every entry has the tag latest.
-func (s State) room(tags ...string) error {
+// checkTags returns an error if the tags would exceed MaxTags. Every entry has the tag latest.
+func (s State) checkTags(tags ...string) error {
 	all := maps.Clone(s.Tags)
 	if all == nil {
 		all = map[string]string{}
@@ -227,44 +227,44 @@ func Evolve(s State, e events.Event) State {
 	s.V = Number
 	switch d := e.Data.(type) {
 	case events.AgentApplied:
-		return s.applied(d.Ref.Version, d.Tags)
+		return s.withVersion(d.Ref.Version, d.Tags)
 	case events.InstanceApplied:
-		return s.applied(d.Ref.Version, d.Tags)
+		return s.withVersion(d.Ref.Version, d.Tags)
 	case events.EnvironmentApplied:
-		return s.applied(d.Ref.Version, d.Tags)
+		return s.withVersion(d.Ref.Version, d.Tags)
 	case events.SkillPushed:
-		return s.applied(d.Ref.Version, d.Tags)
+		return s.withVersion(d.Ref.Version, d.Tags)
 	case events.SkillTagged:
-		return s.tagged(d.Ref.Version, d.Tag)
+		return s.withTag(d.Ref.Version, d.Tag)
 	case events.AgentRemoved:
-		return s.removed(d.Ref.Version)
+		return s.withoutVersion(d.Ref.Version)
 	case events.InstanceRemoved:
-		return s.removed(d.Ref.Version)
+		return s.withoutVersion(d.Ref.Version)
 	case events.EnvironmentRemoved:
-		return s.removed(d.Ref.Version)
+		return s.withoutVersion(d.Ref.Version)
 	case events.SkillRemoved:
-		return s.removed(d.Ref.Version)
+		return s.withoutVersion(d.Ref.Version)
 	}
 	return s
 }
 
-// applied makes a version the latest one. A known version keeps its position, unless it was removed: then this
-// commit restores it.
-func (s State) applied(digest string, tags []string) State {
+// withVersion returns the state in which a version is the latest one. A known version keeps its position, unless it
+// was removed: then this commit restores it.
+func (s State) withVersion(digest string, tags []string) State {
 	s.Removed = false
 	if v, ok := s.find(digest); !ok || v.Removed {
 		s.Versions = slices.DeleteFunc(slices.Clone(s.Versions), func(v Version) bool { return v.Digest == digest })
 		s.Versions = append(s.Versions, Version{Digest: digest})
 	}
-	s = s.tagged(digest, events.Latest)
+	s = s.withTag(digest, events.Latest)
 	for _, t := range tags {
-		s = s.tagged(digest, t)
+		s = s.withTag(digest, t)
 	}
-	return s.bounded()
+	return s.dropOldest()
 }
 
-// bounded drops the oldest untagged versions beyond MaxVersions.
-func (s State) bounded() State {
+// dropOldest drops the oldest untagged versions beyond MaxVersions.
+func (s State) dropOldest() State {
 	for extra := len(s.Versions) - MaxVersions; extra > 0; extra-- {
 		i := slices.IndexFunc(s.Versions, func(v Version) bool {
 			return !slices.Contains(slices.Collect(maps.Values(s.Tags)), v.Digest)
@@ -277,7 +277,8 @@ func (s State) bounded() State {
 	return s
 }
 
-func (s State) tagged(digest, tag string) State {
+// withTag returns the state in which a tag names a version.
+func (s State) withTag(digest, tag string) State {
 	s.Tags = maps.Clone(s.Tags)
 	if s.Tags == nil {
 		s.Tags = map[string]string{}
@@ -286,9 +287,9 @@ func (s State) tagged(digest, tag string) State {
 	return s
 }
 
-// removed hides one version and its tags, or the entry if digest is "". If the version was the latest one, latest
+// withoutVersion hides one version and its tags, or the entry if digest is "". If the version was the latest one, latest
 // moves to the newest remaining version.
-func (s State) removed(digest string) State {
+func (s State) withoutVersion(digest string) State {
 	if digest == "" {
 		s.Removed, s.Tags = true, nil
 		return s

@@ -61,7 +61,7 @@ func UnsafeEntries() []Bad {
 		entry("folder by mode", Item{Name: "x", Mode: 0o040755}, "folder"),
 		entry("file by mode", Item{Name: "x/", Mode: 0o100644}, "folder"),
 		Bad{"link in the local header alone", half(hard), codeEntry, "", "link"},
-		Bad{"another name in the local header", Build(Document(), Item{Name: "x", Local: "../"}), codeZIP, "", `entry "x" is something else`},
+		Bad{"another name in the local header", Build(Document(), Item{Name: "x", Local: "../"}), codeZIP, "", `entry "x" has a local header that differs`},
 	)
 	return list
 }
@@ -92,34 +92,34 @@ func ForgedArchives() []Bad {
 	lies := deflate(make([]byte, 8<<20))
 	whole := Build(Document())
 	return []Bad{
-		{"one content under two names", overlap, zip, "", `entry "b" is something else`},
+		{"one content under two names", overlap, zip, "", `entry "b" has a local header that differs`},
 		{"quoted overlap", Quoted(20, 60<<10), zip, "", "overlaps"},
 		{"ratio", Build(Document(), zeros), large, "", `entry "zeros" unpacks to more than 100 times`},
 		{"ratio in sum", Build(ratios()...), large, "", "unpacks to more than 100 times its size"},
-		{"says too little", Build(Document(), Item{Name: "x", Packed: lies, Size: num(10)}), zip, "", "unpacks to more than the 10 bytes"},
-		{"says too much", Build(Document(), Item{Name: "x", Content: Random(100), Size: num(200)}), zip, "", "unpacks to 100 bytes, not to the 200"},
-		{"stored with two sizes", Build(Document(), Item{Name: "x", Content: Random(100), Raw: true, Size: num(99)}), zip, "", "two sizes"},
+		{"says too little", Build(Document(), Item{Name: "x", Packed: lies, Size: num(10)}), zip, "", "unpacks to more than the stated 10 bytes"},
+		{"says too much", Build(Document(), Item{Name: "x", Content: Random(100), Size: num(200)}), zip, "", "unpacks to 100 bytes instead of the stated 200"},
+		{"stored with two sizes", Build(Document(), Item{Name: "x", Content: Random(100), Raw: true, Size: num(99)}), zip, "", "two sizes differ"},
 		{"checksum", Build(Document(), Item{Name: "x", Content: Random(100), CRC: num(1)}), zip, "", "checksum"},
-		{"not deflated", Build(Document(), Item{Name: "x", Packed: []byte{0xff, 0xff, 0xff}}), zip, "", "does not unpack"},
-		{"cut off", Build(Document(), Item{Name: "x", Content: Random(1000), Packed: deflate(Random(1000))[:500]}), zip, "", "does not unpack"},
+		{"not deflated", Build(Document(), Item{Name: "x", Packed: []byte{0xff, 0xff, 0xff}}), zip, "", "unpacking failed"},
+		{"cut off", Build(Document(), Item{Name: "x", Content: Random(1000), Packed: deflate(Random(1000))[:500]}), zip, "", "unpacking failed"},
 		{"600 MiB", Build(Document(), Item{Name: "a", Packed: Random(6 << 20), Size: num(300 << 20)}, Item{Name: "b", Packed: Random(6 << 20), Size: num(300 << 20)}), large, "", "unpacks to more than 524288000 bytes"},
 		{"10,001 files", many(10_000, "f%d"), large, "", "more than 10000 files"},
 		{"10,001 folders", many(10_001, "d%d/"), large, "", "more than 10000 folders"},
 		{"10,001 folders in paths", folders(), large, "", "more than 10000 folders"},
 		{"encrypted", Build(Document(), Item{Name: "x", Flags: 1}), zip, "", `entry "x" is encrypted`},
 		{"strongly encrypted", Build(Document(), Item{Name: "x", Flags: 1 << 6}), zip, "", "encrypted"},
-		{"unknown method", Build(Document(), Item{Name: "x", Method: 93}), zip, "", `entry "x" is packed by method 93`},
+		{"unknown method", Build(Document(), Item{Name: "x", Method: 93}), zip, "", `entry "x" has compression method 93`},
 		{"ZIP64 of an entry", Build(Document(), Item{Name: "x", Size: num(1<<32 - 1)}), zip, "", "ZIP64"},
 		{"folder with content", Build(Document(), Item{Name: "d/", Content: []byte("x")}), zip, "", "folder with content"},
-		{"beyond the directory", Build(Document(), Item{Name: "x", Content: []byte("x"), At: num(1 << 20)}), zip, "", "does not lie where"},
-		{"no local header", Build(Document(), Item{Name: "x", At: num(3)}), zip, "", "does not lie where"},
+		{"beyond the directory", Build(Document(), Item{Name: "x", Content: []byte("x"), At: num(1 << 20)}), zip, "", "is not at the offset"},
+		{"no local header", Build(Document(), Item{Name: "x", At: num(3)}), zip, "", "is not at the offset"},
 		{"empty", nil, zip, "", "not a ZIP"},
 		{"text", []byte(strings.Repeat("no zip ", 100)), zip, "", "not a ZIP"},
 		{"half", whole[:len(whole)/2], zip, "", "not a ZIP"},
-		{"something behind", append(bytes.Clone(whole), "x"...), zip, "", "follows its end"},
-		{"something before", append([]byte("#!/bin/sh\n"), whole...), zip, "", "does not lie where"},
-		{"too few entries said", counted(Build(Document(), File("x", "x")), 1), zip, "", "shorter than it says"},
-		{"too many entries said", counted(whole, 2), zip, "", "ends too early"},
+		{"something behind", append(bytes.Clone(whole), "x"...), zip, "", "data after the end record"},
+		{"something before", append([]byte("#!/bin/sh\n"), whole...), zip, "", "is not at the offset"},
+		{"too few entries said", counted(Build(Document(), File("x", "x")), 1), zip, "", "shorter than the end record states"},
+		{"too many entries said", counted(whole, 2), zip, "", "is cut off"},
 	}
 }
 
@@ -135,8 +135,8 @@ func InvalidDocuments() []Bad {
 	long := strings.Repeat("é", 1025)
 	return []Bad{
 		{"no SKILL.md", Build(File("README.md", "x")), codeDocument, "SKILL.md", "not at the root"},
-		{"only in a folder", Build(File("pdf/SKILL.md", Good)), codeDocument, "SKILL.md", `there is "pdf/SKILL.md"`},
-		{"in other case", Build(File("skill.md", Good)), codeDocument, "SKILL.md", `there is "skill.md"`},
+		{"only in a folder", Build(File("pdf/SKILL.md", Good)), codeDocument, "SKILL.md", `found "pdf/SKILL.md"`},
+		{"in other case", Build(File("skill.md", Good)), codeDocument, "SKILL.md", `found "skill.md"`},
 		{"a folder", Build(File("SKILL.md/", "")), codeDocument, "SKILL.md", "not at the root"},
 		{"two", Build(Document(), Document()), codeEntry, "", `entry "SKILL.md" is in the ZIP twice`},
 		{"two by case", Build(Document(), File("skill.md", Good)), codeEntry, "", `entry "skill.md" and "SKILL.md" differ only in case`},
@@ -165,8 +165,8 @@ func InvalidDocuments() []Bad {
 		two("case of a folder", "Docs/a", "docs/b", "differ only in case"),
 		two("case beyond ASCII", "ÄPFEL", "äpfel", "differ only in case"),
 		two("sharp s", "straße", "STRASSE", "differ only in case"),
-		two("encoding", "caf\u00e9", "cafe\u0301", "encoded"),
-		two("case and encoding", "caf\u00e9", "CAFE\u0301", "encoded"),
+		two("encoding", "caf\u00e9", "cafe\u0301", "Unicode form"),
+		two("case and encoding", "caf\u00e9", "CAFE\u0301", "Unicode form"),
 		two("file and folder", "a", "a/b", "a file and a folder"),
 		two("folder and file", "a/b", "a", "a file and a folder"),
 		two("the same", "a", "a", "twice"),

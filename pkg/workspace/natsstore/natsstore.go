@@ -27,7 +27,7 @@ const (
 	inFlight = 16
 	// stall is the timeout for the bucket to accept or send the next chunk.
 	stall = 30 * time.Second
-	// answer is the time limit of a single request; again is the pause before it is repeated.
+	// answer is the time limit of a single request. again is the pause before a request is repeated.
 	answer = 5 * time.Second
 	again  = 100 * time.Millisecond
 	// maxAbsent is the maximum number of requests for a missing chunk.
@@ -164,14 +164,14 @@ func (s *Store) Get(ctx context.Context, name string) (io.ReadCloser, error) {
 		return nil, fmt.Errorf("%s: %w", name, workspace.ErrNotFound)
 	}
 	if err != nil {
-		return nil, s.getting(within, name, err)
+		return nil, s.getError(within, name, err)
 	}
 	ctx, cancel = context.WithCancel(ctx)
 	return &object{s: s, name: name, ctx: ctx, cancel: cancel, info: info, digest: sha256.New()}, nil
 }
 
-// getting returns the error for an object that could not be read.
-func (s *Store) getting(ctx context.Context, name string, err error) error {
+// getError returns the error for an object that could not be read.
+func (s *Store) getError(ctx context.Context, name string, err error) error {
 	if cause := context.Cause(ctx); cause != nil {
 		err = cause
 	}
@@ -187,7 +187,7 @@ type object struct {
 	info   *jetstream.ObjectInfo
 	digest hash.Hash
 
-	have   []byte // rest of the last chunk
+	have   []byte // unread rest of the last chunk
 	chunks uint32 // number of fetched chunks
 	seq    uint64 // sequence of the last chunk
 	err    error  // returned after have is empty
@@ -233,7 +233,7 @@ func (o *object) fetch() ([]byte, error) {
 			}
 		}
 		if retry.Pause(ctx, again) != nil {
-			return nil, o.s.getting(ctx, o.name, err)
+			return nil, o.s.getError(ctx, o.name, err)
 		}
 	}
 }
@@ -258,7 +258,7 @@ func (s *Store) StoredAt(ctx context.Context, name string) (time.Time, error) {
 		return time.Time{}, nil
 	}
 	if err != nil {
-		return time.Time{}, s.getting(within, name, err)
+		return time.Time{}, s.getError(within, name, err)
 	}
 	return info.ModTime, nil
 }

@@ -72,7 +72,7 @@ type Entry struct {
 	ModTime   time.Time // with nanoseconds; zero for a link
 	Target    string    // target of a link, unchanged
 	Blocks    []Hash    // hashes of a file's content, BlockSize bytes each except the last
-	Unsettled bool      // the file changed at every attempt to read it: its parts may be of different times
+	Unsettled bool      // the file changed during every attempt to read it: its blocks may be of different times
 }
 
 // entryJSON is the canonical form of an entry. JSON contains only UTF-8, so a path or target that is not valid
@@ -129,12 +129,12 @@ func ParseEntry(line []byte) (e Entry, err error) {
 	return e, nil
 }
 
-// BlockLen is the length of a file's i-th block in bytes.
+// BlockLen returns the length in bytes of a file's i-th block.
 func (e *Entry) BlockLen(i int) int {
 	return int(min(BlockSize, e.Size-int64(i)*BlockSize))
 }
 
-// Blocks is how many blocks a file of so many bytes has.
+// Blocks returns the number of blocks of a file of size bytes.
 func Blocks(size int64) int { return int((size + BlockSize - 1) / BlockSize) }
 
 // Check returns an error for an entry that leads out of its tree or contradicts itself.
@@ -172,17 +172,18 @@ func checkPath(path string) error {
 	}
 	tree, rest, _ := strings.Cut(path, "/")
 	if tree != Workspace && tree != State {
-		return fmt.Errorf("entry %q: lies in neither %s/ nor %s/", path, Workspace, State)
+		return fmt.Errorf("entry %q: is in neither %s/ nor %s/", path, Workspace, State)
 	}
 	for part := range strings.SplitSeq(rest, "/") {
 		if part == "" || part == "." || part == ".." {
-			return fmt.Errorf("entry %q: has a part %q", path, part)
+			return fmt.Errorf("entry %q: has the path element %q", path, part)
 		}
 	}
 	return nil
 }
 
-// Compare orders paths as a walk meets them: a folder, all below it, then its next sibling by bytes.
+// Compare compares paths in the order of a depth-first walk: a folder precedes everything below it, which precedes the
+// folder's next sibling. Siblings are ordered by their bytes. The result is negative, 0 or positive.
 func Compare(a, b string) int {
 	for i := range min(len(a), len(b)) {
 		x, y := a[i], b[i]

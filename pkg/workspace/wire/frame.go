@@ -45,7 +45,7 @@ type Hello struct {
 
 // Found is the information about a tree that a runner has without reading any content.
 type Found struct {
-	ID    string `json:"id,omitempty"` // "" when content has to be read to know
+	ID    string `json:"id,omitempty"` // "" if the id is known only after reading content
 	Files uint32 `json:"files,omitempty"`
 	Bytes uint64 `json:"bytes,omitempty"`
 }
@@ -56,45 +56,46 @@ type Skip struct {
 	Reason Reason `json:"reason"`
 }
 
-// Reason is why something is left out of a snapshot.
+// Reason is the reason why a file is not in a snapshot.
 type Reason string
 
 // The reasons.
 const (
-	Unreadable  Reason = "unreadable"    // its mode keeps the runner out, or the disk failed
+	Unreadable  Reason = "unreadable"    // its mode forbids reading, or the disk failed
 	Special     Reason = "special"       // a socket, a device or a pipe
-	TooLarge    Reason = "too_large"     // larger than a snapshot takes
-	TooDeep     Reason = "too_deep"      // in more folders than a snapshot follows
-	OverLimit   Reason = "over_limit"    // of a person's folder: too large a file, or more files or bytes than a snapshot takes of one
-	PathTooLong Reason = "path_too_long" // its path, or a link's target, is longer than a snapshot takes
+	TooLarge    Reason = "too_large"     // larger than MaxFileSize
+	TooDeep     Reason = "too_deep"      // nested in more folders than a snapshot may have
+	OverLimit   Reason = "over_limit"    // only in a folder of the host: the file, or all files together, exceed the limits of such a snapshot
+	PathTooLong Reason = "path_too_long" // its path, or a link's target, is longer than MaxPath
 )
 
 // End ends a stream: all content was sent before it.
 type End struct {
 	ID    string `json:"id,omitempty"`
 	Files uint32 `json:"files"`
-	Bytes uint64 `json:"bytes"` // of all files
+	Bytes uint64 `json:"bytes"` // total size of all files
 	Read  uint64 `json:"read,omitempty"`
 }
 
-// Exit codes of the commands snapshot, restore and unpack, which other commands of the runner do not have.
+// Exit codes of the runner's commands snapshot, restore and unpack. No other command of the runner uses them.
 const (
 	ExitDiskFull = 5 // the sandbox has no room for the content
-	ExitRefused  = 6 // the archive is at fault
+	ExitRefused  = 6 // the archive is invalid
 )
 
-// ErrCut is a stream that ended before its end.
+// ErrCut is returned for a stream that ended before its frame End.
 var ErrCut = errors.New("the stream was cut off before its end")
 
 const headerLen = 5
 
-// Writer writes frames; an error of the stream wraps ErrCut. Flush has to be called before the other side is waited for.
+// Writer writes frames to a stream through a buffer. Call Flush before waiting for the other side. An error of the
+// stream wraps ErrCut. A Writer is not safe for concurrent use.
 type Writer struct{ w *bufio.Writer }
 
-// NewWriter writes to w.
+// NewWriter returns a Writer that writes to w.
 func NewWriter(w io.Writer) *Writer { return &Writer{bufio.NewWriterSize(w, 64<<10)} }
 
-// Frame writes one.
+// Frame writes a frame of type t. It returns an error if content is longer than MaxFrame.
 func (w *Writer) Frame(t Type, content []byte) error {
 	if len(content) > MaxFrame {
 		return fmt.Errorf("frame %c: %d bytes are more than %d", t, len(content), MaxFrame)
@@ -136,13 +137,13 @@ func (w *Writer) Flush() error {
 	return nil
 }
 
-// Reader reads frames.
+// Reader reads frames from a stream. It is not safe for concurrent use.
 type Reader struct {
 	r   *bufio.Reader
 	buf []byte
 }
 
-// NewReader reads from r.
+// NewReader returns a Reader that reads from r.
 func NewReader(r io.Reader) *Reader { return &Reader{r: bufio.NewReaderSize(r, 64<<10)} }
 
 // Next returns the next frame, whose content is valid until the next call. At the end of the stream it returns an
@@ -154,7 +155,7 @@ func (r *Reader) Next() (Type, []byte, error) {
 	}
 	n := binary.BigEndian.Uint32(head[1:])
 	if n > MaxFrame {
-		return 0, nil, fmt.Errorf("%q is no frame: the other side is not a runner or host of this version", head[:])
+		return 0, nil, fmt.Errorf("frame header %q is invalid: the other side is not a runner or host of this version", head[:])
 	}
 	if int(n) > cap(r.buf) {
 		r.buf = make([]byte, max(int(n), min(2*cap(r.buf), MaxFrame)))
@@ -166,7 +167,7 @@ func (r *Reader) Next() (Type, []byte, error) {
 	return Type(head[0]), r.buf, nil
 }
 
-// Expect reads a frame of type t, into v unless that is nil.
+// Expect reads the next frame, which must have type t, and decodes its JSON content into v unless v is nil.
 func (r *Reader) Expect(t Type, v any) error {
 	got, content, err := r.Next()
 	if err != nil {
@@ -181,19 +182,19 @@ func (r *Reader) Expect(t Type, v any) error {
 	return Decode(t, content, v)
 }
 
-// Greet reads the other side's Hello.
+// Greet reads the other side's Hello and returns an error if the protocol versions differ.
 func (r *Reader) Greet() error {
 	var h Hello
 	if err := r.Expect(FrameHello, &h); err != nil {
 		return err
 	}
 	if h.Protocol != Protocol {
-		return fmt.Errorf("protocol %d is spoken there, %d here: runner and host must be of one version", h.Protocol, Protocol)
+		return fmt.Errorf("the other side uses protocol %d, this side %d: runner and host must have the same version", h.Protocol, Protocol)
 	}
 	return nil
 }
 
-// Decode reads a frame's content.
+// Decode decodes the JSON content of a frame of type t into v.
 func Decode(t Type, content []byte, v any) error {
 	if err := json.Unmarshal(content, v); err != nil {
 		return fmt.Errorf("frame %c: %w", t, err)
@@ -201,8 +202,8 @@ func Decode(t Type, content []byte, v any) error {
 	return nil
 }
 
-// Unexpected returns the error for a frame that came out of turn.
-func Unexpected(t Type) error { return fmt.Errorf("frame %q does not belong here", byte(t)) }
+// Unexpected returns the error for a frame whose type the protocol does not allow at this point.
+func Unexpected(t Type) error { return fmt.Errorf("unexpected frame %q", byte(t)) }
 
 func cut(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.ErrClosedPipe) {

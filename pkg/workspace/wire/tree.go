@@ -7,13 +7,13 @@ import (
 	"strings"
 )
 
-// Header is the first line of a tree's canonical form; entries follow, one a line.
+// Header is the first line of a tree's canonical form. The entries follow, one per line.
 const Header = `{"spoolWorkspace":1}`
 
-// idPrefix begins the id of a snapshot.
+// idPrefix is the prefix of the id of a snapshot.
 const idPrefix = "m-"
 
-// Tree checks entries one after the other and names the whole. It keeps no entry.
+// Tree validates the entries of a tree one by one and computes the id of the tree. It does not keep the entries.
 type Tree struct {
 	hash    hash.Hash
 	last    string
@@ -21,15 +21,15 @@ type Tree struct {
 	entries int
 }
 
-// NewTree begins a tree.
+// NewTree returns an empty tree.
 func NewTree() *Tree {
 	t := &Tree{hash: sha256.New()}
-	t.hash.Write([]byte(Header + "\n")) //nolint:errcheck // a hash takes all
+	t.hash.Write([]byte(Header + "\n")) //nolint:errcheck // a hash never fails
 	return t
 }
 
 // Add adds the next entry and returns its canonical line, without the newline. It returns an error for an entry that
-// Check refuses, that is out of order, or whose folder was not added as a folder. So no path leads through a link.
+// Check refuses, that is out of order, or whose parent was not added as a folder, so that no path leads through a link.
 func (t *Tree) Add(e *Entry) ([]byte, error) {
 	if err := e.Check(); err != nil {
 		return nil, err
@@ -45,7 +45,7 @@ func (t *Tree) Add(e *Entry) ([]byte, error) {
 		t.folders = t.folders[:len(t.folders)-1]
 	}
 	if len(t.folders) == 0 && parent != Workspace && parent != State {
-		return nil, fmt.Errorf("entry %q: its parent is no folder of the snapshot", e.Path)
+		return nil, fmt.Errorf("entry %q: parent is not a folder of the snapshot", e.Path)
 	}
 	if e.Kind == Dir {
 		t.folders = append(t.folders, e.Path)
@@ -55,12 +55,12 @@ func (t *Tree) Add(e *Entry) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	t.hash.Write(line)         //nolint:errcheck // a hash takes all
-	t.hash.Write([]byte{'\n'}) //nolint:errcheck // a hash takes all
+	t.hash.Write(line)         //nolint:errcheck // a hash never fails
+	t.hash.Write([]byte{'\n'}) //nolint:errcheck // a hash never fails
 	return line, nil
 }
 
-// ID names the tree as added so far: m- and the SHA-256 of its canonical form.
+// ID returns the id of the tree with the entries added so far: m- and the SHA-256 of its canonical form in hex.
 func (t *Tree) ID() string { return fmt.Sprintf("%s%x", idPrefix, t.hash.Sum(nil)) }
 
 // CheckID returns an error unless id has the form of ids that ID returns.

@@ -394,7 +394,7 @@ func (x *Budget) GetTimeMs() float64 {
 	return 0
 }
 
-// A file that must be in the workspace before the agent starts. A request with files may have 16 MiB at most
+// A file that must be in the workspace before the agent starts. A request with files may have at most 16 MiB
 // (--max-request); larger files are uploaded with PUT /api/sessions/{id}/files/{path}.
 type WorkspaceFile struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1465,7 +1465,7 @@ type CurrentSandbox struct {
 	State string `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`
 	// healthy or unhealthy; absent before the first check.
 	Health *string `protobuf:"bytes,3,opt,name=health,proto3,oneof" json:"health,omitempty"`
-	// Why the health is not good, or why the sandbox ended.
+	// Why the sandbox is unhealthy, or why it ended.
 	Reason    *string                `protobuf:"bytes,4,opt,name=reason,proto3,oneof" json:"reason,omitempty"`
 	Provider  string                 `protobuf:"bytes,5,opt,name=provider,proto3" json:"provider,omitempty"`
 	Engine    string                 `protobuf:"bytes,6,opt,name=engine,proto3" json:"engine,omitempty"`
@@ -2649,7 +2649,7 @@ type SessionState struct {
 	Time *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=time,proto3" json:"time,omitempty"`
 	// The session as it was then; tip and position are those of the event.
 	Session *Session `protobuf:"bytes,4,opt,name=session,proto3" json:"session,omitempty"`
-	// The last 100 executions that had started, in order, without metered.
+	// The last 100 executions that had started, in order, without their field metered.
 	Executions []*Execution `protobuf:"bytes,5,rep,name=executions,proto3" json:"executions,omitempty"`
 	// Number of all executions that had started.
 	ExecutionCount uint32 `protobuf:"varint,6,opt,name=execution_count,json=executionCount,proto3" json:"execution_count,omitempty"`
@@ -2661,7 +2661,7 @@ type SessionState struct {
 	NextPageToken string `protobuf:"bytes,9,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
 	// The todo lists of the agent and of its sub-agents.
 	Todos []*TodoList `protobuf:"bytes,10,rep,name=todos,proto3" json:"todos,omitempty"`
-	// main, and the first 200 conversations of sub-agents.
+	// The conversation main, and the first 200 conversations of sub-agents.
 	Conversations []*Conversation `protobuf:"bytes,11,rep,name=conversations,proto3" json:"conversations,omitempty"`
 	// Number of all sub-agent conversations that had started.
 	ConversationCount uint32 `protobuf:"varint,12,opt,name=conversation_count,json=conversationCount,proto3" json:"conversation_count,omitempty"`
@@ -3430,10 +3430,11 @@ type SessionDiff struct {
 	Blocks []*BlockChange `protobuf:"bytes,3,rep,name=blocks,proto3" json:"blocks,omitempty"`
 	// Number of all blocks that began or changed.
 	BlockCount uint32 `protobuf:"varint,4,opt,name=block_count,json=blockCount,proto3" json:"block_count,omitempty"`
-	// Statuses of the session, its executions, sub-agents and sandbox.
+	// Changed statuses of the session, its executions, sub-agents and sandbox.
 	Statuses []*StatusChange `protobuf:"bytes,5,rep,name=statuses,proto3" json:"statuses,omitempty"`
-	// The usage that was added between the two events, in both sums.
-	Reported      *UsageTotal `protobuf:"bytes,6,opt,name=reported,proto3" json:"reported,omitempty"`
+	// Usage between the two events, as reported by the agents.
+	Reported *UsageTotal `protobuf:"bytes,6,opt,name=reported,proto3" json:"reported,omitempty"`
+	// Usage between the two events, as metered by the egress proxy.
 	Metered       *UsageTotal `protobuf:"bytes,7,opt,name=metered,proto3" json:"metered,omitempty"`
 	Files         *FilesDiff  `protobuf:"bytes,8,opt,name=files,proto3" json:"files,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -4677,19 +4678,19 @@ type Execution struct {
 	StartedAt    *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
 	EndedAt      *timestamppb.Timestamp `protobuf:"bytes,17,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
 	DurationMs   uint32                 `protobuf:"varint,18,opt,name=duration_ms,json=durationMs,proto3" json:"duration_ms,omitempty"`
-	// Seq of its first event.
+	// Seq of the execution's first event.
 	FirstSeq uint32 `protobuf:"varint,19,opt,name=first_seq,json=firstSeq,proto3" json:"first_seq,omitempty"`
-	// Usage of its model requests as metered by the egress proxy, by provider, model and day; empty if nothing was
-	// metered.
+	// Usage of the execution's model requests as metered by the egress proxy, by provider, model and day; empty if
+	// nothing was metered.
 	Metered []*MeteredUsage `protobuf:"bytes,20,rep,name=metered,proto3" json:"metered,omitempty"`
 	// Sum of the metered costs.
 	MeteredCostUsd float64 `protobuf:"fixed64,21,opt,name=metered_cost_usd,json=meteredCostUsd,proto3" json:"metered_cost_usd,omitempty"`
-	// Its agent, environments, variables and skills as resolved at its start: the data of execution_resolved. Absent
-	// before that event.
+	// The agent, environments, variables and skills of the execution as resolved at its start: the data of
+	// execution_resolved. Absent before that event.
 	Resolved *Json `protobuf:"bytes,22,opt,name=resolved,proto3" json:"resolved,omitempty"`
-	// The beginning of its message, up to 1000 characters.
+	// The beginning of the message that the execution processes, up to 1000 characters.
 	Query string `protobuf:"bytes,23,opt,name=query,proto3" json:"query,omitempty"`
-	// Time of its last change: when it was queued, dispatched, started or ended.
+	// Time of the execution's last change: when it was queued, dispatched, started or ended.
 	UpdatedAt *timestamppb.Timestamp `protobuf:"bytes,24,opt,name=updated_at,json=updatedAt,proto3" json:"updated_at,omitempty"`
 	// Slug of the session's agent.
 	Agent string `protobuf:"bytes,25,opt,name=agent,proto3" json:"agent,omitempty"`
@@ -4699,8 +4700,8 @@ type Execution struct {
 	AgentRef *string `protobuf:"bytes,27,opt,name=agent_ref,json=agentRef,proto3,oneof" json:"agent_ref,omitempty"`
 	// The session's agent instance with its version; absent for the built-in agent.
 	Instance *string `protobuf:"bytes,28,opt,name=instance,proto3,oneof" json:"instance,omitempty"`
-	// Milliseconds that its sandboxes ran during the execution, for metered sandbox providers: a whole number. Known
-	// when the execution ends.
+	// Milliseconds that the session's sandboxes ran during the execution, for metered sandbox providers: a whole number.
+	// Known when the execution ends.
 	SandboxMs float64 `protobuf:"fixed64,29,opt,name=sandbox_ms,json=sandboxMs,proto3" json:"sandbox_ms,omitempty"`
 	// Cost of that sandbox time at the executor's price; 0 if the executor has no price.
 	SandboxCostUsd float64 `protobuf:"fixed64,30,opt,name=sandbox_cost_usd,json=sandboxCostUsd,proto3" json:"sandbox_cost_usd,omitempty"`
@@ -7006,7 +7007,7 @@ type Block struct {
 	Summary *string `protobuf:"bytes,10,opt,name=summary,proto3,oneof" json:"summary,omitempty"`
 	// tool_use.
 	ToolName *string `protobuf:"bytes,11,opt,name=tool_name,json=toolName,proto3,oneof" json:"tool_name,omitempty"`
-	// tool_use, tool_result, subagent: the id that the agent gave the call.
+	// tool_use, tool_result, subagent: the agent's own id of the call.
 	ToolUseId *string `protobuf:"bytes,12,opt,name=tool_use_id,json=toolUseId,proto3,oneof" json:"tool_use_id,omitempty"`
 	// tool_use, subagent: the arguments, set once they are complete.
 	Input *Json `protobuf:"bytes,13,opt,name=input,proto3" json:"input,omitempty"`
@@ -7305,11 +7306,11 @@ type CreateKeyRequest struct {
 	// The tenant of the key; empty means the caller's tenant. Only the root key, or any caller on a server without
 	// keys, may name another tenant.
 	Tenant string `protobuf:"bytes,2,opt,name=tenant,proto3" json:"tenant,omitempty"`
-	// The key's role: use, operate, or admin; each includes the rights of the ones before. Empty means the role of the
-	// caller's key. A key cannot create a key with more rights than its own.
+	// The key's role: use, operate, or admin; each includes the rights of the roles before it. Empty means the role of
+	// the caller's key. A key cannot create a key with more rights than its own.
 	Role string `protobuf:"bytes,3,opt,name=role,proto3" json:"role,omitempty"`
-	// Slugs of the only agents that the key may use, at most 64; default is the built-in agent. Empty means those of
-	// the caller's key.
+	// Slugs of the only agents that the key may use, at most 64; default is the built-in agent. Empty means the
+	// agents of the caller's key.
 	Agents []string `protobuf:"bytes,4,rep,name=agents,proto3" json:"agents,omitempty"`
 	// When the key expires: a duration from now, such as 720h, or an RFC 3339 time. Empty means the expiry of the
 	// caller's key. Expiry is checked against the clock of the server's database.
@@ -9460,8 +9461,8 @@ func (x *RemoveLimitsResponse) GetPosition() string {
 // A reference to a catalogue entry, or to a version of one.
 type Reference struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// organization (or empty): an entry of the tenant; identity_account: of the account that org names; platform:
-	// visible to all tenants, and written with a key of tenant platform.
+	// organization (or empty): an entry of the tenant; identity_account: an entry of the account that org names;
+	// platform: an entry that all tenants can read, and that is written with a key of tenant platform.
 	Scope string `protobuf:"bytes,1,opt,name=scope,proto3" json:"scope,omitempty"`
 	// An organization within the tenant, or the account.
 	Org *string `protobuf:"bytes,2,opt,name=org,proto3,oneof" json:"org,omitempty"`
@@ -9537,7 +9538,7 @@ type Definition struct {
 	Ref   *Reference             `protobuf:"bytes,1,opt,name=ref,proto3" json:"ref,omitempty"`
 	// The tags of this version, which may include latest.
 	Tags []string `protobuf:"bytes,2,rep,name=tags,proto3" json:"tags,omitempty"`
-	// The definition as it was applied; for a secret, only the place of its encrypted value.
+	// The definition as it was applied. A secret contains only the key under which its encrypted value is stored.
 	Spec          *Json                  `protobuf:"bytes,3,opt,name=spec,proto3" json:"spec,omitempty"`
 	CreatedAt     *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -10700,7 +10701,7 @@ type ExplainEnvironmentResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The variables, sorted by name.
 	Variables []*ExplainedVariable `protobuf:"bytes,1,rep,name=variables,proto3" json:"variables,omitempty"`
-	// The hosts that sandboxes could reach in addition to model APIs: those of the agent, then those of each
+	// The hosts that sandboxes could reach in addition to model APIs: the hosts of the agent, then the hosts of each
 	// environment, without duplicates.
 	Egress        []*ExplainedHost `protobuf:"bytes,2,rep,name=egress,proto3" json:"egress,omitempty"`
 	unknownFields protoimpl.UnknownFields

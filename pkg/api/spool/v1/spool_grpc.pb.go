@@ -45,8 +45,8 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// A session is a conversation with an agent. Each session has a workspace and at most one sandbox, which is created
-// on first use.
+// A session is a conversation with an agent. Each session has a workspace and at most one sandbox at a time, which is
+// created on first use.
 type SessionsClient interface {
 	// Creates a session. Its sandbox is created when the first message arrives. The header Idempotency-Key (gRPC
 	// metadata idempotency-key) makes a retry safe.
@@ -74,10 +74,10 @@ type SessionsClient interface {
 	// Requests a snapshot of the workspace now. The snapshot is complete when a workspace_synced event with a later
 	// position exists.
 	SyncSession(ctx context.Context, in *SyncSessionRequest, opts ...grpc.CallOption) (*SyncSessionResponse, error)
-	// Ends the session's sandbox immediately, and everything that runs in it. The session stays open: its next message
-	// gets a new sandbox with the workspace of the last snapshot.
+	// Ends the session's sandbox and everything that runs in it immediately. The session stays open: its next message
+	// runs in a new sandbox with the workspace of the last snapshot.
 	TerminateEnvironment(ctx context.Context, in *TerminateEnvironmentRequest, opts ...grpc.CallOption) (*TerminateEnvironmentResponse, error)
-	// Lists the conversations of a session: main, which is the agent's own, and those of its sub-agents.
+	// Lists the conversations of a session: main, the agent's own conversation, and the conversations of its sub-agents.
 	ListConversations(ctx context.Context, in *ListConversationsRequest, opts ...grpc.CallOption) (*ListConversationsResponse, error)
 	// Returns the state of a session directly after one of its events. Blocks that were still open contain the text
 	// that arrived before the next event, for as long as text in flight is stored: 7 days.
@@ -241,8 +241,8 @@ func (c *sessionsClient) CompareSessions(ctx context.Context, in *CompareSession
 // All implementations must embed UnimplementedSessionsServer
 // for forward compatibility.
 //
-// A session is a conversation with an agent. Each session has a workspace and at most one sandbox, which is created
-// on first use.
+// A session is a conversation with an agent. Each session has a workspace and at most one sandbox at a time, which is
+// created on first use.
 type SessionsServer interface {
 	// Creates a session. Its sandbox is created when the first message arrives. The header Idempotency-Key (gRPC
 	// metadata idempotency-key) makes a retry safe.
@@ -270,10 +270,10 @@ type SessionsServer interface {
 	// Requests a snapshot of the workspace now. The snapshot is complete when a workspace_synced event with a later
 	// position exists.
 	SyncSession(context.Context, *SyncSessionRequest) (*SyncSessionResponse, error)
-	// Ends the session's sandbox immediately, and everything that runs in it. The session stays open: its next message
-	// gets a new sandbox with the workspace of the last snapshot.
+	// Ends the session's sandbox and everything that runs in it immediately. The session stays open: its next message
+	// runs in a new sandbox with the workspace of the last snapshot.
 	TerminateEnvironment(context.Context, *TerminateEnvironmentRequest) (*TerminateEnvironmentResponse, error)
-	// Lists the conversations of a session: main, which is the agent's own, and those of its sub-agents.
+	// Lists the conversations of a session: main, the agent's own conversation, and the conversations of its sub-agents.
 	ListConversations(context.Context, *ListConversationsRequest) (*ListConversationsResponse, error)
 	// Returns the state of a session directly after one of its events. Blocks that were still open contain the text
 	// that arrived before the next event, for as long as text in flight is stored: 7 days.
@@ -1595,7 +1595,7 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// Limits bound what a tenant may store and do at once.
+// Limits on what a tenant may store, and on what it may do at the same time.
 type LimitsClient interface {
 	// Sets a tenant's own limits and replaces its former ones. Only the root key may call this.
 	SetLimits(ctx context.Context, in *SetLimitsRequest, opts ...grpc.CallOption) (*SetLimitsResponse, error)
@@ -1647,7 +1647,7 @@ func (c *limitsClient) RemoveLimits(ctx context.Context, in *RemoveLimitsRequest
 // All implementations must embed UnimplementedLimitsServer
 // for forward compatibility.
 //
-// Limits bound what a tenant may store and do at once.
+// Limits on what a tenant may store, and on what it may do at the same time.
 type LimitsServer interface {
 	// Sets a tenant's own limits and replaces its former ones. Only the root key may call this.
 	SetLimits(context.Context, *SetLimitsRequest) (*SetLimitsResponse, error)
@@ -1783,7 +1783,7 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// Budgets bound what a tenant may use in a day, in a month, or in total, over all its sessions.
+// Budgets limit the usage of a tenant in a day, in a month, or in total, over all its sessions.
 type BudgetsClient interface {
 	// Sets a tenant's budget for a period and replaces the former one. Only the root key may call this.
 	SetBudget(ctx context.Context, in *SetBudgetRequest, opts ...grpc.CallOption) (*SetBudgetResponse, error)
@@ -1835,7 +1835,7 @@ func (c *budgetsClient) RemoveBudget(ctx context.Context, in *RemoveBudgetReques
 // All implementations must embed UnimplementedBudgetsServer
 // for forward compatibility.
 //
-// Budgets bound what a tenant may use in a day, in a month, or in total, over all its sessions.
+// Budgets limit the usage of a tenant in a day, in a month, or in total, over all its sessions.
 type BudgetsServer interface {
 	// Sets a tenant's budget for a period and replaces the former one. Only the root key may call this.
 	SetBudget(context.Context, *SetBudgetRequest) (*SetBudgetResponse, error)
@@ -2201,7 +2201,7 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// The audit log of a tenant: who did what.
+// The audit log of a tenant: which client changed what, and when.
 type AuditClient interface {
 	// Lists the log commits that clients caused, newest first, without their content. Commits of deleted sessions are
 	// included.
@@ -2230,7 +2230,7 @@ func (c *auditClient) ListAudit(ctx context.Context, in *ListAuditRequest, opts 
 // All implementations must embed UnimplementedAuditServer
 // for forward compatibility.
 //
-// The audit log of a tenant: who did what.
+// The audit log of a tenant: which client changed what, and when.
 type AuditServer interface {
 	// Lists the log commits that clients caused, newest first, without their content. Commits of deleted sessions are
 	// included.

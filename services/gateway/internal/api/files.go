@@ -141,7 +141,7 @@ func (s *Server) PutFile(ctx context.Context, session string, f FileSource) (Fil
 	case err != nil:
 		return FileAccepted{}, err
 	case status == "closed":
-		return FileAccepted{}, problem.New(problem.SessionClosed, "", "the session is closed and takes no more files; create another")
+		return FileAccepted{}, problem.New(problem.SessionClosed, "", "the session is closed and accepts no more files; create another session")
 	case f.Length > f.Limit:
 		return FileAccepted{}, tooLarge(fmt.Sprintf("the content has %d bytes", f.Length), f.Limit)
 	}

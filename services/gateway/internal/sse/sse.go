@@ -120,7 +120,7 @@ func parameters(r *http.Request) (url.Values, error) {
 	for name, values := range q {
 		switch {
 		case !slices.Contains([]string{"after", "metadata", "replay", "speed", "from", "to", "executionId"}, name):
-			return nil, problem.Invalid(name, "there is no such parameter; there are after, metadata, replay, speed, from, to and executionId")
+			return nil, problem.Invalid(name, "unknown parameter; must be one of after, metadata, replay, speed, from, to, executionId")
 		case len(values) > 1:
 			return nil, problem.Invalid(name, "the parameter is given more than once")
 		}

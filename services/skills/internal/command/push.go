@@ -77,7 +77,7 @@ func checkPush(c command.Command, b command.PushSkill) error {
 	case ref.Version != "":
 		return invalid("version", "a push makes its version itself: leave it out")
 	case !events.IsDigest(b.SHA256):
-		return invalid("sha256", "the digest is no SHA-256 in hex")
+		return invalid("sha256", "must be a SHA-256 in hexadecimal digits")
 	case b.Object != command.SkillUpload(c.Tenant, c.ID): // otherwise a client could read another client's upload
 		return invalid("object", "the upload is not this command's")
 	}

@@ -26,9 +26,9 @@ func RetryAfter(err error, d time.Duration) error {
 	return &laterError{err: err, delay: d}
 }
 
-// later is the outermost middleware. It naks the message itself, because watermill's Router would log every error
+// retryLater is the outermost middleware. It naks the message itself, because watermill's Router would log every error
 // at level Error.
-func later(name string, cfg RouterConfig) message.HandlerMiddleware {
+func retryLater(name string, cfg RouterConfig) message.HandlerMiddleware {
 	return func(next message.HandlerFunc) message.HandlerFunc {
 		return func(msg *message.Message) ([]*message.Message, error) {
 			out, err := next(msg)
