@@ -107,7 +107,7 @@ func New(cfg Config, deps Deps) (*Gateway, error) {
 
 // build creates the parts of the gateway and connects them.
 func (g *Gateway) build(js jetstream.JetStream) error {
-	if err := auth.CheckNeeds(); err != nil {
+	if err := auth.CheckAccess(); err != nil {
 		return err
 	}
 	counts := metrics.New(g.deps.Metrics)
@@ -135,10 +135,10 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 	}
 	g.limits = budget.NewWatch(js, g.deps.Logger)
 	g.watch = auth.NewWatch(g.store, g.deps.Logger)
-	admit := admission.New(admission.Limits{Bytes: g.cfg.MaxBytes, TenantBytes: g.cfg.MaxTenantBytes, TenantStreams: g.cfg.MaxTenantStreams, TenantRate: g.cfg.MaxTenantRequests, TenantBurst: g.cfg.MaxTenantBurst, Own: g.limits.Limits})
+	admit := admission.New(admission.Limits{Bytes: g.cfg.MaxBytes, TenantBytes: g.cfg.MaxTenantBytes, TenantStreams: g.cfg.MaxTenantStreams, TenantRate: g.cfg.MaxTenantRequests, TenantBurst: g.cfg.MaxTenantBurst, TenantLimits: g.limits.Limits})
 	counts.Held(admit.Bytes)
 	g.hub = live.NewHub(live.Config{
-		Source: g.store, NATS: g.deps.NATS, Logger: g.deps.Logger, Admission: admit, RoomWait: roomWait * g.cfg.WriteTimeout, LagAfter: g.cfg.LagAfter, Metrics: counts.Live(),
+		Source: g.store, NATS: g.deps.NATS, Logger: g.deps.Logger, Admission: admit, BytesTimeout: bytesTimeoutFactor * g.cfg.WriteTimeout, LagAfter: g.cfg.LagAfter, Metrics: counts.Live(),
 	})
 	sealer, err := g.sealer(js)
 	if err != nil {
@@ -152,7 +152,7 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 		Reads: g.store, Live: g.hub, Player: player, Watch: g.watch, Files: livefiles.NewClient(g.deps.NATS), Now: g.deps.Now, Entropy: rand.Reader, WriteTimeout: g.cfg.WriteTimeout, Counts: counts,
 		Send: commands.New(commands.Config{
 			JetStream: js, Room: g.room, Quota: stored.Check, Timeout: g.cfg.CommandTimeout, Now: g.deps.Now, Entropy: rand.Reader, Logger: g.deps.Logger,
-			Sent: counts.Command, Stored: g.hub.Committed,
+			OnOutcome: counts.Command, OnStored: g.hub.Committed,
 		}),
 		AwaitBudget: func(ctx context.Context, tenant string, p events.Period, limit events.Budget) error {
 			return budget.Await(ctx, js, tenant, p, limit)
@@ -222,9 +222,9 @@ func (g *Gateway) storageLimit(tenant string) int64 {
 	return g.cfg.MaxTenantStorage
 }
 
-// roomWait is how many times the write timeout a stream waits for bytes of the in-flight limit. A client that does
+// bytesTimeoutFactor is how many times the write timeout a stream waits for bytes of the in-flight limit. A client that does
 // not read is disconnected after twice the write timeout, and its bytes are returned then.
-const roomWait = 3
+const bytesTimeoutFactor = 3
 
 // maxStreams is the largest number of concurrent requests on an HTTP/2 connection.
 const maxStreams = 128
@@ -232,7 +232,7 @@ const maxStreams = 128
 // serveHTTP serves HTTP, with TLS if a certificate is configured.
 func (g *Gateway) serveHTTP(l net.Listener) error {
 	if g.pair == nil {
-		return g.http.Serve(g.limited(l, rest.Full()))
+		return g.http.Serve(g.limited(l, rest.OverloadedResponse()))
 	}
 	// A refused connection has not done its TLS handshake, so no answer can be sent.
 	return g.http.ServeTLS(g.limited(l, nil), "", "")

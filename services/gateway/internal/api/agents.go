@@ -21,7 +21,7 @@ func (s *Server) ApplyAgent(ctx context.Context, r *spoolv1.ApplyAgentRequest) (
 	if err != nil {
 		return nil, err
 	}
-	a, err := s.change(ctx, about(agents(), p, ref, commands.Request{
+	a, err := s.change(ctx, withSubject(agents(), p, ref, commands.Request{
 		Type: command.TypeApplyAgent, Body: command.ApplyAgent{Ref: ref, Tags: r.GetTags(), Spec: spec},
 	}))
 	if err != nil {
@@ -61,7 +61,7 @@ func (s *Server) ApplyInstance(ctx context.Context, r *spoolv1.ApplyInstanceRequ
 	if err != nil {
 		return nil, err
 	}
-	a, err := s.change(ctx, about(instances(), p, ref, commands.Request{
+	a, err := s.change(ctx, withSubject(instances(), p, ref, commands.Request{
 		Type: command.TypeApplyInstance, Body: command.ApplyInstance{Ref: ref, Tags: r.GetTags(), Spec: spec},
 	}))
 	if err != nil {

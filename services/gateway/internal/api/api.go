@@ -133,13 +133,13 @@ func (s *Server) session(ctx context.Context, id, minPosition string) (tenant st
 
 func checkMetadata(m *spoolv1.Json) error {
 	if n := len(m.GetText()); n > MaxMetadata {
-		return problem.New(problem.PayloadTooLarge, "metadata", sized("the metadata", n, MaxMetadata))
+		return problem.New(problem.PayloadTooLarge, "metadata", sizeDetail("the metadata", n, MaxMetadata))
 	}
 	return nil
 }
 
 func options(o *spoolv1.SessionOptions) (events.Options, error) {
-	budget, err := budgetOf("sessionOptions.budget", o.GetBudget())
+	budget, err := parseBudget("sessionOptions.budget", o.GetBudget())
 	return events.Options{
 		Model: o.GetModel(), ModelProvider: o.GetModelProvider(), ModelSettings: modelSettings(o.GetModelSettings()), IdleTimeoutMs: o.GetIdleTimeoutMs(), TurnLimitMs: o.GetTurnLimitMs(), SessionLimitMs: o.GetSessionLimitMs(),
 		SyncIntervalMs: o.GetSyncIntervalMs(), HealthIntervalMs: o.GetHealthIntervalMs(), SandboxMaxAgeMs: o.GetSandboxMaxAgeMs(),
@@ -151,8 +151,8 @@ func modelSettings(s *spoolv1.ModelSettings) events.ModelSettings {
 	return events.ModelSettings{Preset: s.GetPreset(), Env: s.GetEnv(), Args: s.GetArgs()}
 }
 
-// refusal converts a *command.Error to a problem.
-func refusal(err error) error {
+// commandProblem converts a *command.Error to a problem.
+func commandProblem(err error) error {
 	var refused *command.Error
 	if errors.As(err, &refused) {
 		return problem.New(problem.Code(refused.Code), refused.Field, refused.Detail)

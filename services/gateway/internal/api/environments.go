@@ -32,7 +32,7 @@ func (s *Server) ApplyEnvironment(ctx context.Context, r *spoolv1.ApplyEnvironme
 	if err := s.sealEnvironment(ctx, p.Tenant, ref, &spec); err != nil {
 		return nil, err
 	}
-	a, err := s.change(ctx, about(environments(), p, ref, commands.Request{
+	a, err := s.change(ctx, withSubject(environments(), p, ref, commands.Request{
 		Type: command.TypeApplyEnvironment, Body: command.ApplyEnvironment{Ref: ref, Tags: r.GetTags(), Spec: spec},
 	}))
 	if err != nil {
@@ -106,7 +106,7 @@ func allowedHosts(agent events.AgentSpec, list []layers.Environment) ([]egress.S
 	}
 	hosts, err := egress.Union(command.MaxEgress, from...)
 	if err != nil {
-		return nil, problem.New(problem.EgressInvalid, "", err.Error()).Because(err)
+		return nil, problem.New(problem.EgressInvalid, "", err.Error()).WithCause(err)
 	}
 	return hosts, nil
 }
@@ -120,7 +120,7 @@ func (s *Server) requestedLayers(ctx context.Context, p auth.Principal, r *spool
 	if ref.Slug != "" && ref != (events.Reference{Slug: builtIn}) {
 		v, found, err := s.Reads.Definition(ctx, events.Agent, p.Tenant, ref)
 		if err == nil && !found {
-			err = agents().absent("agent")
+			err = agents().notFound("agent")
 		}
 		if err == nil {
 			err = readSpec(v.Spec, &agent)
@@ -132,7 +132,7 @@ func (s *Server) requestedLayers(ctx context.Context, p auth.Principal, r *spool
 	for _, e := range refs {
 		v, found, err := s.Reads.Definition(ctx, events.Environment, p.Tenant, e.ref)
 		if err == nil && !found {
-			err = environments().absent(e.field)
+			err = environments().notFound(e.field)
 		}
 		one := layers.Environment{Ref: shortScope(v.Ref)}
 		if err == nil {
@@ -165,7 +165,7 @@ func (s *Server) selected(ctx context.Context, p auth.Principal, r *spoolv1.Expl
 			found, err = visible(p, events.Instance, v)
 		}
 		if err == nil && !found {
-			err = instances().absent("instance")
+			err = instances().notFound("instance")
 		}
 		var spec events.InstanceSpec
 		if err == nil {
@@ -180,7 +180,7 @@ func (s *Server) selected(ctx context.Context, p auth.Principal, r *spoolv1.Expl
 		}
 	}
 	if agent.Slug != "" && !events.AllowsAgent(p.Agents, agent.Slug) {
-		return agent, nil, agents().absent("agent")
+		return agent, nil, agents().notFound("agent")
 	}
 	for i, e := range list {
 		out = append(out, fieldReference{e, fmt.Sprintf("environments[%d]", i)})
@@ -216,13 +216,13 @@ func mergeError(err error) error {
 	if !errors.As(err, &first) {
 		return problem.From(err)
 	}
-	return problem.New(problem.Code(first.Code), "", strings.ReplaceAll(err.Error(), "\n", "; ")).Because(err)
+	return problem.New(problem.Code(first.Code), "", strings.ReplaceAll(err.Error(), "\n", "; ")).WithCause(err)
 }
 
 // readSpec decodes a definition from the read models.
 func readSpec(text string, into any) error {
 	if err := json.Unmarshal([]byte(text), into); err != nil {
-		return problem.New(problem.Internal, "", "a definition in the read models is not valid").Because(err)
+		return problem.New(problem.Internal, "", "a definition in the read models is not valid").WithCause(err)
 	}
 	return nil
 }

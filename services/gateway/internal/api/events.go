@@ -32,7 +32,7 @@ func (s *Server) ListEvents(ctx context.Context, r *spoolv1.ListEventsRequest) (
 		return nil, err
 	}
 	page, err := s.Reads.Events(ctx, tenant, r.GetSessionId(), reads.Query{
-		After: r.GetAfter(), Limit: limit, Types: types(r.GetTypes()), Metadata: defaultTrue(r.Metadata),
+		After: r.GetAfter(), Limit: limit, Types: splitTypes(r.GetTypes()), Metadata: defaultTrue(r.Metadata),
 	})
 	if err != nil {
 		return nil, err
@@ -100,8 +100,8 @@ func (s *Server) ListHistoryBlocks(ctx context.Context, r *spoolv1.ListHistoryBl
 // defaultTrue returns the value of an option whose default is true.
 func defaultTrue(option *bool) bool { return option == nil || *option }
 
-// types splits lists that are separated by commas. It returns nil for all types.
-func types(given []string) []string {
+// splitTypes splits lists that are separated by commas. It returns nil for all types.
+func splitTypes(given []string) []string {
 	var list []string
 	for _, g := range given {
 		for t := range strings.SplitSeq(g, ",") {
@@ -131,7 +131,7 @@ func (s *Server) StreamEvents(r *spoolv1.StreamEventsRequest, out grpc.ServerStr
 	defer reader.Close()
 	defer s.Counts.Stream(kindGRPC)()
 	err = s.stream(ctx, reader, defaultTrue(r.Metadata), func(f live.Frame, metadata bool) error {
-		m, err := response(f, metadata)
+		m, err := streamResponse(f, metadata)
 		if err != nil {
 			return err
 		}
@@ -191,7 +191,7 @@ func (s *Server) sendAll(frames []live.Frame, metadata bool, send func(f live.Fr
 	return nil
 }
 
-func response(f live.Frame, metadata bool) (*spoolv1.StreamEventsResponse, error) {
+func streamResponse(f live.Frame, metadata bool) (*spoolv1.StreamEventsResponse, error) {
 	if f.Lag != nil {
 		return &spoolv1.StreamEventsResponse{Message: &spoolv1.StreamEventsResponse_Lag{
 			Lag: &spoolv1.Lag{Lagging: f.Lag.Lagging, LagMs: f.Lag.LagMs},

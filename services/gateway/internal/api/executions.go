@@ -17,7 +17,7 @@ func (s *Server) StartExecution(ctx context.Context, r *spoolv1.StartExecutionRe
 	if err != nil {
 		return nil, err
 	}
-	post, err := message(r)
+	post, err := postCommand(r)
 	if err != nil {
 		return nil, err
 	}
@@ -40,7 +40,7 @@ func (s *Server) StartExecution(ctx context.Context, r *spoolv1.StartExecutionRe
 	done(err)
 	stored(a, err)
 	if err != nil {
-		return nil, named(r, err)
+		return nil, withAliasField(r, err)
 	}
 	return &spoolv1.StartExecutionResponse{SessionId: a.SessionID, ExecutionId: a.ExecutionID, Position: a.Position}, nil
 }
@@ -51,7 +51,7 @@ func (s *Server) ListExecutions(ctx context.Context, r *spoolv1.ListExecutionsRe
 	if err != nil {
 		return nil, err
 	}
-	list, next, err := s.Reads.Executions(ctx, p.Tenant, filterOf(p, r.GetPhase(), r, r.MetadataValue), r.GetPageToken(), r.GetPageSize())
+	list, next, err := s.Reads.Executions(ctx, p.Tenant, newFilter(p, r.GetPhase(), r, r.MetadataValue), r.GetPageToken(), r.GetPageSize())
 	return &spoolv1.ListExecutionsResponse{Executions: list, NextPageToken: next}, err
 }
 

@@ -55,7 +55,7 @@ func (s *Server) seal(ctx context.Context, tenant, execution, field, value strin
 	case errors.As(err, &size):
 		return "", problem.Invalid(field, "%s", size.Error())
 	case err != nil:
-		return "", problem.New(problem.Unavailable, "", "the secret could not be stored; nothing was done, try again").Because(err)
+		return "", problem.New(problem.Unavailable, "", "the secret could not be stored; nothing was done, try again").WithCause(err)
 	}
 	return key, nil
 }

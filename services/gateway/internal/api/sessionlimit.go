@@ -11,9 +11,9 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// forgetAfter is how long a session is counted if its command got no answer and the session never appears in the read
+// newSessionTTL is how long a session is counted if its command got no answer and the session never appears in the read
 // models.
-const forgetAfter = 10 * time.Minute
+const newSessionTTL = 10 * time.Minute
 
 // newSessions are the sessions that this gateway has sent commands for and that were not in the read models at the
 // last count. They count towards the tenant's limit, so that concurrent requests or a slow projector cannot exceed
@@ -74,7 +74,7 @@ func (s *Server) count(ctx context.Context, tenant, session string, most int) er
 	now := s.Now()
 	ids := []string{session}
 	for id, at := range n.ids {
-		if now.Sub(at) > forgetAfter {
+		if now.Sub(at) > newSessionTTL {
 			delete(n.ids, id)
 			continue
 		}

@@ -28,37 +28,37 @@ type createRequest interface {
 	referencesRequest
 }
 
-// aliased is a createRequest whose agent may come from agentProfileRef.
-type aliased struct {
+// resolvedRequest is a createRequest whose agent may come from agentProfileRef.
+type resolvedRequest struct {
 	createRequest
 	agent string
 }
 
 // GetAgent returns the agent from either field.
-func (a aliased) GetAgent() string { return a.agent }
+func (a resolvedRequest) GetAgent() string { return a.agent }
 
-// alias evaluates agentProfileRef, which is an alias of agent.
-func alias(r createRequest) (aliased, error) {
+// resolveAlias evaluates agentProfileRef, which is an alias of agent.
+func resolveAlias(r createRequest) (resolvedRequest, error) {
 	given, err := parseReference(fieldProfile, r.GetAgentProfileRef())
 	if err != nil || given == (events.Reference{}) {
-		return aliased{r, r.GetAgent()}, err
+		return resolvedRequest{r, r.GetAgent()}, err
 	}
 	agent, err := parseReference("agent", r.GetAgent())
 	switch {
 	case err != nil:
-		return aliased{}, err
+		return resolvedRequest{}, err
 	case agent != (events.Reference{}) && agent != given:
-		return aliased{}, problem.Invalid(fieldProfile, "agent and agentProfileRef name two agents, %s and %s: give one of them", agent, given)
+		return resolvedRequest{}, problem.Invalid(fieldProfile, "agent and agentProfileRef name two agents, %s and %s: give one of them", agent, given)
 	case r.GetInstance() != "":
-		return aliased{}, problem.Invalid(fieldProfile, "agentProfileRef and instance exclude each other: an instance names its agent")
+		return resolvedRequest{}, problem.Invalid(fieldProfile, "agentProfileRef and instance exclude each other: an instance names its agent")
 	}
-	return aliased{r, given.String()}, nil
+	return resolvedRequest{r, given.String()}, nil
 }
 
 const fieldProfile = "agentProfileRef"
 
-// named returns a problem about the agent with the name of the field that the request used.
-func named(r createRequest, err error) error {
+// withAliasField returns a problem about the agent with the name of the field that the request used.
+func withAliasField(r createRequest, err error) error {
 	var p *problem.Error
 	if errors.As(err, &p) && p.Field == "agent" && r.GetAgent() == "" && r.GetAgentProfileRef() != "" {
 		p.Field = fieldProfile
@@ -67,7 +67,7 @@ func named(r createRequest, err error) error {
 }
 
 func createCommand(request createRequest) (command.CreateSession, error) {
-	r, err := alias(request)
+	r, err := resolveAlias(request)
 	if err != nil {
 		return command.CreateSession{}, err
 	}
@@ -82,7 +82,7 @@ func createCommand(request createRequest) (command.CreateSession, error) {
 		o.Model = m
 	}
 	if err := command.CheckOptions(o); err != nil {
-		return command.CreateSession{}, refusal(err)
+		return command.CreateSession{}, commandProblem(err)
 	}
 	if err := checkJSON("metadata", r.GetMetadata()); err != nil {
 		return command.CreateSession{}, err
@@ -128,14 +128,14 @@ func (s *Server) CreateSession(ctx context.Context, r *spoolv1.CreateSessionRequ
 	done(err)
 	stored(a, err)
 	if err != nil {
-		return nil, named(r, err)
+		return nil, withAliasField(r, err)
 	}
 	return &spoolv1.CreateSessionResponse{SessionId: a.SessionID, Position: a.Position}, nil
 }
 
-// forkPatience bounds how long a fork may take. It includes reading the parent's log and possibly waiting for a
+// forkTimeout bounds how long a fork may take. It includes reading the parent's log and possibly waiting for a
 // snapshot.
-const forkPatience = 45 * time.Second
+const forkTimeout = 45 * time.Second
 
 // ForkSession creates a session that continues after an event of another session.
 func (s *Server) ForkSession(ctx context.Context, r *spoolv1.ForkSessionRequest) (*spoolv1.ForkSessionResponse, error) {
@@ -156,7 +156,7 @@ func (s *Server) ForkSession(ctx context.Context, r *spoolv1.ForkSessionRequest)
 	if agent != (events.Reference{}) {
 		body.Agent = agent.String()
 	}
-	request, done := s.withSessionLimit(commands.Request{Type: command.TypeForkSession, Body: body, Patience: forkPatience})
+	request, done := s.withSessionLimit(commands.Request{Type: command.TypeForkSession, Body: body, Timeout: forkTimeout})
 	a, err := s.create(ctx, request)
 	done(err)
 	if err != nil {
@@ -171,7 +171,7 @@ func (s *Server) ListSessions(ctx context.Context, r *spoolv1.ListSessionsReques
 	if err != nil {
 		return nil, err
 	}
-	filter := filterOf(p, r.GetStatus(), r, r.MetadataValue)
+	filter := newFilter(p, r.GetStatus(), r, r.MetadataValue)
 	filter.Parent = r.GetParent()
 	list, next, err := s.Reads.Sessions(ctx, p.Tenant, filter, r.GetPageToken(), r.GetPageSize())
 	return &spoolv1.ListSessionsResponse{Sessions: list, NextPageToken: next}, err
@@ -191,7 +191,7 @@ type filterRequest interface {
 	GetOrder() string
 }
 
-func filterOf(p auth.Principal, state string, r filterRequest, metadataValue *string) reads.Filter {
+func newFilter(p auth.Principal, state string, r filterRequest, metadataValue *string) reads.Filter {
 	return reads.Filter{
 		State: state, Agent: r.GetAgent(), Architecture: r.GetArchitecture(), MetadataKey: r.GetMetadataKey(), MetadataValue: metadataValue,
 		CreatedAfter: r.GetCreatedAfter(), CreatedBefore: r.GetCreatedBefore(), UpdatedAfter: r.GetUpdatedAfter(), UpdatedBefore: r.GetUpdatedBefore(),
@@ -253,7 +253,7 @@ type messageRequest interface {
 	GetMetadata() *spoolv1.Json
 }
 
-func message(r messageRequest) (command.PostMessage, error) {
+func postCommand(r messageRequest) (command.PostMessage, error) {
 	m := command.PostMessage{Content: r.GetContent(), Metadata: raw(r.GetMetadata())}
 	size := len(m.Content)
 	for _, p := range r.GetParts() {
@@ -262,7 +262,7 @@ func message(r messageRequest) (command.PostMessage, error) {
 	}
 	switch {
 	case size > MaxMessage:
-		return m, problem.New(problem.PayloadTooLarge, "content", sized("the message", size, MaxMessage))
+		return m, problem.New(problem.PayloadTooLarge, "content", sizeDetail("the message", size, MaxMessage))
 	case m.Content != "" && len(m.Parts) > 0:
 		return m, problem.Invalid("parts", "content and parts exclude each other; give the text as a part of type text")
 	case strings.TrimSpace(m.Content) == "" && len(m.Parts) == 0:
@@ -276,7 +276,7 @@ func (s *Server) PostMessage(ctx context.Context, r *spoolv1.PostMessageRequest)
 	if err := reads.CheckSession(r.GetSessionId()); err != nil {
 		return nil, err
 	}
-	body, err := message(r)
+	body, err := postCommand(r)
 	if err != nil {
 		return nil, err
 	}
@@ -354,6 +354,6 @@ func (s *Server) ListConversations(ctx context.Context, r *spoolv1.ListConversat
 	return &spoolv1.ListConversationsResponse{Conversations: list}, err
 }
 
-func sized(what string, have, limit int) string {
+func sizeDetail(what string, have, limit int) string {
 	return fmt.Sprintf("%s has %d bytes; the limit is %d", what, have, limit)
 }

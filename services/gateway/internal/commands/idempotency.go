@@ -118,7 +118,7 @@ func (i *idempotency) release(ctx context.Context, name string) error {
 }
 
 func notClaimed(err error) error {
-	return problem.New(problem.Unavailable, "", "NATS does not answer, so the Idempotency-Key could not be stored; nothing was done, try again").Because(err)
+	return problem.New(problem.Unavailable, "", "NATS does not answer, so the Idempotency-Key could not be stored; nothing was done, try again").WithCause(err)
 }
 
 // maxKey is the largest length of an Idempotency-Key, in bytes.

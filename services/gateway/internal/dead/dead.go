@@ -26,7 +26,7 @@ func New(js jetstream.JetStream) *Letters {
 }
 
 func unavailable(err error) error {
-	return problem.New(problem.Unavailable, "", "NATS does not answer, so dead letters cannot be read; try again").Because(err)
+	return problem.New(problem.Unavailable, "", "NATS does not answer, so dead letters cannot be read; try again").WithCause(err)
 }
 
 // Reader selects the visible letters: those of Tenant and, if All is set, those that name no tenant.

@@ -22,7 +22,7 @@ type feed struct {
 	hub             *Hub
 	tenant, session string
 	sub             *nats.Subscription
-	holders         int // number of users of the feed; guarded by the hub's mu
+	users           int // number of users of the feed; guarded by the hub's mu
 
 	ready    chan struct{} // closed when the start has succeeded or failed
 	startErr error         // set before ready is closed
@@ -38,8 +38,8 @@ type feed struct {
 	ended    error // why no more events will come; Readers still get the events in the feed
 	lagging  Lag
 
-	reading bool // whether a goroutine is reading Postgres
-	again   bool // whether it must read once more
+	reading   bool // whether a goroutine is reading Postgres
+	readAgain bool // whether it must read once more
 }
 
 // liveMessage is readmodel.Live with the raw bytes of each event.
@@ -77,11 +77,11 @@ func (f *feed) start(ctx context.Context) {
 	f.tip, f.position, f.metadata.session = tip.Seq, tip.Position, tip.Metadata
 	for _, t := range tip.Open {
 		b := &openText{block: t.BlockID, execution: t.ExecutionID, conversation: t.ConversationID}
-		b.fill(t)
+		b.addStored(t)
 		f.open = append(f.open, b)
 	}
-	if f.again {
-		f.again = false
+	if f.readAgain {
+		f.readAgain = false
 		f.reread("start")
 	}
 }
@@ -105,8 +105,8 @@ func (h *Hub) slot(ctx context.Context) (release func(), err error) {
 	}
 }
 
-// live handles one message of LIVE.
-func (f *feed) live(data []byte) {
+// handleMessage handles one message of LIVE.
+func (f *feed) handleMessage(data []byte) {
 	var m liveMessage
 	if err := json.Unmarshal(data, &m); err != nil {
 		f.hub.cfg.Logger.Error("decode message of LIVE: reading the session from Postgres", "session", f.session, "error", err)
@@ -115,7 +115,7 @@ func (f *feed) live(data []byte) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.readers == nil { // the start is not complete yet
-		f.again = true
+		f.readAgain = true
 		return
 	}
 	changed, why := f.take(m)
@@ -245,7 +245,7 @@ func (f *feed) reread(why string) {
 		return
 	}
 	if f.reading {
-		f.again = true
+		f.readAgain = true
 		return
 	}
 	f.hub.mu.Lock()
@@ -272,13 +272,13 @@ func (f *feed) read(ctx context.Context) {
 		if err != nil && ctx.Err() == nil {
 			f.hub.cfg.Logger.Warn("read session from Postgres: will retry", "session", f.session, "error", err)
 		}
-		if err != nil || f.ended != nil || !more && !f.again {
-			f.reading, f.again = false, false
+		if err != nil || f.ended != nil || !more && !f.readAgain {
+			f.reading, f.readAgain = false, false
 			f.wakeAll()
 			f.mu.Unlock()
 			return
 		}
-		f.again = false
+		f.readAgain = false
 		f.wakeAll()
 		f.mu.Unlock()
 	}
@@ -314,7 +314,7 @@ func (f *feed) readOnce(ctx context.Context) (more bool, err error) {
 	for _, t := range tip.Open {
 		for _, b := range f.open {
 			if b.block == t.BlockID {
-				b.fill(t)
+				b.addStored(t)
 			}
 		}
 	}
@@ -326,7 +326,7 @@ func (f *feed) appendAll(list []reads.StoredEvent) error {
 	defer f.mu.Unlock()
 	for _, kept := range list {
 		if _, err := f.append(kept.JSON, &kept); err != nil {
-			return problem.New(problem.Internal, "", "an event in the read models is not valid").Because(err)
+			return problem.New(problem.Internal, "", "an event in the read models is not valid").WithCause(err)
 		}
 	}
 	return nil

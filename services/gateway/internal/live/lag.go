@@ -15,9 +15,9 @@ import (
 // lag determines whether the read models are behind: they report a lag themselves, or they have not reached the
 // position of a command that this gateway sent (for example because no projector runs), or they cannot be read.
 type lag struct {
-	mu     sync.Mutex
-	wrote  map[int]pendingPosition // by projector group: the first position that the read models have not reached
-	readAt time.Time               // when the progress was last read
+	mu      sync.Mutex
+	pending map[int]pendingPosition // by projector group: the first position that the read models have not reached
+	readAt  time.Time               // when the progress was last read
 }
 
 type pendingPosition struct {
@@ -33,11 +33,11 @@ func (h *Hub) Committed(id, position string) {
 	}
 	h.lag.mu.Lock()
 	defer h.lag.mu.Unlock()
-	if h.lag.wrote == nil {
-		h.lag.wrote = map[int]pendingPosition{}
+	if h.lag.pending == nil {
+		h.lag.pending = map[int]pendingPosition{}
 	}
-	if _, waits := h.lag.wrote[readmodel.Group(id)]; !waits {
-		h.lag.wrote[readmodel.Group(id)] = pendingPosition{p.Seq, time.Now()}
+	if _, waits := h.lag.pending[readmodel.Group(id)]; !waits {
+		h.lag.pending[readmodel.Group(id)] = pendingPosition{p.Seq, time.Now()}
 	}
 }
 
@@ -64,13 +64,14 @@ func (h *Hub) updateLag(ctx context.Context) {
 	}
 }
 
-// of returns the lag of a group; progress is nil if it could not be read. mu must be held.
+// of returns the lag of a group; progress is nil if it could not be read. A lag below after is the zero Lag. mu must be
+// held.
 func (l *lag) of(group int, progress map[int]reads.Progress, now time.Time, after time.Duration) Lag {
 	behind := now.Sub(l.readAt)
 	if p, ok := progress[group]; ok {
 		behind = p.Lag
-		if w, waits := l.wrote[group]; waits && p.Position >= w.seq {
-			delete(l.wrote, group)
+		if w, waits := l.pending[group]; waits && p.Position >= w.seq {
+			delete(l.pending, group)
 		} else if waits {
 			behind = max(behind, now.Sub(w.at))
 		}

@@ -13,9 +13,9 @@ const maxExecutions = 16
 
 // metadata is the application's metadata of events at the feed's tip.
 type metadata struct {
-	session    string          // metadata of the session; "" for none
-	alone      *reads.Metadata // metadata of an event without an execution; nil until it is built
-	executions []execution     // in order of last use
+	session     string          // metadata of the session; "" for none
+	sessionOnly *reads.Metadata // metadata of an event without an execution; nil until it is built
+	executions  []execution     // in order of last use
 }
 
 // execution is the metadata of one execution.
@@ -51,7 +51,7 @@ func (m *metadata) set(session string) {
 	if session == m.session {
 		return
 	}
-	m.session, m.alone = session, nil
+	m.session, m.sessionOnly = session, nil
 	for i := range m.executions {
 		m.executions[i].shown = nil
 	}
@@ -75,10 +75,10 @@ func (m *metadata) find(id string) int {
 // metadata is known.
 func (m *metadata) of(id string) (shown *reads.Metadata, ok bool) {
 	if id == "" {
-		if m.alone == nil {
-			m.alone = reads.NewMetadata(m.session, "")
+		if m.sessionOnly == nil {
+			m.sessionOnly = reads.NewMetadata(m.session, "")
 		}
-		return m.alone, true
+		return m.sessionOnly, true
 	}
 	i := m.find(id)
 	if i < 0 {

@@ -110,11 +110,11 @@ func unavailable(err error) error {
 	if errors.As(err, &pg) {
 		switch {
 		case pg.Code == undefinedTable:
-			return problem.New(problem.Unavailable, "", "the read models are not installed yet: the projector, which makes them, has not started").Because(err)
+			return problem.New(problem.Unavailable, "", "the read models are not installed yet: the projector, which makes them, has not started").WithCause(err)
 		case strings.HasPrefix(pg.Code, "08"), strings.HasPrefix(pg.Code, "53"), strings.HasPrefix(pg.Code, "57"):
 		default:
-			return problem.New(problem.Internal, "", "a read of Postgres failed; the server's log has the error").Because(err)
+			return problem.New(problem.Internal, "", "a read of Postgres failed; the server's log has the error").WithCause(err)
 		}
 	}
-	return problem.New(problem.Unavailable, "", "Postgres does not answer; nothing was changed, try again").Because(err)
+	return problem.New(problem.Unavailable, "", "Postgres does not answer; nothing was changed, try again").WithCause(err)
 }

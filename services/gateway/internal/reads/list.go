@@ -49,8 +49,8 @@ const (
 	maxTerm = 1024 // bytes of a metadata field's name, and of its value
 )
 
-// listed describes a table that can be listed. Its rows are filtered and sorted under the alias x.
-type listed struct {
+// listTable describes a table that can be listed. Its rows are filtered and sorted under the alias x.
+type listTable struct {
 	name    string // sessions, executions
 	state   string // name of the column and of the parameter for Filter.State
 	states  []string
@@ -61,36 +61,36 @@ type listed struct {
 	single  string   // the statement for one row, which has the columns and joins of the list
 }
 
-func sessionList() listed {
-	return listed{
+func sessionList() listTable {
+	return listTable{
 		name: "sessions", state: "status", states: []string{"open", "closed"}, created: "created_at",
 		texts: []string{"title", "metadata"}, owner: "x", updated: []string{"updated_minute", "updated_at"},
 		single: queries.Session,
 	}
 }
 
-func executionList() listed {
-	return listed{
+func executionList() listTable {
+	return listTable{
 		name: "executions", state: "phase", states: phases, created: "queued_at",
 		texts: []string{"query", "result", "metadata"}, owner: "s", updated: []string{"updated_at"},
 		single: queries.Execution,
 	}
 }
 
-// query is an SQL statement that is being built.
-type query struct {
+// statementBuilder is an SQL statement that is being built.
+type statementBuilder struct {
 	where []string
 	args  []any
 }
 
 // arg adds an argument and returns its placeholder.
-func (q *query) arg(v any) string {
+func (q *statementBuilder) arg(v any) string {
 	q.args = append(q.args, v)
 	return "$" + strconv.Itoa(len(q.args))
 }
 
 // add adds a condition in which each %s is the placeholder of an argument.
-func (q *query) add(condition string, args ...any) {
+func (q *statementBuilder) add(condition string, args ...any) {
 	holders := make([]any, len(args))
 	for i, a := range args {
 		holders[i] = q.arg(a)
@@ -99,7 +99,7 @@ func (q *query) add(condition string, args ...any) {
 }
 
 // page reads the page that begins at a token, and reports whether there are more rows. R is the row of l.single.
-func page[R any](ctx context.Context, s *Store, l listed, tenant string, f Filter, token string, size uint32) (list []R, more bool, err error) {
+func page[R any](ctx context.Context, s *Store, l listTable, tenant string, f Filter, token string, size uint32) (list []R, more bool, err error) {
 	sql, args, err := l.statement(tenant, f, token, size)
 	if err != nil {
 		return nil, false, err
@@ -109,7 +109,7 @@ func page[R any](ctx context.Context, s *Store, l listed, tenant string, f Filte
 		return nil, false, err
 	}
 	list, err = pgx.CollectRows(rows, pgx.RowToStructByPos[R])
-	list, more = cut(list, size)
+	list, more = trimPage(list, size)
 	return list, more, err
 }
 
@@ -118,8 +118,8 @@ func page[R any](ctx context.Context, s *Store, l listed, tenant string, f Filte
 //
 // The statement is not in package queries: its order and its conditions are chosen by the filter, each with an index of
 // its own, and a prepared statement with optional conditions can get a generic plan, which uses the index of none.
-func (l listed) statement(tenant string, f Filter, token string, size uint32) (sql string, args []any, err error) {
-	q := &query{}
+func (l listTable) statement(tenant string, f Filter, token string, size uint32) (sql string, args []any, err error) {
+	q := &statementBuilder{}
 	q.add("x.tenant = %s", tenant)
 	joins, err := l.filter(q, f)
 	if err != nil {
@@ -161,7 +161,7 @@ func (l listed) statement(tenant string, f Filter, token string, size uint32) (s
 }
 
 // filter adds the conditions of a filter, and returns the joins that they need.
-func (l listed) filter(q *query, f Filter) (joins string, err error) {
+func (l listTable) filter(q *statementBuilder, f Filter) (joins string, err error) {
 	if f.State != "" {
 		if !slices.Contains(l.states, f.State) {
 			return "", problem.Invalid(l.state, "%+q is not a %s: there are %s", truncate.Text(f.State, 64), l.state, strings.Join(l.states, ", "))
@@ -203,7 +203,7 @@ func (l listed) filter(q *query, f Filter) (joins string, err error) {
 }
 
 // agent adds a condition for the sessions of an agent, in any version or in one.
-func (l listed) agent(q *query, s string) error {
+func (l listTable) agent(q *statementBuilder, s string) error {
 	ref, err := events.ParseReference(s)
 	switch {
 	case err != nil:
@@ -227,7 +227,7 @@ func (l listed) agent(q *query, s string) error {
 const builtInAgent = "default"
 
 // metadata adds a condition for a metadata field. The term must be built in the same way as in metadata_terms.
-func (l listed) metadata(q *query, f Filter) error {
+func (l listTable) metadata(q *statementBuilder, f Filter) error {
 	switch {
 	case f.MetadataKey == "" && f.MetadataValue != nil:
 		return problem.Invalid("metadataValue", "metadataValue requires metadataKey")
@@ -262,16 +262,16 @@ func checkText(field, s string, most int) error {
 }
 
 // times adds conditions for ranges of time, which include the first bound and exclude the second.
-func (l listed) times(q *query, f Filter) error {
+func (l listTable) times(q *statementBuilder, f Filter) error {
 	for _, r := range []struct{ name, column, after, before string }{
 		{"created", l.created, f.CreatedAfter, f.CreatedBefore},
 		{"updated", l.updated[len(l.updated)-1], f.UpdatedAfter, f.UpdatedBefore},
 	} {
-		after, err := moment(r.name+"After", r.after)
+		after, err := parseTime(r.name+"After", r.after)
 		if err != nil {
 			return err
 		}
-		before, err := moment(r.name+"Before", r.before)
+		before, err := parseTime(r.name+"Before", r.before)
 		if err != nil {
 			return err
 		}
@@ -295,7 +295,7 @@ func (l listed) times(q *query, f Filter) error {
 	return nil
 }
 
-func moment(field, s string) (time.Time, error) {
+func parseTime(field, s string) (time.Time, error) {
 	if s == "" {
 		return time.Time{}, nil
 	}
@@ -308,7 +308,7 @@ func moment(field, s string) (time.Time, error) {
 
 // text adds a condition for a substring. No index supports it: it reads all rows of the tenant that the other
 // conditions select.
-func (l listed) text(q *query, s string) error {
+func (l listTable) text(q *statementBuilder, s string) error {
 	if s == "" {
 		return nil
 	}
@@ -351,7 +351,7 @@ type pageToken struct {
 }
 
 // digest returns the digest of a filter with its defaults set.
-func (l listed) digest(f Filter) string {
+func (l listTable) digest(f Filter) string {
 	b, err := json.Marshal(struct {
 		Name   string
 		Filter Filter
@@ -363,8 +363,8 @@ func (l listed) digest(f Filter) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-func (l listed) token(f Filter, p pagePosition) string {
-	f.Sort, f.Order = defaulted(f.Sort, "created"), defaulted(f.Order, "desc")
+func (l listTable) token(f Filter, p pagePosition) string {
+	f.Sort, f.Order = orDefault(f.Sort, "created"), orDefault(f.Order, "desc")
 	b, err := json.Marshal(pageToken{l.digest(f), p.at.UnixMicro(), p.id})
 	if err != nil {
 		panic(err)
@@ -372,7 +372,7 @@ func (l listed) token(f Filter, p pagePosition) string {
 	return base64.RawURLEncoding.EncodeToString(b)
 }
 
-func defaulted(s, unset string) string {
+func orDefault(s, unset string) string {
 	if s == "" {
 		return unset
 	}
@@ -381,7 +381,7 @@ func defaulted(s, unset string) string {
 
 // position decodes a page token, which must belong to this list with this filter and sort order. It returns nil for
 // the first page.
-func (l listed) position(f Filter, token string) (*pagePosition, error) {
+func (l listTable) position(f Filter, token string) (*pagePosition, error) {
 	if token == "" {
 		return nil, nil
 	}

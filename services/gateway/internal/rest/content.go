@@ -50,7 +50,7 @@ func (h *Handler) getFile(w *statusRecorder, r *http.Request, session, file stri
 	if kind == "" {
 		kind = http.DetectContentType(first)
 	}
-	h.secure(w, kind, path.Base(file))
+	h.setDownloadHeaders(w, kind, path.Base(file))
 	w.Header().Set("ETag", `"`+etag(e)+`"`)
 	if strings.Contains(r.Header.Get("Range"), ",") {
 		r.Header.Del("Range") // each of several ranges would read the file from its start
@@ -64,8 +64,8 @@ func (h *Handler) getFile(w *statusRecorder, r *http.Request, session, file stri
 	return nil
 }
 
-// secure sets headers that prevent content of an agent from being executed in the API's origin.
-func (h *Handler) secure(w http.ResponseWriter, kind, name string) {
+// setDownloadHeaders sets headers that prevent content of an agent from being executed in the API's origin.
+func (h *Handler) setDownloadHeaders(w http.ResponseWriter, kind, name string) {
 	head := w.Header()
 	head.Set("Content-Type", kind)
 	head.Set("Content-Disposition", disposition(name))
@@ -127,7 +127,7 @@ func (s *seeker) Read(p []byte) (int, error) {
 		s.at += int64(n)
 		return n, nil
 	}
-	if err := s.reach(); err != nil {
+	if err := s.skipTo(); err != nil {
 		s.err = err
 		return 0, err
 	}
@@ -140,8 +140,8 @@ func (s *seeker) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// reach opens or skips content up to the offset of the next read.
-func (s *seeker) reach() (err error) {
+// skipTo opens or skips content up to the offset of the next read.
+func (s *seeker) skipTo() (err error) {
 	if s.from != nil && s.read > s.at {
 		s.Close()
 	}

@@ -242,8 +242,8 @@ func allow(w *statusRecorder, r *http.Request) error {
 	return auth.Allow(r.Context(), method+" "+w.route)
 }
 
-// Full returns the response to a connection over the limit, as bytes of HTTP/1.1.
-func Full() []byte {
+// OverloadedResponse returns the response to a connection over the limit, as bytes of HTTP/1.1.
+func OverloadedResponse() []byte {
 	p := problem.New(problem.Overloaded, "", "the gateway, or your address, has as many connections open as it may (--max-connections, --max-address-connections); try again")
 	body := p.JSON()
 	return fmt.Appendf(nil, "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/problem+json\r\nCache-Control: no-store\r\nRetry-After: %d\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s",

@@ -147,10 +147,10 @@ func (c *conn) serve(p auth.Principal) {
 	revoked := context.AfterFunc(ctx, func() {
 		var p *problem.Error
 		if errors.As(context.Cause(ctx), &p) {
-			c.cut(websocket.StatusPolicyViolation, p, request{})
+			c.closeWithError(websocket.StatusPolicyViolation, p, request{})
 		}
 	})
-	pings := c.pings(ctx)
+	pings := c.startPings(ctx)
 	c.read(ctx)
 	revoked()
 	pings()
@@ -159,8 +159,8 @@ func (c *conn) serve(p auth.Principal) {
 	c.work.Wait()
 }
 
-// pings sends pings periodically until stop is called, and closes the connection when one is not answered.
-func (c *conn) pings(ctx context.Context) (stop func()) {
+// startPings sends pings periodically until stop is called, and closes the connection when one is not answered.
+func (c *conn) startPings(ctx context.Context) (stop func()) {
 	var mu sync.Mutex
 	stopped := false
 	var timer *time.Timer
@@ -186,8 +186,8 @@ func (c *conn) pings(ctx context.Context) (stop func()) {
 	}
 }
 
-// cut sends an error and closes the connection.
-func (c *conn) cut(code websocket.StatusCode, p *problem.Error, about request) {
+// closeWithError sends an error and closes the connection.
+func (c *conn) closeWithError(code websocket.StatusCode, p *problem.Error, about request) {
 	c.handler.cfg.Cut(string(p.Code))
 	_ = c.send(errorMessage(p, about))
 	c.finish(code, string(p.Code)+": "+p.Detail)
