@@ -24,9 +24,9 @@ const (
 
 // announcer announces committed changes to gateways. It must be used by one goroutine.
 type announcer struct {
-	nc     *nats.Conn
-	group  int
-	missed bool // whether a message could not be sent
+	nc          *nats.Conn
+	group       int
+	lostMessage bool // whether a message could not be sent
 }
 
 // started asks gateways to compare the group's sessions with the read models, because announcements may have been
@@ -42,11 +42,11 @@ func (a *announcer) started() error {
 // send announces the changes of a batch, one session after the other. After a failure, the next successful call also
 // sends the request of started.
 func (a *announcer) send(list []fold.Live) error {
-	if a.missed {
+	if a.lostMessage {
 		if err := a.started(); err != nil {
 			return err
 		}
-		a.missed = false
+		a.lostMessage = false
 	}
 	for _, l := range list {
 		messages, err := liveMessages(l, maxLive)
@@ -54,7 +54,7 @@ func (a *announcer) send(list []fold.Live) error {
 			err = errors.Join(err, a.nc.Publish(events.LiveSubject(l.Session.Tenant, l.Session.ID), m))
 		}
 		if err != nil {
-			a.missed = true
+			a.lostMessage = true
 			return err
 		}
 	}
@@ -99,18 +99,18 @@ func liveMessages(l fold.Live, limit int) ([][]byte, error) {
 }
 
 type liveWriter struct {
-	session        string
-	limit, size    int
-	tip, told      int64
-	events, deltas []string
-	out            [][]byte
+	session           string
+	limit, size       int
+	tip, announcedTip int64
+	events, deltas    []string
+	out               [][]byte
 }
 
 func (w *liveWriter) flush() {
-	if w.tip == w.told && len(w.events)+len(w.deltas) == 0 {
+	if w.tip == w.announcedTip && len(w.events)+len(w.deltas) == 0 {
 		return
 	}
-	w.told = w.tip
+	w.announcedTip = w.tip
 	var b bytes.Buffer
 	b.Grow(w.size + 200)
 	b.WriteString(`{"sessionId":"` + w.session + `","tip":` + strconv.FormatInt(w.tip, 10) + `,"events":[`)

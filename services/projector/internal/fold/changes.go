@@ -126,8 +126,8 @@ func encodeBlocks(list []*entry[Block]) error {
 	return nil
 }
 
-// raw returns the row value of an application's JSON; nil for none.
-func raw(m json.RawMessage) *string {
+// jsonValue returns the row value of an application's JSON; nil for none.
+func jsonValue(m json.RawMessage) *string {
 	if len(m) == 0 {
 		return nil
 	}
