@@ -67,9 +67,9 @@ func (a answer) wantRetryAfter(t *testing.T) {
 	}
 }
 
-// TestBytesInFlight tests that the bodies of one tenant's requests in flight may have SPOOL_MAX_TENANT_BYTES, and
+// TestBytesInFlight_LimitTenantsAndTotal tests that the bodies of one tenant's requests in flight may have SPOOL_MAX_TENANT_BYTES, and
 // those of all tenants SPOOL_MAX_BYTES, and that a refused request is accepted after others have ended.
-func TestBytesInFlight(t *testing.T) {
+func TestBytesInFlight_LimitTenantsAndTotal(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()

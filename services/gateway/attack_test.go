@@ -175,9 +175,9 @@ func (p *process) survive(client *served, answered *atomic.Int64) {
 	}
 }
 
-// TestAttack_StalledMessages tests that 320 messages of 16 MiB that stop one byte before their end, with and without
+// TestAttack_StalledMessagesUseLittleMemory tests that 320 messages of 16 MiB that stop one byte before their end, with and without
 // a key, leave the process small and other tenants served.
-func TestAttack_StalledMessages(t *testing.T) {
+func TestAttack_StalledMessagesUseLittleMemory(t *testing.T) {
 	t.Parallel()
 	srv := natstest.RunConfig(t, natsserver.Config{Relaxed: true, Port: natsserver.RandomPort})
 	w := newWorldOn(t, natstest.Conn(t, srv))

@@ -30,7 +30,7 @@ func (s *served) as(key string) *served {
 
 func rootKey() string { return rand.Text() + rand.Text() }
 
-func TestKeys(t *testing.T) {
+func TestKeys_AuthenticateAndManageOneTenant(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveCommands()
@@ -97,8 +97,8 @@ func TestKeys(t *testing.T) {
 	g.as(root).wantMetric(t, "spool_gateway_unauthenticated_total 10")
 }
 
-// TestRevokedKeyEndsItsStreams tests that the streams of a revoked key end within about a second.
-func TestRevokedKeyEndsItsStreams(t *testing.T) {
+// TestRevokedKey_EndsItsStreams tests that the streams of a revoked key end within about a second.
+func TestRevokedKey_EndsItsStreams(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()
@@ -202,8 +202,8 @@ func TestRootKey_OnlyManagesKeysLimitsAndBudgets(t *testing.T) {
 	root.get("/api/budgets").want(t, 200)
 }
 
-// TestTenantsAreApart tests that another tenant's session does not exist for a client, over all protocols.
-func TestTenantsAreApart(t *testing.T) {
+// TestTenants_CannotSeeEachOthersSessions tests that another tenant's session does not exist for a client, over all protocols.
+func TestTenants_CannotSeeEachOthersSessions(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()
@@ -255,7 +255,7 @@ func TestTenantsAreApart(t *testing.T) {
 	}
 }
 
-func TestConfig(t *testing.T) {
+func TestNew_RefusesUnsafeSettings(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	for want, cfg := range map[string]gateway.Config{

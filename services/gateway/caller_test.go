@@ -74,9 +74,9 @@ func TestCaller_CommandsNameKeyUserAndAddress(t *testing.T) {
 	}
 }
 
-// TestCaller_RefusesUsersThatCannotBeKept tests that an invalid user is refused with the name of the header on every
+// TestCaller_RefusesInvalidUsers tests that an invalid user is refused with the name of the header on every
 // route that takes a key, including routes that only read.
-func TestCaller_RefusesUsersThatCannotBeKept(t *testing.T) {
+func TestCaller_RefusesInvalidUsers(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()
@@ -101,9 +101,9 @@ func TestCaller_RefusesUsersThatCannotBeKept(t *testing.T) {
 	g.do("POST", "/api/sessions", "{}", header("Spool-User", strings.Repeat("ä", events.MaxUser/2))).want(t, 201)
 }
 
-// TestCaller_IdempotencyKeyIsOfOneUser tests that a repeat under the same Idempotency-Key for another user is a
+// TestCaller_IdempotencyKeyBelongsToOneUser tests that a repeat under the same Idempotency-Key for another user is a
 // different request.
-func TestCaller_IdempotencyKeyIsOfOneUser(t *testing.T) {
+func TestCaller_IdempotencyKeyBelongsToOneUser(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()

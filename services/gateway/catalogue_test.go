@@ -256,9 +256,9 @@ func TestCatalogue_NothingIsMissingWhileFolding(t *testing.T) {
 	g.get("/api/agents/a").wantProblem(t, 503, "UNAVAILABLE", "")
 }
 
-// TestSessionsTakeReferencesInEveryForm tests that a session names its agent with a string or an object, in agent or
+// TestSessions_AcceptReferencesInEveryForm tests that a session names its agent with a string or an object, in agent or
 // agentProfileRef, and that these are the same request.
-func TestSessionsTakeReferencesInEveryForm(t *testing.T) {
+func TestSessions_AcceptReferencesInEveryForm(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveCommands()

@@ -69,10 +69,10 @@ func (s *served) joinStalled(session string, transport int) (leave func()) {
 	return func() { _ = c.Close() }
 }
 
-// TestBytesInFlight_OfJoins tests that the unsent data of streams counts as bytes in flight. Clients that join and do
+// TestBytesInFlight_CountUnsentStreamData tests that the unsent data of streams counts as bytes in flight. Clients that join and do
 // not read may hold half of the bytes of their tenant. Further joins of the tenant wait, while its requests and other
 // tenants are served.
-func TestBytesInFlight_OfJoins(t *testing.T) {
+func TestBytesInFlight_CountUnsentStreamData(t *testing.T) {
 	w := newWorld(t)
 	w.serveCommands()
 	root := rootKey()
@@ -117,10 +117,10 @@ func TestBytesInFlight_OfJoins(t *testing.T) {
 	g.wantHeld(root, func(n float64) bool { return n < 1<<20 })
 }
 
-// TestBytesInFlight_AStreamWaitsForRoom tests that a stream that gets no bytes waits for three times
+// TestBytesInFlight_StreamWaitsThenEnds tests that a stream that gets no bytes waits for three times
 // SPOOL_WRITE_TIMEOUT and then ends with a typed error, and that a client that reconnects with its cursor later
 // continues exactly.
-func TestBytesInFlight_AStreamWaitsForRoom(t *testing.T) {
+func TestBytesInFlight_StreamWaitsThenEnds(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()

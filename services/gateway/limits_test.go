@@ -188,9 +188,9 @@ func TestRateLimit_ClosesAWebSocket(t *testing.T) {
 	}
 }
 
-// TestStreamLimit_OfATenant tests that a tenant's own limit of streams overrides the gateway's, and that a limit
+// TestStreamLimit_TenantLimitOverridesTheSetting tests that a tenant's own limit of streams overrides the gateway's, and that a limit
 // below the number of open streams ends none of them.
-func TestStreamLimit_OfATenant(t *testing.T) {
+func TestStreamLimit_TenantLimitOverridesTheSetting(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()

@@ -168,8 +168,8 @@ func TestLists_FilterAndSort(t *testing.T) {
 	}
 }
 
-// TestPageToken_OfAnotherFilterIsRefused tests that a page token is valid only for its list, filter and sort order.
-func TestPageToken_OfAnotherFilterIsRefused(t *testing.T) {
+// TestPageToken_AnotherFilterIsRefused tests that a page token is valid only for its list, filter and sort order.
+func TestPageToken_AnotherFilterIsRefused(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})

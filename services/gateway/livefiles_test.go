@@ -57,9 +57,9 @@ func (w *world) sandbox(tenant, engine, status string) (session string) {
 	return session
 }
 
-// TestLiveFiles_OfAnotherTenantAreNotFound tests that for another tenant a session does not exist, and that no
+// TestLiveFiles_AnotherTenantFindsNone tests that for another tenant a session does not exist, and that no
 // executor is asked.
-func TestLiveFiles_OfAnotherTenantAreNotFound(t *testing.T) {
+func TestLiveFiles_AnotherTenantFindsNone(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()
@@ -145,8 +145,8 @@ func TestLiveFiles_RefusalsNameTheirField(t *testing.T) {
 	}
 }
 
-// TestLiveFiles_BreaksOffWithTheTransfer tests that an aborted transfer does not look like a complete file.
-func TestLiveFiles_BreaksOffWithTheTransfer(t *testing.T) {
+// TestLiveFiles_AbortedTransferAbortsTheResponse tests that an aborted transfer does not look like a complete file.
+func TestLiveFiles_AbortedTransferAbortsTheResponse(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})

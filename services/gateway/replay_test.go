@@ -287,9 +287,9 @@ var replays = []struct {
 	}},
 }
 
-// TestReplay_SendsWhatHappened tests that a replay sends the stored events byte for byte and in order, and between
+// TestReplay_SendsStoredEventsAndText tests that a replay sends the stored events byte for byte and in order, and between
 // them the recorded text in flight, so that a client has the same state at each event as one that followed live.
-func TestReplay_SendsWhatHappened(t *testing.T) {
+func TestReplay_SendsStoredEventsAndText(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -377,9 +377,9 @@ func TestReplay_SendsManyPagesInOrder(t *testing.T) {
 	}
 }
 
-// TestReplay_SaysWhichBlocksAppearWhole tests that a replay names the blocks whose text DELTAS no longer has,
+// TestReplay_NamesBlocksWithoutDeltas tests that a replay names the blocks whose text DELTAS no longer has,
 // completely or in part.
-func TestReplay_SaysWhichBlocksAppearWhole(t *testing.T) {
+func TestReplay_NamesBlocksWithoutDeltas(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -433,9 +433,9 @@ func TestReplay_SaysWhichBlocksAppearWhole(t *testing.T) {
 	}
 }
 
-// TestReplay_OfAPartEndsLikeTheWhole tests that a replay of a part, with the events before it, yields the same end as a full replay,
+// TestReplay_PartEndsInTheSameState tests that a replay of a part, with the events before it, yields the same end as a full replay,
 // also if a block is open at the beginning, whose text is then sent from its start.
-func TestReplay_OfAPartEndsLikeTheWhole(t *testing.T) {
+func TestReplay_PartEndsInTheSameState(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -472,9 +472,9 @@ func TestReplay_OfAPartEndsLikeTheWhole(t *testing.T) {
 	}
 }
 
-// TestReplay_SaysThatAGapWasShortened tests that idle gaps are shortened, and that the client is notified before the
+// TestReplay_AnnouncesShortenedGaps tests that idle gaps are shortened, and that the client is notified before the
 // wait.
-func TestReplay_SaysThatAGapWasShortened(t *testing.T) {
+func TestReplay_AnnouncesShortenedGaps(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -492,7 +492,7 @@ func TestReplay_SaysThatAGapWasShortened(t *testing.T) {
 	}
 }
 
-func TestReplay_BadInput(t *testing.T) {
+func TestReplay_BadInputNamesTheField(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -546,8 +546,8 @@ func TestReplay_BadInput(t *testing.T) {
 	}
 }
 
-// TestReplay_BadInputOverGRPC tests that gRPC refuses the same requests as SSE, with the code and the field.
-func TestReplay_BadInputOverGRPC(t *testing.T) {
+// TestReplay_BadInputNamesTheFieldOverGRPC tests that gRPC refuses the same requests as SSE, with the code and the field.
+func TestReplay_BadInputNamesTheFieldOverGRPC(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -588,8 +588,8 @@ func TestReplay_BadInputOverGRPC(t *testing.T) {
 	}
 }
 
-// TestReplay_AtExtremeSpeeds tests that a replay at the lowest and highest possible speed reaches the end.
-func TestReplay_AtExtremeSpeeds(t *testing.T) {
+// TestReplay_ExtremeSpeedsReachTheEnd tests that a replay at the lowest and highest possible speed reaches the end.
+func TestReplay_ExtremeSpeedsReachTheEnd(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -623,8 +623,8 @@ func (s *served) ofExecution(session, execution string, from uint32) map[string]
 	}
 }
 
-// TestReplay_OfOneExecution tests that a replay of one execution has only its events and text, up to its end.
-func TestReplay_OfOneExecution(t *testing.T) {
+// TestReplay_ExecutionHasOnlyItsEvents tests that a replay of one execution has only its events and text, up to its end.
+func TestReplay_ExecutionHasOnlyItsEvents(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -706,8 +706,8 @@ func TestReplay_OfOneExecution(t *testing.T) {
 	wantCode(t, err, codes.NotFound, "EXECUTION_NOT_FOUND", "executionId")
 }
 
-// TestReplay_EndsWithItsCall tests that a call that is cancelled or reaches its deadline returns its bytes.
-func TestReplay_EndsWithItsCall(t *testing.T) {
+// TestReplay_CancelledCallReturnsItsBytes tests that a call that is cancelled or reaches its deadline returns its bytes.
+func TestReplay_CancelledCallReturnsItsBytes(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -744,8 +744,8 @@ func TestReplay_EndsWithItsCall(t *testing.T) {
 	}
 }
 
-// TestReplay_OfAnotherAgent tests that a key that is limited to agents can only replay their sessions.
-func TestReplay_OfAnotherAgent(t *testing.T) {
+// TestReplay_LimitedKeyCannotReplayOtherAgents tests that a key that is limited to agents can only replay their sessions.
+func TestReplay_LimitedKeyCannotReplayOtherAgents(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()
@@ -764,9 +764,9 @@ func TestReplay_OfAnotherAgent(t *testing.T) {
 	}
 }
 
-// TestReplay_OfABrowserThatComesBack tests that a browser that reconnects after the replay's end gets 204, and that
+// TestReplay_BrowserReconnectContinues tests that a browser that reconnects after the replay's end gets 204, and that
 // one that was disconnected continues.
-func TestReplay_OfABrowserThatComesBack(t *testing.T) {
+func TestReplay_BrowserReconnectContinues(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -784,10 +784,10 @@ func TestReplay_OfABrowserThatComesBack(t *testing.T) {
 // slow is a speed at which each event waits for the longest possible time.
 const slow = "0.000000001"
 
-// TestReplay_Ends tests that a replay ends with a reason when its client leaves, its key is revoked, its session is
+// TestReplay_EndsWithAReason tests that a replay ends with a reason when its client leaves, its key is revoked, its session is
 // deleted or its gateway stops, and that it returns its bytes. A replay counts as a stream and takes bytes of its
 // tenant.
-func TestReplay_Ends(t *testing.T) {
+func TestReplay_EndsWithAReason(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()
@@ -872,9 +872,9 @@ func TestReplay_Ends(t *testing.T) {
 	}
 }
 
-// TestReplay_WithoutDELTAS tests that a replay without DELTAS ends with a temporary error, because the gateway cannot
+// TestReplay_WithoutDELTASIsUnavailable tests that a replay without DELTAS ends with a temporary error, because the gateway cannot
 // know which text is no longer stored.
-func TestReplay_WithoutDELTAS(t *testing.T) {
+func TestReplay_WithoutDELTASIsUnavailable(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -893,9 +893,9 @@ func TestReplay_WithoutDELTAS(t *testing.T) {
 	}
 }
 
-// TestReplay_StalledClient tests that a client that does not read is disconnected without an effect on another
+// TestReplay_StalledClientIsDisconnected tests that a client that does not read is disconnected without an effect on another
 // replay, and that the bytes of a replay are bounded.
-func TestReplay_StalledClient(t *testing.T) {
+func TestReplay_StalledClientIsDisconnected(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{WriteTimeout: time.Second})
@@ -924,9 +924,9 @@ func TestReplay_StalledClient(t *testing.T) {
 	g.wantMetric(t, `spool_gateway_readers 0`)
 }
 
-// TestReplay_TakesFromTheBytesInFlight tests that replays take bytes of their tenant, and are refused if these do not
+// TestReplay_CountsAsBytesInFlight tests that replays take bytes of their tenant, and are refused if these do not
 // suffice.
-func TestReplay_TakesFromTheBytesInFlight(t *testing.T) {
+func TestReplay_CountsAsBytesInFlight(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()

@@ -128,9 +128,9 @@ func sameEnd(t *testing.T, w *world, id string, g *served, a, b *watcher) {
 	}
 }
 
-// TestStreamBytesAreTheStoredOnes tests that an event has the same bytes over REST, SSE and WebSocket as in the read
+// TestStream_BytesAreTheStoredOnes tests that an event has the same bytes over REST, SSE and WebSocket as in the read
 // models.
-func TestStreamBytesAreTheStoredOnes(t *testing.T) {
+func TestStream_BytesAreTheStoredOnes(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -276,8 +276,8 @@ func TestStream_SendsALongHistoryInPages(t *testing.T) {
 	}
 }
 
-// TestStreamEndsWithTheSession tests that the stream of a deleted session ends with the event of the deletion.
-func TestStreamEndsWithTheSession(t *testing.T) {
+// TestStream_EndsWithTheSession tests that the stream of a deleted session ends with the event of the deletion.
+func TestStream_EndsWithTheSession(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})

@@ -91,9 +91,9 @@ func roleOf(name string) string {
 	return "use"
 }
 
-// TestRoles_EveryMethodAndRoute tests that every method and route, over gRPC and REST, is refused for keys with a
+// TestRoles_EveryMethodAndRouteRefusesLowerRoles tests that every method and route, over gRPC and REST, is refused for keys with a
 // lower role, with the name of the required role, and for no other keys.
-func TestRoles_EveryMethodAndRoute(t *testing.T) {
+func TestRoles_EveryMethodAndRouteRefusesLowerRoles(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()
@@ -154,9 +154,9 @@ func TestRoles_EveryMethodAndRoute(t *testing.T) {
 // foreignMark is contained in everything that belongs to the agent that the limited key may not use.
 const foreignMark = "zq9"
 
-// TestLimitedKey_EveryMethod tests that every method answers a key that is limited to agents in the same way for
+// TestLimitedKey_EveryMethodHidesOtherAgents tests that every method answers a key that is limited to agents in the same way for
 // another agent's data as for data that does not exist. The methods and fields are taken from spool.v1.
-func TestLimitedKey_EveryMethod(t *testing.T) {
+func TestLimitedKey_EveryMethodHidesOtherAgents(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveCommands()
@@ -260,9 +260,9 @@ func TestLimitedKey_EveryMethod(t *testing.T) {
 	key.do("POST", "/api/sessions", `{"agent":"`+foreignMark+`"}`, again).wantProblem(t, 403, "FORBIDDEN", "agent")
 }
 
-// TestExpiringKey tests that a key is refused and its streams end when it expires by the clock of Postgres, even if
+// TestExpiringKey_IsRefusedByTheDatabaseClock tests that a key is refused and its streams end when it expires by the clock of Postgres, even if
 // the gateway's clock is an hour off.
-func TestExpiringKey(t *testing.T) {
+func TestExpiringKey_IsRefusedByTheDatabaseClock(t *testing.T) {
 	t.Parallel()
 	for name, off := range map[string]time.Duration{"the clocks agree": 0, "the gateway is an hour ahead": time.Hour, "the gateway is an hour behind": -time.Hour} {
 		t.Run(name, func(t *testing.T) {
@@ -302,7 +302,7 @@ func TestExpiringKey(t *testing.T) {
 	}
 }
 
-func TestCreateKey_Expires(t *testing.T) {
+func TestCreateKey_SetsTheExpiry(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()

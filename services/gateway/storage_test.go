@@ -217,10 +217,10 @@ func TestStorageLimit_AnswersAClientThatIsStillSending(t *testing.T) {
 	}
 }
 
-// TestStorageLimit_OfSkills tests that the upload of a skill that was only checked counts until it is removed, and
+// TestStorageLimit_CountsSkillUploadsOnce tests that the upload of a skill that was only checked counts until it is removed, and
 // that the upload of a stored skill does not count in addition to the skill while all such uploads are below the
 // limit.
-func TestStorageLimit_OfSkills(t *testing.T) {
+func TestStorageLimit_CountsSkillUploadsOnce(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveSkills()

@@ -117,9 +117,9 @@ func TestState_HasTheTextInFlight(t *testing.T) {
 	}
 }
 
-// TestState_SaysWhichTextIsGone tests that a state names the open blocks whose text is no longer stored, and the
+// TestState_NamesBlocksWithIncompleteText tests that a state names the open blocks whose text is no longer stored, and the
 // length of the stored part.
-func TestState_SaysWhichTextIsGone(t *testing.T) {
+func TestState_NamesBlocksWithIncompleteText(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -183,9 +183,9 @@ func TestState_ShowsTextThatABlockLost(t *testing.T) {
 	}
 }
 
-// TestState_WithoutDELTAS tests that a state with open blocks is refused with a temporary error without DELTAS,
+// TestState_WithoutDELTASIsUnavailable tests that a state with open blocks is refused with a temporary error without DELTAS,
 // because the gateway cannot know which text is no longer stored.
-func TestState_WithoutDELTAS(t *testing.T) {
+func TestState_WithoutDELTASIsUnavailable(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -198,9 +198,9 @@ func TestState_WithoutDELTAS(t *testing.T) {
 	g.get("/api/sessions/"+id+"/state?at=3").want(t, 200) // no block is open
 }
 
-// TestBlocks_OfPiecesThatOverlapAmidACharacter tests that text deltas that overlap in the middle of a character yield
+// TestBlocks_TextIsValidIfDeltasSplitACharacter tests that text deltas that overlap in the middle of a character yield
 // valid text.
-func TestBlocks_OfPiecesThatOverlapAmidACharacter(t *testing.T) {
+func TestBlocks_TextIsValidIfDeltasSplitACharacter(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})

@@ -58,9 +58,9 @@ func (s *served) serial() string {
 	return resp.TLS.PeerCertificates[0].SerialNumber.String()
 }
 
-// TestTLS_EveryProtocolOverARenewal tests that REST, SSE, WebSocket and gRPC use the certificate of SPOOL_TLS_CERT
+// TestTLS_EveryProtocolServesTheRenewedCertificate tests that REST, SSE, WebSocket and gRPC use the certificate of SPOOL_TLS_CERT
 // and SPOOL_TLS_KEY, that streams survive a renewal, and that new connections get the new certificate.
-func TestTLS_EveryProtocolOverARenewal(t *testing.T) {
+func TestTLS_EveryProtocolServesTheRenewedCertificate(t *testing.T) {
 	t.Parallel()
 	w, dir := newWorld(t), t.TempDir()
 	pool := issue(t, dir, time.Now(), time.Hour)

@@ -35,9 +35,9 @@ func rollout(t *testing.T, size int) string {
 	return string(raw) + strings.Repeat("\n", size-len(raw))
 }
 
-// TestTranscripts tests that an uploaded transcript can be used for one session, over REST or gRPC, by the tenant
+// TestTranscript_CanBeUsedOnceByItsTenant tests that an uploaded transcript can be used for one session, over REST or gRPC, by the tenant
 // that uploaded it and for ten minutes.
-func TestTranscripts(t *testing.T) {
+func TestTranscript_CanBeUsedOnceByItsTenant(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	var late atomic.Int64
@@ -116,8 +116,8 @@ func TestTranscripts(t *testing.T) {
 	acme.do("POST", transcriptsPath+"?architecture=codex", text).wantProblem(t, 400, "INVALID_REQUEST", "architecture")
 }
 
-// TestTranscriptThatDoesNotEnd tests that a transcript that is refused or too large is not read any further.
-func TestTranscriptThatDoesNotEnd(t *testing.T) {
+// TestTranscript_RefusedUploadIsNotReadFurther tests that a transcript that is refused or too large is not read any further.
+func TestTranscript_RefusedUploadIsNotReadFurther(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{MaxTranscript: 1 << 20})
@@ -158,9 +158,9 @@ func TestTranscriptThatDoesNotEnd(t *testing.T) {
 	}
 }
 
-// TestStorageLimit_OfTranscripts tests that a transcript counts once while a session can be created with it, and that
+// TestStorageLimit_CountsTranscriptsOnce tests that a transcript counts once while a session can be created with it, and that
 // a refused one counts until it is removed.
-func TestStorageLimit_OfTranscripts(t *testing.T) {
+func TestStorageLimit_CountsTranscriptsOnce(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()
