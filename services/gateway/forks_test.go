@@ -106,8 +106,8 @@ func TestFiles_ForkWithoutASnapshotHasNone(t *testing.T) {
 	g.get("/api/sessions/"+id+"/files?at=2").wantProblem(t, 404, "NO_SNAPSHOT", "at")
 }
 
-// TestFiles_ForkCannotReadAnotherTenant tests that sessions and snapshots of another tenant cannot be read, whatever
-// the log states as the beginning of a fork.
+// TestFiles_ForkCannotReadAnotherTenant tests that sessions and snapshots of another tenant cannot be read, even if
+// the log names them as the origin of a fork.
 func TestFiles_ForkCannotReadAnotherTenant(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -19,7 +19,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 )
 
-// liveSource serves the files of an executor with the function open; asked counts the requests.
+// liveSource serves the files of an executor with the function open, and counts the requests in asked.
 type liveSource struct {
 	asked atomic.Int32
 	open  func(livefiles.Request) (io.Reader, int64, error)
@@ -66,7 +66,7 @@ func TestLiveFiles_AnotherTenantFindsNone(t *testing.T) {
 	root := rootKey()
 	g := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root})
 	key := func(tenant string) *served {
-		return g.as(g.as(root).do("POST", "/api/keys", fmt.Sprintf(`{"name":"x","tenant":%q}`, tenant)).want(t, 201).text("key"))
+		return g.withKey(g.withKey(root).do("POST", "/api/keys", fmt.Sprintf(`{"name":"x","tenant":%q}`, tenant)).want(t, 201).text("key"))
 	}
 	a, b := key("a"), key("b")
 	theirs, none := w.sandbox("a", "host", "ready"), oldID(t, events.KindSession)

@@ -62,7 +62,7 @@ func TestCompare_CountsAsBytesInFlight(t *testing.T) {
 	w.serveCommands()
 	root := rootKey()
 	g := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root, MaxRequest: 8 << 20, MaxTenantBytes: 10 << 20, ReadTimeout: time.Hour})
-	one := g.keyed(root, "one")
+	one := g.withNewKey(root, "one")
 	a, b := w.session("one"), w.session("one")
 	w.turn("one", a, "q", "answer")
 	w.turn("one", b, "q", "answer")
@@ -118,7 +118,7 @@ func TestReplay_IsUnavailableWhileFolding(t *testing.T) {
 	w.emit("default", id, list...)
 	var open []replayed
 	for _, tr := range replays {
-		c := tr.open(g, id, slow, 0, 0)
+		c := tr.open(g, id, slowestSpeed, 0, 0)
 		_, err := c.next()
 		must(t, err)
 		open = append(open, c)

@@ -181,7 +181,7 @@ func (c rpcReplay) next() (sentPiece, error) {
 		return sentPiece{}, err
 	}
 	if err != nil {
-		return sentPiece{}, asProblem(err)
+		return sentPiece{}, problemOf(err)
 	}
 	switch n := m.Message.(type) {
 	case *spoolv1.ReplayEventsResponse_Event:
@@ -334,7 +334,7 @@ func TestReplay_SendsStoredEventsAndText(t *testing.T) {
 				s := g.sse(id, 0)
 				defer s.close()
 				live.until(t, s, func() bool { return live.seq == w.tip(id) })
-				sameEnd(t, w, id, g, live, one)
+				requireSameState(t, w, id, g, live, one)
 			})
 		}
 	}
@@ -607,8 +607,8 @@ func TestReplay_ExtremeSpeedsReachTheEnd(t *testing.T) {
 	}
 }
 
-// ofExecution opens a replay of one execution on each transport.
-func (s *served) ofExecution(session, execution string, from uint32) map[string]func() replayed {
+// replayExecution opens a replay of one execution on each transport.
+func (s *served) replayExecution(session, execution string, from uint32) map[string]func() replayed {
 	return map[string]func() replayed{
 		"SSE": func() replayed {
 			return s.replaySSE(session, fmt.Sprintf("&speed=max&from=%d&executionId=%s", from, execution))
@@ -665,7 +665,7 @@ func TestReplay_ExecutionHasOnlyItsEvents(t *testing.T) {
 	}
 	var first events.Wire
 	must(t, json.Unmarshal([]byte(want[0]), &first))
-	for name, open := range g.ofExecution(id, exes[1], 1) {
+	for name, open := range g.replayExecution(id, exes[1], 1) {
 		kept, text, notices := split(all(t, open()))
 		if !slices.Equal(kept, want) {
 			t.Errorf("%s: replayed\n%s\nwant\n%s", name, strings.Join(kept, "\n"), strings.Join(want, "\n"))
@@ -682,7 +682,7 @@ func TestReplay_ExecutionHasOnlyItsEvents(t *testing.T) {
 		}
 	}
 	// A replay from within the execution's block sends the earlier text of the block, and none of another execution.
-	for name, open := range g.ofExecution(id, exes[1], first.Seq+2) {
+	for name, open := range g.replayExecution(id, exes[1], first.Seq+2) {
 		kept, text, _ := split(all(t, open()))
 		if !slices.Equal(kept, want[2:]) || len(text) != 2 {
 			t.Errorf("%s, from the block's middle: %d events, %d pieces of text", name, len(kept), len(text))
@@ -723,7 +723,7 @@ func TestReplay_CancelledCallReturnsItsBytes(t *testing.T) {
 		codes.DeadlineExceeded: func() (context.Context, context.CancelFunc) { return context.WithTimeout(t.Context(), 3*time.Second) },
 	} {
 		ctx, cancel := limit()
-		st, err := client.ReplayEvents(ctx, &spoolv1.ReplayEventsRequest{SessionId: id, Speed: slow})
+		st, err := client.ReplayEvents(ctx, &spoolv1.ReplayEventsRequest{SessionId: id, Speed: slowestSpeed})
 		must(t, err)
 		_, err = st.Recv()
 		if err == nil {
@@ -751,7 +751,7 @@ func TestReplay_LimitedKeyCannotReplayOtherAgents(t *testing.T) {
 	w.serveCommands()
 	root := rootKey()
 	g := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root})
-	key := g.as(g.as(root).do("POST", "/api/keys", `{"name":"x","agents":["mine"]}`).want(t, 201).text("key"))
+	key := g.withKey(g.withKey(root).do("POST", "/api/keys", `{"name":"x","agents":["mine"]}`).want(t, 201).text("key"))
 	mine, other := w.sessionOf("default", "mine"), w.sessionOf("default", "other")
 	key.get("/api/sessions/"+other+"/events/stream?replay=1").wantProblem(t, 404, "SESSION_NOT_FOUND", "sessionId")
 	s := key.dial()
@@ -781,8 +781,8 @@ func TestReplay_BrowserReconnectContinues(t *testing.T) {
 	g.get(path, header("Last-Event-ID", "9")).wantProblem(t, 409, "CURSOR_AHEAD", "from")
 }
 
-// slow is a speed at which each event waits for the longest possible time.
-const slow = "0.000000001"
+// slowestSpeed is a speed at which each event waits for the longest possible time.
+const slowestSpeed = "0.000000001"
 
 // TestReplay_EndsWithAReason tests that a replay ends with a reason when its client leaves, its key is revoked, its session is
 // deleted or its gateway stops, and that it returns its bytes. A replay counts as a stream and takes bytes of its
@@ -793,13 +793,13 @@ func TestReplay_EndsWithAReason(t *testing.T) {
 	w.serveCommands()
 	root := rootKey()
 	g := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root, MaxTenantStreams: 3})
-	made := g.as(root).do("POST", "/api/keys", `{"name":"x"}`).want(t, 201)
-	mine := g.as(made.text("key"))
-	other := g.as(g.as(root).do("POST", "/api/keys", `{"name":"y"}`).want(t, 201).text("key"))
+	made := g.withKey(root).do("POST", "/api/keys", `{"name":"x"}`).want(t, 201)
+	mine := g.withKey(made.text("key"))
+	other := g.withKey(g.withKey(root).do("POST", "/api/keys", `{"name":"y"}`).want(t, 201).text("key"))
 	begin := func(s *served, id string) []replayed {
 		var list []replayed
 		for _, tr := range replays {
-			c := tr.open(s, id, slow, 0, 0)
+			c := tr.open(s, id, slowestSpeed, 0, 0)
 			for range 2 { // the start and the first event
 				_, err := c.next()
 				must(t, err)
@@ -848,7 +848,7 @@ func TestReplay_EndsWithAReason(t *testing.T) {
 			t.Fatalf("got %v, %v", one, err)
 		}
 	}
-	c.send(fmt.Sprintf(`{"type":"session:join","sessionId":%q,"replay":true,"speed":%s}`, id, slow))
+	c.send(fmt.Sprintf(`{"type":"session:join","sessionId":%q,"replay":true,"speed":%s}`, id, slowestSpeed))
 	c.want("session:joined")
 
 	w.emit("default", id, events.Event{Data: events.SessionDeleted{}})
@@ -932,12 +932,12 @@ func TestReplay_CountsAsBytesInFlight(t *testing.T) {
 	w.serveCommands()
 	root := rootKey()
 	g := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root, MaxRequest: 8 << 20, MaxTenantBytes: 10 << 20})
-	one := g.keyed(root, "one")
+	one := g.withNewKey(root, "one")
 	id := w.session("one")
 	w.emit("one", id, events.Event{Time: recordedAt.Add(time.Hour), Data: events.Log{}}, events.Event{Time: recordedAt.Add(2 * time.Hour), Data: events.Log{}})
 	var open []replayed
 	for range 13 {
-		c := one.replaySSE(id, "&speed="+slow)
+		c := one.replaySSE(id, "&speed="+slowestSpeed)
 		defer c.close()
 		open = append(open, c)
 	}

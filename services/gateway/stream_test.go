@@ -315,7 +315,7 @@ func (w *world) play(tenant, session string, list []turn) {
 			w.emit(tenant, session, p.events...)
 			continue
 		}
-		w.say(tenant, session, p.block, p.text)
+		w.emitText(tenant, session, p.block, p.text)
 	}
 }
 

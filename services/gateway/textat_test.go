@@ -15,8 +15,8 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 )
 
-// shows returns the blocks of a client, one a line.
-func (w *watcher) shows() string {
+// blocksText returns the blocks of a client, one a line.
+func (w *watcher) blocksText() string {
 	var s strings.Builder
 	for _, b := range w.view.Blocks() {
 		fmt.Fprintf(&s, "%s %s %q\n", b.ID, b.Status, b.Content)
@@ -55,7 +55,7 @@ func (w *world) follow(g *served, session string, list []turn, seen func(c *watc
 			e, err := s.next()
 			must(w.t, err)
 			must(w.t, client.take(e))
-			had[client.seq] = client.shows()
+			had[client.seq] = client.blocksText()
 		}
 		seen(client)
 	}
@@ -73,7 +73,7 @@ func (w *world) follow(g *served, session string, list []turn, seen func(c *watc
 		d := events.Delta{BlockID: p.block, ConversationID: events.MainConversation, Epoch: 1, Offset: uint32(offsets[p.block]), Text: p.text, Time: at}
 		_, err := w.js.Publish(w.t.Context(), events.DeltaSubject("default", session), encode(w.t, d))
 		must(w.t, err)
-		w.say("default", session, p.block, p.text)
+		w.emitText("default", session, p.block, p.text)
 		offsets[p.block] += len(p.text)
 		until(func() bool { return int(client.text[p.block]) >= offsets[p.block] })
 	}
@@ -95,7 +95,7 @@ func TestState_HasTheTextInFlight(t *testing.T) {
 	}
 	had := w.follow(g, id, list, func(c *watcher) {
 		got, incomplete := g.stateAt(id, 0)
-		same(fmt.Sprint("in flight, after event ", c.seq), got, c.shows(), incomplete)
+		same(fmt.Sprint("in flight, after event ", c.seq), got, c.blocksText(), incomplete)
 	})
 	withText := 0
 	for at := uint32(1); at <= w.tip(id); at++ {
@@ -156,7 +156,7 @@ func TestState_NamesBlocksWithIncompleteText(t *testing.T) {
 	if _, incomplete := g.stateAt(id, 0); len(incomplete) > 0 {
 		t.Errorf("block without text: %v is incomplete", incomplete)
 	}
-	w.say("default", id, open, "text")
+	w.emitText("default", id, open, "text")
 	if shown, incomplete := g.stateAt(id, 0); fmt.Sprint(incomplete) != fmt.Sprint(map[string]float64{open: 0}) {
 		t.Errorf("open block: %s, incomplete %v", shown, incomplete)
 	}

@@ -24,8 +24,8 @@ import (
 
 const transcriptsPath = "/api/transcripts"
 
-// rollout returns a Codex transcript of the given size in bytes.
-func rollout(t *testing.T, size int) string {
+// codexTranscript returns a Codex transcript of the given size in bytes.
+func codexTranscript(t *testing.T, size int) string {
 	t.Helper()
 	raw, err := os.ReadFile("../../pkg/transcript/testdata/codex.jsonl")
 	must(t, err)
@@ -45,8 +45,8 @@ func TestTranscript_CanBeUsedOnceByItsTenant(t *testing.T) {
 	s := w.serveCommands()
 	root := rootKey()
 	g := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root})
-	acme, other := g.keyed(root, "acme"), g.keyed(root, "other")
-	text := rollout(t, 30_000)
+	acme, other := g.withNewKey(root, "acme"), g.withNewKey(root, "other")
+	text := codexTranscript(t, 30_000)
 	sum := sha256.Sum256([]byte(text))
 	upload := func() string {
 		t.Helper()
@@ -139,7 +139,7 @@ func TestTranscript_RefusedUploadIsNotReadFurther(t *testing.T) {
 	req, err := http.NewRequestWithContext(t.Context(), "POST", g.url+transcriptsPath, r)
 	must(t, err)
 	go func() {
-		_, _ = io.WriteString(wr, rollout(t, 30_000))
+		_, _ = io.WriteString(wr, codexTranscript(t, 30_000))
 		wr.CloseWithError(errors.New("gone"))
 	}()
 	if resp, err := client.Do(req); err == nil {
@@ -165,12 +165,12 @@ func TestStorageLimit_CountsTranscriptsOnce(t *testing.T) {
 	w := newWorld(t)
 	w.serveCommands()
 	g := w.gateway(gateway.Config{MaxTenantStorage: 100_000})
-	ref := g.do("POST", transcriptsPath, rollout(t, 60_000)).want(t, 201).text("transcript")
-	g.do("POST", transcriptsPath, rollout(t, 60_000)).wantProblem(t, 429, "TENANT_STORAGE", "")
+	ref := g.do("POST", transcriptsPath, codexTranscript(t, 60_000)).want(t, 201).text("transcript")
+	g.do("POST", transcriptsPath, codexTranscript(t, 60_000)).wantProblem(t, 429, "TENANT_STORAGE", "")
 	g.do("POST", "/api/sessions", fmt.Sprintf(`{"transcript":%q}`, ref)).want(t, 201)
-	w.counts("default", 60_000)
-	g.do("POST", transcriptsPath, rollout(t, 30_000)).want(t, 201)
-	g.do("POST", transcriptsPath, rollout(t, 30_000)).wantProblem(t, 429, "TENANT_STORAGE", "")
+	w.addStoredBytes("default", 60_000)
+	g.do("POST", transcriptsPath, codexTranscript(t, 30_000)).want(t, 201)
+	g.do("POST", transcriptsPath, codexTranscript(t, 30_000)).wantProblem(t, 429, "TENANT_STORAGE", "")
 	w.empty(topology.BucketWorkspaces)
-	g.do("POST", transcriptsPath, rollout(t, 30_000)).want(t, 201)
+	g.do("POST", transcriptsPath, codexTranscript(t, 30_000)).want(t, 201)
 }
