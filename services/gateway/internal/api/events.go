@@ -47,7 +47,7 @@ func pageLimit(asked uint32) (int, error) {
 	case asked == 0:
 		return DefaultEvents, nil
 	case asked > MaxEvents:
-		return 0, problem.Invalid("limit", "%d is too much: at most %d", asked, MaxEvents)
+		return 0, problem.Invalid("limit", "value is %d; the limit is %d", asked, MaxEvents)
 	}
 	return int(asked), nil
 }

@@ -49,7 +49,7 @@ func workspaceFiles(r filesRequest) (files, error) {
 			return out, commandProblem(err)
 		}
 		if at[ref.Path] {
-			return out, problem.Invalid(field+".path", "the path is given twice")
+			return out, problem.Invalid(field+".path", "is set twice")
 		}
 		at[ref.Path] = true
 		out.refs, out.contents[ref.SHA256] = append(out.refs, ref), data
@@ -229,7 +229,7 @@ func (s *Server) Workspace(ctx context.Context, session, minPosition string) (Wo
 	if strings.Contains(id, "/") {
 		var owner, of string
 		if owner, of, id, err = workspace.ParseName(w.Snapshot); err == nil && (owner != tenant || of != session) {
-			err = fmt.Errorf("the snapshot %s is not of session %s", w.Snapshot, session)
+			err = fmt.Errorf("snapshot %s does not belong to session %s", w.Snapshot, session)
 		}
 		if err != nil {
 			return w, problem.From(err)

@@ -58,7 +58,7 @@ func (s *Server) openLive(ctx context.Context, field string, r livefiles.Request
 	r.Tenant = tenant
 	box := one.GetCurrentSandbox()
 	if box.GetState() != stateReady {
-		return nil, 0, problem.New(problem.NoLiveSandbox, "", "the session has no sandbox that runs now; without live the last snapshot is read")
+		return nil, 0, problem.New(problem.NoLiveSandbox, "", "the session has no running sandbox; leave out live to read the last snapshot")
 	}
 	content, size, err := s.Files.Open(ctx, box.GetProvider(), box.GetEngine(), r)
 	if err != nil {
@@ -89,7 +89,7 @@ func liveFileError(err error, field string) error {
 		}
 		return problem.New(code, field, strings.ToValidUTF8(refused.Detail, "\uFFFD"))
 	case errors.Is(err, livefiles.ErrNoExecutor):
-		return problem.New(problem.NoLiveSandbox, "", "no executor of the sandbox's engine answers; without live the last snapshot is read").WithCause(err)
+		return problem.New(problem.NoLiveSandbox, "", "no executor of the sandbox's engine answers; leave out live to read the last snapshot").WithCause(err)
 	}
 	return problem.New(problem.Unavailable, "", "the sandbox's files cannot be read now; try again").WithCause(err)
 }

@@ -223,7 +223,7 @@ func snapshotName(p reads.SessionState, of, snapshot string) (string, error) {
 	tenant, session, id, err := p.Tenant, of, snapshot, error(nil)
 	if strings.Contains(snapshot, "/") {
 		if tenant, session, id, err = workspace.ParseName(snapshot); err == nil && (tenant != p.Tenant || session != of) {
-			err = fmt.Errorf("the snapshot %s is not of session %s", snapshot, of)
+			err = fmt.Errorf("snapshot %s does not belong to session %s", snapshot, of)
 		}
 	}
 	return workspace.Name(tenant, session, id), err

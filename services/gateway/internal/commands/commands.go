@@ -344,7 +344,7 @@ func (s *Sender) sendProblem(r Request, cmd command.Command, body []byte, err er
 	case errors.Is(err, bus.ErrTooLarge):
 		return problem.New(problem.PayloadTooLarge, "", "the request is too large for NATS; send less at once").WithCause(err)
 	case errors.Is(err, bus.ErrFull):
-		return problem.New(problem.Unavailable, "", "too many commands wait already; nothing was done, try again").WithCause(err)
+		return problem.New(problem.Unavailable, "", "too many commands are waiting; nothing was done, try again").WithCause(err)
 	case errors.Is(err, bus.ErrNoStream):
 		return problem.New(problem.Unavailable, "", "Spool's streams are not installed in NATS yet; nothing was done, try again").WithCause(err)
 	case errors.Is(err, bus.ErrUnavailable):
@@ -361,9 +361,9 @@ func (s *Sender) outcomeUnknown(r Request, cmd command.Command, body []byte) *pr
 	switch r.Type {
 	case command.TypeCreateSession, command.TypeForkSession, command.TypePostMessage, command.TypeStartExecution:
 	case command.TypeCreateKey:
-		return problem.New(problem.Unavailable, "", "no answer came, so the outcome is unknown: the key may have been made; list the keys and revoke the one that you do not have")
+		return problem.New(problem.Unavailable, "", "no service answered, so the outcome is unknown: the key may have been created; list the keys and revoke the one that you do not have")
 	default:
-		return problem.New(problem.Unavailable, "", "no answer came, so the outcome is unknown; to repeat the request is safe")
+		return problem.New(problem.Unavailable, "", "no service answered, so the outcome is unknown; the request can be repeated safely")
 	}
 	key := r.Key
 	if key == "" {
@@ -381,7 +381,7 @@ func (s *Sender) outcomeUnknown(r Request, cmd command.Command, body []byte) *pr
 			s.cfg.Logger.Info("store key of a command with unknown outcome", "command", cmd.ID, "error", err)
 		}
 	}
-	e := problem.New(problem.Unavailable, "", "no answer came, so the outcome is unknown; repeat the request with header Idempotency-Key: "+key+" and it takes effect once")
+	e := problem.New(problem.Unavailable, "", "no service answered, so the outcome is unknown; repeat the request with header Idempotency-Key: "+key+" and it takes effect once")
 	e.IdempotencyKey = key
 	return e
 }
@@ -389,7 +389,7 @@ func (s *Sender) outcomeUnknown(r Request, cmd command.Command, body []byte) *pr
 // answerProblem converts a service's refusal to a problem.
 func answerProblem(e *command.Error) error {
 	if _, known := problem.Lookup(problem.Code(e.Code)); !known {
-		return problem.New(problem.Internal, "", "a service refused with a code that this gateway does not know").WithCause(e)
+		return problem.New(problem.Internal, "", "a service refused the command with a code that this gateway does not know").WithCause(e)
 	}
 	out := problem.New(problem.Code(e.Code), e.Field, e.Detail)
 	out.Tip = e.Tip

@@ -162,7 +162,7 @@ func digest(parts ...[]byte) string {
 func deriveID(kind events.Kind, tenant, commandID string) (string, error) {
 	at, ok := idTime(commandID)
 	if !ok {
-		return "", fmt.Errorf("command id %q holds no time", commandID)
+		return "", fmt.Errorf("command id %q contains no time", commandID)
 	}
 	seed := sha256.Sum256([]byte(string(kind) + " " + tenant + " " + commandID))
 	return events.NewID(kind, at, bytes.NewReader(seed[:]))

@@ -107,13 +107,13 @@ func limitBytes(list []StoredEvent, bytes int) (kept []StoredEvent, short bool) 
 
 // errCursorAhead returns the error for a cursor after the last event.
 func errCursorAhead(tip uint32) error {
-	e := problem.New(problem.CursorAhead, "after", "the cursor is greater than the seq of the session's last event, which tip gives")
+	e := problem.New(problem.CursorAhead, "after", "the cursor is greater than the seq of the session's last event, which is tip")
 	e.Tip = &tip
 	return e
 }
 
 func errCursorExpired(field string, tip uint32) error {
-	e := problem.New(problem.CursorExpired, field, "the events that follow the cursor are no longer kept; begin again from the blocks at tip")
+	e := problem.New(problem.CursorExpired, field, "the events after the cursor are no longer stored; continue from the blocks at tip")
 	e.Tip = &tip
 	return e
 }

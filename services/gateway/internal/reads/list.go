@@ -209,7 +209,7 @@ func (l listTable) agent(q *statementBuilder, s string) error {
 	case err != nil:
 		return problem.Invalid("agent", "%s", err.Error())
 	case ref.Version != "" && !events.IsDigest(ref.Version):
-		return problem.Invalid("agent", "tag %+q names another version from time to time: give a digest, or no version for all of them", truncate.Text(ref.Version, 64))
+		return problem.Invalid("agent", "tag %+q can move to another version: give a digest, or no version for all versions", truncate.Text(ref.Version, 64))
 	}
 	q.add(l.owner+".agent = %s", ref.Slug)
 	switch {
@@ -252,9 +252,9 @@ func (l listTable) metadata(q *statementBuilder, f Filter) error {
 func checkText(field, s string, most int) error {
 	switch {
 	case !utf8.ValidString(s):
-		return problem.Invalid(field, "the text is not valid UTF-8")
+		return problem.Invalid(field, "value is not valid UTF-8")
 	case strings.IndexByte(s, 0) >= 0:
-		return problem.Invalid(field, "the text holds U+0000")
+		return problem.Invalid(field, "value contains U+0000")
 	case len(s) > most:
 		return problem.Invalid(field, "value has %d bytes; the limit is %d", len(s), most)
 	}
@@ -332,7 +332,7 @@ func oneOf(field, s string, known ...string) (string, error) {
 		return known[0], nil
 	}
 	if !slices.Contains(known, s) {
-		return "", problem.Invalid(field, "%+q is not known: there are %s", truncate.Text(s, 64), strings.Join(known, " and "))
+		return "", problem.Invalid(field, "%+q is not supported: there are %s", truncate.Text(s, 64), strings.Join(known, " and "))
 	}
 	return s, nil
 }

@@ -149,7 +149,7 @@ const (
 // PageSize validates a page size and replaces 0 by DefaultPage.
 func PageSize(n uint32) (uint32, error) {
 	if n > MaxPage {
-		return 0, problem.Invalid("pageSize", "%d is too much: at most %d", n, MaxPage)
+		return 0, problem.Invalid("pageSize", "value is %d; the limit is %d", n, MaxPage)
 	}
 	if n == 0 {
 		return DefaultPage, nil

@@ -220,7 +220,7 @@ func (r *Replay) readPage(ctx context.Context) error {
 		return err
 	}
 	if len(page.Events) == 0 {
-		err := problem.New(problem.Internal, "", "the read models hold no event after one that is not the last").WithCause(errors.New(r.request.Session))
+		err := problem.New(problem.Internal, "", "the read models do not contain the event after one that is not the last").WithCause(errors.New(r.request.Session))
 		return r.player.cfg.Reads.MissingUnlessFolding(ctx, r.request.Session, err)
 	}
 	r.page, r.read = page.Events, page.Events[len(page.Events)-1].Seq

@@ -168,7 +168,7 @@ func (h *Handler) validate(table map[string]route, next runtime.HandlerFunc, w h
 	}
 	body, err := readBody(out, r, limit, h.cfg.ReadTimeout)
 	if err == nil && !to.body && len(body.data) > 0 {
-		err = problem.Invalid("", "%s %s takes no body", r.Method, to.path)
+		err = problem.Invalid("", "%s %s does not support a body", r.Method, to.path)
 	}
 	if err == nil {
 		err = checkKey(r)

@@ -292,7 +292,7 @@ func manages(path string) bool {
 }
 
 func notAllowed(r *http.Request) error {
-	return problem.New(problem.MethodNotAllowed, "", fmt.Sprintf("%s takes no %.20s", truncate.Text(r.URL.Path, 100), r.Method))
+	return problem.New(problem.MethodNotAllowed, "", fmt.Sprintf("%s does not support the method %.20s", truncate.Text(r.URL.Path, 100), r.Method))
 }
 
 func notFound(r *http.Request) error {

@@ -84,7 +84,7 @@ func (i *interceptor) tap(ctx context.Context, info *tap.Info) (context.Context,
 	}
 	if i.undecided.Add(1) > maxUndecided {
 		i.undecided.Add(-1)
-		return ctx, i.finish("none", problem.New(problem.Overloaded, "", "too many calls wait for their key to be looked up; try again"))
+		return ctx, i.finish("none", problem.New(problem.Overloaded, "", "too many calls are waiting for the look-up of their keys; try again"))
 	}
 	decided := sync.OnceFunc(func() { i.undecided.Add(-1) })
 	context.AfterFunc(ctx, decided) // for a call that never reaches its interceptor, such as one of an unknown method

@@ -101,7 +101,7 @@ func (r *receiver) read(from pieceReader) ([]byte, error) {
 	}
 	length := int64(binary.BigEndian.Uint32(header[1:]))
 	if length > int64(r.limit) {
-		return nil, problem.New(problem.PayloadTooLarge, "", fmt.Sprintf("the message has %d bytes; this method takes %d", length, r.limit))
+		return nil, problem.New(problem.PayloadTooLarge, "", fmt.Sprintf("the message has %d bytes; the limit of this method is %d", length, r.limit))
 	}
 	var data []byte
 	for int64(len(data)) < length {
@@ -137,7 +137,7 @@ func decode(data []byte, m proto.Message) error {
 		rest = rest[n:]
 	}
 	if err := proto.Unmarshal(data, m); err != nil {
-		return problem.Invalid("", "the message is not one of this method's: %s", err)
+		return problem.Invalid("", "the message does not decode as a request of this method: %s", err)
 	}
 	return nil
 }
