@@ -63,7 +63,7 @@ func (a *announcer) send(list []fold.Live) error {
 
 // liveMessages encodes one session's changes as readmodel.Live, in messages of at most limit bytes: events first,
 // then text. Only the last message has the session's tip; the others have the seq of their last event, so that
-// gateways do not take the rest for missing. For an event that is too large only its seq is announced.
+// gateways do not treat the remaining events as missing. For an event that is too large only its seq is announced.
 func liveMessages(l fold.Live, limit int) ([][]byte, error) {
 	w := liveWriter{session: l.Session.ID, limit: limit - 200}
 	if len(l.Events) == 0 {

@@ -8,8 +8,8 @@ import (
 )
 
 const (
-	// answers is the number of refused connections that are answered at the same time; others are closed without an
-	// answer.
+	// answers is the largest number of refused connections that are being answered at the same time; further ones are closed
+	// without an answer.
 	answers = 64
 	// answerTime bounds how long a refused connection stays open for its answer.
 	answerTime = time.Second

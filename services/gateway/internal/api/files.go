@@ -27,7 +27,7 @@ type filesRequest interface {
 	GetWorkspaceFiles() []*spoolv1.WorkspaceFile
 }
 
-// files are the files of a request: their references for the command, and their content.
+// files holds the workspace files of a request: references for the command, and contents for the object store.
 type files struct {
 	refs     []command.File
 	contents map[string][]byte // by SHA-256

@@ -29,7 +29,8 @@ type tenantSessions struct {
 	ids map[string]time.Time
 }
 
-func (n *newSessions) of(tenant string) *tenantSessions {
+// ofTenant returns the new sessions of a tenant. The result is shared by all callers.
+func (n *newSessions) ofTenant(tenant string) *tenantSessions {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.tenants == nil {
@@ -61,14 +62,14 @@ func (s *Server) withSessionLimit(r commands.Request) (_ commands.Request, done 
 	return r, func(err error) {
 		var p *problem.Error
 		if counted != "" && errors.As(err, &p) && p.Code != problem.Unavailable {
-			s.newSessions.of(tenant).remove(counted)
+			s.newSessions.ofTenant(tenant).remove(counted)
 		}
 	}
 }
 
 // count adds a session to the new ones, unless the tenant has reached its limit.
 func (s *Server) count(ctx context.Context, tenant, session string, most int) error {
-	n := s.newSessions.of(tenant)
+	n := s.newSessions.ofTenant(tenant)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	now := s.Now()

@@ -143,7 +143,7 @@ func (s *Sender) send(ctx context.Context, r Request) (command.Answer, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	answer, err := s.ask(ctx, topology.CommandSubject(r.Service, r.Tenant, about), cmd, try)
+	answer, err := s.requestUntilAnswered(ctx, topology.CommandSubject(r.Service, r.Tenant, about), cmd, try)
 	if err != nil {
 		return command.Answer{}, s.sendProblem(r, cmd, body, err)
 	}
@@ -306,9 +306,9 @@ func setIDs(c *command.Command) (err error) {
 	return err
 }
 
-// ask sends the command until it gets an answer or the time is over. All tries have the same id, so that a crashed
+// requestUntilAnswered sends the command until it gets an answer or the time is over. All tries have the same id, so that a crashed
 // replica of the service costs one try and not the whole request.
-func (s *Sender) ask(ctx context.Context, subject string, cmd command.Command, each time.Duration) (command.Answer, error) {
+func (s *Sender) requestUntilAnswered(ctx context.Context, subject string, cmd command.Command, each time.Duration) (command.Answer, error) {
 	payload, err := encode(cmd)
 	if err != nil {
 		return command.Answer{}, err
@@ -336,7 +336,7 @@ func (s *Sender) ask(ctx context.Context, subject string, cmd command.Command, e
 	}
 }
 
-// sendProblem converts the error of ask to a problem.
+// sendProblem converts the error of requestUntilAnswered to a problem.
 func (s *Sender) sendProblem(r Request, cmd command.Command, body []byte, err error) error {
 	switch {
 	case errors.Is(err, bus.ErrOutcomeUnknown):

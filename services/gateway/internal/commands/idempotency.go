@@ -60,7 +60,7 @@ const maxClaims = 8
 func (i *idempotency) claim(ctx context.Context, name string, fresh record) (record, error) {
 	kv, err := i.bucket(ctx)
 	if err != nil {
-		return record{}, notClaimed(err)
+		return record{}, errNotClaimed(err)
 	}
 	body, err := json.Marshal(fresh)
 	if err != nil {
@@ -72,7 +72,7 @@ func (i *idempotency) claim(ctx context.Context, name string, fresh record) (rec
 			return fresh, nil
 		}
 		if !errors.Is(err, jetstream.ErrKeyExists) {
-			return record{}, notClaimed(err)
+			return record{}, errNotClaimed(err)
 		}
 		var entry jetstream.KeyValueEntry
 		entry, err = kv.Get(ctx, name)
@@ -80,7 +80,7 @@ func (i *idempotency) claim(ctx context.Context, name string, fresh record) (rec
 			continue
 		}
 		if err != nil {
-			return record{}, notClaimed(err)
+			return record{}, errNotClaimed(err)
 		}
 		var have record
 		if err := json.Unmarshal(entry.Value(), &have); err != nil {
@@ -91,7 +91,7 @@ func (i *idempotency) claim(ctx context.Context, name string, fresh record) (rec
 		}
 		return have, nil
 	}
-	return record{}, notClaimed(err)
+	return record{}, errNotClaimed(err)
 }
 
 // settle stores the record with its answer.
@@ -117,7 +117,7 @@ func (i *idempotency) release(ctx context.Context, name string) error {
 	return kv.Delete(ctx, name)
 }
 
-func notClaimed(err error) error {
+func errNotClaimed(err error) error {
 	return problem.New(problem.Unavailable, "", "NATS does not answer, so the Idempotency-Key could not be stored; nothing was done, try again").WithCause(err)
 }
 

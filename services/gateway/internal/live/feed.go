@@ -66,7 +66,7 @@ func (f *feed) start(ctx context.Context) {
 		f.startErr = err
 		// The next Join creates a new feed.
 		f.hub.mu.Lock()
-		f.hub.forget(f)
+		f.hub.removeFeed(f)
 		f.hub.mu.Unlock()
 		return
 	}
@@ -187,11 +187,11 @@ func (f *feed) append(raw []byte, stored *reads.StoredEvent) (appendResult, erro
 	}
 	e := w.Event()
 	if stored != nil {
-		f.metadata.stored(w.ExecutionID, stored.Metadata)
+		f.metadata.setStored(w.ExecutionID, stored.Metadata)
 	} else {
 		f.metadata.observe(e)
 	}
-	shown, ok := f.metadata.of(w.ExecutionID)
+	shown, ok := f.metadata.forExecution(w.ExecutionID)
 	if !ok {
 		return noMetadata, nil
 	}

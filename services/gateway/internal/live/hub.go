@@ -1,7 +1,7 @@
 // Package live is the shared implementation of WebSocket, SSE and gRPC streams. A feed follows one session for all
 // clients of this gateway, with one core NATS subscription to LIVE and no JetStream consumer. Each client has a
-// Reader, which pulls events: it holds its cursor and how much text of each open block it has returned, and nothing
-// waits for it. A Reader reads events that the feed no longer holds from Postgres.
+// Reader, which pulls events: it holds its cursor and how much text of each open block it has returned. A slow
+// Reader blocks neither its feed nor other Readers. A Reader reads events that the feed no longer holds from Postgres.
 package live
 
 import (
@@ -252,11 +252,11 @@ func (h *Hub) leave(f *feed) {
 	if f.users--; f.users > 0 {
 		return
 	}
-	h.forget(f)
+	h.removeFeed(f)
 }
 
-// forget removes a feed from the hub, if it is still there. mu must be held.
-func (h *Hub) forget(f *feed) {
+// removeFeed removes a feed from the hub, if it is still there. mu must be held.
+func (h *Hub) removeFeed(f *feed) {
 	subject := events.LiveSubject(f.tenant, f.session)
 	if h.feeds[subject] != f {
 		return

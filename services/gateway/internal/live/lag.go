@@ -54,7 +54,7 @@ func (h *Hub) updateLag(ctx context.Context) {
 	}
 	groups := map[int]Lag{}
 	for group := range topology.ProjectorGroups {
-		groups[group] = h.lag.of(group, progress, now, h.cfg.LagAfter)
+		groups[group] = h.lag.ofGroup(group, progress, now, h.cfg.LagAfter)
 	}
 	h.lag.mu.Unlock()
 	for _, list := range h.started(func(*feed) bool { return true }) {
@@ -64,9 +64,9 @@ func (h *Hub) updateLag(ctx context.Context) {
 	}
 }
 
-// of returns the lag of a group; progress is nil if it could not be read. A lag below after is the zero Lag. mu must be
+// ofGroup returns the lag of a group; progress is nil if it could not be read. A lag below after is the zero Lag. mu must be
 // held.
-func (l *lag) of(group int, progress map[int]reads.Progress, now time.Time, after time.Duration) Lag {
+func (l *lag) ofGroup(group int, progress map[int]reads.Progress, now time.Time, after time.Duration) Lag {
 	behind := now.Sub(l.readAt)
 	if p, ok := progress[group]; ok {
 		behind = p.Lag

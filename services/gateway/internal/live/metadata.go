@@ -35,8 +35,8 @@ func (m *metadata) observe(e events.Event) {
 	}
 }
 
-// stored updates the metadata from a stored event, whose metadata Postgres has.
-func (m *metadata) stored(id string, shown *reads.Metadata) {
+// setStored updates the metadata from a stored event, whose metadata Postgres has.
+func (m *metadata) setStored(id string, shown *reads.Metadata) {
 	session, message := "", ""
 	if shown != nil {
 		session, message = shown.Session, shown.Message
@@ -71,9 +71,9 @@ func (m *metadata) find(id string) int {
 	return slices.IndexFunc(m.executions, func(x execution) bool { return x.id == id })
 }
 
-// of returns the metadata of an event of an execution; id is "" for an event without one. ok reports whether the
+// forExecution returns the metadata of an event of an execution; id is "" for an event without one. ok reports whether the
 // metadata is known.
-func (m *metadata) of(id string) (shown *reads.Metadata, ok bool) {
+func (m *metadata) forExecution(id string) (shown *reads.Metadata, ok bool) {
 	if id == "" {
 		if m.sessionOnly == nil {
 			m.sessionOnly = reads.NewMetadata(m.session, "")

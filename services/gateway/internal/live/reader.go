@@ -162,7 +162,7 @@ func (r *Reader) Ended() error {
 	return f.ended
 }
 
-// Changed returns a channel that receives when Next or Ended may have something new to return.
+// Changed returns a channel that receives a value when Next or Ended may have something new to return.
 func (r *Reader) Changed() <-chan struct{} { return r.wake }
 
 // batch returns the next frames, or none if there are none yet. It takes their bytes from the limit first.

@@ -59,7 +59,7 @@ func (s *Store) open(ctx context.Context) (*natsstore.Store, error) {
 	defer cancel()
 	b, err := natsstore.Open(ctx, s.cfg.JetStream, s.cfg.Bucket)
 	if err != nil {
-		return nil, unavailable(err)
+		return nil, storeError(err)
 	}
 	b.CheckRoom(func(ctx context.Context) error { return s.cfg.Room.Check(ctx, 0) })
 	s.bucket = b
@@ -70,12 +70,12 @@ func (s *Store) open(ctx context.Context) (*natsstore.Store, error) {
 // size.
 func (s *Store) CheckRoom(ctx context.Context, more int64) error {
 	if err := s.cfg.Room.Check(ctx, max(more, 0)); err != nil {
-		return unavailable(err)
+		return storeError(err)
 	}
 	return nil
 }
 
-func unavailable(err error) error {
+func storeError(err error) error {
 	var reserved *storage.ReservedError
 	if errors.As(err, &reserved) {
 		return problem.StorageIsFull().WithCause(err)
@@ -93,7 +93,7 @@ func (s *Store) PutBytes(ctx context.Context, name string, data []byte) error {
 		return err
 	}
 	if err := b.Put(ctx, name, bytes.NewReader(data)); err != nil {
-		return unavailable(err)
+		return storeError(err)
 	}
 	return nil
 }
@@ -125,7 +125,7 @@ func (s *Store) Stream(ctx context.Context, name string, r io.Reader, limit int6
 	case err != nil && ctx.Err() != nil:
 		return Stored{}, problem.From(ctx.Err())
 	case err != nil:
-		return Stored{}, unavailable(err)
+		return Stored{}, storeError(err)
 	}
 	return Stored{Size: in.read, SHA256: hex.EncodeToString(in.sum.Sum(nil))}, nil
 }
@@ -193,7 +193,7 @@ func (s *Store) Removed(name string) func(context.Context) (bool, error) {
 	return func(ctx context.Context) (bool, error) {
 		has, err := s.Has(ctx, name)
 		if err != nil {
-			return false, unavailable(err)
+			return false, storeError(err)
 		}
 		return !has, nil
 	}

@@ -63,7 +63,7 @@ type ledger struct {
 type leftover struct {
 	since   time.Time
 	bytes   int64
-	removed func(context.Context) (bool, error) // reports whether the last object was removed
+	removed func(context.Context) (bool, error) // reports whether the janitor has removed the last object
 }
 
 func (q *Quota) ledger(tenant string) *ledger {
@@ -93,7 +93,7 @@ func (q *Quota) Check(ctx context.Context, tenant string) error {
 	}
 	used, err := l.usedBytes(ctx, q, limit, 1)
 	if err == nil && used >= limit {
-		return exceeded("", used, limit)
+		return errExceeded("", used, limit)
 	}
 	return err
 }
@@ -116,16 +116,16 @@ func (q *Quota) Reserve(ctx context.Context, tenant string, bytes int64) (*Hold,
 	case err != nil:
 		return nil, err
 	case used >= limit:
-		return nil, exceeded("", used, limit)
+		return nil, errExceeded("", used, limit)
 	case used+bytes > limit:
-		return nil, exceeded(fmt.Sprintf("the content has %d bytes, ", bytes), used, limit)
+		return nil, errExceeded(fmt.Sprintf("the content has %d bytes, ", bytes), used, limit)
 	}
 	h.reserved = bytes
 	h.ledger.holds[h] = true
 	return h, nil
 }
 
-func exceeded(what string, used, limit int64) error {
+func errExceeded(what string, used, limit int64) error {
 	return problem.New(problem.TenantStorage, "", fmt.Sprintf("%sthe tenant stores %d bytes, and may store %d: delete sessions or versions of skills, or have the operator "+
 		"raise the limit; what is deleted counts until the janitor has removed it", what, used, limit))
 }
@@ -198,8 +198,8 @@ func prune(ctx context.Context, list []leftover) ([]leftover, error) {
 	return list, nil
 }
 
-// add appends a leftover to a list that is sorted by time, or merges it into the last one.
-func (q *Quota) add(list []leftover, bytes int64, gone func(context.Context) (bool, error)) []leftover {
+// addLeftover appends a leftover to a list that is sorted by time, or merges the leftover into the last one.
+func (q *Quota) addLeftover(list []leftover, bytes int64, gone func(context.Context) (bool, error)) []leftover {
 	now := q.cfg.Now()
 	if n := len(list); n > 0 && now.Sub(list[n-1].since) < mergeSpan {
 		list[n-1].bytes += bytes
@@ -257,7 +257,7 @@ func (h *Hold) Take(ctx context.Context, bytes int64) error {
 			return err
 		}
 		if limit > 0 && used+more > limit {
-			return exceeded(fmt.Sprintf("after %d bytes of the content ", h.taken), used, limit)
+			return errExceeded(fmt.Sprintf("after %d bytes of the content ", h.taken), used, limit)
 		}
 		if limit == 0 || used+reserveStep <= limit {
 			more = max(more, reserveStep)
@@ -293,7 +293,7 @@ func (h *Hold) Accept(about, position string) {
 // until gone reports true.
 func (h *Hold) AcceptCopy(about, position string, gone func(context.Context) (bool, error)) {
 	h.Accept(about, position)
-	h.settle(func() { h.ledger.accepted = h.quota.add(h.ledger.accepted, h.taken, gone) })
+	h.settle(func() { h.ledger.accepted = h.quota.addLeftover(h.ledger.accepted, h.taken, gone) })
 }
 
 // Refuse ends an upload to which no event refers. The upload counts until gone reports true.
@@ -301,7 +301,7 @@ func (h *Hold) Refuse(gone func(context.Context) (bool, error)) {
 	h.settle(func() {
 		delete(h.ledger.holds, h)
 		if h.taken > 0 {
-			h.ledger.refused = h.quota.add(h.ledger.refused, h.taken, gone)
+			h.ledger.refused = h.quota.addLeftover(h.ledger.refused, h.taken, gone)
 		}
 	})
 }

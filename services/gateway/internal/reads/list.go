@@ -51,21 +51,21 @@ const (
 
 // listTable describes a table that can be listed. Its rows are filtered and sorted under the alias x.
 type listTable struct {
-	name    string // sessions, executions
-	state   string // name of the column and of the parameter for Filter.State
-	states  []string
-	created string   // column with the time of creation
-	texts   []string // columns that Filter.Text searches
-	owner   string   // alias of the sessions row with agent and architecture
-	updated []string // columns to sort by; the first may be a coarser time than the last
-	single  string   // the statement for one row, which has the columns and joins of the list
+	name     string // sessions, executions
+	state    string // name of the column and of the parameter for Filter.State
+	states   []string
+	created  string   // column with the time of creation
+	texts    []string // columns that Filter.Text searches
+	owner    string   // alias of the sessions row with agent and architecture
+	updated  []string // columns to sort by; the first may be a coarser time than the last
+	rowQuery string   // the statement for one row, which has the columns and joins of the list
 }
 
 func sessionList() listTable {
 	return listTable{
 		name: "sessions", state: "status", states: []string{"open", "closed"}, created: "created_at",
 		texts: []string{"title", "metadata"}, owner: "x", updated: []string{"updated_minute", "updated_at"},
-		single: queries.Session,
+		rowQuery: queries.Session,
 	}
 }
 
@@ -73,7 +73,7 @@ func executionList() listTable {
 	return listTable{
 		name: "executions", state: "phase", states: phases, created: "queued_at",
 		texts: []string{"query", "result", "metadata"}, owner: "s", updated: []string{"updated_at"},
-		single: queries.Execution,
+		rowQuery: queries.Execution,
 	}
 }
 
@@ -153,7 +153,7 @@ func (l listTable) statement(tenant string, f Filter, token string, size uint32)
 		}
 		return strings.Join(terms, ", ")
 	}
-	columns, outer, _ := strings.Cut(l.single, "\nFROM "+l.name+"\n")
+	columns, outer, _ := strings.Cut(l.rowQuery, "\nFROM "+l.name+"\n")
 	outer, _, _ = strings.Cut(outer, "\nWHERE ")
 	sql = fmt.Sprintf("%s\nFROM (SELECT x.* FROM %s x%s WHERE %s ORDER BY %s LIMIT %s) AS %s\n%s\nORDER BY %s",
 		columns, l.name, joins, strings.Join(q.where, " AND "), by("x"), q.arg(size+1), l.name, outer, by(l.name))
@@ -191,7 +191,7 @@ func (l listTable) filter(q *statementBuilder, f Filter) (joins string, err erro
 		if err := events.CheckID("parent", events.KindSession, f.Parent); err != nil {
 			return "", problem.Invalid("parent", "%s", err.Error())
 		}
-		q.add("x.parent = %s AND x.parent <> ''", f.Parent) // as the index is
+		q.add("x.parent = %s AND x.parent <> ''", f.Parent) // the condition of the partial index
 	}
 	if err := l.metadata(q, f); err != nil {
 		return "", err

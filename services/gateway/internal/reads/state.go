@@ -113,8 +113,8 @@ func (s *Store) lostEventsError(ctx context.Context, p SessionState, field strin
 	return s.MissingUnlessFolding(ctx, p.ID, errCursorExpired(field, to))
 }
 
-// EachEvent calls f for up to limit stored events after one seq and up to another, in order, of the given types (nil means
-// all).
+// EachEvent calls f for the stored events of a session with after < seq <= to, in order, for at most limit events. types
+// selects events by type; nil means all. An error of f ends the read and is returned.
 func (s *Store) EachEvent(ctx context.Context, tenant, session string, after, to uint32, types []events.Type, limit int, f func(events.Wire) error) error {
 	return s.rows(ctx, func(r pgx.Rows) error {
 		var text []byte

@@ -60,7 +60,7 @@ func (s *Store) rows(ctx context.Context, scan func(pgx.Rows) error, sql string,
 	defer result.Close()
 	for result.Next() {
 		if err := scan(result); err != nil {
-			return unavailable(err)
+			return readError(err)
 		}
 	}
 	return result.Err()

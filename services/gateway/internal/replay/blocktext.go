@@ -22,8 +22,8 @@ type Text struct {
 	hasGap       bool // whether text after a gap was read
 }
 
-// TextsBefore returns the text in flight that blocks of a session had before a time, as a replay would send it; a nil time
-// means the text so far. It reads DELTAS from the start of the oldest block on. take is called with the number of
+// TextsBefore returns the text in flight that blocks of a session had before a time, which is the text that a replay
+// would send; a nil time means all text so far. It reads DELTAS from the start of the oldest block on. take is called with the number of
 // bytes before they are held; its error ends the read.
 func (p *Player) TextsBefore(ctx context.Context, tenant, session string, open []reads.OpenText, before *time.Time, take func(bytes int64) error) ([]*Text, error) {
 	if len(open) == 0 {

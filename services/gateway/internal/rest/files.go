@@ -195,7 +195,7 @@ func (h *Handler) listFiles(w *statusRecorder, r *http.Request, session string) 
 	return nil
 }
 
-// abort aborts the connection if a response cannot be completed, so that the client does not take it for complete.
+// abort aborts the connection if a response cannot be completed, so that the client does not treat it as complete.
 func (h *Handler) abort(r *http.Request, err error) {
 	if err == nil {
 		return

@@ -29,7 +29,7 @@ func (c *conn) read(ctx context.Context) {
 			return
 		}
 		if kind != websocket.MessageText {
-			c.finish(websocket.StatusUnsupportedData, "INVALID_REQUEST: send text, not binary")
+			c.closeOnce(websocket.StatusUnsupportedData, "INVALID_REQUEST: send text, not binary")
 			return
 		}
 		r, err := parse(data)

@@ -65,7 +65,7 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, session string) 
 	if err != nil {
 		return err
 	}
-	open, err := h.opener(r, q)
+	open, err := h.streamOpener(r, q)
 	if err != nil {
 		return err
 	}
@@ -128,8 +128,8 @@ func parameters(r *http.Request) (url.Values, error) {
 	return q, nil
 }
 
-// opener validates the parameters, and returns the function that opens the stream.
-func (h *Handler) opener(r *http.Request, q url.Values) (func(context.Context, auth.Principal, string) (source, error), error) {
+// streamOpener validates the parameters, and returns the function that opens the stream.
+func (h *Handler) streamOpener(r *http.Request, q url.Values) (func(context.Context, auth.Principal, string) (source, error), error) {
 	again := false
 	if q.Has("replay") {
 		var err error
@@ -272,7 +272,7 @@ func (h *Handler) stream(ctx context.Context, out *writer, from source, metadata
 		}
 		var b []byte
 		for _, f := range frames {
-			b = h.render(b, f, metadata)
+			b = h.appendFrame(b, f, metadata)
 		}
 		began := time.Now()
 		if err := out.write(b); err != nil {
@@ -287,8 +287,8 @@ func (h *Handler) stream(ctx context.Context, out *writer, from source, metadata
 	}
 }
 
-// render appends a frame as one server-sent event.
-func (h *Handler) render(b []byte, f live.Frame, metadata bool) []byte {
+// appendFrame appends a frame as one server-sent event.
+func (h *Handler) appendFrame(b []byte, f live.Frame, metadata bool) []byte {
 	if f.Lag != nil {
 		return append(b, structEvent("lag", f.Lag)...)
 	}

@@ -61,13 +61,13 @@ func about(rec eventlog.Record) string {
 	return ""
 }
 
-// deletionType is the type at the end of the types of a commit that deletes a session. That commit stays in the log.
+// deletionType is the last type in AuditRow.Types for the commit that deletes a session. That commit stays in the log.
 const deletionType = events.Type("session_deleted")
 
 // deletes reports whether the row belongs to the commit that deleted its session.
 func (a *AuditRow) deletes() bool { return strings.HasSuffix(a.Types, string(deletionType)) }
 
-// keepAudit replaces the audit rows of the commits before a deletion with those that run_retired states. These
+// keepAudit replaces the audit rows of the commits before a deletion with those that run_retired lists. These
 // commits may be removed from the log; the rows are equal whether a fold read the commits or not.
 func (f *folding) keepAudit(rec eventlog.Record, d events.RunRetired) {
 	k := Key{rec.Subject.Tenant, rec.Subject.ID}

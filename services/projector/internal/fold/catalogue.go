@@ -50,7 +50,7 @@ func keyID(e events.Event) string {
 
 // entryChange is the change of a catalogue entry that an event describes.
 type entryChange struct {
-	ref            events.Reference // valid as row values
+	ref            events.Reference // with parts that are valid in rows
 	event          events.Event     // the event for versions.Evolve, with the same values
 	createsVersion bool             // whether the event creates a version, whose content follows
 	spec           any

@@ -50,7 +50,7 @@ type Changes struct {
 	TenantBudgets Rows[TenantBudget]
 	TenantLimits  Rows[TenantLimits]
 	Events        []*Event
-	Texts         []*Text    // a later one at the same offset replaces the earlier one
+	Texts         []*Text    // a later text at the same offset replaces an earlier one
 	Deleted       []*Deleted // without duplicates
 	Poison        []*Poison
 	AuditGone     []Key // deleted sessions whose audit rows are deleted, except those of the deletion
