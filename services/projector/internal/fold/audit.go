@@ -28,8 +28,8 @@ type AuditRow struct {
 	Address   string
 }
 
-// audit adds the row for a commit that a client caused.
-func (f *folding) audit(rec eventlog.Record) {
+// addAudit adds the row for a commit that a client caused.
+func (f *folding) addAudit(rec eventlog.Record) {
 	if a, ok := eventlog.Audit(rec); ok {
 		f.out.Audit = append(f.out.Audit, f.auditRow(rec, a))
 	}

@@ -281,8 +281,8 @@ func budgetPeriod(e events.Event) string {
 	return ""
 }
 
-// budget folds a commit about a tenant's budget.
-func (f *folding) budget(rec eventlog.Record) {
+// foldBudget folds a commit about a tenant's budget.
+func (f *folding) foldBudget(rec eventlog.Record) {
 	if f.bare {
 		return
 	}
@@ -312,15 +312,15 @@ type (
 	tenantLimitsRef string
 )
 
-// usageRows requests the rows that an event of a session adds to.
-func (w *lookup) usageRows(tenant string, e events.Event) {
+// requestUsageRows requests the rows that an event of a session adds to.
+func (w *lookup) requestUsageRows(tenant string, e events.Event) {
 	for _, on := range usageDays(e) {
-		w.usageDay(tenant, on)
+		w.requestUsageDay(tenant, on)
 	}
 }
 
-// usageDay requests the row of a tenant's usage on a day.
-func (w *lookup) usageDay(tenant, day string) {
+// requestUsageDay requests the row of a tenant's usage on a day.
+func (w *lookup) requestUsageDay(tenant, day string) {
 	k := w.model.usageDay(tenant, day)
 	if _, present := w.model.tenantUsage[k]; !present && !w.seen[tenantUsageRef(k)] {
 		w.seen[tenantUsageRef(k)] = true
@@ -328,8 +328,8 @@ func (w *lookup) usageDay(tenant, day string) {
 	}
 }
 
-// tenant requests the budget or limits that an event is about.
-func (w *lookup) tenant(tenant string, e events.Event) {
+// requestTenant requests the budget or limits that an event is about.
+func (w *lookup) requestTenant(tenant string, e events.Event) {
 	if period := budgetPeriod(e); period != "" {
 		k := Key{tenant, period}
 		if _, present := w.model.tenantBudgets[k]; !present && !w.seen[tenantBudgetRef(k)] {

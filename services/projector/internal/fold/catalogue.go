@@ -11,8 +11,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events/versions"
 )
 
-// key folds a commit about API keys.
-func (f *folding) key(rec eventlog.Record) {
+// foldKey folds a commit about API keys.
+func (f *folding) foldKey(rec eventlog.Record) {
 	if f.bare {
 		return
 	}
@@ -127,8 +127,8 @@ func rowKeys(list []string) []string {
 	return out
 }
 
-// entry requests the rows that an event of the catalogue is about.
-func (w *lookup) entry(k Key, kind events.Aspect, e events.Event) {
+// requestEntry requests the rows that an event of the catalogue is about.
+func (w *lookup) requestEntry(k Key, kind events.Aspect, e events.Event) {
 	c, ok := entryChangeOf(kind, e)
 	if !ok {
 		return
@@ -191,15 +191,15 @@ func (f *folding) catalogueCommit(rec eventlog.Record) error {
 		before := row.state
 		row.state = versions.Evolve(before, c.event)
 		row.Latest, row.Removed, row.UpdatedAt = row.state.Tags[events.Latest], row.state.Removed, pgTime(e.Time)
-		if err := f.version(Child{k, c.ref.Version}, c, before, rec.Position.String()); err != nil {
+		if err := f.foldVersion(Child{k, c.ref.Version}, c, before, rec.Position.String()); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// version folds the change of the version that an event names.
-func (f *folding) version(v Child, c entryChange, before versions.State, position string) error {
+// foldVersion folds the change of the version that an event names.
+func (f *folding) foldVersion(v Child, c entryChange, before versions.State, position string) error {
 	was, known := find(before, v.ID)
 	x := f.model.versions[v]
 	switch {

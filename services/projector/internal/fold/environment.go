@@ -29,8 +29,8 @@ func sandboxID(e events.Event) string {
 	return ""
 }
 
-// sandbox folds the events of a sandbox, which may outlast executions.
-func (f *folding) sandbox(a *aggregate, e events.Event) {
+// foldSandbox folds the events of a sandbox, which may outlast executions.
+func (f *folding) foldSandbox(a *aggregate, e events.Event) {
 	id := sandboxID(e)
 	if id == "" {
 		return
@@ -78,8 +78,8 @@ func fileID(e events.Event) string {
 	return ""
 }
 
-// file folds a change of a path, which may come after the end of its execution.
-func (f *folding) file(a *aggregate, s *Session, e events.Event) {
+// foldFile folds a change of a path, which may come after the end of its execution.
+func (f *folding) foldFile(a *aggregate, s *Session, e events.Event) {
 	id := fileID(e)
 	if id == "" {
 		return

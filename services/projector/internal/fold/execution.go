@@ -66,7 +66,7 @@ func (f *folding) executionEvent(a *aggregate, s *Session, x *entry[Execution], 
 		row.SandboxCostUSD = finite(row.SandboxCostUSD + d.CostUSD)
 	default:
 		if events.Terminal(e.Type()) {
-			f.end(a, s, x, e)
+			f.foldEnd(a, s, x, e)
 		}
 	}
 	if waited && !x.row.waiting() {
@@ -101,8 +101,8 @@ func (x *Execution) setUsage(u events.Usage) {
 	x.CacheRead, x.CacheWrite = int64(u.CacheReadTokens), int64(u.CacheWriteTokens)
 }
 
-// end folds the terminal event of an execution.
-func (f *folding) end(a *aggregate, s *Session, x *entry[Execution], e events.Event) {
+// foldEnd folds the terminal event of an execution.
+func (f *folding) foldEnd(a *aggregate, s *Session, x *entry[Execution], e events.Event) {
 	row := markChanged(&f.executions, x)
 	switch d := e.Data.(type) {
 	case events.ExecutionCompleted:
@@ -170,8 +170,8 @@ func blockCallID(b events.Block) string {
 	return ""
 }
 
-// call folds the beginning, the decision and the end of a tool call.
-func (f *folding) call(a *aggregate, s *Session, e events.Event) {
+// foldCall folds the beginning, the decision and the end of a tool call.
+func (f *folding) foldCall(a *aggregate, s *Session, e events.Event) {
 	id := callID(e)
 	if id == "" {
 		return
@@ -185,7 +185,7 @@ func (f *folding) call(a *aggregate, s *Session, e events.Event) {
 		block, whole = d.Block, true
 	}
 	if block.Kind == events.KindToolResult {
-		f.result(a, id, block, whole, e)
+		f.foldResult(a, id, block, whole, e)
 		return
 	}
 	c := a.calls[id]
@@ -211,8 +211,8 @@ func (f *folding) call(a *aggregate, s *Session, e events.Event) {
 	}
 }
 
-// result ends a call. A result without its call is stored only as a block.
-func (f *folding) result(a *aggregate, id string, b events.Block, whole bool, e events.Event) {
+// foldResult ends a call. A result without its call is stored only as a block.
+func (f *folding) foldResult(a *aggregate, id string, b events.Block, whole bool, e events.Event) {
 	c := a.calls[id]
 	if !whole || c == nil || c.row.Status != statusPending {
 		return
@@ -234,8 +234,8 @@ func conversationID(e events.Event) string {
 	return ""
 }
 
-// conversation folds the start and end of a sub-agent.
-func (f *folding) conversation(a *aggregate, s *Session, e events.Event) {
+// foldConversation folds the start and end of a sub-agent.
+func (f *folding) foldConversation(a *aggregate, s *Session, e events.Event) {
 	id := conversationID(e)
 	if id == "" {
 		return

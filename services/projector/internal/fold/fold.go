@@ -43,25 +43,25 @@ func (m *Model) Fold(b Batch) (Changes, error) {
 	f := folding{model: m, bare: b.Bare, live: map[Key]*Live{}}
 	for _, rec := range b.Records {
 		var err error
-		f.audit(rec)
+		f.addAudit(rec)
 		switch {
 		case rec.Subject.Aspect == events.Key:
-			f.key(rec)
+			f.foldKey(rec)
 		case rec.Subject.Aspect == events.TenantBudget:
-			f.budget(rec)
+			f.foldBudget(rec)
 		case rec.Subject.Aspect == events.LimitsAspect:
-			err = f.limits(rec)
+			err = f.foldLimits(rec)
 		case rec.Subject.Aspect.Catalogued():
 			err = f.catalogueCommit(rec)
 		default:
-			err = f.record(rec)
+			err = f.foldRecord(rec)
 		}
 		if err != nil {
 			return Changes{}, fmt.Errorf("fold %s: %w", rec.Position, err)
 		}
 	}
 	for _, d := range b.Deltas {
-		f.delta(d)
+		f.foldDelta(d)
 	}
 	for i := range b.Poison {
 		f.out.Poison = append(f.out.Poison, &b.Poison[i])
@@ -118,7 +118,8 @@ func (f *folding) announce(k Key) *Live {
 	return l
 }
 
-func (f *folding) record(rec eventlog.Record) error {
+// foldRecord folds a commit of a session.
+func (f *folding) foldRecord(rec eventlog.Record) error {
 	k := Key{rec.Subject.Tenant, rec.Subject.ID}
 	a := f.useSession(k)
 	if err := f.countEvents(a, rec); err != nil {
@@ -132,15 +133,15 @@ func (f *folding) record(rec eventlog.Record) error {
 			}
 			continue
 		}
-		if err := f.event(a, rec.Position.String(), e); err != nil {
+		if err := f.foldEvent(a, rec.Position.String(), e); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// event counts and stores an event, then folds its meaning.
-func (f *folding) event(a *aggregate, position string, e events.Event) error {
+// foldEvent counts and stores an event, then folds its meaning.
+func (f *folding) foldEvent(a *aggregate, position string, e events.Event) error {
 	s := f.session(a, e)
 	s.Tip++
 	s.TipPosition, s.UpdatedAt = position, pgTime(e.Time)
@@ -184,13 +185,13 @@ func (f *folding) event(a *aggregate, position string, e events.Event) error {
 			return err
 		}
 	}
-	f.block(a, s, e)
+	f.foldBlock(a, s, e)
 	if !ended {
-		f.call(a, s, e)
-		f.conversation(a, s, e)
+		f.foldCall(a, s, e)
+		f.foldConversation(a, s, e)
 	}
-	f.sandbox(a, e)
-	f.file(a, s, e)
+	f.foldSandbox(a, e)
+	f.foldFile(a, s, e)
 	f.modelCalled(a, e)
 	return nil
 }
@@ -317,8 +318,8 @@ func remove[R any](list []R, gone func(R) bool) []R {
 	return kept
 }
 
-// block folds an event into the block that it is about.
-func (f *folding) block(a *aggregate, s *Session, e events.Event) {
+// foldBlock folds an event into the block that it is about.
+func (f *folding) foldBlock(a *aggregate, s *Session, e events.Event) {
 	id := rowKey(blocks.Target(e))
 	if id == "" {
 		return

@@ -25,9 +25,9 @@ const (
 	maxState = 256 << 10
 )
 
-// history requests a session's state if a batch with n events of the session passes a seq at which the state is
+// requestHistory requests a session's state if a batch with n events of the session passes a seq at which the state is
 // saved.
-func (w *lookup) history(k Key, n int) {
+func (w *lookup) requestHistory(k Key, n int) {
 	a := w.model.sessions[k]
 	if a == nil || a.session == nil || a.history != nil {
 		return

@@ -138,29 +138,29 @@ func (m *Model) Missing(b Batch) Missing {
 	for _, rec := range b.Records {
 		k := Key{rec.Subject.Tenant, rec.Subject.ID}
 		if rec.Subject.Aspect.Catalogued() {
-			w.usageDay(k.Tenant, noDay)
+			w.requestUsageDay(k.Tenant, noDay)
 			for _, e := range rec.Events {
-				w.key(rec.Subject.Tenant, e)
-				w.entry(k, rec.Subject.Aspect, e)
-				w.tenant(k.Tenant, e)
+				w.requestKey(rec.Subject.Tenant, e)
+				w.requestEntry(k, rec.Subject.Aspect, e)
+				w.requestTenant(k.Tenant, e)
 			}
 			continue
 		}
-		a := w.session(k)
+		a := w.requestSession(k)
 		added[k] += len(rec.Events)
 		for _, e := range rec.Events {
-			w.event(k, a, e)
-			w.usageRows(k.Tenant, e)
+			w.requestEvent(k, a, e)
+			w.requestUsageRows(k.Tenant, e)
 		}
 	}
 	for k, n := range added {
-		w.history(k, n)
+		w.requestHistory(k, n)
 	}
 	for _, d := range b.Deltas {
 		k := Key{d.Tenant, d.Session}
-		a := w.session(k)
-		w.execution(k, a, d.ExecutionID)
-		w.block(k, a, d.BlockID)
+		a := w.requestSession(k)
+		w.requestExecution(k, a, d.ExecutionID)
+		w.requestBlock(k, a, d.BlockID)
 	}
 	return w.out
 }
@@ -172,7 +172,8 @@ type lookup struct {
 	out   Missing
 }
 
-func (w *lookup) session(k Key) *aggregate {
+// requestSession requests a session's rows and returns the session, or nil if it is not in memory.
+func (w *lookup) requestSession(k Key) *aggregate {
 	a := w.model.sessions[k]
 	if a == nil && !w.seen[k] {
 		w.seen[k] = true
@@ -183,7 +184,7 @@ func (w *lookup) session(k Key) *aggregate {
 
 type keyRef Key
 
-func (w *lookup) key(tenant string, e events.Event) {
+func (w *lookup) requestKey(tenant string, e events.Event) {
 	id := keyID(e)
 	k := Key{tenant, id}
 	if _, ok := w.model.keys[k]; !ok && id != "" && !w.seen[keyRef(k)] {
@@ -192,9 +193,10 @@ func (w *lookup) key(tenant string, e events.Event) {
 	}
 }
 
-func (w *lookup) event(k Key, a *aggregate, e events.Event) {
-	w.execution(k, a, e.ExecutionID)
-	w.block(k, a, blocks.Target(e))
+// requestEvent requests the rows that an event of a session is about.
+func (w *lookup) requestEvent(k Key, a *aggregate, e events.Event) {
+	w.requestExecution(k, a, e.ExecutionID)
+	w.requestBlock(k, a, blocks.Target(e))
 	if id := callID(e); id != "" {
 		requireChild(w, k, a, id, childCall, func(a *aggregate) bool { _, ok := a.calls[id]; return ok }, &w.out.Calls)
 	}
@@ -212,13 +214,13 @@ func (w *lookup) event(k Key, a *aggregate, e events.Event) {
 	}
 }
 
-func (w *lookup) execution(k Key, a *aggregate, id string) {
+func (w *lookup) requestExecution(k Key, a *aggregate, id string) {
 	if id = rowKey(id); id != "" {
 		requireChild(w, k, a, id, childExecution, func(a *aggregate) bool { _, ok := a.executions[id]; return ok }, &w.out.Executions)
 	}
 }
 
-func (w *lookup) block(k Key, a *aggregate, id string) {
+func (w *lookup) requestBlock(k Key, a *aggregate, id string) {
 	if id = rowKey(id); id != "" {
 		requireChild(w, k, a, id, childBlock, func(a *aggregate) bool { _, ok := a.blocks[id]; return ok }, &w.out.Blocks)
 	}
@@ -337,10 +339,10 @@ func (m *Model) putChildren(asked Missing, p Present) error {
 
 // recordAbsent records requested rows as not existing before the found ones replace them. A complete session needs no such
 // record.
-func recordAbsent(m *Model, asked []Child, note func(*aggregate, string)) {
+func recordAbsent(m *Model, asked []Child, record func(*aggregate, string)) {
 	for _, c := range asked {
 		if a := m.sessions[c.Session]; !a.complete {
-			note(a, c.ID)
+			record(a, c.ID)
 		}
 	}
 }

@@ -7,9 +7,9 @@ import (
 	"github.com/spoolhq/spool/pkg/events/blocks"
 )
 
-// delta folds text in flight. Text that is known already is removed. Text after a gap, or of a block that has not
+// foldDelta folds text in flight. Text that is known already is removed. Text after a gap, or of a block that has not
 // begun, is stored and not announced. Text of a completed block or ended execution is dropped.
-func (f *folding) delta(d Delta) {
+func (f *folding) foldDelta(d Delta) {
 	k := Key{d.Tenant, d.Session}
 	a := f.useSession(k)
 	id := rowKey(d.BlockID)
