@@ -204,8 +204,8 @@ func referenceMessage(ref events.Reference) *spoolv1.Reference {
 	return out
 }
 
-// remove hides an entry, or the version that ref names.
-func (s *Server) remove(ctx context.Context, n entryKind, r commands.Request, ref events.Reference) (*spoolv1.RemoveResponse, error) {
+// removeEntry hides an entry, or the version that ref names.
+func (s *Server) removeEntry(ctx context.Context, n entryKind, r commands.Request, ref events.Reference) (*spoolv1.RemoveResponse, error) {
 	p, err := auth.From(ctx)
 	if err != nil {
 		return nil, err
@@ -214,7 +214,7 @@ func (s *Server) remove(ctx context.Context, n entryKind, r commands.Request, re
 		return nil, err
 	}
 	r.Body = command.Remove{Ref: ref}
-	a, err := s.change(ctx, withSubject(n, p, ref, r))
+	a, err := s.sendChange(ctx, withSubject(n, p, ref, r))
 	var refused *problem.Error
 	if errors.As(err, &refused) && refused.Field == "ref" { // the request has its parts as separate fields
 		refused.Field = "slug"
@@ -225,8 +225,8 @@ func (s *Server) remove(ctx context.Context, n entryKind, r commands.Request, re
 	return &spoolv1.RemoveResponse{Position: a.Position}, nil
 }
 
-// version returns a version of an entry.
-func (s *Server) version(ctx context.Context, n entryKind, ref events.Reference, minPosition string) (reads.Version, error) {
+// readVersion returns a version of an entry.
+func (s *Server) readVersion(ctx context.Context, n entryKind, ref events.Reference, minPosition string) (reads.Version, error) {
 	p, err := auth.From(ctx)
 	if err != nil {
 		return reads.Version{}, err
@@ -269,12 +269,12 @@ type versionRequest interface {
 	GetMinPosition() string
 }
 
-func (s *Server) definition(ctx context.Context, n entryKind, r versionRequest) (*spoolv1.Definition, error) {
+func (s *Server) getDefinition(ctx context.Context, n entryKind, r versionRequest) (*spoolv1.Definition, error) {
 	ref, err := entryReference(r, r.GetVersion())
 	if err != nil {
 		return nil, err
 	}
-	v, err := s.version(ctx, n, ref, r.GetMinPosition())
+	v, err := s.readVersion(ctx, n, ref, r.GetMinPosition())
 	if err != nil {
 		return nil, err
 	}
@@ -287,7 +287,7 @@ type pageRequest interface {
 	GetPageSize() uint32
 }
 
-func (s *Server) versions(ctx context.Context, n entryKind, r pageRequest) ([]reads.Version, string, error) {
+func (s *Server) readVersions(ctx context.Context, n entryKind, r pageRequest) ([]reads.Version, string, error) {
 	p, err := auth.From(ctx)
 	if err != nil {
 		return nil, "", err
@@ -295,8 +295,8 @@ func (s *Server) versions(ctx context.Context, n entryKind, r pageRequest) ([]re
 	return s.Reads.Definitions(ctx, n.kind, p.Tenant, p.Agents, r.GetPageToken(), r.GetPageSize())
 }
 
-func (s *Server) definitions(ctx context.Context, n entryKind, r pageRequest) ([]*spoolv1.Definition, string, error) {
-	list, next, err := s.versions(ctx, n, r)
+func (s *Server) listDefinitions(ctx context.Context, n entryKind, r pageRequest) ([]*spoolv1.Definition, string, error) {
+	list, next, err := s.readVersions(ctx, n, r)
 	var out []*spoolv1.Definition
 	for _, v := range list {
 		out = append(out, definitionMessage(v))

@@ -26,7 +26,7 @@ const (
 // CompareSessions finds the first event at which two sessions differ. A fork is compared with the part of its parent
 // after the fork. Other sessions are compared from their first messages on.
 func (s *Server) CompareSessions(ctx context.Context, r *spoolv1.CompareSessionsRequest) (*spoolv1.SessionComparison, error) {
-	tenant, err := s.session(ctx, r.GetSessionId(), r.GetMinPosition())
+	tenant, err := s.checkSession(ctx, r.GetSessionId(), r.GetMinPosition())
 	if err != nil {
 		return nil, err
 	}

@@ -16,7 +16,7 @@ const maxBlocksDiff = 200
 
 // DiffSession compares the states of a session after two of its events.
 func (s *Server) DiffSession(ctx context.Context, r *spoolv1.DiffSessionRequest) (*spoolv1.SessionDiff, error) {
-	tenant, err := s.session(ctx, r.GetSessionId(), r.GetMinPosition())
+	tenant, err := s.checkSession(ctx, r.GetSessionId(), r.GetMinPosition())
 	if err != nil {
 		return nil, err
 	}

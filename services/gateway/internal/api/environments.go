@@ -32,7 +32,7 @@ func (s *Server) ApplyEnvironment(ctx context.Context, r *spoolv1.ApplyEnvironme
 	if err := s.sealEnvironment(ctx, p.Tenant, ref, &spec); err != nil {
 		return nil, err
 	}
-	a, err := s.change(ctx, withSubject(environments(), p, ref, commands.Request{
+	a, err := s.sendChange(ctx, withSubject(environments(), p, ref, commands.Request{
 		Type: command.TypeApplyEnvironment, Body: command.ApplyEnvironment{Ref: ref, Tags: r.GetTags(), Spec: spec},
 	}))
 	if err != nil {
@@ -45,13 +45,13 @@ func (s *Server) ApplyEnvironment(ctx context.Context, r *spoolv1.ApplyEnvironme
 
 // ListEnvironments lists the tenant's environments, and the platform's.
 func (s *Server) ListEnvironments(ctx context.Context, r *spoolv1.ListEnvironmentsRequest) (*spoolv1.ListEnvironmentsResponse, error) {
-	list, next, err := s.definitions(ctx, environments(), r)
+	list, next, err := s.listDefinitions(ctx, environments(), r)
 	return &spoolv1.ListEnvironmentsResponse{Environments: list, NextPageToken: next}, err
 }
 
 // GetEnvironment returns a version of an environment.
 func (s *Server) GetEnvironment(ctx context.Context, r *spoolv1.GetEnvironmentRequest) (*spoolv1.Definition, error) {
-	return s.definition(ctx, environments(), r)
+	return s.getDefinition(ctx, environments(), r)
 }
 
 // RemoveEnvironment hides an environment.
@@ -60,7 +60,7 @@ func (s *Server) RemoveEnvironment(ctx context.Context, r *spoolv1.RemoveEnviron
 	if err != nil {
 		return nil, err
 	}
-	return s.remove(ctx, environments(), commands.Request{Type: command.TypeRemoveEnvironment}, ref)
+	return s.removeEntry(ctx, environments(), commands.Request{Type: command.TypeRemoveEnvironment}, ref)
 }
 
 // builtIn is the slug of the built-in agent, which is not a catalogue entry.
@@ -113,7 +113,7 @@ func allowedHosts(agent events.AgentSpec, list []layers.Environment) ([]egress.S
 
 // requestedLayers returns the agent that the request refers to, and its environments in order.
 func (s *Server) requestedLayers(ctx context.Context, p auth.Principal, r *spoolv1.ExplainEnvironmentRequest) (agent events.AgentSpec, list []layers.Environment, err error) {
-	ref, refs, err := s.selected(ctx, p, r)
+	ref, refs, err := s.selectReferences(ctx, p, r)
 	if err != nil {
 		return agent, nil, err
 	}
@@ -152,9 +152,9 @@ type fieldReference struct {
 	field string
 }
 
-// selected returns the agent and the environments that a request refers to. The environments of the instance come
+// selectReferences returns the agent and the environments that a request refers to. The environments of the instance come
 // first.
-func (s *Server) selected(ctx context.Context, p auth.Principal, r *spoolv1.ExplainEnvironmentRequest) (agent events.Reference, out []fieldReference, err error) {
+func (s *Server) selectReferences(ctx context.Context, p auth.Principal, r *spoolv1.ExplainEnvironmentRequest) (agent events.Reference, out []fieldReference, err error) {
 	agent, instance, list, err := requestReferences(r)
 	if err != nil {
 		return agent, nil, err

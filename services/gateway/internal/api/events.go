@@ -27,7 +27,7 @@ func (s *Server) ListEvents(ctx context.Context, r *spoolv1.ListEventsRequest) (
 	if err != nil {
 		return nil, err
 	}
-	tenant, err := s.session(ctx, r.GetSessionId(), r.GetMinPosition())
+	tenant, err := s.checkSession(ctx, r.GetSessionId(), r.GetMinPosition())
 	if err != nil {
 		return nil, err
 	}
@@ -71,7 +71,7 @@ func (s *Server) ListHistory(ctx context.Context, r *spoolv1.ListHistoryRequest)
 	if err != nil {
 		return nil, err
 	}
-	tenant, err := s.session(ctx, r.GetSessionId(), r.GetMinPosition())
+	tenant, err := s.checkSession(ctx, r.GetSessionId(), r.GetMinPosition())
 	if err != nil {
 		return nil, err
 	}
@@ -89,7 +89,7 @@ func (s *Server) ListHistory(ctx context.Context, r *spoolv1.ListHistoryRequest)
 
 // ListHistoryBlocks lists the blocks that a fork inherits from its ancestors.
 func (s *Server) ListHistoryBlocks(ctx context.Context, r *spoolv1.ListHistoryBlocksRequest) (*spoolv1.ListHistoryBlocksResponse, error) {
-	tenant, err := s.session(ctx, r.GetSessionId(), r.GetMinPosition())
+	tenant, err := s.checkSession(ctx, r.GetSessionId(), r.GetMinPosition())
 	if err != nil {
 		return nil, err
 	}
@@ -130,7 +130,7 @@ func (s *Server) StreamEvents(r *spoolv1.StreamEventsRequest, out grpc.ServerStr
 	}
 	defer reader.Close()
 	defer s.Counts.Stream(kindGRPC)()
-	err = s.stream(ctx, reader, defaultTrue(r.Metadata), func(f live.Frame, metadata bool) error {
+	err = s.sendFrames(ctx, reader, defaultTrue(r.Metadata), func(f live.Frame, metadata bool) error {
 		m, err := streamResponse(f, metadata)
 		if err != nil {
 			return err
@@ -151,10 +151,10 @@ type source interface {
 	Cursor() uint32
 }
 
-// stream sends frames until it fails, and returns the reason. send blocks without a limit for a slow client and
+// sendFrames sends frames until it fails, and returns the reason. send blocks without a limit for a slow client and
 // returns only when the call has ended. It therefore runs in its own goroutine, and stream returns without waiting
 // for it.
-func (s *Server) stream(ctx context.Context, from source, metadata bool, send func(f live.Frame, metadata bool) error) error {
+func (s *Server) sendFrames(ctx context.Context, from source, metadata bool, send func(f live.Frame, metadata bool) error) error {
 	cursor := from.Cursor()
 	for {
 		frames, err := from.Next(ctx)
@@ -212,7 +212,7 @@ func event(f live.Frame, metadata bool) (*spoolv1.Event, error) {
 
 // ListBlocks lists a session's blocks.
 func (s *Server) ListBlocks(ctx context.Context, r *spoolv1.ListBlocksRequest) (*spoolv1.ListBlocksResponse, error) {
-	tenant, err := s.session(ctx, r.GetSessionId(), r.GetMinPosition())
+	tenant, err := s.checkSession(ctx, r.GetSessionId(), r.GetMinPosition())
 	if err != nil {
 		return nil, err
 	}

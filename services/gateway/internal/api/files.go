@@ -75,8 +75,8 @@ func content(field string, f *spoolv1.WorkspaceFile) ([]byte, error) {
 	return data, nil
 }
 
-// store writes the contents to the object store.
-func (f files) store(ctx context.Context, to *objects.Store, tenant, session string) error {
+// storeContents writes the contents to the object store.
+func (f files) storeContents(ctx context.Context, to *objects.Store, tenant, session string) error {
 	for sum, data := range f.contents {
 		if err := to.PutBytes(ctx, command.FileObject(tenant, session, sum), data); err != nil {
 			return err
@@ -168,7 +168,7 @@ func (s *Server) PutFile(ctx context.Context, session string, f FileUpload) (Fil
 	if err != nil {
 		return FileAccepted{}, err
 	}
-	a, err := s.change(ctx, commands.Request{Type: command.TypePutFile, SessionID: session, Reserved: true, Body: command.PutFile{File: command.File{
+	a, err := s.sendChange(ctx, commands.Request{Type: command.TypePutFile, SessionID: session, Reserved: true, Body: command.PutFile{File: command.File{
 		Path: f.Path, Object: object, Size: stored.Size, SHA256: stored.SHA256, Mode: f.Mode, Archive: f.Archive,
 	}}})
 	settleUpload(hold, session, a, err, s.Objects.Removed(object))
@@ -187,7 +187,7 @@ func (s *Server) RemoveFile(ctx context.Context, session, path string) (position
 	if err := reads.CheckSession(session); err != nil {
 		return "", err
 	}
-	a, err := s.change(ctx, commands.Request{Type: command.TypeRemoveFile, SessionID: session, Body: command.RemoveFile{Path: path}})
+	a, err := s.sendChange(ctx, commands.Request{Type: command.TypeRemoveFile, SessionID: session, Body: command.RemoveFile{Path: path}})
 	return a.Position, err
 }
 
@@ -206,7 +206,7 @@ type Workspace struct {
 // Workspace opens a session's last snapshot or, for a fork without a snapshot of its own, the snapshot that it began
 // with. It returns NO_SNAPSHOT if there is none.
 func (s *Server) Workspace(ctx context.Context, session, minPosition string) (Workspace, error) {
-	tenant, err := s.session(ctx, session, minPosition)
+	tenant, err := s.checkSession(ctx, session, minPosition)
 	if err != nil {
 		return Workspace{}, err
 	}

@@ -47,7 +47,7 @@ const stateReady = "ready"
 // openLive opens content on the executors of the engine that runs the session's sandbox. A session of another tenant
 // yields the same 404 as one that does not exist. field is the request field that contains the path.
 func (s *Server) openLive(ctx context.Context, field string, r livefiles.Request) (io.ReadCloser, int64, error) {
-	tenant, err := s.session(ctx, r.Session, "")
+	tenant, err := s.checkSession(ctx, r.Session, "")
 	if err != nil {
 		return nil, 0, err
 	}

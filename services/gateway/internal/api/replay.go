@@ -34,7 +34,7 @@ func (s *Server) ReplayEvents(r *spoolv1.ReplayEventsRequest, out grpc.ServerStr
 	}
 	defer from.Close()
 	defer s.Counts.Stream(kindGRPC)()
-	err = s.stream(ctx, from, defaultTrue(r.Metadata), func(f live.Frame, metadata bool) error {
+	err = s.sendFrames(ctx, from, defaultTrue(r.Metadata), func(f live.Frame, metadata bool) error {
 		m, err := replayResponse(f, metadata)
 		if err != nil {
 			return err

@@ -124,7 +124,7 @@ func (s *Server) CreateSession(ctx context.Context, r *spoolv1.CreateSessionRequ
 	body.Files = files.refs
 	request, stored := s.withFiles(commands.Request{Type: command.TypeCreateSession, Body: body}, files)
 	request, done := s.withSessionLimit(s.withTranscript(request, r.GetTranscript(), &body.Transcript, func() any { return body }))
-	a, err := s.create(ctx, request)
+	a, err := s.sendCreate(ctx, request)
 	done(err)
 	stored(a, err)
 	if err != nil {
@@ -157,7 +157,7 @@ func (s *Server) ForkSession(ctx context.Context, r *spoolv1.ForkSessionRequest)
 		body.Agent = agent.String()
 	}
 	request, done := s.withSessionLimit(commands.Request{Type: command.TypeForkSession, Body: body, Timeout: forkTimeout})
-	a, err := s.create(ctx, request)
+	a, err := s.sendCreate(ctx, request)
 	done(err)
 	if err != nil {
 		return nil, err
@@ -201,7 +201,7 @@ func newFilter(p auth.Principal, state string, r filterRequest, metadataValue *s
 
 // GetSession returns a session.
 func (s *Server) GetSession(ctx context.Context, r *spoolv1.GetSessionRequest) (*spoolv1.Session, error) {
-	tenant, err := s.session(ctx, r.GetSessionId(), r.GetMinPosition())
+	tenant, err := s.checkSession(ctx, r.GetSessionId(), r.GetMinPosition())
 	if err != nil {
 		return nil, err
 	}
@@ -227,7 +227,7 @@ func (s *Server) UpdateSession(ctx context.Context, r *spoolv1.UpdateSessionRequ
 		}
 		body.Options = &o
 	}
-	a, err := s.change(ctx, commands.Request{Type: command.TypeUpdateSession, SessionID: r.GetSessionId(), Body: body})
+	a, err := s.sendChange(ctx, commands.Request{Type: command.TypeUpdateSession, SessionID: r.GetSessionId(), Body: body})
 	if err != nil {
 		return nil, err
 	}
@@ -239,7 +239,7 @@ func (s *Server) DeleteSession(ctx context.Context, r *spoolv1.DeleteSessionRequ
 	if err := reads.CheckSession(r.GetSessionId()); err != nil {
 		return nil, err
 	}
-	a, err := s.change(ctx, commands.Request{Type: command.TypeDeleteSession, SessionID: r.GetSessionId()})
+	a, err := s.sendChange(ctx, commands.Request{Type: command.TypeDeleteSession, SessionID: r.GetSessionId()})
 	if err != nil {
 		return nil, err
 	}
@@ -296,7 +296,7 @@ func (s *Server) PostMessage(ctx context.Context, r *spoolv1.PostMessageRequest)
 	}
 	body.Files = files.refs
 	request, stored := s.withFiles(commands.Request{Type: command.TypePostMessage, SessionID: r.GetSessionId()}, files)
-	a, err := s.create(ctx, vars.withSecrets(s, request,
+	a, err := s.sendCreate(ctx, vars.withSecrets(s, request,
 		func(all map[string]events.Variable) any {
 			body.Environment = all
 			return body
@@ -313,7 +313,7 @@ func (s *Server) InterruptSession(ctx context.Context, r *spoolv1.InterruptSessi
 	if err := reads.CheckSession(r.GetSessionId()); err != nil {
 		return nil, err
 	}
-	a, err := s.change(ctx, commands.Request{Type: command.TypeInterrupt, SessionID: r.GetSessionId()})
+	a, err := s.sendChange(ctx, commands.Request{Type: command.TypeInterrupt, SessionID: r.GetSessionId()})
 	if err != nil {
 		return nil, err
 	}
@@ -325,7 +325,7 @@ func (s *Server) SyncSession(ctx context.Context, r *spoolv1.SyncSessionRequest)
 	if err := reads.CheckSession(r.GetSessionId()); err != nil {
 		return nil, err
 	}
-	a, err := s.change(ctx, commands.Request{Type: command.TypeSync, SessionID: r.GetSessionId()})
+	a, err := s.sendChange(ctx, commands.Request{Type: command.TypeSync, SessionID: r.GetSessionId()})
 	if err != nil {
 		return nil, err
 	}
@@ -337,7 +337,7 @@ func (s *Server) TerminateEnvironment(ctx context.Context, r *spoolv1.TerminateE
 	if err := reads.CheckSession(r.GetSessionId()); err != nil {
 		return nil, err
 	}
-	a, err := s.change(ctx, commands.Request{Type: command.TypeTerminate, SessionID: r.GetSessionId()})
+	a, err := s.sendChange(ctx, commands.Request{Type: command.TypeTerminate, SessionID: r.GetSessionId()})
 	if err != nil {
 		return nil, err
 	}
@@ -346,7 +346,7 @@ func (s *Server) TerminateEnvironment(ctx context.Context, r *spoolv1.TerminateE
 
 // ListConversations lists the conversations of a session.
 func (s *Server) ListConversations(ctx context.Context, r *spoolv1.ListConversationsRequest) (*spoolv1.ListConversationsResponse, error) {
-	tenant, err := s.session(ctx, r.GetSessionId(), r.GetMinPosition())
+	tenant, err := s.checkSession(ctx, r.GetSessionId(), r.GetMinPosition())
 	if err != nil {
 		return nil, err
 	}

@@ -105,7 +105,7 @@ func (s *Server) pushStored(ctx context.Context, r commands.Request, from SkillU
 		return command.Answer{}, problem.New(problem.SkillDigest, "sha256", fmt.Sprintf("the received ZIP has the SHA-256 %s", body.SHA256))
 	}
 	r.Body, r.Reserved = body, true
-	return s.change(ctx, r)
+	return s.sendChange(ctx, r)
 }
 
 func checkSource(p auth.Principal, from SkillUpload) error {
@@ -146,7 +146,7 @@ func skillPushed(ref events.Reference, a command.Answer) SkillPushed {
 
 // ListSkills lists the tenant's skills and the platform's.
 func (s *Server) ListSkills(ctx context.Context, r *spoolv1.ListSkillsRequest) (*spoolv1.ListSkillsResponse, error) {
-	list, next, err := s.versions(ctx, skills(), r)
+	list, next, err := s.readVersions(ctx, skills(), r)
 	if err != nil {
 		return nil, err
 	}
@@ -167,7 +167,7 @@ func (s *Server) GetSkill(ctx context.Context, r *spoolv1.GetSkillRequest) (*spo
 	if err != nil {
 		return nil, err
 	}
-	v, err := s.version(ctx, skills(), ref, r.GetMinPosition())
+	v, err := s.readVersion(ctx, skills(), ref, r.GetMinPosition())
 	if err != nil {
 		return nil, err
 	}
@@ -208,7 +208,7 @@ func (s *Server) TagSkill(ctx context.Context, r *spoolv1.TagSkillRequest) (*spo
 	case ref.Version == "":
 		return nil, problem.Invalid("version", "version is missing: set the tag or digest of the version to tag")
 	}
-	a, err := s.change(ctx, withSubject(skills(), p, ref, commands.Request{
+	a, err := s.sendChange(ctx, withSubject(skills(), p, ref, commands.Request{
 		Type: command.TypeTagSkill, Service: topology.ServiceSkills, Body: command.TagSkill{Ref: ref, Tag: r.GetTag()},
 	}))
 	if err != nil {
@@ -226,7 +226,7 @@ func (s *Server) RemoveSkill(ctx context.Context, r *spoolv1.RemoveSkillRequest)
 	if ref.Version != "" && !events.IsDigest(ref.Version) {
 		return nil, problem.Invalid("version", "a version is removed by its digest; leave it out to remove the whole skill")
 	}
-	return s.remove(ctx, skills(), commands.Request{Type: command.TypeRemoveSkill, Service: topology.ServiceSkills}, ref)
+	return s.removeEntry(ctx, skills(), commands.Request{Type: command.TypeRemoveSkill, Service: topology.ServiceSkills}, ref)
 }
 
 // Archive describes the ZIP of a version of a skill.
@@ -241,7 +241,7 @@ func (s *Server) Archive(ctx context.Context, ref events.Reference, minPosition 
 	if err := ref.Check(); err != nil {
 		return Archive{}, referenceProblem("", err)
 	}
-	v, err := s.version(ctx, skills(), shortScope(ref), minPosition)
+	v, err := s.readVersion(ctx, skills(), shortScope(ref), minPosition)
 	if err != nil {
 		return Archive{}, err
 	}

@@ -27,7 +27,7 @@ const (
 
 // stateAfter returns the state of a session after an event, if the caller may see the session.
 func (s *Server) stateAfter(ctx context.Context, session, minPosition, field string, at *uint32) (reads.SessionState, error) {
-	tenant, err := s.session(ctx, session, minPosition)
+	tenant, err := s.checkSession(ctx, session, minPosition)
 	if err != nil {
 		return reads.SessionState{}, err
 	}

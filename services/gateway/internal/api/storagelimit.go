@@ -46,7 +46,7 @@ func (s *Server) withFiles(r commands.Request, f files) (_ commands.Request, don
 		if err := hold.Take(ctx, f.size()); err != nil {
 			return err
 		}
-		return f.store(ctx, s.Objects, tenant, session)
+		return f.storeContents(ctx, s.Objects, tenant, session)
 	}
 	return r, func(a command.Answer, err error) {
 		until := s.Now().Add(refusedFilesTTL)

@@ -163,8 +163,8 @@ func (s *Store) next(ctx context.Context, after eventlog.Position, filter string
 	return head, nil
 }
 
-// SessionOf returns the session of a tenant's execution, also if only the log contains the execution yet.
-func (s *Store) SessionOf(ctx context.Context, tenant, execution string) (session string, err error) {
+// ExecutionSession returns the session of a tenant's execution, also if only the log contains the execution yet.
+func (s *Store) ExecutionSession(ctx context.Context, tenant, execution string) (session string, err error) {
 	inLog, err := s.readOrSearch(ctx, s.searchExecution(tenant, execution), func() (err error) {
 		session, err = s.queries.ExecutionSession(ctx, tenant, execution)
 		if errors.Is(err, pgx.ErrNoRows) {
@@ -234,7 +234,7 @@ func (s *Store) searchAgent(tenant, session string, agent *string) backlogSearch
 // VisibleExecution calls Visible for the session of an execution and returns the session. It returns
 // EXECUTION_NOT_FOUND if the session is not visible.
 func (s *Store) VisibleExecution(ctx context.Context, tenant, execution string, agents []string) (session string, err error) {
-	if session, err = s.SessionOf(ctx, tenant, execution); err != nil {
+	if session, err = s.ExecutionSession(ctx, tenant, execution); err != nil {
 		return "", err
 	}
 	err = s.Visible(ctx, tenant, session, agents)
