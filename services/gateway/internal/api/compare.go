@@ -173,7 +173,7 @@ func (r *sessionReader) next(ctx context.Context) (*comparedEvent, error) {
 			return nil, r.reads.MissingUnlessFolding(ctx, r.id, problem.NoSuchSession())
 		}
 		for _, kept := range page.Events {
-			if err := r.take(kept); err != nil {
+			if err := r.process(kept); err != nil {
 				return nil, err
 			}
 		}
@@ -183,8 +183,8 @@ func (r *sessionReader) next(ctx context.Context) (*comparedEvent, error) {
 	return &first, nil
 }
 
-// take processes an event that was read.
-func (r *sessionReader) take(kept reads.StoredEvent) error {
+// process adds an event that was read to waiting, unless the comparison ignores it.
+func (r *sessionReader) process(kept reads.StoredEvent) error {
 	var w events.Wire
 	if err := json.Unmarshal(kept.JSON, &w); err != nil {
 		return problem.From(fmt.Errorf("event %d of %s: %w", kept.Seq, r.id, err))

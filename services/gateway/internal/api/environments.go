@@ -38,7 +38,7 @@ func (s *Server) ApplyEnvironment(ctx context.Context, r *spoolv1.ApplyEnvironme
 	if err != nil {
 		return nil, err
 	}
-	// The version is applied; if the read models contain it only later, that is not an error.
+	// The version is in the log. It is not an error if the read models do not contain it in time.
 	_ = s.Reads.WaitPosition(ctx, ref.Subject(events.Environment, p.Tenant).ID, a.Position)
 	return applyResponse(ref, a), nil
 }

@@ -47,7 +47,7 @@ func checkSecret(field, value string) error {
 	return nil
 }
 
-// sealSecret stores a value that was checked before.
+// sealSecret encrypts and stores the value of a secret, and returns its key. The caller must have checked the value.
 func (s *Server) sealSecret(ctx context.Context, tenant, execution, field, value string) (string, error) {
 	key, err := s.Sealer.Seal(ctx, tenant, execution, []byte(value))
 	var size *secret.SizeError

@@ -49,7 +49,7 @@ func (s *Server) withSessionLimit(r commands.Request) (_ commands.Request, done 
 	var tenant, counted string // the counted session and its tenant; "" for none
 	r.Prepare = func(ctx context.Context, of, session string) error {
 		if most := s.SessionLimit(of); most > 0 {
-			if err := s.count(ctx, of, session, most); err != nil {
+			if err := s.countSession(ctx, of, session, most); err != nil {
 				return err
 			}
 			tenant, counted = of, session
@@ -67,8 +67,8 @@ func (s *Server) withSessionLimit(r commands.Request) (_ commands.Request, done 
 	}
 }
 
-// count adds a session to the new ones, unless the tenant has reached its limit.
-func (s *Server) count(ctx context.Context, tenant, session string, most int) error {
+// countSession adds a session to the new ones, unless the tenant has reached its limit.
+func (s *Server) countSession(ctx context.Context, tenant, session string, most int) error {
 	n := s.newSessions.ofTenant(tenant)
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -306,8 +306,8 @@ func setIDs(c *command.Command) (err error) {
 	return err
 }
 
-// requestUntilAnswered sends the command until it gets an answer or the time is over. All tries have the same id, so that a crashed
-// replica of the service costs one try and not the whole request.
+// requestUntilAnswered sends the command until a service answers or ctx ends. All tries have the same id, so that the
+// service carries the command out once, and a request survives the crash of a replica.
 func (s *Sender) requestUntilAnswered(ctx context.Context, subject string, cmd command.Command, each time.Duration) (command.Answer, error) {
 	payload, err := encode(cmd)
 	if err != nil {

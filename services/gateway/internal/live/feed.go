@@ -118,7 +118,7 @@ func (f *feed) handleMessage(data []byte) {
 		f.readAgain = true
 		return
 	}
-	changed, why := f.take(m)
+	changed, why := f.apply(m)
 	if m.Tip == 0 {
 		why = "hole"
 	}
@@ -130,8 +130,8 @@ func (f *feed) handleMessage(data []byte) {
 	}
 }
 
-// take applies a message. why is the reason to read Postgres, or "" if nothing is missing. mu must be held.
-func (f *feed) take(m liveMessage) (changed bool, why string) {
+// apply applies a message of LIVE. why is the reason to read Postgres, or "" if nothing is missing. mu must be held.
+func (f *feed) apply(m liveMessage) (changed bool, why string) {
 	for _, raw := range m.Events {
 		switch took, err := f.append(raw, nil); {
 		case err != nil:

@@ -177,7 +177,7 @@ func (r *Reader) batch(ctx context.Context) ([]Frame, error) {
 	if behind {
 		return r.readPage(ctx)
 	}
-	frames, err := r.take(size)
+	frames, err := r.takeFrames(size)
 	if len(frames) == 0 {
 		r.held.Keep(0)
 	}
@@ -213,7 +213,7 @@ func (r *Reader) unsentEvents() (list []Frame, size int) {
 	return f.ring[first:], size
 }
 
-// pending returns the number of bytes that take would return. behind reports whether the next events must be read
+// pending returns the number of bytes that takeFrames would return. behind reports whether the next events must be read
 // from Postgres.
 func (r *Reader) pending() (size int, behind bool) {
 	f := r.feed
@@ -229,8 +229,8 @@ func (r *Reader) pending() (size int, behind bool) {
 	return size, false
 }
 
-// take returns the frames that the feed holds for this Reader, up to size bytes.
-func (r *Reader) take(size int) (frames []Frame, err error) {
+// takeFrames returns the frames that the feed holds for this Reader, up to size bytes.
+func (r *Reader) takeFrames(size int) (frames []Frame, err error) {
 	f := r.feed
 	f.mu.Lock()
 	defer f.mu.Unlock()

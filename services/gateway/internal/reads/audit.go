@@ -37,7 +37,8 @@ type auditCursor struct {
 
 // Audit returns a page of a tenant's audit, newest first, and the token of the next page, or "" after the last one.
 func (s *Store) Audit(ctx context.Context, tenant string, f AuditFilter, token string, size int) (list []*spoolv1.AuditEntry, next string, err error) {
-	// Before all rows were folded for the first time, an empty result could be wrong.
+	// While the read models are being folded from the log's beginning, an empty result could be wrong; checkpoints then
+	// returns an error.
 	if _, err := s.checkpoints(ctx); err != nil {
 		return nil, "", err
 	}

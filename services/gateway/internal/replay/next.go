@@ -55,7 +55,7 @@ func (r *Replay) Next(ctx context.Context) (frames []live.Frame, err error) {
 				return nil, err
 			}
 		default:
-			frame, err := r.take()
+			frame, err := r.takeStep()
 			if err != nil {
 				return framesOrError(frames, err)
 			}
@@ -156,9 +156,9 @@ func (r *Replay) textBefore(ctx context.Context, e events.Wire) (*events.Delta, 
 	}
 }
 
-// take returns the frame of the next step, which is due. If a notice must precede it, take returns the notice and
+// takeStep returns the frame of the next step, which is due. If a notice must precede it, takeStep returns the notice and
 // must be called again.
-func (r *Replay) take() (live.Frame, error) {
+func (r *Replay) takeStep() (live.Frame, error) {
 	s := r.next
 	if s.text != nil {
 		return r.takeText(*s.text)

@@ -90,7 +90,7 @@ func (t *deltaReader) read(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("read %s: %w", t.subject, err)
 		}
-		if end, err := t.take(m); end || err != nil {
+		if end, err := t.addMessage(m); end || err != nil {
 			return err
 		}
 	}
@@ -102,8 +102,8 @@ const (
 	statusNone = "404" // no messages
 )
 
-// take adds a message to the page. end reports whether it was the last response to the request.
-func (t *deltaReader) take(m *nats.Msg) (end bool, err error) {
+// addMessage adds a message to the page. end reports whether it was the last response to the request.
+func (t *deltaReader) addMessage(m *nats.Msg) (end bool, err error) {
 	switch status := m.Header.Get("Status"); status {
 	case statusEnd:
 		t.done = m.Header.Get("Nats-Num-Pending") == "0"

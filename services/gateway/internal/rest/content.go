@@ -140,7 +140,7 @@ func (s *seeker) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// skipTo opens or skips content up to the offset of the next read.
+// skipTo opens the content if needed, and skips it up to the offset of the next read.
 func (s *seeker) skipTo() (err error) {
 	if s.from != nil && s.read > s.offset {
 		s.Close()

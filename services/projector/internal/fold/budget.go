@@ -306,6 +306,7 @@ func (f *folding) foldBudget(rec eventlog.Record) {
 	}
 }
 
+// These types identify rows of tenants in lookup.seen.
 type (
 	tenantUsageRef  Key
 	tenantBudgetRef Key

@@ -145,6 +145,7 @@ func (w *lookup) requestEntry(k Key, kind events.Aspect, e events.Event) {
 	}
 }
 
+// entryRef identifies an entry of the catalogue in lookup.seen.
 type entryRef Key
 
 // putEntries adds the rows of the catalogue that were looked up.

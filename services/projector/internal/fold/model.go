@@ -182,6 +182,7 @@ func (w *lookup) requestSession(k Key) *aggregate {
 	return a
 }
 
+// keyRef identifies an API key in lookup.seen.
 type keyRef Key
 
 func (w *lookup) requestKey(tenant string, e events.Event) {
@@ -238,6 +239,7 @@ const (
 	childVersion
 )
 
+// childRef identifies a child in lookup.seen.
 type childRef struct {
 	Child
 	kind int

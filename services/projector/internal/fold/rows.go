@@ -236,7 +236,7 @@ type (
 		Position          string
 		Removed           bool
 	}
-	// Poison is a row of poison.
+	// Poison is a row of poison: a commit that could not be projected completely.
 	Poison struct {
 		Group    int16
 		Position string
