@@ -79,6 +79,7 @@ func (l *Listener) refuse(c net.Conn) {
 	})
 }
 
+// enter counts a connection of a host, or returns false if a limit is reached.
 func (l *Listener) enter(host string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -90,6 +91,7 @@ func (l *Listener) enter(host string) bool {
 	return true
 }
 
+// leave ends the count of a connection.
 func (l *Listener) leave(host string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

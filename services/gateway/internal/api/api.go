@@ -138,6 +138,7 @@ func checkMetadata(m *spoolv1.Json) error {
 	return nil
 }
 
+// options converts session options of a request. Its error names an invalid budget.
 func options(o *spoolv1.SessionOptions) (events.Options, error) {
 	budget, err := parseBudget("sessionOptions.budget", o.GetBudget())
 	return events.Options{

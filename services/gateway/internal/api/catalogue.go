@@ -32,6 +32,7 @@ type entryKind struct {
 	notFoundCode problem.Code
 }
 
+// notFound returns the error for an entry or version that does not exist.
 func (n entryKind) notFound(field string) error {
 	return problem.New(n.notFoundCode, field, fmt.Sprintf("there is no such %s, or no such version of it", n.noun))
 }
@@ -81,6 +82,7 @@ func shortScope(r events.Reference) events.Reference {
 	return r
 }
 
+// parseReferences parses a list of references; field is its name in the request.
 func parseReferences(field string, list []string) ([]events.Reference, error) {
 	if len(list) > maxEnvironments {
 		return nil, problem.Invalid(field, "has %d entries; the limit is %d", len(list), maxEnvironments)
@@ -107,6 +109,7 @@ type entryRequest interface {
 	GetOrg() string
 }
 
+// entryReference returns the reference in the path of a request, with the given version.
 func entryReference(r entryRequest, version string) (events.Reference, error) {
 	ref := events.Reference{Scope: events.Scope(r.GetScope()), Org: r.GetOrg(), Slug: r.GetSlug(), Version: version}
 	if err := ref.Check(); err != nil {

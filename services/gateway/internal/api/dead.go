@@ -85,6 +85,7 @@ func (s *Server) DropDeadLetter(ctx context.Context, r *spoolv1.DropDeadLetterRe
 	return &spoolv1.DropDeadLetterResponse{Id: r.GetId()}, s.settleDead(ctx, command.TypeDropDead, r.GetId())
 }
 
+// settleDead sends a command about a dead letter that the caller may see.
 func (s *Server) settleDead(ctx context.Context, t command.Type, id string) error {
 	d, p, err := s.getDead(ctx, id)
 	if err != nil {

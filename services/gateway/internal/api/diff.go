@@ -54,6 +54,7 @@ func usageDifference(from, to *spoolv1.UsageTotal) *spoolv1.UsageTotal {
 	}
 }
 
+// diffBlocks sets the blocks that were added, completed or changed between two states.
 func (s *Server) diffBlocks(ctx context.Context, out *spoolv1.SessionDiff, from, to reads.SessionState) error {
 	list, total, err := s.Reads.BlocksSince(ctx, from, to, maxBlocksDiff)
 	if err != nil {

@@ -179,6 +179,7 @@ func (s *Server) sendFrames(ctx context.Context, from source, metadata bool, sen
 	}
 }
 
+// sendAll sends frames in order, and counts the events and text deltas among them.
 func (s *Server) sendAll(frames []live.Frame, metadata bool, send func(f live.Frame, metadata bool) error) error {
 	for _, f := range frames {
 		if err := send(f, metadata); err != nil {

@@ -66,6 +66,7 @@ func withAliasField(r createRequest, err error) error {
 	return err
 }
 
+// createCommand validates a request that creates a session, and returns the command without files.
 func createCommand(request createRequest) (command.CreateSession, error) {
 	r, err := resolveAlias(request)
 	if err != nil {
@@ -253,6 +254,7 @@ type messageRequest interface {
 	GetMetadata() *spoolv1.Json
 }
 
+// postCommand validates the message of a request, and returns the command without files and variables.
 func postCommand(r messageRequest) (command.PostMessage, error) {
 	m := command.PostMessage{Content: r.GetContent(), Metadata: raw(r.GetMetadata())}
 	size := len(m.Content)

@@ -108,6 +108,7 @@ func (s *Server) pushStored(ctx context.Context, r commands.Request, from SkillU
 	return s.sendChange(ctx, r)
 }
 
+// checkSource validates the parameters of an upload, before any of the ZIP is read.
 func checkSource(p auth.Principal, from SkillUpload) error {
 	named := from.Ref
 	if named.Slug == "" {

@@ -68,6 +68,7 @@ func (w *Watch) Run(ctx context.Context) {
 	}
 }
 
+// check ends the streams whose key is not accepted any more.
 func (w *Watch) check(ctx context.Context) {
 	w.mu.Lock()
 	ids := make([]string, 0, len(w.streams))

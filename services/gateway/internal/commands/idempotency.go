@@ -38,6 +38,7 @@ type idempotency struct {
 	kv jetstream.KeyValue
 }
 
+// bucket opens the bucket on first use, so that a gateway starts while NATS is not available.
 func (i *idempotency) bucket(ctx context.Context) (jetstream.KeyValue, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()

@@ -35,6 +35,7 @@ type Reader struct {
 	All    bool
 }
 
+// canSee reports whether a letter is visible to the reader.
 func (r Reader) canSee(d topology.DeadLetter) bool {
 	return d.Tenant == r.Tenant || d.Tenant == "" && r.All
 }

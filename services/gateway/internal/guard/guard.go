@@ -68,6 +68,7 @@ func CheckOrigin(s string) error {
 	return fmt.Errorf("allowed-origins: %.100q is not an origin: write it as https://app.example.com, without a path, or *", s)
 }
 
+// sameOrigin reports whether an origin has the host of the request.
 func sameOrigin(origin, host string) bool {
 	u, err := url.Parse(origin)
 	return err == nil && u.Host != "" && strings.EqualFold(u.Host, host)

@@ -86,6 +86,7 @@ func (f *feed) start(ctx context.Context) {
 	}
 }
 
+// readTip reads the end of the session from Postgres.
 func (f *feed) readTip(ctx context.Context) (reads.Tip, error) {
 	release, err := f.hub.slot(ctx)
 	if err != nil {
@@ -321,6 +322,7 @@ func (f *feed) readOnce(ctx context.Context) (more bool, err error) {
 	return tip.Seq > f.tip, nil
 }
 
+// appendAll appends events that were read from Postgres.
 func (f *feed) appendAll(list []reads.StoredEvent) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

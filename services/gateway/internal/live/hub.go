@@ -160,6 +160,7 @@ func errStopping() error {
 	return problem.New(problem.Unavailable, "", "this gateway is stopping; connect again with your cursor")
 }
 
+// deliver passes the messages of a lane to their feeds, until ctx ends.
 func (h *Hub) deliver(ctx context.Context, lane <-chan *nats.Msg) {
 	for {
 		select {

@@ -20,6 +20,7 @@ type lag struct {
 	readAt  time.Time               // when the progress was last read
 }
 
+// pendingPosition is a stream sequence that the read models have not reached, and when it was recorded.
 type pendingPosition struct {
 	seq uint64
 	at  time.Time
@@ -82,6 +83,7 @@ func (l *lag) ofGroup(group int, progress map[int]reads.Progress, now time.Time,
 	return Lag{Lagging: true, LagMs: uint32(min(behind.Milliseconds(), math.MaxUint32))}
 }
 
+// setLag sets the feed's lag, and wakes its Readers if lagging began or ended.
 func (f *feed) setLag(l Lag) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

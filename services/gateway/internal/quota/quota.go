@@ -66,6 +66,7 @@ type leftover struct {
 	removed func(context.Context) (bool, error) // reports whether the janitor has removed the last object
 }
 
+// ledger returns the ledger of a tenant, and creates it if needed.
 func (q *Quota) ledger(tenant string) *ledger {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -125,6 +126,7 @@ func (q *Quota) Reserve(ctx context.Context, tenant string, bytes int64) (*Hold,
 	return h, nil
 }
 
+// errExceeded returns the TENANT_STORAGE problem; what is a phrase about the content, or "".
 func errExceeded(what string, used, limit int64) error {
 	return problem.New(problem.TenantStorage, "", fmt.Sprintf("%sthe tenant stores %d bytes, and may store %d: delete sessions or versions of skills, or have the operator "+
 		"raise the limit; what is deleted counts until the janitor has removed it", what, used, limit))

@@ -87,6 +87,7 @@ func (s *Store) awaitRead(ctx context.Context, in backlogSearch, read func() err
 	}
 }
 
+// errBehind returns READ_MODEL_BEHIND.
 func errBehind() error {
 	return problem.New(problem.ReadModelBehind, "", "the log is ahead of the read models, which do not contain this yet; nothing is lost, try again")
 }
@@ -104,6 +105,7 @@ func (s *Store) checkpoints(ctx context.Context) (list checkpoints, err error) {
 	return list, err
 }
 
+// errFolding returns the error while the read models are being folded from the log's beginning.
 func errFolding() error {
 	return problem.New(problem.Unavailable, "", "the read models are being folded from the log and do not contain it yet; try again")
 }
@@ -132,6 +134,7 @@ func (s *Store) searchExecution(tenant, execution string) backlogSearch {
 	}
 }
 
+// searchPartition searches the commits of a partition after a position for an execution.
 func (s *Store) searchPartition(ctx context.Context, at eventlog.Position, filter, execution string) (session string, err error) {
 	for {
 		head, err := s.next(ctx, at, filter)

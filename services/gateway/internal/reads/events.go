@@ -112,6 +112,7 @@ func errCursorAhead(tip uint32) error {
 	return e
 }
 
+// errCursorExpired returns the error for a cursor whose following events are no longer stored.
 func errCursorExpired(field string, tip uint32) error {
 	e := problem.New(problem.CursorExpired, field, "the events after the cursor are no longer stored; continue from the blocks at tip")
 	e.Tip = &tip

@@ -35,6 +35,7 @@ type errAncestorBehind struct{ error }
 
 func (e errAncestorBehind) Unwrap() error { return e.error }
 
+// newAncestorBehind returns the error for an ancestor whose projector group is behind that of the fork.
 func newAncestorBehind() error { return errAncestorBehind{errFolding()} }
 
 // awaitAncestors repeats a read for a limited time while an ancestor is behind.

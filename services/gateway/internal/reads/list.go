@@ -295,6 +295,7 @@ func (l listTable) times(q *statementBuilder, f Filter) error {
 	return nil
 }
 
+// parseTime parses a time in RFC 3339; "" is the zero time.
 func parseTime(field, s string) (time.Time, error) {
 	if s == "" {
 		return time.Time{}, nil
@@ -327,6 +328,7 @@ func (l listTable) text(q *statementBuilder, s string) error {
 	return nil
 }
 
+// oneOf returns s if it is one of the known values, or the first known value if s is empty.
 func oneOf(field, s string, known ...string) (string, error) {
 	if s == "" {
 		return known[0], nil

@@ -152,6 +152,7 @@ func (s *Store) MissingUnlessFolding(ctx context.Context, session string, missin
 	return missing
 }
 
+// errNoSuchEvent returns the error for an event after the session's last one.
 func errNoSuchEvent(field string, at int64, tip uint32) error {
 	e := problem.New(problem.CursorAhead, field, fmt.Sprintf("the session has no event %d yet: its last is %d", at, tip))
 	e.Tip = &tip

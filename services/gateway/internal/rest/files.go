@@ -116,6 +116,7 @@ func (h *Handler) putTar(w *statusRecorder, r *http.Request, session string) err
 	return h.upload(w, r, session, api.FileUpload{Path: q.Get("dir"), Archive: true})
 }
 
+// upload stores a file or an archive, at a minimum speed of the client.
 func (h *Handler) upload(w *statusRecorder, r *http.Request, session string, f api.FileUpload) error {
 	if err := admissionOf(r).Take(admission.TransferCost); err != nil {
 		return err

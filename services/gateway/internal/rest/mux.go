@@ -67,6 +67,7 @@ func routes() map[string]route {
 	return out
 }
 
+// binding returns the HTTP method and the pattern of a rule.
 func binding(rule *annotations.HttpRule) (verb, path string) {
 	switch p := rule.GetPattern().(type) {
 	case *annotations.HttpRule_Get:

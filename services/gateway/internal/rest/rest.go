@@ -137,6 +137,7 @@ const (
 	streamSuffix = "/events/stream"
 )
 
+// serve checks the origin, the key and the rates of a request, and calls the handler of its route.
 func (h *Handler) serve(w *statusRecorder, r *http.Request) error {
 	admission.HeaderRead(r.Context())
 	if err := checkHeader(r); err != nil {

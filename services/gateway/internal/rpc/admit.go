@@ -70,6 +70,7 @@ func userOf(md metadata.MD) (string, error) {
 	return auth.User(name, md.Get(name))
 }
 
+// decidedKey is the context key of the function that ends the wait for the look-up of a call's key.
 type decidedKey struct{}
 
 // tap runs before a call gets a stream, in the goroutine that reads the connection. It refuses a call whose key is

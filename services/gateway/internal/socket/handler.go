@@ -138,6 +138,7 @@ type conn struct {
 
 var errClosed = errors.New("the connection is closed")
 
+// serve handles the connection until it ends.
 func (c *conn) serve(p auth.Principal) {
 	defer c.handler.cfg.Opened()()
 	defer c.handler.forget(c)

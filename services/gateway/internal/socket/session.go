@@ -69,6 +69,7 @@ func (c *conn) receive() (websocket.MessageType, []byte, error) {
 	return kind, data, err
 }
 
+// handle carries out a message of the client.
 func (c *conn) handle(ctx context.Context, r request) error {
 	switch r.Type {
 	case typeJoin:
@@ -84,6 +85,7 @@ type leftByClient struct{ request request }
 
 func (leftByClient) Error() string { return "the client left the session" }
 
+// leave ends the join of a session.
 func (c *conn) leave(r request) error {
 	if err := reads.CheckSession(r.SessionID); err != nil {
 		return err
@@ -98,6 +100,7 @@ func (c *conn) leave(r request) error {
 	return nil
 }
 
+// join starts a goroutine that streams or replays a session.
 func (c *conn) join(ctx context.Context, r request) error {
 	if err := reads.CheckSession(r.SessionID); err != nil {
 		return err
