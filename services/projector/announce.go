@@ -98,6 +98,7 @@ func liveMessages(l fold.Live, limit int) ([][]byte, error) {
 	return w.out, nil
 }
 
+// liveWriter collects events and text of one session into messages of a limited size.
 type liveWriter struct {
 	session           string
 	limit, size       int
@@ -106,6 +107,7 @@ type liveWriter struct {
 	out               [][]byte
 }
 
+// flush ends the current message, unless it is empty and its tip was announced already.
 func (w *liveWriter) flush() {
 	if w.tip == w.announcedTip && len(w.events)+len(w.deltas) == 0 {
 		return

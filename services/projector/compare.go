@@ -148,6 +148,8 @@ func equalUsageRows(table string, live, rebuilt []byte) bool {
 	return maps.Equal(x, y)
 }
 
+// nextRow returns the JSON of the next row, or nil after the last row or an error. The result is valid until the
+// next call.
 func nextRow(rows pgx.Rows) []byte {
 	if !rows.Next() {
 		return nil

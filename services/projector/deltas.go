@@ -64,6 +64,7 @@ func (g *group) feedDeltas(ctx context.Context, checkpoint *time.Time) {
 
 var errGap = errors.New("the consumer skipped a delivery")
 
+// next reads the next text in flight and queues it.
 func (r *deltaReader) next(ctx context.Context) error {
 	if r.pull == nil {
 		if err := r.open(ctx); err != nil {
@@ -92,6 +93,7 @@ func (r *deltaReader) next(ctx context.Context) error {
 	return r.g.deltas.push(ctx, delta{d, meta.Timestamp}, len(m.Data()))
 }
 
+// decodeDelta decodes a message of DELTAS and checks that its subject is valid.
 func decodeDelta(subject string, data []byte) (fold.Delta, error) {
 	t := strings.Split(subject, ".")
 	if len(t) != 4 {
@@ -107,6 +109,7 @@ func decodeDelta(subject string, data []byte) (fold.Delta, error) {
 	return d, json.Unmarshal(data, &d.Delta)
 }
 
+// open creates a consumer that continues after the last delivered message.
 func (r *deltaReader) open(ctx context.Context) error {
 	cfg := jetstream.ConsumerConfig{
 		AckPolicy: jetstream.AckNonePolicy, MemoryStorage: true, Replicas: 1, InactiveThreshold: inactiveThreshold, DeliverPolicy: jetstream.DeliverAllPolicy,

@@ -184,6 +184,7 @@ type step struct {
 	deltasAt   *time.Time
 }
 
+// newStep returns the step of items and text in flight that were taken from the queues.
 func newStep(items []item, texts []delta, more bool) step {
 	s := step{more: more}
 	for i := range items {
@@ -259,6 +260,7 @@ func (g *group) commit(ctx context.Context, s step) error {
 	return nil
 }
 
+// fold looks up the rows that a batch needs, and folds the batch. Errors of rows are *store.RefusedError.
 func (g *group) fold(ctx context.Context, b fold.Batch) (fold.Changes, error) {
 	for missing := g.model.Missing(b); !missing.Empty(); missing = g.model.Missing(b) {
 		present, err := g.store.Load(ctx, missing)

@@ -131,6 +131,7 @@ func (b *rebuild) prepare(ctx context.Context) (err error) {
 	return nil
 }
 
+// dropLeftovers drops the schemas of this rebuild and of an earlier one that was interrupted.
 func (b *rebuild) dropLeftovers(ctx context.Context) error {
 	for _, schema := range []string{readmodel.ShadowSchema, readmodel.RetiredSchema} {
 		if _, err := b.conn.Exec(ctx, "DROP SCHEMA IF EXISTS "+schema+" CASCADE"); err != nil {
@@ -250,6 +251,7 @@ func (b *rebuild) swap(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
+// folded returns the number of commits that all groups have folded.
 func (b *rebuild) folded() (n uint64) {
 	for _, g := range b.groups {
 		n += g.commits

@@ -69,6 +69,7 @@ func (m *Model) Fold(b Batch) (Changes, error) {
 	return f.changes()
 }
 
+// changes encodes the changed rows and returns all changes.
 func (f *folding) changes() (Changes, error) {
 	if err := encodeBlocks(f.blocks); err != nil {
 		return Changes{}, err
@@ -300,6 +301,7 @@ func (f *folding) deleteContent(a *aggregate) {
 	f.out.Retired = append(f.out.Retired, a.key)
 }
 
+// discardChanges marks rows as unchanged, so that they are not written.
 func discardChanges[R any](rows map[string]*entry[R]) {
 	for _, e := range rows {
 		if e != nil {
@@ -308,6 +310,7 @@ func discardChanges[R any](rows map[string]*entry[R]) {
 	}
 }
 
+// remove returns the list without the elements for which gone returns true. It reuses the array of the list.
 func remove[R any](list []R, gone func(R) bool) []R {
 	kept := list[:0]
 	for _, r := range list {

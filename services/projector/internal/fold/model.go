@@ -245,6 +245,7 @@ type childRef struct {
 	kind int
 }
 
+// requireChild requests a child of a session, unless it is known whether the child exists.
 func requireChild(w *lookup, k Key, a *aggregate, id string, kind int, present func(*aggregate) bool, list *[]Child) {
 	if a != nil && (a.complete || a.deleted || present(a)) {
 		return

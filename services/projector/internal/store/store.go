@@ -333,6 +333,7 @@ func lastPerOffset(list []*fold.Text) []*fold.Text {
 	return out
 }
 
+// splitKeys returns the columns of keys, as arguments for unnest.
 func splitKeys(list []fold.Key) (tenants, ids []string) {
 	for _, k := range list {
 		tenants, ids = append(tenants, k.Tenant), append(ids, k.ID)
@@ -340,6 +341,7 @@ func splitKeys(list []fold.Key) (tenants, ids []string) {
 	return tenants, ids
 }
 
+// splitChildren returns the columns of children, as arguments for unnest.
 func splitChildren(list []fold.Child) (tenants, sessions, ids []string) {
 	for _, c := range list {
 		tenants, sessions, ids = append(tenants, c.Session.Tenant), append(sessions, c.Session.ID), append(ids, c.ID)
