@@ -81,7 +81,7 @@ type Projector struct {
 	catchUps []*catchUp // one for each shard
 }
 
-// New returns a projector. It sends nothing before Run.
+// New validates the config and returns a Projector. The Projector sends nothing before Run.
 func New(cfg Config, deps Deps) (*Projector, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {

@@ -26,7 +26,7 @@ const (
 	// often are written once.
 	rebuildCommits = 5000
 	rebuildBytes   = 16 << 20
-	// nearCommits is how close the shadow must be before live projection is paused.
+	// nearCommits is the largest number of commits that the shadow may be behind when live projection is paused.
 	nearCommits = 500
 	// maxPasses bounds how often a rebuild tries to catch up with a log that grows as fast as it is folded.
 	maxPasses    = 20

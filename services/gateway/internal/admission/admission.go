@@ -73,8 +73,8 @@ type Request struct {
 	tenant    string
 	stream    bool // created by Hold
 
-	held  int64 // guarded by of.mu
-	ended bool  // guarded by of.mu
+	held  int64 // guarded by admission.mu
+	ended bool  // guarded by admission.mu
 }
 
 // Begin admits a request of a tenant; the tenant is "" for a client that needs no key. The error is
@@ -140,7 +140,7 @@ func (r *Request) Take(n int64) error {
 	return r.take(n)
 }
 
-// take implements Take. of.mu must be held.
+// take implements Take. admission.mu must be held.
 func (r *Request) take(n int64) error {
 	a := r.admission
 	if r.ended { // the body is not read any more
@@ -165,7 +165,7 @@ func (r *Request) take(n int64) error {
 	return nil
 }
 
-// count adds n bytes, which may be negative, to all counters. of.mu must be held.
+// count adds n bytes, which may be negative, to all counters. admission.mu must be held.
 func (r *Request) count(n int64) {
 	a := r.admission
 	held := a.usage(r.tenant)
@@ -203,7 +203,7 @@ func (r *Request) End() {
 	r.release(r.held)
 }
 
-// release returns n bytes and wakes waiters. of.mu must be held.
+// release returns n bytes and wakes waiters. admission.mu must be held.
 func (r *Request) release(n int64) {
 	if n == 0 {
 		return

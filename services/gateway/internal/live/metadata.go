@@ -22,7 +22,7 @@ type metadata struct {
 type execution struct {
 	id      string
 	message string          // "" for none
-	shown   *reads.Metadata // metadata of its events, including the session's; nil until it is built
+	shown   *reads.Metadata // metadata of the execution's events, including the session's metadata; nil until it is built
 }
 
 // observe updates the metadata from an event that sets it.

@@ -227,9 +227,9 @@ type Hold struct {
 	ledger   *ledger
 	tenant   string
 	taken    int64 // bytes received
-	reserved int64 // bytes counted; guarded by l.mu
+	reserved int64 // bytes counted; guarded by ledger.mu
 
-	// The following fields are guarded by l.mu and zero while the upload is in progress.
+	// The following fields are guarded by ledger.mu and zero while the upload is in progress.
 	group int
 	seq   uint64    // seq of the event that counts it; 0 for none
 	until time.Time // when it stops counting, if no event determines that

@@ -96,8 +96,7 @@ type (
 		SandboxMs           int64 // running time of its metered sandboxes during the execution
 		SandboxCostUSD      float64
 	}
-	// Block is a row of blocks. JSON is the text that block was decoded from; a changed block is encoded when it is
-	// written.
+	// Block is a row of blocks. JSON is the encoded form of block; it is only set while the row is read or written.
 	Block struct {
 		Tenant, Session, ID string
 		Execution           string
