@@ -915,7 +915,7 @@ func TestReplay_StalledClientIsDisconnected(t *testing.T) {
 	defer call.close()
 	kept, _, _ := split(all(t, g.replaySSE(id, "&speed=max")))
 	if len(kept) != int(w.tip(id)) {
-		t.Errorf("a client beside them had %d events", len(kept))
+		t.Errorf("another client received %d events", len(kept))
 	}
 	g.wantMetric(t, `spool_gateway_clients_cut_total{code="SLOW_CLIENT",kind="ws"} 1`)
 	g.wantMetric(t, `spool_gateway_clients_cut_total{code="SLOW_CLIENT",kind="sse"} 1`)
