@@ -23,10 +23,10 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 )
 
-// keyed returns a client of the gateway with a new key of the tenant.
-func (s *served) keyed(root, tenant string) *served {
+// withNewKey returns a client of the gateway with a new key of the tenant.
+func (s *served) withNewKey(root, tenant string) *served {
 	s.t.Helper()
-	return s.as(s.as(root).do("POST", "/api/keys", fmt.Sprintf(`{"name":"x","tenant":%q}`, tenant)).want(s.t, 201).text("key"))
+	return s.withKey(s.withKey(root).do("POST", "/api/keys", fmt.Sprintf(`{"name":"x","tenant":%q}`, tenant)).want(s.t, 201).text("key"))
 }
 
 // dialFrom connects to the gateway from the given address of this machine.
@@ -67,15 +67,15 @@ func (a answer) wantRetryAfter(t *testing.T) {
 	}
 }
 
-// TestBytesInFlight tests that the bodies of one tenant's requests in flight may have SPOOL_MAX_TENANT_BYTES, and
+// TestBytesInFlight_LimitTenantsAndTotal tests that the bodies of one tenant's requests in flight may have SPOOL_MAX_TENANT_BYTES, and
 // those of all tenants SPOOL_MAX_BYTES, and that a refused request is accepted after others have ended.
-func TestBytesInFlight(t *testing.T) {
+func TestBytesInFlight_LimitTenantsAndTotal(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()
 	root := rootKey()
 	g := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root, MaxRequest: 8 << 20, MaxTenantBytes: 10 << 20, MaxBytes: 13 << 20, ReadTimeout: time.Hour})
-	one, other := g.keyed(root, "one"), g.keyed(root, "other")
+	one, other := g.withNewKey(root, "one"), g.withNewKey(root, "other")
 	held := []net.Conn{one.begin("POST", "/api/sessions", 4<<20), one.begin("POST", "/api/sessions", 4<<20)}
 	g.wantHeld(root, func(n float64) bool { return n >= 8<<20 })
 
@@ -105,7 +105,7 @@ func TestBytesInFlight_CountWebSocketMessages(t *testing.T) {
 	w.serveCommands()
 	root := rootKey()
 	g := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root, MaxRequest: 8 << 20, MaxTenantBytes: 10 << 20, ReadTimeout: time.Hour})
-	one := g.keyed(root, "one")
+	one := g.withNewKey(root, "one")
 	c := one.dial()
 	// Each connection holds 16 KiB, the pieces of 64 KiB that arrived, and the next piece. The remaining bytes are
 	// fewer than a message takes.
@@ -125,7 +125,7 @@ func (s *served) wantHeld(root string, right func(float64) bool) {
 	s.t.Helper()
 	var last string
 	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
-		for line := range strings.Lines(string(s.as(root).get("/metrics").body)) {
+		for line := range strings.Lines(string(s.withKey(root).get("/metrics").body)) {
 			if text, ok := strings.CutPrefix(line, "spool_gateway_held_bytes "); ok {
 				var n float64
 				_, err := fmt.Sscan(text, &n)
@@ -147,7 +147,7 @@ func TestMaxTenantStreams_BoundsOneTenant(t *testing.T) {
 	w.serveCommands()
 	root := rootKey()
 	g := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root, MaxTenantStreams: 3})
-	one, other := g.keyed(root, "one"), g.keyed(root, "other")
+	one, other := g.withNewKey(root, "one"), g.withNewKey(root, "other")
 	id, theirs := w.session("one"), w.session("other")
 	ws, s, r := one.ws(id, 1), one.sse(id, 1), one.rpc(id, 1)
 	defer r.close()
@@ -171,7 +171,7 @@ func (s *served) wantStreams(root string, n int) {
 	s.t.Helper()
 	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
 		sum := 0
-		for line := range strings.Lines(string(s.as(root).get("/metrics").body)) {
+		for line := range strings.Lines(string(s.withKey(root).get("/metrics").body)) {
 			if strings.HasPrefix(line, "spool_gateway_streams{") {
 				var one int
 				_, err := fmt.Sscan(line[strings.LastIndex(line, " "):], &one)

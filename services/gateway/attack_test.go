@@ -75,7 +75,7 @@ func (w *world) process(srv *natsserver.Server, env ...string) *process {
 // tenant returns a client of the gateway with a new key of the tenant.
 func (p *process) tenant(name string) *served {
 	p.t.Helper()
-	return p.as(p.as(p.root).do("POST", "/api/keys", fmt.Sprintf(`{"name":"x","tenant":%q}`, name)).want(p.t, 201).text("key"))
+	return p.withKey(p.withKey(p.root).do("POST", "/api/keys", fmt.Sprintf(`{"name":"x","tenant":%q}`, name)).want(p.t, 201).text("key"))
 }
 
 // peak returns the peak memory of the process, in bytes.
@@ -94,13 +94,13 @@ func (p *process) peak() int64 {
 	return 0
 }
 
-// stalled is a message that never ends.
-type stalled struct {
+// stalledMessage is a message that never ends.
+type stalledMessage struct {
 	io.Reader
 	end <-chan struct{}
 }
 
-func (s stalled) Read(b []byte) (int, error) {
+func (s stalledMessage) Read(b []byte) (int, error) {
 	if n, err := s.Reader.Read(b); err == nil {
 		return n, nil
 	}
@@ -108,9 +108,9 @@ func (s stalled) Read(b []byte) (int, error) {
 	return 0, io.ErrUnexpectedEOF
 }
 
-// storm sends many messages with an announced size of 16 MiB and without their last byte. The counter has the number
+// sendStalledMessages sends many messages with an announced size of 16 MiB and without their last byte. The counter has the number
 // of answers.
-func storm(t *testing.T, addr, key, method string) (answered *atomic.Int64) {
+func sendStalledMessages(t *testing.T, addr, key, method string) (answered *atomic.Int64) {
 	t.Helper()
 	answered = &atomic.Int64{}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -126,7 +126,7 @@ func storm(t *testing.T, addr, key, method string) (answered *atomic.Int64) {
 			tr := &http.Transport{Protocols: new(http.Protocols)}
 			tr.Protocols.SetUnencryptedHTTP2(true)
 			defer tr.CloseIdleConnections()
-			req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+addr+method, stalled{bytes.NewReader(content), ctx.Done()})
+			req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+addr+method, stalledMessage{bytes.NewReader(content), ctx.Done()})
 			if err != nil {
 				return
 			}
@@ -148,9 +148,9 @@ func storm(t *testing.T, addr, key, method string) (answered *atomic.Int64) {
 	return answered
 }
 
-// survive makes requests of a client until all messages of a storm were answered, and fails if the process used too
+// requireServed makes requests of a client until all messages of a storm were answered, and fails if the process used too
 // much memory.
-func (p *process) survive(client *served, answered *atomic.Int64) {
+func (p *process) requireServed(client *served, answered *atomic.Int64) {
 	t := p.t
 	t.Helper()
 	sessions := spoolv1.NewSessionsClient(client.conn())
@@ -175,9 +175,9 @@ func (p *process) survive(client *served, answered *atomic.Int64) {
 	}
 }
 
-// TestAttack_StalledMessages tests that 320 messages of 16 MiB that stop one byte before their end, with and without
+// TestAttack_StalledMessagesUseLittleMemory tests that 320 messages of 16 MiB that stop one byte before their end, with and without
 // a key, leave the process small and other tenants served.
-func TestAttack_StalledMessages(t *testing.T) {
+func TestAttack_StalledMessagesUseLittleMemory(t *testing.T) {
 	t.Parallel()
 	srv := natstest.RunConfig(t, natsserver.Config{Relaxed: true, Port: natsserver.RandomPort})
 	w := newWorldOn(t, natstest.Conn(t, srv))
@@ -203,7 +203,7 @@ func TestAttack_StalledMessages(t *testing.T) {
 			if attack.malformed {
 				key = "spool_sk_" + strings.Repeat("0", 38)
 			}
-			p.survive(client, storm(t, p.grpc, key, attack.method))
+			p.requireServed(client, sendStalledMessages(t, p.grpc, key, attack.method))
 		})
 	}
 }

@@ -21,8 +21,8 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 )
 
-// as returns a client of the gateway with a key.
-func (s *served) as(key string) *served {
+// withKey returns a client of the gateway with a key.
+func (s *served) withKey(key string) *served {
 	c := *s
 	c.key = key
 	return &c
@@ -30,7 +30,7 @@ func (s *served) as(key string) *served {
 
 func rootKey() string { return rand.Text() + rand.Text() }
 
-func TestKeys(t *testing.T) {
+func TestKeys_AuthenticateAndManageOneTenant(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveCommands()
@@ -39,7 +39,7 @@ func TestKeys(t *testing.T) {
 
 	g.get("/health").want(t, 200)
 	g.get("/api/sessions").wantProblem(t, 401, "UNAUTHENTICATED", "Authorization")
-	made := g.as(root).do("POST", "/api/keys", `{"name":"first","tenant":"acme"}`).want(t, 201)
+	made := g.withKey(root).do("POST", "/api/keys", `{"name":"first","tenant":"acme"}`).want(t, 201)
 	key := made.text("key")
 	if !strings.HasPrefix(key, "spool_sk_") || !strings.HasPrefix(key, made.text("prefix")) || made.text("tenant") != "acme" {
 		t.Fatalf("got %s", made)
@@ -49,7 +49,7 @@ func TestKeys(t *testing.T) {
 			t.Errorf("the key itself was sent: %s", c.Body)
 		}
 	}
-	acme := g.as(key)
+	acme := g.withKey(key)
 	id := acme.do("POST", "/api/sessions", `{}`).want(t, 201).text("sessionId")
 	acme.get("/api/sessions/"+id).want(t, 200)
 	if c := s.commands(t)[1]; c.Tenant != "acme" || c.Actor != (events.Actor{Kind: "key", ID: made.text("keyId"), Key: made.text("keyId"), Address: "127.0.0.1"}) {
@@ -73,7 +73,7 @@ func TestKeys(t *testing.T) {
 		"none of ours":       "sk-123",
 		"empty":              " ",
 	} {
-		if a := g.as(wrong).get("/api/sessions").wantProblem(t, 401, "UNAUTHENTICATED", "Authorization"); a.header.Get("WWW-Authenticate") == "" {
+		if a := g.withKey(wrong).get("/api/sessions").wantProblem(t, 401, "UNAUTHENTICATED", "Authorization"); a.header.Get("WWW-Authenticate") == "" {
 			t.Errorf("%s: no WWW-Authenticate", name)
 		}
 	}
@@ -85,7 +85,7 @@ func TestKeys(t *testing.T) {
 	}
 
 	acme.do("DELETE", "/api/keys/"+own.text("keyId"), "").want(t, 200)
-	g.as(own.text("key")).get("/api/sessions").wantProblem(t, 401, "UNAUTHENTICATED", "Authorization")
+	g.withKey(own.text("key")).get("/api/sessions").wantProblem(t, 401, "UNAUTHENTICATED", "Authorization")
 	acme.do("DELETE", "/api/keys/"+oldID(t, events.KindKey), "").wantProblem(t, 404, "KEY_NOT_FOUND", "keyId")
 	// Metrics are for the operator only: they show which routes other tenants use, and how often.
 	acme.get("/metrics").wantProblem(t, 403, "FORBIDDEN", "Authorization")
@@ -94,21 +94,21 @@ func TestKeys(t *testing.T) {
 	must(t, err)
 	_, err = info.Recv()
 	wantCode(t, err, codes.Unauthenticated, "UNAUTHENTICATED", "Authorization")
-	g.as(root).wantMetric(t, "spool_gateway_unauthenticated_total 10")
+	g.withKey(root).wantMetric(t, "spool_gateway_unauthenticated_total 10")
 }
 
-// TestRevokedKeyEndsItsStreams tests that the streams of a revoked key end within about a second.
-func TestRevokedKeyEndsItsStreams(t *testing.T) {
+// TestRevokedKey_EndsItsStreams tests that the streams of a revoked key end within about a second.
+func TestRevokedKey_EndsItsStreams(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()
 	root := rootKey()
 	g := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root})
-	made := g.as(root).do("POST", "/api/keys", `{"name":"x"}`).want(t, 201)
-	mine := g.as(made.text("key"))
+	made := g.withKey(root).do("POST", "/api/keys", `{"name":"x"}`).want(t, 201)
+	mine := g.withKey(made.text("key"))
 	id := w.session("default")
 	c, s, r := mine.ws(id, 1), mine.sse(id, 1), mine.rpc(id, 1)
-	still := g.as(g.as(root).do("POST", "/api/keys", `{"name":"y"}`).want(t, 201).text("key")).sse(id, 1)
+	still := g.withKey(g.withKey(root).do("POST", "/api/keys", `{"name":"y"}`).want(t, 201).text("key")).sse(id, 1)
 	defer s.close()
 	defer r.close()
 	defer still.close()
@@ -144,7 +144,7 @@ func TestRootKey_OnlyManagesKeysLimitsAndBudgets(t *testing.T) {
 	w := newWorld(t)
 	s := w.serveCommands()
 	key := rootKey()
-	root := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: key}).as(key)
+	root := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: key}).withKey(key)
 	id := w.session("default")
 	conn := root.conn()
 	allowed := map[string]bool{"spool.v1.Keys": true, "spool.v1.Budgets": true, "spool.v1.Limits": true}
@@ -202,8 +202,8 @@ func TestRootKey_OnlyManagesKeysLimitsAndBudgets(t *testing.T) {
 	root.get("/api/budgets").want(t, 200)
 }
 
-// TestTenantsAreApart tests that another tenant's session does not exist for a client, over all protocols.
-func TestTenantsAreApart(t *testing.T) {
+// TestTenants_CannotSeeEachOthersSessions tests that another tenant's session does not exist for a client, over all protocols.
+func TestTenants_CannotSeeEachOthersSessions(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()
@@ -211,7 +211,7 @@ func TestTenantsAreApart(t *testing.T) {
 	g := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root})
 	tenants := map[string]*served{}
 	for _, name := range []string{"a", "b"} {
-		tenants[name] = g.as(g.as(root).do("POST", "/api/keys", fmt.Sprintf(`{"name":"x","tenant":%q}`, name)).want(t, 201).text("key"))
+		tenants[name] = g.withKey(g.withKey(root).do("POST", "/api/keys", fmt.Sprintf(`{"name":"x","tenant":%q}`, name)).want(t, 201).text("key"))
 	}
 	theirs, none := w.session("a"), oldID(t, events.KindSession)
 	exe := newID(t, events.KindExecution)
@@ -255,7 +255,7 @@ func TestTenantsAreApart(t *testing.T) {
 	}
 }
 
-func TestConfig(t *testing.T) {
+func TestNew_RefusesUnsafeSettings(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	for want, cfg := range map[string]gateway.Config{

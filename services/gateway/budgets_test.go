@@ -26,19 +26,19 @@ func (w *world) setBudget(tenant string, b command.SetBudget) {
 	if err != nil {
 		w.t.Error(err)
 	}
-	w.tellBudget(tenant, budget.Budget{Period: b.Period, Limit: b.Budget})
+	w.publishBudgets(tenant, budget.Budget{Period: b.Period, Limit: b.Budget})
 }
 
-// tellBudget publishes a tenant's budgets to the services.
-func (w *world) tellBudget(tenant string, list ...budget.Budget) {
+// publishBudgets publishes a tenant's budgets to the services.
+func (w *world) publishBudgets(tenant string, list ...budget.Budget) {
 	w.t.Helper()
-	w.tell(tenant, budget.Tenant{Budgets: list})
+	w.publishTenant(tenant, budget.Tenant{Budgets: list})
 }
 
-// tell publishes a tenant's limits and budgets to the services.
-func (w *world) tell(tenant string, t budget.Tenant) {
+// publishTenant publishes a tenant's limits and budgets to the services.
+func (w *world) publishTenant(tenant string, t budget.Tenant) {
 	w.t.Helper()
-	if w.untold.Load() {
+	if w.budgetsUnpublished.Load() {
 		return
 	}
 	kv, err := w.js.KeyValue(context.Background(), topology.BucketBudgets)
@@ -55,8 +55,8 @@ func (w *world) tell(tenant string, t budget.Tenant) {
 	}
 }
 
-// takes adds a row of a tenant's usage on a day.
-func (w *world) takes(tenant, day, group string, s events.BudgetUsage) {
+// addUsage adds a row of a tenant's usage on a day.
+func (w *world) addUsage(tenant, day, group string, s events.BudgetUsage) {
 	w.t.Helper()
 	_, err := w.pool.Exec(context.Background(), "INSERT INTO tenant_usage (tenant, id, grp, day, turns, tokens, cost_usd, time_ms) VALUES ($1, $2 || '/' || $3, 0, $2, $4, $5, $6, $7)",
 		tenant, day, group, s.Turns, s.Tokens, s.CostUSD, s.TimeMs)
@@ -72,17 +72,17 @@ func TestBudgets_AreSetWithTheRootKey(t *testing.T) {
 	w.serveCommands()
 	root := rootKey()
 	g := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root})
-	admin := g.as(root)
-	acme := g.as(admin.do("POST", "/api/keys", `{"name":"a","tenant":"acme"}`).want(t, 201).text("key"))
+	admin := g.withKey(root)
+	acme := g.withKey(admin.do("POST", "/api/keys", `{"name":"a","tenant":"acme"}`).want(t, 201).text("key"))
 
 	admin.do("PUT", "/api/budgets/month", `{"tenant":"acme","budget":{"turns":3,"tokens":1000,"costUsd":0.5,"timeMs":9007199254740992}}`).want(t, 200)
 	admin.do("PUT", "/api/budgets/total", `{"tenant":"acme","budget":{"tokens":50}}`).want(t, 200)
 	now := time.Now()
 	month, until := events.PeriodMonth.Span(now)
-	w.takes("acme", now.UTC().Format(time.DateOnly), "0", events.BudgetUsage{Turns: 1, Tokens: 20, CostUSD: 0.25, TimeMs: 7})
-	w.takes("acme", now.UTC().Format(time.DateOnly), "5", events.BudgetUsage{Tokens: 10, CostUSD: 0.125})
-	w.takes("acme", "2020-01-31", "0", events.BudgetUsage{Tokens: 20})
-	w.takes("other", now.UTC().Format(time.DateOnly), "0", events.BudgetUsage{Tokens: 5000})
+	w.addUsage("acme", now.UTC().Format(time.DateOnly), "0", events.BudgetUsage{Turns: 1, Tokens: 20, CostUSD: 0.25, TimeMs: 7})
+	w.addUsage("acme", now.UTC().Format(time.DateOnly), "5", events.BudgetUsage{Tokens: 10, CostUSD: 0.125})
+	w.addUsage("acme", "2020-01-31", "0", events.BudgetUsage{Tokens: 20})
+	w.addUsage("other", now.UTC().Format(time.DateOnly), "0", events.BudgetUsage{Tokens: 5000})
 	for _, who := range []*served{acme, admin} {
 		path := "/api/budgets"
 		if who == admin {
@@ -134,9 +134,9 @@ func TestBudgets_AreSetWithTheRootKey(t *testing.T) {
 
 	admin.do("DELETE", "/api/budgets/total?tenant=acme", "").want(t, 200)
 	// If the services do not receive the budget, the answer says so.
-	w.untold.Store(true)
+	w.budgetsUnpublished.Store(true)
 	admin.do("PUT", "/api/budgets/day", `{"tenant":"acme","budget":{"turns":9}}`).wantProblem(t, 503, "READ_MODEL_BEHIND", "")
-	w.untold.Store(false)
+	w.budgetsUnpublished.Store(false)
 	admin.do("DELETE", "/api/budgets/day?tenant=acme", "").want(t, 200)
 	if a := acme.get("/api/budgets").want(t, 200); a.text("budgets", "1", "period") != "" {
 		t.Errorf("the budget still exists: %s", a.body)

@@ -20,8 +20,8 @@ func (s *sessions) last() events.Actor {
 	return s.all[len(s.all)-1].Actor
 }
 
-// overRPC creates a session over gRPC with metadata.
-func (s *served) overRPC(md ...string) error {
+// createOverGRPC creates a session over gRPC with metadata.
+func (s *served) createOverGRPC(md ...string) error {
 	s.t.Helper()
 	ctx := metadata.AppendToOutgoingContext(s.context(s.t.Context()), md...)
 	_, err := spoolv1.NewSessionsClient(s.conn()).CreateSession(ctx, &spoolv1.CreateSessionRequest{})
@@ -47,21 +47,21 @@ func TestCaller_CommandsNameKeyUserAndAddress(t *testing.T) {
 	} {
 		c.cfg.Auth, c.cfg.RootKey = gateway.AuthKeys, root
 		g := w.gateway(c.cfg)
-		made := g.as(root).do("POST", "/api/keys", `{"name":"app","tenant":"acme"}`, header("Spool-User", "operator")).want(t, 201)
+		made := g.withKey(root).do("POST", "/api/keys", `{"name":"app","tenant":"acme"}`, header("Spool-User", "operator")).want(t, 201)
 		if want := (events.Actor{Kind: "key", ID: "root", Key: "root", User: "operator", Address: own}); commands.last() != want {
 			t.Errorf("%s: a key was made by %+v, want %+v", name, commands.last(), want)
 		}
 		want := events.Actor{Kind: "key", ID: made.text("keyId"), Key: made.text("keyId"), User: "Änne <ann@example.com>", Address: c.want}
-		g = g.as(made.text("key"))
+		g = g.withKey(made.text("key"))
 		g.do("POST", "/api/sessions", "{}", header("Spool-User", want.User), header("X-Forwarded-For", "1.1.1.1, "+forged)).want(t, 201)
 		if commands.last() != want {
 			t.Errorf("%s: over REST by %+v, want %+v", name, commands.last(), want)
 		}
-		must(t, g.overRPC("spool-user-bin", want.User, "x-forwarded-for", "1.1.1.1, "+forged))
+		must(t, g.createOverGRPC("spool-user-bin", want.User, "x-forwarded-for", "1.1.1.1, "+forged))
 		if commands.last() != want {
 			t.Errorf("%s: over gRPC by %+v, want %+v", name, commands.last(), want)
 		}
-		must(t, g.overRPC("spool-user", "bob", "x-real-ip", forged, "forwarded", "for="+forged))
+		must(t, g.createOverGRPC("spool-user", "bob", "x-real-ip", forged, "forwarded", "for="+forged))
 		if want.User, want.Address = "bob", own; commands.last() != want {
 			t.Errorf("%s: over gRPC by %+v, want %+v", name, commands.last(), want)
 		}
@@ -74,9 +74,9 @@ func TestCaller_CommandsNameKeyUserAndAddress(t *testing.T) {
 	}
 }
 
-// TestCaller_RefusesUsersThatCannotBeKept tests that an invalid user is refused with the name of the header on every
+// TestCaller_RefusesInvalidUsers tests that an invalid user is refused with the name of the header on every
 // route that takes a key, including routes that only read.
-func TestCaller_RefusesUsersThatCannotBeKept(t *testing.T) {
+func TestCaller_RefusesInvalidUsers(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()
@@ -91,19 +91,19 @@ func TestCaller_RefusesUsersThatCannotBeKept(t *testing.T) {
 				t.Fatalf("%s, %s", name, route)
 			}
 		}
-		if err := g.overRPC("spool-user-bin", user); !strings.Contains(fmt.Sprint(status.Convert(err).Details()), `"spool-user-bin"`) {
+		if err := g.createOverGRPC("spool-user-bin", user); !strings.Contains(fmt.Sprint(status.Convert(err).Details()), `"spool-user-bin"`) {
 			t.Errorf("%s over gRPC: %v, %v", name, err, status.Convert(err).Details())
 		}
 	}
-	if err := g.overRPC("spool-user", "ann", "spool-user", "bob"); !strings.Contains(fmt.Sprint(status.Convert(err).Details()), `"spool-user"`) {
+	if err := g.createOverGRPC("spool-user", "ann", "spool-user", "bob"); !strings.Contains(fmt.Sprint(status.Convert(err).Details()), `"spool-user"`) {
 		t.Errorf("two users over gRPC: %v", err)
 	}
 	g.do("POST", "/api/sessions", "{}", header("Spool-User", strings.Repeat("ä", events.MaxUser/2))).want(t, 201)
 }
 
-// TestCaller_IdempotencyKeyIsOfOneUser tests that a repeat under the same Idempotency-Key for another user is a
+// TestCaller_IdempotencyKeyBelongsToOneUser tests that a repeat under the same Idempotency-Key for another user is a
 // different request.
-func TestCaller_IdempotencyKeyIsOfOneUser(t *testing.T) {
+func TestCaller_IdempotencyKeyBelongsToOneUser(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()

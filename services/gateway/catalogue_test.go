@@ -191,7 +191,8 @@ func TestCatalogue_BadInputNamesTheField(t *testing.T) {
 	g.do("POST", "/api/agents", ref(`"slug":"a"`)).wantProblem(t, 409, "TOO_MANY_TAGS", "tags")
 }
 
-// TestCatalogue_TenantsCannotSeeEachOther tests the same over gRPC, and that another tenant's entry does not exist.
+// TestCatalogue_TenantsCannotSeeEachOther tests, over REST and gRPC, that for a client another tenant's entry does not
+// exist.
 func TestCatalogue_TenantsCannotSeeEachOther(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -199,7 +200,7 @@ func TestCatalogue_TenantsCannotSeeEachOther(t *testing.T) {
 	root := rootKey()
 	g := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root})
 	key := func(tenant string) *served {
-		return g.as(g.as(root).do("POST", "/api/keys", fmt.Sprintf(`{"name":"x","tenant":%q}`, tenant)).want(t, 201).text("key"))
+		return g.withKey(g.withKey(root).do("POST", "/api/keys", fmt.Sprintf(`{"name":"x","tenant":%q}`, tenant)).want(t, 201).text("key"))
 	}
 	a, b, platform := key("a"), key("b"), key("platform")
 	conn := g.conn()
@@ -227,7 +228,7 @@ func TestCatalogue_TenantsCannotSeeEachOther(t *testing.T) {
 		t.Errorf("got %s", p)
 	}
 	a.do("DELETE", "/api/agents/shared?scope=platform", "").wantProblem(t, 403, "FORBIDDEN", "scope")
-	g.as(root).do("POST", "/api/agents", body).wantProblem(t, 403, "FORBIDDEN", "Authorization")
+	g.withKey(root).do("POST", "/api/agents", body).wantProblem(t, 403, "FORBIDDEN", "Authorization")
 	platform.apply("/api/agents", "internal", reviewer)
 	platform.do("POST", "/api/keys", `{"name":"x"}`).wantProblem(t, 403, "FORBIDDEN", "tenant")
 	a.do("POST", "/api/keys", `{"name":"x","tenant":"platform"}`).wantProblem(t, 403, "FORBIDDEN", "tenant")
@@ -256,9 +257,9 @@ func TestCatalogue_NothingIsMissingWhileFolding(t *testing.T) {
 	g.get("/api/agents/a").wantProblem(t, 503, "UNAVAILABLE", "")
 }
 
-// TestSessionsTakeReferencesInEveryForm tests that a session names its agent with a string or an object, in agent or
+// TestSessions_AcceptReferencesInEveryForm tests that a session names its agent with a string or an object, in agent or
 // agentProfileRef, and that these are the same request.
-func TestSessionsTakeReferencesInEveryForm(t *testing.T) {
+func TestSessions_AcceptReferencesInEveryForm(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveCommands()

@@ -51,15 +51,15 @@ type change struct {
 	pushed  *events.SkillPushed
 }
 
-// catalogued handles commands about the catalogue, like the session and skills services.
-func (w *world) catalogued(c command.Command, read func(any)) (command.Answer, bool) {
+// applyCatalogue handles commands about the catalogue, like the session and skills services.
+func (w *world) applyCatalogue(c command.Command, read func(any)) (command.Answer, bool) {
 	kind, ch, err := w.changeOf(c, read)
 	if kind == "" {
 		return command.Answer{}, false
 	}
 	if err == nil {
 		var a command.Answer
-		if a, err = w.entry(kind, c.Tenant, ch); err == nil {
+		if a, err = w.applyEntry(kind, c.Tenant, ch); err == nil {
 			return a, true
 		}
 	}
@@ -158,8 +158,8 @@ func (w *world) push(meta events.Meta, b command.PushSkill) (change, error) {
 	return ch, nil
 }
 
-// entry decides a change and writes its rows, like the projector.
-func (w *world) entry(kind events.Aspect, tenant string, ch change) (command.Answer, error) {
+// applyEntry decides a change and writes its rows, like the projector.
+func (w *world) applyEntry(kind events.Aspect, tenant string, ch change) (command.Answer, error) {
 	a := command.Answer{Ref: &ch.ref, Pushed: ch.pushed}
 	if ch.command == nil {
 		return a, nil
@@ -193,13 +193,13 @@ func (w *world) entry(kind events.Aspect, tenant string, ch change) (command.Ans
 		if tagged, ok := e.Data.(events.SkillTagged); ok {
 			ch.ref.Version = tagged.Ref.Version
 		}
-		w.write(kind, subject, ch, *state, e.Time)
+		w.writeEntry(kind, subject, ch, *state, e.Time)
 	}
 	a.Position = fmt.Sprint("0-", w.position)
 	return a, nil
 }
 
-func (w *world) write(kind events.Aspect, subject events.Subject, ch change, state versions.State, at time.Time) {
+func (w *world) writeEntry(kind events.Aspect, subject events.Subject, ch change, state versions.State, at time.Time) {
 	do := func(sql string, args ...any) {
 		if _, err := w.pool.Exec(context.Background(), sql, args...); err != nil {
 			w.t.Errorf("%s: %v", sql, err)

@@ -11,8 +11,8 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 )
 
-// bury adds a letter to DEAD.
-func (w *world) bury(subject, body, reason string) {
+// addDeadLetter adds a letter to DEAD.
+func (w *world) addDeadLetter(subject, body, reason string) {
 	w.t.Helper()
 	msg := nats.NewMsg(topology.Dead(subject))
 	msg.Data = []byte(body)
@@ -36,10 +36,10 @@ func TestDeadLetters_AreListedShownRetriedAndDropped(t *testing.T) {
 	must(t, err)
 	foreign, err := topology.SessionRef{Tenant: "other", Session: id}.Encode()
 	must(t, err)
-	w.bury("job.local.any", string(job), "nobody can do this")
-	w.bury("job.local.any", string(foreign), "another tenant's")
-	w.bury("job.local.any", "{", "it names no session")
-	w.bury(topology.CommandSubject(topology.ServiceSession, "default", id), "{", "half a command")
+	w.addDeadLetter("job.local.any", string(job), "nobody can do this")
+	w.addDeadLetter("job.local.any", string(foreign), "another tenant's")
+	w.addDeadLetter("job.local.any", "{", "it names no session")
+	w.addDeadLetter(topology.CommandSubject(topology.ServiceSession, "default", id), "{", "half a command")
 
 	var page struct {
 		DeadLetters []struct {

@@ -21,8 +21,8 @@ func TestDownloads_HaveAMinimumRate(t *testing.T) {
 	t.Parallel()
 	w, dir := newWorld(t), t.TempDir()
 	w.serveCommands()
-	pool := issue(t, dir, time.Now(), time.Hour)
-	g := w.gateway(gateway.Config{TLSCert: filepath.Join(dir, certificate.CertificateFile), TLSKey: filepath.Join(dir, certificate.KeyFile), ReadTimeout: time.Second}).trusting(pool)
+	pool := writeCertificate(t, dir, time.Now(), time.Hour)
+	g := w.gateway(gateway.Config{TLSCert: filepath.Join(dir, certificate.CertificateFile), TLSKey: filepath.Join(dir, certificate.KeyFile), ReadTimeout: time.Second}).withTrustedPool(pool)
 	g.http.Transport.(*http.Transport).HTTP2 = &http.HTTP2Config{MaxReceiveBufferPerStream: 64 << 10, MaxReceiveBufferPerConnection: 1 << 20}
 	id := w.session("default")
 	large, small := strings.Repeat("x", 4<<20), strings.Repeat("y", 400<<10)

@@ -23,8 +23,8 @@ import (
 
 const topSecret = "hunter2-é"
 
-// silent fails the test if an answer contains a secret.
-func (a answer) silent(t *testing.T) answer {
+// requireNoSecret fails the test if the answer contains topSecret.
+func (a answer) requireNoSecret(t *testing.T) answer {
 	t.Helper()
 	if strings.Contains(string(a.body), "hunter2") {
 		t.Errorf("the answer contains the secret: %s", a)
@@ -42,12 +42,12 @@ func TestEnvironments_KeepSecretsBetweenVersions(t *testing.T) {
 	g := w.gateway(gateway.Config{})
 	const path = "/api/environments"
 	at := path + "/base"
-	first := g.apply(path, "base", environment(`"REGION":{"value":"eu"},"TOKEN":{"value":"`+topSecret+`","secret":true,"description":"of the API"}`)).silent(t)
+	first := g.apply(path, "base", environment(`"REGION":{"value":"eu"},"TOKEN":{"value":"`+topSecret+`","secret":true,"description":"of the API"}`)).requireNoSecret(t)
 	if fmt.Sprint(sealed.values) != "map[default.e.0:"+topSecret+"]" {
 		t.Errorf("sealed are %v", sealed.values)
 	}
 	const stored = `{"variables":{"REGION":{"value":"eu"},"TOKEN":{"secret":true,"sealed":"default.e.0","description":"of the API"}}}`
-	shown := g.get(at).want(t, 200).silent(t)
+	shown := g.get(at).want(t, 200).requireNoSecret(t)
 	if !strings.Contains(string(shown.body), `"spec":`+stored+`,`) {
 		t.Errorf("got %s", shown)
 	}
@@ -70,7 +70,7 @@ func TestEnvironments_KeepSecretsBetweenVersions(t *testing.T) {
 	if back := g.apply(path, "base", stored); back.text("ref", "version") != first.text("ref", "version") {
 		t.Errorf("got %s", back)
 	}
-	if a := g.get(path).want(t, 200).silent(t); a.names("environments") != "organization//base [latest]" {
+	if a := g.get(path).want(t, 200).requireNoSecret(t); a.names("environments") != "organization//base [latest]" {
 		t.Errorf("got %s", a)
 	}
 	g.do("POST", path, `{"ref":{"scope":"platform","slug":"net"},"spec":`+environment(`"P":{"value":"`+topSecret+`","secret":true}`)+`}`).want(t, 200)
@@ -107,7 +107,7 @@ func TestEnvironments_BadInputNamesTheField(t *testing.T) {
 		"a key of no secret":           {`"TOKEN":{"value":"x","sealed":"default.e.0"}`, "spec.variables.TOKEN.sealed"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			a := g.do("POST", "/api/environments", `{"ref":{"slug":"a"},"spec":`+environment(c.variables)+`}`).wantProblem(t, 400, "INVALID_REQUEST", c.field).silent(t)
+			a := g.do("POST", "/api/environments", `{"ref":{"slug":"a"},"spec":`+environment(c.variables)+`}`).wantProblem(t, 400, "INVALID_REQUEST", c.field).requireNoSecret(t)
 			if strings.Contains(a.text("detail"), "12345678") {
 				t.Errorf("the answer contains the value: %s", a)
 			}
@@ -117,7 +117,7 @@ func TestEnvironments_BadInputNamesTheField(t *testing.T) {
 		t.Errorf("%d commands were sent, sealed are %v", n-before, sealed.values)
 	}
 	sealed.fail = errors.New("no bucket")
-	g.do("POST", "/api/environments", `{"ref":{"slug":"a"},"spec":`+environment(`"T":{"value":"hunter2","secret":true}`)+`}`).wantProblem(t, 503, "UNAVAILABLE", "").silent(t)
+	g.do("POST", "/api/environments", `{"ref":{"slug":"a"},"spec":`+environment(`"T":{"value":"hunter2","secret":true}`)+`}`).wantProblem(t, 503, "UNAVAILABLE", "").requireNoSecret(t)
 }
 
 // TestNoSealer_RefusesSecrets tests that secrets are refused if there is no public key, and that the answer names the setting.
@@ -132,7 +132,7 @@ func TestNoSealer_RefusesSecrets(t *testing.T) {
 		"/api/sessions/" + id + "/messages": {`{"content":"x","environment":{"T":{"value":"hunter2","secret":true}}}`, "environment.T"},
 		"/api/executions":                   {`{"content":"x","environment":{"T":{"value":"hunter2","secret":true}}}`, "environment.T"},
 	} {
-		a := g.do("POST", path, c.body).wantProblem(t, 503, "SECRETS_UNAVAILABLE", c.field).silent(t)
+		a := g.do("POST", path, c.body).wantProblem(t, 503, "SECRETS_UNAVAILABLE", c.field).requireNoSecret(t)
 		if !strings.Contains(a.text("detail"), "SPOOL_SECRETS_RECIPIENT") {
 			t.Errorf("no setting is named: %s", a)
 		}
@@ -201,7 +201,7 @@ func TestRunVariables_SendSecretsSealed(t *testing.T) {
 			t.Errorf("%s was sent %+v; sealed are %v", execution, got, sealed.values)
 		}
 	}
-	g.get("/api/sessions/"+id+"/events").want(t, 200).silent(t)
+	g.get("/api/sessions/"+id+"/events").want(t, 200).requireNoSecret(t)
 
 	// A repeat under an Idempotency-Key is the same request only if its secrets are equal; the record contains no
 	// hash from which they can be guessed quickly.
@@ -239,14 +239,14 @@ func TestRunVariables_SendSecretsSealed(t *testing.T) {
 			if c.code == "PAYLOAD_TOO_LARGE" {
 				status = 413
 			}
-			a := g.do("POST", "/api/executions", `{"content":"x","environment":{`+c.variables+`}}`).wantProblem(t, status, c.code, c.field).silent(t)
+			a := g.do("POST", "/api/executions", `{"content":"x","environment":{`+c.variables+`}}`).wantProblem(t, status, c.code, c.field).requireNoSecret(t)
 			if strings.Contains(a.text("detail"), "12345678") {
 				t.Errorf("the answer contains the value: %s", a)
 			}
 		})
 	}
 	sealed.fail = errors.New("no bucket")
-	g.do("POST", "/api/executions", `{"content":"x",`+vars+`}`, header("Idempotency-Key", "later")).wantProblem(t, 503, "UNAVAILABLE", "").silent(t)
+	g.do("POST", "/api/executions", `{"content":"x",`+vars+`}`, header("Idempotency-Key", "later")).wantProblem(t, 503, "UNAVAILABLE", "").requireNoSecret(t)
 	sealed.fail = nil
 	g.do("POST", "/api/executions", `{"content":"without"}`, header("Idempotency-Key", "later")).want(t, 202)
 	// Nothing is sealed for a session that does not exist.
@@ -370,5 +370,5 @@ func TestExplainEnvironment_NamesTheOriginOfVariables(t *testing.T) {
 		t.Errorf("got %v, %v", out, err)
 	}
 	var all struct{ Spec json.RawMessage }
-	must(t, json.Unmarshal(g.get("/api/environments/base?version="+base).want(t, 200).silent(t).body, &all))
+	must(t, json.Unmarshal(g.get("/api/environments/base?version="+base).want(t, 200).requireNoSecret(t).body, &all))
 }

@@ -135,7 +135,7 @@ func TestReadModelsBehind_EndsTheWait(t *testing.T) {
 			t.Errorf("it took %s", took)
 		}
 	})
-	t.Run("told to streams", func(t *testing.T) {
+	t.Run("streams are notified", func(t *testing.T) {
 		t.Parallel()
 		c := g.ws(id, 1)
 		w.exec("UPDATE checkpoints SET lag_ms = 5000 WHERE grp = $1", readmodel.Group(id))
@@ -147,7 +147,7 @@ func TestReadModelsBehind_EndsTheWait(t *testing.T) {
 			t.Errorf("got %+v", r)
 		}
 	})
-	t.Run("being folded anew", func(t *testing.T) {
+	t.Run("the read models are folded again", func(t *testing.T) {
 		id := oldID(t, events.KindSession)
 		w.exec("UPDATE checkpoints SET caught_up = false WHERE grp = $1", readmodel.Group(id))
 		g.get("/api/sessions/"+id).wantProblem(t, 503, "UNAVAILABLE", "")
@@ -201,14 +201,14 @@ func TestNATSOutage_NeedsNoRestart(t *testing.T) {
 	}
 	g.get("/api/sessions/"+id).want(t, 200)
 	w.mu.Lock()
-	w.mute = true
+	w.unannounced = true
 	w.mu.Unlock()
 	w.emit("default", id, events.Event{Data: events.Log{Message: "while NATS is away"}})
 	one.until(t, s, func() bool { return one.seq == 2 })
 
 	srv.Start()
 	w.mu.Lock()
-	w.mute = false
+	w.unannounced = false
 	w.mu.Unlock()
 	g.eventually(t, "/readyz", 200)
 	for deadline := time.Now().Add(patience); ; {
@@ -221,7 +221,8 @@ func TestNATSOutage_NeedsNoRestart(t *testing.T) {
 	one.until(t, s, func() bool { return one.seq >= 3 })
 }
 
-// TestPostgresOutage_NeedsNoRestart tests the same for Postgres.
+// TestPostgresOutage_NeedsNoRestart tests that, while Postgres is not available, reads answer 503, readiness names Postgres,
+// commands are accepted and streams continue from LIVE, and that no restart is needed.
 func TestPostgresOutage_NeedsNoRestart(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -247,7 +248,7 @@ func TestPostgresOutage_NeedsNoRestart(t *testing.T) {
 	g.do("POST", "/api/sessions/"+id+"/messages", `{"content":"x"}`).want(t, 202) // writes need only NATS
 	one.until(t, s, func() bool { return one.seq == 2 })                          // and so do live events
 	w.mu.Lock()
-	w.mute = true
+	w.unannounced = true
 	w.mu.Unlock()
 	w.emit("default", id, events.Event{Data: events.Log{Message: "missed"}})
 	l.set(true)

@@ -312,7 +312,7 @@ func TestFiles_WaitForTheSnapshotOfTheLastTurn(t *testing.T) {
 	}
 }
 
-func TestFiles_OfTheLastSnapshot(t *testing.T) {
+func TestFiles_AreServedFromTheLastSnapshot(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})

@@ -19,9 +19,9 @@ func (w *world) fork(tenant string, f events.SessionForked) string {
 	return id
 }
 
-// TestFiles_OfAForkWithoutASnapshotOfItsOwn tests that until a fork has a snapshot, its files are those of the
+// TestFiles_ForkHasTheInheritedSnapshot tests that until a fork has a snapshot, its files are those of the
 // snapshot that it began with, which may belong to an earlier ancestor or a deleted one.
-func TestFiles_OfAForkWithoutASnapshotOfItsOwn(t *testing.T) {
+func TestFiles_ForkHasTheInheritedSnapshot(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -96,8 +96,8 @@ func TestFiles_OfAForkWithoutASnapshotOfItsOwn(t *testing.T) {
 	g.get("/api/sessions/"+grandchild+"/files").wantProblem(t, 410, "SNAPSHOT_GONE", "sessionId")
 }
 
-// TestFiles_OfAForkOfAnEmptyWorkspace tests that a fork that began without a snapshot has no files.
-func TestFiles_OfAForkOfAnEmptyWorkspace(t *testing.T) {
+// TestFiles_ForkWithoutASnapshotHasNone tests that a fork that began without a snapshot has no files.
+func TestFiles_ForkWithoutASnapshotHasNone(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -106,9 +106,9 @@ func TestFiles_OfAForkOfAnEmptyWorkspace(t *testing.T) {
 	g.get("/api/sessions/"+id+"/files?at=2").wantProblem(t, 404, "NO_SNAPSHOT", "at")
 }
 
-// TestFiles_OfAForkStayWithinTheTenant tests that sessions and snapshots of another tenant cannot be read, whatever
-// the log states as the beginning of a fork.
-func TestFiles_OfAForkStayWithinTheTenant(t *testing.T) {
+// TestFiles_ForkCannotReadAnotherTenant tests that sessions and snapshots of another tenant cannot be read, even if
+// the log names them as the origin of a fork.
+func TestFiles_ForkCannotReadAnotherTenant(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -128,9 +128,9 @@ func TestFiles_OfAForkStayWithinTheTenant(t *testing.T) {
 	}
 }
 
-// TestListSessions_ByParent tests the pages of a session's forks, in order of creation, without deleted forks and
+// TestListSessions_ParentSelectsForks tests the pages of a session's forks, in order of creation, without deleted forks and
 // forks of other sessions.
-func TestListSessions_ByParent(t *testing.T) {
+func TestListSessions_ParentSelectsForks(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -172,9 +172,9 @@ func TestListSessions_ByParent(t *testing.T) {
 	}
 }
 
-// TestHistoryBlocks_InPages tests the pages of the blocks of all ancestors, each in its state at the last inherited
+// TestHistoryBlocks_PagesAreComplete tests the pages of the blocks of all ancestors, each in its state at the last inherited
 // event.
-func TestHistoryBlocks_InPages(t *testing.T) {
+func TestHistoryBlocks_PagesAreComplete(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})

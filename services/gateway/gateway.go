@@ -64,17 +64,17 @@ type Deps struct {
 
 // Gateway is one replica of the service.
 type Gateway struct {
-	cfg    Config
-	deps   Deps
-	hub    *live.Hub
-	watch  *auth.Watch
-	limits *budget.Watch // limits of tenants
-	socket *socket.Handler
-	http   *http.Server
-	grpc   *rpc.Server
-	store  *reads.Store
-	pair   *certificate.Pair // nil without TLS
-	room   *storage.Watch
+	cfg          Config
+	deps         Deps
+	hub          *live.Hub
+	keyWatch     *auth.Watch
+	limitsWatch  *budget.Watch // limits of tenants
+	socket       *socket.Handler
+	http         *http.Server
+	grpc         *rpc.Server
+	store        *reads.Store
+	certificate  *certificate.Pair // nil without TLS
+	storageWatch *storage.Watch
 
 	ready    chan struct{}
 	mu       sync.Mutex
@@ -107,19 +107,19 @@ func New(cfg Config, deps Deps) (*Gateway, error) {
 
 // build creates the parts of the gateway and connects them.
 func (g *Gateway) build(js jetstream.JetStream) error {
-	if err := auth.CheckNeeds(); err != nil {
+	if err := auth.CheckAccess(); err != nil {
 		return err
 	}
 	counts := metrics.New(g.deps.Metrics)
 	if g.cfg.TLSCert != "" {
 		var err error
-		if g.pair, err = certificate.OpenPair(g.cfg.TLSCert, g.cfg.TLSKey, g.deps.Logger); err != nil {
+		if g.certificate, err = certificate.OpenPair(g.cfg.TLSCert, g.cfg.TLSKey, g.deps.Logger); err != nil {
 			return fmt.Errorf("gateway: %w", err)
 		}
-		counts.Certificate.Watch(g.pair.Expiry)
+		counts.Certificate.Watch(g.certificate.Expiry)
 	}
-	g.room = storage.NewWatch(storage.Config{JetStream: js, Reserve: g.cfg.StoreReserve, Logger: g.deps.Logger})
-	counts.Register(g.room.Collectors()...)
+	g.storageWatch = storage.NewWatch(storage.Config{JetStream: js, Reserve: g.cfg.StoreReserve, Logger: g.deps.Logger})
+	counts.Register(g.storageWatch.Collectors()...)
 	log, err := jslog.New(jslog.Config{JetStream: js, Logger: g.deps.Logger})
 	if err != nil {
 		return err
@@ -133,32 +133,32 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 	if err != nil {
 		return err
 	}
-	g.limits = budget.NewWatch(js, g.deps.Logger)
-	g.watch = auth.NewWatch(g.store, g.deps.Logger)
-	admit := admission.New(admission.Limits{Bytes: g.cfg.MaxBytes, TenantBytes: g.cfg.MaxTenantBytes, TenantStreams: g.cfg.MaxTenantStreams, TenantRate: g.cfg.MaxTenantRequests, TenantBurst: g.cfg.MaxTenantBurst, Own: g.limits.Limits})
-	counts.Held(admit.Bytes)
+	g.limitsWatch = budget.NewWatch(js, g.deps.Logger)
+	g.keyWatch = auth.NewWatch(g.store, g.deps.Logger)
+	admissions := admission.New(admission.Limits{Bytes: g.cfg.MaxBytes, TenantBytes: g.cfg.MaxTenantBytes, TenantStreams: g.cfg.MaxTenantStreams, TenantRate: g.cfg.MaxTenantRequests, TenantBurst: g.cfg.MaxTenantBurst, TenantLimits: g.limitsWatch.Limits})
+	counts.Held(admissions.Bytes)
 	g.hub = live.NewHub(live.Config{
-		Source: g.store, NATS: g.deps.NATS, Logger: g.deps.Logger, Admission: admit, RoomWait: roomWait * g.cfg.WriteTimeout, LagAfter: g.cfg.LagAfter, Metrics: counts.Live(),
+		Source: g.store, NATS: g.deps.NATS, Logger: g.deps.Logger, Admission: admissions, BytesTimeout: bytesTimeoutFactor * g.cfg.WriteTimeout, LagAfter: g.cfg.LagAfter, Metrics: counts.Live(),
 	})
 	sealer, err := g.sealer(js)
 	if err != nil {
 		return err
 	}
 	stored := quota.New(quota.Config{Limit: g.storageLimit, Stored: g.store.Stored, Now: g.deps.Now})
-	player := replay.New(replay.Config{Live: g.hub, Reads: g.store, NATS: g.deps.NATS, Admission: admit})
+	player := replay.New(replay.Config{Live: g.hub, Reads: g.store, NATS: g.deps.NATS, Admission: admissions})
 	server := &api.Server{
-		Objects: objects.New(objects.Config{JetStream: js, Room: g.room}), Skills: objects.New(objects.Config{JetStream: js, Bucket: topology.BucketSkills, Room: g.room}), Sealer: sealer,
+		Objects: objects.New(objects.Config{JetStream: js, Room: g.storageWatch}), Skills: objects.New(objects.Config{JetStream: js, Bucket: topology.BucketSkills, Room: g.storageWatch}), Sealer: sealer,
 		Dead: dead.New(js), Quota: stored,
-		Reads: g.store, Live: g.hub, Player: player, Watch: g.watch, Files: livefiles.NewClient(g.deps.NATS), Now: g.deps.Now, Entropy: rand.Reader, WriteTimeout: g.cfg.WriteTimeout, Counts: counts,
+		Reads: g.store, Live: g.hub, Player: player, Watch: g.keyWatch, Files: livefiles.NewClient(g.deps.NATS), Now: g.deps.Now, Entropy: rand.Reader, WriteTimeout: g.cfg.WriteTimeout, Counts: counts,
 		Send: commands.New(commands.Config{
-			JetStream: js, Room: g.room, Quota: stored.Check, Timeout: g.cfg.CommandTimeout, Now: g.deps.Now, Entropy: rand.Reader, Logger: g.deps.Logger,
-			Sent: counts.Command, Stored: g.hub.Committed,
+			JetStream: js, Room: g.storageWatch, Quota: stored.Check, Timeout: g.cfg.CommandTimeout, Now: g.deps.Now, Entropy: rand.Reader, Logger: g.deps.Logger,
+			OnOutcome: counts.Command, OnStored: g.hub.Committed,
 		}),
 		AwaitBudget: func(ctx context.Context, tenant string, p events.Period, limit events.Budget) error {
 			return budget.Await(ctx, js, tenant, p, limit)
 		},
 		SessionLimit: func(tenant string) int {
-			if own := g.limits.Limits(tenant).Sessions; own > 0 {
+			if own := g.limitsWatch.Limits(tenant).Sessions; own > 0 {
 				return int(own)
 			}
 			return g.cfg.MaxTenantSessions
@@ -168,17 +168,17 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 		},
 	}
 	g.socket = socket.New(socket.Config{
-		Admission: admit, ReadTimeout: g.cfg.ReadTimeout, Live: g.hub, Player: player, Reads: g.store, Watch: g.watch, Logger: g.deps.Logger, WriteTimeout: g.cfg.WriteTimeout,
+		Admission: admissions, ReadTimeout: g.cfg.ReadTimeout, Live: g.hub, Player: player, Reads: g.store, Watch: g.keyWatch, Logger: g.deps.Logger, WriteTimeout: g.cfg.WriteTimeout,
 		Opened: func() func() { return counts.Stream("ws") },
 		Sent:   func(n int) { counts.Sent("ws", n) },
 		Cut:    func(code string) { counts.Cut("ws", code) },
 	})
 	handler, err := rest.New(rest.Config{
-		API: server, Auth: authenticator, Proxies: proxies, Metrics: counts, Logger: g.deps.Logger, Ready: g.check, Socket: g.socket,
-		Admission: admit, MaxRequest: g.cfg.MaxRequest, MaxFile: g.cfg.MaxFile, MaxTranscript: g.cfg.MaxTranscript, ReadTimeout: g.cfg.ReadTimeout,
+		API: server, Auth: authenticator, Proxies: proxies, Metrics: counts, Logger: g.deps.Logger, Ready: g.checkDependencies, Socket: g.socket,
+		Admission: admissions, MaxRequest: g.cfg.MaxRequest, MaxFile: g.cfg.MaxFile, MaxTranscript: g.cfg.MaxTranscript, ReadTimeout: g.cfg.ReadTimeout,
 		Guard: guard.Guard{Origins: g.cfg.AllowedOrigins, Loopback: g.cfg.Auth == AuthOff},
 		SSE: sse.New(sse.Config{
-			Admission: admit, Live: g.hub, Player: player, Watch: g.watch, WriteTimeout: g.cfg.WriteTimeout,
+			Admission: admissions, Live: g.hub, Player: player, Watch: g.keyWatch, WriteTimeout: g.cfg.WriteTimeout,
 			Opened: func() func() { return counts.Stream("sse") },
 			Sent:   func(n int) { counts.Sent("sse", n) },
 			Cut:    func(code string) { counts.Cut("sse", code) },
@@ -197,14 +197,14 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 		ErrorLog:       slog.NewLogLogger(g.deps.Logger.Handler(), slog.LevelDebug),
 	}
 	var secure *tls.Config // TLS of the gRPC listener
-	if g.pair != nil {
-		g.http.TLSConfig, secure = g.pair.TLS(), g.pair.TLS()
+	if g.certificate != nil {
+		g.http.TLSConfig, secure = g.certificate.TLS(), g.certificate.TLS()
 		// On HTTP/2 a connection has many concurrent requests, whose headers are in memory before the clients are
 		// authenticated.
 		g.http.MaxHeaderBytes, g.http.HTTP2 = rest.MaxHeader, &http.HTTP2Config{MaxConcurrentStreams: maxStreams}
 	}
 	g.grpc = rpc.New(rpc.Config{
-		API: server, Auth: authenticator, Proxies: proxies, Admission: admit, Metrics: counts, Logger: g.deps.Logger, MaxRequest: g.cfg.MaxRequest, ReadTimeout: g.cfg.ReadTimeout,
+		API: server, Auth: authenticator, Proxies: proxies, Admission: admissions, Metrics: counts, Logger: g.deps.Logger, MaxRequest: g.cfg.MaxRequest, ReadTimeout: g.cfg.ReadTimeout,
 		TLS: secure,
 	})
 	return nil
@@ -216,26 +216,26 @@ func (g *Gateway) storageLimit(tenant string) int64 {
 	if tenant == events.PlatformTenant {
 		return 0
 	}
-	if own := g.limits.Limits(tenant).StorageBytes; own > 0 {
+	if own := g.limitsWatch.Limits(tenant).StorageBytes; own > 0 {
 		return int64(min(own, math.MaxInt64)) //nolint:gosec // bounded just here
 	}
 	return g.cfg.MaxTenantStorage
 }
 
-// roomWait is how many times the write timeout a stream waits for bytes of the in-flight limit. A client that does
+// bytesTimeoutFactor is how many times the write timeout a stream waits for bytes of the in-flight limit. A client that does
 // not read is disconnected after twice the write timeout, and its bytes are returned then.
-const roomWait = 3
+const bytesTimeoutFactor = 3
 
 // maxStreams is the largest number of concurrent requests on an HTTP/2 connection.
 const maxStreams = 128
 
 // serveHTTP serves HTTP, with TLS if a certificate is configured.
 func (g *Gateway) serveHTTP(l net.Listener) error {
-	if g.pair == nil {
-		return g.http.Serve(g.limited(l, rest.Full()))
+	if g.certificate == nil {
+		return g.http.Serve(g.limitConnections(l, rest.OverloadedResponse()))
 	}
 	// A refused connection has not done its TLS handshake, so no answer can be sent.
-	return g.http.ServeTLS(g.limited(l, nil), "", "")
+	return g.http.ServeTLS(g.limitConnections(l, nil), "", "")
 }
 
 // Ready returns a channel that is closed when both listeners accept connections.
@@ -243,7 +243,7 @@ func (g *Gateway) Ready() <-chan struct{} { return g.ready }
 
 // URL returns the base URL of the HTTP listener. It must be called after Ready.
 func (g *Gateway) URL() string {
-	if g.pair != nil {
+	if g.certificate != nil {
 		return "https://" + g.Addr().String()
 	}
 	return "http://" + g.Addr().String()
@@ -282,20 +282,20 @@ func (g *Gateway) Run(ctx context.Context) error {
 	run, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var wg sync.WaitGroup
-	part := func(name string, f func() error) {
+	start := func(name string, f func() error) {
 		wg.Go(func() {
 			if err := f(); err != nil && !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, grpc.ErrServerStopped) {
 				cancel(fmt.Errorf("gateway: %s: %w", name, err))
 			}
 		})
 	}
-	part("live streams", func() error { return g.hub.Run(run, func() { close(g.ready) }) })
-	part("room in the store", func() error { return g.room.Run(run) })
-	part("keys of streams", func() error { g.watch.Run(run); return nil })
-	part("limits of tenants", func() error { return g.limits.Run(run) })
-	part("gRPC health", func() error { g.grpc.Health(run, g.check); return nil })
-	part("HTTP", func() error { return g.serveHTTP(web) })
-	part("gRPC", func() error { return g.grpc.Serve(g.limited(rpcs, nil)) })
+	start("deliver LIVE", func() error { return g.hub.Run(run, func() { close(g.ready) }) })
+	start("watch the space in NATS", func() error { return g.storageWatch.Run(run) })
+	start("watch API keys", func() error { g.keyWatch.Run(run); return nil })
+	start("watch tenant limits", func() error { return g.limitsWatch.Run(run) })
+	start("check health", func() error { g.grpc.Health(run, g.checkDependencies); return nil })
+	start("serve HTTP", func() error { return g.serveHTTP(web) })
+	start("serve gRPC", func() error { return g.grpc.Serve(g.limitConnections(rpcs, nil)) })
 	<-run.Done()
 	g.stop()
 	wg.Wait()
@@ -305,8 +305,8 @@ func (g *Gateway) Run(ctx context.Context) error {
 	return nil
 }
 
-// limited returns a listener that limits the number of connections.
-func (g *Gateway) limited(l net.Listener, answer []byte) net.Listener {
+// limitConnections returns a listener that limits the number of connections.
+func (g *Gateway) limitConnections(l net.Listener, answer []byte) net.Listener {
 	return admission.NewListener(l, g.cfg.MaxConnections, g.cfg.MaxAddressConns, answer)
 }
 
@@ -326,8 +326,8 @@ func (g *Gateway) stop() {
 	wg.Wait()
 }
 
-// check returns the gateway's dependencies by name, with an error for each that is not available.
-func (g *Gateway) check(ctx context.Context) map[string]error {
+// checkDependencies returns the gateway's dependencies by name, with an error for each that is not available.
+func (g *Gateway) checkDependencies(ctx context.Context) map[string]error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	out := map[string]error{"nats": daemon.CheckConnection(g.deps.NATS), "postgres": nil}

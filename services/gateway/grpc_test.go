@@ -60,7 +60,7 @@ func (r *rpc) next() (events.Wire, error) {
 	for {
 		m, err := r.stream.Recv()
 		if err != nil {
-			return events.Wire{}, asProblem(err)
+			return events.Wire{}, problemOf(err)
 		}
 		if m.GetLag() != nil {
 			continue
@@ -78,8 +78,8 @@ func (r *rpc) close() {
 	_ = r.conn.Close()
 }
 
-// asProblem returns the code and field of a status.
-func asProblem(err error) error {
+// problemOf returns the code and field of a status.
+func problemOf(err error) error {
 	for _, d := range status.Convert(err).Details() {
 		if info, ok := d.(*errdetails.ErrorInfo); ok {
 			return errProblem{info.Reason, info.Metadata["field"], status.Convert(err).Message()}
@@ -91,7 +91,7 @@ func asProblem(err error) error {
 func wantCode(t *testing.T, err error, grpcCode codes.Code, code, field string) {
 	t.Helper()
 	var p errProblem
-	if !errors.As(asProblem(err), &p) || p.code != code || p.field != field || status.Code(err) != grpcCode {
+	if !errors.As(problemOf(err), &p) || p.code != code || p.field != field || status.Code(err) != grpcCode {
 		t.Errorf("got %v, want %s %s field %q", err, grpcCode, code, field)
 	}
 }

@@ -29,8 +29,8 @@ func (w *world) longSession(tenant string, n int) (id string) {
 	return id
 }
 
-// stalled sends a GET request and does not read the response, with a minimal receive buffer.
-func (s *served) stalled(path string, headers ...string) net.Conn {
+// requestStalled sends a GET request and does not read the response, with a minimal receive buffer.
+func (s *served) requestStalled(path string, headers ...string) net.Conn {
 	s.t.Helper()
 	d := net.Dialer{Control: func(_, _ string, c syscall.RawConn) (err error) {
 		failed := c.Control(func(fd uintptr) { err = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVBUF, 4<<10) })
@@ -50,9 +50,9 @@ func (s *served) joinStalled(session string, transport int) (leave func()) {
 	var c net.Conn
 	switch transport % 3 {
 	case 0:
-		c = s.stalled("/api/sessions/" + session + "/events/stream")
+		c = s.requestStalled("/api/sessions/" + session + "/events/stream")
 	case 1:
-		c = s.stalled("/api/ws", "Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==")
+		c = s.requestStalled("/api/ws", "Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==")
 		var b [1]byte
 		for head := ""; !strings.HasSuffix(head, "\r\n\r\n"); head += string(b[:]) {
 			_, err := io.ReadFull(c, b[:])
@@ -69,15 +69,15 @@ func (s *served) joinStalled(session string, transport int) (leave func()) {
 	return func() { _ = c.Close() }
 }
 
-// TestBytesInFlight_OfJoins tests that the unsent data of streams counts as bytes in flight. Clients that join and do
+// TestBytesInFlight_CountUnsentStreamData tests that the unsent data of streams counts as bytes in flight. Clients that join and do
 // not read may hold half of the bytes of their tenant. Further joins of the tenant wait, while its requests and other
 // tenants are served.
-func TestBytesInFlight_OfJoins(t *testing.T) {
+func TestBytesInFlight_CountUnsentStreamData(t *testing.T) {
 	w := newWorld(t)
 	w.serveCommands()
 	root := rootKey()
 	g := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root, MaxRequest: 8 << 20, MaxTenantBytes: 10 << 20, MaxBytes: 13 << 20, WriteTimeout: time.Hour})
-	one, other := g.keyed(root, "one"), g.keyed(root, "other")
+	one, other := g.withNewKey(root, "one"), g.withNewKey(root, "other")
 	long, theirs := w.longSession("one", 5), w.longSession("other", 5)
 	measure := func() int64 {
 		runtime.GC()
@@ -92,7 +92,7 @@ func TestBytesInFlight_OfJoins(t *testing.T) {
 	for i := range clients {
 		leave = append(leave, one.joinStalled(long, i))
 	}
-	g.as(root).wantMetric(t, fmt.Sprintf("spool_gateway_readers %d", clients))
+	g.withKey(root).wantMetric(t, fmt.Sprintf("spool_gateway_readers %d", clients))
 	// Fewer bytes are left than a join needs.
 	// A gRPC call holds 16 KiB in addition.
 	g.wantHeld(root, func(n float64) bool { return n > 5<<20-2<<20 && n <= 5<<20+clients/3*16<<10 })
@@ -117,16 +117,16 @@ func TestBytesInFlight_OfJoins(t *testing.T) {
 	g.wantHeld(root, func(n float64) bool { return n < 1<<20 })
 }
 
-// TestBytesInFlight_AStreamWaitsForRoom tests that a stream that gets no bytes waits for three times
+// TestBytesInFlight_StreamWaitsThenEnds tests that a stream that gets no bytes waits for three times
 // SPOOL_WRITE_TIMEOUT and then ends with a typed error, and that a client that reconnects with its cursor later
 // continues exactly.
-func TestBytesInFlight_AStreamWaitsForRoom(t *testing.T) {
+func TestBytesInFlight_StreamWaitsThenEnds(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()
 	root := rootKey()
 	g := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root, MaxRequest: 8 << 20, MaxTenantBytes: 10 << 20, ReadTimeout: time.Hour, WriteTimeout: time.Second})
-	one := g.keyed(root, "one")
+	one := g.withNewKey(root, "one")
 	long := w.longSession("one", 1)
 	for i := range 20 {
 		w.emit("one", long, events.Event{ConversationID: "main", Data: events.BlockComplete{Block: events.Block{ID: fmt.Sprint(i), Kind: events.KindAssistantText, Content: strings.Repeat("x", 60_000)}}})

@@ -30,7 +30,7 @@ func (w *world) setLimits(tenant string, l events.TenantLimits) {
 	if err != nil {
 		w.t.Error(err)
 	}
-	w.tell(tenant, budget.Tenant{Limits: l})
+	w.publishTenant(tenant, budget.Tenant{Limits: l})
 }
 
 // TestLimits_AreSetWithTheRootKey tests that only the root key can set and remove limits, and that a tenant sees its
@@ -41,8 +41,8 @@ func TestLimits_AreSetWithTheRootKey(t *testing.T) {
 	w.serveCommands()
 	root := rootKey()
 	g := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root})
-	admin := g.as(root)
-	acme := g.as(admin.do("POST", "/api/keys", `{"name":"a","tenant":"acme"}`).want(t, 201).text("key"))
+	admin := g.withKey(root)
+	acme := g.withKey(admin.do("POST", "/api/keys", `{"name":"a","tenant":"acme"}`).want(t, 201).text("key"))
 	w.session("acme")
 
 	all := `{"slots":1,"sandboxes":2,"sessions":3,"streams":4,"requestsPerSecond":500.5,"requestBurst":600,"keys":7,"eventsPerDay":9007199254740992,"eventBytesPerDay":10,"storageBytes":11}`
@@ -98,7 +98,7 @@ func TestLimits_AreSetWithTheRootKey(t *testing.T) {
 		t.Errorf("after the removal the tenant has %s", a)
 	}
 
-	w.untold.Store(true)
+	w.budgetsUnpublished.Store(true)
 	admin.do("PUT", "/api/limits", `{"tenant":"acme","limits":{"slots":9}}`).wantProblem(t, 503, "READ_MODEL_BEHIND", "")
 }
 
@@ -111,9 +111,9 @@ func TestRateLimit_RefusesOneTenant(t *testing.T) {
 	root := rootKey()
 	// Only the burst is available during the test.
 	g := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root, MaxTenantRequests: 1, MaxTenantBurst: 1000})
-	hostile, other := g.keyed(root, "hostile"), g.keyed(root, "other")
+	hostile, other := g.withNewKey(root, "hostile"), g.withNewKey(root, "other")
 	id := w.session("hostile")
-	g.as(root).do("PUT", "/api/limits", `{"tenant":"hostile","limits":{"requestsPerSecond":0.001,"requestBurst":3}}`).want(t, 200)
+	g.withKey(root).do("PUT", "/api/limits", `{"tenant":"hostile","limits":{"requestsPerSecond":0.001,"requestBurst":3}}`).want(t, 200)
 	// The gateway's own watch may receive the limits later than the answer.
 	var refused answer
 	for deadline := time.Now().Add(patience); refused.status != 429; refused = hostile.get("/api/sessions") {
@@ -140,10 +140,10 @@ func TestRateLimit_RefusesOneTenant(t *testing.T) {
 	}
 	other.get("/api/sessions").want(t, 200)
 	for range 20 {
-		g.as(root).get("/api/limits?tenant=hostile").want(t, 200)
+		g.withKey(root).get("/api/limits?tenant=hostile").want(t, 200)
 	}
 	// With a higher limit the tenant is served again.
-	g.as(root).do("PUT", "/api/limits", `{"tenant":"hostile","limits":{"requestsPerSecond":1000}}`).want(t, 200)
+	g.withKey(root).do("PUT", "/api/limits", `{"tenant":"hostile","limits":{"requestsPerSecond":1000}}`).want(t, 200)
 	for deadline := time.Now().Add(patience); hostile.get("/api/sessions").status != 200; {
 		if time.Now().After(deadline) {
 			t.Fatal("the tenant is refused for good")
@@ -158,7 +158,7 @@ func TestRateLimit_RefusesOneTenant(t *testing.T) {
 	}
 
 	// The gateway's settings apply to a tenant without own limits.
-	strict := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root, MaxTenantRequests: 1, MaxTenantBurst: 2}).as(other.key)
+	strict := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root, MaxTenantRequests: 1, MaxTenantBurst: 2}).withKey(other.key)
 	for n := 1; strict.get("/api/sessions").status == 200; n++ {
 		if n > 100 {
 			t.Fatal("a hundred requests were served")
@@ -188,22 +188,22 @@ func TestRateLimit_ClosesAWebSocket(t *testing.T) {
 	}
 }
 
-// TestStreamLimit_OfATenant tests that a tenant's own limit of streams overrides the gateway's, and that a limit
+// TestStreamLimit_TenantLimitOverridesTheSetting tests that a tenant's own limit of streams overrides the gateway's, and that a limit
 // below the number of open streams ends none of them.
-func TestStreamLimit_OfATenant(t *testing.T) {
+func TestStreamLimit_TenantLimitOverridesTheSetting(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()
 	root := rootKey()
 	g := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root, MaxTenantStreams: 2})
-	one, other := g.keyed(root, "one"), g.keyed(root, "other")
+	one, other := g.withNewKey(root, "one"), g.withNewKey(root, "other")
 	id, theirs := w.session("one"), w.session("other")
 	first, second := one.sse(id, 1), one.sse(id, 1)
 	defer first.close()
 	defer second.close()
 	path := "/api/sessions/" + id + "/events/stream"
 	one.get(path).wantProblem(t, 429, "TOO_MANY_STREAMS", "")
-	g.as(root).do("PUT", "/api/limits", `{"tenant":"one","limits":{"streams":1}}`).want(t, 200)
+	g.withKey(root).do("PUT", "/api/limits", `{"tenant":"one","limits":{"streams":1}}`).want(t, 200)
 	one.get(path).wantProblem(t, 429, "TOO_MANY_STREAMS", "")
 	g.wantStreams(root, 2)
 	defer other.sse(theirs, 1).close()
@@ -219,7 +219,7 @@ func TestSessionLimit_HoldsForManyRequestsAtOnce(t *testing.T) {
 	w.serveCommands()
 	root := rootKey()
 	g := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root, MaxTenantSessions: 5})
-	one, other := g.keyed(root, "one"), g.keyed(root, "other")
+	one, other := g.withNewKey(root, "one"), g.withNewKey(root, "other")
 	one.do("POST", "/api/sessions", `{}`, header("Idempotency-Key", "first")).want(t, 201)
 	answers := make(chan int, 40)
 	for range cap(answers) / 2 {
@@ -237,12 +237,12 @@ func TestSessionLimit_HoldsForManyRequestsAtOnce(t *testing.T) {
 	one.do("POST", "/api/sessions", `{}`, header("Idempotency-Key", "first")).want(t, 201)
 	other.do("POST", "/api/sessions", `{}`).want(t, 201)
 	// A limit below the number of sessions refuses new sessions and ends none.
-	g.as(root).do("PUT", "/api/limits", `{"tenant":"one","limits":{"sessions":2}}`).want(t, 200)
+	g.withKey(root).do("PUT", "/api/limits", `{"tenant":"one","limits":{"sessions":2}}`).want(t, 200)
 	one.do("POST", "/api/sessions", `{}`).wantProblem(t, 429, "TENANT_SESSIONS", "")
 	if n := one.get("/api/limits").want(t, 200).number("used", "sessions"); n != 5 {
 		t.Errorf("%v sessions are left", n)
 	}
-	g.as(root).do("PUT", "/api/limits", `{"tenant":"one","limits":{"sessions":6}}`).want(t, 200)
+	g.withKey(root).do("PUT", "/api/limits", `{"tenant":"one","limits":{"sessions":6}}`).want(t, 200)
 	for deadline := time.Now().Add(patience); one.do("POST", "/api/sessions", `{}`).status != 201; {
 		if time.Now().After(deadline) {
 			t.Fatal("the higher limit does not count")

@@ -24,8 +24,8 @@ const (
 	digestB = "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb"
 )
 
-// items creates sessions that differ in everything that lists can filter by. Many have equal times.
-func (w *world) items(tenant string, n int) []item {
+// createItems creates sessions that differ in everything that lists can filter by. Many have equal times.
+func (w *world) createItems(tenant string, n int) []item {
 	w.t.Helper()
 	pick := func(list []string, i int) string { return list[i%len(list)] }
 	base := time.Date(2026, 3, 1, 10, 0, 0, 0, time.UTC)
@@ -83,8 +83,8 @@ func TestLists_FilterAndSort(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
-	items := w.items("default", 60)
-	w.items("other", 20)
+	items := w.createItems("default", 60)
+	w.createItems("other", 20)
 	stamp := func(t time.Time) string { return url.QueryEscape(t.Format(time.RFC3339)) }
 	mid := items[30].created
 	updated := func(route string, it item) time.Time {
@@ -168,12 +168,12 @@ func TestLists_FilterAndSort(t *testing.T) {
 	}
 }
 
-// TestPageToken_OfAnotherFilterIsRefused tests that a page token is valid only for its list, filter and sort order.
-func TestPageToken_OfAnotherFilterIsRefused(t *testing.T) {
+// TestPageToken_AnotherFilterIsRefused tests that a page token is valid only for its list, filter and sort order.
+func TestPageToken_AnotherFilterIsRefused(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
-	w.items("default", 9)
+	w.createItems("default", 9)
 	sessions := g.get("/api/sessions?pageSize=1").want(t, 200).text("nextPageToken")
 	executions := g.get("/api/executions?pageSize=1&sort=created&order=desc").want(t, 200).text("nextPageToken")
 	g.get("/api/sessions?pageSize=3&sort=created&pageToken="+sessions).want(t, 200) // explicit defaults denote the same list

@@ -19,7 +19,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 )
 
-// liveSource serves the files of an executor with the function open; asked counts the requests.
+// liveSource serves the files of an executor with the function open, and counts the requests in asked.
 type liveSource struct {
 	asked atomic.Int32
 	open  func(livefiles.Request) (io.Reader, int64, error)
@@ -57,16 +57,16 @@ func (w *world) sandbox(tenant, engine, status string) (session string) {
 	return session
 }
 
-// TestLiveFiles_OfAnotherTenantAreNotFound tests that for another tenant a session does not exist, and that no
+// TestLiveFiles_AnotherTenantFindsNone tests that for another tenant a session does not exist, and that no
 // executor is asked.
-func TestLiveFiles_OfAnotherTenantAreNotFound(t *testing.T) {
+func TestLiveFiles_AnotherTenantFindsNone(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()
 	root := rootKey()
 	g := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root})
 	key := func(tenant string) *served {
-		return g.as(g.as(root).do("POST", "/api/keys", fmt.Sprintf(`{"name":"x","tenant":%q}`, tenant)).want(t, 201).text("key"))
+		return g.withKey(g.withKey(root).do("POST", "/api/keys", fmt.Sprintf(`{"name":"x","tenant":%q}`, tenant)).want(t, 201).text("key"))
 	}
 	a, b := key("a"), key("b")
 	theirs, none := w.sandbox("a", "host", "ready"), oldID(t, events.KindSession)
@@ -145,8 +145,8 @@ func TestLiveFiles_RefusalsNameTheirField(t *testing.T) {
 	}
 }
 
-// TestLiveFiles_BreaksOffWithTheTransfer tests that an aborted transfer does not look like a complete file.
-func TestLiveFiles_BreaksOffWithTheTransfer(t *testing.T) {
+// TestLiveFiles_AbortedTransferAbortsTheResponse tests that an aborted transfer does not look like a complete file.
+func TestLiveFiles_AbortedTransferAbortsTheResponse(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})

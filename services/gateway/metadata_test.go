@@ -154,7 +154,7 @@ func TestEvents_HaveTheMetadataOfTheirTime(t *testing.T) {
 	bare := g.metadataStreams(session, 0, false)
 	emit(firstBoth, message(one, ofMessage), of(one, events.ExecutionDispatched{}))
 	emit(firstBoth, of(one, events.ExecutionStarted{Attempt: 1}), of(one, events.BlockStart{Block: events.Block{ID: block, Kind: events.KindAssistantText}}))
-	w.say("default", session, block, "text in flight")
+	w.emitText("default", session, block, "text in flight")
 
 	other := w.gateway(gateway.Config{}) // its feed starts after the message was accepted
 	middle, from := other.metadataStreams(session, uint32(len(want)), true), uint32(len(want))

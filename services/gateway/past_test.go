@@ -23,9 +23,9 @@ func (w *world) large(session string, n int) {
 	}
 }
 
-// TestState_PagesOfLargeBlocks tests that pages of a state's blocks, and the blocks of a diff, are also limited in
+// TestState_PagesAreLimitedInBytes tests that pages of a state's blocks, and the blocks of a diff, are also limited in
 // bytes.
-func TestState_PagesOfLargeBlocks(t *testing.T) {
+func TestState_PagesAreLimitedInBytes(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -54,15 +54,15 @@ func TestState_PagesOfLargeBlocks(t *testing.T) {
 	}
 }
 
-// TestCompare_TakesFromTheBytesInFlight tests that a comparison of sessions holds a few events at a time, which count
+// TestCompare_CountsAsBytesInFlight tests that a comparison of sessions holds a few events at a time, which count
 // as bytes in flight of the tenant.
-func TestCompare_TakesFromTheBytesInFlight(t *testing.T) {
+func TestCompare_CountsAsBytesInFlight(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()
 	root := rootKey()
 	g := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root, MaxRequest: 8 << 20, MaxTenantBytes: 10 << 20, ReadTimeout: time.Hour})
-	one := g.keyed(root, "one")
+	one := g.withNewKey(root, "one")
 	a, b := w.session("one"), w.session("one")
 	w.turn("one", a, "q", "answer")
 	w.turn("one", b, "q", "answer")
@@ -75,9 +75,9 @@ func TestCompare_TakesFromTheBytesInFlight(t *testing.T) {
 	one.get("/api/sessions/"+a+"/compare?with="+b).wantProblem(t, 429, "TOO_MUCH_IN_FLIGHT", "")
 }
 
-// TestStreams_WhileTheReadModelsAreFolded tests that an event is not reported as missing while the read models are
+// TestStreams_AreUnavailableWhileFolding tests that an event is not reported as missing while the read models are
 // being folded again.
-func TestStreams_WhileTheReadModelsAreFolded(t *testing.T) {
+func TestStreams_AreUnavailableWhileFolding(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -104,9 +104,9 @@ func TestStreams_WhileTheReadModelsAreFolded(t *testing.T) {
 	c.wantError("UNAVAILABLE", "")
 }
 
-// TestReplay_WhileTheReadModelsAreFolded tests that a replay ends with a temporary error if the read models are
+// TestReplay_IsUnavailableWhileFolding tests that a replay ends with a temporary error if the read models are
 // folded again during it, as after an upgrade, and can be continued at its next event.
-func TestReplay_WhileTheReadModelsAreFolded(t *testing.T) {
+func TestReplay_IsUnavailableWhileFolding(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -118,7 +118,7 @@ func TestReplay_WhileTheReadModelsAreFolded(t *testing.T) {
 	w.emit("default", id, list...)
 	var open []replayed
 	for _, tr := range replays {
-		c := tr.open(g, id, slow, 0, 0)
+		c := tr.open(g, id, slowestSpeed, 0, 0)
 		_, err := c.next()
 		must(t, err)
 		open = append(open, c)

@@ -181,7 +181,7 @@ func (c rpcReplay) next() (sentPiece, error) {
 		return sentPiece{}, err
 	}
 	if err != nil {
-		return sentPiece{}, asProblem(err)
+		return sentPiece{}, problemOf(err)
 	}
 	switch n := m.Message.(type) {
 	case *spoolv1.ReplayEventsResponse_Event:
@@ -287,9 +287,9 @@ var replays = []struct {
 	}},
 }
 
-// TestReplay_SendsWhatHappened tests that a replay sends the stored events byte for byte and in order, and between
+// TestReplay_SendsStoredEventsAndText tests that a replay sends the stored events byte for byte and in order, and between
 // them the recorded text in flight, so that a client has the same state at each event as one that followed live.
-func TestReplay_SendsWhatHappened(t *testing.T) {
+func TestReplay_SendsStoredEventsAndText(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -334,7 +334,7 @@ func TestReplay_SendsWhatHappened(t *testing.T) {
 				s := g.sse(id, 0)
 				defer s.close()
 				live.until(t, s, func() bool { return live.seq == w.tip(id) })
-				sameEnd(t, w, id, g, live, one)
+				requireSameState(t, w, id, g, live, one)
 			})
 		}
 	}
@@ -377,9 +377,9 @@ func TestReplay_SendsManyPagesInOrder(t *testing.T) {
 	}
 }
 
-// TestReplay_SaysWhichBlocksAppearWhole tests that a replay names the blocks whose text DELTAS no longer has,
+// TestReplay_NamesBlocksWithoutDeltas tests that a replay names the blocks whose text DELTAS no longer has,
 // completely or in part.
-func TestReplay_SaysWhichBlocksAppearWhole(t *testing.T) {
+func TestReplay_NamesBlocksWithoutDeltas(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -433,9 +433,9 @@ func TestReplay_SaysWhichBlocksAppearWhole(t *testing.T) {
 	}
 }
 
-// TestReplay_OfAPartEndsLikeTheWhole tests that a replay of a part, with the events before it, yields the same end as a full replay,
+// TestReplay_PartEndsInTheSameState tests that a replay of a part, with the events before it, yields the same end as a full replay,
 // also if a block is open at the beginning, whose text is then sent from its start.
-func TestReplay_OfAPartEndsLikeTheWhole(t *testing.T) {
+func TestReplay_PartEndsInTheSameState(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -472,9 +472,9 @@ func TestReplay_OfAPartEndsLikeTheWhole(t *testing.T) {
 	}
 }
 
-// TestReplay_SaysThatAGapWasShortened tests that idle gaps are shortened, and that the client is notified before the
+// TestReplay_AnnouncesShortenedGaps tests that idle gaps are shortened, and that the client is notified before the
 // wait.
-func TestReplay_SaysThatAGapWasShortened(t *testing.T) {
+func TestReplay_AnnouncesShortenedGaps(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -492,7 +492,7 @@ func TestReplay_SaysThatAGapWasShortened(t *testing.T) {
 	}
 }
 
-func TestReplay_BadInput(t *testing.T) {
+func TestReplay_BadInputNamesTheField(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -546,8 +546,8 @@ func TestReplay_BadInput(t *testing.T) {
 	}
 }
 
-// TestReplay_BadInputOverGRPC tests that gRPC refuses the same requests as SSE, with the code and the field.
-func TestReplay_BadInputOverGRPC(t *testing.T) {
+// TestReplay_BadInputNamesTheFieldOverGRPC tests that gRPC refuses the same requests as SSE, with the code and the field.
+func TestReplay_BadInputNamesTheFieldOverGRPC(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -588,8 +588,8 @@ func TestReplay_BadInputOverGRPC(t *testing.T) {
 	}
 }
 
-// TestReplay_AtExtremeSpeeds tests that a replay at the lowest and highest possible speed reaches the end.
-func TestReplay_AtExtremeSpeeds(t *testing.T) {
+// TestReplay_ExtremeSpeedsReachTheEnd tests that a replay at the lowest and highest possible speed reaches the end.
+func TestReplay_ExtremeSpeedsReachTheEnd(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -607,8 +607,8 @@ func TestReplay_AtExtremeSpeeds(t *testing.T) {
 	}
 }
 
-// ofExecution opens a replay of one execution on each transport.
-func (s *served) ofExecution(session, execution string, from uint32) map[string]func() replayed {
+// replayExecution opens a replay of one execution on each transport.
+func (s *served) replayExecution(session, execution string, from uint32) map[string]func() replayed {
 	return map[string]func() replayed{
 		"SSE": func() replayed {
 			return s.replaySSE(session, fmt.Sprintf("&speed=max&from=%d&executionId=%s", from, execution))
@@ -623,8 +623,8 @@ func (s *served) ofExecution(session, execution string, from uint32) map[string]
 	}
 }
 
-// TestReplay_OfOneExecution tests that a replay of one execution has only its events and text, up to its end.
-func TestReplay_OfOneExecution(t *testing.T) {
+// TestReplay_ExecutionHasOnlyItsEvents tests that a replay of one execution has only its events and text, up to its end.
+func TestReplay_ExecutionHasOnlyItsEvents(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -665,7 +665,7 @@ func TestReplay_OfOneExecution(t *testing.T) {
 	}
 	var first events.Wire
 	must(t, json.Unmarshal([]byte(want[0]), &first))
-	for name, open := range g.ofExecution(id, exes[1], 1) {
+	for name, open := range g.replayExecution(id, exes[1], 1) {
 		kept, text, notices := split(all(t, open()))
 		if !slices.Equal(kept, want) {
 			t.Errorf("%s: replayed\n%s\nwant\n%s", name, strings.Join(kept, "\n"), strings.Join(want, "\n"))
@@ -682,7 +682,7 @@ func TestReplay_OfOneExecution(t *testing.T) {
 		}
 	}
 	// A replay from within the execution's block sends the earlier text of the block, and none of another execution.
-	for name, open := range g.ofExecution(id, exes[1], first.Seq+2) {
+	for name, open := range g.replayExecution(id, exes[1], first.Seq+2) {
 		kept, text, _ := split(all(t, open()))
 		if !slices.Equal(kept, want[2:]) || len(text) != 2 {
 			t.Errorf("%s, from the block's middle: %d events, %d pieces of text", name, len(kept), len(text))
@@ -706,8 +706,8 @@ func TestReplay_OfOneExecution(t *testing.T) {
 	wantCode(t, err, codes.NotFound, "EXECUTION_NOT_FOUND", "executionId")
 }
 
-// TestReplay_EndsWithItsCall tests that a call that is cancelled or reaches its deadline returns its bytes.
-func TestReplay_EndsWithItsCall(t *testing.T) {
+// TestReplay_CancelledCallReturnsItsBytes tests that a call that is cancelled or reaches its deadline returns its bytes.
+func TestReplay_CancelledCallReturnsItsBytes(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -723,7 +723,7 @@ func TestReplay_EndsWithItsCall(t *testing.T) {
 		codes.DeadlineExceeded: func() (context.Context, context.CancelFunc) { return context.WithTimeout(t.Context(), 3*time.Second) },
 	} {
 		ctx, cancel := limit()
-		st, err := client.ReplayEvents(ctx, &spoolv1.ReplayEventsRequest{SessionId: id, Speed: slow})
+		st, err := client.ReplayEvents(ctx, &spoolv1.ReplayEventsRequest{SessionId: id, Speed: slowestSpeed})
 		must(t, err)
 		_, err = st.Recv()
 		if err == nil {
@@ -744,14 +744,14 @@ func TestReplay_EndsWithItsCall(t *testing.T) {
 	}
 }
 
-// TestReplay_OfAnotherAgent tests that a key that is limited to agents can only replay their sessions.
-func TestReplay_OfAnotherAgent(t *testing.T) {
+// TestReplay_LimitedKeyCannotReplayOtherAgents tests that a key that is limited to agents can only replay their sessions.
+func TestReplay_LimitedKeyCannotReplayOtherAgents(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()
 	root := rootKey()
 	g := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root})
-	key := g.as(g.as(root).do("POST", "/api/keys", `{"name":"x","agents":["mine"]}`).want(t, 201).text("key"))
+	key := g.withKey(g.withKey(root).do("POST", "/api/keys", `{"name":"x","agents":["mine"]}`).want(t, 201).text("key"))
 	mine, other := w.sessionOf("default", "mine"), w.sessionOf("default", "other")
 	key.get("/api/sessions/"+other+"/events/stream?replay=1").wantProblem(t, 404, "SESSION_NOT_FOUND", "sessionId")
 	s := key.dial()
@@ -764,9 +764,9 @@ func TestReplay_OfAnotherAgent(t *testing.T) {
 	}
 }
 
-// TestReplay_OfABrowserThatComesBack tests that a browser that reconnects after the replay's end gets 204, and that
+// TestReplay_BrowserReconnectContinues tests that a browser that reconnects after the replay's end gets 204, and that
 // one that was disconnected continues.
-func TestReplay_OfABrowserThatComesBack(t *testing.T) {
+func TestReplay_BrowserReconnectContinues(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -781,25 +781,25 @@ func TestReplay_OfABrowserThatComesBack(t *testing.T) {
 	g.get(path, header("Last-Event-ID", "9")).wantProblem(t, 409, "CURSOR_AHEAD", "from")
 }
 
-// slow is a speed at which each event waits for the longest possible time.
-const slow = "0.000000001"
+// slowestSpeed is a speed at which each event waits for the longest possible time.
+const slowestSpeed = "0.000000001"
 
-// TestReplay_Ends tests that a replay ends with a reason when its client leaves, its key is revoked, its session is
+// TestReplay_EndsWithAReason tests that a replay ends with a reason when its client leaves, its key is revoked, its session is
 // deleted or its gateway stops, and that it returns its bytes. A replay counts as a stream and takes bytes of its
 // tenant.
-func TestReplay_Ends(t *testing.T) {
+func TestReplay_EndsWithAReason(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()
 	root := rootKey()
 	g := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root, MaxTenantStreams: 3})
-	made := g.as(root).do("POST", "/api/keys", `{"name":"x"}`).want(t, 201)
-	mine := g.as(made.text("key"))
-	other := g.as(g.as(root).do("POST", "/api/keys", `{"name":"y"}`).want(t, 201).text("key"))
+	made := g.withKey(root).do("POST", "/api/keys", `{"name":"x"}`).want(t, 201)
+	mine := g.withKey(made.text("key"))
+	other := g.withKey(g.withKey(root).do("POST", "/api/keys", `{"name":"y"}`).want(t, 201).text("key"))
 	begin := func(s *served, id string) []replayed {
 		var list []replayed
 		for _, tr := range replays {
-			c := tr.open(s, id, slow, 0, 0)
+			c := tr.open(s, id, slowestSpeed, 0, 0)
 			for range 2 { // the start and the first event
 				_, err := c.next()
 				must(t, err)
@@ -848,7 +848,7 @@ func TestReplay_Ends(t *testing.T) {
 			t.Fatalf("got %v, %v", one, err)
 		}
 	}
-	c.send(fmt.Sprintf(`{"type":"session:join","sessionId":%q,"replay":true,"speed":%s}`, id, slow))
+	c.send(fmt.Sprintf(`{"type":"session:join","sessionId":%q,"replay":true,"speed":%s}`, id, slowestSpeed))
 	c.want("session:joined")
 
 	w.emit("default", id, events.Event{Data: events.SessionDeleted{}})
@@ -872,9 +872,9 @@ func TestReplay_Ends(t *testing.T) {
 	}
 }
 
-// TestReplay_WithoutDELTAS tests that a replay without DELTAS ends with a temporary error, because the gateway cannot
+// TestReplay_WithoutDELTASIsUnavailable tests that a replay without DELTAS ends with a temporary error, because the gateway cannot
 // know which text is no longer stored.
-func TestReplay_WithoutDELTAS(t *testing.T) {
+func TestReplay_WithoutDELTASIsUnavailable(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -893,9 +893,9 @@ func TestReplay_WithoutDELTAS(t *testing.T) {
 	}
 }
 
-// TestReplay_StalledClient tests that a client that does not read is disconnected without an effect on another
+// TestReplay_StalledClientIsDisconnected tests that a client that does not read is disconnected without an effect on another
 // replay, and that the bytes of a replay are bounded.
-func TestReplay_StalledClient(t *testing.T) {
+func TestReplay_StalledClientIsDisconnected(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{WriteTimeout: time.Second})
@@ -915,7 +915,7 @@ func TestReplay_StalledClient(t *testing.T) {
 	defer call.close()
 	kept, _, _ := split(all(t, g.replaySSE(id, "&speed=max")))
 	if len(kept) != int(w.tip(id)) {
-		t.Errorf("a client beside them had %d events", len(kept))
+		t.Errorf("another client received %d events", len(kept))
 	}
 	g.wantMetric(t, `spool_gateway_clients_cut_total{code="SLOW_CLIENT",kind="ws"} 1`)
 	g.wantMetric(t, `spool_gateway_clients_cut_total{code="SLOW_CLIENT",kind="sse"} 1`)
@@ -924,20 +924,20 @@ func TestReplay_StalledClient(t *testing.T) {
 	g.wantMetric(t, `spool_gateway_readers 0`)
 }
 
-// TestReplay_TakesFromTheBytesInFlight tests that replays take bytes of their tenant, and are refused if these do not
+// TestReplay_CountsAsBytesInFlight tests that replays take bytes of their tenant, and are refused if these do not
 // suffice.
-func TestReplay_TakesFromTheBytesInFlight(t *testing.T) {
+func TestReplay_CountsAsBytesInFlight(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()
 	root := rootKey()
 	g := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root, MaxRequest: 8 << 20, MaxTenantBytes: 10 << 20})
-	one := g.keyed(root, "one")
+	one := g.withNewKey(root, "one")
 	id := w.session("one")
 	w.emit("one", id, events.Event{Time: recordedAt.Add(time.Hour), Data: events.Log{}}, events.Event{Time: recordedAt.Add(2 * time.Hour), Data: events.Log{}})
 	var open []replayed
 	for range 13 {
-		c := one.replaySSE(id, "&speed="+slow)
+		c := one.replaySSE(id, "&speed="+slowestSpeed)
 		defer c.close()
 		open = append(open, c)
 	}

@@ -123,7 +123,7 @@ func TestREST_PagesAreCompleteAndInOrder(t *testing.T) {
 	}
 }
 
-func TestREST_EventsByPageAndType(t *testing.T) {
+func TestREST_EventsAreSelectedByPageAndType(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -252,7 +252,7 @@ func TestREST_BadInputNamesTheField(t *testing.T) {
 	}
 }
 
-func TestREST_HealthMetricsAndOpenAPI(t *testing.T) {
+func TestREST_ServesHealthMetricsAndOpenAPI(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()

@@ -54,12 +54,13 @@ func TestStream_ResumesAfterEveryEvent(t *testing.T) {
 				parts = tr.join(gateways[i%2], id, cut.seq)
 			}
 			parts.close()
-			sameEnd(t, w, id, gateways[0], steady, cut)
+			requireSameState(t, w, id, gateways[0], steady, cut)
 		})
 	}
 }
 
-// TestStream_ResumesAtRandomTimes tests the same for clients that join and are disconnected at random times during a run.
+// TestStream_ResumesAtRandomTimes tests that a client that joins and is disconnected at random times during a run ends with
+// the same state as a client that was never disconnected.
 func TestStream_ResumesAtRandomTimes(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -92,7 +93,7 @@ func TestStream_ResumesAtRandomTimes(t *testing.T) {
 			s := gateways[0].sse(id, 0)
 			defer s.close()
 			fresh.until(t, s, func() bool { return fresh.seq == end })
-			sameEnd(t, w, id, gateways[1], fresh, one)
+			requireSameState(t, w, id, gateways[1], fresh, one)
 		})
 	}
 }
@@ -104,8 +105,8 @@ func (w *world) tip(session string) uint32 {
 	return w.sessions[session].seq
 }
 
-// sameEnd compares the states of two clients with each other and with the blocks that REST returns.
-func sameEnd(t *testing.T, w *world, id string, g *served, a, b *watcher) {
+// requireSameState compares the states of two clients with each other and with the blocks that REST returns.
+func requireSameState(t *testing.T, w *world, id string, g *served, a, b *watcher) {
 	t.Helper()
 	if a.view.String() != b.view.String() || a.seq != b.seq || !slices.Equal(a.list, b.list) {
 		t.Errorf("one client has, up to %d:\n%s\nthe other, up to %d:\n%s", a.seq, a.view, b.seq, b.view)
@@ -128,9 +129,9 @@ func sameEnd(t *testing.T, w *world, id string, g *served, a, b *watcher) {
 	}
 }
 
-// TestStreamBytesAreTheStoredOnes tests that an event has the same bytes over REST, SSE and WebSocket as in the read
+// TestStream_BytesAreTheStoredOnes tests that an event has the same bytes over REST, SSE and WebSocket as in the read
 // models.
-func TestStreamBytesAreTheStoredOnes(t *testing.T) {
+func TestStream_BytesAreTheStoredOnes(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -165,35 +166,35 @@ func TestStream_RecoversFromAnUnreliableLIVE(t *testing.T) {
 	id := w.session("default")
 	one := newWatcher()
 	s := g.ws(id, 0)
-	say := func(muted bool) {
+	emitEvent := func(unannounced bool) {
 		w.mu.Lock()
-		w.mute = muted
+		w.unannounced = unannounced
 		w.mu.Unlock()
 		w.emit("default", id, events.Event{Data: events.Log{Message: "x"}})
 	}
 	all := func() bool { return one.seq == w.tip(id) }
-	say(false)
+	emitEvent(false)
 	one.until(t, s, all)
 
 	t.Run("repeated", func(t *testing.T) {
 		again := w.announced(id, 1, 2)
 		w.announce("default", again)
 		w.announce("default", again)
-		say(false)
+		emitEvent(false)
 		one.until(t, s, all)
 	})
 	t.Run("lost, and another follows", func(t *testing.T) {
-		say(true)
-		say(true)
-		say(false)
+		emitEvent(true)
+		emitEvent(true)
+		emitEvent(false)
 		began := time.Now()
 		one.until(t, s, all)
 		if took := time.Since(began); took > time.Second {
 			t.Errorf("the hole was filled after %s", took)
 		}
 	})
-	t.Run("told by tip alone", func(t *testing.T) {
-		say(true)
+	t.Run("announced by its seq only", func(t *testing.T) {
+		emitEvent(true)
 		w.announce("default", readmodel.Live{Session: id, Tip: w.tip(id)})
 		began := time.Now()
 		one.until(t, s, all)
@@ -201,13 +202,13 @@ func TestStream_RecoversFromAnUnreliableLIVE(t *testing.T) {
 			t.Errorf("the event was read after %s", took)
 		}
 	})
-	t.Run("not readable", func(t *testing.T) {
-		say(true)
+	t.Run("a message that is not JSON", func(t *testing.T) {
+		emitEvent(true)
 		must(t, w.projector.Publish(events.LiveSubject("default", id), []byte(`{"tip":`)))
 		one.until(t, s, all)
 	})
 	t.Run("lost, and a projector starts", func(t *testing.T) {
-		say(true)
+		emitEvent(true)
 		must(t, w.projector.Publish(topology.CtlProjector, encode(t, readmodel.Started{Group: readmodel.Group(id)})))
 		began := time.Now()
 		one.until(t, s, all)
@@ -215,20 +216,20 @@ func TestStream_RecoversFromAnUnreliableLIVE(t *testing.T) {
 			t.Errorf("the comparison ran after %s", took)
 		}
 	})
-	t.Run("lost for good", func(t *testing.T) {
-		say(true)
+	t.Run("lost, and no other follows", func(t *testing.T) {
+		emitEvent(true)
 		one.until(t, s, all)
 	})
 	t.Run("text lost", func(t *testing.T) {
 		w.mu.Lock()
-		w.mute = false
+		w.unannounced = false
 		w.mu.Unlock()
 		w.emit("default", id, events.Event{ConversationID: "main", Data: events.BlockStart{Block: events.Block{ID: "b", Kind: events.KindAssistantText}}})
-		w.say("default", id, "b", "one ")
+		w.emitText("default", id, "b", "one ")
 		w.mu.Lock()
-		w.mute = true
+		w.unannounced = true
 		w.mu.Unlock()
-		w.say("default", id, "b", "two ")
+		w.emitText("default", id, "b", "two ")
 		one.wantText(t, s, "b", len("one two "))
 	})
 }
@@ -276,8 +277,8 @@ func TestStream_SendsALongHistoryInPages(t *testing.T) {
 	}
 }
 
-// TestStreamEndsWithTheSession tests that the stream of a deleted session ends with the event of the deletion.
-func TestStreamEndsWithTheSession(t *testing.T) {
+// TestStream_EndsWithTheSession tests that the stream of a deleted session ends with the event of the deletion.
+func TestStream_EndsWithTheSession(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})

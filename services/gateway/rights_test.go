@@ -78,22 +78,22 @@ var (
 	}
 	forAdmins = []string{"Keys/CreateKey", "Keys/ListKeys", "Keys/RevokeKey", "Audit/ListAudit"}
 	// These require the root key, so no role can call them.
-	forRoot = []string{"Budgets/SetBudget", "Budgets/RemoveBudget", "Limits/SetLimits", "Limits/RemoveLimits"}
+	rootOnlyMethods = []string{"Budgets/SetBudget", "Budgets/RemoveBudget", "Limits/SetLimits", "Limits/RemoveLimits"}
 )
 
 func roleOf(name string) string {
 	switch {
 	case slices.Contains(forOperators, name):
 		return "operate"
-	case slices.Contains(forAdmins, name), slices.Contains(forRoot, name):
+	case slices.Contains(forAdmins, name), slices.Contains(rootOnlyMethods, name):
 		return "admin"
 	}
 	return "use"
 }
 
-// TestRoles_EveryMethodAndRoute tests that every method and route, over gRPC and REST, is refused for keys with a
+// TestRoles_EveryMethodAndRouteRefusesLowerRoles tests that every method and route, over gRPC and REST, is refused for keys with a
 // lower role, with the name of the required role, and for no other keys.
-func TestRoles_EveryMethodAndRoute(t *testing.T) {
+func TestRoles_EveryMethodAndRouteRefusesLowerRoles(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()
@@ -105,7 +105,7 @@ func TestRoles_EveryMethodAndRoute(t *testing.T) {
 	none := strings.NewReplacer("{session_id}", oldID(t, events.KindSession), "{execution_id}", oldID(t, events.KindExecution), "{slug}", "nobody",
 		"{key_id}", oldID(t, events.KindKey), "{period}", "day", "{id}", "7", "{path}", "a.txt")
 	for i, role := range order {
-		key := g.as(g.as(root).do("POST", "/api/keys", fmt.Sprintf(`{"name":%q,"role":%q}`, role, role)).want(t, 201).text("key"))
+		key := g.withKey(g.withKey(root).do("POST", "/api/keys", fmt.Sprintf(`{"name":%q,"role":%q}`, role, role)).want(t, 201).text("key"))
 		want := func(what, needed string, forbidden bool, detail string) {
 			t.Helper()
 			lower := i < slices.Index(order, needed)
@@ -115,7 +115,7 @@ func TestRoles_EveryMethodAndRoute(t *testing.T) {
 		}
 		for _, m := range methods() {
 			_, err := m.call(key, conn, func(protoreflect.Message) {})
-			root := slices.Contains(forRoot, m.name)
+			root := slices.Contains(rootOnlyMethods, m.name)
 			if !root || role != "admin" {
 				want(m.name, roleOf(m.name), status.Code(err) == codes.PermissionDenied, status.Convert(err).Message())
 			}
@@ -151,29 +151,29 @@ func TestRoles_EveryMethodAndRoute(t *testing.T) {
 	}
 }
 
-// foreignMark is contained in everything that belongs to the agent that the limited key may not use.
-const foreignMark = "zq9"
+// otherAgentMark is contained in everything that belongs to the agent that the limited key may not use.
+const otherAgentMark = "zq9"
 
-// TestLimitedKey_EveryMethod tests that every method answers a key that is limited to agents in the same way for
+// TestLimitedKey_EveryMethodHidesOtherAgents tests that every method answers a key that is limited to agents in the same way for
 // another agent's data as for data that does not exist. The methods and fields are taken from spool.v1.
-func TestLimitedKey_EveryMethod(t *testing.T) {
+func TestLimitedKey_EveryMethodHidesOtherAgents(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveCommands()
 	root := rootKey()
 	g := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root})
 	conn := g.conn()
-	all := g.as(g.as(root).do("POST", "/api/keys", `{"name":"`+foreignMark+`"}`).want(t, 201).text("key"))
+	all := g.withKey(g.withKey(root).do("POST", "/api/keys", `{"name":"`+otherAgentMark+`"}`).want(t, 201).text("key"))
 	foreignKey := all.get("/api/keys").text("keys", "0", "keyId")
 	const spec = `{"architecture":"spool","instructions":"Do what is asked of you."}`
-	for _, slug := range []string{foreignMark, "mine"} {
+	for _, slug := range []string{otherAgentMark, "mine"} {
 		all.do("POST", "/api/agents", `{"ref":{"slug":"`+slug+`"},"spec":{"architecture":"spool","instructions":"Do what is asked of `+slug+`."}}`).want(t, 200)
 		all.do("POST", "/api/instances", `{"ref":{"slug":"`+slug+`-instance"},"spec":{"agent":"`+slug+`"}}`).want(t, 200)
 	}
-	theirs, exe := w.sessionOf("default", foreignMark), newID(t, events.KindExecution)
-	w.emit("default", theirs, events.Event{ExecutionID: exe, Data: events.MessageAccepted{BlockID: "b", Content: foreignMark, Metadata: []byte(`"` + foreignMark + `"`)}})
+	theirs, exe := w.sessionOf("default", otherAgentMark), newID(t, events.KindExecution)
+	w.emit("default", theirs, events.Event{ExecutionID: exe, Data: events.MessageAccepted{BlockID: "b", Content: otherAgentMark, Metadata: []byte(`"` + otherAgentMark + `"`)}})
 	mine := w.sessionOf("default", "mine")
-	key := g.as(g.as(root).do("POST", "/api/keys", `{"name":"x","agents":["mine"]}`).want(t, 201).text("key"))
+	key := g.withKey(g.withKey(root).do("POST", "/api/keys", `{"name":"x","agents":["mine"]}`).want(t, 201).text("key"))
 	before := len(s.commands(t))
 	fill := func(ids map[string]string) func(protoreflect.Message) {
 		return func(m protoreflect.Message) {
@@ -193,17 +193,17 @@ func TestLimitedKey_EveryMethod(t *testing.T) {
 			}
 		}
 	}
-	foreign := map[string]string{"session_id": theirs, "execution_id": exe, "slug": foreignMark, "agent": foreignMark, "key_id": foreignKey, "id": "1", "period": "day", "content": "x", "name": "x", "tag": "t"}
+	foreign := map[string]string{"session_id": theirs, "execution_id": exe, "slug": otherAgentMark, "agent": otherAgentMark, "key_id": foreignKey, "id": "1", "period": "day", "content": "x", "name": "x", "tag": "t"}
 	absent := map[string]string{"session_id": oldID(t, events.KindSession), "execution_id": oldID(t, events.KindExecution), "slug": "nobody", "agent": "nobody", "key_id": oldID(t, events.KindKey),
 		"id": "1", "period": "day", "content": "x", "name": "x", "tag": "t"}
 	refused := 0
 	for _, m := range methods() {
 		got, err := m.call(key, conn, fill(foreign))
 		_, missing := m.call(key, conn, fill(absent))
-		if strings.Contains(got, foreignMark) || strings.Contains(got, theirs) || strings.Contains(got, exe) || strings.Contains(got, foreignKey) {
+		if strings.Contains(got, otherAgentMark) || strings.Contains(got, theirs) || strings.Contains(got, exe) || strings.Contains(got, foreignKey) {
 			t.Errorf("%s returns data of another agent: %s", m.name, got)
 		}
-		if fmt.Sprint(asProblem(err)) != fmt.Sprint(asProblem(missing)) || status.Code(err) != status.Code(missing) {
+		if fmt.Sprint(problemOf(err)) != fmt.Sprint(problemOf(missing)) || status.Code(err) != status.Code(missing) {
 			t.Errorf("%s: another agent's can be distinguished from a missing one: %v, %v", m.name, err, missing)
 		}
 		for _, field := range []string{"session_id", "execution_id", "slug", "ref", "key_id", "agent"} {
@@ -231,10 +231,10 @@ func TestLimitedKey_EveryMethod(t *testing.T) {
 			t.Errorf("%s: %s", path, a)
 		}
 	}
-	key.get("/api/instances/"+foreignMark+"-instance").wantProblem(t, 404, "INSTANCE_NOT_FOUND", "slug")
-	key.do("POST", "/api/environments/explain", `{"instance":"`+foreignMark+`-instance"}`).wantProblem(t, 404, "INSTANCE_NOT_FOUND", "instance")
+	key.get("/api/instances/"+otherAgentMark+"-instance").wantProblem(t, 404, "INSTANCE_NOT_FOUND", "slug")
+	key.do("POST", "/api/environments/explain", `{"instance":"`+otherAgentMark+`-instance"}`).wantProblem(t, 404, "INSTANCE_NOT_FOUND", "instance")
 	key.do("POST", "/api/sessions", `{"agent":"mine"}`).want(t, 201)
-	key.do("POST", "/api/sessions", `{"agent":"`+foreignMark+`"}`).wantProblem(t, 403, "FORBIDDEN", "agent")
+	key.do("POST", "/api/sessions", `{"agent":"`+otherAgentMark+`"}`).wantProblem(t, 403, "FORBIDDEN", "agent")
 	if a := key.get("/api/executions").want(t, 200); strings.Contains(string(a.body), exe) {
 		t.Errorf("executions: %s", a)
 	}
@@ -256,13 +256,13 @@ func TestLimitedKey_EveryMethod(t *testing.T) {
 	c.wantError("SESSION_NOT_FOUND", "sessionId")
 	// An answer stored for another key's Idempotency-Key is not returned to this key.
 	again := header("Idempotency-Key", "k")
-	all.do("POST", "/api/sessions", `{"agent":"`+foreignMark+`"}`, again).want(t, 201)
-	key.do("POST", "/api/sessions", `{"agent":"`+foreignMark+`"}`, again).wantProblem(t, 403, "FORBIDDEN", "agent")
+	all.do("POST", "/api/sessions", `{"agent":"`+otherAgentMark+`"}`, again).want(t, 201)
+	key.do("POST", "/api/sessions", `{"agent":"`+otherAgentMark+`"}`, again).wantProblem(t, 403, "FORBIDDEN", "agent")
 }
 
-// TestExpiringKey tests that a key is refused and its streams end when it expires by the clock of Postgres, even if
+// TestExpiringKey_IsRefusedByTheDatabaseClock tests that a key is refused and its streams end when it expires by the clock of Postgres, even if
 // the gateway's clock is an hour off.
-func TestExpiringKey(t *testing.T) {
+func TestExpiringKey_IsRefusedByTheDatabaseClock(t *testing.T) {
 	t.Parallel()
 	for name, off := range map[string]time.Duration{"the clocks agree": 0, "the gateway is an hour ahead": time.Hour, "the gateway is an hour behind": -time.Hour} {
 		t.Run(name, func(t *testing.T) {
@@ -272,16 +272,16 @@ func TestExpiringKey(t *testing.T) {
 			w.now = func() time.Time { return time.Now().Add(off) }
 			root := rootKey()
 			g := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root})
-			made := g.as(root).do("POST", "/api/keys", `{"name":"x","expires":"30m"}`).want(t, 201)
+			made := g.withKey(root).do("POST", "/api/keys", `{"name":"x","expires":"30m"}`).want(t, 201)
 			var left float64
 			must(t, w.pool.QueryRow(t.Context(), "SELECT extract(epoch FROM $1::timestamptz - now())", made.text("expiresAt")).Scan(&left))
 			if left < 1 || left > 1800 {
 				t.Errorf("the key expires in %v s by the clock of Postgres", left)
 			}
-			mine := g.as(made.text("key"))
+			mine := g.withKey(made.text("key"))
 			child := mine.do("POST", "/api/keys", `{"name":"y"}`).want(t, 201)
 			id := w.session("default")
-			list := map[string]stream{"ws": mine.ws(id, 0), "sse": mine.sse(id, 0), "rpc": mine.rpc(id, 0), "child": g.as(child.text("key")).sse(id, 0)}
+			list := map[string]stream{"ws": mine.ws(id, 0), "sse": mine.sse(id, 0), "rpc": mine.rpc(id, 0), "child": g.withKey(child.text("key")).sse(id, 0)}
 			for _, one := range list {
 				_, err := one.next()
 				must(t, err)
@@ -302,7 +302,7 @@ func TestExpiringKey(t *testing.T) {
 	}
 }
 
-func TestCreateKey_Expires(t *testing.T) {
+func TestCreateKey_SetsTheExpiry(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()
@@ -328,13 +328,13 @@ func TestRevokedKey_RefusesTheKeysItMade(t *testing.T) {
 	w.serveCommands() // revokes only the named key
 	root := rootKey()
 	g := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root})
-	made := g.as(root).do("POST", "/api/keys", `{"name":"x"}`).want(t, 201)
-	child := g.as(made.text("key")).do("POST", "/api/keys", `{"name":"y"}`).want(t, 201)
+	made := g.withKey(root).do("POST", "/api/keys", `{"name":"x"}`).want(t, 201)
+	child := g.withKey(made.text("key")).do("POST", "/api/keys", `{"name":"y"}`).want(t, 201)
 	id := w.session("default")
-	open := g.as(child.text("key")).sse(id, 1)
+	open := g.withKey(child.text("key")).sse(id, 1)
 	defer open.close()
-	g.as(root).do("DELETE", "/api/keys/"+made.text("keyId"), "").want(t, 200)
-	g.as(child.text("key")).get("/api/sessions").wantProblem(t, 401, "UNAUTHENTICATED", "Authorization")
+	g.withKey(root).do("DELETE", "/api/keys/"+made.text("keyId"), "").want(t, 200)
+	g.withKey(child.text("key")).get("/api/sessions").wantProblem(t, 401, "UNAUTHENTICATED", "Authorization")
 	var p errProblem
 	if _, err := open.next(); !errors.As(err, &p) || p.code != "UNAUTHENTICATED" {
 		t.Errorf("got %v", err)

@@ -45,7 +45,7 @@ func (w *world) serve(d topology.Durable) *sessions {
 	s := &sessions{w: w, done: map[string]command.Answer{}}
 	consumer, err := w.js.CreateOrUpdateConsumer(w.t.Context(), d.Stream, d.Config)
 	must(w.t, err)
-	run, err := consumer.Consume(s.handle)
+	run, err := consumer.Consume(s.handleCommand)
 	must(w.t, err)
 	w.t.Cleanup(func() {
 		run.Stop()
@@ -54,7 +54,7 @@ func (w *world) serve(d topology.Durable) *sessions {
 	return s
 }
 
-func (s *sessions) handle(msg jetstream.Msg) {
+func (s *sessions) handleCommand(msg jetstream.Msg) {
 	var c command.Command
 	if err := json.Unmarshal(msg.Data(), &c); err != nil {
 		s.w.t.Errorf("command %s: %v", msg.Data(), err)
@@ -68,7 +68,7 @@ func (s *sessions) handle(msg jetstream.Msg) {
 	}
 	a, done := s.done[c.ID]
 	if !done {
-		a = s.carryOut(c)
+		a = s.execute(c)
 		if a.Error == nil {
 			s.done[c.ID] = a
 		}
@@ -82,7 +82,7 @@ func (s *sessions) handle(msg jetstream.Msg) {
 	}
 }
 
-func (s *sessions) carryOut(c command.Command) command.Answer {
+func (s *sessions) execute(c command.Command) command.Answer {
 	a := command.Answer{SessionID: c.SessionID, ExecutionID: c.ExecutionID}
 	if s.answer != nil {
 		return *s.answer
@@ -116,10 +116,10 @@ func (s *sessions) carryOut(c command.Command) command.Answer {
 	if c.Type == command.TypeRetryDead || c.Type == command.TypeDropDead {
 		return a
 	}
-	if a.Error = s.foreign(c, read); a.Error != nil {
+	if a.Error = s.checkAgent(c, read); a.Error != nil {
 		return a
 	}
-	if answer, done := s.w.catalogued(c, read); done {
+	if answer, done := s.w.applyCatalogue(c, read); done {
 		return answer
 	}
 	switch c.Type {
@@ -159,7 +159,7 @@ func (s *sessions) carryOut(c command.Command) command.Answer {
 		if err != nil || tag.RowsAffected() == 0 {
 			a.Error = &command.Error{Code: "LIMITS_NOT_FOUND", Field: "tenant", Detail: "the tenant has no limits of its own"}
 		}
-		s.w.tell(c.Tenant, budget.Tenant{})
+		s.w.publishTenant(c.Tenant, budget.Tenant{})
 		return a
 	case command.TypeRemoveBudget:
 		var b command.RemoveBudget
@@ -168,7 +168,7 @@ func (s *sessions) carryOut(c command.Command) command.Answer {
 		if err != nil || tag.RowsAffected() == 0 {
 			a.Error = &command.Error{Code: "BUDGET_NOT_FOUND", Field: "period", Detail: "the tenant has no such budget"}
 		}
-		s.w.tellBudget(c.Tenant)
+		s.w.publishBudgets(c.Tenant)
 		return a
 	case command.TypeRevokeKey:
 		var b command.RevokeKey
@@ -192,8 +192,8 @@ func (s *sessions) carryOut(c command.Command) command.Answer {
 	return a
 }
 
-// foreign returns an error for a session of an agent that the actor's key may not use.
-func (s *sessions) foreign(c command.Command, read func(any)) *command.Error {
+// checkAgent returns an error for a session of an agent that the actor's key may not use.
+func (s *sessions) checkAgent(c command.Command, read func(any)) *command.Error {
 	var b command.StartExecution
 	switch c.Type {
 	case command.TypeCreateSession:

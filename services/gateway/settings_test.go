@@ -64,7 +64,8 @@ func TestProcess_ReadsItsSettings(t *testing.T) {
 	}
 }
 
-// TestMetrics_CountStreamsByKind also tests that all metrics can be described without a gateway.
+// TestMetrics_CountStreamsByKind tests that open streams are counted by kind, and that all metrics can be described
+// without a gateway.
 func TestMetrics_CountStreamsByKind(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

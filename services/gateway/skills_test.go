@@ -19,12 +19,12 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 )
 
-// pack returns the ZIP of a skill, which has several chunks if it is large.
-func pack(t *testing.T, document string, size int) string {
+// skillZIP returns the ZIP of a skill, which has several chunks if it is large.
+func skillZIP(t *testing.T, document string, size int) string {
 	t.Helper()
 	var b bytes.Buffer
 	z := zip.NewWriter(&b)
-	for name, content := range map[string][]byte{"SKILL.md": []byte(document), "data.bin": noise(size)} {
+	for name, content := range map[string][]byte{"SKILL.md": []byte(document), "data.bin": randomBytes(size)} {
 		f, err := z.CreateHeader(&zip.FileHeader{Name: name, Method: zip.Store})
 		must(t, err)
 		_, err = f.Write(content)
@@ -34,7 +34,7 @@ func pack(t *testing.T, document string, size int) string {
 	return b.String()
 }
 
-func noise(n int) []byte {
+func randomBytes(n int) []byte {
 	b := make([]byte, n)
 	_, _ = rand.NewChaCha8([32]byte{1}).Read(b) // Read of ChaCha8 never fails
 	return b
@@ -50,7 +50,7 @@ func TestSkills_LifeCycleOverREST(t *testing.T) {
 	w := newWorld(t)
 	s := w.serveSkills()
 	g := w.gateway(gateway.Config{})
-	one, two := pack(t, "# PDF", 3<<20), pack(t, "# PDF 2", 10)
+	one, two := skillZIP(t, "# PDF", 3<<20), skillZIP(t, "# PDF 2", 10)
 	const found = `"skill":{"name":"pdf","description":"reads PDFs","bytes":%d,"unpackedBytes":5,"files":2}`
 
 	dry := g.push("?dryRun=true", one).want(t, 200)
@@ -110,7 +110,7 @@ func TestSkillArchive_ReturnsThePushedBytes(t *testing.T) {
 	w := newWorld(t)
 	w.serveSkills()
 	g := w.gateway(gateway.Config{})
-	content := pack(t, "# PDF", 2<<20)
+	content := skillZIP(t, "# PDF", 2<<20)
 	g.push("?tag=stable", content).want(t, 201)
 	const at = "/api/skills/pdf/archive"
 	got := g.get(at+"?version=stable").want(t, 200)
@@ -147,7 +147,7 @@ func TestSkills_BadInputNamesTheField(t *testing.T) {
 	w := newWorld(t)
 	s := w.serveSkills()
 	g := w.gateway(gateway.Config{})
-	content := pack(t, "# PDF", 10)
+	content := skillZIP(t, "# PDF", 10)
 	for query, field := range map[string]string{
 		"?slug=A": "slug", "?scope=mine": "scope", "?org=*": "org", "?scope=identity_account": "org", "?tag=No": "tag[0]", "?tag=a&tag=": "tag[1]", "?dryRun=yes": "dryRun",
 		"?sha256=x": "sha256", "?sha256=" + strings.ToUpper(sum(content)): "sha256", "?slug=a&slug=b": "slug", "?version=1": "version", "?%zz": "",
@@ -210,10 +210,10 @@ func TestSkills_PlatformSkillsAreReadOnlyForTenants(t *testing.T) {
 	root := rootKey()
 	g := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root})
 	key := func(tenant string) *served {
-		return g.as(g.as(root).do("POST", "/api/keys", fmt.Sprintf(`{"name":"x","tenant":%q}`, tenant)).want(t, 201).text("key"))
+		return g.withKey(g.withKey(root).do("POST", "/api/keys", fmt.Sprintf(`{"name":"x","tenant":%q}`, tenant)).want(t, 201).text("key"))
 	}
 	a, b := key("a"), key("b")
-	content := pack(t, "# PDF", 10)
+	content := skillZIP(t, "# PDF", 10)
 	g.push("", content).wantProblem(t, 401, "UNAUTHENTICATED", "Authorization")
 	g.get("/api/skills/pdf/archive").wantProblem(t, 401, "UNAUTHENTICATED", "Authorization")
 	a.push("", content).want(t, 201)
@@ -226,7 +226,7 @@ func TestSkills_PlatformSkillsAreReadOnlyForTenants(t *testing.T) {
 	a.push("?scope=platform", content).wantProblem(t, 403, "FORBIDDEN", "scope")
 	a.do("POST", "/api/skills/pdf/tags", `{"scope":"platform","tag":"x","version":"latest"}`).wantProblem(t, 403, "FORBIDDEN", "scope")
 	a.do("DELETE", "/api/skills/pdf?scope=platform", "").wantProblem(t, 403, "FORBIDDEN", "scope")
-	g.as(root).push("?scope=platform", content).wantProblem(t, 403, "FORBIDDEN", "Authorization")
+	g.withKey(root).push("?scope=platform", content).wantProblem(t, 403, "FORBIDDEN", "Authorization")
 	key("platform").push("?scope=platform", content).want(t, 201)
 	if got := b.get("/api/skills/pdf/archive?scope=platform").want(t, 200); string(got.body) != content {
 		t.Errorf("got %d bytes", len(got.body))

@@ -136,8 +136,8 @@ func TestWebSocket_BadFramesEndTheConnection(t *testing.T) {
 	}
 }
 
-// TestStalledClientIsCut tests that a client that does not read is disconnected without an effect on the others.
-func TestStalledClientIsCut(t *testing.T) {
+// TestStalledClient_IsDisconnected tests that a client that does not read is disconnected without an effect on the others.
+func TestStalledClient_IsDisconnected(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{WriteTimeout: time.Second})

@@ -91,7 +91,7 @@ func TestState_BadNumbersNameTheField(t *testing.T) {
 	}
 }
 
-func TestState_AtEventsOfTwoTurns(t *testing.T) {
+func TestState_IsTheStateAfterTheEvent(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -132,9 +132,9 @@ func TestState_AtEventsOfTwoTurns(t *testing.T) {
 	g.get(path+"12&pageToken="+token).wantProblem(t, 400, "INVALID_REQUEST", "pageToken")
 }
 
-// TestSandboxUsage_OfSessionAndExecution tests that the sandbox cost is part of the session and the execution, and of
+// TestSandboxUsage_IsShownForSessionAndExecution tests that the sandbox cost is part of the session and the execution, and of
 // their state after an event.
-func TestSandboxUsage_OfSessionAndExecution(t *testing.T) {
+func TestSandboxUsage_IsShownForSessionAndExecution(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -190,7 +190,7 @@ func TestState_ContinuesFromASavedState(t *testing.T) {
 	}
 }
 
-func TestFiles_AtEvents(t *testing.T) {
+func TestFiles_AreThoseOfTheEvent(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -234,7 +234,7 @@ func TestFiles_AtEvents(t *testing.T) {
 	}
 }
 
-func TestDiff_OfTwoEvents(t *testing.T) {
+func TestDiff_ShowsWhatChangedBetweenTwoEvents(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -303,7 +303,7 @@ func TestDiff_IsBounded(t *testing.T) {
 	w.gateway(gateway.Config{MaxTenantBytes: 10 << 20, MaxRequest: 8 << 20}).get("/api/sessions/"+id+"/diff?from=2&to=3").wantProblem(t, 429, "TOO_MUCH_IN_FLIGHT", "")
 }
 
-func TestCompare_TwoSessions(t *testing.T) {
+func TestCompare_FindsTheFirstDifference(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})

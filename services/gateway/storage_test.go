@@ -34,8 +34,8 @@ func (w *world) empty(bucket string) {
 	must(w.t, s.Purge(w.t.Context()))
 }
 
-// counts adds to the number of bytes that the read models count for a tenant.
-func (w *world) counts(tenant string, bytes int64) {
+// addStoredBytes adds to the number of bytes that the read models count for a tenant.
+func (w *world) addStoredBytes(tenant string, bytes int64) {
 	w.t.Helper()
 	tx, err := w.pool.Begin(w.t.Context())
 	must(w.t, err)
@@ -57,7 +57,7 @@ func TestStorageLimit_RefusesAnUpload(t *testing.T) {
 	w.serveSkills()
 	root := rootKey()
 	g := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root, MaxTenantStorage: 3 << 20})
-	acme, other := g.keyed(root, "acme"), g.keyed(root, "other")
+	acme, other := g.withNewKey(root, "acme"), g.withNewKey(root, "other")
 	id, theirs := w.session("acme"), w.session("other")
 	path := "/api/sessions/" + id + "/files/"
 	acme.do("PUT", path+"a", bytesOf(2<<20)).want(t, 202)
@@ -68,7 +68,7 @@ func TestStorageLimit_RefusesAnUpload(t *testing.T) {
 			t.Errorf("the refusal does not name %s: %s", part, a)
 		}
 	}
-	acme.push("", pack(t, "# PDF", 1<<20)).wantProblem(t, 429, "TENANT_STORAGE", "")
+	acme.push("", skillZIP(t, "# PDF", 1<<20)).wantProblem(t, 429, "TENANT_STORAGE", "")
 	_, err := spoolv1.NewSessionsClient(g.conn()).CreateSession(acme.context(t.Context()), &spoolv1.CreateSessionRequest{WorkspaceFiles: []*spoolv1.WorkspaceFile{
 		{Path: "a", ContentBase64: ptr(base64.StdEncoding.EncodeToString([]byte(bytesOf(1<<20 + 1))))},
 	}})
@@ -136,13 +136,13 @@ func TestStorageLimit_RefusesWork(t *testing.T) {
 	w.serveCommands()
 	root := rootKey()
 	g := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root})
-	acme := g.keyed(root, "acme")
+	acme := g.withNewKey(root, "acme")
 	id := w.session("acme")
 	path := "/api/sessions/" + id
 	acme.do("POST", "/api/sessions", `{}`, header("Idempotency-Key", "first")).want(t, 201)
 	run := acme.do("POST", path+"/messages", `{"content":"go"}`).want(t, 202).text("executionId")
 	acme.do("PUT", path+"/files/a", bytesOf(1000)).want(t, 202)
-	g.as(root).do("PUT", "/api/limits", `{"tenant":"acme","limits":{"storageBytes":1000}}`).want(t, 200)
+	g.withKey(root).do("PUT", "/api/limits", `{"tenant":"acme","limits":{"storageBytes":1000}}`).want(t, 200)
 	refused := func() bool { return acme.do("POST", "/api/sessions", `{}`).status == http.StatusTooManyRequests }
 	for deadline := time.Now().Add(patience); !refused(); {
 		if time.Now().After(deadline) {
@@ -155,7 +155,7 @@ func TestStorageLimit_RefusesWork(t *testing.T) {
 	} {
 		acme.do(r[0], r[1], r[2]).wantProblem(t, 429, "TENANT_STORAGE", "")
 	}
-	acme.push("", pack(t, "# PDF", 10)).wantProblem(t, 429, "TENANT_STORAGE", "")
+	acme.push("", skillZIP(t, "# PDF", 10)).wantProblem(t, 429, "TENANT_STORAGE", "")
 	_, err := spoolv1.NewSessionsClient(g.conn()).PostMessage(acme.context(t.Context()), &spoolv1.PostMessageRequest{SessionId: id, Content: "go"})
 	wantCode(t, err, codes.ResourceExhausted, "TENANT_STORAGE", "")
 	acme.do("POST", "/api/sessions", `{}`, header("Idempotency-Key", "first")).want(t, 201) // the session was created before
@@ -164,11 +164,11 @@ func TestStorageLimit_RefusesWork(t *testing.T) {
 	}
 	acme.get(path).want(t, 200)
 	acme.get(path+"/events").want(t, 200)
-	w.counts("acme", -1) // like a removal by the janitor
+	w.addStoredBytes("acme", -1) // like a removal by the janitor
 	acme.do("POST", path+"/messages", `{"content":"go"}`).want(t, 202)
-	w.counts("acme", 1)
+	w.addStoredBytes("acme", 1)
 	acme.do("POST", path+"/messages", `{"content":"go"}`).wantProblem(t, 429, "TENANT_STORAGE", "")
-	g.as(root).do("DELETE", "/api/limits?tenant=acme", "").want(t, 200)
+	g.withKey(root).do("DELETE", "/api/limits?tenant=acme", "").want(t, 200)
 	for deadline := time.Now().Add(patience); refused(); {
 		if time.Now().After(deadline) {
 			t.Fatal("sessions are refused for good")
@@ -196,42 +196,42 @@ func TestStorageLimit_CountsUploadsThatWereAccepted(t *testing.T) {
 	g.do("PUT", path+"b", bytesOf(600)).wantProblem(t, 429, "TENANT_STORAGE", "")
 	w.exec("DROP TRIGGER held ON tenant_usage")
 	w.exec("DROP TRIGGER held ON checkpoints")
-	w.counts("default", 600)
+	w.addStoredBytes("default", 600)
 	w.exec("UPDATE checkpoints SET position = 1000000")
 	g.do("PUT", path+"b", bytesOf(400)).want(t, 202)
 	g.do("PUT", path+"c", "x").wantProblem(t, 429, "TENANT_STORAGE", "")
 }
 
-// TestStorageLimit_AnswersAClientThatIsStillSending tests that an upload that is refused before any of it was read is
-// answered, however much the client has sent.
+// TestStorageLimit_AnswersAClientThatIsStillSending tests that the client receives the answer to an upload that is refused
+// before any of it was read, even if the client has sent a large part of it.
 func TestStorageLimit_AnswersAClientThatIsStillSending(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveSkills()
 	g := w.gateway(gateway.Config{MaxTenantStorage: 1000})
 	path := "/api/sessions/" + w.session("default") + "/files/a"
-	zip := pack(t, "# PDF", 8<<20)
+	zip := skillZIP(t, "# PDF", 8<<20)
 	for range 10 {
 		g.do("PUT", path, bytesOf(8<<20)).wantProblem(t, 429, "TENANT_STORAGE", "")
 		g.push("", zip).wantProblem(t, 429, "TENANT_STORAGE", "")
 	}
 }
 
-// TestStorageLimit_OfSkills tests that the upload of a skill that was only checked counts until it is removed, and
+// TestStorageLimit_CountsSkillUploadsOnce tests that the upload of a skill that was only checked counts until it is removed, and
 // that the upload of a stored skill does not count in addition to the skill while all such uploads are below the
 // limit.
-func TestStorageLimit_OfSkills(t *testing.T) {
+func TestStorageLimit_CountsSkillUploadsOnce(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveSkills()
 	g := w.gateway(gateway.Config{MaxTenantStorage: 1 << 20})
-	zip := pack(t, "# PDF", 600<<10)
+	zip := skillZIP(t, "# PDF", 600<<10)
 	g.push("?dryRun=true", zip).want(t, 200)
 	g.push("", zip).wantProblem(t, 429, "TENANT_STORAGE", "")
 	w.empty(topology.BucketSkills)
 	g.push("", zip).want(t, 201)
 	// The fake does not count the skill, as if it had been removed immediately.
-	g.push("", pack(t, "# PDF 2", 600<<10)).wantProblem(t, 429, "TENANT_STORAGE", "")
-	w.counts("default", 400<<10)
-	g.push("", pack(t, "# PDF 2", 300<<10)).want(t, 201)
+	g.push("", skillZIP(t, "# PDF 2", 600<<10)).wantProblem(t, 429, "TENANT_STORAGE", "")
+	w.addStoredBytes("default", 400<<10)
+	g.push("", skillZIP(t, "# PDF 2", 300<<10)).want(t, 201)
 }

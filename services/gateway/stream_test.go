@@ -20,7 +20,7 @@ import (
 )
 
 // patience bounds how long a test's stream may last, and each wait for something that must arrive. It is long,
-// because a stream of TestStalledClientIsCut transfers 24 MB, which took more than a minute with the race detector on
+// because a stream of TestStalledClient_IsDisconnected transfers 24 MB, which took more than a minute with the race detector on
 // a busy machine.
 const patience = 3 * time.Minute
 
@@ -315,7 +315,7 @@ func (w *world) play(tenant, session string, list []turn) {
 			w.emit(tenant, session, p.events...)
 			continue
 		}
-		w.say(tenant, session, p.block, p.text)
+		w.emitText(tenant, session, p.block, p.text)
 	}
 }
 

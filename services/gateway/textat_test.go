@@ -15,8 +15,8 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 )
 
-// shows returns the blocks of a client, one a line.
-func (w *watcher) shows() string {
+// blocksText returns the blocks of a client, one a line.
+func (w *watcher) blocksText() string {
 	var s strings.Builder
 	for _, b := range w.view.Blocks() {
 		fmt.Fprintf(&s, "%s %s %q\n", b.ID, b.Status, b.Content)
@@ -55,7 +55,7 @@ func (w *world) follow(g *served, session string, list []turn, seen func(c *watc
 			e, err := s.next()
 			must(w.t, err)
 			must(w.t, client.take(e))
-			had[client.seq] = client.shows()
+			had[client.seq] = client.blocksText()
 		}
 		seen(client)
 	}
@@ -73,7 +73,7 @@ func (w *world) follow(g *served, session string, list []turn, seen func(c *watc
 		d := events.Delta{BlockID: p.block, ConversationID: events.MainConversation, Epoch: 1, Offset: uint32(offsets[p.block]), Text: p.text, Time: at}
 		_, err := w.js.Publish(w.t.Context(), events.DeltaSubject("default", session), encode(w.t, d))
 		must(w.t, err)
-		w.say("default", session, p.block, p.text)
+		w.emitText("default", session, p.block, p.text)
 		offsets[p.block] += len(p.text)
 		until(func() bool { return int(client.text[p.block]) >= offsets[p.block] })
 	}
@@ -95,7 +95,7 @@ func TestState_HasTheTextInFlight(t *testing.T) {
 	}
 	had := w.follow(g, id, list, func(c *watcher) {
 		got, incomplete := g.stateAt(id, 0)
-		same(fmt.Sprint("in flight, after event ", c.seq), got, c.shows(), incomplete)
+		same(fmt.Sprint("in flight, after event ", c.seq), got, c.blocksText(), incomplete)
 	})
 	withText := 0
 	for at := uint32(1); at <= w.tip(id); at++ {
@@ -117,9 +117,9 @@ func TestState_HasTheTextInFlight(t *testing.T) {
 	}
 }
 
-// TestState_SaysWhichTextIsGone tests that a state names the open blocks whose text is no longer stored, and the
+// TestState_NamesBlocksWithIncompleteText tests that a state names the open blocks whose text is no longer stored, and the
 // length of the stored part.
-func TestState_SaysWhichTextIsGone(t *testing.T) {
+func TestState_NamesBlocksWithIncompleteText(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -156,7 +156,7 @@ func TestState_SaysWhichTextIsGone(t *testing.T) {
 	if _, incomplete := g.stateAt(id, 0); len(incomplete) > 0 {
 		t.Errorf("block without text: %v is incomplete", incomplete)
 	}
-	w.say("default", id, open, "text")
+	w.emitText("default", id, open, "text")
 	if shown, incomplete := g.stateAt(id, 0); fmt.Sprint(incomplete) != fmt.Sprint(map[string]float64{open: 0}) {
 		t.Errorf("open block: %s, incomplete %v", shown, incomplete)
 	}
@@ -183,9 +183,9 @@ func TestState_ShowsTextThatABlockLost(t *testing.T) {
 	}
 }
 
-// TestState_WithoutDELTAS tests that a state with open blocks is refused with a temporary error without DELTAS,
+// TestState_WithoutDELTASIsUnavailable tests that a state with open blocks is refused with a temporary error without DELTAS,
 // because the gateway cannot know which text is no longer stored.
-func TestState_WithoutDELTAS(t *testing.T) {
+func TestState_WithoutDELTASIsUnavailable(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -198,9 +198,9 @@ func TestState_WithoutDELTAS(t *testing.T) {
 	g.get("/api/sessions/"+id+"/state?at=3").want(t, 200) // no block is open
 }
 
-// TestBlocks_OfPiecesThatOverlapAmidACharacter tests that text deltas that overlap in the middle of a character yield
+// TestBlocks_TextIsValidIfDeltasSplitACharacter tests that text deltas that overlap in the middle of a character yield
 // valid text.
-func TestBlocks_OfPiecesThatOverlapAmidACharacter(t *testing.T) {
+func TestBlocks_TextIsValidIfDeltasSplitACharacter(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})

@@ -22,9 +22,9 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 )
 
-// issue writes a certificate for 127.0.0.1 to a folder, replacing the one that is there, and returns the pool that
+// writeCertificate writes a certificate for 127.0.0.1 to a folder, replacing the one that is there, and returns the pool that
 // clients must trust.
-func issue(t *testing.T, dir string, now time.Time, valid time.Duration) *x509.CertPool {
+func writeCertificate(t *testing.T, dir string, now time.Time, valid time.Duration) *x509.CertPool {
 	t.Helper()
 	authority, err := certificate.OpenAuthority(filepath.Join(dir, "authority"), certificate.Validity{For: valid, RenewBefore: 1 << 60}, now)
 	must(t, err)
@@ -36,8 +36,8 @@ func issue(t *testing.T, dir string, now time.Time, valid time.Duration) *x509.C
 	return pool
 }
 
-// trusting sets the pool that clients of the gateway trust, and gives them new connections.
-func (s *served) trusting(pool *x509.CertPool) *served {
+// withTrustedPool sets the pool that clients of the gateway trust, and gives them new connections.
+func (s *served) withTrustedPool(pool *x509.CertPool) *served {
 	c := *s
 	c.tls = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
 	c.http = &http.Client{Transport: &http.Transport{TLSClientConfig: c.tls.Clone(), ForceAttemptHTTP2: true}}
@@ -58,14 +58,14 @@ func (s *served) serial() string {
 	return resp.TLS.PeerCertificates[0].SerialNumber.String()
 }
 
-// TestTLS_EveryProtocolOverARenewal tests that REST, SSE, WebSocket and gRPC use the certificate of SPOOL_TLS_CERT
+// TestTLS_EveryProtocolServesTheRenewedCertificate tests that REST, SSE, WebSocket and gRPC use the certificate of SPOOL_TLS_CERT
 // and SPOOL_TLS_KEY, that streams survive a renewal, and that new connections get the new certificate.
-func TestTLS_EveryProtocolOverARenewal(t *testing.T) {
+func TestTLS_EveryProtocolServesTheRenewedCertificate(t *testing.T) {
 	t.Parallel()
 	w, dir := newWorld(t), t.TempDir()
-	pool := issue(t, dir, time.Now(), time.Hour)
+	pool := writeCertificate(t, dir, time.Now(), time.Hour)
 	plain := w.gateway(gateway.Config{TLSCert: filepath.Join(dir, certificate.CertificateFile), TLSKey: filepath.Join(dir, certificate.KeyFile)})
-	g := plain.trusting(pool)
+	g := plain.withTrustedPool(pool)
 	before := g.serial()
 	id := w.session("default")
 	g.get("/api/sessions/"+id).want(t, 200)
@@ -80,8 +80,8 @@ func TestTLS_EveryProtocolOverARenewal(t *testing.T) {
 		}
 	}
 	read(2)
-	issue(t, dir, time.Now(), 48*time.Hour)
-	if renewed := plain.trusting(pool).serial(); renewed == before {
+	writeCertificate(t, dir, time.Now(), 48*time.Hour)
+	if renewed := plain.withTrustedPool(pool).serial(); renewed == before {
 		t.Error("a new connection is served the former certificate")
 	}
 	read(3)
@@ -93,7 +93,7 @@ func TestTLS_EveryProtocolOverARenewal(t *testing.T) {
 	}
 	g.wantMetric(t, "spool_gateway_certificate_reload_failed 0")
 
-	for name, c := range map[string]*served{"without TLS": {t: t, url: "http" + strings.TrimPrefix(plain.url, "https"), http: &http.Client{}}, "another authority": plain.trusting(issue(t, t.TempDir(), time.Now(), time.Hour))} {
+	for name, c := range map[string]*served{"without TLS": {t: t, url: "http" + strings.TrimPrefix(plain.url, "https"), http: &http.Client{}}, "another authority": plain.withTrustedPool(writeCertificate(t, t.TempDir(), time.Now(), time.Hour))} {
 		resp, err := c.http.Get(c.url + "/healthz")
 		if err == nil {
 			_ = resp.Body.Close()
@@ -134,15 +134,15 @@ func (s *served) seconds() float64 {
 func TestTLS_ExpiredCertificateIsServedUntilItIsRenewed(t *testing.T) {
 	t.Parallel()
 	w, dir := newWorld(t), t.TempDir()
-	pool := issue(t, dir, time.Now().Add(-48*time.Hour), time.Hour)
+	pool := writeCertificate(t, dir, time.Now().Add(-48*time.Hour), time.Hour)
 	plain := w.gateway(gateway.Config{TLSCert: filepath.Join(dir, certificate.CertificateFile), TLSKey: filepath.Join(dir, certificate.KeyFile)})
-	g := plain.trusting(pool)
+	g := plain.withTrustedPool(pool)
 	_, err := g.http.Get(g.url + "/healthz") //nolint:bodyclose // there is none
 	var invalid x509.CertificateInvalidError
 	if !errors.As(err, &invalid) || invalid.Reason != x509.Expired {
 		t.Errorf("error of a client: %v", err)
 	}
-	issue(t, dir, time.Now(), time.Hour)
+	writeCertificate(t, dir, time.Now(), time.Hour)
 	g.get("/healthz").want(t, 200)
 }
 
@@ -150,7 +150,7 @@ func TestTLS_ExpiredCertificateIsServedUntilItIsRenewed(t *testing.T) {
 func TestTLS_LimitsHoldWithTLS(t *testing.T) {
 	t.Parallel()
 	w, dir := newWorld(t), t.TempDir()
-	pool := issue(t, dir, time.Now(), time.Hour)
+	pool := writeCertificate(t, dir, time.Now(), time.Hour)
 	plain := w.gateway(gateway.Config{TLSCert: filepath.Join(dir, certificate.CertificateFile), TLSKey: filepath.Join(dir, certificate.KeyFile), MaxConnections: 1})
 	addr := strings.TrimPrefix(plain.url, "https://")
 	first, err := tls.Dial("tcp", addr, &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12})
@@ -165,7 +165,7 @@ func TestTLS_LimitsHoldWithTLS(t *testing.T) {
 		t.Errorf("a header of 40 KiB: %s", a)
 	}
 	must(t, first.Close())
-	g := plain.trusting(pool)
+	g := plain.withTrustedPool(pool)
 	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
 		resp, err := g.http.Get(g.url + "/healthz")
 		if err == nil {

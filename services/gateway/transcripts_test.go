@@ -24,8 +24,8 @@ import (
 
 const transcriptsPath = "/api/transcripts"
 
-// rollout returns a Codex transcript of the given size in bytes.
-func rollout(t *testing.T, size int) string {
+// codexTranscript returns a Codex transcript of the given size in bytes.
+func codexTranscript(t *testing.T, size int) string {
 	t.Helper()
 	raw, err := os.ReadFile("../../pkg/transcript/testdata/codex.jsonl")
 	must(t, err)
@@ -35,9 +35,9 @@ func rollout(t *testing.T, size int) string {
 	return string(raw) + strings.Repeat("\n", size-len(raw))
 }
 
-// TestTranscripts tests that an uploaded transcript can be used for one session, over REST or gRPC, by the tenant
+// TestTranscript_CanBeUsedOnceByItsTenant tests that an uploaded transcript can be used for one session, over REST or gRPC, by the tenant
 // that uploaded it and for ten minutes.
-func TestTranscripts(t *testing.T) {
+func TestTranscript_CanBeUsedOnceByItsTenant(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	var late atomic.Int64
@@ -45,8 +45,8 @@ func TestTranscripts(t *testing.T) {
 	s := w.serveCommands()
 	root := rootKey()
 	g := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root})
-	acme, other := g.keyed(root, "acme"), g.keyed(root, "other")
-	text := rollout(t, 30_000)
+	acme, other := g.withNewKey(root, "acme"), g.withNewKey(root, "other")
+	text := codexTranscript(t, 30_000)
 	sum := sha256.Sum256([]byte(text))
 	upload := func() string {
 		t.Helper()
@@ -116,8 +116,8 @@ func TestTranscripts(t *testing.T) {
 	acme.do("POST", transcriptsPath+"?architecture=codex", text).wantProblem(t, 400, "INVALID_REQUEST", "architecture")
 }
 
-// TestTranscriptThatDoesNotEnd tests that a transcript that is refused or too large is not read any further.
-func TestTranscriptThatDoesNotEnd(t *testing.T) {
+// TestTranscript_RefusedUploadIsNotReadFurther tests that a transcript that is refused or too large is not read any further.
+func TestTranscript_RefusedUploadIsNotReadFurther(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{MaxTranscript: 1 << 20})
@@ -139,7 +139,7 @@ func TestTranscriptThatDoesNotEnd(t *testing.T) {
 	req, err := http.NewRequestWithContext(t.Context(), "POST", g.url+transcriptsPath, r)
 	must(t, err)
 	go func() {
-		_, _ = io.WriteString(wr, rollout(t, 30_000))
+		_, _ = io.WriteString(wr, codexTranscript(t, 30_000))
 		wr.CloseWithError(errors.New("gone"))
 	}()
 	if resp, err := client.Do(req); err == nil {
@@ -158,19 +158,19 @@ func TestTranscriptThatDoesNotEnd(t *testing.T) {
 	}
 }
 
-// TestStorageLimit_OfTranscripts tests that a transcript counts once while a session can be created with it, and that
+// TestStorageLimit_CountsTranscriptsOnce tests that a transcript counts once while a session can be created with it, and that
 // a refused one counts until it is removed.
-func TestStorageLimit_OfTranscripts(t *testing.T) {
+func TestStorageLimit_CountsTranscriptsOnce(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.serveCommands()
 	g := w.gateway(gateway.Config{MaxTenantStorage: 100_000})
-	ref := g.do("POST", transcriptsPath, rollout(t, 60_000)).want(t, 201).text("transcript")
-	g.do("POST", transcriptsPath, rollout(t, 60_000)).wantProblem(t, 429, "TENANT_STORAGE", "")
+	ref := g.do("POST", transcriptsPath, codexTranscript(t, 60_000)).want(t, 201).text("transcript")
+	g.do("POST", transcriptsPath, codexTranscript(t, 60_000)).wantProblem(t, 429, "TENANT_STORAGE", "")
 	g.do("POST", "/api/sessions", fmt.Sprintf(`{"transcript":%q}`, ref)).want(t, 201)
-	w.counts("default", 60_000)
-	g.do("POST", transcriptsPath, rollout(t, 30_000)).want(t, 201)
-	g.do("POST", transcriptsPath, rollout(t, 30_000)).wantProblem(t, 429, "TENANT_STORAGE", "")
+	w.addStoredBytes("default", 60_000)
+	g.do("POST", transcriptsPath, codexTranscript(t, 30_000)).want(t, 201)
+	g.do("POST", transcriptsPath, codexTranscript(t, 30_000)).wantProblem(t, 429, "TENANT_STORAGE", "")
 	w.empty(topology.BucketWorkspaces)
-	g.do("POST", transcriptsPath, rollout(t, 30_000)).want(t, 201)
+	g.do("POST", transcriptsPath, codexTranscript(t, 30_000)).want(t, 201)
 }

@@ -12,9 +12,9 @@ import (
 	"github.com/spoolhq/spool/services/gateway"
 )
 
-// TestPast_WithEventsThatAreNotKnown tests that events of unknown types, and events that the projector could not
+// TestState_UnknownEventsChangeOnlyTheSeq tests that events of unknown types, and events that the projector could not
 // fold, are replayed as they are stored, and change only the seq of a state.
-func TestPast_WithEventsThatAreNotKnown(t *testing.T) {
+func TestState_UnknownEventsChangeOnlyTheSeq(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
@@ -53,10 +53,10 @@ func TestPast_WithEventsThatAreNotKnown(t *testing.T) {
 	}
 }
 
-// TestPast_ShowsNoValuesOfVariables tests that a state and a diff contain the resolved versions of an execution and
+// TestState_ShowsNoValuesOfVariables tests that a state and a diff contain the resolved versions of an execution and
 // no value of a variable, and that a comparison contains events as in lists: without the values of secrets, which the
 // log never has.
-func TestPast_ShowsNoValuesOfVariables(t *testing.T) {
+func TestState_ShowsNoValuesOfVariables(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})

@@ -45,19 +45,19 @@ type world struct {
 
 	projector *nats.Conn // connection of the projector's user, if the server has users
 
-	untold atomic.Bool // budgets are not published to the services
+	budgetsUnpublished atomic.Bool // budgets are not published to the services
 
-	mu       sync.Mutex
-	position int64
-	sessions map[string]*fake
-	entries  map[string]*versions.State // catalogue entries by id
-	sealer   gateway.Sealer             // the gateways' Sealer; nil for none
-	now      func() time.Time           // the gateways' clock; nil for time.Now
-	mute     bool                       // commits rows without announcing them
+	mu          sync.Mutex
+	position    int64
+	sessions    map[string]*fakeSession
+	entries     map[string]*versions.State // catalogue entries by id
+	sealer      gateway.Sealer             // the gateways' Sealer; nil for none
+	now         func() time.Time           // the gateways' clock; nil for time.Now
+	unannounced bool                       // commits rows without announcing them
 }
 
-// fake is a session in the state that the projector would have folded.
-type fake struct {
+// fakeSession is a session in the state that the projector would have folded.
+type fakeSession struct {
 	tenant, id string
 	agent      string
 	seq        uint32
@@ -90,7 +90,7 @@ func newWorldOn(t *testing.T, nc *nats.Conn) *world {
 	must(t, err)
 	must(t, topology.Provision(t.Context(), js, topology.Config{}))
 	db := readmodeltest.Database(t)
-	w := &world{t: t, url: db.Gateway, nc: nc, projector: nc, js: js, sessions: map[string]*fake{}, entries: map[string]*versions.State{}}
+	w := &world{t: t, url: db.Gateway, nc: nc, projector: nc, js: js, sessions: map[string]*fakeSession{}, entries: map[string]*versions.State{}}
 	must(t, readmodel.Migrate(t.Context(), db.Projector))
 	w.pool = w.openPool(db.Projector)
 	w.exec("UPDATE checkpoints SET caught_up = true")
@@ -188,8 +188,8 @@ func (w *world) emit(tenant, session string, list ...events.Event) {
 	w.commit(tenant, session, list, nil)
 }
 
-// say commits text in flight: the next piece of an open block.
-func (w *world) say(tenant, session, block, text string) {
+// emitText commits text in flight: the next piece of an open block.
+func (w *world) emitText(tenant, session, block, text string) {
 	w.t.Helper()
 	w.mu.Lock()
 	f := w.sessions[session]
@@ -208,7 +208,7 @@ func (w *world) commit(tenant, session string, list []events.Event, deltas []eve
 	defer w.mu.Unlock()
 	f := w.sessions[session]
 	if f == nil {
-		f = &fake{tenant: tenant, id: session, blocks: map[string]*events.Block{}, first: map[string]uint32{}, ord: map[string]int{}, text: map[string]int{}}
+		f = &fakeSession{tenant: tenant, id: session, blocks: map[string]*events.Block{}, first: map[string]uint32{}, ord: map[string]int{}, text: map[string]int{}}
 		w.sessions[session] = f
 	}
 	ctx := context.Background()
@@ -231,7 +231,7 @@ func (w *world) commit(tenant, session string, list []events.Event, deltas []eve
 		w.t.Error(err) // not Fatal, because another goroutine may have called
 	}
 	live.Tip = f.seq
-	if !w.mute {
+	if !w.unannounced {
 		w.announce(tenant, live)
 	}
 }
@@ -245,7 +245,7 @@ func (w *world) announce(tenant string, live readmodel.Live) {
 type projection struct {
 	w  *world
 	tx pgx.Tx
-	f  *fake
+	f  *fakeSession
 }
 
 func (p projection) do(sql string, args ...any) {
@@ -484,7 +484,7 @@ var client = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 func TestMain(m *testing.M) {
 	// The tests' Postgres is started once and outlives the tests.
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("os/exec.(*Cmd).Start.func2"), goleak.IgnoreAnyFunction("os/exec.(*Cmd).Wait"),
-		// The tests put objects with the client's own ObjectStore. Its Put takes its listener away when it is done; where the
-		// listener's goroutine has not begun by then, it waits on a nil channel for ever (nats.go 1.55).
+		// The tests store objects with the ObjectStore of nats.go. Its Put removes its listener at the end; if the listener's
+		// goroutine has not begun by then, the goroutine waits on a nil channel forever (nats.go 1.55).
 		goleak.IgnoreTopFunction("github.com/nats-io/nats.go/jetstream.(*jetStream).resetPendingAcksOnReconnect"))
 }

@@ -24,9 +24,9 @@ const (
 
 // announcer announces committed changes to gateways. It must be used by one goroutine.
 type announcer struct {
-	nc     *nats.Conn
-	group  int
-	missed bool // whether a message could not be sent
+	nc          *nats.Conn
+	group       int
+	lostMessage bool // whether a message could not be sent
 }
 
 // started asks gateways to compare the group's sessions with the read models, because announcements may have been
@@ -42,11 +42,11 @@ func (a *announcer) started() error {
 // send announces the changes of a batch, one session after the other. After a failure, the next successful call also
 // sends the request of started.
 func (a *announcer) send(list []fold.Live) error {
-	if a.missed {
+	if a.lostMessage {
 		if err := a.started(); err != nil {
 			return err
 		}
-		a.missed = false
+		a.lostMessage = false
 	}
 	for _, l := range list {
 		messages, err := liveMessages(l, maxLive)
@@ -54,7 +54,7 @@ func (a *announcer) send(list []fold.Live) error {
 			err = errors.Join(err, a.nc.Publish(events.LiveSubject(l.Session.Tenant, l.Session.ID), m))
 		}
 		if err != nil {
-			a.missed = true
+			a.lostMessage = true
 			return err
 		}
 	}
@@ -63,7 +63,7 @@ func (a *announcer) send(list []fold.Live) error {
 
 // liveMessages encodes one session's changes as readmodel.Live, in messages of at most limit bytes: events first,
 // then text. Only the last message has the session's tip; the others have the seq of their last event, so that
-// gateways do not take the rest for missing. For an event that is too large only its seq is announced.
+// gateways do not treat the remaining events as missing. For an event that is too large only its seq is announced.
 func liveMessages(l fold.Live, limit int) ([][]byte, error) {
 	w := liveWriter{session: l.Session.ID, limit: limit - 200}
 	if len(l.Events) == 0 {
@@ -98,19 +98,21 @@ func liveMessages(l fold.Live, limit int) ([][]byte, error) {
 	return w.out, nil
 }
 
+// liveWriter collects events and text of one session into messages of a limited size.
 type liveWriter struct {
-	session        string
-	limit, size    int
-	tip, told      int64
-	events, deltas []string
-	out            [][]byte
+	session           string
+	limit, size       int
+	tip, announcedTip int64
+	events, deltas    []string
+	out               [][]byte
 }
 
+// flush ends the current message, unless it is empty and its tip was announced already.
 func (w *liveWriter) flush() {
-	if w.tip == w.told && len(w.events)+len(w.deltas) == 0 {
+	if w.tip == w.announcedTip && len(w.events)+len(w.deltas) == 0 {
 		return
 	}
-	w.told = w.tip
+	w.announcedTip = w.tip
 	var b bytes.Buffer
 	b.Grow(w.size + 200)
 	b.WriteString(`{"sessionId":"` + w.session + `","tip":` + strconv.FormatInt(w.tip, 10) + `,"events":[`)

@@ -97,11 +97,11 @@ func TestTenantUsage_AddsUpOverGroupsAndOutlivesSessions(t *testing.T) {
 	dayBudget.append(&dayBudget.life, "", set(events.PeriodDay, events.Budget{Turns: 1}), set(events.PeriodDay, daily))
 	totalBudget.append(&totalBudget.life, "", set(events.PeriodTotal, total))
 
-	told, metered, other := w.session(1).create(), w.session(6).create(), w.session(2)
+	agentOnly, metered, other := w.session(1).create(), w.session(6).create(), w.session(2)
 	other.tenant = "other"
 	other.life.Subject, other.run.Subject = events.LifeOf("other", other.id), events.RunOf("other", other.id)
 	other.create()
-	for _, s := range []*session{told, other} {
+	for _, s := range []*session{agentOnly, other} {
 		s.turn(1) // 30 tokens, $0.25 and 1,234 ms, as reported by the agent
 	}
 	x := metered.post(1)
@@ -124,7 +124,7 @@ func TestTenantUsage_AddsUpOverGroupsAndOutlivesSessions(t *testing.T) {
 	w.awaitUsage("other", testTime)
 
 	metered.append(&metered.life, "", events.SessionDeleted{})
-	w.awaitProjected(told)
+	w.awaitProjected(agentOnly)
 	w.awaitUsage("default", testTime, day, all)
 	if _, err := projector.Rebuild(t.Context(), projector.Config{DatabaseURL: w.url}, projector.Deps{Log: w.log}, true); err != nil {
 		t.Error(err)
@@ -132,7 +132,7 @@ func TestTenantUsage_AddsUpOverGroupsAndOutlivesSessions(t *testing.T) {
 
 	stop()
 	dayBudget.append(&dayBudget.life, "", events.TenantBudgetRemoved{Tenant: "default", Period: events.PeriodDay})
-	told.turn(2)
+	agentOnly.turn(2)
 	w.start(now)
 	all.Spent = all.Spent.Plus(events.BudgetUsage{Turns: 1, Tokens: 30, CostUSD: 0.25, TimeMs: 1234})
 	w.awaitUsage("default", testTime, all)

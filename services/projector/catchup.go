@@ -10,11 +10,11 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// A catch-up first waits for other groups that start at the same time: gather in any case, and up to gatherMost times
-// gather while groups are starting.
+// Before a catch-up reads the shard, it waits for other groups that start at the same time: one gatherInterval, and then
+// up to maxGatherIntervals in total while groups are starting.
 const (
-	gather     = 10 * time.Millisecond
-	gatherMost = 100 // multiples of gather
+	gatherInterval     = 10 * time.Millisecond
+	maxGatherIntervals = 100
 )
 
 // catchUp reads the backlog of a shard for several groups at once. A consumer with eight filter subjects makes the
@@ -24,16 +24,17 @@ type catchUp struct {
 	log   eventlog.Log
 	shard int
 
-	coming atomic.Int32 // groups that are starting and have not called join yet
+	starting atomic.Int32 // groups that are starting and have not called join yet
 
 	mu      sync.Mutex
 	waiting []*member // the first one reads for all of them
 }
 
-// expect announces a group that is about to call join. gone must be called when the group calls join or gives up.
-func (c *catchUp) expect() (gone func()) {
-	c.coming.Add(1)
-	return sync.OnceFunc(func() { c.coming.Add(-1) })
+// announceStart announces a group that is about to call join. arrived must be called when the group calls join or gives
+// up.
+func (c *catchUp) announceStart() (arrived func()) {
+	c.starting.Add(1)
+	return sync.OnceFunc(func() { c.starting.Add(-1) })
 }
 
 // member is a group that is catching up.
@@ -45,8 +46,8 @@ type member struct {
 	complete bool
 }
 
-// join reads a group's commits up to the end of the log, and reports whether it reached the end; if not, the caller
-// must call it again.
+// join reads a group's commits up to the end of the log, and reports whether it reached the end. If it did not, the caller
+// must call join again.
 func (c *catchUp) join(ctx context.Context, f *feeder) bool {
 	r := &member{ctx: ctx, feed: f, ended: make(chan struct{})}
 	c.mu.Lock()
@@ -75,17 +76,17 @@ func (c *catchUp) join(ctx context.Context, f *feeder) bool {
 	return r.complete
 }
 
-// gather waits until no other group is starting, within bounds.
+// gather waits until no other group is starting, for at most maxGatherIntervals.
 func (c *catchUp) gather(ctx context.Context) {
-	t := time.NewTicker(gather)
+	t := time.NewTicker(gatherInterval)
 	defer t.Stop()
-	for range gatherMost {
+	for range maxGatherIntervals {
 		select {
 		case <-ctx.Done():
 			return
 		case <-t.C:
 		}
-		if c.coming.Load() == 0 {
+		if c.starting.Load() == 0 {
 			return
 		}
 	}

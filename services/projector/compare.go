@@ -16,8 +16,8 @@ import (
 	"github.com/spoolhq/spool/pkg/truncate"
 )
 
-// order lists the tables of a fold with their primary keys.
-var order = []struct{ table, key string }{
+// rebuiltTables lists the tables of a fold with their primary keys.
+var rebuiltTables = []struct{ table, key string }{
 	{readmodel.Sessions, "tenant, id"},
 	{readmodel.DeletedSessions, "tenant, id"},
 	{readmodel.Executions, "tenant, session, id"},
@@ -50,11 +50,11 @@ type DifferenceError struct {
 func (e *DifferenceError) Error() string {
 	switch {
 	case e.Live == "":
-		return fmt.Sprintf("table %s lacks the row %s: run spool rebuild", e.Table, truncate.Text(e.Rebuilt, 400))
+		return fmt.Sprintf("table %s does not have the row %s, which the log has: run spool rebuild", e.Table, truncate.Text(e.Rebuilt, 400))
 	case e.Rebuilt == "":
-		return fmt.Sprintf("table %s has the row %s, of which the log knows nothing: run spool rebuild", e.Table, truncate.Text(e.Live, 400))
+		return fmt.Sprintf("table %s has the row %s, which the log does not have: run spool rebuild", e.Table, truncate.Text(e.Live, 400))
 	}
-	return fmt.Sprintf("table %s differs in %s: it has %s, the log gives %s: run spool rebuild", e.Table, strings.Join(e.Columns, ", "), truncate.Text(e.Live, 400), truncate.Text(e.Rebuilt, 400))
+	return fmt.Sprintf("table %s differs in %s: the table has %s, a fold of the log has %s: run spool rebuild", e.Table, strings.Join(e.Columns, ", "), truncate.Text(e.Live, 400), truncate.Text(e.Rebuilt, 400))
 }
 
 // compare folds the log up to the position of the live read models at one moment, and compares both. The live tables
@@ -83,7 +83,7 @@ func (b *rebuild) compare(ctx context.Context) (rows uint64, err error) {
 				}
 			}
 		}
-		for _, t := range order {
+		for _, t := range rebuiltTables {
 			n, err := compareTable(ctx, tx, other, t.table, t.key)
 			rows += n
 			if err != nil {
@@ -109,12 +109,12 @@ func compareTable(ctx context.Context, live pgx.Tx, rebuilt *pgx.Conn, table, ke
 	}
 	defer b.Close()
 	for {
-		x, y := row(a), row(b)
+		x, y := nextRow(a), nextRow(b)
 		if x == nil && y == nil {
 			break
 		}
 		n++
-		if !bytes.Equal(x, y) && !sameSum(table, x, y) {
+		if !bytes.Equal(x, y) && !equalUsageRows(table, x, y) {
 			if err := firstError(a, b); err != nil {
 				return n, fmt.Errorf("read %s: %w", table, err)
 			}
@@ -127,9 +127,9 @@ func compareTable(ctx context.Context, live pgx.Tx, rebuilt *pgx.Conn, table, ke
 	return n, nil
 }
 
-// sameSum reports whether two rows of tenant_usage differ only in the rounding of their dollars. The usage of a
+// equalUsageRows reports whether two rows of tenant_usage differ only in the rounding of their dollars. The usage of a
 // session is added as one number once its content is removed, and in many additions before that.
-func sameSum(table string, live, rebuilt []byte) bool {
+func equalUsageRows(table string, live, rebuilt []byte) bool {
 	if table != readmodel.TenantUsage || live == nil || rebuilt == nil {
 		return false
 	}
@@ -148,7 +148,9 @@ func sameSum(table string, live, rebuilt []byte) bool {
 	return maps.Equal(x, y)
 }
 
-func row(rows pgx.Rows) []byte {
+// nextRow returns the JSON of the next row, or nil after the last row or an error. The result is valid until the
+// next call.
+func nextRow(rows pgx.Rows) []byte {
 	if !rows.Next() {
 		return nil
 	}

@@ -23,28 +23,28 @@ type delta struct {
 
 // Settings of the consumer of DELTAS. JetStream removes it when nobody pulls.
 const (
-	pullMessages = 1000
-	pullBytes    = 4 << 20
-	pullExpiry   = 10 * time.Second
-	heartbeat    = time.Second
-	inactive     = 10 * time.Second
-	openTimeout  = 5 * time.Second
+	pullMessages      = 1000
+	pullBytes         = 4 << 20
+	pullExpiry        = 10 * time.Second
+	heartbeat         = time.Second
+	inactiveThreshold = 10 * time.Second
+	openTimeout       = 5 * time.Second
 )
 
 // deltaReader reads the group's text in flight in order. It creates a new consumer when one is lost.
 type deltaReader struct {
-	g      *group
-	since  *time.Time // nil reads all stored text
-	seq    uint64     // stream sequence of the last delivered message; 0 for none
-	expect uint64
-	pull   jetstream.MessagesContext
+	g             *group
+	since         *time.Time // nil reads all stored text
+	seq           uint64     // stream sequence of the last delivered message; 0 for none
+	announceStart uint64
+	pull          jetstream.MessagesContext
 }
 
 // feedDeltas reads text in flight until ctx ends.
 func (g *group) feedDeltas(ctx context.Context, checkpoint *time.Time) {
 	r := deltaReader{g: g}
 	if checkpoint != nil {
-		since := checkpoint.Add(-deltasEarlier)
+		since := checkpoint.Add(-deltasOverlap)
 		r.since = &since
 	}
 	defer r.close()
@@ -62,8 +62,9 @@ func (g *group) feedDeltas(ctx context.Context, checkpoint *time.Time) {
 	}
 }
 
-var errGap = errors.New("a delivery is missing")
+var errGap = errors.New("the consumer skipped a delivery")
 
+// next reads the next text in flight and queues it.
 func (r *deltaReader) next(ctx context.Context) error {
 	if r.pull == nil {
 		if err := r.open(ctx); err != nil {
@@ -78,20 +79,21 @@ func (r *deltaReader) next(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	r.expect++
-	if meta.Sequence.Consumer != r.expect {
+	r.announceStart++
+	if meta.Sequence.Consumer != r.announceStart {
 		return errGap
 	}
 	r.seq = meta.Sequence.Stream
 	d, err := decodeDelta(m.Subject(), m.Data())
 	if err != nil {
 		// The text is a copy of what block_complete will contain, so nothing is lost.
-		r.g.logger.Warn("text in flight is dropped", "subject", m.Subject(), "sequence", r.seq, "error", err)
+		r.g.logger.Warn("drop text in flight", "subject", m.Subject(), "sequence", r.seq, "error", err)
 		return nil
 	}
 	return r.g.deltas.push(ctx, delta{d, meta.Timestamp}, len(m.Data()))
 }
 
+// decodeDelta decodes a message of DELTAS and checks that its subject is valid.
 func decodeDelta(subject string, data []byte) (fold.Delta, error) {
 	t := strings.Split(subject, ".")
 	if len(t) != 4 {
@@ -107,9 +109,10 @@ func decodeDelta(subject string, data []byte) (fold.Delta, error) {
 	return d, json.Unmarshal(data, &d.Delta)
 }
 
+// open creates a consumer that continues after the last delivered message.
 func (r *deltaReader) open(ctx context.Context) error {
 	cfg := jetstream.ConsumerConfig{
-		AckPolicy: jetstream.AckNonePolicy, MemoryStorage: true, Replicas: 1, InactiveThreshold: inactive, DeliverPolicy: jetstream.DeliverAllPolicy,
+		AckPolicy: jetstream.AckNonePolicy, MemoryStorage: true, Replicas: 1, InactiveThreshold: inactiveThreshold, DeliverPolicy: jetstream.DeliverAllPolicy,
 	}
 	switch {
 	case r.seq > 0:
@@ -131,7 +134,7 @@ func (r *deltaReader) open(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("read %s: %w", topology.StreamDeltas, err)
 	}
-	r.pull, r.expect = pull, 0
+	r.pull, r.announceStart = pull, 0
 	return nil
 }
 

@@ -232,7 +232,7 @@ func TestRun_BrokenConnectionsLoseNothing(t *testing.T) {
 	w.sameAsRebuilt()
 }
 
-// repeatingLog is a log that yields every commit twice, followed by the commit before it.
+// repeatingLog is a log that yields every commit twice, and then the preceding commit again.
 type repeatingLog struct{ eventlog.Log }
 
 func (l repeatingLog) repeat(seq iter.Seq2[eventlog.Record, error]) iter.Seq2[eventlog.Record, error] {

@@ -23,10 +23,10 @@ type item struct {
 // replica may lag.
 const payloadTries = 3
 
-// behind is how much later than the promptest commit a commit may arrive before the reader switches to a catch-up.
-const behind = 2 * time.Second
+// maxLateness is how much later than the fastest commit a commit may arrive before the reader switches to a catch-up.
+const maxLateness = 2 * time.Second
 
-var errBehind = errors.New("the reading has fallen behind")
+var errLate = errors.New("commits arrive too late")
 
 // feed reads the group's commits after a position, up to the end of the log and then new ones, until ctx ends.
 func (g *group) feed(ctx context.Context, after eventlog.Position) {
@@ -35,14 +35,14 @@ func (g *group) feed(ctx context.Context, after eventlog.Position) {
 	filter := eventlog.Filter{Partitions: topology.GroupPartitions(g.n), Foreign: true}
 	for ctx.Err() == nil {
 		f.push = queue
-		g.joined()
+		g.arrived()
 		if !g.p.catchUps[g.shard].join(ctx, &f) {
 			continue
 		}
 		if queue(item{end: true}, 0) != nil {
 			return
 		}
-		f.push = g.prompt(queue)
+		f.push = g.failWhenLate(queue)
 		for ctx.Err() == nil && !f.late {
 			f.run(ctx, g.p.deps.Log.Tail(ctx, f.after, filter))
 		}
@@ -50,9 +50,9 @@ func (g *group) feed(ctx context.Context, after eventlog.Position) {
 	}
 }
 
-// prompt returns a push function that fails when commits arrive late. The clocks of the server and the projector may
-// differ, so lateness is measured relative to the promptest commit.
-func (g *group) prompt(queue func(item, int) error) func(item, int) error {
+// failWhenLate returns a push function that fails when commits arrive late. The clocks of the server and the projector may
+// differ, so lateness is measured relative to the fastest commit.
+func (g *group) failWhenLate(queue func(item, int) error) func(item, int) error {
 	best := time.Duration(math.MaxInt64)
 	return func(it item, bytes int) error {
 		if err := queue(it, bytes); err != nil {
@@ -60,8 +60,8 @@ func (g *group) prompt(queue func(item, int) error) func(item, int) error {
 		}
 		age := g.p.deps.Now().Sub(it.rec.Time)
 		best = min(best, age)
-		if age-best > behind {
-			return errBehind
+		if age-best > maxLateness {
+			return errLate
 		}
 		return nil
 	}
@@ -69,7 +69,7 @@ func (g *group) prompt(queue func(item, int) error) func(item, int) error {
 
 // feeder reads a group's commits and skips those that cannot be read.
 type feeder struct {
-	group int // the group
+	group int
 	after eventlog.Position
 	push  func(it item, bytes int) error // called with each item; its error ends the read
 	retry backoff
@@ -85,13 +85,13 @@ func (f *feeder) run(ctx context.Context, reading iter.Seq2[eventlog.Record, err
 			if ctx.Err() != nil {
 				return false
 			}
-			if !f.poisonous(rec, err) {
+			if !f.isPoison(rec, err) {
 				f.retry.wait(ctx, err)
 				return false
 			}
 			// A commit that did not decode has no events for any reader; a commit without its payload has all its
 			// events.
-			it.poison = poisonOf(it.group(rec.Position.Shard), rec, err)
+			it.poison = newPoison(it.group(rec.Position.Shard), rec, err)
 		}
 		if rec.Position.Seq <= f.after.Seq {
 			continue // a duplicate delivery
@@ -101,16 +101,16 @@ func (f *feeder) run(ctx context.Context, reading iter.Seq2[eventlog.Record, err
 		size := len(rec.Commit.Events)
 		it.rec.Commit.Events, it.rec.Commit.State = nil, nil
 		if pushed := f.push(it, size); pushed != nil || err != nil {
-			f.late = errors.Is(pushed, errBehind)
+			f.late = errors.Is(pushed, errLate)
 			return false
 		}
 	}
 	return ctx.Err() == nil
 }
 
-// poisonous reports whether an error concerns only one commit and would occur again, as opposed to an error of the
+// isPoison reports whether an error concerns only one commit and would occur again, as opposed to an error of the
 // log.
-func (f *feeder) poisonous(rec eventlog.Record, err error) bool {
+func (f *feeder) isPoison(rec eventlog.Record, err error) bool {
 	if rec.Position.Seq == 0 || errors.Is(err, eventlog.ErrUnavailable) {
 		return false
 	}

@@ -15,9 +15,9 @@ import (
 	"github.com/spoolhq/spool/services/projector/internal/store"
 )
 
-// deltasEarlier is how long before its checkpoint the text in flight is read again. The stream has its own
+// deltasOverlap is how long before its checkpoint the text in flight is read again. The stream has its own
 // timestamps, and folding text twice has no effect.
-const deltasEarlier = 10 * time.Second
+const deltasOverlap = 10 * time.Second
 
 // group projects a partition group, from taking the lock until the first error.
 type group struct {
@@ -28,7 +28,7 @@ type group struct {
 	live       announcer
 	quiet      bool // makes no announcements, for a rebuild
 	progressed bool // whether anything was committed
-	joined     func()
+	arrived    func()
 
 	store      *store.Store
 	model      *fold.Model
@@ -47,8 +47,8 @@ func newGroup(p *Projector, n int, logger *slog.Logger) *group {
 
 // lead waits for the group's lock and then projects until an error occurs or ctx ends.
 func (g *group) lead(ctx context.Context) (err error) {
-	g.joined = g.p.catchUps[g.shard].expect()
-	defer g.joined()
+	g.arrived = g.p.catchUps[g.shard].announceStart()
+	defer g.arrived()
 	g.store, err = store.Open(ctx, g.p.cfg.DatabaseURL, readmodel.Schema, g.n)
 	if err != nil {
 		return err
@@ -57,8 +57,8 @@ func (g *group) lead(ctx context.Context) (err error) {
 	if err := g.lock(ctx); err != nil {
 		return err
 	}
-	g.p.counts.lead(g.n, true)
-	defer g.p.counts.lead(g.n, false)
+	g.p.counts.setLeading(g.n, true)
+	defer g.p.counts.setLeading(g.n, false)
 	if err := g.begin(ctx); err != nil {
 		return err
 	}
@@ -86,8 +86,8 @@ func (g *group) lock(ctx context.Context) error {
 		if err != nil || locked {
 			return err
 		}
-		g.joined() // the group does not catch up now
-		g.p.counts.follow(g.n)
+		g.arrived() // the group does not catch up now
+		g.p.counts.clearLag(g.n)
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -107,7 +107,7 @@ func (g *group) begin(ctx context.Context) (err error) {
 		return fmt.Errorf("verify checkpoint %s: %w", g.position(), err)
 	}
 	if reason != "" {
-		g.logger.Warn("the read model is not of this log: folding the group again", "checkpoint", g.position(), "reason", reason)
+		g.logger.Warn("the read model does not match the log: folding the group again", "checkpoint", g.position(), "reason", reason)
 		if err := g.store.Reset(ctx); err != nil {
 			return err
 		}
@@ -125,7 +125,7 @@ func (p *Projector) mismatch(ctx context.Context, c store.Checkpoint, shard int)
 		return "", nil
 	}
 	if int(c.Shard) != shard {
-		return fmt.Sprintf("it is in shard %d, the group's is %d", c.Shard, shard), nil
+		return fmt.Sprintf("the checkpoint is in shard %d, the group in shard %d", c.Shard, shard), nil
 	}
 	rec, err := p.deps.Log.At(ctx, eventlog.Position{Shard: shard, Seq: uint64(c.Position)})
 	switch {
@@ -140,12 +140,12 @@ func (p *Projector) mismatch(ctx context.Context, c store.Checkpoint, shard int)
 			return "", err
 		}
 		if tip < uint64(c.Position) {
-			return fmt.Sprintf("the log ends at %d", tip), nil
+			return fmt.Sprintf("the log ends at sequence %d", tip), nil
 		}
 		return "", nil
 	case rec.Commit.ID != c.CommitID:
 		// Any other error concerns the content; the id shows whether the commit is the same.
-		return fmt.Sprintf("there is commit %q, not %q", rec.Commit.ID, c.CommitID), nil
+		return fmt.Sprintf("the log has commit %q at the checkpoint, the read model %q", rec.Commit.ID, c.CommitID), nil
 	}
 	return "", nil
 }
@@ -165,31 +165,32 @@ func (g *group) project(ctx context.Context) error {
 		}
 		items, more := g.records.take(g.p.cfg.BatchCommits)
 		texts, _ := g.deltas.take(g.p.cfg.BatchCommits)
-		g.p.counts.began(g.n, items)
+		g.p.counts.stepBegan(g.n, items)
 		began := time.Now()
 		if err := g.step(ctx, newStep(items, texts, more)); err != nil {
 			return err
 		}
-		g.p.counts.done(g.n, items, uint64(g.checkpoint.Position), time.Since(began))
+		g.p.counts.stepDone(g.n, items, uint64(g.checkpoint.Position), time.Since(began))
 		g.model.Trim()
 	}
 }
 
 // step is the content of one transaction.
 type step struct {
-	batch     fold.Batch
-	last      *item // the last record
-	more      bool  // whether more items are waiting
-	reachedIt bool  // whether the items include the end of the log
-	deltasAt  *time.Time
+	batch      fold.Batch
+	last       *item // the last record
+	more       bool  // whether more items are waiting
+	reachedEnd bool  // whether the items include the end of the log
+	deltasAt   *time.Time
 }
 
+// newStep returns the step of items and text in flight that were taken from the queues.
 func newStep(items []item, texts []delta, more bool) step {
 	s := step{more: more}
 	for i := range items {
 		it := &items[i]
 		if it.end {
-			s.reachedIt = true
+			s.reachedEnd = true
 			continue
 		}
 		s.last = it
@@ -230,7 +231,7 @@ func (g *group) commit(ctx context.Context, s step) error {
 	if s.deltasAt != nil {
 		next.DeltasAt = s.deltasAt
 	}
-	if s.reachedIt {
+	if s.reachedEnd {
 		g.atEnd, next.CaughtUp = true, true
 	}
 	if s.last != nil {
@@ -241,7 +242,7 @@ func (g *group) commit(ctx context.Context, s step) error {
 		}
 	}
 	if s.last == nil && next.CaughtUp == g.checkpoint.CaughtUp && changes.Empty() {
-		// Only known text was folded: the position is written with the next change.
+		// Only known text was folded. The checkpoint is written with the next change.
 		g.checkpoint = next
 		return nil
 	}
@@ -259,6 +260,7 @@ func (g *group) commit(ctx context.Context, s step) error {
 	return nil
 }
 
+// fold looks up the rows that a batch needs, and folds the batch. Errors of rows are *store.RefusedError.
 func (g *group) fold(ctx context.Context, b fold.Batch) (fold.Changes, error) {
 	for missing := g.model.Missing(b); !missing.Empty(); missing = g.model.Missing(b) {
 		present, err := g.store.Load(ctx, missing)

@@ -16,7 +16,7 @@ type metrics struct {
 	events   *prometheus.CounterVec
 	poison   *prometheus.CounterVec
 	applied  *prometheus.HistogramVec
-	leads    *prometheus.GaugeVec
+	leading  *prometheus.GaugeVec
 	position *prometheus.GaugeVec
 
 	since [topology.ProjectorGroups]atomic.Int64 // time of the oldest commit that was read but not applied, in ns; 0 for none
@@ -38,15 +38,15 @@ func newMetrics(r prometheus.Registerer, now func() time.Time) *metrics {
 			Name: "spool_projector_apply_seconds", Help: "Seconds to fold a batch and commit it in Postgres.",
 			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
 		}, []string{"group"}),
-		leads:    gauge("leads", "1 for a group that this replica projects; each group is projected by one replica."),
+		leading:  gauge("leads", "1 for a group that this replica projects; each group is projected by one replica."),
 		position: gauge("position", "Stream sequence up to which the group is projected."),
 	}
 	if r == nil {
 		return m
 	}
-	r.MustRegister(m.commits, m.events, m.poison, m.applied, m.leads, m.position)
+	r.MustRegister(m.commits, m.events, m.poison, m.applied, m.leading, m.position)
 	for n := range m.since {
-		m.lead(n, false)
+		m.setLeading(n, false)
 		r.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "spool_projector_lag_seconds", ConstLabels: prometheus.Labels{"group": strconv.Itoa(n)},
 			Help: "Age of the oldest commit that was read but not projected yet; 0 if there is none, or if another replica projects the group.",
@@ -64,20 +64,20 @@ func newMetrics(r prometheus.Registerer, now func() time.Time) *metrics {
 // DescribeMetrics registers the projector's metrics without a projector, to generate documentation from them.
 func DescribeMetrics(r prometheus.Registerer) { newMetrics(r, time.Now) }
 
-// lead records whether this replica projects a group.
-func (m *metrics) lead(group int, is bool) {
+// setLeading records whether this replica projects a group.
+func (m *metrics) setLeading(group int, leading bool) {
 	v := 0.0
-	if is {
+	if leading {
 		v = 1
 	}
-	m.leads.WithLabelValues(strconv.Itoa(group)).Set(v)
+	m.leading.WithLabelValues(strconv.Itoa(group)).Set(v)
 }
 
-// follow records that another replica projects a group.
-func (m *metrics) follow(group int) { m.since[group].Store(0) }
+// clearLag resets the lag of a group that another replica projects.
+func (m *metrics) clearLag(group int) { m.since[group].Store(0) }
 
-// began records the items of a step before it is applied.
-func (m *metrics) began(group int, items []item) {
+// stepBegan records the items of a step before it is applied.
+func (m *metrics) stepBegan(group int, items []item) {
 	for _, it := range items {
 		if it.rec.Position.Seq > 0 {
 			m.since[group].Store(it.rec.Time.UnixNano())
@@ -86,8 +86,8 @@ func (m *metrics) began(group int, items []item) {
 	}
 }
 
-// done records a step that was applied.
-func (m *metrics) done(group int, items []item, at uint64, took time.Duration) {
+// stepDone records a step that was applied.
+func (m *metrics) stepDone(group int, items []item, at uint64, took time.Duration) {
 	name := strconv.Itoa(group)
 	for _, it := range items {
 		if it.rec.Position.Seq == 0 {

@@ -21,8 +21,8 @@ import (
 // maxReason is the longest reason in bytes for a commit that could not be projected.
 const maxReason = 500
 
-// poisonOf returns the record of a commit that cannot be projected completely.
-func poisonOf(group int, rec eventlog.Record, why error) *fold.Poison {
+// newPoison returns the record of a commit that cannot be projected completely.
+func newPoison(group int, rec eventlog.Record, why error) *fold.Poison {
 	subject := ""
 	if rec.Subject.ID != "" {
 		subject = rec.Subject.String()
@@ -59,9 +59,9 @@ func (g *group) reportToDead(ctx context.Context, list []fold.Poison) error {
 		}
 		id := fmt.Sprintf("dead-%s-%d", stream, pos.Seq)
 		if _, err := g.p.js.PublishMsg(ctx, msg, jetstream.WithMsgID(id)); err != nil {
-			return fmt.Errorf("name commit %s in DEAD: %w", p.Position, err)
+			return fmt.Errorf("report commit %s to DEAD: %w", p.Position, err)
 		}
-		g.logger.Error("a commit cannot be projected", "position", p.Position, "subject", p.Subject, "reason", p.Reason)
+		g.logger.Error("commit cannot be projected", "position", p.Position, "subject", p.Subject, "reason", p.Reason)
 	}
 	return nil
 }
@@ -75,7 +75,7 @@ func (g *group) commitInPieces(ctx context.Context, s step) error {
 		var refused *store.RefusedError
 		if errors.As(err, &refused) {
 			one.batch.Bare = true
-			one.batch.Poison = []fold.Poison{*poisonOf(g.n, rec, err)}
+			one.batch.Poison = []fold.Poison{*newPoison(g.n, rec, err)}
 			if err = g.reportToDead(ctx, one.batch.Poison); err == nil {
 				err = g.commitFresh(ctx, one)
 			}
@@ -88,7 +88,7 @@ func (g *group) commitInPieces(ctx context.Context, s step) error {
 		err := g.commitFresh(ctx, step{batch: fold.Batch{Deltas: s.batch.Deltas[i : i+1]}})
 		var refused *store.RefusedError
 		if errors.As(err, &refused) {
-			g.logger.Warn("text in flight is dropped", "session", s.batch.Deltas[i].Session, "error", err)
+			g.logger.Warn("drop text in flight", "session", s.batch.Deltas[i].Session, "error", err)
 			continue
 		}
 		if err != nil {

@@ -81,14 +81,14 @@ type Projector struct {
 	catchUps []*catchUp // one for each shard
 }
 
-// New returns a projector. It sends nothing before Run.
+// New validates the config and returns a Projector. The Projector sends nothing before Run.
 func New(cfg Config, deps Deps) (*Projector, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
 		return nil, err
 	}
 	if deps.NATS == nil || deps.Log == nil {
-		return nil, errors.New("projector: NATS and Log must be given")
+		return nil, errors.New("projector: Deps.NATS and Deps.Log are required")
 	}
 	js, err := jetstream.New(deps.NATS)
 	if err != nil {
@@ -113,7 +113,7 @@ func New(cfg Config, deps Deps) (*Projector, error) {
 func streamTip(ctx context.Context, js jetstream.JetStream, shard int) (uint64, error) {
 	s, err := js.Stream(ctx, topology.EventsStream(shard))
 	if err != nil {
-		return 0, fmt.Errorf("look at %s: %w", topology.EventsStream(shard), err)
+		return 0, fmt.Errorf("read the state of stream %s: %w", topology.EventsStream(shard), err)
 	}
 	return s.CachedInfo().State.LastSeq, nil
 }
@@ -134,15 +134,15 @@ func (p *Projector) Run(ctx context.Context) error {
 	var all errgroup.Group
 	for n := range topology.ProjectorGroups {
 		all.Go(func() error {
-			p.keep(ctx, n)
+			p.projectGroup(ctx, n)
 			return nil
 		})
 	}
 	return all.Wait()
 }
 
-// keep leads a group, or waits for its lock, until ctx ends.
-func (p *Projector) keep(ctx context.Context, n int) {
+// projectGroup projects a group while this replica has the group's lock, and otherwise waits for the lock, until ctx ends.
+func (p *Projector) projectGroup(ctx context.Context, n int) {
 	logger := p.deps.Logger.With("group", n)
 	pauses := newBackoff(logger, "project")
 	for ctx.Err() == nil {
@@ -159,20 +159,20 @@ func (p *Projector) keep(ctx context.Context, n int) {
 
 // Pauses between retries. The first is short, because most errors are transient.
 const (
-	firstWait = 20 * time.Millisecond
-	longWait  = 2 * time.Second
+	minPause = 20 * time.Millisecond
+	maxPause = 2 * time.Second
 )
 
 // backoff logs failures and pauses after each of them.
 type backoff struct {
-	logger *slog.Logger
-	doing  string
-	pauses *retry.Pauses
+	logger    *slog.Logger
+	operation string
+	pauses    *retry.Pauses
 }
 
-// newBackoff returns a backoff. doing names the work that failed in the log.
-func newBackoff(logger *slog.Logger, doing string) backoff {
-	return backoff{logger: logger, doing: doing, pauses: retry.Doubling(firstWait, longWait)}
+// newBackoff returns a backoff. operation is what failed, for the log.
+func newBackoff(logger *slog.Logger, operation string) backoff {
+	return backoff{logger: logger, operation: operation, pauses: retry.Doubling(minPause, maxPause)}
 }
 
 // reset makes the next pause a short one.
@@ -184,6 +184,6 @@ func (b *backoff) wait(ctx context.Context, why error) bool {
 		return false
 	}
 	pause := b.pauses.NextBackOff()
-	b.logger.Warn("try again", "doing", b.doing, "wait", pause, "error", why)
+	b.logger.Warn(b.operation+": will retry", "wait", pause, "error", why)
 	return retry.Pause(ctx, pause) == nil
 }

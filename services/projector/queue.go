@@ -60,6 +60,7 @@ func (q *queue[T]) take(n int) (items []T, more bool) {
 	return items, len(q.items) > 0
 }
 
+// signal puts a token into a channel with a buffer of one, unless it has one.
 func signal(c chan struct{}) {
 	select {
 	case c <- struct{}{}:

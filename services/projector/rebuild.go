@@ -26,11 +26,11 @@ const (
 	// often are written once.
 	rebuildCommits = 5000
 	rebuildBytes   = 16 << 20
-	// nearCommits is how close the shadow must be before live projection is paused.
+	// nearCommits is the largest number of commits that the shadow may be behind when live projection is paused.
 	nearCommits = 500
 	// maxPasses bounds how often a rebuild tries to catch up with a log that grows as fast as it is folded.
-	maxPasses = 20
-	cleanup   = 30 * time.Second
+	maxPasses    = 20
+	closeTimeout = 30 * time.Second
 )
 
 // Report describes a completed rebuild.
@@ -49,7 +49,7 @@ func Rebuild(ctx context.Context, cfg Config, deps Deps, compare bool) (r Report
 		return r, err
 	}
 	if deps.Log == nil {
-		return r, errors.New("rebuild: Log must be given")
+		return r, errors.New("rebuild: Deps.Log is required")
 	}
 	if deps.Logger == nil {
 		deps.Logger = slog.New(slog.DiscardHandler)
@@ -131,6 +131,7 @@ func (b *rebuild) prepare(ctx context.Context) (err error) {
 	return nil
 }
 
+// dropLeftovers drops the schemas of this rebuild and of an earlier one that was interrupted.
 func (b *rebuild) dropLeftovers(ctx context.Context) error {
 	for _, schema := range []string{readmodel.ShadowSchema, readmodel.RetiredSchema} {
 		if _, err := b.conn.Exec(ctx, "DROP SCHEMA IF EXISTS "+schema+" CASCADE"); err != nil {
@@ -142,7 +143,7 @@ func (b *rebuild) dropLeftovers(ctx context.Context) error {
 
 // close releases all resources, also if ctx has ended.
 func (b *rebuild) close() (err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), cleanup)
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
 	for _, g := range b.groups {
 		if g.store != nil {
@@ -214,7 +215,7 @@ func (b *rebuild) replace(ctx context.Context) (held time.Duration, err error) {
 
 // analyze updates statistics, so that the gateways' queries have good plans from the beginning.
 func (b *rebuild) analyze(ctx context.Context) error {
-	for _, t := range order {
+	for _, t := range rebuiltTables {
 		if _, err := b.conn.Exec(ctx, "ANALYZE "+readmodel.ShadowSchema+"."+t.table); err != nil {
 			return fmt.Errorf("analyze %s: %w", t.table, err)
 		}
@@ -250,6 +251,7 @@ func (b *rebuild) swap(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
+// folded returns the number of commits that all groups have folded.
 func (b *rebuild) folded() (n uint64) {
 	for _, g := range b.groups {
 		n += g.commits
@@ -275,8 +277,8 @@ func (b *rebuild) foldTo(ctx context.Context, target []store.Checkpoint) error {
 	return all.Wait()
 }
 
-// errDone ends a read that has reached its target.
-var errDone = errors.New("done")
+// errTargetReached ends a read that has reached its target.
+var errTargetReached = errors.New("done")
 
 // foldShard reads a shard once for all its groups, and writes concurrently with the read.
 func foldShard(ctx context.Context, log eventlog.Log, shard int, groups []*shadow) error {
@@ -300,7 +302,7 @@ func foldShard(ctx context.Context, log eventlog.Log, shard int, groups []*shado
 			g.take(ctx, writers, it, bytes)
 		}
 		if at >= end {
-			return errDone
+			return errTargetReached
 		}
 		return ctx.Err()
 	}

@@ -17,9 +17,9 @@ import (
 	"github.com/spoolhq/spool/services/projector/internal/store"
 )
 
-// TestSettingBuffers tests that a group reads ahead up to BufferBytes, and that its model keeps about PresentRows
+// TestSettingBuffers_LimitReadAheadAndRows tests that a group reads ahead up to BufferBytes, and that its model keeps about PresentRows
 // rows.
-func TestSettingBuffers(t *testing.T) {
+func TestSettingBuffers_LimitReadAheadAndRows(t *testing.T) {
 	t.Parallel()
 	for _, size := range []int{1 << 10, 1 << 20} {
 		log, err := memlog.New(memlog.Config{})

@@ -35,8 +35,8 @@ func metricSum(t *testing.T, registry *prometheus.Registry, name, label string) 
 	return sum
 }
 
-// TestSettingDatabaseURL tests that the rows are written to the database of the setting.
-func TestSettingDatabaseURL(t *testing.T) {
+// TestSettingDatabaseURL_SelectsTheDatabase tests that the rows are written to the database of the setting.
+func TestSettingDatabaseURL_SelectsTheDatabase(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	first, second := w.url, pgtest.URL(t)
@@ -51,8 +51,8 @@ func TestSettingDatabaseURL(t *testing.T) {
 	}
 }
 
-// TestSettingBatchCommits tests that the setting limits the number of commits in one transaction.
-func TestSettingBatchCommits(t *testing.T) {
+// TestSettingBatchCommits_LimitsTransactions tests that the setting limits the number of commits in one transaction.
+func TestSettingBatchCommits_LimitsTransactions(t *testing.T) {
 	t.Parallel()
 	const commits = 60
 	for _, batch := range []int{1, 1000} {
@@ -79,9 +79,9 @@ func TestSettingBatchCommits(t *testing.T) {
 	}
 }
 
-// TestSettingLockRetry tests that, of two replicas that wait for groups, the one with the shorter interval takes them
+// TestSettingLockRetry_ShorterIntervalTakesOver tests that, of two replicas that wait for groups, the one with the shorter interval takes them
 // over.
-func TestSettingLockRetry(t *testing.T) {
+func TestSettingLockRetry_ShorterIntervalTakesOver(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	start := func(retry time.Duration) (stop func(), leads func() float64) {

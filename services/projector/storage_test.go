@@ -134,9 +134,9 @@ func TestTenantStorage_IsCounted(t *testing.T) {
 	w.sameAsRebuilt()
 }
 
-// TestTenantStorage_OfSkills tests that each version of a skill counts until it is removed, even if others have the
+// TestTenantStorage_CountsEachSkillVersion tests that each version of a skill counts until it is removed, even if others have the
 // same ZIP.
-func TestTenantStorage_OfSkills(t *testing.T) {
+func TestTenantStorage_CountsEachSkillVersion(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	w.start()

@@ -26,9 +26,9 @@ const (
 	// DiffCost is the size that a comparison of two snapshots counts, in bytes: a pack of each snapshot, and the
 	// texts.
 	DiffCost = 16 << 20
-	// piece is the number of bytes of a body that are taken at once. A stalled client holds the bytes that it sent,
+	// pieceBytes is the number of bytes of a body that are taken at once. A stalled client holds the bytes that it sent,
 	// and at most one piece more.
-	piece = 64 << 10
+	pieceBytes = 64 << 10
 )
 
 // Limits are the limits of a gateway. Every field is required.
@@ -39,8 +39,8 @@ type Limits struct {
 	TenantRate    int   // requests per second of one tenant
 	TenantBurst   int   // largest burst of requests of one tenant
 
-	// Own returns a tenant's own limits; for fields that are 0, the fields above apply.
-	Own func(tenant string) events.TenantLimits
+	// TenantLimits returns a tenant's own limits; for fields that are 0, the fields above apply.
+	TenantLimits func(tenant string) events.TenantLimits
 }
 
 // Admission counts what the clients of a gateway hold. It is safe for concurrent use.
@@ -69,25 +69,25 @@ func New(l Limits) *Admission {
 
 // Request is what one request holds. It is safe for concurrent use.
 type Request struct {
-	of     *Admission
-	tenant string
-	stream bool // created by Hold
+	admission *Admission
+	tenant    string
+	stream    bool // created by Hold
 
-	held  int64 // guarded by of.mu
-	ended bool  // guarded by of.mu
+	held  int64 // guarded by admission.mu
+	ended bool  // guarded by admission.mu
 }
 
 // Begin admits a request of a tenant; the tenant is "" for a client that needs no key. The error is
 // TOO_MUCH_IN_FLIGHT or OVERLOADED. The caller must call End.
 func (a *Admission) Begin(tenant string) (*Request, error) {
-	r := &Request{of: a, tenant: tenant}
+	r := &Request{admission: a, tenant: tenant}
 	return r, r.Take(requestCost)
 }
 
 // Hold returns a Request that holds nothing yet, for the data that a stream sends. All streams together may hold half
 // of the bytes, so that streams with much unsent data leave room for other requests. The caller must call End.
 func (a *Admission) Hold(tenant string) *Request {
-	return &Request{of: a, tenant: tenant, stream: true}
+	return &Request{admission: a, tenant: tenant, stream: true}
 }
 
 // Rate counts a request of a tenant. The error is RATE_LIMITED, with the time after which the next request is
@@ -120,7 +120,7 @@ func (a *Admission) Rate(tenant string) error {
 // rate returns a tenant's request rate and burst. If the tenant has its own rate but no burst of its own, the burst
 // is the number of requests in one second.
 func (a *Admission) rate(tenant string) (rate.Limit, int) {
-	own := a.limits.Own(tenant)
+	own := a.limits.TenantLimits(tenant)
 	every, burst := rate.Limit(a.limits.TenantRate), a.limits.TenantBurst
 	if own.RequestsPerSecond > 0 {
 		every, burst = rate.Limit(own.RequestsPerSecond), max(1, int(math.Ceil(min(own.RequestsPerSecond, math.MaxInt32))))
@@ -134,15 +134,15 @@ func (a *Admission) rate(tenant string) (rate.Limit, int) {
 // Take adds n bytes to what the request holds. It must be called before the bytes are read. If it returns
 // TOO_MUCH_IN_FLIGHT or OVERLOADED, nothing was added.
 func (r *Request) Take(n int64) error {
-	a := r.of
+	a := r.admission
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return r.take(n)
 }
 
-// take implements Take. of.mu must be held.
+// take implements Take. admission.mu must be held.
 func (r *Request) take(n int64) error {
-	a := r.of
+	a := r.admission
 	if r.ended { // the body is not read any more
 		return io.ErrClosedPipe
 	}
@@ -165,9 +165,9 @@ func (r *Request) take(n int64) error {
 	return nil
 }
 
-// count adds n bytes, which may be negative, to all counters. of.mu must be held.
+// count adds n bytes, which may be negative, to all counters. admission.mu must be held.
 func (r *Request) count(n int64) {
-	a := r.of
+	a := r.admission
 	held := a.usage(r.tenant)
 	r.held += n
 	a.bytes += n
@@ -180,7 +180,7 @@ func (r *Request) count(n int64) {
 
 // Return returns n bytes before the request ends.
 func (r *Request) Return(n int64) {
-	a := r.of
+	a := r.admission
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	r.release(min(n, r.held))
@@ -188,7 +188,7 @@ func (r *Request) Return(n int64) {
 
 // Keep returns all bytes that the request holds beyond n.
 func (r *Request) Keep(n int64) {
-	a := r.of
+	a := r.admission
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	r.release(max(0, r.held-n))
@@ -196,21 +196,21 @@ func (r *Request) Keep(n int64) {
 
 // End returns all bytes that the request holds. It may be called more than once.
 func (r *Request) End() {
-	a := r.of
+	a := r.admission
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	r.ended = true
 	r.release(r.held)
 }
 
-// release returns n bytes and wakes waiters. of.mu must be held.
+// release returns n bytes and wakes waiters. admission.mu must be held.
 func (r *Request) release(n int64) {
 	if n == 0 {
 		return
 	}
 	r.count(-n)
-	r.of.forget(r.tenant)
-	r.of.grant()
+	r.admission.forget(r.tenant)
+	r.admission.grant()
 }
 
 // requestKey is the context key of a Request.
@@ -245,10 +245,10 @@ func (r *reader) Read(p []byte) (int, error) {
 		return 0, nil
 	}
 	if r.taken == 0 {
-		if err := r.request.Take(piece); err != nil {
+		if err := r.request.Take(pieceBytes); err != nil {
 			return 0, err
 		}
-		r.taken = piece
+		r.taken = pieceBytes
 	}
 	n, err := r.from.Read(p[:min(int64(len(p)), r.taken)])
 	r.taken -= int64(n)
@@ -262,7 +262,7 @@ func (r *reader) Read(p []byte) (int, error) {
 // Stream admits a stream of a tenant. The caller must call end. The error is TOO_MANY_STREAMS.
 func (a *Admission) Stream(tenant string) (end func(), err error) {
 	most, of := a.limits.TenantStreams, " (--max-tenant-streams)"
-	if own := a.limits.Own(tenant).Streams; own > 0 {
+	if own := a.limits.TenantLimits(tenant).Streams; own > 0 {
 		most, of = int(own), ""
 	}
 	a.mu.Lock()

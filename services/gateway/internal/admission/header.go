@@ -28,6 +28,7 @@ type headers struct {
 	held int
 }
 
+// take counts n bytes, or returns false if they exceed headerBytes.
 func (h *headers) take(n int) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -38,12 +39,14 @@ func (h *headers) take(n int) bool {
 	return true
 }
 
+// release returns n counted bytes.
 func (h *headers) release(n int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.held -= n
 }
 
+// connKey is the context key of a limitedConn.
 type connKey struct{}
 
 // ConnContext is a value for http.Server.ConnContext. It makes the connection available to HeaderRead.
@@ -69,12 +72,14 @@ func HeaderRead(ctx context.Context) {
 	}
 }
 
+// expectHeader makes the next bytes of the connection count as header.
 func (c *limitedConn) expectHeader() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.inHeader, c.read = true, 0
 }
 
+// headerRead ends the header and returns its counted bytes.
 func (c *limitedConn) headerRead() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

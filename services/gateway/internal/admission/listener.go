@@ -8,8 +8,8 @@ import (
 )
 
 const (
-	// answers is the number of refused connections that are answered at the same time; others are closed without an
-	// answer.
+	// answers is the largest number of refused connections that are being answered at the same time; further ones are closed
+	// without an answer.
 	answers = 64
 	// answerTime bounds how long a refused connection stays open for its answer.
 	answerTime = time.Second
@@ -79,6 +79,7 @@ func (l *Listener) refuse(c net.Conn) {
 	})
 }
 
+// enter counts a connection of a host, or returns false if a limit is reached.
 func (l *Listener) enter(host string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -90,6 +91,7 @@ func (l *Listener) enter(host string) bool {
 	return true
 }
 
+// leave ends the count of a connection.
 func (l *Listener) leave(host string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

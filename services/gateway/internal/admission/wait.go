@@ -17,7 +17,7 @@ type waiter struct {
 // their bytes in order of arrival. A waiting request must hold nothing that others may wait for, or they would block
 // each other. The error is that of Take at the deadline, or the cause of ctx.
 func (r *Request) Wait(ctx context.Context, n int64, deadline time.Time) error {
-	w := r.of.enter(r, n)
+	w := r.admission.enter(r, n)
 	if w == nil {
 		return nil
 	}
@@ -27,10 +27,10 @@ func (r *Request) Wait(ctx context.Context, n int64, deadline time.Time) error {
 	case <-w.granted:
 		return nil
 	case <-ctx.Done():
-		_ = r.of.leave(w) // the request is over
+		_ = r.admission.leave(w) // the request is over
 		return context.Cause(ctx)
 	case <-timer.C:
-		return r.of.leave(w)
+		return r.admission.leave(w)
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 
 // newTest returns an Admission that allows streams 100 bytes in total and 60 bytes for one tenant.
 func newTest() *Admission {
-	return New(Limits{Bytes: 200, TenantBytes: 120, Own: func(string) events.TenantLimits { return events.TenantLimits{} }})
+	return New(Limits{Bytes: 200, TenantBytes: 120, TenantLimits: func(string) events.TenantLimits { return events.TenantLimits{} }})
 }
 
 // wait starts a stream of a tenant that waits for n bytes. The channel receives the result of the wait.
@@ -107,7 +107,7 @@ func TestHold_LeavesHalfToRequests(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantCode(t, other.Take(1), problem.Overloaded)
-	request := &Request{of: a, tenant: "one"}
+	request := &Request{admission: a, tenant: "one"}
 	if err := request.Take(60); err != nil {
 		t.Error(err)
 	}

@@ -92,8 +92,8 @@ func idempotencyKey(ctx context.Context) (string, error) {
 	return list[0], nil
 }
 
-// create sends a command that creates something, under the request's Idempotency-Key.
-func (s *Server) create(ctx context.Context, r commands.Request) (command.Answer, error) {
+// sendCreate sends a command that creates something, under the request's Idempotency-Key.
+func (s *Server) sendCreate(ctx context.Context, r commands.Request) (command.Answer, error) {
 	p, err := auth.From(ctx)
 	if err != nil {
 		return command.Answer{}, err
@@ -105,8 +105,8 @@ func (s *Server) create(ctx context.Context, r commands.Request) (command.Answer
 	return s.Send.Send(ctx, r)
 }
 
-// change sends a command that may be repeated without an effect.
-func (s *Server) change(ctx context.Context, r commands.Request) (command.Answer, error) {
+// sendChange sends a command whose repeats have no effect, and which therefore needs no Idempotency-Key.
+func (s *Server) sendChange(ctx context.Context, r commands.Request) (command.Answer, error) {
 	p, err := auth.From(ctx)
 	if err != nil {
 		return command.Answer{}, err
@@ -115,9 +115,9 @@ func (s *Server) change(ctx context.Context, r commands.Request) (command.Answer
 	return s.Send.Send(ctx, r)
 }
 
-// session checks a session id, and that the caller may see the session, and waits for minPosition. It returns the
+// checkSession checks a session id, and that the caller may see the session, and waits for minPosition. It returns the
 // caller's tenant.
-func (s *Server) session(ctx context.Context, id, minPosition string) (tenant string, err error) {
+func (s *Server) checkSession(ctx context.Context, id, minPosition string) (tenant string, err error) {
 	p, err := auth.From(ctx)
 	if err != nil {
 		return "", err
@@ -133,13 +133,14 @@ func (s *Server) session(ctx context.Context, id, minPosition string) (tenant st
 
 func checkMetadata(m *spoolv1.Json) error {
 	if n := len(m.GetText()); n > MaxMetadata {
-		return problem.New(problem.PayloadTooLarge, "metadata", sized("the metadata", n, MaxMetadata))
+		return problem.New(problem.PayloadTooLarge, "metadata", sizeDetail("the metadata", n, MaxMetadata))
 	}
 	return nil
 }
 
+// options converts session options of a request. Its error names an invalid budget.
 func options(o *spoolv1.SessionOptions) (events.Options, error) {
-	budget, err := budgetOf("sessionOptions.budget", o.GetBudget())
+	budget, err := parseBudget("sessionOptions.budget", o.GetBudget())
 	return events.Options{
 		Model: o.GetModel(), ModelProvider: o.GetModelProvider(), ModelSettings: modelSettings(o.GetModelSettings()), IdleTimeoutMs: o.GetIdleTimeoutMs(), TurnLimitMs: o.GetTurnLimitMs(), SessionLimitMs: o.GetSessionLimitMs(),
 		SyncIntervalMs: o.GetSyncIntervalMs(), HealthIntervalMs: o.GetHealthIntervalMs(), SandboxMaxAgeMs: o.GetSandboxMaxAgeMs(),
@@ -151,8 +152,8 @@ func modelSettings(s *spoolv1.ModelSettings) events.ModelSettings {
 	return events.ModelSettings{Preset: s.GetPreset(), Env: s.GetEnv(), Args: s.GetArgs()}
 }
 
-// refusal converts a *command.Error to a problem.
-func refusal(err error) error {
+// commandProblem converts a *command.Error to a problem.
+func commandProblem(err error) error {
 	var refused *command.Error
 	if errors.As(err, &refused) {
 		return problem.New(problem.Code(refused.Code), refused.Field, refused.Detail)

@@ -16,7 +16,7 @@ import (
 
 // SetBudget sets a tenant's budget for a period.
 func (s *Server) SetBudget(ctx context.Context, r *spoolv1.SetBudgetRequest) (*spoolv1.SetBudgetResponse, error) {
-	limit, err := budgetOf("budget", r.GetBudget())
+	limit, err := parseBudget("budget", r.GetBudget())
 	if err != nil {
 		return nil, err
 	}
@@ -62,7 +62,7 @@ func (s *Server) changeBudget(ctx context.Context, tenant string, period events.
 	awaitCtx, cancel := context.WithTimeout(ctx, awaitTimeout)
 	defer cancel()
 	if err := errors.Join(s.Reads.WaitPosition(ctx, about, a.Position), s.AwaitBudget(awaitCtx, of, period, limit)); err != nil {
-		return "", "", problem.New(problem.ReadModelBehind, "", "the change is in the log, but services may use the former budget for a moment, and lists show it until the projector has caught up; list the budgets to see when").Because(err)
+		return "", "", problem.New(problem.ReadModelBehind, "", "the change is in the log, but services may use the former budget for a moment, and lists show it until the projector has caught up; list the budgets to see when").WithCause(err)
 	}
 	return of, a.Position, nil
 }
@@ -88,24 +88,24 @@ func (s *Server) ListBudgets(ctx context.Context, r *spoolv1.ListBudgetsRequest)
 	return &spoolv1.ListBudgetsResponse{Budgets: list}, err
 }
 
-// budgetOf converts a budget of a request; nil means none.
-func budgetOf(field string, b *spoolv1.Budget) (events.Budget, error) {
+// parseBudget converts a budget of a request; nil means none.
+func parseBudget(field string, b *spoolv1.Budget) (events.Budget, error) {
 	out := events.Budget{Turns: b.GetTurns(), CostUSD: b.GetCostUsd()}
-	if err := wholeNumbers(field, []whole{{"tokens", b.GetTokens(), &out.Tokens}, {"timeMs", b.GetTimeMs(), &out.TimeMs}}); err != nil {
+	if err := wholeNumbers(field, []wholeField{{"tokens", b.GetTokens(), &out.Tokens}, {"timeMs", b.GetTimeMs(), &out.TimeMs}}); err != nil {
 		return out, err
 	}
-	return out, refusal(command.CheckBudget(field, out))
+	return out, commandProblem(command.CheckBudget(field, out))
 }
 
-// whole is a request field that must be a whole number.
-type whole struct {
+// wholeField is a request field that must be a whole number.
+type wholeField struct {
 	name string
 	from float64
 	to   *uint64
 }
 
 // wholeNumbers converts fields that must be whole numbers; field is the name of the message that contains them.
-func wholeNumbers(field string, list []whole) error {
+func wholeNumbers(field string, list []wholeField) error {
 	for _, f := range list {
 		const most = 1 << 53 // the largest whole number that a JSON number holds exactly
 		if f.from < 0 || f.from > most || f.from != math.Trunc(f.from) {

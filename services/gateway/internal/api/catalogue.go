@@ -27,13 +27,14 @@ const (
 
 // entryKind is the name of a kind of catalogue entry in messages, and the code of a missing entry.
 type entryKind struct {
-	kind    events.Aspect
-	word    string
-	missing problem.Code
+	kind         events.Aspect
+	noun         string
+	notFoundCode problem.Code
 }
 
-func (n entryKind) absent(field string) error {
-	return problem.New(n.missing, field, fmt.Sprintf("there is no such %s, or no such version of it", n.word))
+// notFound returns the error for an entry or version that does not exist.
+func (n entryKind) notFound(field string) error {
+	return problem.New(n.notFoundCode, field, fmt.Sprintf("there is no such %s, or no such version of it", n.noun))
 }
 
 func agents() entryKind { return entryKind{events.Agent, "agent", problem.AgentNotFound} }
@@ -45,8 +46,8 @@ func environments() entryKind {
 }
 func skills() entryKind { return entryKind{events.Skill, "skill", problem.SkillNotFound} }
 
-// badReference converts an error about a reference to a problem that names the invalid field.
-func badReference(prefix string, err error) error {
+// referenceProblem converts an error about a reference to a problem that names the invalid field.
+func referenceProblem(prefix string, err error) error {
 	var wrong *events.ReferenceError
 	if !errors.As(err, &wrong) {
 		return problem.Invalid(prefix, "%s", err.Error())
@@ -81,6 +82,7 @@ func shortScope(r events.Reference) events.Reference {
 	return r
 }
 
+// parseReferences parses a list of references; field is its name in the request.
 func parseReferences(field string, list []string) ([]events.Reference, error) {
 	if len(list) > maxEnvironments {
 		return nil, problem.Invalid(field, "has %d entries; the limit is %d", len(list), maxEnvironments)
@@ -107,10 +109,11 @@ type entryRequest interface {
 	GetOrg() string
 }
 
+// entryReference returns the reference in the path of a request, with the given version.
 func entryReference(r entryRequest, version string) (events.Reference, error) {
 	ref := events.Reference{Scope: events.Scope(r.GetScope()), Org: r.GetOrg(), Slug: r.GetSlug(), Version: version}
 	if err := ref.Check(); err != nil {
-		return ref, badReference("", err)
+		return ref, referenceProblem("", err)
 	}
 	return shortScope(ref), nil
 }
@@ -146,7 +149,7 @@ func decodeApply(p auth.Principal, r applyRequest, spec any) (events.Reference, 
 	}
 	ref := events.Reference{Scope: events.Scope(given.GetScope()), Org: given.GetOrg(), Slug: given.GetSlug()}
 	if err := ref.Check(); err != nil {
-		return ref, badReference("ref", err)
+		return ref, referenceProblem("ref", err)
 	}
 	if err := errors.Join(mayWrite(p, ref, "ref.scope"), checkTags("tags", r.GetTags())); err != nil {
 		return ref, err
@@ -156,7 +159,7 @@ func decodeApply(p auth.Principal, r applyRequest, spec any) (events.Reference, 
 	case text == "":
 		return ref, problem.Invalid("spec", "spec is missing")
 	case len(text) > MaxSpec:
-		return ref, problem.New(problem.PayloadTooLarge, "spec", sized("the definition", len(text), MaxSpec))
+		return ref, problem.New(problem.PayloadTooLarge, "spec", sizeDetail("the definition", len(text), MaxSpec))
 	}
 	var bad *wirejson.FieldError
 	if errors.As(wirejson.UnmarshalValue([]byte(text), "spec", spec), &bad) {
@@ -177,8 +180,8 @@ func checkTags(field string, tags []string) error {
 	return nil
 }
 
-// about sets the subject of a command about an entry.
-func about(n entryKind, p auth.Principal, ref events.Reference, r commands.Request) commands.Request {
+// withSubject sets the subject of a command about an entry.
+func withSubject(n entryKind, p auth.Principal, ref events.Reference, r commands.Request) commands.Request {
 	subject := ref.Subject(n.kind, p.Tenant)
 	r.Tenant, r.About, r.Kind = subject.Tenant, subject.ID, n.kind
 	return r
@@ -193,7 +196,7 @@ func applyResponse(ref events.Reference, a command.Answer) *spoolv1.ApplyRespons
 }
 
 func referenceMessage(ref events.Reference) *spoolv1.Reference {
-	ref = reads.Named(ref)
+	ref = reads.WithScope(ref)
 	out := &spoolv1.Reference{Scope: string(ref.Scope), Slug: ref.Slug}
 	if ref.Org != "" {
 		out.Org = &ref.Org
@@ -204,8 +207,8 @@ func referenceMessage(ref events.Reference) *spoolv1.Reference {
 	return out
 }
 
-// remove hides an entry, or the version that ref names.
-func (s *Server) remove(ctx context.Context, n entryKind, r commands.Request, ref events.Reference) (*spoolv1.RemoveResponse, error) {
+// removeEntry hides an entry, or the version that ref names.
+func (s *Server) removeEntry(ctx context.Context, n entryKind, r commands.Request, ref events.Reference) (*spoolv1.RemoveResponse, error) {
 	p, err := auth.From(ctx)
 	if err != nil {
 		return nil, err
@@ -214,7 +217,7 @@ func (s *Server) remove(ctx context.Context, n entryKind, r commands.Request, re
 		return nil, err
 	}
 	r.Body = command.Remove{Ref: ref}
-	a, err := s.change(ctx, about(n, p, ref, r))
+	a, err := s.sendChange(ctx, withSubject(n, p, ref, r))
 	var refused *problem.Error
 	if errors.As(err, &refused) && refused.Field == "ref" { // the request has its parts as separate fields
 		refused.Field = "slug"
@@ -225,8 +228,8 @@ func (s *Server) remove(ctx context.Context, n entryKind, r commands.Request, re
 	return &spoolv1.RemoveResponse{Position: a.Position}, nil
 }
 
-// version returns a version of an entry.
-func (s *Server) version(ctx context.Context, n entryKind, ref events.Reference, minPosition string) (reads.Version, error) {
+// readVersion returns a version of an entry.
+func (s *Server) readVersion(ctx context.Context, n entryKind, ref events.Reference, minPosition string) (reads.Version, error) {
 	p, err := auth.From(ctx)
 	if err != nil {
 		return reads.Version{}, err
@@ -239,7 +242,7 @@ func (s *Server) version(ctx context.Context, n entryKind, ref events.Reference,
 		found, err = visible(p, n.kind, v)
 	}
 	if err == nil && !found {
-		err = n.absent("slug")
+		err = n.notFound("slug")
 	}
 	return v, err
 }
@@ -269,12 +272,12 @@ type versionRequest interface {
 	GetMinPosition() string
 }
 
-func (s *Server) definition(ctx context.Context, n entryKind, r versionRequest) (*spoolv1.Definition, error) {
+func (s *Server) getDefinition(ctx context.Context, n entryKind, r versionRequest) (*spoolv1.Definition, error) {
 	ref, err := entryReference(r, r.GetVersion())
 	if err != nil {
 		return nil, err
 	}
-	v, err := s.version(ctx, n, ref, r.GetMinPosition())
+	v, err := s.readVersion(ctx, n, ref, r.GetMinPosition())
 	if err != nil {
 		return nil, err
 	}
@@ -287,7 +290,7 @@ type pageRequest interface {
 	GetPageSize() uint32
 }
 
-func (s *Server) versions(ctx context.Context, n entryKind, r pageRequest) ([]reads.Version, string, error) {
+func (s *Server) readVersions(ctx context.Context, n entryKind, r pageRequest) ([]reads.Version, string, error) {
 	p, err := auth.From(ctx)
 	if err != nil {
 		return nil, "", err
@@ -295,8 +298,8 @@ func (s *Server) versions(ctx context.Context, n entryKind, r pageRequest) ([]re
 	return s.Reads.Definitions(ctx, n.kind, p.Tenant, p.Agents, r.GetPageToken(), r.GetPageSize())
 }
 
-func (s *Server) definitions(ctx context.Context, n entryKind, r pageRequest) ([]*spoolv1.Definition, string, error) {
-	list, next, err := s.versions(ctx, n, r)
+func (s *Server) listDefinitions(ctx context.Context, n entryKind, r pageRequest) ([]*spoolv1.Definition, string, error) {
+	list, next, err := s.readVersions(ctx, n, r)
 	var out []*spoolv1.Definition
 	for _, v := range list {
 		out = append(out, definitionMessage(v))

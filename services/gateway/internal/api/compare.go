@@ -26,21 +26,21 @@ const (
 // CompareSessions finds the first event at which two sessions differ. A fork is compared with the part of its parent
 // after the fork. Other sessions are compared from their first messages on.
 func (s *Server) CompareSessions(ctx context.Context, r *spoolv1.CompareSessionsRequest) (*spoolv1.SessionComparison, error) {
-	tenant, err := s.session(ctx, r.GetSessionId(), r.GetMinPosition())
+	tenant, err := s.checkSession(ctx, r.GetSessionId(), r.GetMinPosition())
 	if err != nil {
 		return nil, err
 	}
-	if err := s.comparable(ctx, tenant, r.GetWith()); err != nil {
+	if err := s.checkComparable(ctx, tenant, r.GetWith()); err != nil {
 		return nil, err
 	}
 	if err := admission.From(ctx).Take(compareCost); err != nil {
 		return nil, err
 	}
-	a, err := s.newRun(ctx, tenant, r.GetSessionId())
+	a, err := s.newSessionReader(ctx, tenant, r.GetSessionId())
 	if err != nil {
 		return nil, err
 	}
-	b, err := s.newRun(ctx, tenant, r.GetWith())
+	b, err := s.newSessionReader(ctx, tenant, r.GetWith())
 	if err != nil {
 		return nil, withFieldError(err)
 	}
@@ -65,18 +65,18 @@ func (s *Server) CompareSessions(ctx context.Context, r *spoolv1.CompareSessions
 			return out, nil
 		}
 		if x != nil && y != nil {
-			if out.Field = history.Differs(x.is, y.is); out.Field == "" {
+			if out.Field = history.Differs(x.content, y.content); out.Field == "" {
 				out.EqualEvents++
 				continue
 			}
 		}
-		out.Summary = setDifference(a, b, x, y, out)
+		out.Summary = describeDifference(a, b, x, y, out)
 		return out, nil
 	}
 }
 
-// comparable checks the other session's id, and whether the caller may see that session.
-func (s *Server) comparable(ctx context.Context, tenant, with string) error {
+// checkComparable checks the other session's id, and whether the caller may see that session.
+func (s *Server) checkComparable(ctx context.Context, tenant, with string) error {
 	p, err := auth.From(ctx)
 	if err != nil {
 		return err
@@ -99,8 +99,8 @@ func withFieldError(err error) error {
 	return &p
 }
 
-// setDifference sets the two events that differ in the response, and returns a sentence about the difference.
-func setDifference(a, b *run, x, y *step, out *spoolv1.SessionComparison) string {
+// describeDifference sets the two events that differ in the response, and returns a sentence about the difference.
+func describeDifference(a, b *sessionReader, x, y *comparedEvent, out *spoolv1.SessionComparison) string {
 	if x != nil {
 		out.Event = reads.Event(x.wire)
 	}
@@ -118,8 +118,8 @@ func setDifference(a, b *run, x, y *step, out *spoolv1.SessionComparison) string
 	return fmt.Sprintf("Event %d of %s and event %d of %s (%s) differ in %s.", x.wire.Seq, a.id, y.wire.Seq, b.id, x.wire.Type, out.Field)
 }
 
-// run reads the relevant events of a session in order.
-type run struct {
+// sessionReader reads the relevant events of a session in order.
+type sessionReader struct {
 	reads      *reads.Store
 	tenant, id string
 	parent     string // parent session; "" if the session is not a fork
@@ -128,24 +128,24 @@ type run struct {
 	read       uint32 // seq of the last event that was read
 	after      uint32 // events up to this seq are skipped
 	begun      bool   // whether the first message was read
-	as         *history.Run
-	waiting    []step
+	normalizer *history.Run
+	waiting    []comparedEvent
 }
 
-// step is an event that is compared.
-type step struct {
-	wire events.Wire
-	is   history.Comparable
+// comparedEvent is an event that is compared.
+type comparedEvent struct {
+	wire    events.Wire
+	content history.Comparable
 }
 
-// newRun returns a run at the beginning of a session.
-func (s *Server) newRun(ctx context.Context, tenant, id string) (*run, error) {
+// newSessionReader returns a sessionReader at the beginning of a session.
+func (s *Server) newSessionReader(ctx context.Context, tenant, id string) (*sessionReader, error) {
 	one, err := s.Reads.Session(ctx, tenant, id)
 	if err != nil {
 		return nil, err
 	}
-	r := &run{reads: s.Reads, tenant: tenant, id: id, tip: one.GetTip(), as: history.NewRun(id)}
-	err = s.Reads.Each(ctx, tenant, id, 0, 2, []events.Type{"session_forked"}, 1, func(w events.Wire) error {
+	r := &sessionReader{reads: s.Reads, tenant: tenant, id: id, tip: one.GetTip(), normalizer: history.NewRun(id)}
+	err = s.Reads.EachEvent(ctx, tenant, id, 0, 2, []events.Type{"session_forked"}, 1, func(w events.Wire) error {
 		var d struct {
 			Parent    string `json:"parent"`
 			Effective uint32 `json:"effective"`
@@ -160,7 +160,7 @@ func (s *Server) newRun(ctx context.Context, tenant, id string) (*run, error) {
 }
 
 // next returns the next event to compare, or nil after the last one.
-func (r *run) next(ctx context.Context) (*step, error) {
+func (r *sessionReader) next(ctx context.Context) (*comparedEvent, error) {
 	for len(r.waiting) == 0 {
 		if r.read >= r.tip {
 			return nil, nil
@@ -170,10 +170,10 @@ func (r *run) next(ctx context.Context) (*step, error) {
 			return nil, err
 		}
 		if len(page.Events) == 0 {
-			return nil, r.reads.UnlessFolding(ctx, r.id, problem.NoSuchSession())
+			return nil, r.reads.MissingUnlessFolding(ctx, r.id, problem.NoSuchSession())
 		}
 		for _, kept := range page.Events {
-			if err := r.take(kept); err != nil {
+			if err := r.process(kept); err != nil {
 				return nil, err
 			}
 		}
@@ -183,8 +183,8 @@ func (r *run) next(ctx context.Context) (*step, error) {
 	return &first, nil
 }
 
-// take processes an event that was read.
-func (r *run) take(kept reads.StoredEvent) error {
+// process adds an event that was read to waiting, unless the comparison ignores it.
+func (r *sessionReader) process(kept reads.StoredEvent) error {
 	var w events.Wire
 	if err := json.Unmarshal(kept.JSON, &w); err != nil {
 		return problem.From(fmt.Errorf("event %d of %s: %w", kept.Seq, r.id, err))
@@ -194,8 +194,8 @@ func (r *run) take(kept reads.StoredEvent) error {
 	if !r.begun || w.Seq <= r.after {
 		return nil
 	}
-	if is, ok := r.as.Comparable(w); ok {
-		r.waiting = append(r.waiting, step{w, is})
+	if content, ok := r.normalizer.Comparable(w); ok {
+		r.waiting = append(r.waiting, comparedEvent{w, content})
 	}
 	return nil
 }

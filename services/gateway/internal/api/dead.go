@@ -55,7 +55,7 @@ func (s *Server) ListDeadLetters(ctx context.Context, r *spoolv1.ListDeadLetters
 	}
 	out := &spoolv1.ListDeadLettersResponse{}
 	for _, d := range list {
-		out.DeadLetters = append(out.DeadLetters, deadLetter(d))
+		out.DeadLetters = append(out.DeadLetters, deadLetterMessage(d))
 	}
 	if next > 0 {
 		out.NextPageToken = strconv.FormatUint(next, 10)
@@ -65,11 +65,11 @@ func (s *Server) ListDeadLetters(ctx context.Context, r *spoolv1.ListDeadLetters
 
 // GetDeadLetter returns a dead letter with its message.
 func (s *Server) GetDeadLetter(ctx context.Context, r *spoolv1.GetDeadLetterRequest) (*spoolv1.DeadLetter, error) {
-	d, _, err := s.dead(ctx, r.GetId())
+	d, _, err := s.getDead(ctx, r.GetId())
 	if err != nil {
 		return nil, err
 	}
-	out := deadLetter(d)
+	out := deadLetterMessage(d)
 	message := strings.ToValidUTF8(string(d.Payload), "\uFFFD")
 	out.Message = &message
 	return out, nil
@@ -85,8 +85,9 @@ func (s *Server) DropDeadLetter(ctx context.Context, r *spoolv1.DropDeadLetterRe
 	return &spoolv1.DropDeadLetterResponse{Id: r.GetId()}, s.settleDead(ctx, command.TypeDropDead, r.GetId())
 }
 
+// settleDead sends a command about a dead letter that the caller may see.
 func (s *Server) settleDead(ctx context.Context, t command.Type, id string) error {
-	d, p, err := s.dead(ctx, id)
+	d, p, err := s.getDead(ctx, id)
 	if err != nil {
 		return err
 	}
@@ -98,8 +99,8 @@ func (s *Server) settleDead(ctx context.Context, t command.Type, id string) erro
 	return err
 }
 
-// dead returns the letter with an id from a request.
-func (s *Server) dead(ctx context.Context, id string) (topology.DeadLetter, auth.Principal, error) {
+// getDead returns the letter with an id from a request.
+func (s *Server) getDead(ctx context.Context, id string) (topology.DeadLetter, auth.Principal, error) {
 	reader, p, err := deadReader(ctx)
 	if err != nil {
 		return topology.DeadLetter{}, p, err
@@ -112,7 +113,7 @@ func (s *Server) dead(ctx context.Context, id string) (topology.DeadLetter, auth
 	return d, p, err
 }
 
-func deadLetter(d topology.DeadLetter) *spoolv1.DeadLetter {
+func deadLetterMessage(d topology.DeadLetter) *spoolv1.DeadLetter {
 	return &spoolv1.DeadLetter{
 		Id: strconv.FormatUint(d.Sequence, 10), Time: timestamppb.New(d.Time), Reason: d.Reason, Subject: d.Subject, Handler: d.Handler,
 		Delivered: uint32(min(d.Delivered, math.MaxUint32)), SessionId: d.Session, Retryable: d.Retryable(), //nolint:gosec // bounded

@@ -16,24 +16,24 @@ const maxBlocksDiff = 200
 
 // DiffSession compares the states of a session after two of its events.
 func (s *Server) DiffSession(ctx context.Context, r *spoolv1.DiffSessionRequest) (*spoolv1.SessionDiff, error) {
-	tenant, err := s.session(ctx, r.GetSessionId(), r.GetMinPosition())
+	tenant, err := s.checkSession(ctx, r.GetSessionId(), r.GetMinPosition())
 	if err != nil {
 		return nil, err
 	}
 	if r.GetFrom() > r.GetTo() && r.GetTo() > 0 {
 		return nil, problem.Invalid("to", "to must not be before from")
 	}
-	var from, to reads.Past
-	if from, err = s.Reads.Past(ctx, tenant, r.GetSessionId(), "from", &r.From); err != nil {
+	var from, to reads.SessionState
+	if from, err = s.Reads.StateAfter(ctx, tenant, r.GetSessionId(), "from", &r.From); err != nil {
 		return nil, err
 	}
-	if to, err = s.Reads.Past(ctx, tenant, r.GetSessionId(), "to", &r.To); err != nil {
+	if to, err = s.Reads.StateAfter(ctx, tenant, r.GetSessionId(), "to", &r.To); err != nil {
 		return nil, err
 	}
 	out := &spoolv1.SessionDiff{
 		From: from.Seq, To: to.Seq,
-		Reported: usageDifference(reads.Total(from.Reported()), reads.Total(to.Reported())),
-		Metered:  usageDifference(reads.MeteredTotal(from.Metered), reads.MeteredTotal(to.Metered)),
+		Reported: usageDifference(reads.UsageTotal(from.Reported()), reads.UsageTotal(to.Reported())),
+		Metered:  usageDifference(reads.MeteredUsageTotal(from.Metered), reads.MeteredUsageTotal(to.Metered)),
 	}
 	if err := s.diffBlocks(ctx, out, from, to); err != nil {
 		return nil, err
@@ -54,7 +54,8 @@ func usageDifference(from, to *spoolv1.UsageTotal) *spoolv1.UsageTotal {
 	}
 }
 
-func (s *Server) diffBlocks(ctx context.Context, out *spoolv1.SessionDiff, from, to reads.Past) error {
+// diffBlocks sets the blocks that were added, completed or changed between two states.
+func (s *Server) diffBlocks(ctx context.Context, out *spoolv1.SessionDiff, from, to reads.SessionState) error {
 	list, total, err := s.Reads.BlocksSince(ctx, from, to, maxBlocksDiff)
 	if err != nil {
 		return err
@@ -74,7 +75,7 @@ func (s *Server) diffBlocks(ctx context.Context, out *spoolv1.SessionDiff, from,
 }
 
 // diffStatuses returns what has a different status: the session, executions, sub-agents, and the sandbox.
-func (s *Server) diffStatuses(ctx context.Context, from, to reads.Past) (list []*spoolv1.StatusChange, err error) {
+func (s *Server) diffStatuses(ctx context.Context, from, to reads.SessionState) (list []*spoolv1.StatusChange, err error) {
 	add := func(kind, id, was, is string) {
 		if was != is {
 			list = append(list, &spoolv1.StatusChange{Kind: kind, Id: id, From: was, To: is})
@@ -114,7 +115,7 @@ func (s *Server) diffStatuses(ctx context.Context, from, to reads.Past) (list []
 }
 
 // comparedSnapshots returns a sentence that names the snapshots whose files were compared.
-func comparedSnapshots(from, to reads.Past) string {
+func comparedSnapshots(from, to reads.SessionState) string {
 	if from.Workspace == nil {
 		return fmt.Sprintf("All files of the snapshot of %s are new: none had been taken at event %d.", snapshotEvent(to), from.Seq)
 	}

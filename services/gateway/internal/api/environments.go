@@ -32,26 +32,26 @@ func (s *Server) ApplyEnvironment(ctx context.Context, r *spoolv1.ApplyEnvironme
 	if err := s.sealEnvironment(ctx, p.Tenant, ref, &spec); err != nil {
 		return nil, err
 	}
-	a, err := s.change(ctx, about(environments(), p, ref, commands.Request{
+	a, err := s.sendChange(ctx, withSubject(environments(), p, ref, commands.Request{
 		Type: command.TypeApplyEnvironment, Body: command.ApplyEnvironment{Ref: ref, Tags: r.GetTags(), Spec: spec},
 	}))
 	if err != nil {
 		return nil, err
 	}
-	// The version is applied; if the read models contain it only later, that is not an error.
+	// The version is in the log. It is not an error if the read models do not contain it in time.
 	_ = s.Reads.WaitPosition(ctx, ref.Subject(events.Environment, p.Tenant).ID, a.Position)
 	return applyResponse(ref, a), nil
 }
 
 // ListEnvironments lists the tenant's environments, and the platform's.
 func (s *Server) ListEnvironments(ctx context.Context, r *spoolv1.ListEnvironmentsRequest) (*spoolv1.ListEnvironmentsResponse, error) {
-	list, next, err := s.definitions(ctx, environments(), r)
+	list, next, err := s.listDefinitions(ctx, environments(), r)
 	return &spoolv1.ListEnvironmentsResponse{Environments: list, NextPageToken: next}, err
 }
 
 // GetEnvironment returns a version of an environment.
 func (s *Server) GetEnvironment(ctx context.Context, r *spoolv1.GetEnvironmentRequest) (*spoolv1.Definition, error) {
-	return s.definition(ctx, environments(), r)
+	return s.getDefinition(ctx, environments(), r)
 }
 
 // RemoveEnvironment hides an environment.
@@ -60,7 +60,7 @@ func (s *Server) RemoveEnvironment(ctx context.Context, r *spoolv1.RemoveEnviron
 	if err != nil {
 		return nil, err
 	}
-	return s.remove(ctx, environments(), commands.Request{Type: command.TypeRemoveEnvironment}, ref)
+	return s.removeEntry(ctx, environments(), commands.Request{Type: command.TypeRemoveEnvironment}, ref)
 }
 
 // builtIn is the slug of the built-in agent, which is not a catalogue entry.
@@ -106,21 +106,21 @@ func allowedHosts(agent events.AgentSpec, list []layers.Environment) ([]egress.S
 	}
 	hosts, err := egress.Union(command.MaxEgress, from...)
 	if err != nil {
-		return nil, problem.New(problem.EgressInvalid, "", err.Error()).Because(err)
+		return nil, problem.New(problem.EgressInvalid, "", err.Error()).WithCause(err)
 	}
 	return hosts, nil
 }
 
 // requestedLayers returns the agent that the request refers to, and its environments in order.
 func (s *Server) requestedLayers(ctx context.Context, p auth.Principal, r *spoolv1.ExplainEnvironmentRequest) (agent events.AgentSpec, list []layers.Environment, err error) {
-	ref, refs, err := s.selected(ctx, p, r)
+	ref, refs, err := s.selectReferences(ctx, p, r)
 	if err != nil {
 		return agent, nil, err
 	}
 	if ref.Slug != "" && ref != (events.Reference{Slug: builtIn}) {
 		v, found, err := s.Reads.Definition(ctx, events.Agent, p.Tenant, ref)
 		if err == nil && !found {
-			err = agents().absent("agent")
+			err = agents().notFound("agent")
 		}
 		if err == nil {
 			err = readSpec(v.Spec, &agent)
@@ -132,7 +132,7 @@ func (s *Server) requestedLayers(ctx context.Context, p auth.Principal, r *spool
 	for _, e := range refs {
 		v, found, err := s.Reads.Definition(ctx, events.Environment, p.Tenant, e.ref)
 		if err == nil && !found {
-			err = environments().absent(e.field)
+			err = environments().notFound(e.field)
 		}
 		one := layers.Environment{Ref: shortScope(v.Ref)}
 		if err == nil {
@@ -152,9 +152,9 @@ type fieldReference struct {
 	field string
 }
 
-// selected returns the agent and the environments that a request refers to. The environments of the instance come
+// selectReferences returns the agent and the environments that a request refers to. The environments of the instance come
 // first.
-func (s *Server) selected(ctx context.Context, p auth.Principal, r *spoolv1.ExplainEnvironmentRequest) (agent events.Reference, out []fieldReference, err error) {
+func (s *Server) selectReferences(ctx context.Context, p auth.Principal, r *spoolv1.ExplainEnvironmentRequest) (agent events.Reference, out []fieldReference, err error) {
 	agent, instance, list, err := requestReferences(r)
 	if err != nil {
 		return agent, nil, err
@@ -165,7 +165,7 @@ func (s *Server) selected(ctx context.Context, p auth.Principal, r *spoolv1.Expl
 			found, err = visible(p, events.Instance, v)
 		}
 		if err == nil && !found {
-			err = instances().absent("instance")
+			err = instances().notFound("instance")
 		}
 		var spec events.InstanceSpec
 		if err == nil {
@@ -180,7 +180,7 @@ func (s *Server) selected(ctx context.Context, p auth.Principal, r *spoolv1.Expl
 		}
 	}
 	if agent.Slug != "" && !events.AllowsAgent(p.Agents, agent.Slug) {
-		return agent, nil, agents().absent("agent")
+		return agent, nil, agents().notFound("agent")
 	}
 	for i, e := range list {
 		out = append(out, fieldReference{e, fmt.Sprintf("environments[%d]", i)})
@@ -216,13 +216,13 @@ func mergeError(err error) error {
 	if !errors.As(err, &first) {
 		return problem.From(err)
 	}
-	return problem.New(problem.Code(first.Code), "", strings.ReplaceAll(err.Error(), "\n", "; ")).Because(err)
+	return problem.New(problem.Code(first.Code), "", strings.ReplaceAll(err.Error(), "\n", "; ")).WithCause(err)
 }
 
 // readSpec decodes a definition from the read models.
 func readSpec(text string, into any) error {
 	if err := json.Unmarshal([]byte(text), into); err != nil {
-		return problem.New(problem.Internal, "", "a definition in the read models is not valid").Because(err)
+		return problem.New(problem.Internal, "", "a definition in the read models is not valid").WithCause(err)
 	}
 	return nil
 }

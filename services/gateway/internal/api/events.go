@@ -27,12 +27,12 @@ func (s *Server) ListEvents(ctx context.Context, r *spoolv1.ListEventsRequest) (
 	if err != nil {
 		return nil, err
 	}
-	tenant, err := s.session(ctx, r.GetSessionId(), r.GetMinPosition())
+	tenant, err := s.checkSession(ctx, r.GetSessionId(), r.GetMinPosition())
 	if err != nil {
 		return nil, err
 	}
 	page, err := s.Reads.Events(ctx, tenant, r.GetSessionId(), reads.Query{
-		After: r.GetAfter(), Limit: limit, Types: types(r.GetTypes()), Metadata: defaultTrue(r.Metadata),
+		After: r.GetAfter(), Limit: limit, Types: splitTypes(r.GetTypes()), Metadata: defaultTrue(r.Metadata),
 	})
 	if err != nil {
 		return nil, err
@@ -47,7 +47,7 @@ func pageLimit(asked uint32) (int, error) {
 	case asked == 0:
 		return DefaultEvents, nil
 	case asked > MaxEvents:
-		return 0, problem.Invalid("limit", "%d is too much: at most %d", asked, MaxEvents)
+		return 0, problem.Invalid("limit", "value is %d; the limit is %d", asked, MaxEvents)
 	}
 	return int(asked), nil
 }
@@ -71,7 +71,7 @@ func (s *Server) ListHistory(ctx context.Context, r *spoolv1.ListHistoryRequest)
 	if err != nil {
 		return nil, err
 	}
-	tenant, err := s.session(ctx, r.GetSessionId(), r.GetMinPosition())
+	tenant, err := s.checkSession(ctx, r.GetSessionId(), r.GetMinPosition())
 	if err != nil {
 		return nil, err
 	}
@@ -89,7 +89,7 @@ func (s *Server) ListHistory(ctx context.Context, r *spoolv1.ListHistoryRequest)
 
 // ListHistoryBlocks lists the blocks that a fork inherits from its ancestors.
 func (s *Server) ListHistoryBlocks(ctx context.Context, r *spoolv1.ListHistoryBlocksRequest) (*spoolv1.ListHistoryBlocksResponse, error) {
-	tenant, err := s.session(ctx, r.GetSessionId(), r.GetMinPosition())
+	tenant, err := s.checkSession(ctx, r.GetSessionId(), r.GetMinPosition())
 	if err != nil {
 		return nil, err
 	}
@@ -100,8 +100,8 @@ func (s *Server) ListHistoryBlocks(ctx context.Context, r *spoolv1.ListHistoryBl
 // defaultTrue returns the value of an option whose default is true.
 func defaultTrue(option *bool) bool { return option == nil || *option }
 
-// types splits lists that are separated by commas. It returns nil for all types.
-func types(given []string) []string {
+// splitTypes splits lists that are separated by commas. It returns nil for all types.
+func splitTypes(given []string) []string {
 	var list []string
 	for _, g := range given {
 		for t := range strings.SplitSeq(g, ",") {
@@ -130,8 +130,8 @@ func (s *Server) StreamEvents(r *spoolv1.StreamEventsRequest, out grpc.ServerStr
 	}
 	defer reader.Close()
 	defer s.Counts.Stream(kindGRPC)()
-	err = s.stream(ctx, reader, defaultTrue(r.Metadata), func(f live.Frame, metadata bool) error {
-		m, err := response(f, metadata)
+	err = s.sendFrames(ctx, reader, defaultTrue(r.Metadata), func(f live.Frame, metadata bool) error {
+		m, err := streamResponse(f, metadata)
 		if err != nil {
 			return err
 		}
@@ -151,10 +151,10 @@ type source interface {
 	Cursor() uint32
 }
 
-// stream sends frames until it fails, and returns the reason. send blocks without a limit for a slow client and
+// sendFrames sends frames until it fails, and returns the reason. send blocks without a limit for a slow client and
 // returns only when the call has ended. It therefore runs in its own goroutine, and stream returns without waiting
 // for it.
-func (s *Server) stream(ctx context.Context, from source, metadata bool, send func(f live.Frame, metadata bool) error) error {
+func (s *Server) sendFrames(ctx context.Context, from source, metadata bool, send func(f live.Frame, metadata bool) error) error {
 	cursor := from.Cursor()
 	for {
 		frames, err := from.Next(ctx)
@@ -179,6 +179,7 @@ func (s *Server) stream(ctx context.Context, from source, metadata bool, send fu
 	}
 }
 
+// sendAll sends frames in order, and counts the events and text deltas among them.
 func (s *Server) sendAll(frames []live.Frame, metadata bool, send func(f live.Frame, metadata bool) error) error {
 	for _, f := range frames {
 		if err := send(f, metadata); err != nil {
@@ -191,7 +192,7 @@ func (s *Server) sendAll(frames []live.Frame, metadata bool, send func(f live.Fr
 	return nil
 }
 
-func response(f live.Frame, metadata bool) (*spoolv1.StreamEventsResponse, error) {
+func streamResponse(f live.Frame, metadata bool) (*spoolv1.StreamEventsResponse, error) {
 	if f.Lag != nil {
 		return &spoolv1.StreamEventsResponse{Message: &spoolv1.StreamEventsResponse_Lag{
 			Lag: &spoolv1.Lag{Lagging: f.Lag.Lagging, LagMs: f.Lag.LagMs},
@@ -212,7 +213,7 @@ func event(f live.Frame, metadata bool) (*spoolv1.Event, error) {
 
 // ListBlocks lists a session's blocks.
 func (s *Server) ListBlocks(ctx context.Context, r *spoolv1.ListBlocksRequest) (*spoolv1.ListBlocksResponse, error) {
-	tenant, err := s.session(ctx, r.GetSessionId(), r.GetMinPosition())
+	tenant, err := s.checkSession(ctx, r.GetSessionId(), r.GetMinPosition())
 	if err != nil {
 		return nil, err
 	}

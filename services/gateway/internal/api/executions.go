@@ -17,7 +17,7 @@ func (s *Server) StartExecution(ctx context.Context, r *spoolv1.StartExecutionRe
 	if err != nil {
 		return nil, err
 	}
-	post, err := message(r)
+	post, err := postCommand(r)
 	if err != nil {
 		return nil, err
 	}
@@ -36,11 +36,11 @@ func (s *Server) StartExecution(ctx context.Context, r *spoolv1.StartExecutionRe
 		return command.StartExecution{Create: create, Post: post}
 	})
 	request, done := s.withSessionLimit(s.withTranscript(request, r.GetTranscript(), &create.Transcript, func() any { return command.StartExecution{Create: create, Post: post} }))
-	a, err := s.create(ctx, request)
+	a, err := s.sendCreate(ctx, request)
 	done(err)
 	stored(a, err)
 	if err != nil {
-		return nil, named(r, err)
+		return nil, withAliasField(r, err)
 	}
 	return &spoolv1.StartExecutionResponse{SessionId: a.SessionID, ExecutionId: a.ExecutionID, Position: a.Position}, nil
 }
@@ -51,13 +51,13 @@ func (s *Server) ListExecutions(ctx context.Context, r *spoolv1.ListExecutionsRe
 	if err != nil {
 		return nil, err
 	}
-	list, next, err := s.Reads.Executions(ctx, p.Tenant, filterOf(p, r.GetPhase(), r, r.MetadataValue), r.GetPageToken(), r.GetPageSize())
+	list, next, err := s.Reads.Executions(ctx, p.Tenant, newFilter(p, r.GetPhase(), r, r.MetadataValue), r.GetPageToken(), r.GetPageSize())
 	return &spoolv1.ListExecutionsResponse{Executions: list, NextPageToken: next}, err
 }
 
 // ListSessionExecutions lists the executions of a session.
 func (s *Server) ListSessionExecutions(ctx context.Context, r *spoolv1.ListSessionExecutionsRequest) (*spoolv1.ListExecutionsResponse, error) {
-	tenant, err := s.session(ctx, r.GetSessionId(), r.GetMinPosition())
+	tenant, err := s.checkSession(ctx, r.GetSessionId(), r.GetMinPosition())
 	if err != nil {
 		return nil, err
 	}
@@ -67,10 +67,10 @@ func (s *Server) ListSessionExecutions(ctx context.Context, r *spoolv1.ListSessi
 
 // GetExecution returns an execution.
 func (s *Server) GetExecution(ctx context.Context, r *spoolv1.GetExecutionRequest) (*spoolv1.Execution, error) {
-	return s.execution(ctx, r.GetExecutionId(), r.GetMinPosition())
+	return s.getExecution(ctx, r.GetExecutionId(), r.GetMinPosition())
 }
 
-func (s *Server) execution(ctx context.Context, id, minPosition string) (*spoolv1.Execution, error) {
+func (s *Server) getExecution(ctx context.Context, id, minPosition string) (*spoolv1.Execution, error) {
 	p, err := auth.From(ctx)
 	if err != nil {
 		return nil, err
@@ -88,7 +88,7 @@ func (s *Server) execution(ctx context.Context, id, minPosition string) (*spoolv
 
 // CancelExecution ends an execution.
 func (s *Server) CancelExecution(ctx context.Context, r *spoolv1.CancelExecutionRequest) (*spoolv1.CancelExecutionResponse, error) {
-	position, err := s.control(ctx, command.TypeCancel, r.GetExecutionId())
+	position, err := s.sendControl(ctx, command.TypeCancel, r.GetExecutionId())
 	if err != nil {
 		return nil, err
 	}
@@ -97,7 +97,7 @@ func (s *Server) CancelExecution(ctx context.Context, r *spoolv1.CancelExecution
 
 // PauseExecution asks an execution to pause.
 func (s *Server) PauseExecution(ctx context.Context, r *spoolv1.PauseExecutionRequest) (*spoolv1.PauseExecutionResponse, error) {
-	position, err := s.control(ctx, command.TypePause, r.GetExecutionId())
+	position, err := s.sendControl(ctx, command.TypePause, r.GetExecutionId())
 	if err != nil {
 		return nil, err
 	}
@@ -106,7 +106,7 @@ func (s *Server) PauseExecution(ctx context.Context, r *spoolv1.PauseExecutionRe
 
 // ResumeExecution resumes a paused execution.
 func (s *Server) ResumeExecution(ctx context.Context, r *spoolv1.ResumeExecutionRequest) (*spoolv1.ResumeExecutionResponse, error) {
-	position, err := s.control(ctx, command.TypeResume, r.GetExecutionId())
+	position, err := s.sendControl(ctx, command.TypeResume, r.GetExecutionId())
 	if err != nil {
 		return nil, err
 	}
@@ -115,16 +115,16 @@ func (s *Server) ResumeExecution(ctx context.Context, r *spoolv1.ResumeExecution
 
 // TerminateExecution ends an execution and its sandbox.
 func (s *Server) TerminateExecution(ctx context.Context, r *spoolv1.TerminateExecutionRequest) (*spoolv1.TerminateExecutionResponse, error) {
-	position, err := s.control(ctx, command.TypeTerminate, r.GetExecutionId())
+	position, err := s.sendControl(ctx, command.TypeTerminate, r.GetExecutionId())
 	if err != nil {
 		return nil, err
 	}
 	return &spoolv1.TerminateExecutionResponse{Position: position}, nil
 }
 
-// control sends a control command for an execution. The session of the execution is looked up in the read models and
+// sendControl sends a control command for an execution. The session of the execution is looked up in the read models and
 // then in the log.
-func (s *Server) control(ctx context.Context, typ command.Type, id string) (position string, err error) {
+func (s *Server) sendControl(ctx context.Context, typ command.Type, id string) (position string, err error) {
 	p, err := auth.From(ctx)
 	if err != nil {
 		return "", err
@@ -136,6 +136,6 @@ func (s *Server) control(ctx context.Context, typ command.Type, id string) (posi
 	if err != nil {
 		return "", err
 	}
-	a, err := s.change(ctx, commands.Request{Type: typ, SessionID: session, ExecutionID: id})
+	a, err := s.sendChange(ctx, commands.Request{Type: typ, SessionID: session, ExecutionID: id})
 	return a.Position, err
 }

@@ -27,7 +27,7 @@ type filesRequest interface {
 	GetWorkspaceFiles() []*spoolv1.WorkspaceFile
 }
 
-// files are the files of a request: their references for the command, and their content.
+// files holds the workspace files of a request: references for the command, and contents for the object store.
 type files struct {
 	refs     []command.File
 	contents map[string][]byte // by SHA-256
@@ -46,10 +46,10 @@ func workspaceFiles(r filesRequest) (files, error) {
 		sum := sha256.Sum256(data)
 		ref := command.File{Path: f.GetPath(), Size: uint64(len(data)), SHA256: hex.EncodeToString(sum[:]), Mode: f.GetMode()}
 		if err := ref.Check(field, "", ""); err != nil {
-			return out, refusal(err)
+			return out, commandProblem(err)
 		}
 		if at[ref.Path] {
-			return out, problem.Invalid(field+".path", "the path is given twice")
+			return out, problem.Invalid(field+".path", "is set twice")
 		}
 		at[ref.Path] = true
 		out.refs, out.contents[ref.SHA256] = append(out.refs, ref), data
@@ -75,10 +75,10 @@ func content(field string, f *spoolv1.WorkspaceFile) ([]byte, error) {
 	return data, nil
 }
 
-// store writes the contents to the object store.
-func (f files) store(ctx context.Context, to *objects.Store, tenant, session string) error {
+// storeContents writes the contents to the object store.
+func (f files) storeContents(ctx context.Context, to *objects.Store, tenant, session string) error {
 	for sum, data := range f.contents {
-		if err := to.Keep(ctx, command.FileObject(tenant, session, sum), data); err != nil {
+		if err := to.PutBytes(ctx, command.FileObject(tenant, session, sum), data); err != nil {
 			return err
 		}
 	}
@@ -110,8 +110,8 @@ func (s *Server) requireSession(ctx context.Context, id string) (tenant, status 
 	return p.Tenant, status, err
 }
 
-// FileSource is a file, or a tar, that a client uploads.
-type FileSource struct {
+// FileUpload is a file, or a tar, that a client uploads.
+type FileUpload struct {
 	Path    string // for an archive, the folder to extract to
 	Archive bool
 	Mode    uint32 // permission bits; 0 means 0644
@@ -128,13 +128,13 @@ type FileAccepted struct {
 }
 
 // PutFile stores content and puts it into the session's workspace. It reads at most the limit.
-func (s *Server) PutFile(ctx context.Context, session string, f FileSource) (FileAccepted, error) {
+func (s *Server) PutFile(ctx context.Context, session string, f FileUpload) (FileAccepted, error) {
 	field := "path"
 	if f.Archive {
 		field = "dir"
 	}
 	if err := command.CheckPath(field, f.Path, f.Archive); err != nil {
-		return FileAccepted{}, refusal(err)
+		return FileAccepted{}, commandProblem(err)
 	}
 	tenant, status, err := s.requireSession(ctx, session)
 	switch {
@@ -160,7 +160,7 @@ func (s *Server) PutFile(ctx context.Context, session string, f FileSource) (Fil
 	object := command.ObjectFolder(tenant, session) + "u-" + hex.EncodeToString(unique[:])
 	stored, err := s.Objects.Stream(ctx, object, f.Body, f.Limit, hold.Take)
 	if err != nil {
-		hold.Refused(s.Objects.Gone(object))
+		hold.Refuse(s.Objects.Removed(object))
 	}
 	if errors.Is(err, objects.ErrTooLarge) {
 		return FileAccepted{}, tooLarge("the content is too large", f.Limit)
@@ -168,10 +168,10 @@ func (s *Server) PutFile(ctx context.Context, session string, f FileSource) (Fil
 	if err != nil {
 		return FileAccepted{}, err
 	}
-	a, err := s.change(ctx, commands.Request{Type: command.TypePutFile, SessionID: session, Reserved: true, Body: command.PutFile{File: command.File{
+	a, err := s.sendChange(ctx, commands.Request{Type: command.TypePutFile, SessionID: session, Reserved: true, Body: command.PutFile{File: command.File{
 		Path: f.Path, Object: object, Size: stored.Size, SHA256: stored.SHA256, Mode: f.Mode, Archive: f.Archive,
 	}}})
-	settleUpload(hold, session, a, err, s.Objects.Gone(object))
+	settleUpload(hold, session, a, err, s.Objects.Removed(object))
 	return FileAccepted{Position: a.Position, SHA256: stored.SHA256, Size: stored.Size}, err
 }
 
@@ -182,12 +182,12 @@ func tooLarge(what string, limit int64) error {
 // RemoveFile removes a file, or a folder with everything below it.
 func (s *Server) RemoveFile(ctx context.Context, session, path string) (position string, err error) {
 	if err := command.CheckPath("path", path, false); err != nil {
-		return "", refusal(err)
+		return "", commandProblem(err)
 	}
 	if err := reads.CheckSession(session); err != nil {
 		return "", err
 	}
-	a, err := s.change(ctx, commands.Request{Type: command.TypeRemoveFile, SessionID: session, Body: command.RemoveFile{Path: path}})
+	a, err := s.sendChange(ctx, commands.Request{Type: command.TypeRemoveFile, SessionID: session, Body: command.RemoveFile{Path: path}})
 	return a.Position, err
 }
 
@@ -206,17 +206,17 @@ type Workspace struct {
 // Workspace opens a session's last snapshot or, for a fork without a snapshot of its own, the snapshot that it began
 // with. It returns NO_SNAPSHOT if there is none.
 func (s *Server) Workspace(ctx context.Context, session, minPosition string) (Workspace, error) {
-	tenant, err := s.session(ctx, session, minPosition)
+	tenant, err := s.checkSession(ctx, session, minPosition)
 	if err != nil {
 		return Workspace{}, err
 	}
-	one, err := s.afterSnapshot(ctx, tenant, session)
+	one, err := s.awaitSnapshot(ctx, tenant, session)
 	if err != nil {
 		return Workspace{}, err
 	}
 	w := Workspace{Session: session, Tenant: tenant, Snapshot: one.GetSnapshot(), At: one.GetSnapshotAt().AsTime()}
 	if w.Snapshot == "" && one.GetParent().GetSnapshot() != "" {
-		p, err := s.Reads.Past(ctx, tenant, session, fieldSession, nil)
+		p, err := s.Reads.StateAfter(ctx, tenant, session, fieldSession, nil)
 		if err != nil {
 			return w, err
 		}
@@ -229,7 +229,7 @@ func (s *Server) Workspace(ctx context.Context, session, minPosition string) (Wo
 	if strings.Contains(id, "/") {
 		var owner, of string
 		if owner, of, id, err = workspace.ParseName(w.Snapshot); err == nil && (owner != tenant || of != session) {
-			err = fmt.Errorf("the snapshot %s is not of session %s", w.Snapshot, session)
+			err = fmt.Errorf("snapshot %s does not belong to session %s", w.Snapshot, session)
 		}
 		if err != nil {
 			return w, problem.From(err)
@@ -242,28 +242,28 @@ func (s *Server) Workspace(ctx context.Context, session, minPosition string) (Wo
 }
 
 const (
-	// snapshotLate is how long Workspace waits for the snapshot of a turn that has just ended.
-	snapshotLate = 5 * time.Second
-	// snapshotLook is the interval at which it checks for the snapshot.
-	snapshotLook = 50 * time.Millisecond
+	// snapshotTimeout is how long awaitSnapshot waits for the snapshot of a turn that has just ended.
+	snapshotTimeout = 5 * time.Second
+	// snapshotPoll is the interval at which awaitSnapshot checks for the snapshot.
+	snapshotPoll = 50 * time.Millisecond
 )
 
-// afterSnapshot returns the session after the snapshot of its last turn was taken, so that a client that has seen the end
-// of a turn gets the files of that turn. It does not wait while another turn runs, and gives up after snapshotLate.
-func (s *Server) afterSnapshot(ctx context.Context, tenant, session string) (*spoolv1.Session, error) {
-	deadline := time.NewTimer(snapshotLate)
+// awaitSnapshot returns the session after the snapshot of its last turn was taken, so that a client that has seen the end
+// of a turn gets the files of that turn. It does not wait while another turn runs, and gives up after snapshotTimeout.
+func (s *Server) awaitSnapshot(ctx context.Context, tenant, session string) (*spoolv1.Session, error) {
+	deadline := time.NewTimer(snapshotTimeout)
 	defer deadline.Stop()
 	for {
 		one, err := s.Reads.Session(ctx, tenant, session)
 		if err != nil || one.GetExecutions() == 0 || one.ActiveExecutionId != nil {
 			return one, err
 		}
-		ended, err := s.Reads.LastEnd(ctx, tenant, session)
-		if err != nil || !ended.After(one.GetSnapshotAt().AsTime()) || s.Now().Sub(ended) > snapshotLate {
+		ended, err := s.Reads.LastExecutionEnd(ctx, tenant, session)
+		if err != nil || !ended.After(one.GetSnapshotAt().AsTime()) || s.Now().Sub(ended) > snapshotTimeout {
 			return one, err
 		}
 		select {
-		case <-time.After(snapshotLook):
+		case <-time.After(snapshotPoll):
 		case <-deadline.C:
 			return one, nil
 		case <-ctx.Done():
@@ -281,15 +281,15 @@ func snapshotError(err error) error {
 	case errors.As(err, &refused):
 		return err
 	case errors.As(err, &corrupt), errors.Is(err, workspace.ErrNotFound):
-		return problem.New(problem.Internal, "", "the snapshot in the object store is damaged; the server's log says where, and the next snapshot replaces it").Because(err)
+		return problem.New(problem.Internal, "", "the snapshot in the object store is damaged; the server's log says where, and the next snapshot replaces it").WithCause(err)
 	}
-	return problem.New(problem.Unavailable, "", "the object store does not answer; try again").Because(err)
+	return problem.New(problem.Unavailable, "", "the object store does not answer; try again").WithCause(err)
 }
 
 // Find returns a file of the snapshot.
 func (w Workspace) Find(path string) (workspace.Entry, error) {
 	if err := command.CheckPath("path", path, false); err != nil {
-		return workspace.Entry{}, refusal(err)
+		return workspace.Entry{}, commandProblem(err)
 	}
 	e, err := w.Lookup(path)
 	switch {
@@ -303,10 +303,10 @@ func (w Workspace) Find(path string) (workspace.Entry, error) {
 	return e, nil
 }
 
-// Below returns the entries below a folder; "" is the workspace.
-func (w Workspace) Below(dir string) ([]workspace.Entry, error) {
+// EntriesBelow returns the entries below a folder; "" is the workspace.
+func (w Workspace) EntriesBelow(dir string) ([]workspace.Entry, error) {
 	if err := command.CheckPath("dir", dir, true); err != nil {
-		return nil, refusal(err)
+		return nil, commandProblem(err)
 	}
 	list, err := w.List(dir)
 	if err != nil {

@@ -43,7 +43,7 @@ const (
 
 // diffFiles compares the snapshots of two events. A missing snapshot is not an error; the response then says what
 // could not be compared.
-func (s *Server) diffFiles(ctx context.Context, from, to reads.Past) (*spoolv1.FilesDiff, error) {
+func (s *Server) diffFiles(ctx context.Context, from, to reads.SessionState) (*spoolv1.FilesDiff, error) {
 	out := &spoolv1.FilesDiff{}
 	if from.Workspace != nil {
 		out.FromSnapshotSeq, out.FromSnapshotSession = from.Workspace.Seq, ancestor(from, from.Workspace)
@@ -62,15 +62,15 @@ func (s *Server) diffFiles(ctx context.Context, from, to reads.Past) (*spoolv1.F
 	}
 	d := filesDiff{out: out, left: maxSummed, text: maxTextBytes}
 	for _, side := range []struct {
-		past  reads.Past
+		state reads.SessionState
 		field string
 		to    **workspace.Contents
 		list  *[]workspace.Entry
 	}{{from, "from", &d.was, &d.before}, {to, "to", &d.is, &d.after}} {
-		if side.past.Workspace == nil {
+		if side.state.Workspace == nil {
 			continue
 		}
-		w, err := s.openSnapshot(ctx, side.past, side.field)
+		w, err := s.openSnapshot(ctx, side.state, side.field)
 		var removed *problem.Error
 		if errors.As(err, &removed) && removed.Code == problem.SnapshotGone {
 			out.SnapshotGone, out.Summary = true, "The files cannot be compared: "+removed.Detail+"."

@@ -153,7 +153,7 @@ func (s *Server) RevokeKey(ctx context.Context, r *spoolv1.RevokeKeyRequest) (*s
 		err = errors.Join(err, s.Reads.WaitPosition(ctx, keySubject(tenant, descendant.KeyID), descendant.Position))
 	}
 	if err != nil {
-		return nil, problem.New(problem.ReadModelBehind, "", "the key is revoked in the log, but is accepted until the projector has caught up; repeat the request to see when").Because(err)
+		return nil, problem.New(problem.ReadModelBehind, "", "the key is revoked in the log, but is accepted until the projector has caught up; repeat the request to see when").WithCause(err)
 	}
 	return out, nil
 }

@@ -49,7 +49,7 @@ func (s *Server) changeLimits(ctx context.Context, tenant string, l events.Tenan
 	awaitCtx, cancel := context.WithTimeout(ctx, awaitTimeout)
 	defer cancel()
 	if err := errors.Join(s.Reads.WaitPosition(ctx, about, a.Position), s.AwaitLimits(awaitCtx, of, l)); err != nil {
-		return "", "", problem.New(problem.ReadModelBehind, "", "the change is in the log, but services may use the former limits for a moment, and reads show them until the projector has caught up; get the limits to see when").Because(err)
+		return "", "", problem.New(problem.ReadModelBehind, "", "the change is in the log, but services may use the former limits for a moment, and reads show them until the projector has caught up; get the limits to see when").WithCause(err)
 	}
 	return of, a.Position, nil
 }
@@ -74,7 +74,7 @@ func tenantLimits(field string, l *spoolv1.TenantLimits) (events.TenantLimits, e
 		Slots: l.GetSlots(), Sandboxes: l.GetSandboxes(), Sessions: l.GetSessions(), Streams: l.GetStreams(),
 		RequestsPerSecond: l.GetRequestsPerSecond(), RequestBurst: l.GetRequestBurst(), Keys: l.GetKeys(),
 	}
-	err := wholeNumbers(field, []whole{
+	err := wholeNumbers(field, []wholeField{
 		{"eventsPerDay", l.GetEventsPerDay(), &out.EventsPerDay},
 		{"eventBytesPerDay", l.GetEventBytesPerDay(), &out.EventBytesPerDay},
 		{"storageBytes", l.GetStorageBytes(), &out.StorageBytes},
@@ -82,5 +82,5 @@ func tenantLimits(field string, l *spoolv1.TenantLimits) (events.TenantLimits, e
 	if err != nil {
 		return out, err
 	}
-	return out, refusal(command.CheckTenantLimits(field, out))
+	return out, commandProblem(command.CheckTenantLimits(field, out))
 }

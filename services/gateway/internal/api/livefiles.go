@@ -15,17 +15,17 @@ import (
 // LiveFile opens a file in the session's running sandbox, and returns its size in bytes.
 func (s *Server) LiveFile(ctx context.Context, session, path string) (io.ReadCloser, int64, error) {
 	if err := command.CheckPath("path", path, false); err != nil {
-		return nil, 0, refusal(err)
+		return nil, 0, commandProblem(err)
 	}
-	return s.live(ctx, "path", livefiles.Request{Op: livefiles.Get, Session: session, Path: path})
+	return s.openLive(ctx, "path", livefiles.Request{Op: livefiles.Get, Session: session, Path: path})
 }
 
 // LiveFiles lists the entries below a folder of the session's running sandbox; "" is the workspace.
 func (s *Server) LiveFiles(ctx context.Context, session, dir string) ([]livefiles.Entry, error) {
 	if err := command.CheckPath("dir", dir, true); err != nil {
-		return nil, refusal(err)
+		return nil, commandProblem(err)
 	}
-	content, size, err := s.live(ctx, "dir", livefiles.Request{Op: livefiles.List, Session: session, Path: dir})
+	content, size, err := s.openLive(ctx, "dir", livefiles.Request{Op: livefiles.List, Session: session, Path: dir})
 	if err != nil {
 		return nil, err
 	}
@@ -44,10 +44,10 @@ func (s *Server) LiveFiles(ctx context.Context, session, dir string) ([]livefile
 // stateReady is the state of a running sandbox in the read models.
 const stateReady = "ready"
 
-// live opens content on the executors of the engine that runs the session's sandbox. A session of another tenant
+// openLive opens content on the executors of the engine that runs the session's sandbox. A session of another tenant
 // yields the same 404 as one that does not exist. field is the request field that contains the path.
-func (s *Server) live(ctx context.Context, field string, r livefiles.Request) (io.ReadCloser, int64, error) {
-	tenant, err := s.session(ctx, r.Session, "")
+func (s *Server) openLive(ctx context.Context, field string, r livefiles.Request) (io.ReadCloser, int64, error) {
+	tenant, err := s.checkSession(ctx, r.Session, "")
 	if err != nil {
 		return nil, 0, err
 	}
@@ -58,7 +58,7 @@ func (s *Server) live(ctx context.Context, field string, r livefiles.Request) (i
 	r.Tenant = tenant
 	box := one.GetCurrentSandbox()
 	if box.GetState() != stateReady {
-		return nil, 0, problem.New(problem.NoLiveSandbox, "", "the session has no sandbox that runs now; without live the last snapshot is read")
+		return nil, 0, problem.New(problem.NoLiveSandbox, "", "the session has no running sandbox; leave out live to read the last snapshot")
 	}
 	content, size, err := s.Files.Open(ctx, box.GetProvider(), box.GetEngine(), r)
 	if err != nil {
@@ -89,7 +89,7 @@ func liveFileError(err error, field string) error {
 		}
 		return problem.New(code, field, strings.ToValidUTF8(refused.Detail, "\uFFFD"))
 	case errors.Is(err, livefiles.ErrNoExecutor):
-		return problem.New(problem.NoLiveSandbox, "", "no executor of the sandbox's engine answers; without live the last snapshot is read").Because(err)
+		return problem.New(problem.NoLiveSandbox, "", "no executor of the sandbox's engine answers; leave out live to read the last snapshot").WithCause(err)
 	}
-	return problem.New(problem.Unavailable, "", "the sandbox's files cannot be read now; try again").Because(err)
+	return problem.New(problem.Unavailable, "", "the sandbox's files cannot be read now; try again").WithCause(err)
 }

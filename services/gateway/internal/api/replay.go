@@ -21,7 +21,7 @@ func (s *Server) ReplayEvents(r *spoolv1.ReplayEventsRequest, out grpc.ServerStr
 	if err != nil {
 		return err
 	}
-	ask, err := replayOf(r)
+	ask, err := replayRequest(r)
 	if err != nil {
 		return err
 	}
@@ -34,8 +34,8 @@ func (s *Server) ReplayEvents(r *spoolv1.ReplayEventsRequest, out grpc.ServerStr
 	}
 	defer from.Close()
 	defer s.Counts.Stream(kindGRPC)()
-	err = s.stream(ctx, from, defaultTrue(r.Metadata), func(f live.Frame, metadata bool) error {
-		m, err := replayed(f, metadata)
+	err = s.sendFrames(ctx, from, defaultTrue(r.Metadata), func(f live.Frame, metadata bool) error {
+		m, err := replayResponse(f, metadata)
 		if err != nil {
 			return err
 		}
@@ -50,8 +50,8 @@ func (s *Server) ReplayEvents(r *spoolv1.ReplayEventsRequest, out grpc.ServerStr
 	return err
 }
 
-// replayOf converts a request for a replay.
-func replayOf(r *spoolv1.ReplayEventsRequest) (replay.Request, error) {
+// replayRequest converts a request for a replay.
+func replayRequest(r *spoolv1.ReplayEventsRequest) (replay.Request, error) {
 	ask := replay.Request{Session: r.GetSessionId(), From: 1, To: r.To, Speed: 1, Execution: r.GetExecutionId()}
 	if err := reads.CheckSession(ask.Session); err != nil {
 		return ask, err
@@ -74,8 +74,8 @@ func replayOf(r *spoolv1.ReplayEventsRequest) (replay.Request, error) {
 	return ask, nil
 }
 
-// replayed converts a frame of a replay to an API message.
-func replayed(f live.Frame, metadata bool) (*spoolv1.ReplayEventsResponse, error) {
+// replayResponse converts a frame of a replay to an API message.
+func replayResponse(f live.Frame, metadata bool) (*spoolv1.ReplayEventsResponse, error) {
 	if f.Notice == nil {
 		e, err := event(f, metadata)
 		return &spoolv1.ReplayEventsResponse{Message: &spoolv1.ReplayEventsResponse_Event{Event: e}}, err

@@ -47,15 +47,15 @@ func checkSecret(field, value string) error {
 	return nil
 }
 
-// seal stores a value that was checked before.
-func (s *Server) seal(ctx context.Context, tenant, execution, field, value string) (string, error) {
+// sealSecret encrypts and stores the value of a secret, and returns its key. The caller must have checked the value.
+func (s *Server) sealSecret(ctx context.Context, tenant, execution, field, value string) (string, error) {
 	key, err := s.Sealer.Seal(ctx, tenant, execution, []byte(value))
 	var size *secret.SizeError
 	switch {
 	case errors.As(err, &size):
 		return "", problem.Invalid(field, "%s", size.Error())
 	case err != nil:
-		return "", problem.New(problem.Unavailable, "", "the secret could not be stored; nothing was done, try again").Because(err)
+		return "", problem.New(problem.Unavailable, "", "the secret could not be stored; nothing was done, try again").WithCause(err)
 	}
 	return key, nil
 }
@@ -130,7 +130,7 @@ func (v variables) withSecrets(s *Server, r commands.Request, body func(map[stri
 	r.Seal = func(ctx context.Context, tenant, execution string) (any, error) {
 		all := maps.Clone(v.public)
 		for _, name := range names {
-			key, err := s.seal(ctx, tenant, execution, "environment."+name+".value", v.secrets[name])
+			key, err := s.sealSecret(ctx, tenant, execution, "environment."+name+".value", v.secrets[name])
 			if err != nil {
 				return nil, err
 			}
@@ -169,7 +169,7 @@ func (s *Server) sealEnvironment(ctx context.Context, tenant string, ref events.
 		case v.Value == "":
 			v.Sealed = kept[name]
 		default:
-			if v.Sealed, err = s.seal(ctx, ref.Tenant(tenant), "", "spec.variables."+name+".value", v.Value); err != nil {
+			if v.Sealed, err = s.sealSecret(ctx, ref.Tenant(tenant), "", "spec.variables."+name+".value", v.Value); err != nil {
 				return err
 			}
 		}
@@ -220,7 +220,7 @@ func (s *Server) keptSecrets(ctx context.Context, tenant string, ref events.Refe
 			continue
 		}
 		if latest == nil {
-			have, err := s.environment(ctx, tenant, ref)
+			have, err := s.latestEnvironment(ctx, tenant, ref)
 			if err != nil {
 				return nil, err
 			}
@@ -233,8 +233,8 @@ func (s *Server) keptSecrets(ctx context.Context, tenant string, ref events.Refe
 	return kept, nil
 }
 
-// environment returns the latest version of an environment, or an empty one if there is none.
-func (s *Server) environment(ctx context.Context, tenant string, ref events.Reference) (spec events.EnvironmentSpec, err error) {
+// latestEnvironment returns the latest version of an environment, or an empty one if there is none.
+func (s *Server) latestEnvironment(ctx context.Context, tenant string, ref events.Reference) (spec events.EnvironmentSpec, err error) {
 	v, found, err := s.Reads.Definition(ctx, events.Environment, tenant, ref)
 	if err == nil && found {
 		err = readSpec(v.Spec, &spec)

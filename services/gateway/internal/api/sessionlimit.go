@@ -11,9 +11,9 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// forgetAfter is how long a session is counted if its command got no answer and the session never appears in the read
+// newSessionTTL is how long a session is counted if its command got no answer and the session never appears in the read
 // models.
-const forgetAfter = 10 * time.Minute
+const newSessionTTL = 10 * time.Minute
 
 // newSessions are the sessions that this gateway has sent commands for and that were not in the read models at the
 // last count. They count towards the tenant's limit, so that concurrent requests or a slow projector cannot exceed
@@ -29,7 +29,8 @@ type tenantSessions struct {
 	ids map[string]time.Time
 }
 
-func (n *newSessions) of(tenant string) *tenantSessions {
+// ofTenant returns the new sessions of a tenant. The result is shared by all callers.
+func (n *newSessions) ofTenant(tenant string) *tenantSessions {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.tenants == nil {
@@ -48,7 +49,7 @@ func (s *Server) withSessionLimit(r commands.Request) (_ commands.Request, done 
 	var tenant, counted string // the counted session and its tenant; "" for none
 	r.Prepare = func(ctx context.Context, of, session string) error {
 		if most := s.SessionLimit(of); most > 0 {
-			if err := s.count(ctx, of, session, most); err != nil {
+			if err := s.countSession(ctx, of, session, most); err != nil {
 				return err
 			}
 			tenant, counted = of, session
@@ -61,20 +62,20 @@ func (s *Server) withSessionLimit(r commands.Request) (_ commands.Request, done 
 	return r, func(err error) {
 		var p *problem.Error
 		if counted != "" && errors.As(err, &p) && p.Code != problem.Unavailable {
-			s.newSessions.of(tenant).remove(counted)
+			s.newSessions.ofTenant(tenant).remove(counted)
 		}
 	}
 }
 
-// count adds a session to the new ones, unless the tenant has reached its limit.
-func (s *Server) count(ctx context.Context, tenant, session string, most int) error {
-	n := s.newSessions.of(tenant)
+// countSession adds a session to the new ones, unless the tenant has reached its limit.
+func (s *Server) countSession(ctx context.Context, tenant, session string, most int) error {
+	n := s.newSessions.ofTenant(tenant)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	now := s.Now()
 	ids := []string{session}
 	for id, at := range n.ids {
-		if now.Sub(at) > forgetAfter {
+		if now.Sub(at) > newSessionTTL {
 			delete(n.ids, id)
 			continue
 		}

@@ -28,37 +28,37 @@ type createRequest interface {
 	referencesRequest
 }
 
-// aliased is a createRequest whose agent may come from agentProfileRef.
-type aliased struct {
+// resolvedRequest is a createRequest whose agent may come from agentProfileRef.
+type resolvedRequest struct {
 	createRequest
 	agent string
 }
 
 // GetAgent returns the agent from either field.
-func (a aliased) GetAgent() string { return a.agent }
+func (a resolvedRequest) GetAgent() string { return a.agent }
 
-// alias evaluates agentProfileRef, which is an alias of agent.
-func alias(r createRequest) (aliased, error) {
+// resolveAlias evaluates agentProfileRef, which is an alias of agent.
+func resolveAlias(r createRequest) (resolvedRequest, error) {
 	given, err := parseReference(fieldProfile, r.GetAgentProfileRef())
 	if err != nil || given == (events.Reference{}) {
-		return aliased{r, r.GetAgent()}, err
+		return resolvedRequest{r, r.GetAgent()}, err
 	}
 	agent, err := parseReference("agent", r.GetAgent())
 	switch {
 	case err != nil:
-		return aliased{}, err
+		return resolvedRequest{}, err
 	case agent != (events.Reference{}) && agent != given:
-		return aliased{}, problem.Invalid(fieldProfile, "agent and agentProfileRef name two agents, %s and %s: give one of them", agent, given)
+		return resolvedRequest{}, problem.Invalid(fieldProfile, "agent and agentProfileRef name two agents, %s and %s: give one of them", agent, given)
 	case r.GetInstance() != "":
-		return aliased{}, problem.Invalid(fieldProfile, "agentProfileRef and instance exclude each other: an instance names its agent")
+		return resolvedRequest{}, problem.Invalid(fieldProfile, "agentProfileRef and instance exclude each other: an instance names its agent")
 	}
-	return aliased{r, given.String()}, nil
+	return resolvedRequest{r, given.String()}, nil
 }
 
 const fieldProfile = "agentProfileRef"
 
-// named returns a problem about the agent with the name of the field that the request used.
-func named(r createRequest, err error) error {
+// withAliasField returns a problem about the agent with the name of the field that the request used.
+func withAliasField(r createRequest, err error) error {
 	var p *problem.Error
 	if errors.As(err, &p) && p.Field == "agent" && r.GetAgent() == "" && r.GetAgentProfileRef() != "" {
 		p.Field = fieldProfile
@@ -66,8 +66,9 @@ func named(r createRequest, err error) error {
 	return err
 }
 
+// createCommand validates a request that creates a session, and returns the command without files.
 func createCommand(request createRequest) (command.CreateSession, error) {
-	r, err := alias(request)
+	r, err := resolveAlias(request)
 	if err != nil {
 		return command.CreateSession{}, err
 	}
@@ -82,7 +83,7 @@ func createCommand(request createRequest) (command.CreateSession, error) {
 		o.Model = m
 	}
 	if err := command.CheckOptions(o); err != nil {
-		return command.CreateSession{}, refusal(err)
+		return command.CreateSession{}, commandProblem(err)
 	}
 	if err := checkJSON("metadata", r.GetMetadata()); err != nil {
 		return command.CreateSession{}, err
@@ -124,18 +125,18 @@ func (s *Server) CreateSession(ctx context.Context, r *spoolv1.CreateSessionRequ
 	body.Files = files.refs
 	request, stored := s.withFiles(commands.Request{Type: command.TypeCreateSession, Body: body}, files)
 	request, done := s.withSessionLimit(s.withTranscript(request, r.GetTranscript(), &body.Transcript, func() any { return body }))
-	a, err := s.create(ctx, request)
+	a, err := s.sendCreate(ctx, request)
 	done(err)
 	stored(a, err)
 	if err != nil {
-		return nil, named(r, err)
+		return nil, withAliasField(r, err)
 	}
 	return &spoolv1.CreateSessionResponse{SessionId: a.SessionID, Position: a.Position}, nil
 }
 
-// forkPatience bounds how long a fork may take. It includes reading the parent's log and possibly waiting for a
+// forkTimeout bounds how long a fork may take. It includes reading the parent's log and possibly waiting for a
 // snapshot.
-const forkPatience = 45 * time.Second
+const forkTimeout = 45 * time.Second
 
 // ForkSession creates a session that continues after an event of another session.
 func (s *Server) ForkSession(ctx context.Context, r *spoolv1.ForkSessionRequest) (*spoolv1.ForkSessionResponse, error) {
@@ -156,8 +157,8 @@ func (s *Server) ForkSession(ctx context.Context, r *spoolv1.ForkSessionRequest)
 	if agent != (events.Reference{}) {
 		body.Agent = agent.String()
 	}
-	request, done := s.withSessionLimit(commands.Request{Type: command.TypeForkSession, Body: body, Patience: forkPatience})
-	a, err := s.create(ctx, request)
+	request, done := s.withSessionLimit(commands.Request{Type: command.TypeForkSession, Body: body, Timeout: forkTimeout})
+	a, err := s.sendCreate(ctx, request)
 	done(err)
 	if err != nil {
 		return nil, err
@@ -171,7 +172,7 @@ func (s *Server) ListSessions(ctx context.Context, r *spoolv1.ListSessionsReques
 	if err != nil {
 		return nil, err
 	}
-	filter := filterOf(p, r.GetStatus(), r, r.MetadataValue)
+	filter := newFilter(p, r.GetStatus(), r, r.MetadataValue)
 	filter.Parent = r.GetParent()
 	list, next, err := s.Reads.Sessions(ctx, p.Tenant, filter, r.GetPageToken(), r.GetPageSize())
 	return &spoolv1.ListSessionsResponse{Sessions: list, NextPageToken: next}, err
@@ -191,7 +192,7 @@ type filterRequest interface {
 	GetOrder() string
 }
 
-func filterOf(p auth.Principal, state string, r filterRequest, metadataValue *string) reads.Filter {
+func newFilter(p auth.Principal, state string, r filterRequest, metadataValue *string) reads.Filter {
 	return reads.Filter{
 		State: state, Agent: r.GetAgent(), Architecture: r.GetArchitecture(), MetadataKey: r.GetMetadataKey(), MetadataValue: metadataValue,
 		CreatedAfter: r.GetCreatedAfter(), CreatedBefore: r.GetCreatedBefore(), UpdatedAfter: r.GetUpdatedAfter(), UpdatedBefore: r.GetUpdatedBefore(),
@@ -201,7 +202,7 @@ func filterOf(p auth.Principal, state string, r filterRequest, metadataValue *st
 
 // GetSession returns a session.
 func (s *Server) GetSession(ctx context.Context, r *spoolv1.GetSessionRequest) (*spoolv1.Session, error) {
-	tenant, err := s.session(ctx, r.GetSessionId(), r.GetMinPosition())
+	tenant, err := s.checkSession(ctx, r.GetSessionId(), r.GetMinPosition())
 	if err != nil {
 		return nil, err
 	}
@@ -227,7 +228,7 @@ func (s *Server) UpdateSession(ctx context.Context, r *spoolv1.UpdateSessionRequ
 		}
 		body.Options = &o
 	}
-	a, err := s.change(ctx, commands.Request{Type: command.TypeUpdateSession, SessionID: r.GetSessionId(), Body: body})
+	a, err := s.sendChange(ctx, commands.Request{Type: command.TypeUpdateSession, SessionID: r.GetSessionId(), Body: body})
 	if err != nil {
 		return nil, err
 	}
@@ -239,7 +240,7 @@ func (s *Server) DeleteSession(ctx context.Context, r *spoolv1.DeleteSessionRequ
 	if err := reads.CheckSession(r.GetSessionId()); err != nil {
 		return nil, err
 	}
-	a, err := s.change(ctx, commands.Request{Type: command.TypeDeleteSession, SessionID: r.GetSessionId()})
+	a, err := s.sendChange(ctx, commands.Request{Type: command.TypeDeleteSession, SessionID: r.GetSessionId()})
 	if err != nil {
 		return nil, err
 	}
@@ -253,7 +254,8 @@ type messageRequest interface {
 	GetMetadata() *spoolv1.Json
 }
 
-func message(r messageRequest) (command.PostMessage, error) {
+// postCommand validates the message of a request, and returns the command without files and variables.
+func postCommand(r messageRequest) (command.PostMessage, error) {
 	m := command.PostMessage{Content: r.GetContent(), Metadata: raw(r.GetMetadata())}
 	size := len(m.Content)
 	for _, p := range r.GetParts() {
@@ -262,7 +264,7 @@ func message(r messageRequest) (command.PostMessage, error) {
 	}
 	switch {
 	case size > MaxMessage:
-		return m, problem.New(problem.PayloadTooLarge, "content", sized("the message", size, MaxMessage))
+		return m, problem.New(problem.PayloadTooLarge, "content", sizeDetail("the message", size, MaxMessage))
 	case m.Content != "" && len(m.Parts) > 0:
 		return m, problem.Invalid("parts", "content and parts exclude each other; give the text as a part of type text")
 	case strings.TrimSpace(m.Content) == "" && len(m.Parts) == 0:
@@ -276,7 +278,7 @@ func (s *Server) PostMessage(ctx context.Context, r *spoolv1.PostMessageRequest)
 	if err := reads.CheckSession(r.GetSessionId()); err != nil {
 		return nil, err
 	}
-	body, err := message(r)
+	body, err := postCommand(r)
 	if err != nil {
 		return nil, err
 	}
@@ -296,7 +298,7 @@ func (s *Server) PostMessage(ctx context.Context, r *spoolv1.PostMessageRequest)
 	}
 	body.Files = files.refs
 	request, stored := s.withFiles(commands.Request{Type: command.TypePostMessage, SessionID: r.GetSessionId()}, files)
-	a, err := s.create(ctx, vars.withSecrets(s, request,
+	a, err := s.sendCreate(ctx, vars.withSecrets(s, request,
 		func(all map[string]events.Variable) any {
 			body.Environment = all
 			return body
@@ -313,7 +315,7 @@ func (s *Server) InterruptSession(ctx context.Context, r *spoolv1.InterruptSessi
 	if err := reads.CheckSession(r.GetSessionId()); err != nil {
 		return nil, err
 	}
-	a, err := s.change(ctx, commands.Request{Type: command.TypeInterrupt, SessionID: r.GetSessionId()})
+	a, err := s.sendChange(ctx, commands.Request{Type: command.TypeInterrupt, SessionID: r.GetSessionId()})
 	if err != nil {
 		return nil, err
 	}
@@ -325,7 +327,7 @@ func (s *Server) SyncSession(ctx context.Context, r *spoolv1.SyncSessionRequest)
 	if err := reads.CheckSession(r.GetSessionId()); err != nil {
 		return nil, err
 	}
-	a, err := s.change(ctx, commands.Request{Type: command.TypeSync, SessionID: r.GetSessionId()})
+	a, err := s.sendChange(ctx, commands.Request{Type: command.TypeSync, SessionID: r.GetSessionId()})
 	if err != nil {
 		return nil, err
 	}
@@ -337,7 +339,7 @@ func (s *Server) TerminateEnvironment(ctx context.Context, r *spoolv1.TerminateE
 	if err := reads.CheckSession(r.GetSessionId()); err != nil {
 		return nil, err
 	}
-	a, err := s.change(ctx, commands.Request{Type: command.TypeTerminate, SessionID: r.GetSessionId()})
+	a, err := s.sendChange(ctx, commands.Request{Type: command.TypeTerminate, SessionID: r.GetSessionId()})
 	if err != nil {
 		return nil, err
 	}
@@ -346,7 +348,7 @@ func (s *Server) TerminateEnvironment(ctx context.Context, r *spoolv1.TerminateE
 
 // ListConversations lists the conversations of a session.
 func (s *Server) ListConversations(ctx context.Context, r *spoolv1.ListConversationsRequest) (*spoolv1.ListConversationsResponse, error) {
-	tenant, err := s.session(ctx, r.GetSessionId(), r.GetMinPosition())
+	tenant, err := s.checkSession(ctx, r.GetSessionId(), r.GetMinPosition())
 	if err != nil {
 		return nil, err
 	}
@@ -354,6 +356,6 @@ func (s *Server) ListConversations(ctx context.Context, r *spoolv1.ListConversat
 	return &spoolv1.ListConversationsResponse{Conversations: list}, err
 }
 
-func sized(what string, have, limit int) string {
+func sizeDetail(what string, have, limit int) string {
 	return fmt.Sprintf("%s has %d bytes; the limit is %d", what, have, limit)
 }

@@ -23,11 +23,11 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// checkTime bounds how long the skills service may take to check a ZIP of the largest size.
-const checkTime = 2 * time.Minute
+// skillCheckTimeout bounds how long the skills service may take to check a ZIP of the largest size.
+const skillCheckTimeout = 2 * time.Minute
 
-// SkillSource is a skill that a client uploads.
-type SkillSource struct {
+// SkillUpload is a skill that a client uploads.
+type SkillUpload struct {
 	Ref    events.Reference // without a version; a slug of "" means the name in the ZIP
 	Tags   []string
 	DryRun bool
@@ -54,7 +54,7 @@ type SkillRef struct {
 
 // PushSkill stores a ZIP and has the skills service check it. It reads at most the limit, and does not hold the ZIP
 // in memory.
-func (s *Server) PushSkill(ctx context.Context, from SkillSource) (SkillPushed, error) {
+func (s *Server) PushSkill(ctx context.Context, from SkillUpload) (SkillPushed, error) {
 	p, err := auth.From(ctx)
 	if err != nil {
 		return SkillPushed{}, err
@@ -70,7 +70,7 @@ func (s *Server) PushSkill(ctx context.Context, from SkillSource) (SkillPushed, 
 		return SkillPushed{}, problem.From(err)
 	}
 	ref := shortScope(from.Ref)
-	r := about(skills(), p, ref, commands.Request{Type: command.TypePushSkill, Service: topology.ServiceSkills, ID: id, Patience: checkTime})
+	r := withSubject(skills(), p, ref, commands.Request{Type: command.TypePushSkill, Service: topology.ServiceSkills, ID: id, Timeout: skillCheckTimeout})
 	if ref.Slug == "" { // the slug is known only after the check
 		r.About = events.CatalogueID(events.Skill, r.Tenant, string(ref.Scope), ref.Org, id)
 	}
@@ -86,9 +86,9 @@ func (s *Server) PushSkill(ctx context.Context, from SkillSource) (SkillPushed, 
 	}
 	switch {
 	case err == nil && !from.DryRun && a.Ref != nil:
-		hold.Copied(a.Ref.Subject(events.Skill, r.Tenant).ID, a.Position, s.Skills.Gone(object))
+		hold.AcceptCopy(a.Ref.Subject(events.Skill, r.Tenant).ID, a.Position, s.Skills.Removed(object))
 	default:
-		hold.Refused(s.Skills.Gone(object))
+		hold.Refuse(s.Skills.Removed(object))
 	}
 	if errors.Is(err, objects.ErrTooLarge) {
 		return SkillPushed{}, skillTooLarge("the ZIP is too large")
@@ -100,21 +100,22 @@ func (s *Server) PushSkill(ctx context.Context, from SkillSource) (SkillPushed, 
 }
 
 // pushStored has the skills service check an uploaded ZIP.
-func (s *Server) pushStored(ctx context.Context, r commands.Request, from SkillSource, body command.PushSkill) (command.Answer, error) {
+func (s *Server) pushStored(ctx context.Context, r commands.Request, from SkillUpload, body command.PushSkill) (command.Answer, error) {
 	if from.SHA256 != "" && from.SHA256 != body.SHA256 {
 		return command.Answer{}, problem.New(problem.SkillDigest, "sha256", fmt.Sprintf("the received ZIP has the SHA-256 %s", body.SHA256))
 	}
 	r.Body, r.Reserved = body, true
-	return s.change(ctx, r)
+	return s.sendChange(ctx, r)
 }
 
-func checkSource(p auth.Principal, from SkillSource) error {
+// checkSource validates the parameters of an upload, before any of the ZIP is read.
+func checkSource(p auth.Principal, from SkillUpload) error {
 	named := from.Ref
 	if named.Slug == "" {
 		named.Slug = "unnamed" // a placeholder, so that the other parts can be checked
 	}
 	if err := named.Check(); err != nil {
-		return badReference("", err)
+		return referenceProblem("", err)
 	}
 	if err := errors.Join(mayWrite(p, from.Ref, "scope"), checkTags("tag", from.Tags)); err != nil {
 		return err
@@ -136,7 +137,7 @@ func skillPushed(ref events.Reference, a command.Answer) SkillPushed {
 	if a.Ref != nil {
 		ref = *a.Ref
 	}
-	ref = reads.Named(ref)
+	ref = reads.WithScope(ref)
 	out := SkillPushed{Ref: SkillRef{string(ref.Scope), ref.Org, ref.Slug, ref.Version}, Same: a.Same, Position: a.Position}
 	if d := a.Pushed; d != nil {
 		out.Skill = reads.Skill{Name: d.Name, Description: d.Description, Bytes: uint32(d.Bytes), UnpackedBytes: uint32(d.UnpackedBytes), Files: d.Files}
@@ -146,7 +147,7 @@ func skillPushed(ref events.Reference, a command.Answer) SkillPushed {
 
 // ListSkills lists the tenant's skills and the platform's.
 func (s *Server) ListSkills(ctx context.Context, r *spoolv1.ListSkillsRequest) (*spoolv1.ListSkillsResponse, error) {
-	list, next, err := s.versions(ctx, skills(), r)
+	list, next, err := s.readVersions(ctx, skills(), r)
 	if err != nil {
 		return nil, err
 	}
@@ -167,7 +168,7 @@ func (s *Server) GetSkill(ctx context.Context, r *spoolv1.GetSkillRequest) (*spo
 	if err != nil {
 		return nil, err
 	}
-	v, err := s.version(ctx, skills(), ref, r.GetMinPosition())
+	v, err := s.readVersion(ctx, skills(), ref, r.GetMinPosition())
 	if err != nil {
 		return nil, err
 	}
@@ -181,7 +182,7 @@ func (s *Server) GetSkill(ctx context.Context, r *spoolv1.GetSkillRequest) (*spo
 func skillMessage(v reads.Version) (*spoolv1.Skill, error) {
 	var d reads.Skill
 	if err := json.Unmarshal([]byte(v.Spec), &d); err != nil {
-		return nil, problem.New(problem.Internal, "", "a skill in the read models is not valid").Because(err)
+		return nil, problem.New(problem.Internal, "", "a skill in the read models is not valid").WithCause(err)
 	}
 	return &spoolv1.Skill{
 		Ref: referenceMessage(v.Ref), Tags: v.Tags, Name: d.Name, Description: d.Description, Bytes: d.Bytes, UnpackedBytes: d.UnpackedBytes, Files: d.Files,
@@ -189,7 +190,7 @@ func skillMessage(v reads.Version) (*spoolv1.Skill, error) {
 	}, nil
 }
 
-// TagSkill moves a tag to a version of a skill.
+// TagSkill sets a tag to a version of a skill, and removes it from any other version.
 func (s *Server) TagSkill(ctx context.Context, r *spoolv1.TagSkillRequest) (*spoolv1.ApplyResponse, error) {
 	p, err := auth.From(ctx)
 	if err != nil {
@@ -208,7 +209,7 @@ func (s *Server) TagSkill(ctx context.Context, r *spoolv1.TagSkillRequest) (*spo
 	case ref.Version == "":
 		return nil, problem.Invalid("version", "version is missing: set the tag or digest of the version to tag")
 	}
-	a, err := s.change(ctx, about(skills(), p, ref, commands.Request{
+	a, err := s.sendChange(ctx, withSubject(skills(), p, ref, commands.Request{
 		Type: command.TypeTagSkill, Service: topology.ServiceSkills, Body: command.TagSkill{Ref: ref, Tag: r.GetTag()},
 	}))
 	if err != nil {
@@ -226,7 +227,7 @@ func (s *Server) RemoveSkill(ctx context.Context, r *spoolv1.RemoveSkillRequest)
 	if ref.Version != "" && !events.IsDigest(ref.Version) {
 		return nil, problem.Invalid("version", "a version is removed by its digest; leave it out to remove the whole skill")
 	}
-	return s.remove(ctx, skills(), commands.Request{Type: command.TypeRemoveSkill, Service: topology.ServiceSkills}, ref)
+	return s.removeEntry(ctx, skills(), commands.Request{Type: command.TypeRemoveSkill, Service: topology.ServiceSkills}, ref)
 }
 
 // Archive describes the ZIP of a version of a skill.
@@ -239,9 +240,9 @@ type Archive struct {
 // Archive returns the description of a skill's ZIP.
 func (s *Server) Archive(ctx context.Context, ref events.Reference, minPosition string) (Archive, error) {
 	if err := ref.Check(); err != nil {
-		return Archive{}, badReference("", err)
+		return Archive{}, referenceProblem("", err)
 	}
-	v, err := s.version(ctx, skills(), shortScope(ref), minPosition)
+	v, err := s.readVersion(ctx, skills(), shortScope(ref), minPosition)
 	if err != nil {
 		return Archive{}, err
 	}
@@ -262,7 +263,7 @@ func (s *Server) OpenArchive(ctx context.Context, a Archive) (io.ReadCloser, err
 	case errors.As(err, &refused):
 		return nil, err
 	case errors.Is(err, workspace.ErrNotFound):
-		return nil, problem.New(problem.Internal, "", "the ZIP of the skill is missing in the object store; the server's log says which").Because(err)
+		return nil, problem.New(problem.Internal, "", "the ZIP of the skill is missing in the object store; the server's log says which").WithCause(err)
 	}
-	return nil, problem.New(problem.Unavailable, "", "the object store does not answer; try again").Because(err)
+	return nil, problem.New(problem.Unavailable, "", "the object store does not answer; try again").WithCause(err)
 }

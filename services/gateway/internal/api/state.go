@@ -25,13 +25,13 @@ const (
 	maxFileChanges     = 200
 )
 
-// past returns the state of a session after an event, if the caller may see the session.
-func (s *Server) past(ctx context.Context, session, minPosition, field string, at *uint32) (reads.Past, error) {
-	tenant, err := s.session(ctx, session, minPosition)
+// stateAfter returns the state of a session after an event, if the caller may see the session.
+func (s *Server) stateAfter(ctx context.Context, session, minPosition, field string, at *uint32) (reads.SessionState, error) {
+	tenant, err := s.checkSession(ctx, session, minPosition)
 	if err != nil {
-		return reads.Past{}, err
+		return reads.SessionState{}, err
 	}
-	return s.Reads.Past(ctx, tenant, session, field, at)
+	return s.Reads.StateAfter(ctx, tenant, session, field, at)
 }
 
 // GetSessionState returns the state of a session after an event.
@@ -50,14 +50,14 @@ func (s *Server) GetSessionState(ctx context.Context, r *spoolv1.GetSessionState
 		}
 		at = &after.Seq
 	}
-	p, err := s.past(ctx, r.GetSessionId(), r.GetMinPosition(), "at", at)
+	p, err := s.stateAfter(ctx, r.GetSessionId(), r.GetMinPosition(), "at", at)
 	if err != nil {
 		return nil, err
 	}
 	out := &spoolv1.SessionState{
 		Seq: p.Seq, Position: p.Position, Time: wirejson.Time(p.Time), Session: p.SessionMessage(), ExecutionCount: p.Count.Executions,
 		BlockCount: p.Count.Blocks, Todos: p.TodoLists(), ConversationCount: p.Count.Conversations,
-		Reported: reads.Total(p.Reported()), Metered: reads.MeteredTotal(p.Metered), Resolved: p.Versions(),
+		Reported: reads.UsageTotal(p.Reported()), Metered: reads.MeteredUsageTotal(p.Metered), Resolved: p.Versions(),
 	}
 	var next *reads.BlockToken
 	if out.Blocks, next, err = s.Reads.BlocksAt(ctx, p, after, size); err != nil {
@@ -66,22 +66,22 @@ func (s *Server) GetSessionState(ctx context.Context, r *spoolv1.GetSessionState
 	if next != nil {
 		out.NextPageToken = next.String()
 	}
-	if out.IncompleteText, err = s.textAt(ctx, p, out.Blocks); err != nil {
+	if out.IncompleteText, err = s.setOpenText(ctx, p, out.Blocks); err != nil {
 		return nil, err
 	}
-	if out.Executions, err = s.Reads.ExecutionsAt(ctx, p, reads.Past{}, maxExecutionsAt); err != nil {
+	if out.Executions, err = s.Reads.ExecutionsAt(ctx, p, reads.SessionState{}, maxExecutionsAt); err != nil {
 		return nil, err
 	}
-	if out.Conversations, err = s.Reads.ConversationsAt(ctx, p, reads.Past{}, maxConversationsAt); err != nil {
+	if out.Conversations, err = s.Reads.ConversationsAt(ctx, p, reads.SessionState{}, maxConversationsAt); err != nil {
 		return nil, err
 	}
-	out.Files, err = s.filesAt(ctx, p)
+	out.Files, err = s.workspaceState(ctx, p)
 	return out, err
 }
 
-// textAt sets the text in flight that open blocks had before the next event, and returns the blocks whose text is
+// setOpenText sets the text in flight that open blocks had before the next event, and returns the blocks whose text is
 // incomplete.
-func (s *Server) textAt(ctx context.Context, p reads.Past, blocks []*spoolv1.Block) (incomplete []*spoolv1.IncompleteText, err error) {
+func (s *Server) setOpenText(ctx context.Context, p reads.SessionState, blocks []*spoolv1.Block) (incomplete []*spoolv1.IncompleteText, err error) {
 	byID := map[string]*spoolv1.Block{}
 	for _, b := range blocks {
 		if b.Status == string(events.StatusPending) {
@@ -96,28 +96,28 @@ func (s *Server) textAt(ctx context.Context, p reads.Past, blocks []*spoolv1.Blo
 		return nil, err
 	}
 	var before *time.Time
-	err = s.Reads.Each(ctx, p.Tenant, p.ID, p.Seq, p.Seq+1, nil, 1, func(w events.Wire) error {
+	err = s.Reads.EachEvent(ctx, p.Tenant, p.ID, p.Seq, p.Seq+1, nil, 1, func(w events.Wire) error {
 		before = &w.Time
 		return nil
 	})
 	if err != nil {
 		return nil, err
 	}
-	list, err := s.Player.TextOf(ctx, p.Tenant, p.ID, open, before, admission.From(ctx).Take)
+	list, err := s.Player.TextsBefore(ctx, p.Tenant, p.ID, open, before, admission.From(ctx).Take)
 	for _, t := range list {
-		if len(t.Known) > 0 {
-			text := strings.ToValidUTF8(string(t.Known), "\ufffd") // pieces may overlap in the middle of a character
+		if len(t.Prefix) > 0 {
+			text := strings.ToValidUTF8(string(t.Prefix), "\ufffd") // pieces may overlap in the middle of a character
 			byID[t.ID].Content = &text
 		}
-		if !t.Whole {
-			incomplete = append(incomplete, &spoolv1.IncompleteText{BlockId: t.ID, ShownBytes: uint32(len(t.Known))}) //nolint:gosec // offsets have 32 bits
+		if !t.Complete {
+			incomplete = append(incomplete, &spoolv1.IncompleteText{BlockId: t.ID, ShownBytes: uint32(len(t.Prefix))}) //nolint:gosec // offsets have 32 bits
 		}
 	}
 	return incomplete, err
 }
 
-// filesAt returns the known state of the workspace after an event.
-func (s *Server) filesAt(ctx context.Context, p reads.Past) (*spoolv1.WorkspaceState, error) {
+// workspaceState returns the known state of the workspace after an event.
+func (s *Server) workspaceState(ctx context.Context, p reads.SessionState) (*spoolv1.WorkspaceState, error) {
 	out := &spoolv1.WorkspaceState{ChangeCount: p.FileChanges}
 	var err error
 	if out.Changes, err = s.Reads.FileEvents(ctx, p, maxFileChanges); err != nil {
@@ -166,7 +166,7 @@ func (s *Server) filesAt(ctx context.Context, p reads.Past) (*spoolv1.WorkspaceS
 }
 
 // ancestor returns the session that a snapshot belongs to, or nil if that is the session itself.
-func ancestor(p reads.Past, n *reads.Snapshot) *string {
+func ancestor(p reads.SessionState, n *reads.Snapshot) *string {
 	if n.Session == p.ID {
 		return nil
 	}
@@ -174,7 +174,7 @@ func ancestor(p reads.Past, n *reads.Snapshot) *string {
 }
 
 // snapshotEvent names the event of the snapshot that contains a session's files.
-func snapshotEvent(p reads.Past) string {
+func snapshotEvent(p reads.SessionState) string {
 	if of := ancestor(p, p.Workspace); of != nil {
 		return fmt.Sprintf("event %d of session %s", p.Workspace.Seq, *of)
 	}
@@ -191,7 +191,7 @@ func oldestPhrase(oldest uint32) string {
 
 // oldestSnapshot returns the event of the oldest snapshot that still exists after an event, or 0 if there is none.
 // Retention removes the oldest snapshots first, so the list can be searched by bisection.
-func (s *Server) oldestSnapshot(ctx context.Context, p reads.Past) (uint32, error) {
+func (s *Server) oldestSnapshot(ctx context.Context, p reads.SessionState) (uint32, error) {
 	list, err := s.Reads.Snapshots(ctx, p)
 	if err != nil {
 		return 0, err
@@ -219,11 +219,11 @@ func (s *Server) oldestSnapshot(ctx context.Context, p reads.Past) (uint32, erro
 
 // snapshotName returns the object name of a snapshot. An event contains the whole name or, from earlier builds, only
 // the id.
-func snapshotName(p reads.Past, of, snapshot string) (string, error) {
+func snapshotName(p reads.SessionState, of, snapshot string) (string, error) {
 	tenant, session, id, err := p.Tenant, of, snapshot, error(nil)
 	if strings.Contains(snapshot, "/") {
 		if tenant, session, id, err = workspace.ParseName(snapshot); err == nil && (tenant != p.Tenant || session != of) {
-			err = fmt.Errorf("the snapshot %s is not of session %s", snapshot, of)
+			err = fmt.Errorf("snapshot %s does not belong to session %s", snapshot, of)
 		}
 	}
 	return workspace.Name(tenant, session, id), err
@@ -235,7 +235,7 @@ func (s *Server) WorkspaceAt(ctx context.Context, session, minPosition string, a
 	if at == nil {
 		return s.Workspace(ctx, session, minPosition)
 	}
-	p, err := s.past(ctx, session, minPosition, "at", at)
+	p, err := s.stateAfter(ctx, session, minPosition, "at", at)
 	if err != nil {
 		return Workspace{}, err
 	}
@@ -244,7 +244,7 @@ func (s *Server) WorkspaceAt(ctx context.Context, session, minPosition string, a
 
 // openSnapshot opens the snapshot that contains a session's files after an event; field is the request parameter with
 // the event.
-func (s *Server) openSnapshot(ctx context.Context, p reads.Past, field string) (Workspace, error) {
+func (s *Server) openSnapshot(ctx context.Context, p reads.SessionState, field string) (Workspace, error) {
 	if p.Workspace == nil {
 		return Workspace{}, problem.New(problem.NoSnapshot, field, fmt.Sprintf("no snapshot of the workspace had been taken at event %d", p.Seq))
 	}

@@ -17,18 +17,18 @@ func settleUpload(hold *quota.Hold, about string, a command.Answer, err error, g
 	var p *problem.Error
 	switch {
 	case err == nil:
-		hold.Accepted(about, a.Position)
+		hold.Accept(about, a.Position)
 	case errors.As(err, &p) && p.Code == problem.Unavailable:
-		hold.Unknown()
+		hold.SettleUnknown()
 	default:
-		hold.Refused(gone)
+		hold.Refuse(gone)
 	}
 }
 
-// keptFor is how long the files of a refused request are counted: until the janitor with default settings has removed
+// refusedFilesTTL is how long the files of a refused request are counted: until the janitor with default settings has removed
 // them. The names of the objects derive from their content, so another request may have stored the same objects
 // again; their absence cannot be checked.
-const keptFor = 75 * time.Minute
+const refusedFilesTTL = 75 * time.Minute
 
 // withFiles returns a command request that stores its files, within the tenant's storage limit. done must be called
 // with the outcome of the command.
@@ -46,10 +46,10 @@ func (s *Server) withFiles(r commands.Request, f files) (_ commands.Request, don
 		if err := hold.Take(ctx, f.size()); err != nil {
 			return err
 		}
-		return f.store(ctx, s.Objects, tenant, session)
+		return f.storeContents(ctx, s.Objects, tenant, session)
 	}
 	return r, func(a command.Answer, err error) {
-		until := s.Now().Add(keptFor)
+		until := s.Now().Add(refusedFilesTTL)
 		settleUpload(hold, about, a, err, func(context.Context) (bool, error) { return s.Now().After(until), nil })
 	}
 }

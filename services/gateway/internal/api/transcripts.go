@@ -20,9 +20,9 @@ import (
 
 const fieldTranscript = "transcript"
 
-// transcriptKept is how long an uploaded transcript can be used. It is shorter than the shortest time after which the
+// transcriptTTL is how long an uploaded transcript can be used. It is shorter than the shortest time after which the
 // janitor removes unreferenced content.
-const transcriptKept = 10 * time.Minute
+const transcriptTTL = 10 * time.Minute
 
 // TranscriptAccepted describes a valid transcript. Transcript is its reference: the id of the session that will
 // continue it.
@@ -59,7 +59,7 @@ func (s *Server) PutTranscript(ctx context.Context, body io.Reader, length, limi
 		return out, err
 	}
 	object := command.TranscriptObject(p.Tenant, out.Transcript)
-	defer func() { hold.Waiting(s.uploadReleased(p.Tenant, out.Transcript, object)) }()
+	defer func() { hold.CountUntil(s.uploadReleased(p.Tenant, out.Transcript, object)) }()
 	stored, info, err := s.storeTranscript(ctx, object, body, limit, hold.Take)
 	var refused *transcript.Error
 	switch {
@@ -75,13 +75,13 @@ func (s *Server) PutTranscript(ctx context.Context, body io.Reader, length, limi
 	if err != nil {
 		return out, problem.From(err)
 	}
-	return out, s.Objects.Keep(ctx, infoObject(object), raw)
+	return out, s.Objects.PutBytes(ctx, infoObject(object), raw)
 }
 
-// uploadReleased returns a function that reports whether an upload need not be counted any more: either a session has
-// begun with it, which counts it, or it was removed.
+// uploadReleased returns a function that reports whether an upload no longer counts: either a session that counts it has
+// begun with it, or the upload was removed.
 func (s *Server) uploadReleased(tenant, session, object string) func(context.Context) (bool, error) {
-	gone := s.Objects.Gone(object)
+	gone := s.Objects.Removed(object)
 	return func(ctx context.Context) (bool, error) {
 		status, err := s.Reads.Status(ctx, tenant, session)
 		var p *problem.Error
@@ -158,9 +158,9 @@ func (s *Server) findTranscript(ctx context.Context, tenant, reference string) (
 	defer r.Close() //nolint:errcheck // it is only read
 	var t TranscriptAccepted
 	if err := json.NewDecoder(r).Decode(&t); err != nil {
-		return nil, problem.New(problem.Unavailable, "", "the object store does not answer; try again").Because(err)
+		return nil, problem.New(problem.Unavailable, "", "the object store does not answer; try again").WithCause(err)
 	}
-	if s.Now().After(t.At.Add(transcriptKept)) {
+	if s.Now().After(t.At.Add(transcriptTTL)) {
 		return nil, missing
 	}
 	return &events.Transcript{

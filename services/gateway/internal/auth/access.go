@@ -11,24 +11,24 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// need is the access that a method of spool.v1, or a route without a method, requires of an API key.
-type need struct {
+// access is the access that a method of spool.v1, or a route without a method, requires of an API key.
+type access struct {
 	role events.Role
 	// shared means that the method concerns data of all agents of the tenant: a key that is limited to agents may not
 	// call it.
 	shared bool
 }
 
-func use() need     { return need{role: events.RoleUse} }
-func operate() need { return need{role: events.RoleOperate} }
-func admin() need   { return need{role: events.RoleAdmin} }
+func use() access     { return access{role: events.RoleUse} }
+func operate() access { return access{role: events.RoleOperate} }
+func admin() access   { return access{role: events.RoleAdmin} }
 
-// sharing returns n with shared set.
-func sharing(n need) need { return need{n.role, true} }
+// withShared returns n with shared set.
+func withShared(n access) access { return access{n.role, true} }
 
-// needs maps methods of spool.v1 (full names without the package) and HTTP routes without a method (METHOD and
+// requiredAccess maps methods of spool.v1 (full names without the package) and HTTP routes without a method (METHOD and
 // pattern) to the access that they require. It is the only such table.
-var needs = map[string]need{
+var requiredAccess = map[string]access{
 	"Sessions/CreateSession": use(), "Sessions/ForkSession": use(), "Sessions/ListSessions": use(), "Sessions/GetSession": use(), "Sessions/UpdateSession": use(),
 	"Sessions/PostMessage": use(), "Sessions/InterruptSession": use(), "Sessions/SyncSession": use(), "Sessions/TerminateEnvironment": use(),
 	"Sessions/ListConversations": use(), "Sessions/DeleteSession": operate(),
@@ -43,20 +43,20 @@ var needs = map[string]need{
 	"Keys/CreateKey": admin(), "Keys/ListKeys": admin(), "Keys/RevokeKey": admin(),
 
 	// The methods that change something also require the root key, which their handlers check.
-	"Budgets/ListBudgets": sharing(operate()), "Budgets/SetBudget": sharing(admin()), "Budgets/RemoveBudget": sharing(admin()),
-	"Limits/GetLimits": sharing(operate()), "Limits/SetLimits": sharing(admin()), "Limits/RemoveLimits": sharing(admin()),
+	"Budgets/ListBudgets": withShared(operate()), "Budgets/SetBudget": withShared(admin()), "Budgets/RemoveBudget": withShared(admin()),
+	"Limits/GetLimits": withShared(operate()), "Limits/SetLimits": withShared(admin()), "Limits/RemoveLimits": withShared(admin()),
 
-	"DeadLetters/ListDeadLetters": sharing(operate()), "DeadLetters/GetDeadLetter": sharing(operate()),
-	"DeadLetters/RetryDeadLetter": sharing(operate()), "DeadLetters/DropDeadLetter": sharing(operate()),
+	"DeadLetters/ListDeadLetters": withShared(operate()), "DeadLetters/GetDeadLetter": withShared(operate()),
+	"DeadLetters/RetryDeadLetter": withShared(operate()), "DeadLetters/DropDeadLetter": withShared(operate()),
 
-	"Audit/ListAudit": sharing(admin()),
+	"Audit/ListAudit": withShared(admin()),
 
 	"Agents/ListAgents": use(), "Agents/GetAgent": use(), "Agents/ApplyAgent": operate(), "Agents/RemoveAgent": operate(),
 	"Instances/ListInstances": use(), "Instances/GetInstance": use(),
-	"Instances/ApplyInstance": sharing(operate()), "Instances/RemoveInstance": sharing(operate()),
+	"Instances/ApplyInstance": withShared(operate()), "Instances/RemoveInstance": withShared(operate()),
 	"Environments/ListEnvironments": use(), "Environments/GetEnvironment": use(), "Environments/ExplainEnvironment": use(),
-	"Environments/ApplyEnvironment": sharing(operate()), "Environments/RemoveEnvironment": sharing(operate()),
-	"Skills/ListSkills": use(), "Skills/GetSkill": use(), "Skills/TagSkill": sharing(operate()), "Skills/RemoveSkill": sharing(operate()),
+	"Environments/ApplyEnvironment": withShared(operate()), "Environments/RemoveEnvironment": withShared(operate()),
+	"Skills/ListSkills": use(), "Skills/GetSkill": use(), "Skills/TagSkill": withShared(operate()), "Skills/RemoveSkill": withShared(operate()),
 
 	"GET /api/ws": use(),
 	"GET /api/sessions/{session_id}/events/stream":   use(),
@@ -66,25 +66,25 @@ var needs = map[string]need{
 	"PUT /api/sessions/{session_id}/files/{path}":    use(),
 	"DELETE /api/sessions/{session_id}/files/{path}": use(),
 	"POST /api/transcripts":                          use(),
-	"POST /api/skills":                               sharing(operate()),
+	"POST /api/skills":                               withShared(operate()),
 	"GET /api/skills/{slug}/archive":                 use(),
 }
 
 // methodPrefix is the prefix of the full names of the methods of spool.v1.
 const methodPrefix = "/spool.v1."
 
-// CheckNeeds returns an error unless needs contains exactly the methods of spool.v1.
-func CheckNeeds() error {
+// CheckAccess returns an error unless requiredAccess contains exactly the methods of spool.v1.
+func CheckAccess() error {
 	var wrong []error
 	left := map[string]bool{}
-	for name := range needs {
+	for name := range requiredAccess {
 		left[name] = !strings.Contains(name, " ")
 	}
 	services := spoolv1.File_spool_v1_spool_proto.Services()
 	for i := range services.Len() {
 		for j := range services.Get(i).Methods().Len() {
 			name := fmt.Sprintf("%s/%s", services.Get(i).Name(), services.Get(i).Methods().Get(j).Name())
-			if _, ok := needs[name]; !ok {
+			if _, ok := requiredAccess[name]; !ok {
 				wrong = append(wrong, fmt.Errorf("auth: no role is set for method %s", name))
 			}
 			delete(left, name)
@@ -99,14 +99,14 @@ func CheckNeeds() error {
 }
 
 // Allow returns FORBIDDEN unless the key of the request's principal may call a method of spool.v1, given by its full
-// name, or a route, given as METHOD and pattern. For a name that is not in needs Allow returns INTERNAL, so that
+// name, or a route, given as METHOD and pattern. For a name that is not in requiredAccess Allow returns INTERNAL, so that
 // nobody may call it.
 func Allow(ctx context.Context, name string) error {
 	p, err := From(ctx)
 	if err != nil {
 		return err
 	}
-	n, ok := needs[strings.TrimPrefix(name, methodPrefix)]
+	n, ok := requiredAccess[strings.TrimPrefix(name, methodPrefix)]
 	switch {
 	case !ok:
 		return problem.From(fmt.Errorf("auth: no role is set for %s", name))

@@ -16,7 +16,7 @@ func TestClient_BelievesOnlyTrustedProxies(t *testing.T) {
 		want      string
 	}{
 		"a forged header of a client":             {nil, false, "192.0.2.1:5", []string{"203.0.113.9"}, "192.0.2.1"},
-		"a forged header beside a trusted proxy":  {[]string{"10.0.0.0/8"}, false, "192.0.2.1:5", []string{"203.0.113.9"}, "192.0.2.1"},
+		"a forged header from an untrusted peer":  {[]string{"10.0.0.0/8"}, false, "192.0.2.1:5", []string{"203.0.113.9"}, "192.0.2.1"},
 		"what a trusted proxy states":             {[]string{"10.0.0.0/8"}, false, "10.1.2.3:5", []string{"203.0.113.9"}, "203.0.113.9"},
 		"what the client put before its own hop":  {[]string{"10.0.0.0/8"}, false, "10.1.2.3:5", []string{"1.1.1.1, 203.0.113.9"}, "203.0.113.9"},
 		"two headers, of which the proxy's last":  {[]string{"10.1.2.3"}, false, "10.1.2.3:5", []string{"1.1.1.1", "203.0.113.9"}, "203.0.113.9"},

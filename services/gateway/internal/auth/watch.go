@@ -10,8 +10,8 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// watchEvery is the interval at which the keys of open streams are checked.
-const watchEvery = time.Second
+// watchInterval is the interval at which the keys of open streams are checked.
+const watchInterval = time.Second
 
 // Watch ends streams whose key is not accepted any more. Use NewWatch to create one.
 type Watch struct {
@@ -56,7 +56,7 @@ func (w *Watch) Add(ctx context.Context, p Principal) (_ context.Context, releas
 
 // Run checks the keys once a second, until ctx ends.
 func (w *Watch) Run(ctx context.Context) {
-	tick := time.NewTicker(watchEvery)
+	tick := time.NewTicker(watchInterval)
 	defer tick.Stop()
 	for {
 		select {
@@ -68,6 +68,7 @@ func (w *Watch) Run(ctx context.Context) {
 	}
 }
 
+// check ends the streams whose key is not accepted any more.
 func (w *Watch) check(ctx context.Context) {
 	w.mu.Lock()
 	ids := make([]string, 0, len(w.streams))

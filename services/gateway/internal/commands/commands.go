@@ -24,7 +24,8 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// Config configures a Sender. All fields except Timeout, Try, Room, Quota, Sent and Stored are required.
+// Config configures a Sender. All fields except Timeout, Try, Room, Quota, OnOutcome and OnStored are
+// required.
 type Config struct {
 	JetStream jetstream.JetStream
 	Room      *storage.Watch
@@ -34,8 +35,8 @@ type Config struct {
 	Now       func() time.Time
 	Entropy   io.Reader
 	Logger    *slog.Logger
-	Sent      func(t command.Type, outcome string) // called with the outcome of each command; may be nil
-	Stored    func(id, position string)            // called with the position of a command's commit; may be nil
+	OnOutcome func(t command.Type, outcome string) // called with the outcome of each command; may be nil
+	OnStored  func(id, position string)            // called with the position of a command's commit; may be nil
 }
 
 // Sender sends commands. Its errors are *problem.Error.
@@ -52,11 +53,11 @@ func New(cfg Config) *Sender {
 	if cfg.Try == 0 {
 		cfg.Try = 3 * time.Second
 	}
-	if cfg.Sent == nil {
-		cfg.Sent = func(command.Type, string) {}
+	if cfg.OnOutcome == nil {
+		cfg.OnOutcome = func(command.Type, string) {}
 	}
-	if cfg.Stored == nil {
-		cfg.Stored = func(string, string) {}
+	if cfg.OnStored == nil {
+		cfg.OnStored = func(string, string) {}
 	}
 	return &Sender{cfg: cfg, keys: idempotency{js: cfg.JetStream}}
 }
@@ -83,8 +84,9 @@ type Request struct {
 	Key     string // Idempotency-Key; "" for none
 	// Reserved means that the bytes which the command adds are already reserved in the tenant's quota.
 	Reserved bool
-	// Patience replaces Timeout and Try for commands that take long; 0 means Timeout with several tries.
-	Patience time.Duration
+	// Timeout replaces Config.Timeout and Config.Try for a command that takes long; 0 means Config.Timeout with several
+	// tries.
+	Timeout time.Duration
 }
 
 // Send sends a command and waits for its answer.
@@ -95,7 +97,7 @@ func (s *Sender) Send(ctx context.Context, r Request) (command.Answer, error) {
 	if errors.As(err, &p) {
 		outcome = string(p.Code)
 	}
-	s.cfg.Sent(r.Type, outcome)
+	s.cfg.OnOutcome(r.Type, outcome)
 	return answer, err
 }
 
@@ -110,7 +112,7 @@ func (s *Sender) send(ctx context.Context, r Request) (command.Answer, error) {
 	if r.Service == "" {
 		r.Service = topology.ServiceSession
 	}
-	kept, name, err := s.identified(ctx, r, body)
+	kept, name, err := s.identifyWithTimeout(ctx, r, body)
 	if err != nil {
 		return command.Answer{}, err
 	}
@@ -118,7 +120,7 @@ func (s *Sender) send(ctx context.Context, r Request) (command.Answer, error) {
 		return *kept.Answer, nil
 	}
 	if err := s.checkRoom(ctx, r); err != nil {
-		s.forget(ctx, name)
+		s.releaseKey(ctx, name)
 		return command.Answer{}, err
 	}
 	cmd := command.Command{
@@ -128,7 +130,7 @@ func (s *Sender) send(ctx context.Context, r Request) (command.Answer, error) {
 		return command.Answer{}, problem.From(err)
 	}
 	if err := prepare(ctx, r, &cmd); err != nil {
-		s.forget(ctx, name)
+		s.releaseKey(ctx, name)
 		return command.Answer{}, err
 	}
 	about := r.About
@@ -136,25 +138,25 @@ func (s *Sender) send(ctx context.Context, r Request) (command.Answer, error) {
 		about = cmd.SessionID
 	}
 	timeout, try := s.cfg.Timeout, s.cfg.Try
-	if r.Patience > 0 {
-		timeout, try = r.Patience, r.Patience
+	if r.Timeout > 0 {
+		timeout, try = r.Timeout, r.Timeout
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	answer, err := s.ask(ctx, topology.CommandSubject(r.Service, r.Tenant, about), cmd, try)
+	answer, err := s.requestUntilAnswered(ctx, topology.CommandSubject(r.Service, r.Tenant, about), cmd, try)
 	if err != nil {
-		return command.Answer{}, s.refused(r, cmd, body, err)
+		return command.Answer{}, s.sendProblem(r, cmd, body, err)
 	}
 	if name != "" {
 		s.settle(ctx, name, kept, answer)
 	}
 	if answer.Error != nil {
-		return command.Answer{}, fromAnswer(answer.Error)
+		return command.Answer{}, answerProblem(answer.Error)
 	}
 	if r.Kind != "" && answer.Ref != nil {
 		about = answer.Ref.Subject(r.Kind, r.Tenant).ID
 	}
-	s.cfg.Stored(about, answer.Position)
+	s.cfg.OnStored(about, answer.Position)
 	return answer, nil
 }
 
@@ -165,7 +167,7 @@ func (s *Sender) checkRoom(ctx context.Context, r Request) error {
 		return nil
 	}
 	if err := s.cfg.Room.Check(ctx, 0); err != nil {
-		return problem.StorageIsFull().Because(err)
+		return problem.StorageIsFull().WithCause(err)
 	}
 	if s.cfg.Quota == nil || r.Reserved {
 		return nil
@@ -208,20 +210,20 @@ func (s *Sender) settle(ctx context.Context, name string, kept record, answer co
 	}
 }
 
-// forget releases a key whose command was not sent, so that a corrected request may use it.
-func (s *Sender) forget(ctx context.Context, name string) {
+// releaseKey releases a key whose command was not sent, so that a corrected request may use it.
+func (s *Sender) releaseKey(ctx context.Context, name string) {
 	if name == "" {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), keepFor)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), recordTimeout)
 	defer cancel()
 	if err := s.keys.release(ctx, name); err != nil {
 		s.cfg.Logger.Warn("release Idempotency-Key of a request that was not sent", "error", err)
 	}
 }
 
-// identified calls identify within the timeout of a command.
-func (s *Sender) identified(ctx context.Context, r Request, body []byte) (record, string, error) {
+// identifyWithTimeout calls identify within the timeout of a command.
+func (s *Sender) identifyWithTimeout(ctx context.Context, r Request, body []byte) (record, string, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
 	return s.identify(ctx, r, body)
@@ -242,7 +244,7 @@ func (s *Sender) identify(ctx context.Context, r Request, body []byte) (kept rec
 	if err := CheckKey(r.Key); err != nil {
 		return record{}, "", err
 	}
-	if s.namesCommand(r.Key) {
+	if s.isCommandID(r.Key) {
 		id = r.Key
 	}
 	name = keyName(r, r.Key)
@@ -254,10 +256,10 @@ func (s *Sender) identify(ctx context.Context, r Request, body []byte) (kept rec
 	return kept, name, err
 }
 
-// namesCommand reports whether a key is the id of a command, which a 503 returns for a command with an unknown
+// isCommandID reports whether a key is the id of a command, which a 503 returns for a command with an unknown
 // outcome. An id from the distant future is treated as an ordinary key: as a command id it would cause sessions to
 // read their log before each further command (see session.State.Forgotten).
-func (s *Sender) namesCommand(key string) bool {
+func (s *Sender) isCommandID(key string) bool {
 	if events.CheckID("Idempotency-Key", events.KindCommand, key) != nil {
 		return false
 	}
@@ -304,9 +306,9 @@ func setIDs(c *command.Command) (err error) {
 	return err
 }
 
-// ask sends the command until it gets an answer or the time is over. All tries have the same id, so that a crashed
-// replica of the service costs one try and not the whole request.
-func (s *Sender) ask(ctx context.Context, subject string, cmd command.Command, each time.Duration) (command.Answer, error) {
+// requestUntilAnswered sends the command until a service answers or ctx ends. All tries have the same id, so that the
+// service carries the command out once, and a request survives the crash of a replica.
+func (s *Sender) requestUntilAnswered(ctx context.Context, subject string, cmd command.Command, each time.Duration) (command.Answer, error) {
 	payload, err := encode(cmd)
 	if err != nil {
 		return command.Answer{}, err
@@ -334,41 +336,41 @@ func (s *Sender) ask(ctx context.Context, subject string, cmd command.Command, e
 	}
 }
 
-// refused converts the error of a command that could not be sent to a problem.
-func (s *Sender) refused(r Request, cmd command.Command, body []byte, err error) error {
+// sendProblem converts the error of requestUntilAnswered to a problem.
+func (s *Sender) sendProblem(r Request, cmd command.Command, body []byte, err error) error {
 	switch {
 	case errors.Is(err, bus.ErrOutcomeUnknown):
-		return s.unknown(r, cmd, body).Because(err)
+		return s.outcomeUnknown(r, cmd, body).WithCause(err)
 	case errors.Is(err, bus.ErrTooLarge):
-		return problem.New(problem.PayloadTooLarge, "", "the request is too large for NATS; send less at once").Because(err)
+		return problem.New(problem.PayloadTooLarge, "", "the request is too large for NATS; send less at once").WithCause(err)
 	case errors.Is(err, bus.ErrFull):
-		return problem.New(problem.Unavailable, "", "too many commands wait already; nothing was done, try again").Because(err)
+		return problem.New(problem.Unavailable, "", "too many commands are waiting; nothing was done, try again").WithCause(err)
 	case errors.Is(err, bus.ErrNoStream):
-		return problem.New(problem.Unavailable, "", "Spool's streams are not installed in NATS yet; nothing was done, try again").Because(err)
+		return problem.New(problem.Unavailable, "", "Spool's streams are not installed in NATS yet; nothing was done, try again").WithCause(err)
 	case errors.Is(err, bus.ErrUnavailable):
-		return problem.New(problem.Unavailable, "", "NATS does not answer; nothing was done, try again").Because(err)
+		return problem.New(problem.Unavailable, "", "NATS does not answer; nothing was done, try again").WithCause(err)
 	}
 	return problem.From(err)
 }
 
-// keepFor bounds how long a request with an unknown outcome is delayed to store its key.
-const keepFor = time.Second
+// recordTimeout bounds how long a request with an unknown outcome is delayed to store its key.
+const recordTimeout = time.Second
 
-// unknown returns the problem for a command with an unknown outcome.
-func (s *Sender) unknown(r Request, cmd command.Command, body []byte) *problem.Error {
+// outcomeUnknown returns the problem for a command with an unknown outcome.
+func (s *Sender) outcomeUnknown(r Request, cmd command.Command, body []byte) *problem.Error {
 	switch r.Type {
 	case command.TypeCreateSession, command.TypeForkSession, command.TypePostMessage, command.TypeStartExecution:
 	case command.TypeCreateKey:
-		return problem.New(problem.Unavailable, "", "no answer came, so the outcome is unknown: the key may have been made; list the keys and revoke the one that you do not have")
+		return problem.New(problem.Unavailable, "", "no service answered, so the outcome is unknown: the key may have been created; list the keys and revoke the one that you do not have")
 	default:
-		return problem.New(problem.Unavailable, "", "no answer came, so the outcome is unknown; to repeat the request is safe")
+		return problem.New(problem.Unavailable, "", "no service answered, so the outcome is unknown; the request can be repeated safely")
 	}
 	key := r.Key
 	if key == "" {
 		// A retry under the command's own id is the same command even without a record. The record only allows the
 		// gateway to refuse another body, so failing to write it is not an error.
 		key = cmd.ID
-		ctx, cancel := context.WithTimeout(context.Background(), keepFor)
+		ctx, cancel := context.WithTimeout(context.Background(), recordTimeout)
 		defer cancel()
 		name := keyName(r, key)
 		request, err := requestDigest(r, name, body)
@@ -379,15 +381,15 @@ func (s *Sender) unknown(r Request, cmd command.Command, body []byte) *problem.E
 			s.cfg.Logger.Info("store key of a command with unknown outcome", "command", cmd.ID, "error", err)
 		}
 	}
-	e := problem.New(problem.Unavailable, "", "no answer came, so the outcome is unknown; repeat the request with header Idempotency-Key: "+key+" and it takes effect once")
+	e := problem.New(problem.Unavailable, "", "no service answered, so the outcome is unknown; repeat the request with header Idempotency-Key: "+key+" and it takes effect once")
 	e.IdempotencyKey = key
 	return e
 }
 
-// fromAnswer converts a service's refusal to a problem.
-func fromAnswer(e *command.Error) error {
+// answerProblem converts a service's refusal to a problem.
+func answerProblem(e *command.Error) error {
 	if _, known := problem.Lookup(problem.Code(e.Code)); !known {
-		return problem.New(problem.Internal, "", "a service refused with a code that this gateway does not know").Because(e)
+		return problem.New(problem.Internal, "", "a service refused the command with a code that this gateway does not know").WithCause(e)
 	}
 	out := problem.New(problem.Code(e.Code), e.Field, e.Detail)
 	out.Tip = e.Tip

@@ -38,6 +38,7 @@ type idempotency struct {
 	kv jetstream.KeyValue
 }
 
+// bucket opens the bucket on first use, so that a gateway starts while NATS is not available.
 func (i *idempotency) bucket(ctx context.Context) (jetstream.KeyValue, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -60,7 +61,7 @@ const maxClaims = 8
 func (i *idempotency) claim(ctx context.Context, name string, fresh record) (record, error) {
 	kv, err := i.bucket(ctx)
 	if err != nil {
-		return record{}, notClaimed(err)
+		return record{}, errNotClaimed(err)
 	}
 	body, err := json.Marshal(fresh)
 	if err != nil {
@@ -72,7 +73,7 @@ func (i *idempotency) claim(ctx context.Context, name string, fresh record) (rec
 			return fresh, nil
 		}
 		if !errors.Is(err, jetstream.ErrKeyExists) {
-			return record{}, notClaimed(err)
+			return record{}, errNotClaimed(err)
 		}
 		var entry jetstream.KeyValueEntry
 		entry, err = kv.Get(ctx, name)
@@ -80,7 +81,7 @@ func (i *idempotency) claim(ctx context.Context, name string, fresh record) (rec
 			continue
 		}
 		if err != nil {
-			return record{}, notClaimed(err)
+			return record{}, errNotClaimed(err)
 		}
 		var have record
 		if err := json.Unmarshal(entry.Value(), &have); err != nil {
@@ -91,7 +92,7 @@ func (i *idempotency) claim(ctx context.Context, name string, fresh record) (rec
 		}
 		return have, nil
 	}
-	return record{}, notClaimed(err)
+	return record{}, errNotClaimed(err)
 }
 
 // settle stores the record with its answer.
@@ -117,8 +118,8 @@ func (i *idempotency) release(ctx context.Context, name string) error {
 	return kv.Delete(ctx, name)
 }
 
-func notClaimed(err error) error {
-	return problem.New(problem.Unavailable, "", "NATS does not answer, so the Idempotency-Key could not be stored; nothing was done, try again").Because(err)
+func errNotClaimed(err error) error {
+	return problem.New(problem.Unavailable, "", "NATS does not answer, so the Idempotency-Key could not be stored; nothing was done, try again").WithCause(err)
 }
 
 // maxKey is the largest length of an Idempotency-Key, in bytes.
@@ -162,7 +163,7 @@ func digest(parts ...[]byte) string {
 func deriveID(kind events.Kind, tenant, commandID string) (string, error) {
 	at, ok := idTime(commandID)
 	if !ok {
-		return "", fmt.Errorf("command id %q holds no time", commandID)
+		return "", fmt.Errorf("command id %q contains no time", commandID)
 	}
 	seed := sha256.Sum256([]byte(string(kind) + " " + tenant + " " + commandID))
 	return events.NewID(kind, at, bytes.NewReader(seed[:]))

@@ -25,8 +25,8 @@ func New(js jetstream.JetStream) *Letters {
 	return &Letters{stream: bus.NewStreamHandle(js, topology.StreamDead)}
 }
 
-func unavailable(err error) error {
-	return problem.New(problem.Unavailable, "", "NATS does not answer, so dead letters cannot be read; try again").Because(err)
+func errUnavailable(err error) error {
+	return problem.New(problem.Unavailable, "", "NATS does not answer, so dead letters cannot be read; try again").WithCause(err)
 }
 
 // Reader selects the visible letters: those of Tenant and, if All is set, those that name no tenant.
@@ -35,7 +35,8 @@ type Reader struct {
 	All    bool
 }
 
-func (r Reader) sees(d topology.DeadLetter) bool {
+// canSee reports whether a letter is visible to the reader.
+func (r Reader) canSee(d topology.DeadLetter) bool {
 	return d.Tenant == r.Tenant || d.Tenant == "" && r.All
 }
 
@@ -43,7 +44,7 @@ func (r Reader) sees(d topology.DeadLetter) bool {
 func (l *Letters) List(ctx context.Context, r Reader, after uint64, n int) (list []topology.DeadLetter, next uint64, err error) {
 	stream, err := l.stream.Open(ctx)
 	if err != nil {
-		return nil, 0, unavailable(err)
+		return nil, 0, errUnavailable(err)
 	}
 	for range maxScan {
 		msg, err := stream.GetMsg(ctx, after+1, jetstream.WithGetMsgSubject(topology.DeadFilter))
@@ -51,11 +52,11 @@ func (l *Letters) List(ctx context.Context, r Reader, after uint64, n int) (list
 			return list, 0, nil
 		}
 		if err != nil {
-			return nil, 0, unavailable(err)
+			return nil, 0, errUnavailable(err)
 		}
 		after = msg.Sequence
 		d := topology.ParseDeadLetter(msg.Sequence, msg.Time, msg.Subject, msg.Header, msg.Data)
-		if !r.sees(d) {
+		if !r.canSee(d) {
 			continue
 		}
 		if list = append(list, d); len(list) == n {
@@ -69,15 +70,15 @@ func (l *Letters) List(ctx context.Context, r Reader, after uint64, n int) (list
 func (l *Letters) Get(ctx context.Context, r Reader, sequence uint64) (topology.DeadLetter, error) {
 	stream, err := l.stream.Open(ctx)
 	if err != nil {
-		return topology.DeadLetter{}, unavailable(err)
+		return topology.DeadLetter{}, errUnavailable(err)
 	}
 	msg, err := stream.GetMsg(ctx, sequence)
 	if err != nil && !errors.Is(err, jetstream.ErrMsgNotFound) {
-		return topology.DeadLetter{}, unavailable(err)
+		return topology.DeadLetter{}, errUnavailable(err)
 	}
 	if err == nil && strings.HasPrefix(msg.Subject, topology.Dead("")) {
 		d := topology.ParseDeadLetter(msg.Sequence, msg.Time, msg.Subject, msg.Header, msg.Data)
-		if r.sees(d) {
+		if r.canSee(d) {
 			return d, nil
 		}
 	}

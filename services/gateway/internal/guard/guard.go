@@ -23,11 +23,11 @@ type Guard struct {
 
 // Check returns an error for a request of a foreign origin, unless it is a plain read.
 func (g Guard) Check(r *http.Request) error {
-	if g.Loopback && !loopback(r.Host) {
+	if g.Loopback && !isLoopbackHostPort(r.Host) {
 		return problem.New(problem.OriginRefused, "Host", fmt.Sprintf("without API keys only requests to localhost are served, not to host %+q", truncate.Text(r.Host, 100)))
 	}
 	origin := r.Header.Get("Origin")
-	if origin == "" || g.allowed(origin) || own(origin, r.Host) {
+	if origin == "" || g.allowed(origin) || sameOrigin(origin, r.Host) {
 		return nil
 	}
 	if (r.Method == http.MethodGet || r.Method == http.MethodHead) && !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
@@ -68,21 +68,22 @@ func CheckOrigin(s string) error {
 	return fmt.Errorf("allowed-origins: %.100q is not an origin: write it as https://app.example.com, without a path, or *", s)
 }
 
-func own(origin, host string) bool {
+// sameOrigin reports whether an origin has the host of the request.
+func sameOrigin(origin, host string) bool {
 	u, err := url.Parse(origin)
 	return err == nil && u.Host != "" && strings.EqualFold(u.Host, host)
 }
 
-func loopback(hostport string) bool {
+func isLoopbackHostPort(hostport string) bool {
 	host := hostport
 	if h, _, err := net.SplitHostPort(hostport); err == nil {
 		host = h
 	}
-	return LoopbackHost(strings.Trim(host, "[]"))
+	return IsLoopbackHost(strings.Trim(host, "[]"))
 }
 
-// LoopbackHost reports whether a host name or address is a loopback one.
-func LoopbackHost(host string) bool {
+// IsLoopbackHost reports whether a host name or address is a loopback one.
+func IsLoopbackHost(host string) bool {
 	if strings.EqualFold(host, "localhost") {
 		return true
 	}

@@ -57,7 +57,7 @@ func (h *Hub) compare(ctx context.Context, why string, which func(*feed) bool) {
 			for i, f := range batch {
 				ids[i] = f.session
 			}
-			reaches, err := h.cfg.Source.Reaches(ctx, tenant, ids)
+			reaches, err := h.cfg.Source.SessionProgress(ctx, tenant, ids)
 			if err != nil {
 				if ctx.Err() == nil {
 					h.cfg.Logger.Warn("compare open streams with Postgres: will retry", "error", err)
@@ -95,7 +95,7 @@ func (h *Hub) started(which func(*feed) bool) map[string][]*feed {
 }
 
 // compare makes the feed read Postgres if it is behind, and drops events that every Reader has returned.
-func (f *feed) compare(reach reads.Reach, found bool, why string) {
+func (f *feed) compare(reach reads.SessionProgress, found bool, why string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	behind := !found || reach.Seq > f.tip

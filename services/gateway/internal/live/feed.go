@@ -22,7 +22,7 @@ type feed struct {
 	hub             *Hub
 	tenant, session string
 	sub             *nats.Subscription
-	holders         int // number of users of the feed; guarded by the hub's mu
+	users           int // number of users of the feed; guarded by the hub's mu
 
 	ready    chan struct{} // closed when the start has succeeded or failed
 	startErr error         // set before ready is closed
@@ -38,8 +38,8 @@ type feed struct {
 	ended    error // why no more events will come; Readers still get the events in the feed
 	lagging  Lag
 
-	reading bool // whether a goroutine is reading Postgres
-	again   bool // whether it must read once more
+	reading   bool // whether a goroutine is reading Postgres
+	readAgain bool // whether it must read once more
 }
 
 // liveMessage is readmodel.Live with the raw bytes of each event.
@@ -66,7 +66,7 @@ func (f *feed) start(ctx context.Context) {
 		f.startErr = err
 		// The next Join creates a new feed.
 		f.hub.mu.Lock()
-		f.hub.forget(f)
+		f.hub.removeFeed(f)
 		f.hub.mu.Unlock()
 		return
 	}
@@ -77,15 +77,16 @@ func (f *feed) start(ctx context.Context) {
 	f.tip, f.position, f.metadata.session = tip.Seq, tip.Position, tip.Metadata
 	for _, t := range tip.Open {
 		b := &openText{block: t.BlockID, execution: t.ExecutionID, conversation: t.ConversationID}
-		b.fill(t)
+		b.addStored(t)
 		f.open = append(f.open, b)
 	}
-	if f.again {
-		f.again = false
+	if f.readAgain {
+		f.readAgain = false
 		f.reread("start")
 	}
 }
 
+// readTip reads the end of the session from Postgres.
 func (f *feed) readTip(ctx context.Context) (reads.Tip, error) {
 	release, err := f.hub.slot(ctx)
 	if err != nil {
@@ -105,8 +106,8 @@ func (h *Hub) slot(ctx context.Context) (release func(), err error) {
 	}
 }
 
-// live handles one message of LIVE.
-func (f *feed) live(data []byte) {
+// handleMessage handles one message of LIVE.
+func (f *feed) handleMessage(data []byte) {
 	var m liveMessage
 	if err := json.Unmarshal(data, &m); err != nil {
 		f.hub.cfg.Logger.Error("decode message of LIVE: reading the session from Postgres", "session", f.session, "error", err)
@@ -115,10 +116,10 @@ func (f *feed) live(data []byte) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.readers == nil { // the start is not complete yet
-		f.again = true
+		f.readAgain = true
 		return
 	}
-	changed, why := f.take(m)
+	changed, why := f.apply(m)
 	if m.Tip == 0 {
 		why = "hole"
 	}
@@ -130,8 +131,8 @@ func (f *feed) live(data []byte) {
 	}
 }
 
-// take applies a message. why is the reason to read Postgres, or "" if nothing is missing. mu must be held.
-func (f *feed) take(m liveMessage) (changed bool, why string) {
+// apply applies a message of LIVE. why is the reason to read Postgres, or "" if nothing is missing. mu must be held.
+func (f *feed) apply(m liveMessage) (changed bool, why string) {
 	for _, raw := range m.Events {
 		switch took, err := f.append(raw, nil); {
 		case err != nil:
@@ -187,11 +188,11 @@ func (f *feed) append(raw []byte, stored *reads.StoredEvent) (appendResult, erro
 	}
 	e := w.Event()
 	if stored != nil {
-		f.metadata.stored(w.ExecutionID, stored.Metadata)
+		f.metadata.setStored(w.ExecutionID, stored.Metadata)
 	} else {
 		f.metadata.observe(e)
 	}
-	shown, ok := f.metadata.of(w.ExecutionID)
+	shown, ok := f.metadata.forExecution(w.ExecutionID)
 	if !ok {
 		return noMetadata, nil
 	}
@@ -245,7 +246,7 @@ func (f *feed) reread(why string) {
 		return
 	}
 	if f.reading {
-		f.again = true
+		f.readAgain = true
 		return
 	}
 	f.hub.mu.Lock()
@@ -272,13 +273,13 @@ func (f *feed) read(ctx context.Context) {
 		if err != nil && ctx.Err() == nil {
 			f.hub.cfg.Logger.Warn("read session from Postgres: will retry", "session", f.session, "error", err)
 		}
-		if err != nil || f.ended != nil || !more && !f.again {
-			f.reading, f.again = false, false
+		if err != nil || f.ended != nil || !more && !f.readAgain {
+			f.reading, f.readAgain = false, false
 			f.wakeAll()
 			f.mu.Unlock()
 			return
 		}
-		f.again = false
+		f.readAgain = false
 		f.wakeAll()
 		f.mu.Unlock()
 	}
@@ -314,19 +315,20 @@ func (f *feed) readOnce(ctx context.Context) (more bool, err error) {
 	for _, t := range tip.Open {
 		for _, b := range f.open {
 			if b.block == t.BlockID {
-				b.fill(t)
+				b.addStored(t)
 			}
 		}
 	}
 	return tip.Seq > f.tip, nil
 }
 
+// appendAll appends events that were read from Postgres.
 func (f *feed) appendAll(list []reads.StoredEvent) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, kept := range list {
 		if _, err := f.append(kept.JSON, &kept); err != nil {
-			return problem.New(problem.Internal, "", "an event in the read models is not valid").Because(err)
+			return problem.New(problem.Internal, "", "an event in the read models is not valid").WithCause(err)
 		}
 	}
 	return nil

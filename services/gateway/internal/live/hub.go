@@ -1,7 +1,7 @@
 // Package live is the shared implementation of WebSocket, SSE and gRPC streams. A feed follows one session for all
 // clients of this gateway, with one core NATS subscription to LIVE and no JetStream consumer. Each client has a
-// Reader, which pulls events: it holds its cursor and how much text of each open block it has returned, and nothing
-// waits for it. A Reader reads events that the feed no longer holds from Postgres.
+// Reader, which pulls events: it holds its cursor and how much text of each open block it has returned. A slow
+// Reader blocks neither its feed nor other Readers. A Reader reads events that the feed no longer holds from Postgres.
 package live
 
 import (
@@ -28,8 +28,8 @@ type Source interface {
 	Events(ctx context.Context, tenant, session string, q reads.Query) (reads.Page, error)
 	// Visible returns SESSION_NOT_FOUND unless the session belongs to one of the agents; no agents mean all.
 	Visible(ctx context.Context, tenant, session string, agents []string) error
-	// Reaches returns how far the read models are with each session.
-	Reaches(ctx context.Context, tenant string, sessions []string) (map[string]reads.Reach, error)
+	// SessionProgress returns how far the read models are with each session.
+	SessionProgress(ctx context.Context, tenant string, sessions []string) (map[string]reads.SessionProgress, error)
 	// Progress returns how far each projector group is.
 	Progress(ctx context.Context) (map[int]reads.Progress, error)
 }
@@ -41,12 +41,12 @@ type Config struct {
 	Logger    *slog.Logger
 	Admission *admission.Admission // counts the bytes that Readers return
 
-	RoomWait   time.Duration // how long a Reader waits for bytes of Admission; 0 means 30 s
-	CheckEvery time.Duration // interval of comparisons with Postgres; 0 means 2 s
-	LagAfter   time.Duration // lag of the read models above which clients are notified; 0 means 5 s
-	PageEvents int           // events in one read of Postgres; 0 means 200
-	RingEvents int           // largest number of events in a feed; 0 means 256
-	RingBytes  int           // largest number of bytes in a feed; 0 means 256 KiB
+	BytesTimeout time.Duration // how long a Reader waits for bytes of Admission; 0 means 30 s
+	CheckEvery   time.Duration // interval of comparisons with Postgres; 0 means 2 s
+	LagAfter     time.Duration // lag of the read models above which clients are notified; 0 means 5 s
+	PageEvents   int           // events in one read of Postgres; 0 means 200
+	RingEvents   int           // largest number of events in a feed; 0 means 256
+	RingBytes    int           // largest number of bytes in a feed; 0 means 256 KiB
 
 	Metrics Metrics
 }
@@ -55,14 +55,14 @@ type Config struct {
 type Metrics struct {
 	Feeds   func(n int) // change of the number of open feeds
 	Readers func(n int)
-	Reread  func(why string) // a feed reads Postgres; why is start, hole, text, behind, projector, or overflow
+	Reread  func(why string) // a feed reads Postgres; why is start, hole, metadata, text, behind or projector
 }
 
 func (c *Config) defaults() {
 	for _, d := range []struct {
 		value *time.Duration
 		unset time.Duration
-	}{{&c.RoomWait, 30 * time.Second}, {&c.CheckEvery, 2 * time.Second}, {&c.LagAfter, 5 * time.Second}} {
+	}{{&c.BytesTimeout, 30 * time.Second}, {&c.CheckEvery, 2 * time.Second}, {&c.LagAfter, 5 * time.Second}} {
 		if *d.value == 0 {
 			*d.value = d.unset
 		}
@@ -89,7 +89,7 @@ func (c *Config) defaults() {
 const (
 	lanes     = 4    // goroutines that handle messages of LIVE; all messages of a session use the same one
 	laneDepth = 1024 // messages; if a lane is full, NATS drops messages, and the next comparison with Postgres recovers them
-	refills   = 8    // concurrent reads of Postgres, so that many joins leave capacity for other reads
+	maxReads  = 8    // concurrent reads of Postgres, so that many joins leave capacity for other reads
 )
 
 // Hub holds the feeds of a gateway.
@@ -109,7 +109,7 @@ type Hub struct {
 // NewHub returns a Hub. Run starts it.
 func NewHub(cfg Config) *Hub {
 	cfg.defaults()
-	h := &Hub{cfg: cfg, slots: make(chan struct{}, refills), feeds: map[string]*feed{}}
+	h := &Hub{cfg: cfg, slots: make(chan struct{}, maxReads), feeds: map[string]*feed{}}
 	for i := range h.lanes {
 		h.lanes[i] = make(chan *nats.Msg, laneDepth)
 	}
@@ -160,6 +160,7 @@ func errStopping() error {
 	return problem.New(problem.Unavailable, "", "this gateway is stopping; connect again with your cursor")
 }
 
+// deliver passes the messages of a lane to their feeds, until ctx ends.
 func (h *Hub) deliver(ctx context.Context, lane <-chan *nats.Msg) {
 	for {
 		select {
@@ -170,7 +171,7 @@ func (h *Hub) deliver(ctx context.Context, lane <-chan *nats.Msg) {
 			f := h.feeds[msg.Subject]
 			h.mu.Unlock()
 			if f != nil {
-				f.live(msg.Data)
+				f.handleMessage(msg.Data)
 			}
 		}
 	}
@@ -230,13 +231,13 @@ func (h *Hub) feed(tenant, session string) (*feed, error) {
 		return nil, errStopping()
 	}
 	if f := h.feeds[subject]; f != nil {
-		f.holders++
+		f.users++
 		return f, nil
 	}
-	f := &feed{hub: h, tenant: tenant, session: session, ready: make(chan struct{}), holders: 1}
+	f := &feed{hub: h, tenant: tenant, session: session, ready: make(chan struct{}), users: 1}
 	sub, err := h.cfg.NATS.ChanSubscribe(subject, h.lane(session))
 	if err != nil {
-		return nil, problem.New(problem.Unavailable, "", "NATS does not answer; try again").Because(err)
+		return nil, problem.New(problem.Unavailable, "", "NATS does not answer; try again").WithCause(err)
 	}
 	f.sub = sub
 	h.feeds[subject] = f
@@ -249,14 +250,14 @@ func (h *Hub) feed(tenant, session string) (*feed, error) {
 func (h *Hub) leave(f *feed) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if f.holders--; f.holders > 0 {
+	if f.users--; f.users > 0 {
 		return
 	}
-	h.forget(f)
+	h.removeFeed(f)
 }
 
-// forget removes a feed from the hub, if it is still there. mu must be held.
-func (h *Hub) forget(f *feed) {
+// removeFeed removes a feed from the hub, if it is still there. mu must be held.
+func (h *Hub) removeFeed(f *feed) {
 	subject := events.LiveSubject(f.tenant, f.session)
 	if h.feeds[subject] != f {
 		return

@@ -15,11 +15,12 @@ import (
 // lag determines whether the read models are behind: they report a lag themselves, or they have not reached the
 // position of a command that this gateway sent (for example because no projector runs), or they cannot be read.
 type lag struct {
-	mu     sync.Mutex
-	wrote  map[int]pendingPosition // by projector group: the first position that the read models have not reached
-	readAt time.Time               // when the progress was last read
+	mu      sync.Mutex
+	pending map[int]pendingPosition // by projector group: the first position that the read models have not reached
+	readAt  time.Time               // when the progress was last read
 }
 
+// pendingPosition is a stream sequence that the read models have not reached, and when it was recorded.
 type pendingPosition struct {
 	seq uint64
 	at  time.Time
@@ -33,11 +34,11 @@ func (h *Hub) Committed(id, position string) {
 	}
 	h.lag.mu.Lock()
 	defer h.lag.mu.Unlock()
-	if h.lag.wrote == nil {
-		h.lag.wrote = map[int]pendingPosition{}
+	if h.lag.pending == nil {
+		h.lag.pending = map[int]pendingPosition{}
 	}
-	if _, waits := h.lag.wrote[readmodel.Group(id)]; !waits {
-		h.lag.wrote[readmodel.Group(id)] = pendingPosition{p.Seq, time.Now()}
+	if _, waits := h.lag.pending[readmodel.Group(id)]; !waits {
+		h.lag.pending[readmodel.Group(id)] = pendingPosition{p.Seq, time.Now()}
 	}
 }
 
@@ -54,7 +55,7 @@ func (h *Hub) updateLag(ctx context.Context) {
 	}
 	groups := map[int]Lag{}
 	for group := range topology.ProjectorGroups {
-		groups[group] = h.lag.of(group, progress, now, h.cfg.LagAfter)
+		groups[group] = h.lag.ofGroup(group, progress, now, h.cfg.LagAfter)
 	}
 	h.lag.mu.Unlock()
 	for _, list := range h.started(func(*feed) bool { return true }) {
@@ -64,13 +65,14 @@ func (h *Hub) updateLag(ctx context.Context) {
 	}
 }
 
-// of returns the lag of a group; progress is nil if it could not be read. mu must be held.
-func (l *lag) of(group int, progress map[int]reads.Progress, now time.Time, after time.Duration) Lag {
+// ofGroup returns the lag of a group; progress is nil if it could not be read. A lag below after is the zero Lag. mu must be
+// held.
+func (l *lag) ofGroup(group int, progress map[int]reads.Progress, now time.Time, after time.Duration) Lag {
 	behind := now.Sub(l.readAt)
 	if p, ok := progress[group]; ok {
 		behind = p.Lag
-		if w, waits := l.wrote[group]; waits && p.Position >= w.seq {
-			delete(l.wrote, group)
+		if w, waits := l.pending[group]; waits && p.Position >= w.seq {
+			delete(l.pending, group)
 		} else if waits {
 			behind = max(behind, now.Sub(w.at))
 		}
@@ -81,6 +83,7 @@ func (l *lag) of(group int, progress map[int]reads.Progress, now time.Time, afte
 	return Lag{Lagging: true, LagMs: uint32(min(behind.Milliseconds(), math.MaxUint32))}
 }
 
+// setLag sets the feed's lag, and wakes its Readers if lagging began or ended.
 func (f *feed) setLag(l Lag) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

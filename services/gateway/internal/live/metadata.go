@@ -13,16 +13,16 @@ const maxExecutions = 16
 
 // metadata is the application's metadata of events at the feed's tip.
 type metadata struct {
-	session    string          // metadata of the session; "" for none
-	alone      *reads.Metadata // metadata of an event without an execution; nil until it is built
-	executions []execution     // in order of last use
+	session     string          // metadata of the session; "" for none
+	sessionOnly *reads.Metadata // metadata of an event without an execution; nil until it is built
+	executions  []execution     // in order of last use
 }
 
 // execution is the metadata of one execution.
 type execution struct {
 	id      string
 	message string          // "" for none
-	shown   *reads.Metadata // metadata of its events, including the session's; nil until it is built
+	shown   *reads.Metadata // metadata of the execution's events, including the session's metadata; nil until it is built
 }
 
 // observe updates the metadata from an event that sets it.
@@ -35,8 +35,8 @@ func (m *metadata) observe(e events.Event) {
 	}
 }
 
-// stored updates the metadata from a stored event, whose metadata Postgres has.
-func (m *metadata) stored(id string, shown *reads.Metadata) {
+// setStored updates the metadata from a stored event, whose metadata Postgres has.
+func (m *metadata) setStored(id string, shown *reads.Metadata) {
 	session, message := "", ""
 	if shown != nil {
 		session, message = shown.Session, shown.Message
@@ -51,7 +51,7 @@ func (m *metadata) set(session string) {
 	if session == m.session {
 		return
 	}
-	m.session, m.alone = session, nil
+	m.session, m.sessionOnly = session, nil
 	for i := range m.executions {
 		m.executions[i].shown = nil
 	}
@@ -71,14 +71,14 @@ func (m *metadata) find(id string) int {
 	return slices.IndexFunc(m.executions, func(x execution) bool { return x.id == id })
 }
 
-// of returns the metadata of an event of an execution; id is "" for an event without one. ok reports whether the
+// forExecution returns the metadata of an event of an execution; id is "" for an event without one. ok reports whether the
 // metadata is known.
-func (m *metadata) of(id string) (shown *reads.Metadata, ok bool) {
+func (m *metadata) forExecution(id string) (shown *reads.Metadata, ok bool) {
 	if id == "" {
-		if m.alone == nil {
-			m.alone = reads.NewMetadata(m.session, "")
+		if m.sessionOnly == nil {
+			m.sessionOnly = reads.NewMetadata(m.session, "")
 		}
-		return m.alone, true
+		return m.sessionOnly, true
 	}
 	i := m.find(id)
 	if i < 0 {

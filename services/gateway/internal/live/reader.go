@@ -80,13 +80,13 @@ type sentText struct {
 // admit registers a Reader if events after its cursor are available.
 func (f *feed) admit(ctx context.Context, r *Reader) error {
 	f.mu.Lock()
-	inside := r.cursor <= f.tip && r.cursor >= f.oldest()
+	available := r.cursor <= f.tip && r.cursor >= f.oldest()
 	ended := f.ended
 	f.mu.Unlock()
 	if ended != nil {
 		return ended
 	}
-	if !inside {
+	if !available {
 		release, err := f.hub.slot(ctx)
 		if err != nil {
 			return err
@@ -162,7 +162,7 @@ func (r *Reader) Ended() error {
 	return f.ended
 }
 
-// Changed returns a channel that receives when Next or Ended may have something new to return.
+// Changed returns a channel that receives a value when Next or Ended may have something new to return.
 func (r *Reader) Changed() <-chan struct{} { return r.wake }
 
 // batch returns the next frames, or none if there are none yet. It takes their bytes from the limit first.
@@ -171,26 +171,26 @@ func (r *Reader) batch(ctx context.Context) ([]Frame, error) {
 	if behind {
 		size = pageRoom
 	}
-	if err := r.room(ctx, size); err != nil {
+	if err := r.reserve(ctx, size); err != nil {
 		return nil, err
 	}
 	if behind {
-		return r.page(ctx)
+		return r.readPage(ctx)
 	}
-	frames, err := r.take(size)
+	frames, err := r.takeFrames(size)
 	if len(frames) == 0 {
 		r.held.Keep(0)
 	}
 	return frames, err
 }
 
-// room takes bytes from the gateway's limit, and waits until they are available.
-func (r *Reader) room(ctx context.Context, size int) error {
+// reserve takes bytes from the gateway's limit, and waits until they are available.
+func (r *Reader) reserve(ctx context.Context, size int) error {
 	if size == 0 {
 		return nil
 	}
 	if r.wait.IsZero() { // otherwise the last wait was interrupted by its context, and its deadline still applies
-		r.wait = time.Now().Add(r.feed.hub.cfg.RoomWait)
+		r.wait = time.Now().Add(r.feed.hub.cfg.BytesTimeout)
 	}
 	if err := r.held.Wait(ctx, int64(size), r.wait); err != nil {
 		return err
@@ -199,9 +199,9 @@ func (r *Reader) room(ctx context.Context, size int) error {
 	return nil
 }
 
-// waiting returns the events in the ring that the client does not have, up to the one that exceeds maxBatch, and
+// unsentEvents returns the events in the ring that the client does not have, up to the one that exceeds maxBatch, and
 // their size in bytes. The feed's mu must be held.
-func (r *Reader) waiting() (list []Frame, size int) {
+func (r *Reader) unsentEvents() (list []Frame, size int) {
 	f := r.feed
 	first := len(f.ring) - int(min(f.tip-min(r.cursor, f.tip), uint32(len(f.ring))))
 	for i, frame := range f.ring[first:] {
@@ -213,7 +213,7 @@ func (r *Reader) waiting() (list []Frame, size int) {
 	return f.ring[first:], size
 }
 
-// pending returns the number of bytes that take would return. behind reports whether the next events must be read
+// pending returns the number of bytes that takeFrames would return. behind reports whether the next events must be read
 // from Postgres.
 func (r *Reader) pending() (size int, behind bool) {
 	f := r.feed
@@ -222,15 +222,15 @@ func (r *Reader) pending() (size int, behind bool) {
 	if r.cursor < f.oldest() {
 		return 0, f.lagging.Lagging == r.lagged
 	}
-	_, size = r.waiting()
+	_, size = r.unsentEvents()
 	for _, b := range f.open {
 		size += min(len(b.text)-r.offset(b.block), max(0, maxBatch-size))
 	}
 	return size, false
 }
 
-// take returns the frames that the feed holds for this Reader, up to size bytes.
-func (r *Reader) take(size int) (frames []Frame, err error) {
+// takeFrames returns the frames that the feed holds for this Reader, up to size bytes.
+func (r *Reader) takeFrames(size int) (frames []Frame, err error) {
 	f := r.feed
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -241,7 +241,7 @@ func (r *Reader) take(size int) (frames []Frame, err error) {
 	if r.cursor < f.oldest() {
 		return frames, nil // the ring has moved on in the meantime
 	}
-	list, _ := r.waiting()
+	list, _ := r.unsentEvents()
 	for _, frame := range list {
 		if size -= frame.Len(true); size < 0 {
 			return frames, nil // the event arrived in the meantime
@@ -299,8 +299,8 @@ func (r *Reader) offset(block string) int {
 	return 0
 }
 
-// page reads the next events from Postgres. The Reader holds pageRoom bytes and keeps as many as were read.
-func (r *Reader) page(ctx context.Context) ([]Frame, error) {
+// readPage reads the next events from Postgres. The Reader holds pageRoom bytes and keeps as many as were read.
+func (r *Reader) readPage(ctx context.Context) ([]Frame, error) {
 	f := r.feed
 	release, err := f.hub.slot(ctx)
 	if err != nil {

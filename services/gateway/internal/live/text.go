@@ -19,8 +19,8 @@ type openText struct {
 	at                             time.Time
 
 	// The last frame that was built. Readers at the same offset share it.
-	made     Frame
-	from, to int
+	lastFrame Frame
+	from, to  int
 }
 
 // add appends the new part of a delta. ok is false if text before the delta is missing.
@@ -39,8 +39,8 @@ func (b *openText) add(d events.Delta) (fresh, ok bool) {
 	return true, true
 }
 
-// fill adds the text that Postgres has.
-func (b *openText) fill(t reads.Text) {
+// addStored adds the pieces of text that Postgres has.
+func (b *openText) addStored(t reads.Text) {
 	for _, piece := range t.Pieces {
 		piece.Time = t.At
 		b.add(piece)
@@ -59,8 +59,8 @@ func (b *openText) frame(from int, session string, seq uint32, position string) 
 			to--
 		}
 	}
-	if b.made.JSON != nil && b.from == from && b.to == to && b.made.Seq == seq {
-		return b.made, to, nil
+	if b.lastFrame.JSON != nil && b.from == from && b.to == to && b.lastFrame.Seq == seq {
+		return b.lastFrame, to, nil
 	}
 	d := events.Delta{
 		BlockID: b.block, ExecutionID: b.execution, ConversationID: b.conversation,
@@ -74,6 +74,6 @@ func (b *openText) frame(from int, session string, seq uint32, position string) 
 	if err != nil {
 		return Frame{}, from, err
 	}
-	b.made, b.from, b.to = Frame{Seq: seq, Type: events.TextDelta, JSON: raw}, from, to
-	return b.made, to, nil
+	b.lastFrame, b.from, b.to = Frame{Seq: seq, Type: events.TextDelta, JSON: raw}, from, to
+	return b.lastFrame, to, nil
 }

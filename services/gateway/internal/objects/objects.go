@@ -23,10 +23,10 @@ import (
 
 // Config configures a Store. JetStream is required.
 type Config struct {
-	JetStream jetstream.JetStream
-	Bucket    string         // "" means topology.BucketWorkspaces
-	Room      *storage.Watch // nil skips the check
-	Quick     time.Duration  // timeout for content that is in memory; 0 means 30 s
+	JetStream    jetstream.JetStream
+	Bucket       string         // "" means topology.BucketWorkspaces
+	Room         *storage.Watch // nil skips the check
+	SmallTimeout time.Duration  // timeout for content that is in memory; 0 means 30 s
 }
 
 // Store reads and writes a bucket.
@@ -39,8 +39,8 @@ type Store struct {
 
 // New returns a Store.
 func New(cfg Config) *Store {
-	if cfg.Quick == 0 {
-		cfg.Quick = 30 * time.Second
+	if cfg.SmallTimeout == 0 {
+		cfg.SmallTimeout = 30 * time.Second
 	}
 	if cfg.Bucket == "" {
 		cfg.Bucket = topology.BucketWorkspaces
@@ -55,11 +55,11 @@ func (s *Store) open(ctx context.Context) (*natsstore.Store, error) {
 	if s.bucket != nil {
 		return s.bucket, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, s.cfg.Quick)
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.SmallTimeout)
 	defer cancel()
 	b, err := natsstore.Open(ctx, s.cfg.JetStream, s.cfg.Bucket)
 	if err != nil {
-		return nil, unavailable(err)
+		return nil, storeError(err)
 	}
 	b.CheckRoom(func(ctx context.Context) error { return s.cfg.Room.Check(ctx, 0) })
 	s.bucket = b
@@ -70,30 +70,30 @@ func (s *Store) open(ctx context.Context) (*natsstore.Store, error) {
 // size.
 func (s *Store) CheckRoom(ctx context.Context, more int64) error {
 	if err := s.cfg.Room.Check(ctx, max(more, 0)); err != nil {
-		return unavailable(err)
+		return storeError(err)
 	}
 	return nil
 }
 
-func unavailable(err error) error {
+func storeError(err error) error {
 	var reserved *storage.ReservedError
 	if errors.As(err, &reserved) {
-		return problem.StorageIsFull().Because(err)
+		return problem.StorageIsFull().WithCause(err)
 	}
-	return problem.New(problem.Unavailable, "", "NATS does not accept the content; nothing was done, try again").Because(err)
+	return problem.New(problem.Unavailable, "", "NATS does not accept the content; nothing was done, try again").WithCause(err)
 }
 
-// Keep stores content under a name that is derived from it. Content that exists is stored again, because the janitor
+// PutBytes stores content under a name that is derived from it. Content that exists is stored again, because the janitor
 // may be removing the copy of an earlier request. The error is a *problem.Error.
-func (s *Store) Keep(ctx context.Context, name string, data []byte) error {
-	ctx, cancel := context.WithTimeout(ctx, s.cfg.Quick)
+func (s *Store) PutBytes(ctx context.Context, name string, data []byte) error {
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.SmallTimeout)
 	defer cancel()
 	b, err := s.open(ctx)
 	if err != nil {
 		return err
 	}
 	if err := b.Put(ctx, name, bytes.NewReader(data)); err != nil {
-		return unavailable(err)
+		return storeError(err)
 	}
 	return nil
 }
@@ -125,7 +125,7 @@ func (s *Store) Stream(ctx context.Context, name string, r io.Reader, limit int6
 	case err != nil && ctx.Err() != nil:
 		return Stored{}, problem.From(ctx.Err())
 	case err != nil:
-		return Stored{}, unavailable(err)
+		return Stored{}, storeError(err)
 	}
 	return Stored{Size: in.read, SHA256: hex.EncodeToString(in.sum.Sum(nil))}, nil
 }
@@ -188,12 +188,12 @@ func (s *Store) Has(ctx context.Context, name string) (bool, error) {
 	return b.Has(ctx, name)
 }
 
-// Gone returns a function that reports whether the object no longer exists. Its error is a *problem.Error.
-func (s *Store) Gone(name string) func(context.Context) (bool, error) {
+// Removed returns a function that reports whether the object no longer exists. Its error is a *problem.Error.
+func (s *Store) Removed(name string) func(context.Context) (bool, error) {
 	return func(ctx context.Context) (bool, error) {
 		has, err := s.Has(ctx, name)
 		if err != nil {
-			return false, unavailable(err)
+			return false, storeError(err)
 		}
 		return !has, nil
 	}

@@ -63,8 +63,8 @@ func Invalid(field, format string, args ...any) *Error {
 // distinguish these cases.
 func NoSuchSession() *Error { return New(SessionNotFound, "", "there is no such session") }
 
-// Because sets the cause, which is logged and not sent to the client, and returns the error.
-func (e *Error) Because(err error) *Error {
+// WithCause sets the cause, which is logged and not sent to the client, and returns the error.
+func (e *Error) WithCause(err error) *Error {
 	e.cause = err
 	return e
 }
@@ -97,12 +97,12 @@ func From(err error) *Error {
 		return e
 	}
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		return New(Unavailable, "", "the request was ended before it was answered").Because(err)
+		return New(Unavailable, "", "the request was ended before it was answered").WithCause(err)
 	}
 	if s, ok := status.FromError(err); ok && s.Code() == codes.InvalidArgument {
 		return New(InvalidRequest, "", s.Message())
 	}
-	return New(Internal, "", "an error occurred in the server; its log has the details").Because(err)
+	return New(Internal, "", "an error occurred in the server; its log has the details").WithCause(err)
 }
 
 // Status returns the HTTP status.

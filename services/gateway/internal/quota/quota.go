@@ -15,10 +15,10 @@ import (
 )
 
 const (
-	// step is the number of bytes that an upload of unknown length reserves at once, if that many are left.
-	step = 1 << 20
-	// settleWithin is how long an upload is counted if its command got no answer.
-	settleWithin = 10 * time.Minute
+	// reserveStep is the number of bytes that an upload of unknown length reserves at once, if that many are left.
+	reserveStep = 1 << 20
+	// unknownTimeout is how long an upload is counted if its command got no answer.
+	unknownTimeout = 10 * time.Minute
 	// maxLeftovers is the largest number of separate leftovers; the oldest ones are merged.
 	maxLeftovers = 100
 	// mergeSpan is the time span whose leftovers are merged into one.
@@ -49,8 +49,8 @@ func New(cfg Config) *Quota { return &Quota{cfg: cfg, tenants: map[string]*ledge
 // ledger is the storage of one tenant: the last count of the read models, and the bytes that it does not include.
 type ledger struct {
 	mu        sync.Mutex
-	asked     uint64 // number of queries that were sent to the read models
-	seen      uint64 // number of the latest query that was answered; 0 for none
+	queries   uint64 // number of queries that were sent to the read models
+	answered  uint64 // number of the latest query that was answered; 0 for none
 	stored    int64
 	positions map[int]uint64
 
@@ -61,11 +61,12 @@ type ledger struct {
 
 // leftover is content that stays in a bucket until the janitor removes it.
 type leftover struct {
-	since time.Time
-	bytes int64
-	gone  func(context.Context) (bool, error) // reports whether the last object was removed
+	since   time.Time
+	bytes   int64
+	removed func(context.Context) (bool, error) // reports whether the janitor has removed the last object
 }
 
+// ledger returns the ledger of a tenant, and creates it if needed.
 func (q *Quota) ledger(tenant string) *ledger {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -88,12 +89,12 @@ func (q *Quota) Check(ctx context.Context, tenant string) error {
 	err := l.refresh(ctx, q, tenant)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if err != nil && l.seen == 0 {
+	if err != nil && l.answered == 0 {
 		return nil
 	}
-	used, err := l.fits(ctx, q, limit, 1)
+	used, err := l.usedBytes(ctx, q, limit, 1)
 	if err == nil && used >= limit {
-		return exceeded("", used, limit)
+		return errExceeded("", used, limit)
 	}
 	return err
 }
@@ -105,27 +106,28 @@ func (q *Quota) Reserve(ctx context.Context, tenant string, bytes int64) (*Hold,
 	if limit == 0 {
 		return nil, nil
 	}
-	h := &Hold{q: q, l: q.ledger(tenant), tenant: tenant}
-	if err := h.l.refresh(ctx, q, tenant); err != nil {
+	h := &Hold{quota: q, ledger: q.ledger(tenant), tenant: tenant}
+	if err := h.ledger.refresh(ctx, q, tenant); err != nil {
 		return nil, err
 	}
-	h.l.mu.Lock()
-	defer h.l.mu.Unlock()
-	used, err := h.l.fits(ctx, q, limit, bytes)
+	h.ledger.mu.Lock()
+	defer h.ledger.mu.Unlock()
+	used, err := h.ledger.usedBytes(ctx, q, limit, bytes)
 	switch {
 	case err != nil:
 		return nil, err
 	case used >= limit:
-		return nil, exceeded("", used, limit)
+		return nil, errExceeded("", used, limit)
 	case used+bytes > limit:
-		return nil, exceeded(fmt.Sprintf("the content has %d bytes, ", bytes), used, limit)
+		return nil, errExceeded(fmt.Sprintf("the content has %d bytes, ", bytes), used, limit)
 	}
 	h.reserved = bytes
-	h.l.holds[h] = true
+	h.ledger.holds[h] = true
 	return h, nil
 }
 
-func exceeded(what string, used, limit int64) error {
+// errExceeded returns the TENANT_STORAGE problem; what is a phrase about the content, or "".
+func errExceeded(what string, used, limit int64) error {
 	return problem.New(problem.TenantStorage, "", fmt.Sprintf("%sthe tenant stores %d bytes, and may store %d: delete sessions or versions of skills, or have the operator "+
 		"raise the limit; what is deleted counts until the janitor has removed it", what, used, limit))
 }
@@ -134,8 +136,8 @@ func exceeded(what string, used, limit int64) error {
 // otherwise an upload could be dropped because of a later answer and be missing in an earlier one.
 func (l *ledger) refresh(ctx context.Context, q *Quota, tenant string) error {
 	l.mu.Lock()
-	l.asked++
-	n := l.asked
+	l.queries++
+	n := l.queries
 	l.mu.Unlock()
 	stored, positions, err := q.cfg.Stored(ctx, tenant)
 	if err != nil {
@@ -143,15 +145,15 @@ func (l *ledger) refresh(ctx context.Context, q *Quota, tenant string) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if n > l.seen {
-		l.seen, l.stored, l.positions = n, stored, positions
+	if n > l.answered {
+		l.answered, l.stored, l.positions = n, stored, positions
 	}
 	return nil
 }
 
-// fits returns how many bytes the tenant uses. It first drops holds that the read models count now. If more bytes do
+// usedBytes returns how many bytes the tenant uses. It first drops holds that the read models count now. If more bytes do
 // not fit, it also drops leftovers that the janitor has removed.
-func (l *ledger) fits(ctx context.Context, q *Quota, limit, more int64) (used int64, err error) {
+func (l *ledger) usedBytes(ctx context.Context, q *Quota, limit, more int64) (used int64, err error) {
 	now := q.cfg.Now()
 	for h := range l.holds {
 		if h.counted(l.positions, now) {
@@ -189,7 +191,7 @@ func (l *ledger) sum() int64 {
 // prune drops leftovers that the janitor has removed. The janitor removes older content first.
 func prune(ctx context.Context, list []leftover) ([]leftover, error) {
 	for len(list) > 0 {
-		gone, err := list[0].gone(ctx)
+		gone, err := list[0].removed(ctx)
 		if err != nil || !gone {
 			return list, err
 		}
@@ -198,12 +200,12 @@ func prune(ctx context.Context, list []leftover) ([]leftover, error) {
 	return list, nil
 }
 
-// add appends a leftover to a list that is sorted by time, or merges it into the last one.
-func (q *Quota) add(list []leftover, bytes int64, gone func(context.Context) (bool, error)) []leftover {
+// addLeftover appends a leftover to a list that is sorted by time, or merges the leftover into the last one.
+func (q *Quota) addLeftover(list []leftover, bytes int64, gone func(context.Context) (bool, error)) []leftover {
 	now := q.cfg.Now()
 	if n := len(list); n > 0 && now.Sub(list[n-1].since) < mergeSpan {
 		list[n-1].bytes += bytes
-		list[n-1].gone = gone
+		list[n-1].removed = gone
 		return list
 	}
 	return appendLeftover(list, leftover{now, bytes, gone})
@@ -219,15 +221,15 @@ func appendLeftover(list []leftover, x leftover) []leftover {
 }
 
 // Hold is the storage of one upload. A nil Hold belongs to a tenant without a limit. A single goroutine must call
-// Take any number of times, and then one of Accepted, Copied, Refused, Waiting and Unknown.
+// Take any number of times, and then one of Accept, AcceptCopy, Refuse, CountUntil and SettleUnknown.
 type Hold struct {
-	q        *Quota
-	l        *ledger
+	quota    *Quota
+	ledger   *ledger
 	tenant   string
 	taken    int64 // bytes received
-	reserved int64 // bytes counted; guarded by l.mu
+	reserved int64 // bytes counted; guarded by ledger.mu
 
-	// The following fields are guarded by l.mu and zero while the upload is in progress.
+	// The following fields are guarded by ledger.mu and zero while the upload is in progress.
 	group int
 	seq   uint64    // seq of the event that counts it; 0 for none
 	until time.Time // when it stops counting, if no event determines that
@@ -246,21 +248,21 @@ func (h *Hold) Take(ctx context.Context, bytes int64) error {
 	}
 	more := h.taken + bytes - h.reserved
 	if more > 0 {
-		limit := h.q.cfg.Limit(h.tenant)
-		if err := h.l.refresh(ctx, h.q, h.tenant); err != nil {
+		limit := h.quota.cfg.Limit(h.tenant)
+		if err := h.ledger.refresh(ctx, h.quota, h.tenant); err != nil {
 			return err
 		}
-		h.l.mu.Lock()
-		defer h.l.mu.Unlock()
-		used, err := h.l.fits(ctx, h.q, limit, max(more, step))
+		h.ledger.mu.Lock()
+		defer h.ledger.mu.Unlock()
+		used, err := h.ledger.usedBytes(ctx, h.quota, limit, max(more, reserveStep))
 		if err != nil {
 			return err
 		}
 		if limit > 0 && used+more > limit {
-			return exceeded(fmt.Sprintf("after %d bytes of the content ", h.taken), used, limit)
+			return errExceeded(fmt.Sprintf("after %d bytes of the content ", h.taken), used, limit)
 		}
-		if limit == 0 || used+step <= limit {
-			more = max(more, step)
+		if limit == 0 || used+reserveStep <= limit {
+			more = max(more, reserveStep)
 		}
 		h.reserved += more
 	}
@@ -273,51 +275,51 @@ func (h *Hold) settle(do func()) {
 	if h == nil {
 		return
 	}
-	h.l.mu.Lock()
-	defer h.l.mu.Unlock()
+	h.ledger.mu.Lock()
+	defer h.ledger.mu.Unlock()
 	h.reserved = h.taken
 	do()
 }
 
-// Accepted reports that an event at position counts the upload; about is the id that the position belongs to.
-func (h *Hold) Accepted(about, position string) {
+// Accept ends the upload: an event at position counts it. about is the id that the position belongs to.
+func (h *Hold) Accept(about, position string) {
 	h.settle(func() {
-		h.until = h.q.cfg.Now().Add(settleWithin)
+		h.until = h.quota.cfg.Now().Add(unknownTimeout)
 		if p, err := eventlog.ParsePosition(position); err == nil {
 			h.group, h.seq, h.until = readmodel.Group(about), p.Seq, time.Time{}
 		}
 	})
 }
 
-// Copied is like Accepted, for an upload that was copied: the event counts the copy, and the upload itself stays
+// AcceptCopy is like Accept, for an upload that was copied: the event counts the copy, and the upload itself stays
 // until gone reports true.
-func (h *Hold) Copied(about, position string, gone func(context.Context) (bool, error)) {
-	h.Accepted(about, position)
-	h.settle(func() { h.l.accepted = h.q.add(h.l.accepted, h.taken, gone) })
+func (h *Hold) AcceptCopy(about, position string, gone func(context.Context) (bool, error)) {
+	h.Accept(about, position)
+	h.settle(func() { h.ledger.accepted = h.quota.addLeftover(h.ledger.accepted, h.taken, gone) })
 }
 
-// Refused reports that no event refers to the upload. It counts until gone reports true.
-func (h *Hold) Refused(gone func(context.Context) (bool, error)) {
+// Refuse ends an upload to which no event refers. The upload counts until gone reports true.
+func (h *Hold) Refuse(gone func(context.Context) (bool, error)) {
 	h.settle(func() {
-		delete(h.l.holds, h)
+		delete(h.ledger.holds, h)
 		if h.taken > 0 {
-			h.l.refused = h.q.add(h.l.refused, h.taken, gone)
+			h.ledger.refused = h.quota.addLeftover(h.ledger.refused, h.taken, gone)
 		}
 	})
 }
 
-// Waiting reports that a later command may refer to the upload. It counts until gone reports true: then an event
-// counts it, or it was removed.
-func (h *Hold) Waiting(gone func(context.Context) (bool, error)) {
+// CountUntil ends an upload to which a later command may refer. The upload counts until gone reports true: then an
+// event counts the upload, or the upload was removed.
+func (h *Hold) CountUntil(gone func(context.Context) (bool, error)) {
 	h.settle(func() {
-		delete(h.l.holds, h)
+		delete(h.ledger.holds, h)
 		if h.taken > 0 {
-			h.l.refused = appendLeftover(h.l.refused, leftover{h.q.cfg.Now(), h.taken, gone})
+			h.ledger.refused = appendLeftover(h.ledger.refused, leftover{h.quota.cfg.Now(), h.taken, gone})
 		}
 	})
 }
 
-// Unknown reports that the command that refers to the upload got no answer.
-func (h *Hold) Unknown() {
-	h.settle(func() { h.until = h.q.cfg.Now().Add(settleWithin) })
+// SettleUnknown ends an upload whose command got no answer. The upload counts for unknownTimeout.
+func (h *Hold) SettleUnknown() {
+	h.settle(func() { h.until = h.quota.cfg.Now().Add(unknownTimeout) })
 }

@@ -21,9 +21,9 @@ func refused(err error) bool {
 	return errors.As(err, &p) && p.Code == problem.TenantStorage
 }
 
-// TestCheck_WithoutReadModels tests that, while the read models do not respond, commands are checked against the last
+// TestCheck_UsesTheLastAnswerWithoutReadModels tests that, while the read models do not respond, commands are checked against the last
 // answer, or not at all before the first one, and that uploads fail.
-func TestCheck_WithoutReadModels(t *testing.T) {
+func TestCheck_UsesTheLastAnswerWithoutReadModels(t *testing.T) {
 	t.Parallel()
 	away := errors.New("no answer")
 	var now answer

@@ -37,7 +37,8 @@ type auditCursor struct {
 
 // Audit returns a page of a tenant's audit, newest first, and the token of the next page, or "" after the last one.
 func (s *Store) Audit(ctx context.Context, tenant string, f AuditFilter, token string, size int) (list []*spoolv1.AuditEntry, next string, err error) {
-	// Before all rows were folded for the first time, an empty result could be wrong.
+	// While the read models are being folded from the log's beginning, an empty result could be wrong; checkpoints then
+	// returns an error.
 	if _, err := s.checkpoints(ctx); err != nil {
 		return nil, "", err
 	}
@@ -65,13 +66,13 @@ func (s *Store) Audit(ctx context.Context, tenant string, f AuditFilter, token s
 		next = places[size-1].token(digest)
 	}
 	if len(list) == 0 && f.Session != "" && token == "" {
-		err = s.existed(ctx, tenant, f.Session)
+		err = s.checkExisted(ctx, tenant, f.Session)
 	}
 	return list, next, err
 }
 
-// existed returns SESSION_NOT_FOUND unless the tenant has, or had, the session.
-func (s *Store) existed(ctx context.Context, tenant, session string) error {
+// checkExisted returns SESSION_NOT_FOUND unless the tenant has, or had, the session.
+func (s *Store) checkExisted(ctx context.Context, tenant, session string) error {
 	existed, err := s.queries.SessionExisted(ctx, tenant, session)
 	if err == nil && !existed {
 		err = problem.NoSuchSession()
@@ -80,8 +81,8 @@ func (s *Store) existed(ctx context.Context, tenant, session string) error {
 }
 
 // auditQuery returns the conditions of a page, and the digest of the filter.
-func (s *Store) auditQuery(ctx context.Context, tenant string, f AuditFilter, token string) (q *query, digest string, err error) {
-	q = &query{}
+func (s *Store) auditQuery(ctx context.Context, tenant string, f AuditFilter, token string) (q *statementBuilder, digest string, err error) {
+	q = &statementBuilder{}
 	q.add("x.tenant = %s", tenant)
 	if f.Session != "" {
 		if err := checkID("session", events.KindSession, f.Session); err != nil {
@@ -89,7 +90,7 @@ func (s *Store) auditQuery(ctx context.Context, tenant string, f AuditFilter, to
 		}
 		q.add("x.subject = %s", f.Session)
 	}
-	since, err := moment("since", f.Since)
+	since, err := parseTime("since", f.Since)
 	if err != nil {
 		return nil, "", err
 	}
@@ -100,7 +101,7 @@ func (s *Store) auditQuery(ctx context.Context, tenant string, f AuditFilter, to
 		if err := checkText("actor", f.Actor, events.MaxUser); err != nil {
 			return nil, "", err
 		}
-		ids, err := s.keysNamed(ctx, tenant, f.Actor)
+		ids, err := s.keyIDsByName(ctx, tenant, f.Actor)
 		if err != nil {
 			return nil, "", err
 		}
@@ -117,8 +118,8 @@ func (s *Store) auditQuery(ctx context.Context, tenant string, f AuditFilter, to
 	return q, digest, nil
 }
 
-// keysNamed returns the ids of a tenant's keys with the given name, and the name itself, because it may be an id.
-func (s *Store) keysNamed(ctx context.Context, tenant, name string) ([]string, error) {
+// keyIDsByName returns the ids of a tenant's keys with the given name, and the name itself, because it may be an id.
+func (s *Store) keyIDsByName(ctx context.Context, tenant, name string) ([]string, error) {
 	ids, err := s.queries.KeysNamed(ctx, tenant, name)
 	return append(ids, name), err
 }

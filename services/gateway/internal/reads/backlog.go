@@ -29,12 +29,12 @@ type Log interface {
 // checkpoints are the positions up to which the projector groups have folded the log, by group.
 type checkpoints [topology.ProjectorGroups]eventlog.Position
 
-// search looks for a session or an execution in the backlog, and returns its session, or "" if it is not there.
-type search func(ctx context.Context, after checkpoints) (session string, err error)
+// backlogSearch looks for a session or an execution in the backlog, and returns its session, or "" if it is not there.
+type backlogSearch func(ctx context.Context, after checkpoints) (session string, err error)
 
-// find runs a read, possibly twice. If the read finds nothing, find searches the backlog and returns the session
-// found there. "" means that the result of the read is final.
-func (s *Store) find(ctx context.Context, in search, read func() error) (session string, err error) {
+// readOrSearch runs a read, possibly twice. If the read finds nothing, readOrSearch searches the backlog and returns the
+// session that it finds there. "" means that the result of the read is final.
+func (s *Store) readOrSearch(ctx context.Context, in backlogSearch, read func() error) (session string, err error) {
 	if err := read(); !isMissing(err) {
 		return "", err
 	}
@@ -63,12 +63,12 @@ func isMissing(err error) bool {
 	return errors.As(err, &p) && p.Status() == 404 && !errors.As(err, &deleted)
 }
 
-// await runs a read, and repeats it for a limited time while the backlog contains what the read did not find, so that
+// awaitRead runs a read, and repeats it for a limited time while the backlog contains what the read did not find, so that
 // a client finds a session that it has just created. It returns READ_MODEL_BEHIND if the time is over.
-func (s *Store) await(ctx context.Context, in search, read func() error) error {
+func (s *Store) awaitRead(ctx context.Context, in backlogSearch, read func() error) error {
 	deadline := time.NewTimer(s.cfg.FreshWait)
 	defer deadline.Stop()
-	session, err := s.find(ctx, in, read)
+	session, err := s.readOrSearch(ctx, in, read)
 	if session == "" {
 		return err
 	}
@@ -78,7 +78,7 @@ func (s *Store) await(ctx context.Context, in search, read func() error) error {
 		case <-ctx.Done():
 			return problem.From(ctx.Err())
 		case <-deadline.C:
-			return behind()
+			return errBehind()
 		case <-time.After(pauses.NextBackOff()):
 		}
 		if err := read(); !isMissing(err) {
@@ -87,7 +87,8 @@ func (s *Store) await(ctx context.Context, in search, read func() error) error {
 	}
 }
 
-func behind() error {
+// errBehind returns READ_MODEL_BEHIND.
+func errBehind() error {
 	return problem.New(problem.ReadModelBehind, "", "the log is ahead of the read models, which do not contain this yet; nothing is lost, try again")
 }
 
@@ -97,19 +98,20 @@ func (s *Store) checkpoints(ctx context.Context) (list checkpoints, err error) {
 	rows, err := s.queries.Checkpoints(ctx)
 	for _, r := range rows {
 		if !r.CaughtUp {
-			return list, folding()
+			return list, errFolding()
 		}
 		list[r.Grp] = eventlog.Position{Shard: int(r.Shard), Seq: uint64(max(r.Position, 0))}
 	}
 	return list, err
 }
 
-func folding() error {
+// errFolding returns the error while the read models are being folded from the log's beginning.
+func errFolding() error {
 	return problem.New(problem.Unavailable, "", "the read models are being folded from the log and do not contain it yet; try again")
 }
 
-// sessionIn returns a search for a commit of a session.
-func (s *Store) sessionIn(tenant, session string) search {
+// searchSession returns a search for a commit of a session.
+func (s *Store) searchSession(tenant, session string) backlogSearch {
 	return func(ctx context.Context, after checkpoints) (string, error) {
 		head, err := s.next(ctx, after[readmodel.Group(session)], events.LifeOf(tenant, session).String())
 		if err != nil || head.Seq == 0 {
@@ -119,11 +121,11 @@ func (s *Store) sessionIn(tenant, session string) search {
 	}
 }
 
-// executionIn returns a search for a tenant's execution.
-func (s *Store) executionIn(tenant, execution string) search {
+// searchExecution returns a search for a tenant's execution.
+func (s *Store) searchExecution(tenant, execution string) backlogSearch {
 	return func(ctx context.Context, after checkpoints) (string, error) {
 		for partition := range events.Partitions {
-			session, err := s.executionInPartition(ctx, after[topology.GroupOf(partition)], topology.TenantLifeFilter(partition, tenant), execution)
+			session, err := s.searchPartition(ctx, after[topology.GroupOf(partition)], topology.TenantLifeFilter(partition, tenant), execution)
 			if err != nil || session != "" {
 				return session, err
 			}
@@ -132,7 +134,8 @@ func (s *Store) executionIn(tenant, execution string) search {
 	}
 }
 
-func (s *Store) executionInPartition(ctx context.Context, at eventlog.Position, filter, execution string) (session string, err error) {
+// searchPartition searches the commits of a partition after a position for an execution.
+func (s *Store) searchPartition(ctx context.Context, at eventlog.Position, filter, execution string) (session string, err error) {
 	for {
 		head, err := s.next(ctx, at, filter)
 		if err != nil || head.Seq == 0 {
@@ -154,21 +157,21 @@ func (s *Store) executionInPartition(ctx context.Context, at eventlog.Position, 
 // next reads the log. It returns READ_MODEL_BEHIND if the backlog is too long to be read in time.
 func (s *Store) next(ctx context.Context, after eventlog.Position, filter string) (eventlog.Head, error) {
 	if ctx.Err() != nil {
-		return eventlog.Head{}, behind()
+		return eventlog.Head{}, errBehind()
 	}
 	head, err := s.cfg.Log.Next(ctx, after, filter)
 	if err != nil {
-		return head, problem.New(problem.Unavailable, "", "NATS does not answer; nothing was changed, try again").Because(err)
+		return head, problem.New(problem.Unavailable, "", "NATS does not answer; nothing was changed, try again").WithCause(err)
 	}
 	return head, nil
 }
 
-// SessionOf returns the session of a tenant's execution, also if only the log contains the execution yet.
-func (s *Store) SessionOf(ctx context.Context, tenant, execution string) (session string, err error) {
-	inLog, err := s.find(ctx, s.executionIn(tenant, execution), func() (err error) {
+// ExecutionSession returns the session of a tenant's execution, also if only the log contains the execution yet.
+func (s *Store) ExecutionSession(ctx context.Context, tenant, execution string) (session string, err error) {
+	inLog, err := s.readOrSearch(ctx, s.searchExecution(tenant, execution), func() (err error) {
 		session, err = s.queries.ExecutionSession(ctx, tenant, execution)
 		if errors.Is(err, pgx.ErrNoRows) {
-			return noExecution()
+			return errNoExecution()
 		}
 		return err
 	})
@@ -180,10 +183,10 @@ func (s *Store) SessionOf(ctx context.Context, tenant, execution string) (sessio
 
 // Status returns the status of a tenant's session, or "" if only the log contains the session yet.
 func (s *Store) Status(ctx context.Context, tenant, session string) (status string, err error) {
-	_, err = s.find(ctx, s.sessionIn(tenant, session), func() (err error) {
+	_, err = s.readOrSearch(ctx, s.searchSession(tenant, session), func() (err error) {
 		status, err = s.queries.SessionStatus(ctx, tenant, session)
 		if errors.Is(err, pgx.ErrNoRows) {
-			return s.missing(ctx, tenant, session)
+			return s.missingSessionError(ctx, tenant, session)
 		}
 		return err
 	})
@@ -197,10 +200,10 @@ func (s *Store) Visible(ctx context.Context, tenant, session string, agents []st
 		return nil
 	}
 	var agent string
-	_, err := s.find(ctx, s.agentIn(tenant, session, &agent), func() (err error) {
+	_, err := s.readOrSearch(ctx, s.searchAgent(tenant, session, &agent), func() (err error) {
 		agent, err = s.queries.SessionAgent(ctx, tenant, session)
 		if errors.Is(err, pgx.ErrNoRows) {
-			return s.missing(ctx, tenant, session)
+			return s.missingSessionError(ctx, tenant, session)
 		}
 		return err
 	})
@@ -210,8 +213,8 @@ func (s *Store) Visible(ctx context.Context, tenant, session string, agents []st
 	return err
 }
 
-// agentIn returns a search for the creation of a session. It sets agent to the session's agent.
-func (s *Store) agentIn(tenant, session string, agent *string) search {
+// searchAgent returns a search for the creation of a session. It sets agent to the session's agent.
+func (s *Store) searchAgent(tenant, session string, agent *string) backlogSearch {
 	return func(ctx context.Context, after checkpoints) (string, error) {
 		head, err := s.next(ctx, after[readmodel.Group(session)], events.LifeOf(tenant, session).String())
 		if err != nil || head.Seq == 0 {
@@ -234,16 +237,16 @@ func (s *Store) agentIn(tenant, session string, agent *string) search {
 // VisibleExecution calls Visible for the session of an execution and returns the session. It returns
 // EXECUTION_NOT_FOUND if the session is not visible.
 func (s *Store) VisibleExecution(ctx context.Context, tenant, execution string, agents []string) (session string, err error) {
-	if session, err = s.SessionOf(ctx, tenant, execution); err != nil {
+	if session, err = s.ExecutionSession(ctx, tenant, execution); err != nil {
 		return "", err
 	}
 	err = s.Visible(ctx, tenant, session, agents)
 	if isMissing(err) {
-		return "", noExecution()
+		return "", errNoExecution()
 	}
 	return session, err
 }
 
-func noExecution() error {
+func errNoExecution() error {
 	return problem.New(problem.ExecutionNotFound, "", "there is no such execution")
 }

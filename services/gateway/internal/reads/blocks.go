@@ -21,7 +21,7 @@ import (
 func (s *Store) Blocks(ctx context.Context, tenant, session, conversation string, take func(bytes int64) error) ([]*spoolv1.Block, uint32, error) {
 	var list []*spoolv1.Block
 	var tip int64
-	err := s.await(ctx, s.sessionIn(tenant, session), func() error {
+	err := s.awaitRead(ctx, s.searchSession(tenant, session), func() error {
 		list = nil
 		found := false
 		err := s.rows(ctx, func(r pgx.Rows) error {
@@ -37,11 +37,11 @@ func (s *Store) Blocks(ctx context.Context, tenant, session, conversation string
 			}
 			var b events.Block
 			if err := json.Unmarshal([]byte(*stored), &b); err != nil {
-				return problem.New(problem.Internal, "", "a block in the read models is not valid").Because(err)
+				return problem.New(problem.Internal, "", "a block in the read models is not valid").WithCause(err)
 			}
 			if len(offsets) > 0 {
 				var t blocks.Text
-				for _, piece := range text(b.ID, "", "", offsets, texts).Pieces {
+				for _, piece := range newText(b.ID, "", "", offsets, texts).Pieces {
 					t.Add(piece)
 				}
 				b.Content = strings.ToValidUTF8(t.Known, "\ufffd") // pieces may overlap in the middle of a character
@@ -60,7 +60,7 @@ func (s *Store) Blocks(ctx context.Context, tenant, session, conversation string
 		                       FROM text_in_flight WHERE tenant = s.tenant AND session = s.id AND block = b.id) t ON b.status = 'pending'
 		 WHERE s.tenant = $1 AND s.id = $2 ORDER BY b.execution_ord, b.first_seq`, tenant, session, conversation)
 		if err == nil && !found {
-			return s.missing(ctx, tenant, session)
+			return s.missingSessionError(ctx, tenant, session)
 		}
 		return err
 	})

@@ -47,40 +47,41 @@ func (s *Store) Definition(ctx context.Context, kind events.Aspect, tenant strin
 	subject := ref.Subject(kind, tenant)
 	r, err := s.queries.Definition(ctx, queries.DefinitionParams{Tenant: subject.Tenant, Entry: subject.ID, Version: version})
 	if errors.Is(err, pgx.ErrNoRows) {
-		return Version{}, false, s.folding(ctx, subject.ID)
+		return Version{}, false, s.checkFolded(ctx, subject.ID)
 	}
 	if err != nil {
 		return Version{}, false, err
 	}
-	v = Version{Ref: Named(ref), Spec: r.Spec, Document: r.Document, CreatedAt: r.CreatedAt}
+	v = Version{Ref: WithScope(ref), Spec: r.Spec, Document: r.Document, CreatedAt: r.CreatedAt}
 	v.Ref.Version = r.Version
-	v.Tags, err = tagsOf(r.State, r.Version)
+	v.Tags, err = versionTags(r.State, r.Version)
 	return v, true, err
 }
 
-// folding returns an error while an entry may be missing only because it was not folded from the log yet.
-func (s *Store) folding(ctx context.Context, id string) error {
+// checkFolded returns UNAVAILABLE while the entry's group is being folded from the log's beginning, because the entry may
+// be missing only for that reason.
+func (s *Store) checkFolded(ctx context.Context, id string) error {
 	if c, err := s.checkpoint(ctx, id); err != nil || c.CaughtUp {
 		return err
 	}
-	return folding()
+	return errFolding()
 }
 
-// Named returns the reference with an explicit scope.
-func Named(r events.Reference) events.Reference {
+// WithScope returns the reference with an explicit scope.
+func WithScope(r events.Reference) events.Reference {
 	if r.Scope == "" {
 		r.Scope = events.ScopeOrganization
 	}
 	return r
 }
 
-// tagsOf returns the tags of a version.
-func tagsOf(state, version string) ([]string, error) {
+// versionTags returns the tags of a version.
+func versionTags(state, version string) ([]string, error) {
 	var known struct {
 		Tags map[string]string `json:"tags"`
 	}
 	if err := json.Unmarshal([]byte(state), &known); err != nil {
-		return nil, problem.New(problem.Internal, "", "an entry of the catalogue in the read models is not valid").Because(err)
+		return nil, problem.New(problem.Internal, "", "an entry of the catalogue in the read models is not valid").WithCause(err)
 	}
 	var list []string
 	for tag, digest := range known.Tags {
@@ -113,12 +114,12 @@ func (s *Store) Definitions(ctx context.Context, kind events.Aspect, tenant stri
 	var list []Version
 	for _, r := range rows {
 		v := Version{Ref: events.Reference{Scope: events.Scope(r.Scope), Org: r.Org, Slug: r.Slug, Version: r.Version}, Spec: r.Spec, CreatedAt: r.CreatedAt}
-		if v.Tags, err = tagsOf(r.State, r.Version); err != nil {
+		if v.Tags, err = versionTags(r.State, r.Version); err != nil {
 			return nil, "", err
 		}
 		list = append(list, v)
 	}
-	if list, _ = cut(list, size); len(list) > 0 && int64(len(list)) < rows[0].Found {
+	if list, _ = trimPage(list, size); len(list) > 0 && int64(len(list)) < rows[0].Found {
 		return list, entryToken(list[len(list)-1].Ref), nil
 	}
 	return list, "", nil

@@ -34,7 +34,7 @@ func (d database) Query(ctx context.Context, sql string, args ...any) (pgx.Rows,
 	r := &rows{result, ctx, cancel, timer, d.timeout}
 	if err != nil {
 		defer cancel(nil)
-		return nil, r.convert(err)
+		return nil, r.convertError(err)
 	}
 	return r, nil
 }
@@ -57,7 +57,7 @@ func (r row) Scan(dest ...any) error {
 	if errors.Is(err, pgx.ErrNoRows) {
 		return err
 	}
-	return unavailable(err)
+	return readError(err)
 }
 
 // rows is the result of Query.
@@ -83,22 +83,22 @@ func (r *rows) Close() {
 	r.cancel(nil)
 }
 
-func (r *rows) Scan(dest ...any) error { return r.convert(r.Rows.Scan(dest...)) }
+func (r *rows) Scan(dest ...any) error { return r.convertError(r.Rows.Scan(dest...)) }
 
-func (r *rows) Err() error { return r.convert(r.Rows.Err()) }
+func (r *rows) Err() error { return r.convertError(r.Rows.Err()) }
 
-func (r *rows) convert(err error) error {
+func (r *rows) convertError(err error) error {
 	if err != nil && errors.Is(context.Cause(r.ctx), errTimeout) {
 		err = fmt.Errorf("%w: %w", errTimeout, err)
 	}
-	return unavailable(err)
+	return readError(err)
 }
 
 // undefinedTable is Postgres's error code for a table that does not exist.
 const undefinedTable = "42P01"
 
-// unavailable converts an error: errors of an unavailable Postgres become UNAVAILABLE, all others INTERNAL.
-func unavailable(err error) error {
+// readError converts an error of a read: it becomes UNAVAILABLE if Postgres is not available, and otherwise INTERNAL.
+func readError(err error) error {
 	if err == nil {
 		return nil
 	}
@@ -110,11 +110,11 @@ func unavailable(err error) error {
 	if errors.As(err, &pg) {
 		switch {
 		case pg.Code == undefinedTable:
-			return problem.New(problem.Unavailable, "", "the read models are not installed yet: the projector, which makes them, has not started").Because(err)
+			return problem.New(problem.Unavailable, "", "the read models are not installed yet: the projector, which makes them, has not started").WithCause(err)
 		case strings.HasPrefix(pg.Code, "08"), strings.HasPrefix(pg.Code, "53"), strings.HasPrefix(pg.Code, "57"):
 		default:
-			return problem.New(problem.Internal, "", "a read of Postgres failed; the server's log has the error").Because(err)
+			return problem.New(problem.Internal, "", "a read of Postgres failed; the server's log has the error").WithCause(err)
 		}
 	}
-	return problem.New(problem.Unavailable, "", "Postgres does not answer; nothing was changed, try again").Because(err)
+	return problem.New(problem.Unavailable, "", "Postgres does not answer; nothing was changed, try again").WithCause(err)
 }

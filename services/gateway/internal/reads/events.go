@@ -50,13 +50,13 @@ func (s *Store) Events(ctx context.Context, tenant, session string, q Query) (Pa
 		q.Bytes = maxPageBytes
 	}
 	var p Page
-	err := s.await(ctx, s.sessionIn(tenant, session), func() error {
+	err := s.awaitRead(ctx, s.searchSession(tenant, session), func() error {
 		p = Page{Next: q.After}
 		rows, err := s.queries.Events(ctx, queries.EventsParams{
 			Tenant: tenant, Session: session, After: int64(q.After), Size: int32(q.Limit), Bytes: int64(q.Bytes), Types: q.Types,
 		})
 		if err == nil && len(rows) == 0 {
-			err = s.missing(ctx, tenant, session)
+			err = s.missingSessionError(ctx, tenant, session)
 		}
 		if err != nil {
 			return err
@@ -71,17 +71,17 @@ func (s *Store) Events(ctx context.Context, tenant, session string, q Query) (Pa
 		}
 		switch {
 		case q.After > p.Tip:
-			return s.UnlessFolding(ctx, session, ahead(p.Tip))
+			return s.MissingUnlessFolding(ctx, session, errCursorAhead(p.Tip))
 		case q.After < p.Tip && rows[0].Oldest != int64(q.After)+1:
-			return s.UnlessFolding(ctx, session, expired("after", p.Tip))
+			return s.MissingUnlessFolding(ctx, session, errCursorExpired("after", p.Tip))
 		}
 		cut := size > q.Bytes || len(p.Events) == q.Limit
 		if q.Metadata {
-			if err := s.metadataOf(ctx, tenant, session, p.Events); err != nil {
+			if err := s.addMetadata(ctx, tenant, session, p.Events); err != nil {
 				return err
 			}
 			var short bool
-			p.Events, short = bounded(p.Events, q.Bytes)
+			p.Events, short = limitBytes(p.Events, q.Bytes)
 			cut = cut || short
 		}
 		p.Next = p.Tip
@@ -93,9 +93,9 @@ func (s *Store) Events(ctx context.Context, tenant, session string, q Query) (Pa
 	return p, err
 }
 
-// bounded ends a page after the event that exceeds a number of bytes, including metadata. short reports whether
+// limitBytes ends a page after the event that exceeds a number of bytes, including metadata. short reports whether
 // events were removed.
-func bounded(list []StoredEvent, bytes int) (kept []StoredEvent, short bool) {
+func limitBytes(list []StoredEvent, bytes int) (kept []StoredEvent, short bool) {
 	size := 0
 	for i, e := range list {
 		if size += len(e.JSON) + e.Metadata.Len(); size > bytes {
@@ -105,15 +105,16 @@ func bounded(list []StoredEvent, bytes int) (kept []StoredEvent, short bool) {
 	return list, false
 }
 
-// ahead returns the error for a cursor after the last event.
-func ahead(tip uint32) error {
-	e := problem.New(problem.CursorAhead, "after", "the cursor is greater than the seq of the session's last event, which tip gives")
+// errCursorAhead returns the error for a cursor after the last event.
+func errCursorAhead(tip uint32) error {
+	e := problem.New(problem.CursorAhead, "after", "the cursor is greater than the seq of the session's last event, which is tip")
 	e.Tip = &tip
 	return e
 }
 
-func expired(field string, tip uint32) error {
-	e := problem.New(problem.CursorExpired, field, "the events that follow the cursor are no longer kept; begin again from the blocks at tip")
+// errCursorExpired returns the error for a cursor whose following events are no longer stored.
+func errCursorExpired(field string, tip uint32) error {
+	e := problem.New(problem.CursorExpired, field, "the events after the cursor are no longer stored; continue from the blocks at tip")
 	e.Tip = &tip
 	return e
 }
@@ -122,7 +123,7 @@ func expired(field string, tip uint32) error {
 func (k StoredEvent) Event() (*spoolv1.Event, error) {
 	var w events.Wire
 	if err := json.Unmarshal(k.JSON, &w); err != nil {
-		return nil, unreadable(err)
+		return nil, errUnreadableEvent(err)
 	}
 	out := Event(w)
 	if k.Metadata != nil {
@@ -156,7 +157,7 @@ func (s *Store) OpenBlocks(ctx context.Context, tenant, session string, seq uint
 		}
 		var block events.Block
 		if err := json.Unmarshal([]byte(stored), &block); err != nil {
-			return unreadable(err)
+			return errUnreadableEvent(err)
 		}
 		b.ExecutionID, b.Start = block.ExecutionID, block.Time
 		list = append(list, b)
@@ -176,7 +177,7 @@ type OpenText struct {
 }
 
 // OpenTexts returns the blocks with the given ids that have text and were open at an event.
-func (s *Store) OpenTexts(ctx context.Context, p Past, ids []string) (list []OpenText, err error) {
+func (s *Store) OpenTexts(ctx context.Context, p SessionState, ids []string) (list []OpenText, err error) {
 	err = s.rows(ctx, func(r pgx.Rows) error {
 		var text, status string
 		var inFlight int
@@ -186,14 +187,14 @@ func (s *Store) OpenTexts(ctx context.Context, p Past, ids []string) (list []Ope
 		}
 		var b events.Block
 		if err := json.Unmarshal([]byte(text), &b); err != nil {
-			return unreadable(err)
+			return errUnreadableEvent(err)
 		}
 		open := OpenText{ID: b.ID, Start: b.Time, Bytes: inFlight}
 		if events.BlockStatus(status) != events.StatusPending {
 			open.Bytes = len(b.Content)
 			if completed != nil {
 				if open.End, err = time.Parse(time.RFC3339Nano, *completed); err != nil {
-					return unreadable(err)
+					return errUnreadableEvent(err)
 				}
 			}
 		}
@@ -227,10 +228,10 @@ type Text struct {
 // Tip returns a session's end.
 func (s *Store) Tip(ctx context.Context, tenant, session string) (Tip, error) {
 	var t Tip
-	err := s.await(ctx, s.sessionIn(tenant, session), func() error {
+	err := s.awaitRead(ctx, s.searchSession(tenant, session), func() error {
 		rows, err := s.queries.Tip(ctx, tenant, session)
 		if err == nil && len(rows) == 0 {
-			err = s.missing(ctx, tenant, session)
+			err = s.missingSessionError(ctx, tenant, session)
 		}
 		if err != nil {
 			return err
@@ -243,7 +244,7 @@ func (s *Store) Tip(ctx context.Context, tenant, session string) (Tip, error) {
 			if r.Block == nil {
 				continue
 			}
-			open := text(*r.Block, *r.Execution, *r.Conversation, r.Offsets, r.Texts)
+			open := newText(*r.Block, *r.Execution, *r.Conversation, r.Offsets, r.Texts)
 			if len(open.Pieces) > 0 {
 				open.At = r.At
 			}
@@ -254,7 +255,7 @@ func (s *Store) Tip(ctx context.Context, tenant, session string) (Tip, error) {
 	return t, err
 }
 
-func text(block, execution, conversation string, offsets []int64, texts []string) Text {
+func newText(block, execution, conversation string, offsets []int64, texts []string) Text {
 	out := Text{BlockID: block, ExecutionID: execution, ConversationID: conversation}
 	for i := range offsets {
 		out.Pieces = append(out.Pieces, events.Delta{BlockID: block, ExecutionID: execution, ConversationID: conversation,
@@ -263,20 +264,20 @@ func text(block, execution, conversation string, offsets []int64, texts []string
 	return out
 }
 
-// Reach is how far the read models are with a session.
-type Reach struct {
+// SessionProgress is how far the read models are with a session.
+type SessionProgress struct {
 	Seq  uint32
 	Text map[string]uint32 // by block: end of the last piece of text in flight, in bytes
 }
 
-// Reaches returns how far the read models are with sessions of one tenant. Sessions that do not exist have no entry.
-func (s *Store) Reaches(ctx context.Context, tenant string, sessions []string) (map[string]Reach, error) {
+// SessionProgress returns how far the read models are with sessions of one tenant. Sessions that do not exist have no entry.
+func (s *Store) SessionProgress(ctx context.Context, tenant string, sessions []string) (map[string]SessionProgress, error) {
 	rows, err := s.queries.Reaches(ctx, tenant, sessions)
-	out := map[string]Reach{}
+	out := map[string]SessionProgress{}
 	for _, r := range rows {
 		reach, ok := out[r.ID]
 		if !ok {
-			reach = Reach{uint32(r.Tip), map[string]uint32{}}
+			reach = SessionProgress{uint32(r.Tip), map[string]uint32{}}
 			out[r.ID] = reach
 		}
 		if r.Block != "" {

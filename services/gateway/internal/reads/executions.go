@@ -41,7 +41,7 @@ func execution(r queries.ExecutionRow) (*spoolv1.Execution, error) {
 	if r.Resolved != nil {
 		e.Resolved = wirejson.Raw(*r.Resolved)
 	}
-	return e, metered(e, r.Metered)
+	return e, addMeteredUsage(e, r.Metered)
 }
 
 // executions converts executions to API messages.
@@ -57,8 +57,8 @@ func executions[R queries.ExecutionRow | queries.SessionExecutionsRow | queries.
 	return list, nil
 }
 
-// metered adds an execution's rows of usage; nil for none.
-func metered(e *spoolv1.Execution, rows []byte) error {
+// addMeteredUsage adds an execution's rows of usage; nil for none.
+func addMeteredUsage(e *spoolv1.Execution, rows []byte) error {
 	if rows == nil {
 		return nil
 	}
@@ -78,7 +78,7 @@ func metered(e *spoolv1.Execution, rows []byte) error {
 		DurationMs  uint64  `json:"duration_ms"`
 	}
 	if err := json.Unmarshal(rows, &list); err != nil {
-		return problem.New(problem.Internal, "", "the execution's usage in the read models is not valid").Because(err)
+		return problem.New(problem.Internal, "", "the execution's usage in the read models is not valid").WithCause(err)
 	}
 	for _, u := range list {
 		e.Metered = append(e.Metered, &spoolv1.MeteredUsage{
@@ -97,10 +97,10 @@ func clamp(n uint64) uint32 { return uint32(min(n, math.MaxUint32)) }
 // Execution returns one execution. minPosition is a position of its session, or "".
 func (s *Store) Execution(ctx context.Context, tenant, id, minPosition string) (*spoolv1.Execution, error) {
 	read := func() (out *spoolv1.Execution, err error) {
-		err = s.await(ctx, s.executionIn(tenant, id), func() error {
+		err = s.awaitRead(ctx, s.searchExecution(tenant, id), func() error {
 			r, err := s.queries.Execution(ctx, tenant, id)
 			if errors.Is(err, pgx.ErrNoRows) {
-				return noExecution()
+				return errNoExecution()
 			}
 			if err == nil {
 				out, err = execution(r)
@@ -120,19 +120,19 @@ func (s *Store) Execution(ctx context.Context, tenant, id, minPosition string) (
 	return read()
 }
 
-// Span returns the seq of the first event of a session's execution, and of the event that ends it, or 0 if it has not
+// ExecutionSpan returns the seq of the first event of a session's execution, and of the event that ends it, or 0 if it has not
 // ended. It returns EXECUTION_NOT_FOUND if the session has no such execution.
-func (s *Store) Span(ctx context.Context, tenant, session, execution string) (first, last uint32, err error) {
+func (s *Store) ExecutionSpan(ctx context.Context, tenant, session, execution string) (first, last uint32, err error) {
 	ends := []string{}
 	for _, e := range events.Catalogue() {
 		if events.Terminal(e.Type) {
 			ends = append(ends, string(e.Type))
 		}
 	}
-	err = s.await(ctx, s.executionIn(tenant, execution), func() error {
+	err = s.awaitRead(ctx, s.searchExecution(tenant, execution), func() error {
 		r, err := s.queries.ExecutionSpan(ctx, queries.ExecutionSpanParams{Tenant: tenant, Session: session, Execution: execution, Terminal: ends})
 		if errors.Is(err, pgx.ErrNoRows) {
-			return noExecution()
+			return errNoExecution()
 		}
 		first, last = uint32(r.FirstSeq), uint32(r.LastSeq)
 		return err
@@ -181,7 +181,7 @@ func (s *Store) SessionExecutions(ctx context.Context, tenant, session, token st
 	if err != nil {
 		return nil, "", err
 	}
-	rows, more := cut(rows, size)
+	rows, more := trimPage(rows, size)
 	list, err := executions(rows)
 	if err != nil || !more {
 		return list, "", err
@@ -189,8 +189,8 @@ func (s *Store) SessionExecutions(ctx context.Context, tenant, session, token st
 	return list, makeToken(list[len(list)-1].ExecutionId), nil
 }
 
-// LastEnd returns when an execution of the session ended last, or the zero time if none has ended.
-func (s *Store) LastEnd(ctx context.Context, tenant, session string) (time.Time, error) {
+// LastExecutionEnd returns when an execution of the session ended last, or the zero time if none has ended.
+func (s *Store) LastExecutionEnd(ctx context.Context, tenant, session string) (time.Time, error) {
 	at, err := s.queries.LastEnd(ctx, tenant, session)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return time.Time{}, nil

@@ -35,7 +35,8 @@ type errAncestorBehind struct{ error }
 
 func (e errAncestorBehind) Unwrap() error { return e.error }
 
-func ancestorBehind() error { return errAncestorBehind{folding()} }
+// newAncestorBehind returns the error for an ancestor whose projector group is behind that of the fork.
+func newAncestorBehind() error { return errAncestorBehind{errFolding()} }
 
 // awaitAncestors repeats a read for a limited time while an ancestor is behind.
 func (s *Store) awaitAncestors(ctx context.Context, read func() error) error {
@@ -57,7 +58,7 @@ func (s *Store) awaitAncestors(ctx context.Context, read func() error) error {
 // long as a fork inherits them.
 func (s *Store) ancestors(ctx context.Context, tenant, session string) ([]Ancestor, error) {
 	var list []Ancestor
-	err := s.await(ctx, s.sessionIn(tenant, session), func() (err error) {
+	err := s.awaitRead(ctx, s.searchSession(tenant, session), func() (err error) {
 		list, err = s.currentAncestors(ctx, tenant, session)
 		return err
 	})
@@ -71,9 +72,9 @@ func (s *Store) currentAncestors(ctx context.Context, tenant, session string) ([
 	case err != nil:
 		return nil, err
 	case len(rows) == 0:
-		return nil, s.missing(ctx, tenant, session)
+		return nil, s.missingSessionError(ctx, tenant, session)
 	case rows[len(rows)-1].Parent != "": // the last session found is a fork whose parent the projector has not folded yet
-		return nil, ancestorBehind()
+		return nil, newAncestorBehind()
 	}
 	var list []Ancestor
 	for _, r := range slices.Backward(rows[:len(rows)-1]) {
@@ -100,7 +101,7 @@ func (s *Store) history(ctx context.Context, tenant, session string, after uint3
 		h.Total += a.Effective
 	}
 	if after > h.Total {
-		return h, ahead(h.Total)
+		return h, errCursorAhead(h.Total)
 	}
 	h.Next = after
 	size, skip := 0, after
@@ -149,7 +150,7 @@ func (s *Store) inherited(ctx context.Context, tenant string, a Ancestor, after 
 	}, "SELECT seq, type, event FROM events WHERE tenant = $1 AND session = $2 AND seq > $3 AND seq <= $4 ORDER BY seq LIMIT $5",
 		tenant, a.Session, int64(after), int64(a.Effective), limit)
 	if err == nil && len(list) == 0 {
-		err = ancestorBehind()
+		err = newAncestorBehind()
 	}
 	return list, err
 }
@@ -222,7 +223,7 @@ func (s *Store) blocksAt(ctx context.Context, tenant string, a Ancestor, after B
 		at.Ord, at.FirstSeq = *ord, *begins
 		var b events.Block
 		if err := json.Unmarshal([]byte(*text), &b); err != nil {
-			return problem.New(problem.Internal, "", "a block in the read models is not valid").Because(err)
+			return problem.New(problem.Internal, "", "a block in the read models is not valid").WithCause(err)
 		}
 		if *ends <= int64(a.Effective) {
 			list = append(list, &b)
@@ -238,7 +239,7 @@ func (s *Store) blocksAt(ctx context.Context, tenant string, a Ancestor, after B
 		 ORDER BY b.execution_ord, b.first_seq LIMIT $6`,
 		tenant, a.Session, int64(a.Effective), after.Ord, after.FirstSeq, size+1)
 	if err == nil && tip != int64(a.Effective) {
-		err = ancestorBehind()
+		err = newAncestorBehind()
 	}
 	if err == nil && len(changed) > 0 {
 		err = s.foldBlocks(ctx, tenant, a, first, changed, list)
@@ -264,7 +265,7 @@ func (s *Store) foldBlocks(ctx context.Context, tenant string, a Ancestor, from 
 		}
 		var w events.Wire
 		if err := json.Unmarshal([]byte(text), &w); err != nil {
-			return unreadable(err)
+			return errUnreadableEvent(err)
 		}
 		e := w.Event()
 		if i, ok := wanted[blocks.Target(e)]; ok {

@@ -34,11 +34,11 @@ func (s *Store) KeyByHash(ctx context.Context, sha256 string) (Key, bool, error)
 	case err != nil:
 		return Key{}, false, err
 	}
-	return Key{r.Tenant, r.ID, roleOf(r.Role), splitAgents(r.Agents)}, true, nil
+	return Key{r.Tenant, r.ID, parseRole(r.Role), splitAgents(r.Agents)}, true, nil
 }
 
-// roleOf returns the role that the column role of keys means.
-func roleOf(role string) events.Role { return events.KeyRights{Role: events.Role(role)}.RoleOf() }
+// parseRole returns the role that the column role of keys means.
+func parseRole(role string) events.Role { return events.KeyRights{Role: events.Role(role)}.RoleOf() }
 
 // splitAgents splits the column agents of keys.
 func splitAgents(s string) []string {
@@ -69,7 +69,7 @@ func (s *Store) Keys(ctx context.Context, tenant string, agents []string) ([]*sp
 	var list []*spoolv1.Key
 	for _, r := range rows {
 		list = append(list, &spoolv1.Key{
-			KeyId: r.ID, Name: r.Name, Prefix: r.Prefix, Role: string(roleOf(r.Role)), Agents: splitAgents(r.Agents), CreatedBy: optional(r.CreatedBy),
+			KeyId: r.ID, Name: r.Name, Prefix: r.Prefix, Role: string(parseRole(r.Role)), Agents: splitAgents(r.Agents), CreatedBy: optional(r.CreatedBy),
 			CreatedAt: wirejson.Time(r.CreatedAt), RevokedAt: timestamp(r.RevokedAt), ExpiresAt: timestamp(r.ExpiresAt),
 		})
 	}

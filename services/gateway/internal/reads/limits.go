@@ -19,7 +19,7 @@ func (s *Store) Limits(ctx context.Context, tenant string, now time.Time) (own, 
 	}
 	var l events.TenantLimits
 	if err := json.Unmarshal([]byte(r.Own), &l); err != nil {
-		return nil, nil, unavailable(err)
+		return nil, nil, readError(err)
 	}
 	return tenantLimits(l), &spoolv1.TenantLimits{
 		Slots: uint32(r.Slots), Sandboxes: uint32(r.Sandboxes), Sessions: uint32(r.Sessions), Keys: uint32(r.Keys),

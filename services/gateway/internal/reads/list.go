@@ -49,48 +49,48 @@ const (
 	maxTerm = 1024 // bytes of a metadata field's name, and of its value
 )
 
-// listed describes a table that can be listed. Its rows are filtered and sorted under the alias x.
-type listed struct {
-	name    string // sessions, executions
-	state   string // name of the column and of the parameter for Filter.State
-	states  []string
-	created string   // column with the time of creation
-	texts   []string // columns that Filter.Text searches
-	owner   string   // alias of the sessions row with agent and architecture
-	updated []string // columns to sort by; the first may be a coarser time than the last
-	single  string   // the statement for one row, which has the columns and joins of the list
+// listTable describes a table that can be listed. Its rows are filtered and sorted under the alias x.
+type listTable struct {
+	name     string // sessions, executions
+	state    string // name of the column and of the parameter for Filter.State
+	states   []string
+	created  string   // column with the time of creation
+	texts    []string // columns that Filter.Text searches
+	owner    string   // alias of the sessions row with agent and architecture
+	updated  []string // columns to sort by; the first may be a coarser time than the last
+	rowQuery string   // the statement for one row, which has the columns and joins of the list
 }
 
-func sessionList() listed {
-	return listed{
+func sessionList() listTable {
+	return listTable{
 		name: "sessions", state: "status", states: []string{"open", "closed"}, created: "created_at",
 		texts: []string{"title", "metadata"}, owner: "x", updated: []string{"updated_minute", "updated_at"},
-		single: queries.Session,
+		rowQuery: queries.Session,
 	}
 }
 
-func executionList() listed {
-	return listed{
+func executionList() listTable {
+	return listTable{
 		name: "executions", state: "phase", states: phases, created: "queued_at",
 		texts: []string{"query", "result", "metadata"}, owner: "s", updated: []string{"updated_at"},
-		single: queries.Execution,
+		rowQuery: queries.Execution,
 	}
 }
 
-// query is an SQL statement that is being built.
-type query struct {
+// statementBuilder is an SQL statement that is being built.
+type statementBuilder struct {
 	where []string
 	args  []any
 }
 
 // arg adds an argument and returns its placeholder.
-func (q *query) arg(v any) string {
+func (q *statementBuilder) arg(v any) string {
 	q.args = append(q.args, v)
 	return "$" + strconv.Itoa(len(q.args))
 }
 
 // add adds a condition in which each %s is the placeholder of an argument.
-func (q *query) add(condition string, args ...any) {
+func (q *statementBuilder) add(condition string, args ...any) {
 	holders := make([]any, len(args))
 	for i, a := range args {
 		holders[i] = q.arg(a)
@@ -99,7 +99,7 @@ func (q *query) add(condition string, args ...any) {
 }
 
 // page reads the page that begins at a token, and reports whether there are more rows. R is the row of l.single.
-func page[R any](ctx context.Context, s *Store, l listed, tenant string, f Filter, token string, size uint32) (list []R, more bool, err error) {
+func page[R any](ctx context.Context, s *Store, l listTable, tenant string, f Filter, token string, size uint32) (list []R, more bool, err error) {
 	sql, args, err := l.statement(tenant, f, token, size)
 	if err != nil {
 		return nil, false, err
@@ -109,7 +109,7 @@ func page[R any](ctx context.Context, s *Store, l listed, tenant string, f Filte
 		return nil, false, err
 	}
 	list, err = pgx.CollectRows(rows, pgx.RowToStructByPos[R])
-	list, more = cut(list, size)
+	list, more = trimPage(list, size)
 	return list, more, err
 }
 
@@ -118,8 +118,8 @@ func page[R any](ctx context.Context, s *Store, l listed, tenant string, f Filte
 //
 // The statement is not in package queries: its order and its conditions are chosen by the filter, each with an index of
 // its own, and a prepared statement with optional conditions can get a generic plan, which uses the index of none.
-func (l listed) statement(tenant string, f Filter, token string, size uint32) (sql string, args []any, err error) {
-	q := &query{}
+func (l listTable) statement(tenant string, f Filter, token string, size uint32) (sql string, args []any, err error) {
+	q := &statementBuilder{}
 	q.add("x.tenant = %s", tenant)
 	joins, err := l.filter(q, f)
 	if err != nil {
@@ -153,7 +153,7 @@ func (l listed) statement(tenant string, f Filter, token string, size uint32) (s
 		}
 		return strings.Join(terms, ", ")
 	}
-	columns, outer, _ := strings.Cut(l.single, "\nFROM "+l.name+"\n")
+	columns, outer, _ := strings.Cut(l.rowQuery, "\nFROM "+l.name+"\n")
 	outer, _, _ = strings.Cut(outer, "\nWHERE ")
 	sql = fmt.Sprintf("%s\nFROM (SELECT x.* FROM %s x%s WHERE %s ORDER BY %s LIMIT %s) AS %s\n%s\nORDER BY %s",
 		columns, l.name, joins, strings.Join(q.where, " AND "), by("x"), q.arg(size+1), l.name, outer, by(l.name))
@@ -161,7 +161,7 @@ func (l listed) statement(tenant string, f Filter, token string, size uint32) (s
 }
 
 // filter adds the conditions of a filter, and returns the joins that they need.
-func (l listed) filter(q *query, f Filter) (joins string, err error) {
+func (l listTable) filter(q *statementBuilder, f Filter) (joins string, err error) {
 	if f.State != "" {
 		if !slices.Contains(l.states, f.State) {
 			return "", problem.Invalid(l.state, "%+q is not a %s: there are %s", truncate.Text(f.State, 64), l.state, strings.Join(l.states, ", "))
@@ -191,7 +191,7 @@ func (l listed) filter(q *query, f Filter) (joins string, err error) {
 		if err := events.CheckID("parent", events.KindSession, f.Parent); err != nil {
 			return "", problem.Invalid("parent", "%s", err.Error())
 		}
-		q.add("x.parent = %s AND x.parent <> ''", f.Parent) // as the index is
+		q.add("x.parent = %s AND x.parent <> ''", f.Parent) // the condition of the partial index
 	}
 	if err := l.metadata(q, f); err != nil {
 		return "", err
@@ -203,13 +203,13 @@ func (l listed) filter(q *query, f Filter) (joins string, err error) {
 }
 
 // agent adds a condition for the sessions of an agent, in any version or in one.
-func (l listed) agent(q *query, s string) error {
+func (l listTable) agent(q *statementBuilder, s string) error {
 	ref, err := events.ParseReference(s)
 	switch {
 	case err != nil:
 		return problem.Invalid("agent", "%s", err.Error())
 	case ref.Version != "" && !events.IsDigest(ref.Version):
-		return problem.Invalid("agent", "tag %+q names another version from time to time: give a digest, or no version for all of them", truncate.Text(ref.Version, 64))
+		return problem.Invalid("agent", "tag %+q can move to another version: give a digest, or no version for all versions", truncate.Text(ref.Version, 64))
 	}
 	q.add(l.owner+".agent = %s", ref.Slug)
 	switch {
@@ -227,7 +227,7 @@ func (l listed) agent(q *query, s string) error {
 const builtInAgent = "default"
 
 // metadata adds a condition for a metadata field. The term must be built in the same way as in metadata_terms.
-func (l listed) metadata(q *query, f Filter) error {
+func (l listTable) metadata(q *statementBuilder, f Filter) error {
 	switch {
 	case f.MetadataKey == "" && f.MetadataValue != nil:
 		return problem.Invalid("metadataValue", "metadataValue requires metadataKey")
@@ -252,9 +252,9 @@ func (l listed) metadata(q *query, f Filter) error {
 func checkText(field, s string, most int) error {
 	switch {
 	case !utf8.ValidString(s):
-		return problem.Invalid(field, "the text is not valid UTF-8")
+		return problem.Invalid(field, "value is not valid UTF-8")
 	case strings.IndexByte(s, 0) >= 0:
-		return problem.Invalid(field, "the text holds U+0000")
+		return problem.Invalid(field, "value contains U+0000")
 	case len(s) > most:
 		return problem.Invalid(field, "value has %d bytes; the limit is %d", len(s), most)
 	}
@@ -262,16 +262,16 @@ func checkText(field, s string, most int) error {
 }
 
 // times adds conditions for ranges of time, which include the first bound and exclude the second.
-func (l listed) times(q *query, f Filter) error {
+func (l listTable) times(q *statementBuilder, f Filter) error {
 	for _, r := range []struct{ name, column, after, before string }{
 		{"created", l.created, f.CreatedAfter, f.CreatedBefore},
 		{"updated", l.updated[len(l.updated)-1], f.UpdatedAfter, f.UpdatedBefore},
 	} {
-		after, err := moment(r.name+"After", r.after)
+		after, err := parseTime(r.name+"After", r.after)
 		if err != nil {
 			return err
 		}
-		before, err := moment(r.name+"Before", r.before)
+		before, err := parseTime(r.name+"Before", r.before)
 		if err != nil {
 			return err
 		}
@@ -295,7 +295,8 @@ func (l listed) times(q *query, f Filter) error {
 	return nil
 }
 
-func moment(field, s string) (time.Time, error) {
+// parseTime parses a time in RFC 3339; "" is the zero time.
+func parseTime(field, s string) (time.Time, error) {
 	if s == "" {
 		return time.Time{}, nil
 	}
@@ -308,7 +309,7 @@ func moment(field, s string) (time.Time, error) {
 
 // text adds a condition for a substring. No index supports it: it reads all rows of the tenant that the other
 // conditions select.
-func (l listed) text(q *query, s string) error {
+func (l listTable) text(q *statementBuilder, s string) error {
 	if s == "" {
 		return nil
 	}
@@ -327,12 +328,13 @@ func (l listed) text(q *query, s string) error {
 	return nil
 }
 
+// oneOf returns s if it is one of the known values, or the first known value if s is empty.
 func oneOf(field, s string, known ...string) (string, error) {
 	if s == "" {
 		return known[0], nil
 	}
 	if !slices.Contains(known, s) {
-		return "", problem.Invalid(field, "%+q is not known: there are %s", truncate.Text(s, 64), strings.Join(known, " and "))
+		return "", problem.Invalid(field, "%+q is not supported: there are %s", truncate.Text(s, 64), strings.Join(known, " and "))
 	}
 	return s, nil
 }
@@ -351,7 +353,7 @@ type pageToken struct {
 }
 
 // digest returns the digest of a filter with its defaults set.
-func (l listed) digest(f Filter) string {
+func (l listTable) digest(f Filter) string {
 	b, err := json.Marshal(struct {
 		Name   string
 		Filter Filter
@@ -363,8 +365,8 @@ func (l listed) digest(f Filter) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-func (l listed) token(f Filter, p pagePosition) string {
-	f.Sort, f.Order = defaulted(f.Sort, "created"), defaulted(f.Order, "desc")
+func (l listTable) token(f Filter, p pagePosition) string {
+	f.Sort, f.Order = orDefault(f.Sort, "created"), orDefault(f.Order, "desc")
 	b, err := json.Marshal(pageToken{l.digest(f), p.at.UnixMicro(), p.id})
 	if err != nil {
 		panic(err)
@@ -372,7 +374,7 @@ func (l listed) token(f Filter, p pagePosition) string {
 	return base64.RawURLEncoding.EncodeToString(b)
 }
 
-func defaulted(s, unset string) string {
+func orDefault(s, unset string) string {
 	if s == "" {
 		return unset
 	}
@@ -381,7 +383,7 @@ func defaulted(s, unset string) string {
 
 // position decodes a page token, which must belong to this list with this filter and sort order. It returns nil for
 // the first page.
-func (l listed) position(f Filter, token string) (*pagePosition, error) {
+func (l listTable) position(f Filter, token string) (*pagePosition, error) {
 	if token == "" {
 		return nil, nil
 	}

@@ -95,7 +95,7 @@ func TestStatement_ReadsFewRowsOfALargeTenant(t *testing.T) {
 		"a day of changes":            {UpdatedAfter: "2026-06-05T00:00:00Z", UpdatedBefore: "2026-06-05T01:00:00Z", Sort: "updated"},
 		"an agent in a range of time": {Agent: "common", CreatedAfter: "2026-02-01T00:00:00Z", CreatedBefore: "2026-02-01T06:00:00Z"},
 	} {
-		for _, l := range []listed{sessionList(), executionList()} {
+		for _, l := range []listTable{sessionList(), executionList()} {
 			f := f
 			if f.State != "" {
 				f.State = map[string]string{"sessions": "open", "executions": "running"}[l.name]

@@ -55,12 +55,12 @@ func (m *Metadata) Append(b, event []byte) []byte {
 	return append(b, '}')
 }
 
-// metadataOf sets the metadata of a page of events. It reads nothing if the page is empty.
+// addMetadata sets the metadata of a page of events. It reads nothing if the page is empty.
 //
 // An event has the metadata of the time when it was appended, so that a replay does not depend on later changes of
 // the session's metadata. The log and Postgres store each change once: in the event that made it. A message's
 // metadata never changes; it is stored in the row of its execution.
-func (s *Store) metadataOf(ctx context.Context, tenant, session string, list []StoredEvent) error {
+func (s *Store) addMetadata(ctx context.Context, tenant, session string, list []StoredEvent) error {
 	if len(list) == 0 {
 		return nil
 	}
@@ -72,7 +72,7 @@ func (s *Store) metadataOf(ctx context.Context, tenant, session string, list []S
 			ExecutionID string `json:"executionId"`
 		}
 		if err := json.Unmarshal(kept.JSON, &w); err != nil {
-			return unreadable(err)
+			return errUnreadableEvent(err)
 		}
 		executions[i] = w.ExecutionID
 		if !known[w.ExecutionID] {
@@ -104,7 +104,7 @@ func (s *Store) metadataOf(ctx context.Context, tenant, session string, list []S
 		}
 	}
 	if !found { // deleted since the page was read
-		return s.missing(ctx, tenant, session)
+		return s.missingSessionError(ctx, tenant, session)
 	}
 	type pair struct{ session, message string }
 	shared := map[pair]*Metadata{}
@@ -137,13 +137,13 @@ func readChange(seq uint32, event string) (change, error) {
 		} `json:"data"`
 	}
 	if err := json.Unmarshal([]byte(event), &w); err != nil {
-		return change{}, unreadable(err)
+		return change{}, errUnreadableEvent(err)
 	}
 	return change{seq, string(w.Data.Metadata)}, nil
 }
 
-func unreadable(err error) error {
-	return problem.New(problem.Internal, "", "an event in the read models is not valid").Because(err)
+func errUnreadableEvent(err error) error {
+	return problem.New(problem.Internal, "", "an event in the read models is not valid").WithCause(err)
 }
 
 // SetsMetadata returns the session's metadata that an event sets; ok is false if the event does not change it.

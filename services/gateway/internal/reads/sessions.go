@@ -29,14 +29,14 @@ func session(r queries.SessionRow) (*spoolv1.Session, error) {
 	}
 	var o events.Options
 	if err := json.Unmarshal([]byte(r.Options), &o); err != nil {
-		return nil, problem.New(problem.Internal, "", "the session's options in the read models are not valid").Because(err)
+		return nil, problem.New(problem.Internal, "", "the session's options in the read models are not valid").WithCause(err)
 	}
 	s.SessionOptions = sessionOptions(o)
 	if r.Metadata != nil {
 		s.Metadata = wirejson.Raw(*r.Metadata)
 	}
 	if err := json.Unmarshal([]byte(r.Environments), &s.Environments); err != nil {
-		return nil, problem.New(problem.Internal, "", "the session's environments in the read models are not valid").Because(err)
+		return nil, problem.New(problem.Internal, "", "the session's environments in the read models are not valid").WithCause(err)
 	}
 	if r.Forked != "" {
 		f, err := readForked(r.Forked)
@@ -60,7 +60,7 @@ func session(r queries.SessionRow) (*spoolv1.Session, error) {
 func readForked(text string) (*events.SessionForked, error) {
 	var f events.SessionForked
 	if err := json.Unmarshal([]byte(text), &f); err != nil {
-		return nil, problem.New(problem.Internal, "", "the session's parent in the read models is not valid").Because(err)
+		return nil, problem.New(problem.Internal, "", "the session's parent in the read models is not valid").WithCause(err)
 	}
 	return &f, nil
 }
@@ -97,10 +97,10 @@ func sessionOptions(o events.Options) *spoolv1.SessionOptions {
 // Session returns one session.
 func (s *Store) Session(ctx context.Context, tenant, id string) (*spoolv1.Session, error) {
 	var out *spoolv1.Session
-	err := s.await(ctx, s.sessionIn(tenant, id), func() error {
+	err := s.awaitRead(ctx, s.searchSession(tenant, id), func() error {
 		r, err := s.queries.Session(ctx, tenant, id)
 		if errors.Is(err, pgx.ErrNoRows) {
-			return s.missing(ctx, tenant, id)
+			return s.missingSessionError(ctx, tenant, id)
 		}
 		if err == nil {
 			out, err = session(r)
@@ -149,7 +149,7 @@ const (
 // PageSize validates a page size and replaces 0 by DefaultPage.
 func PageSize(n uint32) (uint32, error) {
 	if n > MaxPage {
-		return 0, problem.Invalid("pageSize", "%d is too much: at most %d", n, MaxPage)
+		return 0, problem.Invalid("pageSize", "value is %d; the limit is %d", n, MaxPage)
 	}
 	if n == 0 {
 		return DefaultPage, nil
@@ -157,8 +157,8 @@ func PageSize(n uint32) (uint32, error) {
 	return n, nil
 }
 
-// cut removes the additional row that shows whether there is another page, and reports whether there was one.
-func cut[T any](list []T, size uint32) ([]T, bool) {
+// trimPage removes the additional row that shows whether there is another page, and reports whether there was one.
+func trimPage[T any](list []T, size uint32) ([]T, bool) {
 	if uint32(len(list)) <= size {
 		return list, false
 	}

@@ -21,8 +21,8 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads/queries"
 )
 
-// Past is the state of a session after one of its events.
-type Past struct {
+// SessionState is the state of a session after one of its events.
+type SessionState struct {
 	history.State
 	Tenant, ID string
 	Position   string // position of the event
@@ -34,12 +34,12 @@ type Past struct {
 // foldPage is the number of events that a fold reads with one statement.
 const foldPage = 10_000
 
-// Past returns the state of a session after an event; a nil event means the last one. field is the name of the
+// StateAfter returns the state of a session after an event; a nil event means the last one. field is the name of the
 // request parameter with the event.
-func (s *Store) Past(ctx context.Context, tenant, session, field string, at *uint32) (Past, error) {
-	p := Past{Tenant: tenant, ID: session}
+func (s *Store) StateAfter(ctx context.Context, tenant, session, field string, at *uint32) (SessionState, error) {
+	p := SessionState{Tenant: tenant, ID: session}
 	var forked string
-	err := s.await(ctx, s.sessionIn(tenant, session), func() error {
+	err := s.awaitRead(ctx, s.searchSession(tenant, session), func() error {
 		wanted := int64(0)
 		if at != nil {
 			if wanted = int64(*at); wanted == 0 {
@@ -49,18 +49,18 @@ func (s *Store) Past(ctx context.Context, tenant, session, field string, at *uin
 		r, err := s.queries.SavedState(ctx, queries.SavedStateParams{Tenant: tenant, Session: session, Seq: wanted, Version: history.Version})
 		switch {
 		case errors.Is(err, pgx.ErrNoRows):
-			return s.missing(ctx, tenant, session)
+			return s.missingSessionError(ctx, tenant, session)
 		case err != nil:
 			return err
 		case wanted > r.Tip:
-			return s.UnlessFolding(ctx, session, notYet(field, wanted, uint32(r.Tip)))
+			return s.MissingUnlessFolding(ctx, session, errNoSuchEvent(field, wanted, uint32(r.Tip)))
 		case wanted == 0:
 			wanted = r.Tip
 		}
 		p.Title, forked, p.State = r.Title, r.Forked, history.State{}
 		if r.State != "" {
 			if err := json.Unmarshal([]byte(r.State), &p.State); err != nil {
-				return unreadable(err)
+				return errUnreadableEvent(err)
 			}
 		}
 		return s.fold(ctx, &p, field, uint32(wanted))
@@ -75,14 +75,14 @@ func (s *Store) Past(ctx context.Context, tenant, session, field string, at *uin
 }
 
 // fold folds the events after a state up to one event. field is the request parameter with that event.
-func (s *Store) fold(ctx context.Context, p *Past, field string, to uint32) error {
+func (s *Store) fold(ctx context.Context, p *SessionState, field string, to uint32) error {
 	var last events.Wire
 	for p.Seq < to || last.Seq == 0 {
 		from := p.Seq
 		if from == to { // only the position of the event is missing in the state
 			from--
 		}
-		err := s.Each(ctx, p.Tenant, p.ID, from, to, nil, foldPage, func(w events.Wire) error {
+		err := s.EachEvent(ctx, p.Tenant, p.ID, from, to, nil, foldPage, func(w events.Wire) error {
 			last = w
 			if w.Seq == p.Seq+1 {
 				p.State = history.Evolve(p.State, w.Seq, history.Kept(w))
@@ -93,29 +93,29 @@ func (s *Store) fold(ctx context.Context, p *Past, field string, to uint32) erro
 			return err
 		}
 		if last.Seq != p.Seq || p.Seq == from && from != to {
-			return s.lost(ctx, *p, field, to)
+			return s.lostEventsError(ctx, *p, field, to)
 		}
 	}
 	p.Position = last.Position
 	return nil
 }
 
-// lost returns the error for events that the session had a moment ago and that were not found: the session was
+// lostEventsError returns the error for events that the session had a moment ago and that were not found: the session was
 // deleted, or is being folded again.
-func (s *Store) lost(ctx context.Context, p Past, field string, to uint32) error {
+func (s *Store) lostEventsError(ctx context.Context, p SessionState, field string, to uint32) error {
 	exists, err := s.queries.SessionExists(ctx, p.Tenant, p.ID)
 	switch {
 	case err != nil:
 		return err
 	case !exists:
-		return s.missing(ctx, p.Tenant, p.ID)
+		return s.missingSessionError(ctx, p.Tenant, p.ID)
 	}
-	return s.UnlessFolding(ctx, p.ID, expired(field, to))
+	return s.MissingUnlessFolding(ctx, p.ID, errCursorExpired(field, to))
 }
 
-// Each calls f for up to limit stored events after one seq and up to another, in order, of the given types (nil means
-// all).
-func (s *Store) Each(ctx context.Context, tenant, session string, after, to uint32, types []events.Type, limit int, f func(events.Wire) error) error {
+// EachEvent calls f for the stored events of a session with after < seq <= to, in order, for at most limit events. types
+// selects events by type; nil means all. An error of f ends the read and is returned.
+func (s *Store) EachEvent(ctx context.Context, tenant, session string, after, to uint32, types []events.Type, limit int, f func(events.Wire) error) error {
 	return s.rows(ctx, func(r pgx.Rows) error {
 		var text []byte
 		if err := r.Scan(&text); err != nil {
@@ -123,7 +123,7 @@ func (s *Store) Each(ctx context.Context, tenant, session string, after, to uint
 		}
 		var w events.Wire
 		if err := json.Unmarshal(text, &w); err != nil {
-			return unreadable(err)
+			return errUnreadableEvent(err)
 		}
 		return f(w)
 	}, `SELECT event FROM events WHERE tenant = $1 AND session = $2 AND seq > $3 AND seq <= $4 AND ($5::text[] IS NULL OR type = ANY ($5)) ORDER BY seq LIMIT $6`,
@@ -139,27 +139,28 @@ func typeNames(types []events.Type) []string {
 	return names
 }
 
-// UnlessFolding returns missing, which says that a session has no such event. While the read models are being folded
-// from the log's beginning, the session may have it, and the error is UNAVAILABLE.
-func (s *Store) UnlessFolding(ctx context.Context, session string, missing error) error {
+// MissingUnlessFolding returns missing, the error for an event that the session does not have. While the read models are
+// being folded from the log's beginning, the session may have the event, and the error is UNAVAILABLE.
+func (s *Store) MissingUnlessFolding(ctx context.Context, session string, missing error) error {
 	c, err := s.checkpoint(ctx, session)
 	switch {
 	case err != nil:
 		return err
 	case !c.CaughtUp:
-		return folding()
+		return errFolding()
 	}
 	return missing
 }
 
-func notYet(field string, at int64, tip uint32) error {
+// errNoSuchEvent returns the error for an event after the session's last one.
+func errNoSuchEvent(field string, at int64, tip uint32) error {
 	e := problem.New(problem.CursorAhead, field, fmt.Sprintf("the session has no event %d yet: its last is %d", at, tip))
 	e.Tip = &tip
 	return e
 }
 
 // BlocksAt returns a page of the blocks that a session had, in display order.
-func (s *Store) BlocksAt(ctx context.Context, p Past, after BlockToken, size uint32) (list []*spoolv1.Block, next *BlockToken, err error) {
+func (s *Store) BlocksAt(ctx context.Context, p SessionState, after BlockToken, size uint32) (list []*spoolv1.Block, next *BlockToken, err error) {
 	rows, err := s.queries.BlocksAt(ctx, queries.BlocksAtParams{
 		Tenant: p.Tenant, Session: p.ID, AfterOrd: after.Ord, AfterSeq: after.FirstSeq, Executions: max(1, int64(p.Count.Executions)), Seq: int64(p.Seq),
 		Size: int32(size) + 1, Bytes: maxPageBytes,
@@ -183,9 +184,9 @@ func (s *Store) BlocksAt(ctx context.Context, p Past, after BlockToken, size uin
 }
 
 // block returns a stored block in its state at the event. The state has the blocks that were open then.
-func (p Past) block(r queries.BlocksAtRow) (b events.Block, err error) {
+func (p SessionState) block(r queries.BlocksAtRow) (b events.Block, err error) {
 	if err := json.Unmarshal([]byte(r.Block), &b); err != nil {
-		return b, unreadable(err)
+		return b, errUnreadableEvent(err)
 	}
 	if r.LastSeq <= int64(p.Seq) {
 		return b, nil
@@ -199,7 +200,7 @@ func (p Past) block(r queries.BlocksAtRow) (b events.Block, err error) {
 
 // BlocksSince returns the first blocks that began or changed after an earlier event, in their state at a later one,
 // and the number of all of them.
-func (s *Store) BlocksSince(ctx context.Context, from, to Past, limit uint32) (list []*spoolv1.Block, total uint32, err error) {
+func (s *Store) BlocksSince(ctx context.Context, from, to SessionState, limit uint32) (list []*spoolv1.Block, total uint32, err error) {
 	changed := []int64{} // seqs of their first events
 	for _, b := range from.Blocks {
 		i := slices.IndexFunc(to.Blocks, func(x history.Block) bool { return x.FirstSeq == b.FirstSeq })
@@ -255,8 +256,8 @@ func ParseBlockToken(token string) (t BlockToken, err error) {
 }
 
 // ExecutionsAt returns the last executions that had started, in their state at the event and in order, except those
-// that had ended at since, an earlier event of the session. The zero Past is before the first event.
-func (s *Store) ExecutionsAt(ctx context.Context, p, since Past, limit uint32) ([]*spoolv1.Execution, error) {
+// that had ended at since, an earlier event of the session. The zero SessionState is before the first event.
+func (s *Store) ExecutionsAt(ctx context.Context, p, since SessionState, limit uint32) ([]*spoolv1.Execution, error) {
 	open := []string{}
 	for _, x := range since.Executions {
 		open = append(open, x.ID)
@@ -278,12 +279,12 @@ func (s *Store) ExecutionsAt(ctx context.Context, p, since Past, limit uint32) (
 		if x.Resolved != nil {
 			text, err := withoutValues(x.Resolved.Text)
 			if err != nil {
-				return nil, unreadable(err)
+				return nil, errUnreadableEvent(err)
 			}
 			x.Resolved = wirejson.Raw(text)
 		}
 		if i := slices.IndexFunc(p.Executions, func(open history.Execution) bool { return open.ID == x.ExecutionId }); i >= 0 {
-			p.unfinished(x, p.Executions[i])
+			p.setUnfinished(x, p.Executions[i])
 		}
 	}
 	return list, nil
@@ -312,8 +313,8 @@ func withoutValues(resolved string) (string, error) {
 	return string(text), err
 }
 
-// unfinished sets the fields of an execution to its state before it ended.
-func (p Past) unfinished(x *spoolv1.Execution, was history.Execution) {
+// setUnfinished sets the fields of an execution to its state before it ended.
+func (p SessionState) setUnfinished(x *spoolv1.Execution, was history.Execution) {
 	x.Phase, x.Attempt, x.Executor, x.Model = was.Phase, was.Attempt, optional(was.Executor), optional(was.Model)
 	x.Code, x.Message, x.Reason, x.Result, x.DurationMs = nil, nil, nil, nil, 0
 	x.Usage = &spoolv1.Usage{
@@ -336,7 +337,7 @@ func (p Past) unfinished(x *spoolv1.Execution, was history.Execution) {
 
 // ConversationsAt returns main and the first sub-agents' conversations that had started, in their state at the event,
 // except those that had ended at since, as in ExecutionsAt.
-func (s *Store) ConversationsAt(ctx context.Context, p, since Past, limit int) ([]*spoolv1.Conversation, error) {
+func (s *Store) ConversationsAt(ctx context.Context, p, since SessionState, limit int) ([]*spoolv1.Conversation, error) {
 	open := []string{}
 	for _, c := range since.Conversations {
 		open = append(open, c.ID)
@@ -360,7 +361,7 @@ func (s *Store) ConversationsAt(ctx context.Context, p, since Past, limit int) (
 }
 
 // FileEvents returns the file events after the last snapshot, up to a limit.
-func (s *Store) FileEvents(ctx context.Context, p Past, limit int) (list []*spoolv1.FileChange, err error) {
+func (s *Store) FileEvents(ctx context.Context, p SessionState, limit int) (list []*spoolv1.FileChange, err error) {
 	var after uint32
 	if p.Snapshot != nil {
 		after = p.Snapshot.Seq
@@ -368,13 +369,13 @@ func (s *Store) FileEvents(ctx context.Context, p Past, limit int) (list []*spoo
 	if p.FileChanges == 0 {
 		return nil, nil
 	}
-	err = s.Each(ctx, p.Tenant, p.ID, after, p.Seq, history.FileChanges(), limit, func(w events.Wire) error {
+	err = s.EachEvent(ctx, p.Tenant, p.ID, after, p.Seq, history.FileChanges(), limit, func(w events.Wire) error {
 		var data struct {
 			Path string `json:"path"`
 			Size uint64 `json:"size"`
 		}
 		if err := json.Unmarshal(w.Data, &data); err != nil {
-			return unreadable(err)
+			return errUnreadableEvent(err)
 		}
 		list = append(list, &spoolv1.FileChange{
 			Seq: w.Seq, Type: string(w.Type), Path: data.Path, Size: float64(data.Size), ExecutionId: optional(w.ExecutionID), Time: timestamp(&w.Time),
@@ -392,7 +393,7 @@ type Snapshot struct {
 
 // workspace returns the snapshot that contains the session's files: its own last one or, for a fork without one, the
 // one that it began with.
-func (s *Store) workspace(ctx context.Context, p Past) (*Snapshot, error) {
+func (s *Store) workspace(ctx context.Context, p SessionState) (*Snapshot, error) {
 	switch f := p.Parent; {
 	case p.Snapshot != nil:
 		return &Snapshot{*p.Snapshot, p.ID}, nil
@@ -411,13 +412,13 @@ func (s *Store) inheritedSnapshot(ctx context.Context, tenant string, f *events.
 		})
 		switch {
 		case errors.Is(err, pgx.ErrNoRows):
-			return ancestorBehind()
+			return newAncestorBehind()
 		case err != nil:
 			return err
 		}
 		var w events.Wire
 		if err := json.Unmarshal([]byte(text), &w); err != nil {
-			return unreadable(err)
+			return errUnreadableEvent(err)
 		}
 		out.Snapshot = *history.Evolve(history.State{}, w.Seq, history.Kept(w)).Snapshot
 		return nil
@@ -435,8 +436,8 @@ type SnapshotEvent struct {
 const maxSnapshots = 10_000
 
 // Snapshots returns the snapshots of a session after an event, in order.
-func (s *Store) Snapshots(ctx context.Context, p Past) (list []SnapshotEvent, err error) {
-	err = s.Each(ctx, p.Tenant, p.ID, p.Seq, 1<<32-1, []events.Type{events.WorkspaceSynced{}.EventType()}, maxSnapshots, func(w events.Wire) error {
+func (s *Store) Snapshots(ctx context.Context, p SessionState) (list []SnapshotEvent, err error) {
+	err = s.EachEvent(ctx, p.Tenant, p.ID, p.Seq, 1<<32-1, []events.Type{events.WorkspaceSynced{}.EventType()}, maxSnapshots, func(w events.Wire) error {
 		if d, ok := history.Kept(w).Data.(events.WorkspaceSynced); ok && d.Snapshot != "" {
 			list = append(list, SnapshotEvent{w.Seq, d.Snapshot})
 		}

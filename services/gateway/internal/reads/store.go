@@ -60,7 +60,7 @@ func (s *Store) rows(ctx context.Context, scan func(pgx.Rows) error, sql string,
 	defer result.Close()
 	for result.Next() {
 		if err := scan(result); err != nil {
-			return unavailable(err)
+			return readError(err)
 		}
 	}
 	return result.Err()
@@ -78,8 +78,8 @@ func (s *Store) checkpoint(ctx context.Context, id string) (queries.CheckpointRo
 	return r, err
 }
 
-// missing returns the error for a session that the read models do not contain.
-func (s *Store) missing(ctx context.Context, tenant, session string) error {
+// missingSessionError returns the error for a session that the read models do not contain.
+func (s *Store) missingSessionError(ctx context.Context, tenant, session string) error {
 	r, err := s.queries.MissingSession(ctx, queries.MissingSessionParams{Tenant: tenant, Session: session, Grp: group(session)})
 	switch {
 	case err != nil && !errors.Is(err, pgx.ErrNoRows):
@@ -87,7 +87,7 @@ func (s *Store) missing(ctx context.Context, tenant, session string) error {
 	case r.Deleted:
 		return errDeleted{problem.NoSuchSession()}
 	case !r.CaughtUp:
-		return folding()
+		return errFolding()
 	}
 	return problem.NoSuchSession()
 }

@@ -9,23 +9,23 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// maxTextRead is the largest amount of DELTAS that TextOf reads, in bytes.
+// maxTextRead is the number of bytes of DELTAS after which TextsBefore stops.
 const maxTextRead = 32 << 20
 
 // Text is the text in flight of a block at an event.
 type Text struct {
 	reads.OpenText
-	Known []byte // text from the block's beginning, without a gap
-	Whole bool   // whether Known is complete
+	Prefix   []byte // the text from the block's beginning up to the first gap
+	Complete bool   // whether Prefix is the whole text in flight at the event
 
-	later bool // whether text from after the event was read
-	lost  bool // whether text after a gap was read
+	reachedEvent bool // whether text from after the event was read
+	hasGap       bool // whether text after a gap was read
 }
 
-// TextOf returns the text in flight that blocks of a session had before a time, as a replay would send it; a nil time
-// means the text so far. It reads DELTAS from the start of the oldest block on. take is called with the number of
+// TextsBefore returns the text in flight that blocks of a session had before a time, which is the text that a replay
+// would send; a nil time means all text so far. It reads DELTAS from the start of the oldest block on. take is called with the number of
 // bytes before they are held; its error ends the read.
-func (p *Player) TextOf(ctx context.Context, tenant, session string, open []reads.OpenText, before *time.Time, take func(bytes int64) error) ([]*Text, error) {
+func (p *Player) TextsBefore(ctx context.Context, tenant, session string, open []reads.OpenText, before *time.Time, take func(bytes int64) error) ([]*Text, error) {
 	if len(open) == 0 {
 		return nil, nil
 	}
@@ -36,11 +36,11 @@ func (p *Player) TextOf(ctx context.Context, tenant, session string, open []read
 			since = o.Start
 		}
 	}
-	from := texts{nc: p.cfg.NATS, subject: events.DeltaSubject(tenant, session), remedy: "try again", since: since.Add(-textEarlier)}
+	from := deltaReader{nc: p.cfg.NATS, subject: events.DeltaSubject(tenant, session), remedy: "try again", since: since.Add(-clockMargin)}
 	var at time.Time // time of the piece that was read last
-	waits := func(t *Text) bool { return t.waits(at) }
+	waits := func(t *Text) bool { return t.needsMore(at) }
 	for from.bytes < maxTextRead && slices.ContainsFunc(list, waits) {
-		d, ok, err := p.head(ctx, tenant, &from)
+		d, ok, err := p.peek(ctx, tenant, &from)
 		if err != nil {
 			return nil, err
 		}
@@ -56,31 +56,31 @@ func (p *Player) TextOf(ctx context.Context, tenant, session string, open []read
 		}
 	}
 	for _, t := range list {
-		t.Whole = !t.lost && (t.later || len(t.Known) >= t.Bytes)
+		t.Complete = !t.hasGap && (t.reachedEvent || len(t.Prefix) >= t.Bytes)
 	}
 	return list, nil
 }
 
-// waits reports whether text after the time at may belong to the block and come before the event. The text in flight
+// needsMore reports whether text after the time at may belong to the block and come before the event. The text in flight
 // of a complete block may be longer than its final text.
-func (t *Text) waits(at time.Time) bool {
+func (t *Text) needsMore(at time.Time) bool {
 	if t.End.IsZero() {
-		return !t.later && !t.lost && len(t.Known) < t.Bytes
+		return !t.reachedEvent && !t.hasGap && len(t.Prefix) < t.Bytes
 	}
-	return !t.later && !t.lost && !at.After(t.End)
+	return !t.reachedEvent && !t.hasGap && !at.After(t.End)
 }
 
 // add adds a piece of the block's text, unless it comes after a gap or after the event.
 func (t *Text) add(d events.Delta, before *time.Time, take func(bytes int64) error) error {
-	skip := len(t.Known) - int(d.Offset)
+	skip := len(t.Prefix) - int(d.Offset)
 	switch {
 	case skip < 0:
-		t.lost = true // pieces are in order, so the missing text will not come later
+		t.hasGap = true // pieces are in order, so the missing text will not come later
 		return nil
-	case t.lost || t.later:
+	case t.hasGap || t.reachedEvent:
 		return nil
 	case before != nil && d.Time.After(*before):
-		t.later = true
+		t.reachedEvent = true
 		return nil
 	case skip >= len(d.Text):
 		return nil
@@ -88,6 +88,6 @@ func (t *Text) add(d events.Delta, before *time.Time, take func(bytes int64) err
 	if err := take(int64(len(d.Text) - skip)); err != nil {
 		return err
 	}
-	t.Known = append(t.Known, d.Text[skip:]...)
+	t.Prefix = append(t.Prefix, d.Text[skip:]...)
 	return nil
 }

@@ -22,10 +22,10 @@ const (
 
 // step is the next item to send: an event or a piece of text.
 type step struct {
-	due   time.Time
-	kept  *reads.StoredEvent
-	event events.Wire
-	text  *events.Delta
+	due    time.Time
+	stored *reads.StoredEvent
+	event  events.Wire
+	text   *events.Delta
 }
 
 // Next blocks until something is due and returns it: a notice, an event, or text in flight. It returns io.EOF after
@@ -55,7 +55,7 @@ func (r *Replay) Next(ctx context.Context) (frames []live.Frame, err error) {
 				return nil, err
 			}
 		default:
-			frame, err := r.take()
+			frame, err := r.takeStep()
 			if err != nil {
 				return framesOrError(frames, err)
 			}
@@ -105,11 +105,11 @@ func (r *Replay) findNext(ctx context.Context) error {
 		r.notices = append(r.notices, pace.Notice{Kind: pace.ReplayEnded, Data: pace.Ended{Seq: r.sent}})
 		return nil
 	}
-	s := step{kept: &r.page[0]}
-	if err := json.Unmarshal(s.kept.JSON, &s.event); err != nil {
+	s := step{stored: &r.page[0]}
+	if err := json.Unmarshal(s.stored.JSON, &s.event); err != nil {
 		return unreadable(err)
 	}
-	if !r.has(s.event.ExecutionID) {
+	if !r.includes(s.event.ExecutionID) {
 		r.advanceClock(s.event)
 		r.page = r.page[1:]
 		return nil
@@ -138,12 +138,12 @@ func (r *Replay) findNext(ctx context.Context) error {
 // of the runner.
 func (r *Replay) textBefore(ctx context.Context, e events.Wire) (*events.Delta, error) {
 	for {
-		d, ok, err := r.player.head(ctx, r.request.Tenant, &r.texts)
+		d, ok, err := r.player.peek(ctx, r.request.Tenant, &r.texts)
 		if !ok || err != nil {
 			return nil, err
 		}
 		known, open := r.open[d.BlockID]
-		if !open && !d.Time.Before(r.reached) || open && d.Time.After(e.Time) {
+		if !open && !d.Time.Before(r.runnerTime) || open && d.Time.After(e.Time) {
 			return nil, nil
 		}
 		from := known - int(d.Offset)
@@ -156,9 +156,9 @@ func (r *Replay) textBefore(ctx context.Context, e events.Wire) (*events.Delta, 
 	}
 }
 
-// take returns the frame of the next step, which is due. If a notice must precede it, take returns the notice and
+// takeStep returns the frame of the next step, which is due. If a notice must precede it, takeStep returns the notice and
 // must be called again.
-func (r *Replay) take() (live.Frame, error) {
+func (r *Replay) takeStep() (live.Frame, error) {
 	s := r.next
 	if s.text != nil {
 		return r.takeText(*s.text)
@@ -220,23 +220,24 @@ func (r *Replay) readPage(ctx context.Context) error {
 		return err
 	}
 	if len(page.Events) == 0 {
-		err := problem.New(problem.Internal, "", "the read models hold no event after one that is not the last").Because(errors.New(r.request.Session))
-		return r.player.cfg.Reads.UnlessFolding(ctx, r.request.Session, err)
+		err := problem.New(problem.Internal, "", "the read models do not contain the event after one that is not the last").WithCause(errors.New(r.request.Session))
+		return r.player.cfg.Reads.MissingUnlessFolding(ctx, r.request.Session, err)
 	}
 	r.page, r.read = page.Events, page.Events[len(page.Events)-1].Seq
 	return nil
 }
 
-// holdExtra takes the bytes by which a page exceeds cost from the gateway's limit.
+// holdExtra takes the bytes by which a page exceeds pageBytes from the gateway's limit, or returns those that a smaller
+// page does not need.
 func (r *Replay) holdExtra(n int64) error {
-	if n > r.extra {
-		if err := r.held.Take(n - r.extra); err != nil {
+	if n > r.extraBytes {
+		if err := r.held.Take(n - r.extraBytes); err != nil {
 			return err
 		}
 	} else {
-		r.held.Return(r.extra - n)
+		r.held.Return(r.extraBytes - n)
 	}
-	r.extra = n
+	r.extraBytes = n
 	return nil
 }
 
@@ -252,5 +253,5 @@ func cursorError(err error) error {
 }
 
 func unreadable(err error) error {
-	return problem.New(problem.Internal, "", "an event in the read models is not valid").Because(err)
+	return problem.New(problem.Internal, "", "an event in the read models is not valid").WithCause(err)
 }

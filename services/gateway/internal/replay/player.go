@@ -12,12 +12,12 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// readers is the number of replays of a gateway that may read Postgres and NATS at the same time, so that other reads
-// have capacity. tenantReaders is the part of it that one tenant may use, so that other tenants do not wait for all of
+// maxReads is the number of replays of a gateway that may read Postgres and NATS at the same time, so that other reads
+// have capacity. maxTenantReads is the part of it that one tenant may use, so that other tenants do not wait for all of
 // its replays.
 const (
-	readers       = 8
-	tenantReaders = readers / 2
+	maxReads       = 8
+	maxTenantReads = maxReads / 2
 )
 
 // Config configures a Player. Every field is required.
@@ -45,11 +45,11 @@ type tenantSlots struct {
 
 // New returns a Player.
 func New(cfg Config) *Player {
-	return &Player{cfg: cfg, slots: make(chan struct{}, readers), tenants: map[string]*tenantSlots{}}
+	return &Player{cfg: cfg, slots: make(chan struct{}, maxReads), tenants: map[string]*tenantSlots{}}
 }
 
-// head calls texts.head and waits for a slot if that reads from NATS.
-func (p *Player) head(ctx context.Context, tenant string, t *texts) (events.Delta, bool, error) {
+// peek calls deltaReader.peek and waits for a slot if that call reads from NATS.
+func (p *Player) peek(ctx context.Context, tenant string, t *deltaReader) (events.Delta, bool, error) {
 	if len(t.page) == 0 && !t.done {
 		release, err := p.slot(ctx, tenant)
 		if err != nil {
@@ -57,7 +57,7 @@ func (p *Player) head(ctx context.Context, tenant string, t *texts) (events.Delt
 		}
 		defer release()
 	}
-	return t.head(ctx)
+	return t.peek(ctx)
 }
 
 // slot blocks until the tenant may read.
@@ -91,7 +91,7 @@ func (p *Player) join(tenant string) *tenantSlots {
 	defer p.mu.Unlock()
 	s := p.tenants[tenant]
 	if s == nil {
-		s = &tenantSlots{slots: make(chan struct{}, tenantReaders)}
+		s = &tenantSlots{slots: make(chan struct{}, maxTenantReads)}
 		p.tenants[tenant] = s
 	}
 	s.users++

@@ -17,8 +17,8 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// cost is the number of bytes that a replay takes from the gateway's limit: its pages, and the frames being sent.
-const cost = 768 << 10
+// replayCost is the number of bytes that a replay takes from the gateway's limit: its pages, and the frames being sent.
+const replayCost = 768 << 10
 
 // Request describes a replay.
 type Request struct {
@@ -34,26 +34,26 @@ type Request struct {
 
 // Replay is one replay for one client. Its methods must be called by one goroutine.
 type Replay struct {
-	player  *Player
-	request Request
-	reader  *live.Reader // reports the session's tip, its deletion, and the stop of the gateway
-	held    *admission.Request
-	extra   int64 // bytes held beyond cost, for a page with a large event
+	player     *Player
+	request    Request
+	reader     *live.Reader // reports the session's tip, its deletion, and the stop of the gateway
+	held       *admission.Request
+	extraBytes int64 // bytes held beyond replayCost, for a page with a large event
 
 	tip   uint32
 	last  uint32 // seq of the last event to replay
 	page  []reads.StoredEvent
 	read  uint32 // seq of the last event that was read
-	texts texts
+	texts deltaReader
 	open  map[string]int // replayed bytes of text, by id of each open block with text
 
-	sent     uint32    // seq of the last event that Next returned
-	position string    // position of that event
-	reached  time.Time // recorded time of the last runner event that Next returned
-	pacer    pace.Pacer
-	next     *step         // nil until findNext has found it
-	notices  []pace.Notice // sent before anything else
-	ended    bool
+	sent       uint32    // seq of the last event that Next returned
+	position   string    // position of that event
+	runnerTime time.Time // recorded time of the last runner event that Next returned
+	pacer      pace.Pacer
+	next       *step         // nil until findNext has found it
+	notices    []pace.Notice // sent before anything else
+	ended      bool
 }
 
 // Open starts a replay; the caller must call Close. The error is a *problem.Error that names the invalid field.
@@ -71,7 +71,7 @@ func (p *Player) Open(ctx context.Context, request Request) (*Replay, error) {
 }
 
 func (r *Replay) begin(ctx context.Context) (err error) {
-	if err := r.held.Take(cost); err != nil {
+	if err := r.held.Take(replayCost); err != nil {
 		return err
 	}
 	if r.reader, err = r.player.cfg.Live.JoinTip(ctx, r.request.Tenant, r.request.Agents, r.request.Session); err != nil {
@@ -84,7 +84,7 @@ func (r *Replay) begin(ctx context.Context) (err error) {
 	if err := r.restrictToExecution(ctx); err != nil {
 		return err
 	}
-	r.texts = texts{
+	r.texts = deltaReader{
 		nc: r.player.cfg.NATS, subject: events.DeltaSubject(r.request.Tenant, r.request.Session),
 		remedy: "replay again from the event after the last one that came",
 	}
@@ -104,7 +104,7 @@ func (r *Replay) checkRange(ctx context.Context, tip uint32) error {
 	ahead := func(field string) error {
 		e := problem.New(problem.CursorAhead, field, "value is greater than the seq of the session's last event, which is tip")
 		e.Tip = &tip
-		return r.player.cfg.Reads.UnlessFolding(ctx, r.request.Session, e)
+		return r.player.cfg.Reads.MissingUnlessFolding(ctx, r.request.Session, e)
 	}
 	switch {
 	case r.request.From == 0:
@@ -129,14 +129,14 @@ func (r *Replay) restrictToExecution(ctx context.Context) error {
 	if r.request.Execution == "" {
 		return nil
 	}
-	first, last, err := r.player.cfg.Reads.Span(ctx, r.request.Tenant, r.request.Session, r.request.Execution)
+	first, last, err := r.player.cfg.Reads.ExecutionSpan(ctx, r.request.Tenant, r.request.Session, r.request.Execution)
 	switch {
 	case err != nil:
 		return err
 	case first > r.last:
 		return problem.Invalid("executionId", "the execution begins with event %d, which comes after the requested events", first)
 	case last > 0 && last < r.request.From:
-		return problem.Invalid("executionId", "the execution ends with event %d, which comes before the requested events", last).Because(ErrExecutionEnded)
+		return problem.Invalid("executionId", "the execution ends with event %d, which comes before the requested events", last).WithCause(ErrExecutionEnded)
 	}
 	r.request.From = max(r.request.From, first)
 	if last > 0 {
@@ -145,8 +145,8 @@ func (r *Replay) restrictToExecution(ctx context.Context) error {
 	return nil
 }
 
-// has reports whether the replay includes events and text of an execution.
-func (r *Replay) has(execution string) bool {
+// includes reports whether the replay includes events and text of an execution.
+func (r *Replay) includes(execution string) bool {
 	return r.request.Execution == "" || execution == r.request.Execution
 }
 
@@ -172,7 +172,7 @@ func (r *Replay) seek(ctx context.Context, seq uint32) error {
 	list, err := r.player.cfg.Reads.OpenBlocks(ctx, r.request.Tenant, r.request.Session, r.request.From)
 	since := before.Time
 	for _, b := range list {
-		if !r.has(b.ExecutionID) {
+		if !r.includes(b.ExecutionID) {
 			continue
 		}
 		r.open[b.ID] = 0
@@ -180,7 +180,7 @@ func (r *Replay) seek(ctx context.Context, seq uint32) error {
 			since = b.Start
 		}
 	}
-	r.texts.since = since.Add(-textEarlier)
+	r.texts.since = since.Add(-clockMargin)
 	return err
 }
 
@@ -188,7 +188,7 @@ func (r *Replay) seek(ctx context.Context, seq uint32) error {
 // clock is behind.
 func (r *Replay) advanceClock(e events.Wire) {
 	if e.Source == events.FromRunner {
-		r.reached = e.Time
+		r.runnerTime = e.Time
 	}
 }
 

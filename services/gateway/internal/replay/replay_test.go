@@ -37,9 +37,9 @@ func TestSlot_LeavesRoomForOtherTenants(t *testing.T) {
 			}
 		}
 	}
-	take("one", tenantReaders)
+	take("one", maxTenantReads)
 	waits("one")
-	take("other", readers-tenantReaders)
+	take("other", maxReads-maxTenantReads)
 	waits("other")
 	waits("third") // all reads of the gateway are in use
 	for _, release := range releases {
@@ -48,5 +48,5 @@ func TestSlot_LeavesRoomForOtherTenants(t *testing.T) {
 	if len(p.tenants) != 0 || len(p.slots) != 0 {
 		t.Errorf("%d tenants and %d slots are held", len(p.tenants), len(p.slots))
 	}
-	take("one", tenantReaders)
+	take("one", maxTenantReads)
 }

@@ -19,13 +19,13 @@ const (
 	textMessages = 256       // messages in one read of DELTAS
 	textBytes    = 128 << 10 // bytes after which a read ends
 	textTimeout  = 5 * time.Second
-	// textEarlier is how long before the first event of a replay the search for its text begins. The timestamps of
+	// clockMargin is how long before the first event of a replay the search for its text begins. The timestamps of
 	// NATS messages come from another clock.
-	textEarlier = time.Minute
+	clockMargin = time.Minute
 )
 
-// texts reads the text in flight of one session from DELTAS, in the order of publication and without a consumer.
-type texts struct {
+// deltaReader reads the text in flight of one session from DELTAS, in the order of publication and without a consumer.
+type deltaReader struct {
 	nc      *nats.Conn
 	subject string
 	remedy  string    // advice for the client if a read fails
@@ -45,14 +45,14 @@ type getRequest struct {
 	MaxBytes  int        `json:"max_bytes"`
 }
 
-// head returns the next piece of text without removing it; ok is false if there is none.
-func (t *texts) head(ctx context.Context) (d events.Delta, ok bool, err error) {
+// peek returns the next piece of text without removing it; ok is false if there is none.
+func (t *deltaReader) peek(ctx context.Context) (d events.Delta, ok bool, err error) {
 	for len(t.page) == 0 && !t.done {
 		if err := t.read(ctx); err != nil {
 			if ctx.Err() != nil {
 				return d, false, context.Cause(ctx)
 			}
-			return d, false, problem.New(problem.Unavailable, "", "the text in flight cannot be read from NATS; "+t.remedy).Because(err)
+			return d, false, problem.New(problem.Unavailable, "", "the text in flight cannot be read from NATS; "+t.remedy).WithCause(err)
 		}
 	}
 	if len(t.page) == 0 {
@@ -61,11 +61,11 @@ func (t *texts) head(ctx context.Context) (d events.Delta, ok bool, err error) {
 	return t.page[0], true, nil
 }
 
-// drop removes the piece that head returned.
-func (t *texts) drop() { t.page = t.page[1:] }
+// drop removes the piece that peek returned.
+func (t *deltaReader) drop() { t.page = t.page[1:] }
 
 // read reads the next messages.
-func (t *texts) read(ctx context.Context) error {
+func (t *deltaReader) read(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, textTimeout)
 	defer cancel()
 	request := getRequest{Seq: max(t.next, 1), NextFor: t.subject, Batch: textMessages, MaxBytes: textBytes}
@@ -90,7 +90,7 @@ func (t *texts) read(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("read %s: %w", t.subject, err)
 		}
-		if end, err := t.take(m); end || err != nil {
+		if end, err := t.addMessage(m); end || err != nil {
 			return err
 		}
 	}
@@ -102,8 +102,8 @@ const (
 	statusNone = "404" // no messages
 )
 
-// take adds a message to the page. end reports whether it was the last response to the request.
-func (t *texts) take(m *nats.Msg) (end bool, err error) {
+// addMessage adds a message to the page. end reports whether it was the last response to the request.
+func (t *deltaReader) addMessage(m *nats.Msg) (end bool, err error) {
 	switch status := m.Header.Get("Status"); status {
 	case statusEnd:
 		t.done = m.Header.Get("Nats-Num-Pending") == "0"

@@ -50,7 +50,7 @@ func (h *Handler) getFile(w *statusRecorder, r *http.Request, session, file stri
 	if kind == "" {
 		kind = http.DetectContentType(first)
 	}
-	h.secure(w, kind, path.Base(file))
+	h.setDownloadHeaders(w, kind, path.Base(file))
 	w.Header().Set("ETag", `"`+etag(e)+`"`)
 	if strings.Contains(r.Header.Get("Range"), ",") {
 		r.Header.Del("Range") // each of several ranges would read the file from its start
@@ -64,8 +64,8 @@ func (h *Handler) getFile(w *statusRecorder, r *http.Request, session, file stri
 	return nil
 }
 
-// secure sets headers that prevent content of an agent from being executed in the API's origin.
-func (h *Handler) secure(w http.ResponseWriter, kind, name string) {
+// setDownloadHeaders sets headers that prevent content of an agent from being executed in the API's origin.
+func (h *Handler) setDownloadHeaders(w http.ResponseWriter, kind, name string) {
 	head := w.Header()
 	head.Set("Content-Type", kind)
 	head.Set("Content-Disposition", disposition(name))
@@ -92,57 +92,57 @@ func disposition(name string) string {
 
 // seeker implements io.ReadSeeker for content that can only be read from its beginning.
 type seeker struct {
-	ctx   context.Context
-	open  func(context.Context) (io.ReadCloser, error)
-	size  int64
-	at    int64 // offset of the next read
-	from  io.ReadCloser
-	read  int64  // offset of from
-	first []byte // the first bytes, kept in memory
-	err   error
+	ctx    context.Context
+	open   func(context.Context) (io.ReadCloser, error)
+	size   int64
+	offset int64 // offset of the next read
+	from   io.ReadCloser
+	read   int64  // offset of from
+	first  []byte // the first bytes, kept in memory
+	err    error
 }
 
 // rewind sets the offset to 0; first are the first bytes of the content.
-func (s *seeker) rewind(first []byte) { s.first, s.at = first, 0 }
+func (s *seeker) rewind(first []byte) { s.first, s.offset = first, 0 }
 
 // Seek implements io.Seeker.
 func (s *seeker) Seek(offset int64, whence int) (int64, error) {
 	switch whence {
 	case io.SeekCurrent:
-		offset += s.at
+		offset += s.offset
 	case io.SeekEnd:
 		offset += s.size
 	}
 	if offset < 0 {
 		return 0, errors.New("seek before the beginning")
 	}
-	s.at = offset
+	s.offset = offset
 	return offset, nil
 }
 
 // Read implements io.Reader.
 func (s *seeker) Read(p []byte) (int, error) {
-	if s.at < int64(len(s.first)) {
-		n := copy(p, s.first[s.at:])
-		s.at += int64(n)
+	if s.offset < int64(len(s.first)) {
+		n := copy(p, s.first[s.offset:])
+		s.offset += int64(n)
 		return n, nil
 	}
-	if err := s.reach(); err != nil {
+	if err := s.skipTo(); err != nil {
 		s.err = err
 		return 0, err
 	}
 	n, err := s.from.Read(p)
-	s.at += int64(n)
-	s.read = s.at
+	s.offset += int64(n)
+	s.read = s.offset
 	if err != nil && !errors.Is(err, io.EOF) {
 		s.err = err
 	}
 	return n, err
 }
 
-// reach opens or skips content up to the offset of the next read.
-func (s *seeker) reach() (err error) {
-	if s.from != nil && s.read > s.at {
+// skipTo opens the content if needed, and skips it up to the offset of the next read.
+func (s *seeker) skipTo() (err error) {
+	if s.from != nil && s.read > s.offset {
 		s.Close()
 	}
 	if s.from == nil {
@@ -150,10 +150,10 @@ func (s *seeker) reach() (err error) {
 			return err
 		}
 	}
-	if _, err = io.CopyN(io.Discard, s.from, s.at-s.read); err != nil {
-		return fmt.Errorf("read up to byte %d: %w", s.at, err)
+	if _, err = io.CopyN(io.Discard, s.from, s.offset-s.read); err != nil {
+		return fmt.Errorf("read up to byte %d: %w", s.offset, err)
 	}
-	s.read = s.at
+	s.read = s.offset
 	return nil
 }
 

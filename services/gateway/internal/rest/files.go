@@ -93,7 +93,7 @@ func (h *Handler) putFile(w *statusRecorder, r *http.Request, session, file stri
 	if err != nil {
 		return err
 	}
-	f := api.FileSource{Path: file}
+	f := api.FileUpload{Path: file}
 	if m := q.Get("mode"); m != "" {
 		n, err := strconv.ParseUint(m, 8, 32)
 		if err != nil || n == 0 || n > 0o777 {
@@ -101,7 +101,7 @@ func (h *Handler) putFile(w *statusRecorder, r *http.Request, session, file stri
 		}
 		f.Mode = uint32(n)
 	}
-	return h.put(w, r, session, f)
+	return h.upload(w, r, session, f)
 }
 
 // putTar uploads an archive.
@@ -113,21 +113,22 @@ func (h *Handler) putTar(w *statusRecorder, r *http.Request, session string) err
 	if media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || media != typeTar {
 		return problem.Invalid("Content-Type", "send several files as one tar, with Content-Type %s; send one file to /api/sessions/{id}/files/{path}", typeTar)
 	}
-	return h.put(w, r, session, api.FileSource{Path: q.Get("dir"), Archive: true})
+	return h.upload(w, r, session, api.FileUpload{Path: q.Get("dir"), Archive: true})
 }
 
-func (h *Handler) put(w *statusRecorder, r *http.Request, session string, f api.FileSource) error {
+// upload stores a file or an archive, at a minimum speed of the client.
+func (h *Handler) upload(w *statusRecorder, r *http.Request, session string, f api.FileUpload) error {
 	if err := admissionOf(r).Take(admission.TransferCost); err != nil {
 		return err
 	}
 	control := http.NewResponseController(w)
-	in := &minRateBody{pace: pace{patience: h.cfg.ReadTimeout}, from: r.Body, control: control}
+	in := &minRateBody{transferLimit: transferLimit{allowance: h.cfg.ReadTimeout}, from: r.Body, control: control}
 	f.Body, f.Length, f.Limit = in, r.ContentLength, h.cfg.MaxFile
 	accepted, err := h.cfg.API.PutFile(r.Context(), session, f)
 	if err := in.outcome(r, err); err != nil {
 		return err
 	}
-	_ = control.SetWriteDeadline(time.Now().Add(stall)) // a test's recorder has no connection
+	_ = control.SetWriteDeadline(time.Now().Add(stallTimeout)) // a test's recorder has no connection
 	writeJSON(w, http.StatusAccepted, accepted)
 	return nil
 }
@@ -161,7 +162,7 @@ func (h *Handler) listFiles(w *statusRecorder, r *http.Request, session string) 
 	if err != nil {
 		return err
 	}
-	list, err := ws.Below(q.Get("dir"))
+	list, err := ws.EntriesBelow(q.Get("dir"))
 	if err != nil {
 		return err
 	}
@@ -171,7 +172,7 @@ func (h *Handler) listFiles(w *statusRecorder, r *http.Request, session string) 
 	w.Header().Add("Vary", "Accept")
 	out := h.pacedResponse(w)
 	if wantsTar(r) {
-		h.secure(w, typeTar, session+".tar")
+		h.setDownloadHeaders(w, typeTar, session+".tar")
 		w.WriteHeader(http.StatusOK)
 		if r.Method == http.MethodHead {
 			return nil
@@ -195,7 +196,7 @@ func (h *Handler) listFiles(w *statusRecorder, r *http.Request, session string) 
 	return nil
 }
 
-// abort aborts the connection if a response cannot be completed, so that the client does not take it for complete.
+// abort aborts the connection if a response cannot be completed, so that the client does not treat it as complete.
 func (h *Handler) abort(r *http.Request, err error) {
 	if err == nil {
 		return

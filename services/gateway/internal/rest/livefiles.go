@@ -73,12 +73,12 @@ func (h *Handler) getLive(w *statusRecorder, r *http.Request, session, file stri
 	kind := mime.TypeByExtension(path.Ext(file))
 	first := make([]byte, min(size, 512))
 	if _, err := io.ReadFull(content, first); err != nil {
-		return problem.New(problem.Unavailable, "", "the transfer of the file was interrupted; try again").Because(err)
+		return problem.New(problem.Unavailable, "", "the transfer of the file was interrupted; try again").WithCause(err)
 	}
 	if kind == "" {
 		kind = http.DetectContentType(first)
 	}
-	h.secure(w, kind, path.Base(file))
+	h.setDownloadHeaders(w, kind, path.Base(file))
 	w.Header().Set("Content-Length", strconv.FormatInt(size, 10))
 	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(http.StatusOK)

@@ -67,6 +67,7 @@ func routes() map[string]route {
 	return out
 }
 
+// binding returns the HTTP method and the pattern of a rule.
 func binding(rule *annotations.HttpRule) (verb, path string) {
 	switch p := rule.GetPattern().(type) {
 	case *annotations.HttpRule_Get:
@@ -119,7 +120,7 @@ func (h *Handler) mux() (http.Handler, error) {
 		}),
 		runtime.WithMiddlewares(func(next runtime.HandlerFunc) runtime.HandlerFunc {
 			return func(w http.ResponseWriter, r *http.Request, params map[string]string) {
-				h.strict(table, next, w, r, params)
+				h.validate(table, next, w, r, params)
 			}
 		}),
 	)
@@ -147,9 +148,9 @@ func recorderOf(w http.ResponseWriter) *statusRecorder {
 	return &statusRecorder{ResponseWriter: w}
 }
 
-// strict reads the body and validates query and body before the method is called, so that errors name the field.
+// validate reads the body, checks query and body, and then calls the method, so that errors name the field.
 // grpc-gateway alone would ignore unknown parameters.
-func (h *Handler) strict(table map[string]route, next runtime.HandlerFunc, w http.ResponseWriter, r *http.Request, params map[string]string) {
+func (h *Handler) validate(table map[string]route, next runtime.HandlerFunc, w http.ResponseWriter, r *http.Request, params map[string]string) {
 	out := recorderOf(w)
 	pattern, _ := runtime.HTTPPattern(r.Context())
 	to, ok := table[r.Method+" "+strings.ReplaceAll(pattern.String(), "=*}", "}")]
@@ -168,7 +169,7 @@ func (h *Handler) strict(table map[string]route, next runtime.HandlerFunc, w htt
 	}
 	body, err := readBody(out, r, limit, h.cfg.ReadTimeout)
 	if err == nil && !to.body && len(body.data) > 0 {
-		err = problem.Invalid("", "%s %s takes no body", r.Method, to.path)
+		err = problem.Invalid("", "%s %s does not support a body", r.Method, to.path)
 	}
 	if err == nil {
 		err = checkKey(r)

@@ -5,7 +5,7 @@ import (
 	"net/http"
 )
 
-// health responds while the process is alive.
+// health answers 200 while the process is alive.
 func (h *Handler) health(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, http.StatusOK, map[string]string{"status": "ok"})
 }

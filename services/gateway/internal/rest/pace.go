@@ -10,34 +10,34 @@ import (
 )
 
 const (
-	// stall bounds how long the client may be silent during a file transfer.
-	stall = 30 * time.Second
+	// stallTimeout bounds how long the client may be silent during a file transfer.
+	stallTimeout = 30 * time.Second
 	// minRate is the lowest average speed of a file transfer, in bytes per second.
 	minRate = 16 << 10
 )
 
-// pace bounds how long the gateway waits for a client during a file transfer: at most stall for one read or write,
-// and in total patience plus the time that the bytes take at minRate.
-type pace struct {
-	patience time.Duration
-	moved    int64 // bytes
-	waited   time.Duration
+// transferLimit bounds how long the gateway waits for a client during a file transfer: at most stallTimeout for one read or
+// write, and in total the allowance plus the time that the bytes take at minRate.
+type transferLimit struct {
+	allowance time.Duration
+	bytes     int64 // bytes
+	waited    time.Duration
 }
 
 // deadline returns the deadline of a wait that begins now.
-func (p *pace) deadline(now time.Time) time.Time {
-	return now.Add(min(stall, p.patience+time.Duration(p.moved)*time.Second/minRate-p.waited))
+func (p *transferLimit) deadline(now time.Time) time.Time {
+	return now.Add(min(stallTimeout, p.allowance+time.Duration(p.bytes)*time.Second/minRate-p.waited))
 }
 
 // add counts the bytes that were moved during a wait.
-func (p *pace) add(n int, waited time.Duration) {
-	p.moved += int64(n)
+func (p *transferLimit) add(n int, waited time.Duration) {
+	p.bytes += int64(n)
 	p.waited += waited
 }
 
 // minRateBody is a request body whose Read fails if the client sends more slowly than the minimum rate.
 type minRateBody struct {
-	pace
+	transferLimit
 	from    io.Reader
 	control *http.ResponseController
 	err     error // why the body ended early
@@ -72,7 +72,7 @@ func (b *minRateBody) outcome(r *http.Request, refused error) error {
 	if r.ContentLength < 0 {
 		rest = maxBody
 	}
-	if sends := b.moved > 0 || r.Header.Get("Expect") == ""; sends && r.ContentLength <= rest {
+	if sends := b.bytes > 0 || r.Header.Get("Expect") == ""; sends && r.ContentLength <= rest {
 		_, _ = io.CopyN(io.Discard, b, rest)
 	}
 	return refused
@@ -80,18 +80,18 @@ func (b *minRateBody) outcome(r *http.Request, refused error) error {
 
 // problem returns the problem for a body that ended early.
 func (b *minRateBody) problem() error {
-	return problem.Invalid("", "the body is incomplete: it ended early, no data arrived for %s, or it arrived slower than %d bytes per second", stall, minRate).Because(b.err)
+	return problem.Invalid("", "the body is incomplete: it ended early, no data arrived for %s, or it arrived slower than %d bytes per second", stallTimeout, minRate).WithCause(b.err)
 }
 
 // pacedResponse is a response that the client must read at a minimum speed.
 type pacedResponse struct {
-	pace
+	transferLimit
 	*statusRecorder
 	control *http.ResponseController
 }
 
 func (h *Handler) pacedResponse(w *statusRecorder) *pacedResponse {
-	return &pacedResponse{pace: pace{patience: h.cfg.ReadTimeout}, statusRecorder: w, control: http.NewResponseController(w)}
+	return &pacedResponse{transferLimit: transferLimit{allowance: h.cfg.ReadTimeout}, statusRecorder: w, control: http.NewResponseController(w)}
 }
 
 func (p *pacedResponse) Write(b []byte) (int, error) {

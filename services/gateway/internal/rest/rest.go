@@ -137,6 +137,7 @@ const (
 	streamSuffix = "/events/stream"
 )
 
+// serve checks the origin, the key and the rates of a request, and calls the handler of its route.
 func (h *Handler) serve(w *statusRecorder, r *http.Request) error {
 	admission.HeaderRead(r.Context())
 	if err := checkHeader(r); err != nil {
@@ -242,8 +243,8 @@ func allow(w *statusRecorder, r *http.Request) error {
 	return auth.Allow(r.Context(), method+" "+w.route)
 }
 
-// Full returns the response to a connection over the limit, as bytes of HTTP/1.1.
-func Full() []byte {
+// OverloadedResponse returns the response to a connection over the limit, as bytes of HTTP/1.1.
+func OverloadedResponse() []byte {
 	p := problem.New(problem.Overloaded, "", "the gateway, or your address, has as many connections open as it may (--max-connections, --max-address-connections); try again")
 	body := p.JSON()
 	return fmt.Appendf(nil, "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/problem+json\r\nCache-Control: no-store\r\nRetry-After: %d\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s",
@@ -292,7 +293,7 @@ func manages(path string) bool {
 }
 
 func notAllowed(r *http.Request) error {
-	return problem.New(problem.MethodNotAllowed, "", fmt.Sprintf("%s takes no %.20s", truncate.Text(r.URL.Path, 100), r.Method))
+	return problem.New(problem.MethodNotAllowed, "", fmt.Sprintf("%s does not support the method %.20s", truncate.Text(r.URL.Path, 100), r.Method))
 }
 
 func notFound(r *http.Request) error {

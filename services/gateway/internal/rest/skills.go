@@ -48,7 +48,7 @@ func (h *Handler) pushSkill(w *statusRecorder, r *http.Request) error {
 	if media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || media != typeZIP {
 		return problem.Invalid("Content-Type", "a skill must be a ZIP, with Content-Type %s", typeZIP)
 	}
-	from := api.SkillSource{
+	from := api.SkillUpload{
 		Ref: events.Reference{Scope: events.Scope(q.Get("scope")), Org: q.Get("org"), Slug: q.Get("slug")}, Tags: q["tag"], SHA256: q.Get("sha256"), Length: r.ContentLength,
 	}
 	switch dry := q.Get("dryRun"); dry {
@@ -62,7 +62,7 @@ func (h *Handler) pushSkill(w *statusRecorder, r *http.Request) error {
 		return err
 	}
 	control := http.NewResponseController(w)
-	in := &minRateBody{pace: pace{patience: h.cfg.ReadTimeout}, from: r.Body, control: control}
+	in := &minRateBody{transferLimit: transferLimit{allowance: h.cfg.ReadTimeout}, from: r.Body, control: control}
 	from.Body = in
 	out, err := h.cfg.API.PushSkill(r.Context(), from)
 	if err := in.outcome(r, err); err != nil {
@@ -72,7 +72,7 @@ func (h *Handler) pushSkill(w *statusRecorder, r *http.Request) error {
 	if out.Same || from.DryRun {
 		status = http.StatusOK
 	}
-	_ = control.SetWriteDeadline(time.Now().Add(stall)) // a test's recorder has no connection
+	_ = control.SetWriteDeadline(time.Now().Add(stallTimeout)) // a test's recorder has no connection
 	writeJSON(w, status, out)
 	return nil
 }
@@ -105,7 +105,7 @@ func (h *Handler) getArchive(w *statusRecorder, r *http.Request, slug string) er
 	if _, err := io.ReadFull(content, first); err != nil {
 		return err
 	}
-	h.secure(w, typeZIP, a.Slug+".zip")
+	h.setDownloadHeaders(w, typeZIP, a.Slug+".zip")
 	w.Header().Set("ETag", `"`+a.Digest+`"`)
 	if strings.Contains(r.Header.Get("Range"), ",") {
 		r.Header.Del("Range") // each of several ranges would read the content from its start

@@ -26,12 +26,12 @@ func (h *Handler) putTranscript(w *statusRecorder, r *http.Request) error {
 		return err
 	}
 	control := http.NewResponseController(w)
-	in := &minRateBody{pace: pace{patience: h.cfg.ReadTimeout}, from: r.Body, control: control}
+	in := &minRateBody{transferLimit: transferLimit{allowance: h.cfg.ReadTimeout}, from: r.Body, control: control}
 	out, err := h.cfg.API.PutTranscript(r.Context(), in, r.ContentLength, h.cfg.MaxTranscript)
 	if err := in.outcome(r, err); err != nil {
 		return err
 	}
-	_ = control.SetWriteDeadline(time.Now().Add(stall)) // a test's recorder has no connection
+	_ = control.SetWriteDeadline(time.Now().Add(stallTimeout)) // a test's recorder has no connection
 	writeJSON(w, http.StatusCreated, out)
 	return nil
 }

@@ -22,8 +22,8 @@ import (
 // interceptor admits calls, and converts their errors to statuses.
 type interceptor struct {
 	Config
-	limits  map[string]int // largest message in bytes, by full method name; maxOther for all others
-	unknown atomic.Int64   // number of calls whose key was not looked up yet
+	limits    map[string]int // largest message in bytes, by full method name; maxOther for all others
+	undecided atomic.Int64   // number of calls whose key was not looked up yet
 }
 
 // messageLimits returns the largest message of each method in bytes, by full method name.
@@ -70,6 +70,7 @@ func userOf(md metadata.MD) (string, error) {
 	return auth.User(name, md.Get(name))
 }
 
+// decidedKey is the context key of the function that ends the wait for the look-up of a call's key.
 type decidedKey struct{}
 
 // tap runs before a call gets a stream, in the goroutine that reads the connection. It refuses a call whose key is
@@ -80,13 +81,13 @@ func (i *interceptor) tap(ctx context.Context, info *tap.Info) (context.Context,
 		return ctx, nil
 	}
 	if err := i.Auth.Inspect(authorization(info.Header)); err != nil {
-		return ctx, i.settle("none", err)
+		return ctx, i.finish("none", err)
 	}
-	if i.unknown.Add(1) > maxUnknown {
-		i.unknown.Add(-1)
-		return ctx, i.settle("none", problem.New(problem.Overloaded, "", "too many calls wait for their key to be looked up; try again"))
+	if i.undecided.Add(1) > maxUndecided {
+		i.undecided.Add(-1)
+		return ctx, i.finish("none", problem.New(problem.Overloaded, "", "too many calls are waiting for the look-up of their keys; try again"))
 	}
-	decided := sync.OnceFunc(func() { i.unknown.Add(-1) })
+	decided := sync.OnceFunc(func() { i.undecided.Add(-1) })
 	context.AfterFunc(ctx, decided) // for a call that never reaches its interceptor, such as one of an unknown method
 	return context.WithValue(ctx, decidedKey{}, decided), nil
 }
@@ -125,14 +126,14 @@ func (i *interceptor) admit(ctx context.Context, method string) (_ context.Conte
 	return ctx, p.Tenant, err
 }
 
-// admitted runs around every call, before a message is read. handle receives the stream from which it must read
+// intercept runs around every call, before a message is read. handle receives the stream from which it must read
 // messages, with the principal in its context.
-func (i *interceptor) admitted(s grpc.ServerStream, method string, streams bool, handle func(grpc.ServerStream) error) (err error) {
+func (i *interceptor) intercept(s grpc.ServerStream, method string, streams bool, handle func(grpc.ServerStream) error) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			err = fmt.Errorf("panic: %v", v)
 		}
-		err = i.settle(method, err)
+		err = i.finish(method, err)
 	}()
 	ctx, tenant, err := i.admit(s.Context(), method)
 	if err != nil {

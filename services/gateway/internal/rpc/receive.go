@@ -29,9 +29,10 @@ const (
 	headerLen = 5
 )
 
-// frames is the transport's side of a call. grpc-go reads a whole message before any option or interceptor sees its
-// length, but its transport can be read in pieces. TestReceive fails if a later grpc-go does not have these methods.
-type frames interface {
+// pieceReader is the transport's side of a call. grpc-go reads a whole message before any option or interceptor sees its
+// length, but its transport can be read in pieces. TestReceive_RefusesBombs fails if a later grpc-go does not have
+// these methods.
+type pieceReader interface {
 	ReadMessageHeader(header []byte) error
 	Read(n int) (mem.BufferSlice, error)
 }
@@ -60,7 +61,7 @@ func (r *receiver) RecvMsg(into any) error {
 	if !ok {
 		return fmt.Errorf("%T is not a message", into)
 	}
-	from, ok := grpc.ServerTransportStreamFromContext(r.ctx).(frames)
+	from, ok := grpc.ServerTransportStreamFromContext(r.ctx).(pieceReader)
 	if !ok {
 		return errNoFrames
 	}
@@ -90,7 +91,7 @@ func (r *receiver) RecvMsg(into any) error {
 }
 
 // read reads a message in pieces. It takes the bytes of each piece before it reads the piece.
-func (r *receiver) read(from frames) ([]byte, error) {
+func (r *receiver) read(from pieceReader) ([]byte, error) {
 	var header [headerLen]byte
 	if err := from.ReadMessageHeader(header[:]); err != nil {
 		return nil, err
@@ -100,7 +101,7 @@ func (r *receiver) read(from frames) ([]byte, error) {
 	}
 	length := int64(binary.BigEndian.Uint32(header[1:]))
 	if length > int64(r.limit) {
-		return nil, problem.New(problem.PayloadTooLarge, "", fmt.Sprintf("the message has %d bytes; this method takes %d", length, r.limit))
+		return nil, problem.New(problem.PayloadTooLarge, "", fmt.Sprintf("the message has %d bytes; the limit of this method is %d", length, r.limit))
 	}
 	var data []byte
 	for int64(len(data)) < length {
@@ -136,17 +137,17 @@ func decode(data []byte, m proto.Message) error {
 		rest = rest[n:]
 	}
 	if err := proto.Unmarshal(data, m); err != nil {
-		return problem.Invalid("", "the message is not one of this method's: %s", err)
+		return problem.Invalid("", "the message does not decode as a request of this method: %s", err)
 	}
 	return nil
 }
 
-// registrar registers services so that admitted runs around each of their methods. A method with one request is
+// registrar registers services so that intercept runs around each of their methods. A method with one request is
 // registered as a stream, because grpc-go calls the handler of a stream before it reads a message, but the
 // interceptor of a unary method only after it has read the request.
 type registrar struct {
 	*grpc.Server
-	admitted func(s grpc.ServerStream, method string, streams bool, handle func(grpc.ServerStream) error) error
+	intercept func(s grpc.ServerStream, method string, streams bool, handle func(grpc.ServerStream) error) error
 }
 
 // RegisterService implements grpc.ServiceRegistrar.
@@ -156,7 +157,7 @@ func (r registrar) RegisterService(service *grpc.ServiceDesc, impl any) {
 	for _, m := range service.Methods {
 		name := "/" + service.ServiceName + "/" + m.MethodName
 		out.Streams = append(out.Streams, grpc.StreamDesc{StreamName: m.MethodName, Handler: func(srv any, s grpc.ServerStream) error {
-			return r.admitted(s, name, false, func(s grpc.ServerStream) error {
+			return r.intercept(s, name, false, func(s grpc.ServerStream) error {
 				answer, err := m.Handler(srv, s.Context(), s.RecvMsg, nil)
 				if err != nil {
 					return err
@@ -168,7 +169,7 @@ func (r registrar) RegisterService(service *grpc.ServiceDesc, impl any) {
 	for _, stream := range service.Streams {
 		name, handle := "/"+service.ServiceName+"/"+stream.StreamName, stream.Handler
 		stream.Handler = func(srv any, s grpc.ServerStream) error {
-			return r.admitted(s, name, true, func(s grpc.ServerStream) error { return handle(srv, s) })
+			return r.intercept(s, name, true, func(s grpc.ServerStream) error { return handle(srv, s) })
 		}
 		out.Streams = append(out.Streams, stream)
 	}

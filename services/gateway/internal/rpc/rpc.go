@@ -45,8 +45,8 @@ const (
 	window, connectionWindow = 64 << 10, 1 << 20
 	// maxHeaders is the largest size of the headers of a call, in bytes.
 	maxHeaders = 32 << 10
-	// maxUnknown is the largest number of calls that may wait for the look-up of their keys.
-	maxUnknown = 1024
+	// maxUndecided is the largest number of calls that may wait for the look-up of their keys.
+	maxUndecided = 1024
 	// handshakeTimeout bounds how long a client may take to open a connection.
 	handshakeTimeout = 10 * time.Second
 	// idleTimeout is how long a connection may stay open without a call.
@@ -82,7 +82,7 @@ func New(cfg Config) *Server {
 	if cfg.TLS != nil {
 		secure = credentials.NewTLS(cfg.TLS)
 	}
-	server := registrar{admitted: in.admitted, Server: grpc.NewServer(
+	server := registrar{intercept: in.intercept, Server: grpc.NewServer(
 		grpc.Creds(secure),
 		grpc.InTapHandle(in.tap),
 		grpc.MaxRecvMsgSize(maxOther), // for calls that receiver does not read; there are none
@@ -172,8 +172,8 @@ func manages(method string) bool {
 	return false
 }
 
-// settle converts an error to a status, logs errors of the server, and counts the call.
-func (i *interceptor) settle(method string, err error) error {
+// finish converts an error to a status, logs errors of the server, and counts the call.
+func (i *interceptor) finish(method string, err error) error {
 	if err == nil {
 		i.Metrics.Call(method, "OK")
 		return nil

@@ -71,7 +71,7 @@ func (h *Handler) Close() {
 	h.closed = true
 	for c := range h.conns {
 		h.work.Go(func() {
-			c.finish(websocket.StatusGoingAway, "the gateway is stopping; connect again with your cursors")
+			c.closeOnce(websocket.StatusGoingAway, "the gateway is stopping; connect again with your cursors")
 		})
 	}
 	h.mu.Unlock()
@@ -130,14 +130,15 @@ type conn struct {
 	tenant  string
 	agents  []string // slugs of the only agents whose sessions may be joined; empty means all
 
-	mu     sync.Mutex
-	joined map[string]context.CancelCauseFunc // by session
-	work   sync.WaitGroup                     // counts the goroutines of joins
-	end    sync.Once
+	mu      sync.Mutex
+	joined  map[string]context.CancelCauseFunc // by session
+	work    sync.WaitGroup                     // counts the goroutines of joins
+	closing sync.Once
 }
 
 var errClosed = errors.New("the connection is closed")
 
+// serve handles the connection until it ends.
 func (c *conn) serve(p auth.Principal) {
 	defer c.handler.cfg.Opened()()
 	defer c.handler.forget(c)
@@ -147,20 +148,20 @@ func (c *conn) serve(p auth.Principal) {
 	revoked := context.AfterFunc(ctx, func() {
 		var p *problem.Error
 		if errors.As(context.Cause(ctx), &p) {
-			c.cut(websocket.StatusPolicyViolation, p, request{})
+			c.closeWithError(websocket.StatusPolicyViolation, p, request{})
 		}
 	})
-	pings := c.pings(ctx)
+	pings := c.startPings(ctx)
 	c.read(ctx)
 	revoked()
 	pings()
-	c.finish(websocket.StatusNormalClosure, "")
+	c.closeOnce(websocket.StatusNormalClosure, "")
 	cancel(errClosed)
 	c.work.Wait()
 }
 
-// pings sends pings periodically until stop is called, and closes the connection when one is not answered.
-func (c *conn) pings(ctx context.Context) (stop func()) {
+// startPings sends pings periodically until stop is called, and closes the connection when one is not answered.
+func (c *conn) startPings(ctx context.Context) (stop func()) {
 	var mu sync.Mutex
 	stopped := false
 	var timer *time.Timer
@@ -186,19 +187,19 @@ func (c *conn) pings(ctx context.Context) (stop func()) {
 	}
 }
 
-// cut sends an error and closes the connection.
-func (c *conn) cut(code websocket.StatusCode, p *problem.Error, about request) {
+// closeWithError sends an error and closes the connection.
+func (c *conn) closeWithError(code websocket.StatusCode, p *problem.Error, about request) {
 	c.handler.cfg.Cut(string(p.Code))
 	_ = c.send(errorMessage(p, about))
-	c.finish(code, string(p.Code)+": "+p.Detail)
+	c.closeOnce(code, string(p.Code)+": "+p.Detail)
 }
 
 // maxReason is the largest reason of a close frame, in bytes.
 const maxReason = 123
 
-// finish closes the connection with a code. Only the first call has an effect.
-func (c *conn) finish(code websocket.StatusCode, reason string) {
-	c.end.Do(func() {
+// closeOnce closes the connection with a code. Only the first call has an effect.
+func (c *conn) closeOnce(code websocket.StatusCode, reason string) {
+	c.closing.Do(func() {
 		_ = c.ws.Close(code, truncate.Text(reason, maxReason-len("…"))) // the client may be gone already
 	})
 }

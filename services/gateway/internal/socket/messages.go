@@ -47,8 +47,8 @@ type request struct {
 // metadata reports whether the events of a join include their metadata.
 func (r request) metadata() bool { return r.Metadata == nil || *r.Metadata }
 
-// replayOf returns the requested replay, or nil for a join that streams new events.
-func (r request) replayOf() (*replay.Request, error) {
+// replayRequest returns the requested replay, or nil for a join that streams new events.
+func (r request) replayRequest() (*replay.Request, error) {
 	if !r.Replay {
 		for name, given := range map[string]bool{"speed": r.Speed != nil, "from": r.From != nil, "to": r.To != nil, "executionId": r.ExecutionID != nil} {
 			if given {

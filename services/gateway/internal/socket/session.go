@@ -22,20 +22,20 @@ func (c *conn) read(ctx context.Context) {
 		kind, data, err := c.receive()
 		var refused *problem.Error
 		if errors.As(err, &refused) {
-			c.cut(websocket.StatusTryAgainLater, refused, request{})
+			c.closeWithError(websocket.StatusTryAgainLater, refused, request{})
 			return
 		}
 		if err != nil {
 			return
 		}
 		if kind != websocket.MessageText {
-			c.finish(websocket.StatusUnsupportedData, "INVALID_REQUEST: send text, not binary")
+			c.closeOnce(websocket.StatusUnsupportedData, "INVALID_REQUEST: send text, not binary")
 			return
 		}
 		r, err := parse(data)
 		var malformed errMalformed
 		if errors.As(err, &malformed) {
-			c.cut(websocket.StatusInvalidFramePayloadData, problem.Invalid("", "%s", malformed.detail), r)
+			c.closeWithError(websocket.StatusInvalidFramePayloadData, problem.Invalid("", "%s", malformed.detail), r)
 			return
 		}
 		if err == nil {
@@ -69,6 +69,7 @@ func (c *conn) receive() (websocket.MessageType, []byte, error) {
 	return kind, data, err
 }
 
+// handle carries out a message of the client.
 func (c *conn) handle(ctx context.Context, r request) error {
 	switch r.Type {
 	case typeJoin:
@@ -84,6 +85,7 @@ type leftByClient struct{ request request }
 
 func (leftByClient) Error() string { return "the client left the session" }
 
+// leave ends the join of a session.
 func (c *conn) leave(r request) error {
 	if err := reads.CheckSession(r.SessionID); err != nil {
 		return err
@@ -98,11 +100,12 @@ func (c *conn) leave(r request) error {
 	return nil
 }
 
+// join starts a goroutine that streams or replays a session.
 func (c *conn) join(ctx context.Context, r request) error {
 	if err := reads.CheckSession(r.SessionID); err != nil {
 		return err
 	}
-	ask, err := r.replayOf()
+	ask, err := r.replayRequest()
 	if err != nil {
 		return err
 	}
@@ -140,14 +143,14 @@ func (c *conn) follow(ctx context.Context, r request) {
 	reader, err := c.handler.cfg.Live.Join(ctx, c.tenant, c.agents, r.SessionID, r.After)
 	if err != nil {
 		c.forget(r.SessionID)
-		c.notJoined(ctx, r, err)
+		c.answerFailedJoin(ctx, r, err)
 		return
 	}
 	defer reader.Close()
 	tip, cursor := reader.Tip(), r.After
 	err = c.send(message{Type: typeJoined, RequestID: r.RequestID, SessionID: r.SessionID, Seq: &tip}.encode())
 	if err == nil {
-		err = c.pump(ctx, reader, &cursor, r.metadata())
+		err = c.sendFrames(ctx, reader, &cursor, r.metadata())
 	}
 	c.forget(r.SessionID)
 	c.sendJoinEnd(r, cursor, err)
@@ -159,21 +162,21 @@ func (c *conn) replay(ctx context.Context, r request, ask replay.Request) {
 	from, err := c.handler.cfg.Player.Open(ctx, ask)
 	if err != nil {
 		c.forget(r.SessionID)
-		c.notJoined(ctx, r, err)
+		c.answerFailedJoin(ctx, r, err)
 		return
 	}
 	defer from.Close()
 	tip, cursor := from.Tip(), from.Cursor()
 	err = c.send(message{Type: typeJoined, RequestID: r.RequestID, SessionID: r.SessionID, Seq: &tip}.encode())
 	if err == nil {
-		err = c.pump(ctx, from, &cursor, r.metadata())
+		err = c.sendFrames(ctx, from, &cursor, r.metadata())
 	}
 	c.forget(r.SessionID)
 	c.sendJoinEnd(r, cursor, err)
 }
 
-// notJoined answers a join that failed. If the cursor was not valid, it also sends a snapshot of the blocks.
-func (c *conn) notJoined(ctx context.Context, r request, err error) {
+// answerFailedJoin answers a join that failed. If the cursor was not valid, it also sends a snapshot of the blocks.
+func (c *conn) answerFailedJoin(ctx context.Context, r request, err error) {
 	var left leftByClient
 	if errors.As(context.Cause(ctx), &left) {
 		_ = c.send(message{Type: typeLeft, RequestID: left.request.RequestID, SessionID: r.SessionID}.encode())
@@ -208,8 +211,8 @@ type source interface {
 	Session() string
 }
 
-// pump sends frames until it fails; cursor is the seq of the last event that was sent.
-func (c *conn) pump(ctx context.Context, from source, cursor *uint32, metadata bool) error {
+// sendFrames sends frames until it fails; cursor is the seq of the last event that was sent.
+func (c *conn) sendFrames(ctx context.Context, from source, cursor *uint32, metadata bool) error {
 	for {
 		frames, err := from.Next(ctx)
 		if err != nil {
@@ -249,7 +252,7 @@ func (c *conn) sendJoinEnd(r request, cursor uint32, err error) {
 			again = fmt.Sprintf("from=%d", cursor+1)
 		}
 		slow := problem.New(problem.SlowClient, "", "the client took too long to read; connect again with "+again)
-		c.cut(websocket.StatusPolicyViolation, slow, request{SessionID: session})
+		c.closeWithError(websocket.StatusPolicyViolation, slow, request{SessionID: session})
 	case errors.As(err, &p):
 		if p.Code == problem.Unauthenticated {
 			return // the whole connection is closed with this error

@@ -65,7 +65,7 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, session string) 
 	if err != nil {
 		return err
 	}
-	open, err := h.opener(r, q)
+	open, err := h.streamOpener(r, q)
 	if err != nil {
 		return err
 	}
@@ -102,7 +102,7 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, session string) 
 	if err := h.stream(ctx, out, from, metadata); err != nil {
 		refused := problem.From(err)
 		h.cfg.Cut(string(refused.Code))
-		_ = out.write(message("", "problem", refused.JSON())) // the client may be gone
+		_ = out.write(encodeEvent("", "problem", refused.JSON())) // the client may be gone
 	}
 	return nil
 }
@@ -128,8 +128,8 @@ func parameters(r *http.Request) (url.Values, error) {
 	return q, nil
 }
 
-// opener validates the parameters, and returns the function that opens the stream.
-func (h *Handler) opener(r *http.Request, q url.Values) (func(context.Context, auth.Principal, string) (source, error), error) {
+// streamOpener validates the parameters, and returns the function that opens the stream.
+func (h *Handler) streamOpener(r *http.Request, q url.Values) (func(context.Context, auth.Principal, string) (source, error), error) {
 	again := false
 	if q.Has("replay") {
 		var err error
@@ -148,15 +148,15 @@ func (h *Handler) opener(r *http.Request, q url.Values) (func(context.Context, a
 			return h.cfg.Live.Join(ctx, p.Tenant, p.Agents, session, after)
 		}, err
 	}
-	ask, err := replayOf(r, q)
+	ask, err := replayRequest(r, q)
 	return func(ctx context.Context, p auth.Principal, session string) (source, error) {
 		ask.Tenant, ask.Agents, ask.Session = p.Tenant, p.Agents, session
 		return h.replay(ctx, ask, r.Header.Get("Last-Event-ID") != "")
 	}, err
 }
 
-// replayOf returns the request for a replay. A browser that reconnects continues after Last-Event-ID.
-func replayOf(r *http.Request, q url.Values) (replay.Request, error) {
+// replayRequest returns the request for a replay. A browser that reconnects continues after Last-Event-ID.
+func replayRequest(r *http.Request, q url.Values) (replay.Request, error) {
 	ask := replay.Request{From: 1, Speed: 1}
 	if q.Has("after") {
 		return ask, problem.Invalid("after", "a replay begins at from, not after an event")
@@ -249,16 +249,16 @@ func cursor(r *http.Request, q url.Values) (uint32, error) {
 	return n, invalid(err)
 }
 
-// errQuiet ends a wait so that a comment can be sent.
-var errQuiet = errors.New("nothing to send")
+// errIdle ends a wait so that a comment can be sent.
+var errIdle = errors.New("nothing to send")
 
 // stream sends frames until it fails. A client that disconnects is not an error.
 func (h *Handler) stream(ctx context.Context, out *writer, from source, metadata bool) error {
 	for {
-		wait, cancel := context.WithTimeoutCause(ctx, h.cfg.Comment, errQuiet)
+		wait, cancel := context.WithTimeoutCause(ctx, h.cfg.Comment, errIdle)
 		frames, err := from.Next(wait)
 		cancel()
-		if errors.Is(err, errQuiet) {
+		if errors.Is(err, errIdle) {
 			if err := out.write([]byte(": \n\n")); err != nil {
 				return nil
 			}
@@ -272,7 +272,7 @@ func (h *Handler) stream(ctx context.Context, out *writer, from source, metadata
 		}
 		var b []byte
 		for _, f := range frames {
-			b = h.render(b, f, metadata)
+			b = h.appendFrame(b, f, metadata)
 		}
 		began := time.Now()
 		if err := out.write(b); err != nil {
@@ -287,39 +287,41 @@ func (h *Handler) stream(ctx context.Context, out *writer, from source, metadata
 	}
 }
 
-// render appends a frame as one server-sent event.
-func (h *Handler) render(b []byte, f live.Frame, metadata bool) []byte {
+// appendFrame appends a frame as one server-sent event.
+func (h *Handler) appendFrame(b []byte, f live.Frame, metadata bool) []byte {
 	if f.Lag != nil {
-		return append(b, plain("lag", f.Lag)...)
+		return append(b, structEvent("lag", f.Lag)...)
 	}
 	if f.Notice != nil {
-		return append(b, plain(string(f.Notice.Kind), f.Notice.Data)...)
+		return append(b, structEvent(string(f.Notice.Kind), f.Notice.Data)...)
 	}
 	h.cfg.Sent(f.Len(metadata))
-	b = head(b, strconv.FormatUint(uint64(f.Seq), 10), string(f.Type))
+	b = appendHead(b, strconv.FormatUint(uint64(f.Seq), 10), string(f.Type))
 	begins := len(b)
 	b = f.Append(append(b, dataField...), metadata)
 	if bytes.IndexByte(b[begins:], '\n') >= 0 {
-		return lines(b[:begins], f.Append(nil, metadata))
+		return appendData(b[:begins], f.Append(nil, metadata))
 	}
 	return append(b, "\n\n"...)
 }
 
-// plain returns an event whose data is a struct of strings and numbers, which always encodes.
-func plain(event string, data any) []byte {
+// structEvent returns an event whose data is a struct of strings and numbers, which always encodes.
+func structEvent(event string, data any) []byte {
 	b, err := json.Marshal(data)
 	if err != nil {
 		panic(err)
 	}
-	return message("", event, b)
+	return encodeEvent("", event, b)
 }
 
 const dataField = "data: "
 
-// message returns one event.
-func message(id, event string, data []byte) []byte { return lines(head(nil, id, event), data) }
+// encodeEvent returns one event; an id of "" is left out.
+func encodeEvent(id, event string, data []byte) []byte {
+	return appendData(appendHead(nil, id, event), data)
+}
 
-func head(b []byte, id, event string) []byte {
+func appendHead(b []byte, id, event string) []byte {
 	if id != "" {
 		b = append(append(append(b, "id: "...), id...), '\n')
 	}
@@ -332,9 +334,9 @@ func head(b []byte, id, event string) []byte {
 	return append(b, '\n')
 }
 
-// lines appends data. JSON may contain line breaks between tokens; each line then gets its own data field of the same
+// appendData appends data. JSON may contain line breaks between tokens; each line then gets its own data field of the same
 // event.
-func lines(b, data []byte) []byte {
+func appendData(b, data []byte) []byte {
 	for line := range bytes.SplitSeq(data, []byte("\n")) {
 		b = append(append(append(b, dataField...), line...), '\n')
 	}

@@ -28,8 +28,8 @@ type AuditRow struct {
 	Address   string
 }
 
-// audit adds the row for a commit that a client caused.
-func (f *folding) audit(rec eventlog.Record) {
+// addAudit adds the row for a commit that a client caused.
+func (f *folding) addAudit(rec eventlog.Record) {
 	if a, ok := eventlog.Audit(rec); ok {
 		f.out.Audit = append(f.out.Audit, f.auditRow(rec, a))
 	}
@@ -42,7 +42,7 @@ func (f *folding) auditRow(rec eventlog.Record, a events.AuditEntry) *AuditRow {
 		types[i] = string(t)
 	}
 	return &AuditRow{
-		Tenant: rec.Subject.Tenant, Shard: int16(rec.Position.Shard), Seq: count(a.Seq), Group: f.model.group, At: pgTime(a.Time), //nolint:gosec // there are 8 shards
+		Tenant: rec.Subject.Tenant, Shard: int16(rec.Position.Shard), Seq: clampInt64(a.Seq), Group: f.model.group, At: pgTime(a.Time), //nolint:gosec // there are 8 shards
 		Aspect: string(rec.Subject.Aspect), Subject: rec.Subject.ID, About: about(rec), Execution: rowKey(a.ExecutionID), Types: clean(strings.Join(types, ",")),
 		ActorKind: rowKey(a.Actor.Kind), Actor: rowKey(a.Actor.ID), Key: rowKey(a.Actor.Key), User: clean(a.Actor.User), Service: clean(a.Actor.Service), Address: clean(a.Actor.Address),
 	}
@@ -61,17 +61,17 @@ func about(rec eventlog.Record) string {
 	return ""
 }
 
-// deletionType is the type at the end of the types of a commit that deletes a session. That commit stays in the log.
+// deletionType is the last type in AuditRow.Types for the commit that deletes a session. That commit stays in the log.
 const deletionType = events.Type("session_deleted")
 
 // deletes reports whether the row belongs to the commit that deleted its session.
 func (a *AuditRow) deletes() bool { return strings.HasSuffix(a.Types, string(deletionType)) }
 
-// keepAudit replaces the audit rows of the commits before a deletion with those that run_retired states. These
+// keepAudit replaces the audit rows of the commits before a deletion with those that run_retired lists. These
 // commits may be removed from the log; the rows are equal whether a fold read the commits or not.
 func (f *folding) keepAudit(rec eventlog.Record, d events.RunRetired) {
 	k := Key{rec.Subject.Tenant, rec.Subject.ID}
-	f.out.Audit = without(f.out.Audit, func(a *AuditRow) bool { return a.Tenant == k.Tenant && a.Subject == k.ID && !a.deletes() })
+	f.out.Audit = remove(f.out.Audit, func(a *AuditRow) bool { return a.Tenant == k.Tenant && a.Subject == k.ID && !a.deletes() })
 	f.out.AuditGone = append(f.out.AuditGone, k)
 	present := map[int64]bool{}
 	for _, a := range f.out.Audit {

@@ -10,10 +10,10 @@ import (
 	"github.com/spoolhq/spool/services/projector/internal/fold"
 )
 
-// TestFold_AuditOfARemovedSession tests that the audit rows are equal whether a fold read a deleted session before
+// TestFold_AuditIsEqualAfterRemoval tests that the audit rows are equal whether a fold read a deleted session before
 // its content was removed, afterwards, or in between. Statements of run_retired about commits of other subjects, or
 // about later commits, have no effect.
-func TestFold_AuditOfARemovedSession(t *testing.T) {
+func TestFold_AuditIsEqualAfterRemoval(t *testing.T) {
 	t.Parallel()
 	life, run := events.LifeOf("default", "ses_1"), events.RunOf("default", "ses_1")
 	at := time.Date(2026, 1, 2, 3, 4, 5, 123456789, time.UTC)

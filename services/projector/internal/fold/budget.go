@@ -69,8 +69,8 @@ func (f *folding) usageRow(tenant, day string) *TenantUsage {
 	return markChanged(&f.tenantUsage, x)
 }
 
-// dayShare is what one session added to the row of a day in tenant_usage.
-type dayShare struct {
+// dayUsage is what one session added to the row of a day in tenant_usage.
+type dayUsage struct {
 	Turns   int64   `json:"turns,omitempty"`
 	Tokens  int64   `json:"tokens,omitempty"`
 	CostUSD float64 `json:"costUsd,omitempty"`
@@ -83,18 +83,18 @@ type dayShare struct {
 }
 
 // plus returns the sum of both.
-func (d dayShare) plus(o dayShare) dayShare {
-	return dayShare{d.Turns + o.Turns, d.Tokens + o.Tokens, finite(d.CostUSD + o.CostUSD), d.TimeMs + o.TimeMs, d.Events + o.Events, d.EventBytes + o.EventBytes, d.Stored + o.Stored}
+func (d dayUsage) plus(o dayUsage) dayUsage {
+	return dayUsage{d.Turns + o.Turns, d.Tokens + o.Tokens, finite(d.CostUSD + o.CostUSD), d.TimeMs + o.TimeMs, d.Events + o.Events, d.EventBytes + o.EventBytes, d.Stored + o.Stored}
 }
 
 // minus returns d minus o.
-func (d dayShare) minus(o dayShare) dayShare {
-	return dayShare{d.Turns - o.Turns, d.Tokens - o.Tokens, d.CostUSD - o.CostUSD, d.TimeMs - o.TimeMs, d.Events - o.Events, d.EventBytes - o.EventBytes, d.Stored - o.Stored}
+func (d dayUsage) minus(o dayUsage) dayUsage {
+	return dayUsage{d.Turns - o.Turns, d.Tokens - o.Tokens, d.CostUSD - o.CostUSD, d.TimeMs - o.TimeMs, d.Events - o.Events, d.EventBytes - o.EventBytes, d.Stored - o.Stored}
 }
 
-// decodeShares decodes Session.Spent or Deleted.Spent.
-func decodeShares(text string) (map[string]dayShare, error) {
-	shares := map[string]dayShare{}
+// decodeDayUsage decodes Session.Spent or Deleted.Spent.
+func decodeDayUsage(text string) (map[string]dayUsage, error) {
+	shares := map[string]dayUsage{}
 	if text == "" {
 		return shares, nil
 	}
@@ -104,17 +104,17 @@ func decodeShares(text string) (map[string]dayShare, error) {
 	return shares, nil
 }
 
-// SpentOf returns the Spent of a deleted session as stated in run_retired.
-func SpentOf(d events.RunRetired) (string, error) {
-	shares := map[string]dayShare{}
+// retiredUsage returns the Spent of a deleted session as stated in run_retired.
+func retiredUsage(d events.RunRetired) (string, error) {
+	shares := map[string]dayUsage{}
 	for _, u := range d.Usage {
 		s := u.Spent
-		shares[clean(u.Day)] = dayShare{
-			Turns: int64(s.Turns), Tokens: count(s.Tokens), CostUSD: s.CostUSD, TimeMs: count(s.TimeMs), Events: count(u.Logged.Events), EventBytes: count(u.Logged.Bytes),
+		shares[clean(u.Day)] = dayUsage{
+			Turns: int64(s.Turns), Tokens: clampInt64(s.Tokens), CostUSD: s.CostUSD, TimeMs: clampInt64(s.TimeMs), Events: clampInt64(u.Logged.Events), EventBytes: clampInt64(u.Logged.Bytes),
 		}
 	}
 	if d.Stored > 0 {
-		shares[noDay] = dayShare{Stored: count(d.Stored)}
+		shares[noDay] = dayUsage{Stored: clampInt64(d.Stored)}
 	}
 	if len(shares) == 0 {
 		return "", nil
@@ -122,18 +122,18 @@ func SpentOf(d events.RunRetired) (string, error) {
 	return marshal(shares)
 }
 
-// take adds usage on the day of an event to the session and its tenant.
-func (f *folding) take(a *aggregate, e events.Event, d dayShare) error {
+// addUsage adds usage on the day of an event to the session and its tenant.
+func (f *folding) addUsage(a *aggregate, e events.Event, d dayUsage) error {
 	on := day(e.Time)
 	row := f.usageRow(a.key.Tenant, on)
 	s := f.session(a, e)
-	shares, err := decodeShares(s.Spent)
+	shares, err := decodeDayUsage(s.Spent)
 	if err != nil {
 		return err
 	}
 	if d.Stored != 0 {
 		had := shares[noDay].Stored
-		shares[noDay] = dayShare{Stored: max(0, had+d.Stored)}
+		shares[noDay] = dayUsage{Stored: max(0, had+d.Stored)}
 		f.usageRow(a.key.Tenant, noDay).Stored += shares[noDay].Stored - had
 		d.Stored = 0
 	}
@@ -146,7 +146,7 @@ func (f *folding) take(a *aggregate, e events.Event, d dayShare) error {
 // finite limits a sum to values that JSON can encode.
 func finite(usd float64) float64 { return max(-math.MaxFloat64, min(usd, math.MaxFloat64)) }
 
-func (u *TenantUsage) add(d dayShare) {
+func (u *TenantUsage) add(d dayUsage) {
 	u.Turns += d.Turns
 	u.Tokens += d.Tokens
 	u.CostUSD += d.CostUSD
@@ -162,7 +162,7 @@ func (f *folding) countEvents(a *aggregate, rec eventlog.Record) error {
 	if f.bare || a.deleted {
 		return nil
 	}
-	shares := map[string]dayShare{}
+	shares := map[string]dayUsage{}
 	first := map[string]events.Event{} // the first event of each day
 	for i, e := range rec.Events {
 		e.Time = clampTime(e.Time)
@@ -170,7 +170,7 @@ func (f *folding) countEvents(a *aggregate, rec eventlog.Record) error {
 		if _, known := first[on]; !known {
 			first[on] = e
 		}
-		share := dayShare{Events: count(size.Events), EventBytes: count(size.Bytes), Stored: objectBytes(e)}
+		share := dayUsage{Events: clampInt64(size.Events), EventBytes: clampInt64(size.Bytes), Stored: objectBytes(e)}
 		if i == 0 {
 			share.Stored += rec.Bytes
 		}
@@ -180,33 +180,33 @@ func (f *folding) countEvents(a *aggregate, rec eventlog.Record) error {
 		}
 	}
 	for _, on := range slices.Sorted(maps.Keys(shares)) {
-		if err := f.take(a, first[on], shares[on]); err != nil {
+		if err := f.addUsage(a, first[on], shares[on]); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// retire sets what a deleted session added to its tenant's usage to the value in run_retired. That changes nothing
+// replaceUsage sets what a deleted session added to its tenant's usage to the value in run_retired. That changes nothing
 // for a fold that read the whole session. A fold that starts after the removal of content, or in the middle of it,
 // adds the part that it did not read.
-func (f *folding) retire(a *aggregate, d events.RunRetired) error {
-	had, err := decodeShares(a.gone.row.Spent)
+func (f *folding) replaceUsage(a *aggregate, d events.RunRetired) error {
+	had, err := decodeDayUsage(a.tombstone.row.Spent)
 	if err != nil {
 		return err
 	}
-	text, err := SpentOf(d)
+	text, err := retiredUsage(d)
 	if err != nil {
 		return err
 	}
-	has, err := decodeShares(text)
+	has, err := decodeDayUsage(text)
 	if err != nil {
 		return err
 	}
 	if _, stated := has[noDay]; !stated {
-		has[noDay] = dayShare{}
+		has[noDay] = dayUsage{}
 	}
-	gone := markChanged(&f.deleted, a.gone)
+	gone := markChanged(&f.deleted, a.tombstone)
 	// The row is no longer read as a session's parent, and the commit with the fork's parent may be removed.
 	gone.Spent, gone.Parent, gone.Forked = text, "", ""
 	for _, on := range slices.Sorted(maps.Keys(has)) {
@@ -219,53 +219,53 @@ func (f *folding) retire(a *aggregate, d events.RunRetired) error {
 	return nil
 }
 
-// spend adds the usage that an event reports. x is the event's execution before the event, or nil. Usage that the
+// addReportedUsage adds the usage that an event reports. x is the event's execution before the event, or nil. Usage that the
 // egress proxy metered counts; for an execution without metered usage, the usage that the agent reports at its end
 // counts.
-func (f *folding) spend(a *aggregate, x *Execution, e events.Event) error {
+func (f *folding) addReportedUsage(a *aggregate, x *Execution, e events.Event) error {
 	switch d := e.Data.(type) {
 	case events.ModelCalled:
 		if x != nil && x.ended() && !x.Metered && x.tokens() > 0 {
 			return nil // metered late; the usage was counted at the end of the execution
 		}
-		return f.take(a, e, dayShare{Tokens: count(d.Usage.Tokens()), CostUSD: d.CostUSD})
+		return f.addUsage(a, e, dayUsage{Tokens: clampInt64(d.Usage.Tokens()), CostUSD: d.CostUSD})
 	case events.SandboxUsage:
-		return f.take(a, e, dayShare{CostUSD: d.CostUSD})
+		return f.addUsage(a, e, dayUsage{CostUSD: d.CostUSD})
 	case events.ExecutionStarted:
 		if x != nil && !x.ended() && x.StartedAt == nil {
-			return f.take(a, e, dayShare{Turns: 1})
+			return f.addUsage(a, e, dayUsage{Turns: 1})
 		}
 	}
 	return nil
 }
 
-// spendDeleted adds the cost of a deleted session's sandbox, which ends after session_deleted. The later run_retired
+// addUsageAfterDeletion adds the cost of a deleted session's sandbox, which ends after session_deleted. The later run_retired
 // includes this cost.
-func (f *folding) spendDeleted(a *aggregate, e events.Event, d events.SandboxUsage) error {
+func (f *folding) addUsageAfterDeletion(a *aggregate, e events.Event, d events.SandboxUsage) error {
 	if f.bare {
 		return nil
 	}
-	shares, err := decodeShares(a.gone.row.Spent)
+	shares, err := decodeDayUsage(a.tombstone.row.Spent)
 	if err != nil {
 		return err
 	}
-	on, cost := day(e.Time), dayShare{CostUSD: d.CostUSD}
+	on, cost := day(e.Time), dayUsage{CostUSD: d.CostUSD}
 	shares[on] = shares[on].plus(cost)
 	f.usageRow(a.key.Tenant, on).add(cost)
-	markChanged(&f.deleted, a.gone).Spent, err = marshal(shares)
+	markChanged(&f.deleted, a.tombstone).Spent, err = marshal(shares)
 	return err
 }
 
-// spendAtEnd adds the usage that is known when an execution ends.
-func (f *folding) spendAtEnd(a *aggregate, x *Execution, e events.Event) error {
+// addUsageAtEnd adds the usage that is known when an execution ends.
+func (f *folding) addUsageAtEnd(a *aggregate, x *Execution, e events.Event) error {
 	if x.StartedAt == nil {
 		return nil // nothing ran
 	}
-	took := dayShare{TimeMs: x.DurationMs}
+	took := dayUsage{TimeMs: x.DurationMs}
 	if !x.Metered {
 		took.Tokens, took.CostUSD = x.tokens(), x.CostUSD
 	}
-	return f.take(a, e, took)
+	return f.addUsage(a, e, took)
 }
 
 func (x *Execution) tokens() int64 { return x.Input + x.Output + x.CacheRead + x.CacheWrite }
@@ -281,8 +281,8 @@ func budgetPeriod(e events.Event) string {
 	return ""
 }
 
-// budget folds a commit about a tenant's budget.
-func (f *folding) budget(rec eventlog.Record) {
+// foldBudget folds a commit about a tenant's budget.
+func (f *folding) foldBudget(rec eventlog.Record) {
 	if f.bare {
 		return
 	}
@@ -300,27 +300,28 @@ func (f *folding) budget(rec eventlog.Record) {
 		row := markChanged(&f.tenantBudgets, x)
 		row.SetAt, row.Removed = pgTime(e.Time), true
 		if d, set := e.Data.(events.TenantBudgetSet); set {
-			row.Turns, row.Tokens, row.CostUSD, row.TimeMs = int64(d.Budget.Turns), count(d.Budget.Tokens), d.Budget.CostUSD, count(d.Budget.TimeMs)
+			row.Turns, row.Tokens, row.CostUSD, row.TimeMs = int64(d.Budget.Turns), clampInt64(d.Budget.Tokens), d.Budget.CostUSD, clampInt64(d.Budget.TimeMs)
 			row.Removed = false
 		}
 	}
 }
 
+// These types identify rows of tenants in lookup.seen.
 type (
 	tenantUsageRef  Key
 	tenantBudgetRef Key
 	tenantLimitsRef string
 )
 
-// usageOf requests the rows that an event of a session adds to.
-func (w *lookup) usageOf(tenant string, e events.Event) {
+// requestUsageRows requests the rows that an event of a session adds to.
+func (w *lookup) requestUsageRows(tenant string, e events.Event) {
 	for _, on := range usageDays(e) {
-		w.usageDay(tenant, on)
+		w.requestUsageDay(tenant, on)
 	}
 }
 
-// usageDay requests the row of a tenant's usage on a day.
-func (w *lookup) usageDay(tenant, day string) {
+// requestUsageDay requests the row of a tenant's usage on a day.
+func (w *lookup) requestUsageDay(tenant, day string) {
 	k := w.model.usageDay(tenant, day)
 	if _, present := w.model.tenantUsage[k]; !present && !w.seen[tenantUsageRef(k)] {
 		w.seen[tenantUsageRef(k)] = true
@@ -328,8 +329,8 @@ func (w *lookup) usageDay(tenant, day string) {
 	}
 }
 
-// tenant requests the budget or limits that an event is about.
-func (w *lookup) tenant(tenant string, e events.Event) {
+// requestTenant requests the budget or limits that an event is about.
+func (w *lookup) requestTenant(tenant string, e events.Event) {
 	if period := budgetPeriod(e); period != "" {
 		k := Key{tenant, period}
 		if _, present := w.model.tenantBudgets[k]; !present && !w.seen[tenantBudgetRef(k)] {

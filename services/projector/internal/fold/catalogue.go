@@ -11,8 +11,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events/versions"
 )
 
-// key folds a commit about API keys.
-func (f *folding) key(rec eventlog.Record) {
+// foldKey folds a commit about API keys.
+func (f *folding) foldKey(rec eventlog.Record) {
 	if f.bare {
 		return
 	}
@@ -50,11 +50,11 @@ func keyID(e events.Event) string {
 
 // entryChange is the change of a catalogue entry that an event describes.
 type entryChange struct {
-	ref      events.Reference // valid as row values
-	event    events.Event     // the event for versions.Evolve, with the same values
-	makes    bool             // whether the event creates a version, whose content follows
-	spec     any
-	document string
+	ref            events.Reference // with parts that are valid in rows
+	event          events.Event     // the event for versions.Evolve, with the same values
+	createsVersion bool             // whether the event creates a version, whose content follows
+	spec           any
+	document       string
 }
 
 // skillSpec is the stored spec of a skill, without its document.
@@ -73,20 +73,20 @@ func entryChangeOf(kind events.Aspect, e events.Event) (c entryChange, ok bool) 
 	}
 	switch d := e.Data.(type) {
 	case events.AgentApplied:
-		c = entryChange{makes: true, spec: d.Spec}
-		d.Ref, d.Tags, d.Spec = reference(d.Ref), names(d.Tags), events.AgentSpec{}
+		c = entryChange{createsVersion: true, spec: d.Spec}
+		d.Ref, d.Tags, d.Spec = reference(d.Ref), rowKeys(d.Tags), events.AgentSpec{}
 		c.ref, e.Data = d.Ref, d
 	case events.InstanceApplied:
-		c = entryChange{makes: true, spec: d.Spec}
-		d.Ref, d.Tags = reference(d.Ref), names(d.Tags)
+		c = entryChange{createsVersion: true, spec: d.Spec}
+		d.Ref, d.Tags = reference(d.Ref), rowKeys(d.Tags)
 		c.ref, e.Data = d.Ref, d
 	case events.EnvironmentApplied:
-		c = entryChange{makes: true, spec: d.Spec}
-		d.Ref, d.Tags = reference(d.Ref), names(d.Tags)
+		c = entryChange{createsVersion: true, spec: d.Spec}
+		d.Ref, d.Tags = reference(d.Ref), rowKeys(d.Tags)
 		c.ref, e.Data = d.Ref, d
 	case events.SkillPushed:
-		c = entryChange{makes: true, document: d.Document, spec: skillSpec{d.Name, d.Description, d.Bytes, d.UnpackedBytes, d.Files}}
-		d.Ref, d.Tags, d.Document = reference(d.Ref), names(d.Tags), ""
+		c = entryChange{createsVersion: true, document: d.Document, spec: skillSpec{d.Name, d.Description, d.Bytes, d.UnpackedBytes, d.Files}}
+		d.Ref, d.Tags, d.Document = reference(d.Ref), rowKeys(d.Tags), ""
 		c.ref, e.Data = d.Ref, d
 	case events.SkillTagged:
 		d.Ref, d.Tag = reference(d.Ref), rowKey(d.Tag)
@@ -119,7 +119,7 @@ func reference(r events.Reference) events.Reference {
 	return r
 }
 
-func names(list []string) []string {
+func rowKeys(list []string) []string {
 	out := make([]string, len(list))
 	for i, s := range list {
 		out[i] = rowKey(s)
@@ -127,8 +127,8 @@ func names(list []string) []string {
 	return out
 }
 
-// entry requests the rows that an event of the catalogue is about.
-func (w *lookup) entry(k Key, kind events.Aspect, e events.Event) {
+// requestEntry requests the rows that an event of the catalogue is about.
+func (w *lookup) requestEntry(k Key, kind events.Aspect, e events.Event) {
 	c, ok := entryChangeOf(kind, e)
 	if !ok {
 		return
@@ -145,6 +145,7 @@ func (w *lookup) entry(k Key, kind events.Aspect, e events.Event) {
 	}
 }
 
+// entryRef identifies an entry of the catalogue in lookup.seen.
 type entryRef Key
 
 // putEntries adds the rows of the catalogue that were looked up.
@@ -191,20 +192,20 @@ func (f *folding) catalogueCommit(rec eventlog.Record) error {
 		before := row.state
 		row.state = versions.Evolve(before, c.event)
 		row.Latest, row.Removed, row.UpdatedAt = row.state.Tags[events.Latest], row.state.Removed, pgTime(e.Time)
-		if err := f.version(Child{k, c.ref.Version}, c, before, rec.Position.String()); err != nil {
+		if err := f.foldVersion(Child{k, c.ref.Version}, c, before, rec.Position.String()); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// version folds the change of the version that an event names.
-func (f *folding) version(v Child, c entryChange, before versions.State, position string) error {
+// foldVersion folds the change of the version that an event names.
+func (f *folding) foldVersion(v Child, c entryChange, before versions.State, position string) error {
 	was, known := find(before, v.ID)
 	x := f.model.versions[v]
 	switch {
 	case v.ID == "":
-	case c.makes && (x == nil || !known || was.Removed): // created, or created again
+	case c.createsVersion && (x == nil || !known || was.Removed): // created, or created again
 		spec, err := marshal(c.spec)
 		if err != nil {
 			return err
@@ -237,7 +238,7 @@ func zipBytes(v Version) int64 {
 	if v.Document == "" || json.Unmarshal([]byte(v.Spec), &spec) != nil { // only skills have a document; their spec was encoded by this fold
 		return 0
 	}
-	return count(spec.Bytes)
+	return clampInt64(spec.Bytes)
 }
 
 func find(s versions.State, digest string) (versions.Version, bool) {
@@ -260,8 +261,8 @@ func encodeStates(list []*entry[Entry]) error {
 	return nil
 }
 
-// references returns the row value of a list: JSON of strings.
-func references(list []events.Reference) string {
+// referencesValue returns the row value of a list: JSON of strings.
+func referencesValue(list []events.Reference) string {
 	out := make([]string, len(list))
 	for i, r := range list {
 		out[i] = clean(r.String())
@@ -270,8 +271,8 @@ func references(list []events.Reference) string {
 	return clean(text)
 }
 
-// resolved returns the row value of an execution_resolved event, without values of secrets.
-func resolved(d events.ExecutionResolved) *string {
+// resolvedValue returns the row value of an execution_resolved event, without values of secrets.
+func resolvedValue(d events.ExecutionResolved) *string {
 	d.Variables = slices.Clone(d.Variables)
 	for i := range d.Variables {
 		if d.Variables[i].Secret {

@@ -50,7 +50,7 @@ type Changes struct {
 	TenantBudgets Rows[TenantBudget]
 	TenantLimits  Rows[TenantLimits]
 	Events        []*Event
-	Texts         []*Text    // a later one at the same offset replaces the earlier one
+	Texts         []*Text    // a later text at the same offset replaces an earlier one
 	Deleted       []*Deleted // without duplicates
 	Poison        []*Poison
 	AuditGone     []Key // deleted sessions whose audit rows are deleted, except those of the deletion
@@ -126,8 +126,8 @@ func encodeBlocks(list []*entry[Block]) error {
 	return nil
 }
 
-// raw returns the row value of an application's JSON; nil for none.
-func raw(m json.RawMessage) *string {
+// jsonValue returns the row value of an application's JSON; nil for none.
+func jsonValue(m json.RawMessage) *string {
 	if len(m) == 0 {
 		return nil
 	}

@@ -29,8 +29,8 @@ func sandboxID(e events.Event) string {
 	return ""
 }
 
-// sandbox folds the events of a sandbox, which may outlast executions.
-func (f *folding) sandbox(a *aggregate, e events.Event) {
+// foldSandbox folds the events of a sandbox, which may outlast executions.
+func (f *folding) foldSandbox(a *aggregate, e events.Event) {
 	id := sandboxID(e)
 	if id == "" {
 		return
@@ -55,7 +55,7 @@ func (f *folding) sandbox(a *aggregate, e events.Event) {
 	case events.SandboxResumed:
 		row.Status = "ready"
 	case events.SandboxHealth:
-		row.Health, row.HealthWhy, row.MemoryBytes, row.DiskBytes = clean(d.Status), clean(d.Reason), count(d.MemoryBytes), count(d.DiskBytes)
+		row.Health, row.HealthWhy, row.MemoryBytes, row.DiskBytes = clean(d.Status), clean(d.Reason), clampInt64(d.MemoryBytes), clampInt64(d.DiskBytes)
 	case events.SandboxReplaced:
 		row.Status, row.Reason, row.EndedAt = "replaced", clean(d.Lost), pgTimePointer(e.Time)
 	case events.SandboxTerminated:
@@ -78,8 +78,8 @@ func fileID(e events.Event) string {
 	return ""
 }
 
-// file folds a change of a path, which may come after the end of its execution.
-func (f *folding) file(a *aggregate, s *Session, e events.Event) {
+// foldFile folds a change of a path, which may come after the end of its execution.
+func (f *folding) foldFile(a *aggregate, s *Session, e events.Event) {
 	id := fileID(e)
 	if id == "" {
 		return
@@ -93,9 +93,9 @@ func (f *folding) file(a *aggregate, s *Session, e events.Event) {
 	row.Execution, row.ChangedAt, row.LastSeq = rowKey(e.ExecutionID), pgTime(e.Time), s.Tip
 	switch d := e.Data.(type) {
 	case events.FileCreated:
-		row.Path, row.Size, row.Binary, row.Deleted = clean(d.Path), count(d.Size), d.Binary, false
+		row.Path, row.Size, row.Binary, row.Deleted = clean(d.Path), clampInt64(d.Size), d.Binary, false
 	case events.FileModified:
-		row.Path, row.Size, row.Binary, row.Deleted = clean(d.Path), count(d.Size), d.Binary, false
+		row.Path, row.Size, row.Binary, row.Deleted = clean(d.Path), clampInt64(d.Size), d.Binary, false
 	case events.FileDeleted:
 		row.Path, row.Size, row.Deleted = clean(d.Path), 0, true
 	}
@@ -144,5 +144,5 @@ func (f *folding) modelCalled(a *aggregate, e events.Event) {
 	row.DurationMs += int64(d.DurationMs)
 }
 
-// count limits a number to the 63 bits that Postgres stores.
-func count(n uint64) int64 { return int64(min(n, math.MaxInt64)) } //nolint:gosec // bounded just here
+// clampInt64 limits a number to the 63 bits that Postgres stores.
+func clampInt64(n uint64) int64 { return int64(min(n, math.MaxInt64)) } //nolint:gosec // bounded just here

@@ -25,7 +25,7 @@ func (f *folding) executionEvent(a *aggregate, s *Session, x *entry[Execution], 
 	switch d := e.Data.(type) {
 	case events.MessageAccepted:
 		row := markChanged(&f.executions, x)
-		row.Metadata, row.Query = raw(d.Metadata), beginning(d)
+		row.Metadata, row.Query = jsonValue(d.Metadata), messageStart(d)
 		if row.Ord == 0 {
 			s.Title = row.Query
 		}
@@ -47,7 +47,7 @@ func (f *folding) executionEvent(a *aggregate, s *Session, x *entry[Execution], 
 	case events.AttemptFailed:
 		markChanged(&f.executions, x).Phase = phaseStarting
 	case events.ExecutionResolved:
-		markChanged(&f.executions, x).Resolved = resolved(d)
+		markChanged(&f.executions, x).Resolved = resolvedValue(d)
 	case events.ExecutionPaused:
 		markChanged(&f.executions, x).Phase = phasePaused
 	case events.ExecutionResumed:
@@ -58,15 +58,15 @@ func (f *folding) executionEvent(a *aggregate, s *Session, x *entry[Execution], 
 		}
 	case events.MetadataUpdate:
 		row := markChanged(&f.executions, x)
-		row.use(d.Usage)
+		row.setUsage(d.Usage)
 		row.CostUSD, row.Model = d.CostUSD, clean(d.Model)
 	case events.SandboxUsage:
 		row := markChanged(&f.executions, x)
-		row.SandboxMs += count(d.DurationMs)
+		row.SandboxMs += clampInt64(d.DurationMs)
 		row.SandboxCostUSD = finite(row.SandboxCostUSD + d.CostUSD)
 	default:
 		if events.Terminal(e.Type()) {
-			f.end(a, s, x, e)
+			f.foldEnd(a, s, x, e)
 		}
 	}
 	if waited && !x.row.waiting() {
@@ -77,8 +77,8 @@ func (f *folding) executionEvent(a *aggregate, s *Session, x *entry[Execution], 
 // maxQuery is the longest Execution.Query, in characters.
 const maxQuery = 1000
 
-// beginning returns the first maxQuery characters of a message: of its content, or else of its first part with text.
-func beginning(m events.MessageAccepted) string {
+// messageStart returns the first maxQuery characters of a message: of its content, or else of its first part with text.
+func messageStart(m events.MessageAccepted) string {
 	text := m.Content
 	for i := 0; text == "" && i < len(m.Parts); i++ {
 		if m.Parts[i].Type == "text" {
@@ -96,27 +96,27 @@ func beginning(m events.MessageAccepted) string {
 	return text
 }
 
-func (x *Execution) use(u events.Usage) {
+func (x *Execution) setUsage(u events.Usage) {
 	x.Input, x.Output = int64(u.InputTokens), int64(u.OutputTokens)
 	x.CacheRead, x.CacheWrite = int64(u.CacheReadTokens), int64(u.CacheWriteTokens)
 }
 
-// end folds the terminal event of an execution.
-func (f *folding) end(a *aggregate, s *Session, x *entry[Execution], e events.Event) {
+// foldEnd folds the terminal event of an execution.
+func (f *folding) foldEnd(a *aggregate, s *Session, x *entry[Execution], e events.Event) {
 	row := markChanged(&f.executions, x)
 	switch d := e.Data.(type) {
 	case events.ExecutionCompleted:
 		row.Phase, row.DurationMs, row.Result = phaseCompleted, int64(d.DurationMs), clean(d.Result)
-		row.use(d.Usage)
+		row.setUsage(d.Usage)
 		if d.CostUSD != 0 {
 			row.CostUSD = d.CostUSD
 		}
 	case events.ExecutionFailed:
 		row.Phase, row.DurationMs, row.Code, row.Message = phaseFailed, int64(d.DurationMs), clean(d.Code), clean(d.Message)
-		row.use(d.Usage)
+		row.setUsage(d.Usage)
 	case events.ExecutionCancelled:
 		row.Phase, row.DurationMs, row.Reason = phaseCancelled, int64(d.DurationMs), clean(d.Reason)
-		row.use(d.Usage)
+		row.setUsage(d.Usage)
 	case events.ExecutionWithdrawn:
 		row.Phase, row.Reason = phaseCancelled, clean(d.Reason)
 	default:
@@ -128,11 +128,11 @@ func (f *folding) end(a *aggregate, s *Session, x *entry[Execution], e events.Ev
 	if s.ActiveExecution == row.ID {
 		s.ActiveExecution = ""
 	}
-	f.endText(a, row.ID)
-	if !a.whole {
+	f.deleteTextWithoutBlock(a, row.ID)
+	if !a.complete {
 		f.out.Ended = append(f.out.Ended, Ended{a.key, row.ID, at})
 	}
-	// Ended handles rows that are not in memory.
+	// Changes.Ended handles rows that are not in memory.
 	for _, c := range a.calls {
 		if c != nil && c.row.Execution == row.ID && c.row.Status == statusPending {
 			call := markChanged(&f.calls, c)
@@ -151,16 +151,16 @@ func (f *folding) end(a *aggregate, s *Session, x *entry[Execution], e events.Ev
 func callID(e events.Event) string {
 	switch d := e.Data.(type) {
 	case events.BlockStart:
-		return callOf(d.Block)
+		return blockCallID(d.Block)
 	case events.BlockComplete:
-		return callOf(d.Block)
+		return blockCallID(d.Block)
 	case events.PermissionDecided:
 		return rowKey(d.ToolUseID)
 	}
 	return ""
 }
 
-func callOf(b events.Block) string {
+func blockCallID(b events.Block) string {
 	switch {
 	case b.Kind == events.KindToolUse && b.ToolUseID == "":
 		return rowKey(b.ID)
@@ -170,8 +170,8 @@ func callOf(b events.Block) string {
 	return ""
 }
 
-// call folds the beginning, the decision and the end of a tool call.
-func (f *folding) call(a *aggregate, s *Session, e events.Event) {
+// foldCall folds the beginning, the decision and the end of a tool call.
+func (f *folding) foldCall(a *aggregate, s *Session, e events.Event) {
 	id := callID(e)
 	if id == "" {
 		return
@@ -185,7 +185,7 @@ func (f *folding) call(a *aggregate, s *Session, e events.Event) {
 		block, whole = d.Block, true
 	}
 	if block.Kind == events.KindToolResult {
-		f.result(a, id, block, whole, e)
+		f.foldResult(a, id, block, whole, e)
 		return
 	}
 	c := a.calls[id]
@@ -211,8 +211,8 @@ func (f *folding) call(a *aggregate, s *Session, e events.Event) {
 	}
 }
 
-// result ends a call. A result without its call is stored only as a block.
-func (f *folding) result(a *aggregate, id string, b events.Block, whole bool, e events.Event) {
+// foldResult ends a call. A result without its call is stored only as a block.
+func (f *folding) foldResult(a *aggregate, id string, b events.Block, whole bool, e events.Event) {
 	c := a.calls[id]
 	if !whole || c == nil || c.row.Status != statusPending {
 		return
@@ -234,8 +234,8 @@ func conversationID(e events.Event) string {
 	return ""
 }
 
-// conversation folds the start and end of a sub-agent.
-func (f *folding) conversation(a *aggregate, s *Session, e events.Event) {
+// foldConversation folds the start and end of a sub-agent.
+func (f *folding) foldConversation(a *aggregate, s *Session, e events.Event) {
 	id := conversationID(e)
 	if id == "" {
 		return

@@ -43,25 +43,25 @@ func (m *Model) Fold(b Batch) (Changes, error) {
 	f := folding{model: m, bare: b.Bare, live: map[Key]*Live{}}
 	for _, rec := range b.Records {
 		var err error
-		f.audit(rec)
+		f.addAudit(rec)
 		switch {
 		case rec.Subject.Aspect == events.Key:
-			f.key(rec)
+			f.foldKey(rec)
 		case rec.Subject.Aspect == events.TenantBudget:
-			f.budget(rec)
+			f.foldBudget(rec)
 		case rec.Subject.Aspect == events.LimitsAspect:
-			err = f.limits(rec)
+			err = f.foldLimits(rec)
 		case rec.Subject.Aspect.Catalogued():
 			err = f.catalogueCommit(rec)
 		default:
-			err = f.record(rec)
+			err = f.foldRecord(rec)
 		}
 		if err != nil {
 			return Changes{}, fmt.Errorf("fold %s: %w", rec.Position, err)
 		}
 	}
 	for _, d := range b.Deltas {
-		f.delta(d)
+		f.foldDelta(d)
 	}
 	for i := range b.Poison {
 		f.out.Poison = append(f.out.Poison, &b.Poison[i])
@@ -69,6 +69,7 @@ func (m *Model) Fold(b Batch) (Changes, error) {
 	return f.changes()
 }
 
+// changes encodes the changed rows and returns all changes.
 func (f *folding) changes() (Changes, error) {
 	if err := encodeBlocks(f.blocks); err != nil {
 		return Changes{}, err
@@ -101,8 +102,8 @@ func (f *folding) changes() (Changes, error) {
 	return c, nil
 }
 
-func (f *folding) use(k Key) *aggregate {
-	a := f.model.use(k)
+func (f *folding) useSession(k Key) *aggregate {
+	a := f.model.useSession(k)
 	f.used = append(f.used, a)
 	return a
 }
@@ -118,9 +119,10 @@ func (f *folding) announce(k Key) *Live {
 	return l
 }
 
-func (f *folding) record(rec eventlog.Record) error {
+// foldRecord folds a commit of a session.
+func (f *folding) foldRecord(rec eventlog.Record) error {
 	k := Key{rec.Subject.Tenant, rec.Subject.ID}
-	a := f.use(k)
+	a := f.useSession(k)
 	if err := f.countEvents(a, rec); err != nil {
 		return err
 	}
@@ -132,70 +134,71 @@ func (f *folding) record(rec eventlog.Record) error {
 			}
 			continue
 		}
-		if err := f.event(a, rec.Position.String(), e); err != nil {
+		if err := f.foldEvent(a, rec.Position.String(), e); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// event counts and stores an event, then folds its meaning.
-func (f *folding) event(a *aggregate, position string, e events.Event) error {
+// foldEvent counts and stores an event, then folds its meaning.
+func (f *folding) foldEvent(a *aggregate, position string, e events.Event) error {
 	s := f.session(a, e)
 	s.Tip++
 	s.TipPosition, s.UpdatedAt = position, pgTime(e.Time)
-	row, err := f.kept(a, s, position, e)
+	row, err := f.eventRow(a, s, position, e)
 	if err != nil {
 		return err
 	}
 	f.out.Events = append(f.out.Events, row)
-	if err := f.remember(a, s, e); err != nil {
+	if err := f.evolveState(a, s, e); err != nil {
 		return err
 	}
 	l := f.announce(a.key)
 	l.Events = append(l.Events, row)
 	l.Tip = s.Tip
 	if _, gone := e.Data.(events.SessionDeleted); gone {
-		f.drop(a, e)
+		f.deleteSession(a, e)
 		return nil
 	}
 	if f.bare {
 		return nil
 	}
-	f.life(s, e)
+	f.sessionEvent(s, e)
 	ended := false
 	if id := rowKey(e.ExecutionID); id != "" {
 		x := f.execution(a, s, id, e)
-		if err := f.spend(a, &x.row, e); err != nil {
+		if err := f.addReportedUsage(a, &x.row, e); err != nil {
 			return err
 		}
 		ended = x.row.ended()
 		if !ended {
 			f.executionEvent(a, s, x, e)
 			if x.row.ended() {
-				if err := f.spendAtEnd(a, &x.row, e); err != nil {
+				if err := f.addUsageAtEnd(a, &x.row, e); err != nil {
 					return err
 				}
 			}
 		}
 	}
 	if e.ExecutionID == "" {
-		if err := f.spend(a, nil, e); err != nil {
+		if err := f.addReportedUsage(a, nil, e); err != nil {
 			return err
 		}
 	}
-	f.block(a, s, e)
+	f.foldBlock(a, s, e)
 	if !ended {
-		f.call(a, s, e)
-		f.conversation(a, s, e)
+		f.foldCall(a, s, e)
+		f.foldConversation(a, s, e)
 	}
-	f.sandbox(a, e)
-	f.file(a, s, e)
+	f.foldSandbox(a, e)
+	f.foldFile(a, s, e)
 	f.modelCalled(a, e)
 	return nil
 }
 
-func (f *folding) kept(a *aggregate, s *Session, position string, e events.Event) (*Event, error) {
+// eventRow returns the row of an event, which gets the seq of the session's tip.
+func (f *folding) eventRow(a *aggregate, s *Session, position string, e events.Event) (*Event, error) {
 	w, err := e.ToWire(a.key.ID, uint32(s.Tip), position)
 	if err != nil {
 		return nil, err
@@ -222,32 +225,32 @@ func (f *folding) session(a *aggregate, e events.Event) *Session {
 func (f *folding) afterDeletion(a *aggregate, rec eventlog.Record, e events.Event) error {
 	switch d := e.Data.(type) {
 	case events.SandboxUsage:
-		return f.spendDeleted(a, e, d)
+		return f.addUsageAfterDeletion(a, e, d)
 	case events.RunRetired:
 		f.keepAudit(rec, d)
-		f.erase(a)
-		return f.retire(a, d)
+		f.deleteContent(a)
+		return f.replaceUsage(a, d)
 	case events.ContentRemoved:
-		markChanged(&f.deleted, a.gone).Removed = true
+		markChanged(&f.deleted, a.tombstone).Removed = true
 		return f.subtractStored(a)
 	}
 	return nil
 }
 
-// life folds events of the session itself.
-func (f *folding) life(s *Session, e events.Event) {
+// sessionEvent folds events of the session itself.
+func (f *folding) sessionEvent(s *Session, e events.Event) {
 	switch d := e.Data.(type) {
 	case events.SessionCreated:
 		s.Agent, s.AgentVersion, s.Architecture, s.Provider = clean(d.Agent), clean(d.AgentVersion), clean(d.Architecture), clean(d.Provider)
-		s.Options, s.Metadata, s.CreatedAt = options(d.Options), raw(d.Metadata), pgTime(e.Time)
-		s.AgentRef, s.Instance, s.Environments = clean(d.AgentRef.String()), clean(d.Instance.String()), references(d.Environments)
+		s.Options, s.Metadata, s.CreatedAt = optionsValue(d.Options), jsonValue(d.Metadata), pgTime(e.Time)
+		s.AgentRef, s.Instance, s.Environments = clean(d.AgentRef.String()), clean(d.Instance.String()), referencesValue(d.Environments)
 	case events.SessionForked:
 		text, _ := marshal(d) // a struct of strings and numbers always encodes
 		s.Parent, s.Forked = clean(d.Parent), clean(text)
 	case events.SessionOptionsUpdated:
-		s.Options = options(d.Options)
+		s.Options = optionsValue(d.Options)
 		if len(d.Metadata) > 0 {
-			s.Metadata = raw(d.Metadata)
+			s.Metadata = jsonValue(d.Metadata)
 		}
 	case events.SessionIdle:
 		s.Idle = true
@@ -256,49 +259,50 @@ func (f *folding) life(s *Session, e events.Event) {
 	case events.SessionClosed:
 		s.Status = statusClosed
 	case events.SandboxUsage:
-		s.SandboxMs += count(d.DurationMs)
+		s.SandboxMs += clampInt64(d.DurationMs)
 		s.SandboxCostUSD = finite(s.SandboxCostUSD + d.CostUSD)
 	case events.WorkspaceSynced:
 		s.Snapshot, s.SnapshotAt = clean(d.Snapshot), pgTimePointer(e.Time)
-		s.WorkspaceFiles, s.WorkspaceBytes = int64(d.Files), count(d.Bytes)
+		s.WorkspaceFiles, s.WorkspaceBytes = int64(d.Files), clampInt64(d.Bytes)
 	}
 }
 
-// drop deletes a session, except its events and blocks: forks inherit them until the session is retired.
-func (f *folding) drop(a *aggregate, e events.Event) {
+// deleteSession deletes a session, except its events and blocks: forks inherit them until the session is retired.
+func (f *folding) deleteSession(a *aggregate, e events.Event) {
 	stored := a.session.stored
 	// Changes of this fold are not written.
 	a.session.dirty = false
-	undo(a.executions)
-	undo(a.calls)
-	undo(a.conversations)
-	undo(a.sandboxes)
-	undo(a.files)
-	undo(a.usage)
-	f.out.Texts = without(f.out.Texts, func(r *Text) bool { return r.Tenant == a.key.Tenant && r.Session == a.key.ID })
-	f.out.States = without(f.out.States, func(r *SavedState) bool { return r.Tenant == a.key.Tenant && r.Session == a.key.ID })
-	f.out.Ended = without(f.out.Ended, func(r Ended) bool { return r.Session == a.key })
+	discardChanges(a.executions)
+	discardChanges(a.calls)
+	discardChanges(a.conversations)
+	discardChanges(a.sandboxes)
+	discardChanges(a.files)
+	discardChanges(a.usage)
+	f.out.Texts = remove(f.out.Texts, func(r *Text) bool { return r.Tenant == a.key.Tenant && r.Session == a.key.ID })
+	f.out.States = remove(f.out.States, func(r *SavedState) bool { return r.Tenant == a.key.Tenant && r.Session == a.key.ID })
+	f.out.Ended = remove(f.out.Ended, func(r Ended) bool { return r.Session == a.key })
 	if stored || len(a.texts) > 0 {
 		f.out.Gone = append(f.out.Gone, a.key)
 	}
-	a.gone = &entry[Deleted]{row: Deleted{Tenant: a.key.Tenant, ID: a.key.ID, Group: f.model.group, At: pgTime(e.Time), Spent: a.session.row.Spent, Parent: a.session.row.Parent, Forked: a.session.row.Forked}}
-	markChanged(&f.deleted, a.gone)
+	a.tombstone = &entry[Deleted]{row: Deleted{Tenant: a.key.Tenant, ID: a.key.ID, Group: f.model.group, At: pgTime(e.Time), Spent: a.session.row.Spent, Parent: a.session.row.Parent, Forked: a.session.row.Forked}}
+	markChanged(&f.deleted, a.tombstone)
 	f.announce(a.key).Deltas = nil
 	fresh := newAggregate(a.key)
-	a.session, a.deleted, a.whole, a.kept, a.history = nil, true, false, a.blocks, nil
+	a.session, a.deleted, a.complete, a.kept, a.history = nil, true, false, a.blocks, nil
 	a.executions, a.blocks, a.calls = fresh.executions, fresh.blocks, fresh.calls
 	a.conversations, a.sandboxes, a.texts = fresh.conversations, fresh.sandboxes, fresh.texts
 	a.files, a.usage = fresh.files, fresh.usage
 }
 
-// erase deletes the events and blocks of a deleted session.
-func (f *folding) erase(a *aggregate) {
-	undo(a.kept)
-	f.out.Events = without(f.out.Events, func(r *Event) bool { return r.Tenant == a.key.Tenant && r.Session == a.key.ID })
+// deleteContent deletes the events and blocks of a deleted session.
+func (f *folding) deleteContent(a *aggregate) {
+	discardChanges(a.kept)
+	f.out.Events = remove(f.out.Events, func(r *Event) bool { return r.Tenant == a.key.Tenant && r.Session == a.key.ID })
 	f.out.Retired = append(f.out.Retired, a.key)
 }
 
-func undo[R any](rows map[string]*entry[R]) {
+// discardChanges marks rows as unchanged, so that they are not written.
+func discardChanges[R any](rows map[string]*entry[R]) {
 	for _, e := range rows {
 		if e != nil {
 			e.dirty = false
@@ -306,7 +310,8 @@ func undo[R any](rows map[string]*entry[R]) {
 	}
 }
 
-func without[R any](list []R, gone func(R) bool) []R {
+// remove returns the list without the elements for which gone returns true. It reuses the array of the list.
+func remove[R any](list []R, gone func(R) bool) []R {
 	kept := list[:0]
 	for _, r := range list {
 		if !gone(r) {
@@ -316,8 +321,8 @@ func without[R any](list []R, gone func(R) bool) []R {
 	return kept
 }
 
-// block folds an event into the block that it is about.
-func (f *folding) block(a *aggregate, s *Session, e events.Event) {
+// foldBlock folds an event into the block that it is about.
+func (f *folding) foldBlock(a *aggregate, s *Session, e events.Event) {
 	id := rowKey(blocks.Target(e))
 	if id == "" {
 		return
@@ -338,7 +343,7 @@ func (f *folding) block(a *aggregate, s *Session, e events.Event) {
 	begins := was == nil
 	if begins {
 		was = &entry[Block]{row: Block{
-			Tenant: a.key.Tenant, Session: a.key.ID, ID: id, FirstSeq: s.Tip, ExecutionOrd: f.ord(a, e),
+			Tenant: a.key.Tenant, Session: a.key.ID, ID: id, FirstSeq: s.Tip, ExecutionOrd: f.executionOrd(a, e),
 		}}
 		a.blocks[id] = was
 	}
@@ -348,22 +353,22 @@ func (f *folding) block(a *aggregate, s *Session, e events.Event) {
 	b.Kind, b.Status = clean(string(next.Kind)), clean(string(next.Status))
 	switch {
 	case b.final():
-		f.forgetText(a, id)
+		f.deleteText(a, id)
 	case begins:
-		f.reveal(a, b)
+		f.announceText(a, b)
 	}
 }
 
-// ord returns the order of a block's execution. A block without an execution is ordered with the first one, as in
+// executionOrd returns the order of a block's execution. A block without an execution is ordered with the first one, as in
 // blocks.View.
-func (f *folding) ord(a *aggregate, e events.Event) int32 {
+func (f *folding) executionOrd(a *aggregate, e events.Event) int32 {
 	if x := a.executions[rowKey(e.ExecutionID)]; x != nil {
 		return x.row.Ord
 	}
 	return 0
 }
 
-func options(o events.Options) string {
+func optionsValue(o events.Options) string {
 	// A struct of strings and numbers: it always encodes.
 	text, _ := marshal(o)
 	return clean(text)

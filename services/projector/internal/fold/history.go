@@ -17,22 +17,22 @@ type SavedState struct {
 }
 
 const (
-	// statesEvery is the number of events after which a session's state is saved. To compute the state at any event,
+	// defaultStateInterval is the number of events after which a session's state is saved. To compute the state at any event,
 	// at most that many events must be folded.
-	statesEvery = 500
+	defaultStateInterval = 500
 	// maxState is the largest saved state in bytes. A larger one, with many large open blocks, is not saved, and
 	// readers fold from the one before.
 	maxState = 256 << 10
 )
 
-// history requests a session's state if a batch with n events of the session passes a seq at which the state is
+// requestHistory requests a session's state if a batch with n events of the session passes a seq at which the state is
 // saved.
-func (w *lookup) history(k Key, n int) {
+func (w *lookup) requestHistory(k Key, n int) {
 	a := w.model.sessions[k]
 	if a == nil || a.session == nil || a.history != nil {
 		return
 	}
-	if tip := a.session.row.Tip; (tip+int64(n))/w.model.every > tip/w.model.every {
+	if tip := a.session.row.Tip; (tip+int64(n))/w.model.stateInterval > tip/w.model.stateInterval {
 		w.out.Histories = append(w.out.Histories, k)
 	}
 }
@@ -58,8 +58,8 @@ func (m *Model) putHistories(asked Missing, p Present) error {
 	return nil
 }
 
-// remember folds an event into the session's state, if that is in memory, and saves the state when it is due.
-func (f *folding) remember(a *aggregate, s *Session, e events.Event) error {
+// evolveState folds an event into the session's state, if that is in memory, and saves the state when it is due.
+func (f *folding) evolveState(a *aggregate, s *Session, e events.Event) error {
 	if a.history == nil {
 		return nil
 	}
@@ -67,7 +67,7 @@ func (f *folding) remember(a *aggregate, s *Session, e events.Event) error {
 		e.Data = events.Opaque{Name: e.Type()}
 	}
 	*a.history = history.Evolve(*a.history, uint32(s.Tip), e)
-	if s.Tip%f.model.every != 0 {
+	if s.Tip%f.model.stateInterval != 0 {
 		return nil
 	}
 	text, err := marshal(a.history)

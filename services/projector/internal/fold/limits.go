@@ -28,8 +28,8 @@ func limitsOf(e events.Event) (set *events.TenantLimits, about bool) {
 	return nil, false
 }
 
-// limits folds a commit about a tenant's limits.
-func (f *folding) limits(rec eventlog.Record) error {
+// foldLimits folds a commit about a tenant's limits.
+func (f *folding) foldLimits(rec eventlog.Record) error {
 	if f.bare {
 		return nil
 	}

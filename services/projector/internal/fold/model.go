@@ -13,15 +13,15 @@ import (
 // Model holds the rows of one projector group that are in memory. It must be used by one goroutine. After a change
 // that could not be stored it must be discarded.
 type Model struct {
-	group    int16
-	limit    int
-	sessions map[Key]*aggregate
-	recent   *list.List // of *aggregate, most recently used first
-	keys     map[Key]*entry[APIKey]
-	entries  map[Key]*entry[Entry]
-	versions map[Child]*entry[Version]
-	rows     int
-	every    int64 // statesEvery, except in tests
+	group         int16
+	limit         int
+	sessions      map[Key]*aggregate
+	recent        *list.List // of *aggregate, most recently used first
+	keys          map[Key]*entry[APIKey]
+	entries       map[Key]*entry[Entry]
+	versions      map[Child]*entry[Version]
+	rows          int
+	stateInterval int64 // defaultStateInterval, except in tests
 
 	tenantUsage   map[Key]*entry[TenantUsage]
 	tenantBudgets map[Key]*entry[TenantBudget]
@@ -34,7 +34,7 @@ func New(group, limit int) *Model {
 		group: int16(group), limit: limit, sessions: map[Key]*aggregate{}, recent: list.New(), keys: map[Key]*entry[APIKey]{},
 		entries: map[Key]*entry[Entry]{}, versions: map[Child]*entry[Version]{},
 		tenantUsage: map[Key]*entry[TenantUsage]{}, tenantBudgets: map[Key]*entry[TenantBudget]{},
-		tenantLimits: map[string]*entry[TenantLimits]{}, every: statesEvery,
+		tenantLimits: map[string]*entry[TenantLimits]{}, stateInterval: defaultStateInterval,
 	}
 }
 
@@ -47,15 +47,15 @@ type entry[R any] struct {
 
 // aggregate holds a session's rows. All texts of the session are always in memory.
 type aggregate struct {
-	key     Key
-	place   *list.Element
-	session *entry[Session] // nil if the session does not exist
-	deleted bool
-	gone    *entry[Deleted]          // set if the session is deleted
-	kept    map[string]*entry[Block] // blocks of a session that this fold deleted; they are kept until it is retired
-	// whole means that rows that are not in memory do not exist, because the session began while it was in memory.
-	whole   bool
-	counted int // number of its rows that are counted in Model.rows
+	key       Key
+	element   *list.Element
+	session   *entry[Session] // nil if the session does not exist
+	deleted   bool
+	tombstone *entry[Deleted]          // set if the session is deleted
+	kept      map[string]*entry[Block] // blocks of a session that this fold deleted; they are kept until it is retired
+	// complete means that rows that are not in memory do not exist, because the session began while it was in memory.
+	complete bool
+	counted  int // number of its rows that are counted in Model.rows
 
 	executions    map[string]*entry[Execution]
 	blocks        map[string]*entry[Block]
@@ -64,7 +64,7 @@ type aggregate struct {
 	sandboxes     map[string]*entry[Sandbox]
 	files         map[string]*entry[File]
 	usage         map[string]*entry[Usage]
-	texts         map[string]*textOf
+	texts         map[string]*blockText
 
 	history *history.State // state after the last event; nil if it is not in memory
 }
@@ -73,7 +73,7 @@ func newAggregate(k Key) *aggregate {
 	return &aggregate{
 		key: k, executions: map[string]*entry[Execution]{}, blocks: map[string]*entry[Block]{}, calls: map[string]*entry[ToolCall]{},
 		conversations: map[string]*entry[Conversation]{}, sandboxes: map[string]*entry[Sandbox]{},
-		files: map[string]*entry[File]{}, usage: map[string]*entry[Usage]{}, texts: map[string]*textOf{},
+		files: map[string]*entry[File]{}, usage: map[string]*entry[Usage]{}, texts: map[string]*blockText{},
 	}
 }
 
@@ -138,29 +138,29 @@ func (m *Model) Missing(b Batch) Missing {
 	for _, rec := range b.Records {
 		k := Key{rec.Subject.Tenant, rec.Subject.ID}
 		if rec.Subject.Aspect.Catalogued() {
-			w.usageDay(k.Tenant, noDay)
+			w.requestUsageDay(k.Tenant, noDay)
 			for _, e := range rec.Events {
-				w.key(rec.Subject.Tenant, e)
-				w.entry(k, rec.Subject.Aspect, e)
-				w.tenant(k.Tenant, e)
+				w.requestKey(rec.Subject.Tenant, e)
+				w.requestEntry(k, rec.Subject.Aspect, e)
+				w.requestTenant(k.Tenant, e)
 			}
 			continue
 		}
-		a := w.session(k)
+		a := w.requestSession(k)
 		added[k] += len(rec.Events)
 		for _, e := range rec.Events {
-			w.event(k, a, e)
-			w.usageOf(k.Tenant, e)
+			w.requestEvent(k, a, e)
+			w.requestUsageRows(k.Tenant, e)
 		}
 	}
 	for k, n := range added {
-		w.history(k, n)
+		w.requestHistory(k, n)
 	}
 	for _, d := range b.Deltas {
 		k := Key{d.Tenant, d.Session}
-		a := w.session(k)
-		w.execution(k, a, d.ExecutionID)
-		w.block(k, a, d.BlockID)
+		a := w.requestSession(k)
+		w.requestExecution(k, a, d.ExecutionID)
+		w.requestBlock(k, a, d.BlockID)
 	}
 	return w.out
 }
@@ -172,7 +172,8 @@ type lookup struct {
 	out   Missing
 }
 
-func (w *lookup) session(k Key) *aggregate {
+// requestSession requests a session's rows and returns the session, or nil if it is not in memory.
+func (w *lookup) requestSession(k Key) *aggregate {
 	a := w.model.sessions[k]
 	if a == nil && !w.seen[k] {
 		w.seen[k] = true
@@ -181,9 +182,10 @@ func (w *lookup) session(k Key) *aggregate {
 	return a
 }
 
+// keyRef identifies an API key in lookup.seen.
 type keyRef Key
 
-func (w *lookup) key(tenant string, e events.Event) {
+func (w *lookup) requestKey(tenant string, e events.Event) {
 	id := keyID(e)
 	k := Key{tenant, id}
 	if _, ok := w.model.keys[k]; !ok && id != "" && !w.seen[keyRef(k)] {
@@ -192,35 +194,36 @@ func (w *lookup) key(tenant string, e events.Event) {
 	}
 }
 
-func (w *lookup) event(k Key, a *aggregate, e events.Event) {
-	w.execution(k, a, e.ExecutionID)
-	w.block(k, a, blocks.Target(e))
+// requestEvent requests the rows that an event of a session is about.
+func (w *lookup) requestEvent(k Key, a *aggregate, e events.Event) {
+	w.requestExecution(k, a, e.ExecutionID)
+	w.requestBlock(k, a, blocks.Target(e))
 	if id := callID(e); id != "" {
-		need(w, k, a, id, childCall, func(a *aggregate) bool { _, ok := a.calls[id]; return ok }, &w.out.Calls)
+		requireChild(w, k, a, id, childCall, func(a *aggregate) bool { _, ok := a.calls[id]; return ok }, &w.out.Calls)
 	}
 	if id := conversationID(e); id != "" {
-		need(w, k, a, id, childConversation, func(a *aggregate) bool { _, ok := a.conversations[id]; return ok }, &w.out.Conversations)
+		requireChild(w, k, a, id, childConversation, func(a *aggregate) bool { _, ok := a.conversations[id]; return ok }, &w.out.Conversations)
 	}
 	if id := sandboxID(e); id != "" {
-		need(w, k, a, id, childSandbox, func(a *aggregate) bool { _, ok := a.sandboxes[id]; return ok }, &w.out.Sandboxes)
+		requireChild(w, k, a, id, childSandbox, func(a *aggregate) bool { _, ok := a.sandboxes[id]; return ok }, &w.out.Sandboxes)
 	}
 	if id := fileID(e); id != "" {
-		need(w, k, a, id, childFile, func(a *aggregate) bool { _, ok := a.files[id]; return ok }, &w.out.Files)
+		requireChild(w, k, a, id, childFile, func(a *aggregate) bool { _, ok := a.files[id]; return ok }, &w.out.Files)
 	}
 	if id := usageID(e); id != "" {
-		need(w, k, a, id, childUsage, func(a *aggregate) bool { _, ok := a.usage[id]; return ok }, &w.out.Usage)
+		requireChild(w, k, a, id, childUsage, func(a *aggregate) bool { _, ok := a.usage[id]; return ok }, &w.out.Usage)
 	}
 }
 
-func (w *lookup) execution(k Key, a *aggregate, id string) {
+func (w *lookup) requestExecution(k Key, a *aggregate, id string) {
 	if id = rowKey(id); id != "" {
-		need(w, k, a, id, childExecution, func(a *aggregate) bool { _, ok := a.executions[id]; return ok }, &w.out.Executions)
+		requireChild(w, k, a, id, childExecution, func(a *aggregate) bool { _, ok := a.executions[id]; return ok }, &w.out.Executions)
 	}
 }
 
-func (w *lookup) block(k Key, a *aggregate, id string) {
+func (w *lookup) requestBlock(k Key, a *aggregate, id string) {
 	if id = rowKey(id); id != "" {
-		need(w, k, a, id, childBlock, func(a *aggregate) bool { _, ok := a.blocks[id]; return ok }, &w.out.Blocks)
+		requireChild(w, k, a, id, childBlock, func(a *aggregate) bool { _, ok := a.blocks[id]; return ok }, &w.out.Blocks)
 	}
 }
 
@@ -236,13 +239,15 @@ const (
 	childVersion
 )
 
+// childRef identifies a child in lookup.seen.
 type childRef struct {
 	Child
 	kind int
 }
 
-func need(w *lookup, k Key, a *aggregate, id string, kind int, present func(*aggregate) bool, list *[]Child) {
-	if a != nil && (a.whole || a.deleted || present(a)) {
+// requireChild requests a child of a session, unless it is known whether the child exists.
+func requireChild(w *lookup, k Key, a *aggregate, id string, kind int, present func(*aggregate) bool, list *[]Child) {
+	if a != nil && (a.complete || a.deleted || present(a)) {
 		return
 	}
 	ref := childRef{Child{k, id}, kind}
@@ -257,7 +262,7 @@ func (m *Model) Put(asked Missing, p Present) error {
 	fresh := map[Key]*aggregate{}
 	for _, k := range asked.Sessions {
 		a := newAggregate(k)
-		a.place = m.recent.PushFront(a)
+		a.element = m.recent.PushFront(a)
 		m.sessions[k], fresh[k] = a, a
 	}
 	for _, s := range p.Sessions {
@@ -265,19 +270,19 @@ func (m *Model) Put(asked Missing, p Present) error {
 	}
 	for _, d := range p.Deleted {
 		a := m.sessions[Key{d.Tenant, d.ID}]
-		a.deleted, a.gone = true, &entry[Deleted]{row: d, stored: true}
+		a.deleted, a.tombstone = true, &entry[Deleted]{row: d, stored: true}
 	}
 	for _, t := range p.Texts {
 		a := m.sessions[Key{t.Tenant, t.Session}]
 		text := a.texts[t.Block]
 		if text == nil {
-			text = &textOf{execution: t.Execution}
+			text = &blockText{execution: t.Execution}
 			a.texts[t.Block] = text
 		}
 		text.Add(events.Delta{Offset: uint32(t.Offset), Text: t.Text})
 	}
 	for _, a := range fresh {
-		if a.whole = a.session == nil && !a.deleted; a.whole {
+		if a.complete = a.session == nil && !a.deleted; a.complete {
 			a.history = &history.State{}
 		}
 	}
@@ -298,13 +303,13 @@ func (m *Model) Put(asked Missing, p Present) error {
 }
 
 func (m *Model) putChildren(asked Missing, p Present) error {
-	absent(m, asked.Executions, func(a *aggregate, id string) { a.executions[id] = nil })
-	absent(m, asked.Blocks, func(a *aggregate, id string) { a.blocks[id] = nil })
-	absent(m, asked.Calls, func(a *aggregate, id string) { a.calls[id] = nil })
-	absent(m, asked.Conversations, func(a *aggregate, id string) { a.conversations[id] = nil })
-	absent(m, asked.Sandboxes, func(a *aggregate, id string) { a.sandboxes[id] = nil })
-	absent(m, asked.Files, func(a *aggregate, id string) { a.files[id] = nil })
-	absent(m, asked.Usage, func(a *aggregate, id string) { a.usage[id] = nil })
+	recordAbsent(m, asked.Executions, func(a *aggregate, id string) { a.executions[id] = nil })
+	recordAbsent(m, asked.Blocks, func(a *aggregate, id string) { a.blocks[id] = nil })
+	recordAbsent(m, asked.Calls, func(a *aggregate, id string) { a.calls[id] = nil })
+	recordAbsent(m, asked.Conversations, func(a *aggregate, id string) { a.conversations[id] = nil })
+	recordAbsent(m, asked.Sandboxes, func(a *aggregate, id string) { a.sandboxes[id] = nil })
+	recordAbsent(m, asked.Files, func(a *aggregate, id string) { a.files[id] = nil })
+	recordAbsent(m, asked.Usage, func(a *aggregate, id string) { a.usage[id] = nil })
 	for _, r := range p.Executions {
 		m.sessions[Key{r.Tenant, r.Session}].executions[r.ID] = &entry[Execution]{row: r, stored: true}
 	}
@@ -335,20 +340,20 @@ func (m *Model) putChildren(asked Missing, p Present) error {
 	return nil
 }
 
-// absent records requested rows as not existing before the found ones replace them. A whole session needs no such
+// recordAbsent records requested rows as not existing before the found ones replace them. A complete session needs no such
 // record.
-func absent(m *Model, asked []Child, note func(*aggregate, string)) {
+func recordAbsent(m *Model, asked []Child, record func(*aggregate, string)) {
 	for _, c := range asked {
-		if a := m.sessions[c.Session]; !a.whole {
-			note(a, c.ID)
+		if a := m.sessions[c.Session]; !a.complete {
+			record(a, c.ID)
 		}
 	}
 }
 
-// use returns a session that Put has added, and marks it as recently used.
-func (m *Model) use(k Key) *aggregate {
+// useSession returns a session that Put has added, and marks it as recently used.
+func (m *Model) useSession(k Key) *aggregate {
 	a := m.sessions[k]
-	m.recent.MoveToFront(a.place)
+	m.recent.MoveToFront(a.element)
 	return a
 }
 

@@ -96,8 +96,7 @@ type (
 		SandboxMs           int64 // running time of its metered sandboxes during the execution
 		SandboxCostUSD      float64
 	}
-	// Block is a row of blocks. JSON is the text that block was decoded from; a changed block is encoded when it is
-	// written.
+	// Block is a row of blocks. JSON is the encoded form of block; it is only set while the row is read or written.
 	Block struct {
 		Tenant, Session, ID string
 		Execution           string
@@ -236,7 +235,7 @@ type (
 		Position          string
 		Removed           bool
 	}
-	// Poison is a row of poison.
+	// Poison is a row of poison: a commit that could not be projected completely.
 	Poison struct {
 		Group    int16
 		Position string

@@ -7,30 +7,30 @@ import "github.com/spoolhq/spool/pkg/events"
 func objectBytes(e events.Event) int64 {
 	switch d := e.Data.(type) {
 	case events.FilePut:
-		return count(d.Size)
+		return clampInt64(d.Size)
 	case events.SessionCreated:
 		if d.Transcript != nil {
-			return count(d.Transcript.Size)
+			return clampInt64(d.Transcript.Size)
 		}
 	case events.WorkspaceSynced:
 		if d.Stored == 0 {
-			return count(d.NewBytes)
+			return clampInt64(d.NewBytes)
 		}
-		return count(d.Stored)
+		return clampInt64(d.Stored)
 	case events.WorkspaceTrimmed:
-		return -count(d.Bytes)
+		return -clampInt64(d.Bytes)
 	}
 	return 0
 }
 
 // subtractStored subtracts the session's stored bytes from those of its tenant.
 func (f *folding) subtractStored(a *aggregate) error {
-	shares, err := decodeShares(a.gone.row.Spent)
+	shares, err := decodeDayUsage(a.tombstone.row.Spent)
 	if err != nil || shares[noDay].Stored == 0 {
 		return err
 	}
 	f.usageRow(a.key.Tenant, noDay).Stored -= shares[noDay].Stored
 	delete(shares, noDay)
-	markChanged(&f.deleted, a.gone).Spent, err = marshal(shares)
+	markChanged(&f.deleted, a.tombstone).Spent, err = marshal(shares)
 	return err
 }

@@ -19,13 +19,13 @@ func (s *Store) Load(ctx context.Context, m fold.Missing) (p fold.Present, err e
 		fetch(&b, t.sessions, &p.Sessions, tenants, ids)
 		fetch(&b, t.deleted, &p.Deleted, tenants, ids)
 		q := t.texts
-		b.Queue(textsOf, tenants, ids).Query(func(rows pgx.Rows) error { return into(q, rows, &p.Texts) })
+		b.Queue(selectTexts, tenants, ids).Query(func(rows pgx.Rows) error { return scanInto(q, rows, &p.Texts) })
 	}
 	if len(m.Histories) > 0 {
 		tenants, ids := splitKeys(m.Histories)
 		states, kept := t.states, t.events
-		b.Queue(lastStates, tenants, ids, history.Version).Query(func(rows pgx.Rows) error { return into(states, rows, &p.States) })
-		b.Queue(eventsSince, tenants, ids, history.Version).Query(func(rows pgx.Rows) error { return into(kept, rows, &p.Events) })
+		b.Queue(selectLastStates, tenants, ids, history.Version).Query(func(rows pgx.Rows) error { return scanInto(states, rows, &p.States) })
+		b.Queue(selectEventsSince, tenants, ids, history.Version).Query(func(rows pgx.Rows) error { return scanInto(kept, rows, &p.Events) })
 	}
 	if len(m.Keys) > 0 {
 		tenants, ids := splitKeys(m.Keys)
@@ -60,17 +60,17 @@ func (s *Store) Load(ctx context.Context, m fold.Missing) (p fold.Present, err e
 	return p, nil
 }
 
-// textsOf selects the columns of textTable.
-const textsOf = `SELECT t.tenant, t.session, t.block, t."offset", t.grp, t.execution, t.conversation, t.at, t.text
+// selectTexts selects the columns of textTable.
+const selectTexts = `SELECT t.tenant, t.session, t.block, t."offset", t.grp, t.execution, t.conversation, t.at, t.text
 	FROM unnest($1::text[], $2::text[]) AS k(tenant, session) JOIN text_in_flight t ON t.tenant = k.tenant AND t.session = k.session
 	ORDER BY t.tenant, t.session, t.block, t."offset"`
 
-// lastStates selects the columns of states, and eventsSince those of events: the last saved state of each session,
-// and the events after it.
+// selectLastStates selects the last saved state of each session, with the columns of states. selectEventsSince selects
+// the events after that state, with the columns of events.
 const (
-	lastStates = `SELECT s.tenant, s.session, s.seq, s.version, s.state FROM unnest($1::text[], $2::text[]) AS k(tenant, session)
+	selectLastStates = `SELECT s.tenant, s.session, s.seq, s.version, s.state FROM unnest($1::text[], $2::text[]) AS k(tenant, session)
 		CROSS JOIN LATERAL (SELECT * FROM session_states WHERE tenant = k.tenant AND session = k.session AND version = $3 ORDER BY seq DESC LIMIT 1) s`
-	eventsSince = `SELECT e.tenant, e.session, e.seq, e.type, e.event FROM unnest($1::text[], $2::text[]) AS k(tenant, session)
+	selectEventsSince = `SELECT e.tenant, e.session, e.seq, e.type, e.event FROM unnest($1::text[], $2::text[]) AS k(tenant, session)
 		LEFT JOIN LATERAL (SELECT seq FROM session_states WHERE tenant = k.tenant AND session = k.session AND version = $3 ORDER BY seq DESC LIMIT 1) s ON true
 		CROSS JOIN LATERAL (SELECT * FROM events WHERE tenant = k.tenant AND session = k.session AND seq > coalesce(s.seq, 0) ORDER BY seq) e`
 )
@@ -87,10 +87,10 @@ func fetch[R any](b *pgx.Batch, t table[R], found *[]R, keys ...[]string) {
 	for i, k := range keys {
 		args[i] = k
 	}
-	b.Queue(t.lookup, args...).Query(func(rows pgx.Rows) error { return into(t, rows, found) })
+	b.Queue(t.lookup, args...).Query(func(rows pgx.Rows) error { return scanInto(t, rows, found) })
 }
 
-func into[R any](t table[R], rows pgx.Rows, found *[]R) (err error) {
+func scanInto[R any](t table[R], rows pgx.Rows, found *[]R) (err error) {
 	*found, err = t.scan(rows)
 	return err
 }

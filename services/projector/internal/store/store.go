@@ -19,11 +19,11 @@ const lockClass = 0x73706f6c
 // copyRows is the number of new rows above which COPY is cheaper than one round trip for all changes.
 const copyRows = 500
 
-// closeWait bounds how long closing the connection may take.
-const closeWait = time.Second
+// closeTimeout bounds how long closing the connection may take.
+const closeTimeout = time.Second
 
 // ErrMoved is returned if another projector or a rebuild has moved the checkpoint.
-var ErrMoved = errors.New("the checkpoint was moved by another")
+var ErrMoved = errors.New("another writer moved the checkpoint")
 
 // RefusedError reports rows that Postgres refuses permanently.
 type RefusedError struct{ Err error }
@@ -54,8 +54,8 @@ type Store struct {
 
 // settings are the connection's settings. The few statements all use primary keys, so they are planned once, and
 // never as scans that were cheap while a table was empty. A transaction without events does not wait for the disk:
-// after a crash of Postgres, its rows and checkpoint are folded again together. See flush for transactions with
-// events.
+// after a crash of Postgres, its rows and checkpoint are folded again together. See waitForDisk for transactions
+// with events.
 var settings = map[string]string{
 	"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off", "jit": "off",
 	"synchronous_commit": "off", "idle_in_transaction_session_timeout": "60s", "application_name": "spool-projector",
@@ -79,7 +79,7 @@ func Open(ctx context.Context, url, schema string, group int) (*Store, error) {
 
 // Close closes the connection, which releases the lock.
 func (s *Store) Close() error {
-	ctx, cancel := context.WithTimeout(context.Background(), closeWait)
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
 	return s.conn.Close(ctx)
 }
@@ -134,9 +134,9 @@ func (s *Store) advance(b *pgx.Batch, previous int64, c Checkpoint) {
 		s.group, previous, c.Position, c.Shard, c.CommitID, c.LogTime, c.LagMs, c.CaughtUp, c.DeltasAt)
 }
 
-// flush makes the commit of the transaction wait for the disk. Events are announced to clients after the commit, and
+// waitForDisk makes the commit of the transaction wait for the disk. Events are announced to clients after the commit, and
 // a crash of Postgres must not put the read models behind a cursor that a client has received.
-const flush = "SELECT set_config('synchronous_commit', 'on', true)"
+const waitForDisk = "SELECT set_config('synchronous_commit', 'on', true)"
 
 // Apply writes changes and checkpoint in one transaction. It returns ErrMoved if the checkpoint is not at previous
 // any more, and a *RefusedError for rows that cannot be stored.
@@ -144,19 +144,19 @@ func (s *Store) Apply(ctx context.Context, previous int64, next Checkpoint, c *f
 	var b pgx.Batch
 	s.advance(&b, previous, next)
 	if len(c.Events) > 0 {
-		b.Queue(flush)
+		b.Queue(waitForDisk)
 	}
 	s.deletions(&b, c)
 	var err error
-	if newRows(c) < copyRows {
+	if countNewRows(c) < copyRows {
 		s.rows(&b, c)
-		s.endings(&b, c)
+		s.endExecutions(&b, c)
 		// A batch without BEGIN is one transaction in one round trip.
 		err = s.conn.SendBatch(ctx, &b).Close()
 	} else {
 		err = pgx.BeginFunc(ctx, s.conn, func(tx pgx.Tx) error { return s.bulk(ctx, tx, &b, c) })
 	}
-	return classify(err)
+	return refusedError(err)
 }
 
 // bulk is Apply for many rows.
@@ -171,7 +171,7 @@ func (s *Store) bulk(ctx context.Context, tx pgx.Tx, first *pgx.Batch, c *fold.C
 		copyNew(ctx, tx, t.blocks, c.Blocks, &rest.Blocks), copyNew(ctx, tx, t.calls, c.Calls, &rest.Calls),
 		copyNew(ctx, tx, t.conversations, c.Conversations, &rest.Conversations), copyNew(ctx, tx, t.sandboxes, c.Sandboxes, &rest.Sandboxes),
 		copyNew(ctx, tx, t.files, c.Files, &rest.Files), copyNew(ctx, tx, t.usage, c.Usage, &rest.Usage),
-		copyRowsOf(ctx, tx, t.events, c.Events),
+		copyInto(ctx, tx, t.events, c.Events),
 	} {
 		if err != nil {
 			return err
@@ -183,7 +183,7 @@ func (s *Store) bulk(ctx context.Context, tx pgx.Tx, first *pgx.Batch, c *fold.C
 	rest.TenantUsage, rest.TenantBudgets, rest.TenantLimits = c.TenantUsage, c.TenantBudgets, c.TenantLimits
 	var last pgx.Batch
 	s.rows(&last, &rest)
-	s.endings(&last, &rest)
+	s.endExecutions(&last, &rest)
 	if last.Len() == 0 {
 		return nil
 	}
@@ -198,10 +198,10 @@ func copyNew[R any](ctx context.Context, tx pgx.Tx, t table[R], rows fold.Rows[R
 		rest.New = rows.New
 		return nil
 	}
-	return copyRowsOf(ctx, tx, t, rows.New)
+	return copyInto(ctx, tx, t, rows.New)
 }
 
-func copyRowsOf[R any](ctx context.Context, tx pgx.Tx, t table[R], rows []*R) error {
+func copyInto[R any](ctx context.Context, tx pgx.Tx, t table[R], rows []*R) error {
 	if len(rows) == 0 {
 		return nil
 	}
@@ -209,7 +209,7 @@ func copyRowsOf[R any](ctx context.Context, tx pgx.Tx, t table[R], rows []*R) er
 	return err
 }
 
-func newRows(c *fold.Changes) int {
+func countNewRows(c *fold.Changes) int {
 	return len(c.Events) + len(c.Blocks.New) + len(c.Executions.New) + len(c.Sessions.New) + len(c.Calls.New) + len(c.Files.New)
 }
 
@@ -221,7 +221,7 @@ func (s *Store) deletions(b *pgx.Batch, c *fold.Changes) {
 			readmodel.Executions, readmodel.TextInFlight, readmodel.ToolCalls, readmodel.Conversations, readmodel.Sandboxes,
 			readmodel.Files, readmodel.Usage, readmodel.SessionStates,
 		} {
-			b.Queue(deleteOf(t), tenants, ids)
+			b.Queue(deleteStatement(t), tenants, ids)
 		}
 		b.Queue("DELETE FROM sessions r USING unnest($1::text[], $2::text[]) AS k(tenant, id) WHERE r.tenant = k.tenant AND r.id = k.id", tenants, ids)
 	}
@@ -232,8 +232,8 @@ func (s *Store) deletions(b *pgx.Batch, c *fold.Changes) {
 	}
 	if len(c.Retired) > 0 {
 		tenants, ids := splitKeys(c.Retired)
-		b.Queue(deleteOf(readmodel.Blocks), tenants, ids)
-		b.Queue(deleteOf(readmodel.Events), tenants, ids)
+		b.Queue(deleteStatement(readmodel.Blocks), tenants, ids)
+		b.Queue(deleteStatement(readmodel.Events), tenants, ids)
 	}
 	if len(c.TextGone) > 0 {
 		tenants, sessions, ids := splitChildren(c.TextGone)
@@ -242,8 +242,8 @@ func (s *Store) deletions(b *pgx.Batch, c *fold.Changes) {
 	}
 }
 
-// deleteOf returns the statement that deletes the rows of sessions from a table.
-func deleteOf(table string) string {
+// deleteStatement returns the statement that deletes the rows of sessions from a table.
+func deleteStatement(table string) string {
 	return "DELETE FROM " + table + " r USING unnest($1::text[], $2::text[]) AS k(tenant, session) WHERE r.tenant = k.tenant AND r.session = k.session"
 }
 
@@ -280,13 +280,13 @@ func (s *Store) rows(b *pgx.Batch, c *fold.Changes) {
 	if len(c.Poison) > 0 {
 		b.Queue(t.poison.upsert, t.poison.args(c.Poison)...)
 	}
-	if list := lastOfEach(c.Texts); len(list) > 0 {
+	if list := lastPerOffset(c.Texts); len(list) > 0 {
 		b.Queue(t.texts.upsert, t.texts.args(list)...)
 	}
 }
 
-// endings queues changes of rows that end with an execution and were not in memory.
-func (s *Store) endings(b *pgx.Batch, c *fold.Changes) {
+// endExecutions queues changes of rows that end with an execution and were not in memory.
+func (s *Store) endExecutions(b *pgx.Batch, c *fold.Changes) {
 	if len(c.Ended) == 0 {
 		return
 	}
@@ -313,8 +313,8 @@ func upsert[R any](b *pgx.Batch, t table[R], rows fold.Rows[R]) {
 	}
 }
 
-// lastOfEach keeps the last text at each offset, because one statement must not change a row twice.
-func lastOfEach(list []*fold.Text) []*fold.Text {
+// lastPerOffset keeps the last text at each offset, because one statement must not change a row twice.
+func lastPerOffset(list []*fold.Text) []*fold.Text {
 	type place struct {
 		tenant, session, block string
 		offset                 int64
@@ -333,6 +333,7 @@ func lastOfEach(list []*fold.Text) []*fold.Text {
 	return out
 }
 
+// splitKeys returns the columns of keys, as arguments for unnest.
 func splitKeys(list []fold.Key) (tenants, ids []string) {
 	for _, k := range list {
 		tenants, ids = append(tenants, k.Tenant), append(ids, k.ID)
@@ -340,6 +341,7 @@ func splitKeys(list []fold.Key) (tenants, ids []string) {
 	return tenants, ids
 }
 
+// splitChildren returns the columns of children, as arguments for unnest.
 func splitChildren(list []fold.Child) (tenants, sessions, ids []string) {
 	for _, c := range list {
 		tenants, sessions, ids = append(tenants, c.Session.Tenant), append(sessions, c.Session.ID), append(ids, c.ID)
@@ -347,8 +349,9 @@ func splitChildren(list []fold.Child) (tenants, sessions, ids []string) {
 	return tenants, sessions, ids
 }
 
-// classify returns a *RefusedError for errors that a retry cannot resolve.
-func classify(err error) error {
+// refusedError converts an error of a transaction: it returns a *RefusedError for errors that a retry cannot resolve, an
+// error that wraps ErrMoved if the checkpoint was moved, and other errors unchanged.
+func refusedError(err error) error {
 	var pg *pgconn.PgError
 	if !errors.As(err, &pg) || len(pg.Code) < 2 {
 		return err

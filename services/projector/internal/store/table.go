@@ -12,18 +12,18 @@ import (
 
 // column is one column of a table with rows of type R.
 type column[R any] struct {
-	name  string
-	typ   string
-	at    func(*R) any   // pointer to the field, to scan into
-	value func(*R) any   // the field, for COPY
-	array func([]*R) any // the field of many rows, for unnest
+	name    string
+	typ     string
+	pointer func(*R) any   // pointer to the field, to scan into
+	value   func(*R) any   // the field, for COPY
+	array   func([]*R) any // the field of many rows, for unnest
 }
 
 func col[R, T any](name, typ string, at func(*R) *T) column[R] {
 	return column[R]{
 		name: name, typ: typ,
-		at:    func(r *R) any { return at(r) },
-		value: func(r *R) any { return *at(r) },
+		pointer: func(r *R) any { return at(r) },
+		value:   func(r *R) any { return *at(r) },
 		array: func(rows []*R) any {
 			list := make([]T, len(rows))
 			for i, r := range rows {
@@ -96,7 +96,7 @@ func (t table[R]) scan(rows pgx.Rows) ([]R, error) {
 	for rows.Next() {
 		var r R
 		for i, c := range t.columns {
-			into[i] = c.at(&r)
+			into[i] = c.pointer(&r)
 		}
 		if err := rows.Scan(into...); err != nil {
 			return nil, err

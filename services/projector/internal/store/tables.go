@@ -9,13 +9,13 @@ import (
 
 // Postgres's names of the column types.
 const (
-	text   = "text"
-	int2   = "int2"
-	int4   = "int4"
-	int8   = "int8"
-	float8 = "float8"
-	flag   = "bool"
-	when   = "timestamptz"
+	text        = "text"
+	int2        = "int2"
+	int4        = "int4"
+	int8        = "int8"
+	float8      = "float8"
+	boolean     = "bool"
+	timestamptz = "timestamptz"
 )
 
 func newTables() *tables {
@@ -33,9 +33,9 @@ func newTables() *tables {
 			col("tenant", text, func(r *fold.Deleted) *string { return &r.Tenant }),
 			col("id", text, func(r *fold.Deleted) *string { return &r.ID }),
 			col("grp", int2, func(r *fold.Deleted) *int16 { return &r.Group }),
-			col("deleted_at", when, func(r *fold.Deleted) *time.Time { return &r.At }),
+			col("deleted_at", timestamptz, func(r *fold.Deleted) *time.Time { return &r.At }),
 			col("spent", text, func(r *fold.Deleted) *string { return &r.Spent }),
-			col("removed", flag, func(r *fold.Deleted) *bool { return &r.Removed }),
+			col("removed", boolean, func(r *fold.Deleted) *bool { return &r.Removed }),
 			col("parent", text, func(r *fold.Deleted) *string { return &r.Parent }),
 			col("forked", text, func(r *fold.Deleted) *string { return &r.Forked })),
 		events: newTable(readmodel.Events, 3,
@@ -51,18 +51,18 @@ func newTables() *tables {
 			col("name", text, func(r *fold.APIKey) *string { return &r.Name }),
 			col("prefix", text, func(r *fold.APIKey) *string { return &r.Prefix }),
 			col("sha256", text, func(r *fold.APIKey) *string { return &r.SHA256 }),
-			col("created_at", when, func(r *fold.APIKey) *time.Time { return &r.CreatedAt }),
-			col("revoked_at", when, func(r *fold.APIKey) **time.Time { return &r.RevokedAt }),
+			col("created_at", timestamptz, func(r *fold.APIKey) *time.Time { return &r.CreatedAt }),
+			col("revoked_at", timestamptz, func(r *fold.APIKey) **time.Time { return &r.RevokedAt }),
 			col("role", text, func(r *fold.APIKey) *string { return &r.Role }),
 			col("agents", text, func(r *fold.APIKey) *string { return &r.Agents }),
-			col("expires_at", when, func(r *fold.APIKey) **time.Time { return &r.ExpiresAt }),
+			col("expires_at", timestamptz, func(r *fold.APIKey) **time.Time { return &r.ExpiresAt }),
 			col("created_by", text, func(r *fold.APIKey) *string { return &r.CreatedBy })),
 		poison: newTable(readmodel.Poison, 1,
 			col("position", text, func(r *fold.Poison) *string { return &r.Position }),
 			col("grp", int2, func(r *fold.Poison) *int16 { return &r.Group }),
 			col("subject", text, func(r *fold.Poison) *string { return &r.Subject }),
 			col("reason", text, func(r *fold.Poison) *string { return &r.Reason }),
-			col("at", when, func(r *fold.Poison) *time.Time { return &r.At })),
+			col("at", timestamptz, func(r *fold.Poison) *time.Time { return &r.At })),
 	}
 }
 
@@ -78,16 +78,16 @@ func sessionTable() table[fold.Session] {
 		col("provider", text, func(r *fold.Session) *string { return &r.Provider }),
 		col("options", text, func(r *fold.Session) *string { return &r.Options }),
 		col("metadata", text, func(r *fold.Session) **string { return &r.Metadata }),
-		col("created_at", when, func(r *fold.Session) *time.Time { return &r.CreatedAt }),
-		col("updated_at", when, func(r *fold.Session) *time.Time { return &r.UpdatedAt }),
+		col("created_at", timestamptz, func(r *fold.Session) *time.Time { return &r.CreatedAt }),
+		col("updated_at", timestamptz, func(r *fold.Session) *time.Time { return &r.UpdatedAt }),
 		col("tip", int8, func(r *fold.Session) *int64 { return &r.Tip }),
 		col("tip_position", text, func(r *fold.Session) *string { return &r.TipPosition }),
 		col("active_execution", text, func(r *fold.Session) *string { return &r.ActiveExecution }),
 		col("queued", int4, func(r *fold.Session) *int32 { return &r.Queued }),
 		col("executions", int4, func(r *fold.Session) *int32 { return &r.Executions }),
-		col("idle", flag, func(r *fold.Session) *bool { return &r.Idle }),
+		col("idle", boolean, func(r *fold.Session) *bool { return &r.Idle }),
 		col("snapshot", text, func(r *fold.Session) *string { return &r.Snapshot }),
-		col("snapshot_at", when, func(r *fold.Session) **time.Time { return &r.SnapshotAt }),
+		col("snapshot_at", timestamptz, func(r *fold.Session) **time.Time { return &r.SnapshotAt }),
 		col("workspace_files", int8, func(r *fold.Session) *int64 { return &r.WorkspaceFiles }),
 		col("workspace_bytes", int8, func(r *fold.Session) *int64 { return &r.WorkspaceBytes }),
 		col("agent_ref", text, func(r *fold.Session) *string { return &r.AgentRef }),
@@ -121,14 +121,14 @@ func executionTable() table[fold.Execution] {
 		col("cost_usd", float8, func(r *fold.Execution) *float64 { return &r.CostUSD }),
 		col("result", text, func(r *fold.Execution) *string { return &r.Result }),
 		col("metadata", text, func(r *fold.Execution) **string { return &r.Metadata }),
-		col("queued_at", when, func(r *fold.Execution) *time.Time { return &r.QueuedAt }),
-		col("dispatched_at", when, func(r *fold.Execution) **time.Time { return &r.DispatchedAt }),
-		col("started_at", when, func(r *fold.Execution) **time.Time { return &r.StartedAt }),
-		col("ended_at", when, func(r *fold.Execution) **time.Time { return &r.EndedAt }),
+		col("queued_at", timestamptz, func(r *fold.Execution) *time.Time { return &r.QueuedAt }),
+		col("dispatched_at", timestamptz, func(r *fold.Execution) **time.Time { return &r.DispatchedAt }),
+		col("started_at", timestamptz, func(r *fold.Execution) **time.Time { return &r.StartedAt }),
+		col("ended_at", timestamptz, func(r *fold.Execution) **time.Time { return &r.EndedAt }),
 		col("duration_ms", int8, func(r *fold.Execution) *int64 { return &r.DurationMs }),
 		col("first_seq", int8, func(r *fold.Execution) *int64 { return &r.FirstSeq }),
 		col("resolved", text, func(r *fold.Execution) **string { return &r.Resolved }),
-		col("metered", flag, func(r *fold.Execution) *bool { return &r.Metered }),
+		col("metered", boolean, func(r *fold.Execution) *bool { return &r.Metered }),
 		col("query", text, func(r *fold.Execution) *string { return &r.Query }),
 		col("sandbox_ms", int8, func(r *fold.Execution) *int64 { return &r.SandboxMs }),
 		col("sandbox_cost_usd", float8, func(r *fold.Execution) *float64 { return &r.SandboxCostUSD }))
@@ -158,7 +158,7 @@ func textTable() table[fold.Text] {
 		col("grp", int2, func(r *fold.Text) *int16 { return &r.Group }),
 		col("execution", text, func(r *fold.Text) *string { return &r.Execution }),
 		col("conversation", text, func(r *fold.Text) *string { return &r.Conversation }),
-		col("at", when, func(r *fold.Text) *time.Time { return &r.At }),
+		col("at", timestamptz, func(r *fold.Text) *time.Time { return &r.At }),
 		col("text", text, func(r *fold.Text) *string { return &r.Text }))
 }
 
@@ -173,8 +173,8 @@ func callTable() table[fold.ToolCall] {
 		col("tool_name", text, func(r *fold.ToolCall) *string { return &r.ToolName }),
 		col("decision", text, func(r *fold.ToolCall) *string { return &r.Decision }),
 		col("status", text, func(r *fold.ToolCall) *string { return &r.Status }),
-		col("started_at", when, func(r *fold.ToolCall) *time.Time { return &r.StartedAt }),
-		col("ended_at", when, func(r *fold.ToolCall) **time.Time { return &r.EndedAt }),
+		col("started_at", timestamptz, func(r *fold.ToolCall) *time.Time { return &r.StartedAt }),
+		col("ended_at", timestamptz, func(r *fold.ToolCall) **time.Time { return &r.EndedAt }),
 		col("duration_ms", int8, func(r *fold.ToolCall) *int64 { return &r.DurationMs }),
 		col("first_seq", int8, func(r *fold.ToolCall) *int64 { return &r.FirstSeq }))
 }
@@ -190,8 +190,8 @@ func conversationTable() table[fold.Conversation] {
 		col("tool_use_id", text, func(r *fold.Conversation) *string { return &r.ToolUseID }),
 		col("name", text, func(r *fold.Conversation) *string { return &r.Name }),
 		col("status", text, func(r *fold.Conversation) *string { return &r.Status }),
-		col("started_at", when, func(r *fold.Conversation) *time.Time { return &r.StartedAt }),
-		col("ended_at", when, func(r *fold.Conversation) **time.Time { return &r.EndedAt }),
+		col("started_at", timestamptz, func(r *fold.Conversation) *time.Time { return &r.StartedAt }),
+		col("ended_at", timestamptz, func(r *fold.Conversation) **time.Time { return &r.EndedAt }),
 		col("duration_ms", int8, func(r *fold.Conversation) *int64 { return &r.DurationMs }),
 		col("first_seq", int8, func(r *fold.Conversation) *int64 { return &r.FirstSeq }))
 }
@@ -205,9 +205,9 @@ func sandboxTable() table[fold.Sandbox] {
 		col("engine", text, func(r *fold.Sandbox) *string { return &r.Engine }),
 		col("status", text, func(r *fold.Sandbox) *string { return &r.Status }),
 		col("reason", text, func(r *fold.Sandbox) *string { return &r.Reason }),
-		col("created_at", when, func(r *fold.Sandbox) *time.Time { return &r.CreatedAt }),
-		col("ready_at", when, func(r *fold.Sandbox) **time.Time { return &r.ReadyAt }),
-		col("ended_at", when, func(r *fold.Sandbox) **time.Time { return &r.EndedAt }),
+		col("created_at", timestamptz, func(r *fold.Sandbox) *time.Time { return &r.CreatedAt }),
+		col("ready_at", timestamptz, func(r *fold.Sandbox) **time.Time { return &r.ReadyAt }),
+		col("ended_at", timestamptz, func(r *fold.Sandbox) **time.Time { return &r.EndedAt }),
 		col("image", text, func(r *fold.Sandbox) *string { return &r.Image }),
 		col("health", text, func(r *fold.Sandbox) *string { return &r.Health }),
 		col("health_why", text, func(r *fold.Sandbox) *string { return &r.HealthWhy }),
@@ -222,10 +222,10 @@ func fileTable() table[fold.File] {
 		col("id", text, func(r *fold.File) *string { return &r.ID }),
 		col("path", text, func(r *fold.File) *string { return &r.Path }),
 		col("size", int8, func(r *fold.File) *int64 { return &r.Size }),
-		col("binary", flag, func(r *fold.File) *bool { return &r.Binary }),
-		col("deleted", flag, func(r *fold.File) *bool { return &r.Deleted }),
+		col("binary", boolean, func(r *fold.File) *bool { return &r.Binary }),
+		col("deleted", boolean, func(r *fold.File) *bool { return &r.Deleted }),
 		col("execution", text, func(r *fold.File) *string { return &r.Execution }),
-		col("changed_at", when, func(r *fold.File) *time.Time { return &r.ChangedAt }),
+		col("changed_at", timestamptz, func(r *fold.File) *time.Time { return &r.ChangedAt }),
 		col("last_seq", int8, func(r *fold.File) *int64 { return &r.LastSeq }))
 }
 
@@ -261,9 +261,9 @@ func entryTable() table[fold.Entry] {
 		col("slug", text, func(r *fold.Entry) *string { return &r.Slug }),
 		col("latest", text, func(r *fold.Entry) *string { return &r.Latest }),
 		col("state", text, func(r *fold.Entry) *string { return &r.State }),
-		col("removed", flag, func(r *fold.Entry) *bool { return &r.Removed }),
-		col("created_at", when, func(r *fold.Entry) *time.Time { return &r.CreatedAt }),
-		col("updated_at", when, func(r *fold.Entry) *time.Time { return &r.UpdatedAt }))
+		col("removed", boolean, func(r *fold.Entry) *bool { return &r.Removed }),
+		col("created_at", timestamptz, func(r *fold.Entry) *time.Time { return &r.CreatedAt }),
+		col("updated_at", timestamptz, func(r *fold.Entry) *time.Time { return &r.UpdatedAt }))
 }
 
 func versionTable() table[fold.Version] {
@@ -274,9 +274,9 @@ func versionTable() table[fold.Version] {
 		col("grp", int2, func(r *fold.Version) *int16 { return &r.Group }),
 		col("spec", text, func(r *fold.Version) *string { return &r.Spec }),
 		col("document", text, func(r *fold.Version) *string { return &r.Document }),
-		col("created_at", when, func(r *fold.Version) *time.Time { return &r.CreatedAt }),
+		col("created_at", timestamptz, func(r *fold.Version) *time.Time { return &r.CreatedAt }),
 		col("position", text, func(r *fold.Version) *string { return &r.Position }),
-		col("removed", flag, func(r *fold.Version) *bool { return &r.Removed }))
+		col("removed", boolean, func(r *fold.Version) *bool { return &r.Removed }))
 }
 
 func tenantUsageTable() table[fold.TenantUsage] {
@@ -303,8 +303,8 @@ func tenantBudgetTable() table[fold.TenantBudget] {
 		col("tokens", int8, func(r *fold.TenantBudget) *int64 { return &r.Tokens }),
 		col("cost_usd", float8, func(r *fold.TenantBudget) *float64 { return &r.CostUSD }),
 		col("time_ms", int8, func(r *fold.TenantBudget) *int64 { return &r.TimeMs }),
-		col("set_at", when, func(r *fold.TenantBudget) *time.Time { return &r.SetAt }),
-		col("removed", flag, func(r *fold.TenantBudget) *bool { return &r.Removed }))
+		col("set_at", timestamptz, func(r *fold.TenantBudget) *time.Time { return &r.SetAt }),
+		col("removed", boolean, func(r *fold.TenantBudget) *bool { return &r.Removed }))
 }
 
 func tenantLimitsTable() table[fold.TenantLimits] {
@@ -312,8 +312,8 @@ func tenantLimitsTable() table[fold.TenantLimits] {
 		col("tenant", text, func(r *fold.TenantLimits) *string { return &r.Tenant }),
 		col("grp", int2, func(r *fold.TenantLimits) *int16 { return &r.Group }),
 		col("limits", text, func(r *fold.TenantLimits) *string { return &r.Limits }),
-		col("set_at", when, func(r *fold.TenantLimits) *time.Time { return &r.SetAt }),
-		col("removed", flag, func(r *fold.TenantLimits) *bool { return &r.Removed }))
+		col("set_at", timestamptz, func(r *fold.TenantLimits) *time.Time { return &r.SetAt }),
+		col("removed", boolean, func(r *fold.TenantLimits) *bool { return &r.Removed }))
 }
 
 func auditTable() table[fold.AuditRow] {
@@ -322,7 +322,7 @@ func auditTable() table[fold.AuditRow] {
 		col("shard", int2, func(r *fold.AuditRow) *int16 { return &r.Shard }),
 		col("seq", int8, func(r *fold.AuditRow) *int64 { return &r.Seq }),
 		col("grp", int2, func(r *fold.AuditRow) *int16 { return &r.Group }),
-		col("at", when, func(r *fold.AuditRow) *time.Time { return &r.At }),
+		col("at", timestamptz, func(r *fold.AuditRow) *time.Time { return &r.At }),
 		col("aspect", text, func(r *fold.AuditRow) *string { return &r.Aspect }),
 		col("subject", text, func(r *fold.AuditRow) *string { return &r.Subject }),
 		col("about", text, func(r *fold.AuditRow) *string { return &r.About }),

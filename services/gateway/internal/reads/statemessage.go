@@ -8,7 +8,7 @@ import (
 )
 
 // SessionMessage returns the session at that event as an API message.
-func (p Past) SessionMessage() *spoolv1.Session {
+func (p SessionState) SessionMessage() *spoolv1.Session {
 	was := p.State.Session
 	out := &spoolv1.Session{
 		SessionId: p.ID, Status: was.Status, Agent: was.Agent, AgentVersion: was.AgentVersion, Architecture: was.Architecture, Sandbox: was.Provider,
@@ -42,7 +42,7 @@ func references(list []events.Reference) (out []string) {
 }
 
 // TodoLists returns the todo lists as API messages, the agent's own first.
-func (p Past) TodoLists() (out []*spoolv1.TodoList) {
+func (p SessionState) TodoLists() (out []*spoolv1.TodoList) {
 	for _, t := range p.Todos {
 		list := &spoolv1.TodoList{ConversationId: t.ConversationID}
 		for _, item := range t.Items {
@@ -58,7 +58,7 @@ func (p Past) TodoLists() (out []*spoolv1.TodoList) {
 }
 
 // Versions returns the resolved references of the last execution as an API message, or nil for none.
-func (p Past) Versions() *spoolv1.ResolvedVersions {
+func (p SessionState) Versions() *spoolv1.ResolvedVersions {
 	r := p.Resolved
 	if r == nil {
 		return nil
@@ -73,17 +73,17 @@ func (p Past) Versions() *spoolv1.ResolvedVersions {
 	return out
 }
 
-// Total converts a sum of usage to an API message.
-func Total(u history.Usage) *spoolv1.UsageTotal {
+// UsageTotal converts a sum of usage to an API message.
+func UsageTotal(u history.Usage) *spoolv1.UsageTotal {
 	return &spoolv1.UsageTotal{
 		InputTokens: float64(u.InputTokens), OutputTokens: float64(u.OutputTokens),
 		CacheReadTokens: float64(u.CacheReadTokens), CacheWriteTokens: float64(u.CacheWriteTokens), CostUsd: u.CostUSD,
 	}
 }
 
-// MeteredTotal converts a sum of metered usage to an API message.
-func MeteredTotal(m history.Metered) *spoolv1.UsageTotal {
-	out := Total(m.Usage)
+// MeteredUsageTotal converts a sum of metered usage to an API message.
+func MeteredUsageTotal(m history.Metered) *spoolv1.UsageTotal {
+	out := UsageTotal(m.Usage)
 	out.Requests, out.Failed = float64(m.Requests), float64(m.Failed)
 	return out
 }
