@@ -136,6 +136,8 @@ func (c Config) withDefaults() (Config, error) {
 	if _, err := imagepolicy.Parse("sandbox-images", c.SandboxImages); err != nil {
 		return c, err
 	}
+	// The default lies between the numbers of 16 bits, which accounts of the machine have, and 100000, from which useradd
+	// takes the subordinate users of rootless containers.
 	users, err := docker.ParseUsers(c.SandboxUIDs)
 	if err != nil {
 		return c, fmt.Errorf("sandbox-uids: %w", err)
