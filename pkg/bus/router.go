@@ -129,8 +129,8 @@ func NewRouter(cfg RouterConfig) (*Router, error) {
 	return &Router{cfg: cfg, router: router, names: map[string]bool{}}, nil
 }
 
-// Handle registers fn for the messages of topic. It must be called before Run. It is the only way to a handler: a
-// Subscriber delivers messages only to a Router, which marks the context for Routed. name must be unique in the
+// Handle registers fn for the messages of topic. It must be called before Run. Handlers can be
+// registered here only: a Subscriber delivers messages only to a Router, which marks the context for Routed. name must be unique in the
 // Router; it appears in logs and dead letters.
 func (r *Router) Handle(name, topic string, subscriber message.Subscriber, fn HandlerFunc, options ...HandlerOption) error {
 	switch {
@@ -191,7 +191,7 @@ func (r *Router) Run(ctx context.Context) error {
 	return nil
 }
 
-// unlessEnded returns the error that ends Run, or nil if ctx has ended.
+// unlessEnded returns err as the result of Run, or nil if ctx has ended: the end of ctx is not a failure.
 func unlessEnded(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return nil

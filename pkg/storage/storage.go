@@ -44,7 +44,8 @@ type Config struct {
 	Logger    *slog.Logger
 }
 
-// CheckReserve returns an error if percent is not a valid value of the setting store-reserve.
+// CheckReserve returns an error if percent is not a valid value of the setting store-reserve, the percentage of the store
+// that stays free.
 func CheckReserve(percent int) error {
 	if percent < 1 || percent > 90 {
 		return fmt.Errorf("store-reserve: %d is not between 1 and 90 percent", percent)

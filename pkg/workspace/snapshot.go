@@ -25,7 +25,7 @@ func Snapshot(ctx context.Context, box sandbox.Sandbox, store Store, o Options) 
 		return Result{}, err
 	}
 	s := &snapshot{store: store, prefix: prefix, o: o, in: wire.NewWriter(c.p.Stdin()), out: wire.NewReader(c.p.Stdout()), tree: wire.NewTree()}
-	if err := c.finish(s.converse(ctx)); err != nil {
+	if err := c.finish(s.exchange(ctx)); err != nil {
 		return Result{}, err
 	}
 	if s.r.ID == "" {
@@ -59,8 +59,8 @@ type snapshot struct {
 	r       Result
 }
 
-// converse is the host's side of the snapshot protocol of package wire.
-func (s *snapshot) converse(ctx context.Context) error {
+// exchange is the host's side of the snapshot protocol of package wire.
+func (s *snapshot) exchange(ctx context.Context) error {
 	if err := errors.Join(s.in.JSON(wire.FrameHello, wire.Hello{Protocol: wire.Protocol}), s.in.Flush()); err != nil {
 		return err
 	}

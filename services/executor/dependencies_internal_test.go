@@ -64,8 +64,8 @@ func TestSettingDependencies(t *testing.T) {
 	for says, change := range map[string]func(*Config){
 		"npm-registry: it is not http":           func(c *Config) { c.NPMRegistry = "registry.npmjs.org" },
 		"pip-index-url: it has a user":           func(c *Config) { c.PIPIndexURL = "https://u:p@pip.example.com" },
-		`"https://x": it is a URL`:               func(c *Config) { c.DependenciesHosts = []string{"https://x"} },
-		`"10.0.0.1:80": nothing could reach it`:  func(c *Config) { c.NPMRegistry = "http://10.0.0.1" },
+		`"https://x": must be a host`:            func(c *Config) { c.DependenciesHosts = []string{"https://x"} },
+		`"10.0.0.1:80": is never reachable`:      func(c *Config) { c.NPMRegistry = "http://10.0.0.1" },
 		"dependencies-timeout: -1ns is not":      func(c *Config) { c.DependenciesTimeout = -1 },
 		"dependencies-size: -1 is negative":      func(c *Config) { c.DependenciesSize = -1 },
 		"dependencies-keep: 1s is not between":   func(c *Config) { c.DependenciesKeep = time.Second },

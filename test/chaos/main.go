@@ -86,7 +86,7 @@ func chaos(ctx context.Context, s settings) (err error) {
 	fmt.Printf("seed %d, folder %s\n", s.seed, s.dir)
 	c, err := startCluster(ctx, s.bin, s.dir)
 	defer func() {
-		writeEnds(os.Stdout, c.ends(), c.faults)
+		writeTerminalEvents(os.Stdout, c.ends(), c.faults)
 		err = errors.Join(err, c.end(), c.sweep())
 	}()
 	if err != nil {
@@ -130,7 +130,7 @@ func work(ctx context.Context, c *cluster, s settings) error {
 	if err := errors.Join(c.ready(ctx), d.resume(ctx), d.awaitSettled(ctx)); err != nil {
 		return err
 	}
-	evidence, err := d.evidence(ctx, sessions)
+	evidence, err := d.collectEvidence(ctx, sessions)
 	if err != nil {
 		return err
 	}
@@ -223,8 +223,8 @@ func (d *driver) awaitSettled(ctx context.Context) error {
 	}
 }
 
-// evidence reads the log, and blocks until every client has as many events as its session.
-func (d *driver) evidence(ctx context.Context, sessions []string) (check.Evidence, error) {
+// collectEvidence reads the log, and blocks until every client has as many events as its session.
+func (d *driver) collectEvidence(ctx context.Context, sessions []string) (check.Evidence, error) {
 	e := check.Evidence{Log: map[string][]check.Event{}, Texts: map[string]string{}}
 	nc, log, err := d.c.log(ctx)
 	if nc != nil {

@@ -80,9 +80,9 @@ func causes(e end, faults []injected) (list []string) {
 
 var digits = regexp.MustCompile(`[0-9]+`)
 
-// writeEnds writes each end with its status and the faults before it. Log lines that differ from earlier ones only in
+// writeTerminalEvents writes each end with its status and the faults before it. Log lines that differ from earlier ones only in
 // numbers are written once.
-func writeEnds(w io.Writer, ends []end, faults []injected) {
+func writeTerminalEvents(w io.Writer, ends []end, faults []injected) {
 	count := map[string]int{}
 	for _, e := range ends {
 		count[e.part]++

@@ -52,7 +52,7 @@ func TestProcess_RecordsEndsThatWereNotInjected(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 	var out strings.Builder
-	writeEnds(&out, c.ends(), []injected{f})
+	writeTerminalEvents(&out, c.ends(), []injected{f})
 	for _, want := range []string{"not injected (each was started again): 1 [session-0 1]", "session-0: exit status 3", "after: kill of session-0 for 1ms", "log: reason 3\n    log: reason 4\n    log: reason 5\n"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("the report lacks %q:\n%s", want, &out)
@@ -79,7 +79,7 @@ func TestWriteEnds_NamesCauses(t *testing.T) {
 	same := func(n int) end {
 		return end{part: "session-0", at: at, lived: time.Second, status: "exit status 1", lines: []string{fmt.Sprintf("no answer after %d ms", n)}}
 	}
-	writeEnds(&out, []end{same(1), same(22), {part: "gateway-0", at: at.Add(time.Hour), status: "signal: killed"}}, faults)
+	writeTerminalEvents(&out, []end{same(1), same(22), {part: "gateway-0", at: at.Add(time.Hour), status: "signal: killed"}}, faults)
 	for _, want := range []string{
 		"after: kill of session-0 for 5s (1.0 s before), freeze of nats for 5s (4.0 s before)\n    log: no answer after 1 ms\n", "log: as above",
 		"gateway-0: signal: killed", "after: no fault of it, NATS or Postgres within 30s",

@@ -112,7 +112,7 @@ func (anthropic) whole(h header, blocks []block, e ending) any {
 		}
 	}
 	return object{"id", "msg_" + h.id, "type", "message", "role", "assistant", "model", h.model, "content", content,
-		"stop_reason", anthropicStop(e.stop), "stop_sequence", nil, "usage", anthropicUsage(h.input, e.output)}
+		"stop_reason", anthropicStopReason(e.stop), "stop_sequence", nil, "usage", anthropicUsage(h.input, e.output)}
 }
 
 func (anthropic) fault(f *fault) any { return anthropicFault(f) }
@@ -133,7 +133,7 @@ var anthropicKinds = map[int]string{
 	413: "request_too_large", 429: "rate_limit_error", 500: "api_error", 504: "timeout_error", 529: "overloaded_error",
 }
 
-func anthropicStop(stop string) string {
+func anthropicStopReason(stop string) string {
 	return map[string]string{stopEnd: "end_turn", stopLength: "max_tokens", stopRefusal: "refusal", stopTools: "tool_use"}[stop]
 }
 
@@ -219,7 +219,7 @@ func (s *anthropicStream) finish(e ending) error {
 		return s.out.send("error", anthropicFault(e.fault))
 	}
 	err := s.out.send("message_delta", object{"type", "message_delta",
-		"delta", object{"stop_reason", anthropicStop(e.stop), "stop_sequence", nil}, "usage", anthropicUsage(s.header.input, e.output)})
+		"delta", object{"stop_reason", anthropicStopReason(e.stop), "stop_sequence", nil}, "usage", anthropicUsage(s.header.input, e.output)})
 	if err != nil {
 		return err
 	}

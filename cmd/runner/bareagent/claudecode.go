@@ -9,7 +9,7 @@ import (
 	"github.com/spoolhq/spool/pkg/architecture"
 )
 
-// ClaudeCode returns Claude Code.
+// ClaudeCode describes how to run the CLI of Claude Code without Spool.
 func ClaudeCode() Agent {
 	return Agent{
 		Architecture: architecture.ClaudeCode, Name: "Claude Code", Program: "claude", Warm: warmClaude,

@@ -15,7 +15,7 @@ import (
 // codexModel is a model that the CLI knows.
 const codexModel = "gpt-5.5"
 
-// Codex returns Codex.
+// Codex describes how to run the CLI of Codex without Spool.
 func Codex() Agent {
 	return Agent{
 		Architecture: architecture.Codex, Name: "Codex", Program: "codex", Model: codexModel, Warm: warmCodex,

@@ -13,7 +13,7 @@ import (
 // openCodeModel is the name of the model. The scripted model accepts any name.
 const openCodeModel = "known-model"
 
-// OpenCode returns OpenCode.
+// OpenCode describes how to run OpenCode without Spool.
 func OpenCode() Agent {
 	return Agent{
 		Architecture: architecture.OpenCode, Name: "OpenCode", Program: "opencode", Model: openCodeModel, Warm: warmOpenCode,

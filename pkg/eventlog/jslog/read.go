@@ -245,10 +245,10 @@ func (r *reader) take(ctx context.Context) (jetstream.Msg, error) {
 			return nil, err
 		}
 	}
-	within := r.patience(ctx)
+	within := r.idleContext(ctx)
 	m, err := r.pull.Next(jetstream.NextContext(within))
 	if err != nil && within.Err() != nil {
-		r.impatient()
+		r.endIdleContext()
 		return nil, context.Cause(within)
 	}
 	if err != nil {
@@ -266,19 +266,19 @@ func (r *reader) take(ctx context.Context) (jetstream.Msg, error) {
 	return m, nil
 }
 
-// patience returns a context that ends if no message arrives within quiet, or up to half of quiet earlier. The
-// context is shared by several messages, because a timer per message would add a tenth to the cost of reading.
-func (r *reader) patience(ctx context.Context) context.Context {
+// idleContext returns a context that ends when no message has arrived for the duration quiet, or up to half of it
+// earlier. Several messages share the context, because a timer per message would add a tenth to the cost of reading.
+func (r *reader) idleContext(ctx context.Context) context.Context {
 	if r.within == nil || time.Now().After(r.renew) {
-		r.impatient()
+		r.endIdleContext()
 		r.within, r.stopWithin = context.WithTimeoutCause(ctx, quiet, errQuiet)
 		r.renew = time.Now().Add(quiet / 2)
 	}
 	return r.within
 }
 
-// impatient ends the context of patience, so that the next call creates a new one.
-func (r *reader) impatient() {
+// endIdleContext ends the context of idleContext, so that the next call creates a new one.
+func (r *reader) endIdleContext() {
 	if r.within != nil {
 		r.stopWithin()
 		r.within = nil
@@ -328,7 +328,7 @@ func (r *reader) check(ctx context.Context) {
 
 // close stops the consumer.
 func (r *reader) close() {
-	r.impatient()
+	r.endIdleContext()
 	if r.pull != nil {
 		r.pull.Stop()
 		r.pull = nil

@@ -193,7 +193,7 @@ func Evolve(s State, seq uint32, e events.Event) State {
 	s.life(e)
 	s.execute(e)
 	s.block(e)
-	s.converse(e)
+	s.applySubagent(e)
 	s.sandbox(e)
 	s.files(e)
 	if _, ended := end(e); ended {
@@ -368,8 +368,8 @@ func (s *State) list(conversation string, items []events.TodoItem) {
 	s.Todos = append(s.Todos, Todos{conversation, items})
 }
 
-// converse applies the start and the end of a sub-agent.
-func (s *State) converse(e events.Event) {
+// applySubagent applies the start and the end of a sub-agent.
+func (s *State) applySubagent(e events.Event) {
 	switch d := e.Data.(type) {
 	case events.SubagentSpawned:
 		if slices.ContainsFunc(s.Conversations, func(c Conversation) bool { return c.ID == d.Conversation }) {

@@ -19,9 +19,9 @@ type fileChange struct {
 	N      uint32
 }
 
-// putFiles removes uploaded files of a session that exists: files whose request was refused, to which no event refers,
-// and files that the session's last snapshot contains.
-func (p *pass) putFiles(ctx context.Context, k sessionKey, list []object) error {
+// removeUploads removes uploads that an existing session no longer needs: uploads of refused requests, to which no event
+// refers, and uploads that the session's last snapshot contains.
+func (p *pass) removeUploads(ctx context.Context, k sessionKey, list []object) error {
 	var manifest uint64
 	for _, o := range list {
 		if strings.HasPrefix(o.id(), "m-") {
@@ -85,8 +85,8 @@ func transcriptOf(l eventlog.Loaded) []fileChange {
 	return nil
 }
 
-// heldChange returns the number of the last file change that no executor applies again, because the session's last
-// snapshot contains it. A folder of the host is never filled from a snapshot.
+// heldChange returns the sequence number of the last file change that the session's last snapshot contains. Executors do
+// not apply this change and earlier ones again. A folder of the host is never filled from a snapshot.
 func heldChange(l eventlog.Loaded) uint32 {
 	if l.Life.Options.HostPath != "" {
 		return 0

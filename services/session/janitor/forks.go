@@ -122,7 +122,8 @@ func (p *pass) forked(ctx context.Context, l eventlog.Loaded) (string, error) {
 	return "session " + fork + " was forked from it", nil
 }
 
-// forkSnapshots returns the names of a session's snapshots with which forks begin that have no snapshot of their own.
+// A fork begins with a snapshot of its parent until it has a snapshot of its own. forkSnapshots returns the names of the
+// snapshots of a session that such forks need.
 func (p *pass) forkSnapshots(ctx context.Context, k sessionKey) (map[string]bool, error) {
 	list, err := p.unfoldedForks(ctx)
 	if err != nil {

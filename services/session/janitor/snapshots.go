@@ -90,7 +90,7 @@ func (p *pass) uploads(ctx context.Context, k sessionKey, list []object) error {
 
 // present removes the objects that an existing session does not need.
 func (p *pass) present(ctx context.Context, k sessionKey, list []object) error {
-	return errors.Join(p.trim(ctx, k, list), p.putFiles(ctx, k, list))
+	return errors.Join(p.trim(ctx, k, list), p.removeUploads(ctx, k, list))
 }
 
 // trim removes a session's snapshots beyond the retention, and the packs that no other snapshot needs.

@@ -160,7 +160,8 @@ func (m *Modal) listener(t testing.TB, dir string) tlsListener {
 	return tlsListener{l.Addr().String(), filepath.Join(pair, certificate.CertificateFile), filepath.Join(pair, certificate.KeyFile), trusted}
 }
 
-// Up holds the command line of `spool up --sandbox modal` and the settings in a new user's shell.
+// Up runs commands of spool as a new user does who starts Spool with Modal sandboxes: with a folder and environment
+// variables of their own.
 type Up struct {
 	t   testing.TB
 	dir string

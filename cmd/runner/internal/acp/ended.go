@@ -130,9 +130,9 @@ func (s *session) stop(r sdk.StopReason) runner.Ended {
 // failed returns the end of the turn for an error in place of an answer.
 func (s *session) failed(e *sdk.RequestError) runner.Ended {
 	if s.isInterrupted() {
-		return runner.Ended{Outcome: runner.Interrupted, Message: describe(e)}
+		return runner.Ended{Outcome: runner.Interrupted, Message: describeRequestError(e)}
 	}
-	return runner.Ended{Outcome: runner.Failed, Code: s.code(e), Message: describe(e)}
+	return runner.Ended{Outcome: runner.Failed, Code: s.code(e), Message: describeRequestError(e)}
 }
 
 // code returns the code of an error: by the HTTP status that a notice had, by the protocol, or by the status in the
@@ -170,8 +170,8 @@ func ModelCode(status int) string {
 	return "MODEL_ERROR"
 }
 
-// describe returns an error as a text. Agents put the useful part into details.
-func describe(e *sdk.RequestError) string {
+// describeRequestError returns an error as a text. Agents put the useful part into details.
+func describeRequestError(e *sdk.RequestError) string {
 	var data struct {
 		Details string `json:"details"`
 		Message string `json:"message"`

@@ -11,7 +11,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-func TestFork_OpensTheCopy(t *testing.T) {
+func TestFork_ContinuesInTheCopiedSession(t *testing.T) {
 	t.Parallel()
 	const (
 		hello = `{"id":1,"result":{"protocolVersion":1,"agentCapabilities":{"loadSession":true}}}`

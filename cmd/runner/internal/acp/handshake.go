@@ -141,7 +141,7 @@ type configOption struct {
 
 func (s *session) sessionStarted(m message, t *agent.Turn) error {
 	if m.Error != nil {
-		s.fail(t, s.code(m.Error), "the agent opened no session: "+describe(m.Error))
+		s.fail(t, s.code(m.Error), "the agent opened no session: "+describeRequestError(m.Error))
 		return nil
 	}
 	o, err := decode[openResponse](m.Result, "answer to session/new")
@@ -158,7 +158,7 @@ func (s *session) sessionStarted(m message, t *agent.Turn) error {
 func (s *session) sessionResumed(m message, t *agent.Turn) error {
 	s.loading = false
 	if m.Error != nil {
-		s.lost(t, describe(m.Error))
+		s.lost(t, describeRequestError(m.Error))
 		return s.start()
 	}
 	o, err := decode[openResponse](m.Result, "answer to session/resume")
@@ -237,7 +237,7 @@ func (s *session) set(offered []string, method string, params any, t *agent.Turn
 			if len(offered) > maxNames {
 				offered = append(offered[:maxNames], "…")
 			}
-			s.fail(t, "MODEL_NOT_FOUND", fmt.Sprintf("the agent does not take the model %q (%s); it offers %s", s.d.Model, describe(m.Error), strings.Join(offered, ", ")))
+			s.fail(t, "MODEL_NOT_FOUND", fmt.Sprintf("the agent does not take the model %q (%s); it offers %s", s.d.Model, describeRequestError(m.Error), strings.Join(offered, ", ")))
 			return nil
 		}
 		return s.handshakeDone(t)

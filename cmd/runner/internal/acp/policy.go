@@ -139,7 +139,7 @@ func ofSkill(skills []string, path string) bool {
 	}
 	return slices.ContainsFunc(skills, func(dir string) bool {
 		dir, err := filepath.EvalSymlinks(dir)
-		return err == nil && under(dir, real)
+		return err == nil && isWithin(dir, real)
 	})
 }
 
@@ -188,7 +188,7 @@ func inside(root, path string) bool {
 	if filepath.IsAbs(path) {
 		// Aliases of the workspace, such as /mnt/workspace, would be other folders for the agent.
 		real, err := filepath.EvalSymlinks(root)
-		if err != nil || !under(root, path) && !under(real, path) {
+		if err != nil || !isWithin(root, path) && !isWithin(real, path) {
 			return false
 		}
 	}
@@ -196,7 +196,7 @@ func inside(root, path string) bool {
 	return err == nil
 }
 
-func under(root, path string) bool {
+func isWithin(root, path string) bool {
 	rel, err := filepath.Rel(root, path)
 	return err == nil && filepath.IsLocal(rel)
 }

@@ -204,7 +204,7 @@ func (s *session) repeatSession(id sdk.SessionId, f *flow, finish func(*agent.Tu
 		}
 		delete(s.subs, id)
 		if m.Error != nil {
-			s.log(t, "warn", "the sub-agent's session %.100s cannot be read: %s", id, describe(m.Error))
+			s.log(t, "warn", "the sub-agent's session %.100s cannot be read: %s", id, describeRequestError(m.Error))
 		}
 		f.close(t, "")
 		finish(t)

@@ -74,6 +74,6 @@ func Exercise(t *testing.T, s Subject, c Capabilities) {
 		t.Run("provided transcript", func(t *testing.T) { t.Parallel(); provided(t, s, *c.Provided) })
 	}
 	if c.Bare != nil {
-		t.Run("bare agent", func(t *testing.T) { t.Parallel(); bare(t, s, c.Bare()) })
+		t.Run("bare agent", func(t *testing.T) { t.Parallel(); exerciseBareAgent(t, s, c.Bare()) })
 	}
 }

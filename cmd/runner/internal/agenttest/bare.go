@@ -14,9 +14,9 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/bareagent"
 )
 
-// bare checks the agent without Spool, with which the benchmark "turn" compares it: both of its forms continue a
+// exerciseBareAgent checks the agent without Spool, with which the benchmark "turn" compares it: both of its forms continue a
 // conversation, and the benchmark includes it.
-func bare(t *testing.T, s Subject, a bareagent.Agent) {
+func exerciseBareAgent(t *testing.T, s Subject, a bareagent.Agent) {
 	if a.Architecture != s.Architecture || a.Program != s.Program {
 		t.Errorf("the bare agent is %s of %q, want %s of %q", a.Program, a.Architecture, s.Program, s.Architecture)
 	}

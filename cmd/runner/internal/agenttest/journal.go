@@ -70,7 +70,7 @@ func (s *Stdin) Sent() []json.RawMessage {
 	return append([]json.RawMessage(nil), s.sent...)
 }
 
-// Now returns the time at which the clock of every golden stands still, 2026-01-02T03:04:05Z.
+// Now returns the fixed time of the journals in golden files, 2026-01-02T03:04:05Z.
 func Now() time.Time { return time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC) }
 
 // NewTurn begins a turn that writes to j. Text is coalesced until another line follows, and the clock is Now.

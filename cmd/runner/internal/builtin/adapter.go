@@ -42,7 +42,7 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 
 // Open returns a session. The protocol has no handshake.
 func (Adapter) Open(l agent.Launch, in agent.Stdin) agent.Session {
-	return &session{in: in, refs: map[string]string{}, lost: lost(l)}
+	return &session{in: in, refs: map[string]string{}, lost: whyNotResumable(l)}
 }
 
 // Transcript returns the path of a session's messages.

@@ -73,7 +73,7 @@ func TestDefinitionTools(t *testing.T) {
 	}
 }
 
-func TestDefinitionTurns(t *testing.T) {
+func TestDefinition_LimitsTurns(t *testing.T) {
 	t.Parallel()
 	e := newEndpoint(t, calls("call_1", "list_directory", `{}`), calls("call_2", "list_directory", `{}`), says("never"))
 	s := startSpool(t, e, newPlace(t), "", nil)

@@ -45,8 +45,8 @@ func sessionToResume(l agent.Launch) (string, error) {
 	return "", nil
 }
 
-// lost returns why the conversation of a launch cannot be forked, "" if it can.
-func lost(l agent.Launch) string {
+// whyNotResumable returns why the conversation of a launch cannot be forked, "" if it can.
+func whyNotResumable(l agent.Launch) string {
 	if l.Resume == "" || l.Fork == nil {
 		return ""
 	}

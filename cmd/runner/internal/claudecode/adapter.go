@@ -118,7 +118,7 @@ func (a Adapter) Open(l agent.Launch, in agent.Stdin) agent.Session {
 	}
 	s := newSession(l.Place, in, a.Now)
 	s.scope = newScope(l)
-	s.lost = lost(l)
+	s.lost = whyNotResumable(l)
 	s.initialize(newHandshake(l))
 	return s
 }

@@ -74,7 +74,7 @@ func TestConformance(t *testing.T) {
 			Records:       "claude/projects/*/*.jsonl",
 		},
 		Provided: &agenttest.Provided{
-			Bare: bare, Poison: poison,
+			Bare: runBareCLI, Poison: poison,
 			Absent: []string{"it was queued", "it was hidden", "No response requested"},
 			Check:  checkCopy,
 			Next:   agenttest.Extra{Query: "write a file please", Answer: "written"},
@@ -103,8 +103,8 @@ func forks(p agenttest.Parent) map[string]agenttest.ForkCase {
 	}
 }
 
-// bare runs a conversation with the CLI without Spool.
-func bare(t testing.TB, env map[string]string) (session string, transcript []byte) {
+// runBareCLI runs a conversation with the CLI without Spool.
+func runBareCLI(t testing.TB, env map[string]string) (session string, transcript []byte) {
 	t.Helper()
 	home := t.TempDir()
 	cmd := exec.CommandContext(t.Context(), "claude", "-p", "Remember the number 11 please")

@@ -256,6 +256,6 @@ func (s scope) skillFile(path string) (string, bool) {
 	}
 	return real, slices.ContainsFunc(s.skills, func(dir string) bool {
 		dir, err := filepath.EvalSymlinks(dir)
-		return err == nil && under(dir, real)
+		return err == nil && isWithin(dir, real)
 	})
 }

@@ -42,7 +42,7 @@ func resumeArgs(l agent.Launch) ([]string, error) {
 	}
 	for _, path := range from {
 		cut := cutter{anchor: l.Fork.Anchor}
-		if err := transcript.Copy(path, to, cut.anchor, cut.edit); err != nil {
+		if err := transcript.Copy(path, to, cut.anchor, cut.cutLine); err != nil {
 			continue // Open reports that the conversation is lost
 		}
 		args := []string{"--resume", id}
@@ -64,8 +64,8 @@ func forget(to string) error {
 	return nil
 }
 
-// lost returns why the session of a launch cannot be resumed, or "".
-func lost(l agent.Launch) string {
+// whyNotResumable returns why the session of a launch cannot be resumed, or "".
+func whyNotResumable(l agent.Launch) string {
 	switch {
 	case l.Resume == "" || l.Fork == nil && hasTranscript(l.Place, l.Resume) || l.Fork != nil && hasTranscript(l.Place, transcript.ForkID(l)):
 		return ""
@@ -102,8 +102,8 @@ type cutter struct {
 	kind   string // of the line, once it is found
 }
 
-// edit ends the copy after the line of the anchor.
-func (c *cutter) edit(raw transcript.Line) (transcript.Line, transcript.Verdict) {
+// cutLine ends the copy after the line of the anchor.
+func (c *cutter) cutLine(raw transcript.Line) (transcript.Line, transcript.Verdict) {
 	if c.anchor == "" || !bytes.Contains(raw, []byte(c.anchor)) {
 		return raw, transcript.Keep
 	}

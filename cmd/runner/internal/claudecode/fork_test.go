@@ -91,7 +91,7 @@ func TestCommandForks(t *testing.T) {
 
 // Without the anchor's line the agent begins a new conversation and reports that: it never answers from lines after the
 // anchor.
-func TestCommandForkWithoutItsAnchor(t *testing.T) {
+func TestFork_FailsWithoutTheAnchorInTheTranscript(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		resume, content, anchor, message string

@@ -144,7 +144,7 @@ func inside(root, path string) (string, bool) {
 	if filepath.IsAbs(path) {
 		// Aliases of the workspace, such as /mnt/workspace, would be other folders for the CLI.
 		real, err := filepath.EvalSymlinks(root)
-		if err != nil || !under(root, path) && !under(real, path) {
+		if err != nil || !isWithin(root, path) && !isWithin(real, path) {
 			return "", false
 		}
 	}
@@ -152,7 +152,7 @@ func inside(root, path string) (string, bool) {
 	return rel, err == nil
 }
 
-func under(root, path string) bool {
+func isWithin(root, path string) bool {
 	rel, err := filepath.Rel(root, path)
 	return err == nil && filepath.IsLocal(rel)
 }

@@ -15,7 +15,7 @@ func copyProvided(l agent.Launch, id, to string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	edit := adopter{id: id, workspace: workspace}.edit
+	edit := adopter{id: id, workspace: workspace}.adoptLine
 	if err := transcript.Copy(filepath.Join(l.State, agent.Provided), to, "", edit); err != nil {
 		return nil, forget(to) // Open reports that the conversation is lost
 	}
@@ -29,8 +29,8 @@ var keptLines = []string{"user", "assistant", "system", "attachment", "progress"
 // adopter changes the lines of a foreign transcript to lines of a session in this workspace.
 type adopter struct{ id, workspace string }
 
-// edit keeps the lines of the conversation and drops all others.
-func (a adopter) edit(raw transcript.Line) (transcript.Line, transcript.Verdict) {
+// adoptLine keeps the lines of the conversation and drops all others.
+func (a adopter) adoptLine(raw transcript.Line) (transcript.Line, transcript.Verdict) {
 	line := transcript.Members(raw)
 	if transcript.Text(line["uuid"]) == "" || !slices.Contains(keptLines, transcript.Text(line["type"])) {
 		return nil, transcript.Drop

@@ -204,7 +204,7 @@ func (s *session) state(c *conversation, b *streamedBlock, p statement, t *agent
 		}
 		block = events.Block{
 			Kind: events.KindToolUse, ToolName: p.Name, ToolUseID: p.ID, Input: bytes.Clone(p.Input),
-			DisplayName: display(p.Name), Description: describe(p.Input, s.place.Workspace),
+			DisplayName: display(p.Name), Description: describeInput(p.Input, s.place.Workspace),
 		}
 	default:
 		if p.ToolUseID != "" { // a tool of the model's own service

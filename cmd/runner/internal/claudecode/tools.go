@@ -52,8 +52,8 @@ func readArguments(input json.RawMessage) arguments {
 	return a
 }
 
-// describe returns a one-line description of a call.
-func describe(input json.RawMessage, workspace string) string {
+// describeInput returns a one-line description of a call.
+func describeInput(input json.RawMessage, workspace string) string {
 	a := readArguments(input)
 	for _, what := range []string{a.Subject, a.Description, a.FilePath, a.NotebookPath, a.Pattern, a.Command, a.URL, a.Query, a.Skill, a.Path} {
 		if what == "" {

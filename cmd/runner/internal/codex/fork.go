@@ -38,7 +38,7 @@ func fork(l agent.Launch) error {
 	}
 	c := cutter{from: l.Resume, to: transcript.ForkID(l)}
 	c.turn, c.item, _ = strings.Cut(l.Fork.Anchor, "/")
-	return tryCopy(from, strings.TrimSuffix(from, l.Resume+".jsonl")+c.to+".jsonl", l.Fork.Anchor, c.edit)
+	return tryCopy(from, strings.TrimSuffix(from, l.Resume+".jsonl")+c.to+".jsonl", l.Fork.Anchor, c.cutLine)
 }
 
 // tryCopy is transcript.Copy, except that a missing transcript or anchor is not an error: the copy does not exist then.
@@ -86,9 +86,9 @@ type cutter struct {
 	written bool            // the model's entry for the anchor's item was written
 }
 
-// edit keeps what the agent knew at the anchor. The end of an item comes before the entry that the model sees, and the
+// cutLine keeps what the agent knew at the anchor. The end of an item comes before the entry that the model sees, and the
 // outputs of parallel calls have the order of the calls, not of their ends.
-func (c *cutter) edit(raw transcript.Line) (transcript.Line, transcript.Verdict) {
+func (c *cutter) cutLine(raw transcript.Line) (transcript.Line, transcript.Verdict) {
 	var e entry
 	if json.Unmarshal(raw, &e) != nil {
 		return raw, transcript.Keep

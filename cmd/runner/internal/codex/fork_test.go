@@ -106,7 +106,7 @@ func TestCommandForks(t *testing.T) {
 
 // Without the anchor the agent begins a new conversation and reports that: it never answers from entries after the
 // anchor.
-func TestCommandForkWithoutItsAnchor(t *testing.T) {
+func TestFork_FailsWithoutTheAnchorInTheTranscript(t *testing.T) {
 	t.Parallel()
 	content := strings.Join(original, "\n") + "\n"
 	for name, c := range map[string]struct {

@@ -69,7 +69,7 @@ func inside(root, path string) bool {
 	if filepath.IsAbs(path) {
 		// The other names of the workspace, such as /workspace, can be other folders for the CLI.
 		real, err := filepath.EvalSymlinks(root)
-		if err != nil || !under(root, path) && !under(real, path) {
+		if err != nil || !isWithin(root, path) && !isWithin(real, path) {
 			return false
 		}
 	}
@@ -77,7 +77,7 @@ func inside(root, path string) bool {
 	return err == nil
 }
 
-func under(root, path string) bool {
+func isWithin(root, path string) bool {
 	rel, err := filepath.Rel(root, path)
 	return err == nil && filepath.IsLocal(rel)
 }

@@ -15,7 +15,7 @@ func copyProvided(l agent.Launch) error {
 	id := transcript.ForkID(l)
 	to := filepath.Join(home(l.Place), "sessions", "2000", "01", "01", "rollout-2000-01-01T00-00-00-"+id+".jsonl")
 	a := &adopter{id: id, workspace: l.Workspace}
-	return tryCopy(filepath.Join(l.State, agent.Provided), to, "", a.edit)
+	return tryCopy(filepath.Join(l.State, agent.Provided), to, "", a.adoptLine)
 }
 
 // The parts of a transcript that a copy keeps. The CLI writes the rest anew: permissions, folders, settings and tools.
@@ -34,8 +34,8 @@ type adopter struct {
 	begun         bool // the first line was kept
 }
 
-// edit keeps the lines of the conversation.
-func (a *adopter) edit(raw transcript.Line) (transcript.Line, transcript.Verdict) {
+// adoptLine keeps the lines of the conversation.
+func (a *adopter) adoptLine(raw transcript.Line) (transcript.Line, transcript.Verdict) {
 	line := transcript.Members(raw)
 	kind, payload := transcript.Text(line["type"]), transcript.Members(line["payload"])
 	switch {

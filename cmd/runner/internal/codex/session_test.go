@@ -140,7 +140,7 @@ func TestAnotherVersionIsSaid(t *testing.T) {
 }
 
 // A warmed process has its thread before the first query, which is then sent at once.
-func TestWarmedBeforeTheFirstQuery(t *testing.T) {
+func TestWarmProcess_OpensItsThreadBeforeTheFirstQuery(t *testing.T) {
 	t.Parallel()
 	st := newStage(t).prints(greeting, thread1)
 	if n := len(st.in.Sent()); n != 3 {
@@ -190,7 +190,7 @@ func TestRefusedResumeBeginsAnew(t *testing.T) {
 	}
 }
 
-func TestRefusedTurn_EndsTheTurn(t *testing.T) {
+func TestTurn_FailsWhenTheCLIRefusesIt(t *testing.T) {
 	t.Parallel()
 	st := newStage(t).begin().prints(greeting, thread1, `{"id":3,"error":{"code":-32600,"message":"no such model"}}`)
 	if e := st.ended(); e.Code != "AGENT_PROTOCOL" || !strings.Contains(e.Message, "no such model") {

@@ -102,7 +102,7 @@ func TestConformance(t *testing.T) {
 		},
 		Bare: bareagent.OpenCode,
 		Provided: &agenttest.Provided{
-			Bare: bare, Poison: poison,
+			Bare: runBareCLI, Poison: poison,
 			Present: []string{"I will remember 11"}, Absent: []string{"etc/passwd"},
 			Next: agenttest.Extra{Query: "write outside please", Answer: "The tool said", Check: func(t testing.TB, _ *agenttest.Bench, x agenttest.Turn) {
 				t.Helper()
@@ -143,8 +143,8 @@ func poison(t testing.TB, _ string, raw []byte) []byte {
 	return out
 }
 
-// bare runs a conversation with the CLI without Spool, and exports it.
-func bare(t testing.TB, env map[string]string) (session string, raw []byte) {
+// runBareCLI runs a conversation with the CLI without Spool, and exports it.
+func runBareCLI(t testing.TB, env map[string]string) (session string, raw []byte) {
 	t.Helper()
 	config, err := json.Marshal(map[string]any{
 		"provider": map[string]any{"bare": map[string]any{

@@ -61,8 +61,9 @@ func (g MemoryGroup) Kills() (uint64, bool) {
 	return readKills(g.file)
 }
 
-// Own reports whether the group contains only processes of the sandbox, like the group of a container's first process.
-func (g MemoryGroup) Own() bool { return g.own }
+// IsExclusive reports whether the cgroup contains only processes of the sandbox. In a container it does: the container has
+// a cgroup of its own.
+func (g MemoryGroup) IsExclusive() bool { return g.own }
 
 func readKills(file string) (uint64, bool) {
 	raw, err := os.ReadFile(file)

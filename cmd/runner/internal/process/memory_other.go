@@ -12,4 +12,4 @@ func FindMemoryGroup(string) MemoryGroup { return MemoryGroup{} }
 func (MemoryGroup) Kills() (uint64, bool) { return 0, false }
 
 // Own returns false.
-func (MemoryGroup) Own() bool { return false }
+func (MemoryGroup) IsExclusive() bool { return false }

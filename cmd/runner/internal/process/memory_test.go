@@ -51,7 +51,7 @@ func TestMemoryGroup(t *testing.T) {
 		}
 	}
 	// Of this machine it only has to be true that the number can be read again.
-	if g := process.FindMemoryGroup(""); g.Own() {
+	if g := process.FindMemoryGroup(""); g.IsExclusive() {
 		t.Error("a test is no container's first process")
 	}
 }

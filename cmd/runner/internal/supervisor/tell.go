@@ -144,8 +144,8 @@ func (s *Supervisor) evictNow(w *warm) {
 type OOM interface {
 	// Kills returns the number of such processes in the runner's memory group so far, or false if it is unknown.
 	Kills() (uint64, bool)
-	// Own reports whether the group contains only processes of the sandbox.
-	Own() bool
+	// IsExclusive reports whether the group contains only processes of the sandbox.
+	IsExclusive() bool
 }
 
 // countKilled records the number before the run.
@@ -174,7 +174,7 @@ func (s *Supervisor) killedForMemory(r *run) bool {
 
 // reportKilled journals that the kernel ended processes of tools while the agent is alive.
 func (s *Supervisor) reportKilled(ctx context.Context, r *run) {
-	if s.cfg.OOM == nil || !s.cfg.OOM.Own() {
+	if s.cfg.OOM == nil || !s.cfg.OOM.IsExclusive() {
 		return
 	}
 	n, ok := s.cfg.OOM.Kills()

@@ -13,7 +13,7 @@ func look(path string) (stat, bool) {
 	if err != nil {
 		return stat{}, false
 	}
-	number, bytes := identity(info)
+	number, bytes := inodeAndBlocks(info)
 	return stat{inode: inode{number: number}, bytes: bytes, links: 2, folder: info.IsDir(), regular: info.Mode()&fs.ModeType == 0}, true
 }
 

@@ -10,8 +10,8 @@ import (
 // blockSize is the unit of stat's block count, for every file system.
 const blockSize = 512
 
-// identity returns the inode number of a file and its bytes on disk.
-func identity(info fs.FileInfo) (inode uint64, blocks int64) {
+// inodeAndBlocks returns the inode number of a file and its bytes on disk.
+func inodeAndBlocks(info fs.FileInfo) (inode uint64, blocks int64) {
 	if st, ok := info.Sys().(*syscall.Stat_t); ok {
 		return st.Ino, st.Blocks * blockSize
 	}

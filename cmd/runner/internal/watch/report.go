@@ -73,7 +73,7 @@ func (w *Watcher) verdict(s *suspect, rel string) events.Payload {
 		}
 		return events.FileDeleted{Path: name}
 	}
-	now := describe(info)
+	now := fileOf(info)
 	s.in.put(s.name, now)
 	size := uint64(max(0, now.size)) //nolint:gosec // not negative
 	switch {
@@ -153,8 +153,8 @@ func warning(message string) events.Payload {
 	return events.Log{Level: "warn", Stream: "runner", Message: message}
 }
 
-// flood limits the number of reported events.
-type flood struct {
+// rateLimiter limits the number of reported events.
+type rateLimiter struct {
 	second    time.Time // start of the current second
 	inSecond  int       // reported in the current second
 	inTurn    int       // reported for this execution
@@ -166,7 +166,7 @@ type flood struct {
 }
 
 // admit reports whether an event is to be reported; otherwise it counts the event.
-func (f *flood) admit(now time.Time, p events.Payload, perSecond, perTurn int) bool {
+func (f *rateLimiter) admit(now time.Time, p events.Payload, perSecond, perTurn int) bool {
 	if now.Sub(f.second) >= time.Second {
 		f.second, f.inSecond = now, 0
 	}
@@ -191,17 +191,17 @@ func (f *flood) admit(now time.Time, p events.Payload, perSecond, perTurn int) b
 }
 
 // note queues a payload for the next report.
-func (f *flood) note(p events.Payload) { f.notes = append(f.notes, p) }
+func (f *rateLimiter) note(p events.Payload) { f.notes = append(f.notes, p) }
 
 // counted returns the number of events that were not reported.
-func (f *flood) counted() int { return f.counts.created + f.counts.modified + f.counts.deleted }
+func (f *rateLimiter) counted() int { return f.counts.created + f.counts.modified + f.counts.deleted }
 
 // waiting reports whether flood has something to report although nothing changes any more.
-func (f *flood) waiting() bool { return len(f.notes) > 0 || f.counted() > 0 && !f.full }
+func (f *rateLimiter) waiting() bool { return len(f.notes) > 0 || f.counted() > 0 && !f.full }
 
 // report returns the queued notes, and the counts once the flood is over: after a second in which all events were
 // admitted, or at the end of a turn.
-func (f *flood) report(now time.Time, all bool) []events.Payload {
+func (f *rateLimiter) report(now time.Time, all bool) []events.Payload {
 	if f.counted() > 0 && (all || !f.full && now.Sub(f.second) >= time.Second) {
 		f.note(warning(fmt.Sprintf("not listed: %d files created, %d modified, %d deleted", f.counts.created, f.counts.modified, f.counts.deleted)))
 		f.counts.created, f.counts.modified, f.counts.deleted = 0, 0, 0
@@ -212,7 +212,7 @@ func (f *flood) report(now time.Time, all bool) []events.Payload {
 }
 
 // begins sets the running execution.
-func (f *flood) begins(execution string) {
+func (f *rateLimiter) begins(execution string) {
 	if execution != f.execution {
 		f.execution, f.inTurn, f.warned, f.full = execution, 0, false, false
 	}

@@ -140,7 +140,7 @@ func (w *Watcher) compare(f *folder, name string, e fs.DirEntry) {
 	if err != nil {
 		return // gone meanwhile, which is reported
 	}
-	now := describe(info)
+	now := fileOf(info)
 	if was, known := f.files[name]; known && now.equals(was) {
 		return
 	}
@@ -181,9 +181,9 @@ func (f *folder) put(name string, now file) {
 	f.files[name] = now
 }
 
-// describe returns the state of a file that is compared.
-func describe(info fs.FileInfo) file {
-	inode, blocks := identity(info)
+// fileOf returns the state of a file that is compared.
+func fileOf(info fs.FileInfo) file {
+	inode, blocks := inodeAndBlocks(info)
 	return file{size: info.Size(), modTime: info.ModTime().UnixNano(), inode: inode, blocks: blocks}
 }
 

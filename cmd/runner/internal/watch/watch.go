@@ -108,7 +108,7 @@ type Watcher struct {
 	order    uint64                // number of the last suspect
 	marks    map[int]chan struct{} // flushes that wait for their mark in the queue
 	answers  []chan struct{}       // flushes whose mark has arrived
-	flood    flood
+	flood    rateLimiter
 }
 
 // New returns a watcher. The caller calls Run.

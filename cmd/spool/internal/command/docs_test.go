@@ -57,7 +57,8 @@ func TestUnknownIn_FindsCommandsAndFlags(t *testing.T) {
 	}
 	for line, known := range map[string]bool{
 		"sessions show ses_1 --json": true, "sessions": true, "run --architecture codex \"query\"": true, "executions ls|show": true,
-		"session show": false, "sessions shw": false, "sessions show --jsn": false, "run --archtecture codex": false,
+		"run --command \"qwen --acp\" --model M": true,
+		"session show":                           false, "sessions shw": false, "sessions show --jsn": false, "run --archtecture codex": false,
 	} {
 		if problem := unknownIn(grammar.Node, line); (problem == "") != known {
 			t.Errorf("%q: problem %q, want known %t", line, problem, known)
@@ -67,6 +68,7 @@ func TestUnknownIn_FindsCommandsAndFlags(t *testing.T) {
 
 var (
 	codeOf   = regexp.MustCompile("(?s)```sh\n.*?```|`[^`\n]+`")
+	quoted   = regexp.MustCompile(`"[^"]*"`)
 	spoolRun = regexp.MustCompile(`(?m)(?:^|[^\w/.-])(?:bin/)?spool +([a-z][^\n;&>#` + "`" + `]*)`)
 )
 
@@ -86,7 +88,7 @@ func commandLines(page string) []string {
 // unknownIn returns the first word of a command line that the grammar does not have, or "". Each of several
 // alternatives, such as ls|show, must exist.
 func unknownIn(node *kong.Node, line string) string {
-	line, _, _ = strings.Cut(line, " | ")
+	line, _, _ = strings.Cut(quoted.ReplaceAllString(line, "TEXT"), " | ")
 	for _, word := range strings.Fields(line) {
 		if word = strings.Trim(word, "[](),."); word == "…" {
 			return "" // any command

@@ -266,8 +266,8 @@ func staysInside(p, target string) bool {
 	return true
 }
 
-// total returns the size of all files in bytes.
-func total(list []entry) (n int64) {
+// totalBytes returns the size of all files in bytes.
+func totalBytes(list []entry) (n int64) {
 	for _, e := range list {
 		n += e.Size
 	}
@@ -285,7 +285,7 @@ func pack(ctx context.Context, root *os.Root, list []entry, to io.Writer, moved 
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := packOne(root, &list[i], w, moved); errors.Is(err, fs.ErrPermission) {
+		if err := packEntry(root, &list[i], w, moved); errors.Is(err, fs.ErrPermission) {
 			return unreadable(list[i].Path, err)
 		} else if err != nil {
 			return fmt.Errorf("workspace: %q: %w", list[i].Path, err)
@@ -294,7 +294,7 @@ func pack(ctx context.Context, root *os.Root, list []entry, to io.Writer, moved 
 	return w.Close()
 }
 
-func packOne(root *os.Root, e *entry, w *tar.Writer, moved func(n int64)) error {
+func packEntry(root *os.Root, e *entry, w *tar.Writer, moved func(n int64)) error {
 	h := &tar.Header{Name: e.Path, Mode: int64(e.Mode), Format: tar.FormatPAX}
 	switch e.Kind {
 	case kindDir:

@@ -17,8 +17,8 @@ import (
 )
 
 const (
-	// provisionShards is the number of streams of a new log. Separate services are meant for the load of more than
-	// one machine.
+	// provisionShards is the number of shards, each a stream, of a log that "spool provision" installs for services that
+	// run separately. "spool up" runs all of them in one process and has fewer.
 	provisionShards = 4
 	// provisionTime is the time limit of the work after NATS has responded.
 	provisionTime = time.Minute

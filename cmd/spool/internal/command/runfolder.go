@@ -157,7 +157,7 @@ func (r *queryRun) createCopy(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", r.undo(ctx, made.SessionId, err)
 	}
-	r.note(fmt.Sprintf("the agent works on a copy of %s (%d files, %s); `spool files pull %s` copies changes back", terminal.Line(r.folder), count(list), size(total(list)), made.SessionId))
+	r.note(fmt.Sprintf("the agent works on a copy of %s (%d files, %s); `spool files pull %s` copies changes back", terminal.Line(r.folder), count(list), size(totalBytes(list)), made.SessionId))
 	return made.SessionId, nil
 }
 
@@ -185,7 +185,7 @@ func (r *queryRun) upload(ctx context.Context, root *os.Root, session string, li
 	if len(list) == 0 {
 		return nil
 	}
-	p := r.progress(total(list))
+	p := r.progress(totalBytes(list))
 	defer p.end()
 	in, out := io.Pipe()
 	packed := make(chan error, 1)

@@ -222,7 +222,7 @@ func TestTunnel(t *testing.T) {
 }
 
 // A name that leads elsewhere by the time it is dialed gains nothing, and the next time it is denied.
-func TestRebinding(t *testing.T) {
+func TestRebinding_ToAForbiddenAddressIsDenied(t *testing.T) {
 	t.Parallel()
 	change, n, p := around(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "public") })
 	w := newWorld(t, change)

@@ -59,7 +59,7 @@ func (e *egress) Lines(context.Context, string, run.Line, bool) ([]metering.Line
 	return []metering.Line{{Data: events.ModelCalled{}}}, nil
 }
 
-// tenants has one tenant.
+// tenants is a source of budgets that knows a single tenant.
 type tenants struct{ budget.Tenant }
 
 func (t *tenants) Of(context.Context, string) (budget.Tenant, error) { return t.Tenant, nil }

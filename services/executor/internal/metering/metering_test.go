@@ -54,7 +54,7 @@ func (e *egress) Ack(_ context.Context, _ string, upTo run.Line) error {
 	return nil
 }
 
-// tenants has one tenant.
+// tenants is a source of budgets that knows a single tenant.
 type tenants struct {
 	tenant budget.Tenant
 	err    error

@@ -121,7 +121,7 @@ func (h *Handler) put(w *statusRecorder, r *http.Request, session string, f api.
 		return err
 	}
 	control := http.NewResponseController(w)
-	in := &pacedBody{pace: pace{patience: h.cfg.ReadTimeout}, from: r.Body, control: control}
+	in := &minRateBody{pace: pace{patience: h.cfg.ReadTimeout}, from: r.Body, control: control}
 	f.Body, f.Length, f.Limit = in, r.ContentLength, h.cfg.MaxFile
 	accepted, err := h.cfg.API.PutFile(r.Context(), session, f)
 	if err := in.outcome(r, err); err != nil {

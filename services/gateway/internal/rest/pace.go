@@ -35,15 +35,15 @@ func (p *pace) add(n int, waited time.Duration) {
 	p.waited += waited
 }
 
-// pacedBody is a body with a minimum speed.
-type pacedBody struct {
+// minRateBody is a request body whose Read fails if the client sends more slowly than the minimum rate.
+type minRateBody struct {
 	pace
 	from    io.Reader
 	control *http.ResponseController
 	err     error // why the body ended early
 }
 
-func (b *pacedBody) Read(p []byte) (int, error) {
+func (b *minRateBody) Read(p []byte) (int, error) {
 	began := time.Now()
 	_ = b.control.SetReadDeadline(b.deadline(began)) // a test's recorder has no connection
 	n, err := b.from.Read(p)
@@ -61,7 +61,7 @@ func (b *pacedBody) Read(p []byte) (int, error) {
 // body if that is not too large: the connection of a client that is still sending would be reset, and the client
 // would lose the answer. Of a body of unknown length only a part is read. A client that waits for 100 Continue sends
 // nothing.
-func (b *pacedBody) outcome(r *http.Request, refused error) error {
+func (b *minRateBody) outcome(r *http.Request, refused error) error {
 	switch {
 	case b.err != nil:
 		return b.problem()
@@ -79,7 +79,7 @@ func (b *pacedBody) outcome(r *http.Request, refused error) error {
 }
 
 // problem returns the problem for a body that ended early.
-func (b *pacedBody) problem() error {
+func (b *minRateBody) problem() error {
 	return problem.Invalid("", "the body is incomplete: it ended early, no data arrived for %s, or it arrived slower than %d bytes per second", stall, minRate).Because(b.err)
 }
 

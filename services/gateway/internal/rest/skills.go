@@ -62,7 +62,7 @@ func (h *Handler) pushSkill(w *statusRecorder, r *http.Request) error {
 		return err
 	}
 	control := http.NewResponseController(w)
-	in := &pacedBody{pace: pace{patience: h.cfg.ReadTimeout}, from: r.Body, control: control}
+	in := &minRateBody{pace: pace{patience: h.cfg.ReadTimeout}, from: r.Body, control: control}
 	from.Body = in
 	out, err := h.cfg.API.PushSkill(r.Context(), from)
 	if err := in.outcome(r, err); err != nil {

@@ -26,7 +26,7 @@ func (h *Handler) putTranscript(w *statusRecorder, r *http.Request) error {
 		return err
 	}
 	control := http.NewResponseController(w)
-	in := &pacedBody{pace: pace{patience: h.cfg.ReadTimeout}, from: r.Body, control: control}
+	in := &minRateBody{pace: pace{patience: h.cfg.ReadTimeout}, from: r.Body, control: control}
 	out, err := h.cfg.API.PutTranscript(r.Context(), in, r.ContentLength, h.cfg.MaxTranscript)
 	if err := in.outcome(r, err); err != nil {
 		return err

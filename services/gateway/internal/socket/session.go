@@ -150,7 +150,7 @@ func (c *conn) follow(ctx context.Context, r request) {
 		err = c.pump(ctx, reader, &cursor, r.metadata())
 	}
 	c.forget(r.SessionID)
-	c.endJoin(r, cursor, err)
+	c.sendJoinEnd(r, cursor, err)
 }
 
 // replay sends the events of a replay, until it ends or the client leaves.
@@ -169,7 +169,7 @@ func (c *conn) replay(ctx context.Context, r request, ask replay.Request) {
 		err = c.pump(ctx, from, &cursor, r.metadata())
 	}
 	c.forget(r.SessionID)
-	c.endJoin(r, cursor, err)
+	c.sendJoinEnd(r, cursor, err)
 }
 
 // notJoined answers a join that failed. If the cursor was not valid, it also sends a snapshot of the blocks.
@@ -231,8 +231,8 @@ func (c *conn) pump(ctx context.Context, from source, cursor *uint32, metadata b
 	}
 }
 
-// endJoin notifies the client that a join has ended, if the connection is still open.
-func (c *conn) endJoin(r request, cursor uint32, err error) {
+// sendJoinEnd notifies the client that a join has ended, if the connection is still open.
+func (c *conn) sendJoinEnd(r request, cursor uint32, err error) {
 	session := r.SessionID
 	left := message{Type: typeLeft, SessionID: session, Seq: &cursor}
 	var wish leftByClient

@@ -306,7 +306,7 @@ func (m *memory) equal(other *memory) error {
 		{"sessions", m.sessions, other.sessions}, {"deleted", m.deleted, other.deleted}, {"executions", m.executions, other.executions},
 		{"blocks", plain(m.blocks), plain(other.blocks)}, {"tool_calls", m.calls, other.calls}, {"conversations", m.conversations, other.conversations},
 		{"sandboxes", m.sandboxes, other.sandboxes}, {"files", m.files, other.files}, {"usage", m.usage, other.usage}, {"keys", m.keys, other.keys},
-		{"entries", columns(m.entries), columns(other.entries)}, {"versions", m.versions, other.versions}, {"events", m.events, other.events}, {"poison", m.poison, other.poison}, {"session_states", m.states, other.states},
+		{"entries", catalogueColumns(m.entries), catalogueColumns(other.entries)}, {"versions", m.versions, other.versions}, {"events", m.events, other.events}, {"poison", m.poison, other.poison}, {"session_states", m.states, other.states},
 		{"tenant_usage", m.tenantUsage, other.tenantUsage}, {"tenant_budgets", m.tenantBudgets, other.tenantBudgets}, {"tenant_limits", m.tenantLimits, other.tenantLimits},
 		{"audit", m.audit, other.audit},
 	} {
@@ -334,8 +334,8 @@ func plain(rows map[fold.Child]fold.Block) map[fold.Child][]any {
 	return out
 }
 
-// columns is like plain for entries of the catalogue.
-func columns(rows map[fold.Key]fold.Entry) map[fold.Key][]any {
+// catalogueColumns returns the column values of each entry of the catalogue, for comparisons.
+func catalogueColumns(rows map[fold.Key]fold.Entry) map[fold.Key][]any {
 	out := map[fold.Key][]any{}
 	for k, r := range rows {
 		out[k] = []any{r.Kind, r.Scope, r.Org, r.Slug, r.Latest, r.State, r.Removed, r.CreatedAt, r.UpdatedAt}

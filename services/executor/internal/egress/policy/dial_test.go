@@ -107,7 +107,7 @@ func TestDialer(t *testing.T) {
 
 // A name that has another address each time it is asked for is asked for once,
 // and the address that was looked at is the one that is dialed.
-func TestRebinding(t *testing.T) {
+func TestDial_RefusesARebindingName(t *testing.T) {
 	t.Parallel()
 	asked := 0
 	var dialed []string
