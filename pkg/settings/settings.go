@@ -1,5 +1,5 @@
 // Package settings applies the defaults of a service's settings. The tag default of a setting's field, which the flag
-// parser reads too, is the only place that states the default.
+// parser reads too, is the only place that states the default. A command with the same setting refers to it by Vars.
 package settings
 
 import (
@@ -24,6 +24,22 @@ func Default(cfg any) {
 			panic(fmt.Sprintf("settings: default of %s.%s: %v", v.Type(), field.Name, err))
 		}
 	}
+}
+
+// Vars returns the defaults of fields as variables for the tags of another struct, which the flag parser replaces. The name
+// of a variable is prefix, an underscore and the name of the field. cfg is a struct. Vars panics if a field has no tag
+// default.
+func Vars(prefix string, cfg any, fields ...string) map[string]string {
+	vars := map[string]string{}
+	for _, name := range fields {
+		field, _ := reflect.TypeOf(cfg).FieldByName(name)
+		text, found := field.Tag.Lookup("default")
+		if !found {
+			panic(fmt.Sprintf("settings: %T.%s has no default", cfg, name))
+		}
+		vars[prefix+"_"+name] = text
+	}
+	return vars
 }
 
 func set(to reflect.Value, text string) error {

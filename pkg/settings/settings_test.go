@@ -48,6 +48,38 @@ func TestDefault_LeavesWhatIsSet(t *testing.T) {
 	}
 }
 
+func TestVars_GiveAnotherStructTheDefaults(t *testing.T) {
+	t.Parallel()
+	var got struct {
+		Every   time.Duration `default:"${config_Every}"`
+		Workers int           `default:"${config_Workers}"`
+	}
+	parser, err := kong.New(&got, kong.Vars(settings.Vars("config", config{}, "Every", "Workers")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := parser.Parse(nil); err != nil {
+		t.Fatal(err)
+	}
+	if got.Every != 90*time.Second || got.Workers != 64 {
+		t.Errorf("got %+v", got)
+	}
+}
+
+func TestVars_PanicsAtAFieldWithoutADefault(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"Plain", "Unknown"} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("%s: no panic", name)
+				}
+			}()
+			settings.Vars("config", config{}, name)
+		}()
+	}
+}
+
 func TestDefault_PanicsAtATagThatDoesNotParse(t *testing.T) {
 	t.Parallel()
 	for name, cfg := range map[string]any{

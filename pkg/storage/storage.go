@@ -13,9 +13,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// DefaultReserve is the default reserve, in percent of the store.
-const DefaultReserve = 10
-
 const (
 	// lookEvery is the largest age of the figures that Low uses.
 	lookEvery = time.Second
@@ -47,16 +44,13 @@ type Config struct {
 	Logger    *slog.Logger
 }
 
-// ReserveOf validates the setting store-reserve, the percentage of the store that stays free, and returns it. It returns
-// the default for 0.
-func ReserveOf(percent int) (int, error) {
-	if percent == 0 {
-		return DefaultReserve, nil
-	}
+// CheckReserve returns an error if percent is not a valid value of the setting store-reserve, the percentage of the store
+// that stays free.
+func CheckReserve(percent int) error {
 	if percent < 1 || percent > 90 {
-		return 0, fmt.Errorf("store-reserve: %d is not between 1 and 90 percent", percent)
+		return fmt.Errorf("store-reserve: %d is not between 1 and 90 percent", percent)
 	}
-	return percent, nil
+	return nil
 }
 
 // Watch measures the fill level of the store. It is safe for concurrent use.

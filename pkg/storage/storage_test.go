@@ -14,11 +14,11 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-func TestReserveOf_ParsesSizesAndPercentages(t *testing.T) {
+func TestCheckReserve_RefusesPercentagesOutsideTheRange(t *testing.T) {
 	t.Parallel()
-	for given, want := range map[int]int{0: storage.DefaultReserve, 1: 1, 90: 90, -1: 0, 91: 0} {
-		if got, err := storage.ReserveOf(given); got != want || (err != nil) != (want == 0) {
-			t.Errorf("ReserveOf(%d) = %d, %v", given, got, err)
+	for percent, valid := range map[int]bool{0: false, 1: true, 90: true, -1: false, 91: false} {
+		if err := storage.CheckReserve(percent); (err == nil) != valid {
+			t.Errorf("CheckReserve(%d) = %v", percent, err)
 		}
 	}
 }

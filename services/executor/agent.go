@@ -12,6 +12,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/layers"
 	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/services/executor/internal/egress"
 	"github.com/spoolhq/spool/services/executor/internal/worker"
 )
 
@@ -79,7 +80,7 @@ func (c Config) settle(l *worker.Launch, provider string, s events.ModelSettings
 
 // publicURLs returns the base URLs of the model providers' own APIs.
 func publicURLs() map[string]string {
-	return map[string]string{architecture.Anthropic: "https://api.anthropic.com", architecture.OpenAI: "https://api.openai.com/v1", architecture.NVIDIA: nvidiaURL}
+	return map[string]string{architecture.Anthropic: egress.AnthropicURL, architecture.OpenAI: egress.OpenAIURL, architecture.NVIDIA: egress.NVIDIAURL}
 }
 
 // environment returns the variables by which the agent of an architecture finds its model provider.

@@ -117,9 +117,6 @@ type Config struct {
 	NVIDIAModel      string `name:"nvidia-model" default:"meta/llama-3.3-70b-instruct" env:"SPOOL_NVIDIA_MODEL" help:"Model of architecture spool if the session names none and NVIDIA's API is used."`
 }
 
-// nvidiaURL is the address of NVIDIA's own API.
-const nvidiaURL = "https://integrate.api.nvidia.com/v1"
-
 // The sandbox providers.
 const (
 	Local  = "local"
@@ -139,12 +136,14 @@ func (c Config) withDefaults() (Config, error) {
 	if _, err := imagepolicy.Parse("sandbox-images", c.SandboxImages); err != nil {
 		return c, err
 	}
+	// The default lies between the numbers of 16 bits, which accounts of the machine have, and 100000, from which useradd
+	// takes the subordinate users of rootless containers.
 	users, err := docker.ParseUsers(c.SandboxUIDs)
 	if err != nil {
 		return c, fmt.Errorf("sandbox-uids: %w", err)
 	}
 	c.SandboxUIDs = users.String()
-	if c.StoreReserve, err = storage.ReserveOf(c.StoreReserve); err != nil {
+	if err := storage.CheckReserve(c.StoreReserve); err != nil {
 		return c, err
 	}
 	if c.HostPaths, err = hostpath.ParseRoots("host-paths", c.HostPaths); err != nil {

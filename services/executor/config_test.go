@@ -46,6 +46,19 @@ func TestDefaults_MatchTheFlags(t *testing.T) {
 	}
 }
 
+// The default of nvidia-base-url is the egress proxy's own: a proxy that the executor starts gets the setting only if it
+// names another address.
+func TestDefaults_LeaveNVIDIAToTheProxy(t *testing.T) {
+	t.Parallel()
+	c, err := Config{}.withDefaults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := c.egress().NVIDIABaseURL; got != "" {
+		t.Errorf("the proxy gets the base URL %q", got)
+	}
+}
+
 func TestNew_RefusesInvalidConfig(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "file")

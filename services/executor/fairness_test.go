@@ -71,7 +71,8 @@ func TestFairness_ManyJobsOfOneTenantDoNotHoldUpAnother(t *testing.T) {
 	}
 	other := b.sessionOf("other")
 	other.post("other")
-	b.until("the other tenant's job was delivered", func() bool {
+	// The consumer delivers every job before the other tenant's.
+	b.untilWithin(within+jobs*200*time.Millisecond, "the other tenant's job was delivered", func() bool {
 		c, err := b.js.Consumer(b.ctx, topology.StreamJobs, topology.JobsAny("local"))
 		if err != nil {
 			t.Fatal(err)

@@ -53,7 +53,11 @@ func TestSettingDataDir(t *testing.T) {
 func TestSettingSandbox(t *testing.T) {
 	t.Parallel()
 	provider := func(kind string) sandbox.Provider {
-		p, err := Config{Sandbox: kind, DataDir: t.TempDir(), Engine: "e", Runner: "/runner"}.provider(slog.New(slog.DiscardHandler))
+		c, err := Config{Sandbox: kind, DataDir: t.TempDir(), Engine: "e", Runner: "/runner"}.withDefaults()
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := c.provider(slog.New(slog.DiscardHandler))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -85,8 +85,7 @@ func (c *Config) validate() error {
 			return fmt.Errorf("%s: %d bytes is not between %d and %d", n.name, n.value, n.min, n.max)
 		}
 	}
-	var err error
-	if c.StoreReserve, err = storage.ReserveOf(c.StoreReserve); err != nil {
+	if err := storage.CheckReserve(c.StoreReserve); err != nil {
 		return err
 	}
 	// A gateway whose max-request was raised before this limit existed must still accept such requests.

@@ -93,7 +93,7 @@ func (c Config) withDefaults() (Config, error) {
 	if c.images, err = imagepolicy.Parse("sandbox-images", append([]string{c.SandboxImage}, c.SandboxImages...)); err != nil {
 		return c, err
 	}
-	if c.StoreReserve, err = storage.ReserveOf(c.StoreReserve); err != nil {
+	if err := storage.CheckReserve(c.StoreReserve); err != nil {
 		return c, err
 	}
 	if c.HostPaths, err = hostpath.ParseRoots("host-paths", c.HostPaths); err != nil {

@@ -6,10 +6,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
-	"strings"
 
+	"github.com/spoolhq/spool/cmd/runner/internal/codexcli"
 	"github.com/spoolhq/spool/pkg/architecture"
 )
 
@@ -45,31 +44,13 @@ func codexEnv(dir string) ([]string, error) {
 	return []string{"OPENAI_API_KEY=bench", "CODEX_HOME=" + home, "NO_COLOR=1"}, os.MkdirAll(home, 0o700)
 }
 
-// nativeCodex returns the program that npm's wrapper runs, which the runner's adapter starts too, or the wrapper if the
-// program is not found.
-func nativeCodex(wrapper string) string {
-	script, err := filepath.EvalSymlinks(wrapper)
-	if err != nil || filepath.Base(script) != "codex.js" {
-		return wrapper
-	}
-	scope := filepath.Dir(filepath.Dir(filepath.Dir(script))) // …/@openai/codex/bin/codex.js
-	arch := strings.ReplaceAll(runtime.GOARCH, "amd64", "x64")
-	for _, modules := range []string{scope, filepath.Join(scope, "codex", "node_modules", "@openai")} {
-		found, err := filepath.Glob(filepath.Join(modules, "codex-"+runtime.GOOS+"-"+arch, "vendor", "*", "bin", "codex"))
-		if err == nil && len(found) == 1 {
-			return found[0]
-		}
-	}
-	return wrapper
-}
-
 // warmCodex starts the app server of Codex with one thread.
 func warmCodex(path, dir, url string) (Conversation, error) {
 	env, err := codexEnv(dir)
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.Command(nativeCodex(path), append([]string{"app-server"}, codexSettings(url)...)...) //nolint:gosec // the installed CLI
+	cmd := exec.Command(codexcli.Native(path), append([]string{"app-server"}, codexSettings(url)...)...) //nolint:gosec // the installed CLI
 	cmd.Env = env
 	thread, id := "", 2
 	p, err := startProcess(dir, cmd, &process{

@@ -13,11 +13,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/cmd/runner/internal/codexcli"
 	"github.com/spoolhq/spool/cmd/runner/internal/transcript"
 	"github.com/spoolhq/spool/pkg/architecture"
 	"github.com/spoolhq/spool/pkg/runner"
@@ -217,31 +217,13 @@ func lookup(l agent.Launch) (string, error) {
 		}
 		at := filepath.Join(dir, program)
 		if info, err := os.Stat(at); err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o111 != 0 {
-			return native(at), nil
+			return codexcli.Native(at), nil
 		}
 	}
 	return "", &runner.Error{
 		Code:    "AGENT_NOT_FOUND",
 		Message: "Codex is not installed: no program `" + program + "` on the sandbox's PATH; install it with `npm i -g @openai/codex`",
 	}
-}
-
-// native returns the program that npm's wrapper would run. Without the wrapper the CLI starts in half the time, and no
-// Node process of 40 MB stays for each warm agent.
-func native(wrapper string) string {
-	script, err := filepath.EvalSymlinks(wrapper)
-	if err != nil || filepath.Base(script) != "codex.js" {
-		return wrapper
-	}
-	scope := filepath.Dir(filepath.Dir(filepath.Dir(script))) // …/@openai/codex/bin/codex.js
-	arch := strings.NewReplacer("amd64", "x64").Replace(runtime.GOARCH)
-	for _, modules := range []string{scope, filepath.Join(scope, "codex", "node_modules", "@openai")} {
-		found, err := filepath.Glob(filepath.Join(escape(modules), "codex-"+runtime.GOOS+"-"+arch, "vendor", "*", "bin", program))
-		if err == nil && len(found) == 1 {
-			return found[0]
-		}
-	}
-	return wrapper
 }
 
 // isUUID reports whether s is a UUID in the canonical form. The id becomes a part of a file name.

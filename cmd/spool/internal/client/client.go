@@ -19,6 +19,7 @@ import (
 
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/certificate"
+	"github.com/spoolhq/spool/pkg/retry"
 )
 
 const (
@@ -144,10 +145,8 @@ func (c *Client) do(ctx context.Context, r call) (json.RawMessage, error) {
 		if !r.repeatable || attempt == retries || !temporary {
 			return raw, err
 		}
-		select {
-		case <-ctx.Done():
+		if retry.Pause(ctx, wait) != nil {
 			return nil, ctx.Err()
-		case <-time.After(wait):
 		}
 	}
 }

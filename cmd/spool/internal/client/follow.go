@@ -17,6 +17,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/blocks"
+	"github.com/spoolhq/spool/pkg/retry"
 )
 
 const (
@@ -94,7 +95,7 @@ func (e *holeError) Error() string {
 }
 
 func (f *follower) run(ctx context.Context) error {
-	since, wait := time.Now(), firstWait
+	since, pauses := time.Now(), retry.Doubling(firstWait, maxWait)
 	for {
 		before := f.yielded
 		joined, err := f.connection(ctx)
@@ -105,10 +106,8 @@ func (f *follower) run(ctx context.Context) error {
 			return err
 		}
 		if joined {
-			since, wait = time.Now(), firstWait
-		}
-		if f.yielded > before { // the connection brought something: reconnect at once
-			wait = firstWait / 10
+			since = time.Now()
+			pauses.Reset()
 		}
 		if time.Since(since) > f.client.cfg.GiveUp {
 			var problem *Error
@@ -120,12 +119,15 @@ func (f *follower) run(ctx context.Context) error {
 		if err != nil && !f.yield(Message{Lost: err}) {
 			return nil
 		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(wait):
+		wait := firstWait / 10 // after a connection that brought something: reconnect at once
+		if f.yielded > before {
+			pauses.Reset()
+		} else {
+			wait = pauses.NextBackOff()
 		}
-		wait = min(2*max(wait, firstWait/2), maxWait)
+		if retry.Pause(ctx, wait) != nil {
+			return ctx.Err()
+		}
 	}
 }
 

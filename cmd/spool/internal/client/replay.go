@@ -13,10 +13,10 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
-	"time"
 
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/pace"
+	"github.com/spoolhq/spool/pkg/retry"
 )
 
 // A replay is read in parts, which are held in memory. A part ends after this number of events or bytes.
@@ -84,10 +84,8 @@ func (r *replayer) part(ctx context.Context) ([]ReplayItem, error) {
 		if attempt == retries || !temporary && !errors.As(err, &broken) {
 			return nil, err
 		}
-		select {
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		case <-time.After(max(wait, firstWait)):
+		if err := retry.Pause(ctx, max(wait, firstWait)); err != nil {
+			return nil, err
 		}
 	}
 }

@@ -16,7 +16,12 @@ import (
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
 	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
+	"github.com/spoolhq/spool/pkg/daemon"
+	"github.com/spoolhq/spool/pkg/settings"
 	"github.com/spoolhq/spool/pkg/truncate"
+	"github.com/spoolhq/spool/services/executor"
+	"github.com/spoolhq/spool/services/gateway"
+	"github.com/spoolhq/spool/services/session/janitor"
 )
 
 // Exit codes.
@@ -82,7 +87,23 @@ type commands struct {
 }
 
 // Grammar returns the command line as kong parses it, for generated documents.
-func Grammar() any { return &commands{} }
+func Grammar() (*kong.Application, error) {
+	parser, err := newParser(&commands{})
+	if err != nil {
+		return nil, err
+	}
+	return parser.Model, nil
+}
+
+// newParser returns the parser of the command line. Where a command has a setting of a service, its tag names the service's
+// default, such as ${gateway_Listen}.
+func newParser(c *commands, options ...kong.Option) (*kong.Kong, error) {
+	return kong.New(c, append(options, kong.Name("spool"),
+		kong.Vars(settings.Vars("daemon", daemon.Settings{}, "NATSURL")),
+		kong.Vars(settings.Vars("executor", executor.Config{}, "Sandbox", "DiskLimit")),
+		kong.Vars(settings.Vars("gateway", gateway.Config{}, "Listen", "GRPCListen", "Auth")),
+		kong.Vars(settings.Vars("janitor", janitor.Config{}, "Grace", "Uploads", "Snapshots")))...)
+}
 
 // app is the state that all commands share.
 type app struct {
@@ -117,11 +138,11 @@ var errInterrupted = errors.New("interrupted")
 // Main runs a command line and returns the exit code.
 func Main(ctx context.Context, args []string, world IO) int {
 	if world.DefaultURL == "" {
-		world.DefaultURL = defaultURL
+		world.DefaultURL = defaultURL()
 	}
 	var c commands
 	exited, code := false, 0
-	parser, err := kong.New(&c, kong.Name("spool"),
+	parser, err := newParser(&c,
 		kong.Description("Runs AI agents in sandboxes, records what they do as one ordered log, and streams it."),
 		kong.Writers(world.Out, world.Err), kong.Exit(func(n int) { exited, code = true, n }),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true}))

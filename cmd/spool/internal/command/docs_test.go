@@ -15,7 +15,7 @@ import (
 // of every page. Decision records and the changelog describe the past and are not checked.
 func TestPages_NameCommandsThatExist(t *testing.T) {
 	t.Parallel()
-	parser, err := kong.New(Grammar(), kong.Name("spool"))
+	grammar, err := Grammar()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,7 +38,7 @@ func TestPages_NameCommandsThatExist(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, line := range commandLines(string(b)) {
-			if problem := unknownIn(parser.Model.Node, line); problem != "" {
+			if problem := unknownIn(grammar.Node, line); problem != "" {
 				t.Errorf("%s: %q: %s", page, line, problem)
 			}
 			checked++
@@ -51,7 +51,7 @@ func TestPages_NameCommandsThatExist(t *testing.T) {
 
 func TestUnknownIn_FindsCommandsAndFlags(t *testing.T) {
 	t.Parallel()
-	parser, err := kong.New(Grammar(), kong.Name("spool"))
+	grammar, err := Grammar()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +60,7 @@ func TestUnknownIn_FindsCommandsAndFlags(t *testing.T) {
 		"run --command \"qwen --acp\" --model M": true,
 		"session show":                           false, "sessions shw": false, "sessions show --jsn": false, "run --archtecture codex": false,
 	} {
-		if problem := unknownIn(parser.Model.Node, line); (problem == "") != known {
+		if problem := unknownIn(grammar.Node, line); (problem == "") != known {
 			t.Errorf("%q: problem %q, want known %t", line, problem, known)
 		}
 	}

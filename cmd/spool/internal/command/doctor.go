@@ -39,8 +39,8 @@ const (
 
 type doctorCommand struct {
 	server
-	Listen     string `default:"127.0.0.1:7700" env:"SPOOL_LISTEN" help:"Where spool up will listen."`
-	GRPCListen string `name:"grpc-listen" default:"127.0.0.1:7701" env:"SPOOL_GRPC_LISTEN" help:"Where spool up will listen for gRPC."`
+	Listen     string `default:"${gateway_Listen}" env:"SPOOL_LISTEN" help:"Where spool up will listen."`
+	GRPCListen string `name:"grpc-listen" default:"${gateway_GRPCListen}" env:"SPOOL_GRPC_LISTEN" help:"Where spool up will listen for gRPC."`
 	Database   string `name:"database-url" env:"SPOOL_DATABASE_URL" placeholder:"URL" help:"The Postgres to use in place of a private one."`
 	Runner     string `env:"SPOOL_RUNNER" placeholder:"FILE" help:"The runner's binary, if it is not beside this program."`
 
@@ -48,10 +48,10 @@ type doctorCommand struct {
 	Project  string `default:"spool" env:"SPOOL_PROJECT" help:"With --security: the name of the compose project."`
 	EnvFile  string `name:"env-file" default:"deploy/.env" help:"With --security: the file with the passwords of compose."`
 
-	Sandbox      string `default:"local" env:"SPOOL_SANDBOX" help:"Sandbox provider: local, docker or modal."`
+	Sandbox      string `default:"${executor_Sandbox}" env:"SPOOL_SANDBOX" help:"Sandbox provider: local, docker or modal."`
 	DockerHost   string `env:"SPOOL_DOCKER_HOST" placeholder:"URL" help:"URL of the Docker engine, with --sandbox docker."`
 	SandboxImage string `env:"SPOOL_SANDBOX_IMAGE" placeholder:"IMAGE" help:"Image of Docker sandboxes."`
-	DiskLimit    string `name:"sandbox-disk-limit" default:"auto" env:"SPOOL_SANDBOX_DISK_LIMIT" help:"Mechanism that enforces the disk limits of Docker sandboxes; doctor tries it."`
+	DiskLimit    string `name:"sandbox-disk-limit" default:"${executor_DiskLimit}" env:"SPOOL_SANDBOX_DISK_LIMIT" help:"Mechanism that enforces the disk limits of Docker sandboxes; doctor tries it."`
 
 	environ func(string) string // nil means os.Getenv
 	sysctls string              // folder of the kernel's settings; "" means /proc/sys

@@ -17,9 +17,9 @@ type gcCommand struct {
 	Database string `name:"database-url" env:"SPOOL_DATABASE_URL" placeholder:"URL" help:"Postgres of the installation; by default that of the stack on the data folder."`
 	DryRun   bool   `help:"Remove nothing: list what would be removed, and what has to wait."`
 
-	Grace     time.Duration `default:"10m" env:"SPOOL_GC_GRACE" help:"Time after which the content of a deleted session is removed, counted from when every reader of the log has processed the deletion."`
-	Uploads   time.Duration `default:"1h" env:"SPOOL_GC_UPLOADS" help:"Age at which unreferenced content is removed. Named content stays for at least 15m."`
-	Snapshots int           `default:"500" env:"SPOOL_GC_SNAPSHOTS" help:"Number of newest workspace snapshots that a session keeps. The snapshot that it resumes from always stays."`
+	Grace     time.Duration `default:"${janitor_Grace}" env:"SPOOL_GC_GRACE" help:"Time after which the content of a deleted session is removed, counted from when every reader of the log has processed the deletion."`
+	Uploads   time.Duration `default:"${janitor_Uploads}" env:"SPOOL_GC_UPLOADS" help:"Age at which unreferenced content is removed. Named content stays for at least 15m."`
+	Snapshots int           `default:"${janitor_Snapshots}" env:"SPOOL_GC_SNAPSHOTS" help:"Number of newest workspace snapshots that a session keeps. The snapshot that it resumes from always stays."`
 }
 
 // gcWait is how long gc waits for the installation's janitor to finish its current pass.

@@ -27,7 +27,7 @@ const (
 )
 
 type provisionCommand struct {
-	NATSURL      string        `name:"nats-url" default:"nats://127.0.0.1:4222" env:"SPOOL_NATS_URL" help:"URL of NATS."`
+	NATSURL      string        `name:"nats-url" default:"${daemon_NATSURL}" env:"SPOOL_NATS_URL" help:"URL of NATS."`
 	NATSUser     string        `name:"nats-user" env:"SPOOL_NATS_USER" help:"NATS user that may create streams: admin. Empty for a server without users."`
 	NATSPassword string        `name:"nats-password" env:"SPOOL_NATS_PASSWORD" help:"Password of the NATS user."`
 	NATSCA       string        `name:"nats-ca" env:"SPOOL_NATS_CA" placeholder:"FILE" help:"PEM file of the authorities that NATS's certificate is checked against; with it the connection always has TLS."`

@@ -8,10 +8,16 @@ import (
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/settings"
+	"github.com/spoolhq/spool/services/gateway"
 )
 
-// defaultURL is the default address of `spool up`.
-const defaultURL = "http://127.0.0.1:7700"
+// defaultURL returns the default address of `spool up`.
+func defaultURL() string {
+	var cfg gateway.Config
+	settings.Default(&cfg)
+	return "http://" + cfg.Listen
+}
 
 // probeTimeout is the time limit of the check whether a server responds on this machine.
 const probeTimeout = 3 * time.Second
@@ -21,7 +27,7 @@ const goneTimeout = 3 * time.Second
 
 // server holds the flags of commands that talk to a server.
 type server struct {
-	URL  string `env:"SPOOL_URL" placeholder:"http://127.0.0.1:7700" help:"URL of the gateway; by default the default address of spool up, or else the stack on the data folder."`
+	URL  string `env:"SPOOL_URL" placeholder:"http://${gateway_Listen}" help:"URL of the gateway; by default the default address of spool up, or else the stack on the data folder."`
 	Key  string `env:"SPOOL_API_KEY" help:"API key, for a server that requires one."`
 	CA   string `name:"ca-file" env:"SPOOL_CA_FILE" placeholder:"FILE" help:"PEM file of the authorities that verify the certificate of an https server; by default the system's."`
 	Data string `env:"SPOOL_DATA_DIR" placeholder:"DIR" help:"Data folder of a local stack; by default spool in the user's data folder."`

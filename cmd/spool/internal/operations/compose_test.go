@@ -6,8 +6,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-
-	"github.com/spoolhq/spool/cmd/spool/internal/command"
 )
 
 func composeFile(t *testing.T) []byte {
@@ -133,7 +131,7 @@ services:
 // defaults returns the defaults of the settings of all services and commands, by variable and default.
 func defaults(t *testing.T) map[string]map[string]bool {
 	t.Helper()
-	commands, err := commandsOf(command.Grammar())
+	commands, err := commandLines()
 	if err != nil {
 		t.Fatal(err)
 	}

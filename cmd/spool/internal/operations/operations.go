@@ -64,7 +64,7 @@ type gatewaySettings struct {
 
 // Markdown returns docs/operations.md.
 func Markdown() (string, error) {
-	commands, err := commandsOf(command.Grammar())
+	commands, err := commandLines()
 	if err != nil {
 		return "", err
 	}

@@ -8,8 +8,6 @@ import (
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
-
-	"github.com/spoolhq/spool/cmd/spool/internal/command"
 )
 
 // TestMarkdown_IsUpToDate tests that docs/operations.md matches the programs.
@@ -70,7 +68,7 @@ func TestMarkdown_NamesOnlySettingsThatExist(t *testing.T) {
 			known = append(known, s.Variable)
 		}
 	}
-	commands, err := commandsOf(command.Grammar())
+	commands, err := commandLines()
 	if err != nil {
 		t.Fatal(err)
 	}

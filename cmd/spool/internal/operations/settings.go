@@ -5,6 +5,8 @@ import (
 	"strings"
 
 	"github.com/alecthomas/kong"
+
+	"github.com/spoolhq/spool/cmd/spool/internal/command"
 )
 
 // Setting is one setting of a program.
@@ -31,14 +33,14 @@ func settingsOf(cli any) ([]Setting, error) {
 	return flags(parser.Model.Node), nil
 }
 
-// commandsOf returns the commands of a program, each with its own flags.
-func commandsOf(cli any) ([]commandLine, error) {
-	parser, err := kong.New(cli)
+// commandLines returns the commands of spool, each with its own flags.
+func commandLines() ([]commandLine, error) {
+	grammar, err := command.Grammar()
 	if err != nil {
-		return nil, fmt.Errorf("operations: %T: %w", cli, err)
+		return nil, fmt.Errorf("operations: %w", err)
 	}
 	var list []commandLine
-	for _, n := range parser.Model.Children {
+	for _, n := range grammar.Children {
 		list = append(list, commandLine{Name: n.Name, Help: n.Help, Settings: flags(n)})
 	}
 	return list, nil

@@ -39,8 +39,6 @@ func DiskLimits() []string { return []string{DiskAuto, DiskLoop, DiskQuota, Disk
 const (
 	// diskNodes is the folder of the device nodes that "runner volume" makes on the engine's machine.
 	diskNodes = "/dev/spool/"
-	// defaultFiles is how many files and folders a volume may hold.
-	defaultFiles = 1_000_000
 	// bytesForFile bounds the files of a small volume: one for so many bytes, but fewFiles at least.
 	bytesForFile = 4096
 	fewFiles     = 1024

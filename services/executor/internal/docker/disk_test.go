@@ -260,7 +260,7 @@ func TestDiskLimit_NothingStays(t *testing.T) {
 const asCreator = "SPOOL_DOCKER_TEST_CREATOR"
 
 func createForever() int {
-	p, err := New(Config{Engine: os.Getenv(asCreator), Runner: os.Getenv(asCreator + "_RUNNER"), Image: testImage, DiskLimit: DiskLoop})
+	p, err := New(withRequired(Config{Engine: os.Getenv(asCreator), Runner: os.Getenv(asCreator + "_RUNNER"), Image: testImage, DiskLimit: DiskLoop}))
 	for err == nil {
 		var id, session string
 		id, err = events.NewID(events.KindSandbox, time.Now(), rand.Reader)
@@ -397,10 +397,10 @@ func TestChooseDiskLimit(t *testing.T) {
 	cfg.Host, cfg.DiskLimit = "unix:///nowhere", DiskLoop
 	_, err = provide(t, cfg).ChooseDiskLimit(t.Context())
 	wantCode(t, "without an engine", err, sandbox.CodeEngineUnavailable, "start it")
-	if _, err := New(Config{Engine: engine, Runner: "none", DiskLimit: "hope"}); err == nil || !strings.Contains(err.Error(), "hope") {
+	if _, err := New(withRequired(Config{Engine: engine, Runner: "none", DiskLimit: "hope"})); err == nil || !strings.Contains(err.Error(), "hope") {
 		t.Errorf("a mode that there is not: %v", err)
 	}
-	if _, err := New(Config{Engine: engine, Runner: "none", Files: -1}); err == nil || !strings.Contains(err.Error(), "Files") {
+	if _, err := New(withRequired(Config{Engine: engine, Runner: "none", Files: -1})); err == nil || !strings.Contains(err.Error(), "Files") {
 		t.Errorf("fewer files than none: %v", err)
 	}
 }

@@ -28,7 +28,6 @@
 package docker
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -48,7 +47,8 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/layer"
 )
 
-// Config configures a Provider. Engine and Runner are required.
+// Config configures a Provider. Engine, Runner, Limits, TmpBytes, Users, DiskLimit, Files and the limits of Layers are
+// required: the settings of the executor state their defaults.
 type Config struct {
 	// Host is the engine's address: unix://, tcp:// or ssh://. "" means DOCKER_HOST
 	// (with DOCKER_TLS_VERIFY and DOCKER_CERT_PATH), or else the default socket.
@@ -61,16 +61,15 @@ type Config struct {
 	Images  imagepolicy.Policy // of other images that tenants may name
 	Pull    bool               // pull those images if they are absent
 	Runtime string             // runtime of the engine, such as runsc; "" for its default
-	Limits  sandbox.Limits     // for sandboxes whose Spec has none; see DefaultLimits
-	// TmpBytes is the size of /tmp, and of the home folder; 0 means 512 MiB each.
-	// Their content counts as memory.
+	Limits  sandbox.Limits     // for sandboxes whose Spec has none
+	// TmpBytes is the size of /tmp, and of the home folder. Their content counts as memory.
 	TmpBytes int64
-	// Users is the range of users, one for each sandbox; zero means DefaultUsers. Providers of an engine may have different ranges.
+	// Users is the range of users, one for each sandbox. Providers of an engine may have different ranges.
 	Users Users
-	// DiskLimit selects how disk limits are enforced, one of DiskLimits; "" means DiskAuto.
+	// DiskLimit selects how disk limits are enforced, one of DiskLimits.
 	DiskLimit string
 	// Files is the largest number of files and folders in a volume, where DiskLoop enforces that; a small volume may
-	// hold fewer. 0 means a million.
+	// hold fewer.
 	Files int64
 	// EgressSockets holds the egress proxy's socket: the name of a volume, or an
 	// absolute path on the engine's machine. "" means no egress.
@@ -79,13 +78,6 @@ type Config struct {
 	Layers layer.Config
 	Logger *slog.Logger
 }
-
-// DefaultLimits apply where neither Spec nor Config has a limit.
-func DefaultLimits() sandbox.Limits {
-	return sandbox.Limits{MemoryBytes: 2 << 30, CPUs: 2, PIDs: 512, DiskBytes: 10 << 30}
-}
-
-const defaultTmp = 512 << 20
 
 // Limits of time.
 const (
@@ -126,31 +118,21 @@ func New(cfg Config) (*Provider, error) {
 	if cfg.Engine == "" || cfg.Runner == "" {
 		return nil, errors.New("docker sandboxes: Engine and Runner are required")
 	}
-	if l := cfg.Limits; l.MemoryBytes < 0 || l.CPUs < 0 || l.PIDs < 0 || l.DiskBytes < 0 || cfg.TmpBytes < 0 {
-		return nil, errors.New("docker sandboxes: Limits and TmpBytes cannot be negative: leave them 0 for the defaults")
+	if l := cfg.Limits; l.MemoryBytes <= 0 || l.CPUs <= 0 || l.PIDs <= 0 || l.DiskBytes <= 0 || cfg.TmpBytes <= 0 || cfg.Files <= 0 {
+		return nil, errors.New("docker sandboxes: Limits, TmpBytes and Files must be positive")
 	}
 	if strings.Contains(cfg.EgressSockets, "/") && !filepath.IsAbs(cfg.EgressSockets) {
 		return nil, fmt.Errorf("docker sandboxes: EgressSockets %q is neither the name of a volume nor an absolute path", cfg.EgressSockets)
 	}
-	cfg.DiskLimit = cmp.Or(cfg.DiskLimit, DiskAuto)
 	if !slices.Contains(DiskLimits(), cfg.DiskLimit) {
 		return nil, fmt.Errorf("docker sandboxes: DiskLimit %q is none of %s", cfg.DiskLimit, strings.Join(DiskLimits(), ", "))
-	}
-	if cfg.Files < 0 {
-		return nil, fmt.Errorf("docker sandboxes: Files is %d, want a positive number, or 0 for the default", cfg.Files)
-	}
-	cfg.Files = cmp.Or(cfg.Files, defaultFiles)
-	cfg.Limits = overlay(DefaultLimits(), cfg.Limits)
-	if cfg.TmpBytes == 0 {
-		cfg.TmpBytes = defaultTmp
-	}
-	if cfg.Users == (Users{}) {
-		cfg.Users = DefaultUsers()
 	}
 	if err := cfg.Users.check(); err != nil {
 		return nil, fmt.Errorf("docker sandboxes: Users: %w", err)
 	}
-	cfg.Layers = cfg.Layers.WithDefaults()
+	if err := cfg.Layers.Check(); err != nil {
+		return nil, fmt.Errorf("docker sandboxes: Layers: %w", err)
+	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}

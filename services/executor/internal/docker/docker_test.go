@@ -1,6 +1,7 @@
 package docker
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -60,10 +61,20 @@ func TestMain(m *testing.M) {
 	}))
 }
 
+// withRequired returns cfg with every required setting that a test does not name, except Engine and Runner.
+func withRequired(cfg Config) Config {
+	cfg.Limits = overlay(sandbox.Limits{MemoryBytes: 2 << 30, CPUs: 2, PIDs: 512, DiskBytes: 10 << 30}, cfg.Limits)
+	cfg.TmpBytes, cfg.Files, cfg.DiskLimit = cmp.Or(cfg.TmpBytes, 512<<20), cmp.Or(cfg.Files, 1_000_000), cmp.Or(cfg.DiskLimit, DiskAuto)
+	cfg.Users = cmp.Or(cfg.Users, Users{First: 70000, Last: 99999})
+	l := &cfg.Layers
+	l.Within, l.MaxBytes, l.Keep = cmp.Or(l.Within, 10*time.Minute), cmp.Or(l.MaxBytes, 2<<30), cmp.Or(l.Keep, 7*24*time.Hour)
+	return cfg
+}
+
 // leftovers removes what is left on the engine, and returns an error if anything other than the runner's volume was
 // left.
 func leftovers() error {
-	p, err := New(Config{Engine: engine, Runner: "none"})
+	p, err := New(withRequired(Config{Engine: engine, Runner: "none"}))
 	if err != nil {
 		return err
 	}
@@ -122,7 +133,7 @@ func chooseDiskLimit() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	p, err := New(Config{Engine: engine, Runner: path, Image: testImage})
+	p, err := New(withRequired(Config{Engine: engine, Runner: path, Image: testImage}))
 	if err != nil {
 		return "", err
 	}
@@ -133,7 +144,7 @@ func chooseDiskLimit() (string, error) {
 // needEngine returns a config for the engine. It skips the test if none answers.
 func needEngine(t testing.TB) Config {
 	t.Helper()
-	p, err := New(Config{Engine: engine, Runner: "none"})
+	p, err := New(withRequired(Config{Engine: engine, Runner: "none"}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -158,7 +169,7 @@ func needEngine(t testing.TB) Config {
 
 func provide(t testing.TB, cfg Config) *Provider {
 	t.Helper()
-	p, err := New(cfg)
+	p, err := New(withRequired(cfg))
 	if err != nil {
 		t.Fatal(err)
 	}

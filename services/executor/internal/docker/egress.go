@@ -29,7 +29,7 @@ import (
 type EgressConfig struct {
 	// Image is an image whose entrypoint is the egress program. It is required.
 	Image   string
-	Network string // of the container, with access to the internet; "" means bridge
+	Network string // of the container, with access to the internet; required
 	// Env has the proxy's settings by their variables, including the keys of models.
 	Env map[string]string
 }
@@ -89,11 +89,8 @@ func egressDataVolume(engine string) string { return EgressVolume(engine) + "-da
 
 // NewEgressProxy returns the proxy of a provider's engine. It sends no request to the engine.
 func NewEgressProxy(p *Provider, cfg EgressConfig) (*EgressProxy, error) {
-	if cfg.Image == "" {
-		return nil, errors.New("egress proxy: Image is required")
-	}
-	if cfg.Network == "" {
-		cfg.Network = "bridge"
+	if cfg.Image == "" || cfg.Network == "" {
+		return nil, errors.New("egress proxy: Image and Network are required")
 	}
 	env := maps.Clone(cfg.Env)
 	if env == nil {

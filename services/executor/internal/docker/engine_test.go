@@ -128,12 +128,16 @@ func TestSilentEngine_BlocksNoCaller(t *testing.T) {
 
 func TestNew(t *testing.T) {
 	t.Parallel()
-	good := Config{Engine: "e", Runner: "r"}
+	good := withRequired(Config{Engine: "e", Runner: "r"})
 	for says, spoil := range map[string]func(*Config){
 		"required":         func(c *Config) { c.Engine = "" },
 		"are required":     func(c *Config) { c.Runner = "" },
-		"negative":         func(c *Config) { c.Limits.MemoryBytes = -1 },
-		"cannot be":        func(c *Config) { c.TmpBytes = -1 },
+		"Limits":           func(c *Config) { c.Limits.MemoryBytes = 0 },
+		"must be positive": func(c *Config) { c.TmpBytes = -1 },
+		"Files must be":    func(c *Config) { c.Files = 0 },
+		"Users":            func(c *Config) { c.Users = Users{} },
+		"DiskLimit":        func(c *Config) { c.DiskLimit = "" },
+		"Layers":           func(c *Config) { c.Layers.Keep = 0 },
 		"Host":             func(c *Config) { c.Host = "nonsense" },
 		"not supported":    func(c *Config) { c.Host = "ftp://engine" },
 		"ssh://user@host":  func(c *Config) { c.Host = "ssh://user:password@engine" },
@@ -144,10 +148,6 @@ func TestNew(t *testing.T) {
 		if _, err := New(c); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v", says, err)
 		}
-	}
-	p := provide(t, Config{Engine: "e", Runner: "r", Limits: sandbox.Limits{PIDs: 9}})
-	if want := (sandbox.Limits{MemoryBytes: 2 << 30, CPUs: 2, PIDs: 9, DiskBytes: 10 << 30}); p.cfg.Limits != want || p.cfg.TmpBytes != 512<<20 {
-		t.Errorf("defaults: %+v, %d", p.cfg.Limits, p.cfg.TmpBytes)
 	}
 }
 

@@ -149,7 +149,7 @@ func TestEgressSockets(t *testing.T) {
 		t.Errorf("a way out that the provider does not have: %v", err)
 	}
 	cfg.EgressSockets = "relative/path"
-	if _, err := New(cfg); err == nil || !strings.Contains(err.Error(), "EgressSockets") {
+	if _, err := New(withRequired(cfg)); err == nil || !strings.Contains(err.Error(), "EgressSockets") {
 		t.Errorf("a relative path: %v", err)
 	}
 	cfg.EgressSockets = "spool-test-" + strings.ToLower(engine)

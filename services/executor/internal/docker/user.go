@@ -50,20 +50,13 @@ const userDir = "/spool/user"
 // Users is a range of user numbers, both ends included.
 type Users struct{ First, Last int }
 
-// DefaultUsers lies between the numbers of 16 bits, which accounts of the machine have, and
-// 100000, from which useradd takes the subordinate users of rootless containers.
-func DefaultUsers() Users { return Users{First: 70000, Last: 99999} }
-
-// ParseUsers parses FIRST-LAST. It returns DefaultUsers for "".
+// ParseUsers parses FIRST-LAST.
 func ParseUsers(s string) (Users, error) {
-	if s == "" {
-		return DefaultUsers(), nil
-	}
 	first, last, found := strings.Cut(s, "-")
 	a, err1 := strconv.Atoi(first)
 	b, err2 := strconv.Atoi(last)
 	if !found || err1 != nil || err2 != nil {
-		return Users{}, fmt.Errorf("%q is not a range of user numbers like %s", s, DefaultUsers())
+		return Users{}, fmt.Errorf("%q is not a range of user numbers like 70000-99999", s)
 	}
 	u := Users{First: a, Last: b}
 	return u, u.check()

@@ -17,13 +17,13 @@ import (
 
 func TestParseUsers(t *testing.T) {
 	t.Parallel()
-	for text, want := range map[string]Users{"": {70000, 99999}, "20000-20000": {20000, 20000}, "200000-265535": {200000, 265535}} {
+	for text, want := range map[string]Users{"70000-99999": {70000, 99999}, "20000-20000": {20000, 20000}, "200000-265535": {200000, 265535}} {
 		if got, err := ParseUsers(text); got != want || err != nil {
 			t.Errorf("%q: %v, %v", text, got, err)
 		}
 	}
 	for text, says := range map[string]string{
-		"20000": "not a range", "a-b": "not a range", "2-": "not a range", "30000-20000": "is empty", "999-2000": "not between", "20000-3000000": "not between",
+		"": "not a range", "20000": "not a range", "a-b": "not a range", "2-": "not a range", "30000-20000": "is empty", "999-2000": "not between", "20000-3000000": "not between",
 		"10001-10001": "services' user", "10002-20000": "egress proxy's", "60000-70000": "nobody", "65535-70000": "invalid",
 	} {
 		if _, err := ParseUsers(text); err == nil || !strings.Contains(err.Error(), says) {

@@ -59,11 +59,11 @@ type Config struct {
 	Drain      time.Duration `default:"2m" env:"SPOOL_EGRESS_DRAIN" help:"How long open requests may continue after the signal to end; a second signal ends the process at once."`
 }
 
-// The public endpoints.
+// The base URLs of the model providers' own APIs.
 const (
-	anthropicURL = "https://api.anthropic.com"
-	openAIURL    = "https://api.openai.com/v1"
-	nvidiaURL    = "https://integrate.api.nvidia.com/v1"
+	AnthropicURL = "https://api.anthropic.com"
+	OpenAIURL    = "https://api.openai.com/v1"
+	NVIDIAURL    = "https://integrate.api.nvidia.com/v1"
 )
 
 // withDefaults returns the config with its defaults set, or an error that names the invalid setting.
@@ -203,7 +203,7 @@ func (c Config) routes(getenv func(string) string) ([]proxy.Route, error) {
 		}
 		return rt, checkSecret(keyName, key)
 	}
-	anthropic, err := bearer(runner.EgressAnthropic, c.AnthropicKey, "ANTHROPIC_API_KEY", c.AnthropicBaseURL, "anthropic-base-url", anthropicURL)
+	anthropic, err := bearer(runner.EgressAnthropic, c.AnthropicKey, "ANTHROPIC_API_KEY", c.AnthropicBaseURL, "anthropic-base-url", AnthropicURL)
 	if err != nil {
 		return nil, err
 	}
@@ -211,11 +211,11 @@ func (c Config) routes(getenv func(string) string) ([]proxy.Route, error) {
 		return nil, errors.New("anthropic-base-url: it ends in /v1: leave that out, clients append it")
 	}
 	anthropic.Kind, anthropic.Header, anthropic.Scheme = proxy.Anthropic, "X-Api-Key", ""
-	openAI, err := bearer(runner.EgressOpenAI, c.OpenAIKey, "OPENAI_API_KEY", c.OpenAIBaseURL, "openai-base-url", openAIURL)
+	openAI, err := bearer(runner.EgressOpenAI, c.OpenAIKey, "OPENAI_API_KEY", c.OpenAIBaseURL, "openai-base-url", OpenAIURL)
 	if err != nil {
 		return nil, err
 	}
-	nvidia, err := bearer(runner.EgressNVIDIA, c.NVIDIAKey, "NVIDIA_API_KEY", c.NVIDIABaseURL, "nvidia-base-url", nvidiaURL)
+	nvidia, err := bearer(runner.EgressNVIDIA, c.NVIDIAKey, "NVIDIA_API_KEY", c.NVIDIABaseURL, "nvidia-base-url", NVIDIAURL)
 	if err != nil {
 		return nil, err
 	}

@@ -18,27 +18,21 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// Config configures layers. The zero value of a field means its default.
+// Config configures layers. Within, MaxBytes and Keep are required.
 type Config struct {
 	NPMRegistry string        // "" for the installer's default
 	PIPIndexURL string        // "" for the installer's default
-	Within      time.Duration // time limit of an installation; 0 for 10 min
-	MaxBytes    int64         // size limit of a layer; 0 for 2 GiB
-	Keep        time.Duration // how long an unused layer is kept; 0 for a week
+	Within      time.Duration // time limit of an installation
+	MaxBytes    int64         // size limit of a layer
+	Keep        time.Duration // how long an unused layer is kept
 }
 
-// WithDefaults returns the config with the defaults filled in.
-func (c Config) WithDefaults() Config {
-	if c.Within == 0 {
-		c.Within = 10 * time.Minute
+// Check returns an error if a limit is not positive.
+func (c Config) Check() error {
+	if c.Within <= 0 || c.MaxBytes <= 0 || c.Keep <= 0 {
+		return errors.New("the limits Within, MaxBytes and Keep must be positive")
 	}
-	if c.MaxBytes == 0 {
-		c.MaxBytes = 2 << 30
-	}
-	if c.Keep == 0 {
-		c.Keep = 7 * 24 * time.Hour
-	}
-	return c
+	return nil
 }
 
 // CheckURL returns an error if a registry's address cannot be used. The scripts of packages can read the address, so it

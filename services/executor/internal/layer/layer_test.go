@@ -99,7 +99,7 @@ func TestSaid_RemovesCredentials(t *testing.T) {
 
 func TestFailures(t *testing.T) {
 	t.Parallel()
-	c := layer.Config{}.WithDefaults()
+	c := layer.Config{Within: time.Minute, MaxBytes: 1 << 20}
 	for _, err := range []error{layer.Failed("x"), c.TooLarge(), c.TooSlow("x")} {
 		var typed *sandbox.Error
 		if !errors.As(err, &typed) || typed.Code != sandbox.CodeDependenciesFailed {

@@ -95,7 +95,9 @@ func New(cfg Config) (*Provider, error) {
 	if cfg.Path == "" {
 		cfg.Path = os.Getenv("PATH")
 	}
-	cfg.Layers = cfg.Layers.WithDefaults()
+	if err := cfg.Layers.Check(); err != nil {
+		return nil, fmt.Errorf("local sandboxes: Layers: %w", err)
+	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}

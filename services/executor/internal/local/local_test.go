@@ -1,6 +1,7 @@
 package local
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -63,9 +64,16 @@ func newConfig(t testing.TB) Config {
 	return Config{Dir: t.TempDir(), Runner: path, Engine: "suite"}
 }
 
+// withRequired returns cfg with the limits of layers that a test does not name.
+func withRequired(cfg Config) Config {
+	l := &cfg.Layers
+	l.Within, l.MaxBytes, l.Keep = cmp.Or(l.Within, 10*time.Minute), cmp.Or(l.MaxBytes, 2<<30), cmp.Or(l.Keep, 7*24*time.Hour)
+	return cfg
+}
+
 func newProvider(t testing.TB, cfg Config) *Provider {
 	t.Helper()
-	p, err := New(cfg)
+	p, err := New(withRequired(cfg))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -343,7 +351,7 @@ func TestNew(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := New(Config{Dir: filepath.Join(file, "x"), Runner: "r", Engine: "e"}); err == nil || !strings.Contains(err.Error(), "data folder") {
+	if _, err := New(withRequired(Config{Dir: filepath.Join(file, "x"), Runner: "r", Engine: "e"})); err == nil || !strings.Contains(err.Error(), "data folder") {
 		t.Errorf("a folder in a file: %v", err)
 	}
 }

@@ -23,7 +23,6 @@
 package modal
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -62,7 +61,7 @@ type Config struct {
 	Image  string // registry reference of the image of sandboxes whose Spec names none; always allowed
 	Images imagepolicy.Policy
 	Limits sandbox.Limits // MemoryBytes, CPUs and DiskBytes of sandboxes whose Spec has none
-	// Timeout is the time after which Modal ends a sandbox; 0 means MaxTimeout.
+	// Timeout is the time after which Modal ends a sandbox; required.
 	Timeout time.Duration
 
 	// Egress is the address of the egress proxy, the only one that sandboxes can connect to. Without it
@@ -129,7 +128,7 @@ func (c Config) Check() error {
 	if c.Region != "" && !regionFormat.MatchString(c.Region) {
 		return fmt.Errorf("modal-region: %.80q is not a region: want one like us-east or eu-west-1", c.Region)
 	}
-	if c.Timeout < 0 || c.Timeout > MaxTimeout || c.Timeout%time.Second != 0 || c.Timeout > 0 && c.Timeout < minTimeout {
+	if c.Timeout < minTimeout || c.Timeout > MaxTimeout || c.Timeout%time.Second != 0 {
 		return fmt.Errorf("modal-timeout: %s is not between %s and %s, in whole seconds", c.Timeout, minTimeout, MaxTimeout)
 	}
 	if err := c.checkEgress(); err != nil {
@@ -186,7 +185,6 @@ func New(cfg Config) (*Provider, error) {
 	} else if info.IsDir() {
 		cfg.Runner += "/runner-linux-amd64"
 	}
-	cfg.Timeout = cmp.Or(cfg.Timeout, MaxTimeout)
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}

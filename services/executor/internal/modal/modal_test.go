@@ -430,7 +430,7 @@ func TestStdout_IsCompleteAcrossABrokenConnection(t *testing.T) {
 
 func TestCheck_NamesTheSetting(t *testing.T) {
 	t.Parallel()
-	good := Config{TokenID: "ak-1", TokenSecret: "as-1", App: "spool", Image: "x", Engine: "e", Runner: "r"}
+	good := Config{TokenID: "ak-1", TokenSecret: "as-1", App: "spool", Image: "x", Engine: "e", Runner: "r", Timeout: MaxTimeout}
 	if err := good.Check(); err != nil {
 		t.Fatal(err)
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/services/executor/internal/docker"
+	"github.com/spoolhq/spool/services/executor/internal/layer"
 )
 
 // TestOverhead measures what an exec and a line of its output cost on Modal's stand-in, beside Docker, in one run:
@@ -21,7 +22,10 @@ func TestOverhead(t *testing.T) {
 	s := ownServer(t)
 	cfg := s.config(t)
 	onModal := create(t, provide(t, cfg), newSpec(t, cfg))
-	d, err := docker.New(docker.Config{Engine: cfg.Engine, Runner: cfg.Runner, Image: testImage, Limits: cfg.Limits, DiskLimit: docker.DiskWatch})
+	limits := cfg.Limits
+	limits.PIDs = 512
+	d, err := docker.New(docker.Config{Engine: cfg.Engine, Runner: cfg.Runner, Image: testImage, Limits: limits, DiskLimit: docker.DiskWatch,
+		TmpBytes: 512 << 20, Users: docker.Users{First: 70000, Last: 99999}, Files: 1_000_000, Layers: layer.Config{Within: time.Minute, MaxBytes: 1 << 30, Keep: time.Hour}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -250,7 +250,8 @@ func (s *server) config(t testing.TB) Config {
 	})
 	return Config{
 		TokenID: "ak-test", TokenSecret: "as-test", ServerURL: s.URL, App: engine, Engine: engine, Runner: bin["runner"], Image: testImage,
-		Limits: sandbox.Limits{MemoryBytes: 512 << 20, CPUs: 1, DiskBytes: 1 << 30},
+		Timeout: MaxTimeout,
+		Limits:  sandbox.Limits{MemoryBytes: 512 << 20, CPUs: 1, DiskBytes: 1 << 30},
 	}
 }
 

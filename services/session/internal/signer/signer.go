@@ -24,8 +24,6 @@ import (
 )
 
 const (
-	// defaultEvery is the interval at which changed subjects are signed.
-	defaultEvery = time.Minute
 	// settle is how long ends of executions are collected before they are signed together.
 	settle = time.Second
 	// maxEnded is the maximum number of sessions of one shard that wait for this early signature. Further sessions are
@@ -37,14 +35,14 @@ const (
 	passTime = time.Minute
 )
 
-// Config configures a Signer. Every field except Every is required.
+// Config configures a Signer. Every field is required.
 type Config struct {
 	Key       heads.PrivateKey
 	Log       eventlog.Log
 	JetStream jetstream.JetStream
 	Now       func() time.Time
 	Logger    *slog.Logger
-	Every     time.Duration   // interval at which changed subjects are signed; 0 means once a minute
+	Every     time.Duration   // interval at which changed subjects are signed
 	Signed    func(heads int) // is called after each entry that this copy stored
 	Failed    func()          // is called for each pass that failed
 }
@@ -73,7 +71,6 @@ type tip struct {
 
 // New returns a Signer.
 func New(cfg Config) *Signer {
-	cfg.Every = cmp.Or(cfg.Every, defaultEvery)
 	s := &Signer{
 		cfg: cfg, stream: bus.NewStreamHandle(cfg.JetStream, topology.StreamHeads), wake: make(chan struct{}, 1),
 		ended: make([]map[session]bool, cfg.Log.Shards()), last: make([]tip, cfg.Log.Shards()),
