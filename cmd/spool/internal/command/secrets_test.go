@@ -108,7 +108,7 @@ func TestSecretsRotate_EncryptsEachSecretForTheNewKey(t *testing.T) {
 		}}
 		return spool(t, w, "secrets", "rotate", "--key", file)
 	}
-	if got := run(after); got.code != ExitFailed || !strings.Contains(got.err, "another key") {
+	if got := run(after); got.code != ExitFailed || !strings.Contains(got.err, "a key that this service does not have") {
 		t.Errorf("without the old key: %+v", got)
 	}
 	for range 2 { // the second call changes nothing

@@ -184,7 +184,7 @@ func TestSkillsPush_ReportsErrorsBeforeARequest(t *testing.T) {
 		says string
 		args []string
 	}{
-		{ExitFailed, "SKILL.md: description: is missing", []string{bad}},
+		{ExitFailed, "SKILL.md: description: is required", []string{bad}},
 		{ExitFailed, "SKILL.md: is not at the root", []string{none}},
 		{ExitFailed, `"secret" is a symbolic link`, []string{linked}},
 		{ExitFailed, "zip: is not a ZIP", []string{filepath.Join(dir, "SKILL.md")}},
