@@ -104,7 +104,7 @@ func decodeDayUsage(text string) (map[string]dayUsage, error) {
 	return shares, nil
 }
 
-// retiredUsage returns the Spent of a deleted session as stated in run_retired.
+// retiredUsage returns the budget usage of a deleted session, which run_retired states, as JSON.
 func retiredUsage(d events.RunRetired) (string, error) {
 	shares := map[string]dayUsage{}
 	for _, u := range d.Usage {
