@@ -136,8 +136,7 @@ func (s *Server) register(sb *sandbox, appID string, sources []*pb.SecretSource)
 	return nil
 }
 
-// runningByName returns the sandbox of an app that has a name and has not
-// ended, or nil. The caller holds s.mu.
+// runningByName returns the sandbox called name that runs in app a, or nil. The caller holds s.mu.
 func (s *Server) runningByName(a *app, name string) *sandbox {
 	for _, sb := range s.sandboxes {
 		if name != "" && sb.app == a && sb.name == name && sb.isRunning() {

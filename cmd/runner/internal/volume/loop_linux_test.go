@@ -109,7 +109,7 @@ func TestMake_FindsWhatIsThere(t *testing.T) {
 	})
 }
 
-// A file system whose machine was switched off is repaired before it is attached: with a journal and without.
+// A file system whose machine was switched off is repaired before it is attached, whether ext4 keeps a journal or not.
 func TestAttach_AfterTheMachineWasSwitchedOff(t *testing.T) {
 	for name, limits := range map[string]Limits{"without a journal": {16 << 20, 1024}, "with a journal": {256 << 20, 1024}} {
 		t.Run(name, func(t *testing.T) {
