@@ -16,7 +16,7 @@ const queueBytes = 2 * runner.MaxLine
 // garbageKept is the part of an unreadable line that is passed on, in bytes.
 const garbageKept = 2 << 10
 
-// Item is a journal line, or the beginning of a line that cannot be read, which is enough for an error message.
+// Item is a journal line, or the beginning of a line that cannot be read, for the log.
 type Item struct {
 	Line    *runner.Line // nil for a line that cannot be read
 	Garbage string       // the beginning of such a line
