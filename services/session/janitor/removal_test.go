@@ -484,10 +484,10 @@ func TestPass_RemovesFromEveryReplica(t *testing.T) {
 		everywhere(text, true)
 	}
 	j := b.janitor(janitor.Config{Grace: time.Millisecond})
-	b.pass(j, false)
+	b.passOnCluster(j)
 	b.catchUp()
 	b.now = b.now.Add(time.Minute)
-	b.pass(j, false)
+	b.passOnCluster(j)
 	if !b.isRemoved(id) {
 		t.Fatal("the content is not removed")
 	}
