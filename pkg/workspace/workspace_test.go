@@ -484,7 +484,7 @@ func TestSnapshot_RefusesForgedOutputOfRunners(t *testing.T) {
 		"nothing":          {nil, "cut off"},
 		"another version":  {[]func(*wire.Writer) error{func(out *wire.Writer) error { return out.JSON(wire.FrameHello, wire.Hello{Protocol: 7}) }}, "protocol 7"},
 		"no id":            {[]func(*wire.Writer) error{hello, found("../../x")}, "snapshot:"},
-		"a path outside":   {[]func(*wire.Writer) error{hello, found(""), entry("workspace/../x")}, `part ".."`},
+		"a path outside":   {[]func(*wire.Writer) error{hello, found(""), entry("workspace/../x")}, `path element ".."`},
 		"an absolute path": {[]func(*wire.Writer) error{hello, found(""), entry("/etc")}, "neither workspace/ nor state/"},
 		"another tree":     {[]func(*wire.Writer) error{hello, found(""), entry("home/x")}, "neither workspace/ nor state/"},
 		"no parent":        {[]func(*wire.Writer) error{hello, found(""), entry("workspace/a/b")}, "parent"},
