@@ -222,7 +222,7 @@ func (g *Gateway) storageLimit(tenant string) int64 {
 	return g.cfg.MaxTenantStorage
 }
 
-// bytesTimeoutFactor is how many times the write timeout a stream waits for bytes of the in-flight limit. A client that does
+// bytesTimeoutFactor is the multiple of the write timeout for which a stream waits for bytes of the in-flight limit. A client that does
 // not read is disconnected after twice the write timeout, and its bytes are returned then.
 const bytesTimeoutFactor = 3
 

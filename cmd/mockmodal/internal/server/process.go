@@ -323,7 +323,7 @@ func (l *outputLog) end() {
 	close(l.changed)
 }
 
-// outputChunk is how many bytes one message of a stream carries at most.
+// outputChunk is the number of bytes that one message of a stream carries at most.
 const outputChunk = 256 << 10
 
 // read calls send for all output from an offset on, until the stream ends.

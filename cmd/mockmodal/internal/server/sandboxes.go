@@ -16,7 +16,7 @@ import (
 // maxTimeout is the longest life of a sandbox.
 const maxTimeout = 24 * time.Hour
 
-// listPage is how many sandboxes one answer lists.
+// listPage is the number of sandboxes that one answer lists.
 const listPage = 10
 
 // findSandbox returns a sandbox of one of the two backends. The caller holds s.mu.

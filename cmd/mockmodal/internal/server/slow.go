@@ -99,7 +99,7 @@ type delayed struct {
 	data []byte
 }
 
-// delayLimit is how many bytes a line holds before put blocks.
+// delayLimit is the number of bytes that a line holds before put blocks.
 const delayLimit = 8 << 20
 
 func newDelayLine() *delayLine {

@@ -227,7 +227,7 @@ func (c configOption) values() []string {
 	return all
 }
 
-// maxNames is how many models an error message lists.
+// maxNames is the number of models that an error message lists.
 const maxNames = 20
 
 // set sends the choice of the model. The agent may know a model that it does not offer.
