@@ -19,33 +19,9 @@ type deliveryKey struct{}
 // delivery is a message that a handler processes.
 type delivery struct {
 	draining <-chan struct{}
-	lost     chan struct{}
-	ackWait  time.Duration
 
 	releasing sync.Once
 	released  chan struct{} // closed by ReleaseSlot
-
-	mu        sync.Mutex
-	confirmed time.Time // when the last heartbeat was sent that the server confirmed; initially, when the message was requested
-	gap       bool      // the server may not have received a heartbeat for AckWait
-}
-
-// confirm records that the server has confirmed a heartbeat that was sent at the given time.
-func (d *delivery) confirm(sent time.Time) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.updateGap()
-	d.confirmed = sent
-}
-
-// updateGap updates gap. The caller must hold the lock.
-func (d *delivery) updateGap() { d.gap = d.gap || time.Since(d.confirmed) >= d.ackWait }
-
-func (d *delivery) held() bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.updateGap()
-	return !d.gap
 }
 
 // Draining returns a channel that is closed when the Subscriber is shutting down: a handler that can hand over its
@@ -58,26 +34,6 @@ func Draining(ctx context.Context) <-chan struct{} {
 	return nil
 }
 
-// Lost returns a channel that is closed when the server has confirmed no heartbeat for AckWait, or the connection
-// is closed: the message may have been redelivered to another handler. The handler's context stays valid, since
-// only the handler knows whether a redelivery matters. Lost returns nil, which never closes, if ctx is not a
-// handler's.
-func Lost(ctx context.Context) <-chan struct{} {
-	if d, ok := ctx.Value(deliveryKey{}).(*delivery); ok {
-		return d.lost
-	}
-	return nil
-}
-
-// IsExclusive reports whether the message is certainly not delivered to another handler: since it was requested, AckWait
-// has never passed between two heartbeats that the server confirmed. Unlike Lost it is exact after the process was
-// suspended. If PullExpiry is not well below AckWait, IsExclusive returns false more often than necessary. It returns
-// false if ctx is not a handler's.
-func IsExclusive(ctx context.Context) bool {
-	d, ok := ctx.Value(deliveryKey{}).(*delivery)
-	return ok && d.held()
-}
-
 // ReleaseSlot releases the handler's slot, one of the Concurrency slots of its Subscriber: the subscription requests
 // another message while the handler continues. The message still belongs to the handler, with its heartbeat, and a
 // drain waits for it as for others. A handler that runs much longer than others calls ReleaseSlot when it has acquired
@@ -88,9 +44,9 @@ func ReleaseSlot(ctx context.Context) {
 	}
 }
 
-// deliver passes one message, which was requested at the time asked, to the handler, and returns when the message is
+// deliver passes one message to the handler, and returns when the message is
 // answered. It reports whether the caller still has its slot: if not, another goroutine has taken the slot over.
-func (u *subscription) deliver(m *nats.Msg, asked time.Time) (slot bool) {
+func (u *subscription) deliver(m *nats.Msg) (slot bool) {
 	meta, err := m.Metadata()
 	if err != nil {
 		// The message did not come from a consumer, so it cannot be acknowledged.
@@ -98,13 +54,13 @@ func (u *subscription) deliver(m *nats.Msg, asked time.Time) (slot bool) {
 		return true
 	}
 	msg := unmarshal(m, meta)
-	d := &delivery{draining: u.draining.Done(), lost: make(chan struct{}), ackWait: u.s.cfg.AckWait, released: make(chan struct{}), confirmed: asked}
+	d := &delivery{draining: u.draining.Done(), released: make(chan struct{})}
 	ctx, cancel := context.WithCancel(context.WithValue(u.base, deliveryKey{}, d))
 	msg.SetContext(ctx)
-	beating := u.startHeartbeat(m, d)
+	stopHeartbeat := u.startHeartbeat(m)
 	defer func() {
 		cancel()
-		beating()
+		stopHeartbeat()
 	}()
 
 	select {

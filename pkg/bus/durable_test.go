@@ -16,7 +16,7 @@ func TestSubscriber_CreatesTheConsumerOfTheTopology(t *testing.T) {
 	t.Parallel()
 	b := newFixture(t)
 	for _, d := range []topology.Durable{
-		topology.CommandsConsumer(), topology.ReactorConsumer(0), topology.TimersConsumer(),
+		topology.CommandsConsumer(), topology.ReactorConsumer(0, topology.DefaultPartitions), topology.TimersConsumer(),
 		topology.JobsAnyConsumer("local"), topology.JobsOnConsumer("local", "here"),
 	} {
 		filters := append([]string{}, d.Config.FilterSubjects...)

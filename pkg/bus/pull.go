@@ -48,7 +48,6 @@ type pull struct {
 	closed  chan struct{} // closed when the server sends nothing more
 	status  chan nats.Status
 	asked   bool
-	askedAt time.Time
 }
 
 // newPull opens a separate inbox: once it is closed, the server drops what was requested through it.
@@ -127,7 +126,6 @@ func (p *pull) ask() error {
 	if p.asked {
 		return nil
 	}
-	p.askedAt = time.Now()
 	if err := p.nc.PublishRequest(p.subject, p.sub.Subject, p.request); err != nil {
 		return fmt.Errorf("pull: %w", err)
 	}

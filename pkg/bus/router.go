@@ -29,14 +29,14 @@ type RouterConfig struct {
 	// Timeout limits the handling of one delivery, including retries, through its context; 0 means 30 s, negative
 	// no limit.
 	Timeout time.Duration
-	// MaxRetries is how often a handler is run again for an error marked Transient; 0 means 3, negative never.
+	// MaxRetries is the number of times that a handler is run again for an error marked Transient; 0 means 3, negative never.
 	MaxRetries int
 	// RetryInterval is the pause before the first retry, doubled for each further one up to RetryMax; 0 means 100 ms and 5 s.
 	RetryInterval, RetryMax time.Duration
 	// MaxDeliveries is the number of deliveries after which a message counts as poison; 0 means 10, negative no
 	// limit.
 	MaxDeliveries int
-	// CloseTimeout is how long Run waits for handlers at its end; 0 means 30 s. It should exceed the Subscribers'
+	// CloseTimeout is the time that Run waits for handlers at its end; 0 means 30 s. It should exceed the Subscribers'
 	// own.
 	CloseTimeout time.Duration
 	// Clock decides whether a message's time to live has passed; nil means Now, for handlers on the server's own

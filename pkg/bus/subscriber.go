@@ -18,12 +18,12 @@ const (
 	defaultAckWait      = 30 * time.Second
 	defaultNakDelay     = time.Second
 	defaultCloseTimeout = 20 * time.Second
-	// minNakDelay is the minimum of NakDelay. Messages that no handler has received are redelivered after it, so that
+	// minNakDelay is the minimum of NakDelay. Messages that no handler has received are redelivered after this time, so that
 	// another subscriber receives them almost at once.
 	minNakDelay = time.Millisecond
-	// abandonAfter is how long a handler has to return after its context is cancelled.
+	// abandonAfter is the time that a handler has to return after its context is cancelled.
 	abandonAfter = time.Second
-	// setupTimeout is the time limit of one request for a consumer, which is repeated.
+	// setupTimeout is the time limit of one request for a consumer. A request that fails is repeated.
 	setupTimeout = 5 * time.Second
 	setupPause   = 200 * time.Millisecond
 	// maxWaiting is the maximum number of waiting pull requests of a consumer, over all subscribers: one per free
@@ -47,7 +47,7 @@ type SubscriberConfig struct {
 	Description string
 	// FilterSubjects are additional filters of the consumer. They must not overlap with each other or the topic.
 	FilterSubjects []string
-	// AckWait is how long the server waits for a heartbeat before it redelivers a message; 0 means 30 s. It limits
+	// AckWait is the time that the server waits for a heartbeat before it redelivers a message; 0 means 30 s. It limits
 	// how long the work of a dead process waits, not how long a handler may take.
 	AckWait time.Duration
 	// HeartBeat is the interval of heartbeats while a handler runs; 0 means a third of AckWait.
@@ -67,11 +67,11 @@ type SubscriberConfig struct {
 	// DoubleAck makes a slot wait until the server has confirmed an acknowledgement. Otherwise an acknowledgement
 	// may be lost with the connection, and the message is redelivered.
 	DoubleAck bool
-	// PullExpiry is how long the server keeps a free slot's request for a message; 0 means 30 s, the minimum is 1
+	// PullExpiry is the time for which the server keeps a free slot's request for a message; 0 means 30 s, the minimum is 1
 	// s. A suspended process still receives messages until its requests expire. If PullExpiry is shorter than
 	// AckWait, the redelivery of a message that it held goes to another subscriber.
 	PullExpiry time.Duration
-	// CloseTimeout is how long Close waits for handlers before it cancels their contexts; 0 means 20 s.
+	// CloseTimeout is the time that Close waits for handlers before it cancels their contexts; 0 means 20 s.
 	CloseTimeout time.Duration
 	// Unrouted delivers messages to callers other than a Router. It is for tests and tools; handlers of services
 	// run on a Router.

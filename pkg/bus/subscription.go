@@ -131,7 +131,7 @@ func (u *subscription) slot() {
 }
 
 // iterate delivers messages until the pull fails. It returns the error of the pull, or nil if the subscription is
-// draining. slot is false if a handler has released the slot, which another goroutine then has.
+// draining. slot is false if a handler has released the slot to another goroutine.
 func (u *subscription) iterate(p *pull) (slot bool, err error) {
 	defer p.close(u.requeue)
 	for {
@@ -145,7 +145,7 @@ func (u *subscription) iterate(p *pull) (slot bool, err error) {
 		case err != nil:
 			return true, err
 		}
-		if !u.deliver(m, p.askedAt) {
+		if !u.deliver(m) {
 			return false, nil
 		}
 	}

@@ -27,9 +27,9 @@ const (
 )
 
 const (
-	// authorityAge is how long an authority is valid.
+	// authorityAge is the time for which an authority is valid.
 	authorityAge = 10 * 365 * 24 * time.Hour
-	// clockSkew is how far in the past the validity of a certificate begins, for clients whose clock is behind.
+	// clockSkew is the time by which the validity of a certificate begins in the past, for clients whose clock is behind.
 	clockSkew = time.Hour
 )
 

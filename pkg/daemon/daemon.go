@@ -25,18 +25,20 @@ import (
 	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/eventlog/jslog"
+	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/retry"
+	"github.com/spoolhq/spool/pkg/settings"
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
 // Settings are the settings that every service has.
 type Settings struct {
-	NATSURL       string     `name:"nats-url" default:"nats://127.0.0.1:4222" env:"SPOOL_NATS_URL" help:"URL of NATS."`
-	NATSUser      string     `name:"nats-user" env:"SPOOL_NATS_USER" help:"NATS user; empty for a server without users."`
-	NATSPassword  string     `name:"nats-password" env:"SPOOL_NATS_PASSWORD" help:"Password of the NATS user."`
-	NATSCA        string     `name:"nats-ca" env:"SPOOL_NATS_CA" help:"PEM file of the authorities that verify the certificate of NATS. If it is set, the connection always uses TLS; otherwise TLS is used if NATS requires it, with the system's authorities."`
-	MetricsListen string     `default:"" env:"SPOOL_METRICS_LISTEN" help:"Address of /healthz, /readyz and /metrics, such as 127.0.0.1:9090; empty means none."`
-	LogLevel      slog.Level `default:"info" env:"SPOOL_LOG_LEVEL" help:"Lowest level that is logged: debug, info, warn or error."`
+	NATSURL       string `name:"nats-url" default:"nats://127.0.0.1:4222" env:"SPOOL_NATS_URL" help:"URL of NATS."`
+	NATSUser      string `name:"nats-user" env:"SPOOL_NATS_USER" help:"NATS user; empty for a server without users."`
+	NATSPassword  string `name:"nats-password" env:"SPOOL_NATS_PASSWORD" help:"Password of the NATS user."`
+	NATSCA        string `name:"nats-ca" env:"SPOOL_NATS_CA" help:"PEM file of the authorities that verify the certificate of NATS. If it is set, the connection always uses TLS; otherwise TLS is used if NATS requires it, with the system's authorities."`
+	MetricsListen string `default:"" env:"SPOOL_METRICS_LISTEN" help:"Address of /healthz, /readyz and /metrics, such as 127.0.0.1:9090; empty means none."`
+	settings.Logging
 }
 
 // LogSettings are the additional settings of a service that opens the log. Embed them in its command line.
@@ -48,11 +50,13 @@ func (s *LogSettings) logKeys() string { return s.LogKeys }
 
 // Env holds everything that Main passes to a service: connection, log, logger and registries.
 type Env struct {
-	NATS    *nats.Conn
-	Log     eventlog.Log
-	Logger  *slog.Logger
-	Health  *Health               // checks of /readyz; the service adds its own
-	Metrics prometheus.Registerer // metrics of /metrics; the service adds its own
+	NATS *nats.Conn
+	Log  eventlog.Log
+	// Partitions is how the log distributes ids over partitions; not set by MainWithoutLog.
+	Partitions events.Partitioning
+	Logger     *slog.Logger
+	Health     *Health               // checks of /readyz; the service adds its own
+	Metrics    prometheus.Registerer // metrics of /metrics; the service adds its own
 }
 
 // LogCLI is implemented by pointers to structs that embed LogSettings.
@@ -69,9 +73,10 @@ func Main(name, doc string, use jslog.Role, cli LogCLI, settings *Settings, run 
 	return p.main(os.Args[1:], os.Stdout, os.Stderr)
 }
 
-// MainWithoutLog is like Main for a service whose NATS user may not read the log: Env.Log is nil.
+// MainWithoutLog is like Main for a service whose NATS user may not read the log: Env.Log is nil, and it does not wait for
+// the streams. The service calls AwaitPartitions.
 func MainWithoutLog(name, doc string, cli any, settings *Settings, run func(context.Context, Env) error) int {
-	p := program{name: name, doc: doc, cli: cli, settings: settings, run: run, open: withoutLog}
+	p := program{name: name, doc: doc, cli: cli, settings: settings, run: run, open: openNothing}
 	return p.main(os.Args[1:], os.Stdout, os.Stderr)
 }
 
@@ -84,8 +89,8 @@ type program struct {
 	open      opener
 }
 
-// opener opens the log.
-type opener func(context.Context, *nats.Conn, *slog.Logger) (eventlog.Log, error)
+// opener waits for the streams, opens the log and returns its partitioning.
+type opener func(context.Context, *nats.Conn, *slog.Logger) (eventlog.Log, events.Partitioning, error)
 
 func (p *program) main(args []string, stdout, stderr io.Writer) int {
 	fail := func(err error, code int) int {
@@ -161,7 +166,7 @@ func (p *program) serve(ctx context.Context, stderr io.Writer) (err error) {
 	defer p.reportAttempts(ctx, env.NATS, logger)()
 	env.Health.Check("nats", func(context.Context) error { return CheckConnection(env.NATS) })
 	opened := env.Health.Until("streams", "NATS did not respond, or its streams are not installed")
-	if env.Log, err = p.open(ctx, env.NATS, logger); err != nil {
+	if env.Log, env.Partitions, err = p.open(ctx, env.NATS, logger); err != nil {
 		return err
 	}
 	opened()
@@ -243,7 +248,19 @@ func redacted(raw string) string {
 	return u.Redacted()
 }
 
-func withoutLog(context.Context, *nats.Conn, *slog.Logger) (eventlog.Log, error) { return nil, nil }
+// openNothing is the opener of a service without the log.
+func openNothing(context.Context, *nats.Conn, *slog.Logger) (eventlog.Log, events.Partitioning, error) {
+	return nil, 0, nil
+}
+
+// AwaitPartitions waits until the streams exist, and returns how the log distributes ids over partitions.
+func AwaitPartitions(ctx context.Context, nc *nats.Conn, logger *slog.Logger) (events.Partitioning, error) {
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return 0, fmt.Errorf("jetstream: %w", err)
+	}
+	return awaitStreams(ctx, logger, func(ctx context.Context) (events.Partitioning, error) { return topology.ReadPartitions(ctx, js) })
+}
 
 // logOpener opens the log for a service. The service's name is the role in which it writes.
 type logOpener struct {
@@ -253,43 +270,49 @@ type logOpener struct {
 }
 
 // open waits until the log's streams exist and opens the log.
-func (o logOpener) open(ctx context.Context, nc *nats.Conn, logger *slog.Logger) (eventlog.Log, error) {
+func (o logOpener) open(ctx context.Context, nc *nats.Conn, logger *slog.Logger) (eventlog.Log, events.Partitioning, error) {
 	keys, err := eventlog.ParseKeys(o.cli.logKeys(), o.name)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	js, err := jetstream.New(nc)
 	if err != nil {
-		return nil, fmt.Errorf("jetstream: %w", err)
+		return nil, 0, fmt.Errorf("jetstream: %w", err)
 	}
-	shards, err := awaitStreams(ctx, js, logger)
+	layout, err := awaitStreams(ctx, logger, func(ctx context.Context) (topology.Layout, error) { return topology.ReadLayout(ctx, js) })
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	signing, err := jslog.Signing(ctx, js, shards, keys, o.use)
+	signing, err := jslog.Signing(ctx, js, layout.Shards, keys, o.use)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	if len(signing.Keys) == 0 && !keys.IsZero() {
 		logger.Warn("commits are not verified: `spool provision` was not run with log-keys")
 	}
-	return jslog.New(jslog.Config{JetStream: js, Shards: shards, Keys: keys, Signing: signing, Logger: logger})
+	log, err := jslog.New(jslog.Config{JetStream: js, Shards: layout.Shards, Partitions: layout.Partitions, Keys: keys, Signing: signing, Logger: logger})
+	if err != nil {
+		return nil, 0, err
+	}
+	return log, layout.Partitions, nil
 }
 
-// awaitStreams waits until the streams are installed and returns the number of shards.
-func awaitStreams(ctx context.Context, js jetstream.JetStream, logger *slog.Logger) (int, error) {
+// awaitStreams waits until the streams are installed and returns what read returns. It does not wait if the streams are
+// not those of one log, because that does not end by itself.
+func awaitStreams[T any](ctx context.Context, logger *slog.Logger, read func(context.Context) (T, error)) (T, error) {
 	for said := false; ; said = true {
 		try, cancel := context.WithTimeout(ctx, 2*time.Second)
-		shards, err := topology.Shards(try, js)
+		found, err := read(try)
 		cancel()
-		if err == nil {
-			return shards, nil
+		var invalid *topology.LayoutError
+		if err == nil || errors.As(err, &invalid) {
+			return found, err
 		}
 		if !said {
 			logger.Info("waiting for NATS and its streams", "reason", err.Error())
 		}
 		if retry.Pause(ctx, 500*time.Millisecond) != nil {
-			return 0, ctx.Err()
+			return found, ctx.Err()
 		}
 	}
 }

@@ -6,18 +6,25 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 
 	"github.com/spoolhq/spool/pkg/daemon/porttest"
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/eventlog/jslog"
+	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/natsserver"
 	"github.com/spoolhq/spool/pkg/natsserver/natstest"
+	"github.com/spoolhq/spool/pkg/topology"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -33,7 +40,7 @@ func service(t *testing.T, stderr io.Writer, run func(context.Context, Env) erro
 	t.Helper()
 	srv := natstest.RunConfig(t, natsserver.Config{Port: natsserver.RandomPort})
 	var c cli
-	p := program{name: "svc", doc: "A service.", cli: &c, settings: &c.Settings, run: run, open: withoutLog}
+	p := program{name: "svc", doc: "A service.", cli: &c, settings: &c.Settings, run: run, open: openNothing}
 	return p.main(append([]string{"--database=x", "--nats-url=" + srv.ClientURL()}, args...), io.Discard, stderr)
 }
 
@@ -59,6 +66,12 @@ func get(t *testing.T, addr, path string) (int, string) {
 		t.Fatal(err)
 	}
 	return resp.StatusCode, string(b)
+}
+
+// awaitPartitions is an opener that waits for the partitions, as a service without the log does.
+func awaitPartitions(ctx context.Context, nc *nats.Conn, logger *slog.Logger) (eventlog.Log, events.Partitioning, error) {
+	partitions, err := AwaitPartitions(ctx, nc, logger)
+	return nil, partitions, err
 }
 
 func TestHealth_ReportsTheStateOfTheService(t *testing.T) {
@@ -189,4 +202,86 @@ func TestLogLevel_SetsTheLowestLevelLogged(t *testing.T) {
 			t.Errorf("the service ended with %d: %s", code, said.String())
 		}
 	})
+}
+
+// serviceCLI is the command line of a service that opens the log.
+type serviceCLI struct {
+	Settings
+	LogSettings
+}
+
+func TestOpen_WaitsForTheStreamsAndReadsTheirPartitions(t *testing.T) {
+	t.Parallel()
+	for name, open := range map[string]opener{"with the log": logOpener{"session", jslog.Writer, &serviceCLI{}}.open, "without the log": awaitPartitions} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			nc := natstest.Conn(t, natstest.Run(t))
+			js, err := jetstream.New(nc)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var said syncBuffer
+			waits := make(chan struct{})
+			logger := slog.New(slog.NewTextHandler(io.MultiWriter(&said, closeOnWrite{waits}), nil))
+			type opened struct {
+				log        eventlog.Log
+				partitions events.Partitioning
+				err        error
+			}
+			done := make(chan opened, 1)
+			go func() {
+				log, partitions, err := open(t.Context(), nc, logger)
+				done <- opened{log, partitions, err}
+			}()
+			<-waits
+			if err := topology.Provision(t.Context(), js, topology.Config{Shards: 2, Partitions: 16}); err != nil {
+				t.Fatal(err)
+			}
+			got := <-done
+			if got.err != nil || got.partitions != 16 || got.log != nil && got.log.Partitioning() != 16 {
+				t.Errorf("opened %+v after %s", got, said.String())
+			}
+		})
+	}
+}
+
+func TestOpen_RefusesStreamsOfAnotherLayout(t *testing.T) {
+	t.Parallel()
+	nc := natstest.Conn(t, natstest.Run(t))
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := topology.Provision(t.Context(), js, topology.Config{Partitions: 8}); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"EVENTS-0", "COMMANDS"} {
+		s, err := js.Stream(t.Context(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := s.CachedInfo().Config
+		c.Metadata["spool-partitions"] = "9"
+		if _, err := js.UpdateStream(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for stream, open := range map[string]opener{"EVENTS-0": logOpener{"session", jslog.Writer, &serviceCLI{}}.open, "COMMANDS": awaitPartitions} {
+		want := "stream " + stream + `: metadata spool-partitions is "9"`
+		if _, _, err := open(t.Context(), nc, slog.New(slog.DiscardHandler)); err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+}
+
+// closeOnWrite closes a channel at the first write.
+type closeOnWrite struct{ written chan struct{} }
+
+func (c closeOnWrite) Write(b []byte) (int, error) {
+	select {
+	case <-c.written:
+	default:
+		close(c.written)
+	}
+	return len(b), nil
 }

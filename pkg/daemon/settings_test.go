@@ -77,7 +77,7 @@ func TestSettingNATS(t *testing.T) {
 	right := srv.Password(topology.UserGateway)
 	for password, in := range map[string]bool{right: true, "wrong": false, "": false} {
 		var c cli
-		p := program{name: "svc", doc: "A service.", cli: &c, settings: &c.Settings, open: withoutLog}
+		p := program{name: "svc", doc: "A service.", cli: &c, settings: &c.Settings, open: openNothing}
 		p.run = func(_ context.Context, env Env) error {
 			err := env.NATS.FlushTimeout(2 * time.Second)
 			if (err == nil) != in {

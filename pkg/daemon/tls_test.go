@@ -91,7 +91,7 @@ func await(t *testing.T, what string, ok func() bool) {
 // runAt runs a service that connects to ns, and returns the exit code.
 func runAt(ns *server.Server, stderr io.Writer, run func(context.Context, Env) error, args ...string) int {
 	var c cli
-	p := program{name: "svc", doc: "A service.", cli: &c, settings: &c.Settings, run: run, open: withoutLog}
+	p := program{name: "svc", doc: "A service.", cli: &c, settings: &c.Settings, run: run, open: openNothing}
 	return p.main(append([]string{"--database=x", "--nats-url=" + ns.ClientURL()}, args...), io.Discard, stderr)
 }
 

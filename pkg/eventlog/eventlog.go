@@ -120,8 +120,9 @@ type Reader interface {
 
 // Changes describes which subjects of one shard changed.
 type Changes struct {
-	Through  Position          // the last message that was examined
+	Through  Position          // the end of the examined range
 	Last     map[string]uint64 // by subject: the stream sequence of its last message up to Through, whether or not it is part of the log
+	Hash     map[string]string // by subject: the hash of the commit at this sequence, for those commits that were read
 	More     bool              // there are changes after Through
 	examined int               // number of examined messages
 }
@@ -145,13 +146,17 @@ func (c *Changes) Add(subject string, seq uint64, maxSubjects int) bool {
 // ChangeReader finds the subjects that changed, without reading their commits.
 type ChangeReader interface {
 	// Changed returns the changes after a position up to the end that the shard has now. It returns at most
-	// maxSubjects subjects and a million messages, and sets More if there are more.
+	// maxSubjects subjects, and may return fewer. It sets More if there are more.
 	Changed(ctx context.Context, after Position, maxSubjects int) (Changes, error)
+	// ChangedAmong returns those of the given subjects, which belong to the shard of the position, whose last message is
+	// after the position. A replica that lags may answer: Through is the end that this replica has, or the given position
+	// if that is later. So a caller that passes Through to the next call for the same subjects misses no change.
+	ChangedAmong(ctx context.Context, after Position, subjects []events.Subject) (Changes, error)
 }
 
 // Filter restricts a read. The zero Filter matches everything.
 type Filter struct {
-	Partitions []int          // nil for all of the shard
+	Partitions []int          // numbers of Log.Partitioning; nil for all of the shard
 	Subject    events.Subject // zero for all; with Aspect "" both aspects of a session
 	// Foreign also yields messages that are not part of the log, each as a *ForeignError with the Position of its
 	// Record. Without Foreign they are skipped.
@@ -165,6 +170,8 @@ type Log interface {
 	ChangeReader
 	// Shards returns the number of streams over which the log is distributed. Partition p is in shard p mod Shards.
 	Shards() int
+	// Partitioning returns how the log distributes ids over partitions.
+	Partitioning() events.Partitioning
 }
 
 // Numbered is an event with its number in its session.

@@ -68,7 +68,7 @@ func extractLargeData(list []events.Event) ([]events.Event, map[string][]byte, e
 	large := map[string][]byte{}
 	for i, e := range list {
 		out[i] = e
-		data, err := encode(e.Data)
+		data, err := e.EncodedData()
 		if err != nil {
 			return nil, nil, fmt.Errorf("encode %s %s: %w", e.Type(), e.ID, err)
 		}
@@ -99,9 +99,14 @@ func Open(ctx context.Context, subject string, p Position, stored time.Time, msg
 
 // Decode is the first step of Open. The returned record has its commit but no events.
 func Decode(subject string, p Position, stored time.Time, msg []byte) (Record, error) {
+	return DecodePartitioned(0, subject, p, stored, msg)
+}
+
+// DecodePartitioned is Decode for the NATS subject of a message.
+func DecodePartitioned(partitions events.Partitioning, subject string, p Position, stored time.Time, msg []byte) (Record, error) {
 	rec := Record{Position: p, Time: stored}
 	var err error
-	if rec.Subject, err = events.ParseSubject(subject); err != nil {
+	if rec.Subject, err = partitions.ParseSubject(subject); err != nil {
 		return rec, fmt.Errorf("read %s: %w", p, err)
 	}
 	if rec.Commit, err = events.DecodeCommit(msg); err != nil {
@@ -168,18 +173,18 @@ func encode(v any) ([]byte, error) {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
 }
 
-// Match reports whether the filter matches a subject.
-func (f Filter) Match(s events.Subject) bool {
+// Match reports whether the filter matches a subject of a log.
+func (f Filter) Match(partitions events.Partitioning, s events.Subject) bool {
 	if f.Subject != (events.Subject{}) {
 		if s.Tenant != f.Subject.Tenant || s.ID != f.Subject.ID || f.Subject.Aspect != "" && s.Aspect != f.Subject.Aspect {
 			return false
 		}
 	}
-	return f.Partitions == nil || slices.Contains(f.Partitions, s.Partition())
+	return f.Partitions == nil || slices.Contains(f.Partitions, partitions.Of(s.ID))
 }
 
-// Check returns an error if the filter cannot match anything in the shard.
-func (f Filter) Check(shard, shards int) error {
+// Check returns an error if the filter cannot match anything in the shard of a log.
+func (f Filter) Check(partitions events.Partitioning, shard, shards int) error {
 	if shard < 0 || shard >= shards {
 		return fmt.Errorf("shard: %d is not one of the log's %d shards", shard, shards)
 	}
@@ -187,7 +192,7 @@ func (f Filter) Check(shard, shards int) error {
 		return errors.New("partitions: the list is empty; use nil for all partitions")
 	}
 	for _, p := range f.Partitions {
-		if p < 0 || p >= events.Partitions || p%shards != shard {
+		if p < 0 || p >= partitions.Count() || p%shards != shard {
 			return fmt.Errorf("partition: %d is not in shard %d of %d", p, shard, shards)
 		}
 	}
@@ -204,7 +209,7 @@ func (f Filter) Check(shard, shards int) error {
 	if s.Partition()%shards != shard {
 		return fmt.Errorf("filter: %s is not in shard %d of %d", s.ID, shard, shards)
 	}
-	if f.Partitions != nil && !slices.Contains(f.Partitions, s.Partition()) {
+	if f.Partitions != nil && !slices.Contains(f.Partitions, partitions.Of(s.ID)) {
 		return fmt.Errorf("filter: %s is not in the partitions %v", s.ID, f.Partitions)
 	}
 	return nil

@@ -8,7 +8,6 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
-	"hash"
 	"strconv"
 )
 
@@ -149,21 +148,27 @@ func (c Commit) Rechain(s Subject, events json.RawMessage) Commit {
 // they are version (decimal), prev, subject, commit id, actor kind, actor id, key, user, service, address, epoch
 // and events.
 func (c Commit) ComputeHash(s Subject) string {
-	h := sha256.New()
+	var parts []byte
 	epoch := strconv.FormatUint(c.Epoch, 10)
 	if c.V < 2 {
-		hashParts(h, c.Prev, s.String(), c.ID, c.Actor.Kind, c.Actor.ID, epoch, string(c.Events))
+		parts = appendParts(nil, c.Prev, s.String(), c.ID, c.Actor.Kind, c.Actor.ID, epoch)
 	} else {
-		hashParts(h, strconv.Itoa(c.V), c.Prev, s.String(), c.ID, c.Actor.Kind, c.Actor.ID, c.Actor.Key, c.Actor.User, c.Actor.Service, c.Actor.Address, epoch, string(c.Events))
+		parts = appendParts(nil, strconv.Itoa(c.V), c.Prev, s.String(), c.ID, c.Actor.Kind, c.Actor.ID, c.Actor.Key, c.Actor.User, c.Actor.Service, c.Actor.Address, epoch)
 	}
+	h := sha256.New()
+	h.Write(binary.BigEndian.AppendUint64(parts, uint64(len(c.Events))))
+	h.Write(c.Events)
 	return hex.EncodeToString(h.Sum(nil))
 }
 
 // DecodeCommit decodes a message of the log. It does not verify the hash.
 func DecodeCommit(b []byte) (Commit, error) {
-	var c Commit
-	if err := json.Unmarshal(b, &c); err != nil {
-		return Commit{}, fmt.Errorf("decode commit: %w", err)
+	c, ok := readCommit(b)
+	if !ok {
+		c = Commit{}
+		if err := json.Unmarshal(b, &c); err != nil {
+			return Commit{}, fmt.Errorf("decode commit: %w", err)
+		}
 	}
 	if c.V < 1 || c.V > CommitVersion {
 		return Commit{}, fmt.Errorf("commit %s has version %d, newest known version is %d", c.ID, c.V, CommitVersion)
@@ -176,6 +181,9 @@ func DecodeCommit(b []byte) (Commit, error) {
 
 // Decode returns the commit's events.
 func (c Commit) Decode() ([]Event, error) {
+	if list, ok := readEvents(c.Events); ok {
+		return list, nil
+	}
 	// Event.UnmarshalJSON would scan each event's bytes several times; decoding into stored scans them once.
 	var read []stored
 	if err := json.Unmarshal(c.Events, &read); err != nil {
@@ -183,7 +191,7 @@ func (c Commit) Decode() ([]Event, error) {
 	}
 	list := make([]Event, len(read))
 	for i, s := range read {
-		list[i] = Event{s.ID, s.Time, s.ExecutionID, s.ConversationID, s.Source, s.N, DecodePayload(s.Type, s.Data)}
+		list[i] = s.event()
 	}
 	return list, nil
 }
@@ -194,21 +202,14 @@ const payloadRefSize = 128
 // StoredSize returns how many bytes of a commit an event occupies. Data over MaxInline counts only with the size of
 // its reference.
 func StoredSize(e Event) (int, error) {
-	b, err := marshal(e)
+	f, err := e.storedForm()
 	if err != nil {
 		return 0, err
 	}
-	if len(b) <= MaxInline {
-		return len(b), nil
+	if size := len(f.bytes) - len(f.data()); len(f.data()) > MaxInline {
+		return size + payloadRefSize, nil
 	}
-	data, err := marshal(e.Data)
-	if err != nil {
-		return 0, err
-	}
-	if len(data) <= MaxInline {
-		return len(b), nil
-	}
-	return len(b) - len(data) + payloadRefSize, nil
+	return len(f.bytes), nil
 }
 
 // Split divides a list of events, in order, into chunks whose stored size is at most limit bytes. An event that is
@@ -244,13 +245,10 @@ func IsPayloadRef(data json.RawMessage) bool {
 	return bytes.HasPrefix(data, []byte(`{"$sha256":`))
 }
 
-// hashParts writes each part with its length in front, so that different lists of parts never produce the same
-// input.
-func hashParts(h hash.Hash, parts ...string) {
-	var n [8]byte
+// appendParts appends each part with its length in front, so that different lists of parts never give the same bytes.
+func appendParts(b []byte, parts ...string) []byte {
 	for _, p := range parts {
-		binary.BigEndian.PutUint64(n[:], uint64(len(p)))
-		h.Write(n[:])
-		h.Write([]byte(p))
+		b = append(binary.BigEndian.AppendUint64(b, uint64(len(p))), p...)
 	}
+	return b
 }

@@ -4,45 +4,123 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"reflect"
 	"strconv"
+	"unsafe"
+
+	"github.com/spoolhq/spool/pkg/events/compact"
 )
 
 // Commits are encoded by this code, field by field, and not by encoding/json, which would scan nested JSON again on each
 // level. Every append encodes a commit. The output is identical to the output of encoding/json for the struct tags; the
 // golden files test that.
 
+// A storedForm is the stored form of an event.
+type storedForm struct {
+	event Event  // as it was encoded; its field stored is nil
+	bytes []byte // must not be changed
+	from  int    // index of the data in bytes; the data ends before the last byte
+}
+
+func (f *storedForm) data() json.RawMessage { return f.bytes[f.from : len(f.bytes)-1] }
+
+// isOf reports whether f is the stored form of e. The data must be the same value in memory: comparing it by content
+// would cost as much as encoding it.
+func (f *storedForm) isOf(e *Event) bool {
+	o := &f.event
+	return samePayload(e.Data, o.Data) && e.ID == o.ID && e.Time == o.Time && e.ExecutionID == o.ExecutionID &&
+		e.ConversationID == o.ConversationID && e.Source == o.Source && e.N == o.N
+}
+
+// samePayload reports whether a and b are one value in memory. A value inside an interface cannot be changed, only
+// replaced by another one, which is at another address as long as the first one is referred to. Pointers are never the
+// same: what they point to can be changed.
+func samePayload(a, b Payload) bool {
+	return *(*[2]unsafe.Pointer)(unsafe.Pointer(&a)) == *(*[2]unsafe.Pointer)(unsafe.Pointer(&b)) && a != nil && reflect.TypeOf(a).Kind() != reflect.Pointer
+}
+
+// storedForm returns the stored form of the event. It encodes the event unless Encoded did.
+func (e Event) storedForm() (*storedForm, error) {
+	if e.stored != nil && e.stored.isOf(&e) {
+		return e.stored, nil
+	}
+	e.stored = nil
+	b, from, err := e.encode(nil)
+	if err != nil {
+		return nil, err
+	}
+	return &storedForm{event: e, bytes: b, from: from}, nil
+}
+
+// Encoded returns the event with its stored form, and the size of that in bytes. StoredSize, MarshalJSON and Seal then
+// do not encode the event again, nor copies of it. A copy whose fields are changed is encoded again. What Data refers
+// to, such as the elements of a slice, must not be changed.
+func (e Event) Encoded() (Event, int, error) {
+	f, err := e.storedForm()
+	if err != nil {
+		return e, 0, err
+	}
+	e.stored = f
+	return e, len(f.bytes), nil
+}
+
+// EncodedData returns the data in its stored form, which must not be changed.
+func (e Event) EncodedData() (json.RawMessage, error) {
+	f, err := e.storedForm()
+	if err != nil {
+		return nil, err
+	}
+	return f.data(), nil
+}
+
 // MarshalJSON returns the stored form.
 func (e Event) MarshalJSON() ([]byte, error) { return e.append(nil) }
 
 // append appends the stored form to b.
 func (e Event) append(b []byte) ([]byte, error) {
+	if e.stored != nil && e.stored.isOf(&e) {
+		return append(b, e.stored.bytes...), nil
+	}
+	b, _, err := e.encode(b)
+	return b, err
+}
+
+// encode encodes the event and appends it to b. from is the index of the data in the result.
+func (e Event) encode(b []byte) (out []byte, from int, err error) {
 	if e.Data == nil {
-		return nil, fmt.Errorf("event %s has no data", e.ID)
+		return nil, 0, fmt.Errorf("event %s has no data", e.ID)
 	}
 	data, err := marshal(e.Data)
 	if err != nil {
-		return nil, fmt.Errorf("encode %s: %w", e.Data.EventType(), err)
+		return nil, 0, fmt.Errorf("encode %s: %w", e.Data.EventType(), err)
 	}
 	at, err := e.Time.UTC().MarshalJSON()
 	if err != nil {
-		return nil, fmt.Errorf("encode time of %s: %w", e.Data.EventType(), err)
+		return nil, 0, fmt.Errorf("encode time of %s: %w", e.Data.EventType(), err)
 	}
-	b = appendString(append(b, `{"id":`...), e.ID)
-	b = appendString(append(b, `,"type":`...), string(e.Data.EventType()))
+	if b == nil {
+		b = make([]byte, 0, len(data)+encodedOverhead)
+	}
+	b = compact.AppendString(append(b, `{"id":`...), e.ID)
+	b = compact.AppendString(append(b, `,"type":`...), string(e.Data.EventType()))
 	b = append(append(b, `,"time":`...), at...)
 	if e.ExecutionID != "" {
-		b = appendString(append(b, `,"executionId":`...), e.ExecutionID)
+		b = compact.AppendString(append(b, `,"executionId":`...), e.ExecutionID)
 	}
 	if e.ConversationID != "" {
-		b = appendString(append(b, `,"conversationId":`...), e.ConversationID)
+		b = compact.AppendString(append(b, `,"conversationId":`...), e.ConversationID)
 	}
-	b = appendString(append(b, `,"source":`...), string(e.Source))
+	b = compact.AppendString(append(b, `,"source":`...), string(e.Source))
 	if e.N != 0 {
 		b = strconv.AppendUint(append(b, `,"n":`...), e.N, 10)
 	}
-	b = append(append(b, `,"data":`...), data...)
-	return append(b, '}'), nil
+	b = append(b, `,"data":`...)
+	from = len(b)
+	return append(append(b, data...), '}'), from, nil
 }
+
+// encodedOverhead is about the size in bytes of the stored form of an event without its data.
+const encodedOverhead = 224
 
 // marshalEvents returns the JSON list of events that a commit stores and hashes.
 func marshalEvents(list []Event) (json.RawMessage, error) {
@@ -64,27 +142,27 @@ func marshalEvents(list []Event) (json.RawMessage, error) {
 func (c Commit) Encode() ([]byte, error) {
 	b := make([]byte, 0, len(c.Events)+len(c.State)+512)
 	b = strconv.AppendInt(append(b, `{"v":`...), int64(c.V), 10)
-	b = appendString(append(b, `,"id":`...), c.ID)
-	b = appendString(append(b, `,"actor":{"kind":`...), c.Actor.Kind)
+	b = compact.AppendString(append(b, `,"id":`...), c.ID)
+	b = compact.AppendString(append(b, `,"actor":{"kind":`...), c.Actor.Kind)
 	for _, f := range [...]struct{ name, value string }{
 		{`,"id":`, c.Actor.ID}, {`,"key":`, c.Actor.Key}, {`,"user":`, c.Actor.User}, {`,"service":`, c.Actor.Service}, {`,"address":`, c.Actor.Address},
 	} {
 		if f.value != "" {
-			b = appendString(append(b, f.name...), f.value)
+			b = compact.AppendString(append(b, f.name...), f.value)
 		}
 	}
 	b = append(b, '}')
 	if c.Epoch != 0 {
 		b = strconv.AppendUint(append(b, `,"epoch":`...), c.Epoch, 10)
 	}
-	b = appendString(append(b, `,"prev":`...), c.Prev)
-	b = appendString(append(b, `,"hash":`...), c.Hash)
+	b = compact.AppendString(append(b, `,"prev":`...), c.Prev)
+	b = compact.AppendString(append(b, `,"hash":`...), c.Hash)
 	b = append(append(b, `,"events":`...), orNull(c.Events)...)
 	if len(c.State) > 0 {
 		b = append(append(b, `,"state":`...), c.State...)
 	}
 	if c.Command != "" {
-		b = appendString(append(b, `,"command":`...), c.Command)
+		b = compact.AppendString(append(b, `,"command":`...), c.Command)
 	}
 	return append(b, '}'), nil
 }
@@ -94,22 +172,6 @@ func orNull(raw json.RawMessage) json.RawMessage {
 		return json.RawMessage("null")
 	}
 	return raw
-}
-
-// appendString appends s as a JSON string, as encoding/json does without HTML escapes.
-func appendString(b []byte, s string) []byte {
-	for i := range len(s) {
-		if c := s[i]; c < ' ' || c >= 0x7f || c == '"' || c == '\\' {
-			quoted, err := marshal(s)
-			if err != nil {
-				panic(err) // unreachable: a string always encodes
-			}
-			return append(b, quoted...)
-		}
-	}
-	b = append(b, '"')
-	b = append(b, s...)
-	return append(b, '"')
 }
 
 // marshal returns JSON without HTML escapes, so that stored text stays readable.

@@ -3,7 +3,10 @@ package events
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"time"
+
+	"github.com/spoolhq/spool/pkg/events/compact"
 )
 
 // Type is the wire name of an event type, in snake case; a fact is in the past tense.
@@ -38,6 +41,8 @@ type Event struct {
 	Source         Source
 	N              uint64 // sequence number in the runner's journal; 0 for server events
 	Data           Payload
+
+	stored *storedForm // of this event, or of one that this event is a changed copy of; nil if it was not encoded
 }
 
 // Type returns the type of the event's data.
@@ -73,6 +78,10 @@ type stored struct {
 	Data           json.RawMessage `json:"data"`
 }
 
+func (s stored) event() Event {
+	return Event{ID: s.ID, Time: s.Time, ExecutionID: s.ExecutionID, ConversationID: s.ConversationID, Source: s.Source, N: s.N, Data: DecodePayload(s.Type, s.Data)}
+}
+
 // UnmarshalJSON decodes the stored form. An unknown type, or a known type whose data does not decode, becomes
 // Opaque, so that one event cannot block a reader of the log.
 func (e *Event) UnmarshalJSON(b []byte) error {
@@ -80,7 +89,7 @@ func (e *Event) UnmarshalJSON(b []byte) error {
 	if err := json.Unmarshal(b, &s); err != nil {
 		return fmt.Errorf("decode event: %w", err)
 	}
-	*e = Event{s.ID, s.Time, s.ExecutionID, s.ConversationID, s.Source, s.N, DecodePayload(s.Type, s.Data)}
+	*e = s.event()
 	return nil
 }
 
@@ -120,7 +129,7 @@ func (e Event) ToWire(session string, seq uint32, position string) (Wire, error)
 
 // Event converts the client form back into a stored event. N is not part of the client form and is 0.
 func (w Wire) Event() Event {
-	return Event{w.ID, w.Time, w.ExecutionID, w.ConversationID, w.Source, 0, DecodePayload(w.Type, w.Data)}
+	return Event{ID: w.ID, Time: w.Time, ExecutionID: w.ExecutionID, ConversationID: w.ConversationID, Source: w.Source, Data: DecodePayload(w.Type, w.Data)}
 }
 
 // TextDelta is the wire type of a delta. Deltas are never stored in the log.
@@ -135,6 +144,48 @@ type Delta struct {
 	Offset         uint32    `json:"offset"` // in UTF-8 bytes from the start of the block
 	Text           string    `json:"delta"`
 	Time           time.Time `json:"time"`
+}
+
+// Encode returns the delta as a message of DELTAS: what encoding/json returns, without HTML escapes.
+func (d Delta) Encode() ([]byte, error) {
+	b, err := d.AppendJSON(make([]byte, 0, len(d.Text)+len(d.Text)/8+256))
+	if err != nil {
+		return nil, fmt.Errorf("encode delta of %s: %w", d.BlockID, err)
+	}
+	return b, nil
+}
+
+// DecodeDelta decodes a message of DELTAS. The result is that of encoding/json.
+func DecodeDelta(b []byte) (Delta, error) {
+	if d, ok := readDelta(b); ok {
+		return d, nil
+	}
+	var d Delta
+	if err := json.Unmarshal(b, &d); err != nil {
+		return Delta{}, fmt.Errorf("decode delta: %w", err)
+	}
+	return d, nil
+}
+
+// readDelta decodes the form that Encode writes. If ok is false, the result is not valid.
+func readDelta(b []byte) (d Delta, ok bool) {
+	r := compact.NewReader(b)
+	r.Expect(`{"blockId":`)
+	d.BlockID = r.String()
+	r.Expect(`,"executionId":`)
+	d.ExecutionID = r.String()
+	r.Expect(`,"conversationId":`)
+	d.ConversationID = r.String()
+	r.Expect(`,"epoch":`)
+	d.Epoch = r.Uint(math.MaxUint64)
+	r.Expect(`,"offset":`)
+	d.Offset = uint32(r.Uint(math.MaxUint32)) //nolint:gosec // limited
+	r.Expect(`,"delta":`)
+	d.Text = r.String()
+	r.Expect(`,"time":`)
+	d.Time = r.Time()
+	r.Expect(`}`)
+	return d, r.Done()
 }
 
 // ToWire returns the delta in the form for clients. seq and position are those of the last stored event.

@@ -59,11 +59,9 @@ func NewID(kind Kind, at time.Time, entropy io.Reader) (string, error) {
 // Derive returns an id that is a hash of parts: the same parts always give the same id. A retry therefore writes
 // the same ids as the first attempt.
 func Derive(kind Kind, parts ...string) string {
-	h := sha256.New()
-	hashParts(h, string(kind))
-	hashParts(h, parts...)
+	sum := sha256.Sum256(appendParts(appendParts(make([]byte, 0, 192), string(kind)), parts...))
 	var b [16]byte
-	copy(b[:], h.Sum(nil))
+	copy(b[:], sum[:])
 	return string(kind) + "_" + encodeULID(b)
 }
 

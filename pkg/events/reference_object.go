@@ -27,7 +27,7 @@ func (o ReferenceObject) Reference(field string) (Reference, error) {
 	return r, r.Check()
 }
 
-// Plain returns the reference unchecked, with the empty scope for organization.
+// Plain converts the object to a Reference without checking it. The scope "organization" becomes the empty scope.
 func (o ReferenceObject) Plain() Reference {
 	return Reference{Scope: o.Scope, Org: o.Org, Slug: o.Slug, Version: o.Version}.plain()
 }

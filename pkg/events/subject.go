@@ -3,13 +3,10 @@ package events
 import (
 	"fmt"
 	"hash/fnv"
-	"strings"
-
-	"github.com/spoolhq/spool/pkg/truncate"
 )
 
-// Partitions is the number of partitions over which sessions are distributed.
-const Partitions = 64
+// MaxPartitions is the largest number of partitions of a log.
+const MaxPartitions = 64
 
 // Aspect is the last token of a log subject. Each aspect has one kind of writer.
 type Aspect string
@@ -37,7 +34,7 @@ func (a Aspect) Catalogued() bool {
 	return false
 }
 
-// Subject identifies one chain of commits: ev.<partition>.<tenant>.<id>.<aspect>.
+// Subject identifies one chain of commits. Partitioning.Subject returns its NATS subject.
 type Subject struct {
 	Tenant string
 	ID     string // a session id, or the result of CatalogueID
@@ -56,23 +53,24 @@ func CatalogueID(kind Aspect, tenant, scope, org, slug string) string {
 	return Derive("cat", string(kind), tenant, scope, org, slug)
 }
 
-// Partition returns the partition of a session id or catalogue id: FNV-1a mod 64.
+// Partition returns the partition of a session id or catalogue id among MaxPartitions: FNV-1a mod 64. The numbers of
+// partitions, groups and shards of every log divide 64, so the remainder of Partition is the id's number among them.
 func Partition(id string) int {
 	h := fnv.New32a()
 	h.Write([]byte(id)) // never fails
-	return int(h.Sum32() % Partitions)
+	return int(h.Sum32() % MaxPartitions)
 }
 
 // PartitionToken returns a partition as a token of subjects: two hex digits.
 func PartitionToken(p int) string { return fmt.Sprintf("%02x", p) }
 
-// Partition returns the partition of the subject.
+// Partition returns the partition of the subject among MaxPartitions.
 func (s Subject) Partition() int { return Partition(s.ID) }
 
-// String returns the NATS subject. The caller must have validated the tokens with Check.
-func (s Subject) String() string {
-	return "ev." + PartitionToken(s.Partition()) + "." + s.Tenant + "." + s.ID + "." + string(s.Aspect)
-}
+// String returns the name of the chain in signatures, signed heads and reports. It does not depend on the log's
+// Partitioning: it is the NATS subject in a log with MaxPartitions. The caller must have validated the tokens with
+// Check.
+func (s Subject) String() string { return Partitioning(0).Subject(s) }
 
 // Check returns an error if a token is not allowed in a subject.
 func (s Subject) Check() error {
@@ -88,26 +86,8 @@ func (s Subject) Check() error {
 	return fmt.Errorf("aspect: %q is unknown", s.Aspect)
 }
 
-// ParseSubject parses a log subject. It returns an error if the partition does not belong to the id.
-func ParseSubject(subject string) (Subject, error) {
-	t := strings.Split(subject, ".")
-	if len(t) != 5 || t[0] != "ev" {
-		return Subject{}, fmt.Errorf("subject %q is not ev.<partition>.<tenant>.<id>.<aspect>", truncate.Text(subject, 200))
-	}
-	s := Subject{Tenant: t[2], ID: t[3], Aspect: Aspect(t[4])}
-	if err := s.Check(); err != nil {
-		return Subject{}, fmt.Errorf("subject %q: %w", truncate.Text(subject, 200), err)
-	}
-	if t[1] != PartitionToken(s.Partition()) {
-		return Subject{}, fmt.Errorf("subject %q: partition %s is not the id's %s", truncate.Text(subject, 200), t[1], PartitionToken(s.Partition()))
-	}
-	return s, nil
-}
-
-// DeltaSubject returns the subject on which the deltas of a session are published.
-func DeltaSubject(tenant, session string) string {
-	return "dl." + PartitionToken(Partition(session)) + "." + tenant + "." + session
-}
+// ParseSubject parses what Subject.String returns.
+func ParseSubject(subject string) (Subject, error) { return Partitioning(0).ParseSubject(subject) }
 
 // LiveSubject returns the subject on which the projector announces changes of a session.
 func LiveSubject(tenant, session string) string { return "live." + tenant + "." + session }

@@ -22,7 +22,7 @@ func TestSubject_FixedVectors(t *testing.T) {
 	if got := events.RunOf("acme", id); got.ID != s.ID || got.Partition() != s.Partition() || !strings.HasSuffix(got.String(), ".run") {
 		t.Errorf("the run's subject is %s", got)
 	}
-	if got := events.DeltaSubject("acme", id); got != "dl.14.acme."+id {
+	if got := events.Partitioning(0).DeltaSubject("acme", id); got != "dl.14.acme."+id {
 		t.Errorf("the deltas' subject is %s", got)
 	}
 	if got := events.LiveSubject("acme", id); got != "live.acme."+id {
@@ -61,7 +61,7 @@ func TestParseSubject_RoundTrips(t *testing.T) {
 		if err != nil || got != s {
 			t.Fatalf("%s reads back as %v, %v", s, got, err)
 		}
-		if p := s.Partition(); p < 0 || p >= events.Partitions || !strings.HasPrefix(s.String(), "ev."+events.PartitionToken(p)+".") {
+		if p := s.Partition(); p < 0 || p >= events.MaxPartitions || !strings.HasPrefix(s.String(), "ev."+events.PartitionToken(p)+".") {
 			t.Fatalf("%s is in partition %d", s, p)
 		}
 	})
@@ -85,8 +85,8 @@ func TestCheckTenant_NamesTheField(t *testing.T) {
 func TestPartition_SpreadsIDsEvenly(t *testing.T) {
 	t.Parallel()
 	const each = 1000
-	var count [events.Partitions]int
-	for i := range each * events.Partitions {
+	var count [events.MaxPartitions]int
+	for i := range each * events.MaxPartitions {
 		count[events.Partition(events.Derive(events.KindSession, fmt.Sprint(i)))]++
 	}
 	for p, n := range count {

@@ -16,6 +16,13 @@ import (
 // tenants.
 var ErrNotAllowed = errors.New("the image is not one that this installation allows (SPOOL_SANDBOX_IMAGES)")
 
+// ImageSettings are the settings of the images that an installation may run. The services that check them embed it in
+// their Config.
+type ImageSettings struct {
+	SandboxImage  string   `default:"spool/sandbox:latest" env:"SPOOL_SANDBOX_IMAGE" help:"Image of Docker sandboxes, unless the session sets another one. Every session may name it. Session services and executors need the same value."`
+	SandboxImages []string `default:"" env:"SPOOL_SANDBOX_IMAGES" help:"Other images that tenants may name for Docker sandboxes and for MCP servers in containers: name:tag, name@sha256:…, name (every tag), registry/folder/* (every name below), * for all. Empty allows only sandbox-image. Session services and executors check it and need the same value."`
+}
+
 // Policy is a list of images that may be run. The zero value allows none. It is safe for concurrent use.
 type Policy struct {
 	all     bool

@@ -25,6 +25,12 @@ const (
 	operationHeader = "KV-Operation"
 )
 
+// EngineSettings is the setting of the session service and of executors that says when an engine is gone. Both embed it in
+// their Config.
+type EngineSettings struct {
+	EngineGone time.Duration `default:"30s" env:"SPOOL_ENGINE_GONE" help:"How long an engine may have no live executor before the session service offers the jobs of its sessions to executors of other engines of its provider, which then take the sessions over. Executions also wait this long for an engine, or an egress proxy, that does not answer."`
+}
+
 // Find returns the lease of an executor, and reports whether it has one. The leader of the bucket answers: a replica
 // that lags may not have a lease yet, or may have let it expire, and an executor without a lease may be replaced.
 func Find(ctx context.Context, js jetstream.JetStream, executor string) (l topology.Lease, found bool, err error) {

@@ -56,7 +56,7 @@ type Config struct {
 	MaxStore int64
 	// MaxPayload is the maximum size of a message in bytes, headers included; 0 means DefaultMaxPayload.
 	MaxPayload int
-	// ReadyTimeout is how long Start waits for the listener after the streams are recovered; 0 means 30 s.
+	// ReadyTimeout is the time for which Start waits for the listener after the streams are recovered; 0 means 30 s.
 	ReadyTimeout time.Duration
 	// Accounts sets up the accounts and users of package topology, with random passwords, and the gate for
 	// consumers. Without Accounts every client has all permissions.

@@ -13,9 +13,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/pressly/goose/v3"
-
-	"github.com/spoolhq/spool/pkg/events"
-	"github.com/spoolhq/spool/pkg/topology"
 )
 
 // Schema is the Postgres schema of the read models. Connections of Open and Connect find its tables without the
@@ -72,9 +69,6 @@ const undefinedTable = "42P01"
 
 // ErrNotMigrated is returned if the read models are missing or older than this program.
 var ErrNotMigrated = errors.New("the read models are not installed or out of date: start the projector, which migrates them")
-
-// Group returns the projector group of a session or catalogue id, which is also its row of checkpoints.
-func Group(session string) int { return topology.GroupOf(events.Partition(session)) }
 
 // Migrate creates or updates the schema of the read models, and grants GatewayRole read access if the server has that
 // role. It is idempotent, and several callers may run it at the same time.

@@ -124,7 +124,7 @@ func FromKMS(ctx context.Context, kms KMS) interface {
 	return &wrapped{ctx, kms}
 }
 
-// stanza is the type of the KMS's stanza in the header of a sealed value.
+// stanza is the type name of the KMS's stanza in the header of a sealed value.
 const stanza = "spool-kms"
 
 type wrapped struct {

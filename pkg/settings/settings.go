@@ -4,18 +4,29 @@ package settings
 
 import (
 	"fmt"
+	"log/slog"
 	"reflect"
 	"strconv"
 	"strings"
 	"time"
 )
 
+// Logging is the setting of every process that logs. A command embeds it.
+type Logging struct {
+	LogLevel slog.Level `default:"info" env:"SPOOL_LOG_LEVEL" help:"Lowest level that is logged: debug, info, warn or error."`
+}
+
 // Default sets every field of the struct that is zero and has a tag default to that default. cfg is a pointer to the
-// struct. Default panics if a tag does not parse, or is on a field of a type that no setting has.
+// struct; fields of embedded structs count as its own. Default panics if a tag does not parse, or is on a field of a type
+// that no setting has.
 func Default(cfg any) {
 	v := reflect.ValueOf(cfg).Elem()
 	for i := range v.NumField() {
 		field := v.Type().Field(i)
+		if field.Anonymous && field.Type.Kind() == reflect.Struct {
+			Default(v.Field(i).Addr().Interface())
+			continue
+		}
 		text := field.Tag.Get("default")
 		if text == "" || !v.Field(i).IsZero() {
 			continue

@@ -20,6 +20,12 @@ type config struct {
 	Names   []string      `default:"local,docker"`
 	Plain   string
 	Empty   []string `default:""`
+	Shared
+}
+
+// Shared is a struct that the configs of several services embed.
+type Shared struct {
+	Percent int `default:"10"`
 }
 
 func TestDefault_SetsWhatTheFlagParserSets(t *testing.T) {
@@ -40,7 +46,7 @@ func TestDefault_SetsWhatTheFlagParserSets(t *testing.T) {
 
 func TestDefault_LeavesWhatIsSet(t *testing.T) {
 	t.Parallel()
-	want := config{"a", true, 1, 2, 3, 4, []string{"b"}, "c", []string{"d"}}
+	want := config{"a", true, 1, 2, 3, 4, []string{"b"}, "c", []string{"d"}, Shared{5}}
 	got := want
 	settings.Default(&got)
 	if !reflect.DeepEqual(got, want) {

@@ -44,6 +44,11 @@ type Config struct {
 	Logger    *slog.Logger
 }
 
+// ReserveSettings is the setting of the reserve. Every service that writes to the store embeds it in its Config.
+type ReserveSettings struct {
+	StoreReserve int `default:"10" env:"SPOOL_STORE_RESERVE" help:"Percent of the NATS store that is reserved for ends of executions, controls and deletions. While only the reserve is left, commands that need room are refused with STORAGE_FULL, executions are not started, and the output of running executions waits. Gateways, session services and executors need the same value."`
+}
+
 // CheckReserve returns an error if percent is not a valid value of the setting store-reserve, the percentage of the store
 // that stays free.
 func CheckReserve(percent int) error {

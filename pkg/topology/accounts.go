@@ -62,6 +62,8 @@ func subscriberAccount(subject string) string {
 		return Account(user)
 	}
 	switch {
+	case subject == LiveFilter: // the projector's account exports it as a stream
+		return Account(UserProjector)
 	case subject == CtlProjector, token == "files" && strings.HasPrefix(rest, "to."):
 		return Account(UserGateway)
 	case token == "ctl", token == "files":
@@ -90,7 +92,6 @@ const logExports = `      { service: "ev.>" }
       { service: "cmd.>" }
       { service: "job.>" }
       { service: "timer.>" }
-      { service: "live.>" }
       { service: "dead.>" }
       { service: "head.>" }
       { service: "$KV.>" }

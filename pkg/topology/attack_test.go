@@ -284,7 +284,7 @@ func TestConsumers_CannotBeChangedByOtherServices(t *testing.T) {
 	t.Parallel()
 	ns := runServerWithUsers(t)
 	_, sess := connectAs(t, ns, topology.UserSession)
-	d := topology.ReactorConsumer(0)
+	d := topology.ReactorConsumer(0, topology.DefaultPartitions)
 	if _, err := sess.CreateOrUpdateConsumer(t.Context(), d.Stream, d.Config); err != nil {
 		t.Fatal(err)
 	}

@@ -44,6 +44,16 @@ func ParseDeadLetter(sequence uint64, stored time.Time, subject string, header n
 	return d
 }
 
+// parseAnyPartition parses a subject of a log with any number of partitions.
+func parseAnyPartition(subject string) (events.Subject, bool) {
+	for n := 1; n <= events.MaxPartitions; n *= 2 {
+		if s, err := events.Partitioning(n).ParseSubject(subject); err == nil { //nolint:gosec // at most 64
+			return s, true
+		}
+	}
+	return events.Subject{}, false
+}
+
 // owner returns the tenant and the session that a message names. Each is "" if the message does not name it.
 func owner(subject string, data []byte) (tenant, session string) {
 	switch kind, _, _ := strings.Cut(subject, "."); kind {
@@ -52,7 +62,7 @@ func owner(subject string, data []byte) (tenant, session string) {
 			return ref.Tenant, ref.Session
 		}
 	case "ev":
-		if s, err := events.ParseSubject(subject); err == nil {
+		if s, ok := parseAnyPartition(subject); ok {
 			if s.Aspect == events.Life || s.Aspect == events.Run {
 				return s.Tenant, s.ID
 			}

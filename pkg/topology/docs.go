@@ -11,7 +11,7 @@ import (
 func WriteDocs(w io.Writer) error {
 	var b strings.Builder
 	b.WriteString("<!-- Generated from pkg/topology by `make generate`; do not edit. -->\n# Subjects\n\n" +
-		"All streams, subjects, buckets, durables and users of Spool in NATS. `spool up` creates them. In a cluster the `admin` user creates them once, with a number of shards that cannot be changed later.\n")
+		"All streams, subjects, buckets, durables and users of Spool in NATS. `spool up` creates them. In a cluster the `admin` user creates them once, with numbers of shards and partitions that cannot be changed later.\n")
 	docStreams(&b)
 	docBuckets(&b)
 	docDurables(&b)
@@ -21,15 +21,20 @@ func WriteDocs(w io.Writer) error {
 	return err
 }
 
+// docLayout is the layout that the documents show.
+var docLayout = Layout{Shards: 1, Partitions: DefaultPartitions}
+
 func docStreams(b *strings.Builder) {
-	b.WriteString("\n## Streams\n\nThe table shows one shard. With n shards, partition p is in EVENTS-(p mod n).\n\n" +
+	b.WriteString("\n## Streams\n\nThe table shows one shard with the default number of partitions. With n shards, partition p is in EVENTS-(p mod n). " +
+		"Each partition is a group of the projector. The metadata of each stream records the numbers, in spool-partitions and spool-partitioned-shards. " +
+		"A log of an earlier build records only spool-shards; it has 64 partitions, ev.00 to ev.3f, in 8 groups ([adr/0070](adr/0070-partitions-are-groups.md)).\n\n" +
 		"| stream | subjects | kind | written by | read by | content |\n| --- | --- | --- | --- | --- | --- |\n")
-	for _, s := range Streams(1) {
+	for _, s := range Streams(docLayout) {
 		fmt.Fprintf(b, "| %s | %s | %s | %s | %s | %s |\n",
 			s.Config.Name, code(subjectsBrief(s.Config.Subjects)), s.Kind, s.Writes, s.Reads, s.Config.Description)
 	}
 	b.WriteString("\n| setting | " + "retention | discard | storage | age | messages | bytes | per subject | persist mode |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n")
-	for _, s := range Streams(1) {
+	for _, s := range Streams(docLayout) {
 		c := s.Config
 		fmt.Fprintf(b, "| %s | %s | %s | %s | %s | %s | %s | %s | %s |\n", c.Name, c.Retention, c.Discard, c.Storage,
 			age(c.MaxAge), limit(c.MaxMsgs), limit(c.MaxBytes), limit(c.MaxMsgsPerSubject), c.PersistMode)
@@ -54,7 +59,6 @@ func subjectLines() [][2]string {
 		{JobOn("<provider>", "<engine>"), "a job for the executors of one engine"},
 		{TimerAt("<session>"), "the session's schedule"},
 		{TimerDue("<session>"), "the fired schedule of a session"},
-		{"live.<tenant>.<session>", "changes of the read models"},
 		{Dead("<origin>"), "a message whose processing was given up"},
 	}
 }
@@ -74,7 +78,7 @@ func docBuckets(b *strings.Builder) {
 
 func docDurables(b *strings.Builder) {
 	b.WriteString("\n## Durables\n\n| durable | stream | filter | ack wait | deliveries | pending |\n| --- | --- | --- | --- | --- | --- |\n")
-	for _, d := range []Durable{CommandsConsumer(), ReactorConsumer(0), TimersConsumer(), JobsAnyConsumer("<provider>"), JobsOnConsumer("<provider>", "<engine>")} {
+	for _, d := range []Durable{CommandsConsumer(), ReactorConsumer(0, docLayout.Partitions), TimersConsumer(), JobsAnyConsumer("<provider>"), JobsOnConsumer("<provider>", "<engine>")} {
 		filters := d.Config.FilterSubjects
 		if d.Config.FilterSubject != "" {
 			filters = []string{d.Config.FilterSubject}
@@ -87,6 +91,7 @@ func docDurables(b *strings.Builder) {
 func docCore(b *strings.Builder) {
 	b.WriteString("\n## Core subjects\n\nNo durable state depends on these subjects.\n\n")
 	fmt.Fprintf(b, "- %s: hints to an executor that an event was stored, and requests for its current work on a session.\n", code(Ctl("<executor>")))
+	fmt.Fprintf(b, "- %s: a projector announces changes of the read models of a session; gateways subscribe. No stream stores them: a gateway that misses one reads Postgres (adr/0068).\n", code("live.<tenant>.<session>"))
 	fmt.Fprintf(b, "- %s: a projector started; gateways look for events that they missed.\n", code(CtlProjector))
 	fmt.Fprintf(b, "- %s: a gateway asks the executors of an engine for a file of a running sandbox, which it sends in chunks on %s; the gateway acknowledges them on %s (adr/0038).\n", code(FilesOn("<provider>", "<engine>")), code(FilesTo("<transfer>")), code(FilesAck("<transfer>")))
 	fmt.Fprintf(b, "- %s: inboxes of a user; the response to a command is sent to the subject in header %s.\n", code("_INBOX_<user>.>"), code(HeaderReply))

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/events"
 )
 
 // Names of the durables that exist once.
@@ -67,11 +69,17 @@ func SkillsConsumer() Durable {
 	}}
 }
 
-// ReactorConsumer returns the consumer of the commits of a shard that can make work due.
-func ReactorConsumer(shard int) Durable {
+// ReactorConsumer returns the consumer of the commits of a shard that can make work due. In a log with recorded
+// partitions it has one filter, because the server searches far longer for the next message of two; its handler ignores
+// the commits of the catalogue.
+func ReactorConsumer(shard int, partitions events.Partitioning) Durable {
+	filter, filters := LogFilter, []string(nil)
+	if partitions == 0 {
+		filter, filters = "", []string{LifeFilter, RunFilter}
+	}
 	return Durable{EventsStream(shard), jetstream.ConsumerConfig{
 		Durable: ReactorDurable(shard), Description: "Commits that can make work due.",
-		FilterSubjects: []string{LifeFilter, RunFilter}, DeliverPolicy: jetstream.DeliverAllPolicy,
+		FilterSubject: filter, FilterSubjects: filters, DeliverPolicy: jetstream.DeliverAllPolicy,
 		AckPolicy: jetstream.AckExplicitPolicy, AckWait: WorkWait, MaxDeliver: -1, MaxAckPending: ReactorPending,
 	}}
 }

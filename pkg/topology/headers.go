@@ -6,7 +6,7 @@ const (
 	HeaderSignature = "Spool-Signature"
 	// HeaderReply is the core NATS subject to which the response to a command is sent.
 	HeaderReply = "Spool-Reply"
-	// HeaderTimeToLive is how long the client waits for a command's effect, from when the stream stored the
+	// HeaderTimeToLive is the time that the client waits for a command's effect, from when the stream stored the
 	// command, as a Go duration ("3s"). After that time the command is dropped. It depends only on the server's
 	// clock.
 	HeaderTimeToLive = "Spool-Time-To-Live"
@@ -35,6 +35,6 @@ const (
 	HeaderDeadDelivered = "Spool-Dead-Delivered"
 	// HeaderDeadHandler is the name of the Router handler that gave up.
 	HeaderDeadHandler = "Spool-Dead-Handler"
-	// HeaderDeadTime is when processing was given up, in RFC 3339 with nanoseconds, UTC.
+	// HeaderDeadTime is the time at which the service gave up the message, in RFC 3339 with nanoseconds, UTC.
 	HeaderDeadTime = "Spool-Dead-Time"
 )

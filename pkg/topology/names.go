@@ -18,7 +18,6 @@ const (
 	StreamCommands = "COMMANDS"
 	StreamJobs     = "JOBS"
 	StreamTimers   = "TIMERS"
-	StreamLive     = "LIVE"
 	StreamDead     = "DEAD"
 	StreamHeads    = "HEADS"
 )
@@ -32,23 +31,7 @@ func EventsStream(shard int) string { return "EVENTS-" + strconv.Itoa(shard) }
 // ShardOf returns the shard of a partition.
 func ShardOf(partition, shards int) int { return partition % shards }
 
-// ProjectorGroups is the number of partition groups. One projector reads each group. The number of shards divides
-// it, so that each group is in one shard.
-const ProjectorGroups = 8
-
-// GroupOf returns the projector group of a partition.
-func GroupOf(partition int) int { return partition % ProjectorGroups }
-
-// GroupPartitions returns the partitions of a projector group, ascending.
-func GroupPartitions(group int) []int {
-	var list []int
-	for p := group; p < events.Partitions; p += ProjectorGroups {
-		list = append(list, p)
-	}
-	return list
-}
-
-// GroupShard returns the shard of all partitions of a projector group.
+// GroupShard returns the shard of all partitions of a projector group. The number of shards divides that of groups.
 func GroupShard(group, shards int) int { return group % shards }
 
 // The services that process commands. The name is the second token of a command's subject.
@@ -58,7 +41,7 @@ const (
 )
 
 // CommandSubject returns the subject on which a command waits for its service. id is the id of the command's target
-// and determines the partition. The caller must have validated the tokens.
+// and determines the partition, one of 64 in every installation. The caller must have validated the tokens.
 func CommandSubject(service, tenant, id string) string {
 	return "cmd." + service + "." + events.PartitionToken(events.Partition(id)) + "." + tenant + "." + id
 }
@@ -84,6 +67,7 @@ const TimerDueFilter = "timer.due.*"
 
 // Subjects of the log by aspect, for the filters of readers and the permissions of users.
 const (
+	LogFilter  = "ev.>" // all aspects
 	LifeFilter = "ev.*.*.*.life"
 	RunFilter  = "ev.*.*.*.run"
 	KeyFilter  = "ev.*.*.*.key"
@@ -120,6 +104,10 @@ func DeltaFilter(partition int) string { return "dl." + events.PartitionToken(pa
 
 // Ctl returns the core subject on which an executor receives hints and requests. No durable state depends on it.
 func Ctl(executor string) string { return "ctl." + executor }
+
+// LiveFilter matches the core subjects on which projectors announce committed changes to gateways
+// (events.LiveSubject). No stream stores these messages: a gateway that misses one reads the change from Postgres.
+const LiveFilter = "live.*.*"
 
 // CtlProjector is the core subject on which a projector announces its start, so that gateways look for events that
 // they missed.

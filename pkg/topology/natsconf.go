@@ -47,7 +47,7 @@ jetstream {
   # An acknowledged message is on disk.
   sync_interval: always
   max_file_store: $%s
-  # Only LIVE is in memory, for a minute.
+  # No stream is in memory; the state of temporary consumers is.
   max_memory_store: 512MB
 }
 

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"strconv"
 	"strings"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -18,6 +17,10 @@ type Config struct {
 	// Shards is the number of streams of the log: 1, 2, 4 or 8. 0 means the installed number, or 1 for a new
 	// installation. It cannot be changed later.
 	Shards int
+	// Partitions is the number of partitions of the log: 1, 2, 4, 8, 16, 32 or 64, and not less than Shards. 0 means
+	// the installed number; a new installation then has 64 partitions in 8 groups and records no number, like those of
+	// earlier builds. It cannot be changed later.
+	Partitions int
 	// Replicas is the number of replicas of each stream, 1 to 5. 0 means the installed number, or 1 for a new
 	// installation. DELTAS always has one.
 	Replicas int
@@ -35,8 +38,13 @@ type Config struct {
 }
 
 func (c Config) validate() error {
-	if c.Shards < 0 || c.Shards > MaxShards || c.Shards > 0 && MaxShards%c.Shards != 0 {
+	if c.Shards != 0 && (c.Shards < 0 || c.Shards > MaxShards || MaxShards%c.Shards != 0) {
 		return fmt.Errorf("shards: %d must be 1, 2, 4 or 8", c.Shards)
+	}
+	if c.Partitions != 0 {
+		if err := events.CheckPartitions(c.Partitions); err != nil {
+			return fmt.Errorf("partitions: %w", err)
+		}
 	}
 	if c.Replicas < 0 || c.Replicas > 5 {
 		return fmt.Errorf("replicas: %d must be 1 to 5", c.Replicas)
@@ -50,60 +58,102 @@ func (c Config) validate() error {
 // ErrNotInstalled is returned if NATS does not have Spool's streams.
 var ErrNotInstalled = errors.New("the streams of Spool are not installed on this NATS")
 
-// Shards returns the number of installed shards, or ErrNotInstalled.
-func Shards(ctx context.Context, js jetstream.JetStream) (int, error) {
-	s, err := js.Stream(ctx, EventsStream(0))
-	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		return 0, ErrNotInstalled
-	}
-	if err != nil {
-		return 0, fmt.Errorf("look for %s: %w", EventsStream(0), err)
-	}
-	return shardsOf(s.CachedInfo().Config)
-}
-
-func shardsOf(have jetstream.StreamConfig) (int, error) {
-	n, err := strconv.Atoi(have.Metadata[shardsKey])
-	if err != nil || n < 1 || n > MaxShards {
-		return 0, fmt.Errorf("stream %s was not created by Spool: its metadata %s is %q", have.Name, shardsKey, have.Metadata[shardsKey])
-	}
-	return n, nil
-}
-
-// Provision creates every stream and bucket, or updates the existing ones. It is idempotent, and several callers
+// Provision creates every stream and bucket, or updates the existing ones, and deletes the stream LIVE of earlier
+// builds. It is idempotent, and several callers
 // may run it concurrently. It returns an error that names the setting if the number of shards or an immutable
 // setting differs from the installation.
 func Provision(ctx context.Context, js jetstream.JetStream, cfg Config) error {
 	if err := cfg.validate(); err != nil {
 		return err
 	}
-	installed, err := Shards(ctx, js)
-	switch {
-	case errors.Is(err, ErrNotInstalled):
-		installed = max(cfg.Shards, 1)
-	case err != nil:
+	layout, err := installedLayout(ctx, js)
+	if errors.Is(err, ErrNotInstalled) {
+		layout, err = NewLayout(max(cfg.Shards, 1), cfg.Partitions)
+	}
+	if err != nil {
 		return err
 	}
-	// EVENTS-0 is created first and records the number of shards. If two callers disagree, one of them fails before
-	// the second stream is created.
-	if cfg.Shards != 0 && cfg.Shards != installed {
-		return shardsError(installed, cfg.Shards)
+	// EVENTS-0 is created first and records the layout. If two callers disagree, one of them fails before the second
+	// stream is created.
+	if err := cfg.checkLayout(layout); err != nil {
+		return err
 	}
-	for _, s := range Streams(installed) {
-		s.Config.Metadata = map[string]string{shardsKey: strconv.Itoa(installed)}
-		if err := ensureStream(ctx, js, s.Config, cfg); err != nil {
+	for _, s := range Streams(layout) {
+		s.Config.Metadata = layout.metadata()
+		if err := ensureStream(ctx, js, s.Config, layout, cfg); err != nil {
 			return fmt.Errorf("provision stream %s: %w", s.Config.Name, err)
 		}
+	}
+	if err := deleteLive(ctx, js); err != nil {
+		return fmt.Errorf("delete stream %s of an earlier build: %w", retiredLive, err)
 	}
 	return provisionBuckets(ctx, js, cfg.Replicas)
 }
 
-func shardsError(have, want int) error {
-	return fmt.Errorf("shards: the log is installed with %d, not %d, and the number cannot be changed; use %d, or export into a new installation", have, want, have)
+// retiredLive is the stream in which earlier builds stored for a minute what projectors announce on LiveFilter. No build
+// reads or needs it: projectors of earlier builds publish with core NATS too.
+const retiredLive = "LIVE"
+
+// deleteLive deletes the stream LIVE of an earlier build. A stream of that name that Spool did not create is kept.
+func deleteLive(ctx context.Context, js jetstream.JetStream) error {
+	s, err := js.Stream(ctx, retiredLive)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if have := s.CachedInfo().Config; !isRecorded(have) || !sameSubjects(have.Subjects, []string{"live.>"}) {
+		return nil
+	}
+	err = js.DeleteStream(ctx, retiredLive)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return nil // another caller deleted it meanwhile
+	}
+	return err
+}
+
+// installedLayout returns the layout of the installed streams, of which some may be missing, or ErrNotInstalled. It
+// returns *LayoutError if they disagree, so that nothing is written then.
+func installedLayout(ctx context.Context, js jetstream.JetStream) (Layout, error) {
+	layout, _, err := readLayout(ctx, js)
+	if err != nil {
+		return layout, err
+	}
+	for i, s := range Streams(layout) {
+		have, err := streamConfig(ctx, js, s.Config.Name)
+		switch {
+		case errors.Is(err, ErrNotInstalled):
+			continue
+		case err != nil:
+			return layout, err
+		case i < layout.Shards:
+			err = layout.check(i, have)
+		case isRecorded(have):
+			err = layout.checkMetadata(have)
+		}
+		if err != nil {
+			return layout, err
+		}
+	}
+	return layout, nil
+}
+
+// checkLayout returns an error that names the setting if the installed layout is not the requested one.
+func (c Config) checkLayout(have Layout) error {
+	switch {
+	case c.Shards != 0 && c.Shards != have.Shards:
+		return fmt.Errorf("shards: the log is installed with %d, not %d, and the number cannot be changed; use %d, or export into a new installation", have.Shards, c.Shards, have.Shards)
+	case c.Partitions != 0 && have.Partitions == 0:
+		return fmt.Errorf("partitions: the log was installed by an earlier build and keeps its 64 partitions in 8 groups; leave the setting empty, or export into a new installation")
+	case c.Partitions != 0 && c.Partitions != have.Partitions.Count():
+		return fmt.Errorf("partitions: the log is installed with %d, not %d, and the number cannot be changed; use %d, or export into a new installation", have.Partitions.Count(), c.Partitions, have.Partitions.Count())
+	}
+	return nil
 }
 
 // ensureStream creates the stream, or updates the settings that Spool owns.
-func ensureStream(ctx context.Context, js jetstream.JetStream, want jetstream.StreamConfig, cfg Config) error {
+func ensureStream(ctx context.Context, js jetstream.JetStream, want jetstream.StreamConfig, layout Layout, cfg Config) error {
 	if want.Replicas == 0 {
 		want.Replicas = max(cfg.Replicas, 1)
 	}
@@ -123,6 +173,17 @@ func ensureStream(ctx context.Context, js jetstream.JetStream, want jetstream.St
 		return err
 	}
 	have := s.CachedInfo().Config
+	if isRecorded(have) {
+		// Another caller may have installed another layout meanwhile.
+		if other, err := layoutOf(have); err != nil {
+			return err
+		} else if err := cfg.checkLayout(other); err != nil {
+			return err
+		}
+		if err := layout.checkMetadata(have); err != nil {
+			return err
+		}
+	}
 	if err := checkImmutable(have, want); err != nil {
 		return err
 	}
@@ -159,17 +220,6 @@ func isLog(stream string) bool { return strings.HasPrefix(stream, "EVENTS-") }
 
 // checkImmutable returns an error for the first setting that differs and that the server cannot change.
 func checkImmutable(have, want jetstream.StreamConfig) error {
-	if h, w := have.Metadata[shardsKey], want.Metadata[shardsKey]; h != "" && h != w {
-		n, err := shardsOf(have)
-		if err != nil {
-			return err
-		}
-		m, err := strconv.Atoi(w)
-		if err != nil {
-			return fmt.Errorf("shards %q: %w", w, err)
-		}
-		return shardsError(n, m)
-	}
 	for _, s := range []struct {
 		name       string
 		have, want any
@@ -198,6 +248,7 @@ func merge(have, want jetstream.StreamConfig) jetstream.StreamConfig {
 	next.AllowRollup = want.AllowRollup || have.AllowRollup
 	next.AllowMsgTTL = want.AllowMsgTTL || have.AllowMsgTTL
 	next.AllowMsgSchedules = want.AllowMsgSchedules || have.AllowMsgSchedules
+	next.AllowAtomicPublish = want.AllowAtomicPublish || have.AllowAtomicPublish
 	next.Metadata = maps.Clone(have.Metadata)
 	if next.Metadata == nil {
 		next.Metadata = map[string]string{}
@@ -218,7 +269,8 @@ func equal(a, b jetstream.StreamConfig) bool {
 	return a.Description == b.Description && sameSubjects(a.Subjects, b.Subjects) && a.Replicas == b.Replicas &&
 		a.Discard == b.Discard && a.MaxAge == b.MaxAge && a.MaxMsgs == b.MaxMsgs && a.MaxBytes == b.MaxBytes &&
 		a.MaxMsgsPerSubject == b.MaxMsgsPerSubject && a.AllowDirect == b.AllowDirect && a.AllowRollup == b.AllowRollup &&
-		a.AllowMsgTTL == b.AllowMsgTTL && a.AllowMsgSchedules == b.AllowMsgSchedules && maps.Equal(a.Metadata, b.Metadata)
+		a.AllowMsgTTL == b.AllowMsgTTL && a.AllowMsgSchedules == b.AllowMsgSchedules && a.AllowAtomicPublish == b.AllowAtomicPublish &&
+		maps.Equal(a.Metadata, b.Metadata)
 }
 
 func provisionBuckets(ctx context.Context, js jetstream.JetStream, replicas int) error {
@@ -247,7 +299,7 @@ func provisionBuckets(ctx context.Context, js jetstream.JetStream, replicas int)
 	return nil
 }
 
-// bucketReplicas returns the requested number, or else the installed one, or else 1.
+// bucketReplicas returns the number of replicas of a bucket: asked, or if that is 0 the present number, or 1 for a new bucket.
 func bucketReplicas(ctx context.Context, js jetstream.JetStream, stream string, asked int) (int, error) {
 	if asked != 0 {
 		return asked, nil

@@ -3,6 +3,7 @@ package topology_test
 import (
 	"context"
 	"errors"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -29,7 +30,7 @@ func connect(t *testing.T) (context.Context, jetstream.JetStream) {
 func TestProvision_TwiceChangesNothing(t *testing.T) {
 	t.Parallel()
 	ctx, js := connect(t)
-	if _, err := topology.Shards(ctx, js); !errors.Is(err, topology.ErrNotInstalled) {
+	if _, err := topology.ReadLayout(ctx, js); !errors.Is(err, topology.ErrNotInstalled) {
 		t.Fatalf("shards of an empty server: %v, want ErrNotInstalled", err)
 	}
 	for range 2 {
@@ -37,10 +38,10 @@ func TestProvision_TwiceChangesNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if n, err := topology.Shards(ctx, js); err != nil || n != 4 {
-		t.Fatalf("shards = %d, %v, want 4", n, err)
+	if l, err := topology.ReadLayout(ctx, js); err != nil || l.Shards != 4 {
+		t.Fatalf("layout %s, %v, want 4 shards", l, err)
 	}
-	for _, want := range topology.Streams(4) {
+	for _, want := range topology.Streams(topology.Layout{Shards: 4}) {
 		s, err := js.Stream(ctx, want.Config.Name)
 		if err != nil {
 			t.Fatalf("%s: %v", want.Config.Name, err)
@@ -71,7 +72,7 @@ func TestProvision_Concurrently(t *testing.T) {
 func TestProvision_RefusesChangesThatAreImpossible(t *testing.T) {
 	t.Parallel()
 	ctx, js := connect(t)
-	for _, bad := range []topology.Config{{Shards: 3}, {Shards: 16}, {Shards: -1}, {Replicas: 6}, {CommitVersion: -1}, {CommitVersion: events.CommitVersion + 1}} {
+	for _, bad := range []topology.Config{{Shards: 3}, {Shards: 16}, {Shards: -1}, {Replicas: 6}, {Partitions: -1}, {Partitions: 3}, {Partitions: 128}, {Shards: 4, Partitions: 2}, {CommitVersion: -1}, {CommitVersion: events.CommitVersion + 1}} {
 		if err := topology.Provision(ctx, js, bad); err == nil {
 			t.Errorf("%+v was accepted", bad)
 		}
@@ -86,15 +87,76 @@ func TestProvision_RefusesChangesThatAreImpossible(t *testing.T) {
 	if err := topology.Provision(ctx, js, topology.Config{}); err != nil {
 		t.Errorf("without a number of shards: %v", err)
 	}
-	if err := js.DeleteStream(ctx, topology.StreamLive); err != nil {
+	if err := js.DeleteStream(ctx, topology.StreamDead); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := js.CreateStream(ctx, jetstream.StreamConfig{Name: topology.StreamLive, Subjects: []string{"live.>"}, Storage: jetstream.FileStorage}); err != nil {
+	if _, err := js.CreateStream(ctx, jetstream.StreamConfig{Name: topology.StreamDead, Subjects: []string{"dead.>"}, Storage: jetstream.MemoryStorage}); err != nil {
 		t.Fatal(err)
 	}
 	err = topology.Provision(ctx, js, topology.Config{})
-	if err == nil || !strings.Contains(err.Error(), "LIVE: storage is File and must be Memory") {
+	if err == nil || !strings.Contains(err.Error(), "DEAD: storage is Memory and must be File") {
 		t.Errorf("changed storage: %v", err)
+	}
+}
+
+// TestProvision_DeletesTheStreamLIVEOfEarlierBuilds tests that the stream is deleted while a projector of an earlier
+// build publishes and a gateway of an earlier build listens, that neither notices, and that a stream of that name
+// which Spool did not create is kept.
+func TestProvision_DeletesTheStreamLIVEOfEarlierBuilds(t *testing.T) {
+	t.Parallel()
+	ctx, js := connect(t)
+	if err := topology.Provision(ctx, js, topology.Config{}); err != nil {
+		t.Fatal(err)
+	}
+	earlier := jetstream.StreamConfig{
+		Name: "LIVE", Description: "Changes of the read models, for connected clients.", Subjects: []string{"live.>"},
+		Storage: jetstream.MemoryStorage, MaxAge: time.Minute, Metadata: map[string]string{"spool-shards": "1"},
+	}
+	if _, err := js.CreateStream(ctx, earlier); err != nil {
+		t.Fatal(err)
+	}
+	subject := events.LiveSubject("default", session)
+	sub, err := js.Conn().SubscribeSync(subject)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantDelivery := func(text string) {
+		t.Helper()
+		if err := js.Conn().Publish(subject, []byte(text)); err != nil {
+			t.Fatal(err)
+		}
+		if m, err := sub.NextMsg(time.Minute); err != nil || string(m.Data) != text {
+			t.Fatalf("received %v, %v, want %q", m, err, text)
+		}
+	}
+	wantDelivery("before")
+	var g errgroup.Group
+	for range 4 {
+		g.Go(func() error { return topology.Provision(ctx, js, topology.Config{}) })
+	}
+	if err := g.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := js.Stream(ctx, "LIVE"); !errors.Is(err, jetstream.ErrStreamNotFound) {
+		t.Errorf("stream LIVE of an earlier build: %v, want it to be deleted", err)
+	}
+	wantDelivery("after")
+
+	for name, change := range map[string]func(c *jetstream.StreamConfig){
+		"no metadata of Spool": func(c *jetstream.StreamConfig) { c.Metadata = nil },
+		"other subjects":       func(c *jetstream.StreamConfig) { c.Subjects = []string{"live.>", "mine.>"} },
+	} {
+		foreign := earlier
+		change(&foreign)
+		if _, err := js.CreateStream(ctx, foreign); err != nil {
+			t.Fatal(err)
+		}
+		if err := topology.Provision(ctx, js, topology.Config{}); err != nil {
+			t.Fatal(err)
+		}
+		if err := js.DeleteStream(ctx, "LIVE"); err != nil {
+			t.Errorf("%s: delete the stream after provisioning: %v, want it to be kept", name, err)
+		}
 	}
 }
 
@@ -134,7 +196,7 @@ func TestDurables_CanBeCreated(t *testing.T) {
 	}
 	for range 2 {
 		for _, d := range []topology.Durable{
-			topology.CommandsConsumer(), topology.ReactorConsumer(0), topology.ReactorConsumer(1), topology.TimersConsumer(),
+			topology.CommandsConsumer(), topology.ReactorConsumer(0, topology.DefaultPartitions), topology.ReactorConsumer(1, topology.DefaultPartitions), topology.TimersConsumer(),
 			topology.JobsAnyConsumer("local"), topology.JobsOnConsumer("local", "host-1"), topology.JobsOnConsumer("local", "host-2"),
 		} {
 			c, err := js.CreateOrUpdateConsumer(ctx, d.Stream, d.Config)
@@ -237,5 +299,57 @@ func TestProvision_CommitVersion(t *testing.T) {
 	provision(topology.Config{})
 	if v := version(); v != events.CommitVersion {
 		t.Errorf("provisioned again, the log has commits of version %d", v)
+	}
+}
+
+// TestProvision_AllowsBatchesOnExistingStreams tests that streams of an installation without atomic batches, with a
+// commit, keep their commits and every other setting when batches are allowed. A stream that allows them keeps it.
+func TestProvision_AllowsBatchesOnExistingStreams(t *testing.T) {
+	t.Parallel()
+	ctx, js := connect(t)
+	if err := topology.Provision(ctx, js, topology.Config{Shards: 2}); err != nil {
+		t.Fatal(err)
+	}
+	subject := events.RunOf("default", events.Derive(events.KindSession, "batches")).String()
+	ack, err := js.Publish(ctx, subject, []byte("x"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := map[string]jetstream.StreamConfig{}
+	for i := range 2 {
+		s, err := js.Stream(ctx, topology.EventsStream(i))
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg := s.CachedInfo().Config
+		if !cfg.AllowAtomicPublish {
+			t.Fatalf("%s does not allow batches", cfg.Name)
+		}
+		cfg.AllowAtomicPublish = false
+		if _, err := js.UpdateStream(ctx, cfg); err != nil {
+			t.Fatal(err)
+		}
+		old[cfg.Name] = cfg
+	}
+	if err := topology.Provision(ctx, js, topology.Config{}); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range old {
+		s, err := js.Stream(ctx, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		have := s.CachedInfo().Config
+		want.AllowAtomicPublish = true
+		if !reflect.DeepEqual(have, want) {
+			t.Errorf("%s is %+v, want %+v", name, have, want)
+		}
+	}
+	s, err := js.Stream(ctx, ack.Stream)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m, err := s.GetMsg(ctx, ack.Sequence); err != nil || m.Subject != subject || string(m.Data) != "x" {
+		t.Errorf("the stored message is %+v, %v", m, err)
 	}
 }

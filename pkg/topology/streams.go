@@ -6,14 +6,11 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
-
-	"github.com/spoolhq/spool/pkg/events"
 )
 
 // Ages and limits of the streams and buckets.
 const (
 	DeltasAge      = 7 * 24 * time.Hour
-	LiveAge        = time.Minute
 	DeadAge        = 30 * 24 * time.Hour
 	LeaseTTL       = 3 * time.Second
 	IdempotencyTTL = 24 * time.Hour
@@ -37,34 +34,29 @@ type Stream struct {
 	Reads  string // which users read
 }
 
-// shardsKey is the metadata key under which EVENTS-0 records the number of shards.
-const shardsKey = "spool-shards"
-
-// Streams returns all streams of an installation with the given number of shards, the log first.
-func Streams(shards int) []Stream {
+// Streams returns all streams of an installation, the log first.
+func Streams(l Layout) []Stream {
 	var list []Stream
-	for i := range shards {
-		list = append(list, eventsStream(i, shards))
+	for i := range l.Shards {
+		list = append(list, eventsStream(i, l))
 	}
-	return append(list, deltasStream(), commandsStream(), jobsStream(), timersStream(), liveStream(), deadStream(), headsStream())
+	return append(list, deltasStream(), commandsStream(), jobsStream(), timersStream(), deadStream(), headsStream())
 }
 
 // eventsStream returns a stream of the log, which keeps everything and refuses new messages when it is full. Its
 // configuration allows deletes and purges, since denying them cannot be undone; the users' permissions deny them.
-func eventsStream(shard, shards int) Stream {
-	var subjects []string
-	for p := shard; p < events.Partitions; p += shards {
-		subjects = append(subjects, PartitionFilter(p))
-	}
+func eventsStream(shard int, l Layout) Stream {
 	return Stream{
 		Config: jetstream.StreamConfig{
 			Name:        EventsStream(shard),
 			Description: "The log: commits of sessions and of the catalogue.",
-			Subjects:    subjects,
+			Subjects:    l.subjects(shard),
 			Retention:   jetstream.LimitsPolicy,
 			Discard:     jetstream.DiscardNew,
 			Storage:     jetstream.FileStorage,
 			AllowDirect: true,
+			// Writers store many waiting commits in one atomic batch.
+			AllowAtomicPublish: true,
 		},
 		Kind:   "source of truth; kept forever, refuses new messages when full",
 		Writes: "session (life, key, agent, instance, environment, budget, limits, run), executor (run), janitor (run: the end of a deleted session), skills (skill)",
@@ -149,23 +141,6 @@ func timersStream() Stream {
 		Kind:   "schedules, one message kept for each subject",
 		Writes: "session (at), the server (due)",
 		Reads:  "session",
-	}
-}
-
-func liveStream() Stream {
-	return Stream{
-		Config: jetstream.StreamConfig{
-			Name:        StreamLive,
-			Description: "Changes of the read models, for connected clients.",
-			Subjects:    []string{"live.>"},
-			Retention:   jetstream.LimitsPolicy,
-			Discard:     jetstream.DiscardOld,
-			Storage:     jetstream.MemoryStorage,
-			MaxAge:      LiveAge,
-		},
-		Kind:   "memory, 60 s",
-		Writes: "projector",
-		Reads:  "gateway (core subscriptions)",
 	}
 }
 

@@ -38,7 +38,7 @@ func gatewayUser() User {
 		Publish: join(
 			[]string{accountInfo, "cmd.*.*.*.*", FilesOn("*", "*"), FilesAck("*")},
 			useKV(BucketIdempotency), []string{"$KV." + BucketIdempotency + ".>"},
-			info(StreamCommands), info(StreamLive), writeObjects(BucketWorkspaces),
+			info(StreamCommands), writeObjects(BucketWorkspaces),
 			// Uploads, and secrets that a client or the gateway encrypted: the gateway cannot decrypt them.
 			writeObjects(BucketSkills), useKV(BucketSecrets), []string{"$KV." + BucketSecrets + ".>"},
 			// The limits of tenants, and whether the services know a new budget.
@@ -50,7 +50,7 @@ func gatewayUser() User {
 			// The deltas of a replay.
 			[]string{"$JS.API.DIRECT.GET." + StreamDeltas},
 		),
-		Subscribe: []string{inbox(UserGateway), "live.*.*", CtlProjector, FilesTo("*")},
+		Subscribe: []string{inbox(UserGateway), LiveFilter, CtlProjector, FilesTo("*")},
 	}
 }
 
@@ -103,8 +103,8 @@ func projectorUser() User {
 	return User{
 		Name: UserProjector, Doc: "folds the log into Postgres; announces changes on LIVE",
 		Publish: join(
-			[]string{"live.*.*", "dead.>", CtlProjector},
-			readLog(), readPayloads(), ordered(StreamDeltas), info(StreamLive), info(StreamDead),
+			[]string{LiveFilter, "dead.>", CtlProjector},
+			readLog(), readPayloads(), ordered(StreamDeltas), info(StreamDead),
 		),
 		Subscribe: []string{inbox(UserProjector)},
 	}
@@ -219,8 +219,8 @@ func durable(stream, name, filter string) []string {
 		"$JS.ACK."+stream+"."+name+".>")
 }
 
-// reactors returns the permissions for the reactor's durables. They have two filters, so the subject of their
-// creation contains no filter.
+// reactors returns the permissions for the reactor's durables, in addition to those of readLog, which include their
+// creation with any filter.
 func reactors() []string {
 	var out []string
 	for i := range MaxShards {

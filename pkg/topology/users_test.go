@@ -114,10 +114,10 @@ func checkPublish(t *testing.T, ns *server.Server) {
 		"$KV." + topology.BucketSecrets + ".default.e.x":                              {topology.UserGateway},
 		"$KV." + topology.BucketSecrets + ".default.x.exe.x":                          {topology.UserGateway, topology.UserSession},
 
-		life:                                    {topology.UserSession},
-		run:                                     {topology.UserSession, topology.UserExecutor, topology.UserJanitor},
-		key:                                     {topology.UserSession},
-		events.DeltaSubject("default", session): {topology.UserExecutor},
+		life: {topology.UserSession},
+		run:  {topology.UserSession, topology.UserExecutor, topology.UserJanitor},
+		key:  {topology.UserSession},
+		events.Partitioning(0).DeltaSubject("default", session):              {topology.UserExecutor},
 		topology.CommandSubject(topology.ServiceSession, "default", session): {topology.UserGateway},
 		topology.JobAny("local"):                                                        {topology.UserSession},
 		topology.JobOn("local", "host"):                                                 {topology.UserSession, topology.UserExecutor},
@@ -290,7 +290,7 @@ func checkWork(t *testing.T, ns *server.Server) {
 	take("session", sess, topology.CommandsConsumer())
 	_, err = sess.Publish(ctx, events.LifeOf("default", session).String(), []byte("{}"))
 	must("session writes life", err)
-	take("session", sess, topology.ReactorConsumer(0))
+	take("session", sess, topology.ReactorConsumer(0, topology.DefaultPartitions))
 	_, err = sess.Publish(ctx, topology.JobAny("local"), []byte("{}"))
 	must("session publishes a job", err)
 	timer := nats.NewMsg(topology.TimerAt(session))
@@ -338,8 +338,12 @@ func checkWork(t *testing.T, ns *server.Server) {
 	must("projector opens the log", err)
 	_, err = c.Next(jetstream.FetchMaxWait(5 * time.Second))
 	must("projector reads the log", err)
-	_, err = proj.Publish(ctx, events.LiveSubject("default", session), []byte("{}"))
-	must("projector announces", err)
+	announced, err := gateway.Conn().SubscribeSync(topology.LiveFilter)
+	must("gateway subscribes to announcements", err)
+	must("gateway subscribes to announcements", gateway.Conn().Flush())
+	must("projector announces", proj.Conn().Publish(events.LiveSubject("default", session), []byte("{}")))
+	_, err = announced.NextMsg(5 * time.Second)
+	must("gateway receives the announcement", err)
 
 	log, err := jan.Stream(ctx, topology.EventsStream(0))
 	must("janitor opens the log", err)
@@ -377,23 +381,29 @@ func TestDocs_AreCurrent(t *testing.T) {
 
 func TestShardOf_AgreesWithSubjectsAndGroups(t *testing.T) {
 	t.Parallel()
-	for p := range events.Partitions {
+	for _, partitions := range []events.Partitioning{0, 1, 2, 4, 8, 16, 32, 64} {
 		for _, n := range []int{1, 2, 4, 8} {
-			found := 0
-			for shard := range n {
-				if slices.Contains(topology.Streams(n)[shard].Config.Subjects, topology.PartitionFilter(p)) {
-					found++
-					if shard != topology.ShardOf(p, n) || shard != topology.GroupShard(topology.GroupOf(p), n) {
-						t.Errorf("partition %d of %d shards is in %d, not in %d", p, n, shard, topology.ShardOf(p, n))
+			if n > partitions.Count() {
+				continue
+			}
+			streams := topology.Streams(topology.Layout{Shards: n, Partitions: partitions})
+			for p := range partitions.Count() {
+				found := 0
+				for shard := range n {
+					if slices.Contains(streams[shard].Config.Subjects, topology.PartitionFilter(p)) {
+						found++
+						if shard != topology.ShardOf(p, n) || shard != topology.GroupShard(partitions.GroupOf(p), n) {
+							t.Errorf("partition %d of %d shards is in %d, not in %d", p, n, shard, topology.ShardOf(p, n))
+						}
 					}
 				}
+				if found != 1 {
+					t.Errorf("partition %d is in %d of %d shards", p, found, n)
+				}
+				if !slices.Contains(partitions.InGroup(partitions.GroupOf(p)), p) {
+					t.Errorf("partition %d is not in its group", p)
+				}
 			}
-			if found != 1 {
-				t.Errorf("partition %d is in %d of %d shards", p, found, n)
-			}
-		}
-		if !slices.Contains(topology.GroupPartitions(topology.GroupOf(p)), p) {
-			t.Errorf("partition %d is not in its group", p)
 		}
 	}
 	for _, bad := range []string{"", "a.b", "a*", ">", "a b", "ü", strings.Repeat("a", 65)} {

@@ -89,7 +89,7 @@ func (e *exported) value() (map[string]json.RawMessage, error) {
 	if len(raw) > MaxLine {
 		return nil, refuse(0, "is longer than %d bytes", MaxLine)
 	}
-	return object(raw)
+	return parseObject(raw)
 }
 
 func (e *exported) session() error {

@@ -133,7 +133,7 @@ func lines(in *bufio.Reader, line []byte, end error, f form) (Info, error) {
 			return Info{}, refuse(0, "has more than %d lines", MaxEntries)
 		}
 		if len(bytes.TrimSpace(line)) > 0 {
-			m, err := object(line)
+			m, err := parseObject(line)
 			if err != nil && end != nil && !isTooDeep(line) && !json.Valid(line) {
 				return Info{}, refuse(n, "is cut off: copy the file again while the agent does not write to it")
 			}
@@ -154,8 +154,8 @@ func lines(in *bufio.Reader, line []byte, end error, f form) (Info, error) {
 	}
 }
 
-// object returns the members of a line that must be a JSON object.
-func object(raw []byte) (map[string]json.RawMessage, error) {
+// parseObject returns the members of a line that must be a JSON object.
+func parseObject(raw []byte) (map[string]json.RawMessage, error) {
 	switch {
 	case !utf8.Valid(raw):
 		return nil, refuse(0, "is not valid UTF-8")

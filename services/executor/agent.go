@@ -40,7 +40,7 @@ func (c Config) endpoint(provider string) endpoint {
 	case architecture.Anthropic:
 		return endpoint{c.AnthropicKey, c.AnthropicBaseURL}
 	case architecture.NVIDIA:
-		return endpoint{c.NVIDIAKey, c.NVIDIABaseURL}
+		return endpoint{c.NVIDIAKey, cmp.Or(c.NVIDIABaseURL, egress.NVIDIAURL)}
 	}
 	return endpoint{c.OpenAIKey, c.OpenAIBaseURL}
 }

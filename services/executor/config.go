@@ -16,6 +16,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/hostpath"
 	"github.com/spoolhq/spool/pkg/imagepolicy"
+	"github.com/spoolhq/spool/pkg/lease"
 	"github.com/spoolhq/spool/pkg/settings"
 	"github.com/spoolhq/spool/pkg/storage"
 	"github.com/spoolhq/spool/pkg/topology"
@@ -29,21 +30,20 @@ type Config struct {
 	Engine  string `default:"" env:"SPOOL_ENGINE" help:"Name of the engine, which holds the sandboxes and is shared by the executors of one machine; empty means the name in the data folder."`
 	Address string `default:"" env:"SPOOL_ADDRESS" help:"Where operators find this executor, as its lease shows it. Empty means the host's name."`
 
-	Sandbox        string   `default:"local" env:"SPOOL_SANDBOX" help:"Provider of sandboxes: local (processes of this machine, for development), docker or modal (machines of modal.com)."`
-	HostPaths      []string `name:"host-paths" default:"" env:"SPOOL_HOST_PATHS" help:"Folders of this machine in which, and below which, local sandboxes may work when a session names one; / allows all. Empty or none allows no folder, except that empty allows all for spool up on loopback. Session services need the same value and the same folders."`
-	DockerHost     string   `default:"" env:"SPOOL_DOCKER_HOST" help:"Address of the Docker engine, in the form of DOCKER_HOST; empty means the value of DOCKER_HOST, else the local socket."`
-	SandboxImage   string   `default:"spool/sandbox:latest" env:"SPOOL_SANDBOX_IMAGE" help:"Image of Docker sandboxes, unless the session sets another one."`
-	SandboxImages  []string `default:"" env:"SPOOL_SANDBOX_IMAGES" help:"Other images that tenants may name for Docker sandboxes and for MCP servers in containers: name:tag, name@sha256:…, name (every tag), registry/folder/* (every name below), * for all. Empty allows only sandbox-image. Session services need the same value."`
-	PullImages     bool     `name:"sandbox-images-pull" default:"false" env:"SPOOL_SANDBOX_IMAGES_PULL" help:"Pull such an image if it is not on the engine: the engine then connects to the registry in the image's name. Otherwise the image must be on the engine; sandbox-image and egress-image are pulled in any case."`
-	SandboxRuntime string   `default:"" env:"SPOOL_SANDBOX_RUNTIME" help:"Runtime of Docker sandboxes, for example runsc; empty means the engine's default."`
-	SandboxMemory  int64    `default:"2147483648" env:"SPOOL_SANDBOX_MEMORY" help:"Bytes of memory that a Docker sandbox may use; a Modal sandbox has as many reserved."`
-	SandboxCPUs    float64  `name:"sandbox-cpus" default:"2" env:"SPOOL_SANDBOX_CPUS" help:"CPUs that a Docker sandbox may use; a Modal sandbox has as many physical cores reserved."`
-	SandboxPIDs    int64    `name:"sandbox-pids" default:"512" env:"SPOOL_SANDBOX_PIDS" help:"Processes and threads that a Docker sandbox may have."`
-	SandboxDisk    int64    `default:"10737418240" env:"SPOOL_SANDBOX_DISK" help:"Bytes that a Docker sandbox's workspace and its agent's records may use together; the runner ends the turn at the limit. Each of the two has a hard limit slightly above it, see sandbox-disk-limit."`
-	SandboxFiles   int64    `default:"1000000" env:"SPOOL_SANDBOX_FILES" help:"Files and folders that a Docker sandbox's workspace may have; the agent's records may have as many. At most one for each 4096 bytes of sandbox-disk. Enforced if sandbox-disk-limit is loop."`
-	DiskLimit      string   `name:"sandbox-disk-limit" default:"auto" env:"SPOOL_SANDBOX_DISK_LIMIT" help:"How the disk limits of Docker sandboxes and of installed dependencies are enforced: loop (each volume is a file system in a file, on a loop device of the engine's machine; sandbox-image must have e2fsprogs), quota (project quota of the engine's file system; the number of files is not limited) or watch (not enforced: the runner ends a turn after it wrote too much). auto is the first of these that works, which the executor tests when it starts. A volume keeps the mode with which it was created."`
-	SandboxTmp     int64    `default:"536870912" env:"SPOOL_SANDBOX_TMP" help:"Bytes of a Docker sandbox's /tmp, and of its home folder; they are in memory."`
-	SandboxUIDs    string   `name:"sandbox-uids" default:"70000-99999" env:"SPOOL_SANDBOX_UIDS" help:"User numbers of Docker sandboxes and of MCP servers in containers, FIRST-LAST: one for each, and its group. A kept workspace keeps its number. No account of the engine's machine may have one of them. An engine that maps users (rootless, userns-remap) needs a range below 65534."`
+	Sandbox    string   `default:"local" env:"SPOOL_SANDBOX" help:"Provider of sandboxes: local (processes of this machine, for development), docker or modal (machines of modal.com)."`
+	HostPaths  []string `name:"host-paths" default:"" env:"SPOOL_HOST_PATHS" help:"Folders of this machine in which, and below which, local sandboxes may work when a session names one; / allows all. Empty or none allows no folder, except that empty allows all for spool up on loopback. Session services need the same value and the same folders."`
+	DockerHost string   `default:"" env:"SPOOL_DOCKER_HOST" help:"Address of the Docker engine, in the form of DOCKER_HOST; empty means the value of DOCKER_HOST, else the local socket."`
+	imagepolicy.ImageSettings
+	PullImages     bool    `name:"sandbox-images-pull" default:"false" env:"SPOOL_SANDBOX_IMAGES_PULL" help:"Pull such an image if it is not on the engine: the engine then connects to the registry in the image's name. Otherwise the image must be on the engine; sandbox-image and egress-image are pulled in any case."`
+	SandboxRuntime string  `default:"" env:"SPOOL_SANDBOX_RUNTIME" help:"Runtime of Docker sandboxes, for example runsc; empty means the engine's default."`
+	SandboxMemory  int64   `default:"2147483648" env:"SPOOL_SANDBOX_MEMORY" help:"Bytes of memory that a Docker sandbox may use; a Modal sandbox has as many reserved."`
+	SandboxCPUs    float64 `name:"sandbox-cpus" default:"2" env:"SPOOL_SANDBOX_CPUS" help:"CPUs that a Docker sandbox may use; a Modal sandbox has as many physical cores reserved."`
+	SandboxPIDs    int64   `name:"sandbox-pids" default:"512" env:"SPOOL_SANDBOX_PIDS" help:"Processes and threads that a Docker sandbox may have."`
+	SandboxDisk    int64   `default:"10737418240" env:"SPOOL_SANDBOX_DISK" help:"Bytes that a Docker sandbox's workspace and its agent's records may use together; the runner ends the turn at the limit. Each of the two has a hard limit slightly above it, see sandbox-disk-limit."`
+	SandboxFiles   int64   `default:"1000000" env:"SPOOL_SANDBOX_FILES" help:"Files and folders that a Docker sandbox's workspace may have; the agent's records may have as many. At most one for each 4096 bytes of sandbox-disk. Enforced if sandbox-disk-limit is loop."`
+	DiskLimit      string  `name:"sandbox-disk-limit" default:"auto" env:"SPOOL_SANDBOX_DISK_LIMIT" help:"How the disk limits of Docker sandboxes and of installed dependencies are enforced: loop (each volume is a file system in a file, on a loop device of the engine's machine; sandbox-image must have e2fsprogs), quota (project quota of the engine's file system; the number of files is not limited) or watch (not enforced: the runner ends a turn after it wrote too much). auto is the first of these that works, which the executor tests when it starts. A volume keeps the mode with which it was created."`
+	SandboxTmp     int64   `default:"536870912" env:"SPOOL_SANDBOX_TMP" help:"Bytes of a Docker sandbox's /tmp, and of its home folder; they are in memory."`
+	SandboxUIDs    string  `name:"sandbox-uids" default:"70000-99999" env:"SPOOL_SANDBOX_UIDS" help:"User numbers of Docker sandboxes and of MCP servers in containers, FIRST-LAST: one for each, and its group. A kept workspace keeps its number. No account of the engine's machine may have one of them. An engine that maps users (rootless, userns-remap) needs a range below 65534."`
 
 	ModalTokenID         string        `name:"modal-token-id" default:"" env:"SPOOL_MODAL_TOKEN_ID" help:"Id of the token with which the executor creates sandboxes on Modal. Required with sandbox modal."`
 	ModalTokenSecret     string        `name:"modal-token-secret" default:"" env:"SPOOL_MODAL_TOKEN_SECRET" help:"Secret of modal-token-id. Required with sandbox modal, unless modal-token-secret-file is set."`
@@ -79,21 +79,21 @@ type Config struct {
 	TenantSandboxes int   `name:"tenant-sandboxes" default:"0" env:"SPOOL_TENANT_SANDBOXES" help:"Number of sandboxes of one tenant on an engine, unless the tenant has a limit of its own. Beyond it the sandbox that has been idle for the longest is ended, with a snapshot. 0 means no limit."`
 	WarmMemory      int64 `default:"0" env:"SPOOL_WARM_MEMORY" help:"Bytes of memory that agents may use together before idle ones are ended, the longest idle first; 0 means half of the machine's memory; negative means that no idle agent is kept."`
 
-	CommitWindow          time.Duration `default:"20ms" env:"SPOOL_COMMIT_WINDOW" help:"Shortest time between two commits of an execution."`
-	StoreReserve          int           `default:"10" env:"SPOOL_STORE_RESERVE" help:"Percent of the NATS store that is reserved for ends of executions, controls and deletions. While only the reserve is left, executions are not started, and the output of running executions waits. Gateways and session services need the same value."`
-	OutputEventsPerSecond int           `default:"200" env:"SPOOL_OUTPUT_EVENTS_PER_SECOND" help:"Events per second that an agent may write. It may be 10 s ahead of this rate; then it must wait."`
-	OutputBytesPerSecond  int           `default:"2097152" env:"SPOOL_OUTPUT_BYTES_PER_SECOND" help:"Bytes per second of these events and of text in flight, with the same rule."`
-	OutputEvents          int64         `default:"100000" env:"SPOOL_OUTPUT_EVENTS" help:"Events that an agent may write in one execution, which ends with OUTPUT_LIMIT beyond it; an agent's limits may be lower."`
-	OutputBytes           int64         `default:"268435456" env:"SPOOL_OUTPUT_BYTES" help:"Bytes of these events, with the same rule: their text and data, and 256 for each event."`
-	SessionEvents         int64         `default:"2000000" env:"SPOOL_SESSION_EVENTS" help:"Events that agents may write in all executions of a session; beyond it an execution ends with OUTPUT_LIMIT."`
-	SessionBytes          int64         `default:"4294967296" env:"SPOOL_SESSION_BYTES" help:"Bytes of these events, with the same rule."`
+	CommitWindow time.Duration `default:"20ms" env:"SPOOL_COMMIT_WINDOW" help:"Shortest time between two commits of an execution."`
+	storage.ReserveSettings
+	OutputEventsPerSecond int   `default:"200" env:"SPOOL_OUTPUT_EVENTS_PER_SECOND" help:"Events per second that an agent may write. It may be 10 s ahead of this rate; then it must wait."`
+	OutputBytesPerSecond  int   `default:"2097152" env:"SPOOL_OUTPUT_BYTES_PER_SECOND" help:"Bytes per second of these events and of text in flight, with the same rule."`
+	OutputEvents          int64 `default:"100000" env:"SPOOL_OUTPUT_EVENTS" help:"Events that an agent may write in one execution, which ends with OUTPUT_LIMIT beyond it; an agent's limits may be lower."`
+	OutputBytes           int64 `default:"268435456" env:"SPOOL_OUTPUT_BYTES" help:"Bytes of these events, with the same rule: their text and data, and 256 for each event."`
+	SessionEvents         int64 `default:"2000000" env:"SPOOL_SESSION_EVENTS" help:"Events that agents may write in all executions of a session; beyond it an execution ends with OUTPUT_LIMIT."`
+	SessionBytes          int64 `default:"4294967296" env:"SPOOL_SESSION_BYTES" help:"Bytes of these events, with the same rule."`
 
 	KillAfter   time.Duration `default:"10s" env:"SPOOL_KILL_AFTER" help:"How long a turn that must end may continue before its process is killed, and after that before its sandbox is ended."`
 	MaxAttempts int           `default:"3" env:"SPOOL_MAX_ATTEMPTS" help:"Number of starts of an execution whose sandbox is lost, unless its agent has retries."`
-	EngineGone  time.Duration `default:"30s" env:"SPOOL_ENGINE_GONE" help:"How long an engine may have no live executor before executors of other engines of its provider take its sessions over. Executions also wait this long for an engine, or an egress proxy, that does not answer."`
-	Beat        time.Duration `default:"1s" env:"SPOOL_BEAT" help:"Interval at which a running execution's controls and limits are checked; hints cause further checks."`
-	WarmEvery   time.Duration `default:"5s" env:"SPOOL_WARM_EVERY" help:"Interval at which the agents' memory is measured."`
-	SweepEvery  time.Duration `default:"1m" env:"SPOOL_SWEEP_EVERY" help:"Interval at which the executor looks for sandboxes that are no longer needed."`
+	lease.EngineSettings
+	Beat       time.Duration `default:"1s" env:"SPOOL_BEAT" help:"Interval at which a running execution's controls and limits are checked; hints cause further checks."`
+	WarmEvery  time.Duration `default:"5s" env:"SPOOL_WARM_EVERY" help:"Interval at which the agents' memory is measured."`
+	SweepEvery time.Duration `default:"1m" env:"SPOOL_SWEEP_EVERY" help:"Interval at which the executor looks for sandboxes that are no longer needed."`
 
 	SecretsKey     string `default:"" env:"SPOOL_SECRETS_KEY" help:"Private keys (AGE-SECRET-KEY-1…, one per line) that decrypt secrets; several while keys are rotated. Without them and without secrets-key-file, executions with secrets fail."`
 	SecretsKeyFile string `default:"" env:"SPOOL_SECRETS_KEY_FILE" help:"File that contains secrets-key."`
@@ -113,7 +113,7 @@ type Config struct {
 	OpenAIBaseURL    string `name:"openai-base-url" default:"" env:"SPOOL_OPENAI_BASE_URL" help:"Base URL of that API, with /v1; empty means OpenAI itself."`
 	OpenAIModel      string `name:"openai-model" default:"" env:"SPOOL_OPENAI_MODEL" help:"Model of the architectures spool, codex and opencode if the session names none; empty means the agent's default."`
 	NVIDIAKey        string `name:"nvidia-api-key" default:"" env:"NVIDIA_API_KEY" help:"Key for NVIDIA's API."`
-	NVIDIABaseURL    string `name:"nvidia-base-url" default:"https://integrate.api.nvidia.com/v1" env:"SPOOL_NVIDIA_BASE_URL" help:"Base URL of NVIDIA's API, with /v1."`
+	NVIDIABaseURL    string `name:"nvidia-base-url" default:"" env:"SPOOL_NVIDIA_BASE_URL" help:"Base URL of NVIDIA's API, with /v1; empty means NVIDIA itself."`
 	NVIDIAModel      string `name:"nvidia-model" default:"meta/llama-3.3-70b-instruct" env:"SPOOL_NVIDIA_MODEL" help:"Model of architecture spool if the session names none and NVIDIA's API is used."`
 }
 

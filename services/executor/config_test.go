@@ -13,7 +13,9 @@ import (
 
 	"github.com/alecthomas/kong"
 
+	"github.com/spoolhq/spool/pkg/architecture"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/executor/internal/egress"
 )
 
 // The zero value and the flags' defaults are the same configuration.
@@ -46,16 +48,16 @@ func TestDefaults_MatchTheFlags(t *testing.T) {
 	}
 }
 
-// The default of nvidia-base-url is the egress proxy's own: a proxy that the executor starts gets the setting only if it
-// names another address.
-func TestDefaults_LeaveNVIDIAToTheProxy(t *testing.T) {
+// TestEndpoint_UsesNVIDIAsOwnAddressIfNoneIsSet tests that local agents, which do not use the egress proxy, get the address
+// that the proxy uses too.
+func TestEndpoint_UsesNVIDIAsOwnAddressIfNoneIsSet(t *testing.T) {
 	t.Parallel()
-	c, err := Config{}.withDefaults()
+	c, err := Config{NVIDIAKey: "nk"}.withDefaults()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := c.egress().NVIDIABaseURL; got != "" {
-		t.Errorf("the proxy gets the base URL %q", got)
+	if got, want := c.endpoint(architecture.NVIDIA), (endpoint{"nk", egress.NVIDIAURL}); got != want {
+		t.Errorf("got %+v, want %+v", got, want)
 	}
 }
 

@@ -79,6 +79,18 @@ func TestHint_MakesAControlTakeEffectAtOnce(t *testing.T) {
 	s.untilEnded(execution)
 }
 
+// A control whose hint and job were lost takes effect with the next beat, long before the next check of the claim, which is ten beats away.
+func TestControl_TakesEffectWithoutHintAndJob(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, polite)
+	b.run(func(c *executor.Config) { c.Beat = 6 * time.Second })
+	s := b.session()
+	execution := s.post("go")
+	s.untilStarted()
+	s.interrupt()
+	s.untilEnded(execution)
+}
+
 // The job of a control has the same effect if the hint was lost.
 func TestControlJob_ReplacesALostHint(t *testing.T) {
 	t.Parallel()

@@ -12,7 +12,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/docker"
 )
 
-// chooseWithin is how long the start of the executor waits for the choice of the disk limit's enforcement. It can take
+// chooseWithin is the time that the start of the executor waits for the choice of the disk limit's enforcement. It can take
 // longer if an image has to be pulled first.
 const chooseWithin = time.Minute
 

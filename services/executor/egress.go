@@ -70,12 +70,8 @@ func (c Config) remoteEgress() (remoteEgress, error) {
 
 // egress returns the settings of a proxy that the executor starts. The proxy has the keys of models, sandboxes do not.
 func (c Config) egress() egress.Config {
-	nvidia := c.NVIDIABaseURL
-	if nvidia == egress.NVIDIAURL { // the proxy's default: with an empty setting it also answers that a key is missing
-		nvidia = ""
-	}
 	return egress.Config{
 		AnthropicKey: c.AnthropicKey, AnthropicBaseURL: c.AnthropicBaseURL, OpenAIKey: c.OpenAIKey, OpenAIBaseURL: c.OpenAIBaseURL,
-		NVIDIAKey: c.NVIDIAKey, NVIDIABaseURL: nvidia,
+		NVIDIAKey: c.NVIDIAKey, NVIDIABaseURL: c.NVIDIABaseURL,
 	}
 }

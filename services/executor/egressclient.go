@@ -99,7 +99,8 @@ func (c egressClient) Open(ctx context.Context, sandbox string) (int, error) {
 	return s.OpenModelRequests, sentinel(err)
 }
 
-// Lines returns the lines of a sandbox's journal after a line.
+// Lines returns the lines of a sandbox's journal that follow after. If settled is set, it first waits until no model request
+// of the sandbox is open.
 func (c egressClient) Lines(ctx context.Context, sandbox string, after run.Line, settled bool) ([]metering.Line, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()

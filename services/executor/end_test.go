@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/run"
 	"github.com/spoolhq/spool/pkg/runner"
@@ -117,4 +119,52 @@ func TestEnd_CutBetweenItsCommitsIsFinishedByTheNextExecutor(t *testing.T) {
 		t.Errorf("the turn ended %s under epoch %d, not by the second executor", l.Run.Phase, l.Run.Epoch)
 	}
 	b.noJobs()
+}
+
+// A normal end reads neither DELTAS nor the commits of blocks whose completion is stored together with the end.
+func TestEnd_ReadsNothingWhenTheAgentCompletedItsBlocks(t *testing.T) {
+	t.Parallel()
+	allow := make(chan struct{})
+	b := newBench(t, func(turn *fakeTurn) {
+		turn.Start()
+		turn.Open("a")
+		turn.Stream("a", 0, "Hello")
+		if turn.Wait(allow) {
+			turn.Say("block_complete", events.BlockComplete{Block: events.Block{ID: "a", Kind: events.KindAssistantText, Content: "Hello"}})
+		}
+		turn.End(runner.Ended{Outcome: runner.Completed})
+	})
+	// The completion waits for this window, and so is stored with the end.
+	x := b.run(func(c *executor.Config) { c.CommitWindow = time.Second })
+	s := b.session()
+	execution := s.post("go")
+	s.openBlocks(1)
+	requests := make(chan *nats.Msg, 10_000)
+	sub, err := b.nc.ChanSubscribe("$JS.API.>", requests)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	before := x.log.readsOfCommits()
+	close(allow)
+	if l := s.untilEnded(execution); l.Run.Phase != run.Completed {
+		t.Fatalf("the turn ended %s", l.Run.Phase)
+	}
+	if err := b.nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	if err := sub.Unsubscribe(); err != nil {
+		t.Fatal(err)
+	}
+	deltas := 0
+	for range len(requests) {
+		if m := <-requests; strings.Contains(m.Subject+".", ".DELTAS.") {
+			deltas++
+		}
+	}
+	if n := x.log.readsOfCommits() - before; deltas != 0 || n != 0 {
+		t.Errorf("the end sent %d requests to DELTAS and read %d commits", deltas, n)
+	}
 }

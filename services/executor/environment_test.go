@@ -178,7 +178,8 @@ func TestSnapshot_IsNotEndedByALateSignal(t *testing.T) {
 	s.untilEnded(s.post("one"))
 	<-b.store.began
 	s.job()
-	b.until("the second job is acknowledged", func() bool { return b.jobs() == 1 })
+	s.job()
+	b.until("the second job is acknowledged for the third", func() bool { return b.jobs() == 2 })
 	close(block)
 	s.until("the snapshot", func(l eventlog.Loaded) bool { return l.Run.Snapshot.ID != "" })
 	b.noJobs()

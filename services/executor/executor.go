@@ -168,7 +168,7 @@ func build(cfg Config, deps Deps) (*Executor, error) {
 	}, worker.Deps{
 		Workspaces: deps.Workspaces, Egress: deps.Egress, Skills: deps.Skills, Secrets: deps.Secrets, Budgets: e.budgets, Room: e.room, Metrics: deps.Metrics,
 		Sessions: eventlog.Sessions{Log: deps.Log}, Sandbox: deps.Provider, Leases: e.leases,
-		Jobs: e.publisher, Deltas: deltas.New(e.js), Logger: deps.Logger, Now: deps.Now,
+		Jobs: e.publisher, Deltas: deltas.New(e.js, deps.Log.Partitioning()), Logger: deps.Logger, Now: deps.Now,
 	})
 	if deps.Metrics != nil && e.diskLimiter() != nil {
 		registerDiskLimit(deps.Metrics, e.diskLimit)
@@ -221,6 +221,7 @@ func (e *Executor) Run(ctx context.Context) error {
 	all.Go(func() error { return e.deps.Clock.Run(work) })
 	all.Go(func() error { return e.budgets.Run(work) })
 	all.Go(func() error { return e.room.Run(work) })
+	all.Go(func() error { e.worker.WatchControls(work); return nil })
 	all.Go(func() error { e.worker.Warm(work, e.cfg.WarmEvery); return nil })
 	all.Go(func() error { e.worker.Sweeps(work, e.cfg.SweepEvery); return nil })
 	all.Go(func() error { e.worker.Pool(work); return nil })

@@ -171,6 +171,47 @@ func TestJobs_SecondJobDoesNotRunAnExecutionTwice(t *testing.T) {
 	b.noJobs()
 }
 
+// TestJobs_SurviveAStaleAcknowledgement: a process that was suspended with a job acknowledges it after it was delivered again.
+// The executor that runs the execution may die then: a job of the session must still be there.
+func TestJobs_SurviveAStaleAcknowledgement(t *testing.T) {
+	t.Parallel()
+	allow := make(chan struct{})
+	b := newBench(t, steps(2, allow))
+	s := b.session()
+	execution := s.post("go")
+	// The suspended process: it receives the job, and neither handles it nor sends heartbeats.
+	durable := topology.JobsAnyConsumer(b.sandbox)
+	durable.Config.MaxWaiting = 8192 // as pkg/bus creates it
+	consumer, err := b.js.CreateOrUpdateConsumer(t.Context(), durable.Stream, durable.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stale, err := consumer.Next()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.run()
+	allow <- struct{}{}
+	s.untilBlocks(1)
+	s.jobAt(topology.JobAny(b.sandbox))
+	b.until("the delivery of the second job", func() bool {
+		info, err := consumer.Info(t.Context())
+		return err == nil && info.NumPending == 0
+	})
+	if err := stale.DoubleAck(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for range 20 {
+		time.Sleep(50 * time.Millisecond) // the second job may be acknowledged a little later
+		if b.jobs() == 0 {
+			t.Fatal("an execution runs, and JOBS holds no job for its session")
+		}
+	}
+	allow <- struct{}{}
+	s.untilEnded(execution)
+	b.noJobs()
+}
+
 // Fault 5: the end is stored, and the job is not acknowledged.
 func TestJobs_EndedExecutionIsNotRunAgain(t *testing.T) {
 	t.Parallel()

@@ -26,6 +26,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/run"
 	"github.com/spoolhq/spool/pkg/events/session"
+	"github.com/spoolhq/spool/pkg/lease"
 	"github.com/spoolhq/spool/pkg/natsserver"
 	"github.com/spoolhq/spool/pkg/natsserver/natstest"
 	"github.com/spoolhq/spool/pkg/sandbox"
@@ -138,7 +139,7 @@ func (b *bench) run(change ...func(*executor.Config)) *runningExecutor {
 	b.t.Helper()
 	cfg := executor.Config{
 		Engine: b.engine, Sandbox: b.sandbox, Slots: 4, WarmMemory: 1 << 40, Beat: 20 * time.Millisecond, KillAfter: 200 * time.Millisecond,
-		WarmEvery: time.Hour, SweepEvery: time.Hour, EngineGone: 4 * time.Second,
+		WarmEvery: time.Hour, SweepEvery: time.Hour, EngineSettings: lease.EngineSettings{EngineGone: 4 * time.Second},
 	}
 	deps := executor.Deps{Provider: b.provider, Logger: natstest.Logger(b.t), Skills: b.skills, Secrets: b.secrets}
 	if b.sandbox == executor.Modal {
@@ -297,6 +298,7 @@ type watchedLog struct {
 	refused int
 	away    bool
 	asked   int                // number of reads while it was away
+	at      int                // number of reads of a single commit
 	after   func(events.Draft) // called after each stored commit; nil for none
 }
 
@@ -317,6 +319,20 @@ func (l *watchedLog) askedInVain() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.asked
+}
+
+func (l *watchedLog) At(ctx context.Context, p eventlog.Position) (eventlog.Record, error) {
+	l.mu.Lock()
+	l.at++
+	l.mu.Unlock()
+	return l.Log.At(ctx, p)
+}
+
+// readsOfCommits returns how often a single commit was read.
+func (l *watchedLog) readsOfCommits() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.at
 }
 
 func (l *watchedLog) Last(ctx context.Context, s events.Subject, fresh eventlog.Freshness) (eventlog.Head, error) {

@@ -26,6 +26,7 @@ import (
 	"github.com/spoolhq/spool/pkg/certificate"
 	"github.com/spoolhq/spool/pkg/eventlog/memlog"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/imagepolicy"
 	"github.com/spoolhq/spool/pkg/natsserver/natstest"
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/services/executor/internal/docker"
@@ -237,7 +238,7 @@ func TestSettingDocker(t *testing.T) {
 	runner := builtRunner(t)
 	engine, sockets := "test-"+strings.ToLower(rand.Text()[:12]), t.TempDir()
 	cfg := Config{
-		Sandbox: Docker, Engine: engine, Runner: runner, DockerHost: host, SandboxImage: "debian:bookworm-slim", EgressSockets: sockets, EgressAdmin: "x", DiskLimit: docker.DiskWatch,
+		Sandbox: Docker, Engine: engine, Runner: runner, DockerHost: host, ImageSettings: imagepolicy.ImageSettings{SandboxImage: "debian:bookworm-slim"}, EgressSockets: sockets, EgressAdmin: "x", DiskLimit: docker.DiskWatch,
 		SandboxMemory: 256 << 20, SandboxCPUs: 0.5, SandboxPIDs: 99, SandboxDisk: 123_456_789, SandboxTmp: 7 << 20, SandboxUIDs: "31000-31000",
 	}
 	t.Cleanup(func() { // after the sandboxes, which have it
@@ -332,7 +333,7 @@ func TestSettingDocker(t *testing.T) {
 func TestSettingDiskLimit(t *testing.T) {
 	t.Parallel()
 	engine := "test-" + strings.ToLower(rand.Text()[:12])
-	cfg := Config{Sandbox: Docker, Engine: engine, Runner: builtRunner(t), SandboxImage: "debian:bookworm-slim", SandboxFiles: 5000, EgressSockets: t.TempDir(), EgressAdmin: "x"}
+	cfg := Config{Sandbox: Docker, Engine: engine, Runner: builtRunner(t), ImageSettings: imagepolicy.ImageSettings{SandboxImage: "debian:bookworm-slim"}, SandboxFiles: 5000, EgressSockets: t.TempDir(), EgressAdmin: "x"}
 	api := needDocker(t)
 	t.Cleanup(func() { // after the sandboxes, which have it
 		if err := api.VolumeRemove(context.Background(), docker.SkillsVolume(engine), true); err != nil {

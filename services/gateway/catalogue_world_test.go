@@ -14,7 +14,6 @@ import (
 	"github.com/spoolhq/spool/pkg/definition"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/versions"
-	"github.com/spoolhq/spool/pkg/readmodel"
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
@@ -205,7 +204,7 @@ func (w *world) writeEntry(kind events.Aspect, subject events.Subject, ch change
 			w.t.Errorf("%s: %v", sql, err)
 		}
 	}
-	scope, group := ch.ref.Scope, readmodel.Group(subject.ID)
+	scope, group := ch.ref.Scope, events.Partitioning(topology.DefaultPartitions).Group(subject.ID)
 	if scope == "" {
 		scope = events.ScopeOrganization
 	}

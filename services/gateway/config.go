@@ -51,9 +51,9 @@ type Config struct {
 	ReadTimeout          time.Duration `help:"How long the body of a request, a gRPC message or a WebSocket message may take to arrive. File uploads and downloads get the additional time that they need at 16 KiB a second." default:"30s" env:"SPOOL_READ_TIMEOUT"`
 	SecretsRecipientFile string        `help:"File that contains secrets-recipient." env:"SPOOL_SECRETS_RECIPIENT_FILE"`
 	SecretsRecipient     string        `help:"Public key (age1…) to which secrets are encrypted, or several separated by commas; executors have the private key. Without it secrets are refused." env:"SPOOL_SECRETS_RECIPIENT"`
-	StoreReserve         int           `help:"Percent of the NATS store that is reserved for ends of executions, controls and deletions. While only the reserve is left, commands that need room are refused with STORAGE_FULL. Session services and executors need the same value." default:"10" env:"SPOOL_STORE_RESERVE"`
-	LagAfter             time.Duration `help:"How far the read models may be behind before streaming clients are notified." default:"5s" env:"SPOOL_LAG_AFTER"`
-	ShutdownGrace        time.Duration `help:"How long running requests may take to finish when the gateway stops." default:"10s" env:"SPOOL_SHUTDOWN_GRACE"`
+	storage.ReserveSettings
+	LagAfter      time.Duration `help:"How far the read models may be behind before streaming clients are notified." default:"5s" env:"SPOOL_LAG_AFTER"`
+	ShutdownGrace time.Duration `help:"How long running requests may take to finish when the gateway stops." default:"10s" env:"SPOOL_SHUTDOWN_GRACE"`
 }
 
 // validate sets the defaults and returns an error that begins with the name of the first invalid setting.

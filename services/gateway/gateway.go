@@ -51,9 +51,11 @@ import (
 
 // Deps are the dependencies of a gateway. The caller closes them after Run has returned.
 type Deps struct {
-	NATS   *nats.Conn
-	Pool   *pgxpool.Pool // from readmodel.Open
-	Logger *slog.Logger  // nil discards
+	NATS *nats.Conn
+	Pool *pgxpool.Pool // from readmodel.Open
+	// Partitions is how the log distributes ids over partitions (topology.ReadPartitions).
+	Partitions events.Partitioning
+	Logger     *slog.Logger // nil discards
 	// Metrics is a second registry for the gateway's metrics, in addition to its own /metrics; nil for none.
 	Metrics prometheus.Registerer
 	// Sealer stores the values of secrets; nil for one that encrypts to Config.SecretsRecipient.
@@ -120,11 +122,11 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 	}
 	g.storageWatch = storage.NewWatch(storage.Config{JetStream: js, Reserve: g.cfg.StoreReserve, Logger: g.deps.Logger})
 	counts.Register(g.storageWatch.Collectors()...)
-	log, err := jslog.New(jslog.Config{JetStream: js, Logger: g.deps.Logger})
+	log, err := jslog.New(jslog.Config{JetStream: js, Partitions: g.deps.Partitions, Logger: g.deps.Logger})
 	if err != nil {
 		return err
 	}
-	g.store = reads.New(g.deps.Pool, reads.Config{Log: log})
+	g.store = reads.New(g.deps.Pool, reads.Config{Log: log, Partitions: g.deps.Partitions})
 	proxies, err := g.cfg.proxies()
 	if err != nil {
 		return fmt.Errorf("gateway: %w", err)
@@ -138,14 +140,14 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 	admissions := admission.New(admission.Limits{Bytes: g.cfg.MaxBytes, TenantBytes: g.cfg.MaxTenantBytes, TenantStreams: g.cfg.MaxTenantStreams, TenantRate: g.cfg.MaxTenantRequests, TenantBurst: g.cfg.MaxTenantBurst, TenantLimits: g.limitsWatch.Limits})
 	counts.Held(admissions.Bytes)
 	g.hub = live.NewHub(live.Config{
-		Source: g.store, NATS: g.deps.NATS, Logger: g.deps.Logger, Admission: admissions, BytesTimeout: bytesTimeoutFactor * g.cfg.WriteTimeout, LagAfter: g.cfg.LagAfter, Metrics: counts.Live(),
+		Source: g.store, Partitions: g.deps.Partitions, NATS: g.deps.NATS, Logger: g.deps.Logger, Admission: admissions, BytesTimeout: bytesTimeoutFactor * g.cfg.WriteTimeout, LagAfter: g.cfg.LagAfter, Metrics: counts.Live(),
 	})
 	sealer, err := g.sealer(js)
 	if err != nil {
 		return err
 	}
-	stored := quota.New(quota.Config{Limit: g.storageLimit, Stored: g.store.Stored, Now: g.deps.Now})
-	player := replay.New(replay.Config{Live: g.hub, Reads: g.store, NATS: g.deps.NATS, Admission: admissions})
+	stored := quota.New(quota.Config{Limit: g.storageLimit, Stored: g.store.Stored, Now: g.deps.Now, Partitions: g.deps.Partitions})
+	player := replay.New(replay.Config{Partitions: g.deps.Partitions, Live: g.hub, Reads: g.store, NATS: g.deps.NATS, Admission: admissions})
 	server := &api.Server{
 		Objects: objects.New(objects.Config{JetStream: js, Room: g.storageWatch}), Skills: objects.New(objects.Config{JetStream: js, Bucket: topology.BucketSkills, Room: g.storageWatch}), Sealer: sealer,
 		Dead: dead.New(js), Quota: stored,

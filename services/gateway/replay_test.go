@@ -44,7 +44,7 @@ func (w *world) record(tenant, session string, step time.Duration, list []turn) 
 		}
 		d := events.Delta{BlockID: p.block, ConversationID: events.MainConversation, Epoch: 1, Offset: uint32(offsets[p.block]), Text: p.text, Time: at}
 		offsets[p.block] += len(p.text)
-		_, err := w.js.Publish(w.t.Context(), events.DeltaSubject(tenant, session), encode(w.t, d))
+		_, err := w.js.Publish(w.t.Context(), events.Partitioning(topology.DefaultPartitions).DeltaSubject(tenant, session), encode(w.t, d))
 		must(w.t, err)
 	}
 }

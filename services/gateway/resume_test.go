@@ -2,14 +2,21 @@ package gateway_test
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/natsserver/natstest"
 	"github.com/spoolhq/spool/pkg/readmodel"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/gateway"
@@ -209,7 +216,7 @@ func TestStream_RecoversFromAnUnreliableLIVE(t *testing.T) {
 	})
 	t.Run("lost, and a projector starts", func(t *testing.T) {
 		emitEvent(true)
-		must(t, w.projector.Publish(topology.CtlProjector, encode(t, readmodel.Started{Group: readmodel.Group(id)})))
+		must(t, w.projector.Publish(topology.CtlProjector, encode(t, readmodel.Started{Group: events.Partitioning(topology.DefaultPartitions).Group(id)})))
 		began := time.Now()
 		one.until(t, s, all)
 		if took := time.Since(began); took > time.Second {
@@ -232,6 +239,133 @@ func TestStream_RecoversFromAnUnreliableLIVE(t *testing.T) {
 		w.emitText("default", id, "b", "two ")
 		one.wantText(t, s, "b", len("one two "))
 	})
+}
+
+// TestStream_LosesNothingWhileLIVEFails tests that clients of all transports receive every event and all text once and in
+// order while announcements are dropped, the gateway's connection to NATS is cut, the gateway receives more
+// announcements than it can queue, and NATS restarts.
+func TestStream_LosesNothingWhileLIVEFails(t *testing.T) {
+	t.Parallel()
+	srv := natstest.RunRestartable(t)
+	w := newWorldOn(t, srv.Conn())
+	w.projector = srv.Conn()
+	var link natsLink
+	var overflows atomic.Int64
+	nc := srv.Conn(nats.SetCustomDialer(&link), nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
+		if errors.Is(err, nats.ErrSlowConsumer) {
+			overflows.Add(1)
+		}
+	}))
+	g := w.gatewayOn(gateway.Config{}, nc, w.openPool(w.url))
+	id := w.session("default")
+	type client struct {
+		*watcher
+		from stream
+	}
+	var clients []client
+	for _, tr := range transports {
+		c := client{newWatcher(), readAhead(tr.join(g, id, 0))}
+		defer c.from.close()
+		c.until(t, c.from, func() bool { return c.seq == 1 })
+		clients = append(clients, c)
+	}
+	announce := func(yes bool) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.unannounced = !yes
+	}
+	repeated := w.announced(id, 1, 1)
+	for _, fault := range []struct {
+		name   string
+		before func(turn int) // called before each turn is played
+	}{
+		{"announcements are dropped", func(turn int) { announce(turn%3 == 0) }},
+		{"the connection is cut", func(turn int) {
+			if turn%4 == 0 {
+				link.cut()
+			}
+		}},
+		{"more announcements than fit into the queue", func(int) {
+			for range 5000 {
+				w.announce("default", repeated)
+			}
+		}},
+		{"NATS restarts", func(turn int) {
+			switch turn {
+			case 3:
+				srv.Stop()
+			case 9:
+				srv.Start()
+			}
+		}},
+	} {
+		list := play(t)
+		for i, p := range list {
+			fault.before(i)
+			w.play("default", id, []turn{p})
+		}
+		announce(true)
+		for _, c := range clients {
+			c.until(t, c.from, func() bool { return c.seq == w.tip(id) })
+			requireSameState(t, w, id, g, clients[0].watcher, c.watcher)
+		}
+		if t.Failed() {
+			t.Fatalf("after %s", fault.name)
+		}
+	}
+	if overflows.Load() == 0 {
+		t.Error("the gateway never dropped an announcement: the test did not fill its queue")
+	}
+}
+
+// A readAheadStream reads its stream all the time, as a client does that answers the gateway's pings.
+type readAheadStream struct {
+	stream
+	results chan readResult
+}
+
+type readResult struct {
+	event events.Wire
+	err   error
+}
+
+func readAhead(s stream) *readAheadStream {
+	r := &readAheadStream{s, make(chan readResult, 1<<16)}
+	go func() {
+		for {
+			e, err := s.next()
+			r.results <- readResult{e, err}
+			if err != nil {
+				return
+			}
+		}
+	}()
+	return r
+}
+
+func (r *readAheadStream) next() (events.Wire, error) {
+	result := <-r.results
+	return result.event, result.err
+}
+
+// natsLink dials NATS and can cut the connection.
+type natsLink struct {
+	mu   sync.Mutex
+	conn net.Conn
+}
+
+func (l *natsLink) Dial(network, address string) (net.Conn, error) {
+	conn, err := net.Dial(network, address)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.conn = conn
+	return conn, err
+}
+
+func (l *natsLink) cut() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_ = l.conn.Close()
 }
 
 // announced returns the message that announced the events.

@@ -15,6 +15,7 @@ import (
 	"github.com/spoolhq/spool/pkg/daemon/porttest"
 	"github.com/spoolhq/spool/pkg/natsserver"
 	"github.com/spoolhq/spool/pkg/natsserver/natstest"
+	"github.com/spoolhq/spool/pkg/storage"
 	"github.com/spoolhq/spool/services/gateway"
 )
 
@@ -90,11 +91,11 @@ func TestSettingStoreReserve(t *testing.T) {
 	w := newWorldOn(t, natstest.Conn(t, natstest.RunSmall(t)))
 	id := w.session("default")
 	natstest.Fill(t, w.nc, 21)
-	g := w.gatewayOn(gateway.Config{StoreReserve: 80}, w.nc, w.openPool(w.url))
+	g := w.gatewayOn(gateway.Config{ReserveSettings: storage.ReserveSettings{StoreReserve: 80}}, w.nc, w.openPool(w.url))
 	g.do("POST", "/api/sessions", `{}`, header("Idempotency-Key", "k")).wantProblem(t, 507, "STORAGE_FULL", "")
 	g.do("PUT", "/api/sessions/"+id+"/files/a", "b").wantProblem(t, 507, "STORAGE_FULL", "")
 	g.wantMetric(t, `spool_store_reserve_bytes 5.3687088e+08`)
-	if _, err := gateway.New(gateway.Config{StoreReserve: -1}, gateway.Deps{}); err == nil || !strings.Contains(err.Error(), "store-reserve") {
+	if _, err := gateway.New(gateway.Config{ReserveSettings: storage.ReserveSettings{StoreReserve: -1}}, gateway.Deps{}); err == nil || !strings.Contains(err.Error(), "store-reserve") {
 		t.Errorf("a reserve of -1 %%: %v", err)
 	}
 }

@@ -71,7 +71,7 @@ func (w *world) follow(g *served, session string, list []turn, seen func(c *watc
 			continue
 		}
 		d := events.Delta{BlockID: p.block, ConversationID: events.MainConversation, Epoch: 1, Offset: uint32(offsets[p.block]), Text: p.text, Time: at}
-		_, err := w.js.Publish(w.t.Context(), events.DeltaSubject("default", session), encode(w.t, d))
+		_, err := w.js.Publish(w.t.Context(), events.Partitioning(topology.DefaultPartitions).DeltaSubject("default", session), encode(w.t, d))
 		must(w.t, err)
 		w.emitText("default", session, p.block, p.text)
 		offsets[p.block] += len(p.text)
@@ -209,7 +209,7 @@ func TestBlocks_TextIsValidIfDeltasSplitACharacter(t *testing.T) {
 		Data: events.BlockStart{Block: events.Block{ID: block, Kind: events.KindAssistantText}}})
 	for i, text := range []string{"ab", "éz"} {
 		d := events.Delta{BlockID: block, ConversationID: events.MainConversation, Epoch: 1, Offset: uint32(i), Text: text, Time: recordedAt}
-		_, err := w.js.Publish(t.Context(), events.DeltaSubject("default", id), encode(t, d))
+		_, err := w.js.Publish(t.Context(), events.Partitioning(topology.DefaultPartitions).DeltaSubject("default", id), encode(t, d))
 		must(t, err)
 		w.exec(`INSERT INTO text_in_flight (tenant, session, block, "offset", grp, execution, conversation, at, text) VALUES ('default', $1, $2, $3, 0, '', 'main', now(), $4)`, id, block, i, text)
 	}

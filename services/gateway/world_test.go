@@ -88,7 +88,7 @@ func newWorldOn(t *testing.T, nc *nats.Conn) *world {
 	t.Helper()
 	js, err := jetstream.New(nc)
 	must(t, err)
-	must(t, topology.Provision(t.Context(), js, topology.Config{}))
+	must(t, topology.Provision(t.Context(), js, topology.Config{Partitions: topology.DefaultPartitions}))
 	db := readmodeltest.Database(t)
 	w := &world{t: t, url: db.Gateway, nc: nc, projector: nc, js: js, sessions: map[string]*fakeSession{}, entries: map[string]*versions.State{}}
 	must(t, readmodel.Migrate(t.Context(), db.Projector))
@@ -147,7 +147,7 @@ func (w *world) gatewayOn(cfg gateway.Config, nc *nats.Conn, pool *pgxpool.Pool)
 	if cfg.GRPCListen == "" {
 		cfg.GRPCListen = "127.0.0.1:0"
 	}
-	g, err := gateway.New(cfg, gateway.Deps{NATS: nc, Pool: pool, Logger: natstest.Logger(w.t), Sealer: w.sealer, Now: w.now})
+	g, err := gateway.New(cfg, gateway.Deps{NATS: nc, Pool: pool, Partitions: topology.DefaultPartitions, Logger: natstest.Logger(w.t), Sealer: w.sealer, Now: w.now})
 	must(w.t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -223,10 +223,10 @@ func (w *world) commit(tenant, session string, list []events.Event, deltas []eve
 	}
 	for _, d := range deltas {
 		p.do(`INSERT INTO text_in_flight (tenant, session, block, "offset", grp, execution, conversation, at, text) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)`,
-			tenant, session, d.BlockID, int64(d.Offset), readmodel.Group(session), d.ExecutionID, d.ConversationID, d.Time, d.Text)
+			tenant, session, d.BlockID, int64(d.Offset), events.Partitioning(topology.DefaultPartitions).Group(session), d.ExecutionID, d.ConversationID, d.Time, d.Text)
 	}
 	p.do("UPDATE sessions SET tip = $3, tip_position = $4, updated_at = now() WHERE tenant = $1 AND id = $2", tenant, session, int64(f.seq), f.position)
-	p.do("UPDATE checkpoints SET position = $2 WHERE grp = $1", readmodel.Group(session), w.position)
+	p.do("UPDATE checkpoints SET position = $2 WHERE grp = $1", events.Partitioning(topology.DefaultPartitions).Group(session), w.position)
 	if err := tx.Commit(ctx); err != nil {
 		w.t.Error(err) // not Fatal, because another goroutine may have called
 	}
@@ -282,7 +282,7 @@ func (p projection) event(e events.Event, i int) events.Wire {
 	case events.SessionCreated:
 		f.agent = d.Agent
 		p.do(`INSERT INTO sessions (tenant, id, grp, status, agent, agent_version, architecture, provider, options, metadata, created_at, updated_at, tip, tip_position)
-			VALUES ($1, $2, $3, 'open', $4, $5, $6, $7, $8, $9, $10, $10, 0, '')`, f.tenant, f.id, readmodel.Group(f.id), d.Agent, d.AgentVersion, d.Architecture,
+			VALUES ($1, $2, $3, 'open', $4, $5, $6, $7, $8, $9, $10, $10, 0, '')`, f.tenant, f.id, events.Partitioning(topology.DefaultPartitions).Group(f.id), d.Agent, d.AgentVersion, d.Architecture,
 			d.Provider, string(encode(p.w.t, d.Options)), text(d.Metadata), e.Time)
 		p.do("UPDATE sessions SET agent_ref = $3, instance = $4, environments = $5 WHERE tenant = $1 AND id = $2", f.tenant, f.id, d.AgentRef.String(), d.Instance.String(),
 			string(encode(p.w.t, texts(d.Environments))))
@@ -345,7 +345,7 @@ func (w *world) addKey(tenant string, d events.KeyCreated) {
 	if !d.Rights.ExpiresAt.IsZero() {
 		expires = &d.Rights.ExpiresAt
 	}
-	w.exec("INSERT INTO keys VALUES ($1, $2, $3, $4, $5, $6, now(), NULL, $7, $8, $9, $10)", tenant, d.KeyID, readmodel.Group(d.KeyID), d.Name, d.Prefix, d.SHA256,
+	w.exec("INSERT INTO keys VALUES ($1, $2, $3, $4, $5, $6, now(), NULL, $7, $8, $9, $10)", tenant, d.KeyID, events.Partitioning(topology.DefaultPartitions).Group(d.KeyID), d.Name, d.Prefix, d.SHA256,
 		string(d.Rights.Role), strings.Join(d.Rights.Agents, ","), expires, d.CreatedBy)
 }
 

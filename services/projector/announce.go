@@ -20,6 +20,8 @@ const (
 	maxLive = 900_000
 	// maxText is the largest text delta in bytes. As JSON it may be six times as long.
 	maxText = 64 << 10
+	// deltaOverhead is about the size in bytes of a text delta's JSON without its text.
+	deltaOverhead = 256
 )
 
 // announcer announces committed changes to gateways. It must be used by one goroutine.
@@ -83,14 +85,14 @@ func liveMessages(l fold.Live, limit int) ([][]byte, error) {
 	}
 	for _, d := range l.Deltas {
 		for _, p := range pieces(d) {
-			text, err := encode(p)
+			text, err := p.AppendJSON(make([]byte, 0, len(p.Text)+deltaOverhead))
 			if err != nil {
 				return nil, err
 			}
 			if w.size+len(text) > w.limit {
 				w.flush()
 			}
-			w.deltas, w.size = append(w.deltas, text), w.size+len(text)+1
+			w.deltas, w.size = append(w.deltas, string(text)), w.size+len(text)+1
 		}
 	}
 	w.tip = l.Tip
@@ -138,15 +140,4 @@ func pieces(d events.Delta) []events.Delta {
 		d.Text, d.Offset = d.Text[cut:], d.Offset+uint32(cut)
 	}
 	return append(out, d)
-}
-
-// encode encodes JSON without HTML escapes, like stored events.
-func encode(v any) (string, error) {
-	var b bytes.Buffer
-	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(false)
-	if err := enc.Encode(v); err != nil {
-		return "", err
-	}
-	return strings.TrimSuffix(b.String(), "\n"), nil
 }

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/pkg/eventlog"
-	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/pkg/events"
 )
 
 // Before a catch-up reads the shard, it waits for other groups that start at the same time: one gatherInterval, and then
@@ -17,9 +17,9 @@ const (
 	maxGatherIntervals = 100
 )
 
-// catchUp reads the backlog of a shard for several groups at once. A consumer with eight filter subjects makes the
-// server search all subjects of a block for each message, and again for each group. Reading the whole shard once and
-// distributing the commits here is much cheaper.
+// catchUp reads the backlog of a shard for several groups at once. A consumer for each group makes the server search
+// the blocks of the stream again for each group. Reading the whole shard once and distributing the commits here is much
+// cheaper.
 type catchUp struct {
 	log   eventlog.Log
 	shard int
@@ -95,7 +95,7 @@ func (c *catchUp) gather(ctx context.Context) {
 // read distributes a shard's commits to the members, up to the end of the log.
 func (c *catchUp) read(ctx context.Context, members []*member) {
 	byGroup := map[int]*member{}
-	all := feeder{group: c.shard, after: members[0].feed.after, retry: members[0].feed.retry}
+	all := feeder{group: c.shard, partitions: c.log.Partitioning(), after: members[0].feed.after, retry: members[0].feed.retry}
 	for _, r := range members {
 		byGroup[r.feed.group] = r
 		if r.feed.after.Seq < all.after.Seq {
@@ -103,7 +103,7 @@ func (c *catchUp) read(ctx context.Context, members []*member) {
 		}
 	}
 	all.push = func(it item, bytes int) error {
-		r := byGroup[it.group(c.shard)]
+		r := byGroup[it.group(c.log.Partitioning(), c.shard)]
 		if r == nil || it.rec.Position.Seq <= r.feed.after.Seq || r.ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -124,9 +124,9 @@ func (c *catchUp) read(ctx context.Context, members []*member) {
 
 // group returns the group that folds an item. Commits without a valid subject belong to the first group of their
 // shard.
-func (it item) group(shard int) int {
+func (it item) group(partitions events.Partitioning, shard int) int {
 	if it.rec.Subject.ID == "" {
 		return shard
 	}
-	return topology.GroupOf(it.rec.Subject.Partition())
+	return partitions.Group(it.rec.Subject.ID)
 }

@@ -67,11 +67,14 @@ func (b *rebuild) compare(ctx context.Context) (rows uint64, err error) {
 	defer func() { _ = other.Close(context.WithoutCancel(ctx)) }()
 	snapshot := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
 	err = pgx.BeginTxFunc(ctx, b.conn, snapshot, func(tx pgx.Tx) error {
-		target, err := checkpoints(ctx, tx, "")
+		target, err := checkpoints(ctx, tx, len(b.groups), "")
 		if err != nil {
 			return err
 		}
 		if err := b.foldTo(ctx, target); err != nil {
+			return err
+		}
+		if err := b.createIndexes(ctx); err != nil {
 			return err
 		}
 		for n, g := range b.groups {

@@ -2,7 +2,6 @@ package projector
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -84,7 +83,7 @@ func (r *deltaReader) next(ctx context.Context) error {
 		return errGap
 	}
 	r.seq = meta.Sequence.Stream
-	d, err := decodeDelta(m.Subject(), m.Data())
+	d, err := decodeDelta(r.g.p.deps.Log.Partitioning(), m.Subject(), m.Data())
 	if err != nil {
 		// The text is a copy of what block_complete will contain, so nothing is lost.
 		r.g.logger.Warn("drop text in flight", "subject", m.Subject(), "sequence", r.seq, "error", err)
@@ -94,7 +93,7 @@ func (r *deltaReader) next(ctx context.Context) error {
 }
 
 // decodeDelta decodes a message of DELTAS and checks that its subject is valid.
-func decodeDelta(subject string, data []byte) (fold.Delta, error) {
+func decodeDelta(partitions events.Partitioning, subject string, data []byte) (fold.Delta, error) {
 	t := strings.Split(subject, ".")
 	if len(t) != 4 {
 		return fold.Delta{}, fmt.Errorf("subject %q is not dl.<partition>.<tenant>.<session>", subject)
@@ -103,10 +102,12 @@ func decodeDelta(subject string, data []byte) (fold.Delta, error) {
 	if err := errors.Join(events.CheckTenant("tenant", d.Tenant), events.CheckID("sessionId", events.KindSession, d.Session)); err != nil {
 		return d, err
 	}
-	if t[1] != events.PartitionToken(events.Partition(d.Session)) {
+	if t[1] != events.PartitionToken(partitions.Of(d.Session)) {
 		return d, fmt.Errorf("subject %q: partition is not the session's", subject)
 	}
-	return d, json.Unmarshal(data, &d.Delta)
+	var err error
+	d.Delta, err = events.DecodeDelta(data)
+	return d, err
 }
 
 // open creates a consumer that continues after the last delivered message.
@@ -120,8 +121,11 @@ func (r *deltaReader) open(ctx context.Context) error {
 	case r.since != nil:
 		cfg.DeliverPolicy, cfg.OptStartTime = jetstream.DeliverByStartTimePolicy, r.since
 	}
-	for _, p := range topology.GroupPartitions(r.g.n) {
+	for _, p := range r.g.p.deps.Log.Partitioning().InGroup(r.g.n) {
 		cfg.FilterSubjects = append(cfg.FilterSubjects, topology.DeltaFilter(p))
+	}
+	if len(cfg.FilterSubjects) == 1 {
+		cfg.FilterSubject, cfg.FilterSubjects = cfg.FilterSubjects[0], nil
 	}
 	try, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -30,8 +31,9 @@ import (
 
 // These variables make the test binary run a projector, which a test can kill.
 const (
-	processNATS = "PROJECTOR_TEST_NATS"
-	processPG   = "PROJECTOR_TEST_POSTGRES"
+	processNATS    = "PROJECTOR_TEST_NATS"
+	processPG      = "PROJECTOR_TEST_POSTGRES"
+	processRebuild = "PROJECTOR_TEST_REBUILD=1" // runs a rebuild instead
 )
 
 // process is the main function of the projector's process.
@@ -44,8 +46,12 @@ func process() error {
 	if err != nil {
 		return err
 	}
-	log, err := jslog.New(jslog.Config{JetStream: js})
+	log, err := jslog.New(jslog.Config{JetStream: js, Partitions: topology.DefaultPartitions})
 	if err != nil {
+		return err
+	}
+	if slices.Contains(os.Environ(), processRebuild) {
+		_, err := projector.Rebuild(context.Background(), projector.Config{DatabaseURL: os.Getenv(processPG)}, projector.Deps{Log: log}, false)
 		return err
 	}
 	p, err := projector.New(projector.Config{DatabaseURL: os.Getenv(processPG), LockRetry: 20 * time.Millisecond, BatchCommits: 7}, projector.Deps{NATS: nc, Log: log, Logger: slog.New(slog.NewTextHandler(os.Stderr, nil))})
@@ -66,10 +72,10 @@ type child struct {
 	stdin io.WriteCloser
 }
 
-func (w *world) spawn(natsURL string) *child {
+func (w *world) spawn(natsURL string, env ...string) *child {
 	w.t.Helper()
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), processNATS+"="+natsURL, processPG+"="+w.url)
+	cmd.Env = append(append(os.Environ(), processNATS+"="+natsURL, processPG+"="+w.url), env...)
 	if os.Getenv("PROJECTOR_TEST_LOG") != "" {
 		cmd.Stderr = os.Stderr
 	}
@@ -185,12 +191,12 @@ func TestRun_OneOfTwoReplicasLeadsEachGroup(t *testing.T) {
 	first := w.start()
 	w.start()
 	var sessions []*session
-	for g := range topology.ProjectorGroups {
+	for g := range w.log.Partitioning().Groups() {
 		sessions = append(sessions, w.session(g).create())
 	}
 	w.awaitProjected(sessions...)
 	mu.Lock()
-	for g := range topology.ProjectorGroups {
+	for g := range w.log.Partitioning().Groups() {
 		if n := starts[fmt.Sprintf(`{"group":%d}`, g)]; n != 1 {
 			t.Errorf("group %d was started %d times, want 1", g, n)
 		}
@@ -265,7 +271,7 @@ func TestRun_RepeatedCommitsChangeNothing(t *testing.T) {
 	s.turn(1)
 	w.start(func(_ *projector.Config, d *projector.Deps) { d.Log = repeatingLog{w.log} })
 	eventually(t, "the log's end", func() error {
-		if !queryOne[bool](w, "SELECT caught_up FROM checkpoints WHERE grp = $1", readmodel.Group(s.id)) {
+		if !queryOne[bool](w, "SELECT caught_up FROM checkpoints WHERE grp = $1", w.log.Partitioning().Group(s.id)) {
 			return errNotYet
 		}
 		return nil
@@ -455,7 +461,7 @@ func TestRun_AcceptsAPurgedCheckpoint(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, subject := range []events.Subject{s.life.Subject, s.run.Subject} {
-		if err := stream.Purge(t.Context(), jetstream.WithPurgeSubject(subject.String())); err != nil {
+		if err := stream.Purge(t.Context(), jetstream.WithPurgeSubject(w.log.Partitioning().Subject(subject))); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/pkg/eventlog"
-	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/services/projector/internal/fold"
 )
 
@@ -19,20 +19,20 @@ type item struct {
 	end    bool
 }
 
-// payloadTries is how often the object store is asked for missing data before the commit is projected without it; a
+// payloadTries is the maximum number of times that the object store is asked for missing data before the commit is projected without it; a
 // replica may lag.
 const payloadTries = 3
 
-// maxLateness is how much later than the fastest commit a commit may arrive before the reader switches to a catch-up.
+// maxLateness is the maximum delay of a commit, compared with the fastest commit, before the reader switches to a catch-up.
 const maxLateness = 2 * time.Second
 
 var errLate = errors.New("commits arrive too late")
 
 // feed reads the group's commits after a position, up to the end of the log and then new ones, until ctx ends.
 func (g *group) feed(ctx context.Context, after eventlog.Position) {
-	f := feeder{group: g.n, after: after, retry: newBackoff(g.logger, "read the log")}
+	f := feeder{group: g.n, partitions: g.p.deps.Log.Partitioning(), after: after, retry: newBackoff(g.logger, "read the log")}
 	queue := func(it item, bytes int) error { return g.records.push(ctx, it, bytes) }
-	filter := eventlog.Filter{Partitions: topology.GroupPartitions(g.n), Foreign: true}
+	filter := eventlog.Filter{Partitions: g.p.deps.Log.Partitioning().InGroup(g.n), Foreign: true}
 	for ctx.Err() == nil {
 		f.push = queue
 		g.arrived()
@@ -69,12 +69,13 @@ func (g *group) failWhenLate(queue func(item, int) error) func(item, int) error 
 
 // feeder reads a group's commits and skips those that cannot be read.
 type feeder struct {
-	group int
-	after eventlog.Position
-	push  func(it item, bytes int) error // called with each item; its error ends the read
-	retry backoff
-	tries int  // attempts to read the payload of the next commit
-	late  bool // whether push returned errBehind
+	group      int
+	partitions events.Partitioning
+	after      eventlog.Position
+	push       func(it item, bytes int) error // called with each item; its error ends the read
+	retry      backoff
+	tries      int  // attempts to read the payload of the next commit
+	late       bool // whether push returned errBehind
 }
 
 // run pushes the records of an iterator and reports whether it reached the end.
@@ -91,7 +92,7 @@ func (f *feeder) run(ctx context.Context, reading iter.Seq2[eventlog.Record, err
 			}
 			// A commit that did not decode has no events for any reader; a commit without its payload has all its
 			// events.
-			it.poison = newPoison(it.group(rec.Position.Shard), rec, err)
+			it.poison = newPoison(f.partitions, it.group(f.partitions, rec.Position.Shard), rec, err)
 		}
 		if rec.Position.Seq <= f.after.Seq {
 			continue // a duplicate delivery

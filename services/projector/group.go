@@ -15,7 +15,7 @@ import (
 	"github.com/spoolhq/spool/services/projector/internal/store"
 )
 
-// deltasOverlap is how long before its checkpoint the text in flight is read again. The stream has its own
+// deltasOverlap is the time before a group's checkpoint from which text in flight is read again. The stream has its own
 // timestamps, and folding text twice has no effect.
 const deltasOverlap = 10 * time.Second
 

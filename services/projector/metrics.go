@@ -6,8 +6,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-
-	"github.com/spoolhq/spool/pkg/topology"
 )
 
 // metrics are the metrics of a projector, by partition group.
@@ -19,11 +17,11 @@ type metrics struct {
 	leading  *prometheus.GaugeVec
 	position *prometheus.GaugeVec
 
-	since [topology.ProjectorGroups]atomic.Int64 // time of the oldest commit that was read but not applied, in ns; 0 for none
+	since []atomic.Int64 // by group: time of the oldest commit that was read but not applied, in ns; 0 for none
 }
 
-// newMetrics creates the metrics and registers them if r is not nil.
-func newMetrics(r prometheus.Registerer, now func() time.Time) *metrics {
+// newMetrics creates the metrics of a number of groups and registers them if r is not nil.
+func newMetrics(r prometheus.Registerer, now func() time.Time, groups int) *metrics {
 	counter := func(name, help string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "spool_projector_" + name, Help: help}, []string{"group"})
 	}
@@ -31,6 +29,7 @@ func newMetrics(r prometheus.Registerer, now func() time.Time) *metrics {
 		return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "spool_projector_" + name, Help: help}, []string{"group"})
 	}
 	m := &metrics{
+		since:   make([]atomic.Int64, groups),
 		commits: counter("commits_total", "Commits that were folded into the read models."),
 		events:  counter("events_total", "Events in these commits."),
 		poison:  counter("poison_total", "Commits that could not be projected and were reported to DEAD."),
@@ -62,7 +61,7 @@ func newMetrics(r prometheus.Registerer, now func() time.Time) *metrics {
 }
 
 // DescribeMetrics registers the projector's metrics without a projector, to generate documentation from them.
-func DescribeMetrics(r prometheus.Registerer) { newMetrics(r, time.Now) }
+func DescribeMetrics(r prometheus.Registerer) { newMetrics(r, time.Now, 1) }
 
 // setLeading records whether this replica projects a group.
 func (m *metrics) setLeading(group int, leading bool) {

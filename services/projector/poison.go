@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/pkg/truncate"
 	"github.com/spoolhq/spool/services/projector/internal/fold"
@@ -22,10 +23,10 @@ import (
 const maxReason = 500
 
 // newPoison returns the record of a commit that cannot be projected completely.
-func newPoison(group int, rec eventlog.Record, why error) *fold.Poison {
+func newPoison(partitions events.Partitioning, group int, rec eventlog.Record, why error) *fold.Poison {
 	subject := ""
 	if rec.Subject.ID != "" {
-		subject = rec.Subject.String()
+		subject = partitions.Subject(rec.Subject)
 	}
 	return &fold.Poison{Group: int16(group), Position: rec.Position.String(), Subject: subject, Reason: oneLine(why.Error()), At: rec.Time}
 }
@@ -75,7 +76,7 @@ func (g *group) commitInPieces(ctx context.Context, s step) error {
 		var refused *store.RefusedError
 		if errors.As(err, &refused) {
 			one.batch.Bare = true
-			one.batch.Poison = []fold.Poison{*newPoison(g.n, rec, err)}
+			one.batch.Poison = []fold.Poison{*newPoison(g.p.deps.Log.Partitioning(), g.n, rec, err)}
 			if err = g.reportToDead(ctx, one.batch.Poison); err == nil {
 				err = g.commitFresh(ctx, one)
 			}

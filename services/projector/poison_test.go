@@ -14,7 +14,7 @@ func TestPoison_GoesToDeadWithoutBlockingTheGroup(t *testing.T) {
 	w := newWorld(t, 1)
 	w.migrate()
 	s := w.session(3).create()
-	ack, err := w.js.Publish(t.Context(), s.run.Subject.String(), []byte(`{"v":1,"events":"garbage"`))
+	ack, err := w.js.Publish(t.Context(), w.log.Partitioning().Subject(s.run.Subject), []byte(`{"v":1,"events":"garbage"`))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -22,14 +22,14 @@ func TestPoison_GoesToDeadWithoutBlockingTheGroup(t *testing.T) {
 	w.start()
 	w.awaitProjected(next)
 	want := fmt.Sprintf("0-%d", ack.Sequence)
-	if got := queryOne[string](w, "SELECT position||' '||subject FROM poison"); got != want+" "+s.run.Subject.String() {
+	if got := queryOne[string](w, "SELECT position||' '||subject FROM poison"); got != want+" "+w.log.Partitioning().Subject(s.run.Subject) {
 		t.Errorf("poison is %q", got)
 	}
 	dead, err := w.js.Stream(t.Context(), topology.StreamDead)
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := dead.GetLastMsgForSubject(t.Context(), topology.Dead(s.run.Subject.String()))
+	m, err := dead.GetLastMsgForSubject(t.Context(), topology.Dead(w.log.Partitioning().Subject(s.run.Subject)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,7 +89,7 @@ func TestRefusedRows_DoNotBlockOthers(t *testing.T) {
 	w.start()
 	w.awaitProjected(s, other)
 	w.checkAgainstLog(other)
-	if got := queryOne[string](w, "SELECT subject||' '||reason FROM poison"); !strings.HasPrefix(got, s.run.Subject.String()+" postgres refuses the rows: ") {
+	if got := queryOne[string](w, "SELECT subject||' '||reason FROM poison"); !strings.HasPrefix(got, w.log.Partitioning().Subject(s.run.Subject)+" postgres refuses the rows: ") {
 		t.Errorf("poison is %q", got)
 	}
 	if got := queryOne[string](w, "SELECT string_agg(seq||'', ',' ORDER BY seq) FROM events WHERE session = $1", s.id); !strings.HasPrefix(got, "1,2,3,4,5,6,7,8,") {

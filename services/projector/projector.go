@@ -1,5 +1,5 @@
 // Package projector folds the log into the read models in Postgres and announces committed changes on LIVE. Any
-// number of replicas may run: each of the eight partition groups is projected by one replica at a time.
+// number of replicas may run: each partition group is projected by one replica at a time.
 package projector
 
 import (
@@ -20,6 +20,7 @@ import (
 	"github.com/spoolhq/spool/pkg/retry"
 	"github.com/spoolhq/spool/pkg/settings"
 	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/projector/internal/store"
 )
 
 // Config configures the service. Only DatabaseURL is required; zero values of other fields mean the defaults.
@@ -103,7 +104,7 @@ func New(cfg Config, deps Deps) (*Projector, error) {
 	if deps.Tip == nil {
 		deps.Tip = func(ctx context.Context, shard int) (uint64, error) { return streamTip(ctx, js, shard) }
 	}
-	p := &Projector{cfg: cfg, deps: deps, js: js, counts: newMetrics(deps.Metrics, deps.Now)}
+	p := &Projector{cfg: cfg, deps: deps, js: js, counts: newMetrics(deps.Metrics, deps.Now, deps.Log.Partitioning().Groups())}
 	for shard := range deps.Log.Shards() {
 		p.catchUps = append(p.catchUps, &catchUp{log: deps.Log, shard: shard})
 	}
@@ -125,6 +126,9 @@ func (p *Projector) Run(ctx context.Context) error {
 	for {
 		err := readmodel.Migrate(ctx, p.cfg.DatabaseURL)
 		if err == nil {
+			err = store.PrepareGroups(ctx, p.cfg.DatabaseURL, readmodel.Schema, p.deps.Log.Partitioning().Groups())
+		}
+		if err == nil {
 			break
 		}
 		if !pauses.wait(ctx, err) {
@@ -132,7 +136,7 @@ func (p *Projector) Run(ctx context.Context) error {
 		}
 	}
 	var all errgroup.Group
-	for n := range topology.ProjectorGroups {
+	for n := range p.deps.Log.Partitioning().Groups() {
 		all.Go(func() error {
 			p.projectGroup(ctx, n)
 			return nil

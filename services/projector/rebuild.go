@@ -13,7 +13,6 @@ import (
 
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/readmodel"
-	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/projector/internal/fold"
 	"github.com/spoolhq/spool/services/projector/internal/store"
 )
@@ -58,10 +57,26 @@ func Rebuild(ctx context.Context, cfg Config, deps Deps, compare bool) (r Report
 		deps.Now = time.Now
 	}
 	began := deps.Now()
-	b := rebuild{p: &Projector{cfg: cfg, deps: deps, counts: newMetrics(nil, deps.Now)}, logger: deps.Logger.With("doing", "rebuild")}
+	p := &Projector{cfg: cfg, deps: deps, counts: newMetrics(nil, deps.Now, deps.Log.Partitioning().Groups())}
+	logger := deps.Logger.With("doing", "rebuild")
+	r, err = (&rebuild{p: p, logger: logger, defers: true}).run(ctx, compare)
+	if errors.Is(err, errIndexRefused) {
+		// With all indexes in place, the commit of the row is found and projected without the row, as live.
+		logger.Warn("fold again with indexes", "error", err)
+		r, err = (&rebuild{p: p, logger: logger}).run(ctx, compare)
+	}
+	if err != nil {
+		return r, fmt.Errorf("rebuild: %w", err)
+	}
+	r.Duration = deps.Now().Sub(began)
+	return r, nil
+}
+
+// run folds the log once and compares or replaces the read models.
+func (b *rebuild) run(ctx context.Context, compare bool) (r Report, err error) {
 	defer func() { err = errors.Join(err, b.close()) }()
 	if err := b.prepare(ctx); err != nil {
-		return r, fmt.Errorf("rebuild: %w", err)
+		return r, err
 	}
 	if compare {
 		r.Rows, err = b.compare(ctx)
@@ -69,12 +84,11 @@ func Rebuild(ctx context.Context, cfg Config, deps Deps, compare bool) (r Report
 		r.Held, err = b.replace(ctx)
 	}
 	if err != nil {
-		return r, fmt.Errorf("rebuild: %w", err)
+		return r, err
 	}
 	for _, g := range b.groups {
 		r.Commits += g.commits
 	}
-	r.Duration = deps.Now().Sub(began)
 	return r, nil
 }
 
@@ -84,6 +98,9 @@ type rebuild struct {
 	logger *slog.Logger
 	conn   *pgx.Conn // connection to the live schema
 	groups []*shadow
+
+	defers  bool             // whether indexes are created after the rows
+	indexes *deferredIndexes // nil if defers is false
 }
 
 // shadow is one group in the shadow schema.
@@ -119,16 +136,38 @@ func (b *rebuild) prepare(ctx context.Context) (err error) {
 	if err := readmodel.MigrateSchema(ctx, url, readmodel.ShadowSchema); err != nil {
 		return err
 	}
-	for n := range topology.ProjectorGroups {
+	for _, schema := range []string{readmodel.Schema, readmodel.ShadowSchema} {
+		if err := store.PrepareGroups(ctx, url, schema, b.p.deps.Log.Partitioning().Groups()); err != nil {
+			return err
+		}
+	}
+	if b.defers {
+		if b.indexes, err = dropIndexes(ctx, url, b.logger); err != nil {
+			return err
+		}
+	}
+	for n := range b.p.deps.Log.Partitioning().Groups() {
 		g := &shadow{group: newGroup(b.p, n, b.logger.With("group", n))}
 		g.quiet, g.model = true, fold.New(n, b.p.cfg.PresentRows)
 		b.groups = append(b.groups, g)
 		if g.store, err = store.Open(ctx, url, readmodel.ShadowSchema, n); err != nil {
 			return err
 		}
+		g.store.Disposable = true
+		if b.indexes != nil {
+			g.store.BeforeEventsLookup = b.indexes.createOfEvents
+		}
 		g.checkpoint.Shard = int16(g.shard)
 	}
 	return nil
+}
+
+// createIndexes creates the indexes that were deferred.
+func (b *rebuild) createIndexes(ctx context.Context) error {
+	if b.indexes == nil {
+		return nil
+	}
+	return b.indexes.create(ctx)
 }
 
 // dropLeftovers drops the schemas of this rebuild and of an earlier one that was interrupted.
@@ -150,6 +189,9 @@ func (b *rebuild) close() (err error) {
 			err = errors.Join(err, g.store.Close())
 		}
 	}
+	if b.indexes != nil {
+		err = errors.Join(err, b.indexes.close(ctx))
+	}
 	if b.conn == nil {
 		return err
 	}
@@ -165,8 +207,8 @@ func (b *rebuild) close() (err error) {
 }
 
 // checkpoints returns the checkpoints of the live groups.
-func checkpoints(ctx context.Context, q pgx.Tx, suffix string) ([]store.Checkpoint, error) {
-	rows, err := q.Query(ctx, "SELECT shard, position, commit_id FROM spool.checkpoints ORDER BY grp"+suffix)
+func checkpoints(ctx context.Context, q pgx.Tx, groups int, suffix string) ([]store.Checkpoint, error) {
+	rows, err := q.Query(ctx, "SELECT shard, position, commit_id FROM spool.checkpoints WHERE grp < $1 ORDER BY grp"+suffix, groups)
 	if err != nil {
 		return nil, fmt.Errorf("read checkpoints: %w", err)
 	}
@@ -174,8 +216,8 @@ func checkpoints(ctx context.Context, q pgx.Tx, suffix string) ([]store.Checkpoi
 		err = row.Scan(&c.Shard, &c.Position, &c.CommitID)
 		return c, err
 	})
-	if err == nil && len(list) != topology.ProjectorGroups {
-		err = fmt.Errorf("got %d checkpoints, want %d", len(list), topology.ProjectorGroups)
+	if err == nil && len(list) != groups {
+		err = fmt.Errorf("got %d checkpoints, want %d", len(list), groups)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read checkpoints: %w", err)
@@ -189,11 +231,14 @@ func (b *rebuild) replace(ctx context.Context) (held time.Duration, err error) {
 		before := b.folded()
 		var target []store.Checkpoint
 		err := pgx.BeginFunc(ctx, b.conn, func(tx pgx.Tx) (err error) {
-			target, err = checkpoints(ctx, tx, "")
+			target, err = checkpoints(ctx, tx, len(b.groups), "")
 			return err
 		})
 		if err == nil {
 			err = b.foldTo(ctx, target)
+		}
+		if err == nil {
+			err = b.createIndexes(ctx)
 		}
 		if err != nil {
 			return 0, err
@@ -226,7 +271,7 @@ func (b *rebuild) analyze(ctx context.Context) error {
 // swap pauses live projection, folds the remaining commits, and renames the schemas. A projector that was writing the
 // live rows finds that its checkpoint has moved and starts again on the new rows.
 func (b *rebuild) swap(ctx context.Context, tx pgx.Tx) error {
-	target, err := checkpoints(ctx, tx, " FOR UPDATE")
+	target, err := checkpoints(ctx, tx, len(b.groups), " FOR UPDATE")
 	if err != nil {
 		return err
 	}
@@ -282,7 +327,7 @@ var errTargetReached = errors.New("done")
 
 // foldShard reads a shard once for all its groups, and writes concurrently with the read.
 func foldShard(ctx context.Context, log eventlog.Log, shard int, groups []*shadow) error {
-	f := feeder{group: shard, retry: newBackoff(groups[0].logger, "read the log")}
+	f := feeder{group: shard, partitions: log.Partitioning(), retry: newBackoff(groups[0].logger, "read the log")}
 	var end uint64
 	f.after = groups[0].position()
 	for _, g := range groups {
@@ -297,7 +342,7 @@ func foldShard(ctx context.Context, log eventlog.Log, shard int, groups []*shado
 	f.push = func(it item, bytes int) error {
 		at := it.rec.Position.Seq
 		// The groups of a shard are numbered shard, shard + shards, …
-		g := groups[(it.group(shard)-shard)/log.Shards()]
+		g := groups[(it.group(log.Partitioning(), shard)-shard)/log.Shards()]
 		if at > g.from && at <= g.target {
 			g.take(ctx, writers, it, bytes)
 		}

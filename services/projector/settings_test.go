@@ -10,7 +10,6 @@ import (
 
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/pgserver/pgtest"
-	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/projector"
 )
 
@@ -97,7 +96,7 @@ func TestSettingLockRetry_ShorterIntervalTakesOver(t *testing.T) {
 	all := func(what string, leads func() float64) {
 		t.Helper()
 		eventually(t, what, func() error {
-			if n := leads(); n != topology.ProjectorGroups {
+			if n := leads(); int(n) != w.log.Partitioning().Groups() {
 				return fmt.Errorf("the replica leads %v groups", n)
 			}
 			return nil
@@ -116,7 +115,7 @@ func TestSettingLockRetry_ShorterIntervalTakesOver(t *testing.T) {
 	all("the first replica leads", leads)
 	asked(0)
 	_, never := start(time.Hour)
-	asked(topology.ProjectorGroups) // without success: each connection retries in an hour
+	asked(w.log.Partitioning().Groups()) // without success: each connection retries in an hour
 	_, soon := start(20 * time.Millisecond)
 	stop()
 	all("the third replica leads", soon)

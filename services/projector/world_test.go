@@ -62,21 +62,34 @@ func newWorld(t testing.TB, shards int) *world {
 
 func newWorldOn(t testing.TB, shards int, cfg natsserver.Config) *world {
 	t.Helper()
+	return newWorldWith(t, topology.Layout{Shards: shards, Partitions: topology.DefaultPartitions}, cfg)
+}
+
+func newWorldWith(t testing.TB, layout topology.Layout, cfg natsserver.Config) *world {
+	t.Helper()
 	srv := natstest.RunConfig(t, cfg)
 	nc := natstest.Conn(t, srv)
 	js, err := jetstream.New(nc)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := topology.Provision(t.Context(), js, topology.Config{Shards: shards}); err != nil {
+	if err := topology.Provision(t.Context(), js, installation(layout)); err != nil {
 		t.Fatal(err)
 	}
-	log, err := jslog.New(jslog.Config{JetStream: js, Shards: shards, Signing: topology.Signing{CommitVersion: events.CommitVersion}})
+	log, err := jslog.New(jslog.Config{JetStream: js, Shards: layout.Shards, Partitions: layout.Partitions, Signing: topology.Signing{CommitVersion: events.CommitVersion}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	db := readmodeltest.Database(t)
 	return &world{t: t, srv: srv, nc: nc, js: js, log: log, db: db, url: db.Projector}
+}
+
+// installation returns the settings that install a layout.
+func installation(l topology.Layout) topology.Config {
+	if l.Partitions == 0 {
+		return topology.Config{Shards: l.Shards}
+	}
+	return topology.Config{Shards: l.Shards, Partitions: l.Partitions.Count()}
 }
 
 // migrate creates the tables without a projector.
@@ -138,19 +151,36 @@ func (w *world) conn() *pgx.Conn {
 	return conn
 }
 
-func (w *world) exec(sql string, args ...any) {
+// withConn gives use a connection that it closes at once: a test that polls would exhaust the connections of the server.
+func (w *world) withConn(use func(*pgx.Conn) error) {
 	w.t.Helper()
-	if _, err := w.conn().Exec(w.t.Context(), sql, args...); err != nil {
+	conn, err := readmodel.Connect(w.t.Context(), w.url, readmodel.Schema)
+	if err != nil {
 		w.t.Fatal(err)
 	}
+	defer func() { _ = conn.Close(context.Background()) }()
+	if err := use(conn); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) exec(sql string, args ...any) {
+	w.t.Helper()
+	w.withConn(func(conn *pgx.Conn) error {
+		_, err := conn.Exec(w.t.Context(), sql, args...)
+		return err
+	})
 }
 
 // queryOne returns the only value of a query.
 func queryOne[T any](w *world, sql string, args ...any) (v T) {
 	w.t.Helper()
-	if err := w.conn().QueryRow(w.t.Context(), sql, args...).Scan(&v); err != nil {
-		w.t.Fatalf("%s: %v", sql, err)
-	}
+	w.withConn(func(conn *pgx.Conn) error {
+		if err := conn.QueryRow(w.t.Context(), sql, args...).Scan(&v); err != nil {
+			return fmt.Errorf("%s: %w", sql, err)
+		}
+		return nil
+	})
 	return v
 }
 
@@ -181,7 +211,7 @@ func (w *world) awaitProjected(sessions ...*session) {
 			}
 			defer conn.Close(context.Background()) //nolint:errcheck // the test has ended
 			var position int64
-			if err := conn.QueryRow(w.t.Context(), "SELECT position FROM checkpoints WHERE grp = $1", readmodel.Group(s.id)).Scan(&position); err != nil {
+			if err := conn.QueryRow(w.t.Context(), "SELECT position FROM checkpoints WHERE grp = $1", w.log.Partitioning().Group(s.id)).Scan(&position); err != nil {
 				return err
 			}
 			if want := int64(max(s.life.Seq, s.run.Seq)); position < want {
@@ -213,7 +243,7 @@ func (w *world) session(group int) *session {
 	for {
 		serial++
 		id := events.Derive(events.KindSession, w.t.Name(), fmt.Sprint(serial))
-		if group < 0 || readmodel.Group(id) == group {
+		if group < 0 || w.log.Partitioning().Group(id) == group {
 			return &session{w: w, tenant: "default", id: id,
 				life: eventlog.Head{Subject: events.LifeOf("default", id)}, run: eventlog.Head{Subject: events.RunOf("default", id)}}
 		}
@@ -306,7 +336,7 @@ func (s *session) publishText(x, block string, offset int, text string) {
 	if err != nil {
 		s.w.t.Fatal(err)
 	}
-	if _, err := s.w.js.Publish(context.Background(), events.DeltaSubject(s.tenant, s.id), data); err != nil {
+	if _, err := s.w.js.Publish(context.Background(), s.w.log.Partitioning().DeltaSubject(s.tenant, s.id), data); err != nil {
 		s.w.t.Fatal(err)
 	}
 }

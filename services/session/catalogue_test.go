@@ -322,7 +322,7 @@ func TestSecrets_AreForgottenAtTheEndOfTheirExecution(t *testing.T) {
 	must(t, err)
 	data, err := end.Encode()
 	must(t, err)
-	_, err = s.js.PublishMsg(t.Context(), &nats.Msg{Subject: events.RunOf("default", sid).String(), Header: nats.Header{jetstream.StreamHeader: {"SKILLS"}}, Data: data})
+	_, err = s.js.PublishMsg(t.Context(), &nats.Msg{Subject: s.log.Partitioning().Subject(events.RunOf("default", sid)), Header: nats.Header{jetstream.StreamHeader: {"SKILLS"}}, Data: data})
 	must(t, err)
 	dead, err := s.js.Stream(t.Context(), topology.StreamDead)
 	must(t, err)

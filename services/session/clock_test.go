@@ -25,7 +25,7 @@ func (s *stack) startCopyOnHost(off time.Duration) {
 	nc := natstest.Conn(s.t, s.srv)
 	js, err := jetstream.New(nc)
 	must(s.t, err)
-	log, err := jslog.New(jslog.Config{JetStream: js, Signing: topology.Signing{CommitVersion: events.CommitVersion}})
+	log, err := jslog.New(jslog.Config{JetStream: js, Partitions: topology.DefaultPartitions, Signing: topology.Signing{CommitVersion: events.CommitVersion}})
 	must(s.t, err)
 	clock := bus.NewClock(bus.ClockConfig{JetStream: js, Stream: topology.StreamCommands, Host: func() time.Time { return time.Now().Add(off) }})
 	svc, err := service.New(service.Config{}, service.Deps{NATS: nc, Log: log, Logger: slog.New(slog.DiscardHandler), Clock: clock, Copy: "off by " + off.String()})

@@ -12,7 +12,7 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// drainTime is how long a stopping copy of the service continues to answer requests for consumers.
+// drainTime is the time for which a stopping copy of the service continues to answer requests for consumers.
 const drainTime = 5 * time.Second
 
 // Gate holds the settings of the consumer gate. If NATS has accounts, the gate runs in each copy of the service.

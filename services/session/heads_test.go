@@ -117,7 +117,7 @@ func (s *stack) forge(edit func(list []stored)) {
 // rechain computes the hashes of a subject's messages again, from a message on.
 func rechain(t *testing.T, list []stored, from int) {
 	t.Helper()
-	subject, err := events.ParseSubject(list[from].subject)
+	subject, err := events.Partitioning(topology.DefaultPartitions).ParseSubject(list[from].subject)
 	must(t, err)
 	prev := ""
 	for i := range list {

@@ -7,17 +7,21 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/spoolhq/spool/pkg/bus"
+	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
 // keyChains counts the commits of API keys, which are stored in the shards of the log. It is safe for concurrent use.
-type keyChains []*bus.StreamHandle // by shard
+type keyChains struct {
+	shards     []*bus.StreamHandle
+	partitions events.Partitioning
+}
 
-func newKeyChains(js jetstream.JetStream, shards int) keyChains {
-	var out keyChains
-	for i := range shards {
-		out = append(out, bus.NewStreamHandle(js, topology.EventsStream(i)))
+func newKeyChains(js jetstream.JetStream, l eventlog.Log) keyChains {
+	out := keyChains{partitions: l.Partitioning()}
+	for i := range l.Shards() {
+		out.shards = append(out.shards, bus.NewStreamHandle(js, topology.EventsStream(i)))
 	}
 	return out
 }
@@ -25,7 +29,7 @@ func newKeyChains(js jetstream.JetStream, shards int) keyChains {
 // live returns the chains with one commit, key_created, of a tenant's API keys. The leaders of the streams answer.
 func (k keyChains) live(ctx context.Context, tenant string) ([]events.Subject, error) {
 	var list []events.Subject
-	for _, handle := range k {
+	for _, handle := range k.shards {
 		stream, err := handle.Open(ctx)
 		if err != nil {
 			return nil, err
@@ -35,7 +39,7 @@ func (k keyChains) live(ctx context.Context, tenant string) ([]events.Subject, e
 			return nil, fmt.Errorf("count the API keys of tenant %s: %w", tenant, err)
 		}
 		for name, commits := range info.State.Subjects {
-			subject, err := events.ParseSubject(name)
+			subject, err := k.partitions.ParseSubject(name)
 			if err != nil {
 				return nil, err
 			}

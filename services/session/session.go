@@ -46,10 +46,9 @@ type Config struct {
 	CommandWorkers int           `default:"64" env:"SPOOL_COMMAND_WORKERS" help:"Number of commands that one copy carries out at once."`
 	ReactorWorkers int           `default:"64" env:"SPOOL_REACTOR_WORKERS" help:"Number of commits of a shard that one copy handles at once."`
 	HostPaths      []string      `name:"host-paths" default:"" env:"SPOOL_HOST_PATHS" help:"Folders of this machine in which, and below which, sessions with local sandboxes may work instead of a workspace of their own; / allows all. Empty or none allows no folder, except that empty allows all for spool up on loopback. Executors need the same value."`
-	SandboxImage   string        `default:"spool/sandbox:latest" env:"SPOOL_SANDBOX_IMAGE" help:"Image of Docker sandboxes, which every session may name. Executors need the same value."`
-	SandboxImages  []string      `default:"" env:"SPOOL_SANDBOX_IMAGES" help:"Other images that tenants may name for Docker sandboxes and for MCP servers in containers: name:tag, name@sha256:…, name (every tag), registry/folder/* (every name below), * for all. Executors need the same value, and check again."`
-	StoreReserve   int           `default:"10" env:"SPOOL_STORE_RESERVE" help:"Percent of the NATS store that is reserved for ends of executions, controls and deletions. While only the reserve is left, commands that need room are refused with STORAGE_FULL. Gateways and executors need the same value."`
-	EngineGone     time.Duration `default:"30s" env:"SPOOL_ENGINE_GONE" help:"How long an engine may be without a live executor before its sessions' jobs are offered to others."`
+	imagepolicy.ImageSettings
+	storage.ReserveSettings
+	lease.EngineSettings
 
 	MaxKeys int `default:"1000" env:"SPOOL_MAX_KEYS" help:"Largest number of API keys of a tenant, without revoked ones. Keys that expired more than a day ago are revoked to make room."`
 
@@ -211,7 +210,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	}
 	commands := command.New(command.Config{
 		Sessions: sessions, Room: s.room, Budgets: s.budgets, NATS: deps.NATS, Now: deps.Now, Providers: cfg.Providers,
-		LiveKeys: newKeyChains(js, deps.Log.Shards()).live, MaxKeys: s.maxKeys,
+		LiveKeys: newKeyChains(js, deps.Log).live, MaxKeys: s.maxKeys,
 		Images: cfg.images,
 		Snapshots: func(ctx context.Context) (workspace.Store, error) {
 			return natsstore.Open(ctx, js, topology.BucketWorkspaces)
@@ -252,7 +251,7 @@ func (s *Service) handle(commands *command.Handler) error {
 		return err
 	}
 	for shard := range s.deps.Log.Shards() {
-		if err := add(topology.ReactorDurable(shard), topology.ReactorConsumer(shard), s.cfg.ReactorWorkers, s.react.Commit); err != nil {
+		if err := add(topology.ReactorDurable(shard), topology.ReactorConsumer(shard, s.deps.Log.Partitioning()), s.cfg.ReactorWorkers, s.react.Commit); err != nil {
 			return err
 		}
 	}

@@ -18,7 +18,9 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/eventlog/jslog"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/imagepolicy"
 	"github.com/spoolhq/spool/pkg/natsserver/natstest"
+	"github.com/spoolhq/spool/pkg/storage"
 	"github.com/spoolhq/spool/services/session"
 )
 
@@ -78,7 +80,7 @@ func TestSettingProviders(t *testing.T) {
 func TestSettingSandboxImages(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	s.startCopy("one", session.Config{Providers: []string{"docker", "local"}, SandboxImage: "acme/box:3", SandboxImages: []string{"registry.example.com/agents/*"}})
+	s.startCopy("one", session.Config{Providers: []string{"docker", "local"}, ImageSettings: imagepolicy.ImageSettings{SandboxImage: "acme/box:3", SandboxImages: []string{"registry.example.com/agents/*"}}})
 	code := func(e *command.Error) string {
 		if e == nil {
 			return ""
@@ -120,7 +122,7 @@ func TestSettingSandboxImages(t *testing.T) {
 			t.Errorf("%s: got %q, want %q", c.name, c.got, c.want)
 		}
 	}
-	if _, err := session.New(session.Config{SandboxImages: []string{"A B"}}, session.Deps{}); err == nil || !strings.Contains(err.Error(), "sandbox-images: ") {
+	if _, err := session.New(session.Config{ImageSettings: imagepolicy.ImageSettings{SandboxImages: []string{"A B"}}}, session.Deps{}); err == nil || !strings.Contains(err.Error(), "sandbox-images: ") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -130,7 +132,7 @@ func TestSettingSandboxImages(t *testing.T) {
 func TestSettingSandboxImages_OfAnOlderAgent(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
-	before := s.startCopy("one", session.Config{Providers: []string{"docker"}, SandboxImages: []string{"*"}})
+	before := s.startCopy("one", session.Config{Providers: []string{"docker"}, ImageSettings: imagepolicy.ImageSettings{SandboxImages: []string{"*"}}})
 	for slug, change := range map[string]func(*events.AgentSpec){
 		"imaged": func(a *events.AgentSpec) { a.Image = "old:1" },
 		"served": func(a *events.AgentSpec) {
@@ -206,7 +208,7 @@ func TestSettingWorkers(t *testing.T) {
 				nc := natstest.Conn(t, s.srv)
 				js, err := jetstream.New(nc)
 				must(t, err)
-				log, err := jslog.New(jslog.Config{JetStream: js})
+				log, err := jslog.New(jslog.Config{JetStream: js, Partitions: s.log.Partitioning()})
 				must(t, err)
 				blocked := &blockingLog{Log: log, at: c.at, limit: workers, full: make(chan struct{}), pass: make(chan struct{})}
 				svc, err := session.New(c.cfg(workers), session.Deps{NATS: nc, Log: blocked, Logger: slog.New(slog.DiscardHandler), Copy: "one"})
@@ -348,11 +350,11 @@ func TestSettingHostPaths(t *testing.T) {
 func TestSettingStoreReserve(t *testing.T) {
 	t.Parallel()
 	s := newStackOn(t, natstest.RunSmall(t))
-	little := s.startCopy("little", session.Config{StoreReserve: 1})
+	little := s.startCopy("little", session.Config{ReserveSettings: storage.ReserveSettings{StoreReserve: 1}})
 	there := s.create(events.Options{})
 	little.stop()
 	natstest.Fill(t, s.nc, 21)
-	much := s.startCopy("much", session.Config{StoreReserve: 80})
+	much := s.startCopy("much", session.Config{ReserveSettings: storage.ReserveSettings{StoreReserve: 80}})
 	if a := s.send(command.TypeCreateSession, id(events.KindSession), "", command.CreateSession{}); a.Error == nil || a.Error.Code != command.CodeStorageFull {
 		t.Errorf("with a reserve of 80 %%: %+v", a)
 	}
@@ -362,7 +364,7 @@ func TestSettingStoreReserve(t *testing.T) {
 	much.stop()
 	s.startCopy("default", session.Config{})
 	s.create(events.Options{})
-	if _, err := session.New(session.Config{StoreReserve: 91}, session.Deps{}); err == nil || !strings.Contains(err.Error(), "store-reserve") {
+	if _, err := session.New(session.Config{ReserveSettings: storage.ReserveSettings{StoreReserve: 91}}, session.Deps{}); err == nil || !strings.Contains(err.Error(), "store-reserve") {
 		t.Errorf("a reserve of 91 %%: %v", err)
 	}
 }

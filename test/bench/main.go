@@ -4,6 +4,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -21,6 +22,7 @@ import (
 	"github.com/spoolhq/spool/test/bench/heads"
 	"github.com/spoolhq/spool/test/bench/idle"
 	"github.com/spoolhq/spool/test/bench/latency"
+	"github.com/spoolhq/spool/test/bench/peer"
 	"github.com/spoolhq/spool/test/bench/pool"
 	"github.com/spoolhq/spool/test/bench/projector"
 	"github.com/spoolhq/spool/test/bench/ready"
@@ -40,6 +42,7 @@ type commands struct {
 	Heads     heads.Benchmark     `cmd:"" help:"CPU cost of signed heads."`
 	Idle      idle.Benchmark      `cmd:"" help:"Memory and goroutines of idle sessions and WebSockets."`
 	Latency   latency.Benchmark   `cmd:"" help:"Age of text on the WebSocket of an idle system."`
+	Peer      peer.Benchmark      `cmd:"" help:"OpenCode through Spool, through sandbox-agent and without either. Not part of all, because npm installs sandbox-agent."`
 	Pool      pool.Benchmark      `cmd:"" help:"First turn of a session from the warm pool."`
 	Projector projector.Benchmark `cmd:"" help:"Rate of the projector, live and in a rebuild; past states and forks over REST."`
 	Ready     ready.Benchmark     `cmd:"" help:"Time from the start of spool up until it is ready."`
@@ -47,8 +50,10 @@ type commands struct {
 	Snapshot  snapshot.Benchmark  `cmd:"" help:"Snapshots of a workspace with many files."`
 	Turn      turn.Benchmark      `cmd:"" help:"Later turns of a session, compared with the bare agents."`
 
-	All     allCommand     `cmd:"" help:"Run benchmarks with their default flags, each in a process of its own, and make the page of their rows."`
+	All     allCommand     `cmd:"" help:"Run benchmarks with their default flags, each in a process of its own, and make the page of their rows. It fails after all of them if one failed."`
 	Collect collectCommand `cmd:"" help:"Make the page of rows on standard input."`
+
+	FanoutClients fanout.Clients `cmd:"" name:"fanout-clients" hidden:"" help:"Clients of the benchmark fanout."`
 
 	IdleNATS    idle.NATS    `cmd:"" name:"idle-nats" hidden:"" help:"NATS server of the benchmark idle."`
 	IdleSockets idle.Sockets `cmd:"" name:"idle-sockets" hidden:"" help:"WebSockets of the benchmark idle."`
@@ -111,15 +116,19 @@ func (c *allCommand) Run(ctx context.Context, parsed *kong.Context, std *streams
 	if err != nil {
 		return err
 	}
-	var known []string
+	var known, names []string
 	for _, n := range parsed.Model.Children {
-		if _, ok := benchmark(n); ok {
-			known = append(known, n.Name)
+		m, ok := benchmark(n)
+		if !ok {
+			continue
+		}
+		known = append(known, n.Name)
+		if o, ok := m.(interface{ Optional() bool }); !ok || !o.Optional() {
+			names = append(names, n.Name)
 		}
 	}
-	names := c.Names
-	if len(names) == 0 {
-		names = known
+	if len(c.Names) > 0 {
+		names = c.Names
 	}
 	for _, name := range names {
 		if !slices.Contains(known, name) {
@@ -127,19 +136,24 @@ func (c *allCommand) Run(ctx context.Context, parsed *kong.Context, std *streams
 		}
 	}
 	var rows bytes.Buffer
+	var failures []error
 	for _, name := range names {
 		cmd := exec.CommandContext(ctx, self, name) //nolint:gosec // this program
 		cmd.Stdout, cmd.Stderr = io.MultiWriter(std.out, &rows), std.err
 		// The benchmark stops its servers before it exits.
 		cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 		if err := cmd.Run(); err != nil {
-			return fmt.Errorf("%s: %w", name, err)
+			failures = append(failures, fmt.Errorf("%s: %w", name, err))
+		}
+		if ctx.Err() != nil {
+			break
 		}
 	}
-	return writePage(c.Page, &rows, std.out)
+	// The rows of a benchmark that failed a check are rows too.
+	return errors.Join(append(failures, writePage(c.Page, &rows, std.out))...)
 }
 
-// collectCommand is the subcommand collect.
+// collectCommand is the subcommand collect, which writes the results of the other subcommands as a page.
 type collectCommand struct {
 	Page string `arg:"" optional:"" help:"File for the page; it is printed by default."`
 }

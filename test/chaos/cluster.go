@@ -298,7 +298,7 @@ func (c *cluster) log(ctx context.Context) (*nats.Conn, *jslog.Log, error) {
 	if err != nil {
 		return nc, nil, err
 	}
-	shards, err := topology.Shards(ctx, js)
+	layout, err := topology.ReadLayout(ctx, js)
 	if err != nil {
 		return nc, nil, err
 	}
@@ -306,11 +306,11 @@ func (c *cluster) log(ctx context.Context) (*nats.Conn, *jslog.Log, error) {
 	if err != nil {
 		return nc, nil, err
 	}
-	signing, err := jslog.Signing(ctx, js, shards, keys, jslog.Verifier)
+	signing, err := jslog.Signing(ctx, js, layout.Shards, keys, jslog.Verifier)
 	if err != nil {
 		return nc, nil, err
 	}
-	log, err := jslog.New(jslog.Config{JetStream: js, Shards: shards, Keys: keys, Signing: signing})
+	log, err := jslog.New(jslog.Config{JetStream: js, Shards: layout.Shards, Partitions: layout.Partitions, Keys: keys, Signing: signing})
 	return nc, log, err
 }
 

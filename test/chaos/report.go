@@ -17,7 +17,8 @@ const (
 	// endLines is the number of lines that are kept from the end of a process's log, each of at most lineBytes.
 	endLines  = 3
 	lineBytes = 300
-	// causeWithin is the time before an end in which a fault counts as its possible cause.
+	// causeWithin is the maximum time between a fault and the end of a process for which the fault is reported as the possible
+	// cause.
 	causeWithin = 30 * time.Second
 	clockFormat = "15:04:05.000"
 )

@@ -40,7 +40,7 @@ func (p *project) runDoctor(url string) {
 
 	other := p.name + "-other"
 	p.run(time.Minute, "docker", "run", "-d", "--name", other, "--label", "com.docker.compose.project="+other, "--label", "com.docker.compose.service=nats",
-		"-p", "0.0.0.0::4222", "-v", "/var/run/docker.sock:/var/run/docker.sock", "nats:2.15.2-alpine")
+		"-p", "0.0.0.0::4222", "-v", "/var/run/docker.sock:/var/run/docker.sock", "--entrypoint", "sleep", "nats:2.15.2-alpine", "600")
 	defer p.run(time.Minute, "docker", "rm", "--force", other)
 	found := examine(other)
 	for _, check := range []string{"published ports", "services confined", "engine's socket"} {

@@ -13,7 +13,7 @@ type Script struct {
 	rules  []*rule
 }
 
-// pacing is how text is split when it is streamed.
+// pacing defines the pieces in which text is streamed, and the pauses between them.
 type pacing struct {
 	piece int           // bytes a piece holds at most; a rune is never cut
 	delay time.Duration // between two pieces

@@ -29,26 +29,17 @@ func warmClaude(path, dir, url string) (Conversation, error) {
 	cmd := exec.Command(path, "-p", "--input-format", "stream-json", "--output-format", "stream-json", "--verbose", //nolint:gosec // the installed CLI
 		"--include-partial-messages", "--replay-user-messages", "--permission-prompt-tool", "stdio", "--permission-mode", "default")
 	cmd.Env = claudeEnv(dir, url)
-	p, err := startProcess(dir, cmd, &process{
+	hello := object{"type": "control_request", "request_id": "1", "request": object{"subtype": "initialize", "hooks": nil}}
+	return startProcess(dir, cmd, &process{
 		query: func(text string) any {
 			return object{"type": "user", "message": object{"role": "user", "content": text}}
 		},
 		read: func(line []byte) output { return readClaude(line, nil) },
-	})
-	if err != nil {
-		return nil, err
-	}
-	hello := object{"type": "control_request", "request_id": "1", "request": object{"subtype": "initialize", "hooks": nil}}
-	err = p.handshake(hello, func(line []byte) (bool, error) {
+	}, step{hello, func(line []byte) (bool, error) {
 		var l struct{ Type string }
 		err := json.Unmarshal(line, &l)
 		return l.Type == "control_response", err
-	})
-	if err != nil {
-		_ = p.Close() // the error of the handshake matters
-		return nil, err
-	}
-	return p, nil
+	}})
 }
 
 // readClaude reads a line of --output-format stream-json. It sets session to the session's id, unless session is nil.

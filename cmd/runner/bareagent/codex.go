@@ -52,49 +52,25 @@ func warmCodex(path, dir, url string) (Conversation, error) {
 	}
 	cmd := exec.Command(codexcli.Native(path), append([]string{"app-server"}, codexSettings(url)...)...) //nolint:gosec // the installed CLI
 	cmd.Env = env
-	thread, id := "", 2
-	p, err := startProcess(dir, cmd, &process{
+	var started struct{ Thread struct{ ID string } }
+	id := 2
+	hello := object{"clientInfo": object{"name": "spool", "title": "Spool", "version": "1"}, "capabilities": object{"experimentalApi": true}}
+	start := object{
+		"cwd": filepath.Join(dir, "workspace"), "approvalPolicy": "untrusted", "approvalsReviewer": "user", "sandbox": "read-only", "model": codexModel,
+	}
+	return startProcess(dir, cmd, &process{
 		query: func(text string) any {
 			id++
 			return object{"id": id, "method": "turn/start", "params": object{
-				"threadId": thread, "input": []object{{"type": "text", "text": text}},
+				"threadId": started.Thread.ID, "input": []object{{"type": "text", "text": text}},
 				"sandboxPolicy": object{"type": "externalSandbox", "networkAccess": "enabled"},
 			}}
 		},
 		read: readCodex,
-	})
-	if err != nil {
-		return nil, err
-	}
-	var answer struct {
-		ID     int
-		Result struct{ Thread struct{ ID string } }
-		Error  *struct{ Message string }
-	}
-	answered := func(to int) func(line []byte) (bool, error) {
-		return func(line []byte) (bool, error) {
-			answer.ID, answer.Error = 0, nil
-			if err := json.Unmarshal(line, &answer); err != nil || answer.Error == nil {
-				return answer.ID == to, err
-			}
-			return false, fmt.Errorf("request %d: %s", to, answer.Error.Message)
-		}
-	}
-	hello := object{"clientInfo": object{"name": "spool", "title": "Spool", "version": "1"}, "capabilities": object{"experimentalApi": true}}
-	if err = p.handshake(object{"id": 1, "method": "initialize", "params": hello}, answered(1)); err == nil {
-		err = p.send(object{"method": "initialized"})
-	}
-	if err == nil {
-		err = p.handshake(object{"id": 2, "method": "thread/start", "params": object{
-			"cwd": cmd.Dir, "approvalPolicy": "untrusted", "approvalsReviewer": "user", "sandbox": "read-only", "model": codexModel,
-		}}, answered(2))
-	}
-	if err != nil {
-		_ = p.Close() // the error of the handshake matters
-		return nil, err
-	}
-	thread = answer.Result.Thread.ID
-	return p, nil
+	},
+		step{object{"id": 1, "method": "initialize", "params": hello}, answers(1, &struct{}{})},
+		step{request: object{"method": "initialized"}},
+		step{object{"id": 2, "method": "thread/start", "params": start}, answers(2, &started)})
 }
 
 // readCodex reads a line of the app server.

@@ -21,9 +21,9 @@ func OpenCode() Agent {
 	}
 }
 
-// openCodeEnv returns the environment that the runner's adapter sets too, without the adapter's plugin. It writes the
+// OpenCodeEnv returns the environment of OpenCode that the runner's adapter sets too, without the adapter's plugin. It writes the
 // files without which the CLI would ask a package registry.
-func openCodeEnv(dir, url string) ([]string, error) {
+func OpenCodeEnv(dir, url string) ([]string, error) {
 	home := func(kind string) string { return filepath.Join(dir, "opencode", kind) }
 	config, err := json.Marshal(object{
 		"$schema": "https://opencode.ai/config.json", "autoupdate": false, "share": "disabled", "lsp": false, "formatter": false,
@@ -57,48 +57,26 @@ func openCodeEnv(dir, url string) ([]string, error) {
 
 // warmOpenCode starts OpenCode with ACP on its stdio.
 func warmOpenCode(path, dir, url string) (Conversation, error) {
-	env, err := openCodeEnv(dir, url)
+	env, err := OpenCodeEnv(dir, url)
 	if err != nil {
 		return nil, err
 	}
 	cmd := exec.Command(path, "acp") //nolint:gosec // the installed CLI
 	cmd.Env = env
-	session, id := "", 2
+	var started struct{ SessionID string }
+	id := 2
 	request := func(n int, method string, params any) any {
 		return object{"jsonrpc": "2.0", "id": n, "method": method, "params": params}
 	}
-	p, err := startProcess(dir, cmd, &process{
+	return startProcess(dir, cmd, &process{
 		query: func(text string) any {
 			id++
-			return request(id, "session/prompt", object{"sessionId": session, "prompt": []object{{"type": "text", "text": text}}})
+			return request(id, "session/prompt", object{"sessionId": started.SessionID, "prompt": []object{{"type": "text", "text": text}}})
 		},
 		read: func(line []byte) output { return readACP(line, id) },
-	})
-	if err != nil {
-		return nil, err
-	}
-	answered := func(to int) func(line []byte) (bool, error) {
-		return func(line []byte) (bool, error) {
-			var m acpMessage
-			if err := json.Unmarshal(line, &m); err != nil || m.Error != nil {
-				return false, fmt.Errorf("%w: %s", err, line)
-			}
-			if m.ID != to || m.Method != "" {
-				return false, nil
-			}
-			session = m.Result.SessionID
-			return true, nil
-		}
-	}
-	err = p.handshake(request(1, "initialize", object{"protocolVersion": 1, "clientInfo": object{"name": "spool", "version": "1"}}), answered(1))
-	if err == nil {
-		err = p.handshake(request(2, "session/new", object{"cwd": cmd.Dir, "mcpServers": []any{}}), answered(2))
-	}
-	if err != nil {
-		_ = p.Close() // the error of the handshake matters
-		return nil, err
-	}
-	return p, nil
+	},
+		step{request(1, "initialize", object{"protocolVersion": 1, "clientInfo": object{"name": "spool", "version": "1"}}), answers(1, &struct{}{})},
+		step{request(2, "session/new", object{"cwd": filepath.Join(dir, "workspace"), "mcpServers": []any{}}), answers(2, &started)})
 }
 
 // acpMessage holds the fields of ACP messages that are read here.
@@ -111,7 +89,7 @@ type acpMessage struct {
 			Content json.RawMessage
 		}
 	}
-	Result struct{ SessionID, StopReason string }
+	Result struct{ StopReason string }
 	Error  *struct{ Message string }
 }
 
@@ -137,7 +115,7 @@ func readACP(line []byte, prompt int) output {
 
 // oneShotOpenCode runs `opencode run TEXT`, which continues its session with --session.
 func oneShotOpenCode(path, dir, url string) (Conversation, error) {
-	env, err := openCodeEnv(dir, url)
+	env, err := OpenCodeEnv(dir, url)
 	return &oneShot{
 		dir: dir,
 		command: func(text, session string) *exec.Cmd {

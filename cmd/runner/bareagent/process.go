@@ -34,22 +34,64 @@ type process struct {
 // handshakeTimeout limits a handshake. It is long because the machine may be busy.
 const handshakeTimeout = 60 * time.Second
 
-// startProcess starts a process with folders below dir as its home and workspace.
-func startProcess(dir string, cmd *exec.Cmd, p *process) (*process, error) {
-	if err := prepare(dir, cmd); err != nil {
+// step is one request of a handshake. answered reports whether a line answers the request; nil means that there is no
+// answer.
+type step struct {
+	request  any
+	answered func(line []byte) (bool, error)
+}
+
+// answers returns the answered of a JSON-RPC request, which stores the result of the response in result.
+func answers(id int, result any) func(line []byte) (bool, error) {
+	return func(line []byte) (bool, error) {
+		var m struct {
+			ID     int
+			Method string
+			Result json.RawMessage
+			Error  *struct{ Message string }
+		}
+		if err := json.Unmarshal(line, &m); err != nil {
+			return false, fmt.Errorf("%w: %s", err, line)
+		}
+		if m.Method != "" || m.ID != id {
+			return false, nil
+		}
+		if m.Error != nil {
+			return false, fmt.Errorf("request %d: %s", id, m.Error.Message)
+		}
+		return true, json.Unmarshal(m.Result, result)
+	}
+}
+
+// startProcess starts a process with folders below dir as its home and workspace, and carries out the handshake.
+func startProcess(dir string, cmd *exec.Cmd, p *process, handshake ...step) (*process, error) {
+	if err := p.start(dir, cmd); err != nil {
 		return nil, err
+	}
+	for _, s := range handshake {
+		if err := p.carryOut(s); err != nil {
+			_ = p.Close() // the error of the handshake matters
+			return nil, err
+		}
+	}
+	return p, nil
+}
+
+func (p *process) start(dir string, cmd *exec.Cmd) error {
+	if err := prepare(dir, cmd); err != nil {
+		return err
 	}
 	p.cmd, cmd.Stderr = cmd, &p.stderr
 	var err error
 	if p.in, err = cmd.StdinPipe(); err != nil {
-		return nil, err
+		return err
 	}
 	out, err := cmd.StdoutPipe()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	p.lines = bufio.NewReaderSize(out, 1<<20)
-	return p, cmd.Start()
+	return cmd.Start()
 }
 
 // prepare creates the folders of a command and sets its environment.
@@ -83,11 +125,11 @@ func (p *process) send(v any) error {
 	return err
 }
 
-// handshake sends a request and reads lines until answered returns true.
-func (p *process) handshake(request any, answered func(line []byte) (bool, error)) error {
+// carryOut sends the request of a step and reads lines until one answers it.
+func (p *process) carryOut(s step) error {
 	stop := time.AfterFunc(handshakeTimeout, func() { _ = p.cmd.Process.Kill() })
 	defer stop.Stop()
-	if err := p.send(request); err != nil {
+	if err := p.send(s.request); err != nil || s.answered == nil {
 		return err
 	}
 	for {
@@ -95,7 +137,7 @@ func (p *process) handshake(request any, answered func(line []byte) (bool, error
 		if err != nil {
 			return fmt.Errorf("handshake: %w: %s", err, p.stderr.String())
 		}
-		if ok, err := answered(line); ok || err != nil {
+		if ok, err := s.answered(line); ok || err != nil {
 			return err
 		}
 	}

@@ -20,9 +20,9 @@ import (
 const (
 	// maxSocketPath is the maximum length in bytes of the path of a Unix socket.
 	maxSocketPath = 100
-	// egressStartTimeout is how long the egress proxy may take to listen.
+	// egressStartTimeout is the maximum time that the egress proxy may take to listen.
 	egressStartTimeout = 10 * time.Second
-	// egressStopTimeout is how long the egress proxy may take to end after a request to stop.
+	// egressStopTimeout is the maximum time that the egress proxy may take to end after a request to stop.
 	egressStopTimeout = 5 * time.Second
 )
 

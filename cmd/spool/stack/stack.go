@@ -20,6 +20,7 @@ import (
 	"github.com/spoolhq/spool/cmd/mockllm/server"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/eventlog/jslog"
+	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/natsserver"
 	"github.com/spoolhq/spool/pkg/pgserver"
 	"github.com/spoolhq/spool/pkg/readmodel"
@@ -165,7 +166,7 @@ func (s *Stack) start(ctx, run context.Context) error {
 			return err
 		}
 	}
-	if err := readmodel.AwaitCaughtUp(ctx, pool); err != nil {
+	if err := readmodel.AwaitCaughtUp(ctx, pool, s.base.partitions); err != nil {
 		return err
 	}
 	return s.base.announce(s.URL(), s.GRPCAddr())
@@ -231,8 +232,8 @@ func (s *Stack) executor(ctx, run context.Context, nc *nats.Conn, log eventlog.L
 	return s.await(ctx, run, "executor", svc.Ready())
 }
 
-func (s *Stack) gateway(ctx, run context.Context, nc *nats.Conn, _ eventlog.Log) error {
-	svc, err := gateway.New(s.cfg.Gateway, gateway.Deps{NATS: nc, Pool: s.pool, Logger: s.logger("gateway")})
+func (s *Stack) gateway(ctx, run context.Context, nc *nats.Conn, log eventlog.Log) error {
+	svc, err := gateway.New(s.cfg.Gateway, gateway.Deps{NATS: nc, Pool: s.pool, Partitions: log.Partitioning(), Logger: s.logger("gateway")})
 	if err != nil {
 		return err
 	}
@@ -288,12 +289,13 @@ type Base struct {
 	Log                eventlog.Log // as admin
 	NATS               *nats.Conn   // as admin
 
-	cfg      Config
-	lock     *lock
-	logKeys  string // the keys of all roles
-	signing  topology.Signing
-	nats     *natsserver.Server
-	postgres *pgserver.Server // nil if the user's own Postgres is used
+	cfg        Config
+	lock       *lock
+	logKeys    string // the keys of all roles
+	signing    topology.Signing
+	partitions events.Partitioning
+	nats       *natsserver.Server
+	postgres   *pgserver.Server // nil if the user's own Postgres is used
 }
 
 // Open locks the data folder and starts NATS and Postgres on it.
@@ -376,14 +378,16 @@ func (b *Base) startNATS(ctx context.Context) error {
 
 // provision creates the streams and sets up the signing of the log.
 func (b *Base) provision(ctx context.Context, js jetstream.JetStream) error {
-	shards, err := topology.Shards(ctx, js)
+	layout, err := topology.ReadLayout(ctx, js) // of the log's only stream, which is created first
 	var signing topology.Signing
+	var create topology.Config
 	switch {
 	case errors.Is(err, topology.ErrNotInstalled):
+		create.Partitions = topology.DefaultPartitions
 	case err != nil:
 		return err
 	default:
-		if signing, err = topology.ReadSigning(ctx, js, shards); err != nil {
+		if signing, err = topology.ReadSigning(ctx, js, layout.Shards); err != nil {
 			return err
 		}
 	}
@@ -395,9 +399,14 @@ func (b *Base) provision(ctx context.Context, js jetstream.JetStream) error {
 	if err != nil {
 		return err
 	}
-	if err := topology.Provision(ctx, js, topology.Config{KeyIDs: keys.KeyIDs(), KeysLost: lost}); err != nil {
+	create.KeyIDs, create.KeysLost = keys.KeyIDs(), lost
+	if err := topology.Provision(ctx, js, create); err != nil {
 		return err
 	}
+	if layout, err = topology.ReadLayout(ctx, js); err != nil {
+		return err
+	}
+	b.partitions = layout.Partitions
 	b.signing, err = jslog.Signing(ctx, js, 1, keys, jslog.Verifier)
 	return err
 }
@@ -422,7 +431,7 @@ func (b *Base) Connect(user string) (*nats.Conn, eventlog.Log, error) {
 		nc.Close()
 		return nil, nil, err
 	}
-	log, err := jslog.New(jslog.Config{JetStream: js, Shards: 1, Keys: keys, Signing: b.signing, Logger: b.cfg.Logger})
+	log, err := jslog.New(jslog.Config{JetStream: js, Shards: 1, Partitions: b.partitions, Keys: keys, Signing: b.signing, Logger: b.cfg.Logger})
 	if err != nil {
 		nc.Close()
 		return nil, nil, err

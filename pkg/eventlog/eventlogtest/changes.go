@@ -1,9 +1,12 @@
 package eventlogtest
 
 import (
+	"fmt"
+	"maps"
 	"testing"
 
 	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
 )
 
 // changesFound checks that Changed returns each changed subject with its last commit, in order and at most
@@ -44,5 +47,59 @@ func changesFound(t *testing.T, l eventlog.Log) {
 	}
 	if len(found) != len(last) {
 		t.Errorf("found %v, want %v", found, last)
+	}
+}
+
+// changesAmong checks that ChangedAmong returns exactly those of the given subjects that changed after the position, each
+// with its last sequence, and a Through after which only later changes are returned.
+func changesAmong(t *testing.T, l eventlog.Log) {
+	shard := l.Shards() - 1
+	var subjects []events.Subject
+	seqs := map[string]uint64{}
+	for i := range 3 {
+		name := fmt.Sprint("among ", i)
+		s := Session(shard, l.Shards(), name)
+		heads := Fill(t, l, s, name, 2)
+		seqs[s.String()] = heads[1].Seq
+		subjects = append(subjects, s, events.RunOf(s.Tenant, s.ID)) // the other aspect has no commits
+	}
+	Fill(t, l, Session(shard, l.Shards(), "not asked for"), "not asked for", 1)
+	changed := func(after eventlog.Position, want map[string]uint64) eventlog.Position {
+		t.Helper()
+		c, err := l.ChangedAmong(t.Context(), after, subjects)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !maps.Equal(c.Last, want) || c.More || c.Through.Shard != shard {
+			t.Errorf("ChangedAmong after %s returned %+v, want %v", after, c, want)
+		}
+		return c.Through
+	}
+	second := seqs[subjects[2].String()]
+	end := changed(eventlog.Position{Shard: shard}, seqs)
+	changed(eventlog.Position{Shard: shard, Seq: second}, map[string]uint64{subjects[4].String(): seqs[subjects[4].String()]})
+	if again := changed(end, nil); again != end {
+		t.Errorf("the end is %s, and %s if nothing changed", end, again)
+	}
+	head, err := l.Last(t.Context(), subjects[0], eventlog.Leader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if head, err = l.Append(t.Context(), head, Draft("among, later", "later")); err != nil {
+		t.Fatal(err)
+	}
+	changed(end, map[string]uint64{subjects[0].String(): head.Seq})
+
+	future := eventlog.Position{Shard: shard, Seq: head.Seq + 1000}
+	if c := changed(future, nil); c != future {
+		t.Errorf("after %s, which does not exist yet, the end is %s", future, c)
+	}
+	subjects = subjects[1:2]
+	if c := changed(end, nil); c.Seq < end.Seq {
+		t.Errorf("the end for a subject without commits is %s, before %s", c, end)
+	}
+	subjects = nil
+	if c := changed(end, nil); c != end {
+		t.Errorf("the end for no subjects is %s, want %s", c, end)
 	}
 }

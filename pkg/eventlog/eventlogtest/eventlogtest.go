@@ -38,6 +38,7 @@ func Exercise(t *testing.T, open func(t *testing.T) eventlog.Log) {
 		"read in order":                readInOrder,
 		"read is filtered":             readFiltered,
 		"changes are found":            changesFound,
+		"changes among subjects":       changesAmong,
 		"bad filters are refused":      badFilters,
 		"tail waits for more":          tailWaits,
 		"tail is filtered":             tailFiltered,
@@ -366,7 +367,7 @@ func readInOrder(t *testing.T, l eventlog.Log) {
 
 func readFiltered(t *testing.T, l eventlog.Log) {
 	a, b := Session(0, l.Shards(), "a"), Session(0, l.Shards(), "b")
-	for i := 0; b.Partition() == a.Partition(); i++ {
+	for i := 0; l.Partitioning().Of(b.ID) == l.Partitioning().Of(a.ID); i++ {
 		b = Session(0, l.Shards(), fmt.Sprint("b", i))
 	}
 	run := events.RunOf(a.Tenant, a.ID)
@@ -382,9 +383,9 @@ func readFiltered(t *testing.T, l eventlog.Log) {
 		{"the other aspect", eventlog.Filter{Subject: run}, 3},
 		{"a session", eventlog.Filter{Subject: events.Subject{Tenant: a.Tenant, ID: a.ID}}, 5},
 		{"a session of another tenant", eventlog.Filter{Subject: events.Subject{Tenant: "else", ID: a.ID}}, 0},
-		{"a partition", eventlog.Filter{Partitions: []int{b.Partition()}}, 4},
-		{"two partitions", eventlog.Filter{Partitions: []int{a.Partition(), b.Partition()}}, 9},
-		{"a session in its partition", eventlog.Filter{Partitions: []int{a.Partition()}, Subject: a}, 2},
+		{"a partition", eventlog.Filter{Partitions: []int{l.Partitioning().Of(b.ID)}}, 4},
+		{"two partitions", eventlog.Filter{Partitions: []int{l.Partitioning().Of(a.ID), l.Partitioning().Of(b.ID)}}, 9},
+		{"a session in its partition", eventlog.Filter{Partitions: []int{l.Partitioning().Of(a.ID)}, Subject: a}, 2},
 		{"everything", eventlog.Filter{}, 9},
 	} {
 		list := collect(t, l, eventlog.Position{}, try.filter)
@@ -392,7 +393,7 @@ func readFiltered(t *testing.T, l eventlog.Log) {
 			t.Errorf("%s has %d commits, want %d", try.what, len(list), try.want)
 		}
 		for _, rec := range list {
-			if !try.filter.Match(rec.Subject) {
+			if !try.filter.Match(l.Partitioning(), rec.Subject) {
 				t.Errorf("%s let %s through", try.what, rec.Subject)
 			}
 		}
@@ -401,7 +402,7 @@ func readFiltered(t *testing.T, l eventlog.Log) {
 
 func badFilters(t *testing.T, l eventlog.Log) {
 	s := Session(0, l.Shards(), "filters")
-	elsewhere := (s.Partition() + l.Shards()) % events.Partitions // in the same shard
+	elsewhere := (l.Partitioning().Of(s.ID) + l.Shards()) % l.Partitioning().Count() // in the same shard
 	type try struct {
 		after  eventlog.Position
 		filter eventlog.Filter
@@ -409,7 +410,7 @@ func badFilters(t *testing.T, l eventlog.Log) {
 	tries := []try{
 		{eventlog.Position{Shard: l.Shards()}, eventlog.Filter{}},
 		{eventlog.Position{Shard: -1}, eventlog.Filter{}},
-		{eventlog.Position{}, eventlog.Filter{Partitions: []int{events.Partitions}}},
+		{eventlog.Position{}, eventlog.Filter{Partitions: []int{l.Partitioning().Count()}}},
 		{eventlog.Position{}, eventlog.Filter{Partitions: []int{}}},
 		{eventlog.Position{}, eventlog.Filter{Subject: events.LifeOf("*", s.ID)}},
 		{eventlog.Position{}, eventlog.Filter{Subject: s, Partitions: []int{elsewhere}}},

@@ -89,11 +89,11 @@ func tailFiltered(t *testing.T, l eventlog.Log) {
 	ctx, cancel := context.WithTimeout(t.Context(), wait)
 	defer cancel()
 	a, b := Session(0, l.Shards(), "a"), Session(0, l.Shards(), "b")
-	for i := 0; b.Partition() == a.Partition(); i++ {
+	for i := 0; l.Partitioning().Of(b.ID) == l.Partitioning().Of(a.ID); i++ {
 		b = Session(0, l.Shards(), fmt.Sprint("b", i))
 	}
 	both := Tail(ctx, t, l, eventlog.Position{}, eventlog.Filter{Subject: events.Subject{Tenant: a.Tenant, ID: a.ID}})
-	part := Tail(ctx, t, l, eventlog.Position{}, eventlog.Filter{Partitions: []int{b.Partition()}})
+	part := Tail(ctx, t, l, eventlog.Position{}, eventlog.Filter{Partitions: []int{l.Partitioning().Of(b.ID)}})
 	for i := range 3 {
 		life := Fill(t, l, a, fmt.Sprint("life", i), 1)[0]
 		other := Fill(t, l, b, fmt.Sprint("other", i), 1)[0]

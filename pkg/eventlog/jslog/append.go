@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -41,6 +42,9 @@ type attempt struct {
 	commit events.Commit
 	data   []byte
 	lost   bool // a publish was not acknowledged: the commit may be stored already, or be stored later
+	// maybeStored is set after the server refused a batch with this commit but may have stored a part of the batch.
+	maybeStored bool
+	joined      bool // the first publish went through the stream's batcher
 }
 
 func (a *attempt) run(ctx context.Context) (eventlog.Head, error) {
@@ -82,17 +86,45 @@ func (a *attempt) run(ctx context.Context) (eventlog.Head, error) {
 	}
 }
 
-// publish sends the commit once. It returns at once if the connection breaks.
+// publish sends the commit once. It returns at once if the connection breaks. Only the first publish of an append may
+// share a batch: after a lost acknowledgement the other members of the batch must not depend on this one.
 func (a *attempt) publish(ctx context.Context, timeout time.Duration) (*jetstream.PubAck, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	msg := &nats.Msg{Subject: a.head.Subject.String(), Data: a.data}
-	if signature := a.log.keys.Sign(a.head.Subject, a.commit); signature != "" {
-		msg.Header = nats.Header{topology.HeaderSignature: {signature}}
+	b := a.log.batcher(a)
+	if b == nil || a.joined {
+		return a.publishSingly(ctx, timeout)
 	}
-	future, err := a.log.pub.PublishMsgAsync(msg,
-		jetstream.WithExpectLastSequencePerSubject(a.head.Expected()), jetstream.WithMsgID(a.commit.ID), jetstream.WithRetryAttempts(0))
+	a.joined = true
+	m := b.join(a)
+	if m == nil {
+		defer b.leave()
+		return a.publishSingly(ctx, timeout)
+	}
+	o, err := b.await(ctx, m, timeout)
+	if err != nil || o.ack != nil {
+		return o.ack, err
+	}
+	a.maybeStored = o.maybeStored
+	defer b.leave()
+	return a.publishSingly(ctx, timeout)
+}
+
+// message returns the message of the commit, with the guard.
+func (a *attempt) message() *nats.Msg {
+	msg := &nats.Msg{Subject: a.log.subject(a.head.Subject), Data: a.data, Header: nats.Header{
+		jetstream.ExpectedLastSubjSeqHeader: {strconv.FormatUint(a.head.Expected(), 10)},
+		jetstream.MsgIDHeader:               {a.commit.ID},
+	}}
+	if signature := a.log.keys.Sign(a.head.Subject, a.commit); signature != "" {
+		msg.Header[topology.HeaderSignature] = []string{signature}
+	}
+	return msg
+}
+
+func (a *attempt) publishSingly(ctx context.Context, timeout time.Duration) (*jetstream.PubAck, error) {
+	future, err := a.log.pub.PublishMsgAsync(a.message(), jetstream.WithRetryAttempts(0))
 	if err != nil {
 		return nil, err
 	}
@@ -124,7 +156,7 @@ func (a *attempt) duplicate(ctx context.Context) (eventlog.Head, error) {
 // commit, or a conflict.
 func (a *attempt) settle(ctx context.Context) (next eventlog.Head, known bool, err error) {
 	s := a.head.Subject
-	m, err := a.log.fromLeader(ctx, a.log.stream(s), getRequest{Seq: a.head.Expected() + 1, NextFor: s.String()})
+	m, err := a.log.fromLeader(ctx, a.log.stream(s), getRequest{Seq: a.head.Expected() + 1, NextFor: a.log.subject(s)})
 	if errors.Is(err, eventlog.ErrNotFound) {
 		return eventlog.Head{}, false, nil
 	}
@@ -160,12 +192,15 @@ func (a *attempt) checkHead(ctx context.Context) error {
 // refused handles a final refusal of the last try. An earlier try may still have been stored.
 func (a *attempt) refused(ctx context.Context, why error) (eventlog.Head, error) {
 	why = classify(why)
-	if !a.lost {
+	if !a.lost && !a.maybeStored {
 		return eventlog.Head{}, why
 	}
 	next, known, err := a.settle(ctx)
 	if err != nil || known {
 		return next, err
+	}
+	if !a.lost {
+		return eventlog.Head{}, why // the server answered every try
 	}
 	// The unacknowledged try may still arrive, so the outcome is unknown.
 	return eventlog.Head{}, fmt.Errorf("%w: an earlier try was not acknowledged, then: %w", eventlog.ErrUnavailable, why)

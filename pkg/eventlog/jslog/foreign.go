@@ -20,13 +20,13 @@ func (l *Log) position(s events.Subject, seq uint64) eventlog.Position {
 
 // decode returns the commit of a message, or *eventlog.ForeignError if the message is not part of the log.
 func (l *Log) decode(ctx context.Context, s events.Subject, m message) (events.Commit, error) {
-	rec, err := eventlog.Decode(m.Subject, l.position(s, m.Seq), m.Time, m.Data)
+	rec, err := eventlog.DecodePartitioned(l.partitions, m.Subject, l.position(s, m.Seq), m.Time, m.Data)
 	return rec.Commit, l.check(ctx, rec, m, err)
 }
 
 // open is like eventlog.Open. It returns *eventlog.ForeignError if the message is not part of the log.
 func (l *Log) open(ctx context.Context, p eventlog.Position, m message) (eventlog.Record, error) {
-	rec, err := eventlog.Decode(m.Subject, p, m.Time, m.Data)
+	rec, err := eventlog.DecodePartitioned(l.partitions, m.Subject, p, m.Time, m.Data)
 	if err := l.check(ctx, rec, m, err); err != nil {
 		return rec, err
 	}

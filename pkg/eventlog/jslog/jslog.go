@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -24,9 +25,11 @@ type Config struct {
 	JetStream jetstream.JetStream
 	// Conn is the connection for single reads; nil means the connection of JetStream.
 	Conn *nats.Conn
-	// Shards is the number of streams as installed (topology.Shards); 0 means 1.
+	// Shards is the number of streams as installed (topology.ReadLayout); 0 means 1.
 	Shards int
-	// AckTimeout is how long the first publish of an append waits for its acknowledgement before the outcome is
+	// Partitions is the number of partitions as installed (topology.ReadLayout).
+	Partitions events.Partitioning
+	// AckTimeout is the time that the first publish of an append waits for its acknowledgement before the outcome is
 	// determined by reading; 0 means 10 s. It doubles with each try, up to five times the value. A broken
 	// connection is noticed at once, so the timeout only matters for servers that are slow or disappear silently. A
 	// read is repeated after a fifth of it.
@@ -53,11 +56,15 @@ type Log struct {
 	nc         *nats.Conn
 	prefix     string // prefix of the JetStream API, with a trailing dot
 	shards     int
+	partitions events.Partitioning
 	ackTimeout time.Duration
 	logger     *slog.Logger
 	payloads   *payloads
 	keys       eventlog.Keys
 	signing    topology.Signing
+	counts     []atomic.Pointer[count] // by shard: the last count of Changed, nil for none
+	batchers   []*batcher              // by shard
+	batchAll   bool                    // in tests: commits of all aspects share batches
 }
 
 var _ eventlog.Log = (*Log)(nil)
@@ -72,6 +79,9 @@ func New(cfg Config) (*Log, error) {
 	}
 	if cfg.Shards < 0 || cfg.Shards > topology.MaxShards || topology.MaxShards%cfg.Shards != 0 {
 		return nil, fmt.Errorf("jslog: shards: %d must be 1, 2, 4 or 8", cfg.Shards)
+	}
+	if cfg.Partitions != 0 && cfg.Shards > cfg.Partitions.Count() {
+		return nil, fmt.Errorf("jslog: partitions: %d is less than the %d shards", cfg.Partitions.Count(), cfg.Shards)
 	}
 	if cfg.AckTimeout < 0 {
 		return nil, fmt.Errorf("jslog: ack timeout: %s is negative", cfg.AckTimeout)
@@ -100,15 +110,25 @@ func New(cfg Config) (*Log, error) {
 		prefix = strings.TrimSuffix(opts.APIPrefix, ".") + "."
 	}
 	l := &Log{
-		js: cfg.JetStream, pub: pub, nc: cfg.Conn, prefix: prefix, shards: cfg.Shards, ackTimeout: cfg.AckTimeout,
+		js: cfg.JetStream, pub: pub, nc: cfg.Conn, prefix: prefix, shards: cfg.Shards, partitions: cfg.Partitions, ackTimeout: cfg.AckTimeout,
 		logger: cfg.Logger.With("component", "jslog"), keys: cfg.Keys, signing: cfg.Signing,
+		counts: make([]atomic.Pointer[count], cfg.Shards),
 	}
 	l.payloads = &payloads{log: l}
+	for range cfg.Shards {
+		l.batchers = append(l.batchers, &batcher{log: l, minBatch: minBatch})
+	}
 	return l, nil
 }
 
 // Shards returns the number of streams.
 func (l *Log) Shards() int { return l.shards }
+
+// Partitioning returns how the log distributes ids over partitions.
+func (l *Log) Partitioning() events.Partitioning { return l.partitions }
+
+// subject returns the NATS subject of a chain of commits.
+func (l *Log) subject(s events.Subject) string { return l.partitions.Subject(s) }
 
 // stream returns the name of the stream that has a subject.
 func (l *Log) stream(s events.Subject) string {
@@ -133,9 +153,9 @@ func (l *Log) Last(ctx context.Context, s events.Subject, f eventlog.Freshness) 
 	var m message
 	var err error
 	if f == eventlog.Leader {
-		m, err = l.fromLeader(ctx, l.stream(s), getRequest{LastFor: s.String()})
+		m, err = l.fromLeader(ctx, l.stream(s), getRequest{LastFor: l.subject(s)})
 	} else {
-		m, err = l.direct(ctx, "DIRECT.GET."+l.stream(s)+"."+s.String(), nil)
+		m, err = l.direct(ctx, "DIRECT.GET."+l.stream(s)+"."+l.subject(s), nil)
 	}
 	if errors.Is(err, eventlog.ErrNotFound) {
 		return eventlog.Head{Subject: s}, nil
@@ -183,7 +203,7 @@ func (l *Log) Next(ctx context.Context, after eventlog.Position, filter string) 
 	if err != nil {
 		return eventlog.Head{}, fmt.Errorf("read the next commit of %s: %w", filter, err)
 	}
-	s, err := events.ParseSubject(m.Subject)
+	s, err := l.partitions.ParseSubject(m.Subject)
 	if err != nil {
 		return eventlog.Head{}, fmt.Errorf("read commit %d: %w", m.Seq, err)
 	}
@@ -280,26 +300,33 @@ func (l *Log) direct(ctx context.Context, api string, req []byte) (message, erro
 		}
 		return message{}, fmt.Errorf("%w: the server responds %s %s", eventlog.ErrUnavailable, status, reply.Header.Get("Description"))
 	}
-	// The server appends the message's position to the stored headers: the last value of each name is the server's.
-	own := func(name string) string {
-		values := reply.Header.Values(name)
-		if len(values) == 0 {
-			return ""
-		}
-		if reply.Header[name] = values[:len(values)-1]; len(values) == 1 {
-			reply.Header.Del(name)
-		}
-		return values[len(values)-1]
-	}
-	m := message{Subject: own(jetstream.SubjectHeader), Data: reply.Data, header: reply.Header}
-	if m.Seq, err = strconv.ParseUint(own(jetstream.SequenceHeader), 10, 64); err != nil {
+	return storedMessage(reply)
+}
+
+// storedMessage returns the message of a response, without the headers that the server added.
+func storedMessage(reply *nats.Msg) (m message, err error) {
+	m = message{Subject: serverHeader(reply, jetstream.SubjectHeader), Data: reply.Data, header: reply.Header}
+	if m.Seq, err = strconv.ParseUint(serverHeader(reply, jetstream.SequenceHeader), 10, 64); err != nil {
 		return message{}, fmt.Errorf("the server's answer has no sequence: %w", err)
 	}
-	own(jetstream.StreamHeader)
-	if m.Time, err = time.Parse(time.RFC3339Nano, own(jetstream.TimeStampHeaer)); err != nil {
+	serverHeader(reply, jetstream.StreamHeader)
+	if m.Time, err = time.Parse(time.RFC3339Nano, serverHeader(reply, jetstream.TimeStampHeaer)); err != nil {
 		return message{}, fmt.Errorf("the server's answer has no time: %w", err)
 	}
 	return m, nil
+}
+
+// serverHeader removes and returns a header that the server added to a response. The server appends its headers to
+// the stored ones, so the last value of each name is the server's.
+func serverHeader(reply *nats.Msg, name string) string {
+	values := reply.Header.Values(name)
+	if len(values) == 0 {
+		return ""
+	}
+	if reply.Header[name] = values[:len(values)-1]; len(values) == 1 {
+		reply.Header.Del(name)
+	}
+	return values[len(values)-1]
 }
 
 // request repeats a read, which is idempotent, until the server responds or ctx is done.

@@ -5,6 +5,8 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
+	"os"
 	"strings"
 	"testing"
 
@@ -20,6 +22,13 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if config := os.Getenv(serverProcess); config != "" {
+		if err := serve(config); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	// A link of toxiproxy blocks for ever on its last write if the other end closed the connection first.
 	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("github.com/Shopify/toxiproxy/v2/toxics.(*NoopToxic).Pipe"))
 }

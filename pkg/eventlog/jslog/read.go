@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -22,7 +24,7 @@ const (
 	pullExpiry   = 10 * time.Second
 	heartbeat    = 500 * time.Millisecond
 	inactive     = 10 * time.Second
-	// quiet is how long a reader waits for a message before it asks the server whether one was lost.
+	// quiet is the time that a reader waits for a message before it asks the server whether one was lost.
 	quiet = 2 * time.Second
 )
 
@@ -47,28 +49,18 @@ func (l *Log) readTo(ctx context.Context, after eventlog.Position, f eventlog.Fi
 	return r.toEnd(ctx, func(m jetstream.Msg) error { return r.yield(ctx, m, yield) })
 }
 
-// Changed returns the subjects that changed; see eventlog.ChangeReader. The end is the last message that the leader
-// has when the call starts.
-func (l *Log) Changed(ctx context.Context, after eventlog.Position, maxSubjects int) (eventlog.Changes, error) {
-	c := eventlog.Changes{Through: after, Last: map[string]uint64{}}
-	r, err := l.reader(after, eventlog.Filter{})
-	if err != nil {
-		return c, err
-	}
-	r.bare = true
-	err = r.toEnd(ctx, func(m jetstream.Msg) error {
-		if !c.Add(m.Subject(), r.seq, maxSubjects) {
-			return errStop
-		}
-		return nil
-	})
-	return c, err
-}
-
 // toEnd calls take for each message up to the current end, and then closes the reader.
 func (r *reader) toEnd(ctx context.Context, take func(jetstream.Msg) error) error {
-	defer r.close()
 	end, err := r.end(ctx)
+	if err != nil {
+		return err
+	}
+	return r.through(ctx, end, take)
+}
+
+// through calls take for each message up to the first one at or after a sequence, and then closes the reader.
+func (r *reader) through(ctx context.Context, end uint64, take func(jetstream.Msg) error) (err error) {
+	defer r.close()
 	for err == nil && r.seq < end {
 		var m jetstream.Msg
 		m, err = r.next(ctx)
@@ -125,10 +117,11 @@ type reader struct {
 	shard   int
 	stream  string
 	filters []string
-	bare    bool   // messages are delivered without their content (headers only)
-	foreign bool   // messages that are not part of the log are yielded as errors
-	seq     uint64 // stream sequence of the last delivery; before it, the requested position
-	expect  uint64 // number of the last delivery of the current consumer
+	aspects []string // last tokens of the subjects that the filter matches, if the consumer's filter is wider; nil for all
+	bare    bool     // messages are delivered without their content (headers only)
+	foreign bool     // messages that are not part of the log are yielded as errors
+	seq     uint64   // stream sequence of the last delivery; before it, the requested position
+	expect  uint64   // number of the last delivery of the current consumer
 	source  jetstream.Consumer
 	pull    jetstream.MessagesContext
 	backoff *backoff
@@ -139,16 +132,17 @@ type reader struct {
 }
 
 func (l *Log) reader(after eventlog.Position, f eventlog.Filter) (*reader, error) {
-	if err := f.Check(after.Shard, l.shards); err != nil {
+	if err := f.Check(l.partitions, after.Shard, l.shards); err != nil {
 		return nil, err
 	}
 	return &reader{
-		log: l, shard: after.Shard, stream: topology.EventsStream(after.Shard), filters: filters(f), foreign: f.Foreign, seq: after.Seq, backoff: l.reading(),
+		log: l, shard: after.Shard, stream: topology.EventsStream(after.Shard), filters: l.filters(f), aspects: aspects(f), foreign: f.Foreign, seq: after.Seq, backoff: l.reading(),
 	}, nil
 }
 
-// filters returns the subjects of a filter, or none for the whole stream.
-func filters(f eventlog.Filter) []string {
+// filters returns the filter subjects of a reader's consumer, or none for the whole stream. There is more than one
+// only for a list of partitions: the server searches far longer for the next message of several filters.
+func (l *Log) filters(f eventlog.Filter) []string {
 	if f.Subject == (events.Subject{}) {
 		var list []string
 		for _, p := range f.Partitions {
@@ -156,20 +150,19 @@ func filters(f eventlog.Filter) []string {
 		}
 		return list
 	}
-	aspects := []events.Aspect{f.Subject.Aspect}
-	if f.Subject.Aspect == "" {
-		aspects = []events.Aspect{events.Life, events.Run}
+	s := f.Subject
+	if s.Aspect == "" {
+		s.Aspect = "*"
 	}
-	var list []string
-	for _, a := range aspects {
-		s := f.Subject
-		s.Aspect = a
-		// A subject outside the requested partitions matches nothing.
-		if f.Match(s) {
-			list = append(list, s.String())
-		}
+	return []string{l.subject(s)}
+}
+
+// aspects returns the aspects that a filter matches, or nil if all messages of its consumer match.
+func aspects(f eventlog.Filter) []string {
+	if f.Subject == (events.Subject{}) || f.Subject.Aspect != "" {
+		return nil
 	}
-	return list
+	return []string{string(events.Life), string(events.Run)}
 }
 
 // end returns the sequence of the last message that matches the filter, or 0.
@@ -336,6 +329,9 @@ func (r *reader) close() {
 }
 
 func (r *reader) yield(ctx context.Context, m jetstream.Msg, yield func(eventlog.Record, error) bool) error {
+	if r.aspects != nil && !slices.Contains(r.aspects, m.Subject()[strings.LastIndexByte(m.Subject(), '.')+1:]) {
+		return nil
+	}
 	meta, err := m.Metadata()
 	if err != nil {
 		return err

@@ -79,7 +79,8 @@ func transient(err error) bool {
 		return false // the retries are already exhausted
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), errors.Is(err, nats.ErrTimeout),
 		errors.Is(err, nats.ErrNoResponders), errors.Is(err, jetstream.ErrNoStreamResponse), errors.Is(err, nats.ErrDisconnected),
-		errors.Is(err, nats.ErrReconnectBufExceeded), errors.Is(err, nats.ErrConnectionReconnecting), errors.Is(err, nats.ErrStaleConnection):
+		errors.Is(err, nats.ErrReconnectBufExceeded), errors.Is(err, nats.ErrConnectionReconnecting), errors.Is(err, nats.ErrStaleConnection),
+		errors.Is(err, errNoBatch):
 		return true
 	case errors.As(err, &api):
 		return api.ErrorCode == codeClusterUnavailable || api.ErrorCode == codeNotLeader

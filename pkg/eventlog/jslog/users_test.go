@@ -3,6 +3,7 @@ package jslog_test
 import (
 	"context"
 	"errors"
+	"maps"
 	"strings"
 	"testing"
 	"time"
@@ -102,6 +103,22 @@ func TestLog_WithTheRightsOfEachService(t *testing.T) {
 		if h, err := session.Last(ctx, try.head.Subject, eventlog.Leader); err != nil || h.Seq != try.head.Seq {
 			t.Errorf("%s: the head is %d, %v, want %d", what, h.Seq, err, try.head.Seq)
 		}
+	}
+
+	// The signer of heads reads only the last commits of changed subjects.
+	if c, err := session.Changed(ctx, eventlog.Position{Shard: 1}, 10); err != nil || len(c.Last) != 2 {
+		t.Errorf("session finds %+v, %v", c, err)
+	}
+	if a, err = session.Append(ctx, a, eventlogtest.Draft("second", "second")); err != nil {
+		t.Fatal(err)
+	}
+	end := b.Seq
+	if b, err = executor.Append(ctx, b, eventlogtest.Draft("run 2", "run 2")); err != nil {
+		t.Fatal(err)
+	}
+	c, err := session.Changed(ctx, eventlog.Position{Shard: 1, Seq: end}, 10)
+	if want := map[string]string{life.String(): a.Hash, run.String(): b.Hash}; err != nil || !maps.Equal(c.Hash, want) {
+		t.Errorf("session reads %+v, %v, want the hashes %v", c, err, want)
 	}
 	cancel()
 	for range tail {

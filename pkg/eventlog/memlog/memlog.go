@@ -17,6 +17,8 @@ import (
 
 // Config configures a Log. The zero value is one shard without a limit that uses the system clock.
 type Config struct {
+	// Partitions is the number of partitions; 0 means 64 in 8 groups.
+	Partitions events.Partitioning
 	Shards     int              // 1, 2, 4 or 8; 0 means 1
 	MaxCommits int              // maximum per shard, above which Append returns eventlog.ErrFull; 0 means no limit
 	Now        func() time.Time // returns the time at which a commit is stored; nil means time.Now
@@ -70,6 +72,9 @@ func New(cfg Config) (*Log, error) {
 
 // Shards returns the number of shards.
 func (l *Log) Shards() int { return l.cfg.Shards }
+
+// Partitioning returns the number of partitions.
+func (l *Log) Partitioning() events.Partitioning { return l.cfg.Partitions }
 
 // Append stores a commit; see eventlog.Appender.
 func (l *Log) Append(ctx context.Context, head eventlog.Head, draft events.Draft) (eventlog.Head, error) {
@@ -156,6 +161,42 @@ func (l *Log) Last(ctx context.Context, s events.Subject, f eventlog.Freshness) 
 	return l.last(s, behind), nil
 }
 
+// ChangedAmong returns those of the given subjects that changed; see eventlog.ChangeReader.
+func (l *Log) ChangedAmong(ctx context.Context, after eventlog.Position, subjects []events.Subject) (eventlog.Changes, error) {
+	c := eventlog.Changes{Through: after, Last: map[string]uint64{}}
+	if len(subjects) == 0 {
+		return c, nil
+	}
+	if err := ctx.Err(); err != nil {
+		return c, unavailable(err)
+	}
+	f := l.currentFaults()
+	if f.BeforeRead != nil {
+		if err := f.BeforeRead(ctx); err != nil {
+			return c, err
+		}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	end := uint64(len(l.shards[after.Shard].stored))
+	if f.Behind != nil {
+		for _, s := range subjects {
+			if list, behind := l.heads[s], f.Behind(s); behind > 0 && len(list) > 0 {
+				end = min(end, list[max(0, len(list)-behind)].Seq-1)
+			}
+		}
+	}
+	c.Through.Seq = max(after.Seq, end)
+	for _, s := range subjects {
+		for _, h := range l.heads[s] {
+			if h.Seq > after.Seq && h.Seq <= end {
+				c.Last[s.String()] = h.Seq
+			}
+		}
+	}
+	return c, nil
+}
+
 // At returns one commit; see eventlog.Reader.
 func (l *Log) At(ctx context.Context, p eventlog.Position) (eventlog.Record, error) {
 	if err := ctx.Err(); err != nil {
@@ -204,7 +245,7 @@ func (l *Log) Tail(ctx context.Context, after eventlog.Position, f eventlog.Filt
 func (l *Log) read(ctx context.Context, after eventlog.Position, f eventlog.Filter, wait bool) iter.Seq2[eventlog.Record, error] {
 	f.Partitions = slices.Clone(f.Partitions)
 	return func(yield func(eventlog.Record, error) bool) {
-		if err := f.Check(after.Shard, l.cfg.Shards); err != nil {
+		if err := f.Check(l.cfg.Partitions, after.Shard, l.cfg.Shards); err != nil {
 			yield(eventlog.Record{}, err)
 			return
 		}
@@ -227,7 +268,7 @@ func (l *Log) read(ctx context.Context, after eventlog.Position, f eventlog.Filt
 				}
 				return
 			}
-			if s, err := events.ParseSubject(m.subject); err == nil && !f.Match(s) {
+			if s, err := events.ParseSubject(m.subject); err == nil && !f.Match(l.cfg.Partitions, s) {
 				continue
 			}
 			rec, err := l.open(ctx, p, m)
@@ -241,7 +282,7 @@ func (l *Log) read(ctx context.Context, after eventlog.Position, f eventlog.Filt
 // Changed returns the subjects that changed; see eventlog.ChangeReader.
 func (l *Log) Changed(ctx context.Context, after eventlog.Position, maxSubjects int) (eventlog.Changes, error) {
 	c := eventlog.Changes{Through: after, Last: map[string]uint64{}}
-	if err := (eventlog.Filter{}).Check(after.Shard, l.cfg.Shards); err != nil {
+	if err := (eventlog.Filter{}).Check(l.cfg.Partitions, after.Shard, l.cfg.Shards); err != nil {
 		return c, err
 	}
 	for p := (eventlog.Position{Shard: after.Shard, Seq: after.Seq + 1}); ; p.Seq++ {

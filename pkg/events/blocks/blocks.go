@@ -98,24 +98,44 @@ func update(b *events.Block, u events.BlockUpdates) {
 // Text is the streamed text of one open block: the contiguous text from its start, and deltas that arrived ahead of
 // a gap. The zero Text is empty.
 type Text struct {
-	Known   string
+	Known   string         // may be set, to continue from a text that is known from elsewhere
 	Waiting []events.Delta // deltas after a gap, sorted by offset
+
+	buffer *strings.Builder // its content is Known, unless Known was set or another copy of the Text has grown; nil until text is appended
 }
 
 // Add adds a delta. Deltas may arrive in any order and several times. Add returns the text that was appended to
-// Known.
+// Known. A text that grows by small deltas costs time and memory in proportion to its length.
 func (t *Text) Add(d events.Delta) (fresh string) {
+	if len(t.Waiting) == 0 && int(d.Offset) <= len(t.Known) {
+		return t.append(d)
+	}
 	start := len(t.Known)
 	i, _ := slices.BinarySearchFunc(t.Waiting, d, func(a, b events.Delta) int { return int(int64(a.Offset) - int64(b.Offset)) })
 	t.Waiting = slices.Insert(t.Waiting, i, d)
 	for len(t.Waiting) > 0 && int(t.Waiting[0].Offset) <= len(t.Known) {
 		w := t.Waiting[0]
 		t.Waiting = t.Waiting[1:]
-		if skip := len(t.Known) - int(w.Offset); skip < len(w.Text) {
-			t.Known += w.Text[skip:]
-		}
+		t.append(w)
 	}
 	return t.Known[start:]
+}
+
+// append appends the part of a delta that Known does not have, and returns it. The delta must not begin after the end of Known.
+func (t *Text) append(d events.Delta) (fresh string) {
+	skip := len(t.Known) - int(d.Offset)
+	if skip >= len(d.Text) {
+		return ""
+	}
+	fresh = d.Text[skip:]
+	// The comparison reads no text in the usual case, in which both strings are the same memory.
+	if t.buffer == nil || t.buffer.String() != t.Known {
+		t.buffer = &strings.Builder{}
+		t.buffer.WriteString(t.Known)
+	}
+	t.buffer.WriteString(fresh)
+	t.Known = t.buffer.String()
+	return fresh
 }
 
 // View holds the blocks of one session for one client's stream.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -111,6 +112,65 @@ func TestText_AnyOrderOfPiecesGivesTheText(t *testing.T) {
 			t.Fatalf("shown %q of %q, %d pieces wait", shown, whole, len(text.Waiting))
 		}
 	})
+}
+
+// addSmallPieces adds a text of the given size in pieces of 100 bytes, and calls check now and then.
+func addSmallPieces(text *blocks.Text, size int, check func()) {
+	piece := strings.Repeat("x", 100)
+	for n := 0; n < size; n += len(piece) {
+		text.Add(events.Delta{Offset: uint32(n), Text: piece})
+		if check != nil && n%(1<<20) < len(piece) {
+			check()
+		}
+	}
+}
+
+// TestText_AllocatesInProportionToTheText tests that a block of 50 MB that grows by small pieces does not copy its text
+// at each of them. It counts the allocations of the process, so it does not run beside other tests.
+func TestText_AllocatesInProportionToTheText(t *testing.T) {
+	const size, most = 50_000_000, 8 * 50_000_000
+	allocated := func() uint64 {
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.TotalAlloc
+	}
+	before := allocated()
+	var text blocks.Text
+	addSmallPieces(&text, size, func() {
+		if n := allocated() - before; n > most {
+			t.Fatalf("%d bytes were allocated for the first %d bytes of the text, at most %d are allowed for all", n, len(text.Known), most)
+		}
+	})
+	if n := allocated() - before; len(text.Known) != size || n > most {
+		t.Errorf("a text of %d bytes allocated %d", len(text.Known), n)
+	}
+}
+
+// BenchmarkText adds a text of 1 MB in pieces of 100 bytes.
+func BenchmarkText(b *testing.B) {
+	b.ReportAllocs()
+	b.SetBytes(1 << 20)
+	for b.Loop() {
+		addSmallPieces(&blocks.Text{}, 1<<20, nil)
+	}
+}
+
+// TestText_ContinuesFromAKnownText tests that a caller may set Known, before and after pieces were added.
+func TestText_ContinuesFromAKnownText(t *testing.T) {
+	t.Parallel()
+	text := blocks.Text{Known: "Hello"}
+	if fresh := text.Add(events.Delta{Offset: 3, Text: "lo, wo"}); fresh != ", wo" || text.Known != "Hello, wo" {
+		t.Errorf("fresh %q, known %q", fresh, text.Known)
+	}
+	before := text.Known
+	text.Known = "Adieu, wo"
+	text.Add(events.Delta{Offset: 11, Text: "d"})
+	if fresh := text.Add(events.Delta{Offset: 9, Text: "rl"}); fresh != "rld" || text.Known != "Adieu, world" {
+		t.Errorf("fresh %q, known %q", fresh, text.Known)
+	}
+	if before != "Hello, wo" {
+		t.Errorf("a text that was returned became %q", before)
+	}
 }
 
 // TestView_LostDeltasDoNotChangeTheResult tests that a client ends with the same blocks, independent of which deltas

@@ -442,7 +442,7 @@ func FileChanges() []events.Type {
 	}
 }
 
-// applyFiles applies snapshots, and counts file changes since the last one.
+// applyFiles applies an event of the workspace: it stores the last snapshot, and counts the file changes since that snapshot.
 func (s *State) applyFiles(e events.Event) {
 	switch d := e.Data.(type) {
 	case events.WorkspaceSynced:

@@ -18,7 +18,7 @@ type Notice struct {
 	Data any // Started, Shortened, BlockWithoutDeltas or Ended
 }
 
-// Started names the events that are replayed.
+// Started is sent first; it holds the range of the events that are replayed.
 type Started struct {
 	From  uint32 `json:"from"`
 	To    uint32 `json:"to"`

@@ -101,15 +101,20 @@ type Decision struct {
 }
 
 // Split divides a decision into decisions that each fit into a commit, in order. If a writer dies between two of
-// them, the execution has not ended, and the next holder ends it.
+// them, the execution has not ended, and the next holder ends it. The events of the result are encoded.
 func (d Decision) Split() ([]Decision, error) {
 	sizes, total := make([]int, len(d.Events)), 0
+	d.Events = slices.Clone(d.Events)
 	for i, e := range d.Events {
+		e, _, err := e.Encoded()
+		if err != nil {
+			return nil, err
+		}
 		n, err := events.StoredSize(e)
 		if err != nil {
 			return nil, err
 		}
-		sizes[i], total = n+1, total+n+1
+		d.Events[i], sizes[i], total = e, n+1, total+n+1
 	}
 	var out []Decision
 	whole := len(d.Events) - d.Whole

@@ -260,6 +260,11 @@ func TestEnd_SplitsInOrder(t *testing.T) {
 			t.Errorf("a decision repeated after part %d: %+v", i, got)
 		}
 	}
+	for i, e := range whole.Events {
+		if whole.Events[i], _, err = e.Encoded(); err != nil {
+			t.Fatal(err)
+		}
+	}
 	if !reflect.DeepEqual(all, whole.Events) {
 		t.Error("the parts do not add up to the decision")
 	}

@@ -6,7 +6,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// environment decides the commands on the sandbox and its files.
+// environment returns the events for a command that concerns the session's sandbox or files.
 func environment(s State, c Command, m *events.EventList) ([]events.Event, error) {
 	switch c := c.(type) {
 	case RequestPause:

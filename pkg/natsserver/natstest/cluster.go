@@ -13,7 +13,7 @@ import (
 	"github.com/spoolhq/spool/pkg/daemon/porttest"
 )
 
-// clusterPatience is how long the servers may take to find each other and to elect a leader.
+// clusterPatience is the maximum time that the servers may take to find each other and to elect a leader.
 const clusterPatience = 2 * time.Minute
 
 // Cluster is three servers that replicate streams.

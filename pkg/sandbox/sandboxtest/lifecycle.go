@@ -12,7 +12,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// pauseWatch is how long the suite watches a paused process for output.
+// pauseWatch is the time that the suite watches a paused process for output.
 const pauseWatch = 300 * time.Millisecond
 
 func filesRemove(f *fixture) {
@@ -270,8 +270,8 @@ func endedContext() context.Context {
 	return ctx
 }
 
-// ended checks that a call with an ended context returns the context's error and changes nothing.
-func ended(f *fixture) {
+// afterContextEnded checks that a call with an ended context returns the context's error and changes nothing.
+func afterContextEnded(f *fixture) {
 	spec := f.spec()
 	box := f.create(spec)
 	f.must(box.Files().Put(f.ctx, "mark", strings.NewReader("1")))

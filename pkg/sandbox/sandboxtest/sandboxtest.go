@@ -72,7 +72,7 @@ func Exercise(t *testing.T, s Subject) {
 		{"ListOutside", listOutside},
 		{"CreateAgain", createAgain},
 		{"TakeOver", takeOver},
-		{"Ended", ended},
+		{"Ended", afterContextEnded},
 	} {
 		s.run(t, c.name, c.test)
 	}

@@ -163,5 +163,5 @@ func (e eraser) messages(ctx context.Context, which jetstream.ConsumerConfig, ha
 	return nil
 }
 
-// silence is how long the server may take to send the next message that it has.
+// silence is the maximum time that the server may take to send the next message that it has.
 const silence = 10 * time.Second

@@ -32,7 +32,7 @@ func (p *pass) removeUploads(ctx context.Context, k sessionKey, list []object) e
 	for _, o := range list {
 		upload := strings.HasPrefix(o.id(), "u-") || strings.HasPrefix(o.id(), "f-")
 		found, needed := p.fileNeeded[o.seq]
-		if upload && o.At.Before(p.settled()) && (!needed || found != manifest) {
+		if upload && o.At.Before(p.removeBefore()) && (!needed || found != manifest) {
 			files = append(files, o)
 		}
 	}

@@ -12,12 +12,11 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/session"
-	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// forking is the maximum time between the last check of the session service that the parent is not deleted, and the
-// commit of the fork.
-const forking = time.Minute
+// forkTimeout is the maximum time between two steps of the session service: the last check that the parent is not deleted,
+// and the commit of the fork.
+const forkTimeout = time.Minute
 
 // unfolded is a fork that the read models do not have yet.
 type unfolded struct {
@@ -41,8 +40,8 @@ func (p *pass) unfoldedForks(ctx context.Context) ([]unfolded, error) {
 		return nil, fmt.Errorf("read the checkpoints: %w", err)
 	}
 	var out []unfolded
-	for partition := range events.Partitions {
-		from := eventlog.Position{Shard: partition % p.log.Shards(), Seq: after[topology.GroupOf(partition)]}
+	for partition := range p.log.Partitioning().Count() {
+		from := eventlog.Position{Shard: partition % p.log.Shards(), Seq: after[p.log.Partitioning().GroupOf(partition)]}
 		for rec, err := range p.log.Read(ctx, from, eventlog.Filter{Partitions: []int{partition}}) {
 			if err != nil {
 				return nil, fmt.Errorf("look for forks that the read models do not have yet: %w", err)
@@ -112,7 +111,7 @@ func (p *pass) forked(ctx context.Context, l eventlog.Loaded) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("read the deletion of session %s: %w", l.ID, err)
 	}
-	if p.now().Before(rec.Time.Add(min(forking, p.cfg.Grace))) {
+	if p.now().Before(rec.Time.Add(min(forkTimeout, p.cfg.Grace))) {
 		return "a fork may be under way", nil
 	}
 	fork, err := p.fork(ctx, sessionKey{l.Tenant, l.ID})

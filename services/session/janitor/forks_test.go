@@ -11,7 +11,6 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/session"
-	"github.com/spoolhq/spool/pkg/readmodel"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/pkg/workspace"
 	"github.com/spoolhq/spool/pkg/workspace/workspacetest"
@@ -43,7 +42,7 @@ func (b *fixture) projectFork(l eventlog.Loaded, f events.SessionForked, snapsho
 	text, err := json.Marshal(f)
 	must(b.t, err)
 	b.exec(b.url, `INSERT INTO sessions (tenant, id, grp, status, agent, agent_version, architecture, provider, options, created_at, updated_at, tip, tip_position, parent, forked, snapshot)
-		VALUES ($1, $2, $3, 'open', '', '', '', '', '{}', now(), now(), 2, '0-1', $4, $5, $6)`, tenant, l.ID, readmodel.Group(l.ID), f.Parent, string(text), snapshot)
+		VALUES ($1, $2, $3, 'open', '', '', '', '', '{}', now(), now(), 2, '0-1', $4, $5, $6)`, tenant, l.ID, events.Partitioning(0).Group(l.ID), f.Parent, string(text), snapshot)
 	b.catchUp()
 }
 

@@ -213,8 +213,8 @@ func (p *pass) run(ctx context.Context) error {
 	return errors.Join(p.deletedSessions(ctx), p.workspaceObjects(ctx), p.reportTrimmed(ctx), p.skillObjects(ctx), p.refusedSecrets(ctx), p.chunks(ctx))
 }
 
-// settled returns the time before which unreferenced objects with a name must have been stored to be removed.
-func (p *pass) settled() time.Time { return p.now().Add(-max(p.cfg.Uploads, settling)) }
+// removeBefore returns a time: unreferenced objects with a name that were stored before it may be removed.
+func (p *pass) removeBefore() time.Time { return p.now().Add(-max(p.cfg.Uploads, settling)) }
 
 // removeObjects reports objects as one item, and erases them unless the pass is dry.
 func (p *pass) removeObjects(ctx context.Context, b *bucket, item Item, list []object) error {

@@ -78,7 +78,7 @@ func newFixtureAt(t *testing.T, cfg natsserver.Config) *fixture {
 	if cfg.Accounts {
 		b.connect = srv.ConnectAs
 	}
-	b.install(topology.Config{})
+	b.install(topology.Config{Partitions: topology.DefaultPartitions})
 	return b
 }
 
@@ -86,13 +86,14 @@ func newFixtureAt(t *testing.T, cfg natsserver.Config) *fixture {
 func (b *fixture) install(cfg topology.Config) {
 	b.t.Helper()
 	t := b.t
+	cfg.Partitions = topology.DefaultPartitions
 	b.url, b.now = readmodeltest.Database(t).Projector, time.Now()
 	var err error
 	b.js, err = jetstream.New(b.conn(topology.UserAdmin))
 	must(t, err)
 	must(t, topology.Provision(t.Context(), b.js, cfg))
 	must(t, readmodel.Migrate(t.Context(), b.url))
-	b.log, err = jslog.New(jslog.Config{JetStream: b.js, Shards: 1, Signing: topology.Signing{CommitVersion: events.CommitVersion}, Logger: slog.New(slog.DiscardHandler)})
+	b.log, err = jslog.New(jslog.Config{JetStream: b.js, Shards: 1, Partitions: topology.DefaultPartitions, Signing: topology.Signing{CommitVersion: events.CommitVersion}, Logger: slog.New(slog.DiscardHandler)})
 	must(t, err)
 }
 
@@ -127,7 +128,7 @@ func (b *fixture) janitorWithMetrics(url string, cfg janitor.Config) (*janitor.J
 	nc := b.conn(topology.UserJanitor)
 	js, err := jetstream.New(nc)
 	must(b.t, err)
-	log, err := jslog.New(jslog.Config{JetStream: js, Shards: 1, Signing: topology.Signing{CommitVersion: events.CommitVersion}, Logger: slog.New(slog.DiscardHandler)})
+	log, err := jslog.New(jslog.Config{JetStream: js, Shards: 1, Partitions: topology.DefaultPartitions, Signing: topology.Signing{CommitVersion: events.CommitVersion}, Logger: slog.New(slog.DiscardHandler)})
 	must(b.t, err)
 	cfg.DatabaseURL = url
 	j, err := janitor.New(cfg, janitor.Deps{NATS: nc, Log: log, Logger: slog.New(slog.DiscardHandler), Now: func() time.Time { return b.now }, Metrics: registry})
@@ -677,12 +678,12 @@ func TestPass_OfAHostWhoseClockIsAheadKeepsUploads(t *testing.T) {
 	nc := natstest.Conn(t, natstest.Run(t))
 	js, err := jetstream.New(nc)
 	must(t, err)
-	must(t, topology.Provision(t.Context(), js, topology.Config{}))
+	must(t, topology.Provision(t.Context(), js, topology.Config{Partitions: topology.DefaultPartitions}))
 	url := pgtest.URL(t)
 	must(t, readmodel.Migrate(t.Context(), url))
 	_, err = js.Publish(t.Context(), "$O."+topology.BucketWorkspaces+".C.UPLOAD", []byte("under way"))
 	must(t, err)
-	log, err := jslog.New(jslog.Config{JetStream: js, Shards: 1, Signing: topology.Signing{CommitVersion: events.CommitVersion}, Logger: slog.New(slog.DiscardHandler)})
+	log, err := jslog.New(jslog.Config{JetStream: js, Shards: 1, Partitions: topology.DefaultPartitions, Signing: topology.Signing{CommitVersion: events.CommitVersion}, Logger: slog.New(slog.DiscardHandler)})
 	must(t, err)
 	ahead := bus.NewClock(bus.ClockConfig{JetStream: js, Stream: topology.EventsStream(0), Host: func() time.Time { return time.Now().Add(3 * time.Hour) }})
 	j, err := janitor.New(janitor.Config{DatabaseURL: url, Uploads: time.Hour}, janitor.Deps{NATS: nc, Log: log, Logger: slog.New(slog.DiscardHandler), Clock: ahead})

@@ -79,14 +79,14 @@ func (b *fixture) delete(l *eventlog.Loaded) {
 // projectDeletion adds a deleted session to the read models of a database, like the projector.
 func (b *fixture) projectDeletion(url, id string) {
 	b.t.Helper()
-	b.exec(url, "INSERT INTO deleted_sessions (tenant, id, grp, deleted_at) VALUES ($1, $2, $3, now())", tenant, id, readmodel.Group(id))
+	b.exec(url, "INSERT INTO deleted_sessions (tenant, id, grp, deleted_at) VALUES ($1, $2, $3, now())", tenant, id, events.Partitioning(0).Group(id))
 }
 
 // catchUp lets the projector and the session service read the whole log.
 func (b *fixture) catchUp() {
 	b.t.Helper()
 	b.setCaughtUp(b.url)
-	d := topology.ReactorConsumer(0)
+	d := topology.ReactorConsumer(0, topology.DefaultPartitions)
 	c, err := b.js.CreateOrUpdateConsumer(b.t.Context(), d.Stream, d.Config)
 	must(b.t, err)
 	for left := c.CachedInfo().NumPending; left > 0; {
@@ -106,7 +106,7 @@ func (b *fixture) countUsage() {
 	b.t.Helper()
 	js, err := jetstream.New(b.conn(topology.UserSession))
 	must(b.t, err)
-	log, err := jslog.New(jslog.Config{JetStream: js, Shards: 1, Signing: topology.Signing{CommitVersion: events.CommitVersion}, Logger: slog.New(slog.DiscardHandler)})
+	log, err := jslog.New(jslog.Config{JetStream: js, Shards: 1, Partitions: topology.DefaultPartitions, Signing: topology.Signing{CommitVersion: events.CommitVersion}, Logger: slog.New(slog.DiscardHandler)})
 	must(b.t, err)
 	s, err := b.js.Stream(b.t.Context(), topology.EventsStream(0))
 	must(b.t, err)
@@ -216,7 +216,7 @@ func (b *fixture) commits(id string) uint64 {
 	b.t.Helper()
 	s, err := b.js.Stream(b.t.Context(), topology.EventsStream(0))
 	must(b.t, err)
-	subject := events.RunOf(tenant, id).String()
+	subject := b.log.Partitioning().Subject(events.RunOf(tenant, id))
 	info, err := s.Info(b.t.Context(), jetstream.WithSubjectFilter(subject))
 	must(b.t, err)
 	return info.State.Subjects[subject]

@@ -95,7 +95,7 @@ func (p *pass) unknownSecrets(ctx context.Context) ([]sealed, error) {
 			return nil, fmt.Errorf("read when a secret was stored: %w", err)
 		}
 		// A removed secret leaves a marker without a value.
-		if len(m.Data) > 0 && m.Time.Before(p.settled()) {
+		if len(m.Data) > 0 && m.Time.Before(p.removeBefore()) {
 			list = append(list, sealed{key, m.Time})
 		}
 	}
@@ -134,7 +134,7 @@ func (p *pass) unmentioned(ctx context.Context, list []sealed) ([]sealed, error)
 
 // sealedOf adds the keys to which any version of an environment refers.
 func (p *pass) sealedOf(ctx context.Context, name string, found map[string]bool) error {
-	subject, err := events.ParseSubject(name)
+	subject, err := p.log.Partitioning().ParseSubject(name)
 	if err != nil {
 		return err
 	}

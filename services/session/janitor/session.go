@@ -19,7 +19,6 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/run"
 	"github.com/spoolhq/spool/pkg/events/session"
-	"github.com/spoolhq/spool/pkg/readmodel"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/session/internal/usage"
 )
@@ -110,7 +109,7 @@ func (p *pass) waits(ctx context.Context, l eventlog.Loaded, at uint64) (string,
 	case l.Run.Sandbox.ID != "":
 		return "its sandbox is not released", nil
 	}
-	group := readmodel.Group(l.ID)
+	group := p.log.Partitioning().Group(l.ID)
 	var position uint64
 	var caughtUp bool
 	err := p.conn.QueryRow(ctx, "SELECT position, caught_up FROM checkpoints WHERE grp = $1", group).Scan(&position, &caughtUp)
@@ -299,14 +298,14 @@ func (p *pass) remove(ctx context.Context, l eventlog.Loaded) error {
 			return err
 		}
 	}
-	if _, err := p.deltas.subject(ctx, events.DeltaSubject(l.Tenant, l.ID), 0); err != nil {
+	if _, err := p.deltas.subject(ctx, p.log.Partitioning().DeltaSubject(l.Tenant, l.ID), 0); err != nil {
 		return err
 	}
 	// The log is erased last, because it names the other data.
 	e := p.streams[p.sessions.Position(l.ID, 1).Shard]
 	messages := uint32(0)
 	for _, h := range []eventlog.Head{l.LifeHead, l.RunHead} {
-		n, err := e.subject(ctx, h.Subject.String(), h.Seq)
+		n, err := e.subject(ctx, p.log.Partitioning().Subject(h.Subject), h.Seq)
 		if err != nil {
 			return err
 		}

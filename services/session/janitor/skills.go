@@ -24,7 +24,7 @@ import (
 func (p *pass) skillObjects(ctx context.Context) error {
 	var zips []object
 	uploads, err := p.skills.list(ctx, func(o object) bool {
-		old := o.At.Before(p.settled())
+		old := o.At.Before(p.removeBefore())
 		if old && events.IsDigest(o.Name) {
 			zips = append(zips, o)
 		}
@@ -87,7 +87,7 @@ func (p *pass) referred(ctx context.Context, digests []string) (map[string]bool,
 	}
 	entries, referred := eventlog.Entries{Log: p.log}, map[string]bool{}
 	for name, mentioned := range by {
-		subject, err := events.ParseSubject(name)
+		subject, err := p.log.Partitioning().ParseSubject(name)
 		if err != nil {
 			return nil, err
 		}
@@ -101,7 +101,7 @@ func (p *pass) referred(ctx context.Context, digests []string) (map[string]bool,
 		}
 		for d := range mentioned {
 			gone := slices.ContainsFunc(entry.State.Versions, func(v versions.Version) bool { return v.Digest == d && v.Removed })
-			if !gone || !head.Time.Before(p.settled()) {
+			if !gone || !head.Time.Before(p.removeBefore()) {
 				referred[d] = true
 			}
 		}

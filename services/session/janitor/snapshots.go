@@ -54,7 +54,7 @@ func compareKeys(a, b sessionKey) int {
 func (p *pass) absent(ctx context.Context, list map[sessionKey][]object) (map[sessionKey]bool, error) {
 	var tenants, ids []string
 	for k, objects := range list {
-		if !slices.ContainsFunc(objects, func(o object) bool { return !o.At.Before(p.settled()) }) {
+		if !slices.ContainsFunc(objects, func(o object) bool { return !o.At.Before(p.removeBefore()) }) {
 			tenants, ids = append(tenants, k.Tenant), append(ids, k.ID)
 		}
 	}
@@ -128,7 +128,7 @@ func (p *pass) trim(ctx context.Context, k sessionKey, list []object) error {
 	}
 	var stay, old []object
 	for i, o := range manifests {
-		if i >= p.cfg.Snapshots && o.Name != last && !begun[o.Name[strings.LastIndexByte(o.Name, '/')+1:]] && o.At.Before(p.settled()) {
+		if i >= p.cfg.Snapshots && o.Name != last && !begun[o.Name[strings.LastIndexByte(o.Name, '/')+1:]] && o.At.Before(p.removeBefore()) {
 			old = append(old, o)
 		} else {
 			stay = append(stay, o)
@@ -145,7 +145,7 @@ func (p *pass) trim(ctx context.Context, k sessionKey, list []object) error {
 	}
 	// Erase the packs first: as long as a manifest beyond the retention exists, the next pass removes the remaining
 	// ones.
-	packs = slices.DeleteFunc(packs, func(o object) bool { return needed[o.Name] || !o.At.Before(p.settled()) })
+	packs = slices.DeleteFunc(packs, func(o object) bool { return needed[o.Name] || !o.At.Before(p.removeBefore()) })
 	return p.removeObjects(ctx, p.workspaces, Item{Kind: KindSnapshots, Tenant: k.Tenant, Name: k.ID}, append(packs, old...))
 }
 

@@ -38,14 +38,15 @@ const target = 0.8
 // Benchmark is the subcommand append.
 type Benchmark struct {
 	Sessions []harness.Count `default:"1,64,1000" help:"Numbers of sessions, each of which appends one commit after the other."`
+	Writers  harness.Count   `default:"1000" help:"Number of sessions of the comparison of batches with single publishes."`
 	Rounds   harness.Count   `default:"15" help:"Measurements of each kind, in turn."`
 	Each     time.Duration   `default:"700ms" help:"Duration of one measurement."`
 }
 
 // Validate is called by kong.
 func (m *Benchmark) Validate() error {
-	if slices.Min(append(m.Sessions, 1)) < 1 || m.Each <= 0 {
-		return errors.New("--sessions and --each must be positive")
+	if slices.Min(append(m.Sessions, 1)) < 1 || m.Writers < 1 || m.Each <= 0 {
+		return errors.New("--sessions, --writers and --each must be positive")
 	}
 	return nil
 }
@@ -63,6 +64,11 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 		if err != nil {
 			return err
 		}
+	}
+	if err := b.Part("batches", func(b *harness.Bench) error {
+		return batches(ctx, b, int(m.Writers), int(m.Rounds), m.Each)
+	}); err != nil {
+		return err
 	}
 	return b.Part("versions of commits", func(b *harness.Bench) error {
 		r, err := versions(ctx, b, int(m.Rounds), m.Each)

@@ -2,18 +2,18 @@ package fanout
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
-	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/services/executor"
+	"github.com/spoolhq/spool/services/gateway"
 	"github.com/spoolhq/spool/test/bench/fake"
 	"github.com/spoolhq/spool/test/bench/harness"
-	"github.com/spoolhq/spool/test/bench/row"
 	"github.com/spoolhq/spool/test/bench/system"
 )
 
@@ -23,36 +23,20 @@ const (
 	// pieces is the number of pieces of text in a block. A block also has one event at its start and one at its end, so
 	// 9 of 10 lines are text.
 	pieces = 18
+	// blockTime is the time in which a runner writes a block.
+	blockTime = (pieces + 2) * interval
 	// startTimeout is the time in which all sessions have to be active.
-	startTimeout = time.Minute
+	startTimeout = 2 * time.Minute
 	// drainTimeout is the time after the last line in which all events have to arrive.
 	drainTimeout = 30 * time.Second
-	// creators is the number of sessions that are created at once.
-	creators = 16
+	// slots is the number of sessions of an executor, which is its limit.
+	slots = 1024
 )
 
-// result is the result of one load.
-type result struct {
-	sessions int
-	each     time.Duration
-	samples  []time.Duration // the ages of all pieces and events
-	took     time.Duration   // from the first line to the end of the last client
-	err      error           // of the first session that failed
-	failed   int             // sessions
-	warnings int64           // logged by the services
-}
-
-// met reports whether the load met the target.
-func (r *result) met() bool {
-	return r.err == nil && row.Percentile(r.samples, 0.99) < target
-}
-
-// rate returns the pieces and events per second.
-func (r *result) rate() float64 { return float64(len(r.samples)) / r.took.Seconds() }
-
-// load starts all runners at once and is their script.
-type load struct {
-	each    time.Duration
+// script is the script of all runners.
+type script struct {
+	mode    string
+	blocks  int
 	waiting sync.WaitGroup // counts the runners that have no query yet
 	start   chan struct{}  // closed when all runners have a query
 	started time.Time
@@ -60,14 +44,26 @@ type load struct {
 	mu      sync.Mutex
 	runners int // that have a query
 	total   int
+
+	late [1001]atomic.Int64 // lines by their lateness in milliseconds, the last also for more
 }
 
-// play is the script of one runner: blocks of text, one line every interval. A late line follows at once.
-func (s *load) play(ctx context.Context, t *fake.Turn) {
+// phase returns the time from the start of the load to the first line of the next runner.
+func (s *script) phase() time.Duration {
 	s.mu.Lock()
-	phase := interval * time.Duration(s.runners) / time.Duration(s.total)
+	defer s.mu.Unlock()
+	spread := blockTime
+	if s.mode == lockStep {
+		spread = interval
+	}
 	s.runners++
-	s.mu.Unlock()
+	return spread * time.Duration(s.runners-1) / time.Duration(s.total)
+}
+
+// play is the script of one runner: blocks of text, one line every interval. The time at which a line is due does not
+// depend on the lines before it.
+func (s *script) play(ctx context.Context, t *fake.Turn) {
+	phase := s.phase()
 	s.waiting.Done()
 	select {
 	case <-s.start:
@@ -83,11 +79,13 @@ func (s *load) play(ctx context.Context, t *fake.Turn) {
 		case <-ctx.Done():
 			return false
 		}
+		late := max(0, time.Since(due)).Milliseconds()
+		s.late[min(late, int64(len(s.late)-1))].Add(1)
 		due = due.Add(interval)
 		timer.Reset(time.Until(due))
 		return true
 	}
-	for n := range s.blocks() {
+	for n := range s.blocks {
 		id := fmt.Sprint("b", n)
 		var text strings.Builder
 		if !next() {
@@ -109,58 +107,17 @@ func (s *load) play(ctx context.Context, t *fake.Turn) {
 	}
 }
 
-// blocks returns the number of blocks that each runner writes.
-func (s *load) blocks() int { return max(1, int(s.each/((pieces+2)*interval))) }
-
-// runLoad runs a system under a load.
-func runLoad(ctx context.Context, b *harness.Bench, sessions int, each time.Duration) (r *result, err error) {
-	ctx, cancel := context.WithTimeout(ctx, startTimeout+each+drainTimeout)
-	defer cancel()
-	err = b.Part(fmt.Sprintf("%d sessions", sessions), func(b *harness.Bench) error {
-		s := &load{each: each, start: make(chan struct{}), total: sessions}
-		s.waiting.Add(sessions)
-		sys, err := b.System(ctx, system.Config{Provider: fake.New(s.play), Executor: executor.Config{Engine: "bench", Slots: sessions}})
-		if err != nil {
-			return err
-		}
-		readers, err := createSessions(ctx, sys, sessions)
-		if err != nil {
-			return err
-		}
-		if err := s.ready(ctx); err != nil {
-			return err
-		}
-		s.started = time.Now()
-		close(s.start)
-		readAll(ctx, readers, s)
-		r = &result{sessions: sessions, each: each, took: time.Since(s.started), warnings: sys.Warnings()}
-		for _, c := range readers {
-			r.samples = append(r.samples, c.samples...)
-			if c.err != nil {
-				r.failed++
-				if r.err == nil {
-					r.err = fmt.Errorf("session %s: %w", c.session, c.err)
-				}
-			}
-		}
-		return ctx.Err()
-	})
-	return r, err
-}
-
-// readAll blocks until all readers have read to the end of their executions, or have failed.
-func readAll(ctx context.Context, readers []*reader, s *load) {
-	ctx, stop := context.WithTimeout(ctx, s.each+drainTimeout)
-	defer stop()
-	var all sync.WaitGroup
-	for _, c := range readers {
-		all.Go(func() { c.read(ctx, s.blocks()) })
+// lateness returns the 99th percentile of the lateness in milliseconds.
+func (s *script) lateness() int {
+	histogram := make([]int64, len(s.late))
+	for i := range s.late {
+		histogram[i] = s.late[i].Load()
 	}
-	all.Wait()
+	return percentile(histogram, 0.99)
 }
 
-// ready blocks until every runner has its query.
-func (s *load) ready(ctx context.Context) error {
+// awaitQueries blocks until every runner has its query.
+func (s *script) awaitQueries(ctx context.Context) error {
 	all := make(chan struct{})
 	go func() { s.waiting.Wait(); close(all) }()
 	select {
@@ -173,68 +130,129 @@ func (s *load) ready(ctx context.Context) error {
 	}
 }
 
-// createSessions creates the sessions, joins them and posts a message to each.
-func createSessions(ctx context.Context, sys *system.System, sessions int) ([]*reader, error) {
-	c := system.NewClient(sys.URL)
-	list := make([]*reader, sessions)
-	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(creators)
-	for i := range list {
-		group.Go(func() error {
-			session, err := c.Create(ctx, system.SessionSpec{Architecture: "spool"})
-			if err != nil {
-				return err
-			}
-			list[i] = &reader{session: session}
-			// The socket is used after the group has ended.
-			if list[i].socket, err = c.Join(context.WithoutCancel(ctx), session); err != nil {
-				return err
-			}
-			list[i].execution, err = c.Post(ctx, session, "begin")
-			return err
+// runLoad runs a system under a load.
+func (m *Benchmark) runLoad(ctx context.Context, b *harness.Bench, mode string, sessions int) (r *result, err error) {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout+m.Each+2*drainTimeout)
+	defer cancel()
+	err = b.Part(fmt.Sprintf("%s, %d sessions", mode, sessions), func(b *harness.Bench) error {
+		s := &script{mode: mode, blocks: int(m.Each / blockTime), start: make(chan struct{}), total: sessions}
+		s.waiting.Add(sessions)
+		sys, err := b.System(ctx, system.Config{
+			Provider: fake.New(s.play), Executors: (sessions + slots - 1) / slots, Executor: executor.Config{Engine: "bench", Slots: min(sessions, slots)},
+			Gateway: gateway.Config{MaxTenantStreams: 2*sessions + slowJoins*(m.Stalled+m.Trickling)},
 		})
+		if err != nil {
+			return err
+		}
+		r, err = m.drive(ctx, b, sys, s)
+		return err
+	})
+	return r, err
+}
+
+// drive starts the clients and then the runners, and returns when the clients have ended.
+func (m *Benchmark) drive(ctx context.Context, b *harness.Bench, sys *system.System, s *script) (*result, error) {
+	idle, err := measureUsage(0)
+	if err != nil {
+		return nil, err
 	}
-	return list, group.Wait()
+	c, err := startClients(ctx, b, clientsConfig{URL: sys.URL, Sessions: s.total, Blocks: s.blocks, Stalled: m.Stalled, Trickling: m.Trickling})
+	if err != nil {
+		return nil, err
+	}
+	if err := c.awaitJoined(); err != nil {
+		return nil, err
+	}
+	if err := s.awaitQueries(ctx); err != nil {
+		return nil, err
+	}
+	before, err := measureUsage(c.pid)
+	if err != nil {
+		return nil, err
+	}
+	s.started = time.Now()
+	length := blockTime * time.Duration(s.blocks)
+	// In staggered mode all sessions are active from the end of the first block to the time at which the first ends.
+	w := window{From: s.started.Add(blockTime), To: s.started.Add(length), Deadline: s.started.Add(length + blockTime + drainTimeout)}
+	if err := c.begin(w); err != nil {
+		return nil, err
+	}
+	close(s.start)
+	r := &result{mode: s.mode, sessions: s.total, window: w.To.Sub(w.From)}
+	peak, err := m.watch(ctx, sys, c, r, s.started.Add(length/2))
+	if err != nil {
+		return nil, err
+	}
+	after, err := measureUsage(c.pid)
+	if err != nil {
+		return nil, err
+	}
+	if r.report, err = c.end(); err != nil {
+		return nil, err
+	}
+	r.cpuServices, r.cpuPostgres, r.cpuClients = after.cpuServices-before.cpuServices, after.cpuPostgres-before.cpuPostgres, after.cpuClients-before.cpuClients
+	r.cpu = r.cpuServices + r.cpuPostgres + r.cpuClients
+	r.neighbours = max(0, (after.machine-before.machine-r.cpu).Seconds()/after.at.Sub(before.at).Seconds())
+	r.services, r.postgres, r.clients = peak.services-idle.services, peak.postgres-idle.postgres, peak.clients
+	r.lateMs, r.warnings = s.lateness(), sys.Warnings()
+	if m.Stalled+m.Trickling > 0 {
+		r.cut, err = cutStreams(ctx, sys.URL)
+	}
+	return r, errors.Join(err, ctx.Err())
 }
 
-// reader is the client of one session.
-type reader struct {
-	session, execution string
-	socket             *system.Socket
-	samples            []time.Duration
-	err                error
-}
-
-// read reads until the end of the execution.
-func (c *reader) read(ctx context.Context, blocks int) {
-	defer c.socket.Close()
-	c.samples = make([]time.Duration, 0, blocks*(pieces+2))
-	var stamps system.Stamps
-	kept := 0
+// watch blocks until the clients have read everything, restarts the gateway at the given time, and returns the largest
+// memory.
+func (m *Benchmark) watch(ctx context.Context, sys *system.System, c *clients, r *result, middle time.Time) (peak usage, err error) {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	restart := make(<-chan time.Time)
+	if m.RestartGateway {
+		restart = time.After(time.Until(middle))
+	}
 	for {
-		w, received, err := c.socket.Next(ctx)
-		if err != nil {
-			c.err = err
-			return
-		}
-		ages, err := stamps.Add(w, received)
-		if err != nil {
-			c.err = err
-			return
-		}
-		c.samples = append(c.samples, ages...)
-		switch w.Type {
-		case events.BlockStart{}.EventType(), events.BlockComplete{}.EventType():
-			if w.Source == events.FromRunner {
-				c.samples = append(c.samples, received.Sub(w.Time))
-				kept++
+		select {
+		case <-tick.C:
+			now, err := measureUsage(c.pid)
+			if err != nil {
+				return peak, err
 			}
-		}
-		if w.ExecutionID == c.execution && events.Terminal(w.Type) {
-			if stamps.Pieces != blocks*pieces || kept != 2*blocks || w.Type != (events.ExecutionCompleted{}).EventType() {
-				c.err = fmt.Errorf("%s after %d pieces and %d events, want %d and %d", w.Type, stamps.Pieces, kept, blocks*pieces, 2*blocks)
+			peak.services, peak.postgres, peak.clients = max(peak.services, now.services), max(peak.postgres, now.postgres), max(peak.clients, now.clients)
+		case <-restart:
+			begun := time.Now()
+			if err := sys.RestartGateway(ctx); err != nil {
+				return peak, err
 			}
-			return
+			r.restart = time.Since(begun)
+		case <-c.done:
+			return peak, nil
+		case <-ctx.Done():
+			return peak, ctx.Err()
 		}
 	}
+}
+
+// usage is the processor time and the memory of the processes of a load.
+type usage struct {
+	cpuServices, cpuPostgres, cpuClients time.Duration
+	services, postgres, clients          int64         // bytes
+	machine                              time.Duration // processor time of all processes
+	at                                   time.Time
+}
+
+// measureUsage measures this process, which runs the services, the process of the clients, unless it is 0, and all
+// others below this process, which are those of Postgres.
+func measureUsage(clients int) (u usage, err error) {
+	all, err := harness.Processes(os.Getpid())
+	if err != nil {
+		return u, err
+	}
+	in, others := harness.Subtree(all, clients)
+	self, postgres := others[:1], others[1:]
+	machine, err := harness.MachineCPU()
+	return usage{
+		machine: machine, at: time.Now(),
+		cpuServices: harness.TotalCPU(self), cpuPostgres: harness.TotalCPU(postgres), cpuClients: harness.TotalCPU(in),
+		services: int64(harness.Memory(self)), postgres: int64(harness.Memory(postgres)), clients: int64(harness.Memory(in)), //nolint:gosec // far below the limit
+	}, err
 }

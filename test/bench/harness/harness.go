@@ -87,6 +87,9 @@ func (b *Bench) Report(r row.Row) error {
 // Command returns the shell command that runs a subcommand with its arguments, from the root of the repository.
 func Command(arguments string) string { return "cd test && go run ./bench " + arguments }
 
+// Messages returns the writer of messages for people.
+func (b *Bench) Messages() io.Writer { return b.messages }
+
 // Skip prints that rows are left out, and why.
 func (b *Bench) Skip(rows, reason any) {
 	_, _ = fmt.Fprintf(b.messages, "%s: skipped %v: %v\n", b.name, rows, reason) // a message only

@@ -1,6 +1,7 @@
 // Package heads measures the cost of signed heads: the processor time of a pass over the changed subjects, for each
-// commit, compared with that of appending the commits. Server, writers and signer run in this process, so their
-// processor time is counted together.
+// commit, compared with that of appending the commits. A second row compares commits of version 2 with signed heads
+// with commits of version 1 without. Server, writers and signer run in this process, so their processor time is
+// counted together.
 package heads
 
 import (
@@ -35,6 +36,20 @@ type Benchmark struct {
 
 // Measure implements harness.Benchmark.
 func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
+	if err := b.Part("signed heads", func(b *harness.Bench) error { return m.passes(ctx, b) }); err != nil {
+		return err
+	}
+	return b.Part("version 2 and signed heads", func(b *harness.Bench) error {
+		r, err := together(ctx, b, int(m.Rounds), int(m.Sessions), int(m.Commits))
+		if err != nil {
+			return err
+		}
+		return b.Report(r)
+	})
+}
+
+// passes reports the cost of the passes alone.
+func (m *Benchmark) passes(ctx context.Context, b *harness.Bench) error {
 	t, err := newTestbed(ctx, b, int(m.Sessions))
 	if err != nil {
 		return err
@@ -68,7 +83,9 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 // testbed is a server with a log, the sessions that write to it, and the signer's state.
 type testbed struct {
 	js      jetstream.JetStream
-	log     *jslog.Log
+	log     *jslog.Log // of the writers
+	changes *jslog.Log // of the signer
+	shard   int
 	key     heads.PrivateKey
 	writers []*writer
 	last    heads.Entry
@@ -77,8 +94,9 @@ type testbed struct {
 }
 
 type writer struct {
-	head eventlog.Head
-	n    int
+	actor events.Actor
+	head  eventlog.Head
+	n     int
 }
 
 func newTestbed(ctx context.Context, b *harness.Bench, sessions int) (*testbed, error) {
@@ -105,8 +123,9 @@ func newTestbed(ctx context.Context, b *harness.Bench, sessions int) (*testbed, 
 	if t.log, err = jslog.New(jslog.Config{JetStream: t.js}); err != nil {
 		return nil, err
 	}
+	t.changes = t.log
 	for i := range sessions {
-		t.writers = append(t.writers, &writer{head: eventlog.Head{Subject: events.RunOf("default", events.Derive(events.KindSession, "bench", fmt.Sprint(i)))}})
+		t.writers = append(t.writers, &writer{actor: events.Actor{Kind: "executor", ID: "bench"}, head: eventlog.Head{Subject: events.RunOf("default", events.Derive(events.KindSession, "bench", fmt.Sprint(i)))}})
 	}
 	return t, nil
 }
@@ -134,7 +153,7 @@ func (w *writer) write(ctx context.Context, log *jslog.Log, i int) error {
 	w.n++
 	id := fmt.Sprintf("%010d%016d", i, w.n)
 	head, err := log.Append(ctx, w.head, events.Draft{
-		ID: string(events.KindCommit) + "_" + id, Actor: events.Actor{Kind: "executor", ID: "bench"}, Epoch: 1,
+		ID: string(events.KindCommit) + "_" + id, Actor: w.actor, Epoch: 1,
 		Events: []events.Event{{
 			ID: string(events.KindEvent) + "_" + id, Time: time.Unix(1_750_000_000, 0), ConversationID: events.MainConversation, Source: events.FromRunner, N: 1,
 			Data: events.BlockComplete{Block: events.Block{
@@ -150,23 +169,27 @@ func (w *writer) write(ctx context.Context, log *jslog.Log, i int) error {
 // sign does the work of one pass of the session service: it finds the changed subjects, reads their last commits and
 // stores a signed entry.
 func (t *testbed) sign(ctx context.Context) error {
-	changes, err := t.log.Changed(ctx, eventlog.Position{Seq: t.last.Through}, heads.MaxHeads)
+	changes, err := t.changes.Changed(ctx, eventlog.Position{Shard: t.shard, Seq: t.last.Through}, heads.MaxHeads)
 	if err != nil {
 		return err
 	}
-	e := heads.Entry{N: t.last.N + 1, Prev: t.hash, Time: time.Now(), Through: changes.Through.Seq}
+	e := heads.Entry{Shard: t.shard, N: t.last.N + 1, Prev: t.hash, Time: time.Now(), Through: changes.Through.Seq}
 	for subject, seq := range changes.Last {
-		rec, err := t.log.At(ctx, eventlog.Position{Seq: seq})
-		if err != nil {
-			return err
+		hash, ok := changes.Hash[subject]
+		if !ok {
+			rec, err := t.changes.At(ctx, eventlog.Position{Shard: t.shard, Seq: seq})
+			if err != nil {
+				return err
+			}
+			hash = rec.Commit.Hash
 		}
-		e.Heads = append(e.Heads, heads.Head{Subject: subject, Seq: seq, Hash: rec.Commit.Hash})
+		e.Heads = append(e.Heads, heads.Head{Subject: subject, Seq: seq, Hash: hash})
 	}
 	data, hash, err := e.Seal(t.key)
 	if err != nil {
 		return err
 	}
-	ack, err := t.js.Publish(ctx, topology.HeadSubject(0), data, jetstream.WithExpectLastSequencePerSubject(t.seq))
+	ack, err := t.js.Publish(ctx, topology.HeadSubject(t.shard), data, jetstream.WithExpectLastSequencePerSubject(t.seq))
 	if err != nil {
 		return err
 	}

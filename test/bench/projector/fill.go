@@ -11,7 +11,6 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/spoolhq/spool/pkg/events"
-	"github.com/spoolhq/spool/pkg/readmodel"
 )
 
 // start is the time of the first event.
@@ -112,7 +111,7 @@ func (t *testbed) append(ctx context.Context, w *writer, aspect events.Aspect, e
 	if err != nil {
 		return err
 	}
-	_, err = t.js.PublishAsync(subject.String(), data)
+	_, err = t.js.PublishAsync(t.log.Partitioning().Subject(subject), data)
 	return err
 }
 
@@ -124,14 +123,14 @@ func (t *testbed) findEnds(ctx context.Context, writers []*writer) error {
 	}
 	for _, w := range writers {
 		for _, aspect := range []events.Aspect{events.Life, events.Run} {
-			m, err := stream.GetLastMsgForSubject(ctx, events.Subject{Tenant: w.tenant, ID: w.id, Aspect: aspect}.String())
+			m, err := stream.GetLastMsgForSubject(ctx, t.log.Partitioning().Subject(events.Subject{Tenant: w.tenant, ID: w.id, Aspect: aspect}))
 			if errors.Is(err, jetstream.ErrMsgNotFound) {
 				continue
 			}
 			if err != nil {
 				return err
 			}
-			g := readmodel.Group(w.id)
+			g := t.log.Partitioning().Group(w.id)
 			t.ends[g] = max(t.ends[g], m.Sequence)
 		}
 	}

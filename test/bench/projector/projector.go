@@ -92,7 +92,7 @@ type testbed struct {
 	log eventlog.Log
 	url string // of the database
 	// ends are the stream sequences that each group's checkpoint must reach.
-	ends   [topology.ProjectorGroups]uint64
+	ends   [topology.DefaultPartitions]uint64
 	events int
 	// snapshot is the snapshot of the workspace after each turn; "" for none.
 	snapshot string
@@ -118,10 +118,10 @@ func newTestbed(ctx context.Context, b *harness.Bench) (*testbed, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := topology.Provision(ctx, js, topology.Config{Shards: 1}); err != nil {
+	if err := topology.Provision(ctx, js, topology.Config{Shards: 1, Partitions: topology.DefaultPartitions}); err != nil {
 		return nil, err
 	}
-	log, err := jslog.New(jslog.Config{JetStream: js})
+	log, err := jslog.New(jslog.Config{JetStream: js, Partitions: topology.DefaultPartitions})
 	if err != nil {
 		return nil, err
 	}

@@ -63,7 +63,7 @@ func measureStates(ctx context.Context, b *harness.Bench, pg *pgserver.Server, t
 		return err
 	}
 	defer pool.Close()
-	g, err := gateway.New(gateway.Config{Listen: "127.0.0.1:0", GRPCListen: "127.0.0.1:0"}, gateway.Deps{NATS: t.nc, Pool: pool, Logger: slog.New(slog.DiscardHandler)})
+	g, err := gateway.New(gateway.Config{Listen: "127.0.0.1:0", GRPCListen: "127.0.0.1:0"}, gateway.Deps{NATS: t.nc, Pool: pool, Partitions: t.log.Partitioning(), Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return err
 	}

@@ -133,13 +133,18 @@ type message struct {
 
 // Join opens a WebSocket, joins the session from its first event, and returns when the gateway has confirmed that.
 func (c *Client) Join(ctx context.Context, session string) (*Socket, error) {
+	return c.JoinAfter(ctx, session, 0)
+}
+
+// JoinAfter joins the session like Join, after the event with the given seq.
+func (c *Client) JoinAfter(ctx context.Context, session string, seq uint32) (*Socket, error) {
 	conn, _, err := websocket.Dial(ctx, "ws"+strings.TrimPrefix(c.URL, "http")+"/api/ws", nil) //nolint:bodyclose // an upgraded connection has none
 	if err != nil {
 		return nil, err
 	}
 	conn.SetReadLimit(16 << 20)
 	s := &Socket{conn: conn}
-	join, err := json.Marshal(map[string]any{"type": "session:join", "requestId": "r1", "sessionId": session, "after": 0})
+	join, err := json.Marshal(map[string]any{"type": "session:join", "requestId": "r1", "sessionId": session, "after": seq})
 	if err == nil {
 		err = conn.Write(ctx, websocket.MessageText, join)
 	}

@@ -23,17 +23,28 @@ type Stamps struct {
 	Pieces int // pieces of text, each counted once
 	Kept   int // events of the log
 
-	seq   uint32
-	block string
-	shown string
+	seq    uint32
+	block  string
+	shown  string // text of the block
+	joined int    // bytes of shown that were received since the client joined
 }
+
+// Seq returns the seq of the last event, which is the cursor of the client.
+func (s *Stamps) Seq() uint32 { return s.seq }
+
+// Joined is called when the client has joined again, after the event Seq. The gateway then sends the text of the open
+// block from its beginning.
+func (s *Stamps) Joined() { s.joined = 0 }
 
 // Add takes the next event and the time at which it was received. It returns the ages of the pieces of text that were
 // not received before. An event or a piece that is duplicated, lost or out of order is an error.
 func (s *Stamps) Add(w events.Wire, received time.Time) (ages []time.Duration, err error) {
 	if w.Type != events.TextDelta {
-		if w.Seq != s.seq+1 {
-			return nil, fmt.Errorf("seq %d came after %d", w.Seq, s.seq)
+		switch {
+		case w.Seq <= s.seq:
+			return nil, fmt.Errorf("seq %d came after %d: duplicated or out of order", w.Seq, s.seq)
+		case w.Seq > s.seq+1:
+			return nil, fmt.Errorf("seq %d came after %d: event %d is lost", w.Seq, s.seq, s.seq+1)
 		}
 		s.seq = w.Seq
 		s.Kept++
@@ -45,17 +56,25 @@ func (s *Stamps) Add(w events.Wire, received time.Time) (ages []time.Duration, e
 		return nil, err
 	}
 	if t.Block != s.block {
-		s.block, s.shown = t.Block, ""
+		s.block, s.shown, s.joined = t.Block, "", 0
 	}
-	piece := t.Piece
+	offset := t.Offset
 	switch {
 	case t.Complete && !strings.HasPrefix(t.Piece, s.shown):
 		return nil, fmt.Errorf("block %s is complete with another text than was shown", t.Block)
 	case t.Complete:
-		piece = t.Piece[len(s.shown):]
-	case t.Offset != len(s.shown):
-		return nil, fmt.Errorf("block %s: text from %d came after %d bytes", t.Block, t.Offset, len(s.shown))
+		offset = 0
+	case offset < s.joined:
+		return nil, fmt.Errorf("block %s: text from %d came after %d bytes: duplicated or out of order", t.Block, offset, s.joined)
+	case offset > s.joined:
+		return nil, fmt.Errorf("block %s: text from %d came after %d bytes: %d bytes are lost", t.Block, offset, s.joined, offset-s.joined)
 	}
+	s.joined = offset + len(t.Piece)
+	known := min(len(s.shown)-offset, len(t.Piece))
+	if t.Piece[:known] != s.shown[offset:offset+known] {
+		return nil, fmt.Errorf("block %s: text from %d differs from the text that was shown before", t.Block, offset)
+	}
+	piece := t.Piece[known:]
 	s.shown += piece
 	if len(piece)%StampBytes != 0 {
 		return nil, fmt.Errorf("block %s: %d bytes are no whole pieces", t.Block, len(piece))

@@ -74,3 +74,34 @@ func TestStamps(t *testing.T) {
 		}
 	}
 }
+
+func TestStamps_CheckTextAgainAfterJoin(t *testing.T) {
+	t.Parallel()
+	began := time.Unix(1_750_000_000, 0)
+	a, b := system.Stamp(began), system.Stamp(began.Add(10*time.Millisecond))
+	for name, c := range map[string]struct {
+		again events.Wire
+		err   string
+	}{
+		"whole text again":      {text(t, 0, 0, a+b), ""},
+		"text from the middle":  {text(t, 0, system.StampBytes, b), "24 bytes are lost"},
+		"another text":          {text(t, 0, 0, b+b), "differs from the text that was shown"},
+		"event of another time": {sent(t, "log", 2, struct{}{}), "event 1 is lost"},
+	} {
+		var s system.Stamps
+		if _, err := s.Add(text(t, 0, 0, a), began); err != nil {
+			t.Fatal(err)
+		}
+		s.Joined()
+		ages, err := s.Add(c.again, began)
+		if c.err != "" {
+			if err == nil || !strings.Contains(err.Error(), c.err) {
+				t.Errorf("%s: error %v, want %q", name, err, c.err)
+			}
+			continue
+		}
+		if err != nil || len(ages) != 1 || s.Pieces != 2 {
+			t.Errorf("%s: %d ages, %d pieces, %v; want the second piece once", name, len(ages), s.Pieces, err)
+		}
+	}
+}

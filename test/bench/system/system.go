@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -41,6 +42,9 @@ type Config struct {
 	Session  session.Config
 	Executor executor.Config
 	Metrics  prometheus.Registerer // metrics of the executor; nil for none
+
+	Executors int            // number of executors, all with the configuration Executor; 0 means 1
+	Gateway   gateway.Config // its addresses are set by the system
 }
 
 // System is a running Spool.
@@ -56,6 +60,8 @@ type System struct {
 	logger   *slog.Logger
 	connect  func(user string) (*nats.Conn, eventlog.Log, error)
 	closers  []func() error // called in reverse order
+	gateway  *nats.Conn     // with the permissions of a gateway
+	stopGate func()         // stops the gateway and blocks until it has stopped
 	cancel   context.CancelFunc
 	run      context.Context
 	parts    sync.WaitGroup
@@ -127,7 +133,7 @@ func (s *System) start(ctx context.Context) error {
 	if err := s.startServices(ctx, url); err != nil {
 		return err
 	}
-	return readmodel.AwaitCaughtUp(ctx, s.Pool)
+	return readmodel.AwaitCaughtUp(ctx, s.Pool, s.Log.Partitioning())
 }
 
 // startServers starts Postgres, and NATS unless it runs in another process.
@@ -154,7 +160,7 @@ func (s *System) startServers(ctx context.Context) (databaseURL string, err erro
 	if err != nil {
 		return "", err
 	}
-	return pg.URL(), topology.Provision(ctx, js, topology.Config{Shards: 1})
+	return pg.URL(), topology.Provision(ctx, js, topology.Config{Shards: 1, Partitions: topology.DefaultPartitions})
 }
 
 func dial(url string) (*nats.Conn, eventlog.Log, error) {
@@ -167,7 +173,7 @@ func dial(url string) (*nats.Conn, eventlog.Log, error) {
 		nc.Close()
 		return nil, nil, err
 	}
-	log, err := jslog.New(jslog.Config{JetStream: js, Shards: 1})
+	log, err := jslog.New(jslog.Config{JetStream: js, Shards: 1, Partitions: topology.DefaultPartitions})
 	if err != nil {
 		nc.Close()
 		return nil, nil, err
@@ -243,7 +249,20 @@ func (s *System) startServices(ctx context.Context, databaseURL string) error {
 	if err := s.startService(ctx, "the skills service", library.Ready(), library.Run); err != nil {
 		return err
 	}
-	if nc, log, err = s.open(topology.UserExecutor); err != nil {
+	for range max(1, s.cfg.Executors) {
+		if err := s.startExecutor(ctx); err != nil {
+			return err
+		}
+	}
+	if s.gateway, _, err = s.open(topology.UserGateway); err != nil {
+		return err
+	}
+	return s.startGateway(ctx, "127.0.0.1:0")
+}
+
+func (s *System) startExecutor(ctx context.Context) error {
+	nc, log, err := s.open(topology.UserExecutor)
+	if err != nil {
 		return err
 	}
 	cfg := s.cfg.Executor
@@ -252,19 +271,33 @@ func (s *System) startServices(ctx context.Context, databaseURL string) error {
 	if err != nil {
 		return err
 	}
-	if err := s.startService(ctx, "the executor", runs.Ready(), runs.Run); err != nil {
-		return err
-	}
-	if nc, _, err = s.open(topology.UserGateway); err != nil {
-		return err
-	}
-	gate, err := gateway.New(gateway.Config{Listen: "127.0.0.1:0", GRPCListen: "127.0.0.1:0"}, gateway.Deps{NATS: nc, Pool: s.Pool, Logger: s.logger})
+	return s.startService(ctx, "the executor", runs.Ready(), runs.Run)
+}
+
+func (s *System) startGateway(ctx context.Context, address string) error {
+	cfg := s.cfg.Gateway
+	cfg.Listen, cfg.GRPCListen = address, "127.0.0.1:0"
+	gate, err := gateway.New(cfg, gateway.Deps{NATS: s.gateway, Pool: s.Pool, Partitions: s.Log.Partitioning(), Logger: s.logger})
 	if err != nil {
 		return err
 	}
-	if err := s.startService(ctx, "the gateway", gate.Ready(), gate.Run); err != nil {
+	running, stop := context.WithCancel(s.run)
+	ended := make(chan struct{})
+	s.stopGate = func() { stop(); <-ended }
+	err = s.startService(ctx, "the gateway", gate.Ready(), func(context.Context) error {
+		defer close(ended)
+		return gate.Run(running)
+	})
+	if err != nil {
 		return err
 	}
 	s.URL = "http://" + gate.Addr().String()
 	return nil
+}
+
+// RestartGateway stops the gateway, which ends its streams, and starts another one on the same address. It is not safe
+// for concurrent use.
+func (s *System) RestartGateway(ctx context.Context) error {
+	s.stopGate()
+	return s.startGateway(ctx, strings.TrimPrefix(s.URL, "http://"))
 }

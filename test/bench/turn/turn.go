@@ -54,7 +54,7 @@ type installed struct {
 	path string
 }
 
-// testbed is what all measurements share.
+// testbed holds the servers and clients that all measurements use.
 type testbed struct {
 	*Benchmark
 	runner   string // path of the binary

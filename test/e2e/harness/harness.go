@@ -135,7 +135,7 @@ func New(t testing.TB, opts Options) *Cluster {
 	pool, err := readmodel.Open(t.Context(), c.Base.DatabaseURL)
 	must(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
-	must(t, readmodel.AwaitCaughtUp(ctx, pool))
+	must(t, readmodel.AwaitCaughtUp(ctx, pool, c.Base.Log.Partitioning()))
 	cancel()
 	pool.Close()
 	for range opts.Gateways {
@@ -281,7 +281,7 @@ func (c *Cluster) StartGateway() (stop func()) {
 	c.T.Cleanup(pool.Close)
 	cfg := c.opts.Gateway
 	cfg.Listen, cfg.GRPCListen = "127.0.0.1:0", "127.0.0.1:0"
-	svc, err := gateway.New(cfg, gateway.Deps{NATS: nc, Pool: pool, Logger: c.logger("gateway")})
+	svc, err := gateway.New(cfg, gateway.Deps{NATS: nc, Pool: pool, Partitions: c.Base.Log.Partitioning(), Logger: c.logger("gateway")})
 	must(c.T, err)
 	stop = c.run(nc, svc.Ready(), svc.Run)
 	c.Gateways = append(c.Gateways, svc)

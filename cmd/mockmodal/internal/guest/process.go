@@ -140,7 +140,7 @@ func lookPath(name string, env []string, dir string) (string, error) {
 	return "", fmt.Errorf("exec: %q: executable file not found in $PATH: %w", name, os.ErrNotExist)
 }
 
-// readFrames takes input and kills from the server. It ends with the
+// readFrames reads the server's frames, which carry input and requests to kill. It ends with the
 // connection; a process whose server is gone is killed.
 func (p *process) readFrames(reader *bufio.Reader) {
 	defer close(p.input)

@@ -75,7 +75,7 @@ const (
 	Kill  Kind = 'k' // kills the process group
 )
 
-// StdinWindow is how many Stdin frames the server may send that the guest has
+// StdinWindow is the maximum number of Stdin frames that the server may send before the guest has
 // not confirmed with StdinRead. It keeps Kill from waiting behind input.
 const StdinWindow = 8
 

@@ -150,7 +150,7 @@ func (p *process) writeInput() {
 	}
 }
 
-// inputLimit is how many bytes of input are accepted before the process reads
+// inputLimit is the number of bytes of input that are accepted before the process reads
 // them.
 const (
 	inputLimit = 1 << 20
@@ -250,7 +250,7 @@ func (q *inputQueue) discard() {
 	q.notify()
 }
 
-// state returns how many bytes were accepted and whether the end was.
+// state returns the number of bytes of input that were accepted, and reports whether the input has ended.
 func (q *inputQueue) state() (uint64, bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -19,7 +19,7 @@ import (
 	"github.com/spoolhq/spool/cmd/mockmodal/internal/guest"
 )
 
-// defaultImageLife is how long a snapshot is kept when its request names no
+// defaultImageLife is the time for which a snapshot is kept when its request names no
 // time.
 const defaultImageLife = 30 * 24 * time.Hour
 

@@ -77,7 +77,7 @@ type Forked struct {
 	Error   string // why the copy failed, "" if it did not
 }
 
-// Tool is what a dialect adds to a call.
+// Tool holds the fields of a tool call that a dialect adds to the protocol's own fields.
 type Tool struct {
 	Name  string // "" for the name of the call
 	Class Class

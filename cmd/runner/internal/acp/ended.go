@@ -135,8 +135,8 @@ func (s *session) failed(e *sdk.RequestError) runner.Ended {
 	return runner.Ended{Outcome: runner.Failed, Code: s.code(e), Message: describeRequestError(e)}
 }
 
-// code returns the code of an error: by the HTTP status that a notice had, by the protocol, or by the status in the
-// error.
+// code returns Spool's error code for an error of the agent. It uses the HTTP status of an earlier notice of the agent,
+// else the error code of the protocol, else the HTTP status in the error's text.
 func (s *session) code(e *sdk.RequestError) string {
 	if s.status != 0 {
 		return ModelCode(s.status)

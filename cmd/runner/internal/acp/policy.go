@@ -55,7 +55,7 @@ type decision struct {
 	reason string
 }
 
-// classify returns the class for a kind of the protocol.
+// classify returns the kind of tool for which the policy decides, for a tool kind of the protocol.
 func classify(k sdk.ToolKind) Tool {
 	switch k {
 	case sdk.ToolKindRead, sdk.ToolKindEdit, sdk.ToolKindDelete, sdk.ToolKindMove:
@@ -107,7 +107,7 @@ var pathKeys = []string{
 // decidePaths allows a call if every path that it names is inside the workspace.
 func decidePaths(c Call, tool Tool, root string, skills []string) decision {
 	paths := c.Paths
-	if given(c.Input) {
+	if isSet(c.Input) {
 		more, ok := inputPaths(c.Input)
 		if !ok {
 			return decision{rule: ruleUnreadable, reason: "the request's input cannot be read"}
@@ -143,8 +143,8 @@ func ofSkill(skills []string, path string) bool {
 	})
 }
 
-// inputPaths returns the paths among the arguments of a call. A pattern is one if it could match outside of its
-// folder.
+// inputPaths returns the paths among the arguments of a call. A glob pattern counts as a path if it could match files
+// outside of its folder.
 func inputPaths(input json.RawMessage) ([]string, bool) {
 	var all map[string]json.RawMessage
 	if json.Unmarshal(input, &all) != nil {

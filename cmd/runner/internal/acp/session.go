@@ -154,7 +154,7 @@ func (s *session) Interrupt() error {
 	return s.requestStop(id, maxStopRequests)
 }
 
-// maxStopRequests is how often the session repeats a request to stop a turn that goes on.
+// maxStopRequests is the maximum number of times that the session repeats a request to stop a turn that goes on.
 const maxStopRequests = 3
 
 // requestStop sends a request to stop, and repeats it when the agent has answered a later request: an agent that had not

@@ -42,10 +42,10 @@ func (c Call) with(u toolUpdate) Call {
 	if u.Kind != nil && c.Kind == "" {
 		c.Kind = *u.Kind
 	}
-	if given(u.RawInput) {
+	if isSet(u.RawInput) {
 		c.Input = bytes.Clone(u.RawInput)
 	}
-	if given(u.RawOutput) {
+	if isSet(u.RawOutput) {
 		c.Output = bytes.Clone(u.RawOutput)
 	}
 	paths := append([]string(nil), c.Paths...)
@@ -125,7 +125,7 @@ func (s *session) showUse(c *call, tool Tool, t *agent.Turn) {
 		name := cmp.Or(tool.Name, c.Name)
 		c.use = t.Open(c.flow.conv, events.Block{Kind: events.KindToolUse, ToolName: name, ToolUseID: c.ID, DisplayName: name})
 	}
-	if c.stated || !c.over && (c.status != sdk.ToolCallStatusInProgress || !given(c.Input)) {
+	if c.stated || !c.over && (c.status != sdk.ToolCallStatusInProgress || !isSet(c.Input)) {
 		return
 	}
 	c.stated = true
@@ -163,7 +163,7 @@ func (s *session) results(c *call, tool Tool, t *agent.Turn) {
 // showSubagent journals the call of a sub-agent. When it has ended, the agent is asked to repeat its conversation.
 func (s *session) showSubagent(c *call, sub Subagent, t *agent.Turn) error {
 	if c.sub == "" {
-		if !given(c.Input) && !c.over {
+		if !isSet(c.Input) && !c.over {
 			return nil
 		}
 		c.sub = t.Open(c.flow.conv, events.Block{
@@ -237,7 +237,7 @@ func output(made []toolContent, raw json.RawMessage) string {
 			parts = append(parts, "["+c.Type+"]")
 		}
 	}
-	if len(parts) > 0 || !given(raw) {
+	if len(parts) > 0 || !isSet(raw) {
 		return strings.Join(parts, "\n")
 	}
 	var text string
@@ -279,7 +279,7 @@ func about(c Call, workspace string) string {
 		URL         string `json:"url"`
 		Query       string `json:"query"`
 	}
-	if given(c.Input) && json.Unmarshal(c.Input, &a) != nil {
+	if isSet(c.Input) && json.Unmarshal(c.Input, &a) != nil {
 		a.Description = "" // of an unexpected shape: ignored
 	}
 	candidates := []string{a.Description, a.Command, a.Pattern, a.URL, a.Query}

@@ -119,8 +119,8 @@ func decode[T any](raw json.RawMessage, what string) (T, error) {
 	return v, nil
 }
 
-// given reports whether an optional value is set: null and {} are not.
-func given(raw json.RawMessage) bool {
+// isSet reports whether an optional value is set: null and {} are not.
+func isSet(raw json.RawMessage) bool {
 	raw = bytes.TrimSpace(raw)
 	return len(raw) > 0 && !bytes.Equal(raw, []byte("null")) && !bytes.Equal(raw, []byte("{}"))
 }

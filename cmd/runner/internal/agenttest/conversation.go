@@ -253,7 +253,7 @@ func Interrupt(t testing.TB, b *Bench, content string, when When, same func(Turn
 	CheckNothingSleeps(t, b)
 }
 
-// CheckNothingSleeps waits until no program sleep runs in the workspace.
+// CheckNothingSleeps waits until no process of the program sleep, which tests start, runs in the workspace.
 func CheckNothingSleeps(t testing.TB, b *Bench) {
 	t.Helper()
 	await(t, "the interrupted command still runs", func() bool { return !isSleeping(t, b) })

@@ -33,11 +33,11 @@ const Tested = "2.1.197"
 // program is the name of the CLI on the PATH.
 const program = "claude"
 
-// maxRetries is how often the CLI repeats a request to the model, unless CLAUDE_CODE_MAX_RETRIES is set. Four retries
+// maxRetries is the maximum number of times that the CLI repeats a request to the model, unless CLAUDE_CODE_MAX_RETRIES is set. Four retries
 // wait 7.5 s in total. With the CLI's default of ten, a turn without a model takes minutes.
 const maxRetries = "4"
 
-// mcpPatience is how long the first turn waits for MCP servers, in milliseconds. It is limited because a warm process
+// mcpPatience is the time for which the first turn waits for MCP servers, in milliseconds. It is limited because a warm process
 // has to print something before it is considered hung.
 const mcpPatience = "20000"
 

@@ -199,7 +199,7 @@ func isMCP(tool string) bool { return strings.HasPrefix(tool, mcpPrefix) }
 // notInNames matches the characters that the CLI replaces by an underscore in names of tools.
 var notInNames = regexp.MustCompile(`[^A-Za-z0-9_-]`)
 
-// scope is what the policy knows about the agent.
+// scope holds the properties of the agent that the permission policy needs.
 type scope struct {
 	root    string      // the workspace
 	skills  []string    // folders that may be read

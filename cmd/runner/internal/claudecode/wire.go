@@ -40,7 +40,7 @@ func (l line) parent() string {
 	return *l.Parent
 }
 
-// anchor returns the anchor of a block that part i of m states in a conversation. The CLI can cut after a line, so
+// anchor returns the anchor of the block in part i of message m of a conversation. The CLI can cut after a line, so
 // only the last part of a line has an anchor. Lines of a sub-agent are not in the transcript of the session and have
 // none.
 func (l line) anchor(m message, i int, conversation string) string {
@@ -191,7 +191,7 @@ type verdict struct {
 	Message      string          `json:"message,omitempty"`
 }
 
-// userLine is the line of a query.
+// userLine is the line on the CLI's standard input that begins a turn with a user's message.
 type userLine struct {
 	Type      string      `json:"type"`
 	SessionID string      `json:"session_id"`

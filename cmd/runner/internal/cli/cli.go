@@ -9,11 +9,14 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"strconv"
 
 	"github.com/alecthomas/kong"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/cmd/runner/internal/journal"
 	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/pkg/settings"
 )
 
 // The exit codes other than 0.
@@ -42,7 +45,7 @@ func (e exit) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
 
 // commands is the grammar of the command line.
 type commands struct {
-	LogLevel slog.Level `help:"debug, info, warn or error; the log goes to stderr." default:"info" env:"SPOOL_LOG_LEVEL"`
+	settings.Logging
 
 	Serve                 serveCommand          `cmd:"" help:"Supervise agents: a Unix socket, one agent process that stays warm, a journal."`
 	Attach                attachCommand         `cmd:"" help:"Join stdin and stdout to a serving runner: commands in, journal out. Ends with stdin."`
@@ -84,7 +87,7 @@ func Run(ctx context.Context, args []string, sys System) int {
 		kong.BindTo(ctx, (*context.Context)(nil)),
 		kong.Bind(&sys),
 		kong.UsageOnError(),
-		kong.Vars{"egress": runner.EgressAddress},
+		kong.Vars{"egress": runner.EgressAddress, "journal_limit": strconv.Itoa(journal.DefaultLimit)},
 	)
 	if err != nil {
 		return say(sys, err, exitUsage)

@@ -255,7 +255,7 @@ func TestUsage_ErrorsHaveExitCodes(t *testing.T) {
 		"state inside":  {[]string{"serve", "--socket", dir + "/s", "--workspace", dir, "--state", dir + "/st"}, 1, "inside the workspace"},
 		"long socket":   {[]string{"serve", "--socket", "/" + strings.Repeat("s", 120), "--workspace", dir, "--state", t.TempDir()}, 1, "shorter"},
 		"bad limit":     {[]string{"serve", "--socket", dir + "/s", "--workspace", dir, "--state", t.TempDir(), "--journal-limit=-1"}, 1, "journal limit"},
-		"bad duration":  {[]string{"serve", "--socket", dir + "/s", "--workspace", dir, "--state", t.TempDir(), "--silence-kill=-1s"}, 1, "silence limit"},
+		"bad duration":  {[]string{"serve", "--socket", dir + "/s", "--workspace", dir, "--state", t.TempDir(), "--silence-kill=-1s"}, 1, "silence-kill"},
 		"evil session":  {[]string{"execute-query", "x", "--architecture", "script", "--session-id", "../x", "--cwd", dir}, 1, "session-id"},
 		"no such agent": {[]string{"read-session-transcript", "--architecture", "cobol", "--agent-session", "x", "--workspace", dir, "--state", t.TempDir()}, 1, "cobol"},
 	} {

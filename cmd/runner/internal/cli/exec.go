@@ -21,8 +21,8 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// retry is the time between two attempts to reach a runner that does not answer yet.
-const retry = 10 * time.Millisecond
+// retryPause is the time between two attempts to reach a runner that does not answer yet.
+const retryPause = 10 * time.Millisecond
 
 // exitSignal is added to the number of the signal that ended a program, as shells do.
 const exitSignal = 128
@@ -46,7 +46,7 @@ func (c *waitReadyCommand) Run(ctx context.Context, sys *System) error {
 			return fmt.Errorf("read the sandbox's secret: %w", err)
 		}
 	}
-	tick := time.NewTicker(retry)
+	tick := time.NewTicker(retryPause)
 	defer tick.Stop()
 	for {
 		line, err := serve.Ask(ctx, c.Socket, runner.OpStatus)

@@ -27,11 +27,8 @@ import (
 
 // limits are the flags of serve and execute-query that limit agents.
 type limits struct {
-	JournalLimit int           `help:"Bytes of the journal that may wait for acknowledgement; past it the agent is held up." default:"67108864" env:"SPOOL_RUNNER_JOURNAL_LIMIT"`
-	SilenceWarn  time.Duration `help:"Report an agent that prints nothing for so long." default:"2m" env:"SPOOL_RUNNER_SILENCE_WARN"`
-	SilenceKill  time.Duration `help:"End an agent that prints nothing for so long." default:"15m" env:"SPOOL_RUNNER_SILENCE_KILL"`
-	MuteKill     time.Duration `help:"Replace a warm agent that shows no sign of a new query for so long." default:"30s" env:"SPOOL_RUNNER_MUTE_KILL"`
-	TermGrace    time.Duration `help:"Time between asking an agent's processes to end and killing them." default:"2s" env:"SPOOL_RUNNER_TERM_GRACE"`
+	JournalLimit int `help:"Bytes of the journal that may wait for acknowledgement; past it the agent is held up." default:"${journal_limit}" env:"SPOOL_RUNNER_JOURNAL_LIMIT"`
+	supervisor.Limits
 }
 
 // agentRuntime is the supervisor of an agent with its dependencies.
@@ -60,7 +57,7 @@ func (l limits) build(sys *System, log *slog.Logger, place agent.Place, disk *di
 	}
 	cfg := supervisor.Config{
 		Adapters: sys.Architectures, Place: place, Journal: w.journal, ProcessGroup: w.processGroup, Environ: sys.Environ, Executable: exe, Log: log,
-		SilenceWarn: l.SilenceWarn, SilenceKill: l.SilenceKill, MuteKill: l.MuteKill, TermGrace: l.TermGrace, OOM: process.FindMemoryGroup(""),
+		Limits: l.Limits, OOM: process.FindMemoryGroup(""),
 	}
 	if disk != nil {
 		if w.monitors, err = newMonitors(place, *disk, w.processGroup.Descendants, log); err != nil {

@@ -31,7 +31,7 @@ func (now tokens) plus(more tokens) tokens {
 	}
 }
 
-// usage converts the counts to those of events, which do not include cached tokens in the input.
+// usage converts the CLI's token counts to the counts of an event. The CLI counts cached tokens as input, events do not.
 func (now tokens) usage() events.Usage {
 	small := func(n uint64) uint32 { return uint32(min(n, 1<<32-1)) } //nolint:gosec // bounded
 	fresh := now.Input - min(now.Input, now.Cached+now.CacheWrite)

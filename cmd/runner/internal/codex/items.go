@@ -9,7 +9,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// work is an item that is not complete.
+// work is an item of the CLI's protocol, such as a command or a message, that the CLI has started and not completed.
 type work struct {
 	thread string
 	conv   string

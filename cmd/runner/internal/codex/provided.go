@@ -9,7 +9,7 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/transcript"
 )
 
-// copyProvided copies the conversation of a transcript from outside under the id of the new thread. The path of the copy
+// copyProvided copies the conversation of a transcript that a caller provided. The copy has the id of the new thread. The path of the copy
 // among the CLI's files does not depend on the transcript.
 func copyProvided(l agent.Launch) error {
 	id := transcript.ForkID(l)

@@ -24,9 +24,9 @@ import (
 const (
 	// DefaultConnections is the number of connections that are forwarded at a time; further ones wait to be accepted.
 	DefaultConnections = 256
-	// DefaultIdle is how long a connection may have no byte in either direction before it is closed.
+	// DefaultIdle is the time for which a connection may have no byte in either direction before it is closed.
 	DefaultIdle = 15 * time.Minute
-	// dialWithin is how long the proxy may take to accept a connection.
+	// dialWithin is the maximum time that the proxy may take to accept a connection.
 	dialWithin = 5 * time.Second
 	// dialServerWithin is the same over TLS, which takes several round trips and may lose packets.
 	dialServerWithin = 15 * time.Second

@@ -15,9 +15,9 @@ import (
 )
 
 const (
-	// requestWithin is how long a client may take to send the head of a request that is refused afterwards.
+	// requestWithin is the maximum time that a client may take to send the head of a request that is refused afterwards.
 	requestWithin = 10 * time.Second
-	// lingerFor is how long a refused client may go on sending, so that it reads the answer before the connection closes.
+	// lingerFor is the maximum time that a refused client may go on sending, so that it reads the answer before the connection closes.
 	lingerFor = 2 * time.Second
 )
 

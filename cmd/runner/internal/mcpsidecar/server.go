@@ -25,9 +25,9 @@ import (
 const (
 	// DefaultConnections is the largest number of programs at a time.
 	DefaultConnections = 16
-	// DefaultGrace is how long a program may run after its stdin has ended, and again after SIGTERM.
+	// DefaultGrace is the maximum time that a program may run after its stdin has ended, and again after SIGTERM.
 	DefaultGrace = 2 * time.Second
-	// helloWithin is how long a connection may take to send its first line.
+	// helloWithin is the maximum time that a connection may take to send its first line.
 	helloWithin = 10 * time.Second
 	// acceptPause is the pause after an error of accept.
 	acceptPause = 100 * time.Millisecond

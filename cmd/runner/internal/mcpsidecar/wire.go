@@ -38,7 +38,7 @@ const (
 	maxFrame = 64 << 10
 )
 
-// ended says how the program ended.
+// ended is the last frame of a connection. It holds the program's exit code, or the reason why the program was not started.
 type ended struct {
 	Code  int    `json:"code"`            // 128 + signal if a signal ended it
 	Error string `json:"error,omitempty"` // why it was not started

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// killWithin is how long processes may take to end after SIGKILL.
+// killWithin is the maximum time that processes may take to end after SIGKILL.
 const killWithin = 5 * time.Second
 
 // Group holds the processes that were started with it, and reaps the orphans that they leave behind.
@@ -54,7 +54,7 @@ func (g *Group) Run(ctx context.Context) error {
 	}
 }
 
-// start holds the lock over the fork, so that a new process is never taken for an orphan.
+// start starts a process. It holds the group's lock meanwhile, so that Run does not reap the new process as an orphan.
 func (g *Group) start(cmd *exec.Cmd) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// tailSize is how many bytes of standard error are kept to explain an exit.
+// tailSize is the number of bytes of standard error that are kept to explain an exit.
 const tailSize = 4 << 10
 
 // reader splits the output of a pipe into lines.

@@ -16,7 +16,7 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 )
 
-// drainAfterExit is how long output is read after the process has ended, if a descendant keeps its pipes open.
+// drainAfterExit is the time for which output is read after the process has ended, if a descendant keeps its pipes open.
 const drainAfterExit = 300 * time.Millisecond
 
 // Stream names the stream on which a line was printed.

@@ -17,11 +17,12 @@ import (
 	"time"
 )
 
-// Name is the file in the state folder that describes what is still to be written. It is not part of snapshots.
+// Name is the name of the note: a file in the state folder that names the transcript to which the agent still has to write.
+// It is not part of snapshots.
 const Name = ".spool-record"
 
 const (
-	// within is how long Await waits at most.
+	// within is the maximum time that Await waits.
 	within = 2 * time.Second
 	pause  = 20 * time.Millisecond
 	// tail is the number of bytes at the end of a record that are searched.

@@ -25,9 +25,9 @@ import (
 
 // Limits of the server.
 const (
-	// firstLineWithin is how long a connection may take to send its first line.
+	// firstLineWithin is the maximum time that a connection may take to send its first line.
 	firstLineWithin = 10 * time.Second
-	// farewell is how long a follower may take to read the last lines at shutdown.
+	// farewell is the maximum time that a follower may take to read the last lines at shutdown.
 	farewell = 2 * time.Second
 	// acceptPause is the pause after a failed accept.
 	acceptPause = 100 * time.Millisecond
@@ -48,7 +48,8 @@ type Config struct {
 	Log     *slog.Logger
 }
 
-// Server accepts followers.
+// Server accepts connections on the runner's socket. It sends the journal to each follower, and gives the follower's commands
+// to the supervisor.
 type Server struct {
 	cfg      Config
 	listener *net.UnixListener
@@ -207,7 +208,8 @@ func (s *Server) handle(c *net.UnixConn) {
 	s.mu.Unlock()
 }
 
-// prove returns the connection itself, or the stream that an executor seals over it, and then proved is true.
+// prove returns the stream to use for a connection. If the executor proves the sandbox's secret, that is an encrypted stream
+// over the connection, and proved is true; otherwise it is the connection itself.
 func (s *Server) prove(c *net.UnixConn) (conn net.Conn, in *bufio.Reader, proved bool, err error) {
 	in = bufio.NewReaderSize(c, lineBuffer)
 	head, err := in.Peek(1)

@@ -26,7 +26,7 @@ var (
 	errUnread = errors.New("content has to be read")
 )
 
-// tries is how often a file is read if it changes while it is read.
+// tries is the maximum number of times that a file is read if it changes while it is read.
 const tries = 3
 
 // Roots are the two trees of a snapshot.
@@ -72,7 +72,7 @@ func (t Take) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	case err != nil || !whole:
 		t.Log.Warn("the agent's record may lack the end of its last turn", "err", err)
 	}
-	if err := s.look(); err != nil {
+	if err := s.sendUnchanged(); err != nil {
 		return err
 	}
 	more, err := s.readKnown()
@@ -130,8 +130,9 @@ func (s *taking) walk(w *walk) error {
 	return w.tree(s.roots.workspace, wire.Workspace, 0)
 }
 
-// look sends the tree's name if that is possible without reading any content.
-func (s *taking) look() error {
+// sendUnchanged sends the digest of the tree if the status of every file shows that no content has to be read. Otherwise it
+// returns errUnread.
+func (s *taking) sendUnchanged() error {
 	var found wire.Found
 	var skips []wire.Skip
 	tree := wire.NewTree()

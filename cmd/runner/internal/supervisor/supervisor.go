@@ -3,7 +3,6 @@
 package supervisor
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,6 +20,7 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/trust"
 	"github.com/spoolhq/spool/pkg/architecture"
 	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/pkg/settings"
 )
 
 // Config configures a Supervisor. Zero durations stand for the defaults.
@@ -37,10 +37,15 @@ type Config struct {
 	Disk         Disk             // nil for none
 	OOM          OOM              // nil for none
 
-	SilenceWarn time.Duration // an agent that prints nothing for so long is reported; 2 min
-	SilenceKill time.Duration // an agent that prints nothing for so long is ended; 15 min
-	MuteKill    time.Duration // a warm agent that prints nothing after a query for so long is replaced; 30 s
-	TermGrace   time.Duration // between asking a process to end and killing it; 2 s
+	Limits
+}
+
+// Limits are the times that a Supervisor gives to agents; 0 means the default. The runner's commands embed it as flags.
+type Limits struct {
+	SilenceWarn time.Duration `help:"Report an agent that prints nothing for so long." default:"2m" env:"SPOOL_RUNNER_SILENCE_WARN"`
+	SilenceKill time.Duration `help:"End an agent that prints nothing for so long." default:"15m" env:"SPOOL_RUNNER_SILENCE_KILL"`
+	MuteKill    time.Duration `help:"Replace a warm agent that shows no sign of a new query for so long." default:"30s" env:"SPOOL_RUNNER_MUTE_KILL"`
+	TermGrace   time.Duration `help:"Time between asking an agent's processes to end and killing them." default:"2s" env:"SPOOL_RUNNER_TERM_GRACE"`
 }
 
 func (c *Config) validate() error {
@@ -53,20 +58,13 @@ func (c *Config) validate() error {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
-	for _, d := range []struct {
-		name string
-		at   *time.Duration
-		def  time.Duration
-	}{
-		{"silence warning", &c.SilenceWarn, 2 * time.Minute},
-		{"silence limit", &c.SilenceKill, 15 * time.Minute},
-		{"mute limit", &c.MuteKill, 30 * time.Second},
-		{"termination grace", &c.TermGrace, 2 * time.Second},
+	settings.Default(&c.Limits)
+	for name, limit := range map[string]time.Duration{
+		"silence-warn": c.SilenceWarn, "silence-kill": c.SilenceKill, "mute-kill": c.MuteKill, "term-grace": c.TermGrace,
 	} {
-		if *d.at < 0 {
-			return fmt.Errorf("%s: %s is negative", d.name, *d.at)
+		if limit < 0 {
+			return fmt.Errorf("%s: %s is negative", name, limit)
 		}
-		*d.at = cmp.Or(*d.at, d.def)
 	}
 	// If the limit is below the warning, the agent is ended without a warning.
 	c.SilenceWarn = min(c.SilenceWarn, c.SilenceKill)

@@ -18,7 +18,7 @@ const (
 	CodeOutOfMemory = "OUT_OF_MEMORY"
 )
 
-// memoryEvery is how often a turn checks whether the kernel ended a process.
+// memoryEvery is the interval at which a turn checks whether the kernel ended a process.
 const memoryEvery = time.Second
 
 // Watch reports changes of files in the workspace by Tell.

@@ -26,7 +26,7 @@ const maxLine = 64 << 20
 // Line is a whole line of a record: valid JSON, without the newline.
 type Line = []byte
 
-// Verdict is what becomes of a line.
+// Verdict says whether Copy keeps a line.
 type Verdict int
 
 // The verdicts.
@@ -40,8 +40,8 @@ const (
 type Edit func(Line) (Line, Verdict)
 
 // Copy writes the JSON lines of the file from to the file to, as edit returns them. With an anchor it ends at the first
-// verdict Last, and returns ErrNoAnchor if there is none; without one it copies the whole file, of which a last line
-// that was cut by a crash is left out. The file to is replaced when the copy is complete, and removed when it fails.
+// verdict Last, and returns ErrNoAnchor if there is none. Without an anchor it copies the whole file, except for a last
+// line that is incomplete after a crash. The file to is replaced when the copy is complete, and removed when it fails.
 func Copy(from, to, anchor string, edit Edit) error {
 	if err := replace(from, to, anchor, edit); err != nil {
 		if removed := os.Remove(to); removed != nil && !errors.Is(removed, fs.ErrNotExist) {

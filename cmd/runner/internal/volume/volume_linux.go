@@ -18,7 +18,7 @@ const (
 	sysBlock = "/sys/block"
 	// loopMajor is the major number of the loop driver.
 	loopMajor = 7
-	// attempts is how often a free loop device is requested, because other programs may take it first.
+	// attempts is the maximum number of times that a free loop device is requested, because other programs may take it first.
 	attempts = 100
 )
 

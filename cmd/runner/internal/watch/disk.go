@@ -21,7 +21,7 @@ const (
 	DefaultMeasure = 30 * time.Second
 	// measureShare limits the time that measuring takes to one part in measureShare.
 	measureShare = 5
-	// restFactor is how many times longer the interval is between turns.
+	// restFactor is the factor by which the interval between measurements grows while no turn runs.
 	restFactor = 4
 	// negligible is the change of a file system's free space, in bytes, that does not cause a measurement.
 	negligible = 64 << 10

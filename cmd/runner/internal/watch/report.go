@@ -193,16 +193,18 @@ func (f *rateLimiter) admit(now time.Time, p events.Payload, perSecond, perTurn 
 // note queues a payload for the next report.
 func (f *rateLimiter) note(p events.Payload) { f.notes = append(f.notes, p) }
 
-// counted returns the number of events that were not reported.
-func (f *rateLimiter) counted() int { return f.counts.created + f.counts.modified + f.counts.deleted }
+// countUnreported returns the number of events that were not reported.
+func (f *rateLimiter) countUnreported() int {
+	return f.counts.created + f.counts.modified + f.counts.deleted
+}
 
 // waiting reports whether flood has something to report although nothing changes any more.
-func (f *rateLimiter) waiting() bool { return len(f.notes) > 0 || f.counted() > 0 && !f.full }
+func (f *rateLimiter) waiting() bool { return len(f.notes) > 0 || f.countUnreported() > 0 && !f.full }
 
 // report returns the queued notes, and the counts once the flood is over: after a second in which all events were
 // admitted, or at the end of a turn.
 func (f *rateLimiter) report(now time.Time, all bool) []events.Payload {
-	if f.counted() > 0 && (all || !f.full && now.Sub(f.second) >= time.Second) {
+	if f.countUnreported() > 0 && (all || !f.full && now.Sub(f.second) >= time.Second) {
 		f.note(warning(fmt.Sprintf("not listed: %d files created, %d modified, %d deleted", f.counts.created, f.counts.modified, f.counts.deleted)))
 		f.counts.created, f.counts.modified, f.counts.deleted = 0, 0, 0
 	}

@@ -181,7 +181,7 @@ func (f *folder) put(name string, now file) {
 	f.files[name] = now
 }
 
-// fileOf returns the state of a file that is compared.
+// fileOf returns the properties of a file by which two passes over the workspace compare it.
 func fileOf(info fs.FileInfo) file {
 	inode, blocks := inodeAndBlocks(info)
 	return file{size: info.Size(), modTime: info.ModTime().UnixNano(), inode: inode, blocks: blocks}

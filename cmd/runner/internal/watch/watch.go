@@ -16,7 +16,7 @@ import (
 
 // The defaults.
 const (
-	// DefaultQuiet is how long a file must not change before it is reported.
+	// DefaultQuiet is the time that a file must not change before it is reported.
 	DefaultQuiet = 100 * time.Millisecond
 	// DefaultLatest is the time after which a file is reported even though it keeps changing.
 	DefaultLatest = time.Second
@@ -26,11 +26,11 @@ const (
 	DefaultPerSecond = 500
 	// DefaultPerTurn is the largest number of events that are reported for one execution, and between two executions.
 	DefaultPerTurn = 5000
-	// pollShare limits the time that polling takes to one part in pollShare.
+	// pollShare limits polling to 1/pollShare of the time: the pause after a pass is that many times as long as the pass.
 	pollShare = 20
 	// readPause is the pause between two reads of the kernel's queue.
 	readPause = 5 * time.Millisecond
-	// flushWithin is how long Flush waits at most.
+	// flushWithin is the maximum time that Flush waits.
 	flushWithin = 2 * time.Second
 )
 

@@ -139,32 +139,51 @@ type call struct {
 // do sends a call and returns the JSON of the response. It repeats a repeatable call after errors that may pass. The
 // error is an *Error, an *UnreachableError or that of ctx.
 func (c *Client) do(ctx context.Context, r call) (json.RawMessage, error) {
-	for attempt := 0; ; attempt++ {
+	again := newAttempts()
+	for {
 		raw, err := c.once(ctx, r)
-		wait, temporary := retryAfter(err, attempt)
-		if !r.repeatable || attempt == retries || !temporary {
+		if err == nil || !r.repeatable {
 			return raw, err
 		}
-		if retry.Pause(ctx, wait) != nil {
-			return nil, ctx.Err()
+		if err := again.wait(ctx, err); err != nil {
+			return nil, err
 		}
 	}
 }
 
-// retryAfter reports whether the next attempt may succeed, and how long to wait before it.
-func retryAfter(err error, attempt int) (time.Duration, bool) {
-	wait := 100 * time.Millisecond << attempt
+// attempts are the repeated attempts of one request.
+type attempts struct {
+	left   int
+	pauses *retry.Pauses
+}
+
+func newAttempts() *attempts { return &attempts{retries, retry.Doubling(firstWait, maxWait)} }
+
+// wait blocks until the attempt after err, at least for as long as the server's Retry-After, up to maxWait. It returns err if
+// there is no further attempt, and the error of ctx if ctx ends first.
+func (a *attempts) wait(ctx context.Context, err error) error {
 	var problem *Error
 	var unreachable *UnreachableError
+	var broken *brokenError
+	var least time.Duration
 	switch {
 	case errors.As(err, &problem) && problem.temporary():
-		return min(max(problem.RetryAfter, wait), maxWait), true
-	case errors.As(err, &unreachable):
+		least = min(problem.RetryAfter, maxWait)
+	case errors.As(err, &unreachable) && !IsRefused(err) && !isUntrusted(err):
 		// A refused connection means that no server runs, and an untrusted certificate does not change. A server that
 		// closed the connection may respond to the next attempt.
-		return wait, !IsRefused(err) && !isUntrusted(err)
+	case errors.As(err, &broken):
+	default:
+		return err
 	}
-	return 0, false
+	if a.left == 0 {
+		return err
+	}
+	a.left--
+	if retry.Pause(ctx, max(least, a.pauses.NextBackOff())) != nil {
+		return ctx.Err()
+	}
+	return nil
 }
 
 // response is an HTTP response with its whole body.

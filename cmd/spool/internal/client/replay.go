@@ -16,7 +16,6 @@ import (
 
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/pace"
-	"github.com/spoolhq/spool/pkg/retry"
 )
 
 // A replay is read in parts, which are held in memory. A part ends after this number of events or bytes.
@@ -70,7 +69,8 @@ type replayer struct {
 
 // part returns the next part. A part that a lost connection ended early is returned if it has an event.
 func (r *replayer) part(ctx context.Context) ([]ReplayItem, error) {
-	for attempt := 0; ; attempt++ {
+	again := newAttempts()
+	for {
 		before := r.from
 		list, err := r.read(ctx)
 		if ctx.Err() != nil {
@@ -79,12 +79,7 @@ func (r *replayer) part(ctx context.Context) ([]ReplayItem, error) {
 		if err == nil || r.from > before {
 			return list, nil
 		}
-		wait, temporary := retryAfter(err, attempt)
-		var broken *brokenError
-		if attempt == retries || !temporary && !errors.As(err, &broken) {
-			return nil, err
-		}
-		if err := retry.Pause(ctx, max(wait, firstWait)); err != nil {
+		if err := again.wait(ctx, err); err != nil {
 			return nil, err
 		}
 	}

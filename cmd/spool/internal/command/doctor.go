@@ -22,6 +22,7 @@ import (
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
 	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
+	"github.com/spoolhq/spool/pkg/imagepolicy"
 	"github.com/spoolhq/spool/pkg/pgserver"
 	"github.com/spoolhq/spool/pkg/readmodel"
 	"github.com/spoolhq/spool/services/executor"
@@ -324,7 +325,7 @@ func (x *examination) diskLimit(ctx context.Context) finding {
 	if x.Sandbox != executor.Docker {
 		return ok("%s sandboxes have no disk limits; only Docker sandboxes do", x.Sandbox)
 	}
-	mode, err := executor.Config{DockerHost: x.DockerHost, SandboxImage: x.SandboxImage, DiskLimit: x.DiskLimit, Runner: x.Runner}.ProveDiskLimit(ctx, slog.New(slog.DiscardHandler))
+	mode, err := executor.Config{DockerHost: x.DockerHost, ImageSettings: imagepolicy.ImageSettings{SandboxImage: x.SandboxImage}, DiskLimit: x.DiskLimit, Runner: x.Runner}.ProveDiskLimit(ctx, slog.New(slog.DiscardHandler))
 	const remedy = "loop needs loop devices on the engine's machine and e2fsprogs in the image of sandboxes; quota needs a file system with project quota"
 	switch {
 	case err != nil:

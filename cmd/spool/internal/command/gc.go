@@ -22,7 +22,7 @@ type gcCommand struct {
 	Snapshots int           `default:"${janitor_Snapshots}" env:"SPOOL_GC_SNAPSHOTS" help:"Number of newest workspace snapshots that a session keeps. The snapshot that it resumes from always stays."`
 }
 
-// gcWait is how long gc waits for the installation's janitor to finish its current pass.
+// gcWait is the time that gc waits for the installation's janitor to finish its current pass.
 const gcWait = time.Minute
 
 // Run performs one pass of the janitor.

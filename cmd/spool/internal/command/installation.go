@@ -16,7 +16,7 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// dialTimeout is how long to wait for a connection to NATS.
+// dialTimeout is the maximum wait for a connection to NATS.
 const dialTimeout = 5 * time.Second
 
 // installation holds the flags of commands that work directly on the log.
@@ -81,17 +81,17 @@ func (i installation) dial(ctx context.Context, url, database, logKeys string, s
 	}
 	try, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
-	shards, err := topology.Shards(try, js)
+	layout, err := topology.ReadLayout(try, js)
 	if err != nil {
 		nc.Close()
 		return Installation{}, fmt.Errorf("nats-url: %w", err)
 	}
-	signing, err := jslog.Signing(try, js, shards, keys, jslog.Writer)
+	signing, err := jslog.Signing(try, js, layout.Shards, keys, jslog.Writer)
 	if err != nil {
 		nc.Close()
 		return Installation{}, err
 	}
-	log, err := jslog.New(jslog.Config{JetStream: js, Shards: shards, Keys: keys, Signing: signing, Logger: slog.New(slog.DiscardHandler)})
+	log, err := jslog.New(jslog.Config{JetStream: js, Shards: layout.Shards, Partitions: layout.Partitions, Keys: keys, Signing: signing, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		nc.Close()
 		return Installation{}, err

@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,6 +36,7 @@ type provisionCommand struct {
 	LogKeysLost  bool          `help:"With --log-keys, if a key that signed commits is permanently lost: accept all present commits of the log as they are. Stop all services first, and run spool verify afterwards."`
 	Commits      int           `name:"commit-version" default:"0" env:"SPOOL_COMMIT_VERSION" help:"Version of the commits that services write from their next start on. Use 1 while services of releases that support only version 1 still run. 0 means the newest version. The version never decreases."`
 	Shards       int           `default:"0" env:"SPOOL_SHARDS" help:"Number of streams of the log: 1, 2, 4 or 8. It cannot be changed later. 0 means the installed number, or 4 for a new installation."`
+	Partitions   int           `default:"0" env:"SPOOL_PARTITIONS" help:"Number of partitions of the log, each of which a projector reads as one group: 1, 2, 4, 8, 16, 32 or 64, and not less than the number of shards. It cannot be changed later. 0 means the installed number, or 8 for a new installation."`
 	Replicas     int           `default:"0" env:"SPOOL_REPLICAS" help:"Replicas of each stream, 1 to 5. 0 means the installed number, or 1 for a new installation."`
 	Wait         time.Duration `default:"1m" env:"SPOOL_PROVISION_WAIT" help:"How long to wait for NATS."`
 	JSON         bool          `help:"Print one JSON object."`
@@ -54,14 +56,14 @@ func (c *provisionCommand) Run(a *app) error {
 	defer nc.Close()
 	work, done := context.WithTimeout(ctx, provisionTime)
 	defer done()
-	shards, err := c.provision(work, nc)
+	layout, err := c.provision(work, nc)
 	if err != nil {
 		return causeOf(ctx, err)
 	}
 	if c.JSON {
-		return a.json(map[string]any{"natsUrl": nc.ConnectedUrlRedacted(), "shards": shards})
+		return a.json(map[string]any{"natsUrl": nc.ConnectedUrlRedacted(), "shards": layout.Shards, "partitions": layout.Partitions.Count()})
 	}
-	_, err = fmt.Fprintf(a.Out, "provisioned %s: the log has %d streams\n", nc.ConnectedUrlRedacted(), shards)
+	_, err = fmt.Fprintf(a.Out, "provisioned %s: the log has %d streams and %d partitions\n", nc.ConnectedUrlRedacted(), layout.Shards, layout.Partitions.Count())
 	return err
 }
 
@@ -71,6 +73,8 @@ func (c *provisionCommand) check() error {
 		return usage("log-keys-lost: set the new signing keys with --log-keys")
 	case c.Shards < 0 || c.Shards > topology.MaxShards || c.Shards > 0 && topology.MaxShards%c.Shards != 0:
 		return usage("shards: %d must be 1, 2, 4 or 8, or 0 for the installed number", c.Shards)
+	case c.Partitions != 0 && events.CheckPartitions(c.Partitions) != nil:
+		return usage("partitions: %d must be 1, 2, 4, 8, 16, 32 or 64, or 0 for the installed number", c.Partitions)
 	case c.Replicas < 0 || c.Replicas > 5:
 		return usage("replicas: %d must be 1 to 5, or 0 for the installed number", c.Replicas)
 	case c.Commits < 0 || c.Commits > events.CommitVersion:
@@ -112,27 +116,29 @@ func (c *provisionCommand) connect(ctx context.Context) (*nats.Conn, error) {
 	}
 }
 
-// provision creates or updates everything and returns the number of shards.
-func (c *provisionCommand) provision(ctx context.Context, nc *nats.Conn) (int, error) {
+// provision creates or updates everything and returns the layout of the log.
+func (c *provisionCommand) provision(ctx context.Context, nc *nats.Conn) (layout topology.Layout, err error) {
 	js, err := jetstream.New(nc)
 	if err != nil {
-		return 0, fmt.Errorf("jetstream: %w", err)
+		return layout, fmt.Errorf("jetstream: %w", err)
 	}
 	keys, err := eventlog.ParseKeys(c.LogKeys, "")
 	if err != nil {
-		return 0, err
+		return layout, err
 	}
 	if !keys.IsZero() && keys.Missing() != "" {
-		return 0, fmt.Errorf("log-keys: the keys contain no key of %s", keys.Missing())
+		return layout, fmt.Errorf("log-keys: the keys contain no key of %s", keys.Missing())
 	}
-	shards, err := topology.Shards(ctx, js)
-	switch {
-	case errors.Is(err, topology.ErrNotInstalled) && c.Shards == 0:
-		shards = provisionShards
-	case errors.Is(err, topology.ErrNotInstalled) || err == nil && c.Shards != 0:
-		shards = c.Shards // Provision rejects a number that differs from the installed one
-	case err != nil:
-		return 0, err
+	// Provision rejects numbers that differ from the installed ones.
+	cfg := topology.Config{Shards: c.Shards, Partitions: c.Partitions, Replicas: c.Replicas, KeyIDs: keys.KeyIDs(), KeysLost: c.LogKeysLost, CommitVersion: c.Commits}
+	if installed, err := topology.Installed(ctx, js); err != nil {
+		return layout, err
+	} else if !installed {
+		cfg.Partitions = cmp.Or(c.Partitions, topology.DefaultPartitions)
+		cfg.Shards = cmp.Or(c.Shards, min(provisionShards, cfg.Partitions))
 	}
-	return shards, topology.Provision(ctx, js, topology.Config{Shards: shards, Replicas: c.Replicas, KeyIDs: keys.KeyIDs(), KeysLost: c.LogKeysLost, CommitVersion: c.Commits})
+	if err := topology.Provision(ctx, js, cfg); err != nil {
+		return layout, err
+	}
+	return topology.ReadLayout(ctx, js)
 }

@@ -29,9 +29,9 @@ func TestProvision_CreatesStreams(t *testing.T) {
 		{"usage of replicas", []string{"--replicas", "6"}, ExitUsage, "", "replicas: 6 must be 1 to 5"},
 		{"usage of wait", []string{"--wait=-1s"}, ExitUsage, "", "wait: -1s is negative"},
 		{"refused", []string{"--nats-password", "wrong"}, ExitFailed, "", `nats-user: NATS rejects user "admin"`},
-		{"new", []string{"--shards", "2"}, ExitDone, "provisioned " + url + ": the log has 2 streams\n", ""},
-		{"again", nil, ExitDone, "provisioned " + url + ": the log has 2 streams\n", ""},
-		{"as JSON", []string{"--json"}, ExitDone, `{"natsUrl":"` + url + `","shards":2}` + "\n", ""},
+		{"new", []string{"--shards", "2"}, ExitDone, "provisioned " + url + ": the log has 2 streams and 8 partitions\n", ""},
+		{"again", nil, ExitDone, "provisioned " + url + ": the log has 2 streams and 8 partitions\n", ""},
+		{"as JSON", []string{"--json"}, ExitDone, `{"natsUrl":"` + url + `","partitions":8,"shards":2}` + "\n", ""},
 		{"another number", []string{"--shards", "4"}, ExitFailed, "", "shards: the log is installed with 2, not 4"},
 	} {
 		got := spool(t, world(t), append(as, c.args...)...)
@@ -73,8 +73,8 @@ func TestProvision_CreatesFourShardsByDefault(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n, err := topology.Shards(t.Context(), js); n != 4 || err != nil {
-		t.Errorf("installed are %d, %v", n, err)
+	if l, err := topology.ReadLayout(t.Context(), js); l != (topology.Layout{Shards: 4, Partitions: 8}) || err != nil {
+		t.Errorf("installed are %s, %v", l, err)
 	}
 }
 
@@ -122,5 +122,31 @@ func TestProvision_WaitsForNATS(t *testing.T) {
 	w.Signals = signals
 	if got := spool(t, w, "provision", "--nats-url", "nats://"+addr); got.code != ExitCancelled {
 		t.Errorf("interrupted: %+v", got)
+	}
+}
+
+func TestSettingPartitions_AreFixedAtTheInstallation(t *testing.T) {
+	t.Parallel()
+	srv := natstest.RunConfig(t, natsserver.Config{Port: natsserver.RandomPort, Relaxed: true})
+	js, err := jetstream.New(natstest.Conn(t, srv))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, step := range []struct {
+		arg  string
+		code int
+		says string
+	}{
+		{"3", ExitUsage, "partitions: 3 must be 1, 2, 4, 8, 16, 32 or 64"}, {"128", ExitUsage, "partitions: 128 must be"}, {"-1", ExitUsage, "partitions: -1 must be"},
+		{"2", ExitDone, "has 2 streams and 2 partitions"}, {"2", ExitDone, "2 partitions"}, {"0", ExitDone, "2 partitions"},
+		{"8", ExitFailed, "partitions: the log is installed with 2, not 8"},
+	} {
+		got := spool(t, world(t), "provision", "--nats-url", srv.ClientURL(), "--partitions="+step.arg)
+		if got.code != step.code || !strings.Contains(got.out+got.err, step.says) {
+			t.Errorf("--partitions %s: %+v", step.arg, got)
+		}
+	}
+	if l, err := topology.ReadLayout(t.Context(), js); err != nil || l != (topology.Layout{Shards: 2, Partitions: 2}) {
+		t.Errorf("installed are %s, %v", l, err)
 	}
 }

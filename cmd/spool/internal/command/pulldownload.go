@@ -52,7 +52,7 @@ func (p *pullRun) readRecord() (err error) {
 	return nil
 }
 
-// snapshotTimeout is how long to wait for a new snapshot.
+// snapshotTimeout is the maximum wait for a new snapshot.
 const snapshotTimeout = 2 * time.Minute
 
 // requestSnapshot requests a snapshot and waits for it. Without a sandbox, the last snapshot is already the newest

@@ -13,11 +13,11 @@ const CodeOutput = "OUTPUT_LIMIT"
 const (
 	// keptAfterCut is the most events that are kept after the cut, of those that the next turn or the usage report needs.
 	keptAfterCut = 64
-	// reserveBytes is how much of the reserve of the store of NATS the output of a turn may take that is being stopped.
+	// reserveBytes is the number of bytes of the NATS store's reserve that the output of a turn may use while the turn is stopped.
 	reserveBytes = 1 << 20
 )
 
-// OutputLimits are the most that an agent may write; a limit of 0 is none.
+// OutputLimits limits the events and bytes that an agent may write; 0 means no limit.
 type OutputLimits struct {
 	Execution events.Output
 	Session   events.Output // all executions of the session

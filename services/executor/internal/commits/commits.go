@@ -3,7 +3,6 @@ package commits
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"sync"
 	"time"
@@ -13,7 +12,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/runlog"
 )
 
-// maxPending is how many bytes of events may wait for the log before the runner has to wait.
+// maxPending is the number of bytes of events that may wait for the log before the runner has to wait.
 const maxPending = 4 << 20
 
 // A Buffer holds the events of an execution that are not stored yet. At most one commit is in flight; nothing else may append to the
@@ -43,14 +42,15 @@ func New(x *runlog.Execution, window time.Duration) *Buffer {
 	return &Buffer{execution: x, window: window, done: make(chan Result, 1), timer: time.NewTimer(time.Hour)}
 }
 
-// Add adds events for the next commit.
+// Add encodes events and adds them for the next commit, which does not encode them again. After an error, the event that cannot be
+// encoded and those after it are not added.
 func (b *Buffer) Add(list ...events.Event) error {
 	for _, e := range list {
-		raw, err := json.Marshal(e)
+		encoded, size, err := e.Encoded()
 		if err != nil {
-			return fmt.Errorf("encode %s: %w", e.Data.EventType(), err)
+			return fmt.Errorf("add an event to the next commit: %w", err)
 		}
-		b.pending, b.size = append(b.pending, e), b.size+len(raw)
+		b.pending, b.size = append(b.pending, encoded), b.size+size
 	}
 	return nil
 }

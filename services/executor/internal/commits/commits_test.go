@@ -3,6 +3,7 @@ package commits_test
 import (
 	"context"
 	"errors"
+	"runtime"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -134,6 +135,31 @@ func TestBuffer_Close(t *testing.T) {
 	b.Close()
 	if x.Session.RunHead.Seq == before || x.Session.RunHead.Seq != bed.Load().RunHead.Seq || !b.IsIdle() {
 		t.Errorf("the head is %d, after %d", x.Session.RunHead.Seq, before)
+	}
+}
+
+// TestBuffer_EncodesAnEventOnce: between Add and the stored commit an event's data is not encoded again. The test counts the allocations
+// of the process, so it does not run beside other tests.
+func TestBuffer_EncodesAnEventOnce(t *testing.T) {
+	const size = 200_000
+	message := strings.Repeat("x", size)
+	b, bed, x := newBuffer(t)
+	allocated := func() uint64 {
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.TotalAlloc
+	}
+	add(t, b, x.NewEvents(fact(message))...)
+	before := allocated()
+	if err := b.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	// A commit copies the encoded events into its list, and the list into its message.
+	if n := allocated() - before; n > 3*size+100_000 {
+		t.Errorf("%d bytes were allocated to store an encoded event of %d bytes", n, size)
+	}
+	if messages(bed) != message {
+		t.Error("the event was not stored")
 	}
 }
 

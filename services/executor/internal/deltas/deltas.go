@@ -3,7 +3,6 @@ package deltas
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -21,19 +20,20 @@ const textsTimeout = 10 * time.Second
 
 // Stream is the stream DELTAS, which holds the text of blocks that are not complete yet. It is safe for concurrent use.
 type Stream struct {
-	js     jetstream.JetStream
-	deltas *bus.StreamHandle
+	js         jetstream.JetStream
+	deltas     *bus.StreamHandle
+	partitions events.Partitioning
 }
 
 // New returns a Stream. It does not send anything to NATS.
-func New(js jetstream.JetStream) *Stream {
-	return &Stream{js: js, deltas: bus.NewStreamHandle(js, topology.StreamDeltas)}
+func New(js jetstream.JetStream, partitions events.Partitioning) *Stream {
+	return &Stream{js: js, deltas: bus.NewStreamHandle(js, topology.StreamDeltas), partitions: partitions}
 }
 
-// Publish sends a delta without waiting for an acknowledgement. It uses the connection of the commits, so that text arrives
+// Publish sends a delta of a session without waiting for an acknowledgement. It uses the connection of the commits, so that text arrives
 // before the commit that follows it.
-func (s *Stream) Publish(subject string, data []byte) error {
-	return s.js.Conn().Publish(subject, data)
+func (s *Stream) Publish(tenant, session string, data []byte) error {
+	return s.js.Conn().Publish(s.partitions.DeltaSubject(tenant, session), data)
 }
 
 // Texts returns the text of a session's blocks, by block id, from the deltas that were published since a time.
@@ -41,7 +41,7 @@ func (s *Stream) Texts(ctx context.Context, tenant, session string, since time.T
 	ctx, cancel := context.WithTimeout(ctx, textsTimeout)
 	defer cancel()
 	out := map[string]string{}
-	subject := events.DeltaSubject(tenant, session)
+	subject := s.partitions.DeltaSubject(tenant, session)
 	stream, err := s.deltas.Open(ctx)
 	if err != nil {
 		return out, err
@@ -73,8 +73,7 @@ func (s *Stream) Texts(ctx context.Context, tenant, session string, since time.T
 		if err != nil {
 			return out, fmt.Errorf("read %s: %w", subject, err)
 		}
-		var d events.Delta
-		if err := json.Unmarshal(msg.Data(), &d); err == nil {
+		if d, err := events.DecodeDelta(msg.Data()); err == nil {
 			if texts[d.BlockID] == nil {
 				texts[d.BlockID] = &blocks.Text{}
 			}

@@ -35,10 +35,10 @@ func TestTexts_RequestsStreamInfoOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := js.Publish(t.Context(), events.DeltaSubject("default", sid), body); err != nil {
+	if _, err := js.Publish(t.Context(), events.Partitioning(8).DeltaSubject("default", sid), body); err != nil {
 		t.Fatal(err)
 	}
-	s := deltas.New(js)
+	s := deltas.New(js, 8)
 	for range 5 {
 		texts, err := s.Texts(t.Context(), "default", sid, time.Now().Add(-time.Minute))
 		if err != nil || texts["blk"] != "hello" {

@@ -46,7 +46,7 @@ const (
 	leastDisk = 1 << 20
 	// toolWithin bounds one run of a volume tool.
 	toolWithin = 2 * time.Minute
-	// sweepDisksEvery is how often loop devices without a volume are looked for when nothing was removed.
+	// sweepDisksEvery is the interval at which the executor looks for loop devices without a volume if nothing was removed.
 	sweepDisksEvery = time.Hour
 
 	probeBytes = 16 << 20

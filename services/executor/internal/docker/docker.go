@@ -87,7 +87,7 @@ const (
 	pullWithin = 15 * time.Minute
 	// readyWithin bounds how long a runner may take to listen.
 	readyWithin = 20 * time.Second
-	// politely is how long a runner may take to end its processes.
+	// politely is the maximum time that a runner may take to end its processes.
 	politely = 3 * time.Second
 )
 

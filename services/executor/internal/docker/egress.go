@@ -70,7 +70,7 @@ const (
 	// egressMemory is the limit for the proxy and one small process for each connection of an executor, in bytes.
 	egressMemory = 1 << 30
 	egressPIDs   = 4096
-	// egressDrain is how long open requests may continue when the container is stopped, egressStop how long the container may, in seconds.
+	// egressDrain is the time for which open requests may continue when the container is stopped. egressStop is the time in seconds after which the container is killed.
 	egressDrain = 20
 	egressStop  = 30
 )
@@ -78,7 +78,7 @@ const (
 const (
 	// egressWithin bounds how long the proxy may take to become ready.
 	egressWithin = time.Minute
-	// egressCrashes is how often it may exit in that time.
+	// egressCrashes is the number of times that the proxy may exit in that time.
 	egressCrashes = 3
 )
 

@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	// unread is how many bytes of stdout, and of stderr, are buffered until they
+	// unread is the number of bytes of stdout, and of stderr, that are buffered until they
 	// are read. While a buffer is full, the command blocks in its writes.
 	unread = 256 << 10
 	// firstLook and lastLook bound the interval at which the engine is asked

@@ -12,7 +12,7 @@ import (
 const (
 	// askEvery is the time between two pings.
 	askEvery = 5 * time.Second
-	// missed is how many pings in a row must fail before the streams are closed.
+	// missed is the number of consecutive pings that must fail before the streams are closed.
 	missed = 2
 )
 

@@ -14,13 +14,14 @@ import (
 
 	"github.com/alecthomas/kong"
 
+	"github.com/spoolhq/spool/pkg/settings"
 	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 )
 
 // Settings are the settings of the egress program.
 type Settings struct {
 	Config
-	LogLevel slog.Level `default:"info" env:"SPOOL_LOG_LEVEL" help:"The least severe level that is logged: debug, info, warn or error."`
+	settings.Logging
 }
 
 // cli is the command line of the egress program.

@@ -146,7 +146,7 @@ func (s *Service) setWriteError(err error) {
 	s.writeErr.Store(&err)
 }
 
-// logDenial logs the line of a denial. The journal limits the rate of these lines.
+// logDenial writes a denial to the program's log. The journal limits the rate of these lines.
 func (s *Service) logDenial(d journal.Denial) {
 	s.log.Warn("egress denied", "sandbox", d.Sandbox, "tenant", d.Tenant, "session", d.Session, "execution", d.Execution, "line", d.Data.Line, "host", d.Data.Host, "port", d.Data.Port,
 		"method", d.Data.Method, "address", d.Data.Address, "code", d.Data.Code, "reason", d.Data.Message, "count", d.Data.Count)

@@ -9,10 +9,14 @@ import (
 
 // A Set holds the sessions that this executor handles, each by one delivery of a job. It is safe for concurrent use.
 //
-// A job carries no instruction, so a further delivery for a session that is being handled marks the session as dirty and is
-// acknowledged. Nothing is lost if the executor dies then: the delivery that handles the session stays unacknowledged until
-// Finish has found, under the lock, that no delivery has marked the session since the handler last read what is due. Its
-// redelivery does what is due then.
+// A job carries no instruction: a handler of any job of a session does all that is due for the session. JetStream may deliver a
+// job to several executors, and accepts the acknowledgement of each of them. So a job is acknowledged in two cases only:
+//
+//   - Its own handler has read what is due after it received the job, and has done it.
+//   - Another job of the session was stored later. Whoever acknowledges that one has read the session after the later job was
+//     stored, and so has read the reason for this one.
+//
+// Hence of the jobs that arrive for a session that is being handled, the latest one waits for the end of the handling.
 type Set struct {
 	mu       sync.Mutex
 	sessions map[string]*Session
@@ -21,52 +25,73 @@ type Set struct {
 // A Session is a session that is being handled.
 type Session struct {
 	changed chan struct{} // signalled when the session has a new fact
-	job     Job           // of the delivery that handles it
-	isHeld  func() bool   // reports whether no other executor can have that delivery
 
 	// Guarded by Set.mu.
-	dirty     bool   // a delivery arrived after the handler last read what is due
-	execution string // the execution that the handler runs; "" for none
-	syncing   bool   // the handler works on the sandbox while nothing runs in it
+	job       uint64  // the latest job of the session that arrived; 0 for none
+	waiter    *Waiter // waits for the end of the handling with that job; nil if the handler itself has the job
+	dirty     bool    // a delivery arrived after the handler last read what is due
+	execution string  // the execution that the handler runs; "" for none
+	syncing   bool    // the handler works on the sandbox while nothing runs in it
 }
 
-// A Job identifies a message of JOBS. All deliveries of the message have the same.
-type Job struct {
-	Stream   string
-	Sequence uint64
+// A Waiter is a delivery of a job for a session that is being handled.
+type Waiter struct {
+	done    chan struct{}
+	covered bool // set before done is closed
+}
+
+// Done returns a channel that is closed when Covered is known.
+func (w *Waiter) Done() <-chan struct{} { return w.done }
+
+// Covered reports whether the job can be acknowledged. The caller must have received from Done.
+func (w *Waiter) Covered() bool { return w.covered }
+
+func (w *Waiter) resolve(covered bool) {
+	if w != nil {
+		w.covered = covered
+		close(w.done)
+	}
 }
 
 // NewSet returns an empty Set.
 func NewSet() *Set { return &Set{sessions: map[string]*Session{}} }
 
-// Begin returns a new Session if the session is not being handled; the caller must call Finish or Abandon. isHeld reports
-// whether no other executor can have the caller's delivery. If the session is being handled, Begin returns nil, marks the
-// session, wakes its handler, and reports whether the delivery is covered by that handler and can be acknowledged. It is not
-// covered if it is a delivery of the handler's own job, which would be acknowledged with it, or if another executor may have
-// the handler's delivery by now.
-func (s *Set) Begin(id string, j Job, isHeld func() bool) (b *Session, covered bool) {
+// Begin returns a new Session if the session is not being handled; the caller must call Finish or Abandon. job is the sequence
+// of the caller's job in JOBS, or 0 if the caller has none.
+//
+// If the session is being handled, Begin returns a nil Session, marks the session as dirty and wakes its handler. The Waiter
+// then tells what to do with the caller's delivery.
+func (s *Set) Begin(id string, job uint64) (*Session, *Waiter) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if b, ok := s.sessions[id]; ok {
-		b.dirty = true
-		b.signal()
-		return nil, b.job != j && b.isHeld()
+	b, ok := s.sessions[id]
+	if !ok {
+		b = &Session{changed: make(chan struct{}, 1), job: job}
+		s.sessions[id] = b
+		return b, nil
 	}
-	b = &Session{changed: make(chan struct{}, 1), job: j, isHeld: isHeld}
-	s.sessions[id] = b
-	return b, false
+	b.dirty = true
+	b.signal()
+	w := &Waiter{done: make(chan struct{})}
+	if job <= b.job {
+		w.resolve(job < b.job) // another delivery of the latest job is acknowledged with it
+		return nil, w
+	}
+	b.waiter.resolve(true)
+	b.job, b.waiter = job, w
+	return nil, w
 }
 
-// Finish ends the handling of a session and returns true. If the session is dirty, Finish removes the mark and returns false:
-// the handler has to read again what is due.
-func (s *Set) Finish(id string, b *Session) bool {
+// Finish ends the handling of a session and returns true. isDone reports whether the handler has done what was due. If the session
+// is dirty, Finish removes the mark and returns false: the handler has to read again what is due.
+func (s *Set) Finish(id string, b *Session, isDone bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if b.dirty {
 		b.dirty = false
 		return false
 	}
-	s.remove(id, b)
+	s.remove(id, b, isDone)
 	return true
 }
 
@@ -74,13 +99,14 @@ func (s *Set) Finish(id string, b *Session) bool {
 func (s *Set) Abandon(id string, b *Session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.remove(id, b)
+	s.remove(id, b, false)
 }
 
-// remove removes a session. mu is held.
-func (s *Set) remove(id string, b *Session) {
+// remove removes a session and tells its Waiter whether its job can be acknowledged. mu is held.
+func (s *Set) remove(id string, b *Session, covered bool) {
 	if s.sessions[id] == b {
 		delete(s.sessions, id)
+		b.waiter.resolve(covered)
 	}
 }
 

@@ -7,7 +7,6 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events/run"
 	"github.com/spoolhq/spool/pkg/sandbox"
-	"github.com/spoolhq/spool/services/executor/internal/handling"
 )
 
 // ReasonTenantLimit is the reason for the end of an idle sandbox that made room for another one of its tenant.
@@ -74,7 +73,7 @@ func (k *Keeper) endIdlest(ctx context.Context, list []sandbox.Info) error {
 // endIdle ends a sandbox with a snapshot first, unless it is in use by now.
 func (k *Keeper) endIdle(ctx context.Context, info sandbox.Info, reason string) error {
 	// Until it has ended, jobs of its session are returned.
-	s, _ := k.Handling.Begin(info.Labels.Session, handling.Job{}, func() bool { return false })
+	s, _ := k.Handling.Begin(info.Labels.Session, 0)
 	if s == nil {
 		return nil
 	}

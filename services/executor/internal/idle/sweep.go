@@ -22,7 +22,7 @@ type orphaner interface {
 	Orphans(ctx context.Context, olderThan time.Duration) (removed int, err error)
 }
 
-// orphanAge is how long a workspace without a sandbox is kept for a sandbox that continues with it. The object store has a snapshot of it by
+// orphanAge is the time for which a workspace without a sandbox is kept for a sandbox that continues with it. The object store has a snapshot of it by
 // then.
 const orphanAge = 24 * time.Hour
 
@@ -107,7 +107,7 @@ func (k *Keeper) maintain(ctx context.Context, l eventlog.Loaded, info sandbox.I
 	}
 }
 
-// parallelStops is how many sandboxes StopSandboxes ends at a time.
+// parallelStops is the number of sandboxes that StopSandboxes ends at a time.
 const parallelStops = 8
 
 // StopSandboxes ends every sandbox of the engine, each with a snapshot first, so that nothing has to stay there. An execution that still runs in

@@ -59,7 +59,7 @@ const (
 // maxPasses bounds how often one delivery loads the session again.
 const maxPasses = 64
 
-var errHandled = errors.New("the session is being handled by a delivery that may not be this executor's any more")
+var errHandled = errors.New("another delivery handles the session")
 
 // Handle does what is due for the session of a job. It is a handler of the bus.
 func (h *Handler) Handle(ctx context.Context, msg *message.Message) error {
@@ -70,26 +70,41 @@ func (h *Handler) Handle(ctx context.Context, msg *message.Message) error {
 	if err != nil {
 		return bus.Poison(fmt.Errorf("job: %w", err))
 	}
-	b, covered := h.Handling.Begin(ref.Session, handling.Job{Stream: bus.Stream(msg), Sequence: bus.Sequence(msg)}, func() bool { return bus.IsExclusive(ctx) })
-	switch {
-	case b != nil:
-	case isDraining(ctx):
-		return bus.RetryAfter(permits.ErrStopping, handoverDelay)
-	case covered:
-		return nil
-	default:
-		return bus.RetryAfter(errHandled, heldDelay)
+	b, waiter := h.Handling.Begin(ref.Session, bus.Sequence(msg))
+	if waiter != nil {
+		return await(ctx, waiter)
 	}
 	defer h.Handling.Abandon(ref.Session, b)
 	for {
 		err := h.session(ctx, ref, b)
 		switch {
-		case h.Handling.Finish(ref.Session, b):
+		case h.Handling.Finish(ref.Session, b, err == nil):
 			return h.moveJob(ctx, msg, jobResult(err))
 		case isDraining(ctx):
 			return bus.RetryAfter(permits.ErrStopping, handoverDelay)
 		}
 	}
+}
+
+// await waits for the end of the delivery that handles the session, and returns nil if this one can be acknowledged.
+func await(ctx context.Context, w *handling.Waiter) error {
+	select {
+	case <-w.Done():
+	default:
+		bus.ReleaseSlot(ctx)
+	}
+	select {
+	case <-w.Done():
+	case <-bus.Draining(ctx):
+	case <-ctx.Done():
+	}
+	switch {
+	case isDraining(ctx):
+		return bus.RetryAfter(permits.ErrStopping, handoverDelay)
+	case w.Covered():
+		return nil
+	}
+	return bus.RetryAfter(errHandled, heldDelay)
 }
 
 // session does what is due for a session until nothing is.

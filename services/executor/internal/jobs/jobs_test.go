@@ -58,7 +58,7 @@ func newHandler(t *testing.T) (*Handler, *runlogtest.Bed, *turns) {
 
 func (h *Handler) handle(t *testing.T) error {
 	t.Helper()
-	s, _ := h.Handling.Begin(runlogtest.Session, handling.Job{}, func() bool { return true })
+	s, _ := h.Handling.Begin(runlogtest.Session, 1)
 	defer h.Handling.Abandon(runlogtest.Session, s)
 	return h.session(t.Context(), topology.SessionRef{Tenant: runlogtest.Tenant, Session: runlogtest.Session}, s)
 }

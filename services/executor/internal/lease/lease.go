@@ -19,7 +19,7 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// Every is how often a lease is renewed.
+// Every is the interval at which a lease is renewed.
 const Every = time.Second
 
 // askWithin bounds a question to another executor.
@@ -48,7 +48,7 @@ type Keeper struct {
 	announcing sync.Mutex // so that a lease never says what an older one said
 }
 
-// New makes a keeper; Open and Run make it work. disk returns the lease's DiskLimit,
+// New returns a Keeper. Open creates the lease and Run renews it. disk returns the lease's DiskLimit,
 // which may change.
 func New(js jetstream.JetStream, lease topology.Lease, disk func() string, log *slog.Logger) *Keeper {
 	return &Keeper{Watcher: leases.NewWatcher(js, time.Now, log), js: js, nc: js.Conn(), lease: lease, disk: disk, log: log}
@@ -137,7 +137,7 @@ func (k *Keeper) release(ctx context.Context) {
 	}
 }
 
-// Others tells whether another executor of the same engine has a lease.
+// Others reports whether another executor of the same engine has a lease.
 func (k *Keeper) Others(ctx context.Context) (bool, error) {
 	all, err := leases.All(ctx, k.js)
 	return slices.ContainsFunc(all, func(l topology.Lease) bool {

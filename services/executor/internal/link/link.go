@@ -27,7 +27,7 @@ var (
 	ErrClosed = errors.New("the stream to the runner has ended")
 )
 
-// helloWithin is how long a runner may take to send its hello.
+// helloWithin is the maximum time that a runner may take to send its hello.
 const helloWithin = 10 * time.Second
 
 // Limits for acknowledgements that wait for the next command.
@@ -306,7 +306,7 @@ func (l *Link) flush(command []byte) error {
 }
 
 func (l *Link) drainErrors() {
-	lines := newLineReader(l.proc.Stderr(), 4<<10)
+	lines := newLineReader(l.proc.Stderr(), 4<<10, 512)
 	for {
 		text, _, err := lines.next()
 		if len(text) > 0 {
@@ -325,7 +325,7 @@ func (l *Link) read(hello chan<- runner.Hello) {
 			l.log.Debug("wait for the attached stream", "error", err, "code", code)
 		}
 	}()
-	lines := newLineReader(l.from, runner.MaxLine)
+	lines := newLineReader(l.from, runner.MaxLine, firstBuffer)
 	for {
 		raw, cut, err := lines.next()
 		if len(raw) > 0 && !l.take(raw, cut, hello) {
@@ -343,7 +343,13 @@ func (l *Link) read(hello chan<- runner.Hello) {
 // take handles one line. It returns false to end the stream.
 func (l *Link) take(raw []byte, cut bool, hello chan<- runner.Hello) bool {
 	var m runner.Message
-	if cut || json.Unmarshal(raw, &m) != nil {
+	bad := cut
+	if !bad {
+		var err error
+		m, err = runner.DecodeMessage(raw)
+		bad = err != nil
+	}
+	if bad {
 		return l.lines.push(Item{Garbage: truncate.Valid(string(raw), garbageKept), TooLong: cut}, len(raw))
 	}
 	switch {

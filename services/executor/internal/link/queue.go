@@ -1,9 +1,7 @@
 package link
 
 import (
-	"bufio"
 	"bytes"
-	"errors"
 	"io"
 	"sync"
 
@@ -80,30 +78,101 @@ func (q *queue) close() {
 	q.room.Broadcast()
 }
 
-// lineReader splits a stream into lines of at most limit bytes. It skips the rest of a longer line.
+const (
+	// firstBuffer is the size of a lineReader's buffer at first, and again after a long line.
+	firstBuffer = 4 << 10
+	// keptBuffer is the largest buffer that a lineReader keeps while it waits for a line. A session writes long lines rarely, and an
+	// executor has a thousand sessions.
+	keptBuffer = 16 << 10
+	// maxEmptyReads is how often a stream may return no bytes and no error in a row.
+	maxEmptyReads = 100
+)
+
+// lineReader splits a stream into lines of at most limit bytes. It skips the rest of a longer line. Its buffer grows to the length of the
+// line that it reads.
 type lineReader struct {
-	r     *bufio.Reader
-	limit int
+	r       io.Reader
+	limit   int
+	first   int    // size of the buffer at first
+	buf     []byte // buf[start:end] is what was read and not returned
+	start   int
+	end     int
+	scanned int // buf[start:scanned] has no newline
+	err     error
 }
 
-func newLineReader(r io.Reader, limit int) *lineReader {
-	return &lineReader{bufio.NewReaderSize(r, 64<<10), limit}
+func newLineReader(r io.Reader, limit, first int) *lineReader {
+	return &lineReader{r: r, limit: limit, first: first}
 }
 
 // next returns a line without its newline, and whether it was cut. A last line without a newline is returned with
-// io.EOF.
+// io.EOF. The line is valid until the next call.
 func (l *lineReader) next() (line []byte, cut bool, err error) {
 	for {
-		piece, err := l.r.ReadSlice('\n')
-		if room := l.limit - len(line); len(piece) > room+1 {
-			cut = true
-			line = append(line, piece[:max(room, 0)]...)
-		} else {
-			line = append(line, piece...)
+		if i := bytes.IndexByte(l.buf[l.scanned:l.end], '\n'); i >= 0 {
+			i += l.scanned
+			line, cut = l.line(i)
+			l.start, l.scanned = i+1, i+1
+			return line, cut, nil
 		}
-		if errors.Is(err, bufio.ErrBufferFull) {
-			continue
+		l.scanned = l.end
+		if l.end-l.start > l.limit {
+			return l.cutLine()
 		}
-		return bytes.TrimRight(line, "\r\n"), cut, err
+		if l.err != nil {
+			line, cut = l.line(l.end)
+			l.start = l.end
+			return line, cut, l.err
+		}
+		l.read()
 	}
+}
+
+// line returns the line from start to end.
+func (l *lineReader) line(end int) (line []byte, cut bool) {
+	line = l.buf[l.start:end]
+	if cut = len(line) > l.limit; cut {
+		line = line[:l.limit]
+	}
+	return bytes.TrimRight(line, "\r\n"), cut
+}
+
+// cutLine returns the beginning of a line that is too long and whose newline was not read yet, and skips the rest.
+func (l *lineReader) cutLine() (line []byte, cut bool, err error) {
+	line = bytes.TrimRight(bytes.Clone(l.buf[l.start:l.start+l.limit]), "\r\n")
+	for {
+		l.start, l.scanned = l.end, l.end
+		if l.err != nil {
+			return line, true, l.err
+		}
+		l.read()
+		if i := bytes.IndexByte(l.buf[l.start:l.end], '\n'); i >= 0 {
+			l.start += i + 1
+			l.scanned = l.start
+			return line, true, nil
+		}
+	}
+}
+
+// read reads from the stream into the buffer, which it makes larger if it is full.
+func (l *lineReader) read() {
+	switch {
+	case l.start == l.end && cap(l.buf) > keptBuffer, l.buf == nil:
+		l.buf, l.start, l.end, l.scanned = make([]byte, l.first), 0, 0, 0
+	case l.end == len(l.buf) && l.start > len(l.buf)/2, l.start == l.end:
+		copy(l.buf, l.buf[l.start:l.end])
+		l.start, l.end, l.scanned = 0, l.end-l.start, l.scanned-l.start
+	case l.end == len(l.buf):
+		larger := make([]byte, min(4*len(l.buf), l.limit+l.first))
+		copy(larger, l.buf[l.start:l.end])
+		l.buf, l.start, l.end, l.scanned = larger, 0, l.end-l.start, l.scanned-l.start
+	}
+	for range maxEmptyReads {
+		n, err := l.r.Read(l.buf[l.end:])
+		l.end += n
+		if l.err = err; n > 0 || err != nil {
+			return
+		}
+	}
+	l.err = io.ErrNoProgress
 }

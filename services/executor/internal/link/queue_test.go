@@ -1,8 +1,11 @@
 package link
 
 import (
+	"bytes"
 	"errors"
 	"io"
+	"math/rand/v2"
+	"runtime"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -17,7 +20,7 @@ func TestLineReader_CutsLongLines(t *testing.T) {
 	long := strings.Repeat("x", limit+1)
 	in := "one\n\ntwo\r\n" + long + "\n" + strings.Repeat("y", limit) + "\nlast"
 	for name, r := range map[string]io.Reader{"at once": strings.NewReader(in), "by the byte": iotest.OneByteReader(strings.NewReader(in))} {
-		lines := newLineReader(r, limit)
+		lines := newLineReader(r, limit, firstBuffer)
 		for i, want := range []struct {
 			text string
 			cut  bool
@@ -28,6 +31,114 @@ func TestLineReader_CutsLongLines(t *testing.T) {
 				t.Errorf("%s: line %d has %d bytes (%.20q), cut %v, %v", name, i, len(got), got, cut, err)
 			}
 		}
+	}
+}
+
+// TestLineReader_SplitsAnyStream: lines of any length come out whole or cut, however the stream is divided into reads.
+func TestLineReader_SplitsAnyStream(t *testing.T) {
+	t.Parallel()
+	const limit = 3 * keptBuffer
+	for seed := range uint64(200) {
+		random := rand.New(rand.NewPCG(seed, 1))
+		var stream bytes.Buffer
+		var want []string
+		for range 1 + random.IntN(12) {
+			n := random.IntN(200)
+			switch random.IntN(4) {
+			case 0:
+				n = limit - 2 + random.IntN(5)
+			case 1:
+				n = random.IntN(2 * limit)
+			}
+			text := strings.Repeat(string(rune('a'+len(want))), n)
+			stream.WriteString(text + "\n")
+			want = append(want, text)
+		}
+		var r io.Reader = &stream
+		if seed%2 == 0 {
+			r = &randomReads{&stream, random}
+		}
+		lines := newLineReader(r, limit, firstBuffer)
+		for i, text := range want {
+			got, cut, err := lines.next()
+			if err != nil || cut != (len(text) > limit) || string(got) != text[:min(len(text), limit)] {
+				t.Fatalf("seed %d: line %d of %d bytes has %d, cut %v, %v", seed, i, len(text), len(got), cut, err)
+			}
+		}
+		if got, cut, err := lines.next(); len(got) > 0 || cut || !errors.Is(err, io.EOF) {
+			t.Fatalf("seed %d: after the end: %d bytes, %v, %v", seed, len(got), cut, err)
+		}
+	}
+}
+
+// randomReads returns a random number of bytes at each read, sometimes none.
+type randomReads struct {
+	r      io.Reader
+	random *rand.Rand
+}
+
+func (r *randomReads) Read(p []byte) (int, error) {
+	if r.random.IntN(8) == 0 {
+		return 0, nil
+	}
+	return r.r.Read(p[:1+r.random.IntN(len(p))])
+}
+
+// TestLineReader_KeepsASmallBuffer: a reader that waits for a line holds little memory, also after a long line.
+func TestLineReader_KeepsASmallBuffer(t *testing.T) {
+	const readers = 100
+	line := strings.Repeat("x", 300) + "\n"
+	in := line + strings.Repeat("y", 1<<20) + "\n" + line
+	var list []*lineReader
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	for range readers {
+		l := newLineReader(&oneLine{rest: in}, runner.MaxLine, firstBuffer)
+		for range 3 {
+			if _, _, err := l.next(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		list = append(list, l)
+	}
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	if n := int64(after.HeapAlloc) - int64(before.HeapAlloc); n > readers*(keptBuffer+2<<10) {
+		t.Errorf("%d readers hold %d bytes", readers, n)
+	}
+	runtime.KeepAlive(list)
+}
+
+// oneLine returns at most one line at each read.
+type oneLine struct{ rest string }
+
+func (o *oneLine) Read(p []byte) (int, error) {
+	i := strings.IndexByte(o.rest, '\n') + 1
+	if i == 0 {
+		return 0, io.EOF
+	}
+	n := copy(p, o.rest[:i])
+	o.rest = o.rest[n:]
+	return n, nil
+}
+
+// BenchmarkLineReader reads 16 MB in lines of one length.
+func BenchmarkLineReader(b *testing.B) {
+	for name, length := range map[string]int{"300B": 300, "64KiB": 64 << 10, "1MiB": 1 << 20} {
+		b.Run(name, func(b *testing.B) {
+			in := strings.Repeat(strings.Repeat("x", length-1)+"\n", 16<<20/length)
+			b.ReportAllocs()
+			b.SetBytes(int64(len(in)))
+			for b.Loop() {
+				lines := newLineReader(strings.NewReader(in), runner.MaxLine, firstBuffer)
+				for {
+					if _, _, err := lines.next(); err != nil {
+						break
+					}
+				}
+			}
+		})
 	}
 }
 

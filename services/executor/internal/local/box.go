@@ -23,7 +23,7 @@ import (
 const marker = "SPOOL_SANDBOX"
 
 const (
-	// politely is how long a runner may take to end its processes.
+	// politely is the maximum time that a runner may take to end its processes.
 	politely = 3 * time.Second
 	// forcibly bounds the killing of the remaining processes.
 	forcibly = 5 * time.Second

@@ -25,7 +25,7 @@ const (
 	lockEvery = 100 * time.Millisecond
 	// weighEvery is the interval at which the disk usage of an installer is measured.
 	weighEvery = 3 * time.Second
-	// afterInstall is how long processes that an installer left running may keep its output open.
+	// afterInstall is the maximum time that processes that an installer left running may keep its output open.
 	afterInstall = 2 * time.Second
 )
 

@@ -8,7 +8,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/guest"
 )
 
-// unsent is how many bytes of stdin are buffered until they are sent. While the buffer is full, writes block.
+// unsent is the number of bytes of stdin that are buffered until they are sent. While the buffer is full, writes block.
 const unsent = 1 << 20
 
 // input is a command's stdin. Each write to the SDK's stdin takes a round trip. A write to input returns when the bytes are buffered,

@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	// unread is how many bytes of stdout, and of stderr, are buffered until they
+	// unread is the number of bytes of stdout, and of stderr, that are buffered until they
 	// are read. While a buffer is full, nothing more of the stream is fetched.
 	unread = 256 << 10
 	// brokenWithin bounds the wait for the exit code of a command with a broken stream.

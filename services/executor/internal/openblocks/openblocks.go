@@ -4,10 +4,13 @@ package openblocks
 import (
 	"context"
 	"log/slog"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
 )
 
 // Deltas reads the text of unfinished blocks.
@@ -16,7 +19,8 @@ type Deltas interface {
 	Texts(ctx context.Context, tenant, session string, since time.Time) (map[string]string, error)
 }
 
-// deltaLead is how long before the start of the first open block the deltas are read from: their clock is another one.
+// deltaLead is the time before the start of the first open block from which deltas are read. The clock of the deltas may
+// differ from the clock of the events.
 const deltaLead = time.Minute
 
 // A Reader reads open blocks. It is safe for concurrent use.
@@ -28,22 +32,16 @@ type Reader struct {
 }
 
 // Open returns, by id, the blocks that are open in the log, or that unstored events leave open, with the content that the log and
-// the stream DELTAS have. If the deltas cannot be read, the blocks have no text.
+// the stream DELTAS have. If the deltas cannot be read, the blocks have no text. Blocks that unstored events complete are not read at all:
+// at the normal end of a turn, Open sends no request.
 func (r *Reader) Open(ctx context.Context, l eventlog.Loaded, unstored []events.Event) (map[string]events.Block, error) {
+	started, completed := unstoredBlocks(unstored)
+	l.Run.Open = slices.DeleteFunc(slices.Clone(l.Run.Open), func(b run.OpenBlock) bool { return completed[b.ID] })
 	blocks, err := r.Sessions.OpenBlocks(ctx, l)
 	if err != nil {
 		return nil, err
 	}
-	for _, e := range unstored {
-		switch d := e.Data.(type) {
-		case events.BlockStart:
-			if d.Block.Status == events.StatusPending {
-				blocks[d.Block.ID] = d.Block
-			}
-		case events.BlockComplete:
-			delete(blocks, d.Block.ID)
-		}
-	}
+	maps.Copy(blocks, started)
 	if len(blocks) == 0 {
 		return blocks, nil
 	}
@@ -67,6 +65,24 @@ func (r *Reader) Open(ctx context.Context, l eventlog.Loaded, unstored []events.
 		blocks[id] = b
 	}
 	return blocks, nil
+}
+
+// unstoredBlocks returns the blocks that events leave open, by id, and the ids of those that the events complete.
+func unstoredBlocks(list []events.Event) (open map[string]events.Block, completed map[string]bool) {
+	open, completed = map[string]events.Block{}, map[string]bool{}
+	for _, e := range list {
+		switch d := e.Data.(type) {
+		case events.BlockStart:
+			if d.Block.Status == events.StatusPending {
+				open[d.Block.ID] = d.Block
+				delete(completed, d.Block.ID)
+			}
+		case events.BlockComplete:
+			delete(open, d.Block.ID)
+			completed[d.Block.ID] = true
+		}
+	}
+	return open, completed
 }
 
 // Close returns the completion of each block that is open in the log, with the content that Open returns and status error.

@@ -128,7 +128,7 @@ func (p *preparation) sandboxFailed(ctx context.Context, id string, cause error)
 	return &Error{SandboxID: id, Err: cause}
 }
 
-// replaceSandbox gives up the present sandbox in the log, and ends it.
+// replaceSandbox ends the session's sandbox, unless its engine is gone, and records in the log that another one replaces it.
 func (p *preparation) replaceSandbox(ctx context.Context) error {
 	old := p.Session.Run.Sandbox
 	lost, kept := "its processes and what they had in memory", true

@@ -22,7 +22,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
 )
 
-// Registries are what a sandbox may reach while dependencies are installed.
+// Registries are the hosts that a sandbox may reach while dependencies are installed.
 type Registries struct {
 	Hosts  []string // entries of an allowlist
 	Routes []string // of the egress proxy

@@ -60,7 +60,7 @@ type Resolver struct {
 	Logger     *slog.Logger
 }
 
-// An Execution is what a Resolver has to know of an execution.
+// An Execution is the part of an execution that a Resolver needs.
 type Execution struct {
 	ID      string
 	Session eventlog.Loaded
@@ -204,7 +204,7 @@ func (r *Resolver) mergeEnvironments(ctx context.Context, e Execution, out *Reso
 	return err
 }
 
-// variableError returns an error of the layers as an *Error, and any other as it is.
+// variableError converts an error of package layers to an *Error. It returns any other error unchanged.
 func variableError(err error) error {
 	var conflict *layers.Error
 	if errors.As(err, &conflict) {
@@ -216,8 +216,8 @@ func variableError(err error) error {
 // fromSession is the layer of hosts that the session has and its agent has not.
 const fromSession = "session"
 
-// allowedHosts returns the hosts that a sandbox may reach besides models: those of the session, which has had its agent's since it
-// was created, and those of each environment.
+// allowedHosts returns the hosts that a sandbox may reach besides models: the hosts of the session and of each environment. The
+// hosts of the agent became hosts of the session when it was created.
 func allowedHosts(session, agent []string, list []layers.Environment) ([]events.AllowedHost, error) {
 	var from []egress.Layer
 	for _, host := range session {
@@ -275,7 +275,7 @@ func secretTenant(v events.Provenance, tenant string) string {
 	return ref.Tenant(tenant)
 }
 
-// parallelSkills is how many skills of one execution are provided at a time.
+// parallelSkills is the number of skills of one execution that are provided at a time.
 const parallelSkills = 32
 
 // provideSkills provides the skills on the engine, and reports those whose archive is missing.
@@ -312,7 +312,8 @@ func (r *Resolver) provideSkills(ctx context.Context, e Execution, out *Resolved
 	return nil
 }
 
-// reportSkill reports a skill without an archive. It returns the error of any other skill that could not be provided.
+// reportSkill appends a warning event if the skill was removed or its archive is missing: the agent then gets only its
+// SKILL.md. reportSkill returns err if the skill could not be provided for another reason.
 func (r *Resolver) reportSkill(ctx context.Context, e Execution, used events.SkillUsed, removed bool, err error) error {
 	switch {
 	case removed:

@@ -82,8 +82,8 @@ func (t *Translator) line(l runner.Line, now time.Time) Result {
 	at := t.limitTime(l.Time, now)
 	switch l.Type {
 	case events.TextDelta:
-		var d runner.Delta
-		if err := json.Unmarshal(l.Data, &d); err != nil || d.BlockID == "" {
+		d, err := runner.DecodeDelta(l.Data)
+		if err != nil || d.BlockID == "" {
 			return t.bad(l, now)
 		}
 		return Result{Delta: &events.Delta{

@@ -16,28 +16,30 @@ import (
 // A lifeResult is the result of loading the session's life.
 type lifeResult struct {
 	life session.State
+	seq  uint64 // position of the last commit of the life
 	err  error
 }
 
-// readLife starts to load the session's life, which has the controls.
-func (f *follower) readLife() {
+// readLife starts to load the session's life, which has the controls. While a load is in flight, another one follows it.
+func (f *follower) readLife(freshness eventlog.Freshness) {
 	if f.readingLife {
+		f.readAgain = true
 		return
 	}
-	f.readingLife = true
+	f.readingLife, f.readAgain = true, false
 	sessions, tenant, id := f.w.deps.Sessions, f.Session.Tenant, f.Session.ID
 	f.waiting.Go(func() {
 		ctx, cancel := context.WithTimeout(f.ctx, callTimeout)
 		defer cancel()
-		l, err := sessions.Load(ctx, tenant, id, eventlog.Any)
+		l, err := sessions.Load(ctx, tenant, id, freshness)
 		if err == nil && l.Run.Epoch > f.Epoch {
 			err = run.ErrFenced
 		}
-		f.lifeRead <- lifeResult{l.Life, err}
+		f.lifeRead <- lifeResult{l.Life, l.LifeHead.Seq, err}
 	})
 }
 
-// updateLife acts on the loaded life.
+// updateLife acts on the loaded life. A life that could not be loaded is loaded again with the next beat.
 func (f *follower) updateLife(l lifeResult) error {
 	f.readingLife = false
 	if errors.Is(l.err, run.ErrFenced) {
@@ -45,14 +47,41 @@ func (f *follower) updateLife(l lifeResult) error {
 	}
 	if l.err != nil {
 		f.Log.Warn("the session's controls cannot be read, trying again", "error", l.err)
+		f.readAgain = true
 		return nil
 	}
-	f.life = l.life
-	f.stop.Update(l.life.ControlOf(f.ID), f.deadlineOf(l.life), f.w.deps.Now())
+	if l.seq > f.lifeSeq { // a replica that lags may have an older life
+		f.life, f.lifeSeq = l.life, l.seq
+	}
+	if f.readAgain {
+		f.readLife(eventlog.Leader)
+	}
+	f.checkControls()
+	return nil
+}
+
+// fenceBeats is the number of beats after which the follower checks whether another executor has claimed the session. Usually it finds
+// that sooner: the log refuses its commits, and the runner ends its stream.
+const fenceBeats = 10
+
+// handleBeat does the periodic work.
+func (f *follower) handleBeat() {
+	f.beats++
+	switch {
+	case f.readAgain && !f.readingLife:
+		f.readLife(eventlog.Leader)
+	case f.beats%fenceBeats == 0:
+		f.readLife(eventlog.Any)
+	}
+	f.checkControls()
+}
+
+// checkControls applies the controls and limits as last loaded.
+func (f *follower) checkControls() {
+	f.stop.Update(f.life.ControlOf(f.ID), f.deadlineOf(f.life), f.w.deps.Now())
 	if err := f.checkBudgets(nil); err != nil {
 		f.Log.Warn("the tenant's budgets cannot be read: those last known apply", "error", err)
 	}
-	return nil
 }
 
 // escalate takes the step that is due to stop the turn. It returns errUnresponsive when the sandbox has to be ended.

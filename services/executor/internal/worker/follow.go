@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/pkg/bus"
+	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/run"
 	"github.com/spoolhq/spool/pkg/events/session"
@@ -15,6 +16,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/agents"
 	"github.com/spoolhq/spool/services/executor/internal/budgets"
 	"github.com/spoolhq/spool/services/executor/internal/commits"
+	"github.com/spoolhq/spool/services/executor/internal/controls"
 	"github.com/spoolhq/spool/services/executor/internal/link"
 	"github.com/spoolhq/spool/services/executor/internal/maintenance"
 	"github.com/spoolhq/spool/services/executor/internal/permits"
@@ -25,7 +27,7 @@ import (
 const (
 	// callTimeout bounds the wait for a runner's reply.
 	callTimeout = 10 * time.Second
-	// maxBusy is how often another execution that the runner runs is killed.
+	// maxBusy is the maximum number of times that another execution that the runner runs is killed.
 	maxBusy = 3
 	// flushTimeout bounds the last commit of an executor that stops.
 	flushTimeout = 3 * time.Second
@@ -60,9 +62,13 @@ type follower struct {
 	fullRecorded     bool // the event about output that waits for room in the store is in the log, or pending
 	replies          chan reply
 
+	controls    *controls.Watch
 	readingLife bool
+	readAgain   bool // the life has to be read again
 	lifeRead    chan lifeResult
 	life        session.State // as last loaded
+	lifeSeq     uint64        // position of its last commit
+	beats       uint64
 	stop        stopping.Plan
 	output      budgets.OutputMeter
 
@@ -84,8 +90,9 @@ func (t *turn) follow(ctx context.Context) error {
 	f := &follower{
 		turn: t, ctx: ctx, replies: make(chan reply, 8), lifeRead: make(chan lifeResult, 1),
 		commits: commits.New(t.Execution, t.w.cfg.Window), stop: stopping.New(t.w.cfg.KillAfter),
-		output: t.meterOutput(),
-		life:   t.Session.Life, maintenance: maintenance.New(t.w.maintenance, t.meter),
+		output:   t.meterOutput(),
+		controls: t.w.controls.Watch(t.Session.LifeHead), life: t.Session.Life, lifeSeq: t.Session.LifeHead.Seq,
+		maintenance: maintenance.New(t.w.maintenance, t.meter),
 	}
 	defer f.close(cancel)
 	f.stop.Update(t.Control(), t.deadline(), t.w.deps.Now())
@@ -122,6 +129,7 @@ func (t *turn) follow(ctx context.Context) error {
 func (f *follower) close(cancel context.CancelFunc) {
 	cancel()
 	f.waiting.Wait()
+	f.controls.Close()
 	f.maintenance.Close()
 	f.commits.Close()
 }
@@ -144,9 +152,11 @@ func (f *follower) wait(ctx context.Context, beat <-chan time.Time) error {
 	case p := <-f.maintenance.Done():
 		return f.recordMaintenance(ctx, p)
 	case <-beat:
-		f.readLife()
+		f.handleBeat()
 	case <-f.changed:
-		f.readLife()
+		f.readLife(eventlog.Leader)
+	case <-f.controls.Moved():
+		f.readLife(eventlog.Leader)
 	case <-bus.Draining(f.ctx):
 		return f.handover(ctx)
 	case <-ctx.Done():

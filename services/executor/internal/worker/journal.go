@@ -1,7 +1,6 @@
 package worker
 
 import (
-	"encoding/json"
 	"strconv"
 
 	"github.com/spoolhq/spool/pkg/events"
@@ -38,9 +37,9 @@ func (f *follower) handleResult(r translate.Result) {
 	switch {
 	case r.Delta != nil && (!f.keepsText(len(r.Delta.Text)) || f.w.deps.Room.Low()): // the complete block will have the text
 	case r.Delta != nil:
-		raw, err := json.Marshal(r.Delta)
+		raw, err := r.Delta.Encode()
 		if err == nil {
-			err = f.w.deps.Deltas.Publish(events.DeltaSubject(f.Session.Tenant, f.Session.ID), raw)
+			err = f.w.deps.Deltas.Publish(f.Session.Tenant, f.Session.ID, raw)
 		}
 		if err != nil {
 			f.Log.Debug("text in flight was lost", "error", err)

@@ -30,6 +30,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/admission"
 	"github.com/spoolhq/spool/services/executor/internal/agents"
 	"github.com/spoolhq/spool/services/executor/internal/contents"
+	"github.com/spoolhq/spool/services/executor/internal/controls"
 	"github.com/spoolhq/spool/services/executor/internal/handling"
 	"github.com/spoolhq/spool/services/executor/internal/idle"
 	"github.com/spoolhq/spool/services/executor/internal/jobs"
@@ -78,7 +79,7 @@ type Config struct {
 	Agent func(architecture string, o events.Options) Launch
 }
 
-// Launch is how an agent's process is given its model.
+// Launch holds the model of an agent's process, and the settings by which the process reaches it.
 type Launch struct {
 	Model   string            // the session's, unless it names none
 	Env     map[string]string // of the process
@@ -98,7 +99,7 @@ type Leases interface {
 type Deltas interface {
 	openblocks.Deltas
 	// Publish sends a delta without waiting. A lost delta is no loss: the complete block has the text.
-	Publish(subject string, data []byte) error
+	Publish(tenant, session string, data []byte) error
 }
 
 // Deps are the dependencies of a Worker. Metrics, Workspaces, Egress, Skills, Secrets, Budgets and Room may be nil.
@@ -132,6 +133,7 @@ type Worker struct {
 	proxy       *metering.Proxy
 	contents    *contents.Mover
 	runlog      *runlog.Writer
+	controls    *controls.Watcher
 	openBlocks  *openblocks.Reader
 	dialer      *agents.Dialer
 	agents      *agents.Registry
@@ -156,6 +158,7 @@ func New(cfg Config, d Deps) *Worker {
 		w.sandboxes.Egress = w.proxy
 	}
 	w.runlog = &runlog.Writer{Sessions: d.Sessions, Executor: cfg.Executor, Rate: cfg.Rate, Now: d.Now, Stored: w.metrics.Stored}
+	w.controls = controls.New(controls.Config{Log: d.Sessions.Log, Every: cfg.Beat, Logger: d.Logger})
 	w.openBlocks = &openblocks.Reader{Sessions: d.Sessions, Deltas: d.Deltas, Now: d.Now, Logger: d.Logger}
 	w.contents = &contents.Mover{Store: d.Workspaces, Sessions: d.Sessions, Now: d.Now, Measured: w.metrics.Snapshot}
 	w.dialer = &agents.Dialer{Sandboxes: d.Sandbox, Provider: cfg.Provider, Engine: cfg.Engine, Patience: cfg.EngineGone, Logger: d.Logger}
@@ -212,6 +215,9 @@ func (w *Worker) Hint(id string) { w.handling.Wake(id) }
 // Answer returns what this executor does for a session. It is asked by an executor that wants to do it instead, so that work on an idle sandbox checks
 // whether it has to stop.
 func (w *Worker) Answer(id string) topology.CtlAnswer { return w.handling.Answer(id) }
+
+// WatchControls finds controls of running executions whose hints were lost, until ctx ends.
+func (w *Worker) WatchControls(ctx context.Context) { w.controls.Run(ctx) }
 
 // Warm maintains the resting agents until ctx ends.
 func (w *Worker) Warm(ctx context.Context, every time.Duration) {

@@ -106,7 +106,7 @@ func (w *Workspaces) Provide(ctx context.Context, box sandbox.Sandbox, t events.
 // errCorrupt is returned for content whose hash differs from that of the upload.
 var errCorrupt = errors.New("its content is not what was uploaded")
 
-// fenceEvery is how long an answer of the fence is valid while content is read: the files of an archive are written one
+// fenceEvery is the time for which an answer of the fence is valid while content is read: the files of an archive are written one
 // by one.
 const fenceEvery = time.Second
 

@@ -28,7 +28,17 @@ func main() {
 				return err
 			}
 			defer pool.Close()
-			g, err := gateway.New(c.Config, gateway.Deps{NATS: env.NATS, Pool: pool, Logger: env.Logger, Metrics: env.Metrics})
+			deps := gateway.Deps{NATS: env.NATS, Pool: pool, Logger: env.Logger, Metrics: env.Metrics}
+			stopWaiting, err := gateway.ServeWaiting(ctx, c.Config, deps)
+			if err != nil {
+				return err
+			}
+			deps.Partitions, err = daemon.AwaitPartitions(ctx, env.NATS, env.Logger)
+			stopWaiting()
+			if err != nil {
+				return err
+			}
+			g, err := gateway.New(c.Config, deps)
 			if err != nil {
 				return err
 			}

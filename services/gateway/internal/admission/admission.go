@@ -55,7 +55,7 @@ type Admission struct {
 	rates   map[string]*rate.Limiter // by tenant, for tenants that have sent a request
 }
 
-// usage is what one tenant holds.
+// usage is the number of bytes and streams that one tenant holds.
 type usage struct {
 	bytes   int64
 	sent    int64 // part of bytes that streams hold for unsent data
@@ -67,7 +67,7 @@ func New(l Limits) *Admission {
 	return &Admission{limits: l, tenants: map[string]*usage{}, waiting: map[string][]*waiter{}, rates: map[string]*rate.Limiter{}}
 }
 
-// Request is what one request holds. It is safe for concurrent use.
+// Request holds the bytes that one request has taken from the limits. It is safe for concurrent use.
 type Request struct {
 	admission *Admission
 	tenant    string

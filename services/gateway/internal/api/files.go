@@ -242,7 +242,7 @@ func (s *Server) Workspace(ctx context.Context, session, minPosition string) (Wo
 }
 
 const (
-	// snapshotTimeout is how long awaitSnapshot waits for the snapshot of a turn that has just ended.
+	// snapshotTimeout is the time that awaitSnapshot waits for the snapshot of a turn that has just ended.
 	snapshotTimeout = 5 * time.Second
 	// snapshotPoll is the interval at which awaitSnapshot checks for the snapshot.
 	snapshotPoll = 50 * time.Millisecond

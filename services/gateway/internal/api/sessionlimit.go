@@ -11,7 +11,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// newSessionTTL is how long a session is counted if its command got no answer and the session never appears in the read
+// newSessionTTL is the time for which a session is counted if its command got no answer and the session never appears in the read
 // models.
 const newSessionTTL = 10 * time.Minute
 

@@ -25,8 +25,8 @@ func settleUpload(hold *quota.Hold, about string, a command.Answer, err error, g
 	}
 }
 
-// refusedFilesTTL is how long the files of a refused request are counted: until the janitor with default settings has removed
-// them. The names of the objects derive from their content, so another request may have stored the same objects
+// refusedFilesTTL is the time for which the files of a refused request count as stored. A janitor with default settings has
+// removed them by then. The names of the objects derive from their content, so another request may have stored the same objects
 // again; their absence cannot be checked.
 const refusedFilesTTL = 75 * time.Minute
 

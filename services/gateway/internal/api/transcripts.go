@@ -20,7 +20,7 @@ import (
 
 const fieldTranscript = "transcript"
 
-// transcriptTTL is how long an uploaded transcript can be used. It is shorter than the shortest time after which the
+// transcriptTTL is the time for which an uploaded transcript can be used. It is shorter than the shortest time after which the
 // janitor removes unreferenced content.
 const transcriptTTL = 10 * time.Minute
 

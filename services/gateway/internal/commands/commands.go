@@ -175,7 +175,7 @@ func (s *Sender) checkRoom(ctx context.Context, r Request) error {
 	return s.cfg.Quota(ctx, r.Tenant)
 }
 
-// prepare stores what the command refers to, and sets the sealed body.
+// prepare stores the files and secrets to which the command refers, and sets the command's sealed body.
 func prepare(ctx context.Context, r Request, cmd *command.Command) error {
 	if r.Prepare != nil {
 		if err := r.Prepare(ctx, cmd.Tenant, cmd.SessionID); err != nil {

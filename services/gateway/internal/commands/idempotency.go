@@ -95,7 +95,7 @@ func (i *idempotency) claim(ctx context.Context, name string, fresh record) (rec
 	return record{}, errNotClaimed(err)
 }
 
-// settle stores the record with its answer.
+// settle replaces the stored record of an idempotency key by r, which holds the answer.
 func (i *idempotency) settle(ctx context.Context, name string, r record) error {
 	kv, err := i.bucket(ctx)
 	if err != nil {

@@ -15,14 +15,14 @@ import (
 const (
 	// checkBatch is the number of sessions that are compared in one statement.
 	checkBatch = 500
-	// checkGrace is how long a message may arrive after its rows. A feed that is still behind after it has missed a
+	// checkGrace is the maximum time that a message may arrive after its rows. A feed that is still behind after it has missed a
 	// message.
 	checkGrace = 50 * time.Millisecond
 )
 
-// check compares all feeds with Postgres at the configured interval, and the feeds of a group when its projector
-// starts.
-func (h *Hub) check(ctx context.Context, started <-chan *nats.Msg) {
+// check compares all feeds with Postgres at the configured interval and after each reconnection to NATS, and the feeds
+// of a group when its projector starts.
+func (h *Hub) check(ctx context.Context, started <-chan *nats.Msg, connected <-chan nats.Status) {
 	tick := time.NewTicker(h.cfg.CheckEvery)
 	defer tick.Stop()
 	for {
@@ -32,6 +32,10 @@ func (h *Hub) check(ctx context.Context, started <-chan *nats.Msg) {
 		case <-tick.C:
 			h.compare(ctx, "behind", func(*feed) bool { return true })
 			h.updateLag(ctx)
+		case <-connected:
+			// Announcements are lost until the server has the subscriptions again.
+			h.flush(ctx)
+			h.compare(ctx, "reconnect", func(*feed) bool { return true })
 		case msg := <-started:
 			h.projectorStarted(ctx, msg.Data)
 		}
@@ -46,33 +50,53 @@ func (h *Hub) projectorStarted(ctx context.Context, data []byte) {
 		h.compare(ctx, "projector", func(*feed) bool { return true })
 		return
 	}
-	h.compare(ctx, "projector", func(f *feed) bool { return readmodel.Group(f.session) == s.Group })
+	h.compare(ctx, "projector", func(f *feed) bool { return h.cfg.Partitions.Group(f.session) == s.Group })
+}
+
+// flush blocks until NATS has all subscriptions, at most a second.
+func (h *Hub) flush(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	if err := h.cfg.NATS.FlushWithContext(ctx); err != nil {
+		h.cfg.Logger.Info("NATS did not confirm the subscriptions: announcements may be missing until the next comparison with Postgres", "error", err)
+	}
 }
 
 // compare compares feeds with Postgres and makes the ones that are behind read from it.
 func (h *Hub) compare(ctx context.Context, why string, which func(*feed) bool) {
+	type stored struct {
+		feeds    []*feed
+		progress map[string]reads.SessionProgress
+	}
+	var batches []stored
 	for tenant, list := range h.started(which) {
 		for batch := range slices.Chunk(list, checkBatch) {
 			ids := make([]string, len(batch))
 			for i, f := range batch {
 				ids[i] = f.session
 			}
-			reaches, err := h.cfg.Source.SessionProgress(ctx, tenant, ids)
+			progress, err := h.cfg.Source.SessionProgress(ctx, tenant, ids)
 			if err != nil {
 				if ctx.Err() == nil {
 					h.cfg.Logger.Warn("compare open streams with Postgres: will retry", "error", err)
 				}
 				return
 			}
-			select {
-			case <-ctx.Done():
-				return
-			case <-time.After(checkGrace):
-			}
-			for _, f := range batch {
-				reach, found := reaches[f.session]
-				f.compare(reach, found, why)
-			}
+			batches = append(batches, stored{batch, progress})
+		}
+	}
+	if len(batches) == 0 {
+		return
+	}
+	select {
+	case <-ctx.Done():
+		return
+	case <-time.After(checkGrace):
+	}
+	for _, b := range batches {
+		for _, f := range b.feeds {
+			progress, found := b.progress[f.session]
+			f.compare(progress, found, why)
 		}
 	}
 }

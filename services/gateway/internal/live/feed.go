@@ -3,7 +3,6 @@ package live
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"slices"
 	"sync"
@@ -40,13 +39,6 @@ type feed struct {
 
 	reading   bool // whether a goroutine is reading Postgres
 	readAgain bool // whether it must read once more
-}
-
-// liveMessage is readmodel.Live with the raw bytes of each event.
-type liveMessage struct {
-	Tip    uint32            `json:"tip"`
-	Events []json.RawMessage `json:"events"`
-	Deltas []events.Delta    `json:"deltas"`
 }
 
 // start reads the end of the session. Messages of LIVE that arrive in the meantime cause another read.
@@ -108,8 +100,8 @@ func (h *Hub) slot(ctx context.Context) (release func(), err error) {
 
 // handleMessage handles one message of LIVE.
 func (f *feed) handleMessage(data []byte) {
-	var m liveMessage
-	if err := json.Unmarshal(data, &m); err != nil {
+	m, err := decodeMessage(data)
+	if err != nil {
 		f.hub.cfg.Logger.Error("decode message of LIVE: reading the session from Postgres", "session", f.session, "error", err)
 		m = liveMessage{}
 	}
@@ -149,7 +141,12 @@ func (f *feed) apply(m liveMessage) (changed bool, why string) {
 	if m.Tip > f.tip {
 		return changed, "hole"
 	}
-	for _, d := range m.Deltas {
+	for _, raw := range m.Deltas {
+		d, err := events.DecodeDelta(raw)
+		if err != nil {
+			f.hub.cfg.Logger.Error("decode delta of LIVE: reading the session from Postgres", "session", f.session, "error", err)
+			return changed, "hole"
+		}
 		i := slices.IndexFunc(f.open, func(b *openText) bool { return b.block == d.BlockID })
 		if i < 0 {
 			continue // the block is complete
@@ -176,8 +173,8 @@ const (
 // append adds the next event. An event of LIVE has no metadata: stored is nil, and the feed derives the metadata from
 // the events that set it. mu must be held.
 func (f *feed) append(raw []byte, stored *reads.StoredEvent) (appendResult, error) {
-	var w events.Wire
-	if err := json.Unmarshal(raw, &w); err != nil {
+	w, err := events.DecodeWire(raw)
+	if err != nil {
 		return alreadyKnown, err
 	}
 	switch {
@@ -186,7 +183,7 @@ func (f *feed) append(raw []byte, stored *reads.StoredEvent) (appendResult, erro
 	case w.Seq != f.tip+1:
 		return gap, nil
 	}
-	e := w.Event()
+	e := usedEvent(w)
 	if stored != nil {
 		f.metadata.setStored(w.ExecutionID, stored.Metadata)
 	} else {
@@ -208,6 +205,19 @@ func (f *feed) append(raw []byte, stored *reads.StoredEvent) (appendResult, erro
 	}
 	f.track(e)
 	return taken, nil
+}
+
+// usedEvent returns the event with its data if observe or track may use it, and otherwise without, because decoding is
+// most of the cost of an event.
+func usedEvent(w events.Wire) events.Event {
+	for _, used := range [...]events.Payload{
+		events.SessionCreated{}, events.SessionOptionsUpdated{}, events.MessageAccepted{}, events.BlockStart{}, events.BlockComplete{}, events.SessionDeleted{},
+	} {
+		if w.Type == used.EventType() {
+			return w.Event()
+		}
+	}
+	return events.Event{ExecutionID: w.ExecutionID, ConversationID: w.ConversationID}
 }
 
 // evict removes the n oldest events from the ring. mu must be held.

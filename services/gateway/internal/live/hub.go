@@ -36,10 +36,12 @@ type Source interface {
 
 // Config configures a Hub. Source, NATS, Logger and Admission are required; zero numbers mean the defaults.
 type Config struct {
-	Source    Source
-	NATS      *nats.Conn
-	Logger    *slog.Logger
-	Admission *admission.Admission // counts the bytes that Readers return
+	Source Source
+	// Partitions is how the log distributes ids over the projector's groups.
+	Partitions events.Partitioning
+	NATS       *nats.Conn
+	Logger     *slog.Logger
+	Admission  *admission.Admission // counts the bytes that Readers return
 
 	BytesTimeout time.Duration // how long a Reader waits for bytes of Admission; 0 means 30 s
 	CheckEvery   time.Duration // interval of comparisons with Postgres; 0 means 2 s
@@ -55,7 +57,7 @@ type Config struct {
 type Metrics struct {
 	Feeds   func(n int) // change of the number of open feeds
 	Readers func(n int)
-	Reread  func(why string) // a feed reads Postgres; why is start, hole, metadata, text, behind or projector
+	Reread  func(why string) // a feed reads Postgres; why is start, hole, metadata, text, behind, reconnect or projector
 }
 
 func (c *Config) defaults() {
@@ -119,11 +121,13 @@ func NewHub(cfg Config) *Hub {
 // Run delivers messages of LIVE to the feeds and compares the feeds with Postgres, until ctx ends. All Readers end
 // with it. It calls started when Join can be used.
 func (h *Hub) Run(ctx context.Context, started func()) error {
-	projectors := make(chan *nats.Msg, topology.ProjectorGroups)
+	projectors := make(chan *nats.Msg, h.cfg.Partitions.Groups())
 	sub, err := h.cfg.NATS.ChanSubscribe(topology.CtlProjector, projectors)
 	if err != nil {
 		return err
 	}
+	connected := h.cfg.NATS.StatusChanged(nats.CONNECTED)
+	defer h.cfg.NATS.RemoveStatusListener(connected)
 	h.mu.Lock()
 	h.run = ctx
 	h.mu.Unlock()
@@ -132,7 +136,7 @@ func (h *Hub) Run(ctx context.Context, started func()) error {
 		wg.Go(func() { h.deliver(ctx, lane) })
 	}
 	started()
-	h.check(ctx, projectors)
+	h.check(ctx, projectors, connected)
 	h.close()
 	wg.Wait()
 	if err := sub.Unsubscribe(); err != nil && !errors.Is(err, nats.ErrConnectionClosed) {

@@ -7,8 +7,6 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/pkg/eventlog"
-	"github.com/spoolhq/spool/pkg/readmodel"
-	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
@@ -37,8 +35,8 @@ func (h *Hub) Committed(id, position string) {
 	if h.lag.pending == nil {
 		h.lag.pending = map[int]pendingPosition{}
 	}
-	if _, waits := h.lag.pending[readmodel.Group(id)]; !waits {
-		h.lag.pending[readmodel.Group(id)] = pendingPosition{p.Seq, time.Now()}
+	if _, waits := h.lag.pending[h.cfg.Partitions.Group(id)]; !waits {
+		h.lag.pending[h.cfg.Partitions.Group(id)] = pendingPosition{p.Seq, time.Now()}
 	}
 }
 
@@ -54,13 +52,13 @@ func (h *Hub) updateLag(ctx context.Context) {
 		h.lag.readAt = now
 	}
 	groups := map[int]Lag{}
-	for group := range topology.ProjectorGroups {
+	for group := range h.cfg.Partitions.Groups() {
 		groups[group] = h.lag.ofGroup(group, progress, now, h.cfg.LagAfter)
 	}
 	h.lag.mu.Unlock()
 	for _, list := range h.started(func(*feed) bool { return true }) {
 		for _, f := range list {
-			f.setLag(groups[readmodel.Group(f.session)])
+			f.setLag(groups[h.cfg.Partitions.Group(f.session)])
 		}
 	}
 }

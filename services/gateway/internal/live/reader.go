@@ -1,9 +1,7 @@
 package live
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"slices"
 	"sync"
 	"time"
@@ -71,7 +69,7 @@ type Reader struct {
 	close  sync.Once
 }
 
-// sentText is how much of an open block's text Next has returned.
+// sentText is the position in an open block's text up to which Next has returned the text.
 type sentText struct {
 	block  string
 	offset int
@@ -289,7 +287,7 @@ func (r *Reader) text(room int) (frames []Frame, err error) {
 	return frames, nil
 }
 
-// offset returns how much text of a block was returned.
+// offset returns the number of bytes of a block's text that Next has returned.
 func (r *Reader) offset(block string) int {
 	for _, g := range r.sent {
 		if g.block == block {
@@ -351,15 +349,4 @@ func (r *Reader) Close() {
 		r.held.End()
 		r.feed.hub.cfg.Metrics.Readers(-1)
 	})
-}
-
-// Encode encodes JSON without HTML escapes, like the log and Postgres.
-func Encode(v any) ([]byte, error) {
-	var b bytes.Buffer
-	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(false)
-	if err := enc.Encode(v); err != nil {
-		return nil, err
-	}
-	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
 }

@@ -12,6 +12,9 @@ import (
 // maxText is the largest text of one frame, in bytes.
 const maxText = 64 << 10
 
+// frameOverhead is about the size in bytes of a frame's JSON without its text.
+const frameOverhead = 384
+
 // openText is the text of one open block, as far as it is known without a gap.
 type openText struct {
 	block, execution, conversation string
@@ -66,11 +69,7 @@ func (b *openText) frame(from int, session string, seq uint32, position string) 
 		BlockID: b.block, ExecutionID: b.execution, ConversationID: b.conversation,
 		Offset: uint32(from), Text: string(b.text[from:to]), Time: b.at,
 	}
-	w, err := d.ToWire(session, seq, position)
-	if err != nil {
-		return Frame{}, from, err
-	}
-	raw, err := Encode(w)
+	raw, err := d.AppendWire(make([]byte, 0, len(d.Text)+frameOverhead), session, seq, position)
 	if err != nil {
 		return Frame{}, from, err
 	}

@@ -104,8 +104,8 @@ type Stored struct {
 	SHA256 string // hex
 }
 
-// ErrTooLarge is returned for content over the limit. The part that was received is stored under the name and not
-// referenced by anything.
+// ErrTooLarge is returned for content over the limit. The received part stays stored under the
+// object's name, and no event refers to it.
 var ErrTooLarge = errors.New("the content is over the limit")
 
 // Stream stores at most limit bytes of r under a new name. take is called before bytes are stored; its error ends the

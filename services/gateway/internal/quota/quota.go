@@ -10,14 +10,14 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/pkg/eventlog"
-	"github.com/spoolhq/spool/pkg/readmodel"
+	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
 const (
 	// reserveStep is the number of bytes that an upload of unknown length reserves at once, if that many are left.
 	reserveStep = 1 << 20
-	// unknownTimeout is how long an upload is counted if its command got no answer.
+	// unknownTimeout is the time for which an upload is counted if its command got no answer.
 	unknownTimeout = 10 * time.Minute
 	// maxLeftovers is the largest number of separate leftovers; the oldest ones are merged.
 	maxLeftovers = 100
@@ -33,6 +33,8 @@ type Config struct {
 	// them.
 	Stored func(ctx context.Context, tenant string) (bytes int64, positions map[int]uint64, err error)
 	Now    func() time.Time
+	// Partitions is how the log distributes ids over the projector's groups.
+	Partitions events.Partitioning
 }
 
 // Quota admits uploads of tenants. It is safe for concurrent use.
@@ -171,8 +173,8 @@ func (l *ledger) usedBytes(ctx context.Context, q *Quota, limit, more int64) (us
 	return l.sum(), nil
 }
 
-// sum returns the bytes that count. The copy of an accepted upload is included in stored, so accepted uploads matter
-// only if they are larger than stored. That bounds a client that stores and deletes alternately.
+// sum returns the bytes that count against the tenant's limit. The field stored includes accepted uploads after a delay,
+// so accepted uploads count only if they are larger than stored. That bounds a client that stores and deletes alternately.
 func (l *ledger) sum() int64 {
 	var accepted int64
 	for _, x := range l.accepted {
@@ -286,7 +288,7 @@ func (h *Hold) Accept(about, position string) {
 	h.settle(func() {
 		h.until = h.quota.cfg.Now().Add(unknownTimeout)
 		if p, err := eventlog.ParsePosition(position); err == nil {
-			h.group, h.seq, h.until = readmodel.Group(about), p.Seq, time.Time{}
+			h.group, h.seq, h.until = h.quota.cfg.Partitions.Group(about), p.Seq, time.Time{}
 		}
 	})
 }

@@ -9,7 +9,6 @@ import (
 
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
-	"github.com/spoolhq/spool/pkg/readmodel"
 	"github.com/spoolhq/spool/pkg/retry"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
@@ -27,7 +26,7 @@ type Log interface {
 }
 
 // checkpoints are the positions up to which the projector groups have folded the log, by group.
-type checkpoints [topology.ProjectorGroups]eventlog.Position
+type checkpoints []eventlog.Position
 
 // backlogSearch looks for a session or an execution in the backlog, and returns its session, or "" if it is not there.
 type backlogSearch func(ctx context.Context, after checkpoints) (session string, err error)
@@ -96,13 +95,23 @@ func errBehind() error {
 // beginning.
 func (s *Store) checkpoints(ctx context.Context) (list checkpoints, err error) {
 	rows, err := s.queries.Checkpoints(ctx)
+	if err != nil {
+		return nil, err
+	}
+	list = make(checkpoints, s.cfg.Partitions.Groups())
+	if len(rows) < len(list) {
+		return nil, errFolding() // the projector has not created its groups yet
+	}
 	for _, r := range rows {
+		if int(r.Grp) >= len(list) {
+			continue
+		}
 		if !r.CaughtUp {
 			return list, errFolding()
 		}
 		list[r.Grp] = eventlog.Position{Shard: int(r.Shard), Seq: uint64(max(r.Position, 0))}
 	}
-	return list, err
+	return list, nil
 }
 
 // errFolding returns the error while the read models are being folded from the log's beginning.
@@ -113,7 +122,7 @@ func errFolding() error {
 // searchSession returns a search for a commit of a session.
 func (s *Store) searchSession(tenant, session string) backlogSearch {
 	return func(ctx context.Context, after checkpoints) (string, error) {
-		head, err := s.next(ctx, after[readmodel.Group(session)], events.LifeOf(tenant, session).String())
+		head, err := s.next(ctx, after[s.cfg.Partitions.Group(session)], s.cfg.Partitions.Subject(events.LifeOf(tenant, session)))
 		if err != nil || head.Seq == 0 {
 			return "", err
 		}
@@ -124,8 +133,8 @@ func (s *Store) searchSession(tenant, session string) backlogSearch {
 // searchExecution returns a search for a tenant's execution.
 func (s *Store) searchExecution(tenant, execution string) backlogSearch {
 	return func(ctx context.Context, after checkpoints) (string, error) {
-		for partition := range events.Partitions {
-			session, err := s.searchPartition(ctx, after[topology.GroupOf(partition)], topology.TenantLifeFilter(partition, tenant), execution)
+		for partition := range s.cfg.Partitions.Count() {
+			session, err := s.searchPartition(ctx, after[s.cfg.Partitions.GroupOf(partition)], topology.TenantLifeFilter(partition, tenant), execution)
 			if err != nil || session != "" {
 				return session, err
 			}
@@ -216,7 +225,7 @@ func (s *Store) Visible(ctx context.Context, tenant, session string, agents []st
 // searchAgent returns a search for the creation of a session. It sets agent to the session's agent.
 func (s *Store) searchAgent(tenant, session string, agent *string) backlogSearch {
 	return func(ctx context.Context, after checkpoints) (string, error) {
-		head, err := s.next(ctx, after[readmodel.Group(session)], events.LifeOf(tenant, session).String())
+		head, err := s.next(ctx, after[s.cfg.Partitions.Group(session)], s.cfg.Partitions.Subject(events.LifeOf(tenant, session)))
 		if err != nil || head.Seq == 0 {
 			return "", err
 		}

@@ -264,13 +264,13 @@ func newText(block, execution, conversation string, offsets []int64, texts []str
 	return out
 }
 
-// SessionProgress is how far the read models are with a session.
+// SessionProgress is the last event of a session in the read models, and the length of each open block's text.
 type SessionProgress struct {
 	Seq  uint32
 	Text map[string]uint32 // by block: end of the last piece of text in flight, in bytes
 }
 
-// SessionProgress returns how far the read models are with sessions of one tenant. Sessions that do not exist have no entry.
+// SessionProgress returns the progress of sessions of one tenant. Sessions that do not exist have no entry.
 func (s *Store) SessionProgress(ctx context.Context, tenant string, sessions []string) (map[string]SessionProgress, error) {
 	rows, err := s.queries.Reaches(ctx, tenant, sessions)
 	out := map[string]SessionProgress{}

@@ -45,14 +45,14 @@ func (s *Store) WaitPosition(ctx context.Context, id, position string) error {
 	}
 }
 
-// Progress is how far a projector group is.
+// Progress is the checkpoint of a projector group and its lag.
 type Progress struct {
 	Position uint64
 	CaughtUp bool
 	Lag      time.Duration
 }
 
-// Progress returns how far each projector group is, by group.
+// Progress returns the progress of each projector group, by group.
 func (s *Store) Progress(ctx context.Context) (map[int]Progress, error) {
 	rows, err := s.queries.Checkpoints(ctx)
 	out := map[int]Progress{}

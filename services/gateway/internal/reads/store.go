@@ -22,6 +22,8 @@ type Config struct {
 	Timeout   time.Duration // how long a read may wait for Postgres to return a row; 0 means 5 s
 	FreshWait time.Duration // how long a read waits for something that only the log contains yet; 0 means 3 s
 	Log       Log           // required
+	// Partitions is how the log distributes ids over the projector's groups.
+	Partitions events.Partitioning
 }
 
 // Store reads the read models. Its errors are *problem.Error.
@@ -29,6 +31,8 @@ type Store struct {
 	db      database
 	queries *queries.Queries
 	cfg     Config
+
+	storedRows []string
 }
 
 // New returns a Store that uses a pool of readmodel.Open.
@@ -40,7 +44,7 @@ func New(pool *pgxpool.Pool, cfg Config) *Store {
 		cfg.FreshWait = 3 * time.Second
 	}
 	db := database{pool, cfg.Timeout}
-	return &Store{db, queries.New(db), cfg}
+	return &Store{db: db, queries: queries.New(db), cfg: cfg, storedRows: storedRows(cfg.Partitions.Groups())}
 }
 
 // Check returns an error unless Postgres responds and has the read models.
@@ -67,11 +71,11 @@ func (s *Store) rows(ctx context.Context, scan func(pgx.Rows) error, sql string,
 }
 
 // group returns the projector group of an id, as its checkpoint stores it.
-func group(id string) int16 { return int16(readmodel.Group(id)) }
+func (s *Store) group(id string) int16 { return int16(s.cfg.Partitions.Group(id)) } //nolint:gosec // at most 64 groups
 
 // checkpoint returns the checkpoint of an id's projector group.
 func (s *Store) checkpoint(ctx context.Context, id string) (queries.CheckpointRow, error) {
-	r, err := s.queries.Checkpoint(ctx, group(id))
+	r, err := s.queries.Checkpoint(ctx, s.group(id))
 	if errors.Is(err, pgx.ErrNoRows) { // nothing was folded
 		return queries.CheckpointRow{}, nil
 	}
@@ -80,7 +84,7 @@ func (s *Store) checkpoint(ctx context.Context, id string) (queries.CheckpointRo
 
 // missingSessionError returns the error for a session that the read models do not contain.
 func (s *Store) missingSessionError(ctx context.Context, tenant, session string) error {
-	r, err := s.queries.MissingSession(ctx, queries.MissingSessionParams{Tenant: tenant, Session: session, Grp: group(session)})
+	r, err := s.queries.MissingSession(ctx, queries.MissingSessionParams{Tenant: tenant, Session: session, Grp: s.group(session)})
 	switch {
 	case err != nil && !errors.Is(err, pgx.ErrNoRows):
 		return err

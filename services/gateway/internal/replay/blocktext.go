@@ -36,7 +36,7 @@ func (p *Player) TextsBefore(ctx context.Context, tenant, session string, open [
 			since = o.Start
 		}
 	}
-	from := deltaReader{nc: p.cfg.NATS, subject: events.DeltaSubject(tenant, session), remedy: "try again", since: since.Add(-clockMargin)}
+	from := deltaReader{nc: p.cfg.NATS, subject: p.cfg.Partitions.DeltaSubject(tenant, session), remedy: "try again", since: since.Add(-clockMargin)}
 	var at time.Time // time of the piece that was read last
 	waits := func(t *Text) bool { return t.needsMore(at) }
 	for from.bytes < maxTextRead && slices.ContainsFunc(list, waits) {

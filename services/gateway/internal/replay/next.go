@@ -185,11 +185,7 @@ func (r *Replay) takeStep() (live.Frame, error) {
 }
 
 func (r *Replay) takeText(d events.Delta) (live.Frame, error) {
-	w, err := d.ToWire(r.request.Session, r.sent, r.position)
-	if err != nil {
-		return live.Frame{}, problem.From(err)
-	}
-	raw, err := live.Encode(w)
+	raw, err := d.AppendWire(nil, r.request.Session, r.sent, r.position)
 	if err != nil {
 		return live.Frame{}, problem.From(err)
 	}

@@ -22,10 +22,11 @@ const (
 
 // Config configures a Player. Every field is required.
 type Config struct {
-	Live      *live.Hub
-	Reads     *reads.Store
-	NATS      *nats.Conn
-	Admission *admission.Admission
+	Partitions events.Partitioning // how the log distributes ids over partitions
+	Live       *live.Hub
+	Reads      *reads.Store
+	NATS       *nats.Conn
+	Admission  *admission.Admission
 }
 
 // Player opens replays. It is safe for concurrent use.

@@ -85,7 +85,7 @@ func (r *Replay) begin(ctx context.Context) (err error) {
 		return err
 	}
 	r.texts = deltaReader{
-		nc: r.player.cfg.NATS, subject: events.DeltaSubject(r.request.Tenant, r.request.Session),
+		nc: r.player.cfg.NATS, subject: r.player.cfg.Partitions.DeltaSubject(r.request.Tenant, r.request.Session),
 		remedy: "replay again from the event after the last one that came",
 	}
 	if err := r.seek(ctx, r.request.From-1); err != nil {

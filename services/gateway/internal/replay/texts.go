@@ -19,7 +19,7 @@ const (
 	textMessages = 256       // messages in one read of DELTAS
 	textBytes    = 128 << 10 // bytes after which a read ends
 	textTimeout  = 5 * time.Second
-	// clockMargin is how long before the first event of a replay the search for its text begins. The timestamps of
+	// clockMargin is the time before the first event of a replay at which the search for its text begins. The timestamps of
 	// NATS messages come from another clock.
 	clockMargin = time.Minute
 )

@@ -1,8 +1,12 @@
 package rest
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"net/http"
+
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
 // health answers 200 while the process is alive.
@@ -10,11 +14,35 @@ func (h *Handler) health(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, http.StatusOK, map[string]string{"status": "ok"})
 }
 
+// Waiting returns the handler of a gateway that does not know the partitions of the log yet. It reports the dependencies that
+// are not available, and refuses other requests.
+func Waiting(check func(context.Context) map[string]error) http.Handler {
+	mux := http.NewServeMux()
+	h := &Handler{}
+	mux.HandleFunc("GET /health", h.health)
+	mux.HandleFunc("GET /healthz", h.health)
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
+		dependencies := check(r.Context())
+		dependencies["streams"] = errNoStreams
+		writeReady(w, dependencies)
+	})
+	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
+		problem.New(problem.Unavailable, "", errNoStreams.Error()+"; try again").Write(w)
+	})
+	return mux
+}
+
+var errNoStreams = errors.New("the gateway has not read the streams of NATS yet: NATS does not respond, or its streams are not installed")
+
 // ready reports which dependencies of the gateway are not available.
 func (h *Handler) ready(w http.ResponseWriter, r *http.Request) {
+	writeReady(w, h.cfg.Ready(r.Context()))
+}
+
+func writeReady(w http.ResponseWriter, dependencies map[string]error) {
 	status := http.StatusOK
 	checks := map[string]string{}
-	for name, err := range h.cfg.Ready(r.Context()) {
+	for name, err := range dependencies {
 		checks[name] = "ok"
 		if err != nil {
 			checks[name], status = err.Error(), http.StatusServiceUnavailable

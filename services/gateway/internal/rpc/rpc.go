@@ -49,7 +49,7 @@ const (
 	maxUndecided = 1024
 	// handshakeTimeout bounds how long a client may take to open a connection.
 	handshakeTimeout = 10 * time.Second
-	// idleTimeout is how long a connection may stay open without a call.
+	// idleTimeout is the maximum time that a connection may stay open without a call.
 	idleTimeout = 15 * time.Minute
 )
 

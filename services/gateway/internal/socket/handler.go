@@ -92,7 +92,8 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	ws, err := websocket.Accept(w, r, &websocket.AcceptOptions{
+	hijacked := &hijacker{ResponseWriter: w, timeout: 2 * h.cfg.WriteTimeout}
+	ws, err := websocket.Accept(hijacked, r, &websocket.AcceptOptions{
 		InsecureSkipVerify: true, // the caller has checked the origin against a configurable list
 		CompressionMode:    websocket.CompressionDisabled,
 	})
@@ -101,7 +102,7 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request) error {
 		return nil // Accept has sent the response
 	}
 	ws.SetReadLimit(MaxFrame)
-	c := &conn{handler: h, ws: ws, tenant: p.Tenant, agents: p.Agents, joined: map[string]context.CancelCauseFunc{}}
+	c := &conn{handler: h, ws: ws, net: hijacked.conn, tenant: p.Tenant, agents: p.Agents, joined: map[string]context.CancelCauseFunc{}}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.closed {
@@ -127,6 +128,7 @@ func (h *Handler) forget(c *conn) {
 type conn struct {
 	handler *Handler
 	ws      *websocket.Conn
+	net     *batchConn
 	tenant  string
 	agents  []string // slugs of the only agents whose sessions may be joined; empty means all
 
@@ -207,10 +209,19 @@ func (c *conn) closeOnce(code websocket.StatusCode, reason string) {
 // send writes one message. It waits up to twice the write timeout: a client that reads again before that still
 // receives the reason why it is disconnected.
 func (c *conn) send(b []byte) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*c.handler.cfg.WriteTimeout)
-	defer cancel()
+	return c.timed(func() error { return c.write(b) })
+}
+
+// write writes one message without measuring how long the client takes. The limit is that of batchConn: a context with
+// a deadline would cost a timer for each message.
+func (c *conn) write(b []byte) error {
+	return c.ws.Write(context.Background(), websocket.MessageText, b)
+}
+
+// timed returns the error of a write, or errSlow if the write succeeded after the write timeout.
+func (c *conn) timed(write func() error) error {
 	began := time.Now()
-	err := c.ws.Write(ctx, websocket.MessageText, b)
+	err := write()
 	if time.Since(began) < c.handler.cfg.WriteTimeout {
 		return err
 	}

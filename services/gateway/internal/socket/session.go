@@ -218,20 +218,37 @@ func (c *conn) sendFrames(ctx context.Context, from source, cursor *uint32, meta
 		if err != nil {
 			return err
 		}
-		for _, f := range frames {
-			err := c.send(frameMessage(from.Session(), f, metadata))
-			if err != nil && !errors.Is(err, errSlow) {
-				return err
-			}
-			if f.JSON != nil {
-				*cursor = f.Seq
-				c.handler.cfg.Sent(f.Len(metadata))
-			}
-			if err != nil {
-				return err
-			}
+		if err := c.sendBatch(from.Session(), frames, cursor, metadata); err != nil {
+			return err
 		}
 	}
+}
+
+// sendBatch sends each frame as a message of its own, with few writes to the network. If it returns errSlow, cursor
+// is the seq of the last event that was sent.
+func (c *conn) sendBatch(session string, frames []live.Frame, cursor *uint32, metadata bool) (err error) {
+	if len(frames) > 1 {
+		c.net.beginBatch()
+		defer func() {
+			if ended := c.timed(c.net.endBatch); err == nil || ended != nil && !errors.Is(ended, errSlow) {
+				err = ended
+			}
+		}()
+	}
+	for _, f := range frames {
+		err = c.send(frameMessage(session, f, metadata))
+		if err != nil && !errors.Is(err, errSlow) {
+			return err
+		}
+		if f.JSON != nil {
+			*cursor = f.Seq
+			c.handler.cfg.Sent(f.Len(metadata))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // sendJoinEnd notifies the client that a join has ended, if the connection is still open.

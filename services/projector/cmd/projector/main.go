@@ -30,7 +30,7 @@ func main() {
 				return err
 			}
 			defer pool.Close()
-			env.Health.Check("read models", func(ctx context.Context) error { return readmodel.AwaitCaughtUp(ctx, pool) })
+			env.Health.Check("read models", func(ctx context.Context) error { return readmodel.AwaitCaughtUp(ctx, pool, env.Partitions) })
 			return p.Run(ctx)
 		}))
 }

@@ -69,7 +69,7 @@ func (f *folding) usageRow(tenant, day string) *TenantUsage {
 	return markChanged(&f.tenantUsage, x)
 }
 
-// dayUsage is what one session added to the row of a day in tenant_usage.
+// dayUsage is the usage that one session added to the row of a day in tenant_usage.
 type dayUsage struct {
 	Turns   int64   `json:"turns,omitempty"`
 	Tokens  int64   `json:"tokens,omitempty"`
@@ -126,11 +126,14 @@ func retiredUsage(d events.RunRetired) (string, error) {
 func (f *folding) addUsage(a *aggregate, e events.Event, d dayUsage) error {
 	on := day(e.Time)
 	row := f.usageRow(a.key.Tenant, on)
-	s := f.session(a, e)
-	shares, err := decodeDayUsage(s.Spent)
-	if err != nil {
-		return err
+	f.session(a, e)
+	if a.shares == nil {
+		var err error
+		if a.shares, err = decodeDayUsage(a.session.row.Spent); err != nil {
+			return err
+		}
 	}
+	shares := a.shares
 	if d.Stored != 0 {
 		had := shares[noDay].Stored
 		shares[noDay] = dayUsage{Stored: max(0, had+d.Stored)}
@@ -139,7 +142,16 @@ func (f *folding) addUsage(a *aggregate, e events.Event, d dayUsage) error {
 	}
 	row.add(d)
 	shares[on] = shares[on].plus(d)
-	s.Spent, err = marshal(shares)
+	a.sharesChanged = true
+	return nil
+}
+
+// encodeShares sets Session.Spent if usage was added.
+func (a *aggregate) encodeShares() (err error) {
+	if a.sharesChanged && a.session != nil {
+		a.session.row.Spent, err = marshal(a.shares)
+	}
+	a.sharesChanged = false
 	return err
 }
 

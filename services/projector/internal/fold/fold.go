@@ -77,6 +77,11 @@ func (f *folding) changes() (Changes, error) {
 	if err := encodeStates(f.entries); err != nil {
 		return Changes{}, err
 	}
+	for _, a := range f.used {
+		if err := a.encodeShares(); err != nil {
+			return Changes{}, err
+		}
+	}
 	c := f.out
 	c.Sessions, c.Executions, c.Blocks, c.Calls = splitRows(f.sessions), splitRows(f.executions), splitRows(f.blocks), splitRows(f.calls)
 	c.Conversations, c.Sandboxes, c.Keys = splitRows(f.conversations), splitRows(f.sandboxes), splitRows(f.keys)
@@ -158,8 +163,7 @@ func (f *folding) foldEvent(a *aggregate, position string, e events.Event) error
 	l.Events = append(l.Events, row)
 	l.Tip = s.Tip
 	if _, gone := e.Data.(events.SessionDeleted); gone {
-		f.deleteSession(a, e)
-		return nil
+		return f.deleteSession(a, e)
 	}
 	if f.bare {
 		return nil
@@ -206,8 +210,15 @@ func (f *folding) eventRow(a *aggregate, s *Session, position string, e events.E
 	if f.bare {
 		w.Data = json.RawMessage(history.Unprojectable)
 	}
-	return &Event{Tenant: a.key.Tenant, Session: a.key.ID, Seq: s.Tip, Type: clean(string(w.Type)), JSON: clean(wireJSON(w))}, nil
+	text, err := w.AppendJSON(make([]byte, 0, len(w.Data)+wireOverhead))
+	if err != nil {
+		return nil, err
+	}
+	return &Event{Tenant: a.key.Tenant, Session: a.key.ID, Seq: s.Tip, Type: clean(string(w.Type)), JSON: clean(string(text))}, nil
 }
+
+// wireOverhead is about the size in bytes of an event's JSON without its data.
+const wireOverhead = 320
 
 // session returns the session's row. Any first event creates it, because the first commit of the session may be
 // unreadable.
@@ -268,7 +279,10 @@ func (f *folding) sessionEvent(s *Session, e events.Event) {
 }
 
 // deleteSession deletes a session, except its events and blocks: forks inherit them until the session is retired.
-func (f *folding) deleteSession(a *aggregate, e events.Event) {
+func (f *folding) deleteSession(a *aggregate, e events.Event) error {
+	if err := a.encodeShares(); err != nil {
+		return err
+	}
 	stored := a.session.stored
 	// Changes of this fold are not written.
 	a.session.dirty = false
@@ -291,7 +305,8 @@ func (f *folding) deleteSession(a *aggregate, e events.Event) {
 	a.session, a.deleted, a.complete, a.kept, a.history = nil, true, false, a.blocks, nil
 	a.executions, a.blocks, a.calls = fresh.executions, fresh.blocks, fresh.calls
 	a.conversations, a.sandboxes, a.texts = fresh.conversations, fresh.sandboxes, fresh.texts
-	a.files, a.usage = fresh.files, fresh.usage
+	a.files, a.usage, a.shares = fresh.files, fresh.usage, nil
+	return nil
 }
 
 // deleteContent deletes the events and blocks of a deleted session.

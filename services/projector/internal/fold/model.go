@@ -67,6 +67,9 @@ type aggregate struct {
 	texts         map[string]*blockText
 
 	history *history.State // state after the last event; nil if it is not in memory
+
+	shares        map[string]dayUsage // Session.Spent by day; nil if it was not decoded
+	sharesChanged bool                // whether Session.Spent lacks a part of shares
 }
 
 func newAggregate(k Key) *aggregate {

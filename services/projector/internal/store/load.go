@@ -12,6 +12,11 @@ import (
 
 // Load looks up the missing rows of a model in one round trip.
 func (s *Store) Load(ctx context.Context, m fold.Missing) (p fold.Present, err error) {
+	if len(m.Histories) > 0 {
+		if err := s.beforeEventsLookup(ctx); err != nil {
+			return p, err
+		}
+	}
 	var b pgx.Batch
 	t := s.tables
 	if len(m.Sessions) > 0 {

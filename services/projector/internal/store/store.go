@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -33,7 +34,7 @@ func (e *RefusedError) Error() string { return "postgres refuses the rows: " + e
 // Unwrap returns Postgres's error.
 func (e *RefusedError) Unwrap() error { return e.Err }
 
-// Checkpoint is how far a group is folded.
+// Checkpoint is the position up to which a group is folded.
 type Checkpoint struct {
 	Shard    int16
 	Position int64  // stream sequence of the last folded commit; 0 for none
@@ -50,6 +51,13 @@ type Store struct {
 	conn   *pgx.Conn
 	tables *tables
 	group  int16
+
+	// BeforeEventsLookup is called before a statement that finds rows of events by their key, outside of any
+	// transaction. A rebuild creates the key then. It may be nil.
+	BeforeEventsLookup func(context.Context) error
+	// Disposable means that transactions with events do not wait for the disk either, because a crash of Postgres
+	// ends the rebuild and its rows are dropped.
+	Disposable bool
 }
 
 // settings are the connection's settings. The few statements all use primary keys, so they are planned once, and
@@ -82,6 +90,37 @@ func (s *Store) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
 	return s.conn.Close(ctx)
+}
+
+// PrepareGroups makes the read models in a schema ready for groups 0 to groups-1. Checkpoints that a migration created
+// for other groups are removed, and with them the rows of another log whose number of groups was larger.
+func PrepareGroups(ctx context.Context, url, schema string, groups int) (err error) {
+	conn, err := readmodel.Connect(ctx, url, schema)
+	if err != nil {
+		return fmt.Errorf("connect to postgres: %w", err)
+	}
+	defer func() { err = errors.Join(err, conn.Close(context.WithoutCancel(ctx))) }()
+	if _, err := conn.Exec(ctx, "INSERT INTO checkpoints (grp) SELECT generate_series(0, $1::int - 1) ON CONFLICT DO NOTHING", groups); err != nil {
+		return fmt.Errorf("create checkpoints of %d groups: %w", groups, err)
+	}
+	rows, err := conn.Query(ctx, "SELECT grp FROM checkpoints WHERE grp >= $1", groups)
+	if err != nil {
+		return fmt.Errorf("read checkpoints: %w", err)
+	}
+	others, err := pgx.CollectRows(rows, pgx.RowTo[int16])
+	if err != nil {
+		return fmt.Errorf("read checkpoints: %w", err)
+	}
+	for _, g := range others {
+		s := Store{conn: conn, group: g}
+		if err := s.Reset(ctx); err != nil {
+			return err
+		}
+		if _, err := conn.Exec(ctx, "DELETE FROM checkpoints WHERE grp = $1", g); err != nil {
+			return fmt.Errorf("remove the checkpoint of group %d: %w", g, err)
+		}
+	}
+	return nil
 }
 
 // TryLock tries to take the group's lock, which makes this connection the group's only writer, and reports whether it
@@ -141,9 +180,14 @@ const waitForDisk = "SELECT set_config('synchronous_commit', 'on', true)"
 // Apply writes changes and checkpoint in one transaction. It returns ErrMoved if the checkpoint is not at previous
 // any more, and a *RefusedError for rows that cannot be stored.
 func (s *Store) Apply(ctx context.Context, previous int64, next Checkpoint, c *fold.Changes) error {
+	if len(c.Retired) > 0 {
+		if err := s.beforeEventsLookup(ctx); err != nil {
+			return err
+		}
+	}
 	var b pgx.Batch
 	s.advance(&b, previous, next)
-	if len(c.Events) > 0 {
+	if len(c.Events) > 0 && !s.Disposable {
 		b.Queue(waitForDisk)
 	}
 	s.deletions(&b, c)
@@ -157,6 +201,13 @@ func (s *Store) Apply(ctx context.Context, previous int64, next Checkpoint, c *f
 		err = pgx.BeginFunc(ctx, s.conn, func(tx pgx.Tx) error { return s.bulk(ctx, tx, &b, c) })
 	}
 	return refusedError(err)
+}
+
+func (s *Store) beforeEventsLookup(ctx context.Context) error {
+	if s.BeforeEventsLookup == nil {
+		return nil
+	}
+	return s.BeforeEventsLookup(ctx)
 }
 
 // bulk is Apply for many rows.
@@ -353,15 +404,20 @@ func splitChildren(list []fold.Child) (tenants, sessions, ids []string) {
 // error that wraps ErrMoved if the checkpoint was moved, and other errors unchanged.
 func refusedError(err error) error {
 	var pg *pgconn.PgError
-	if !errors.As(err, &pg) || len(pg.Code) < 2 {
+	if !errors.As(err, &pg) {
 		return err
 	}
 	switch {
 	case pg.Code == "SP001":
 		return fmt.Errorf("%w: %s", ErrMoved, pg.Message)
-	case pg.Code[:2] == "22", pg.Code[:2] == "23", pg.Code[:2] == "54":
-		// Data exception, integrity constraint violation, program limit exceeded.
+	case IsRefusal(pg):
 		return &RefusedError{err}
 	}
 	return err
+}
+
+// IsRefusal reports whether an error concerns the content of rows: a data exception, the violation of an integrity
+// constraint, or an exceeded limit.
+func IsRefusal(err *pgconn.PgError) bool {
+	return len(err.Code) > 2 && slices.Contains([]string{"22", "23", "54"}, err.Code[:2])
 }

@@ -22,7 +22,7 @@ import (
 const (
 	codeCursorAhead = "CURSOR_AHEAD"
 
-	// snapshotWait is how long a fork waits for the snapshot after the end of an execution, and snapshotPoll is the
+	// snapshotWait is the time for which a fork waits for the snapshot after the end of an execution, and snapshotPoll is the
 	// interval of its checks.
 	snapshotWait = 5 * time.Second
 	snapshotPoll = 200 * time.Millisecond

@@ -65,9 +65,9 @@ type Config struct {
 // Handler carries out commands.
 type Handler struct {
 	cfg      Config
-	keyLocks [events.Partitions]sync.Mutex // by tenant; locked while keys are counted and one is stored
-	walks    walks                         // reading states of forked sessions
-	manifest sync.Mutex                    // locked while the manifest of a snapshot is in memory: it may need hundreds of megabytes
+	keyLocks [events.MaxPartitions]sync.Mutex // by tenant; locked while keys are counted and one is stored
+	walks    walks                            // reading states of forked sessions
+	manifest sync.Mutex                       // locked while the manifest of a snapshot is in memory: it may need hundreds of megabytes
 }
 
 // New returns a Handler.

@@ -14,7 +14,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// expiredFor is how long ago a key must have expired before it is revoked to make room for another. Postgres decides
+// expiredFor is the time that must have passed since a key expired before it is revoked to make room for another. Postgres decides
 // whether a key is accepted; the margin allows for a difference between its clock and this one.
 const expiredFor = 24 * time.Hour
 

@@ -35,7 +35,7 @@ type walked struct {
 	last    mark   // the mark with the highest seq
 }
 
-// mark is a walk after a whole commit.
+// mark is the state of a walk after the last event of a commit, from which a later walk can continue.
 type mark struct {
 	walk *fork.Walk // never modified
 	at   eventlog.Numbered

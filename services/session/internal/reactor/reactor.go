@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -46,7 +47,7 @@ type Config struct {
 	Publisher message.Publisher // deduplicates by message id
 	Leases    Leases
 	Budgets   Budgets
-	// EngineGone is how long an engine may be without a lease before its sessions' jobs are offered to others.
+	// EngineGone is the maximum time that an engine may be without a lease before its sessions' jobs are offered to others.
 	EngineGone time.Duration
 	Now        func() time.Time
 	Logger     *slog.Logger
@@ -73,7 +74,7 @@ func (r *Reactor) actor() events.Actor {
 	return events.Actor{Kind: "service", ID: r.cfg.Service}.WrittenBy(r.cfg.Service)
 }
 
-// maxRounds is how often the state is loaded again for one message because the state changed meanwhile. After that the
+// maxRounds is the maximum number of times that the state is loaded again for one message because the state changed meanwhile. After that the
 // message is redelivered.
 const maxRounds = 32
 
@@ -85,7 +86,11 @@ func (r *Reactor) Commit(ctx context.Context, msg *message.Message) error {
 	if err := bus.Routed(ctx); err != nil {
 		return err
 	}
-	subject, err := events.ParseSubject(bus.Subject(msg))
+	name := bus.Subject(msg)
+	if aspect := events.Aspect(name[strings.LastIndexByte(name, '.')+1:]); aspect != events.Life && aspect != events.Run {
+		return nil // the catalogue
+	}
+	subject, err := r.cfg.Sessions.Log.Partitioning().ParseSubject(name)
 	if err != nil {
 		return bus.Poison(err)
 	}

@@ -24,7 +24,7 @@ import (
 )
 
 const (
-	// settle is how long ends of executions are collected before they are signed together.
+	// settle is the time for which ends of executions are collected before they are signed together.
 	settle = time.Second
 	// maxEnded is the maximum number of sessions of one shard that wait for this early signature. Further sessions are
 	// signed with the next changed subjects.
@@ -162,13 +162,19 @@ func (s *Signer) signChanges(ctx context.Context, shard int) error {
 	}
 }
 
-// headsOf reads the hashes of the commits that changes names.
+// headsOf returns the commits that changes names. It reads those whose hash is not known.
 func (s *Signer) headsOf(ctx context.Context, shard int, after uint64, changes eventlog.Changes) ([]heads.Head, error) {
 	list := make([]heads.Head, 0, len(changes.Last))
 	var mu sync.Mutex
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(readers)
 	for subject, seq := range changes.Last {
+		if hash := changes.Hash[subject]; hash != "" {
+			mu.Lock()
+			list = append(list, heads.Head{Subject: subject, Seq: seq, Hash: hash})
+			mu.Unlock()
+			continue
+		}
 		g.Go(func() error {
 			h, ok, err := s.head(ctx, shard, after, subject, seq)
 			if err != nil || !ok {

@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	// payloadTries is how often missing data is requested from the object store before a commit is folded without it,
+	// payloadTries is the maximum number of times that missing data is requested from the object store before a commit is folded without it,
 	// because a replica may lag.
 	payloadTries = 3
 	payloadPause = 200 * time.Millisecond

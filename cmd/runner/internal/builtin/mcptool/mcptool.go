@@ -25,13 +25,13 @@ import (
 )
 
 const (
-	// connectLimit is how long a server may take until its tools are known.
+	// connectLimit is the maximum time that a server may take until its tools are known.
 	connectLimit = 30 * time.Second
 	// maxOutput is the number of bytes of a result that are kept.
 	maxOutput = 128 << 10
 	// maxName is the longest name of a tool that model APIs accept.
 	maxName = 64
-	// endLimit is how long a server may take to end after its stdin is closed.
+	// endLimit is the maximum time that a server may take to end after its stdin is closed.
 	endLimit = time.Second
 )
 

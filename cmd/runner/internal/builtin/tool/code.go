@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	// DefaultCodeLimit is how long a program may run.
+	// DefaultCodeLimit is the maximum time that a program may run.
 	DefaultCodeLimit = 60 * time.Second
 	// maxCode is the longest program in bytes; the kernel accepts no longer argument.
 	maxCode = 100 << 10

@@ -63,7 +63,7 @@ func (c *Client) Release(ctx context.Context, sandbox string) (State, error) {
 	return c.state(ctx, http.MethodDelete, sandbox, "?epoch="+anyEpoch, nil)
 }
 
-// State returns what the proxy knows about a sandbox.
+// State returns a sandbox's registration and the numbers of its journal lines.
 func (c *Client) State(ctx context.Context, sandbox string) (State, error) {
 	return c.state(ctx, http.MethodGet, sandbox, "", nil)
 }

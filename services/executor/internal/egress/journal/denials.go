@@ -16,7 +16,7 @@ const (
 	linesBurst     = 50
 )
 
-// Denial is a line of a denial, for the log.
+// Denial is one refused connection, or several equal ones, as the program logs it.
 type Denial struct {
 	Owner
 	Data events.EgressDenied
@@ -139,8 +139,8 @@ func (j *Journal) addCounted(now time.Time, all bool) {
 	}
 }
 
-// FlushDenials adds the lines of all denials that are counted so far, and returns the number of the last line. The line is on
-// disk when Span says so; Changed signals it.
+// FlushDenials adds the lines of all denials that are counted so far, and returns the number of the last line. Span
+// reports when the line is on disk, and Changed signals that.
 func (j *Journal) FlushDenials() uint64 {
 	j.addCounted(time.Now(), true)
 	j.mu.Lock()

@@ -62,7 +62,7 @@ const (
 	openAIEnvironment // of a shell tool
 )
 
-// field is the meaning of a key's value in a place.
+// field describes how the value of an object's key is checked, in one kind of object.
 type field struct {
 	in    place  // of the value
 	needs string // the feature that the value needs, unless it is null, false or empty
@@ -187,8 +187,8 @@ func lower(key []byte) []byte {
 	return key
 }
 
-// closed checks an object at its end.
-func (s *scanner) closed(in place, o *object) error {
+// checkEnd checks an object after all of its keys have been read.
+func (s *scanner) checkEnd(in place, o *object) error {
 	if g := grammars[in]; g != nil && g.closed != nil {
 		return g.closed(s, o)
 	}
@@ -293,7 +293,7 @@ func (s *scanner) source(o *object) error {
 	return s.need("", "a source of type "+printable(o.typ)+", which is not known")
 }
 
-// anthropicTools are the tools that the client runs, or that use nothing but the request.
+// anthropicTools are the types of Anthropic's tools that are allowed: the client runs them, or they use only the request's content.
 var anthropicTools = map[string]bool{
 	"custom": true, "bash": true, "text_editor": true, "computer": true, "memory": true, "tool_search_tool_regex": true, "tool_search_tool_bm25": true,
 }

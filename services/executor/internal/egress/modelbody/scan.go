@@ -270,7 +270,7 @@ func (s *scanner) object(in place) (value, error) {
 	}()
 	if s.peek() == '}' {
 		s.at++
-		return value{kind: '{'}, s.closed(in, &object{})
+		return value{kind: '{'}, s.checkEnd(in, &object{})
 	}
 	var o object
 	var seen map[string]bool // of the keys, once there are many
@@ -287,7 +287,7 @@ func (s *scanner) object(in place) (value, error) {
 			return value{}, err
 		}
 		if !more {
-			return value{kind: '{', present: true}, s.closed(in, &o)
+			return value{kind: '{', present: true}, s.checkEnd(in, &o)
 		}
 	}
 }

@@ -289,7 +289,7 @@ func (c *call) spend() {
 	c.charges.Spend(model, usage, prices != "")
 }
 
-// problem returns what went wrong, in a sentence, "" if nothing did.
+// problem returns a sentence that describes why a call failed, or "" if it did not fail.
 func (c *call) problem(ctx context.Context, gone bool, got meter.Result) string {
 	switch {
 	case errors.Is(context.Cause(ctx), errSilent):

@@ -29,7 +29,7 @@ func checkBudgets(list []api.Budget) error {
 	return nil
 }
 
-// account is what was spent on the budgets of one owner, as far as the proxy and the executors know.
+// account is the usage that counts against the budgets of one owner, as far as the proxy and the executors know.
 type account struct {
 	refs int // charges that use it; guarded by the registry
 

@@ -1,0 +1,81 @@
+package events
+
+import (
+	"bytes"
+	"math"
+
+	"github.com/spoolhq/spool/pkg/events/compact"
+)
+
+// Commits that this build's Encode has written are decoded by this code, without reflection. It accepts nothing that
+// encoding/json would decode to other values; the fuzz tests compare them. The caller decodes everything else with
+// encoding/json.
+
+// readCommit decodes a commit as Commit.Encode writes it. If ok is false, the result is not valid.
+func readCommit(b []byte) (c Commit, ok bool) {
+	r := compact.NewReader(b)
+	r.Expect(`{"v":`)
+	c.V = int(r.Uint(math.MaxInt32))
+	r.Expect(`,"id":`)
+	c.ID = r.String()
+	r.Expect(`,"actor":{"kind":`)
+	c.Actor.Kind = r.String()
+	c.Actor.ID = r.OptionalString(`,"id":`)
+	c.Actor.Key = r.OptionalString(`,"key":`)
+	c.Actor.User = r.OptionalString(`,"user":`)
+	c.Actor.Service = r.OptionalString(`,"service":`)
+	c.Actor.Address = r.OptionalString(`,"address":`)
+	r.Expect(`}`)
+	if r.Optional(`,"epoch":`) {
+		c.Epoch = r.Uint(math.MaxUint64)
+	}
+	r.Expect(`,"prev":`)
+	c.Prev = r.String()
+	r.Expect(`,"hash":`)
+	c.Hash = r.String()
+	r.Expect(`,"events":`)
+	events := r.Raw()
+	var state []byte
+	if r.Optional(`,"state":`) {
+		state = r.Raw()
+	}
+	c.Command = r.OptionalString(`,"command":`)
+	if r.Expect(`}`); !r.Done() {
+		return Commit{}, false
+	}
+	c.Events, c.State = bytes.Clone(events), bytes.Clone(state) // like those of encoding/json, they do not share memory with b
+	return c, true
+}
+
+// readEvents decodes a list of events as marshalEvents writes it. If ok is false, the result is not valid.
+func readEvents(b []byte) (list []Event, ok bool) {
+	r := compact.NewReader(b)
+	for first := true; first || r.Optional(`,`); first = false {
+		if first {
+			r.Expect(`[`)
+		}
+		var e Event
+		r.Expect(`{"id":`)
+		e.ID = r.String()
+		r.Expect(`,"type":`)
+		t := Type(r.String())
+		r.Expect(`,"time":`)
+		e.Time = r.Time()
+		e.ExecutionID = r.OptionalString(`,"executionId":`)
+		e.ConversationID = r.OptionalString(`,"conversationId":`)
+		r.Expect(`,"source":`)
+		e.Source = Source(r.String())
+		if r.Optional(`,"n":`) {
+			e.N = r.Uint(math.MaxUint64)
+		}
+		r.Expect(`,"data":`)
+		data := r.Raw()
+		if r.Expect(`}`); r.Failed() {
+			return nil, false
+		}
+		e.Data = DecodePayload(t, data)
+		list = append(list, e)
+	}
+	r.Expect(`]`)
+	return list, r.Done()
+}

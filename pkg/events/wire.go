@@ -1,0 +1,105 @@
+package events
+
+import (
+	"encoding/json"
+	"math"
+	"strconv"
+
+	"github.com/spoolhq/spool/pkg/events/compact"
+)
+
+// What projectors announce and gateways send to clients is encoded and decoded here, field by field, because it happens
+// for each event and each delta. The results are those of encoding/json, without HTML escapes; the tests compare them.
+
+// AppendJSON appends the JSON of the event to b. Data must be compact JSON, because its bytes are not changed.
+func (w Wire) AppendJSON(b []byte) ([]byte, error) {
+	b, err := w.appendHead(b)
+	if err != nil {
+		return nil, err
+	}
+	return append(append(b, orNull(w.Data)...), '}'), nil
+}
+
+// appendHead appends the JSON of the event up to its data.
+func (w Wire) appendHead(b []byte) ([]byte, error) {
+	b = strconv.AppendUint(append(b, `{"seq":`...), uint64(w.Seq), 10)
+	b = compact.AppendString(append(b, `,"position":`...), w.Position)
+	if w.ID != "" {
+		b = compact.AppendString(append(b, `,"id":`...), w.ID)
+	}
+	b = compact.AppendString(append(b, `,"type":`...), string(w.Type))
+	b, err := compact.AppendTime(append(b, `,"time":`...), w.Time)
+	if err != nil {
+		return nil, err
+	}
+	b = compact.AppendString(append(b, `,"sessionId":`...), w.SessionID)
+	if w.ExecutionID != "" {
+		b = compact.AppendString(append(b, `,"executionId":`...), w.ExecutionID)
+	}
+	if w.ConversationID != "" {
+		b = compact.AppendString(append(b, `,"conversationId":`...), w.ConversationID)
+	}
+	b = compact.AppendString(append(b, `,"source":`...), string(w.Source))
+	return append(b, `,"data":`...), nil
+}
+
+// AppendWire appends the JSON of ToWire's result to b.
+func (d Delta) AppendWire(b []byte, session string, seq uint32, position string) ([]byte, error) {
+	b, err := Wire{seq, position, "", TextDelta, d.Time.UTC(), session, d.ExecutionID, d.ConversationID, FromRunner, nil}.appendHead(b)
+	if err != nil {
+		return nil, err
+	}
+	b = compact.AppendString(append(b, `{"blockId":`...), d.BlockID)
+	b = strconv.AppendUint(append(b, `,"offset":`...), uint64(d.Offset), 10)
+	b = compact.AppendString(append(b, `,"delta":`...), d.Text)
+	return append(b, '}', '}'), nil
+}
+
+// AppendJSON appends the JSON of the delta to b.
+func (d Delta) AppendJSON(b []byte) ([]byte, error) {
+	b = compact.AppendString(append(b, `{"blockId":`...), d.BlockID)
+	b = compact.AppendString(append(b, `,"executionId":`...), d.ExecutionID)
+	b = compact.AppendString(append(b, `,"conversationId":`...), d.ConversationID)
+	b = strconv.AppendUint(append(b, `,"epoch":`...), d.Epoch, 10)
+	b = strconv.AppendUint(append(b, `,"offset":`...), uint64(d.Offset), 10)
+	b = compact.AppendString(append(b, `,"delta":`...), d.Text)
+	b, err := compact.AppendTime(append(b, `,"time":`...), d.Time)
+	if err != nil {
+		return nil, err
+	}
+	return append(b, '}'), nil
+}
+
+// DecodeWire returns the event that json.Unmarshal would return. Its data may refer to the bytes of raw.
+func DecodeWire(raw []byte) (Wire, error) {
+	if w, ok := readWire(raw); ok {
+		return w, nil
+	}
+	var w Wire
+	err := json.Unmarshal(raw, &w)
+	return w, err
+}
+
+// readWire decodes the form that AppendJSON writes. If ok is false, the result is not valid.
+func readWire(raw []byte) (w Wire, ok bool) {
+	r := compact.NewReader(raw)
+	r.Expect(`{"seq":`)
+	w.Seq = uint32(r.Uint(math.MaxUint32)) //nolint:gosec // limited
+	r.Expect(`,"position":`)
+	w.Position = r.String()
+	w.ID = r.OptionalString(`,"id":`)
+	r.Expect(`,"type":`)
+	w.Type = Type(r.String())
+	r.Expect(`,"time":`)
+	w.Time = r.Time()
+	r.Expect(`,"sessionId":`)
+	w.SessionID = r.String()
+	w.ExecutionID = r.OptionalString(`,"executionId":`)
+	w.ConversationID = r.OptionalString(`,"conversationId":`)
+	r.Expect(`,"source":`)
+	w.Source = Source(r.String())
+	r.Expect(`,"data":`)
+	w.Data = r.Raw()
+	r.Expect(`}`)
+	return w, r.Done()
+}

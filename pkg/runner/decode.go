@@ -1,0 +1,63 @@
+package runner
+
+import (
+	"bytes"
+	"encoding/json"
+	"math"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/compact"
+)
+
+// DecodeMessage decodes a line from the runner. The result is that of encoding/json, also for lines that no runner of
+// Spool writes. It does not share memory with raw.
+func DecodeMessage(raw []byte) (Message, error) {
+	if l, ok := readLine(raw); ok {
+		return Message{Line: l}, nil
+	}
+	var m Message
+	err := json.Unmarshal(raw, &m)
+	return m, err
+}
+
+// readLine decodes a journal line as the runner writes it. It accepts nothing that encoding/json would decode to other
+// values; the fuzz test compares them.
+func readLine(raw []byte) (*Line, bool) {
+	r := compact.NewReader(raw)
+	if !r.Optional(`{"line":`) {
+		return nil, false
+	}
+	var l Line
+	r.Expect(`{"n":`)
+	l.N = r.Uint(math.MaxUint64)
+	r.Expect(`,"type":`)
+	l.Type = events.Type(r.String())
+	r.Expect(`,"time":`)
+	l.Time = r.Time()
+	l.ExecutionID = r.OptionalString(`,"executionId":`)
+	l.ConversationID = r.OptionalString(`,"conversationId":`)
+	r.Expect(`,"data":`)
+	data := r.Raw()
+	if r.Expect(`}}`); !r.Done() {
+		return nil, false
+	}
+	l.Data = bytes.Clone(data)
+	return &l, true
+}
+
+// DecodeDelta decodes the data of a text_delta line. The result is that of encoding/json.
+func DecodeDelta(data []byte) (d Delta, err error) {
+	r := compact.NewReader(data)
+	r.Expect(`{"blockId":`)
+	d.BlockID = r.String()
+	r.Expect(`,"offset":`)
+	d.Offset = uint32(r.Uint(math.MaxUint32)) //nolint:gosec // limited
+	r.Expect(`,"delta":`)
+	d.Delta = r.String()
+	if r.Expect(`}`); r.Done() {
+		return d, nil
+	}
+	d = Delta{}
+	err = json.Unmarshal(data, &d)
+	return d, err
+}

@@ -1,0 +1,232 @@
+package topology
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// DefaultPartitions is the number of partitions of a new log, unless the operator chooses another one.
+const DefaultPartitions = 8
+
+// Metadata keys under which each stream records the layout of the log. A log with recorded partitions does not have
+// shardsKey: builds that do not know partitionsKey need it, and so do not run on a log whose subjects they would get
+// wrong.
+const (
+	shardsKey            = "spool-shards"
+	partitionsKey        = "spool-partitions"
+	partitionedShardsKey = "spool-partitioned-shards"
+)
+
+// Layout is how a log is distributed over streams and partitions. It is fixed when the log is installed.
+type Layout struct {
+	Shards     int
+	Partitions events.Partitioning
+}
+
+// NewLayout returns the layout of a new log: with a number of partitions, or with 0 the layout of a log that does not
+// record one.
+func NewLayout(shards, partitions int) (Layout, error) {
+	if shards < 1 || shards > MaxShards || MaxShards%shards != 0 {
+		return Layout{}, fmt.Errorf("shards: %d must be 1, 2, 4 or 8", shards)
+	}
+	if partitions == 0 {
+		return Layout{Shards: shards}, nil
+	}
+	if err := events.CheckPartitions(partitions); err != nil {
+		return Layout{}, fmt.Errorf("partitions: %w", err)
+	}
+	if partitions < shards {
+		return Layout{}, fmt.Errorf("partitions: %d is less than the %d shards", partitions, shards)
+	}
+	return Layout{Shards: shards, Partitions: events.Partitioning(partitions)}, nil //nolint:gosec // at most 64
+}
+
+// LayoutError is returned for streams whose metadata is not that of a log of Spool. No process works on such a log,
+// because its writers and readers would use different subjects.
+type LayoutError struct {
+	Stream, Field string
+	Reason        string
+}
+
+func (e *LayoutError) Error() string {
+	return fmt.Sprintf("stream %s: metadata %s %s", e.Stream, e.Field, e.Reason)
+}
+
+// ReadLayout returns the layout of the installed log, or ErrNotInstalled while streams are missing. It returns
+// *LayoutError if the metadata of the log's streams is invalid, or does not agree with the streams.
+func ReadLayout(ctx context.Context, js jetstream.JetStream) (Layout, error) {
+	l, first, err := readLayout(ctx, js)
+	if err != nil {
+		return l, err
+	}
+	for shard := range l.Shards {
+		have := first
+		if shard > 0 {
+			if have, err = streamConfig(ctx, js, EventsStream(shard)); err != nil {
+				return Layout{}, err
+			}
+		}
+		if err := l.check(shard, have); err != nil {
+			return Layout{}, err
+		}
+	}
+	return l, nil
+}
+
+// Installed reports whether the log was installed, perhaps not completely.
+func Installed(ctx context.Context, js jetstream.JetStream) (bool, error) {
+	_, err := streamConfig(ctx, js, EventsStream(0))
+	if errors.Is(err, ErrNotInstalled) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// ReadPartitions returns the partitions of the installed log from the metadata of COMMANDS and DEAD, for users that
+// may not access the streams of the log. Its errors are those of ReadLayout.
+func ReadPartitions(ctx context.Context, js jetstream.JetStream) (events.Partitioning, error) {
+	commands, err := streamConfig(ctx, js, StreamCommands)
+	if err != nil {
+		return 0, err
+	}
+	l, err := layoutOf(commands)
+	if err != nil {
+		return 0, err
+	}
+	dead, err := streamConfig(ctx, js, StreamDead)
+	if err != nil {
+		return 0, err
+	}
+	return l.Partitions, l.checkMetadata(dead)
+}
+
+// readLayout returns the layout that EVENTS-0 records, and its configuration.
+func readLayout(ctx context.Context, js jetstream.JetStream) (Layout, jetstream.StreamConfig, error) {
+	have, err := streamConfig(ctx, js, EventsStream(0))
+	if err != nil {
+		return Layout{}, have, err
+	}
+	l, err := layoutOf(have)
+	return l, have, err
+}
+
+// streamConfig returns the configuration of a stream, or ErrNotInstalled.
+func streamConfig(ctx context.Context, js jetstream.JetStream, name string) (jetstream.StreamConfig, error) {
+	s, err := js.Stream(ctx, name)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return jetstream.StreamConfig{}, ErrNotInstalled
+	}
+	if err != nil {
+		return jetstream.StreamConfig{}, fmt.Errorf("look for %s: %w", name, err)
+	}
+	return s.CachedInfo().Config, nil
+}
+
+// layoutOf returns the layout that a stream's metadata records.
+func layoutOf(have jetstream.StreamConfig) (Layout, error) {
+	number := func(field string, valid func(int) bool, want string) (int, error) {
+		text := have.Metadata[field]
+		n, err := strconv.Atoi(text)
+		if err != nil || strconv.Itoa(n) != text || !valid(n) {
+			return 0, &LayoutError{have.Name, field, fmt.Sprintf("is %q, not %s: the stream was not created by Spool, or its metadata was changed", text, want)}
+		}
+		return n, nil
+	}
+	_, recorded := have.Metadata[partitionsKey]
+	_, partitionedShards := have.Metadata[partitionedShardsKey]
+	isShards := func(n int) bool { return n >= 1 && n <= MaxShards && MaxShards%n == 0 }
+	if !recorded && !partitionedShards {
+		shards, err := number(shardsKey, isShards, "1, 2, 4 or 8")
+		return Layout{Shards: shards}, err
+	}
+	shards, err := number(partitionedShardsKey, isShards, "1, 2, 4 or 8")
+	if err != nil {
+		return Layout{}, err
+	}
+	partitions, err := number(partitionsKey, func(n int) bool { return n >= shards && events.CheckPartitions(n) == nil }, fmt.Sprintf("a power of two from %d to %d", shards, events.MaxPartitions))
+	return Layout{Shards: shards, Partitions: events.Partitioning(partitions)}, err //nolint:gosec // at most 64
+}
+
+// check returns a *LayoutError unless a stream of the log has the layout, in its metadata and in its subjects.
+func (l Layout) check(shard int, have jetstream.StreamConfig) error {
+	if err := l.checkMetadata(have); err != nil {
+		return err
+	}
+	if sameSubjects(have.Subjects, l.subjects(shard)) {
+		return nil
+	}
+	for _, f := range l.subjects(shard) {
+		if l.Partitions != 0 || !slices.Contains(have.Subjects, f) {
+			return &LayoutError{have.Name, l.field(), fmt.Sprintf("is %s, but the stream has the subjects %s: the metadata was changed after the log was installed; restore it",
+				have.Metadata[l.field()], subjectsBrief(have.Subjects))}
+		}
+	}
+	return nil // a log without recorded partitions, to which an operator added subjects; Provision removes them
+}
+
+// checkMetadata returns a *LayoutError unless a stream's metadata records the layout.
+func (l Layout) checkMetadata(have jetstream.StreamConfig) error {
+	other, err := layoutOf(have)
+	if err != nil {
+		return err
+	}
+	if other != l {
+		field := shardsKey
+		if other.Partitions != 0 {
+			field = partitionsKey
+		}
+		return &LayoutError{have.Name, field, fmt.Sprintf("records %s, but the other streams record %s: the metadata was changed, or the streams are of different installations", other, l)}
+	}
+	return nil
+}
+
+// field returns the metadata key that identifies the layout.
+func (l Layout) field() string {
+	if l.Partitions == 0 {
+		return shardsKey
+	}
+	return partitionsKey
+}
+
+// metadata returns the metadata that records the layout.
+func (l Layout) metadata() map[string]string {
+	if l.Partitions == 0 {
+		return map[string]string{shardsKey: strconv.Itoa(l.Shards)}
+	}
+	return map[string]string{partitionsKey: strconv.Itoa(l.Partitions.Count()), partitionedShardsKey: strconv.Itoa(l.Shards)}
+}
+
+// isRecorded reports whether a stream records any layout.
+func isRecorded(have jetstream.StreamConfig) bool {
+	for key := range maps.Keys(have.Metadata) {
+		if key == shardsKey || key == partitionsKey || key == partitionedShardsKey {
+			return true
+		}
+	}
+	return false
+}
+
+// subjects returns the subjects of a shard.
+func (l Layout) subjects(shard int) []string {
+	var list []string
+	for p := shard; p < l.Partitions.Count(); p += l.Shards {
+		list = append(list, PartitionFilter(p))
+	}
+	return list
+}
+
+// String describes the layout.
+func (l Layout) String() string {
+	if l.Partitions == 0 {
+		return fmt.Sprintf("%d shards without a number of partitions", l.Shards)
+	}
+	return fmt.Sprintf("%d shards and %d partitions", l.Shards, l.Partitions.Count())
+}

@@ -1,0 +1,144 @@
+// Package controls watches the lives of the sessions whose executions run here. A control, such as a cancel, is an event in the
+// session's life. The executor receives a hint about it, which may be lost; this package finds it in the log.
+package controls
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// timeout is the time limit of one look at a shard.
+const timeout = 10 * time.Second
+
+// Config configures a Watcher. All fields are required.
+type Config struct {
+	Log    eventlog.Log
+	Every  time.Duration // interval at which the lives of all sessions are looked at
+	Logger *slog.Logger
+}
+
+// A Watcher looks at the lives of all watched sessions with one request for each shard. It is safe for concurrent use.
+type Watcher struct {
+	cfg Config
+
+	mu      sync.Mutex
+	watches map[*Watch]struct{}
+}
+
+// A Watch is a session that is watched.
+type Watch struct {
+	watcher *Watcher
+	life    events.Subject
+	moved   chan struct{}
+
+	// Guarded by Watcher.mu.
+	through uint64 // the life has been looked at up to this position
+	looked  bool   // a look has included the session
+}
+
+// New returns a Watcher that watches nothing.
+func New(cfg Config) *Watcher {
+	return &Watcher{cfg: cfg, watches: map[*Watch]struct{}{}}
+}
+
+// Watch watches the life of a session after the given head, until Close is called.
+func (w *Watcher) Watch(life eventlog.Head) *Watch {
+	x := &Watch{watcher: w, life: life.Subject, moved: make(chan struct{}, 1), through: life.Seq}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.watches[x] = struct{}{}
+	return x
+}
+
+// Close stops the watch.
+func (x *Watch) Close() {
+	x.watcher.mu.Lock()
+	defer x.watcher.mu.Unlock()
+	delete(x.watcher.watches, x)
+}
+
+// Moved returns the channel that is signalled after the life has changed. Replicas that lag may not have the change yet: the
+// session has to be read from the leader.
+func (x *Watch) Moved() <-chan struct{} { return x.moved }
+
+// Run looks at all watched sessions regularly until ctx ends. A shard that does not answer does not delay others.
+func (w *Watcher) Run(ctx context.Context) {
+	var all sync.WaitGroup
+	defer all.Wait()
+	for shard := range w.cfg.Log.Shards() {
+		all.Go(func() {
+			tick := time.NewTicker(w.cfg.Every)
+			defer tick.Stop()
+			for {
+				select {
+				case <-ctx.Done():
+					return
+				case <-tick.C:
+				}
+				w.look(ctx, shard)
+			}
+		})
+	}
+}
+
+// look looks at the sessions of a shard. Sessions that were not looked at before have a request of their own: they may have changed long
+// before the position that the others have reached.
+func (w *Watcher) look(ctx context.Context, shard int) {
+	for _, looked := range []bool{true, false} {
+		watches, after := w.group(shard, looked)
+		if len(watches) == 0 {
+			continue
+		}
+		subjects := make([]events.Subject, len(watches))
+		for i, x := range watches {
+			subjects[i] = x.life
+		}
+		try, cancel := context.WithTimeout(ctx, timeout)
+		c, err := w.cfg.Log.ChangedAmong(try, eventlog.Position{Shard: shard, Seq: after}, subjects)
+		cancel()
+		if err != nil {
+			if ctx.Err() == nil {
+				w.cfg.Logger.Warn("the controls of running executions cannot be read, trying again", "shard", shard, "executions", len(watches), "error", err)
+			}
+			continue
+		}
+		w.advance(watches, c)
+	}
+}
+
+// group returns the watches of a shard that a look has included before, or has not, and the position up to which all of them were looked
+// at.
+func (w *Watcher) group(shard int, looked bool) (watches []*Watch, after uint64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for x := range w.watches {
+		if x.looked != looked || x.life.Partition()%w.cfg.Log.Shards() != shard {
+			continue
+		}
+		if len(watches) == 0 || x.through < after {
+			after = x.through
+		}
+		watches = append(watches, x)
+	}
+	return watches, after
+}
+
+// advance records the result of a look, and signals the sessions that changed.
+func (w *Watcher) advance(watches []*Watch, c eventlog.Changes) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, x := range watches {
+		if c.Last[x.life.String()] > x.through {
+			select {
+			case x.moved <- struct{}{}:
+			default:
+			}
+		}
+		x.through, x.looked = max(x.through, c.Through.Seq), true
+	}
+}

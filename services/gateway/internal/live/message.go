@@ -1,0 +1,105 @@
+package live
+
+import (
+	"bytes"
+	"encoding/json"
+	"strconv"
+)
+
+// liveMessage is readmodel.Live with the raw bytes of each event and delta, which refer to the bytes of the message.
+type liveMessage struct {
+	Tip    uint32            `json:"tip"`
+	Events []json.RawMessage `json:"events"`
+	Deltas []json.RawMessage `json:"deltas"`
+}
+
+// decodeMessage decodes a message of LIVE. Events and deltas may not be valid JSON: decoding them shows that.
+func decodeMessage(data []byte) (liveMessage, error) {
+	if m, ok := splitMessage(data); ok {
+		return m, nil
+	}
+	var m liveMessage
+	err := json.Unmarshal(data, &m)
+	return m, err
+}
+
+// splitMessage divides a message in the form that projectors write. ok is false for every other form.
+func splitMessage(data []byte) (m liveMessage, ok bool) {
+	rest, ok := bytes.CutPrefix(data, []byte(`{"sessionId":"`))
+	session, rest, found := bytes.Cut(rest, []byte(`","tip":`))
+	if !ok || !found || !isPlain(session) {
+		return m, false
+	}
+	tip, rest, found := bytes.Cut(rest, []byte(`,"events":`))
+	n, err := strconv.ParseUint(string(tip), 10, 32)
+	if !found || err != nil || string(tip) != strconv.FormatUint(n, 10) {
+		return m, false
+	}
+	m.Tip = uint32(n)
+	if m.Events, rest, ok = splitList(rest); !ok {
+		return m, false
+	}
+	if rest, ok = bytes.CutPrefix(rest, []byte(`,"deltas":`)); !ok {
+		return m, false
+	}
+	m.Deltas, rest, ok = splitList(rest)
+	return m, ok && string(rest) == "}"
+}
+
+// isPlain reports whether a string of JSON consists of letters, digits and underscores, like ids.
+func isPlain(s []byte) bool {
+	for _, c := range s {
+		if c != '_' && (c < '0' || c > '9') && (c < 'A' || c > 'Z') && (c < 'a' || c > 'z') {
+			return false
+		}
+	}
+	return true
+}
+
+// splitList divides a list of objects without white space between them, and returns what follows it.
+func splitList(b []byte) (list []json.RawMessage, rest []byte, ok bool) {
+	b, ok = bytes.CutPrefix(b, []byte("["))
+	if rest, empty := bytes.CutPrefix(b, []byte("]")); !ok || empty {
+		return nil, rest, ok
+	}
+	for {
+		n := objectEnd(b)
+		if n == 0 || n == len(b) {
+			return nil, nil, false
+		}
+		list = append(list, b[:n:n])
+		next := b[n]
+		b = b[n+1:]
+		switch next {
+		case ',':
+		case ']':
+			return list, b, true
+		default:
+			return nil, nil, false
+		}
+	}
+}
+
+// objectEnd returns the length of the object at the beginning of b, or 0 if there is none.
+func objectEnd(b []byte) int {
+	if len(b) == 0 || b[0] != '{' {
+		return 0
+	}
+	depth, quoted := 0, false
+	for i := 0; i < len(b); i++ {
+		switch c := b[i]; {
+		case quoted && c == '\\':
+			i++
+		case c == '"':
+			quoted = !quoted
+		case quoted:
+		case c == '{' || c == '[':
+			depth++
+		case c == '}' || c == ']':
+			if depth--; depth == 0 {
+				return i + 1
+			}
+		}
+	}
+	return 0
+}

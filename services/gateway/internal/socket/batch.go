@@ -1,0 +1,110 @@
+package socket
+
+import (
+	"bufio"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+)
+
+const (
+	// batchBytes is the number of bytes that a batch collects before it is written to the network.
+	batchBytes = 16 << 10
+	// frameBytes is the buffer in which one WebSocket frame is put together. A longer frame is written in parts.
+	frameBytes = 4 << 10
+)
+
+// batchConn is the network connection of a WebSocket. The WebSocket writes each message to it on its own; between
+// beginBatch and endBatch the messages are collected, and written to the network together. It is safe for concurrent
+// use.
+type batchConn struct {
+	net.Conn
+	timeout time.Duration // limit of one write to the network
+
+	mu      sync.Mutex
+	batches int    // batches that were begun and not ended
+	pending []byte // bytes that were not written to the network yet
+}
+
+// batchBuffers holds buffers of batchBytes bytes: a connection has one only during a batch.
+var batchBuffers = sync.Pool{New: func() any {
+	b := make([]byte, 0, batchBytes)
+	return &b
+}}
+
+// beginBatch makes writes wait for endBatch or for batchBytes bytes.
+func (c *batchConn) beginBatch() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.batches++
+}
+
+// endBatch writes what was collected, also for other batches of the connection that have not ended.
+func (c *batchConn) endBatch() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.batches--
+	return c.flush()
+}
+
+// Write writes b to the network, or adds it to the batch.
+func (c *batchConn) Write(b []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.pending)+len(b) > batchBytes {
+		if err := c.flush(); err != nil {
+			return 0, err
+		}
+	}
+	if c.batches == 0 || len(b) > batchBytes {
+		return c.write(b)
+	}
+	if c.pending == nil {
+		c.pending = *batchBuffers.Get().(*[]byte)
+	}
+	c.pending = append(c.pending, b...)
+	return len(b), nil
+}
+
+// flush writes the pending bytes to the network. mu must be held.
+func (c *batchConn) flush() error {
+	if c.pending == nil {
+		return nil
+	}
+	_, err := c.write(c.pending)
+	empty := c.pending[:0]
+	c.pending = nil
+	batchBuffers.Put(&empty)
+	return err
+}
+
+// write writes to the network within the timeout. After an error, the connection cannot be used.
+func (c *batchConn) write(b []byte) (int, error) {
+	if err := c.Conn.SetWriteDeadline(time.Now().Add(c.timeout)); err != nil {
+		return 0, err
+	}
+	n, err := c.Conn.Write(b)
+	if err != nil {
+		return n, err
+	}
+	// TLS writes on its own to answer a key update, also long after the deadline.
+	return n, c.Conn.SetWriteDeadline(time.Time{})
+}
+
+// hijacker passes a batchConn to websocket.Accept in place of the request's connection.
+type hijacker struct {
+	http.ResponseWriter
+	timeout time.Duration
+	conn    *batchConn // nil before Hijack
+}
+
+// Hijack takes over the request's connection.
+func (h *hijacker) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	conn, rw, err := http.NewResponseController(h.ResponseWriter).Hijack()
+	if err != nil {
+		return nil, nil, err
+	}
+	h.conn = &batchConn{Conn: conn, timeout: h.timeout}
+	return h.conn, bufio.NewReadWriter(rw.Reader, bufio.NewWriterSize(h.conn, frameBytes)), nil
+}

@@ -1,0 +1,113 @@
+package projector
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/spoolhq/spool/pkg/readmodel"
+	"github.com/spoolhq/spool/services/projector/internal/store"
+)
+
+// errIndexRefused is returned if Postgres cannot create an index because of a row.
+var errIndexRefused = errors.New("postgres refuses a row in an index")
+
+// deferredIndexes are the indexes of the shadow schema that do not exist while its rows are copied, because sorting
+// all rows once costs less than one insert for each row. Only the shadow schema is ever without them: a rebuild that
+// ends early leaves the live schema as it is, and the next rebuild drops the shadow.
+type deferredIndexes struct {
+	conn   *pgx.Conn // connection to the shadow schema, used by one caller at a time
+	logger *slog.Logger
+
+	mu     sync.Mutex
+	events []string // statements that create the primary key of events; nil if it exists
+	others []string // statements that create the other indexes
+}
+
+// selectDeferred selects the indexes that a fold does not need, each with the statements that drop and create it. The
+// others are the primary keys, by which a fold looks rows up, and audit_by_subject, by which it deletes rows. The
+// primary key of events is needed rarely, and created before that.
+const selectDeferred = `SELECT t.relname = $1,
+	CASE WHEN k.oid IS NULL THEN format('DROP INDEX %I', i.relname) ELSE format('ALTER TABLE %I DROP CONSTRAINT %I', t.relname, k.conname) END,
+	CASE WHEN k.oid IS NULL THEN pg_get_indexdef(i.oid) ELSE format('ALTER TABLE %I ADD CONSTRAINT %I %s', t.relname, k.conname, pg_get_constraintdef(k.oid)) END
+	FROM pg_index x JOIN pg_class i ON i.oid = x.indexrelid JOIN pg_class t ON t.oid = x.indrelid
+	LEFT JOIN pg_constraint k ON k.conindid = i.oid AND k.conrelid = t.oid AND k.contype IN ('p', 'u', 'x')
+	WHERE t.relnamespace = current_schema()::regnamespace AND t.relname <> $2
+	AND (NOT x.indisunique AND i.relname <> 'audit_by_subject' OR t.relname = $1)
+	ORDER BY x.indisprimary DESC, t.relname, i.relname`
+
+// dropIndexes drops the indexes that are created later.
+func dropIndexes(ctx context.Context, url string, logger *slog.Logger) (*deferredIndexes, error) {
+	conn, err := readmodel.Connect(ctx, url, readmodel.ShadowSchema)
+	if err != nil {
+		return nil, fmt.Errorf("connect to postgres: %w", err)
+	}
+	d := &deferredIndexes{conn: conn, logger: logger}
+	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+		rows, err := tx.Query(ctx, selectDeferred, readmodel.Events, readmodel.Checkpoints)
+		if err != nil {
+			return err
+		}
+		var ofEvents bool
+		var drop, create string
+		var drops []string
+		_, err = pgx.ForEachRow(rows, []any{&ofEvents, &drop, &create}, func() error {
+			drops = append(drops, drop)
+			if ofEvents {
+				d.events = append(d.events, create)
+			} else {
+				d.others = append(d.others, create)
+			}
+			return nil
+		})
+		for _, sql := range drops {
+			if err == nil {
+				_, err = tx.Exec(ctx, sql)
+			}
+		}
+		return err
+	})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("drop the indexes of the shadow schema: %w", err), d.close(ctx))
+	}
+	return d, nil
+}
+
+// createOfEvents creates the indexes of the table events if they do not exist. Several callers may call it at the same
+// time. None of them may be in a transaction that has written to the table.
+func (d *deferredIndexes) createOfEvents(ctx context.Context) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.run(ctx, &d.events)
+}
+
+// create creates all indexes that do not exist.
+func (d *deferredIndexes) create(ctx context.Context) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return errors.Join(d.run(ctx, &d.events), d.run(ctx, &d.others))
+}
+
+// run executes and removes statements.
+func (d *deferredIndexes) run(ctx context.Context, list *[]string) error {
+	for len(*list) > 0 {
+		sql := (*list)[0]
+		d.logger.Debug("create index", "statement", sql)
+		if _, err := d.conn.Exec(ctx, sql); err != nil {
+			var pg *pgconn.PgError
+			if errors.As(err, &pg) && store.IsRefusal(pg) {
+				err = fmt.Errorf("%w: %w", errIndexRefused, err)
+			}
+			return fmt.Errorf("%s: %w", sql, err)
+		}
+		*list = (*list)[1:]
+	}
+	return nil
+}
+
+func (d *deferredIndexes) close(ctx context.Context) error { return d.conn.Close(ctx) }

@@ -1,0 +1,143 @@
+package heads
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/eventlog/heads"
+	"github.com/spoolhq/spool/pkg/eventlog/jslog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/natsserver"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/test/bench/harness"
+	"github.com/spoolhq/spool/test/bench/row"
+)
+
+// pairSlices is the number of slices of a round. The load of a shared machine changes within a second, so slices of
+// both kinds alternate.
+const pairSlices = 12
+
+// together compares the processor time of commits of version 2 with signed heads with that of commits of version 1
+// without. Each kind has a shard of its own, because a pass examines a whole shard. The first pass is not measured:
+// the process has just started.
+func together(ctx context.Context, b *harness.Bench, rounds, sessions, commits int) (row.Row, error) {
+	kinds, err := newPair(ctx, b, sessions)
+	if err != nil {
+		return row.Row{}, err
+	}
+	n := float64(sessions * commits)
+	var costs [2][]float64 // microseconds a commit, by kind and round
+	var ratios []float64
+	for round := range rounds + 1 {
+		var used [2]float64
+		for slice := range pairSlices {
+			for i := range 2 {
+				kind := (round + slice + i) % 2
+				from, to := slice*commits/pairSlices, (slice+1)*commits/pairSlices
+				took, err := harness.CPUTime(func() error {
+					if err := kinds[kind].append(ctx, to-from); err != nil || kind == 0 || to < commits {
+						return err
+					}
+					return kinds[kind].sign(ctx)
+				})
+				if err != nil {
+					return row.Row{}, err
+				}
+				used[kind] += took.Seconds() * 1e6 / n
+			}
+		}
+		if round == 0 {
+			continue
+		}
+		for kind, cost := range used {
+			costs[kind] = append(costs[kind], cost)
+		}
+		ratios = append(ratios, used[1]/used[0])
+	}
+	ratio := harness.Median(ratios)
+	slices.Sort(ratios)
+	return row.Row{
+		What:     fmt.Sprintf("append of commits of version 2 with signed heads, processor time for each commit, %d sessions with %d commits between two passes", sessions, commits),
+		Target:   "5 % over version 1 without signed heads",
+		Measured: fmt.Sprintf("%.1f µs", harness.Median(costs[1])),
+		Against:  fmt.Sprintf("version 1 without signed heads %.1f µs", harness.Median(costs[0])),
+		Ratio:    ratio,
+		OK:       ratio <= 1+limit,
+		Note: fmt.Sprintf("median of %d pairs, quartiles %.3f and %.3f; each pair alternates in %d slices; commits are signed; those of version 2 have key, user, service and address; server, writers and signer in one process",
+			rounds, ratios[len(ratios)/4], ratios[(3*len(ratios)-1)/4], pairSlices),
+	}, nil
+}
+
+// newPair returns two testbeds on one server with two shards: the first one writes commits of version 1 to shard 0,
+// the second one commits of version 2 to shard 1.
+func newPair(ctx context.Context, b *harness.Bench, sessions int) ([2]*testbed, error) {
+	var pair [2]*testbed
+	srv, err := b.NATS(natsserver.Config{Port: natsserver.RandomPort, Accounts: true})
+	if err != nil {
+		return pair, err
+	}
+	if !srv.Synced() {
+		return pair, errors.New("the server does not sync every message")
+	}
+	js := map[string]jetstream.JetStream{}
+	for _, user := range []string{topology.UserAdmin, topology.UserExecutor, topology.UserSession} {
+		nc, err := srv.ConnectAs(user)
+		if err != nil {
+			return pair, err
+		}
+		b.Cleanup(func() error { nc.Close(); return nil })
+		if js[user], err = jetstream.New(nc); err != nil {
+			return pair, err
+		}
+	}
+	var text strings.Builder
+	for _, role := range eventlog.Writers() {
+		fmt.Fprintf(&text, "%s:%032d ", role, 0)
+	}
+	keys, err := eventlog.ParseKeys(text.String(), topology.UserExecutor)
+	if err != nil {
+		return pair, err
+	}
+	const shards = len(pair)
+	if err := topology.Provision(ctx, js[topology.UserAdmin], topology.Config{Shards: shards, KeyIDs: keys.KeyIDs()}); err != nil {
+		return pair, err
+	}
+	signing, err := topology.ReadSigning(ctx, js[topology.UserAdmin], shards)
+	if err != nil {
+		return pair, err
+	}
+	for shard := range pair {
+		t := &testbed{js: js[topology.UserSession], shard: shard}
+		pair[shard] = t
+		if t.key, err = heads.ParsePrivateKey(strings.Repeat("5a", 32)); err != nil {
+			return pair, err
+		}
+		signing.CommitVersion = shard + 1
+		if t.log, err = jslog.New(jslog.Config{JetStream: js[topology.UserExecutor], Shards: shards, Keys: keys, Signing: signing}); err != nil {
+			return pair, err
+		}
+		if t.changes, err = jslog.New(jslog.Config{JetStream: js[topology.UserSession], Shards: shards, Keys: keys, Signing: signing}); err != nil {
+			return pair, err
+		}
+		for i := 0; len(t.writers) < sessions; i++ {
+			s := events.RunOf("default", events.Derive(events.KindSession, "bench", fmt.Sprint(i)))
+			if topology.ShardOf(s.Partition(), shards) == shard {
+				t.writers = append(t.writers, &writer{head: eventlog.Head{Subject: s}, actor: author()})
+			}
+		}
+	}
+	return pair, nil
+}
+
+// author is an actor with every field of version 2, as in a commit that a client causes. Version 1 leaves out what it
+// does not have.
+func author() events.Actor {
+	key := events.Derive(events.KindKey, "bench")
+	return events.Actor{Kind: "key", ID: key, Key: key, User: "somebody@example.com", Service: "session/host-1:4711", Address: "192.0.2.17"}
+}
