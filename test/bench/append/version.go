@@ -3,8 +3,6 @@ package append
 import (
 	"context"
 	"fmt"
-	"math"
-	"slices"
 	"time"
 
 	"github.com/spoolhq/spool/pkg/eventlog"
@@ -78,7 +76,7 @@ func versions(ctx context.Context, b *harness.Bench, rounds int, each time.Durat
 		ratios = append(ratios, costs[1][i]/costs[0][i])
 	}
 	ratio := harness.Median(ratios)
-	low, high := medianBounds(ratios)
+	low, high := harness.MedianBounds(ratios)
 	return row.Row{
 		What:     fmt.Sprintf("append of commits of version 2, CPU of client and server, sessions: %d", versionSessions),
 		Target:   "5 % over version 1",
@@ -88,15 +86,6 @@ func versions(ctx context.Context, b *harness.Bench, rounds int, each time.Durat
 		OK:       ratio <= mostCPU,
 		Note:     fmt.Sprintf("median of %d pairs of rounds of %s, 95 %% interval %.3f to %.3f; signed; each with key, user, service and address", pairs, each, low, high),
 	}, nil
-}
-
-// medianBounds returns the 95 % confidence interval of the median, which the order of the samples gives without an
-// assumption about their distribution.
-func medianBounds(list []float64) (low, high float64) {
-	list = slices.Sorted(slices.Values(list))
-	n := float64(len(list))
-	d := 0.98 * math.Sqrt(n)
-	return list[max(0, int(n/2-d))], list[min(len(list)-1, int(math.Ceil(n/2+d)))]
 }
 
 func versionWriter(log *jslog.Log, version, i int) func(context.Context) error {

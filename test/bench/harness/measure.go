@@ -3,6 +3,7 @@ package harness
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"syscall"
 	"time"
@@ -38,4 +39,13 @@ func CPUTime(f func() error) (time.Duration, error) {
 func Median(list []float64) float64 {
 	list = slices.Sorted(slices.Values(list))
 	return (list[len(list)/2] + list[(len(list)-1)/2]) / 2
+}
+
+// MedianBounds returns the 95 % confidence interval of the median, which the order of the samples gives without an
+// assumption about their distribution.
+func MedianBounds(list []float64) (low, high float64) {
+	list = slices.Sorted(slices.Values(list))
+	n := float64(len(list))
+	d := 0.98 * math.Sqrt(n)
+	return list[max(0, int(n/2-d))], list[min(len(list)-1, int(math.Ceil(n/2+d)))]
 }
