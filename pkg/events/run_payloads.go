@@ -136,6 +136,8 @@ type SandboxUsage struct {
 // BlockStart opens a block, or holds a block that is already complete.
 type BlockStart struct {
 	Block Block `json:"block"`
+	// TextAfter is a sequence of the stream DELTAS: the text in flight of the block comes after it. 0 means that it is not known.
+	TextAfter uint64 `json:"textAfter,omitempty"`
 }
 
 // BlockUpdate changes fields of an open block.

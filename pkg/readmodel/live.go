@@ -8,10 +8,9 @@ import "github.com/spoolhq/spool/pkg/events"
 // the same events. A message is smaller than 1 MB. A larger batch is sent in several messages; of an event that is
 // too large for one message only the seq is announced, as Tip.
 type Live struct {
-	Session string         `json:"sessionId"`
-	Tip     uint32         `json:"tip"`    // seq of the last event that Postgres has
-	Events  []events.Wire  `json:"events"` // stored events, ascending by seq, without a gap in the message
-	Deltas  []events.Delta `json:"deltas"` // newly stored text in flight, by ascending offset for each block
+	Session string        `json:"sessionId"`
+	Tip     uint32        `json:"tip"`    // seq of the last event that Postgres has
+	Events  []events.Wire `json:"events"` // stored events, ascending by seq, without a gap in the message
 }
 
 // Started is announced on topology.CtlProjector when a projector starts to lead a group. Commits of its predecessor

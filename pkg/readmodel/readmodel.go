@@ -34,7 +34,6 @@ const (
 	Executions      = "executions"
 	Blocks          = "blocks"
 	Events          = "events"
-	TextInFlight    = "text_in_flight"
 	ToolCalls       = "tool_calls"
 	Conversations   = "conversations"
 	Sandboxes       = "sandboxes"

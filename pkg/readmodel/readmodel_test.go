@@ -54,7 +54,7 @@ func TestMigrate_ManyCallersAtOnce(t *testing.T) {
 		t.Fatalf("after migration: %v", err)
 	}
 	for _, table := range []string{
-		readmodel.Sessions, readmodel.DeletedSessions, readmodel.Executions, readmodel.Blocks, readmodel.Events, readmodel.TextInFlight,
+		readmodel.Sessions, readmodel.DeletedSessions, readmodel.Executions, readmodel.Blocks, readmodel.Events,
 		readmodel.ToolCalls, readmodel.Conversations, readmodel.Sandboxes, readmodel.Keys, readmodel.Poison, readmodel.CatalogueEntries, readmodel.CatalogueVersions,
 	} {
 		if n := count(t, t.Context(), url, table); n != 0 {

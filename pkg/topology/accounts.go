@@ -73,13 +73,16 @@ func subscriberAccount(subject string) string {
 }
 
 // streams returns the subjects of other accounts to which the account of a service listens; To is empty. Push
-// consumers deliver to inboxes in AccountLog. The live subjects come from the account of the projector, because
-// NATS does not export as a stream what reached AccountLog through a service import.
+// consumers deliver to inboxes in AccountLog. Announcements come from the account of the projector, and text in flight
+// from that of the executor, because NATS does not export as a stream what reached AccountLog through a service import.
 func (u User) streams() []Import {
 	list := []Import{{Account: AccountLog, Subject: inbox(u.Name)}}
 	for _, s := range u.Subscribe {
-		if strings.HasPrefix(s, "live.") {
+		switch s {
+		case LiveFilter:
 			list = append(list, Import{Account: Account(UserProjector), Subject: s})
+		case FrameFilter:
+			list = append(list, Import{Account: Account(UserExecutor), Subject: s})
 		}
 	}
 	return list

@@ -99,8 +99,11 @@ func TenantLifeFilter(partition int, tenant string) string {
 // TenantKeyFilter returns the filter for the API keys of a tenant in all partitions.
 func TenantKeyFilter(tenant string) string { return "ev.*." + tenant + ".*." + string(events.Key) }
 
-// DeltaFilter returns the filter for the deltas of a partition.
+// DeltaFilter returns the filter for the deltas of a partition: frames, and messages of earlier builds for one session.
 func DeltaFilter(partition int) string { return "dl." + events.PartitionToken(partition) + ".>" }
+
+// FrameFilter matches the subjects of frames (events.FrameSubject). Gateways receive them by core subscriptions.
+const FrameFilter = "dl.*.*"
 
 // Ctl returns the core subject on which an executor receives hints and requests. No durable state depends on it.
 func Ctl(executor string) string { return "ctl." + executor }

@@ -1,11 +1,13 @@
 package topology
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"strings"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -24,6 +26,8 @@ type Config struct {
 	// Replicas is the number of replicas of each stream, 1 to 5. 0 means the installed number, or 1 for a new
 	// installation. DELTAS always has one.
 	Replicas int
+	// DeltasAge is how long text in flight is stored, at least MinDeltasAge. 0 means the default DeltasAge.
+	DeltasAge time.Duration
 	// KeyIDs are the names, role/id, of the keys that sign commits. When the first keys are added, each stream of
 	// the log records its last sequence, after which commits must be signed. The names are added to the recorded
 	// ones.
@@ -48,6 +52,9 @@ func (c Config) validate() error {
 	}
 	if c.Replicas < 0 || c.Replicas > 5 {
 		return fmt.Errorf("replicas: %d must be 1 to 5", c.Replicas)
+	}
+	if c.DeltasAge != 0 && c.DeltasAge < MinDeltasAge {
+		return fmt.Errorf("text-age: %s is less than %s", c.DeltasAge, MinDeltasAge)
 	}
 	if c.CommitVersion < 0 || c.CommitVersion > events.CommitVersion {
 		return fmt.Errorf("commit-version: %d must be 1 to %d", c.CommitVersion, events.CommitVersion)
@@ -80,6 +87,9 @@ func Provision(ctx context.Context, js jetstream.JetStream, cfg Config) error {
 	}
 	for _, s := range Streams(layout) {
 		s.Config.Metadata = layout.metadata()
+		if s.Config.Name == StreamDeltas {
+			s.Config.MaxAge = cmp.Or(cfg.DeltasAge, DeltasAge)
+		}
 		if err := ensureStream(ctx, js, s.Config, layout, cfg); err != nil {
 			return fmt.Errorf("provision stream %s: %w", s.Config.Name, err)
 		}

@@ -10,7 +10,10 @@ import (
 
 // Ages and limits of the streams and buckets.
 const (
-	DeltasAge      = 7 * 24 * time.Hour
+	// DeltasAge is the default age of text in flight. MinDeltasAge is the lowest.
+	DeltasAge    = 24 * time.Hour
+	MinDeltasAge = time.Minute
+
 	DeadAge        = 30 * 24 * time.Hour
 	LeaseTTL       = 3 * time.Second
 	IdempotencyTTL = 24 * time.Hour
@@ -70,7 +73,7 @@ func deltasStream() Stream {
 	return Stream{
 		Config: jetstream.StreamConfig{
 			Name:        StreamDeltas,
-			Description: "Deltas: text of blocks that are not complete.",
+			Description: "Text in flight: text of blocks that are not complete.",
 			Subjects:    []string{"dl.>"},
 			Retention:   jetstream.LimitsPolicy,
 			Discard:     jetstream.DiscardOld,
@@ -80,9 +83,9 @@ func deltasStream() Stream {
 			PersistMode: jetstream.AsyncPersistMode,
 			AllowDirect: true,
 		},
-		Kind:   "7 days, written asynchronously, one replica",
+		Kind:   "24 hours or SPOOL_TEXT_AGE, written asynchronously, one replica",
 		Writes: "executor",
-		Reads:  "projector, executor (for blocks whose sandbox was lost), gateway (for replays)",
+		Reads:  "gateway, executor (for blocks whose sandbox was lost)",
 	}
 }
 

@@ -47,10 +47,10 @@ func gatewayUser() User {
 			get(StreamDead),
 			// Events that are in the log and not yet in the read models.
 			findInLog(),
-			// The deltas of a replay.
+			// Text in flight: of a replay, and what a subscription missed.
 			[]string{"$JS.API.DIRECT.GET." + StreamDeltas},
 		),
-		Subscribe: []string{inbox(UserGateway), LiveFilter, CtlProjector, FilesTo("*")},
+		Subscribe: []string{inbox(UserGateway), LiveFilter, FrameFilter, CtlProjector, FilesTo("*")},
 	}
 }
 
@@ -85,7 +85,7 @@ func executorUser() User {
 		Name: UserExecutor, Doc: "runs agents; writes run and deltas",
 		Publish: join(
 			// A job that reaches an executor of the wrong engine is moved to the right engine.
-			[]string{accountInfo, RunFilter, "dl.*.*.*", "job.*.on.*", "dead.>", "ctl.*"},
+			[]string{accountInfo, RunFilter, FrameFilter, "job.*.on.*", "dead.>", "ctl.*"},
 			// An executor asks another one on ctl whether it still holds a run.
 			[]string{inbox(UserExecutor), FilesTo("*")},
 			readLog(), writePayloads(), writeObjects(BucketWorkspaces), useKV(BucketLeases), []string{"$KV." + BucketLeases + ".>"},
@@ -93,7 +93,7 @@ func executorUser() User {
 			// A durable for an engine has the engine's name, which is not known here.
 			durable(StreamJobs, "*", "job.*.any"), durable(StreamJobs, "*", "job.*.on.*"),
 			// The deltas of blocks whose sandbox was lost.
-			ordered(StreamDeltas), info(StreamDead),
+			[]string{"$JS.API.DIRECT.GET." + StreamDeltas}, info(StreamDead),
 		),
 		Subscribe: []string{inbox(UserExecutor), "ctl.*", FilesOn("*", "*"), FilesAck("*")},
 	}
@@ -104,7 +104,7 @@ func projectorUser() User {
 		Name: UserProjector, Doc: "folds the log into Postgres; announces changes on LIVE",
 		Publish: join(
 			[]string{LiveFilter, "dead.>", CtlProjector},
-			readLog(), readPayloads(), ordered(StreamDeltas), info(StreamDead),
+			readLog(), readPayloads(), info(StreamDead),
 		),
 		Subscribe: []string{inbox(UserProjector)},
 	}
@@ -136,7 +136,6 @@ func janitorUser() User {
 		Name: UserJanitor, Doc: "erases the content of deleted sessions and unreferenced objects",
 		Publish: join(
 			[]string{RunFilter}, readLog(), log,
-			ordered(StreamDeltas), erase(StreamDeltas),
 			readPayloads(), erase("OBJ_"+BucketPayloads),
 			readObjects(BucketWorkspaces), erase("OBJ_"+BucketWorkspaces),
 			readObjects(BucketSkills), erase("OBJ_"+BucketSkills),

@@ -30,9 +30,9 @@ import (
 	"github.com/spoolhq/spool/pkg/storage"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/executor/internal/contents"
-	"github.com/spoolhq/spool/services/executor/internal/deltas"
 	"github.com/spoolhq/spool/services/executor/internal/lease"
 	"github.com/spoolhq/spool/services/executor/internal/metering"
+	"github.com/spoolhq/spool/services/executor/internal/outbox"
 	"github.com/spoolhq/spool/services/executor/internal/references"
 	"github.com/spoolhq/spool/services/executor/internal/skills"
 	"github.com/spoolhq/spool/services/executor/internal/worker"
@@ -65,6 +65,7 @@ type Executor struct {
 	leases  *lease.Keeper
 	budgets *budget.Watch
 	room    *storage.Watch
+	outbox  *outbox.Outbox
 	worker  *worker.Worker
 	store   *workspaces.Workspaces // nil if Deps has one
 	egress  egressClient           // the zero value if Deps has one, or if there is no egress proxy
@@ -160,6 +161,7 @@ func build(cfg Config, deps Deps) (*Executor, error) {
 	if e.publisher, err = bus.NewPublisher(bus.PublisherConfig{JetStream: e.js, Deduplicate: true, Logger: deps.Logger}); err != nil {
 		return nil, err
 	}
+	e.outbox = outbox.New(outbox.Config{NATS: deps.NATS, Executor: id, Partitions: deps.Log.Partitioning(), Interval: textInterval, Logger: deps.Logger})
 	e.worker = worker.New(worker.Config{
 		Executor: id, Provider: cfg.Sandbox, Engine: cfg.Engine, Slots: cfg.Slots, Reserved: max(cfg.Reserved, 0), TenantSlots: cfg.TenantSlots, TenantSandboxes: cfg.TenantSandboxes, WarmMemory: uint64(max(cfg.WarmMemory, 0)), //nolint:gosec // not negative
 		Window: cfg.CommitWindow, Beat: cfg.Beat, KillAfter: cfg.KillAfter, MaxAttempts: uint32(cfg.MaxAttempts), //nolint:gosec // at most 100
@@ -168,7 +170,7 @@ func build(cfg Config, deps Deps) (*Executor, error) {
 	}, worker.Deps{
 		Workspaces: deps.Workspaces, Egress: deps.Egress, Skills: deps.Skills, Secrets: deps.Secrets, Budgets: e.budgets, Room: e.room, Metrics: deps.Metrics,
 		Sessions: eventlog.Sessions{Log: deps.Log}, Sandbox: deps.Provider, Leases: e.leases,
-		Jobs: e.publisher, Deltas: deltas.New(e.js, deps.Log.Partitioning()), Logger: deps.Logger, Now: deps.Now,
+		Jobs: e.publisher, Deltas: e.outbox, Logger: deps.Logger, Now: deps.Now,
 	})
 	if deps.Metrics != nil && e.diskLimiter() != nil {
 		registerDiskLimit(deps.Metrics, e.diskLimit)
@@ -208,6 +210,10 @@ func (e *Executor) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("executor: %w", errors.Join(err, ctl.Unsubscribe()))
 	}
+	closeOutbox, err := e.outbox.Open()
+	if err != nil {
+		return fmt.Errorf("executor: %w", errors.Join(err, files.Close(), ctl.Unsubscribe()))
+	}
 	// The lease outlives the jobs: no executor may take over an execution while it is being handed over.
 	leased, release := context.WithCancel(context.WithoutCancel(ctx))
 	defer release()
@@ -232,6 +238,7 @@ func (e *Executor) Run(ctx context.Context) error {
 	})
 	err = errors.Join(all.Wait(), files.Close())
 	e.worker.Close()
+	err = errors.Join(err, closeOutbox())
 	release()
 	err = errors.Join(err, keep.Wait())
 	if e.cfg.StopSandboxes {
@@ -317,6 +324,9 @@ func (e *Executor) closeConnections() error {
 
 // stopWithin is the time limit for ending all sandboxes.
 const stopWithin = time.Minute
+
+// textInterval is the minimum time between two frames of text in flight of a partition.
+const textInterval = 10 * time.Millisecond
 
 func (e *Executor) stopSandboxes(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, stopWithin)

@@ -44,8 +44,7 @@ func (w *world) record(tenant, session string, step time.Duration, list []turn) 
 		}
 		d := events.Delta{BlockID: p.block, ConversationID: events.MainConversation, Epoch: 1, Offset: uint32(offsets[p.block]), Text: p.text, Time: at}
 		offsets[p.block] += len(p.text)
-		_, err := w.js.Publish(w.t.Context(), events.Partitioning(topology.DefaultPartitions).DeltaSubject(tenant, session), encode(w.t, d))
-		must(w.t, err)
+		w.emitDelta(tenant, session, d)
 	}
 }
 
@@ -872,19 +871,22 @@ func TestReplay_EndsWithAReason(t *testing.T) {
 	}
 }
 
-// TestReplay_WithoutDELTASIsUnavailable tests that a replay without DELTAS ends with a temporary error, because the gateway cannot
-// know which text is no longer stored.
+// TestReplay_WithoutDELTASIsUnavailable tests that a replay without DELTAS ends with a temporary error after the first block with
+// text began, because the gateway cannot know which text is no longer stored.
 func TestReplay_WithoutDELTASIsUnavailable(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := w.gateway(gateway.Config{})
 	id := w.session("default")
+	w.record("default", id, time.Millisecond, play(t)[:5])
 	must(t, w.js.DeleteStream(t.Context(), topology.StreamDeltas))
 	for _, tr := range replays {
 		c := tr.open(g, id, "max", 0, 0)
 		defer c.close()
-		if one, err := c.next(); err != nil || one.kind != "replay_started" {
-			t.Errorf("%s: got %v, %v", tr.name, one, err)
+		for _, want := range []string{"replay_started", "session_created", "message_accepted", "execution_dispatched", "execution_claimed", "execution_started", "block_start"} {
+			if one, err := c.next(); err != nil || one.kind != want {
+				t.Errorf("%s: got %v, %v, want %s", tr.name, one, err, want)
+			}
 		}
 		var p errProblem
 		if one, err := c.next(); !errors.As(err, &p) || p.code != "UNAVAILABLE" {

@@ -44,6 +44,7 @@ type world struct {
 	js   jetstream.JetStream
 
 	projector *nats.Conn // connection of the projector's user, if the server has users
+	executor  *nats.Conn // connection of the executor's user, if the server has users
 
 	budgetsUnpublished atomic.Bool // budgets are not published to the services
 
@@ -53,7 +54,8 @@ type world struct {
 	entries     map[string]*versions.State // catalogue entries by id
 	sealer      gateway.Sealer             // the gateways' Sealer; nil for none
 	now         func() time.Time           // the gateways' clock; nil for time.Now
-	unannounced bool                       // commits rows without announcing them
+	unannounced bool                       // commits rows and stores text without announcing them
+	frames      map[int]uint64             // number of the last frame, by partition
 }
 
 // fakeSession is a session in the state that the projector would have folded.
@@ -81,6 +83,9 @@ func newWorld(t *testing.T) *world {
 	w.projector, err = srv.ConnectAs(topology.UserProjector)
 	must(t, err)
 	t.Cleanup(w.projector.Close)
+	w.executor, err = srv.ConnectAs(topology.UserExecutor)
+	must(t, err)
+	t.Cleanup(w.executor.Close)
 	return w
 }
 
@@ -90,7 +95,7 @@ func newWorldOn(t *testing.T, nc *nats.Conn) *world {
 	must(t, err)
 	must(t, topology.Provision(t.Context(), js, topology.Config{Partitions: topology.DefaultPartitions}))
 	db := readmodeltest.Database(t)
-	w := &world{t: t, url: db.Gateway, nc: nc, projector: nc, js: js, sessions: map[string]*fakeSession{}, entries: map[string]*versions.State{}}
+	w := &world{t: t, url: db.Gateway, nc: nc, projector: nc, executor: nc, js: js, frames: map[int]uint64{}, sessions: map[string]*fakeSession{}, entries: map[string]*versions.State{}}
 	must(t, readmodel.Migrate(t.Context(), db.Projector))
 	w.pool = w.openPool(db.Projector)
 	w.exec("UPDATE checkpoints SET caught_up = true")
@@ -185,10 +190,10 @@ func (w *world) sessionOf(tenant, agent string) string {
 // emit commits events and announces them, like the projector.
 func (w *world) emit(tenant, session string, list ...events.Event) {
 	w.t.Helper()
-	w.commit(tenant, session, list, nil)
+	w.commit(tenant, session, list)
 }
 
-// emitText commits text in flight: the next piece of an open block.
+// emitText publishes text in flight, like an executor: the next piece of an open block.
 func (w *world) emitText(tenant, session, block, text string) {
 	w.t.Helper()
 	w.mu.Lock()
@@ -199,10 +204,34 @@ func (w *world) emitText(tenant, session, block, text string) {
 	}
 	f.text[block] += len(text)
 	w.mu.Unlock()
-	w.commit(tenant, session, nil, []events.Delta{d})
+	w.emitDelta(tenant, session, d)
 }
 
-func (w *world) commit(tenant, session string, list []events.Event, deltas []events.Delta) {
+// emitDelta publishes a delta in a frame of its own, and waits until DELTAS has it, unless NATS is away. Without
+// announcements only DELTAS has it, and the frame is missing in the sequence of frames.
+func (w *world) emitDelta(tenant, session string, d events.Delta) {
+	w.t.Helper()
+	const partitions = events.Partitioning(topology.DefaultPartitions)
+	p := partitions.Of(session)
+	w.mu.Lock()
+	w.frames[p]++
+	number, unannounced := w.frames[p], w.unannounced
+	w.mu.Unlock()
+	raw := encode(w.t, d)
+	nc, subject := w.executor, events.FrameSubject(p, "xtr_test")
+	data := events.AppendFrameDelta(events.AppendFrame(nil, number), events.FrameSession(tenant, session), raw)
+	if unannounced {
+		nc, subject, data = w.nc, "dl."+events.PartitionToken(p)+"."+tenant+"."+session, raw
+	}
+	if nc.IsConnected() {
+		if _, err := nc.Request(subject, data, 2*time.Second); err == nil {
+			return
+		}
+	}
+	must(w.t, nc.Publish(subject, data))
+}
+
+func (w *world) commit(tenant, session string, list []events.Event) {
 	w.t.Helper()
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -215,15 +244,11 @@ func (w *world) commit(tenant, session string, list []events.Event, deltas []eve
 	tx, err := w.pool.Begin(ctx)
 	must(w.t, err)
 	p := projection{w: w, tx: tx, f: f}
-	live := readmodel.Live{Session: session, Deltas: deltas}
+	live := readmodel.Live{Session: session}
 	w.position++
 	f.position = "0-" + strconv.FormatInt(w.position, 10)
 	for i, e := range list {
 		live.Events = append(live.Events, p.event(e, i))
-	}
-	for _, d := range deltas {
-		p.do(`INSERT INTO text_in_flight (tenant, session, block, "offset", grp, execution, conversation, at, text) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)`,
-			tenant, session, d.BlockID, int64(d.Offset), events.Partitioning(topology.DefaultPartitions).Group(session), d.ExecutionID, d.ConversationID, d.Time, d.Text)
 	}
 	p.do("UPDATE sessions SET tip = $3, tip_position = $4, updated_at = now() WHERE tenant = $1 AND id = $2", tenant, session, int64(f.seq), f.position)
 	p.do("UPDATE checkpoints SET position = $2 WHERE grp = $1", events.Partitioning(topology.DefaultPartitions).Group(session), w.position)
@@ -311,7 +336,7 @@ func (p projection) event(e events.Event, i int) events.Wire {
 			e.ExecutionID, d.SubagentID, d.ToolUseID, d.Name, e.Time, int64(f.seq))
 	case events.SessionDeleted:
 		p.do("INSERT INTO deleted_sessions (tenant, id, grp, deleted_at, parent, forked) SELECT tenant, id, grp, now(), parent, forked FROM sessions WHERE tenant = $1 AND id = $2", f.tenant, f.id)
-		for _, table := range []string{"sessions WHERE tenant = $1 AND id", "executions WHERE tenant = $1 AND session", "text_in_flight WHERE tenant = $1 AND session"} {
+		for _, table := range []string{"sessions WHERE tenant = $1 AND id", "executions WHERE tenant = $1 AND session"} {
 			p.do("DELETE FROM "+table+" = $2", f.tenant, f.id)
 		}
 	}
@@ -334,7 +359,6 @@ func (p projection) block(e events.Event) {
 		string(b.Kind), string(b.Status), f.ord[b.ExecutionID], int64(f.first[id]), int64(f.seq), string(encode(p.w.t, b)))
 	if b.Status != events.StatusPending {
 		delete(f.text, id)
-		p.do("DELETE FROM text_in_flight WHERE tenant = $1 AND session = $2 AND block = $3", f.tenant, f.id, id)
 	}
 }
 

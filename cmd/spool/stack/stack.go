@@ -35,11 +35,12 @@ import (
 
 // Config configures a Stack. DataDir is required.
 type Config struct {
-	DataDir     string // folder of all persistent data
-	DatabaseURL string // the user's own Postgres; "" for a private one
-	MaxStore    int64  // disk limit of the NATS streams in bytes; 0 means their present size plus three quarters of the free disk
-	MockLLM     bool   // use a scripted model server instead of real models
-	MockScript  string // script of the model server; "" for the built-in one
+	DataDir     string        // folder of all persistent data
+	DatabaseURL string        // the user's own Postgres; "" for a private one
+	MaxStore    int64         // disk limit of the NATS streams in bytes; 0 means their present size plus three quarters of the free disk
+	TextAge     time.Duration // how long text in flight is stored; 0 means 24 hours
+	MockLLM     bool          // use a scripted model server instead of real models
+	MockScript  string        // script of the model server; "" for the built-in one
 	Gateway     gateway.Config
 	Session     session.Config
 	Executor    executor.Config
@@ -400,6 +401,7 @@ func (b *Base) provision(ctx context.Context, js jetstream.JetStream) error {
 		return err
 	}
 	create.KeyIDs, create.KeysLost = keys.KeyIDs(), lost
+	create.DeltasAge = b.cfg.TextAge
 	if err := topology.Provision(ctx, js, create); err != nil {
 		return err
 	}

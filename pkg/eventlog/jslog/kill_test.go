@@ -141,16 +141,20 @@ func TestBatches_SurviveAKilledServer(t *testing.T) {
 			return nil
 		})
 	}
+	ended := make(chan error, 1)
+	go func() { ended <- g.Wait() }()
 	for range kills {
 		select {
 		case <-due:
+		case err := <-ended:
+			t.Fatalf("the writers ended before the last kill: %v", err)
 		case <-ctx.Done():
-			t.Fatal("the writers make no progress")
+			t.Fatalf("the writers make no progress: %d of %d commits are stored", done.Load(), writers*commits)
 		}
 		srv.kill()
 		srv.start()
 	}
-	if err := g.Wait(); err != nil {
+	if err := <-ended; err != nil {
 		t.Fatal(err)
 	}
 

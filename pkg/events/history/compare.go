@@ -75,7 +75,7 @@ var kinds = map[string]string{
 
 // ignoredMembers lists the JSON members that always differ between two sessions: times, durations, values derived from
 // them, and the place where a session runs.
-var ignoredMembers = []string{"time", "timestamp", "durationMs", "waitMs", "pausedMs", "idleMs", "afterMs", "costUsd", "pid", "warm", "sealed", "object", "held", "anchor"}
+var ignoredMembers = []string{"time", "timestamp", "durationMs", "waitMs", "pausedMs", "idleMs", "afterMs", "costUsd", "pid", "warm", "sealed", "object", "held", "anchor", "textAfter"}
 
 // normalize removes the members of ignoredMembers from v, recursively, and replaces ids by their kind and number.
 func (r *Run) normalize(v any) {

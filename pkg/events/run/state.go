@@ -130,6 +130,8 @@ type Sandbox struct {
 type OpenBlock struct {
 	ID string `json:"id"`
 	At uint64 `json:"at,omitempty"` // stream sequence of its block_start; 0 means the current commit
+	// TextAfter is the sequence in the stream DELTAS after which the block's text begins; 0 means that it is not known.
+	TextAfter uint64 `json:"textAfter,omitempty"`
 }
 
 // Ended reports whether execution is the last one and has ended.
@@ -262,7 +264,7 @@ func Evolve(s State, e events.Event) State {
 		}
 	case events.BlockStart:
 		if d.Block.Status == events.StatusPending {
-			s.Open = append(slices.Clone(s.Open), OpenBlock{ID: d.Block.ID})
+			s.Open = append(slices.Clone(s.Open), OpenBlock{ID: d.Block.ID, TextAfter: d.TextAfter})
 		}
 	case events.BlockComplete:
 		s.Open = slices.DeleteFunc(slices.Clone(s.Open), func(b OpenBlock) bool { return b.ID == d.Block.ID })

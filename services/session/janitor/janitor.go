@@ -176,7 +176,6 @@ type pass struct {
 	removed    int // sessions
 
 	streams              []eraser // of the log, by shard
-	deltas               eraser
 	secrets, idempotency eraser
 	workspaces, payloads *bucket
 	skills               *bucket
@@ -197,13 +196,12 @@ func (j *Janitor) open(ctx context.Context, conn *pgx.Conn, dry bool) (*pass, er
 		}
 		p.streams = append(p.streams, e)
 	}
-	var errs [6]error
-	p.deltas, errs[0] = openEraser(ctx, j.js, topology.StreamDeltas)
-	p.secrets, errs[1] = openEraser(ctx, j.js, "KV_"+topology.BucketSecrets)
-	p.idempotency, errs[2] = openEraser(ctx, j.js, "KV_"+topology.BucketIdempotency)
-	p.workspaces, errs[3] = openBucket(ctx, j.js, topology.BucketWorkspaces)
-	p.payloads, errs[4] = openBucket(ctx, j.js, topology.BucketPayloads)
-	p.skills, errs[5] = openBucket(ctx, j.js, topology.BucketSkills)
+	var errs [5]error
+	p.secrets, errs[0] = openEraser(ctx, j.js, "KV_"+topology.BucketSecrets)
+	p.idempotency, errs[1] = openEraser(ctx, j.js, "KV_"+topology.BucketIdempotency)
+	p.workspaces, errs[2] = openBucket(ctx, j.js, topology.BucketWorkspaces)
+	p.payloads, errs[3] = openBucket(ctx, j.js, topology.BucketPayloads)
+	p.skills, errs[4] = openBucket(ctx, j.js, topology.BucketSkills)
 	return p, errors.Join(errs[:]...)
 }
 

@@ -298,9 +298,6 @@ func (p *pass) remove(ctx context.Context, l eventlog.Loaded) error {
 			return err
 		}
 	}
-	if _, err := p.deltas.subject(ctx, p.log.Partitioning().DeltaSubject(l.Tenant, l.ID), 0); err != nil {
-		return err
-	}
 	// The log is erased last, because it names the other data.
 	e := p.streams[p.sessions.Position(l.ID, 1).Shard]
 	messages := uint32(0)

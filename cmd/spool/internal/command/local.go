@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"time"
 
 	"github.com/nats-io/nats.go"
 
@@ -38,16 +39,17 @@ type Connection struct {
 // StackOptions configure a stack. DataDir is required.
 type StackOptions struct {
 	DataDir     string
-	DatabaseURL string // empty means a private Postgres
-	Listen      string // host:port of REST
-	GRPCListen  string // host:port of gRPC
-	TLSCert     string // PEM file of the gateway's certificate; empty serves without TLS
-	TLSKey      string // PEM file of its private key
-	TLSProxy    bool   // a proxy in front of the gateway terminates TLS
-	Auth        string // off or keys; "" means the value from the environment
-	RootKey     string // creates the first keys; "" means the value from the environment
-	Sandbox     string // provider of sessions that name none; "" means the only provider
-	MaxStore    int64  // disk limit of the NATS streams in bytes; 0 means their present size plus three quarters of the free disk
+	DatabaseURL string        // empty means a private Postgres
+	Listen      string        // host:port of REST
+	GRPCListen  string        // host:port of gRPC
+	TLSCert     string        // PEM file of the gateway's certificate; empty serves without TLS
+	TLSKey      string        // PEM file of its private key
+	TLSProxy    bool          // a proxy in front of the gateway terminates TLS
+	Auth        string        // off or keys; "" means the value from the environment
+	RootKey     string        // creates the first keys; "" means the value from the environment
+	Sandbox     string        // provider of sessions that name none; "" means the only provider
+	MaxStore    int64         // disk limit of the NATS streams in bytes; 0 means their present size plus three quarters of the free disk
+	TextAge     time.Duration // how long text in flight is stored; 0 means the default
 	MockLLM     bool
 	MockScript  string
 	Logger      *slog.Logger

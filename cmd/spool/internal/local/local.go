@@ -85,7 +85,7 @@ func withErrBusy(err error) error {
 
 // config returns the configuration of the stack: the services' settings from the environment, and the options.
 func config(o command.StackOptions) (stack.Config, error) {
-	c := stack.Config{DataDir: o.DataDir, DatabaseURL: o.DatabaseURL, MaxStore: o.MaxStore, MockLLM: o.MockLLM, MockScript: o.MockScript, Logger: o.Logger}
+	c := stack.Config{DataDir: o.DataDir, DatabaseURL: o.DatabaseURL, MaxStore: o.MaxStore, TextAge: o.TextAge, MockLLM: o.MockLLM, MockScript: o.MockScript, Logger: o.Logger}
 	if c.DatabaseURL == "" {
 		c.DatabaseURL = os.Getenv("SPOOL_DATABASE_URL")
 	}

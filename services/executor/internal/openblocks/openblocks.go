@@ -5,9 +5,11 @@ import (
 	"context"
 	"log/slog"
 	"maps"
+	"math"
 	"slices"
 	"time"
 
+	"github.com/spoolhq/spool/pkg/deltas"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/run"
@@ -15,13 +17,9 @@ import (
 
 // Deltas reads the text of unfinished blocks.
 type Deltas interface {
-	// Texts returns the text of a session's blocks, by block, from deltas since a time.
-	Texts(ctx context.Context, tenant, session string, since time.Time) (map[string]string, error)
+	// Texts returns the text of a session's blocks, by block, from the deltas after a start.
+	Texts(ctx context.Context, tenant, session string, from deltas.Start) (map[string]string, error)
 }
-
-// deltaLead is the time before the start of the first open block from which deltas are read. The clock of the deltas may
-// differ from the clock of the events.
-const deltaLead = time.Minute
 
 // A Reader reads open blocks. It is safe for concurrent use.
 type Reader struct {
@@ -45,13 +43,7 @@ func (r *Reader) Open(ctx context.Context, l eventlog.Loaded, unstored []events.
 	if len(blocks) == 0 {
 		return blocks, nil
 	}
-	since := r.Now()
-	for _, b := range blocks {
-		if b.Time.Before(since) {
-			since = b.Time
-		}
-	}
-	texts, err := r.Deltas.Texts(ctx, l.Tenant, l.ID, since.Add(-deltaLead))
+	texts, err := r.Deltas.Texts(ctx, l.Tenant, l.ID, r.textStart(l.Run.Open, blocks, unstored))
 	if err != nil {
 		r.Logger.Warn("the text of open blocks could not be read", "session", l.ID, "execution", l.Run.Execution, "error", err)
 	}
@@ -65,6 +57,28 @@ func (r *Reader) Open(ctx context.Context, l eventlog.Loaded, unstored []events.
 		blocks[id] = b
 	}
 	return blocks, nil
+}
+
+// textStart returns where the text of the first of some open blocks begins in DELTAS.
+func (r *Reader) textStart(stored []run.OpenBlock, blocks map[string]events.Block, unstored []events.Event) deltas.Start {
+	from := deltas.Start{After: math.MaxUint64, Time: r.Now()}
+	for _, b := range blocks {
+		if b.Time.Before(from.Time) {
+			from.Time = b.Time
+		}
+	}
+	for _, b := range stored {
+		from.After = min(from.After, b.TextAfter)
+	}
+	for _, e := range unstored {
+		if d, ok := e.Data.(events.BlockStart); ok && blocks[d.Block.ID].ID != "" {
+			from.After = min(from.After, d.TextAfter)
+		}
+	}
+	if from.After == math.MaxUint64 {
+		from.After = 0
+	}
+	return from
 }
 
 // unstoredBlocks returns the blocks that events leave open, by id, and the ids of those that the events complete.

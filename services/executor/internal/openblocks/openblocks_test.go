@@ -7,27 +7,28 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spoolhq/spool/pkg/deltas"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/services/executor/internal/openblocks"
 	"github.com/spoolhq/spool/services/executor/internal/runlog"
 	"github.com/spoolhq/spool/services/executor/internal/runlog/runlogtest"
 )
 
-// deltas has the text of blocks, and records the time since which it was read.
-type deltas struct {
+// texts has the text of blocks, and records where its last read began.
+type texts struct {
 	texts map[string]string
 	err   error
-	since time.Time
+	from  deltas.Start
 	reads int
 }
 
-func (d *deltas) Texts(_ context.Context, _, _ string, since time.Time) (map[string]string, error) {
-	d.since = since
+func (d *texts) Texts(_ context.Context, _, _ string, from deltas.Start) (map[string]string, error) {
+	d.from = from
 	d.reads++
 	return d.texts, d.err
 }
 
-func newReader(b *runlogtest.Bed, d *deltas) *openblocks.Reader {
+func newReader(b *runlogtest.Bed, d *texts) *openblocks.Reader {
 	return &openblocks.Reader{Sessions: b.Writer.Sessions, Deltas: d, Now: time.Now, Logger: slog.New(slog.DiscardHandler)}
 }
 
@@ -52,7 +53,7 @@ func TestOpen(t *testing.T) {
 	x := bed.Claim()
 	text, output, complete, late := block("blk_text", events.KindAssistantText), block("blk_output", events.KindToolResult), block("blk_complete", events.KindThinking), block("blk_late", events.KindThinking)
 	open(t, x, text, output, complete)
-	d := &deltas{texts: map[string]string{"blk_text": "half a sent", "blk_output": "line 1", "blk_late": "I thi"}}
+	d := &texts{texts: map[string]string{"blk_text": "half a sent", "blk_output": "line 1", "blk_late": "I thi"}}
 	got, err := newReader(bed, d).Open(t.Context(), x.Session, x.NewEvents(events.BlockStart{Block: late}, events.BlockComplete{Block: complete}))
 	if err != nil {
 		t.Fatal(err)
@@ -60,8 +61,30 @@ func TestOpen(t *testing.T) {
 	if len(got) != 3 || got["blk_text"].Content != "half a sent" || got["blk_output"].Output != "line 1" || got["blk_output"].Content != "" || got["blk_late"].Content != "I thi" {
 		t.Errorf("open blocks: %+v", got)
 	}
-	if !d.since.Before(text.Time) {
-		t.Errorf("the deltas are read since %s, and the first block began at %s", d.since, text.Time)
+	if d.from.After != 0 || !d.from.Time.Equal(text.Time) {
+		t.Errorf("the deltas are read from %+v, and the first block began at %s", d.from, text.Time)
+	}
+}
+
+// TestOpen_ReadsAfterTheFirstBlock: the deltas are read from the lowest position of the open blocks, also of unstored ones.
+func TestOpen_ReadsAfterTheFirstBlock(t *testing.T) {
+	t.Parallel()
+	bed := runlogtest.New(t)
+	x := bed.Claim()
+	facts := []events.Payload{
+		events.BlockStart{Block: block("blk_complete", events.KindAssistantText), TextAfter: 3},
+		events.BlockStart{Block: block("blk_open", events.KindAssistantText), TextAfter: 17},
+	}
+	if err := x.AppendFacts(t.Context(), facts...); err != nil {
+		t.Fatal(err)
+	}
+	d := &texts{}
+	late := x.NewEvents(events.BlockStart{Block: block("blk_late", events.KindThinking), TextAfter: 20}, events.BlockComplete{Block: block("blk_complete", events.KindAssistantText)})
+	if _, err := newReader(bed, d).Open(t.Context(), x.Session, late); err != nil {
+		t.Fatal(err)
+	}
+	if d.from.After != 17 {
+		t.Errorf("the deltas are read after %d, want 17", d.from.After)
 	}
 }
 
@@ -69,7 +92,7 @@ func TestOpen(t *testing.T) {
 func TestOpen_Nothing(t *testing.T) {
 	t.Parallel()
 	bed := runlogtest.New(t)
-	d := &deltas{}
+	d := &texts{}
 	if got, err := newReader(bed, d).Open(t.Context(), bed.Claim().Session, nil); err != nil || len(got) > 0 || d.reads > 0 {
 		t.Errorf("%v, %v, %d reads", got, err, d.reads)
 	}
@@ -81,7 +104,7 @@ func TestClose(t *testing.T) {
 	bed := runlogtest.New(t)
 	x := bed.Claim()
 	open(t, x, block("blk_a", events.KindAssistantText), block("blk_b", events.KindToolResult))
-	facts, err := newReader(bed, &deltas{err: errors.New("DELTAS is away")}).Close(t.Context(), x.Session)
+	facts, err := newReader(bed, &texts{err: errors.New("DELTAS is away")}).Close(t.Context(), x.Session)
 	if err != nil || len(facts) != 2 {
 		t.Fatalf("%v, %v", facts, err)
 	}

@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/spoolhq/spool/pkg/deltas"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/run"
@@ -136,7 +137,7 @@ func (s *store) Restore(_ context.Context, _ sandbox.Sandbox, _ topology.Session
 // texts has no text.
 type texts struct{}
 
-func (texts) Texts(context.Context, string, string, time.Time) (map[string]string, error) {
+func (texts) Texts(context.Context, string, string, deltas.Start) (map[string]string, error) {
 	return nil, nil
 }
 

@@ -37,11 +37,7 @@ func (f *follower) handleResult(r translate.Result) {
 	switch {
 	case r.Delta != nil && (!f.keepsText(len(r.Delta.Text)) || f.w.deps.Room.Low()): // the complete block will have the text
 	case r.Delta != nil:
-		raw, err := r.Delta.Encode()
-		if err == nil {
-			err = f.w.deps.Deltas.Publish(f.Session.Tenant, f.Session.ID, raw)
-		}
-		if err != nil {
+		if err := f.w.deps.Deltas.Publish(f.Session.Tenant, f.Session.ID, *r.Delta); err != nil {
 			f.Log.Debug("text in flight was lost", "error", err)
 		}
 	case r.Ended != nil:
@@ -50,11 +46,17 @@ func (f *follower) handleResult(r translate.Result) {
 		f.gap = r.Gap
 	case r.Event != nil && !f.keepsEvent(*r.Event):
 	case r.Event != nil:
+		start, ok := r.Event.Data.(events.BlockStart)
+		isOpen := ok && start.Block.Status == events.StatusPending
+		if isOpen {
+			start.TextAfter = f.w.deps.Deltas.Position()
+			r.Event.Data = start
+		}
 		if err := f.commits.Add(*r.Event); err != nil {
 			f.Log.Error("an event cannot be encoded and is dropped", "n", r.Event.N, "error", err)
 			return
 		}
-		if b, ok := r.Event.Data.(events.BlockStart); ok && b.Block.Status == events.StatusPending {
+		if isOpen {
 			f.commits.Expedite() // clients show its text only after this event
 		}
 	}

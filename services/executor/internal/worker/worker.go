@@ -99,7 +99,9 @@ type Leases interface {
 type Deltas interface {
 	openblocks.Deltas
 	// Publish sends a delta without waiting. A lost delta is no loss: the complete block has the text.
-	Publish(tenant, session string, data []byte) error
+	Publish(tenant, session string, d events.Delta) error
+	// Position returns a sequence of DELTAS that precedes all later deltas; 0 if none is known.
+	Position() uint64
 }
 
 // Deps are the dependencies of a Worker. Metrics, Workspaces, Egress, Skills, Secrets, Budgets and Room may be nil.

@@ -217,6 +217,6 @@ func (s *Server) ListBlocks(ctx context.Context, r *spoolv1.ListBlocksRequest) (
 	if err != nil {
 		return nil, err
 	}
-	list, tip, err := s.Reads.Blocks(ctx, tenant, r.GetSessionId(), r.GetConversationId(), nil)
+	list, tip, err := s.Player.Blocks(ctx, tenant, r.GetSessionId(), r.GetConversationId(), nil)
 	return &spoolv1.ListBlocksResponse{Blocks: list, Tip: tip}, err
 }

@@ -3,8 +3,6 @@ package api
 import (
 	"context"
 	"fmt"
-	"maps"
-	"slices"
 	"sort"
 	"strings"
 	"time"
@@ -82,16 +80,16 @@ func (s *Server) GetSessionState(ctx context.Context, r *spoolv1.GetSessionState
 // setOpenText sets the text in flight that open blocks had before the next event, and returns the blocks whose text is
 // incomplete.
 func (s *Server) setOpenText(ctx context.Context, p reads.SessionState, blocks []*spoolv1.Block) (incomplete []*spoolv1.IncompleteText, err error) {
-	byID := map[string]*spoolv1.Block{}
+	var pending []string
 	for _, b := range blocks {
 		if b.Status == string(events.StatusPending) {
-			byID[b.Id] = b
+			pending = append(pending, b.Id)
 		}
 	}
-	if len(byID) == 0 {
+	if len(pending) == 0 {
 		return nil, nil
 	}
-	open, err := s.Reads.OpenTexts(ctx, p, slices.Sorted(maps.Keys(byID)))
+	open, err := s.Reads.OpenTexts(ctx, p, pending)
 	if err != nil || len(open) == 0 {
 		return nil, err
 	}
@@ -103,12 +101,8 @@ func (s *Server) setOpenText(ctx context.Context, p reads.SessionState, blocks [
 	if err != nil {
 		return nil, err
 	}
-	list, err := s.Player.TextsBefore(ctx, p.Tenant, p.ID, open, before, admission.From(ctx).Take)
+	list, err := s.Player.FillOpen(ctx, p.Tenant, p.ID, open, before, blocks, admission.From(ctx).Take)
 	for _, t := range list {
-		if len(t.Prefix) > 0 {
-			text := strings.ToValidUTF8(string(t.Prefix), "\ufffd") // pieces may overlap in the middle of a character
-			byID[t.ID].Content = &text
-		}
 		if !t.Complete {
 			incomplete = append(incomplete, &spoolv1.IncompleteText{BlockId: t.ID, ShownBytes: uint32(len(t.Prefix))}) //nolint:gosec // offsets have 32 bits
 		}

@@ -9,7 +9,6 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/spoolhq/spool/pkg/readmodel"
-	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
 const (
@@ -31,10 +30,12 @@ func (h *Hub) check(ctx context.Context, started <-chan *nats.Msg, connected <-c
 			return
 		case <-tick.C:
 			h.compare(ctx, "behind", func(*feed) bool { return true })
+			h.checkFrames(ctx)
 			h.updateLag(ctx)
 		case <-connected:
-			// Announcements are lost until the server has the subscriptions again.
+			// Announcements and frames are lost until the server has the subscriptions again.
 			h.flush(ctx)
+			h.allTextLost("reconnect")
 			h.compare(ctx, "reconnect", func(*feed) bool { return true })
 		case msg := <-started:
 			h.projectorStarted(ctx, msg.Data)
@@ -65,8 +66,8 @@ func (h *Hub) flush(ctx context.Context) {
 // compare compares feeds with Postgres and makes the ones that are behind read from it.
 func (h *Hub) compare(ctx context.Context, why string, which func(*feed) bool) {
 	type stored struct {
-		feeds    []*feed
-		progress map[string]reads.SessionProgress
+		feeds []*feed
+		tips  map[string]uint32
 	}
 	var batches []stored
 	for tenant, list := range h.started(which) {
@@ -75,14 +76,14 @@ func (h *Hub) compare(ctx context.Context, why string, which func(*feed) bool) {
 			for i, f := range batch {
 				ids[i] = f.session
 			}
-			progress, err := h.cfg.Source.SessionProgress(ctx, tenant, ids)
+			tips, err := h.cfg.Source.Tips(ctx, tenant, ids)
 			if err != nil {
 				if ctx.Err() == nil {
 					h.cfg.Logger.Warn("compare open streams with Postgres: will retry", "error", err)
 				}
 				return
 			}
-			batches = append(batches, stored{batch, progress})
+			batches = append(batches, stored{batch, tips})
 		}
 	}
 	if len(batches) == 0 {
@@ -95,8 +96,8 @@ func (h *Hub) compare(ctx context.Context, why string, which func(*feed) bool) {
 	}
 	for _, b := range batches {
 		for _, f := range b.feeds {
-			progress, found := b.progress[f.session]
-			f.compare(progress, found, why)
+			tip, found := b.tips[f.session]
+			f.compare(tip, found, why)
 		}
 	}
 }
@@ -118,17 +119,15 @@ func (h *Hub) started(which func(*feed) bool) map[string][]*feed {
 	return out
 }
 
-// compare makes the feed read Postgres if it is behind, and drops events that every Reader has returned.
-func (f *feed) compare(reach reads.SessionProgress, found bool, why string) {
+// compare makes the feed read Postgres if it is behind tip, the session's last event there, requests missing text, and
+// drops events that every Reader has returned.
+func (f *feed) compare(tip uint32, found bool, why string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	behind := !found || reach.Seq > f.tip
-	for _, b := range f.open {
-		behind = behind || reach.Text[b.block] > b.known() && reach.Seq == f.tip
-	}
-	if behind {
+	if !found || tip > f.tip {
 		f.reread(why)
 	}
+	f.checkText(time.Now())
 	low := f.tip
 	for r := range f.readers {
 		low = min(low, r.cursor)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/spoolhq/spool/pkg/deltas"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
@@ -28,14 +29,22 @@ type feed struct {
 
 	mu       sync.Mutex
 	tip      uint32
-	position string      // position of the event at tip
-	ring     []Frame     // stored events without a gap; the last one is at tip
-	bytes    int         // bytes in the ring
-	metadata metadata    // the metadata of events at tip
-	open     []*openText // blocks that are open at tip, in the order of their start
-	readers  map[*Reader]struct{}
-	ended    error // why no more events will come; Readers still get the events in the feed
-	lagging  Lag
+	position string                  // position of the event at tip
+	ring     []Frame                 // stored events without a gap; the last one is at tip
+	bytes    int                     // bytes in the ring
+	metadata metadata                // the metadata of events at tip
+	open     []*openText             // blocks that are open at tip, in the order of their start
+	early    map[string]*waitingText // text of blocks that have not begun, by block
+	waiting  int                     // bytes of early text and of text after a gap
+	released bool                    // the feed has ended and keeps no text
+	// complete is a sequence of DELTAS: all frames after it were received. The text of a block that begins after it needs no
+	// read of DELTAS.
+	complete     uint64
+	losses       uint64 // how often the feed did not receive or keep a delta
+	lossesAtRead uint64 // losses when the last read of DELTAS began
+	readers      map[*Reader]struct{}
+	ended        error // why no more events will come; Readers still get the events in the feed
+	lagging      Lag
 
 	reading   bool // whether a goroutine is reading Postgres
 	readAgain bool // whether it must read once more
@@ -68,9 +77,7 @@ func (f *feed) start(ctx context.Context) {
 	f.readers = map[*Reader]struct{}{}
 	f.tip, f.position, f.metadata.session = tip.Seq, tip.Position, tip.Metadata
 	for _, t := range tip.Open {
-		b := &openText{block: t.BlockID, execution: t.ExecutionID, conversation: t.ConversationID}
-		b.addStored(t)
-		f.open = append(f.open, b)
+		f.openBlock(&openText{block: t.ID, execution: t.ExecutionID, conversation: t.ConversationID, from: t.From})
 	}
 	if f.readAgain {
 		f.readAgain = false
@@ -141,23 +148,7 @@ func (f *feed) apply(m liveMessage) (changed bool, why string) {
 	if m.Tip > f.tip {
 		return changed, "hole"
 	}
-	for _, raw := range m.Deltas {
-		d, err := events.DecodeDelta(raw)
-		if err != nil {
-			f.hub.cfg.Logger.Error("decode delta of LIVE: reading the session from Postgres", "session", f.session, "error", err)
-			return changed, "hole"
-		}
-		i := slices.IndexFunc(f.open, func(b *openText) bool { return b.block == d.BlockID })
-		if i < 0 {
-			continue // the block is complete
-		}
-		fresh, ok := f.open[i].add(d)
-		changed = changed || fresh
-		if !ok {
-			why = "text"
-		}
-	}
-	return changed, why
+	return changed, ""
 }
 
 // appendResult is the result of append.
@@ -237,10 +228,10 @@ func (f *feed) track(e events.Event) {
 	case events.BlockStart:
 		open := slices.ContainsFunc(f.open, func(b *openText) bool { return b.block == d.Block.ID })
 		if !open && (d.Block.Status == "" || d.Block.Status == events.StatusPending) {
-			f.open = append(f.open, &openText{block: d.Block.ID, execution: e.ExecutionID, conversation: e.ConversationID})
+			f.openBlock(&openText{block: d.Block.ID, execution: e.ExecutionID, conversation: e.ConversationID, from: deltas.StartOf(d)})
 		}
 	case events.BlockComplete:
-		f.open = slices.DeleteFunc(f.open, func(b *openText) bool { return b.block == d.Block.ID })
+		f.closeBlock(d.Block.ID)
 	case events.SessionDeleted:
 		f.ended = errDeleted()
 	}
@@ -295,8 +286,7 @@ func (f *feed) read(ctx context.Context) {
 	}
 }
 
-// readOnce reads a page of events, and after the last page the text in flight. more reports whether there are more
-// pages.
+// readOnce reads a page of events. more reports whether there are more pages.
 func (f *feed) readOnce(ctx context.Context) (more bool, err error) {
 	release, err := f.hub.slot(ctx)
 	if err != nil {
@@ -313,23 +303,7 @@ func (f *feed) readOnce(ctx context.Context) (more bool, err error) {
 	if err := f.appendAll(page.Events); err != nil {
 		return false, err
 	}
-	if page.Next < page.Tip {
-		return true, nil
-	}
-	tip, err := f.hub.cfg.Source.Tip(ctx, f.tenant, f.session)
-	if err != nil {
-		return false, err
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, t := range tip.Open {
-		for _, b := range f.open {
-			if b.block == t.BlockID {
-				b.addStored(t)
-			}
-		}
-	}
-	return tip.Seq > f.tip, nil
+	return page.Next < page.Tip, nil
 }
 
 // appendAll appends events that were read from Postgres.

@@ -1,5 +1,7 @@
 // Package live is the shared implementation of WebSocket, SSE and gRPC streams. A feed follows one session for all
-// clients of this gateway, with one core NATS subscription to LIVE and no JetStream consumer. Each client has a
+// clients of this gateway: its events from LIVE and Postgres, its text in flight from the frames of executors and
+// DELTAS. It has one core NATS subscription and no JetStream consumer; frames have one subscription for each partition.
+// Each client has a
 // Reader, which pulls events: it holds its cursor and how much text of each open block it has returned. A slow
 // Reader blocks neither its feed nor other Readers. A Reader reads events that the feed no longer holds from Postgres.
 package live
@@ -9,6 +11,7 @@ import (
 	"errors"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -22,14 +25,14 @@ import (
 
 // Source reads the read models.
 type Source interface {
-	// Tip returns the end of a session and the text in flight there.
+	// Tip returns the end of a session and its open blocks.
 	Tip(ctx context.Context, tenant, session string) (reads.Tip, error)
 	// Events returns stored events after a cursor.
 	Events(ctx context.Context, tenant, session string, q reads.Query) (reads.Page, error)
 	// Visible returns SESSION_NOT_FOUND unless the session belongs to one of the agents; no agents mean all.
 	Visible(ctx context.Context, tenant, session string, agents []string) error
-	// SessionProgress returns how far the read models are with each session.
-	SessionProgress(ctx context.Context, tenant string, sessions []string) (map[string]reads.SessionProgress, error)
+	// Tips returns the seq of the last event of each session in the read models.
+	Tips(ctx context.Context, tenant string, sessions []string) (map[string]uint32, error)
 	// Progress returns how far each projector group is.
 	Progress(ctx context.Context) (map[int]reads.Progress, error)
 }
@@ -57,7 +60,10 @@ type Config struct {
 type Metrics struct {
 	Feeds   func(n int) // change of the number of open feeds
 	Readers func(n int)
-	Reread  func(why string) // a feed reads Postgres; why is start, hole, metadata, text, behind, reconnect or projector
+	// Reread is called when a feed reads Postgres, with why start, hole, metadata, behind, reconnect or projector, when
+	// DELTAS is read for feeds of a partition, with text, and when frames were lost, with text-frame, text-behind or
+	// text-reconnect.
+	Reread func(why string)
 }
 
 func (c *Config) defaults() {
@@ -91,27 +97,31 @@ func (c *Config) defaults() {
 const (
 	lanes     = 4    // goroutines that handle messages of LIVE; all messages of a session use the same one
 	laneDepth = 1024 // messages; if a lane is full, NATS drops messages, and the next comparison with Postgres recovers them
-	maxReads  = 8    // concurrent reads of Postgres, so that many joins leave capacity for other reads
+	maxReads  = 8    // concurrent reads of Postgres and of DELTAS, each, so that many joins leave capacity for other reads
 )
 
 // Hub holds the feeds of a gateway.
 type Hub struct {
 	cfg   Config
 	lanes [lanes]chan *nats.Msg
-	slots chan struct{}
+	slots chan struct{} // of reads of Postgres
 	lag   lag
 
-	mu     sync.Mutex
-	feeds  map[string]*feed // by LIVE subject
-	run    context.Context  // context of Run; nil before
-	work   sync.WaitGroup   // counts the goroutines of feeds
-	closed bool
+	textSlots chan struct{} // of reads of DELTAS
+	waiting   atomic.Int64  // bytes of text that waits in all feeds
+
+	mu         sync.Mutex
+	feeds      map[string]*feed   // by LIVE subject
+	partitions map[int]*partition // those that have feeds
+	run        context.Context    // context of Run; nil before
+	work       sync.WaitGroup     // counts the goroutines of feeds
+	closed     bool
 }
 
 // NewHub returns a Hub. Run starts it.
 func NewHub(cfg Config) *Hub {
 	cfg.defaults()
-	h := &Hub{cfg: cfg, slots: make(chan struct{}, maxReads), feeds: map[string]*feed{}}
+	h := &Hub{cfg: cfg, slots: make(chan struct{}, maxReads), textSlots: make(chan struct{}, maxReads), feeds: map[string]*feed{}, partitions: map[int]*partition{}}
 	for i := range h.lanes {
 		h.lanes[i] = make(chan *nats.Msg, laneDepth)
 	}
@@ -238,8 +248,13 @@ func (h *Hub) feed(tenant, session string) (*feed, error) {
 		f.users++
 		return f, nil
 	}
-	f := &feed{hub: h, tenant: tenant, session: session, ready: make(chan struct{}), users: 1}
+	f := &feed{hub: h, tenant: tenant, session: session, ready: make(chan struct{}), users: 1, complete: never}
 	sub, err := h.cfg.NATS.ChanSubscribe(subject, h.lane(session))
+	if err == nil {
+		if err = h.enter(session); err != nil {
+			h.unsubscribe(sub)
+		}
+	}
 	if err != nil {
 		return nil, problem.New(problem.Unavailable, "", "NATS does not answer; try again").WithCause(err)
 	}
@@ -253,11 +268,15 @@ func (h *Hub) feed(tenant, session string) (*feed, error) {
 // leave ends the use of a feed; the feed ends with its last user.
 func (h *Hub) leave(f *feed) {
 	h.mu.Lock()
-	defer h.mu.Unlock()
-	if f.users--; f.users > 0 {
-		return
+	f.users--
+	ended := f.users == 0
+	if ended {
+		h.removeFeed(f)
 	}
-	h.removeFeed(f)
+	h.mu.Unlock()
+	if ended {
+		f.releaseText()
+	}
 }
 
 // removeFeed removes a feed from the hub, if it is still there. mu must be held.
@@ -268,7 +287,12 @@ func (h *Hub) removeFeed(f *feed) {
 	}
 	delete(h.feeds, subject)
 	h.cfg.Metrics.Feeds(-1)
-	if err := f.sub.Unsubscribe(); err != nil && !errors.Is(err, nats.ErrConnectionClosed) && !errors.Is(err, nats.ErrBadSubscription) {
-		h.cfg.Logger.Warn("unsubscribe from LIVE", "subject", subject, "error", err)
+	h.unsubscribe(f.sub)
+	h.exit(f)
+}
+
+func (h *Hub) unsubscribe(sub *nats.Subscription) {
+	if err := sub.Unsubscribe(); err != nil && !errors.Is(err, nats.ErrConnectionClosed) && !errors.Is(err, nats.ErrBadSubscription) {
+		h.cfg.Logger.Warn("unsubscribe", "subject", sub.Subject, "error", err)
 	}
 }

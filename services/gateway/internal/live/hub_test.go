@@ -47,12 +47,12 @@ func (s *storedSession) Events(_ context.Context, _, _ string, q reads.Query) (r
 
 func (s *storedSession) Visible(context.Context, string, string, []string) error { return nil }
 
-func (s *storedSession) SessionProgress(_ context.Context, _ string, sessions []string) (map[string]reads.SessionProgress, error) {
+func (s *storedSession) Tips(_ context.Context, _ string, sessions []string) (map[string]uint32, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out := map[string]reads.SessionProgress{}
+	out := map[string]uint32{}
 	for _, id := range sessions {
-		out[id] = reads.SessionProgress{Seq: uint32(len(s.events))}
+		out[id] = uint32(len(s.events))
 	}
 	return out, nil
 }

@@ -6,14 +6,14 @@ import (
 	"strconv"
 )
 
-// liveMessage is readmodel.Live with the raw bytes of each event and delta, which refer to the bytes of the message.
+// liveMessage is readmodel.Live with the raw bytes of each event, which refer to the bytes of the message. Projectors of
+// earlier builds also announce text, which is ignored.
 type liveMessage struct {
 	Tip    uint32            `json:"tip"`
 	Events []json.RawMessage `json:"events"`
-	Deltas []json.RawMessage `json:"deltas"`
 }
 
-// decodeMessage decodes a message of LIVE. Events and deltas may not be valid JSON: decoding them shows that.
+// decodeMessage decodes a message of LIVE. Events may not be valid JSON: decoding them shows that.
 func decodeMessage(data []byte) (liveMessage, error) {
 	if m, ok := splitMessage(data); ok {
 		return m, nil
@@ -39,11 +39,7 @@ func splitMessage(data []byte) (m liveMessage, ok bool) {
 	if m.Events, rest, ok = splitList(rest); !ok {
 		return m, false
 	}
-	if rest, ok = bytes.CutPrefix(rest, []byte(`,"deltas":`)); !ok {
-		return m, false
-	}
-	m.Deltas, rest, ok = splitList(rest)
-	return m, ok && string(rest) == "}"
+	return m, string(rest) == "}"
 }
 
 // isPlain reports whether a string of JSON consists of letters, digits and underscores, like ids.

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/spoolhq/spool/pkg/deltas"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/pace"
 	"github.com/spoolhq/spool/services/gateway/internal/admission"
@@ -65,6 +66,7 @@ type Reader struct {
 	cursor uint32        // seq of the last event that Next returned; guarded by the feed's mu
 	wake   chan struct{} // has a buffer of one signal
 	sent   []sentText    // returned text of the open blocks
+	past   *pastText     // reads text that the feed no longer has; nil if none is needed
 	lagged bool          // the last Lag that Next returned
 	close  sync.Once
 }
@@ -73,6 +75,7 @@ type Reader struct {
 type sentText struct {
 	block  string
 	offset int
+	lost   bool // DELTAS does not have the text after offset: no more text of the block is returned
 }
 
 // admit registers a Reader if events after its cursor are available.
@@ -165,15 +168,19 @@ func (r *Reader) Changed() <-chan struct{} { return r.wake }
 
 // batch returns the next frames, or none if there are none yet. It takes their bytes from the limit first.
 func (r *Reader) batch(ctx context.Context) ([]Frame, error) {
-	size, behind := r.pending()
-	if behind {
+	size, from := r.pending()
+	if from != inFeed {
 		size = pageRoom
 	}
 	if err := r.reserve(ctx, size); err != nil {
 		return nil, err
 	}
-	if behind {
+	switch from {
+	case inPostgres:
 		return r.readPage(ctx)
+	case inDeltas:
+		return r.readText(ctx)
+	case inFeed:
 	}
 	frames, err := r.takeFrames(size)
 	if len(frames) == 0 {
@@ -211,20 +218,38 @@ func (r *Reader) unsentEvents() (list []Frame, size int) {
 	return f.ring[first:], size
 }
 
-// pending returns the number of bytes that takeFrames would return. behind reports whether the next events must be read
-// from Postgres.
-func (r *Reader) pending() (size int, behind bool) {
+// place is where the next frames of a Reader are.
+type place int
+
+const (
+	inFeed     place = iota
+	inPostgres       // events that the feed no longer has
+	inDeltas         // text of an open block that the feed no longer has
+)
+
+// pending returns where the next frames are, and how many bytes takeFrames would return.
+func (r *Reader) pending() (size int, from place) {
 	f := r.feed
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if r.cursor < f.oldest() {
-		return 0, f.lagging.Lagging == r.lagged
+	switch lagChanged := f.lagging.Lagging != r.lagged; {
+	case r.cursor < f.oldest() && lagChanged:
+		return 0, inFeed
+	case r.cursor < f.oldest():
+		return 0, inPostgres
 	}
 	_, size = r.unsentEvents()
 	for _, b := range f.open {
-		size += min(len(b.text)-r.offset(b.block), max(0, maxBatch-size))
+		g := r.sentOf(b.block)
+		switch {
+		case g.lost:
+		case g.offset < b.base && size == 0:
+			return 0, inDeltas
+		case g.offset >= b.base:
+			size += min(b.known()-g.offset, max(0, maxBatch-size))
+		}
 	}
-	return size, false
+	return size, inFeed
 }
 
 // takeFrames returns the frames that the feed holds for this Reader, up to size bytes.
@@ -267,15 +292,11 @@ func (r *Reader) text(room int) (frames []Frame, err error) {
 		return !slices.ContainsFunc(f.open, func(b *openText) bool { return b.block == g.block })
 	})
 	for _, b := range f.open {
-		i := slices.IndexFunc(r.sent, func(g sentText) bool { return g.block == b.block })
-		if i < 0 {
-			if len(b.text) == 0 {
-				continue
-			}
-			r.sent = append(r.sent, sentText{block: b.block})
-			i = len(r.sent) - 1
+		if b.known() == 0 {
+			continue
 		}
-		for g := &r.sent[i]; g.offset < len(b.text) && room > 0; {
+		g := r.positionOf(b.block)
+		for !g.lost && g.offset >= b.base && g.offset < b.known() && room > 0 {
 			var frame Frame
 			if frame, g.offset, err = b.frame(g.offset, f.session, f.tip, f.position); err != nil {
 				return nil, problem.From(err)
@@ -287,14 +308,102 @@ func (r *Reader) text(room int) (frames []Frame, err error) {
 	return frames, nil
 }
 
-// offset returns the number of bytes of a block's text that Next has returned.
-func (r *Reader) offset(block string) int {
+// sentOf returns how much of a block's text Next has returned.
+func (r *Reader) sentOf(block string) sentText {
 	for _, g := range r.sent {
 		if g.block == block {
-			return g.offset
+			return g
 		}
 	}
-	return 0
+	return sentText{block: block}
+}
+
+// positionOf returns the entry of a block in sent, and adds it if there is none.
+func (r *Reader) positionOf(block string) *sentText {
+	i := slices.IndexFunc(r.sent, func(g sentText) bool { return g.block == block })
+	if i < 0 {
+		r.sent = append(r.sent, sentText{block: block})
+		i = len(r.sent) - 1
+	}
+	return &r.sent[i]
+}
+
+// pastText reads the text of one block from DELTAS.
+type pastText struct {
+	block  string
+	deltas *deltas.Reader
+}
+
+// readText reads text of an open block that the feed no longer has from DELTAS. The Reader holds pageRoom bytes.
+func (r *Reader) readText(ctx context.Context) ([]Frame, error) {
+	f := r.feed
+	f.mu.Lock()
+	i := slices.IndexFunc(f.open, func(b *openText) bool { g := r.sentOf(b.block); return !g.lost && g.offset < b.base })
+	if i < 0 || r.cursor != f.tip { // the block ended meanwhile, or an event came first
+		f.mu.Unlock()
+		r.held.Keep(0)
+		return nil, nil
+	}
+	b, base, seq, position := *f.open[i], f.open[i].base, f.tip, f.position
+	f.mu.Unlock()
+	if r.past == nil || r.past.block != b.block {
+		r.past = &pastText{b.block, deltas.NewReader(f.hub.cfg.NATS, f.hub.cfg.Partitions, f.tenant, f.session, b.from)}
+	}
+	g := r.positionOf(b.block)
+	var frames []Frame
+	size := 0
+	for size < maxBatch && g.offset < base {
+		text, err := r.nextPast(ctx, g)
+		if err != nil {
+			return nil, err
+		}
+		if g.lost {
+			r.wakeUp() // other text of the feed may follow
+			break
+		}
+		for len(text) > 0 {
+			n := textEnd(text)
+			frame, err := b.frameOf(text[:n], g.offset, f.session, seq, position)
+			if err != nil {
+				return frames, problem.From(err)
+			}
+			frames = append(frames, frame)
+			size, g.offset, text = size+len(frame.JSON), g.offset+n, text[n:]
+		}
+	}
+	if g.offset >= base || g.lost {
+		r.past = nil
+	}
+	r.held.Keep(int64(size))
+	return frames, nil
+}
+
+// nextPast returns the next text of a block from DELTAS. It sets lost if DELTAS does not have it.
+func (r *Reader) nextPast(ctx context.Context, g *sentText) (string, error) {
+	from := r.past.deltas
+	if !from.Buffered() {
+		release, err := r.feed.hub.textSlot(ctx)
+		if err != nil {
+			return "", err
+		}
+		defer release()
+	}
+	for {
+		d, ok, err := from.Peek(ctx)
+		switch {
+		case err != nil && ctx.Err() != nil:
+			return "", context.Cause(ctx)
+		case err != nil:
+			return "", problem.New(problem.Unavailable, "", "the text in flight cannot be read from NATS; connect again with your cursor").WithCause(err)
+		case !ok, d.BlockID == g.block && int(d.Offset) > g.offset:
+			g.lost = true
+			return "", nil
+		}
+		from.Drop()
+		if skip := g.offset - int(d.Offset); d.BlockID == g.block && skip < len(d.Text) {
+			return d.Text[skip:], nil
+		}
+	}
 }
 
 // readPage reads the next events from Postgres. The Reader holds pageRoom bytes and keeps as many as were read.

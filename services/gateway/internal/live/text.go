@@ -1,34 +1,53 @@
 package live
 
 import (
-	"math"
+	"slices"
 	"time"
 	"unicode/utf8"
 
+	"github.com/spoolhq/spool/pkg/deltas"
 	"github.com/spoolhq/spool/pkg/events"
-	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// maxText is the largest text of one frame, in bytes.
-const maxText = 64 << 10
-
-// frameOverhead is about the size in bytes of a frame's JSON without its text.
-const frameOverhead = 384
+const (
+	// maxText is the largest text of one frame, in bytes.
+	maxText = 64 << 10
+	// frameOverhead is about the size in bytes of a frame's JSON without its text.
+	frameOverhead = 384
+	// keptText is the number of bytes of a long block's text that a feed keeps, the end of it. Readers read what is before
+	// from DELTAS.
+	keptText = 1 << 20
+)
 
 // openText is the text of one open block, as far as it is known without a gap.
 type openText struct {
 	block, execution, conversation string
-	text                           []byte // append-only, so that Readers may hold slices of it
+	from                           deltas.Start
+	base                           int // offset of the first byte of text
+	text                           []byte
 	at                             time.Time
+	later                          waitingText // text after a gap
+
+	// whole means that the text is known as far as DELTAS had it when that was last certain. Otherwise it has to be read
+	// from DELTAS.
+	whole   bool
+	reading bool      // a read of DELTAS that began after the block includes it
+	readAt  time.Time // when DELTAS was last read for the block
+	// checkAt is when DELTAS is read once more, because the stream may store a delta after the core subscription
+	// would have received it. Zero means that this is not necessary.
+	checkAt time.Time
 
 	// The last frame that was built. Readers at the same offset share it.
-	lastFrame Frame
-	from, to  int
+	lastFrame     Frame
+	frameFrom, to int
 }
+
+// known returns the offset up to which the text is known.
+func (b *openText) known() int { return b.base + len(b.text) }
 
 // add appends the new part of a delta. ok is false if text before the delta is missing.
 func (b *openText) add(d events.Delta) (fresh, ok bool) {
-	skip := len(b.text) - int(d.Offset)
+	skip := b.known() - int(d.Offset)
 	if skip < 0 {
 		return false, false
 	}
@@ -39,40 +58,97 @@ func (b *openText) add(d events.Delta) (fresh, ok bool) {
 	if d.Time.After(b.at) {
 		b.at = d.Time
 	}
+	if len(b.text) > 2*keptText {
+		b.trim()
+	}
 	return true, true
 }
 
-// addStored adds the pieces of text that Postgres has.
-func (b *openText) addStored(t reads.Text) {
-	for _, piece := range t.Pieces {
-		piece.Time = t.At
-		b.add(piece)
+// trim drops the beginning of the text, up to a complete character.
+func (b *openText) trim() {
+	cut := len(b.text) - keptText
+	for cut < len(b.text) && !utf8.RuneStart(b.text[cut]) {
+		cut++
 	}
+	b.text, b.base = slices.Clone(b.text[cut:]), b.base+cut
+	b.lastFrame = Frame{}
 }
 
-// known returns the number of known bytes.
-func (b *openText) known() uint32 { return uint32(min(len(b.text), math.MaxUint32)) }
-
-// frame returns the text from an offset on, or a first part of it that ends with a complete character.
-func (b *openText) frame(from int, session string, seq uint32, position string) (Frame, int, error) {
-	to := len(b.text)
-	if to-from > maxText {
-		to = from + maxText
-		for to > from && !utf8.RuneStart(b.text[to]) {
-			to--
+// addLater adds the text after a gap that has been closed, and returns how many bytes it held.
+func (b *openText) addLater() (released int) {
+	for i := 0; i < len(b.later.list); {
+		d := b.later.list[i]
+		if int(d.Offset) > b.known() {
+			i++
+			continue
 		}
+		b.add(d)
+		released += b.later.remove(i)
+		i = 0
 	}
-	if b.lastFrame.JSON != nil && b.from == from && b.to == to && b.lastFrame.Seq == seq {
+	return released
+}
+
+// frame returns the text from an offset on, or a first part of it that ends with a complete character. The feed must
+// have the text at the offset.
+func (b *openText) frame(from int, session string, seq uint32, position string) (Frame, int, error) {
+	to := from + textEnd(b.text[from-b.base:])
+	if b.lastFrame.JSON != nil && b.frameFrom == from && b.to == to && b.lastFrame.Seq == seq {
 		return b.lastFrame, to, nil
 	}
-	d := events.Delta{
-		BlockID: b.block, ExecutionID: b.execution, ConversationID: b.conversation,
-		Offset: uint32(from), Text: string(b.text[from:to]), Time: b.at,
-	}
-	raw, err := d.AppendWire(make([]byte, 0, len(d.Text)+frameOverhead), session, seq, position)
+	f, err := b.frameOf(string(b.text[from-b.base:to-b.base]), from, session, seq, position)
 	if err != nil {
 		return Frame{}, from, err
 	}
-	b.lastFrame, b.from, b.to = Frame{Seq: seq, Type: events.TextDelta, JSON: raw}, from, to
-	return b.lastFrame, to, nil
+	b.lastFrame, b.frameFrom, b.to = f, from, to
+	return f, to, nil
+}
+
+// textEnd returns the length of the first part of a text that is sent in one frame.
+func textEnd[T string | []byte](text T) int {
+	to := len(text)
+	if to > maxText {
+		to = maxText
+		for to > 0 && !utf8.RuneStart(text[to]) {
+			to--
+		}
+	}
+	return to
+}
+
+// frameOf returns the frame of a part of the text.
+func (b *openText) frameOf(text string, offset int, session string, seq uint32, position string) (Frame, error) {
+	d := events.Delta{
+		BlockID: b.block, ExecutionID: b.execution, ConversationID: b.conversation,
+		Offset: uint32(offset), Text: text, Time: b.at,
+	}
+	raw, err := d.AppendWire(make([]byte, 0, len(d.Text)+frameOverhead), session, seq, position)
+	if err != nil {
+		return Frame{}, err
+	}
+	return Frame{Seq: seq, Type: events.TextDelta, JSON: raw}, nil
+}
+
+// waitingText holds deltas that cannot be shown yet.
+type waitingText struct {
+	list  []events.Delta
+	bytes int
+	at    time.Time // when the last one arrived
+}
+
+// deltaOverhead is about the size in bytes of a delta in memory without its text.
+const deltaOverhead = 256
+
+func deltaSize(d events.Delta) int { return len(d.Text) + deltaOverhead }
+
+func (w *waitingText) add(d events.Delta, now time.Time) {
+	w.list, w.bytes, w.at = append(w.list, d), w.bytes+deltaSize(d), now
+}
+
+// remove removes the delta at an index and returns its size.
+func (w *waitingText) remove(i int) int {
+	n := deltaSize(w.list[i])
+	w.list = slices.Delete(w.list, i, i+1)
+	w.bytes -= n
+	return n
 }

@@ -3,32 +3,27 @@ package reads
 import (
 	"context"
 	"encoding/json"
-	"strings"
 
 	"github.com/jackc/pgx/v5"
 
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/api/wirejson"
 	"github.com/spoolhq/spool/pkg/events"
-	"github.com/spoolhq/spool/pkg/events/blocks"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 	"github.com/spoolhq/spool/services/gateway/internal/reads/queries"
 )
 
-// Blocks returns a session's blocks in display order, with the text in flight of open ones, and the seq up to which
-// they are folded. A conversation other than "" selects only its blocks. take is called with the bytes of each block
+// Blocks returns a session's blocks in display order, the open ones of them, which may have text in flight, and the seq up
+// to which they are folded. A conversation other than "" selects only its blocks. take is called with the bytes of each block
 // before the next one is read; its error ends the read. take may be nil.
-func (s *Store) Blocks(ctx context.Context, tenant, session, conversation string, take func(bytes int64) error) ([]*spoolv1.Block, uint32, error) {
-	var list []*spoolv1.Block
+func (s *Store) Blocks(ctx context.Context, tenant, session, conversation string, take func(bytes int64) error) (list []*spoolv1.Block, open []OpenText, _ uint32, _ error) {
 	var tip int64
 	err := s.awaitRead(ctx, s.searchSession(tenant, session), func() error {
-		list = nil
+		list, open = nil, nil
 		found := false
 		err := s.rows(ctx, func(r pgx.Rows) error {
-			var stored *string
-			var offsets []int64
-			var texts []string
-			if err := r.Scan(&tip, &stored, &offsets, &texts); err != nil {
+			var stored, start *string
+			if err := r.Scan(&tip, &stored, &start); err != nil {
 				return err
 			}
 			found = true
@@ -39,32 +34,31 @@ func (s *Store) Blocks(ctx context.Context, tenant, session, conversation string
 			if err := json.Unmarshal([]byte(*stored), &b); err != nil {
 				return problem.New(problem.Internal, "", "a block in the read models is not valid").WithCause(err)
 			}
-			if len(offsets) > 0 {
-				var t blocks.Text
-				for _, piece := range newText(b.ID, "", "", offsets, texts).Pieces {
-					t.Add(piece)
-				}
-				b.Content = strings.ToValidUTF8(t.Known, "\ufffd") // pieces may overlap in the middle of a character
-			}
 			if take != nil {
-				if err := take(int64(len(*stored) + len(b.Content))); err != nil {
+				if err := take(int64(len(*stored))); err != nil {
 					return err
 				}
+			}
+			if start != nil {
+				o, err := newOpenText(b.ID, b.ExecutionID, b.ConversationID, *start)
+				if err != nil {
+					return err
+				}
+				open = append(open, o)
 			}
 			list = append(list, Block(b))
 			return nil
 		}, `
-		SELECT s.tip, b.block, t.offsets, t.texts FROM sessions s
+		SELECT s.tip, b.block, e.event FROM sessions s
 		  LEFT JOIN blocks b ON b.tenant = s.tenant AND b.session = s.id AND ($3 = '' OR b.conversation = $3)
-		  LEFT JOIN LATERAL (SELECT array_agg("offset" ORDER BY "offset") AS offsets, array_agg(text ORDER BY "offset") AS texts
-		                       FROM text_in_flight WHERE tenant = s.tenant AND session = s.id AND block = b.id) t ON b.status = 'pending'
+		  LEFT JOIN events e ON b.status = 'pending' AND e.tenant = s.tenant AND e.session = s.id AND e.seq = b.first_seq
 		 WHERE s.tenant = $1 AND s.id = $2 ORDER BY b.execution_ord, b.first_seq`, tenant, session, conversation)
 		if err == nil && !found {
 			return s.missingSessionError(ctx, tenant, session)
 		}
 		return err
 	})
-	return list, uint32(tip), err
+	return list, open, uint32(tip), err
 }
 
 // Block converts a block to an API message.

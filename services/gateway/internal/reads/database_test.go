@@ -37,7 +37,7 @@ func TestRows_TimeoutExcludesTheCaller(t *testing.T) {
 	const timeout = 10 * time.Second
 	s := New(pool, Config{Timeout: timeout})
 	read := 0
-	list, _, err := s.Blocks(t.Context(), "a", session, "", func(int64) error {
+	list, _, _, err := s.Blocks(t.Context(), "a", session, "", func(int64) error {
 		if read++; read == 1 {
 			time.Sleep(timeout)
 		}

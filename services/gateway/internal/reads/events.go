@@ -3,13 +3,13 @@ package reads
 import (
 	"context"
 	"encoding/json"
-	"math"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/api/wirejson"
+	"github.com/spoolhq/spool/pkg/deltas"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 	"github.com/spoolhq/spool/services/gateway/internal/reads/queries"
@@ -140,57 +140,63 @@ func Event(w events.Wire) *spoolv1.Event {
 	}
 }
 
-// OpenBlock is a block whose text was in flight at an event.
-type OpenBlock struct {
-	ID          string
-	ExecutionID string
-	Start       time.Time // when the block began
+// OpenText is a block that had text in flight at an event.
+type OpenText struct {
+	ID             string
+	ExecutionID    string
+	ConversationID string
+	From           deltas.Start // where its text in flight begins
+	End            time.Time    // when the block was completed; zero for an open block
+	Bytes          int          // bytes of the text of a completed block
+}
+
+// newOpenText returns the block of a row of a block and of its block_start.
+func newOpenText(block, execution, conversation, start string) (OpenText, error) {
+	w, err := events.DecodeWire([]byte(start))
+	if err != nil {
+		return OpenText{}, errUnreadableEvent(err)
+	}
+	o := OpenText{ID: block, ExecutionID: execution, ConversationID: conversation, From: deltas.Start{Time: w.Time}}
+	if d, ok := w.Event().Data.(events.BlockStart); ok {
+		o.From = deltas.StartOf(d)
+	}
+	return o, nil
 }
 
 // OpenBlocks returns the blocks with text that began before an event of a session and ended at or after it.
-func (s *Store) OpenBlocks(ctx context.Context, tenant, session string, seq uint32) (list []OpenBlock, err error) {
+func (s *Store) OpenBlocks(ctx context.Context, tenant, session string, seq uint32) (list []OpenText, err error) {
 	err = s.rows(ctx, func(r pgx.Rows) error {
-		var b OpenBlock
-		var stored string
-		if err := r.Scan(&b.ID, &stored); err != nil {
+		var block, execution, conversation, start string
+		if err := r.Scan(&block, &execution, &conversation, &start); err != nil {
 			return err
 		}
-		var block events.Block
-		if err := json.Unmarshal([]byte(stored), &block); err != nil {
-			return errUnreadableEvent(err)
-		}
-		b.ExecutionID, b.Start = block.ExecutionID, block.Time
-		list = append(list, b)
-		return nil
+		o, err := newOpenText(block, execution, conversation, start)
+		list = append(list, o)
+		return err
 	}, `
-		SELECT id, block FROM blocks WHERE tenant = $1 AND session = $2 AND first_seq < $3 AND (last_seq >= $3 OR status = 'pending')
-		   AND kind IN ('assistant_text', 'thinking')`, tenant, session, int64(seq))
+		SELECT b.id, b.execution, b.conversation, e.event FROM blocks b JOIN events e ON e.tenant = b.tenant AND e.session = b.session AND e.seq = b.first_seq
+		 WHERE b.tenant = $1 AND b.session = $2 AND b.first_seq < $3 AND (b.last_seq >= $3 OR b.status = 'pending')
+		   AND b.kind IN ('assistant_text', 'thinking')`, tenant, session, int64(seq))
 	return list, err
-}
-
-// OpenText is a block with text that was open at an event, and the present state of its text.
-type OpenText struct {
-	ID    string
-	Start time.Time // when the block began
-	End   time.Time // when the block was completed; zero for an open block
-	Bytes int       // bytes of its text
 }
 
 // OpenTexts returns the blocks with the given ids that have text and were open at an event.
 func (s *Store) OpenTexts(ctx context.Context, p SessionState, ids []string) (list []OpenText, err error) {
 	err = s.rows(ctx, func(r pgx.Rows) error {
-		var text, status string
-		var inFlight int
+		var id, execution, conversation, text, status, start string
 		var completed *string
-		if err := r.Scan(&text, &status, &inFlight, &completed); err != nil {
+		if err := r.Scan(&id, &execution, &conversation, &text, &status, &start, &completed); err != nil {
 			return err
 		}
-		var b events.Block
-		if err := json.Unmarshal([]byte(text), &b); err != nil {
-			return errUnreadableEvent(err)
+		open, err := newOpenText(id, execution, conversation, start)
+		if err != nil {
+			return err
 		}
-		open := OpenText{ID: b.ID, Start: b.Time, Bytes: inFlight}
 		if events.BlockStatus(status) != events.StatusPending {
+			var b events.Block
+			if err := json.Unmarshal([]byte(text), &b); err != nil {
+				return errUnreadableEvent(err)
+			}
 			open.Bytes = len(b.Content)
 			if completed != nil {
 				if open.End, err = time.Parse(time.RFC3339Nano, *completed); err != nil {
@@ -201,28 +207,20 @@ func (s *Store) OpenTexts(ctx context.Context, p SessionState, ids []string) (li
 		list = append(list, open)
 		return nil
 	}, `
-		SELECT b.block, b.status, coalesce((SELECT max("offset" + octet_length(text)) FROM text_in_flight WHERE tenant = b.tenant AND session = b.session AND block = b.id), 0),
+		SELECT b.id, b.execution, b.conversation, b.block, b.status, s.event,
 		       (SELECT event::json->>'time' FROM events WHERE tenant = b.tenant AND session = b.session AND seq = b.last_seq)
-		  FROM blocks b WHERE b.tenant = $1 AND b.session = $2 AND b.id = ANY ($3) AND b.kind IN ('assistant_text', 'thinking') AND (b.last_seq > $4 OR b.status = 'pending')`,
+		  FROM blocks b JOIN events s ON s.tenant = b.tenant AND s.session = b.session AND s.seq = b.first_seq
+		 WHERE b.tenant = $1 AND b.session = $2 AND b.id = ANY ($3) AND b.kind IN ('assistant_text', 'thinking') AND (b.last_seq > $4 OR b.status = 'pending')`,
 		p.Tenant, p.ID, ids, int64(p.Seq))
 	return list, err
 }
 
-// Tip is the end of a session, and the text in flight of its open blocks.
+// Tip is the end of a session, and its open blocks.
 type Tip struct {
 	Seq      uint32
 	Position string
 	Metadata string // JSON of the session's metadata; "" for none
-	Open     []Text
-}
-
-// Text is the text in flight of one open block, in the stored pieces.
-type Text struct {
-	BlockID        string
-	ExecutionID    string
-	ConversationID string
-	At             time.Time      // time of the last piece
-	Pieces         []events.Delta // sorted by offset; they may overlap or have gaps
+	Open     []OpenText
 }
 
 // Tip returns a session's end.
@@ -241,12 +239,12 @@ func (s *Store) Tip(ctx context.Context, tenant, session string) (Tip, error) {
 			t.Metadata = *rows[0].Metadata
 		}
 		for _, r := range rows {
-			if r.Block == nil {
+			if r.Block == nil || r.Start == "" {
 				continue
 			}
-			open := newText(*r.Block, *r.Execution, *r.Conversation, r.Offsets, r.Texts)
-			if len(open.Pieces) > 0 {
-				open.At = r.At
+			open, err := newOpenText(*r.Block, *r.Execution, *r.Conversation, r.Start)
+			if err != nil {
+				return err
 			}
 			t.Open = append(t.Open, open)
 		}
@@ -255,34 +253,12 @@ func (s *Store) Tip(ctx context.Context, tenant, session string) (Tip, error) {
 	return t, err
 }
 
-func newText(block, execution, conversation string, offsets []int64, texts []string) Text {
-	out := Text{BlockID: block, ExecutionID: execution, ConversationID: conversation}
-	for i := range offsets {
-		out.Pieces = append(out.Pieces, events.Delta{BlockID: block, ExecutionID: execution, ConversationID: conversation,
-			Offset: uint32(min(offsets[i], math.MaxUint32)), Text: texts[i]})
-	}
-	return out
-}
-
-// SessionProgress is the last event of a session in the read models, and the length of each open block's text.
-type SessionProgress struct {
-	Seq  uint32
-	Text map[string]uint32 // by block: end of the last piece of text in flight, in bytes
-}
-
-// SessionProgress returns the progress of sessions of one tenant. Sessions that do not exist have no entry.
-func (s *Store) SessionProgress(ctx context.Context, tenant string, sessions []string) (map[string]SessionProgress, error) {
-	rows, err := s.queries.Reaches(ctx, tenant, sessions)
-	out := map[string]SessionProgress{}
+// Tips returns the seq of the last event of sessions of one tenant. Sessions that do not exist have no entry.
+func (s *Store) Tips(ctx context.Context, tenant string, sessions []string) (map[string]uint32, error) {
+	rows, err := s.queries.Tips(ctx, tenant, sessions)
+	out := make(map[string]uint32, len(rows))
 	for _, r := range rows {
-		reach, ok := out[r.ID]
-		if !ok {
-			reach = SessionProgress{uint32(r.Tip), map[string]uint32{}}
-			out[r.ID] = reach
-		}
-		if r.Block != "" {
-			reach.Text[r.Block] = uint32(min(r.TextEnd, math.MaxUint32))
-		}
+		out[r.ID] = uint32(r.Tip)
 	}
 	return out, err
 }

@@ -3,8 +3,11 @@ package replay
 import (
 	"context"
 	"slices"
+	"strings"
 	"time"
 
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/deltas"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
@@ -24,31 +27,30 @@ type Text struct {
 
 // TextsBefore returns the text in flight that blocks of a session had before a time, which is the text that a replay
 // would send; a nil time means all text so far. It reads DELTAS from the start of the oldest block on. take is called with the number of
-// bytes before they are held; its error ends the read.
+// bytes before they are held; its error ends the read. take may be nil.
 func (p *Player) TextsBefore(ctx context.Context, tenant, session string, open []reads.OpenText, before *time.Time, take func(bytes int64) error) ([]*Text, error) {
 	if len(open) == 0 {
 		return nil, nil
 	}
-	since := open[0].Start
 	var list []*Text
 	for _, o := range open {
-		if list = append(list, &Text{OpenText: o}); o.Start.Before(since) {
-			since = o.Start
-		}
+		list = append(list, &Text{OpenText: o})
 	}
-	from := deltaReader{nc: p.cfg.NATS, subject: p.cfg.Partitions.DeltaSubject(tenant, session), remedy: "try again", since: since.Add(-clockMargin)}
+	from := deltas.NewReader(p.cfg.NATS, p.cfg.Partitions, tenant, session, earliest(open))
 	var at time.Time // time of the piece that was read last
 	waits := func(t *Text) bool { return t.needsMore(at) }
-	for from.bytes < maxTextRead && slices.ContainsFunc(list, waits) {
-		d, ok, err := p.peek(ctx, tenant, &from)
+	atEnd := false
+	for from.Bytes() < maxTextRead && slices.ContainsFunc(list, waits) {
+		d, ok, err := p.peek(ctx, tenant, "try again", from)
 		if err != nil {
 			return nil, err
 		}
 		if !ok {
+			atEnd = true
 			break
 		}
 		at = d.Time
-		from.drop()
+		from.Drop()
 		if i := slices.IndexFunc(list, func(t *Text) bool { return t.ID == d.BlockID }); i >= 0 {
 			if err := list[i].add(d, before, take); err != nil {
 				return nil, err
@@ -56,7 +58,11 @@ func (p *Player) TextsBefore(ctx context.Context, tenant, session string, open [
 		}
 	}
 	for _, t := range list {
-		t.Complete = !t.hasGap && (t.reachedEvent || len(t.Prefix) >= t.Bytes)
+		whole := len(t.Prefix) >= t.Bytes
+		if t.End.IsZero() {
+			whole = atEnd
+		}
+		t.Complete = !t.hasGap && (t.reachedEvent || whole)
 	}
 	return list, nil
 }
@@ -64,10 +70,61 @@ func (p *Player) TextsBefore(ctx context.Context, tenant, session string, open [
 // needsMore reports whether text after the time at may belong to the block and come before the event. The text in flight
 // of a complete block may be longer than its final text.
 func (t *Text) needsMore(at time.Time) bool {
-	if t.End.IsZero() {
-		return !t.reachedEvent && !t.hasGap && len(t.Prefix) < t.Bytes
+	return !t.reachedEvent && !t.hasGap && (t.End.IsZero() || !at.After(t.End))
+}
+
+// earliest returns the start of the text of the first of some blocks.
+func earliest(open []reads.OpenText) deltas.Start {
+	from := open[0].From
+	for _, o := range open[1:] {
+		from = from.Before(o.From)
 	}
-	return !t.reachedEvent && !t.hasGap && !at.After(t.End)
+	return from
+}
+
+// hasText reports whether blocks of a kind have text that a replay and a state show while it is in flight.
+func hasText(k events.BlockKind) bool {
+	return k == events.KindAssistantText || k == events.KindThinking
+}
+
+// Blocks returns a session's blocks, with the text in flight of open ones, as reads.Store.Blocks does.
+func (p *Player) Blocks(ctx context.Context, tenant, session, conversation string, take func(bytes int64) error) ([]*spoolv1.Block, uint32, error) {
+	list, open, tip, err := p.cfg.Reads.Blocks(ctx, tenant, session, conversation, take)
+	if err != nil || len(open) == 0 {
+		return list, tip, err
+	}
+	// A tool may run for long. Its block must not make the read of all other texts begin long ago.
+	var texts, others []reads.OpenText
+	for _, o := range open {
+		i := slices.IndexFunc(list, func(b *spoolv1.Block) bool { return b.GetId() == o.ID })
+		if hasText(events.BlockKind(list[i].GetKind())) {
+			texts = append(texts, o)
+		} else {
+			others = append(others, o)
+		}
+	}
+	for _, group := range [][]reads.OpenText{texts, others} {
+		if _, err := p.FillOpen(ctx, tenant, session, group, nil, list, take); err != nil {
+			return nil, 0, err
+		}
+	}
+	return list, tip, nil
+}
+
+// FillOpen sets the text in flight of open blocks, as TextsBefore returns it, and returns the texts.
+func (p *Player) FillOpen(ctx context.Context, tenant, session string, open []reads.OpenText, before *time.Time, blocks []*spoolv1.Block, take func(bytes int64) error) ([]*Text, error) {
+	list, err := p.TextsBefore(ctx, tenant, session, open, before, take)
+	byID := map[string]*Text{}
+	for _, t := range list {
+		byID[t.ID] = t
+	}
+	for _, b := range blocks {
+		if t := byID[b.GetId()]; t != nil && len(t.Prefix) > 0 {
+			text := strings.ToValidUTF8(string(t.Prefix), "\ufffd") // pieces may overlap in the middle of a character
+			b.Content = &text
+		}
+	}
+	return list, err
 }
 
 // add adds a piece of the block's text, unless it comes after a gap or after the event.
@@ -85,8 +142,10 @@ func (t *Text) add(d events.Delta, before *time.Time, take func(bytes int64) err
 	case skip >= len(d.Text):
 		return nil
 	}
-	if err := take(int64(len(d.Text) - skip)); err != nil {
-		return err
+	if take != nil {
+		if err := take(int64(len(d.Text) - skip)); err != nil {
+			return err
+		}
 	}
 	t.Prefix = append(t.Prefix, d.Text[skip:]...)
 	return nil

@@ -7,6 +7,7 @@ import (
 	"io"
 	"time"
 
+	"github.com/spoolhq/spool/pkg/deltas"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/pace"
 	"github.com/spoolhq/spool/services/gateway/internal/live"
@@ -137,8 +138,11 @@ func (r *Replay) findNext(ctx context.Context) error {
 // order and with one clock. Text of a block that is not open is held until the block's start, or until a later event
 // of the runner.
 func (r *Replay) textBefore(ctx context.Context, e events.Wire) (*events.Delta, error) {
+	if len(r.open) == 0 {
+		return nil, nil
+	}
 	for {
-		d, ok, err := r.player.peek(ctx, r.request.Tenant, &r.texts)
+		d, ok, err := r.player.peek(ctx, r.request.Tenant, "replay again from the event after the last one that came", r.texts)
 		if !ok || err != nil {
 			return nil, err
 		}
@@ -148,7 +152,7 @@ func (r *Replay) textBefore(ctx context.Context, e events.Wire) (*events.Delta, 
 		}
 		from := known - int(d.Offset)
 		if !open || from < 0 || from >= len(d.Text) { // the block is complete, text before it is missing, or it was sent already
-			r.texts.drop()
+			r.texts.Drop()
 			continue
 		}
 		d.Offset, d.Text = d.Offset+uint32(from), d.Text[from:] //nolint:gosec // less than the text's length
@@ -174,8 +178,8 @@ func (r *Replay) takeStep() (live.Frame, error) {
 		}
 	}
 	if b, ok := e.Data.(events.BlockStart); ok && (b.Block.Status == "" || b.Block.Status == events.StatusPending) &&
-		(b.Block.Kind == events.KindAssistantText || b.Block.Kind == events.KindThinking) { // other kinds have no text in flight
-		r.open[b.Block.ID] = 0
+		hasText(b.Block.Kind) {
+		r.openBlock(b.Block.ID, deltas.StartOf(b))
 	}
 	r.advanceClock(s.event)
 	r.sent, r.position = s.event.Seq, s.event.Position
@@ -190,7 +194,7 @@ func (r *Replay) takeText(d events.Delta) (live.Frame, error) {
 		return live.Frame{}, problem.From(err)
 	}
 	r.open[d.BlockID] += len(d.Text)
-	r.texts.drop()
+	r.texts.Drop()
 	r.next = nil
 	return live.Frame{Seq: r.sent, Type: events.TextDelta, JSON: raw}, nil
 }

@@ -6,9 +6,11 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/spoolhq/spool/pkg/deltas"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/services/gateway/internal/admission"
 	"github.com/spoolhq/spool/services/gateway/internal/live"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
@@ -49,16 +51,24 @@ func New(cfg Config) *Player {
 	return &Player{cfg: cfg, slots: make(chan struct{}, maxReads), tenants: map[string]*tenantSlots{}}
 }
 
-// peek calls deltaReader.peek and waits for a slot if that call reads from NATS.
-func (p *Player) peek(ctx context.Context, tenant string, t *deltaReader) (events.Delta, bool, error) {
-	if len(t.page) == 0 && !t.done {
+// peek calls deltas.Reader.Peek and waits for a slot if that call reads from NATS. remedy is the advice for the client if
+// the read fails.
+func (p *Player) peek(ctx context.Context, tenant, remedy string, from *deltas.Reader) (events.Delta, bool, error) {
+	if !from.Buffered() {
 		release, err := p.slot(ctx, tenant)
 		if err != nil {
 			return events.Delta{}, false, err
 		}
 		defer release()
 	}
-	return t.peek(ctx)
+	d, ok, err := from.Peek(ctx)
+	if err != nil {
+		if ctx.Err() != nil {
+			return d, false, context.Cause(ctx)
+		}
+		return d, false, problem.New(problem.Unavailable, "", "the text in flight cannot be read from NATS; "+remedy).WithCause(err)
+	}
+	return d, ok, nil
 }
 
 // slot blocks until the tenant may read.

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/spoolhq/spool/pkg/deltas"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/pace"
 	"github.com/spoolhq/spool/services/gateway/internal/admission"
@@ -43,8 +44,8 @@ type Replay struct {
 	tip   uint32
 	last  uint32 // seq of the last event to replay
 	page  []reads.StoredEvent
-	read  uint32 // seq of the last event that was read
-	texts deltaReader
+	read  uint32         // seq of the last event that was read
+	texts *deltas.Reader // nil while no block with text is open: text of other blocks is not sent
 	open  map[string]int // replayed bytes of text, by id of each open block with text
 
 	sent       uint32    // seq of the last event that Next returned
@@ -83,10 +84,6 @@ func (r *Replay) begin(ctx context.Context) (err error) {
 	}
 	if err := r.restrictToExecution(ctx); err != nil {
 		return err
-	}
-	r.texts = deltaReader{
-		nc: r.player.cfg.NATS, subject: r.player.cfg.Partitions.DeltaSubject(r.request.Tenant, r.request.Session),
-		remedy: "replay again from the event after the last one that came",
 	}
 	if err := r.seek(ctx, r.request.From-1); err != nil {
 		return err
@@ -170,18 +167,24 @@ func (r *Replay) seek(ctx context.Context, seq uint32) error {
 	}
 	defer release()
 	list, err := r.player.cfg.Reads.OpenBlocks(ctx, r.request.Tenant, r.request.Session, r.request.From)
-	since := before.Time
 	for _, b := range list {
-		if !r.includes(b.ExecutionID) {
-			continue
-		}
-		r.open[b.ID] = 0
-		if b.Start.Before(since) {
-			since = b.Start
+		if r.includes(b.ExecutionID) {
+			r.openBlock(b.ID, b.From)
 		}
 	}
-	r.texts.since = since.Add(-clockMargin)
 	return err
+}
+
+// openBlock begins to replay the text of a block.
+func (r *Replay) openBlock(id string, from deltas.Start) {
+	switch {
+	case r.texts == nil:
+		r.texts = deltas.NewReader(r.player.cfg.NATS, r.player.cfg.Partitions, r.request.Tenant, r.request.Session, from)
+	case len(r.open) == 0:
+		r.texts.Skip(from)
+	default:
+	}
+	r.open[id] = 0
 }
 
 // advanceClock records the clock of the runner. It may go back, because the next runner may be on another machine whose

@@ -198,7 +198,7 @@ func (c *conn) answerFailedJoin(ctx context.Context, r request, err error) {
 func (c *conn) snapshot(ctx context.Context, r request) error {
 	held := c.handler.cfg.Admission.Hold(c.tenant)
 	defer held.End()
-	blocks, tip, err := c.handler.cfg.Reads.Blocks(ctx, c.tenant, r.SessionID, "", held.Take)
+	blocks, tip, err := c.handler.cfg.Player.Blocks(ctx, c.tenant, r.SessionID, "", held.Take)
 	if err == nil {
 		_ = c.send(snapshotMessage(r, tip, blocks)) // the client may be gone
 	}

@@ -19,17 +19,12 @@ SELECT coalesce(CASE WHEN before <= @bytes::bigint THEN block END, '')::text AS 
  ORDER BY execution_ord, first_seq;
 
 -- name: Tip :many
--- Tip returns the end of a session, once for each pending block, or once without a block.
-SELECT s.tip, s.tip_position, s.metadata, b.id AS block, b.execution, b.conversation, t.offsets, t.texts, t.at FROM sessions s
+-- Tip returns the end of a session, once for each pending block with its block_start, or once without a block.
+SELECT s.tip, s.tip_position, s.metadata, b.id AS block, b.execution, b.conversation, coalesce(e.event, '')::text AS start FROM sessions s
   LEFT JOIN blocks b ON b.tenant = s.tenant AND b.session = s.id AND b.status = 'pending'
-  LEFT JOIN LATERAL (SELECT array_agg(f."offset" ORDER BY f."offset")::bigint[] AS offsets, array_agg(f.text ORDER BY f."offset")::text[] AS texts,
-                            coalesce(max(f.at), 'epoch')::timestamptz AS at
-                       FROM text_in_flight f WHERE f.tenant = s.tenant AND f.session = s.id AND f.block = b.id) t ON true
+  LEFT JOIN events e ON e.tenant = b.tenant AND e.session = b.session AND e.seq = b.first_seq
  WHERE s.tenant = @tenant AND s.id = @session ORDER BY b.first_seq;
 
--- name: Reaches :many
--- Reaches returns sessions, once for each block with text in flight, or once with the empty block.
-SELECT s.id, s.tip, coalesce(t.block, '')::text AS block, coalesce(t.text_end, 0)::bigint AS text_end FROM sessions s
-  LEFT JOIN LATERAL (SELECT f.block, max(f."offset" + octet_length(f.text)) AS text_end FROM text_in_flight f
-                      WHERE f.tenant = s.tenant AND f.session = s.id GROUP BY f.block) t ON true
- WHERE s.tenant = @tenant AND s.id = ANY (@sessions::text[]);
+-- name: Tips :many
+-- Tips returns the last event of sessions.
+SELECT id, tip FROM sessions WHERE tenant = @tenant AND id = ANY (@sessions::text[]);

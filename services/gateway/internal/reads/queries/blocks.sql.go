@@ -7,7 +7,6 @@ package queries
 
 import (
 	"context"
-	"time"
 )
 
 const BlocksAt = `-- name: BlocksAt :many
@@ -136,52 +135,10 @@ func (q *Queries) BlocksSince(ctx context.Context, arg BlocksSinceParams) ([]Blo
 	return items, nil
 }
 
-const Reaches = `-- name: Reaches :many
-SELECT s.id, s.tip, coalesce(t.block, '')::text AS block, coalesce(t.text_end, 0)::bigint AS text_end FROM sessions s
-  LEFT JOIN LATERAL (SELECT f.block, max(f."offset" + octet_length(f.text)) AS text_end FROM text_in_flight f
-                      WHERE f.tenant = s.tenant AND f.session = s.id GROUP BY f.block) t ON true
- WHERE s.tenant = $1 AND s.id = ANY ($2::text[])
-`
-
-type ReachesRow struct {
-	ID      string
-	Tip     int64
-	Block   string
-	TextEnd int64
-}
-
-// Reaches returns sessions, once for each block with text in flight, or once with the empty block.
-func (q *Queries) Reaches(ctx context.Context, tenant string, sessions []string) ([]ReachesRow, error) {
-	rows, err := q.db.Query(ctx, Reaches, tenant, sessions)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	var items []ReachesRow
-	for rows.Next() {
-		var i ReachesRow
-		if err := rows.Scan(
-			&i.ID,
-			&i.Tip,
-			&i.Block,
-			&i.TextEnd,
-		); err != nil {
-			return nil, err
-		}
-		items = append(items, i)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, err
-	}
-	return items, nil
-}
-
 const Tip = `-- name: Tip :many
-SELECT s.tip, s.tip_position, s.metadata, b.id AS block, b.execution, b.conversation, t.offsets, t.texts, t.at FROM sessions s
+SELECT s.tip, s.tip_position, s.metadata, b.id AS block, b.execution, b.conversation, coalesce(e.event, '')::text AS start FROM sessions s
   LEFT JOIN blocks b ON b.tenant = s.tenant AND b.session = s.id AND b.status = 'pending'
-  LEFT JOIN LATERAL (SELECT array_agg(f."offset" ORDER BY f."offset")::bigint[] AS offsets, array_agg(f.text ORDER BY f."offset")::text[] AS texts,
-                            coalesce(max(f.at), 'epoch')::timestamptz AS at
-                       FROM text_in_flight f WHERE f.tenant = s.tenant AND f.session = s.id AND f.block = b.id) t ON true
+  LEFT JOIN events e ON e.tenant = b.tenant AND e.session = b.session AND e.seq = b.first_seq
  WHERE s.tenant = $1 AND s.id = $2 ORDER BY b.first_seq
 `
 
@@ -192,12 +149,10 @@ type TipRow struct {
 	Block        *string
 	Execution    *string
 	Conversation *string
-	Offsets      []int64
-	Texts        []string
-	At           time.Time
+	Start        string
 }
 
-// Tip returns the end of a session, once for each pending block, or once without a block.
+// Tip returns the end of a session, once for each pending block with its block_start, or once without a block.
 func (q *Queries) Tip(ctx context.Context, tenant string, session string) ([]TipRow, error) {
 	rows, err := q.db.Query(ctx, Tip, tenant, session)
 	if err != nil {
@@ -214,10 +169,38 @@ func (q *Queries) Tip(ctx context.Context, tenant string, session string) ([]Tip
 			&i.Block,
 			&i.Execution,
 			&i.Conversation,
-			&i.Offsets,
-			&i.Texts,
-			&i.At,
+			&i.Start,
 		); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const Tips = `-- name: Tips :many
+SELECT id, tip FROM sessions WHERE tenant = $1 AND id = ANY ($2::text[])
+`
+
+type TipsRow struct {
+	ID  string
+	Tip int64
+}
+
+// Tips returns the last event of sessions.
+func (q *Queries) Tips(ctx context.Context, tenant string, sessions []string) ([]TipsRow, error) {
+	rows, err := q.db.Query(ctx, Tips, tenant, sessions)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []TipsRow
+	for rows.Next() {
+		var i TipsRow
+		if err := rows.Scan(&i.ID, &i.Tip); err != nil {
 			return nil, err
 		}
 		items = append(items, i)
