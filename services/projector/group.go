@@ -15,10 +15,6 @@ import (
 	"github.com/spoolhq/spool/services/projector/internal/store"
 )
 
-// deltasOverlap is the time before a group's checkpoint from which text in flight is read again. The stream has its own
-// timestamps, and folding text twice has no effect.
-const deltasOverlap = 10 * time.Second
-
 // group projects a partition group, from taking the lock until the first error.
 type group struct {
 	p          *Projector
@@ -34,14 +30,13 @@ type group struct {
 	model      *fold.Model
 	checkpoint store.Checkpoint
 	records    *queue[item]
-	deltas     *queue[delta]
 	atEnd      bool // whether the end of the log was reached since the read began
 }
 
 func newGroup(p *Projector, n int, logger *slog.Logger) *group {
 	return &group{
 		p: p, n: n, shard: topology.GroupShard(n, p.deps.Log.Shards()), logger: logger, live: announcer{nc: p.deps.NATS, group: n},
-		records: newQueue[item](p.cfg.BufferBytes), deltas: newQueue[delta](p.cfg.BufferBytes / 4),
+		records: newQueue[item](p.cfg.BufferBytes),
 	}
 }
 
@@ -67,11 +62,10 @@ func (g *group) lead(ctx context.Context) (err error) {
 	}
 	g.logger.Info("reading", "after", g.position(), "caught_up", g.checkpoint.CaughtUp)
 	ctx, stop := context.WithCancel(ctx)
-	var feeders sync.WaitGroup
-	after, deltasAt := g.position(), g.checkpoint.DeltasAt // copied, because project changes the checkpoint while the feeders start
-	feeders.Go(func() { g.feed(ctx, after) })
-	feeders.Go(func() { g.feedDeltas(ctx, deltasAt) })
-	defer feeders.Wait()
+	var feeder sync.WaitGroup
+	after := g.position() // copied, because project changes the checkpoint while the feeder starts
+	feeder.Go(func() { g.feed(ctx, after) })
+	defer feeder.Wait()
 	defer stop()
 	return g.project(ctx)
 }
@@ -161,13 +155,11 @@ func (g *group) project(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-g.records.ready:
-		case <-g.deltas.ready:
 		}
 		items, more := g.records.take(g.p.cfg.BatchCommits)
-		texts, _ := g.deltas.take(g.p.cfg.BatchCommits)
 		g.p.counts.stepBegan(g.n, items)
 		began := time.Now()
-		if err := g.step(ctx, newStep(items, texts, more)); err != nil {
+		if err := g.step(ctx, newStep(items, more)); err != nil {
 			return err
 		}
 		g.p.counts.stepDone(g.n, items, uint64(g.checkpoint.Position), time.Since(began))
@@ -181,11 +173,10 @@ type step struct {
 	last       *item // the last record
 	more       bool  // whether more items are waiting
 	reachedEnd bool  // whether the items include the end of the log
-	deltasAt   *time.Time
 }
 
-// newStep returns the step of items and text in flight that were taken from the queues.
-func newStep(items []item, texts []delta, more bool) step {
+// newStep returns the step of items that were taken from the queue.
+func newStep(items []item, more bool) step {
 	s := step{more: more}
 	for i := range items {
 		it := &items[i]
@@ -200,10 +191,6 @@ func newStep(items []item, texts []delta, more bool) step {
 		if len(it.rec.Events) > 0 {
 			s.batch.Records = append(s.batch.Records, it.rec)
 		}
-	}
-	for _, d := range texts {
-		s.batch.Deltas = append(s.batch.Deltas, d.Delta)
-		s.deltasAt = &d.at
 	}
 	return s
 }
@@ -228,9 +215,6 @@ func (g *group) commit(ctx context.Context, s step) error {
 		return err
 	}
 	next := g.checkpoint
-	if s.deltasAt != nil {
-		next.DeltasAt = s.deltasAt
-	}
 	if s.reachedEnd {
 		g.atEnd, next.CaughtUp = true, true
 	}
@@ -242,8 +226,6 @@ func (g *group) commit(ctx context.Context, s step) error {
 		}
 	}
 	if s.last == nil && next.CaughtUp == g.checkpoint.CaughtUp && changes.Empty() {
-		// Only known text was folded. The checkpoint is written with the next change.
-		g.checkpoint = next
 		return nil
 	}
 	if err := g.store.Apply(ctx, g.checkpoint.Position, next, &changes); err != nil {

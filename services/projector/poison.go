@@ -85,17 +85,6 @@ func (g *group) commitInPieces(ctx context.Context, s step) error {
 			return err
 		}
 	}
-	for i := range s.batch.Deltas {
-		err := g.commitFresh(ctx, step{batch: fold.Batch{Deltas: s.batch.Deltas[i : i+1]}})
-		var refused *store.RefusedError
-		if errors.As(err, &refused) {
-			g.logger.Warn("drop text in flight", "session", s.batch.Deltas[i].Session, "error", err)
-			continue
-		}
-		if err != nil {
-			return err
-		}
-	}
 	s.batch = fold.Batch{Poison: s.batch.Poison}
 	return g.commitFresh(ctx, s)
 }

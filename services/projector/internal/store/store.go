@@ -42,7 +42,6 @@ type Checkpoint struct {
 	LogTime  *time.Time
 	LagMs    int64
 	CaughtUp bool
-	DeltasAt *time.Time
 }
 
 // Store is one connection, which holds the group's lock and writes its rows, so that losing the connection ends both.
@@ -135,8 +134,8 @@ func (s *Store) TryLock(ctx context.Context) (locked bool, err error) {
 
 // Checkpoint reads the group's checkpoint.
 func (s *Store) Checkpoint(ctx context.Context) (c Checkpoint, err error) {
-	err = s.conn.QueryRow(ctx, "SELECT shard, position, commit_id, log_time, lag_ms, caught_up, deltas_at FROM checkpoints WHERE grp = $1", s.group).
-		Scan(&c.Shard, &c.Position, &c.CommitID, &c.LogTime, &c.LagMs, &c.CaughtUp, &c.DeltasAt)
+	err = s.conn.QueryRow(ctx, "SELECT shard, position, commit_id, log_time, lag_ms, caught_up FROM checkpoints WHERE grp = $1", s.group).
+		Scan(&c.Shard, &c.Position, &c.CommitID, &c.LogTime, &c.LagMs, &c.CaughtUp)
 	if err != nil {
 		return c, fmt.Errorf("read checkpoint of group %d: %w", s.group, err)
 	}
@@ -155,11 +154,11 @@ func (s *Store) Reset(ctx context.Context) error {
 	for _, t := range []string{readmodel.Blocks, readmodel.Events} { // these rows of deleted sessions are kept until they are retired
 		b.Queue("DELETE FROM "+t+" r USING deleted_sessions d WHERE d.grp = $1 AND r.tenant = d.tenant AND r.session = d.id", s.group)
 	}
-	for _, t := range []string{readmodel.Sessions, readmodel.DeletedSessions, readmodel.TextInFlight, readmodel.Keys, readmodel.CatalogueEntries, readmodel.CatalogueVersions, readmodel.Poison,
+	for _, t := range []string{readmodel.Sessions, readmodel.DeletedSessions, readmodel.Keys, readmodel.CatalogueEntries, readmodel.CatalogueVersions, readmodel.Poison,
 		readmodel.TenantUsage, readmodel.TenantBudgets, readmodel.TenantLimits, readmodel.Audit} {
 		b.Queue("DELETE FROM "+t+" WHERE grp = $1", s.group)
 	}
-	b.Queue(`UPDATE checkpoints SET position = 0, commit_id = '', log_time = NULL, lag_ms = 0, caught_up = false, deltas_at = NULL,
+	b.Queue(`UPDATE checkpoints SET position = 0, commit_id = '', log_time = NULL, lag_ms = 0, caught_up = false,
 		updated_at = clock_timestamp() WHERE grp = $1`, s.group)
 	if err := s.conn.SendBatch(ctx, &b).Close(); err != nil {
 		return fmt.Errorf("reset group %d: %w", s.group, err)
@@ -169,8 +168,8 @@ func (s *Store) Reset(ctx context.Context) error {
 
 // advance queues the update of the checkpoint, which fences the transaction and must be its first statement.
 func (s *Store) advance(b *pgx.Batch, previous int64, c Checkpoint) {
-	b.Queue("SELECT advance($1, $2, $3, $4, $5, $6, $7, $8, $9)",
-		s.group, previous, c.Position, c.Shard, c.CommitID, c.LogTime, c.LagMs, c.CaughtUp, c.DeltasAt)
+	b.Queue("SELECT advance($1, $2, $3, $4, $5, $6, $7, $8, NULL)",
+		s.group, previous, c.Position, c.Shard, c.CommitID, c.LogTime, c.LagMs, c.CaughtUp)
 }
 
 // waitForDisk makes the commit of the transaction wait for the disk. Events are announced to clients after the commit, and
@@ -228,7 +227,7 @@ func (s *Store) bulk(ctx context.Context, tx pgx.Tx, first *pgx.Batch, c *fold.C
 			return err
 		}
 	}
-	rest.Texts, rest.Deleted, rest.Poison, rest.Ended, rest.Keys = c.Texts, c.Deleted, c.Poison, c.Ended, c.Keys
+	rest.Deleted, rest.Poison, rest.Ended, rest.Keys = c.Deleted, c.Poison, c.Ended, c.Keys
 	rest.Entries, rest.Versions, rest.Audit = c.Entries, c.Versions, c.Audit
 	rest.States = c.States
 	rest.TenantUsage, rest.TenantBudgets, rest.TenantLimits = c.TenantUsage, c.TenantBudgets, c.TenantLimits
@@ -269,7 +268,7 @@ func (s *Store) deletions(b *pgx.Batch, c *fold.Changes) {
 	if len(c.Gone) > 0 {
 		tenants, ids := splitKeys(c.Gone)
 		for _, t := range []string{
-			readmodel.Executions, readmodel.TextInFlight, readmodel.ToolCalls, readmodel.Conversations, readmodel.Sandboxes,
+			readmodel.Executions, readmodel.ToolCalls, readmodel.Conversations, readmodel.Sandboxes,
 			readmodel.Files, readmodel.Usage, readmodel.SessionStates,
 		} {
 			b.Queue(deleteStatement(t), tenants, ids)
@@ -285,11 +284,6 @@ func (s *Store) deletions(b *pgx.Batch, c *fold.Changes) {
 		tenants, ids := splitKeys(c.Retired)
 		b.Queue(deleteStatement(readmodel.Blocks), tenants, ids)
 		b.Queue(deleteStatement(readmodel.Events), tenants, ids)
-	}
-	if len(c.TextGone) > 0 {
-		tenants, sessions, ids := splitChildren(c.TextGone)
-		b.Queue(`DELETE FROM text_in_flight r USING unnest($1::text[], $2::text[], $3::text[]) AS k(tenant, session, block)
-			WHERE r.tenant = k.tenant AND r.session = k.session AND r.block = k.block`, tenants, sessions, ids)
 	}
 }
 
@@ -331,9 +325,6 @@ func (s *Store) rows(b *pgx.Batch, c *fold.Changes) {
 	if len(c.Poison) > 0 {
 		b.Queue(t.poison.upsert, t.poison.args(c.Poison)...)
 	}
-	if list := lastPerOffset(c.Texts); len(list) > 0 {
-		b.Queue(t.texts.upsert, t.texts.args(list)...)
-	}
 }
 
 // endExecutions queues changes of rows that end with an execution and were not in memory.
@@ -352,9 +343,6 @@ func (s *Store) endExecutions(b *pgx.Batch, c *fold.Changes) {
 	} {
 		b.Queue("WITH k AS (SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::timestamptz[]) AS k(tenant, session, execution, at)) "+sql, tenants, sessions, ids, at)
 	}
-	b.Queue(`DELETE FROM text_in_flight r USING unnest($1::text[], $2::text[], $3::text[]) AS k(tenant, session, execution)
-		WHERE r.tenant = k.tenant AND r.session = k.session AND r.execution = k.execution
-		AND NOT EXISTS (SELECT 1 FROM blocks b WHERE b.tenant = r.tenant AND b.session = r.session AND b.id = r.block)`, tenants, sessions, ids)
 }
 
 func upsert[R any](b *pgx.Batch, t table[R], rows fold.Rows[R]) {
@@ -362,26 +350,6 @@ func upsert[R any](b *pgx.Batch, t table[R], rows fold.Rows[R]) {
 		all := append(append(make([]*R, 0, rows.Len()), rows.New...), rows.Changed...)
 		b.Queue(t.upsert, t.args(all)...)
 	}
-}
-
-// lastPerOffset keeps the last text at each offset, because one statement must not change a row twice.
-func lastPerOffset(list []*fold.Text) []*fold.Text {
-	type place struct {
-		tenant, session, block string
-		offset                 int64
-	}
-	at := map[place]int{}
-	var out []*fold.Text
-	for _, t := range list {
-		p := place{t.Tenant, t.Session, t.Block, t.Offset}
-		if i, ok := at[p]; ok {
-			out[i] = t
-			continue
-		}
-		at[p] = len(out)
-		out = append(out, t)
-	}
-	return out
 }
 
 // splitKeys returns the columns of keys, as arguments for unnest.
