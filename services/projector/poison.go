@@ -89,10 +89,10 @@ func (g *group) commitInPieces(ctx context.Context, s step) error {
 	return g.commitFresh(ctx, s)
 }
 
-// commitFresh calls commit with an empty model, which has no rows of the refused change.
+// commitFresh commits a step in a transaction of its own, with an empty model, which has no rows of the refused change.
 func (g *group) commitFresh(ctx context.Context, s step) error {
 	g.model = fold.New(g.n, g.p.cfg.PresentRows)
-	return g.commit(ctx, s)
+	return g.commit(ctx, s, g.db.Apply)
 }
 
 // oneLine makes s valid for a header and a row.

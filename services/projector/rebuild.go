@@ -106,6 +106,7 @@ type rebuild struct {
 // shadow is one group in the shadow schema.
 type shadow struct {
 	*group
+	store   *store.Store
 	commits uint64
 	target  uint64
 	items   []item // items that were not written yet
@@ -150,10 +151,10 @@ func (b *rebuild) prepare(ctx context.Context) (err error) {
 		g := &shadow{group: newGroup(b.p, n, b.logger.With("group", n))}
 		g.quiet, g.model = true, fold.New(n, b.p.cfg.PresentRows)
 		b.groups = append(b.groups, g)
-		if g.store, err = store.Open(ctx, url, readmodel.ShadowSchema, n); err != nil {
+		if g.store, err = store.Open(ctx, url, readmodel.ShadowSchema); err != nil {
 			return err
 		}
-		g.store.Disposable = true
+		g.db, g.store.Disposable = g.store, true
 		if b.indexes != nil {
 			g.store.BeforeEventsLookup = b.indexes.createOfEvents
 		}
@@ -383,7 +384,7 @@ func (g *shadow) flush(ctx context.Context, writers *errgroup.Group) {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := g.step(ctx, newStep(items, true)); err != nil {
+		if err := g.step(ctx, newStep(items, true), g.store.Apply); err != nil {
 			return fmt.Errorf("group %d: %w", g.n, err)
 		}
 		g.model.Trim()

@@ -58,7 +58,7 @@ func (s *Store) Load(ctx context.Context, m fold.Missing) (p fold.Present, err e
 	children(&b, t.files, m.Files, &p.Files)
 	children(&b, t.usage, m.Usage, &p.Usage)
 	if err := s.conn.SendBatch(ctx, &b).Close(); err != nil {
-		return p, fmt.Errorf("look up rows of group %d: %w", s.group, err)
+		return p, fmt.Errorf("look up rows: %w", err)
 	}
 	return p, nil
 }
