@@ -74,21 +74,59 @@ func (s *Store) Apply(ctx context.Context, w Write) error {
 
 // ApplyTogether writes the changes and checkpoints of several groups, ascending, in one transaction and one round trip.
 // If it fails, nothing is written, or, if the connection is closed, it is unknown whether all or nothing is. failed is
-// the index of the write whose statement failed, with an error like that of Apply; -1 if the error concerns all writes.
+// the index of the write that failed, with an error like that of Apply; -1 if the error concerns all writes.
 func (s *Store) ApplyTogether(ctx context.Context, list []Write) (failed int, err error) {
+	if len(list) > 1 {
+		err := s.applyMerged(ctx, list)
+		if err == nil || s.conn.IsClosed() {
+			return -1, err
+		}
+	}
+	// Find the write that failed.
+	return s.applyInOrder(ctx, list)
+}
+
+// applyMerged writes the rows of all groups with one statement for each table.
+func (s *Store) applyMerged(ctx context.Context, list []Write) error {
 	var b pgx.Batch
-	var owners []int // by statement: the index of its write
+	args := make([]any, 0, 8)
+	for _, column := range []func(Write) any{
+		func(w Write) any { return w.Group }, func(w Write) any { return w.Previous }, func(w Write) any { return w.Next.Position }, func(w Write) any { return w.Next.Shard },
+		func(w Write) any { return w.Next.CommitID }, func(w Write) any { return w.Next.LogTime }, func(w Write) any { return w.Next.LagMs }, func(w Write) any { return w.Next.CaughtUp },
+	} {
+		values := make([]any, len(list))
+		for i, w := range list {
+			values[i] = column(w)
+		}
+		args = append(args, values)
+	}
 	// The checkpoints are locked first, and in the same order by every transaction, so that two of them cannot wait for
 	// each other.
+	b.Queue(`SELECT advance(g, previous, next, shard, commit_id, log_time, lag, caught_up, NULL)
+		FROM unnest($1::smallint[], $2::bigint[], $3::bigint[], $4::smallint[], $5::text[], $6::timestamptz[], $7::bigint[], $8::boolean[])
+		AS k(g, previous, next, shard, commit_id, log_time, lag, caught_up)`, args...)
+	if slices.ContainsFunc(list, s.waitsForDisk) {
+		b.Queue(waitForDisk)
+	}
+	all := merge(list)
+	s.deletions(&b, all)
+	s.rows(&b, all)
+	s.endExecutions(&b, all)
+	return s.conn.SendBatch(ctx, &b).Close()
+}
+
+// applyInOrder writes one group after the other, so that an error can be assigned to one of them.
+func (s *Store) applyInOrder(ctx context.Context, list []Write) (failed int, err error) {
+	var b pgx.Batch
+	var owners []int // by statement: the index of its write
 	for i, w := range list {
 		s.advance(&b, w)
 		owners = append(owners, i)
 	}
-	if slices.ContainsFunc(list, s.waitsForDisk) {
-		b.Queue(waitForDisk)
-		owners = append(owners, 0)
-	}
 	for i, w := range list {
+		if s.waitsForDisk(w) {
+			b.Queue(waitForDisk)
+		}
 		s.deletions(&b, w.Changes)
 		s.rows(&b, w.Changes)
 		s.endExecutions(&b, w.Changes)
@@ -107,6 +145,36 @@ func (s *Store) ApplyTogether(ctx context.Context, list []Write) (failed int, er
 		}
 	}
 	return -1, refusedError(results.Close())
+}
+
+// merge returns the changes of all writes. No two groups change the same row.
+func merge(list []Write) *fold.Changes {
+	var all fold.Changes
+	for _, w := range list {
+		c := w.Changes
+		all.Gone, all.Retired, all.AuditGone = append(all.Gone, c.Gone...), append(all.Retired, c.Retired...), append(all.AuditGone, c.AuditGone...)
+		all.Events, all.Deleted, all.Poison = append(all.Events, c.Events...), append(all.Deleted, c.Deleted...), append(all.Poison, c.Poison...)
+		all.Audit, all.States, all.Ended = append(all.Audit, c.Audit...), append(all.States, c.States...), append(all.Ended, c.Ended...)
+		addRows(&all.Sessions, c.Sessions)
+		addRows(&all.Executions, c.Executions)
+		addRows(&all.Blocks, c.Blocks)
+		addRows(&all.Calls, c.Calls)
+		addRows(&all.Conversations, c.Conversations)
+		addRows(&all.Sandboxes, c.Sandboxes)
+		addRows(&all.Files, c.Files)
+		addRows(&all.Usage, c.Usage)
+		addRows(&all.Keys, c.Keys)
+		addRows(&all.Entries, c.Entries)
+		addRows(&all.Versions, c.Versions)
+		addRows(&all.TenantUsage, c.TenantUsage)
+		addRows(&all.TenantBudgets, c.TenantBudgets)
+		addRows(&all.TenantLimits, c.TenantLimits)
+	}
+	return &all
+}
+
+func addRows[R any](to *fold.Rows[R], rows fold.Rows[R]) {
+	to.New, to.Changed = append(to.New, rows.New...), append(to.Changed, rows.Changed...)
 }
 
 func (s *Store) beforeEventsLookup(ctx context.Context) error {
