@@ -277,19 +277,7 @@ func TestRun_RepeatedCommitsChangeNothing(t *testing.T) {
 		return nil
 	})
 	s.turn(2)
-	x := s.post(3)
-	id := s.open(x, "text")
-	for range 2 {
-		s.publishText(x, id, 0, "Hello, ")
-		s.publishText(x, id, 7, "world")
-	}
 	w.awaitProjected(s)
-	eventually(t, "text", func() error {
-		if got := queryOne[string](w, `SELECT coalesce(string_agg("offset"||text, '|' ORDER BY "offset"), '') FROM text_in_flight`); got != "0Hello, |7world" {
-			return fmt.Errorf("text in flight is %q", got)
-		}
-		return nil
-	})
 	w.checkAgainstLog(s)
 	w.sameAsRebuilt()
 }
@@ -405,16 +393,8 @@ func TestRun_FoldsAgainIfPostgresIsAheadOfTheLog(t *testing.T) {
 	lost := old.session(2).create()
 	lost.turn(1)
 	lost.turn(2)
-	x := lost.post(3)
-	lost.publishText(x, lost.open(x, "text"), 0, "text of a log that is gone")
 	old.migrate()
 	old.awaitProjected(lost)
-	eventually(t, "text", func() error {
-		if queryOne[int](old, "SELECT count(*) FROM text_in_flight") == 0 {
-			return errNotYet
-		}
-		return nil
-	})
 	stop()
 
 	for name, shards := range map[string]int{"another commit, or none, at the checkpoint": 1, "another number of shards": 8} {
@@ -436,7 +416,7 @@ func TestRun_FoldsAgainIfPostgresIsAheadOfTheLog(t *testing.T) {
 			}
 			return nil
 		})
-		if n := queryOne[int](w, "SELECT (SELECT count(*) FROM sessions WHERE id <> $1) + (SELECT count(*) FROM events WHERE session <> $1) + (SELECT count(*) FROM text_in_flight)", s.id); n != 0 {
+		if n := queryOne[int](w, "SELECT (SELECT count(*) FROM sessions WHERE id <> $1) + (SELECT count(*) FROM events WHERE session <> $1)", s.id); n != 0 {
 			t.Errorf("%s: %d rows of the former log are left", name, n)
 		}
 		stop()

@@ -9,15 +9,18 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/pkg/eventlog"
-	"github.com/spoolhq/spool/pkg/readmodel"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/projector/internal/fold"
 	"github.com/spoolhq/spool/services/projector/internal/store"
 )
 
-// deltasOverlap is the time before a group's checkpoint from which text in flight is read again. The stream has its own
-// timestamps, and folding text twice has no effect.
-const deltasOverlap = 10 * time.Second
+// database has the rows of a group. In a rebuild it is a *store.Store.
+type database interface {
+	// Load looks up rows.
+	Load(ctx context.Context, m fold.Missing) (fold.Present, error)
+	// Apply writes the changes of the group in a transaction of their own; its errors are those of store.Apply.
+	Apply(ctx context.Context, w store.Write) error
+}
 
 // group projects a partition group, from taking the lock until the first error.
 type group struct {
@@ -30,18 +33,18 @@ type group struct {
 	progressed bool // whether anything was committed
 	arrived    func()
 
-	store      *store.Store
+	db         database
+	conn       *lockConnection // holds the group's lock; nil in a rebuild
 	model      *fold.Model
 	checkpoint store.Checkpoint
 	records    *queue[item]
-	deltas     *queue[delta]
 	atEnd      bool // whether the end of the log was reached since the read began
 }
 
 func newGroup(p *Projector, n int, logger *slog.Logger) *group {
 	return &group{
-		p: p, n: n, shard: topology.GroupShard(n, p.deps.Log.Shards()), logger: logger, live: announcer{nc: p.deps.NATS, group: n},
-		records: newQueue[item](p.cfg.BufferBytes), deltas: newQueue[delta](p.cfg.BufferBytes / 4),
+		p: p, n: n, shard: topology.GroupShard(n, p.deps.Log.Shards()), logger: logger, live: announcer{nc: p.deps.NATS, group: n}, db: p.connections,
+		records: newQueue[item](p.cfg.BufferBytes),
 	}
 }
 
@@ -49,14 +52,10 @@ func newGroup(p *Projector, n int, logger *slog.Logger) *group {
 func (g *group) lead(ctx context.Context) (err error) {
 	g.arrived = g.p.catchUps[g.shard].announceStart()
 	defer g.arrived()
-	g.store, err = store.Open(ctx, g.p.cfg.DatabaseURL, readmodel.Schema, g.n)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, g.store.Close()) }()
 	if err := g.lock(ctx); err != nil {
 		return err
 	}
+	defer func() { err = errors.Join(err, g.p.writer.unlock(ctx, g.conn, g.n)) }()
 	g.p.counts.setLeading(g.n, true)
 	defer g.p.counts.setLeading(g.n, false)
 	if err := g.begin(ctx); err != nil {
@@ -66,24 +65,23 @@ func (g *group) lead(ctx context.Context) (err error) {
 		return fmt.Errorf("announce the start: %w", err)
 	}
 	g.logger.Info("reading", "after", g.position(), "caught_up", g.checkpoint.CaughtUp)
-	ctx, stop := context.WithCancel(ctx)
-	var feeders sync.WaitGroup
-	after, deltasAt := g.position(), g.checkpoint.DeltasAt // copied, because project changes the checkpoint while the feeders start
-	feeders.Go(func() { g.feed(ctx, after) })
-	feeders.Go(func() { g.feedDeltas(ctx, deltasAt) })
-	defer feeders.Wait()
+	reading, stop := context.WithCancel(ctx)
+	var feeder sync.WaitGroup
+	after := g.position() // copied, because project changes the checkpoint while the feeder starts
+	feeder.Go(func() { g.feed(reading, after) })
+	defer feeder.Wait()
 	defer stop()
 	return g.project(ctx)
 }
 
-// lock waits until no other connection has the group's lock. It polls instead of waiting inside Postgres, where a
+// lock waits until no other process has the group's lock. It polls instead of waiting inside Postgres, where a
 // statement that waits for hours prevents vacuum on all tables.
 func (g *group) lock(ctx context.Context) error {
 	tick := time.NewTicker(g.p.cfg.LockRetry)
 	defer tick.Stop()
 	for {
-		locked, err := g.store.TryLock(ctx)
-		if err != nil || locked {
+		var err error
+		if g.conn, err = g.p.writer.tryLock(ctx, g.n); err != nil || g.conn != nil {
 			return err
 		}
 		g.arrived() // the group does not catch up now
@@ -99,7 +97,7 @@ func (g *group) lock(ctx context.Context) error {
 // begin reads the checkpoint and checks that it matches the log.
 func (g *group) begin(ctx context.Context) (err error) {
 	g.model = fold.New(g.n, g.p.cfg.PresentRows)
-	if g.checkpoint, err = g.store.Checkpoint(ctx); err != nil {
+	if err = g.readCheckpoint(ctx); err != nil {
 		return err
 	}
 	reason, err := g.p.mismatch(ctx, g.checkpoint, g.shard)
@@ -108,15 +106,22 @@ func (g *group) begin(ctx context.Context) (err error) {
 	}
 	if reason != "" {
 		g.logger.Warn("the read model does not match the log: folding the group again", "checkpoint", g.position(), "reason", reason)
-		if err := g.store.Reset(ctx); err != nil {
+		if err := g.p.writer.use(ctx, g.conn, func(c *lockConnection) error { return c.store.Reset(ctx, g.n) }); err != nil {
 			return err
 		}
-		if g.checkpoint, err = g.store.Checkpoint(ctx); err != nil {
+		if err := g.readCheckpoint(ctx); err != nil {
 			return err
 		}
 	}
 	g.checkpoint.Shard = int16(g.shard)
 	return nil
+}
+
+func (g *group) readCheckpoint(ctx context.Context) error {
+	return g.p.writer.use(ctx, g.conn, func(c *lockConnection) (err error) {
+		g.checkpoint, err = c.store.Checkpoint(ctx, g.n)
+		return err
+	})
 }
 
 // mismatch returns why a checkpoint does not match the log, or "" if it does.
@@ -160,19 +165,51 @@ func (g *group) project(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-g.conn.lost:
+			return errLockLost
 		case <-g.records.ready:
-		case <-g.deltas.ready:
 		}
-		items, more := g.records.take(g.p.cfg.BatchCommits)
-		texts, _ := g.deltas.take(g.p.cfg.BatchCommits)
-		g.p.counts.stepBegan(g.n, items)
-		began := time.Now()
-		if err := g.step(ctx, newStep(items, texts, more)); err != nil {
+		if err := g.projectWaiting(ctx); err != nil {
 			return err
 		}
-		g.p.counts.stepDone(g.n, items, uint64(g.checkpoint.Position), time.Since(began))
-		g.model.Trim()
 	}
+}
+
+// projectWaiting folds and commits the waiting commits, at most BatchCommits. Fewer wait for the next round, which takes
+// those that arrive meanwhile too.
+func (g *group) projectWaiting(ctx context.Context) error {
+	most := g.p.cfg.BatchCommits
+	items, more := g.records.take(most)
+	if len(items) == 0 {
+		return nil
+	}
+	g.p.counts.stepBegan(g.n, items)
+	t := turn{w: g.p.writer}
+	if !more {
+		var err error
+		if t, err = g.p.writer.begin(ctx); err != nil {
+			return err
+		}
+		var rest []item
+		rest, more = g.records.take(most - len(items))
+		items = append(items, rest...)
+		g.p.counts.stepBegan(g.n, items)
+	}
+	defer t.leave()
+	began := time.Now()
+	err := g.step(ctx, newStep(items, more), func(ctx context.Context, w store.Write) error {
+		if w.Bulk() {
+			t.leave()
+			return g.db.Apply(ctx, w)
+		}
+		return t.submit(ctx, g.conn, w)
+	})
+	if err != nil {
+		return err
+	}
+	g.p.counts.stepDone(g.n, items, uint64(g.checkpoint.Position), time.Since(began))
+	g.model.Trim()
+	return nil
 }
 
 // step is the content of one transaction.
@@ -181,11 +218,10 @@ type step struct {
 	last       *item // the last record
 	more       bool  // whether more items are waiting
 	reachedEnd bool  // whether the items include the end of the log
-	deltasAt   *time.Time
 }
 
-// newStep returns the step of items and text in flight that were taken from the queues.
-func newStep(items []item, texts []delta, more bool) step {
+// newStep returns the step of items that were taken from the queue.
+func newStep(items []item, more bool) step {
 	s := step{more: more}
 	for i := range items {
 		it := &items[i]
@@ -201,19 +237,19 @@ func newStep(items []item, texts []delta, more bool) step {
 			s.batch.Records = append(s.batch.Records, it.rec)
 		}
 	}
-	for _, d := range texts {
-		s.batch.Deltas = append(s.batch.Deltas, d.Delta)
-		s.deltasAt = &d.at
-	}
 	return s
 }
 
-// step folds and commits a step. If Postgres refuses its rows, the step is divided.
-func (g *group) step(ctx context.Context, s step) error {
+// applyFunc writes the changes of a group, with the errors of store.Apply.
+type applyFunc func(context.Context, store.Write) error
+
+// step folds and commits a step. If Postgres refuses its rows, the step is divided, and its parts are committed in
+// transactions of their own.
+func (g *group) step(ctx context.Context, s step, apply applyFunc) error {
 	if err := g.reportToDead(ctx, s.batch.Poison); err != nil {
 		return err
 	}
-	err := g.commit(ctx, s)
+	err := g.commit(ctx, s, apply)
 	var refused *store.RefusedError
 	if errors.As(err, &refused) {
 		return g.commitInPieces(ctx, s)
@@ -221,16 +257,13 @@ func (g *group) step(ctx context.Context, s step) error {
 	return err
 }
 
-// commit runs the transaction of a step.
-func (g *group) commit(ctx context.Context, s step) error {
+// commit folds a step and applies the changes.
+func (g *group) commit(ctx context.Context, s step, apply applyFunc) error {
 	changes, err := g.fold(ctx, s.batch)
 	if err != nil {
 		return err
 	}
 	next := g.checkpoint
-	if s.deltasAt != nil {
-		next.DeltasAt = s.deltasAt
-	}
 	if s.reachedEnd {
 		g.atEnd, next.CaughtUp = true, true
 	}
@@ -242,11 +275,13 @@ func (g *group) commit(ctx context.Context, s step) error {
 		}
 	}
 	if s.last == nil && next.CaughtUp == g.checkpoint.CaughtUp && changes.Empty() {
-		// Only known text was folded. The checkpoint is written with the next change.
-		g.checkpoint = next
 		return nil
 	}
-	if err := g.store.Apply(ctx, g.checkpoint.Position, next, &changes); err != nil {
+	w := store.Write{Group: g.n, Previous: g.checkpoint.Position, Next: next, Changes: &changes}
+	if g.conn != nil {
+		w.LockedBy = g.conn.store.Backend()
+	}
+	if err := apply(ctx, w); err != nil {
 		return err
 	}
 	g.checkpoint, g.progressed = next, true
@@ -263,7 +298,7 @@ func (g *group) commit(ctx context.Context, s step) error {
 // fold looks up the rows that a batch needs, and folds the batch. Errors of rows are *store.RefusedError.
 func (g *group) fold(ctx context.Context, b fold.Batch) (fold.Changes, error) {
 	for missing := g.model.Missing(b); !missing.Empty(); missing = g.model.Missing(b) {
-		present, err := g.store.Load(ctx, missing)
+		present, err := g.db.Load(ctx, missing)
 		if err != nil {
 			return fold.Changes{}, err
 		}

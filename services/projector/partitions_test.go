@@ -9,16 +9,12 @@ import (
 	"github.com/spoolhq/spool/services/projector"
 )
 
-// filterCounts returns the number of filters of each consumer of the log and of DELTAS, by stream, as the server has
-// them.
+// filterCounts returns the number of filters of each consumer of the log, by stream, as the server has them.
 func (w *world) filterCounts(shards int) map[string][]int {
 	w.t.Helper()
 	out := map[string][]int{}
-	names := []string{topology.StreamDeltas}
 	for shard := range shards {
-		names = append(names, topology.EventsStream(shard))
-	}
-	for _, name := range names {
+		name := topology.EventsStream(shard)
 		stream, err := w.js.Stream(w.t.Context(), name)
 		if err != nil {
 			w.t.Fatal(err)
@@ -38,7 +34,7 @@ func (w *world) filterCounts(shards int) map[string][]int {
 	return out
 }
 
-// expectConsumers waits until each group has one consumer with the given number of filters on the log and on DELTAS.
+// expectConsumers waits until each group has one consumer of the log with the given number of filters.
 func (w *world) expectConsumers(layout topology.Layout, filters int) {
 	w.t.Helper()
 	groups := layout.Partitions.Groups()
@@ -46,22 +42,14 @@ func (w *world) expectConsumers(layout topology.Layout, filters int) {
 		found := w.filterCounts(layout.Shards)
 		tails := 0
 		for name, counts := range found {
-			matching := 0
 			for _, n := range counts {
 				switch {
 				case n == filters:
-					matching++
+					tails++
 				case n > filters:
 					return fmt.Errorf("a consumer of %s has %d filters", name, n)
 				}
 			}
-			if name == topology.StreamDeltas {
-				if matching != groups {
-					return fmt.Errorf("%d consumers of %s have %d filters, want %d", matching, name, filters, groups)
-				}
-				continue
-			}
-			tails += matching
 		}
 		if tails != groups {
 			return fmt.Errorf("%d consumers of the log have %d filters, want %d", tails, filters, groups)

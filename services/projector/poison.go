@@ -85,25 +85,14 @@ func (g *group) commitInPieces(ctx context.Context, s step) error {
 			return err
 		}
 	}
-	for i := range s.batch.Deltas {
-		err := g.commitFresh(ctx, step{batch: fold.Batch{Deltas: s.batch.Deltas[i : i+1]}})
-		var refused *store.RefusedError
-		if errors.As(err, &refused) {
-			g.logger.Warn("drop text in flight", "session", s.batch.Deltas[i].Session, "error", err)
-			continue
-		}
-		if err != nil {
-			return err
-		}
-	}
 	s.batch = fold.Batch{Poison: s.batch.Poison}
 	return g.commitFresh(ctx, s)
 }
 
-// commitFresh calls commit with an empty model, which has no rows of the refused change.
+// commitFresh commits a step in a transaction of its own, with an empty model, which has no rows of the refused change.
 func (g *group) commitFresh(ctx context.Context, s step) error {
 	g.model = fold.New(g.n, g.p.cfg.PresentRows)
-	return g.commit(ctx, s)
+	return g.commit(ctx, s, g.db.Apply)
 }
 
 // oneLine makes s valid for a header and a row.

@@ -79,7 +79,9 @@ type Projector struct {
 	js     jetstream.JetStream
 	counts *metrics
 
-	catchUps []*catchUp // one for each shard
+	catchUps    []*catchUp // one for each shard
+	writer      *writer
+	connections *connections
 }
 
 // New validates the config and returns a Projector. The Projector sends nothing before Run.
@@ -105,6 +107,10 @@ func New(cfg Config, deps Deps) (*Projector, error) {
 		deps.Tip = func(ctx context.Context, shard int) (uint64, error) { return streamTip(ctx, js, shard) }
 	}
 	p := &Projector{cfg: cfg, deps: deps, js: js, counts: newMetrics(deps.Metrics, deps.Now, deps.Log.Partitioning().Groups())}
+	open := func(ctx context.Context) (*store.Store, error) {
+		return store.Open(ctx, cfg.DatabaseURL, readmodel.Schema)
+	}
+	p.writer, p.connections = newWriter(open), newConnections(open, deps.Log.Partitioning().Groups())
 	for shard := range deps.Log.Shards() {
 		p.catchUps = append(p.catchUps, &catchUp{log: deps.Log, shard: shard})
 	}
@@ -135,7 +141,16 @@ func (p *Projector) Run(ctx context.Context) error {
 			return nil
 		}
 	}
+	defer func() {
+		if err := errors.Join(p.writer.close(), p.connections.close()); err != nil {
+			p.deps.Logger.Warn("close connections to postgres", "error", err)
+		}
+	}()
 	var all errgroup.Group
+	all.Go(func() error {
+		p.writer.run(ctx)
+		return nil
+	})
 	for n := range p.deps.Log.Partitioning().Groups() {
 		all.Go(func() error {
 			p.projectGroup(ctx, n)

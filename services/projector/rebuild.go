@@ -42,7 +42,7 @@ type Report struct {
 
 // Rebuild folds the log from its beginning into a shadow schema, while live projection continues, and replaces the
 // read models with it in one transaction. With compare it changes nothing and returns a *DifferenceError unless both
-// are equal in every row, except for text in flight. It needs Deps.Log but not Deps.NATS.
+// are equal in every row. It needs Deps.Log but not Deps.NATS.
 func Rebuild(ctx context.Context, cfg Config, deps Deps, compare bool) (r Report, err error) {
 	if cfg, err = cfg.withDefaults(); err != nil {
 		return r, err
@@ -106,6 +106,7 @@ type rebuild struct {
 // shadow is one group in the shadow schema.
 type shadow struct {
 	*group
+	store   *store.Store
 	commits uint64
 	target  uint64
 	items   []item // items that were not written yet
@@ -150,10 +151,10 @@ func (b *rebuild) prepare(ctx context.Context) (err error) {
 		g := &shadow{group: newGroup(b.p, n, b.logger.With("group", n))}
 		g.quiet, g.model = true, fold.New(n, b.p.cfg.PresentRows)
 		b.groups = append(b.groups, g)
-		if g.store, err = store.Open(ctx, url, readmodel.ShadowSchema, n); err != nil {
+		if g.store, err = store.Open(ctx, url, readmodel.ShadowSchema); err != nil {
 			return err
 		}
-		g.store.Disposable = true
+		g.db, g.store.Disposable = g.store, true
 		if b.indexes != nil {
 			g.store.BeforeEventsLookup = b.indexes.createOfEvents
 		}
@@ -279,12 +280,8 @@ func (b *rebuild) swap(ctx context.Context, tx pgx.Tx) error {
 		return err
 	}
 	for _, sql := range []string{
-		`UPDATE spool_shadow.checkpoints s SET caught_up = l.caught_up, lag_ms = l.lag_ms, deltas_at = l.deltas_at
+		`UPDATE spool_shadow.checkpoints s SET caught_up = l.caught_up, lag_ms = l.lag_ms
 			FROM spool.checkpoints l WHERE l.grp = s.grp`,
-		// Text in flight is not in the log. It belongs to the same positions and is copied.
-		`INSERT INTO spool_shadow.text_in_flight SELECT t.* FROM spool.text_in_flight t
-			WHERE NOT EXISTS (SELECT 1 FROM spool_shadow.blocks b WHERE b.tenant = t.tenant AND b.session = t.session AND b.id = t.block AND b.status <> 'pending')
-			AND NOT EXISTS (SELECT 1 FROM spool_shadow.deleted_sessions d WHERE d.tenant = t.tenant AND d.id = t.session)`,
 		`UPDATE spool.checkpoints SET position = -1`,
 		`ALTER SCHEMA spool RENAME TO spool_retired`,
 		`ALTER SCHEMA spool_shadow RENAME TO spool`,
@@ -387,7 +384,7 @@ func (g *shadow) flush(ctx context.Context, writers *errgroup.Group) {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := g.step(ctx, newStep(items, nil, true)); err != nil {
+		if err := g.step(ctx, newStep(items, true), g.store.Apply); err != nil {
 			return fmt.Errorf("group %d: %w", g.n, err)
 		}
 		g.model.Trim()

@@ -40,17 +40,18 @@ func TestSettingBuffers_LimitReadAheadAndRows(t *testing.T) {
 		if err := readmodel.Migrate(t.Context(), p.cfg.DatabaseURL); err != nil {
 			t.Fatal(err)
 		}
-		if g.store, err = store.Open(t.Context(), p.cfg.DatabaseURL, readmodel.Schema, 0); err != nil {
-			t.Fatal(err)
+		p.writer = newWriter(func(ctx context.Context) (*store.Store, error) { return store.Open(ctx, p.cfg.DatabaseURL, readmodel.Schema) })
+		if g.conn, err = p.writer.tryLock(t.Context(), 0); err != nil || g.conn == nil {
+			t.Fatal(g.conn, err)
 		}
 		if err := g.begin(t.Context()); err != nil {
 			t.Fatal(err)
 		}
+		if err := p.writer.close(); err != nil {
+			t.Fatal(err)
+		}
 		if kept, want := remembers(t, g.model, 20), p.cfg.PresentRows >= 20; kept != want {
 			t.Errorf("with %d present rows, the first of 20 sessions is kept: %v", p.cfg.PresentRows, kept)
-		}
-		if err := g.store.Close(); err != nil {
-			t.Fatal(err)
 		}
 	}
 }

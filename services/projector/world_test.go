@@ -329,18 +329,6 @@ func (s *session) turn(n int) {
 		events.ExecutionCompleted{DurationMs: 1234, Usage: events.Usage{InputTokens: 10, OutputTokens: 20}, Result: "done"})
 }
 
-// publishText publishes text in flight and waits until the stream has stored it.
-func (s *session) publishText(x, block string, offset int, text string) {
-	s.w.t.Helper()
-	data, err := json.Marshal(events.Delta{BlockID: block, ExecutionID: x, ConversationID: events.MainConversation, Epoch: 1, Offset: uint32(offset), Text: text, Time: testTime})
-	if err != nil {
-		s.w.t.Fatal(err)
-	}
-	if _, err := s.w.js.Publish(context.Background(), s.w.log.Partitioning().DeltaSubject(s.tenant, s.id), data); err != nil {
-		s.w.t.Fatal(err)
-	}
-}
-
 // follower receives the messages of LIVE about a session.
 type follower struct {
 	t   testing.TB
@@ -379,7 +367,7 @@ var tables = []string{
 	readmodel.TenantUsage, readmodel.TenantBudgets, readmodel.TenantLimits, readmodel.Audit, readmodel.SessionStates,
 }
 
-// dump returns all rows of the read models, except text in flight.
+// dump returns all rows of the read models.
 func (w *world) dump() string {
 	w.t.Helper()
 	conn := w.conn()

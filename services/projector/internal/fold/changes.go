@@ -8,19 +8,12 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Batch is the input of one fold: records in the order of the log, and text in flight.
+// Batch is the input of one fold: records in the order of the log.
 type Batch struct {
 	Records []eventlog.Record
-	Deltas  []Delta
 	Poison  []Poison
 	// Bare folds only the events of the records, for a commit that Postgres would otherwise refuse.
 	Bare bool
-}
-
-// Delta is text in flight of a session.
-type Delta struct {
-	Tenant, Session string
-	events.Delta
 }
 
 // Rows are the changed rows of one table, without duplicates. New are rows that Postgres does not have yet.
@@ -32,9 +25,8 @@ func (r Rows[R]) Len() int { return len(r.New) + len(r.Changed) }
 // Changes are the changes of a batch to the read models. They must be applied in this order: deletions, rows, and
 // then the rows that end with an execution.
 type Changes struct {
-	Gone          []Key   // sessions whose rows are deleted, except events and blocks
-	Retired       []Key   // sessions whose events and blocks are deleted
-	TextGone      []Child // blocks whose text in flight is deleted
+	Gone          []Key // sessions whose rows are deleted, except events and blocks
+	Retired       []Key // sessions whose events and blocks are deleted
 	Sessions      Rows[Session]
 	Executions    Rows[Execution]
 	Blocks        Rows[Block]
@@ -50,7 +42,6 @@ type Changes struct {
 	TenantBudgets Rows[TenantBudget]
 	TenantLimits  Rows[TenantLimits]
 	Events        []*Event
-	Texts         []*Text    // a later text at the same offset replaces an earlier one
 	Deleted       []*Deleted // without duplicates
 	Poison        []*Poison
 	AuditGone     []Key // deleted sessions whose audit rows are deleted, except those of the deletion
@@ -60,8 +51,7 @@ type Changes struct {
 	Live          []Live
 }
 
-// Ended is an execution that ended. Its open calls and sub-agents end with it, and the text of its blocks that never
-// began is deleted.
+// Ended is an execution that ended. Its open calls and sub-agents end with it.
 type Ended struct {
 	Session   Key
 	Execution string
@@ -72,13 +62,12 @@ type Ended struct {
 type Live struct {
 	Session Key
 	Events  []*Event
-	Deltas  []events.Delta
 	Tip     int64
 }
 
 // Empty reports whether nothing changed.
 func (c *Changes) Empty() bool {
-	return len(c.Gone)+len(c.Retired)+len(c.TextGone)+len(c.Events)+len(c.Texts)+len(c.Deleted)+len(c.Poison)+len(c.AuditGone)+len(c.Audit)+len(c.Ended)+len(c.States)+
+	return len(c.Gone)+len(c.Retired)+len(c.Events)+len(c.Deleted)+len(c.Poison)+len(c.AuditGone)+len(c.Audit)+len(c.Ended)+len(c.States)+
 		c.Sessions.Len()+c.Executions.Len()+c.Blocks.Len()+c.Calls.Len()+c.Conversations.Len()+c.Sandboxes.Len()+c.Files.Len()+c.Usage.Len()+c.Keys.Len()+
 		c.Entries.Len()+c.Versions.Len()+c.TenantUsage.Len()+c.TenantBudgets.Len()+c.TenantLimits.Len() == 0
 }

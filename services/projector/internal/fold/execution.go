@@ -128,7 +128,6 @@ func (f *folding) foldEnd(a *aggregate, s *Session, x *entry[Execution], e event
 	if s.ActiveExecution == row.ID {
 		s.ActiveExecution = ""
 	}
-	f.deleteTextWithoutBlock(a, row.ID)
 	if !a.complete {
 		f.out.Ended = append(f.out.Ended, Ended{a.key, row.ID, at})
 	}

@@ -60,9 +60,6 @@ func (m *Model) Fold(b Batch) (Changes, error) {
 			return Changes{}, fmt.Errorf("fold %s: %w", rec.Position, err)
 		}
 	}
-	for _, d := range b.Deltas {
-		f.foldDelta(d)
-	}
 	for i := range b.Poison {
 		f.out.Poison = append(f.out.Poison, &b.Poison[i])
 	}
@@ -292,19 +289,17 @@ func (f *folding) deleteSession(a *aggregate, e events.Event) error {
 	discardChanges(a.sandboxes)
 	discardChanges(a.files)
 	discardChanges(a.usage)
-	f.out.Texts = remove(f.out.Texts, func(r *Text) bool { return r.Tenant == a.key.Tenant && r.Session == a.key.ID })
 	f.out.States = remove(f.out.States, func(r *SavedState) bool { return r.Tenant == a.key.Tenant && r.Session == a.key.ID })
 	f.out.Ended = remove(f.out.Ended, func(r Ended) bool { return r.Session == a.key })
-	if stored || len(a.texts) > 0 {
+	if stored {
 		f.out.Gone = append(f.out.Gone, a.key)
 	}
 	a.tombstone = &entry[Deleted]{row: Deleted{Tenant: a.key.Tenant, ID: a.key.ID, Group: f.model.group, At: pgTime(e.Time), Spent: a.session.row.Spent, Parent: a.session.row.Parent, Forked: a.session.row.Forked}}
 	markChanged(&f.deleted, a.tombstone)
-	f.announce(a.key).Deltas = nil
 	fresh := newAggregate(a.key)
 	a.session, a.deleted, a.complete, a.kept, a.history = nil, true, false, a.blocks, nil
 	a.executions, a.blocks, a.calls = fresh.executions, fresh.blocks, fresh.calls
-	a.conversations, a.sandboxes, a.texts = fresh.conversations, fresh.sandboxes, fresh.texts
+	a.conversations, a.sandboxes = fresh.conversations, fresh.sandboxes
 	a.files, a.usage, a.shares = fresh.files, fresh.usage, nil
 	return nil
 }
@@ -355,8 +350,7 @@ func (f *folding) foldBlock(a *aggregate, s *Session, e events.Event) {
 		return
 	}
 	next.Time = clampTime(next.Time)
-	begins := was == nil
-	if begins {
+	if was == nil {
 		was = &entry[Block]{row: Block{
 			Tenant: a.key.Tenant, Session: a.key.ID, ID: id, FirstSeq: s.Tip, ExecutionOrd: f.executionOrd(a, e),
 		}}
@@ -366,12 +360,6 @@ func (f *folding) foldBlock(a *aggregate, s *Session, e events.Event) {
 	b.block, b.LastSeq = *next, s.Tip
 	b.Execution, b.Conversation = rowKey(next.ExecutionID), rowKey(next.ConversationID)
 	b.Kind, b.Status = clean(string(next.Kind)), clean(string(next.Status))
-	switch {
-	case b.final():
-		f.deleteText(a, id)
-	case begins:
-		f.announceText(a, b)
-	}
 }
 
 // executionOrd returns the order of a block's execution. A block without an execution is ordered with the first one, as in

@@ -10,8 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/spoolhq/spool/pkg/events"
-	"github.com/spoolhq/spool/pkg/events/blocks"
 	"github.com/spoolhq/spool/services/projector/internal/fold"
 )
 
@@ -31,7 +29,6 @@ type memory struct {
 	entries       map[fold.Key]fold.Entry
 	versions      map[fold.Child]fold.Version
 	events        map[string]fold.Event
-	texts         map[string]fold.Text
 	poison        map[string]fold.Poison
 	tenantUsage   map[fold.Key]fold.TenantUsage
 	tenantBudgets map[fold.Key]fold.TenantBudget
@@ -46,7 +43,7 @@ func newMemory(t testing.TB) *memory {
 		blocks: map[fold.Child]fold.Block{}, calls: map[fold.Child]fold.ToolCall{}, conversations: map[fold.Child]fold.Conversation{},
 		sandboxes: map[fold.Child]fold.Sandbox{}, files: map[fold.Child]fold.File{}, usage: map[fold.Child]fold.Usage{}, keys: map[fold.Key]fold.APIKey{},
 		entries: map[fold.Key]fold.Entry{}, versions: map[fold.Child]fold.Version{}, events: map[string]fold.Event{},
-		texts: map[string]fold.Text{}, poison: map[string]fold.Poison{}, audit: map[string]fold.AuditRow{},
+		poison: map[string]fold.Poison{}, audit: map[string]fold.AuditRow{},
 		tenantUsage: map[fold.Key]fold.TenantUsage{}, tenantBudgets: map[fold.Key]fold.TenantBudget{}, tenantLimits: map[string]fold.TenantLimits{},
 		states: map[string]fold.SavedState{},
 	}
@@ -81,15 +78,7 @@ func (m *memory) load(asked fold.Missing) (p fold.Present) {
 		if _, ok := m.deleted[k]; ok {
 			p.Deleted = append(p.Deleted, m.deleted[k])
 		}
-		for _, t := range m.texts {
-			if t.Tenant == k.Tenant && t.Session == k.ID {
-				p.Texts = append(p.Texts, t)
-			}
-		}
 	}
-	slices.SortFunc(p.Texts, func(a, b fold.Text) int {
-		return cmp.Or(cmp.Compare(a.Block, b.Block), cmp.Compare(a.Offset, b.Offset))
-	})
 	m.histories(asked, &p)
 	for _, k := range asked.Keys {
 		if r, ok := m.keys[k]; ok {
@@ -168,7 +157,6 @@ func (m *memory) apply(c *fold.Changes) {
 		drop(m.files, k)
 		drop(m.usage, k)
 		maps.DeleteFunc(m.states, func(_ string, s fold.SavedState) bool { return s.Tenant == k.Tenant && s.Session == k.ID })
-		m.dropTexts(func(t fold.Text) bool { return t.Tenant == k.Tenant && t.Session == k.ID })
 	}
 	for _, k := range c.Retired {
 		drop(m.blocks, k)
@@ -177,9 +165,6 @@ func (m *memory) apply(c *fold.Changes) {
 				delete(m.events, id)
 			}
 		}
-	}
-	for _, g := range c.TextGone {
-		m.dropTexts(func(t fold.Text) bool { return child(t.Tenant, t.Session, t.Block) == g })
 	}
 	put(m.t, m.sessions, c.Sessions, func(r fold.Session) fold.Key { return fold.Key{Tenant: r.Tenant, ID: r.ID} })
 	put(m.t, m.executions, c.Executions, func(r fold.Execution) fold.Child { return child(r.Tenant, r.Session, r.ID) })
@@ -201,9 +186,6 @@ func (m *memory) apply(c *fold.Changes) {
 			m.t.Fatalf("event %s is inserted twice", id)
 		}
 		m.events[id] = *e
-	}
-	for _, t := range c.Texts {
-		m.texts[fmt.Sprint(t.Tenant, " ", t.Session, " ", t.Block, " ", t.Offset)] = *t
 	}
 	for _, s := range c.States {
 		m.states[fmt.Sprint(s.Tenant, " ", s.Session, " ", s.Seq)] = *s
@@ -242,18 +224,6 @@ func (m *memory) end(list []fold.Ended) {
 				m.conversations[id] = c
 			}
 		}
-		m.dropTexts(func(t fold.Text) bool {
-			_, began := m.blocks[child(t.Tenant, t.Session, t.Block)]
-			return t.Tenant == e.Session.Tenant && t.Session == e.Session.ID && t.Execution == e.Execution && !began
-		})
-	}
-}
-
-func (m *memory) dropTexts(gone func(fold.Text) bool) {
-	for id, t := range m.texts {
-		if gone(t) {
-			delete(m.texts, id)
-		}
 	}
 }
 
@@ -281,23 +251,7 @@ func put[K comparable, R any](t testing.TB, to map[K]R, rows fold.Rows[R], key f
 	}
 }
 
-// text returns a block's text in flight as a reader would join it.
-func (m *memory) text(k fold.Child) *blocks.Text {
-	var rows []fold.Text
-	for _, t := range m.texts {
-		if child(t.Tenant, t.Session, t.Block) == k {
-			rows = append(rows, t)
-		}
-	}
-	slices.SortFunc(rows, func(a, b fold.Text) int { return cmp.Compare(a.Offset, b.Offset) })
-	var text blocks.Text
-	for _, r := range rows {
-		text.Add(events.Delta{Offset: uint32(r.Offset), Text: r.Text})
-	}
-	return &text
-}
-
-// equal compares two read models. Text in flight is compared as readers would join it.
+// equal compares two read models.
 func (m *memory) equal(other *memory) error {
 	for _, c := range []struct {
 		name string
@@ -312,14 +266,6 @@ func (m *memory) equal(other *memory) error {
 	} {
 		if !reflect.DeepEqual(c.a, c.b) {
 			return fmt.Errorf("%s differ:\n%s\n%s", c.name, show(c.a), show(c.b))
-		}
-	}
-	for _, list := range []map[string]fold.Text{m.texts, other.texts} {
-		for _, t := range list {
-			k := child(t.Tenant, t.Session, t.Block)
-			if a, b := m.text(k).Known, other.text(k).Known; a != b {
-				return fmt.Errorf("text in flight of %v differs: %q and %q", k, a, b)
-			}
 		}
 	}
 	return nil

@@ -45,7 +45,7 @@ type entry[R any] struct {
 	dirty  bool // whether the present fold changed the row
 }
 
-// aggregate holds a session's rows. All texts of the session are always in memory.
+// aggregate holds a session's rows.
 type aggregate struct {
 	key       Key
 	element   *list.Element
@@ -64,7 +64,6 @@ type aggregate struct {
 	sandboxes     map[string]*entry[Sandbox]
 	files         map[string]*entry[File]
 	usage         map[string]*entry[Usage]
-	texts         map[string]*blockText
 
 	history *history.State // state after the last event; nil if it is not in memory
 
@@ -76,16 +75,15 @@ func newAggregate(k Key) *aggregate {
 	return &aggregate{
 		key: k, executions: map[string]*entry[Execution]{}, blocks: map[string]*entry[Block]{}, calls: map[string]*entry[ToolCall]{},
 		conversations: map[string]*entry[Conversation]{}, sandboxes: map[string]*entry[Sandbox]{},
-		files: map[string]*entry[File]{}, usage: map[string]*entry[Usage]{}, texts: map[string]*blockText{},
+		files: map[string]*entry[File]{}, usage: map[string]*entry[Usage]{},
 	}
 }
 
 func (a *aggregate) size() int {
-	return 1 + len(a.executions) + len(a.blocks) + len(a.calls) + len(a.conversations) + len(a.sandboxes) + len(a.files) + len(a.usage) + len(a.texts)
+	return 1 + len(a.executions) + len(a.blocks) + len(a.calls) + len(a.conversations) + len(a.sandboxes) + len(a.files) + len(a.usage)
 }
 
-// Missing lists the rows that must be looked up before a batch can be folded. The lookup of a session includes all
-// its text in flight.
+// Missing lists the rows that must be looked up before a batch can be folded.
 type Missing struct {
 	Sessions      []Key
 	Histories     []Key // sessions whose last saved state, and the events since, are needed
@@ -114,7 +112,6 @@ func (m Missing) Empty() bool {
 type Present struct {
 	Sessions      []Session
 	Deleted       []Deleted
-	Texts         []Text       // ascending by offset for each block
 	States        []SavedState // the last one of each session
 	Events        []Event      // events of each session after its state, ascending
 	Keys          []APIKey
@@ -158,12 +155,6 @@ func (m *Model) Missing(b Batch) Missing {
 	}
 	for k, n := range added {
 		w.requestHistory(k, n)
-	}
-	for _, d := range b.Deltas {
-		k := Key{d.Tenant, d.Session}
-		a := w.requestSession(k)
-		w.requestExecution(k, a, d.ExecutionID)
-		w.requestBlock(k, a, d.BlockID)
 	}
 	return w.out
 }
@@ -274,15 +265,6 @@ func (m *Model) Put(asked Missing, p Present) error {
 	for _, d := range p.Deleted {
 		a := m.sessions[Key{d.Tenant, d.ID}]
 		a.deleted, a.tombstone = true, &entry[Deleted]{row: d, stored: true}
-	}
-	for _, t := range p.Texts {
-		a := m.sessions[Key{t.Tenant, t.Session}]
-		text := a.texts[t.Block]
-		if text == nil {
-			text = &blockText{execution: t.Execution}
-			a.texts[t.Block] = text
-		}
-		text.Add(events.Delta{Offset: uint32(t.Offset), Text: t.Text})
 	}
 	for _, a := range fresh {
 		if a.complete = a.session == nil && !a.deleted; a.complete {

@@ -23,8 +23,6 @@ func name(t *rapid.T, kind string, n int) string {
 	return fmt.Sprintf("%s_%d", kind, rapid.IntRange(1, n).Draw(t, kind))
 }
 
-const fullText = "Grüße: 0123456789 abcdefghij"
-
 // anEvent draws any event, valid or not, because a fold must accept every event.
 func anEvent(t *rapid.T) events.Event {
 	execution := name(t, "exe", 3)
@@ -142,47 +140,27 @@ func lawful(list []eventlog.Record) []eventlog.Record {
 	return list
 }
 
-// deltas returns pieces of fullText, which overlap and are in any order. They do not split characters, because JSON
-// could not carry that.
-func deltas(t *rapid.T) []fold.Delta {
-	var cuts []int
-	for i := range fullText {
-		cuts = append(cuts, i)
-	}
-	cuts = append(cuts, len(fullText))
-	return rapid.SliceOfN(rapid.Custom(func(t *rapid.T) fold.Delta {
-		execution := name(t, "exe", 3)
-		first := rapid.IntRange(0, len(cuts)-2).Draw(t, "from")
-		from, to := cuts[first], cuts[rapid.IntRange(first+1, len(cuts)-1).Draw(t, "to")]
-		return fold.Delta{Tenant: "default", Session: name(t, "ses", 2), Delta: events.Delta{
-			BlockID: name(t, "blk", 2) + "_" + execution, ExecutionID: execution, Offset: uint32(from), Text: fullText[from:to],
-		}}
-	}), 0, 20).Draw(t, "deltas")
-}
-
 func TestFold_InPiecesEqualsTheWhole(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(rt *rapid.T) {
-		recs, texts := records(rt), deltas(rt)
+		recs := records(rt)
 		whole := newMemory(t)
 		model := fold.New(3, 1000)
 		model.SaveStatesEvery(4)
-		whole.fold(model, fold.Batch{Records: recs, Deltas: texts})
+		whole.fold(model, fold.Batch{Records: recs})
 
 		pieces := newMemory(t)
 		limit := rapid.SampledFrom([]int{1, 3, 1000}).Draw(rt, "present rows")
 		model = fold.New(3, limit)
 		model.SaveStatesEvery(4)
-		for len(recs)+len(texts) > 0 {
-			n, m := rapid.IntRange(0, len(recs)).Draw(rt, "records"), rapid.IntRange(0, len(texts)).Draw(rt, "texts")
-			pieces.fold(model, fold.Batch{Records: recs[:n], Deltas: texts[:m]})
+		for len(recs) > 0 {
+			n := rapid.IntRange(0, len(recs)).Draw(rt, "records")
+			pieces.fold(model, fold.Batch{Records: recs[:n]})
 			if rapid.IntRange(0, 5).Draw(rt, "restart") == 0 {
-				// A restarted projector reads its text in flight again.
 				model = fold.New(3, limit)
 				model.SaveStatesEvery(4)
-				pieces.fold(model, fold.Batch{Deltas: texts[:m]})
 			}
-			recs, texts = recs[n:], texts[m:]
+			recs = recs[n:]
 		}
 		if err := whole.equal(pieces); err != nil {
 			rt.Fatal(err)
@@ -194,19 +172,19 @@ func TestFold_InPiecesEqualsTheWhole(t *testing.T) {
 func TestLive_ShowsWhatAReloadShows(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(rt *rapid.T) {
-		recs, texts := records(rt), deltas(rt)
+		recs := records(rt)
 		m := newMemory(t)
 		model := fold.New(3, rapid.SampledFrom([]int{1, 1000}).Draw(rt, "present rows"))
 		views, seqs := map[string]*blocks.View{}, map[string]int64{}
-		for len(recs)+len(texts) > 0 {
-			n, k := rapid.IntRange(0, len(recs)).Draw(rt, "records"), rapid.IntRange(0, len(texts)).Draw(rt, "texts")
-			for _, l := range m.fold(model, fold.Batch{Records: recs[:n], Deltas: texts[:k]}).Live {
+		for len(recs) > 0 {
+			n := rapid.IntRange(0, len(recs)).Draw(rt, "records")
+			for _, l := range m.fold(model, fold.Batch{Records: recs[:n]}).Live {
 				if views[l.Session.ID] == nil {
 					views[l.Session.ID] = blocks.NewView()
 				}
 				follow(rt, views[l.Session.ID], seqs, l)
 			}
-			recs, texts = recs[n:], texts[k:]
+			recs = recs[n:]
 		}
 		for id, view := range views {
 			if _, there := m.sessions[fold.Key{Tenant: "default", ID: id}]; there {
@@ -216,7 +194,7 @@ func TestLive_ShowsWhatAReloadShows(t *testing.T) {
 	})
 }
 
-// follow applies LIVE to a view like a client. It accepts no gap in seqs or text, and no text of an unknown block.
+// follow applies LIVE to a view like a client. It accepts no gap in seqs.
 func follow(t *rapid.T, v *blocks.View, seqs map[string]int64, l fold.Live) {
 	for _, e := range l.Events {
 		if seqs[l.Session.ID]++; e.Seq != seqs[l.Session.ID] {
@@ -227,20 +205,6 @@ func follow(t *rapid.T, v *blocks.View, seqs map[string]int64, l fold.Live) {
 			t.Fatal(err)
 		}
 		v.Apply(w.Event())
-	}
-	for _, d := range l.Deltas {
-		i := slices.IndexFunc(v.Blocks(), func(b events.Block) bool { return b.ID == d.BlockID })
-		if i < 0 {
-			t.Fatalf("text of block %s, which was not announced", d.BlockID)
-		}
-		b := v.Blocks()[i]
-		if b.Status != events.StatusPending {
-			t.Fatalf("text of block %s, whose status is %s", d.BlockID, b.Status)
-		}
-		if known := len(b.Content); d.Offset != 0 && int(d.Offset) != known {
-			t.Fatalf("text of block %s at offset %d, after %d known bytes", d.BlockID, d.Offset, known)
-		}
-		v.ApplyDelta(d)
 	}
 	if tip := seqs[l.Session.ID]; l.Tip != 0 && l.Tip != tip {
 		t.Fatalf("tip is %d, the last event %d", l.Tip, tip)
@@ -266,9 +230,6 @@ func reload(t *rapid.T, m *memory, session string) []events.Block {
 		var b events.Block
 		if err := json.Unmarshal([]byte(r.JSON), &b); err != nil {
 			t.Fatal(err)
-		}
-		if text := m.text(child("default", session, r.ID)); b.Status == events.StatusPending && text.Known != "" {
-			b.Content = text.Known
 		}
 		out = append(out, b)
 	}

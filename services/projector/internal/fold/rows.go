@@ -1,5 +1,4 @@
-// Package fold computes the read models from the log: a pure function from events, text in flight and present rows to
-// changed rows.
+// Package fold computes the read models from the log: a pure function from events and present rows to changed rows.
 package fold
 
 import (
@@ -114,16 +113,6 @@ type (
 		Seq             int64
 		Type            string
 		JSON            string
-	}
-	// Text is a row of text_in_flight.
-	Text struct {
-		Tenant, Session, Block string
-		Offset                 int64
-		Group                  int16
-		Execution              string
-		Conversation           string
-		At                     time.Time
-		Text                   string
 	}
 	// ToolCall is a row of tool_calls; ID is its tool_use_id.
 	ToolCall struct {

@@ -23,8 +23,6 @@ func (s *Store) Load(ctx context.Context, m fold.Missing) (p fold.Present, err e
 		tenants, ids := splitKeys(m.Sessions)
 		fetch(&b, t.sessions, &p.Sessions, tenants, ids)
 		fetch(&b, t.deleted, &p.Deleted, tenants, ids)
-		q := t.texts
-		b.Queue(selectTexts, tenants, ids).Query(func(rows pgx.Rows) error { return scanInto(q, rows, &p.Texts) })
 	}
 	if len(m.Histories) > 0 {
 		tenants, ids := splitKeys(m.Histories)
@@ -60,15 +58,10 @@ func (s *Store) Load(ctx context.Context, m fold.Missing) (p fold.Present, err e
 	children(&b, t.files, m.Files, &p.Files)
 	children(&b, t.usage, m.Usage, &p.Usage)
 	if err := s.conn.SendBatch(ctx, &b).Close(); err != nil {
-		return p, fmt.Errorf("look up rows of group %d: %w", s.group, err)
+		return p, fmt.Errorf("look up rows: %w", err)
 	}
 	return p, nil
 }
-
-// selectTexts selects the columns of textTable.
-const selectTexts = `SELECT t.tenant, t.session, t.block, t."offset", t.grp, t.execution, t.conversation, t.at, t.text
-	FROM unnest($1::text[], $2::text[]) AS k(tenant, session) JOIN text_in_flight t ON t.tenant = k.tenant AND t.session = k.session
-	ORDER BY t.tenant, t.session, t.block, t."offset"`
 
 // selectLastStates selects the last saved state of each session, with the columns of states. selectEventsSince selects
 // the events after that state, with the columns of events.

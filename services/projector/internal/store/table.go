@@ -113,7 +113,6 @@ type tables struct {
 	executions    table[fold.Execution]
 	blocks        table[fold.Block]
 	events        table[fold.Event]
-	texts         table[fold.Text]
 	calls         table[fold.ToolCall]
 	conversations table[fold.Conversation]
 	sandboxes     table[fold.Sandbox]

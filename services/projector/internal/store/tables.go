@@ -20,7 +20,7 @@ const (
 
 func newTables() *tables {
 	return &tables{
-		sessions: sessionTable(), executions: executionTable(), blocks: blockTable(), texts: textTable(),
+		sessions: sessionTable(), executions: executionTable(), blocks: blockTable(),
 		calls: callTable(), conversations: conversationTable(), sandboxes: sandboxTable(), files: fileTable(), usage: usageTable(),
 		entries: entryTable(), versions: versionTable(), tenantUsage: tenantUsageTable(), tenantBudgets: tenantBudgetTable(), tenantLimits: tenantLimitsTable(), audit: auditTable(),
 		states: newTable(readmodel.SessionStates, 3,
@@ -147,19 +147,6 @@ func blockTable() table[fold.Block] {
 		col("first_seq", int8, func(r *fold.Block) *int64 { return &r.FirstSeq }),
 		col("last_seq", int8, func(r *fold.Block) *int64 { return &r.LastSeq }),
 		col("block", text, func(r *fold.Block) *string { return &r.JSON }))
-}
-
-func textTable() table[fold.Text] {
-	return newTable(readmodel.TextInFlight, 4,
-		col("tenant", text, func(r *fold.Text) *string { return &r.Tenant }),
-		col("session", text, func(r *fold.Text) *string { return &r.Session }),
-		col("block", text, func(r *fold.Text) *string { return &r.Block }),
-		col("offset", int8, func(r *fold.Text) *int64 { return &r.Offset }),
-		col("grp", int2, func(r *fold.Text) *int16 { return &r.Group }),
-		col("execution", text, func(r *fold.Text) *string { return &r.Execution }),
-		col("conversation", text, func(r *fold.Text) *string { return &r.Conversation }),
-		col("at", timestamptz, func(r *fold.Text) *time.Time { return &r.At }),
-		col("text", text, func(r *fold.Text) *string { return &r.Text }))
 }
 
 func callTable() table[fold.ToolCall] {

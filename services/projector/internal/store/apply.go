@@ -1,0 +1,362 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/spoolhq/spool/pkg/readmodel"
+	"github.com/spoolhq/spool/services/projector/internal/fold"
+)
+
+// copyRows is the number of new rows above which COPY is cheaper than one round trip for all changes.
+const copyRows = 500
+
+// Write is the part of a transaction that belongs to one group: its rows and its checkpoint.
+type Write struct {
+	Group    int
+	Previous int64 // position of the checkpoint on which the changes are based
+	Next     Checkpoint
+	Changes  *fold.Changes
+	// LockedBy is the backend that must hold the group's lock when the write begins, see Store.Backend. 0 means that
+	// the writer is known to hold the lock, or needs none.
+	LockedBy uint32
+}
+
+// Bulk reports whether the write has so many new rows that Apply copies them. ApplyTogether is not meant for it.
+func (w Write) Bulk() bool {
+	c := w.Changes
+	return len(c.Events)+len(c.Blocks.New)+len(c.Executions.New)+len(c.Sessions.New)+len(c.Calls.New)+len(c.Files.New) >= copyRows
+}
+
+// advance queues the update of the checkpoint, which fences the write and must be its first statement. No checkpoint is
+// at a position below -1, so that a write whose lock is lost fails like one whose checkpoint was moved.
+func (s *Store) advance(b *pgx.Batch, w Write) {
+	b.Queue(`SELECT advance($1::smallint, CASE WHEN $2::int = 0 OR EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted
+		AND pid = $2 AND classid = $3::oid AND objid = $1::smallint::int::oid AND objsubid = 2) THEN $4::bigint ELSE -2 END, $5, $6, $7, $8, $9, $10, NULL)`,
+		int16(w.Group), int32(w.LockedBy), uint32(lockClass), w.Previous, //nolint:gosec // there are at most 64 groups, and a process id is an int32
+		w.Next.Position, w.Next.Shard, w.Next.CommitID, w.Next.LogTime, w.Next.LagMs, w.Next.CaughtUp)
+}
+
+// waitForDisk makes the commit of the transaction wait for the disk. Events are announced to clients after the commit, and
+// a crash of Postgres must not put the read models behind a cursor that a client has received.
+const waitForDisk = "SELECT set_config('synchronous_commit', 'on', true)"
+
+func (s *Store) waitsForDisk(w Write) bool { return len(w.Changes.Events) > 0 && !s.Disposable }
+
+// Apply writes changes and checkpoint of a group in one transaction. It returns ErrMoved if the checkpoint is not at
+// the previous position any more or the lock is lost, and a *RefusedError for rows that cannot be stored.
+func (s *Store) Apply(ctx context.Context, w Write) error {
+	if len(w.Changes.Retired) > 0 {
+		if err := s.beforeEventsLookup(ctx); err != nil {
+			return err
+		}
+	}
+	var b pgx.Batch
+	s.advance(&b, w)
+	if s.waitsForDisk(w) {
+		b.Queue(waitForDisk)
+	}
+	s.deletions(&b, w.Changes)
+	if w.Bulk() {
+		return refusedError(pgx.BeginFunc(ctx, s.conn, func(tx pgx.Tx) error { return s.bulk(ctx, tx, &b, w.Changes) }))
+	}
+	s.rows(&b, w.Changes)
+	s.endExecutions(&b, w.Changes)
+	// A batch without BEGIN is one transaction in one round trip.
+	return refusedError(s.conn.SendBatch(ctx, &b).Close())
+}
+
+// ApplyTogether writes the changes and checkpoints of several groups, ascending, in one transaction and one round trip.
+// If it fails, nothing is written, or, if the connection is closed, it is unknown whether all or nothing is. failed is
+// the index of the write that failed, with an error like that of Apply; -1 if the error concerns all writes.
+func (s *Store) ApplyTogether(ctx context.Context, list []Write) (failed int, err error) {
+	if len(list) > 1 {
+		err := s.applyMerged(ctx, list)
+		if err == nil || s.conn.IsClosed() {
+			return -1, err
+		}
+	}
+	// Find the write that failed.
+	return s.applyInOrder(ctx, list)
+}
+
+// applyMerged writes the rows of all groups with one statement for each table.
+func (s *Store) applyMerged(ctx context.Context, list []Write) error {
+	var b pgx.Batch
+	args := make([]any, 0, 8)
+	for _, column := range []func(Write) any{
+		func(w Write) any { return w.Group }, func(w Write) any { return w.Previous }, func(w Write) any { return w.Next.Position }, func(w Write) any { return w.Next.Shard },
+		func(w Write) any { return w.Next.CommitID }, func(w Write) any { return w.Next.LogTime }, func(w Write) any { return w.Next.LagMs }, func(w Write) any { return w.Next.CaughtUp },
+	} {
+		values := make([]any, len(list))
+		for i, w := range list {
+			values[i] = column(w)
+		}
+		args = append(args, values)
+	}
+	// The checkpoints are locked first, and in the same order by every transaction, so that two of them cannot wait for
+	// each other.
+	b.Queue(`SELECT advance(g, previous, next, shard, commit_id, log_time, lag, caught_up, NULL)
+		FROM unnest($1::smallint[], $2::bigint[], $3::bigint[], $4::smallint[], $5::text[], $6::timestamptz[], $7::bigint[], $8::boolean[])
+		AS k(g, previous, next, shard, commit_id, log_time, lag, caught_up)`, args...)
+	if slices.ContainsFunc(list, s.waitsForDisk) {
+		b.Queue(waitForDisk)
+	}
+	all := merge(list)
+	s.deletions(&b, all)
+	s.rows(&b, all)
+	s.endExecutions(&b, all)
+	return s.conn.SendBatch(ctx, &b).Close()
+}
+
+// applyInOrder writes one group after the other, so that an error can be assigned to one of them.
+func (s *Store) applyInOrder(ctx context.Context, list []Write) (failed int, err error) {
+	var b pgx.Batch
+	var owners []int // by statement: the index of its write
+	for i, w := range list {
+		s.advance(&b, w)
+		owners = append(owners, i)
+	}
+	for i, w := range list {
+		if s.waitsForDisk(w) {
+			b.Queue(waitForDisk)
+		}
+		s.deletions(&b, w.Changes)
+		s.rows(&b, w.Changes)
+		s.endExecutions(&b, w.Changes)
+		for len(owners) < b.Len() {
+			owners = append(owners, i)
+		}
+	}
+	results := s.conn.SendBatch(ctx, &b)
+	for _, i := range owners {
+		if _, err := results.Exec(); err != nil {
+			_ = results.Close() // returns the same error
+			if s.conn.IsClosed() {
+				return -1, err
+			}
+			return i, refusedError(err)
+		}
+	}
+	return -1, refusedError(results.Close())
+}
+
+// merge returns the changes of all writes. No two groups change the same row.
+func merge(list []Write) *fold.Changes {
+	var all fold.Changes
+	for _, w := range list {
+		c := w.Changes
+		all.Gone, all.Retired, all.AuditGone = append(all.Gone, c.Gone...), append(all.Retired, c.Retired...), append(all.AuditGone, c.AuditGone...)
+		all.Events, all.Deleted, all.Poison = append(all.Events, c.Events...), append(all.Deleted, c.Deleted...), append(all.Poison, c.Poison...)
+		all.Audit, all.States, all.Ended = append(all.Audit, c.Audit...), append(all.States, c.States...), append(all.Ended, c.Ended...)
+		addRows(&all.Sessions, c.Sessions)
+		addRows(&all.Executions, c.Executions)
+		addRows(&all.Blocks, c.Blocks)
+		addRows(&all.Calls, c.Calls)
+		addRows(&all.Conversations, c.Conversations)
+		addRows(&all.Sandboxes, c.Sandboxes)
+		addRows(&all.Files, c.Files)
+		addRows(&all.Usage, c.Usage)
+		addRows(&all.Keys, c.Keys)
+		addRows(&all.Entries, c.Entries)
+		addRows(&all.Versions, c.Versions)
+		addRows(&all.TenantUsage, c.TenantUsage)
+		addRows(&all.TenantBudgets, c.TenantBudgets)
+		addRows(&all.TenantLimits, c.TenantLimits)
+	}
+	return &all
+}
+
+func addRows[R any](to *fold.Rows[R], rows fold.Rows[R]) {
+	to.New, to.Changed = append(to.New, rows.New...), append(to.Changed, rows.Changed...)
+}
+
+func (s *Store) beforeEventsLookup(ctx context.Context) error {
+	if s.BeforeEventsLookup == nil {
+		return nil
+	}
+	return s.BeforeEventsLookup(ctx)
+}
+
+// bulk is Apply for many rows.
+func (s *Store) bulk(ctx context.Context, tx pgx.Tx, first *pgx.Batch, c *fold.Changes) error {
+	if err := tx.SendBatch(ctx, first).Close(); err != nil {
+		return err
+	}
+	t := s.tables
+	var rest fold.Changes
+	for _, err := range []error{
+		copyNew(ctx, tx, t.sessions, c.Sessions, &rest.Sessions), copyNew(ctx, tx, t.executions, c.Executions, &rest.Executions),
+		copyNew(ctx, tx, t.blocks, c.Blocks, &rest.Blocks), copyNew(ctx, tx, t.calls, c.Calls, &rest.Calls),
+		copyNew(ctx, tx, t.conversations, c.Conversations, &rest.Conversations), copyNew(ctx, tx, t.sandboxes, c.Sandboxes, &rest.Sandboxes),
+		copyNew(ctx, tx, t.files, c.Files, &rest.Files), copyNew(ctx, tx, t.usage, c.Usage, &rest.Usage),
+		copyInto(ctx, tx, t.events, c.Events),
+	} {
+		if err != nil {
+			return err
+		}
+	}
+	rest.Deleted, rest.Poison, rest.Ended, rest.Keys = c.Deleted, c.Poison, c.Ended, c.Keys
+	rest.Entries, rest.Versions, rest.Audit = c.Entries, c.Versions, c.Audit
+	rest.States = c.States
+	rest.TenantUsage, rest.TenantBudgets, rest.TenantLimits = c.TenantUsage, c.TenantBudgets, c.TenantLimits
+	var last pgx.Batch
+	s.rows(&last, &rest)
+	s.endExecutions(&last, &rest)
+	if last.Len() == 0 {
+		return nil
+	}
+	return tx.SendBatch(ctx, &last).Close()
+}
+
+// copyNew copies a table's new rows and leaves the changed ones in rest. If there are few new rows, it leaves all of
+// them in rest.
+func copyNew[R any](ctx context.Context, tx pgx.Tx, t table[R], rows fold.Rows[R], rest *fold.Rows[R]) error {
+	rest.Changed = rows.Changed
+	if len(rows.New) < copyRows/5 {
+		rest.New = rows.New
+		return nil
+	}
+	return copyInto(ctx, tx, t, rows.New)
+}
+
+func copyInto[R any](ctx context.Context, tx pgx.Tx, t table[R], rows []*R) error {
+	if len(rows) == 0 {
+		return nil
+	}
+	_, err := tx.CopyFrom(ctx, pgx.Identifier{t.name}, t.names, t.copySource(rows))
+	return err
+}
+
+// deletions queues the deletion of rows.
+func (s *Store) deletions(b *pgx.Batch, c *fold.Changes) {
+	if len(c.Gone) > 0 {
+		tenants, ids := splitKeys(c.Gone)
+		for _, t := range []string{
+			readmodel.Executions, readmodel.ToolCalls, readmodel.Conversations, readmodel.Sandboxes,
+			readmodel.Files, readmodel.Usage, readmodel.SessionStates,
+		} {
+			b.Queue(deleteStatement(t), tenants, ids)
+		}
+		b.Queue("DELETE FROM sessions r USING unnest($1::text[], $2::text[]) AS k(tenant, id) WHERE r.tenant = k.tenant AND r.id = k.id", tenants, ids)
+	}
+	if len(c.AuditGone) > 0 {
+		tenants, ids := splitKeys(c.AuditGone)
+		b.Queue(`DELETE FROM audit r USING unnest($1::text[], $2::text[]) AS k(tenant, session)
+			WHERE r.tenant = k.tenant AND r.subject = k.session AND r.types NOT LIKE '%session\_deleted'`, tenants, ids)
+	}
+	if len(c.Retired) > 0 {
+		tenants, ids := splitKeys(c.Retired)
+		b.Queue(deleteStatement(readmodel.Blocks), tenants, ids)
+		b.Queue(deleteStatement(readmodel.Events), tenants, ids)
+	}
+}
+
+// deleteStatement returns the statement that deletes the rows of sessions from a table.
+func deleteStatement(table string) string {
+	return "DELETE FROM " + table + " r USING unnest($1::text[], $2::text[]) AS k(tenant, session) WHERE r.tenant = k.tenant AND r.session = k.session"
+}
+
+// rows queues new and changed rows.
+func (s *Store) rows(b *pgx.Batch, c *fold.Changes) {
+	t := s.tables
+	upsert(b, t.sessions, c.Sessions)
+	upsert(b, t.executions, c.Executions)
+	upsert(b, t.blocks, c.Blocks)
+	upsert(b, t.calls, c.Calls)
+	upsert(b, t.conversations, c.Conversations)
+	upsert(b, t.sandboxes, c.Sandboxes)
+	upsert(b, t.files, c.Files)
+	upsert(b, t.usage, c.Usage)
+	upsert(b, t.keys, c.Keys)
+	upsert(b, t.entries, c.Entries)
+	upsert(b, t.versions, c.Versions)
+	upsert(b, t.tenantUsage, c.TenantUsage)
+	upsert(b, t.tenantBudgets, c.TenantBudgets)
+	upsert(b, t.tenantLimits, c.TenantLimits)
+	if len(c.Events) > 0 {
+		b.Queue(t.events.insert, t.events.args(c.Events)...)
+	}
+	if len(c.States) > 0 {
+		b.Queue(t.states.upsert, t.states.args(c.States)...)
+	}
+	if len(c.Deleted) > 0 {
+		b.Queue(t.deleted.upsert, t.deleted.args(c.Deleted)...)
+	}
+	if len(c.Audit) > 0 {
+		// The row of a commit never changes. A different claim about it in another session's run_retired is ignored.
+		b.Queue(t.audit.insert+" ON CONFLICT DO NOTHING", t.audit.args(c.Audit)...)
+	}
+	if len(c.Poison) > 0 {
+		b.Queue(t.poison.upsert, t.poison.args(c.Poison)...)
+	}
+}
+
+// endExecutions queues changes of rows that end with an execution and were not in memory.
+func (s *Store) endExecutions(b *pgx.Batch, c *fold.Changes) {
+	if len(c.Ended) == 0 {
+		return
+	}
+	var tenants, sessions, ids []string
+	var at []time.Time
+	for _, e := range c.Ended {
+		tenants, sessions, ids, at = append(tenants, e.Session.Tenant), append(sessions, e.Session.ID), append(ids, e.Execution), append(at, e.At)
+	}
+	for _, sql := range []string{
+		"UPDATE tool_calls r SET status = 'error', ended_at = k.at FROM k WHERE r.tenant = k.tenant AND r.session = k.session AND r.execution = k.execution AND r.status = 'pending'",
+		"UPDATE conversations r SET status = 'failed', ended_at = k.at FROM k WHERE r.tenant = k.tenant AND r.session = k.session AND r.execution = k.execution AND r.status = 'running'",
+	} {
+		b.Queue("WITH k AS (SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::timestamptz[]) AS k(tenant, session, execution, at)) "+sql, tenants, sessions, ids, at)
+	}
+}
+
+func upsert[R any](b *pgx.Batch, t table[R], rows fold.Rows[R]) {
+	if rows.Len() > 0 {
+		all := append(append(make([]*R, 0, rows.Len()), rows.New...), rows.Changed...)
+		b.Queue(t.upsert, t.args(all)...)
+	}
+}
+
+// splitKeys returns the columns of keys, as arguments for unnest.
+func splitKeys(list []fold.Key) (tenants, ids []string) {
+	for _, k := range list {
+		tenants, ids = append(tenants, k.Tenant), append(ids, k.ID)
+	}
+	return tenants, ids
+}
+
+// splitChildren returns the columns of children, as arguments for unnest.
+func splitChildren(list []fold.Child) (tenants, sessions, ids []string) {
+	for _, c := range list {
+		tenants, sessions, ids = append(tenants, c.Session.Tenant), append(sessions, c.Session.ID), append(ids, c.ID)
+	}
+	return tenants, sessions, ids
+}
+
+// refusedError converts an error of a transaction: it returns a *RefusedError for errors that a retry cannot resolve, an
+// error that wraps ErrMoved if the checkpoint was moved, and other errors unchanged.
+func refusedError(err error) error {
+	var pg *pgconn.PgError
+	if !errors.As(err, &pg) {
+		return err
+	}
+	switch {
+	case pg.Code == "SP001":
+		return fmt.Errorf("%w: %s", ErrMoved, pg.Message)
+	case IsRefusal(pg):
+		return &RefusedError{err}
+	}
+	return err
+}
+
+// IsRefusal reports whether an error concerns the content of rows: a data exception, the violation of an integrity
+// constraint, or an exceeded limit.
+func IsRefusal(err *pgconn.PgError) bool {
+	return len(err.Code) > 2 && slices.Contains([]string{"22", "23", "54"}, err.Code[:2])
+}

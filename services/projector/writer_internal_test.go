@@ -1,0 +1,163 @@
+package projector
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/spoolhq/spool/services/projector/internal/store"
+)
+
+// rounds runs a writer that commits nothing, and records when it commits which groups.
+type rounds struct {
+	*writer
+	ctx   context.Context
+	start time.Time
+	took  time.Duration // how long each transaction takes
+
+	mu  sync.Mutex
+	log []string
+}
+
+func newRounds(t *testing.T) *rounds {
+	ctx, stop := context.WithCancel(t.Context())
+	r := &rounds{writer: newWriter(nil), ctx: ctx, start: time.Now()}
+	r.commit = func(_ context.Context, list []*submission) {
+		line := fmt.Sprint(time.Since(r.start), ":")
+		slices.SortFunc(list, func(a, b *submission) int { return a.write.Group - b.write.Group })
+		for _, s := range list {
+			line += fmt.Sprint(" ", s.write.Group)
+		}
+		r.mu.Lock()
+		r.log = append(r.log, line)
+		r.mu.Unlock()
+		time.Sleep(r.took)
+		answer(list, nil)
+	}
+	var running sync.WaitGroup
+	running.Go(func() { r.run(ctx) })
+	t.Cleanup(func() { stop(); running.Wait() })
+	return r
+}
+
+// project waits for a round, folds for a time, and commits.
+func (r *rounds) project(group int, folds time.Duration) {
+	t, err := r.begin(r.ctx)
+	if err != nil {
+		return
+	}
+	time.Sleep(folds)
+	_ = t.submit(r.ctx, nil, store.Write{Group: group})
+}
+
+func (r *rounds) expect(t *testing.T, want ...string) {
+	t.Helper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if fmt.Sprint(r.log) != fmt.Sprint(want) {
+		t.Errorf("transactions %q, want %q", r.log, want)
+	}
+}
+
+func TestWriter_CommitsAtOnceWhenIdle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRounds(t)
+		for range 3 {
+			r.project(1, 0)
+			time.Sleep(roundInterval)
+		}
+		r.expect(t, "0s: 1", "15ms: 1", "30ms: 1")
+	})
+}
+
+func TestWriter_CommitsAllGroupsTogetherUnderLoad(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRounds(t)
+		r.took = time.Millisecond
+		var all sync.WaitGroup
+		for g := range 3 {
+			all.Go(func() {
+				time.Sleep(time.Duration(g) * time.Millisecond) // group 0 finds the writer idle
+				for time.Since(r.start) < 40*time.Millisecond {
+					r.project(g, time.Millisecond)
+				}
+			})
+		}
+		all.Wait()
+		r.expect(t, "1ms: 0", "16ms: 0 1 2", "31ms: 0 1 2", "46ms: 0 1 2")
+	})
+}
+
+func TestWriter_DoesNotWaitForASlowGroup(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRounds(t)
+		var all sync.WaitGroup
+		r.project(0, 0)
+		all.Go(func() { r.project(1, time.Millisecond) })
+		all.Go(func() { r.project(2, 100*time.Millisecond) })
+		all.Wait()
+		r.expect(t, "0s: 0", "20ms: 1", "115ms: 2")
+	})
+}
+
+func TestWriter_DoesNotWaitForAGroupThatLeaves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRounds(t)
+		var all sync.WaitGroup
+		r.project(0, 0)
+		all.Go(func() { r.project(1, 0) })
+		all.Go(func() {
+			left, err := r.begin(r.ctx)
+			if err != nil {
+				t.Error(err)
+			}
+			time.Sleep(time.Millisecond)
+			left.leave()
+			left.leave() // has no effect
+		})
+		all.Wait()
+		r.project(3, 0)
+		r.expect(t, "0s: 0", "16ms: 1", "30ms: 3")
+	})
+}
+
+// TestWriter_CommitsAFullBatchAtOnce tests that a group with many commits does not wait for rounds.
+func TestWriter_CommitsAFullBatchAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRounds(t)
+		for g := range 3 {
+			full := turn{w: r.writer}
+			if err := full.submit(r.ctx, nil, store.Write{Group: g}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		r.expect(t, "0s: 0", "0s: 1", "0s: 2")
+	})
+}
+
+// TestWriter_StopsWithoutAnswer tests that a group that waits for a round or for a transaction ends with its context.
+func TestWriter_StopsWithoutAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWriter(nil)
+		ctx, stop := context.WithCancel(t.Context())
+		var all sync.WaitGroup
+		all.Go(func() {
+			if _, err := w.begin(ctx); err == nil {
+				t.Error("a round began without a writer")
+			}
+		})
+		all.Go(func() {
+			full := turn{w: w}
+			if err := full.submit(ctx, nil, store.Write{}); err == nil {
+				t.Error("a write was committed without a writer")
+			}
+		})
+		synctest.Wait()
+		stop()
+		all.Wait()
+	})
+}
