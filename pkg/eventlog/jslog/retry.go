@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"net"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -70,6 +72,13 @@ const (
 	codeNotLeader          jetstream.ErrorCode = 10009
 )
 
+// isConnectionError reports whether a write to the server's connection failed, as it does in the moment in which the
+// connection breaks. The server may have received what was written.
+func isConnectionError(err error) bool {
+	var network *net.OpError
+	return errors.As(err, &network) || errors.Is(err, net.ErrClosed) || errors.Is(err, io.ErrClosedPipe) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
+}
+
 // transient reports whether a retry may succeed: the request or its response was lost or late, or no server was
 // available.
 func transient(err error) bool {
@@ -80,7 +89,7 @@ func transient(err error) bool {
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), errors.Is(err, nats.ErrTimeout),
 		errors.Is(err, nats.ErrNoResponders), errors.Is(err, jetstream.ErrNoStreamResponse), errors.Is(err, nats.ErrDisconnected),
 		errors.Is(err, nats.ErrReconnectBufExceeded), errors.Is(err, nats.ErrConnectionReconnecting), errors.Is(err, nats.ErrStaleConnection),
-		errors.Is(err, errNoBatch):
+		errors.Is(err, errNoBatch), isConnectionError(err):
 		return true
 	case errors.As(err, &api):
 		return api.ErrorCode == codeClusterUnavailable || api.ErrorCode == codeNotLeader
