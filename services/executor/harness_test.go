@@ -3,7 +3,6 @@ package executor_test
 import (
 	"context"
 	"crypto/rand"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -100,14 +99,19 @@ func newBenchOn(t *testing.T, s script, url string, nc *nats.Conn) *bench {
 	}
 	b.log = openLog(t, b.js)
 	b.sessions = eventlog.Sessions{Log: b.log}
-	sub, err := b.nc.Subscribe("dl.>", func(m *nats.Msg) {
-		var d events.Delta
-		if err := json.Unmarshal(m.Data, &d); err != nil {
-			t.Error(err)
-		}
+	sub, err := b.nc.Subscribe(topology.FrameFilter, func(m *nats.Msg) {
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		b.deltas = append(b.deltas, d)
+		for in, err := range events.FrameDeltas(m.Data) {
+			var d events.Delta
+			if err == nil {
+				d, err = events.DecodeDelta(in.JSON)
+			}
+			if err != nil {
+				t.Error(err)
+			}
+			b.deltas = append(b.deltas, d)
+		}
 	})
 	if err != nil {
 		t.Fatal(err)
