@@ -120,8 +120,8 @@ func streamsWith(store, text string) (found []string, err error) {
 	return found, err
 }
 
-// holdsContent reports whether a stream holds the content of sessions. COMMANDS holds a message until it is executed,
-// and its files are overwritten later.
+// holdsContent reports whether a stream holds the content of sessions that the janitor erases. COMMANDS holds a message
+// until it is executed, and its files are overwritten later. DELTAS ends by age.
 func holdsContent(stream string) bool {
-	return strings.HasPrefix(stream, strings.TrimSuffix(topology.EventsStream(0), "0")) || slices.Contains([]string{topology.StreamDeltas, "OBJ_" + topology.BucketWorkspaces, "OBJ_" + topology.BucketPayloads}, stream)
+	return strings.HasPrefix(stream, strings.TrimSuffix(topology.EventsStream(0), "0")) || slices.Contains([]string{"OBJ_" + topology.BucketWorkspaces, "OBJ_" + topology.BucketPayloads}, stream)
 }

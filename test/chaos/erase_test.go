@@ -25,11 +25,12 @@ func TestStreamsWith_FindsContentOnTheDisk(t *testing.T) {
 		}
 	}
 	write("COMMANDS", "text "+marker)
+	write("DELTAS", "text "+marker)
 	write("EVENTS-1", "text")
 	if found, err := streamsWith(store, marker); err != nil || len(found) > 0 {
 		t.Errorf("streamsWith found %q, %v", found, err)
 	}
-	want := []string{"DELTAS", "EVENTS-0", "OBJ_payloads", "OBJ_workspaces"}
+	want := []string{"EVENTS-0", "OBJ_payloads", "OBJ_workspaces"}
 	for _, stream := range want {
 		write(stream, "text "+marker)
 	}
