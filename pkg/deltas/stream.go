@@ -20,6 +20,9 @@ const (
 	pageMessages = 256       // messages in one request
 	pageBytes    = 512 << 10 // bytes after which the server ends a response
 	pageTimeout  = 5 * time.Second
+	// maxResponses is the number of responses that wait to be handled. The server sends at most 1,024 messages to a request
+	// for last messages, and one more response.
+	maxResponses = 1032
 )
 
 // Start is where a read begins. A Start of a block's text is earlier than the text.
@@ -180,7 +183,8 @@ func responses(ctx context.Context, nc *nats.Conn, body []byte, each func(*nats.
 	ctx, cancel := context.WithTimeout(ctx, pageTimeout)
 	defer cancel()
 	inbox := nc.NewRespInbox()
-	sub, err := nc.SubscribeSync(inbox)
+	received := make(chan *nats.Msg, maxResponses) // a subscription of its own would have a channel of 512 KB
+	sub, err := nc.ChanSubscribe(inbox, received)
 	if err != nil {
 		return err
 	}
@@ -189,15 +193,19 @@ func responses(ctx context.Context, nc *nats.Conn, body []byte, each func(*nats.
 		return err
 	}
 	for {
-		m, err := sub.NextMsgWithContext(ctx)
-		if err == nil {
-			var last bool
-			if last, err = each(m); last && err == nil {
-				return nil
-			}
+		var last bool
+		var err error
+		select {
+		case m := <-received:
+			last, err = each(m)
+		case <-ctx.Done():
+			err = ctx.Err()
 		}
 		if err != nil {
 			return fmt.Errorf("read %s: %w", topology.StreamDeltas, err)
+		}
+		if last {
+			return nil
 		}
 	}
 }

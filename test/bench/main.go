@@ -55,8 +55,8 @@ type commands struct {
 
 	FanoutClients fanout.Clients `cmd:"" name:"fanout-clients" hidden:"" help:"Clients of the benchmark fanout."`
 
-	IdleNATS    idle.NATS    `cmd:"" name:"idle-nats" hidden:"" help:"NATS server of the benchmark idle."`
-	IdleSockets idle.Sockets `cmd:"" name:"idle-sockets" hidden:"" help:"WebSockets of the benchmark idle."`
+	NATS        harness.NATSProcess `cmd:"" name:"nats" hidden:"" help:"NATS server of the benchmarks idle and fanout."`
+	IdleSockets idle.Sockets        `cmd:"" name:"idle-sockets" hidden:"" help:"WebSockets of the benchmark idle."`
 }
 
 // streams are the standard streams of the program.

@@ -137,22 +137,29 @@ func (m *Benchmark) runLoad(ctx context.Context, b *harness.Bench, mode string, 
 	err = b.Part(fmt.Sprintf("%s, %d sessions", mode, sessions), func(b *harness.Bench) error {
 		s := &script{mode: mode, blocks: int(m.Each / blockTime), start: make(chan struct{}), total: sessions}
 		s.waiting.Add(sessions)
+		var url string
+		var nats int
+		if m.NATSProcess {
+			if url, nats, err = b.StartNATS(false); err != nil {
+				return err
+			}
+		}
 		sys, err := b.System(ctx, system.Config{
-			Provider: fake.New(s.play), Executors: (sessions + slots - 1) / slots, Executor: executor.Config{Engine: "bench", Slots: min(sessions, slots)},
+			NATSURL: url, Provider: fake.New(s.play), Executors: (sessions + slots - 1) / slots, Executor: executor.Config{Engine: "bench", Slots: min(sessions, slots)},
 			Gateway: gateway.Config{MaxTenantStreams: 2*sessions + slowJoins*(m.Stalled+m.Trickling)},
 		})
 		if err != nil {
 			return err
 		}
-		r, err = m.drive(ctx, b, sys, s)
+		r, err = m.drive(ctx, b, sys, s, nats)
 		return err
 	})
 	return r, err
 }
 
-// drive starts the clients and then the runners, and returns when the clients have ended.
-func (m *Benchmark) drive(ctx context.Context, b *harness.Bench, sys *system.System, s *script) (*result, error) {
-	idle, err := measureUsage(0)
+// drive starts the clients and then the runners, and returns when the clients have ended. nats is the process of NATS, or 0.
+func (m *Benchmark) drive(ctx context.Context, b *harness.Bench, sys *system.System, s *script, nats int) (*result, error) {
+	idle, err := measureUsage(0, nats)
 	if err != nil {
 		return nil, err
 	}
@@ -166,7 +173,7 @@ func (m *Benchmark) drive(ctx context.Context, b *harness.Bench, sys *system.Sys
 	if err := s.awaitQueries(ctx); err != nil {
 		return nil, err
 	}
-	before, err := measureUsage(c.pid)
+	before, err := measureUsage(c.pid, nats)
 	if err != nil {
 		return nil, err
 	}
@@ -179,11 +186,11 @@ func (m *Benchmark) drive(ctx context.Context, b *harness.Bench, sys *system.Sys
 	}
 	close(s.start)
 	r := &result{mode: s.mode, sessions: s.total, window: w.To.Sub(w.From)}
-	peak, err := m.watch(ctx, sys, c, r, s.started.Add(length/2))
+	peak, err := m.watch(ctx, sys, c, nats, r, s.started.Add(length/2))
 	if err != nil {
 		return nil, err
 	}
-	after, err := measureUsage(c.pid)
+	after, err := measureUsage(c.pid, nats)
 	if err != nil {
 		return nil, err
 	}
@@ -193,7 +200,7 @@ func (m *Benchmark) drive(ctx context.Context, b *harness.Bench, sys *system.Sys
 	r.cpuServices, r.cpuPostgres, r.cpuClients = after.cpuServices-before.cpuServices, after.cpuPostgres-before.cpuPostgres, after.cpuClients-before.cpuClients
 	r.cpu = r.cpuServices + r.cpuPostgres + r.cpuClients
 	r.neighbours = max(0, (after.machine-before.machine-r.cpu).Seconds()/after.at.Sub(before.at).Seconds())
-	r.services, r.postgres, r.clients = peak.services-idle.services, peak.postgres-idle.postgres, peak.clients
+	r.services, r.nats, r.postgres, r.clients = peak.services-idle.services, peak.nats-idle.nats, peak.postgres-idle.postgres, peak.clients
 	r.lateMs, r.warnings = s.lateness(), sys.Warnings()
 	if m.Stalled+m.Trickling > 0 {
 		r.cut, err = cutStreams(ctx, sys.URL)
@@ -203,7 +210,7 @@ func (m *Benchmark) drive(ctx context.Context, b *harness.Bench, sys *system.Sys
 
 // watch blocks until the clients have read everything, restarts the gateway at the given time, and returns the largest
 // memory.
-func (m *Benchmark) watch(ctx context.Context, sys *system.System, c *clients, r *result, middle time.Time) (peak usage, err error) {
+func (m *Benchmark) watch(ctx context.Context, sys *system.System, c *clients, nats int, r *result, middle time.Time) (peak usage, err error) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	restart := make(<-chan time.Time)
@@ -213,11 +220,12 @@ func (m *Benchmark) watch(ctx context.Context, sys *system.System, c *clients, r
 	for {
 		select {
 		case <-tick.C:
-			now, err := measureUsage(c.pid)
+			now, err := measureUsage(c.pid, nats)
 			if err != nil {
 				return peak, err
 			}
-			peak.services, peak.postgres, peak.clients = max(peak.services, now.services), max(peak.postgres, now.postgres), max(peak.clients, now.clients)
+			peak.services, peak.nats = max(peak.services, now.services), max(peak.nats, now.nats)
+			peak.postgres, peak.clients = max(peak.postgres, now.postgres), max(peak.clients, now.clients)
 		case <-restart:
 			begun := time.Now()
 			if err := sys.RestartGateway(ctx); err != nil {
@@ -235,24 +243,26 @@ func (m *Benchmark) watch(ctx context.Context, sys *system.System, c *clients, r
 // usage is the processor time and the memory of the processes of a load.
 type usage struct {
 	cpuServices, cpuPostgres, cpuClients time.Duration
-	services, postgres, clients          int64         // bytes
+	services, nats, postgres, clients    int64         // bytes
 	machine                              time.Duration // processor time of all processes
 	at                                   time.Time
 }
 
-// measureUsage measures this process, which runs the services, the process of the clients, unless it is 0, and all
-// others below this process, which are those of Postgres.
-func measureUsage(clients int) (u usage, err error) {
+// measureUsage measures this process, which runs the services, the processes of the clients and of NATS, unless they are 0,
+// and all others below this process, which are those of Postgres. The processor time of the services includes that of
+// NATS.
+func measureUsage(clients, nats int) (u usage, err error) {
 	all, err := harness.Processes(os.Getpid())
 	if err != nil {
 		return u, err
 	}
 	in, others := harness.Subtree(all, clients)
+	broker, others := harness.Subtree(others, nats)
 	self, postgres := others[:1], others[1:]
 	machine, err := harness.MachineCPU()
 	return usage{
 		machine: machine, at: time.Now(),
-		cpuServices: harness.TotalCPU(self), cpuPostgres: harness.TotalCPU(postgres), cpuClients: harness.TotalCPU(in),
+		cpuServices: harness.TotalCPU(self) + harness.TotalCPU(broker), nats: int64(harness.Memory(broker)), cpuPostgres: harness.TotalCPU(postgres), cpuClients: harness.TotalCPU(in),
 		services: int64(harness.Memory(self)), postgres: int64(harness.Memory(postgres)), clients: int64(harness.Memory(in)), //nolint:gosec // far below the limit
 	}, err
 }

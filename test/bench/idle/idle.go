@@ -50,7 +50,7 @@ func (m *Benchmark) Validate() error {
 
 // Measure implements harness.Benchmark.
 func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
-	nats, err := startChild(b, natsCommand, b.Dir, nil)
+	nats, _, err := b.StartNATS(true) // the creation of sessions is not measured
 	if err != nil {
 		return err
 	}
@@ -79,7 +79,7 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	if len(ids) < sockets {
 		return fmt.Errorf("created only %d sessions within %s, want at least %d for the WebSockets", len(ids), createTimeout, sockets)
 	}
-	if _, err := startChild(b, socketsCommand, sys.URL, ids[:sockets]); err != nil {
+	if _, _, err := b.StartChild(ids[:sockets], socketsCommand, sys.URL); err != nil {
 		return err
 	}
 	return b.Report(socketsRow(after, measureUsage(), sockets))
