@@ -53,7 +53,8 @@ type Benchmark struct {
 	Trickling      int  `help:"Further clients that join up to 100 sessions and read one byte a second."`
 	RestartGateway bool `help:"Restart the gateway in the middle of each load. The clients connect again with their cursors."`
 
-	NATSProcess bool `name:"nats-process" help:"Run NATS in a process of its own, without users, so that the memory of the services can be told from that of NATS."`
+	MoreGateways int  `help:"Further gateways, each with a client of one session in every partition, so that each receives all text in flight."`
+	NATSProcess  bool `name:"nats-process" help:"Run NATS in a process of its own, without users, so that the memory of the services can be told from that of NATS."`
 
 	Profile string `placeholder:"FOLDER" help:"Write profiles of all parts except Postgres and the clients to this folder."`
 }
@@ -68,8 +69,8 @@ func (m *Benchmark) Validate() error {
 	if m.Each < 2*blockTime {
 		return fmt.Errorf("--each must be at least %s", 2*blockTime)
 	}
-	if m.Stalled < 0 || m.Trickling < 0 {
-		return errors.New("--stalled and --trickling must not be negative")
+	if m.Stalled < 0 || m.Trickling < 0 || m.MoreGateways < 0 {
+		return errors.New("--stalled, --trickling and --more-gateways must not be negative")
 	}
 	return nil
 }
@@ -126,6 +127,9 @@ func (m *Benchmark) report(b *harness.Bench, r *result) error {
 			age.Note += " after the restart"
 		}
 	}
+	if m.MoreGateways > 0 {
+		age.Note += fmt.Sprintf("; with %d more gateways that receive all text in flight", m.MoreGateways)
+	}
 	if m.RestartGateway {
 		age.Target = "every event once and in order"
 		age.Note += fmt.Sprintf("; gateway restarted in the middle, in %.0f ms", r.restart.Seconds()*1000)
@@ -160,6 +164,9 @@ func (m *Benchmark) disturbances() (flags string) {
 	}
 	if m.RestartGateway {
 		flags += " --restart-gateway"
+	}
+	if m.MoreGateways > 0 {
+		flags += fmt.Sprint(" --more-gateways ", m.MoreGateways)
 	}
 	if m.NATSProcess {
 		flags += " --nats-process"

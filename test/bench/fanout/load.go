@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/spoolhq/spool/services/executor"
 	"github.com/spoolhq/spool/services/gateway"
 	"github.com/spoolhq/spool/test/bench/fake"
@@ -145,7 +147,7 @@ func (m *Benchmark) runLoad(ctx context.Context, b *harness.Bench, mode string, 
 			}
 		}
 		sys, err := b.System(ctx, system.Config{
-			NATSURL: url, Provider: fake.New(s.play), Executors: (sessions + slots - 1) / slots, Executor: executor.Config{Engine: "bench", Slots: min(sessions, slots)},
+			NATSURL: url, MoreGateways: m.MoreGateways, Provider: fake.New(s.play), Executors: (sessions + slots - 1) / slots, Executor: executor.Config{Engine: "bench", Slots: min(sessions, slots)},
 			Gateway: gateway.Config{MaxTenantStreams: 2*sessions + slowJoins*(m.Stalled+m.Trickling)},
 		})
 		if err != nil {
@@ -173,6 +175,11 @@ func (m *Benchmark) drive(ctx context.Context, b *harness.Bench, sys *system.Sys
 	if err := s.awaitQueries(ctx); err != nil {
 		return nil, err
 	}
+	leave, err := joinEverywhere(ctx, sys)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
 	before, err := measureUsage(c.pid, nats)
 	if err != nil {
 		return nil, err
@@ -206,6 +213,47 @@ func (m *Benchmark) drive(ctx context.Context, b *harness.Bench, sys *system.Sys
 		r.cut, err = cutStreams(ctx, sys.URL)
 	}
 	return r, errors.Join(err, ctx.Err())
+}
+
+// joinEverywhere joins one session of each partition at every further gateway, and reads what comes until leave is called.
+func joinEverywhere(ctx context.Context, sys *system.System) (leave func(), err error) {
+	reading, stop := context.WithCancel(ctx)
+	var all sync.WaitGroup
+	leave = func() { stop(); all.Wait() }
+	if len(sys.More) == 0 {
+		return leave, nil
+	}
+	rows, err := sys.Pool.Query(ctx, "SELECT id FROM sessions")
+	if err != nil {
+		return leave, err
+	}
+	ids, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return leave, err
+	}
+	sessions := map[int]string{}
+	for _, id := range ids {
+		sessions[sys.Log.Partitioning().Of(id)] = id
+	}
+	for _, url := range sys.More {
+		client := system.NewClient(url)
+		for _, id := range sessions {
+			socket, err := client.Join(ctx, id)
+			if err != nil {
+				leave()
+				return func() {}, err
+			}
+			all.Go(func() {
+				defer socket.Close()
+				for {
+					if _, _, err := socket.Next(reading); err != nil {
+						return
+					}
+				}
+			})
+		}
+	}
+	return leave, nil
 }
 
 // watch blocks until the clients have read everything, restarts the gateway at the given time, and returns the largest

@@ -45,11 +45,14 @@ type Config struct {
 
 	Executors int            // number of executors, all with the configuration Executor; 0 means 1
 	Gateway   gateway.Config // its addresses are set by the system
+	// MoreGateways is the number of gateways beside the one of System.URL.
+	MoreGateways int
 }
 
 // System is a running Spool.
 type System struct {
 	URL  string       // of the gateway
+	More []string     // URLs of the other gateways
 	NATS *nats.Conn   // with all permissions
 	Log  eventlog.Log // with all permissions
 	Pool *pgxpool.Pool
@@ -257,7 +260,21 @@ func (s *System) startServices(ctx context.Context, databaseURL string) error {
 	if s.gateway, _, err = s.open(topology.UserGateway); err != nil {
 		return err
 	}
-	return s.startGateway(ctx, "127.0.0.1:0")
+	if err := s.startGateway(ctx, "127.0.0.1:0"); err != nil {
+		return err
+	}
+	for range s.cfg.MoreGateways {
+		nc, _, err := s.open(topology.UserGateway)
+		if err != nil {
+			return err
+		}
+		url, err := s.runGateway(ctx, s.run, nc, "127.0.0.1:0", func() {})
+		if err != nil {
+			return err
+		}
+		s.More = append(s.More, url)
+	}
+	return nil
 }
 
 func (s *System) startExecutor(ctx context.Context) error {
@@ -274,25 +291,30 @@ func (s *System) startExecutor(ctx context.Context) error {
 	return s.startService(ctx, "the executor", runs.Ready(), runs.Run)
 }
 
-func (s *System) startGateway(ctx context.Context, address string) error {
-	cfg := s.cfg.Gateway
-	cfg.Listen, cfg.GRPCListen = address, "127.0.0.1:0"
-	gate, err := gateway.New(cfg, gateway.Deps{NATS: s.gateway, Pool: s.Pool, Partitions: s.Log.Partitioning(), Logger: s.logger})
-	if err != nil {
-		return err
-	}
+func (s *System) startGateway(ctx context.Context, address string) (err error) {
 	running, stop := context.WithCancel(s.run)
 	ended := make(chan struct{})
 	s.stopGate = func() { stop(); <-ended }
+	s.URL, err = s.runGateway(ctx, running, s.gateway, address, func() { close(ended) })
+	return err
+}
+
+// runGateway runs a gateway until running ends, and returns its URL. ended is called after it has ended.
+func (s *System) runGateway(ctx, running context.Context, nc *nats.Conn, address string, ended func()) (url string, err error) {
+	cfg := s.cfg.Gateway
+	cfg.Listen, cfg.GRPCListen = address, "127.0.0.1:0"
+	gate, err := gateway.New(cfg, gateway.Deps{NATS: nc, Pool: s.Pool, Partitions: s.Log.Partitioning(), Logger: s.logger})
+	if err != nil {
+		return "", err
+	}
 	err = s.startService(ctx, "the gateway", gate.Ready(), func(context.Context) error {
-		defer close(ended)
+		defer ended()
 		return gate.Run(running)
 	})
 	if err != nil {
-		return err
+		return "", err
 	}
-	s.URL = "http://" + gate.Addr().String()
-	return nil
+	return "http://" + gate.Addr().String(), nil
 }
 
 // RestartGateway stops the gateway, which ends its streams, and starts another one on the same address. It is not safe
