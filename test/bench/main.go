@@ -12,6 +12,7 @@ import (
 	"os/signal"
 	"slices"
 	"syscall"
+	"time"
 
 	"github.com/alecthomas/kong"
 
@@ -155,8 +156,14 @@ func (c *allCommand) Run(ctx context.Context, parsed *kong.Context, std *streams
 
 // collectCommand is the subcommand collect, which writes the results of the other subcommands as a page.
 type collectCommand struct {
-	Page string `arg:"" optional:"" help:"File for the page; it is printed by default."`
+	Page   string `arg:"" optional:"" help:"File for the page; it is printed by default."`
+	Update bool   `help:"Replace the rows of the same name in the page, add new ones, and keep all others. Each row says when it was measured."`
 }
 
 // Run is called by kong.
-func (c *collectCommand) Run(std *streams) error { return writePage(c.Page, std.in, std.out) }
+func (c *collectCommand) Run(std *streams) error {
+	if c.Update {
+		return updatePage(c.Page, std.in, time.Now())
+	}
+	return writePage(c.Page, std.in, std.out)
+}

@@ -56,6 +56,45 @@ func TestCollect_WritesPageOfRows(t *testing.T) {
 	}
 }
 
+// TestCollect_UpdatesRowsOfTheSameName checks that an update replaces rows with their followers, keeps all others, and
+// adds new ones.
+func TestCollect_UpdatesRowsOfTheSameName(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "performance.md")
+	collect := func(flags []string, rows ...row.Row) {
+		t.Helper()
+		var in bytes.Buffer
+		for _, r := range rows {
+			if err := row.Write(&in, r); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := run(t.Context(), append([]string{"collect", file}, flags...), &streams{&in, io.Discard, io.Discard}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	collect(nil, row.Row{What: "a", Measured: "1"}, row.Row{What: "the same: CPU", Measured: "2"}, row.Row{What: "b", Measured: "3", Command: "go run b"}, row.Row{What: "the same: CPU", Measured: "4"})
+	collect([]string{"--update"}, row.Row{What: "b", Measured: "5", Command: "go run b"}, row.Row{What: "the same: CPU", Measured: "6"}, row.Row{What: "c", Measured: "7", Command: "go run c"})
+	page, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for line := range strings.Lines(string(page)) {
+		if cells := strings.Split(line, " | "); strings.HasPrefix(line, "| ") && len(cells) > 3 {
+			got = append(got, strings.TrimPrefix(cells[0], "| ")+"="+cells[2])
+		}
+	}
+	if want := "what=measured ---=--- a=1 the same: CPU=2 b=5 the same: CPU=6 c=7"; strings.Join(got, " ") != want {
+		t.Errorf("the table is %s\nwant %s", strings.Join(got, " "), want)
+	}
+	for _, command := range []string{"go run b", "go run c"} {
+		if n := strings.Count(string(page), command+"\n"); n != 1 {
+			t.Errorf("the page has %q %d times", command, n)
+		}
+	}
+}
+
 // TestPerformancePage_ShowsCommandsOfBenchmarks reads the commands in docs/performance.md as the program does.
 func TestPerformancePage_ShowsCommandsOfBenchmarks(t *testing.T) {
 	t.Parallel()

@@ -46,6 +46,83 @@ func writePage(file string, in io.Reader, out io.Writer) error {
 	return os.WriteFile(file, b.Bytes(), 0o644) //nolint:gosec // a document
 }
 
+// updatePage replaces the rows of a page that have the names of new rows, and adds the others at the end of the table. A
+// row that begins with "the same" has the name of the row above it as well.
+func updatePage(file string, in io.Reader, now time.Time) error {
+	rows, err := row.Read(in)
+	if err != nil {
+		return err
+	}
+	old, err := os.ReadFile(file) //nolint:gosec // the page of the caller
+	if err != nil {
+		return err
+	}
+	fresh := map[string]string{}
+	var order, commands []string
+	var above string
+	for _, r := range rows {
+		if r.Note != "" {
+			r.Note += "; "
+		}
+		r.Note += "measured on " + now.UTC().Format("2006-01-02")
+		var b bytes.Buffer
+		if err := row.Table(&b, []row.Row{r}); err != nil {
+			return err
+		}
+		lines := strings.Split(strings.TrimSpace(b.String()), "\n")
+		name := rowName(lines[len(lines)-1], &above)
+		if _, known := fresh[name]; !known {
+			order = append(order, name)
+		}
+		fresh[name] = lines[len(lines)-1]
+		commands = append(commands, r.Command)
+	}
+	var out []string
+	above = ""
+	inTable, inCommands := false, false
+	add := func() { // at the end of the table
+		for _, name := range order {
+			if line, ok := fresh[name]; ok {
+				out = append(out, line)
+			}
+		}
+	}
+	for line := range strings.SplitSeq(strings.TrimSuffix(string(old), "\n"), "\n") {
+		switch {
+		case strings.HasPrefix(line, "| ") && !strings.HasPrefix(line, "| what |") && !strings.HasPrefix(line, "| --- |"):
+			inTable = true
+			name := rowName(line, &above)
+			if replaced, ok := fresh[name]; ok {
+				line = replaced
+				delete(fresh, name)
+			}
+		case inTable:
+			add()
+			inTable = false
+		case strings.HasPrefix(line, "```sh"):
+			inCommands = true
+		case inCommands && line == "```":
+			for _, c := range commands {
+				if c != "" && !slices.Contains(out, c) {
+					out = append(out, c)
+				}
+			}
+		}
+		out = append(out, line)
+	}
+	return os.WriteFile(file, []byte(strings.Join(out, "\n")+"\n"), 0o644) //nolint:gosec // a document
+}
+
+// rowName returns the name of a line of the table. above is the name of the last row that does not begin with "the same".
+func rowName(line string, above *string) string {
+	name, _, _ := strings.Cut(strings.TrimPrefix(line, "| "), " | ")
+	if strings.HasPrefix(name, "the same") {
+		return *above + ": " + name
+	}
+	*above = name
+	return name
+}
+
 // machine returns the number of cores and, where the system reports them, the processor and the memory.
 func machine() string {
 	parts := []string{fmt.Sprintf("%d cores", runtime.NumCPU())}
