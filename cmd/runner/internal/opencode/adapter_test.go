@@ -68,9 +68,13 @@ func TestCommand(t *testing.T) {
 			Models  map[string]any
 		}
 		Permission map[string]any
+		Snapshot   *bool
 	}
 	if err := json.Unmarshal([]byte(env["OPENCODE_CONFIG_CONTENT"]), &config); err != nil {
 		t.Fatal(err)
+	}
+	if config.Snapshot == nil || *config.Snapshot {
+		t.Error("OpenCode takes snapshots of its own")
 	}
 	p := config.Provider["spool"]
 	if config.Model != "spool/vendor/model" || p.Models["vendor/model"] == nil || p.Options.BaseURL != "{env:OPENAI_BASE_URL}" || p.Options.APIKey != "{env:OPENAI_API_KEY}" {
