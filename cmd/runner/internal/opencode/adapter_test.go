@@ -233,3 +233,16 @@ func TestForkedNotice(t *testing.T) {
 		}
 	}
 }
+
+// A report of the plugin about text becomes a notice.
+func TestTextNotice(t *testing.T) {
+	t.Parallel()
+	for params, want := range map[string]acp.Text{
+		`{"kind":"text","session":"ses_1","id":"msg_1","thought":false,"text":"a"}`: {Message: "msg_1", Piece: "a"},
+		`{"kind":"text","session":"ses_1","id":"prt_1","thought":true,"text":"hm"}`: {Message: "prt_1", Thought: true, Piece: "hm"},
+	} {
+		if n := notice("_spool/event", []byte(params)); n == nil || n.Session != "ses_1" || n.Text == nil || *n.Text != want {
+			t.Errorf("%s: %+v, want %+v", params, n, want)
+		}
+	}
+}
