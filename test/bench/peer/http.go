@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spoolhq/spool/cmd/runner/bareagent"
@@ -50,6 +51,7 @@ func startServer(ctx context.Context, dir, modelURL, address, health string, cmd
 		return nil, err
 	}
 	cmd.Dir, cmd.Stderr = s.dir, &s.stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // the program of npm starts the server, which starts the agent
 	cmd.Env = append(append(env, "HOME="+home, "TMPDIR="+dir, "LANG=C.UTF-8"), cmd.Env...)
 	if err := cmd.Start(); err != nil {
 		return nil, err
@@ -76,7 +78,7 @@ func freeAddress() (address, port string, err error) {
 	return l.Addr().String(), port, errors.Join(err, l.Close())
 }
 
-// Close ends the stream and the process.
+// Close ends the stream and the processes.
 func (s *server) Close() error {
 	s.cancel()
 	err := s.cmd.Process.Signal(os.Interrupt)
@@ -85,6 +87,10 @@ func (s *server) Close() error {
 	var exit *exec.ExitError
 	if werr := s.cmd.Wait(); !errors.As(werr, &exit) {
 		err = errors.Join(err, werr)
+	}
+	// The server and the agent outlive the program that started them.
+	if kerr := syscall.Kill(-s.cmd.Process.Pid, syscall.SIGKILL); !errors.Is(kerr, syscall.ESRCH) {
+		err = errors.Join(err, kerr)
 	}
 	return err
 }

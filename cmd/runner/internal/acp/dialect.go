@@ -33,6 +33,10 @@ type Dialect struct {
 	// agent that writes files itself and uses the request only to show them.
 	AcceptWrites bool
 
+	// AnswersInitialize reports whether the agent answers a repeated initialize at once, also while it handles a query, and
+	// without an effect. The query does not wait for session/list then.
+	AnswersInitialize bool
+
 	// Forks reports whether the process itself forks the session of a launch with a Fork when it starts, and sends a
 	// Notice with Forked.
 	Forks bool
@@ -69,6 +73,15 @@ type Notice struct {
 	Cut     bool         // the model's last answer reached its limit of tokens
 	Over    bool         // the turn has been over for some time
 	Forked  *Forked      // the copy of the session to fork; nil in other notices
+	Text    *Text        // text of the turn; nil in other notices
+}
+
+// Text is a piece of the turn's text that the agent reports before it sends the update with the same text. The pieces
+// of a turn are a beginning of the text of its updates, without a gap; a call of a tool ends it.
+type Text struct {
+	Message string // the messageId of the update
+	Thought bool   // the update is an agent_thought_chunk
+	Piece   string
 }
 
 // Forked is the result of a fork.

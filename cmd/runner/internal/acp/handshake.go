@@ -18,10 +18,14 @@ import (
 // sandbox itself.
 func (s *session) initialize() {
 	// Send fails only if a value cannot be encoded, and these can.
-	_ = s.call(sdk.AgentMethodInitialize, sdk.InitializeRequest{ //nolint:errcheck // see above
+	_ = s.sendInitialize(s.handleInitialized) //nolint:errcheck // see above
+}
+
+func (s *session) sendInitialize(done handler) error {
+	return s.call(sdk.AgentMethodInitialize, sdk.InitializeRequest{
 		ProtocolVersion: sdk.ProtocolVersionNumber,
 		ClientInfo:      &sdk.Implementation{Name: "spool", Version: "1"},
-	}, s.handleInitialized)
+	}, done)
 }
 
 // handleInitialized handles the answer to initialize and opens the session.

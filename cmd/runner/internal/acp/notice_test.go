@@ -13,6 +13,12 @@ import (
 // noticed opens a session s1 whose agent sends notices unchanged, and gives it a query.
 func noticed(t *testing.T) (agent.Session, *agent.Turn) {
 	t.Helper()
+	return noticedIn(t, &agenttest.Journal{})
+}
+
+// noticedIn is noticed with a journal.
+func noticedIn(t *testing.T, j *agenttest.Journal) (agent.Session, *agent.Turn) {
+	t.Helper()
 	d := Dialect{Notice: func(_ string, raw json.RawMessage) *Notice {
 		var n Notice
 		if err := json.Unmarshal(raw, &n); err != nil {
@@ -21,7 +27,7 @@ func noticed(t *testing.T) (agent.Session, *agent.Turn) {
 		return &n
 	}}
 	s := Open(d, agent.Launch{Place: agent.Place{Workspace: t.TempDir()}}, &agenttest.Stdin{})
-	turn := agenttest.NewTurn(t, &agenttest.Journal{}, "exe_1")
+	turn := agenttest.NewTurn(t, j, "exe_1")
 	if err := s.Begin(runner.Query{Content: "hello"}, turn); err != nil {
 		t.Fatal(err)
 	}

@@ -61,9 +61,10 @@ type turnState struct {
 	todo   string // the open todo block
 	shown  bool   // a message or a call was shown
 	began  float64
-	seen   events.Usage      // the sum of the notices
-	status int               // the HTTP status by which the model failed
-	cut    bool              // the model's last answer reached its limit
+	seen   events.Usage // the sum of the notices
+	status int          // the HTTP status by which the model failed
+	cut    bool         // the model's last answer reached its limit
+	early  earlyText
 	end    func(*agent.Turn) // ends the turn after the sub-agents' conversations
 }
 
@@ -109,7 +110,14 @@ func (s *session) Begin(q runner.Query, t *agent.Turn) error {
 	if !s.ready {
 		return nil
 	}
-	// A warm agent that prints nothing is considered hung, and a model may take long to answer.
+	// A warm agent that prints nothing is considered hung, and a model may take long to answer: the agent gets a request that
+	// it answers without its model. That comes first if the agent might not answer it while it handles the query.
+	if s.d.AnswersInitialize {
+		if err := s.ask(t); err != nil {
+			return err
+		}
+		return s.sendInitialize(ignoreAnswer)
+	}
 	if err := s.sendPing(ignoreAnswer); err != nil {
 		return err
 	}
@@ -264,6 +272,12 @@ func (s *session) handleNotice(m message, raw json.RawMessage, t *agent.Turn) er
 	}
 	if n.Forked != nil {
 		return s.forkDone(n.Forked, t)
+	}
+	if n.Text != nil {
+		if n.Session != string(s.id) {
+			return nil // of a sub-agent
+		}
+		return s.sayEarly(*n.Text, t)
 	}
 	if n.Warning != "" {
 		s.log(t, "warn", "%s", n.Warning)

@@ -58,13 +58,13 @@ func (s *session) handleUpdate(m message, t *agent.Turn) error {
 		if err != nil {
 			return err
 		}
-		return s.say(f, events.KindAssistantText, c, t)
+		return s.sayUpdate(f, events.KindAssistantText, c, t)
 	case "agent_thought_chunk":
 		c, err := decode[chunk](u.Update, kind.Kind)
 		if err != nil {
 			return err
 		}
-		return s.say(f, events.KindThinking, c, t)
+		return s.sayUpdate(f, events.KindThinking, c, t)
 	case "user_message_chunk":
 		c, err := decode[chunk](u.Update, kind.Kind)
 		if err != nil || f == s.main {
@@ -120,6 +120,18 @@ func (s *session) handleOther(kind string, raw json.RawMessage, f *flow, t *agen
 
 // spent returns the cost of the turn: that of the session less that of the turns before.
 func (s *session) spent() float64 { return max(0, s.cost-s.began) }
+
+// sayUpdate appends the text of an update, except for what a notice had before.
+func (s *session) sayUpdate(f *flow, kind events.BlockKind, c chunk, t *agent.Turn) error {
+	if piece := c.Content.String(); f == s.main && piece != "" {
+		rest := s.early.repeat(textKey{kind, c.MessageID}, piece)
+		if rest == "" {
+			return nil
+		}
+		c.Content = content{Type: "text", Text: rest}
+	}
+	return s.say(f, kind, c, t)
+}
 
 // say appends to the open text, or opens another one.
 func (s *session) say(f *flow, kind events.BlockKind, c chunk, t *agent.Turn) error {

@@ -68,9 +68,13 @@ func TestCommand(t *testing.T) {
 			Models  map[string]any
 		}
 		Permission map[string]any
+		Snapshot   *bool
 	}
 	if err := json.Unmarshal([]byte(env["OPENCODE_CONFIG_CONTENT"]), &config); err != nil {
 		t.Fatal(err)
+	}
+	if config.Snapshot == nil || *config.Snapshot {
+		t.Error("OpenCode takes snapshots of its own")
 	}
 	p := config.Provider["spool"]
 	if config.Model != "spool/vendor/model" || p.Models["vendor/model"] == nil || p.Options.BaseURL != "{env:OPENAI_BASE_URL}" || p.Options.APIKey != "{env:OPENAI_API_KEY}" {
@@ -225,6 +229,19 @@ func TestForkedNotice(t *testing.T) {
 		`{"kind":"forked"}`:                   {Error: "OpenCode made no copy of it"},
 	} {
 		if n := notice("_spool/event", []byte(params)); n == nil || n.Forked == nil || *n.Forked != want {
+			t.Errorf("%s: %+v, want %+v", params, n, want)
+		}
+	}
+}
+
+// A report of the plugin about text becomes a notice.
+func TestTextNotice(t *testing.T) {
+	t.Parallel()
+	for params, want := range map[string]acp.Text{
+		`{"kind":"text","session":"ses_1","id":"msg_1","thought":false,"text":"a"}`: {Message: "msg_1", Piece: "a"},
+		`{"kind":"text","session":"ses_1","id":"prt_1","thought":true,"text":"hm"}`: {Message: "prt_1", Thought: true, Piece: "hm"},
+	} {
+		if n := notice("_spool/event", []byte(params)); n == nil || n.Session != "ses_1" || n.Text == nil || *n.Text != want {
 			t.Errorf("%s: %+v, want %+v", params, n, want)
 		}
 	}

@@ -50,6 +50,7 @@ func configuration(l agent.Launch, model string, f files) (string, error) {
 		"share":             "disabled",
 		"lsp":               false,
 		"formatter":         false,
+		"snapshot":          false, // of Git repositories: they serve /undo, which ACP lacks, and delay every request to the model
 		"model":             provider + "/" + model,
 		"small_model":       provider + "/" + model,
 		"enabled_providers": []string{provider},

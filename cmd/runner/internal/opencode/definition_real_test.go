@@ -72,6 +72,7 @@ func TestRealDefinition_ReachesTheModel(t *testing.T) {
 		"sub-agents' servers and skills":   realSubagents,
 		"skills":                           realSkills,
 		"any ACP agent":                    realACP,
+		"early text":                       realText,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -291,5 +292,23 @@ func realACP(t *testing.T) {
 	}
 	for _, want := range []string{"PROMPT-OF-THE-AGENT", "MEMORY-OF-THE-AGENT"} {
 		b.Requests(want)
+	}
+}
+
+// The beginning of the text comes from the plugin, before the usage of the answer, and its end from ACP. Both together are
+// the text once, in one block, on every turn of a process.
+func realText(t *testing.T) {
+	song := strings.Repeat("na ", 100)
+	b := agenttest.NewBenchWith(t, subject, agenttest.Rules(t, "  - {match: {user: sing}, steps: [{text: {text: '"+song+"', piece: 3}}]}\n"))
+	for _, ask := range []string{"sing", "sing again"} {
+		x := b.AskOK(ask, song, nil)
+		if texts := x.Blocks(events.KindAssistantText); len(texts) != 1 || texts[0].Content != song {
+			t.Errorf("%s: texts %+v", ask, texts)
+		}
+		text := slices.IndexFunc(x.Lines, func(l runner.Line) bool { return l.Type == events.TextDelta })
+		usage := slices.IndexFunc(x.Lines, func(l runner.Line) bool { return l.Type == (events.MetadataUpdate{}).EventType() })
+		if text < 0 || usage < text {
+			t.Errorf("%s: line %d is the first text, line %d the usage", ask, text, usage)
+		}
 	}
 }

@@ -21,12 +21,14 @@ func dialect(l agent.Launch, now func() time.Time) acp.Dialect {
 		// It sends a file that it is about to write to the client, whether offered or not, and then writes the file
 		// itself.
 		AcceptWrites: true,
-		Forks:        true,
-		Anchors:      true,
-		Skills:       acp.SkillDirs(l),
-		Transcript:   func(string) string { return database(l.Place) },
-		Tool:         classifier(l),
-		Notice:       notice,
+		// Its session/list reads the database by a request to its own server, which delays the query.
+		AnswersInitialize: true,
+		Forks:             true,
+		Anchors:           true,
+		Skills:            acp.SkillDirs(l),
+		Transcript:        func(string) string { return database(l.Place) },
+		Tool:              classifier(l),
+		Notice:            notice,
 	}
 }
 
@@ -104,13 +106,16 @@ func answerOf(output string) string {
 
 // report is a notification of the plugin, see plugin.js.
 type report struct {
-	Kind    string  `json:"kind"` // retry, error, usage, over, forked
+	Kind    string  `json:"kind"` // retry, error, usage, over, forked, text
 	Session string  `json:"session"`
 	Name    string  `json:"name"`    // error
 	Message string  `json:"message"` // retry, error; forked: why it failed
 	Status  int     `json:"status"`
 	Attempt int     `json:"attempt"` // retry
 	WaitMs  int     `json:"waitMs"`
+	ID      string  `json:"id"` // text: the id of the message, or of the part if it is a thought
+	Thought bool    `json:"thought"`
+	Text    string  `json:"text"`
 	Finish  string  `json:"finish"` // usage
 	Cost    float64 `json:"cost"`
 	Tokens  struct {
@@ -145,6 +150,8 @@ func notice(method string, params json.RawMessage) *acp.Notice {
 		}
 	case "over":
 		n.Over = true
+	case "text":
+		n.Text = &acp.Text{Message: e.ID, Thought: e.Thought, Piece: e.Text}
 	case "forked":
 		n.Forked = &acp.Forked{Session: e.Session, Error: e.Message}
 		if e.Session == "" && e.Message == "" {

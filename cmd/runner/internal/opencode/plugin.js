@@ -4,6 +4,10 @@
 // when that connection is lost for a moment, it waits for the turn's end for ever.
 // A line is written at once, by the same stream as the protocol's own lines.
 //
+// It also tells the beginning of a turn's text, before `opencode acp` does: that asks
+// for the whole message over HTTP before it sends the first piece of a text. The text
+// ends with the first tool, because calls are told by `opencode acp` alone, later.
+//
 // With SPOOL_AGENT_FORK it makes a copy of a session first, up to and including the
 // message `anchor`, and tells its id: the protocol's own session/fork copies all.
 export const Spool = async ({ client }) => {
@@ -37,6 +41,12 @@ export const Spool = async ({ client }) => {
   const began = Date.now() // answers from before were counted, and their copies in a fork took nothing
   const over = new Map()
   const patience = 15_000 // ms
+  const early = 32 // pieces of text in a turn; by then `opencode acp` has caught up
+  const turns = new Map() // by session: the types of its texts by part, and how many pieces are left
+  const turn = (session) => {
+    if (!turns.has(session)) turns.set(session, { left: early, types: new Map() })
+    return turns.get(session)
+  }
   return {
     event: async ({ event }) => {
       const p = event.properties
@@ -47,11 +57,28 @@ export const Spool = async ({ client }) => {
         }
         case "session.status": {
           clearTimeout(over.get(p.sessionID))
-          if (p.status?.type === "idle")
+          if (p.status?.type === "idle") {
+            turns.delete(p.sessionID)
             over.set(p.sessionID, setTimeout(() => tell({ kind: "over", session: p.sessionID }), patience))
+          }
           if (p.status?.type !== "retry") return
           const { attempt, message, next } = p.status
           return tell({ kind: "retry", session: p.sessionID, attempt, message, waitMs: Math.round(next - Date.now()) })
+        }
+        case "message.part.updated": {
+          const { id, sessionID, type, ignored } = p.part
+          if (type === "tool") turn(sessionID).left = 0
+          else if ((type === "text" && !ignored) || type === "reasoning") turn(sessionID).types.set(id, type)
+          return
+        }
+        case "message.part.delta": {
+          const t = turn(p.sessionID)
+          if (p.field !== "text" || t.left === 0) return
+          const type = t.types.get(p.partID)
+          if (!type) return void (t.left = 0) // no piece may be told after one that was not
+          t.left--
+          const thought = type === "reasoning"
+          return tell({ kind: "text", session: p.sessionID, id: thought ? p.partID : p.messageID, thought, text: p.delta })
         }
         case "message.updated": {
           const i = p.info

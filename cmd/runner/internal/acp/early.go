@@ -1,0 +1,56 @@
+package acp
+
+import (
+	"strings"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+// earlyText is the text of a turn that the agent reported in notices, and has not repeated in updates yet.
+type earlyText struct {
+	unrepeated map[textKey]string
+	closed     bool // further notices are ignored: they would not continue the text
+}
+
+// textKey identifies a text of the agent's own conversation.
+type textKey struct {
+	kind    events.BlockKind
+	message string
+}
+
+// sayEarly appends a piece of text that the agent reports before the update with the same text. It ignores the piece
+// after a call, and after an update with text that was not reported early: the piece could be out of order then.
+func (s *session) sayEarly(x Text, t *agent.Turn) error {
+	if !s.pending || len(s.calls) > 0 {
+		s.early.closed = true
+	}
+	if s.early.closed || x.Piece == "" {
+		return nil
+	}
+	key := textKey{events.KindAssistantText, x.Message}
+	if x.Thought {
+		key.kind = events.KindThinking
+	}
+	if s.early.unrepeated == nil {
+		s.early.unrepeated = map[textKey]string{}
+	}
+	s.early.unrepeated[key] += x.Piece
+	return s.say(s.main, key.kind, chunk{MessageID: x.Message, Content: content{Type: "text", Text: x.Piece}}, t)
+}
+
+// repeat returns the part of an update's text that no notice had. The text must not be empty. The updates have the same
+// text as the notices, in the same order, but the agent may leave out an update.
+func (e *earlyText) repeat(key textKey, piece string) string {
+	reported := e.unrepeated[key]
+	if _, after, found := strings.Cut(reported, piece); found { // the agent left out what is before it
+		e.unrepeated[key] = after
+		return ""
+	}
+	delete(e.unrepeated, key)
+	e.closed = true
+	if rest, ok := strings.CutPrefix(piece, reported); ok {
+		return rest
+	}
+	return piece
+}
