@@ -90,7 +90,7 @@ func (e Event) encode(b []byte) (out []byte, from int, err error) {
 	if e.Data == nil {
 		return nil, 0, fmt.Errorf("event %s has no data", e.ID)
 	}
-	data, err := marshal(e.Data)
+	data, err := appendData(nil, e.Data)
 	if err != nil {
 		return nil, 0, fmt.Errorf("encode %s: %w", e.Data.EventType(), err)
 	}

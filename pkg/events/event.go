@@ -96,6 +96,9 @@ func (e *Event) UnmarshalJSON(b []byte) error {
 // DecodePayload decodes the data of a type. It returns Opaque for an unknown type, for data that does not decode,
 // and for a reference to the object store.
 func DecodePayload(t Type, data json.RawMessage) Payload {
+	if p, ok := readPayload(t, data); ok {
+		return p
+	}
 	if entry, ok := Lookup(t); ok && !IsPayloadRef(data) {
 		if p, err := entry.decode(data); err == nil {
 			return p
@@ -120,7 +123,7 @@ type Wire struct {
 
 // ToWire returns the event in the form for clients.
 func (e Event) ToWire(session string, seq uint32, position string) (Wire, error) {
-	data, err := marshal(e.Data)
+	data, err := appendData(nil, e.Data)
 	if err != nil {
 		return Wire{}, fmt.Errorf("encode %s %s: %w", e.Type(), e.ID, err)
 	}

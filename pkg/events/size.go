@@ -1,6 +1,9 @@
 package events
 
-import "encoding/json"
+import (
+	"bytes"
+	"encoding/json"
+)
 
 // eventOverhead is the approximate size in bytes of an event without its text and data.
 const eventOverhead = 256
@@ -44,6 +47,12 @@ func sizeOf(p Payload) int {
 // sizeOfJSON returns the length of raw in its stored form, which does not depend on the original spaces and
 // escapes.
 func sizeOfJSON(raw json.RawMessage) int {
+	switch {
+	case raw == nil:
+		return len("null")
+	case isCompact(raw) && bytes.IndexByte(raw, '<') < 0 && bytes.IndexByte(raw, '>') < 0 && bytes.IndexByte(raw, '&') < 0 && bytes.IndexByte(raw, 0xe2) < 0:
+		return len(raw) // json.Marshal escapes these characters, U+2028 and U+2029, which begin with 0xe2
+	}
 	stored, err := json.Marshal(raw)
 	if err != nil {
 		return len(raw)

@@ -2,6 +2,7 @@ package events
 
 import (
 	"encoding/json"
+	"fmt"
 	"math"
 	"strconv"
 
@@ -41,6 +42,18 @@ func (w Wire) appendHead(b []byte) ([]byte, error) {
 	}
 	b = compact.AppendString(append(b, `,"source":`...), string(w.Source))
 	return append(b, `,"data":`...), nil
+}
+
+// AppendWire appends the JSON of ToWire's result to b.
+func (e Event) AppendWire(b []byte, session string, seq uint32, position string) ([]byte, error) {
+	b, err := Wire{seq, position, e.ID, e.Type(), e.Time.UTC(), session, e.ExecutionID, e.ConversationID, e.Source, nil}.appendHead(b)
+	if err != nil {
+		return nil, err
+	}
+	if b, err = appendData(b, e.Data); err != nil {
+		return nil, fmt.Errorf("encode %s %s: %w", e.Type(), e.ID, err)
+	}
+	return append(b, '}'), nil
 }
 
 // AppendWire appends the JSON of ToWire's result to b.

@@ -100,7 +100,10 @@ func (f *feeder) run(ctx context.Context, reading iter.Seq2[eventlog.Record, err
 		f.tries, f.after = 0, rec.Position
 		f.retry.reset()
 		size := len(rec.Commit.Events)
-		it.rec.Commit.Events, it.rec.Commit.State = nil, nil
+		it.rec.Commit.State = nil
+		if rec.Events != nil || err != nil {
+			it.rec.Commit.Events = nil // they are decoded
+		}
 		if pushed := f.push(it, size); pushed != nil || err != nil {
 			f.late = errors.Is(pushed, errLate)
 			return false

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"log/slog"
 	"runtime"
 	"time"
@@ -335,7 +336,7 @@ func foldShard(ctx context.Context, log eventlog.Log, shard int, groups []*shado
 		f.after.Seq = min(f.after.Seq, g.from)
 	}
 	writers, ctx := errgroup.WithContext(ctx)
-	writers.SetLimit(runtime.GOMAXPROCS(0))
+	writers.SetLimit(runtime.GOMAXPROCS(0) + 2) // some of them wait for Postgres
 	f.push = func(it item, bytes int) error {
 		at := it.rec.Position.Seq
 		// The groups of a shard are numbered shard, shard + shards, …
@@ -348,8 +349,12 @@ func foldShard(ctx context.Context, log eventlog.Log, shard int, groups []*shado
 		}
 		return ctx.Err()
 	}
+	read := log.Read
+	if u, ok := log.(undecodedLog); ok {
+		read = u.ReadUndecoded
+	}
 	for f.after.Seq < end && ctx.Err() == nil {
-		if f.run(ctx, log.Read(ctx, f.after, eventlog.Filter{})) {
+		if f.run(ctx, read(ctx, f.after, eventlog.Filter{})) {
 			break
 		}
 	}
@@ -357,6 +362,44 @@ func foldShard(ctx context.Context, log eventlog.Log, shard int, groups []*shado
 		g.flush(ctx, writers)
 	}
 	return writers.Wait()
+}
+
+// undecodedLog is a log that leaves it to its user to decode events. Then the writers decode them concurrently, and the
+// items that wait for a writer are bytes, which cost the garbage collector less than events.
+type undecodedLog interface {
+	ReadUndecoded(ctx context.Context, after eventlog.Position, f eventlog.Filter) iter.Seq2[eventlog.Record, error]
+	Resolve(ctx context.Context, rec eventlog.Record) (eventlog.Record, error)
+}
+
+// decode decodes the events of items that were read without. Commits that cannot be decoded become poison, as if the
+// feeder had decoded them.
+func (g *shadow) decode(ctx context.Context, items []item) error {
+	log, ok := g.p.deps.Log.(undecodedLog)
+	if !ok {
+		return nil
+	}
+	f := feeder{retry: newBackoff(g.logger, "read the log")}
+	for i := range items {
+		it := &items[i]
+		if it.poison != nil {
+			continue
+		}
+		for {
+			rec, err := log.Resolve(ctx, it.rec)
+			if err == nil || f.isPoison(rec, err) {
+				if err != nil {
+					it.poison = newPoison(g.p.deps.Log.Partitioning(), g.n, rec, err)
+				}
+				rec.Commit.Events = nil
+				it.rec, f.tries = rec, 0
+				break
+			}
+			if !f.retry.wait(ctx, err) {
+				return ctx.Err()
+			}
+		}
+	}
+	return nil
 }
 
 // take adds an item, and flushes the items if there are many.
@@ -382,6 +425,9 @@ func (g *shadow) flush(ctx context.Context, writers *errgroup.Group) {
 			<-before
 		}
 		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := g.decode(ctx, items); err != nil {
 			return err
 		}
 		if err := g.step(ctx, newStep(items, true), g.store.Apply); err != nil {

@@ -40,7 +40,9 @@ func TestSettingBuffers_LimitReadAheadAndRows(t *testing.T) {
 		if err := readmodel.Migrate(t.Context(), p.cfg.DatabaseURL); err != nil {
 			t.Fatal(err)
 		}
-		p.writer = newWriter(func(ctx context.Context) (*store.Store, error) { return store.Open(ctx, p.cfg.DatabaseURL, readmodel.Schema) })
+		p.writer = newWriter(func(ctx context.Context) (*store.Store, error) {
+			return store.Open(ctx, p.cfg.DatabaseURL, readmodel.Schema)
+		})
 		if g.conn, err = p.writer.tryLock(t.Context(), 0); err != nil || g.conn == nil {
 			t.Fatal(g.conn, err)
 		}

@@ -26,10 +26,22 @@ func (l *Log) decode(ctx context.Context, s events.Subject, m message) (events.C
 
 // open is like eventlog.Open. It returns *eventlog.ForeignError if the message is not part of the log.
 func (l *Log) open(ctx context.Context, p eventlog.Position, m message) (eventlog.Record, error) {
-	rec, err := eventlog.DecodePartitioned(l.partitions, m.Subject, p, m.Time, m.Data)
-	if err := l.check(ctx, rec, m, err); err != nil {
+	rec, err := l.openUndecoded(ctx, p, m)
+	if err != nil {
 		return rec, err
 	}
+	return l.Resolve(ctx, rec)
+}
+
+// openUndecoded is like open, but does not decode the events.
+func (l *Log) openUndecoded(ctx context.Context, p eventlog.Position, m message) (eventlog.Record, error) {
+	rec, err := eventlog.DecodePartitioned(l.partitions, m.Subject, p, m.Time, m.Data)
+	return rec, l.check(ctx, rec, m, err)
+}
+
+// Resolve decodes the events of a record of ReadUndecoded, and fetches the data that they refer to. Several goroutines
+// may call it at the same time. Its errors are those of Read for one commit.
+func (l *Log) Resolve(ctx context.Context, rec eventlog.Record) (eventlog.Record, error) {
 	return eventlog.Resolve(ctx, rec, l.payloads)
 }
 

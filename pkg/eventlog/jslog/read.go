@@ -31,8 +31,18 @@ const (
 // Read yields commits up to the current end; see eventlog.Reader. The end is the last commit that the leader has
 // when the read starts.
 func (l *Log) Read(ctx context.Context, after eventlog.Position, f eventlog.Filter) iter.Seq2[eventlog.Record, error] {
+	return l.read(ctx, after, f, false)
+}
+
+// ReadUndecoded is like Read, but yields records without events. Resolve decodes the events, so that other goroutines
+// than the reader can do it.
+func (l *Log) ReadUndecoded(ctx context.Context, after eventlog.Position, f eventlog.Filter) iter.Seq2[eventlog.Record, error] {
+	return l.read(ctx, after, f, true)
+}
+
+func (l *Log) read(ctx context.Context, after eventlog.Position, f eventlog.Filter, undecoded bool) iter.Seq2[eventlog.Record, error] {
 	return func(yield func(eventlog.Record, error) bool) {
-		if err := l.readTo(ctx, after, f, yield); err != nil {
+		if err := l.readTo(ctx, after, f, undecoded, yield); err != nil {
 			yield(eventlog.Record{}, err)
 		}
 	}
@@ -41,11 +51,12 @@ func (l *Log) Read(ctx context.Context, after eventlog.Position, f eventlog.Filt
 // errStop stops a read: the caller stopped, or has received an error.
 var errStop = errors.New("stop")
 
-func (l *Log) readTo(ctx context.Context, after eventlog.Position, f eventlog.Filter, yield func(eventlog.Record, error) bool) error {
+func (l *Log) readTo(ctx context.Context, after eventlog.Position, f eventlog.Filter, undecoded bool, yield func(eventlog.Record, error) bool) error {
 	r, err := l.reader(after, f)
 	if err != nil {
 		return err
 	}
+	r.undecoded = undecoded
 	return r.toEnd(ctx, func(m jetstream.Msg) error { return r.yield(ctx, m, yield) })
 }
 
@@ -113,18 +124,19 @@ func (l *Log) Tail(ctx context.Context, after eventlog.Position, f eventlog.Filt
 // reader reads a stream in order. If its consumer is lost, it creates a new one after the last delivered sequence.
 // The client library's ordered consumer does the same, but cannot be stopped while the server is unavailable.
 type reader struct {
-	log     *Log
-	shard   int
-	stream  string
-	filters []string
-	aspects []string // last tokens of the subjects that the filter matches, if the consumer's filter is wider; nil for all
-	bare    bool     // messages are delivered without their content (headers only)
-	foreign bool     // messages that are not part of the log are yielded as errors
-	seq     uint64   // stream sequence of the last delivery; before it, the requested position
-	expect  uint64   // number of the last delivery of the current consumer
-	source  jetstream.Consumer
-	pull    jetstream.MessagesContext
-	backoff *backoff
+	log       *Log
+	shard     int
+	stream    string
+	filters   []string
+	aspects   []string // last tokens of the subjects that the filter matches, if the consumer's filter is wider; nil for all
+	bare      bool     // messages are delivered without their content (headers only)
+	undecoded bool     // records are yielded without events
+	foreign   bool     // messages that are not part of the log are yielded as errors
+	seq       uint64   // stream sequence of the last delivery; before it, the requested position
+	expect    uint64   // number of the last delivery of the current consumer
+	source    jetstream.Consumer
+	pull      jetstream.MessagesContext
+	backoff   *backoff
 
 	within     context.Context // see quietContext; nil for none
 	stopWithin context.CancelFunc
@@ -336,7 +348,11 @@ func (r *reader) yield(ctx context.Context, m jetstream.Msg, yield func(eventlog
 	if err != nil {
 		return err
 	}
-	rec, err := r.log.open(ctx, eventlog.Position{Shard: r.shard, Seq: meta.Sequence.Stream},
+	open := r.log.open
+	if r.undecoded {
+		open = r.log.openUndecoded
+	}
+	rec, err := open(ctx, eventlog.Position{Shard: r.shard, Seq: meta.Sequence.Stream},
 		message{Subject: m.Subject(), Seq: meta.Sequence.Stream, Data: m.Data(), Time: meta.Timestamp, header: m.Headers()})
 	var foreign *eventlog.ForeignError
 	if !r.foreign && errors.As(err, &foreign) {

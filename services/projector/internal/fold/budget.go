@@ -7,6 +7,7 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spoolhq/spool/pkg/eventlog"
@@ -40,17 +41,6 @@ type TenantBudget struct {
 	TimeMs     int64
 	SetAt      time.Time
 	Removed    bool
-}
-
-// usageDays returns the days whose usage an event of a session may change. Each event counts on its own day.
-func usageDays(e events.Event) []string {
-	days := []string{noDay, day(clampTime(e.Time))}
-	if d, retired := e.Data.(events.RunRetired); retired {
-		for _, u := range d.Usage {
-			days = append(days, clean(u.Day))
-		}
-	}
-	return days
 }
 
 // usageDay returns the key of the row of a tenant's usage on a day, such as 2026-01-31.
@@ -124,7 +114,7 @@ func retiredUsage(d events.RunRetired) (string, error) {
 
 // addUsage adds usage on the day of an event to the session and its tenant.
 func (f *folding) addUsage(a *aggregate, e events.Event, d dayUsage) error {
-	on := day(e.Time)
+	on := f.model.day(e.Time)
 	row := f.usageRow(a.key.Tenant, on)
 	f.session(a, e)
 	if a.shares == nil {
@@ -174,25 +164,31 @@ func (f *folding) countEvents(a *aggregate, rec eventlog.Record) error {
 	if f.bare || a.deleted {
 		return nil
 	}
-	shares := map[string]dayUsage{}
-	first := map[string]events.Event{} // the first event of each day
+	type share struct {
+		day   string
+		first events.Event // the first event of the day
+		usage dayUsage
+	}
+	var shares []share // nearly always one
 	for i, e := range rec.Events {
 		e.Time = clampTime(e.Time)
-		on, size := day(e.Time), events.OutputOf(e)
-		if _, known := first[on]; !known {
-			first[on] = e
-		}
-		share := dayUsage{Events: clampInt64(size.Events), EventBytes: clampInt64(size.Bytes), Stored: objectBytes(e)}
+		on, size := f.model.day(e.Time), events.OutputOf(e)
+		usage := dayUsage{Events: clampInt64(size.Events), EventBytes: clampInt64(size.Bytes), Stored: objectBytes(e)}
 		if i == 0 {
-			share.Stored += rec.Bytes
+			usage.Stored += rec.Bytes
 		}
-		shares[on] = shares[on].plus(share)
+		at := slices.IndexFunc(shares, func(s share) bool { return s.day == on })
+		if at < 0 {
+			at, shares = len(shares), append(shares, share{day: on, first: e})
+		}
+		shares[at].usage = shares[at].usage.plus(usage)
 		if _, gone := e.Data.(events.SessionDeleted); gone {
 			break
 		}
 	}
-	for _, on := range slices.Sorted(maps.Keys(shares)) {
-		if err := f.addUsage(a, first[on], shares[on]); err != nil {
+	slices.SortFunc(shares, func(a, b share) int { return strings.Compare(a.day, b.day) })
+	for _, s := range shares {
+		if err := f.addUsage(a, s.first, s.usage); err != nil {
 			return err
 		}
 	}
@@ -261,7 +257,7 @@ func (f *folding) addUsageAfterDeletion(a *aggregate, e events.Event, d events.S
 	if err != nil {
 		return err
 	}
-	on, cost := day(e.Time), dayUsage{CostUSD: d.CostUSD}
+	on, cost := f.model.day(e.Time), dayUsage{CostUSD: d.CostUSD}
 	shares[on] = shares[on].plus(cost)
 	f.usageRow(a.key.Tenant, on).add(cost)
 	markChanged(&f.deleted, a.tombstone).Spent, err = marshal(shares)
@@ -325,10 +321,17 @@ type (
 	tenantLimitsRef string
 )
 
-// requestUsageRows requests the rows that an event of a session adds to.
+// requestUsageRows requests the rows that an event of a session may add to. Each event counts on its own day.
 func (w *lookup) requestUsageRows(tenant string, e events.Event) {
-	for _, on := range usageDays(e) {
+	if on := w.model.day(e.Time); tenant != w.usageTenant || on != w.usageDay {
+		w.usageTenant, w.usageDay = tenant, on // events of the same day follow each other
+		w.requestUsageDay(tenant, noDay)
 		w.requestUsageDay(tenant, on)
+	}
+	if d, retired := e.Data.(events.RunRetired); retired {
+		for _, u := range d.Usage {
+			w.requestUsageDay(tenant, clean(u.Day))
+		}
 	}
 }
 

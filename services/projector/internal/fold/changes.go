@@ -99,15 +99,16 @@ func markChanged[R any](list *[]*entry[R], e *entry[R]) *R {
 
 // encodeBlocks sets the JSON of changed blocks.
 func encodeBlocks(list []*entry[Block]) error {
+	var scratch []byte
 	for _, e := range list {
 		if !e.dirty {
 			continue
 		}
-		text, err := marshal(e.row.block)
-		if err != nil {
+		var err error
+		if scratch, err = e.row.block.AppendJSON(scratch[:0]); err != nil {
 			return err
 		}
-		e.row.JSON = clean(text)
+		e.row.JSON = clean(string(scratch))
 		if e.row.final() {
 			e.row.block = events.Block{}
 		}

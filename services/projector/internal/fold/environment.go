@@ -112,6 +112,16 @@ func usageID(e events.Event) string {
 
 func day(t time.Time) string { return clampTime(t).Format(time.DateOnly) }
 
+// day returns the result of the function day. It formats the day only if it is another one than that of the last call.
+func (m *Model) day(t time.Time) string {
+	t = clampTime(t)
+	const seconds = 24 * 60 * 60
+	if age := t.Unix() - m.dayBegin; m.lastDay == "" || age < 0 || age >= seconds {
+		m.lastDay, m.dayBegin = day(t), t.Truncate(24*time.Hour).Unix()
+	}
+	return m.lastDay
+}
+
 // modelCalled adds a model request.
 func (f *folding) modelCalled(a *aggregate, e events.Event) {
 	d, ok := e.Data.(events.ModelCalled)

@@ -13,9 +13,10 @@ import (
 
 // folding is the state of one call of Fold.
 type folding struct {
-	model *Model
-	bare  bool
-	out   Changes
+	model   *Model
+	bare    bool
+	out     Changes
+	scratch []byte // reused to encode rows
 
 	used          []*aggregate
 	live          map[Key]*Live
@@ -128,6 +129,7 @@ func (f *folding) foldRecord(rec eventlog.Record) error {
 	if err := f.countEvents(a, rec); err != nil {
 		return err
 	}
+	position := rec.Position.String()
 	for _, e := range rec.Events {
 		e.Time = clampTime(e.Time)
 		if a.deleted {
@@ -136,7 +138,7 @@ func (f *folding) foldRecord(rec eventlog.Record) error {
 			}
 			continue
 		}
-		if err := f.foldEvent(a, rec.Position.String(), e); err != nil {
+		if err := f.foldEvent(a, position, e); err != nil {
 			return err
 		}
 	}
@@ -200,22 +202,16 @@ func (f *folding) foldEvent(a *aggregate, position string, e events.Event) error
 
 // eventRow returns the row of an event, which gets the seq of the session's tip.
 func (f *folding) eventRow(a *aggregate, s *Session, position string, e events.Event) (*Event, error) {
-	w, err := e.ToWire(a.key.ID, uint32(s.Tip), position)
-	if err != nil {
-		return nil, err
-	}
+	name := e.Type()
 	if f.bare {
-		w.Data = json.RawMessage(history.Unprojectable)
+		e.Data = events.Opaque{Name: name, Raw: json.RawMessage(history.Unprojectable)}
 	}
-	text, err := w.AppendJSON(make([]byte, 0, len(w.Data)+wireOverhead))
-	if err != nil {
+	var err error
+	if f.scratch, err = e.AppendWire(f.scratch[:0], a.key.ID, uint32(s.Tip), position); err != nil {
 		return nil, err
 	}
-	return &Event{Tenant: a.key.Tenant, Session: a.key.ID, Seq: s.Tip, Type: clean(string(w.Type)), JSON: clean(string(text))}, nil
+	return &Event{Tenant: a.key.Tenant, Session: a.key.ID, Seq: s.Tip, Type: clean(string(name)), JSON: clean(string(f.scratch))}, nil
 }
-
-// wireOverhead is about the size in bytes of an event's JSON without its data.
-const wireOverhead = 320
 
 // session returns the session's row. Any first event creates it, because the first commit of the session may be
 // unreadable.

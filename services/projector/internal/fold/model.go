@@ -23,6 +23,9 @@ type Model struct {
 	rows          int
 	stateInterval int64 // defaultStateInterval, except in tests
 
+	lastDay  string // result of the last call of day
+	dayBegin int64  // Unix time at which lastDay begins; not set while lastDay is ""
+
 	tenantUsage   map[Key]*entry[TenantUsage]
 	tenantBudgets map[Key]*entry[TenantBudget]
 	tenantLimits  map[string]*entry[TenantLimits] // by tenant
@@ -164,6 +167,8 @@ type lookup struct {
 	model *Model
 	seen  map[any]bool
 	out   Missing
+
+	usageTenant, usageDay string // the last rows of usage that were requested
 }
 
 // requestSession requests a session's rows and returns the session, or nil if it is not in memory.

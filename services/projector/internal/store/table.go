@@ -79,8 +79,8 @@ func (t table[R]) args(rows []*R) []any {
 
 // copySource returns the source of rows for COPY.
 func (t table[R]) copySource(rows []*R) pgx.CopyFromSource {
+	values := make([]any, len(t.columns)) // CopyFrom encodes each row before it asks for the next one
 	return pgx.CopyFromSlice(len(rows), func(i int) ([]any, error) {
-		values := make([]any, len(t.columns))
 		for j, c := range t.columns {
 			values[j] = c.value(rows[i])
 		}
