@@ -40,7 +40,9 @@ func appendMarshalled(b []byte, v any) ([]byte, error) {
 func appendPayload(b []byte, p Payload) (out []byte, ok bool) {
 	switch d := p.(type) {
 	case BlockStart:
-		b, ok = d.Block.appendJSON(append(b, `{"block":`...))
+		if b, ok = d.Block.appendJSON(append(b, `{"block":`...)); ok && d.TextAfter != 0 {
+			b = compact.AppendUint(b, `,"textAfter":`, d.TextAfter)
+		}
 	case BlockComplete:
 		b, ok = d.Block.appendJSON(append(b, `{"block":`...))
 	case Log:
@@ -155,7 +157,11 @@ func readPayload(t Type, data []byte) (p Payload, ok bool) {
 	switch t {
 	case "block_start":
 		r.Expect(`{"block":`)
-		p = BlockStart{readBlock(&r)}
+		d := BlockStart{Block: readBlock(&r)}
+		if r.Optional(`,"textAfter":`) {
+			d.TextAfter = r.Uint(math.MaxUint64)
+		}
+		p = d
 	case "block_complete":
 		r.Expect(`{"block":`)
 		p = BlockComplete{readBlock(&r)}

@@ -2,6 +2,7 @@ package events
 
 import (
 	"encoding/json"
+	"math"
 	"reflect"
 	"testing"
 	"time"
@@ -95,7 +96,7 @@ func TestPayloads_AreCodedLikeEncodingJSON(t *testing.T) {
 func TestPayloads_UsualOnesAreCodedWithoutReflection(t *testing.T) {
 	t.Parallel()
 	b := Block{ID: "blk_1", Kind: KindToolUse, Status: StatusComplete, ToolName: "bash", ToolUseID: "t", Input: json.RawMessage(`{"command":"ls \u003c"}`), Output: "é\n", IsError: true, DurationMs: 3}
-	for _, p := range append([]Payload{BlockStart{b}, BlockComplete{b}, MetadataUpdate{Usage: Usage{1, 2, 3, 4}, Model: "m"}}, codecPayloads...) {
+	for _, p := range append([]Payload{BlockStart{Block: b}, BlockStart{Block: b, TextAfter: math.MaxUint64}, BlockComplete{b}, MetadataUpdate{Usage: Usage{1, 2, 3, 4}, Model: "m"}}, codecPayloads...) {
 		data, ok := appendPayload(nil, p)
 		if !ok {
 			t.Errorf("%+v is encoded by encoding/json", p)
@@ -122,7 +123,7 @@ func requireSamePayload(t interface{ Fatalf(string, ...any) }, name Type, data [
 
 func FuzzDecodePayloadLikeEncodingJSON(f *testing.F) {
 	b := Block{ID: "blk_1", Kind: "k\xff", Input: json.RawMessage(`{"a":[1]}`), IsError: true, DurationMs: 3, Content: "\u2028<"}
-	for i, p := range append([]Payload{BlockStart{b}, BlockComplete{b}, MetadataUpdate{Usage: Usage{1, 2, 3, 4}, Model: "m"}}, codecPayloads...) {
+	for i, p := range append([]Payload{BlockStart{Block: b}, BlockStart{Block: b, TextAfter: math.MaxUint64}, BlockComplete{b}, MetadataUpdate{Usage: Usage{1, 2, 3, 4}, Model: "m"}}, codecPayloads...) {
 		data, err := appendData(nil, p)
 		if err != nil {
 			f.Fatal(err)
