@@ -222,9 +222,9 @@ func (e *Executor) Run(ctx context.Context) error {
 	all.Go(func() error { return e.budgets.Run(work) })
 	all.Go(func() error { return e.room.Run(work) })
 	all.Go(func() error { e.worker.WatchControls(work); return nil })
-	all.Go(func() error { e.worker.Warm(work, e.cfg.WarmEvery); return nil })
-	all.Go(func() error { e.worker.Sweeps(work, e.cfg.SweepEvery); return nil })
-	all.Go(func() error { e.worker.Pool(work); return nil })
+	all.Go(func() error { e.worker.RunAgents(work, e.cfg.WarmEvery); return nil })
+	all.Go(func() error { e.worker.RunSweeps(work, e.cfg.SweepEvery); return nil })
+	all.Go(func() error { e.worker.RunPool(work); return nil })
 	all.Go(func() error { e.jobs.adopt(work); return nil })
 	all.Go(func() error {
 		defer stop()

@@ -35,8 +35,8 @@ type fakeProvider struct {
 	stocked    []string        // digests of the skills that were copied into sandboxes, in order
 }
 
-// Stock records the skills that are copied into a sandbox.
-func (p *fakeProvider) Stock(_ context.Context, id string, digests []string) error {
+// LoadSkills records the skills that are copied into a sandbox.
+func (p *fakeProvider) LoadSkills(_ context.Context, id string, digests []string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.boxes[id] == nil {

@@ -81,7 +81,7 @@ func (j *jobs) run(ctx context.Context, ready chan<- struct{}) error {
 	return j.router.Run(ctx)
 }
 
-// adopt takes the jobs for engines without an executor, as long as they have none.
+// adopt takes the jobs of engines that have no executor, until such an engine has one again.
 func (j *jobs) adopt(ctx context.Context) {
 	var routers sync.WaitGroup
 	defer routers.Wait()
@@ -118,7 +118,7 @@ func (j *jobs) adopt(ctx context.Context) {
 	}
 }
 
-// waiting returns the engines that have jobs and have been without an executor for long.
+// waiting returns the engines that have jobs and whose executors are gone for longer than the setting engine-gone.
 func (j *jobs) waiting(ctx context.Context) (map[string]bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, adoptEvery)
 	defer cancel()
@@ -141,7 +141,7 @@ func (j *jobs) waiting(ctx context.Context) (map[string]bool, error) {
 	return out, nil
 }
 
-// take runs a router for another engine's jobs until it is stopped.
+// take runs a router for the jobs of another engine until the router is stopped.
 func (j *jobs) take(ctx context.Context, engine string, routers *sync.WaitGroup) context.CancelFunc {
 	ctx, stop := context.WithCancel(ctx)
 	router, err := j.newRouter(topology.JobsOnConsumer(j.e.cfg.Sandbox, engine))
@@ -158,6 +158,6 @@ func (j *jobs) take(ctx context.Context, engine string, routers *sync.WaitGroup)
 	return stop
 }
 
-// deliveries returns how many deliveries an executor should have at once. A delivery that takes long releases its place once it has a permit, or waits
-// for one.
+// deliveries returns the number of deliveries that an executor requests at once. A long delivery releases its place
+// when it has a permit, or when it begins to wait for one.
 func deliveries(slots int) int { return 2*slots + 4 }

@@ -40,11 +40,11 @@ const (
 // runSize is the size of the runner's own folder, in bytes.
 const runSize = 1 << 20
 
-// attempts bounds how often Create starts over because another executor creates the same sandbox, or its
-// sweep has removed a volume that this one needs.
+// attempts is the maximum number of attempts of Create. An attempt fails if another executor creates the same
+// sandbox, or if the sweep of another executor has removed a volume that this sandbox needs.
 const attempts = 20
 
-// errVanished is returned when a container or volume that was found does not exist any more.
+// errVanished is returned if a container or volume was removed after it was found.
 var errVanished = errors.New("it was removed meanwhile")
 
 // Create creates a sandbox and blocks until its runner answers. If there is one with the id, Create returns that one, and starts its
@@ -69,7 +69,7 @@ func (p *Provider) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandb
 		if !errors.Is(err, errVanished) {
 			break
 		}
-		if retry.Pause(ctx, look) != nil {
+		if retry.Pause(ctx, pollInterval) != nil {
 			return nil, ctx.Err()
 		}
 	}
@@ -192,15 +192,15 @@ func (p *Provider) prepare(ctx context.Context, spec sandbox.Spec) (plan, error)
 			if pl.user, err = p.userOf(ctx, owner); err != nil {
 				return pl, err
 			}
-			return pl, p.furnish(ctx, pl.pic, pl.user, agentName, homeDir)
+			return pl, p.prepareVolumes(ctx, pl.pic, pl.user, agentName, homeDir)
 		}
 	}
 	pl.user, err = p.volumes(ctx, pl)
 	return pl, err
 }
 
-// reliable returns an error unless the volumes are those that were prepared. They cannot be removed any more, but a
-// sweep may have removed one before, and the engine then created an empty one.
+// reliable returns an error unless the volumes of the new container are those that were prepared. A sweep may have
+// removed a volume before the container used it; the engine then created an empty one in its place.
 func (p *Provider) reliable(ctx context.Context, pl plan) error {
 	if err := p.hasRunner(ctx, pl.runner); err != nil {
 		return err
@@ -231,7 +231,7 @@ func (p *Provider) reliable(ctx context.Context, pl plan) error {
 	return err
 }
 
-// hasRunner returns an error unless the runner's volume, which a container uses by now, is the one that was filled.
+// hasRunner returns an error unless the runner's volume, which a container now uses, is the volume that was filled.
 func (p *Provider) hasRunner(ctx context.Context, r *runnerBinary) error {
 	l, err := p.volume(ctx, r.volume())
 	if err != nil || l[labelRole] == roleRunner {
@@ -413,7 +413,8 @@ const shmDir = "/dev/shm"
 
 var shmOptions = "rw,noexec,nosuid,nodev,mode=1777," + tmpfsLimit(64<<20)
 
-// tmpfsLimit returns the mount options of a folder in memory: one file for each page of its size.
+// tmpfsLimit returns the mount options of a folder in memory. They limit its size, and its files to one for each page
+// of that size.
 func tmpfsLimit(bytes int64) string {
 	return fmt.Sprintf("size=%d,nr_inodes=%d", bytes, max(bytes/bytesForFile, 64))
 }

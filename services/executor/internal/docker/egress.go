@@ -76,7 +76,7 @@ const (
 )
 
 const (
-	// egressWithin bounds how long the proxy may take to become ready.
+	// egressWithin is the maximum time that the proxy may take to become ready.
 	egressWithin = time.Minute
 	// egressCrashes is the number of times that the proxy may exit in that time.
 	egressCrashes = 3
@@ -169,7 +169,7 @@ func (e *EgressProxy) ensure(ctx context.Context) (*egressContainer, error) {
 		if !errors.Is(err, errVanished) {
 			return nil, err
 		}
-		if retry.Pause(ctx, look) != nil {
+		if retry.Pause(ctx, pollInterval) != nil {
 			return nil, ctx.Err()
 		}
 	}
@@ -379,7 +379,7 @@ func (e *EgressProxy) otherImage(ctx context.Context, got container.InspectRespo
 func (e *EgressProxy) awaitReady(ctx context.Context, c *egressContainer, restarts int) error {
 	bounded, cancel := context.WithTimeout(ctx, e.within)
 	defer cancel()
-	tick := time.NewTicker(look)
+	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
 	for {
 		out, askErr := e.command(bounded, c, "health")
@@ -407,7 +407,7 @@ func (e *EgressProxy) awaitReady(ctx context.Context, c *egressContainer, restar
 		if askErr != nil {
 			said = askErr.Error()
 		}
-		return fmt.Errorf("it does not become ready; its log ends with: %s; its health check printed: %s", e.p.lastWords(ctx, c.id), said)
+		return fmt.Errorf("it does not become ready; its log ends with: %s; its health check printed: %s", e.p.outputTail(ctx, c.id), said)
 	}
 }
 

@@ -29,7 +29,7 @@ const (
 	labelRunner   = "dev.spool.runner"  // the runner's digest
 	labelLayer    = "dev.spool.layer"   // on a sandbox or a note: the volume with packages; on such a volume: its digest
 	labelFills    = "dev.spool.fills"   // on a sandbox: the volume into which it installs packages
-	labelServers  = "dev.spool.servers" // how many MCP servers a sandbox can have
+	labelServers  = "dev.spool.servers" // maximum number of MCP servers of a sandbox
 	labelServer   = "dev.spool.server"  // on an MCP server: its number, and its definition
 	labelSecret   = "dev.spool.secret"  // on a sandbox: the secret with which executors prove themselves to its runner; processes inside cannot read it; sandboxes of earlier releases have none
 	labelSocket   = "dev.spool.socket"  // on an MCP server: the name of its socket
@@ -40,17 +40,17 @@ const layoutVersion = "1"
 
 // The roles.
 const (
-	roleSandbox = "sandbox"
-	roleHelper  = "helper" // a container that is never started, through which volumes are filled
-	roleVolume  = "volume" // workspace and records
-	roleNote    = "note"   // an empty volume whose label names the owner of a sandbox's volumes
-	roleRunner  = "runner"
-	roleLayer   = "layer"   // packages that agents depend on
-	roleWhole   = "whole"   // a note that the layer of a digest is complete, with the name of its volume; empty
-	roleLastUse = "lastuse" // a note whose creation is the last use of a layer; empty
-	roleServer  = "server"  // an MCP server of a sandbox
-	roleSocket  = "socket"  // the volume with the socket of an MCP server
-	roleUser    = "user"    // a volume that reserves a user
+	roleSandbox  = "sandbox"
+	roleHelper   = "helper" // a container that is never started, through which volumes are filled
+	roleVolume   = "volume" // workspace and records
+	roleNote     = "note"   // an empty volume whose label names the owner of a sandbox's volumes
+	roleRunner   = "runner"
+	roleLayer    = "layer"   // packages that agents depend on
+	roleComplete = "whole"   // a note that the layer of a digest is complete, with the name of its volume; empty
+	roleLastUse  = "lastuse" // a note whose creation is the last use of a layer; empty
+	roleServer   = "server"  // an MCP server of a sandbox
+	roleSocket   = "socket"  // the volume with the socket of an MCP server
+	roleUser     = "user"    // a volume that reserves a user
 )
 
 const prefix = "spool-"
@@ -103,7 +103,7 @@ type found struct {
 	labels    sandbox.Labels
 	created   time.Time
 	state     container.ContainerState
-	servers   uint64 // how many MCP servers it can have
+	servers   uint64 // maximum number of its MCP servers
 	secret    string // with which executors prove themselves to its runner
 }
 

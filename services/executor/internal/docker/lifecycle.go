@@ -114,7 +114,7 @@ func (p *Provider) stop(ctx context.Context, c found) {
 	if c.state != container.StateRunning {
 		return
 	}
-	seconds := int(politely / time.Second)
+	seconds := int(shutdownTimeout / time.Second)
 	if err := p.do(ctx, "stop the container", func(ctx context.Context) error {
 		return p.api.ContainerStop(ctx, c.container, container.StopOptions{Timeout: &seconds})
 	}); err != nil {
@@ -126,7 +126,7 @@ func (p *Provider) stop(ctx context.Context, c found) {
 func (p *Provider) remove(ctx context.Context, containerID string) error {
 	ctx, cancel := context.WithTimeout(ctx, p.within)
 	defer cancel()
-	tick := time.NewTicker(look)
+	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
 	for {
 		err := p.do(ctx, "remove the container", func(ctx context.Context) error {
@@ -226,8 +226,8 @@ func (p *Provider) State(ctx context.Context, id string) (State, error) {
 	return State{Running: s.Running, Paused: s.Paused, OOMKilled: s.OOMKilled, ExitCode: s.ExitCode}, nil
 }
 
-// lastWords returns the end of a container's output.
-func (p *Provider) lastWords(ctx context.Context, containerID string) string {
+// outputTail returns the end of a container's output.
+func (p *Provider) outputTail(ctx context.Context, containerID string) string {
 	var text bytes.Buffer
 	err := p.do(ctx, "read the runner's log", func(ctx context.Context) error {
 		stream, err := p.api.ContainerLogs(ctx, containerID, container.LogsOptions{ShowStdout: true, ShowStderr: true, Tail: "5"})

@@ -22,16 +22,17 @@ import (
 )
 
 const (
-	// fillWithin bounds the filling of the runner's volume, including the wait for other executors.
+	// fillWithin is the time limit for filling the runner's volume, including the wait for other executors.
 	fillWithin = 3 * time.Minute
-	// bringWithin bounds the work under the lock. The holder of a lock that is older
-	// than stale has died.
+	// bringWithin is the time limit of the work under the lock. It is shorter than stale: the holder of a lock that
+	// is older than stale has died.
 	bringWithin = time.Minute
 	stale       = 90 * time.Second
-	// look is the interval at which the engine's state is read.
-	look = 100 * time.Millisecond
-	// complete is the file that is written last into the runner's volume.
-	complete = "complete"
+	// pollInterval is the interval at which the state of the engine is read during a wait.
+	pollInterval = 100 * time.Millisecond
+	// completeFile is the name of the file that is written last into the runner's volume, so that it marks the volume
+	// as complete.
+	completeFile = "complete"
 )
 
 // runnerBinary is the runner for one architecture.
@@ -46,7 +47,7 @@ type runnerBinary struct {
 
 func (r *runnerBinary) volume() string { return prefix + "runner-" + r.digest[:12] }
 
-// forget makes the next fill check the volume again.
+// forget makes the next call of fill check the volume again.
 func (r *runnerBinary) forget() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -146,7 +147,7 @@ func (p *Provider) fill(ctx context.Context, r *runnerBinary, image string) erro
 // lock creates the helper container with a name. It blocks while another executor's helper has the name, and removes a helper
 // that is older than stale.
 func (p *Provider) lock(ctx context.Context, name, image string, volumes ...volumeAt) (string, error) {
-	tick := time.NewTicker(look)
+	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
 	var holder string
 	var since time.Time
@@ -175,7 +176,7 @@ func (p *Provider) lock(ctx context.Context, name, image string, volumes ...volu
 }
 
 func (p *Provider) isComplete(ctx context.Context, helper string, r *runnerBinary) (bool, error) {
-	for name, size := range map[string]int64{"runner": r.size, complete: int64(len(r.digest))} {
+	for name, size := range map[string]int64{"runner": r.size, completeFile: int64(len(r.digest))} {
 		stat, err := call(ctx, p, "look at the runner's volume", func(ctx context.Context) (container.PathStat, error) {
 			return p.api.ContainerStatPath(ctx, helper, "/v/runner/"+name)
 		})
@@ -220,7 +221,7 @@ func (r *runnerBinary) archive(to io.Writer) error {
 	if sum != r.digest {
 		return fmt.Errorf("%s has changed: restart the executor", r.path)
 	}
-	if err := out.WriteHeader(&tar.Header{Name: "v/runner/" + complete, Mode: 0o444, Size: int64(len(sum)), Typeflag: tar.TypeReg}); err != nil {
+	if err := out.WriteHeader(&tar.Header{Name: "v/runner/" + completeFile, Mode: 0o444, Size: int64(len(sum)), Typeflag: tar.TypeReg}); err != nil {
 		return err
 	}
 	if _, err := io.WriteString(out, sum); err != nil {

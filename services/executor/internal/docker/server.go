@@ -106,9 +106,9 @@ func (p *Provider) endServers(ctx context.Context, id string) error {
 	return err
 }
 
-// strays removes servers whose sandbox is gone. A server is created after its sandbox and listed before, so no server
-// of an existing sandbox is removed.
-func (p *Provider) strays(ctx context.Context) error {
+// removeOrphanServers removes servers whose sandbox does not exist. It lists the servers before the sandboxes, and a
+// server is created after its sandbox, so no server of an existing sandbox is removed.
+func (p *Provider) removeOrphanServers(ctx context.Context) error {
 	list, err := p.servers(ctx, "")
 	if err != nil || len(list) == 0 {
 		return err
@@ -167,7 +167,7 @@ func (p *Provider) Serve(ctx context.Context, id string, n int, s sandbox.Server
 		if !errors.Is(err, errVanished) {
 			break
 		}
-		if retry.Pause(ctx, look) != nil {
+		if retry.Pause(ctx, pollInterval) != nil {
 			return "", ctx.Err()
 		}
 	}
@@ -234,7 +234,7 @@ func (p *Provider) makeServer(ctx context.Context, box found, n int, s sandbox.S
 		name, _, _ = strings.Cut(pic.user, ":")
 		home = ""
 	}
-	if err := p.furnish(ctx, pic, u, name, home); err != nil {
+	if err := p.prepareVolumes(ctx, pic, u, name, home); err != nil {
 		return "", err
 	}
 	socket := newSocket()
@@ -297,7 +297,7 @@ func (p *Provider) serverReady(ctx context.Context, id, containerID, socket stri
 	if err != nil && guest.IsUnavailable(err) || ctx.Err() != nil {
 		return errors.Join(err, ctx.Err())
 	}
-	said := p.lastWords(ctx, containerID)
+	said := p.outputTail(ctx, containerID)
 	if said == "" {
 		said = strings.TrimSpace(out.Stderr)
 	}

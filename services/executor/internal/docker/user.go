@@ -151,13 +151,13 @@ func (p *Provider) reserve(ctx context.Context, id int, labels map[string]string
 	}
 }
 
-// guesses is the number of random numbers that are tried before the reserved ones are listed.
-const guesses = 4
+// randomTries is the number of random user numbers that newUser tries before it lists the reserved ones.
+const randomTries = 4
 
 // newUser reserves a user that is not in use.
 func (p *Provider) newUser(ctx context.Context, labels map[string]string) (user, error) {
 	size := p.cfg.Users.Last - p.cfg.Users.First + 1
-	for range guesses {
+	for range randomTries {
 		if u, mine, err := p.reserve(ctx, p.cfg.Users.First+rand.IntN(size), labels); mine || err != nil { //nolint:gosec // no secret
 			return u, err
 		}
@@ -231,8 +231,8 @@ func (p *Provider) serverUser(ctx context.Context, id string, n int) (user, map[
 	return u, labels, err
 }
 
-// asVanished wraps errVanished and the error if an error of the engine names the user's files: another executor that
-// created the same container failed, and removed them.
+// asVanished wraps an error of the engine in errVanished if the error names the user's files: another executor that
+// tried to create the same container has removed them. It returns any other error unchanged.
 func (u user) asVanished(err error) error {
 	if u.dir != "" && errdefs.IsInvalidArgument(err) && strings.Contains(err.Error(), u.dir) {
 		return fmt.Errorf("files of user %d: %w: %w", u.id, errVanished, err)

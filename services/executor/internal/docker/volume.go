@@ -90,7 +90,7 @@ func (p *Provider) userAndVolumes(ctx context.Context, pl plan) (user, error) {
 	if pl.spec.LayerTarget != "" {
 		folders = append(folders, folder{volumeAt{pl.spec.LayerTarget, "layer"}, 0o755})
 	}
-	return is, p.furnish(ctx, pl.pic, is, agentName, homeDir, folders...)
+	return is, p.prepareVolumes(ctx, pl.pic, is, agentName, homeDir, folders...)
 }
 
 // neverStarted is the program of helpers that are not volume tools.
@@ -130,8 +130,8 @@ func (p *Provider) owner(ctx context.Context, id string) (string, error) {
 	return note[labelOwner], nil
 }
 
-// note records the owner of a sandbox's volumes. It replaces an older note: the age of the note is the time since the
-// workspace's last use.
+// note records the owner of a sandbox's volumes. It replaces an older note, so that the age of the note is the time
+// since the last use of the workspace.
 func (p *Provider) note(ctx context.Context, id, owner string) error {
 	if _, err := p.removeVolume(ctx, noteVolume(id)); err != nil {
 		return err
@@ -171,7 +171,7 @@ func (p *Provider) Orphans(ctx context.Context, olderThan time.Duration) (remove
 	if err := p.oldLayers(ctx, now); err != nil {
 		return 0, err
 	}
-	if err := p.strays(ctx); err != nil {
+	if err := p.removeOrphanServers(ctx); err != nil {
 		return 0, err
 	}
 	used, err := p.usedOwners(ctx)
@@ -241,7 +241,7 @@ func (p *Provider) ownVolumes(ctx context.Context) ([]*volume.Volume, map[string
 	var out []*volume.Volume
 	last := map[string]time.Time{}
 	for _, v := range answer.Volumes {
-		if slices.Contains([]string{roleLayer, roleWhole, roleLastUse, roleUser}, v.Labels[labelRole]) {
+		if slices.Contains([]string{roleLayer, roleComplete, roleLastUse, roleUser}, v.Labels[labelRole]) {
 			continue
 		}
 		made, err := time.Parse(time.RFC3339, v.CreatedAt)

@@ -12,7 +12,7 @@ import (
 const (
 	// askEvery is the time between two pings.
 	askEvery = 5 * time.Second
-	// missed is the number of consecutive pings that must fail before the streams are closed.
+	// missed is the number of consecutive failed pings after which the streams are closed.
 	missed = 2
 )
 
@@ -69,7 +69,7 @@ func (w *watch) ask(ctx context.Context) {
 		}
 		w.mu.Lock()
 		for proc := range w.open {
-			proc.lose(err)
+			proc.endStreams(err)
 		}
 		w.mu.Unlock()
 	}

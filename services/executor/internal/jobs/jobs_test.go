@@ -48,7 +48,7 @@ func (p *publisher) Publish(topic string, list ...*message.Message) error {
 
 func (p *publisher) Close() error { return nil }
 
-func newHandler(t *testing.T) (*Handler, *runlogtest.Bed, *turns) {
+func newHandler(t *testing.T) (*Handler, *runlogtest.Fixture, *turns) {
 	t.Helper()
 	bed, executed := runlogtest.New(t), &turns{}
 	return &Handler{

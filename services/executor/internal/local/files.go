@@ -16,8 +16,8 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// unfinished is the prefix of the name of a file that is being written.
-const unfinished = ".spool-put-"
+// partialPrefix is the prefix of the names of files that are not completely written.
+const partialPrefix = ".spool-put-"
 
 // files implements sandbox.Files by os.Root, which no path and no symbolic link leaves.
 type files struct{ dir string }
@@ -69,7 +69,7 @@ func (f files) Put(ctx context.Context, name string, content io.Reader) error {
 			return outcome(name, err)
 		}
 	}
-	tmp := path.Join(path.Dir(rel), unfinished+rand.Text())
+	tmp := path.Join(path.Dir(rel), partialPrefix+rand.Text())
 	if err := f.write(ctx, root, tmp, content); err != nil {
 		return outcome(name, errors.Join(err, ignoreMissing(root.Remove(tmp))))
 	}
@@ -153,7 +153,7 @@ func (f files) List(ctx context.Context, dir string) ([]sandbox.File, error) {
 		if err == nil {
 			err = ctx.Err()
 		}
-		if err != nil || name == rel || strings.HasPrefix(d.Name(), unfinished) {
+		if err != nil || name == rel || strings.HasPrefix(d.Name(), partialPrefix) {
 			return err
 		}
 		info, err := d.Info()

@@ -20,7 +20,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/guest"
 )
 
-// layout is the version of what prepare.sh makes.
+// layout is the version of the file layout that prepare.sh creates.
 const layout = "1"
 
 // prepareScript runs as root in a sandbox of the base image, with the runner on stdin.
@@ -31,8 +31,8 @@ var prepareScript string
 // fieldImage begins errors about an image that a session or an agent names.
 const fieldImage = "sessionOptions.image, or the agent's image: "
 
-// look is the interval at which Modal is asked for an image that another executor prepares.
-const look = time.Second
+// pollInterval is the interval at which Modal is asked whether an image that another executor prepares exists.
+const pollInterval = time.Second
 
 // prepared is an image with the runner.
 type prepared struct {
@@ -102,7 +102,7 @@ func (p *Provider) prepare(ctx context.Context, ref string) (prepared, error) {
 }
 
 func (p *Provider) prepareNow(ctx context.Context, ref string) (prepared, error) {
-	app, err := p.theApp(ctx)
+	app, err := p.lookupApp(ctx)
 	if err != nil {
 		return prepared{}, err
 	}
@@ -126,7 +126,7 @@ func (p *Provider) prepareNow(ctx context.Context, ref string) (prepared, error)
 		if image != nil || err != nil {
 			return prepared{image, key}, err
 		}
-		if retry.Pause(ctx, look) != nil { // another executor prepares the image
+		if retry.Pause(ctx, pollInterval) != nil { // another executor prepares the image
 			return prepared{}, fmt.Errorf("image %s is prepared by another executor and does not get ready: %w", ref, ctx.Err())
 		}
 	}
@@ -218,7 +218,7 @@ func (p *Provider) putRunner(ctx context.Context, helper *sdk.Sandbox) error {
 	if err != nil {
 		return err
 	}
-	_, err = p.asRoot(ctx, &handle{sb: helper}, "put the runner into an image", prepareScript, []string{sum}, func(w io.Writer) error {
+	_, err = p.runAsRoot(ctx, &handle{sb: helper}, "put the runner into an image", prepareScript, []string{sum}, func(w io.Writer) error {
 		_, err := io.Copy(w, file)
 		return err
 	})

@@ -166,7 +166,7 @@ func (p *Provider) find(ctx context.Context, id string) (*handle, error) {
 	if err := events.CheckID("sandbox id", events.KindSandbox, id); err != nil {
 		return nil, fmt.Errorf("%w: %w", sandbox.ErrNotFound, err)
 	}
-	if _, err := p.theApp(ctx); err != nil {
+	if _, err := p.lookupApp(ctx); err != nil {
 		return nil, err
 	}
 	sb, tags, err := p.byName(ctx, id)
@@ -236,7 +236,7 @@ func (p *Provider) Attach(ctx context.Context, id string) (sandbox.Sandbox, erro
 
 // List returns the engine's sandboxes that run. Sandboxes that have ended hold nothing that would have to be removed.
 func (p *Provider) List(ctx context.Context) ([]sandbox.Info, error) {
-	app, err := p.theApp(ctx)
+	app, err := p.lookupApp(ctx)
 	if err != nil {
 		return nil, err
 	}

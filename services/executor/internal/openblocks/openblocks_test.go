@@ -27,7 +27,7 @@ func (d *deltas) Texts(_ context.Context, _, _ string, since time.Time) (map[str
 	return d.texts, d.err
 }
 
-func newReader(b *runlogtest.Bed, d *deltas) *openblocks.Reader {
+func newReader(b *runlogtest.Fixture, d *deltas) *openblocks.Reader {
 	return &openblocks.Reader{Sessions: b.Writer.Sessions, Deltas: d, Now: time.Now, Logger: slog.New(slog.DiscardHandler)}
 }
 

@@ -140,9 +140,9 @@ func (texts) Texts(context.Context, string, string, time.Time) (map[string]strin
 	return nil, nil
 }
 
-// A bed is a Provisioner for the execution of a runlogtest.Bed.
+// A bed is a Provisioner for the execution of a runlogtest.Fixture.
 type bed struct {
-	*runlogtest.Bed
+	*runlogtest.Fixture
 	engine *engine
 	agents *agents.Registry
 	pool   *pool.Pool
@@ -152,7 +152,7 @@ type bed struct {
 func newBed(t *testing.T, change func(*provision.Config)) *bed {
 	t.Helper()
 	log := slog.New(slog.DiscardHandler)
-	b := &bed{Bed: runlogtest.New(t), engine: &engine{boxes: map[string]*agentstest.Box{}}, agents: agents.NewRegistry(1<<30, time.Now, log)}
+	b := &bed{Fixture: runlogtest.New(t), engine: &engine{boxes: map[string]*agentstest.Box{}}, agents: agents.NewRegistry(1<<30, time.Now, log)}
 	cfg := provision.Config{
 		ProviderName: "fake", Engine: "here", Beat: 5 * time.Millisecond, MaxSandboxes: func(string) int { return 0 }, Provider: b.engine, Agents: b.agents,
 		Contents:   &contents.Mover{Sessions: b.Writer.Sessions, Now: time.Now},

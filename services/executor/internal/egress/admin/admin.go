@@ -177,7 +177,7 @@ func (h handler) ack(r *http.Request) (any, error) {
 	return state, h.Registry.ForgetIfDone(sb)
 }
 
-// settleWithin bounds how long a request with settle=1 waits for open model requests.
+// settleWithin is the maximum time that a request with settle=1 waits for open model requests.
 const settleWithin = 200 * time.Millisecond
 
 // lines answers with the journal's lines after a number, one JSON object each line. With settle=1 it waits up to settleWithin

@@ -33,10 +33,10 @@ const File = "authority.pem"
 // Validity of certificates, and limits.
 const (
 	validFor     = 10 * 365 * 24 * time.Hour // of the authority's own certificate
-	renewBefore  = 30 * 24 * time.Hour       // Open replaces the authority's certificate so long before its end
+	renewBefore  = 30 * 24 * time.Hour       // remaining lifetime below which Open replaces the authority's certificate
 	leafValidFor = 7 * 24 * time.Hour        // of a host's certificate
-	leafRenewal  = 24 * time.Hour            // a host's certificate is replaced so long before its end
-	backdate     = time.Hour                 // certificates are valid from so long ago, since clocks differ
+	leafRenewal  = 24 * time.Hour            // remaining lifetime below which a host's certificate is replaced
+	backdate     = time.Hour                 // time by which the validity of a certificate begins in the past, because clocks differ
 	maxLeaves    = 1024                      // limit of cached certificates of hosts
 	fileMode     = 0o600
 )

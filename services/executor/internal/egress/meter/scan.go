@@ -11,7 +11,7 @@ import (
 // maxValue bounds the value of a field, in bytes. A longer value counts as absent.
 const maxValue = 16 << 10
 
-// maxKey bounds the key of a wanted field, in bytes.
+// maxKey is the maximum length of the key of a wanted field, in bytes.
 const maxKey = 32
 
 // fields is an io.Writer that keeps the values of wanted fields of a JSON document of any size: fields of the document itself
@@ -68,7 +68,7 @@ func (f *fields) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// str parses p inside a string, and returns the number of bytes parsed.
+// str parses the part of p that belongs to the current string, and returns the number of bytes that it parsed.
 func (f *fields) str(p []byte) int {
 	n := 0
 	for n < len(p) {

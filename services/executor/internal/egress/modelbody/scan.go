@@ -10,7 +10,7 @@ import (
 // Bounds of a body.
 const (
 	maxDepth   = 512
-	linearKeys = 16 // up to so many keys of an object are compared one by one
+	linearKeys = 16 // largest number of keys of an object that are compared one by one
 )
 
 // UnreadableError is returned for a body that two parsers could read in two ways.

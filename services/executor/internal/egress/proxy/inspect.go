@@ -35,7 +35,7 @@ func (t *inspectedTunnel) close() {
 	t.transport.CloseIdleConnections()
 }
 
-// handshakeWithin bounds how long a client may take for its first byte and the TLS handshake.
+// handshakeWithin is the maximum time that a client may take for its first byte and the TLS handshake.
 const handshakeWithin = 15 * time.Second
 
 // inspect serves CONNECT to a host for which not all methods are allowed.

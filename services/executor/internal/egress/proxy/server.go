@@ -162,7 +162,7 @@ func (s *Server) connState(c net.Conn, state http.ConnState) {
 	}
 }
 
-// endWithin bounds how long canceled requests may take to end.
+// endWithin is the maximum time that canceled requests may take to end.
 const endWithin = 5 * time.Second
 
 // Shutdown accepts no more connections, and blocks until no request is open or ctx ends. Then it closes all tunnels and

@@ -30,12 +30,12 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/journal"
 )
 
-// Config of a Registry.
+// Config configures a Registry.
 type Config struct {
 	Dir         string // created if it does not exist
 	Journals    *journal.Store
 	Connections int           // limit of open connections of each sandbox; 0 means 64
-	KeepFor     time.Duration // how long a released sandbox with unacknowledged lines is kept; 0 means 24 h
+	KeepFor     time.Duration // time for which a released sandbox with unacknowledged lines is kept; 0 means 24 h
 	Logger      *slog.Logger
 }
 
@@ -320,8 +320,8 @@ func (r *Registry) Count() int {
 	return len(r.byToken)
 }
 
-// ByToken returns the sandbox with a token. It looks the token up by hash, so that the time it takes tells nothing about
-// other tokens.
+// ByToken returns the sandbox with a token. It looks the token up by its hash, so that the time of the look-up
+// reveals nothing about other tokens.
 func (r *Registry) ByToken(token string) (*Sandbox, bool) {
 	hash := sha256.Sum256([]byte(token))
 	r.mu.Lock()
