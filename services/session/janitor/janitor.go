@@ -214,7 +214,7 @@ func (p *pass) run(ctx context.Context) error {
 }
 
 // removeBefore returns a time: unreferenced objects with a name that were stored before it may be removed.
-func (p *pass) removeBefore() time.Time { return p.now().Add(-max(p.cfg.Uploads, settling)) }
+func (p *pass) removeBefore() time.Time { return p.now().Add(-max(p.cfg.Uploads, minObjectAge)) }
 
 // removeObjects reports objects as one item, and erases them unless the pass is dry.
 func (p *pass) removeObjects(ctx context.Context, b *bucket, item Item, list []object) error {

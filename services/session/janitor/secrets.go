@@ -105,7 +105,7 @@ func (p *pass) unknownSecrets(ctx context.Context) ([]sealed, error) {
 // unmentioned returns the values to which no commit refers. The read models may lag, so it reads the log, from shortly
 // before the time at which the oldest value was stored, because servers of a cluster have different clocks.
 func (p *pass) unmentioned(ctx context.Context, list []sealed) ([]sealed, error) {
-	from := slices.MinFunc(list, func(a, b sealed) int { return a.at.Compare(b.at) }).at.Add(-settling)
+	from := slices.MinFunc(list, func(a, b sealed) int { return a.at.Compare(b.at) }).at.Add(-minObjectAge)
 	found := map[string]bool{}
 	environments := map[string]bool{}
 	for _, e := range p.streams {

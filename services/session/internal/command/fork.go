@@ -171,7 +171,7 @@ func refusedCut(err error) error {
 	switch {
 	case errors.As(err, &ahead):
 		return &command.Error{Code: codeCursorAhead, Field: "at", Detail: ahead.Error(), Tip: &ahead.LastSeq}
-	case errors.Is(err, fork.ErrZero):
+	case errors.Is(err, fork.ErrSeqZero):
 		return invalid("at", err.Error())
 	}
 	return &command.Error{Code: session.CodeNotFound, Field: "sessionId", Detail: err.Error()}

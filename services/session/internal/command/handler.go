@@ -360,7 +360,8 @@ func decideWith(build builder, l eventlog.Loaded, base session.Base) ([]events.E
 	return session.Decide(l.Life, cmd)
 }
 
-// hint tells the executor that holds the session that a control or a workspace change was stored. The executor reads the log anyway, so a lost hint does no harm.
+// hint notifies the executor that holds the session of a stored control or workspace change. A lost hint does no
+// harm, because the executor also reads the log.
 func (h *Handler) hint(l eventlog.Loaded, list []events.Event) {
 	if l.Run.IsIdle() || l.Run.Holder == "" {
 		return

@@ -29,7 +29,7 @@ import (
 
 // Leases reports which engines and executors are alive.
 type Leases interface {
-	// EngineGone returns for how long no executor of an engine has renewed a lease.
+	// EngineGone returns the time for which no executor of an engine has renewed a lease.
 	EngineGone(provider, engine string) time.Duration
 	// Lives reports whether an executor has a lease.
 	Lives(ctx context.Context, executor string) (bool, error)
@@ -78,7 +78,7 @@ func (r *Reactor) actor() events.Actor {
 // message is redelivered.
 const maxRounds = 32
 
-// errMoving is returned when the state changed after each of maxRounds attempts.
+// errMoving is returned if the state changed during each of maxRounds attempts.
 var errMoving = errors.New("the session's state keeps changing")
 
 // Commit handles a message of the log.
@@ -172,7 +172,8 @@ func summarize(payload []byte) (commitSummary, error) {
 	return g, nil
 }
 
-// Timer handles a timer that fired. It acts on everything that is due now, for whatever deadline the timer was set.
+// Timer handles a timer that fired. It acts on everything that is due now, and not only on the deadline for which the
+// timer was set.
 func (r *Reactor) Timer(ctx context.Context, msg *message.Message) error {
 	if err := bus.Routed(ctx); err != nil {
 		return err
@@ -275,7 +276,7 @@ func (r *Reactor) lost(ctx context.Context, l *eventlog.Loaded, now time.Time) (
 // prevents its start.
 func (r *Reactor) exceeded(ctx context.Context, l eventlog.Loaded, now time.Time) (events.Payload, error) {
 	const code = "BUDGET_EXCEEDED"
-	if why := l.Life.Options.Budget.Exceeded(l.Run.SessionSpent(), "the session"); why != "" {
+	if why := l.Life.Options.Budget.Exceeded(l.Run.SessionUsage(), "the session"); why != "" {
 		return events.ExecutionFailed{Code: code, Message: why}, nil
 	}
 	t, err := r.cfg.Budgets.Of(ctx, l.Tenant)
