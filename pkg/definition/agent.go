@@ -149,11 +149,11 @@ func (c *checker) commands(list []events.CommandSpec) {
 }
 
 // name checks the name of the list's i-th element: a-z, 0-9 and the given joints, without duplicates.
-func (c *checker) name(seen map[string]int, list string, i int, name, joints string) {
+func (c *checker) name(seen map[string]int, list string, i int, name, separators string) {
 	field := within(element(list, i), "name")
 	const letters = "abcdefghijklmnopqrstuvwxyz0123456789"
-	if name == "" || len(name) > maxName || strings.Trim(name, letters+joints) != "" || strings.Contains(joints, name[:1]) {
-		c.fail(field, "%.64q is not a name; must have 1 to %d characters of a-z, 0-9 and %s, and begin with a letter or digit", name, maxName, strings.Join(strings.Split(joints, ""), " "))
+	if name == "" || len(name) > maxName || strings.Trim(name, letters+separators) != "" || strings.Contains(separators, name[:1]) {
+		c.fail(field, "%.64q is not a name; must have 1 to %d characters of a-z, 0-9 and %s, and begin with a letter or digit", name, maxName, strings.Join(strings.Split(separators, ""), " "))
 		return
 	}
 	c.once(seen, list, "name", name, i)

@@ -137,8 +137,8 @@ func (w *Watcher) Lives(ctx context.Context, executor string) (bool, error) {
 	return found, err
 }
 
-// EngineGone returns for how long no executor of an engine has renewed a lease. An engine whose executors had no lease
-// since Run began, or since NewWatcher before Run, counts as gone since then.
+// EngineGone returns the time for which no executor of an engine has renewed a lease. If none has a lease since Run
+// began, or before Run since NewWatcher, the time counts from then on.
 func (w *Watcher) EngineGone(provider, name string) time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()

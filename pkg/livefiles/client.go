@@ -81,7 +81,7 @@ func (f *file) next(within time.Duration) (*nats.Msg, error) {
 }
 
 func (f *file) head() (h head, err error) {
-	m, err := f.next(openWithin + patience)
+	m, err := f.next(openWithin + peerTimeout)
 	if err != nil {
 		return h, err
 	}
@@ -125,7 +125,7 @@ func (f *file) Read(p []byte) (int, error) {
 }
 
 func (f *file) chunk() error {
-	m, err := f.next(patience)
+	m, err := f.next(peerTimeout)
 	switch {
 	case err != nil:
 		return err

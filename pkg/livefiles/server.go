@@ -168,7 +168,7 @@ func (s *Server) chunks(content io.Reader, size int64, reply string, acks <-chan
 
 // awaitAck blocks for the next acknowledgement and returns the number of the last chunk that the receiver has taken.
 func (s *Server) awaitAck(acks <-chan *nats.Msg, last int) (int, error) {
-	timer := time.NewTimer(patience)
+	timer := time.NewTimer(peerTimeout)
 	defer timer.Stop()
 	select {
 	case m := <-acks:
@@ -181,7 +181,7 @@ func (s *Server) awaitAck(acks <-chan *nats.Msg, last int) (int, error) {
 		}
 		return max(n, last), nil
 	case <-timer.C:
-		return last, fmt.Errorf("%w: the receiver took nothing for %s", errBroken, patience)
+		return last, fmt.Errorf("%w: the receiver took nothing for %s", errBroken, peerTimeout)
 	case <-s.ctx.Done():
 		return last, s.ctx.Err()
 	}

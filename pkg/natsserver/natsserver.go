@@ -35,7 +35,7 @@ const (
 	RandomPort = server.RANDOM_PORT
 
 	defaultReadyTimeout = 30 * time.Second
-	// connectTimeout bounds a connection within the process. It has no network to wait for, only a server that is busy.
+	// connectTimeout is the time limit for a connection within the process. Only a busy server can delay it.
 	connectTimeout = 30 * time.Second
 )
 

@@ -11,7 +11,7 @@ import (
 	"syscall"
 )
 
-// account is the user as whom Postgres runs: the current user or, because Postgres refuses to run as root, an
+// account is the user that runs Postgres: the current user or, because Postgres refuses to run as root, an
 // unprivileged user.
 type account struct {
 	name     string

@@ -28,7 +28,7 @@ func (s *Server) clusterPath() string {
 	return s.clusterDir()
 }
 
-// openFolder creates the data folder, locks it, and makes the user as whom Postgres runs the owner of the cluster.
+// openFolder creates the data folder, locks it, and makes the user that runs Postgres the owner of the cluster.
 func (s *Server) openFolder() error {
 	if err := os.MkdirAll(s.cfg.DataDir, 0o700); err != nil {
 		return fmt.Errorf("postgres: cannot create the data folder %s (%w): %s", s.cfg.DataDir, cause(err), folderRemedy)

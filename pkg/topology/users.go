@@ -231,7 +231,7 @@ func reactors() []string {
 }
 
 // useKV returns the permissions to read and watch a bucket. Writing also needs the bucket's subject.
-func useKV(bucket string) []string { return watched("KV_" + bucket) }
+func useKV(bucket string) []string { return readStream("KV_" + bucket) }
 
 // readPayloads returns the permissions to fetch objects, for which the client creates temporary consumers.
 func readPayloads() []string { return readObjects(BucketPayloads) }
@@ -240,14 +240,14 @@ func readPayloads() []string { return readObjects(BucketPayloads) }
 func writePayloads() []string { return writeObjects(BucketPayloads) }
 
 // readObjects returns the permissions to fetch objects of a bucket.
-func readObjects(bucket string) []string { return watched("OBJ_" + bucket) }
+func readObjects(bucket string) []string { return readStream("OBJ_" + bucket) }
 
 // writeObjects returns the permissions of readObjects and those to put an object.
 func writeObjects(bucket string) []string { return append(readObjects(bucket), "$O."+bucket+".>") }
 
-// watched returns the permissions to read a bucket's stream by get requests and by push consumers with flow
+// readStream returns the permissions to read a bucket's stream by get requests and by push consumers with flow
 // control.
-func watched(stream string) []string {
+func readStream(stream string) []string {
 	return append(ordered(stream), "$JS.API.CONSUMER.DELETE."+stream+".*", "$JS.FC."+stream+".>", "$JS.ACK."+stream+".>")
 }
 

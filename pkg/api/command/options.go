@@ -130,24 +130,24 @@ func checkCommand(list []string) error {
 	return nil
 }
 
-// CheckCommand returns an error unless the command is compatible with the architecture (runs): acp requires a
+// CheckCommand returns an error unless the command is compatible with the architecture arch: acp requires a
 // command, and all others refuse one.
-func CheckCommand(runs string, list []string) error {
+func CheckCommand(arch string, list []string) error {
 	switch {
-	case runs == architecture.ACP && len(list) == 0:
+	case arch == architecture.ACP && len(list) == 0:
 		return invalid("sessionOptions.command", `architecture acp runs the agent that you name: give its program and arguments, such as ["my-agent","--acp"]`)
-	case runs != architecture.ACP && len(list) > 0:
-		return invalid("sessionOptions.command", "only architecture acp supports a command; the architecture is %s", runs)
+	case arch != architecture.ACP && len(list) > 0:
+		return invalid("sessionOptions.command", "only architecture acp supports a command; the architecture is %s", arch)
 	}
 	return nil
 }
 
-// CheckModelProvider returns an error if a provider is named that the architecture (runs) does not support.
-func CheckModelProvider(runs, provider string) error {
-	if provider == "" || architecture.CanUse(runs, provider) {
+// CheckModelProvider returns an error if a provider is named that the architecture arch does not support.
+func CheckModelProvider(arch, provider string) error {
+	if provider == "" || architecture.CanUse(arch, provider) {
 		return nil
 	}
-	return invalid("sessionOptions.modelProvider", "architecture %s cannot use model provider %.64q; it can use %s", runs, provider, strings.Join(architecture.ModelProvidersOf(runs), ", "))
+	return invalid("sessionOptions.modelProvider", "architecture %s cannot use model provider %.64q; it can use %s", arch, provider, strings.Join(architecture.ModelProvidersOf(arch), ", "))
 }
 
 // clearable maps the JSON name of each option that can be reset to the function that resets it.

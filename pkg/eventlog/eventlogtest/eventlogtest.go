@@ -208,7 +208,7 @@ func retrySettled(t *testing.T, l eventlog.Log) {
 		t.Fatalf("the same commit, once another came after it: %v", err)
 	}
 	sameHead(t, again, first)
-	// A retry must not take a later commit for the result of its own expected sequence.
+	// A retry must not mistake a later commit for its own.
 	var conflict *eventlog.ConflictError
 	if _, err := l.Append(ctx, eventlog.Head{Subject: s}, Draft("b", "b")); !errors.As(err, &conflict) {
 		t.Errorf("a later commit under the first guard: %v, want a conflict", err)

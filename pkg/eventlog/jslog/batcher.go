@@ -16,12 +16,12 @@ const (
 	minBatch      = 32
 	maxBatch      = 1000
 	maxBatchBytes = 4 << 20
-	// maxShared is the size in bytes above which a commit is published singly.
+	// maxShared is the size in bytes up to which a commit may share a batch. A larger commit is published singly.
 	maxShared = 64 << 10
 )
 
-// atomicPause is how long a batcher publishes singly after the server refused a batch because the stream does not
-// allow batches. An upgrade may allow them later.
+// atomicPause is the time for which a batcher publishes singly after the server refused a batch because the stream
+// does not allow batches. An upgrade may allow them later.
 const atomicPause = time.Minute
 
 // batcher decides which appends to one stream share an atomic batch, and so one fsync. An append is published at once
@@ -30,7 +30,7 @@ const atomicPause = time.Minute
 type batcher struct {
 	log      *Log
 	minBatch int
-	forced   bool // in tests: an append waits for a batch although nothing is in flight
+	forced   bool // set by tests: an append waits for a batch although nothing is in flight
 
 	mu      sync.Mutex
 	single  int       // single publishes in flight

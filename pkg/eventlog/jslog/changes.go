@@ -19,7 +19,8 @@ const (
 	// last messages of the subjects that changed since then are in the newest files of the stream, so the server
 	// does not have to load old ones.
 	maxBehind = 1_000_000
-	// countTries is how often the messages are counted if others are stored meanwhile.
+	// countTries is the maximum number of times that the messages are counted. A count fails if other messages are
+	// stored meanwhile.
 	countTries = 3
 	// maxLater is the maximum number of subjects that changed after the end of the range and are read again.
 	maxLater = 100

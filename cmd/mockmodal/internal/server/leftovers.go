@@ -68,7 +68,7 @@ func (e *engine) removeLeftovers(ctx context.Context) error {
 		if owner == e.owner || isServed(owner) {
 			continue
 		}
-		if err := e.removeAll(ctx, owner); err != nil { // another server may be at it too
+		if err := e.removeAll(ctx, owner); err != nil { // another server may remove the same things
 			e.logger.Warn("remove what a killed server left", "data", owner, "error", err)
 		}
 	}

@@ -25,7 +25,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 )
 
-// Config of a Server. Data is required.
+// Config configures a Server. Data is required.
 type Config struct {
 	Listen       string   `default:"127.0.0.1:0" help:"Address of the gRPC API."`
 	Control      string   `default:"127.0.0.1:0" help:"Address of the control API (HTTP)."`
@@ -72,7 +72,7 @@ type Server struct {
 	lastCreated  float64
 }
 
-// Run serves until ctx ends, then removes all that it made on the engine.
+// Run serves until ctx ends, and then removes everything that it created on the engine.
 func Run(ctx context.Context, cfg Config, out io.Writer, logger *slog.Logger) (err error) {
 	s, err := newServer(ctx, cfg, logger)
 	if err != nil {

@@ -26,8 +26,8 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// patience limits every wait for an agent, which may need seconds to start on a busy machine.
-const patience = 3 * time.Minute
+// waitTimeout is the time limit of each wait for an agent, which may need seconds to start on a busy machine.
+const waitTimeout = 3 * time.Minute
 
 // Bench is the agent under the real supervisor, with a workspace and a state folder of its own.
 type Bench struct {
@@ -179,14 +179,14 @@ func (b *Bench) MustStart(content string, change func(*runner.Query)) Turn {
 // Until reads the journal up to the first line for which wanted returns true. What describes that line in the error.
 func (b *Bench) Until(what string, wanted func(runner.Line) bool, so Turn) Turn {
 	b.t.Helper()
-	timeout := time.After(patience)
+	timeout := time.After(waitTimeout)
 	for {
 		raw, changed := b.journal.After(b.read, 1)
 		if len(raw) == 0 {
 			select {
 			case <-changed:
 			case <-timeout:
-				b.t.Fatalf("no %s within %s; so far %s", what, patience, so)
+				b.t.Fatalf("no %s within %s; so far %s", what, waitTimeout, so)
 			}
 			continue
 		}

@@ -261,7 +261,7 @@ func CheckNothingSleeps(t testing.TB, b *Bench) {
 
 func await(t testing.TB, otherwise string, condition func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); !condition(); time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(waitTimeout); !condition(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal(otherwise)
 		}

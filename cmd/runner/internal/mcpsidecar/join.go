@@ -20,7 +20,7 @@ type JoinConfig struct {
 	Socket string
 	Args   []string // in place of the image's own
 	Env    map[string]string
-	Within time.Duration // how long the server's container may take to answer
+	Within time.Duration // maximum time that the server's container may take to answer
 
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer

@@ -39,7 +39,7 @@ type Config struct {
 	Key     string        // API key; "" for a server without keys
 	CAFile  string        // PEM file of the authorities that verify an https server; "" means the system's
 	Timeout time.Duration // time limit of one request; 0 means 30 s
-	GiveUp  time.Duration // how long Follow tries to reconnect; 0 means 1 min
+	GiveUp  time.Duration // maximum time for which Follow tries to reconnect; 0 means 1 min
 	HTTP    *http.Client  // nil means a client of its own
 }
 
@@ -113,7 +113,7 @@ type Readiness struct {
 	Checks map[string]string `json:"checks"` // by the name of a part: ok, or its error
 }
 
-// Ready returns the readiness of the gateway. A gateway that is not ready is no error.
+// Ready returns the readiness of the gateway. The error is nil for a gateway that responds and is not ready.
 func (c *Client) Ready(ctx context.Context) (Readiness, error) {
 	var r Readiness
 	resp, err := c.send(ctx, call{method: http.MethodGet, path: []string{"readyz"}})

@@ -19,8 +19,8 @@ import (
 
 // Config configures a Store. Log is required; other zero fields mean the defaults.
 type Config struct {
-	Timeout   time.Duration // how long a read may wait for Postgres to return a row; 0 means 5 s
-	FreshWait time.Duration // how long a read waits for something that only the log contains yet; 0 means 3 s
+	Timeout   time.Duration // maximum time that a read waits for Postgres to return a row; 0 means 5 s
+	FreshWait time.Duration // maximum time that a read waits for data that only the log contains yet; 0 means 3 s
 	Log       Log           // required
 	// Partitions is how the log distributes ids over the projector's groups.
 	Partitions events.Partitioning

@@ -40,7 +40,7 @@ type Config struct {
 	MaxFile    int64 // largest uploaded file, in bytes
 
 	MaxTranscript int64         // largest transcript, in bytes
-	ReadTimeout   time.Duration // how long a body may take to arrive
+	ReadTimeout   time.Duration // maximum time that a body may take to arrive
 }
 
 // Handler serves HTTP.

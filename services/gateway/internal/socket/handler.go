@@ -32,9 +32,9 @@ type Config struct {
 	Reads        *reads.Store
 	Watch        *auth.Watch
 	Logger       *slog.Logger
-	ReadTimeout  time.Duration // how long a message may take to arrive
+	ReadTimeout  time.Duration // maximum time that a message may take to arrive
 	Ping         time.Duration // interval of pings; 0 means 30 s
-	WriteTimeout time.Duration // how long a client may take for one message; 0 means 10 s
+	WriteTimeout time.Duration // maximum time that a client may take for one message; 0 means 10 s
 	MaxSessions  int           // sessions that one connection may join; 0 means 256
 	Opened       func() (done func())
 	Sent         func(bytes int)

@@ -31,7 +31,7 @@ type Config struct {
 	Player       *replay.Player
 	Watch        *auth.Watch
 	Comment      time.Duration // interval of comments that keep the connection open; 0 means 15 s
-	WriteTimeout time.Duration // how long a client may take to read one batch; 0 means 10 s
+	WriteTimeout time.Duration // maximum time that a client may take to read one batch; 0 means 10 s
 	Opened       func() (done func())
 	Sent         func(bytes int)
 	Cut          func(code string)
