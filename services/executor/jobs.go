@@ -100,7 +100,7 @@ func (j *jobs) adopt(ctx context.Context) {
 		waiting, err := j.waiting(ctx)
 		if err != nil {
 			if ctx.Err() == nil {
-				j.e.deps.Logger.Warn("jobs of engines that are gone could not be looked for", "error", err)
+				j.e.deps.Logger.Warn("look for jobs of engines that are gone", "error", err)
 			}
 			continue
 		}

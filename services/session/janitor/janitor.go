@@ -118,7 +118,7 @@ func (j *Janitor) Run(ctx context.Context) error {
 			j.deps.Logger.Debug("another janitor is at work")
 		case err != nil:
 			j.counts.passed(false)
-			j.deps.Logger.Warn("the pass could not finish, the next one goes on", "error", err)
+			j.deps.Logger.Warn("a pass failed; the next one continues the work", "error", err)
 		default:
 			j.counts.passed(true)
 		}

@@ -29,7 +29,7 @@ import (
 type Config struct {
 	Listen       string   `default:"127.0.0.1:0" help:"Address of the gRPC API."`
 	Control      string   `default:"127.0.0.1:0" help:"Address of the control API (HTTP)."`
-	Data         string   `required:"" type:"path" help:"Folder for what the server keeps. A server that starts removes what earlier ones left on the engine that were killed."`
+	Data         string   `required:"" type:"path" help:"Data folder of the server. At its start, a server removes everything that killed servers left on the engine."`
 	DockerHost   string   `help:"Address of the Docker engine, which must be on this machine. Empty: DOCKER_HOST, or the default socket."`
 	Tokens       []string `name:"token" default:"ak-test:as-test" help:"Credentials that are accepted, as ID:SECRET."`
 	Environments []string `name:"environment" default:"main" help:"Names of the environments. The first is the default."`

@@ -115,7 +115,7 @@ func (s *session) start() error {
 // lost journals that the agent does not know the earlier turns.
 func (s *session) lost(t *agent.Turn, why string) {
 	s.note(t, events.Error{
-		Code: "TRANSCRIPT_LOST", Message: fmt.Sprintf("session %.100s of the agent is not gone on with: %s; the agent does not know the turns before", s.resume, why),
+		Code: "TRANSCRIPT_LOST", Message: fmt.Sprintf("session %.100s of the agent cannot be continued: %s; the agent does not know the earlier turns", s.resume, why),
 	})
 }
 
@@ -283,13 +283,13 @@ func (s *session) content(q runner.Query) ([]sdk.ContentBlock, error) {
 			blocks = append(blocks, sdk.TextBlock(p.Text))
 		case "image":
 			if !strings.HasPrefix(p.MediaType, "image/") {
-				return nil, fmt.Errorf("query.parts[%d].mediaType: %q is no image type", i, p.MediaType)
+				return nil, fmt.Errorf("query.parts[%d].mediaType: %q is not an image type", i, p.MediaType)
 			}
 			if _, err := base64.StdEncoding.DecodeString(p.Data); err != nil || p.Data == "" {
 				return nil, fmt.Errorf("query.parts[%d].data: is not base64", i)
 			}
 			if s.ready && !s.caps.PromptCapabilities.Image {
-				return nil, fmt.Errorf("query.parts[%d]: the agent takes no images", i)
+				return nil, fmt.Errorf("query.parts[%d]: the agent does not accept images", i)
 			}
 			blocks = append(blocks, sdk.ImageBlock(p.Data, p.MediaType))
 		default:

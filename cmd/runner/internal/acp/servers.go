@@ -41,7 +41,7 @@ func (s *session) servers() []sdk.McpServer {
 func (s *session) reachable() error {
 	for i, m := range s.d.MCPServers {
 		if m.Type == "http" && !s.caps.McpCapabilities.Http {
-			return fmt.Errorf("query.mcpServers[%d].type: the agent takes no MCP servers over http", i)
+			return fmt.Errorf("query.mcpServers[%d].type: the agent does not support MCP servers over http", i)
 		}
 	}
 	return nil

@@ -190,7 +190,7 @@ func (o egressFlags) open(ctx context.Context, sys *System, log *slog.Logger) (*
 	}
 	if o.Socket == "" && o.Server == "" {
 		if token != "" {
-			log.Warn("an egress token, but no socket and no server of a proxy: nothing is forwarded", "variable", tokenVariable)
+			log.Warn("an egress token is set, but neither a socket nor a server of the egress proxy: nothing is forwarded", "variable", tokenVariable)
 		}
 		return nil, nil //nolint:nilnil // a runner without a proxy is valid
 	}

@@ -98,7 +98,7 @@ func (c *getCommand) Run(sys *System) error {
 }
 
 type listCommand struct {
-	Dir string        `arg:"" optional:"" help:"Folder in the workspace; all of it without one."`
+	Dir string        `arg:"" optional:"" help:"Folder in the workspace; by default the whole workspace."`
 	At  workspaceFlag `embed:""`
 }
 

@@ -42,9 +42,9 @@ type Config struct {
 
 // Limits are the times that a Supervisor gives to agents; 0 means the default. The runner's commands embed it as flags.
 type Limits struct {
-	SilenceWarn time.Duration `help:"Report an agent that prints nothing for so long." default:"2m" env:"SPOOL_RUNNER_SILENCE_WARN"`
-	SilenceKill time.Duration `help:"End an agent that prints nothing for so long." default:"15m" env:"SPOOL_RUNNER_SILENCE_KILL"`
-	MuteKill    time.Duration `help:"Replace a warm agent that shows no sign of a new query for so long." default:"30s" env:"SPOOL_RUNNER_MUTE_KILL"`
+	SilenceWarn time.Duration `help:"Time without output after which an agent is reported." default:"2m" env:"SPOOL_RUNNER_SILENCE_WARN"`
+	SilenceKill time.Duration `help:"Time without output after which an agent is ended." default:"15m" env:"SPOOL_RUNNER_SILENCE_KILL"`
+	MuteKill    time.Duration `help:"Time without output after a new query after which a warm agent is replaced." default:"30s" env:"SPOOL_RUNNER_MUTE_KILL"`
 	TermGrace   time.Duration `help:"Time between asking an agent's processes to end and killing them." default:"2s" env:"SPOOL_RUNNER_TERM_GRACE"`
 }
 

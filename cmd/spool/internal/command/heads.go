@@ -116,7 +116,7 @@ func printProved(w io.Writer, chains []*heads.Chain) error {
 		text := fmt.Sprintf("shard %d: the last of %d entries was signed at %s and has the hash %s; ", p.Shard, p.Entries, last.UTC().Format(time.RFC3339), p.LastEntry)
 		switch {
 		case p.Entries == 0:
-			text = fmt.Sprintf("shard %d: nothing was ever signed\n", p.Shard)
+			text = fmt.Sprintf("shard %d: no heads are signed\n", p.Shard)
 		case p.Time.IsZero():
 			text += "no entry covers all changes yet\n"
 		default:

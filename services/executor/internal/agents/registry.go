@@ -195,7 +195,7 @@ func (r *Registry) measure(ctx context.Context, a *Agent, health Health) {
 	}
 	if !a.IsAlive() {
 		if err := health.CheckGone(ctx, a); err != nil && ctx.Err() == nil {
-			r.logger.Warn("it could not be checked whether a sandbox is gone", "session", a.Session.Session, "sandbox", a.Sandbox, "error", err)
+			r.logger.Warn("check whether a sandbox has ended", "session", a.Session.Session, "sandbox", a.Sandbox, "error", err)
 		}
 	}
 	a.Link.Close()

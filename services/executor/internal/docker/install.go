@@ -138,12 +138,12 @@ func measureLayer(ctx context.Context, box sandbox.Sandbox) (size, all int64, er
 		field, _, _ := strings.Cut(line, "\t")
 		kib, err := strconv.ParseInt(field, 10, 64)
 		if err != nil {
-			return 0, 0, fmt.Errorf("look how large the layer is: du says %.100q", raw)
+			return 0, 0, fmt.Errorf("measure the layer: du printed %.100q", raw)
 		}
 		sizes = append(sizes, kib<<10)
 	}
 	if len(sizes) != 2 {
-		return 0, 0, fmt.Errorf("look how large the layer is: du says %.100q", raw)
+		return 0, 0, fmt.Errorf("measure the layer: du printed %.100q", raw)
 	}
 	return sizes[0], sizes[0] + sizes[1], nil
 }

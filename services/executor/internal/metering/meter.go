@@ -141,7 +141,7 @@ func (m *Meter) Unregister(ctx context.Context) {
 		m.unregistered = true
 	case errors.Is(err, ErrUnknownSandbox) || errors.Is(err, link.ErrFenced): // it is released, or belongs to another executor
 	default:
-		m.execution.Log.Warn("the egress proxy was not told that the execution has ended: until the next turn its sandbox may call models", "sandbox", sb.ID, "error", err)
+		m.execution.Log.Warn("the execution could not be unregistered at the egress proxy: its sandbox may call models until the next turn", "sandbox", sb.ID, "error", err)
 	}
 }
 
