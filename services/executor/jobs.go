@@ -18,8 +18,8 @@ const (
 	adoptEvery = 5 * time.Second
 	// jobNak is the delay before a failed job is delivered again.
 	jobNak = 2 * time.Second
-	// handover is the time limit for handing over jobs at the end.
-	handover = 10 * time.Second
+	// handoverTimeout is the time limit for handing over jobs at the end.
+	handoverTimeout = 10 * time.Second
 )
 
 // jobs takes jobs for this executor's engine, and those for engines that are gone.
@@ -36,7 +36,7 @@ func newJobs(e *Executor) (*jobs, error) {
 }
 
 func (j *jobs) newRouter(durables ...topology.Durable) (*bus.Router, error) {
-	router, err := bus.NewRouter(bus.RouterConfig{DeadLetter: j.e.publisher, CloseTimeout: handover + 5*time.Second, Logger: j.e.deps.Logger})
+	router, err := bus.NewRouter(bus.RouterConfig{DeadLetter: j.e.publisher, CloseTimeout: handoverTimeout + 5*time.Second, Logger: j.e.deps.Logger})
 	if err != nil {
 		return nil, err
 	}
@@ -51,7 +51,7 @@ func (j *jobs) newRouter(durables ...topology.Durable) (*bus.Router, error) {
 		cfg.PullExpiry = 3 * time.Second
 		cfg.NakDelay = jobNak
 		cfg.DoubleAck = true
-		cfg.CloseTimeout = handover
+		cfg.CloseTimeout = handoverTimeout
 		cfg.Logger = j.e.deps.Logger
 		sub, err := bus.NewSubscriber(cfg)
 		if err != nil {

@@ -41,7 +41,7 @@ type cluster struct {
 	model    string
 	gateways []string
 	parts    []*process // processes that faults affect
-	faults   []injected
+	faults   []injectedFault
 	mock     *process
 	natsHTTP string
 }

@@ -166,7 +166,7 @@ func inject(ctx context.Context, c *cluster, s settings) error {
 			return err
 		}
 		p := c.parts[f.part]
-		made := injected{time.Now(), p.name, f}
+		made := injectedFault{time.Now(), p.name, f}
 		c.faults = append(c.faults, made)
 		fmt.Fprintf(os.Stderr, "%s  %s\n", made.at.Format(clockFormat), made)
 		if !f.freeze {

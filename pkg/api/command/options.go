@@ -54,7 +54,7 @@ func CheckOptions(o events.Options) error {
 			return invalid("sessionOptions."+f.name, "is %d ms; must be between %d (1 s) and %d (24 h)", f.ms, MinInterval, MaxInterval)
 		}
 	}
-	if o.Image != "" && (len(o.Image) > MaxImage || !image.MatchString(o.Image)) {
+	if o.Image != "" && (len(o.Image) > MaxImage || !imageReference.MatchString(o.Image)) {
 		return invalid("sessionOptions.image", "%.100q is not a reference of an image, such as registry.example.com/agents:2", o.Image)
 	}
 	if o.ModelProvider != "" && !slices.Contains(architecture.ModelProviders(), o.ModelProvider) {
@@ -108,8 +108,8 @@ func CheckTenantLimits(field string, l events.TenantLimits) error {
 	return nil
 }
 
-// image matches an image reference: host and port, path, tag, digest.
-var image = regexp.MustCompile(`^(?:(?:[A-Za-z0-9]|[A-Za-z0-9][A-Za-z0-9-]*[A-Za-z0-9])(?:\.(?:[A-Za-z0-9]|[A-Za-z0-9][A-Za-z0-9-]*[A-Za-z0-9]))*(?::[0-9]{1,5})?/)?` +
+// imageReference matches an image reference: host and port, path, tag, digest.
+var imageReference = regexp.MustCompile(`^(?:(?:[A-Za-z0-9]|[A-Za-z0-9][A-Za-z0-9-]*[A-Za-z0-9])(?:\.(?:[A-Za-z0-9]|[A-Za-z0-9][A-Za-z0-9-]*[A-Za-z0-9]))*(?::[0-9]{1,5})?/)?` +
 	`[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*(?::\w[\w.-]{0,127})?(?:@sha256:[0-9a-f]{64})?$`)
 
 func checkCommand(list []string) error {
@@ -150,8 +150,8 @@ func CheckModelProvider(arch, provider string) error {
 	return invalid("sessionOptions.modelProvider", "architecture %s cannot use model provider %.64q; it can use %s", arch, provider, strings.Join(architecture.ModelProvidersOf(arch), ", "))
 }
 
-// clearable maps the JSON name of each option that can be reset to the function that resets it.
-var clearable = map[string]func(*events.Options){
+// resetOption maps the JSON name of each option that can be reset to the function that resets it.
+var resetOption = map[string]func(*events.Options){
 	"model":            func(o *events.Options) { o.Model = "" },
 	"modelProvider":    func(o *events.Options) { o.ModelProvider = "" },
 	"idleTimeoutMs":    func(o *events.Options) { o.IdleTimeoutMs = 0 },
@@ -171,7 +171,7 @@ var clearable = map[string]func(*events.Options){
 // replaced.
 func Merge(o events.Options, changes *events.Options, clear []string) (events.Options, error) {
 	for i, name := range clear {
-		empty, ok := clearable[name]
+		empty, ok := resetOption[name]
 		if !ok {
 			return o, invalid(fmt.Sprintf("clear[%d]", i), "%.64q is not a field of sessionOptions", name)
 		}

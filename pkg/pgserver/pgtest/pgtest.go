@@ -26,8 +26,8 @@ const (
 	dropTimeout    = 30 * time.Second
 )
 
-// shared starts the server once per process. It is never stopped explicitly: the kernel ends it with the process.
-var shared = sync.OnceValues(start)
+// sharedServer starts the server once per process. It is never stopped explicitly: the kernel ends it with the process.
+var sharedServer = sync.OnceValues(start)
 
 var serial atomic.Int64
 
@@ -36,7 +36,7 @@ var serial atomic.Int64
 // Without a Postgres binary the test is skipped with the reason, or fails if CI is set.
 func URL(t testing.TB) string {
 	t.Helper()
-	srv, err := shared()
+	srv, err := sharedServer()
 	if errors.Is(err, pgserver.ErrNoBinary) && os.Getenv("CI") == "" {
 		t.Skip(err)
 	}

@@ -70,7 +70,7 @@ func filesList(f *fixture) {
 		f.must(err)
 		var out []string
 		for _, e := range got {
-			if !e.Dir && (e.Size != 5 || time.Since(e.ModTime) > within) {
+			if !e.Dir && (e.Size != 5 || time.Since(e.ModTime) > waitTimeout) {
 				f.Errorf("entry %+v", e)
 			}
 			out = append(out, e.Path+map[bool]string{true: "/"}[e.Dir])

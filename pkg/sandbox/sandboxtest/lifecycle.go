@@ -94,7 +94,7 @@ func list(f *fixture) {
 	f.must(err)
 	for _, spec := range []sandbox.Spec{a, b} {
 		i := slices.IndexFunc(infos, func(i sandbox.Info) bool { return i.ID == spec.ID })
-		if i < 0 || infos[i].Labels != spec.Labels || !infos[i].Running || time.Since(infos[i].Created) > within {
+		if i < 0 || infos[i].Labels != spec.Labels || !infos[i].Running || time.Since(infos[i].Created) > waitTimeout {
 			f.Errorf("%s is listed as %+v", spec.ID, infos)
 		}
 	}

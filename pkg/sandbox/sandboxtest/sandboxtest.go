@@ -31,8 +31,8 @@ type Subject struct {
 	EndsWithRunner bool
 }
 
-// within is the time limit of every wait of the suite.
-const within = 30 * time.Second
+// waitTimeout is the time limit of every wait of the suite.
+const waitTimeout = 30 * time.Second
 
 // secret names a variable of the test process that sandboxes must not see.
 const secret = "SPOOL_SANDBOXTEST_SECRET"
@@ -83,7 +83,7 @@ func Exercise(t *testing.T, s Subject) {
 func (s Subject) run(t *testing.T, name string, test func(*fixture)) {
 	t.Run(name, func(t *testing.T) {
 		t.Parallel()
-		ctx, cancel := context.WithTimeout(context.Background(), 4*within)
+		ctx, cancel := context.WithTimeout(context.Background(), 4*waitTimeout)
 		t.Cleanup(cancel)
 		test(&fixture{T: t, s: s, p: s.New(t), ctx: ctx})
 	})

@@ -181,7 +181,7 @@ type pass struct {
 	workspaces, payloads *bucket
 	skills               *bucket
 	store                *natsstore.Store        // store of workspaces; nil until it is opened
-	forks                *[]unfolded             // forks that the log has and the read models do not have yet; nil until they are read
+	forks                *[]unfoldedFork         // forks that the log has and the read models do not have yet; nil until they are read
 	requests             map[sessionKey][]string // keys of idempotency records; nil until they are listed
 }
 

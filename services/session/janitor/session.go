@@ -26,8 +26,8 @@ import (
 // sessionKey names a session.
 type sessionKey struct{ Tenant, ID string }
 
-// page is the number of deleted sessions that are listed at once.
-const page = 500
+// pageSize is the number of deleted sessions that are listed at once.
+const pageSize = 500
 
 // deletedSessions processes every deleted session whose content was not removed yet, until the pass has removed the
 // maximum number of sessions. A failure for one session does not prevent the work for others.
@@ -35,7 +35,7 @@ func (p *pass) deletedSessions(ctx context.Context) error {
 	var errs []error
 	var last sessionKey
 	for {
-		rows, err := p.conn.Query(ctx, "SELECT tenant, id FROM deleted_sessions WHERE NOT removed AND (tenant, id) > ($1, $2) ORDER BY tenant, id LIMIT $3", last.Tenant, last.ID, page)
+		rows, err := p.conn.Query(ctx, "SELECT tenant, id FROM deleted_sessions WHERE NOT removed AND (tenant, id) > ($1, $2) ORDER BY tenant, id LIMIT $3", last.Tenant, last.ID, pageSize)
 		if err != nil {
 			return errors.Join(append(errs, fmt.Errorf("list deleted sessions: %w", err))...)
 		}
@@ -51,7 +51,7 @@ func (p *pass) deletedSessions(ctx context.Context) error {
 				return errors.Join(errs...)
 			}
 		}
-		if len(list) < page {
+		if len(list) < pageSize {
 			return errors.Join(errs...)
 		}
 	}
@@ -140,8 +140,8 @@ func (p *pass) waits(ctx context.Context, l eventlog.Loaded, at uint64) (string,
 	return "", nil
 }
 
-// actor returns the janitor's actor for commits.
-var actor = events.Actor{Kind: "service", ID: "janitor"}.WrittenBy("janitor")
+// janitorActor returns the janitor's actor for commits.
+var janitorActor = events.Actor{Kind: "service", ID: "janitor"}.WrittenBy("janitor")
 
 // retire ends the session's runs. From then on the guard refuses every other writer, also one that read no commit,
 // because each subject keeps a commit.
@@ -212,7 +212,7 @@ func (p *pass) append(ctx context.Context, l eventlog.Loaded, step string, comma
 	if err != nil {
 		return fmt.Errorf("%s session %s: %w", step, l.ID, err)
 	}
-	err = p.sessions.AppendRun(ctx, &l, actor, events.Derive(events.KindCommit, id), d)
+	err = p.sessions.AppendRun(ctx, &l, janitorActor, events.Derive(events.KindCommit, id), d)
 	var conflict *eventlog.ConflictError
 	if errors.As(err, &conflict) {
 		p.logger.Info("another writer was faster", "step", step, "session", l.ID)
@@ -319,8 +319,8 @@ func (p *pass) remove(ctx context.Context, l eventlog.Loaded) error {
 	})
 }
 
-// held lists the objects to which the commits of a session refer.
-type held struct {
+// heldObjects lists the objects to which the commits of a session refer.
+type heldObjects struct {
 	commits    uint32
 	executions []string
 	payloads   []object // objects whose name is only their digest, as former versions named them
@@ -328,8 +328,8 @@ type held struct {
 
 // held reads the remaining commits of the session. A payload that no longer exists does not prevent the reading of the
 // others.
-func (p *pass) held(ctx context.Context, l eventlog.Loaded) (held, error) {
-	var h held
+func (p *pass) held(ctx context.Context, l eventlog.Loaded) (heldObjects, error) {
+	var h heldObjects
 	digests := map[string]bool{}
 	for rec, err := range p.records(ctx, events.Subject{Tenant: l.Tenant, ID: l.ID}) {
 		if err != nil {

@@ -59,8 +59,8 @@ type conversation interface {
 	Close() error
 }
 
-// contender is a system and its measurements.
-type contender struct {
+// comparedSystem is a system and its measurements.
+type comparedSystem struct {
 	key, name string
 	conv      conversation
 
@@ -86,7 +86,7 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 		return err
 	}
 	b.Cleanup(func() error { model.server.Close(); return nil })
-	var list []*contender
+	var list []*comparedSystem
 	for _, key := range m.Systems {
 		c, err := m.start(ctx, b, key, path, model.server.URL)
 		if err != nil {
@@ -106,8 +106,8 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 }
 
 // start starts a system and a session, and takes the first turn.
-func (m *Benchmark) start(ctx context.Context, b *harness.Bench, key, path, modelURL string) (*contender, error) {
-	c := &contender{key: key}
+func (m *Benchmark) start(ctx context.Context, b *harness.Bench, key, path, modelURL string) (*comparedSystem, error) {
+	c := &comparedSystem{key: key}
 	dir := filepath.Join(b.Dir, key)
 	begun := time.Now()
 	var err error
@@ -156,7 +156,7 @@ func turn(ctx context.Context, c conversation, text string) (time.Duration, erro
 }
 
 // measure takes alternating turns.
-func (m *Benchmark) measure(ctx context.Context, model *model, list []*contender) error {
+func (m *Benchmark) measure(ctx context.Context, model *model, list []*comparedSystem) error {
 	for i := range int(m.Turns) + 2 { // the first two are not measured
 		for _, c := range list {
 			before, err := harness.Processes(os.Getpid())
@@ -193,7 +193,7 @@ func (m *Benchmark) measure(ctx context.Context, model *model, list []*contender
 	return nil
 }
 
-func (m *Benchmark) report(b *harness.Bench, c, base *contender) error {
+func (m *Benchmark) report(b *harness.Bench, c, base *comparedSystem) error {
 	ms := func(list []time.Duration, share float64) float64 { return row.Percentile(list, share) }
 	command := harness.Command("peer")
 	against := ""

@@ -123,8 +123,8 @@ func (x *Terminal) Signal(s os.Signal) {
 	must(x.t, x.cmd.Process.Signal(s))
 }
 
-// moves matches the control sequences that the program writes: move up some rows, erase to the end, and colours.
-var moves = regexp.MustCompile(`\x1b\[(\d+)A|\x1b\[J|\x1b\[[0-9;]*m`)
+// controlSequences matches the control sequences that the program writes: move up some rows, erase to the end, and colours.
+var controlSequences = regexp.MustCompile(`\x1b\[(\d+)A|\x1b\[J|\x1b\[[0-9;]*m`)
 
 // Rows returns the rows of a terminal with the given number of columns after all output, without trailing spaces. The
 // terminal scrolls without a limit. A row that is longer than the terminal is wrapped.
@@ -134,7 +134,7 @@ func (x *Terminal) Rows(columns int) []string {
 	x.mu.Unlock()
 	rows, row, column := [][]rune{nil}, 0, 0
 	for text != "" {
-		if at := moves.FindStringSubmatchIndex(text); at != nil && at[0] == 0 {
+		if at := controlSequences.FindStringSubmatchIndex(text); at != nil && at[0] == 0 {
 			switch {
 			case at[2] >= 0:
 				n, _ := strconv.Atoi(text[at[2]:at[3]]) // digits

@@ -151,7 +151,7 @@ func (t *turn) broken(ctx context.Context, err error) runner.Ended {
 
 // ask requests one answer and shows it as it comes.
 func (t *turn) ask(ctx context.Context) (model.Answer, error) {
-	s := &show{turn: t, calls: map[int]*shownCall{}}
+	s := &answerBlocks{turn: t, calls: map[int]*shownCall{}}
 	answer, err := t.Model.Stream(ctx, model.Request{
 		Model: t.model, System: t.system(), Messages: t.said.Messages(), Tools: t.offers(),
 	}, s.delta)
@@ -241,8 +241,8 @@ func (t *turn) decide(call model.Call, paths []string) events.PermissionDecided 
 	return d
 }
 
-// show shows an answer in blocks as it comes.
-type show struct {
+// answerBlocks shows an answer in blocks as it comes.
+type answerBlocks struct {
 	*turn
 	thinking, text string // refs of the open blocks
 	calls          map[int]*shownCall
@@ -251,7 +251,7 @@ type show struct {
 
 type shownCall struct{ ref, id string }
 
-func (s *show) delta(d model.Delta) {
+func (s *answerBlocks) delta(d model.Delta) {
 	switch {
 	case d.Thinking != "":
 		if s.thinking == "" {
@@ -280,14 +280,14 @@ func (s *show) delta(d model.Delta) {
 	}
 }
 
-func (s *show) stopThinking(b events.Block) {
+func (s *answerBlocks) stopThinking(b events.Block) {
 	if s.thinking != "" {
 		s.record.Complete(s.thinking, b)
 		s.thinking = ""
 	}
 }
 
-func (s *show) stopText(b events.Block) {
+func (s *answerBlocks) stopText(b events.Block) {
 	if s.text != "" {
 		s.record.Complete(s.text, b)
 		s.text = ""
@@ -296,7 +296,7 @@ func (s *show) stopText(b events.Block) {
 
 // finish completes the blocks that the answer opened; if err is not nil, as cut short. A transcript can be cut after a
 // whole message, so only the last block has an anchor.
-func (s *show) finish(a model.Answer, err error) {
+func (s *answerBlocks) finish(a model.Answer, err error) {
 	status, last := events.StatusComplete, anchor(s.said)
 	if err != nil {
 		status, last = events.StatusError, ""

@@ -113,13 +113,13 @@ type server struct {
 	servers *mcptool.Servers
 }
 
-// running is the current turn.
-type running struct {
+// runningTurn is the current turn.
+type runningTurn struct {
 	stop context.CancelFunc
 	done chan struct{} // closed when the turn has ended
 }
 
-func (r *running) end() {
+func (r *runningTurn) end() {
 	if r != nil {
 		r.stop()
 		<-r.done
@@ -133,7 +133,7 @@ func (s *server) run(ctx context.Context, in io.Reader) error {
 		defer close(orders)
 		readErr <- readOrders(ctx, in, orders)
 	}()
-	var now *running
+	var now *runningTurn
 	defer func() { now.end() }()
 	for {
 		select {
@@ -161,9 +161,9 @@ func (s *server) run(ctx context.Context, in io.Reader) error {
 	}
 }
 
-func (s *server) start(ctx context.Context, q runner.Query) *running {
+func (s *server) start(ctx context.Context, q runner.Query) *runningTurn {
 	ctx, stop := context.WithCancel(ctx)
-	r := &running{stop: stop, done: make(chan struct{})}
+	r := &runningTurn{stop: stop, done: make(chan struct{})}
 	go func() {
 		defer close(r.done)
 		s.turn(ctx, q)

@@ -52,8 +52,8 @@ var withoutPeople = []string{
 	"CronCreate", "CronDelete", "CronList", "ScheduleWakeup",
 }
 
-// inherited are the variables by which a Claude Code recognises another one as its parent.
-var inherited = []string{"CLAUDECODE", "CLAUDE_CODE_ENTRYPOINT", "CLAUDE_CODE_SSE_PORT", "CLAUDE_CODE_SESSION", "CLAUDE_CODE_CHILD"}
+// parentVariables are the variables by which a Claude Code recognises another one as its parent.
+var parentVariables = []string{"CLAUDECODE", "CLAUDE_CODE_ENTRYPOINT", "CLAUDE_CODE_SSE_PORT", "CLAUDE_CODE_SESSION", "CLAUDE_CODE_CHILD"}
 
 // Adapter runs Claude Code.
 type Adapter struct {
@@ -108,7 +108,7 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 		// By default a turn begins without a server that takes longer than five seconds to start.
 		set["MCP_CONNECTION_NONBLOCKING"], set["MCP_CONNECT_TIMEOUT_MS"] = "0", mcpPatience
 	}
-	return agent.Command{Path: path, Args: args, Env: l.Environment(set, inherited...), Files: files}, nil
+	return agent.Command{Path: path, Args: args, Env: l.Environment(set, parentVariables...), Files: files}, nil
 }
 
 // Open sends the handshake. The answer is the first line of the process, so it prints something before any query.

@@ -11,8 +11,8 @@ import (
 // maxEarly is the largest number of notifications that are kept for unknown threads.
 const maxEarly = 10_000
 
-// early is a notification about a thread that is not known yet.
-type early struct {
+// earlyNotification is a notification about a thread that is not known yet.
+type earlyNotification struct {
 	line line
 	raw  []byte
 }
@@ -30,9 +30,9 @@ func (s *session) keepEarly(l line, n notification, raw []byte) bool {
 		return false
 	}
 	if s.turn.early == nil {
-		s.turn.early = map[string][]early{}
+		s.turn.early = map[string][]earlyNotification{}
 	}
-	s.turn.early[n.ThreadID] = append(s.turn.early[n.ThreadID], early{l, bytes.Clone(raw)})
+	s.turn.early[n.ThreadID] = append(s.turn.early[n.ThreadID], earlyNotification{l, bytes.Clone(raw)})
 	s.turn.kept++
 	return true
 }
@@ -55,7 +55,7 @@ func (s *session) handleEarly(t *agent.Turn) error {
 }
 
 // logUnclaimed logs the kept notifications of threads that the turn never announced.
-func (s *session) logUnclaimed(kept map[string][]early, t *agent.Turn) error {
+func (s *session) logUnclaimed(kept map[string][]earlyNotification, t *agent.Turn) error {
 	for _, thread := range slices.Sorted(maps.Keys(kept)) {
 		for _, e := range kept[thread] {
 			if err := s.handleNotification(e.line, e.raw, t); err != nil {

@@ -127,7 +127,7 @@ func (s *Server) handle(ctx context.Context, c *net.UnixConn) {
 		err = s.enter()
 	}
 	if err != nil {
-		s.end(out, ended{Code: 1, Error: err.Error()})
+		s.end(out, endFrame{Code: 1, Error: err.Error()})
 		return
 	}
 	e := s.run(ctx, h, in, out)
@@ -135,7 +135,7 @@ func (s *Server) handle(ctx context.Context, c *net.UnixConn) {
 	s.end(out, e)
 }
 
-func (s *Server) end(out *frames, e ended) {
+func (s *Server) end(out *frames, e endFrame) {
 	raw, err := json.Marshal(e)
 	if err == nil {
 		err = out.write(toEnd, raw)

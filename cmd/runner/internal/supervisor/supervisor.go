@@ -76,15 +76,15 @@ type Supervisor struct {
 	cfg    Config
 	starts chan *run
 	warms  chan warmUp
-	evict  chan *warm // requests the end of an idle process
+	evict  chan *warmProcess // requests the end of an idle process
 
 	mu        sync.Mutex
 	closed    bool
 	active    *run
-	recording string           // the execution whose lines have begun and not ended
-	seen      map[started]bool // executions of this journal
-	warm      *warm            // owned by Run; stored here for Status
-	hides     *redact.Set      // secret values that the agent got; kept after its end until another agent is started
+	recording string                    // the execution whose lines have begun and not ended
+	seen      map[startedExecution]bool // executions of this journal
+	warm      *warmProcess              // owned by Run; stored here for Status
+	hides     *redact.Set               // secret values that the agent got; kept after its end until another agent is started
 }
 
 // hide makes the supervisor redact the values of the set from all lines that follow.
@@ -100,8 +100,8 @@ func (s *Supervisor) hidden() *redact.Set {
 	return s.hides
 }
 
-// started identifies one start of an execution.
-type started struct {
+// startedExecution identifies one start of an execution.
+type startedExecution struct {
 	execution string
 	attempt   uint32
 }
@@ -130,7 +130,7 @@ func New(cfg Config) (*Supervisor, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	return &Supervisor{cfg: cfg, starts: make(chan *run, 1), warms: make(chan warmUp, 1), evict: make(chan *warm, 1), seen: map[started]bool{}}, nil
+	return &Supervisor{cfg: cfg, starts: make(chan *run, 1), warms: make(chan warmUp, 1), evict: make(chan *warmProcess, 1), seen: map[startedExecution]bool{}}, nil
 }
 
 // Start accepts a query, which Run then runs. The same execution and attempt again has no effect, also after it has
@@ -142,7 +142,7 @@ func (s *Supervisor) Start(q runner.Query) *runner.Error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	key := started{q.ExecutionID, q.Attempt}
+	key := startedExecution{q.ExecutionID, q.Attempt}
 	switch {
 	case s.seen[key]:
 		return nil

@@ -24,8 +24,8 @@ import (
 // maxQuoted is the number of bytes of a line that an error quotes.
 const maxQuoted = 256
 
-// warm is an agent's process, during and between turns.
-type warm struct {
+// warmProcess is an agent's process, during and between turns.
+type warmProcess struct {
 	architecture string
 	sessionID    string
 	command      agent.Command
@@ -41,7 +41,7 @@ type warm struct {
 
 // takes reports whether the process can take a run. A process that was warmed up without a session takes the first run
 // that it fits.
-func (w *warm) takes(r *run) bool {
+func (w *warmProcess) takes(r *run) bool {
 	if w == nil || w.architecture != r.query.Architecture || !reflect.DeepEqual(w.command, r.command) {
 		return false
 	}
@@ -102,7 +102,7 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	}
 }
 
-func (s *Supervisor) current() *warm {
+func (s *Supervisor) current() *warmProcess {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.warm
@@ -125,7 +125,7 @@ func (s *Supervisor) endWarmWithin(grace time.Duration) error {
 }
 
 // turn runs one execution to its end.
-func (s *Supervisor) turn(ctx context.Context, r *run, resume *resumes) {
+func (s *Supervisor) turn(ctx context.Context, r *run, resume *agentSessions) {
 	stop := context.AfterFunc(ctx, r.kill) // shutting down ends the turn
 	defer stop()
 	s.noWarmUp()
@@ -200,7 +200,7 @@ func (s *Supervisor) converse(r *run) *agent.Turn {
 }
 
 // launch starts a process for the run, which resumes the agent's own session.
-func (s *Supervisor) launch(r *run) (*warm, error) {
+func (s *Supervisor) launch(r *run) (*warmProcess, error) {
 	command := r.command
 	if r.launch.Resume != "" {
 		var err error
@@ -216,7 +216,7 @@ func (s *Supervisor) launch(r *run) (*warm, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &warm{
+	w := &warmProcess{
 		architecture: r.query.Architecture, sessionID: r.query.SessionID, command: r.command, proc: proc, gone: make(chan struct{}), resume: r.launch.Resume, fork: r.launch.Fork,
 		redact: redact.New(r.query.Redact...),
 	}
@@ -242,19 +242,19 @@ func cannotStart(err error) runner.Ended {
 	return failedWith("INTERNAL", err.Error())
 }
 
-// fate is the result of sending a query to a warm process.
-type fate int
+// warmResult is the result of sending a query to a warm process.
+type warmResult int
 
 const (
-	fateNone  fate = iota // there is no warm process
-	fateTaken             // the process runs the query
-	fateGone              // the process had ended
-	fateMute              // the process hangs
+	fateNone  warmResult = iota // there is no warm process
+	fateTaken                   // the process runs the query
+	fateGone                    // the process had ended
+	fateMute                    // the process hangs
 )
 
 // tryWarm sends the query to a warm process and waits for its first line. A process that prints nothing hangs or has
 // ended. It has done nothing with the query then, so another process can take it.
-func (s *Supervisor) tryWarm(r *run, w *warm, t *agent.Turn) (first process.Line, f fate) {
+func (s *Supervisor) tryWarm(r *run, w *warmProcess, t *agent.Turn) (first process.Line, f warmResult) {
 	w.used, w.sessionID = true, r.query.SessionID
 	if err := w.session.Begin(r.query, t); err != nil {
 		s.cfg.Log.Warn("give a query to the warm agent", "err", err)
@@ -278,7 +278,7 @@ func (s *Supervisor) tryWarm(r *run, w *warm, t *agent.Turn) (first process.Line
 }
 
 // begin sends the query to a new process. It returns false if that ended the turn.
-func (s *Supervisor) begin(r *run, w *warm, t *agent.Turn) bool {
+func (s *Supervisor) begin(r *run, w *warmProcess, t *agent.Turn) bool {
 	w.used = true
 	if err := w.session.Begin(r.query, t); err != nil {
 		s.abandon(t, failedWith("AGENT_PROTOCOL", "the query cannot be given to the agent: "+err.Error()))
@@ -289,7 +289,7 @@ func (s *Supervisor) begin(r *run, w *warm, t *agent.Turn) bool {
 
 // follow passes the lines of the process to the session until the turn has ended. It ends the process if it cannot
 // take another turn.
-func (s *Supervisor) follow(r *run, w *warm, t *agent.Turn, first *process.Line) {
+func (s *Supervisor) follow(r *run, w *warmProcess, t *agent.Turn, first *process.Line) {
 	r.mu.Lock()
 	r.session = w.session
 	interrupted := r.interrupted
@@ -367,7 +367,7 @@ func (s *Supervisor) abandonWithin(grace time.Duration, t *agent.Turn, e runner.
 }
 
 // endExited ends the turn of a process that has ended.
-func (s *Supervisor) endExited(r *run, w *warm, t *agent.Turn) {
+func (s *Supervisor) endExited(r *run, w *warmProcess, t *agent.Turn) {
 	message := fmt.Sprintf("the agent's process ended in the middle of the turn (%s)", w.proc.State())
 	if tail := w.proc.StderrTail(); tail != "" {
 		message += "; it last said: " + tail
@@ -388,7 +388,7 @@ func (s *Supervisor) endExited(r *run, w *warm, t *agent.Turn) {
 }
 
 // feed passes one line to the session. A line that is not a message of the agent becomes an event.
-func (s *Supervisor) feed(w *warm, t *agent.Turn, line process.Line) {
+func (s *Supervisor) feed(w *warmProcess, t *agent.Turn, line process.Line) {
 	defer func() {
 		if p := recover(); p != nil {
 			// A bug in a session must not end the runner.

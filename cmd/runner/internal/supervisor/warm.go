@@ -61,7 +61,7 @@ func (s *Supervisor) noWarmUp() {
 	}
 }
 
-func (s *Supervisor) warmUp(r *run, resume *resumes) *runner.Error {
+func (s *Supervisor) warmUp(r *run, resume *agentSessions) *runner.Error {
 	defer r.kill() // releases its context
 	if s.current() != nil {
 		return nil

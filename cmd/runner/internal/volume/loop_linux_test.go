@@ -52,7 +52,7 @@ func deviceOf(t *testing.T, v Volume) *device {
 		t.Fatal(err)
 	}
 	for _, d := range list {
-		if d.name == mark+v.Name {
+		if d.name == devicePrefix+v.Name {
 			return &d
 		}
 	}

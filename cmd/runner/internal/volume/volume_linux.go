@@ -64,7 +64,7 @@ func Sweep() (detached int, err error) {
 		}
 		ours := map[int]bool{}
 		for _, d := range devices {
-			if !strings.HasPrefix(d.name, mark) {
+			if !strings.HasPrefix(d.name, devicePrefix) {
 				continue
 			}
 			if !d.deleted {
@@ -265,7 +265,7 @@ func (v Volume) attach() error {
 	if err := v.repair(); err != nil {
 		return err
 	}
-	number, err := attachFree(mark+v.Name, f)
+	number, err := attachFree(devicePrefix+v.Name, f)
 	if err != nil {
 		return err
 	}

@@ -86,8 +86,8 @@ func New(cfg Config) *Controller {
 }
 
 const (
-	// delay is the delay of a job whose execution cannot be claimed now.
-	delay = 2 * time.Second
+	// claimDelay is the delay of a job whose execution cannot be claimed now.
+	claimDelay = 2 * time.Second
 	// tenantDelay is the delay of a job whose handling failed with errTenantSlots.
 	tenantDelay = 20 * time.Millisecond
 )
@@ -130,7 +130,7 @@ func (c *Controller) CheckDue(l eventlog.Loaded) error {
 	if wait <= 0 {
 		return nil
 	}
-	return bus.RetryAfter(fmt.Errorf("%s of %s: %w", r.Execution, l.ID, errNotDue), min(wait, delay))
+	return bus.RetryAfter(fmt.Errorf("%s of %s: %w", r.Execution, l.ID, errNotDue), min(wait, claimDelay))
 }
 
 // acquire waits for a slot for the active execution, and returns its release; nil if the execution needs none. Only starting an agent
@@ -191,7 +191,7 @@ func (c *Controller) maxExecutions(tenant string) int {
 func (c *Controller) checkTenantSlots(ctx context.Context, tenant string) error {
 	if c.Budgets != nil {
 		if _, err := c.Budgets.Of(ctx, tenant); err != nil { // the limits are not known yet after a start
-			return bus.RetryAfter(err, delay)
+			return bus.RetryAfter(err, claimDelay)
 		}
 	}
 	most := c.tenantSlots(tenant)
@@ -202,7 +202,7 @@ func (c *Controller) checkTenantSlots(ctx context.Context, tenant string) error 
 	defer cancel()
 	n, err := c.Leases.Running(ctx, tenant)
 	if err != nil {
-		return bus.RetryAfter(fmt.Errorf("how many executions does tenant %s run? %w", tenant, err), delay)
+		return bus.RetryAfter(fmt.Errorf("how many executions does tenant %s run? %w", tenant, err), claimDelay)
 	}
 	if n > most {
 		c.slots.Refuse(tenant)
@@ -242,9 +242,9 @@ func (c *Controller) checkClaimable(ctx context.Context, l eventlog.Loaded) erro
 	case errors.Is(err, lease.ErrNoLease):
 		return nil
 	case err != nil:
-		return bus.RetryAfter(fmt.Errorf("ask %s whether it still runs %s: %w", l.Run.Holder, l.Run.Execution, err), delay)
+		return bus.RetryAfter(fmt.Errorf("ask %s whether it still runs %s: %w", l.Run.Holder, l.Run.Execution, err), claimDelay)
 	case answer.Running == l.Run.Execution:
-		return bus.RetryAfter(fmt.Errorf("%s is run by %s", answer.Running, l.Run.Holder), delay)
+		return bus.RetryAfter(fmt.Errorf("%s is run by %s", answer.Running, l.Run.Holder), claimDelay)
 	}
 	return nil
 }
@@ -262,5 +262,5 @@ func (c *Controller) checkEngine(ctx context.Context, l eventlog.Loaded) error {
 		return nil // the claim handles any other error
 	}
 	c.Logger.Warn("the engine of an execution's sandbox is unavailable; the execution is claimed when it is back", "session", l.ID, "execution", l.Run.Execution, "sandbox", sb.ID, "error", err)
-	return bus.RetryAfter(fmt.Errorf("reach sandbox %s: %w", sb.ID, err), delay)
+	return bus.RetryAfter(fmt.Errorf("reach sandbox %s: %w", sb.ID, err), claimDelay)
 }

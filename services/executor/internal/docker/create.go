@@ -56,7 +56,7 @@ func (p *Provider) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandb
 	var err error
 	for range attempts {
 		var b *box
-		var c found
+		var c listedSandbox
 		c, err = p.find(ctx, spec.ID)
 		if errors.Is(err, sandbox.ErrNotFound) {
 			b, err = p.make(ctx, spec)
@@ -282,7 +282,7 @@ func (p *Provider) undo(ctx context.Context, pl plan, containerID string) error 
 }
 
 // reuse returns the sandbox of a container that exists, and starts or resumes the container if necessary.
-func (p *Provider) reuse(ctx context.Context, c found) (*box, error) {
+func (p *Provider) reuse(ctx context.Context, c listedSandbox) (*box, error) {
 	b := &box{p: p, id: c.id, container: c.container, secret: c.secret, kept: c.owner != c.id}
 	switch c.state {
 	case container.StateRunning:

@@ -140,7 +140,7 @@ func New(cfg Config) (*Provider, error) {
 	if err != nil {
 		return nil, fmt.Errorf("docker sandboxes: Host: %w", err)
 	}
-	p := &Provider{cfg: cfg, api: api, within: callWithin, pullWithin: pullWithin, stale: stale, runners: map[string]*runnerBinary{}, accounts: map[string]map[string][]byte{}, skills: newSkillStore()}
+	p := &Provider{cfg: cfg, api: api, within: callWithin, pullWithin: pullWithin, stale: abandonedAge, runners: map[string]*runnerBinary{}, accounts: map[string]map[string][]byte{}, skills: newSkillStore()}
 	p.watch = watch{p: p, every: askEvery, open: map[*process]bool{}}
 	return p, nil
 }

@@ -94,8 +94,8 @@ func labels(pl plan) map[string]string {
 	}
 }
 
-// found is a sandbox's container in the engine's list.
-type found struct {
+// listedSandbox is a sandbox's container in the engine's list.
+type listedSandbox struct {
 	container string // the engine's id
 	id        string
 	owner     string
@@ -107,13 +107,13 @@ type found struct {
 	secret    string // with which executors prove themselves to its runner
 }
 
-func (f found) alive() bool {
+func (f listedSandbox) alive() bool {
 	return f.state == container.StateRunning || f.state == container.StatePaused
 }
 
 // parse returns the sandbox of a container in the engine's list.
-func parse(c container.Summary) found {
-	f := found{
+func parse(c container.Summary) listedSandbox {
+	f := listedSandbox{
 		container: c.ID, id: c.Labels[labelSandbox], owner: c.Labels[labelOwner], created: time.Unix(c.Created, 0), state: c.State,
 		servers: number(c.Labels[labelServers]), secret: c.Labels[labelSecret],
 		labels: sandbox.Labels{
@@ -147,7 +147,7 @@ func number(s string) uint64 {
 }
 
 // all returns the containers of this engine's sandboxes; if id is not empty, those of that sandbox.
-func (p *Provider) all(ctx context.Context, id string) ([]found, error) {
+func (p *Provider) all(ctx context.Context, id string) ([]listedSandbox, error) {
 	args := filters.NewArgs(filters.Arg("label", labelRole+"="+roleSandbox), filters.Arg("label", labelEngine+"="+p.cfg.Engine))
 	if id != "" {
 		args.Add("label", labelSandbox+"="+id)
@@ -158,7 +158,7 @@ func (p *Provider) all(ctx context.Context, id string) ([]found, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := make([]found, len(list))
+	out := make([]listedSandbox, len(list))
 	for i, c := range list {
 		out[i] = parse(c)
 	}
@@ -166,16 +166,16 @@ func (p *Provider) all(ctx context.Context, id string) ([]found, error) {
 }
 
 // find returns a sandbox's container; sandbox.ErrNotFound if there is none.
-func (p *Provider) find(ctx context.Context, id string) (found, error) {
+func (p *Provider) find(ctx context.Context, id string) (listedSandbox, error) {
 	if err := events.CheckID("sandbox id", events.KindSandbox, id); err != nil {
-		return found{}, fmt.Errorf("%w: %w", sandbox.ErrNotFound, err)
+		return listedSandbox{}, fmt.Errorf("%w: %w", sandbox.ErrNotFound, err)
 	}
 	list, err := p.all(ctx, id)
 	if err != nil {
-		return found{}, err
+		return listedSandbox{}, err
 	}
 	if len(list) == 0 {
-		return found{}, fmt.Errorf("sandbox %s: %w", id, sandbox.ErrNotFound)
+		return listedSandbox{}, fmt.Errorf("sandbox %s: %w", id, sandbox.ErrNotFound)
 	}
 	return list[0], nil
 }

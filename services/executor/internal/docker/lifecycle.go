@@ -110,7 +110,7 @@ func (p *Provider) wipe(ctx context.Context, id, owner string) error {
 
 // stop asks the runner to end the agents of a running sandbox. Processes that have not ended in time are killed
 // with the container.
-func (p *Provider) stop(ctx context.Context, c found) {
+func (p *Provider) stop(ctx context.Context, c listedSandbox) {
 	if c.state != container.StateRunning {
 		return
 	}

@@ -24,10 +24,11 @@ import (
 const (
 	// fillWithin is the time limit for filling the runner's volume, including the wait for other executors.
 	fillWithin = 3 * time.Minute
-	// bringWithin is the time limit of the work under the lock. It is shorter than stale: the holder of a lock that
-	// is older than stale has died.
+	// bringWithin is the time limit of the work under the lock. It is shorter than abandonedAge: the holder of a lock
+	// that is older has died.
 	bringWithin = time.Minute
-	stale       = 90 * time.Second
+	// abandonedAge is the age from which a lock counts as abandoned.
+	abandonedAge = 90 * time.Second
 	// pollInterval is the interval at which the state of the engine is read during a wait.
 	pollInterval = 100 * time.Millisecond
 	// completeFile is the name of the file that is written last into the runner's volume, so that it marks the volume
@@ -54,8 +55,8 @@ func (r *runnerBinary) forget() {
 	r.filled = false
 }
 
-// machines maps the machine in a binary's header to the name of its architecture in images.
-var machines = map[elf.Machine]string{
+// architectures maps the machine in a binary's header to the name of its architecture in images.
+var architectures = map[elf.Machine]string{
 	elf.EM_X86_64: "amd64", elf.EM_AARCH64: "arm64", elf.EM_386: "386", elf.EM_ARM: "arm", elf.EM_RISCV: "riscv64",
 	elf.EM_PPC64: "ppc64le", elf.EM_S390: "s390x",
 }
@@ -86,7 +87,7 @@ func (p *Provider) binary(pic imageInfo) (*runnerBinary, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the runner's binary %s is not a program for Linux: %w", path, err)
 	}
-	machine := machines[file.Machine]
+	machine := architectures[file.Machine]
 	if err := file.Close(); err != nil {
 		return nil, fmt.Errorf("the runner's binary: %w", err)
 	}
@@ -144,8 +145,8 @@ func (p *Provider) fill(ctx context.Context, r *runnerBinary, image string) erro
 	return nil
 }
 
-// lock creates the helper container with a name. It blocks while another executor's helper has the name, and removes a helper
-// that is older than stale.
+// lock creates the helper container with a name. It blocks while another executor's helper has the name, and removes
+// a helper that is older than abandonedAge.
 func (p *Provider) lock(ctx context.Context, name, image string, volumes ...volumeAt) (string, error) {
 	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()

@@ -118,7 +118,7 @@ func (p *Provider) removeOrphanServers(ctx context.Context) error {
 		return err
 	}
 	for _, c := range list {
-		if slices.ContainsFunc(boxes, func(b found) bool { return b.id == c.Labels[labelSandbox] }) {
+		if slices.ContainsFunc(boxes, func(b listedSandbox) bool { return b.id == c.Labels[labelSandbox] }) {
 			continue
 		}
 		p.cfg.Logger.Info("an MCP server's sandbox is gone", "container", c.ID, "sandbox", c.Labels[labelSandbox])
@@ -211,7 +211,7 @@ func serverLabel(n int, s sandbox.Server) string {
 }
 
 // makeServer creates a server and returns its socket.
-func (p *Provider) makeServer(ctx context.Context, box found, n int, s sandbox.Server) (string, error) {
+func (p *Provider) makeServer(ctx context.Context, box listedSandbox, n int, s sandbox.Server) (string, error) {
 	pic, err := p.image(ctx, "", s.Image)
 	if err != nil {
 		return "", err
@@ -311,7 +311,7 @@ func isRoot(user string) bool {
 }
 
 // serverProfile returns the configuration of a server's container.
-func (p *Provider) serverProfile(ctx context.Context, box found, n int, s sandbox.Server, socket string, pic imageInfo, r *runnerBinary, u user) (*container.Config, *container.HostConfig, error) {
+func (p *Provider) serverProfile(ctx context.Context, box listedSandbox, n int, s sandbox.Server, socket string, pic imageInfo, r *runnerBinary, u user) (*container.Config, *container.HostConfig, error) {
 	limits := p.cfg.Limits
 	cpus, err := p.processors(ctx)
 	if err != nil {
@@ -375,7 +375,7 @@ const tokenVariable = "SPOOL_RUNNER_EGRESS_TOKEN="
 
 // egressToken returns the token with which a sandbox identifies itself to the egress proxy, "" for a sandbox without
 // egress.
-func (p *Provider) egressToken(ctx context.Context, box found) (string, error) {
+func (p *Provider) egressToken(ctx context.Context, box listedSandbox) (string, error) {
 	got, err := call(ctx, p, "look at sandbox "+box.id, func(ctx context.Context) (container.InspectResponse, error) {
 		return p.api.ContainerInspect(ctx, box.container)
 	})

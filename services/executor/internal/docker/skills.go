@@ -25,8 +25,8 @@ const (
 	// copySkillsTimeout is the time limit for copying a batch of skills to the engine, including the wait for other
 	// executors.
 	copySkillsTimeout = 5 * time.Minute
-	// batchBytes is the size of ZIPs after which a holder of the lock begins no further skill: other executors consider
-	// the lock abandoned after stale.
+	// batchBytes is the size of ZIPs after which a holder of the lock begins no further skill: other executors
+	// consider the lock abandoned after abandonedAge.
 	batchBytes = 64 << 20
 )
 

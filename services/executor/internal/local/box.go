@@ -62,8 +62,8 @@ func (b *box) Running(context.Context) (bool, error) {
 }
 
 // runner returns the runner's process, and whether it runs.
-func (b *box) runner() (started, bool) {
-	var s started
+func (b *box) runner() (runnerProcess, bool) {
+	var s runnerProcess
 	if err := readJSON(filepath.Join(b.dir, "runner.json"), &s); err != nil || s.PID <= 1 {
 		return s, false
 	}
@@ -147,7 +147,7 @@ func (b *box) startRunner(ctx context.Context) error {
 	if !ok {
 		return b.exitError()
 	}
-	if err := writeJSON(filepath.Join(b.dir, "runner.json"), started{p.pid, p.start}); err != nil {
+	if err := writeJSON(filepath.Join(b.dir, "runner.json"), runnerProcess{p.pid, p.start}); err != nil {
 		return errors.Join(err, b.end(ctx))
 	}
 	if err := b.awaitRunner(ctx, exited); err != nil {

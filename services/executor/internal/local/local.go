@@ -80,9 +80,9 @@ type record struct {
 	HostPath string `json:"hostPath,omitempty"` // folder that is the workspace; never removed
 }
 
-// started is the content of runner.json: a pid and the start time of its process, which distinguishes the process
+// runnerProcess is the content of runner.json: a pid and the start time of its process, which distinguishes the process
 // from a later one with the same pid.
-type started struct {
+type runnerProcess struct {
 	PID   int    `json:"pid"`
 	Start string `json:"start"`
 }

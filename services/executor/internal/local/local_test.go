@@ -206,7 +206,7 @@ func TestRecycledPid_IsNotKilled(t *testing.T) {
 		_ = stranger.Process.Kill()
 		_ = stranger.Wait()
 	}()
-	if err := writeJSON(filepath.Join(b.dir, "runner.json"), started{stranger.Process.Pid, real.Start}); err != nil {
+	if err := writeJSON(filepath.Join(b.dir, "runner.json"), runnerProcess{stranger.Process.Pid, real.Start}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := p.Attach(t.Context(), spec.ID); !errors.Is(err, sandbox.ErrNotFound) {

@@ -33,7 +33,7 @@ const (
 	roleSandbox = "sandbox"
 	roleHelper  = "helper" // prepares an image
 
-	absent = "none"
+	absentValue = "none"
 )
 
 // handle holds what this process knows of a running sandbox.
@@ -133,7 +133,7 @@ func (p *Provider) tags(id string, l sandbox.Labels, h *handle) map[string]strin
 	}
 	for name, value := range tags {
 		if value == "" {
-			tags[name] = absent
+			tags[name] = absentValue
 		}
 	}
 	return tags
@@ -141,7 +141,7 @@ func (p *Provider) tags(id string, l sandbox.Labels, h *handle) map[string]strin
 
 // value returns the value of a tag; "" for absent.
 func value(tags map[string]string, name string) string {
-	if v := tags[name]; v != absent {
+	if v := tags[name]; v != absentValue {
 		return v
 	}
 	return ""

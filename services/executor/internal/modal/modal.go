@@ -188,7 +188,7 @@ func New(cfg Config) (*Provider, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	p := &Provider{cfg: cfg, owner: rand.Text(), handles: map[string]*handle{}, skills: map[string]func(context.Context) (*os.File, error){}, images: imageCache{ids: map[string]prepared{}}}
+	p := &Provider{cfg: cfg, owner: rand.Text(), handles: map[string]*handle{}, skills: map[string]func(context.Context) (*os.File, error){}, images: imageCache{ids: map[string]preparedImage{}}}
 	p.digest = sync.OnceValues(func() (string, error) { return fileDigest(cfg.Runner) })
 	var err error
 	if p.client, err = p.connect(); err != nil {

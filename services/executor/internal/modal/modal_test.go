@@ -71,7 +71,7 @@ func TestPrepare_ByTwoExecutorsAtOnceIsOneImage(t *testing.T) {
 	s := ownServer(t)
 	cfg := s.config(t)
 	var all sync.WaitGroup
-	images, errs := make([]prepared, 3), make([]error, 3)
+	images, errs := make([]preparedImage, 3), make([]error, 3)
 	for i := range images {
 		p := provide(t, cfg)
 		all.Go(func() { images[i], errs[i] = p.prepare(t.Context(), testImage) })

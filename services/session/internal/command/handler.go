@@ -66,7 +66,7 @@ type Config struct {
 type Handler struct {
 	cfg      Config
 	keyLocks [events.MaxPartitions]sync.Mutex // by tenant; locked while keys are counted and one is stored
-	walks    walks                            // reading states of forked sessions
+	walks    walkCache                        // reading states of forked sessions
 	manifest sync.Mutex                       // locked while the manifest of a snapshot is in memory: it may need hundreds of megabytes
 }
 

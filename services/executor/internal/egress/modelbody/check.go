@@ -66,15 +66,15 @@ const (
 type field struct {
 	in    place  // of the value
 	needs string // the feature that the value needs, unless it is null, false or empty
-	mark  mark   // set on the object, unless the value is null, false or empty
+	mark  marks  // set on the object, unless the value is null, false or empty
 	check func(s *scanner, key []byte, v value) error
 }
 
-// mark is a set of facts about an object, which are evaluated at its end.
-type mark uint8
+// marks is a set of facts about an object, which are evaluated at its end.
+type marks uint8
 
 const (
-	hasID mark = 1 << iota
+	hasID marks = 1 << iota
 	hasRole
 	hasSchema
 	hasEncrypted
@@ -86,7 +86,7 @@ const (
 type object struct {
 	typ   string
 	typed bool // type is there, and not null
-	marks mark
+	marks marks
 }
 
 // grammar describes the objects of a place.

@@ -162,8 +162,8 @@ func (s *scanner) number() error {
 	return nil
 }
 
-// plain are the bytes that stand for themselves in a string.
-var plain = func() (t [256]bool) {
+// unescapedBytes are the bytes that stand for themselves in a string.
+var unescapedBytes = func() (t [256]bool) {
 	for c := range t {
 		t[c] = c >= ' ' && c != '"' && c != '\\'
 	}
@@ -176,7 +176,7 @@ func (s *scanner) string() (text []byte, escaped bool, err error) {
 	from := s.at
 	for {
 		i, body := s.at, s.body
-		for i < len(body) && plain[body[i]] {
+		for i < len(body) && unescapedBytes[body[i]] {
 			i++
 		}
 		s.at = i

@@ -187,8 +187,8 @@ func checkTarget(tunnel *inspectedTunnel, r *http.Request) *events.EgressDenied 
 	return d
 }
 
-// overrides are headers that make frameworks use another method than the request's.
-var overrides = []string{"X-Http-Method-Override", "X-Http-Method", "X-Method-Override"}
+// overrideHeaders are headers that make frameworks use another method than the request's.
+var overrideHeaders = []string{"X-Http-Method-Override", "X-Http-Method", "X-Method-Override"}
 
 // checkMethod returns the denial of a request whose method the allowlist does not allow for a target, nil if it does. If not all
 // methods are allowed, checkMethod removes an offer to upgrade to HTTP/2 from the request, and denies any other upgrade: after
@@ -209,7 +209,7 @@ func checkMethod(t egress.Target, a egress.Access, r *http.Request) *events.Egre
 		d.Message = notAmong(r.Method, t, a)
 		return d
 	}
-	for _, name := range overrides {
+	for _, name := range overrideHeaders {
 		for _, v := range r.Header.Values(name) {
 			if m := strings.ToUpper(strings.TrimSpace(v)); !a.Allows(m) {
 				d.Message = "header " + name + ": " + notAmong(m, t, a)

@@ -152,7 +152,7 @@ func (c *call) handleAnswer(res *http.Response) error {
 	switch encoding := res.Header.Get("Content-Encoding"); {
 	case encoding == "" || encoding == "identity" || res.Body == http.NoBody || res.Request.Method == http.MethodHead:
 	case encoding == "gzip":
-		body = &gunzip{r: res.Body}
+		body = &gunzipReader{r: res.Body}
 		res.Header.Del("Content-Encoding")
 		res.Header.Del("Content-Length")
 		res.ContentLength = -1
@@ -164,13 +164,13 @@ func (c *call) handleAnswer(res *http.Response) error {
 	return nil
 }
 
-// gunzip decompresses an answer that an endpoint compressed although the request asked for none.
-type gunzip struct {
+// gunzipReader decompresses an answer that an endpoint compressed although the request asked for none.
+type gunzipReader struct {
 	r  io.Reader
 	zr *gzip.Reader
 }
 
-func (g *gunzip) Read(p []byte) (int, error) {
+func (g *gunzipReader) Read(p []byte) (int, error) {
 	if g.zr == nil { // NewReader blocks until the first bytes
 		zr, err := gzip.NewReader(g.r)
 		if err != nil {

@@ -53,8 +53,8 @@ type Registry struct {
 // registrationFile is a file in the sandbox's folder, which has its journal as well.
 const registrationFile = "registration.json"
 
-// stored is the content of registrationFile.
-type stored struct {
+// storedRegistration is the content of registrationFile.
+type storedRegistration struct {
 	TokenSHA256 string       `json:"tokenSha256"`
 	Tenant      string       `json:"tenant,omitempty"`
 	Session     string       `json:"session,omitempty"`
@@ -103,7 +103,7 @@ func (r *Registry) load(id string) error {
 	if err != nil {
 		return err
 	}
-	var reg stored
+	var reg storedRegistration
 	if err := json.Unmarshal(raw, &reg); err != nil {
 		return fmt.Errorf("%s: %w", registrationFile, err)
 	}
@@ -266,7 +266,7 @@ func (r *Registry) Register(id string, g api.Registration) (api.State, error) {
 	if other := r.byToken[hash]; other != nil && other.id != id {
 		return api.State{}, &api.Error{Code: api.CodeTokenTaken, Field: "token", Detail: "token: another sandbox has it: use a random token for each"}
 	}
-	reg := stored{TokenSHA256: hex.EncodeToString(hash[:]), Tenant: g.Tenant, Session: g.Session, Execution: g.Execution, Epoch: g.Epoch, Allow: g.Allow, Budgets: g.Budgets, Routes: g.Routes}
+	reg := storedRegistration{TokenSHA256: hex.EncodeToString(hash[:]), Tenant: g.Tenant, Session: g.Session, Execution: g.Execution, Epoch: g.Epoch, Allow: g.Allow, Budgets: g.Budgets, Routes: g.Routes}
 	if err := r.write(id, reg); err != nil {
 		return api.State{}, fmt.Errorf("register %s: %w", id, err)
 	}
@@ -288,7 +288,7 @@ func (r *Registry) Register(id string, g api.Registration) (api.State, error) {
 
 func (r *Registry) dir(id string) string { return filepath.Join(r.cfg.Dir, id) }
 
-func (r *Registry) write(id string, reg stored) error {
+func (r *Registry) write(id string, reg storedRegistration) error {
 	raw, err := json.Marshal(reg)
 	if err != nil {
 		return err
