@@ -128,16 +128,16 @@ func (r *jsonReader) children(n *yaml.Node, open json.Delim, depth int) error {
 	for r.dec.More() {
 		c, err := r.value(depth)
 		if err != nil {
-			return noEOF(err)
+			return replaceEOF(err)
 		}
 		n.Content = append(n.Content, c)
 	}
 	_, err := r.dec.Token()
-	return noEOF(err)
+	return replaceEOF(err)
 }
 
-// noEOF replaces io.EOF: a file must not end within a value.
-func noEOF(err error) error {
+// replaceEOF replaces io.EOF by io.ErrUnexpectedEOF, because a file must not end within a value.
+func replaceEOF(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF
 	}

@@ -46,7 +46,7 @@ func (c *checker) stdio(at string, s events.MCPServer) {
 		c.fail(field, "is required: a server of type stdio is a program that runs in the sandbox")
 	}
 	c.option(command.CheckOptions(events.Options{Command: s.Command}), "sessionOptions.command", field)
-	c.process(at, s)
+	c.startCommand(at, s)
 }
 
 // docker checks a server that runs in a separate container.
@@ -59,11 +59,11 @@ func (c *checker) docker(at string, s events.MCPServer) {
 		c.option(command.CheckOptions(events.Options{Command: append([]string{"-"}, s.Command[1:]...)}), "sessionOptions.command", field)
 		c.text(element(field, 0), s.Command[0], command.MaxArgument)
 	}
-	c.process(at, s)
+	c.startCommand(at, s)
 }
 
-// process checks the fields that all started servers share.
-func (c *checker) process(at string, s events.MCPServer) {
+// startCommand checks the fields that MCP servers with a start command share: those of types stdio and docker.
+func (c *checker) startCommand(at string, s events.MCPServer) {
 	for i, arg := range s.Command {
 		c.placeholders(element(within(at, "command"), i), arg)
 	}

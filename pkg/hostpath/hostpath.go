@@ -96,7 +96,7 @@ func (p Policy) Resolve(path string) (string, error) {
 	if !info.IsDir() {
 		return "", fmt.Errorf("%s is not a folder", path)
 	}
-	if err := p.allowed(real); err != nil {
+	if err := p.checkPrivate(real); err != nil {
 		return "", err
 	}
 	f, err := os.Open(real)
@@ -113,9 +113,9 @@ func (p Policy) Resolve(path string) (string, error) {
 	return real, nil
 }
 
-func (p Policy) allowed(real string) error {
+func (p Policy) checkPrivate(real string) error {
 	for _, own := range p.Private {
-		own = resolved(own)
+		own = resolveLinks(own)
 		relation := ""
 		switch {
 		case own == real:
@@ -130,15 +130,15 @@ func (p Policy) allowed(real string) error {
 		return fmt.Errorf("%s %s the folder in which Spool keeps its data (%s), so that each event that Spool writes would be a change of the session's files: choose another folder, or work on a copy (spool run --copy)", real, relation, own)
 	}
 	for _, root := range p.Roots {
-		if within(resolved(root), real) {
+		if within(resolveLinks(root), real) {
 			return nil
 		}
 	}
 	return fmt.Errorf("%s is in none of the folders that this server allows (SPOOL_HOST_PATHS)", real)
 }
 
-// resolved returns an absolute path without symbolic links. If a link cannot be resolved, the path keeps its links.
-func resolved(path string) string {
+// resolveLinks returns an absolute path without symbolic links. If a link cannot be resolved, the path keeps its links.
+func resolveLinks(path string) string {
 	if abs, err := filepath.Abs(path); err == nil {
 		path = abs
 	}

@@ -19,7 +19,7 @@ type account struct {
 	switched bool
 }
 
-func unprivileged() (account, error) {
+func unprivilegedAccount() (account, error) {
 	if os.Geteuid() != 0 {
 		return account{name: strconv.Itoa(os.Geteuid()), uid: os.Geteuid(), gid: os.Getegid()}, nil
 	}

@@ -125,7 +125,7 @@ func Start(ctx context.Context, cfg Config) (_ *Server, err error) {
 			err = errors.Join(err, s.release())
 		}
 	}()
-	if s.user, err = unprivileged(); err != nil {
+	if s.user, err = unprivilegedAccount(); err != nil {
 		return nil, err
 	}
 	if err := s.openFolder(); err != nil {

@@ -93,7 +93,7 @@ func executorUser() User {
 			// A durable for an engine has the engine's name, which is not known here.
 			durable(StreamJobs, "*", "job.*.any"), durable(StreamJobs, "*", "job.*.on.*"),
 			// The deltas of blocks whose sandbox was lost.
-			ordered(StreamDeltas), info(StreamDead),
+			orderedReadPermissions(StreamDeltas), info(StreamDead),
 		),
 		Subscribe: []string{inbox(UserExecutor), "ctl.*", FilesOn("*", "*"), FilesAck("*")},
 	}
@@ -104,7 +104,7 @@ func projectorUser() User {
 		Name: UserProjector, Doc: "folds the log into Postgres; announces changes on LIVE",
 		Publish: join(
 			[]string{LiveFilter, "dead.>", CtlProjector},
-			readLog(), readPayloads(), ordered(StreamDeltas), info(StreamDead),
+			readLog(), readPayloads(), orderedReadPermissions(StreamDeltas), info(StreamDead),
 		),
 		Subscribe: []string{inbox(UserProjector)},
 	}
@@ -136,7 +136,7 @@ func janitorUser() User {
 		Name: UserJanitor, Doc: "erases the content of deleted sessions and unreferenced objects",
 		Publish: join(
 			[]string{RunFilter}, readLog(), log,
-			ordered(StreamDeltas), erase(StreamDeltas),
+			orderedReadPermissions(StreamDeltas), erase(StreamDeltas),
 			readPayloads(), erase("OBJ_"+BucketPayloads),
 			readObjects(BucketWorkspaces), erase("OBJ_"+BucketWorkspaces),
 			readObjects(BucketSkills), erase("OBJ_"+BucketSkills),
@@ -184,9 +184,9 @@ func get(stream string) []string {
 	return append(info(stream), "$JS.API.DIRECT.GET."+stream, "$JS.API.DIRECT.GET."+stream+".>", "$JS.API.STREAM.MSG.GET."+stream)
 }
 
-// ordered returns the permissions to read a stream in order with temporary consumers. Their deletion is left to the
+// orderedReadPermissions returns the permissions to read a stream in order with temporary consumers. Their deletion is left to the
 // inactivity threshold, because the permission to delete them would cover durables as well.
-func ordered(stream string) []string {
+func orderedReadPermissions(stream string) []string {
 	return append(get(stream),
 		"$JS.API.CONSUMER.CREATE."+stream+".*", "$JS.API.CONSUMER.CREATE."+stream+".*.>",
 		"$JS.API.CONSUMER.INFO."+stream+".*", "$JS.API.CONSUMER.MSG.NEXT."+stream+".*")
@@ -196,7 +196,7 @@ func ordered(stream string) []string {
 func readLog() []string {
 	var out []string
 	for i := range MaxShards {
-		out = append(out, ordered(EventsStream(i))...)
+		out = append(out, orderedReadPermissions(EventsStream(i))...)
 	}
 	return out
 }
@@ -248,7 +248,7 @@ func writeObjects(bucket string) []string { return append(readObjects(bucket), "
 // readStream returns the permissions to read a bucket's stream by get requests and by push consumers with flow
 // control.
 func readStream(stream string) []string {
-	return append(ordered(stream), "$JS.API.CONSUMER.DELETE."+stream+".*", "$JS.FC."+stream+".>", "$JS.ACK."+stream+".>")
+	return append(orderedReadPermissions(stream), "$JS.API.CONSUMER.DELETE."+stream+".*", "$JS.FC."+stream+".>", "$JS.ACK."+stream+".>")
 }
 
 // accountInfo is the permission to read the account's storage limit and usage.

@@ -197,7 +197,7 @@ func (d *driver) resume(ctx context.Context) error {
 	open := slices.Collect(maps.Keys(d.open))
 	d.mu.Unlock()
 	for _, x := range open {
-		if status, answer, err := d.insist(ctx, http.MethodPost, "/api/executions/"+x+"/resume", "", map[string]any{}, nil); err != nil || status/100 != 2 && status != http.StatusConflict {
+		if status, answer, err := d.callUntilKnown(ctx, http.MethodPost, "/api/executions/"+x+"/resume", "", map[string]any{}, nil); err != nil || status/100 != 2 && status != http.StatusConflict {
 			return errors.Join(fmt.Errorf("resume of %s: %d %s", x, status, answer), err)
 		}
 	}

@@ -54,7 +54,7 @@ func (r reader) message(data []byte, path string, m protoreflect.Message) error 
 			if r.ignoreUnknown {
 				return nil
 			}
-			return &FieldError{at, "unknown field; " + known(m.Descriptor())}
+			return &FieldError{at, "unknown field; " + allowedFields(m.Descriptor())}
 		}
 		if seen[name] {
 			return &FieldError{at, "is set twice"}
@@ -324,8 +324,8 @@ func join(path, name string) string {
 	return path + "." + name
 }
 
-// known returns the allowed fields of a message, for an error.
-func known(d protoreflect.MessageDescriptor) string {
+// allowedFields returns the allowed fields of a message, for an error.
+func allowedFields(d protoreflect.MessageDescriptor) string {
 	var names []string
 	for i := range d.Fields().Len() {
 		names = append(names, d.Fields().Get(i).JSONName())

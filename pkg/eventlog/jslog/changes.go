@@ -58,7 +58,7 @@ func (l *Log) Changed(ctx context.Context, after eventlog.Position, maxSubjects 
 		if ok && len(changed) <= maxSubjects {
 			c, err := l.lastOf(ctx, after, now.at, changed)
 			if err == nil {
-				return l.byChain(c), nil
+				return l.groupByChain(c), nil
 			}
 			l.logger.DebugContext(ctx, "read the headers of all changes", "stream", topology.EventsStream(after.Shard), "error", err)
 		}
@@ -171,8 +171,8 @@ func (l *Log) chain(subject string) string {
 	return s.String()
 }
 
-// byChain returns changes by NATS subject as changes by chain.
-func (l *Log) byChain(c eventlog.Changes) eventlog.Changes {
+// groupByChain converts changes by NATS subject to changes by chain.
+func (l *Log) groupByChain(c eventlog.Changes) eventlog.Changes {
 	last, hash := make(map[string]uint64, len(c.Last)), make(map[string]string, len(c.Hash))
 	for subject, seq := range c.Last {
 		last[l.chain(subject)] = seq

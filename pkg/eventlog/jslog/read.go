@@ -46,11 +46,11 @@ func (l *Log) readTo(ctx context.Context, after eventlog.Position, f eventlog.Fi
 	if err != nil {
 		return err
 	}
-	return r.toEnd(ctx, func(m jetstream.Msg) error { return r.yield(ctx, m, yield) })
+	return r.readToEnd(ctx, func(m jetstream.Msg) error { return r.yield(ctx, m, yield) })
 }
 
-// toEnd calls take for each message up to the current end, and then closes the reader.
-func (r *reader) toEnd(ctx context.Context, take func(jetstream.Msg) error) error {
+// readToEnd calls take for each message up to the current end, and then closes the reader.
+func (r *reader) readToEnd(ctx context.Context, take func(jetstream.Msg) error) error {
 	end, err := r.end(ctx)
 	if err != nil {
 		return err

@@ -101,8 +101,8 @@ func (e eraser) purge(ctx context.Context, filter string) error {
 	return nil
 }
 
-// newest selects the last message of each subject that matches.
-func newest(filter string) jetstream.ConsumerConfig {
+// newestConsumer returns the configuration of a consumer of the last message of each subject that matches the filter.
+func newestConsumer(filter string) jetstream.ConsumerConfig {
 	return jetstream.ConsumerConfig{FilterSubjects: []string{filter}, DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy}
 }
 

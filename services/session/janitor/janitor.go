@@ -117,10 +117,10 @@ func (j *Janitor) Run(ctx context.Context) error {
 		case errors.Is(err, ErrBusy):
 			j.deps.Logger.Debug("another janitor is at work")
 		case err != nil:
-			j.counts.passed(false)
+			j.counts.countPass(false)
 			j.deps.Logger.Warn("a pass failed; the next one continues the work", "error", err)
 		default:
-			j.counts.passed(true)
+			j.counts.countPass(true)
 		}
 	}
 }
@@ -207,7 +207,7 @@ func (j *Janitor) open(ctx context.Context, conn *pgx.Conn, dry bool) (*pass, er
 	return p, errors.Join(errs[:]...)
 }
 
-func (p *pass) found(i Item) { p.report.Items = append(p.report.Items, i) }
+func (p *pass) addItem(i Item) { p.report.Items = append(p.report.Items, i) }
 
 func (p *pass) run(ctx context.Context) error {
 	return errors.Join(p.deletedSessions(ctx), p.workspaceObjects(ctx), p.reportTrimmed(ctx), p.skillObjects(ctx), p.refusedSecrets(ctx), p.chunks(ctx))
@@ -225,7 +225,7 @@ func (p *pass) removeObjects(ctx context.Context, b *bucket, item Item, list []o
 	for _, o := range list {
 		item.Bytes += o.Size
 	}
-	p.found(item)
+	p.addItem(item)
 	if p.dry {
 		return nil
 	}
@@ -235,26 +235,26 @@ func (p *pass) removeObjects(ctx context.Context, b *bucket, item Item, list []o
 		}
 		p.noteTrimmed(item, o)
 	}
-	p.counts.removed(item.Kind, 1, item.Bytes)
+	p.counts.countRemoved(item.Kind, 1, item.Bytes)
 	return nil
 }
 
 // chunks erases content of the object buckets that no object names.
 func (p *pass) chunks(ctx context.Context) error {
 	for _, b := range []*bucket{p.workspaces, p.payloads, p.skills} {
-		list, err := b.unnamed(ctx, p.now().Add(-p.cfg.Uploads))
+		list, err := b.unnamedChunks(ctx, p.now().Add(-p.cfg.Uploads))
 		if err != nil {
 			return err
 		}
 		for _, nuid := range list {
-			p.found(Item{Kind: KindChunks, Name: b.bucket + "/" + nuid, Objects: 1})
+			p.addItem(Item{Kind: KindChunks, Name: b.bucket + "/" + nuid, Objects: 1})
 			if p.dry {
 				continue
 			}
 			if _, err := b.subject(ctx, b.chunkSubject(nuid), 0); err != nil {
 				return err
 			}
-			p.counts.removed(KindChunks, 1, 0)
+			p.counts.countRemoved(KindChunks, 1, 0)
 		}
 	}
 	return nil

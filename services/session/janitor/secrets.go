@@ -40,18 +40,18 @@ func (p *pass) refusedSecrets(ctx context.Context) error {
 	if err != nil || len(list) == 0 {
 		return err
 	}
-	if list, err = p.unmentioned(ctx, list); err != nil {
+	if list, err = p.unmentionedSecrets(ctx, list); err != nil {
 		return err
 	}
 	for _, s := range list {
-		p.found(Item{Kind: KindSecret, Name: s.key, Objects: 1})
+		p.addItem(Item{Kind: KindSecret, Name: s.key, Objects: 1})
 		if p.dry {
 			continue
 		}
 		if err := p.secrets.purge(ctx, secretPrefix+s.key); err != nil {
 			return err
 		}
-		p.counts.removed(KindSecret, 1, 0)
+		p.counts.countRemoved(KindSecret, 1, 0)
 	}
 	return nil
 }
@@ -102,9 +102,9 @@ func (p *pass) unknownSecrets(ctx context.Context) ([]sealedSecret, error) {
 	return list, nil
 }
 
-// unmentioned returns the values to which no commit refers. The read models may lag, so it reads the log, from shortly
+// unmentionedSecrets returns the values to which no commit refers. The read models may lag, so it reads the log, from shortly
 // before the time at which the oldest value was stored, because servers of a cluster have different clocks.
-func (p *pass) unmentioned(ctx context.Context, list []sealedSecret) ([]sealedSecret, error) {
+func (p *pass) unmentionedSecrets(ctx context.Context, list []sealedSecret) ([]sealedSecret, error) {
 	from := slices.MinFunc(list, func(a, b sealedSecret) int { return a.at.Compare(b.at) }).at.Add(-minObjectAge)
 	found := map[string]bool{}
 	environments := map[string]bool{}
@@ -125,15 +125,15 @@ func (p *pass) unmentioned(ctx context.Context, list []sealedSecret) ([]sealedSe
 		}
 	}
 	for name := range environments {
-		if err := p.sealedOf(ctx, name, found); err != nil {
+		if err := p.addEnvironmentKeys(ctx, name, found); err != nil {
 			return nil, err
 		}
 	}
 	return slices.DeleteFunc(list, func(s sealedSecret) bool { return found[s.key] }), nil
 }
 
-// sealedOf adds the keys to which any version of an environment refers.
-func (p *pass) sealedOf(ctx context.Context, name string, found map[string]bool) error {
+// addEnvironmentKeys adds to found the keys to which any version of an environment refers.
+func (p *pass) addEnvironmentKeys(ctx context.Context, name string, found map[string]bool) error {
 	subject, err := p.log.Partitioning().ParseSubject(name)
 	if err != nil {
 		return err

@@ -70,16 +70,16 @@ func (p *pass) session(ctx context.Context, k sessionKey) error {
 	at := max(l.LifeHead.Seq, l.RunHead.Seq)
 	waits, err := p.waits(ctx, l, at)
 	if err == nil && waits == "" {
-		waits, err = p.forked(ctx, l)
+		waits, err = p.forkReason(ctx, l)
 	}
 	switch {
 	case err != nil:
 		return err
 	case waits != "":
-		p.found(Item{Kind: KindSession, Tenant: k.Tenant, Name: k.ID, Waits: waits})
+		p.addItem(Item{Kind: KindSession, Tenant: k.Tenant, Name: k.ID, Waits: waits})
 		return nil
 	case !l.Run.Retired:
-		p.found(Item{Kind: KindSession, Tenant: k.Tenant, Name: k.ID, Waits: fmt.Sprintf("its runs are not retired yet; its content goes %s after that", p.cfg.Grace)})
+		p.addItem(Item{Kind: KindSession, Tenant: k.Tenant, Name: k.ID, Waits: fmt.Sprintf("its runs are not retired yet; its content goes %s after that", p.cfg.Grace)})
 		if p.dry {
 			return nil
 		}
@@ -93,7 +93,7 @@ func (p *pass) session(ctx context.Context, k sessionKey) error {
 		return nil // the read models do not have the session yet
 	}
 	if due := rec.Time.Add(p.cfg.Grace); p.now().Before(due) {
-		p.found(Item{Kind: KindSession, Tenant: k.Tenant, Name: k.ID, Waits: "its content goes at " + due.UTC().Format(time.RFC3339)})
+		p.addItem(Item{Kind: KindSession, Tenant: k.Tenant, Name: k.ID, Waits: "its content goes at " + due.UTC().Format(time.RFC3339)})
 		return nil
 	}
 	return p.remove(ctx, l)
@@ -264,7 +264,7 @@ func (p *pass) usage(ctx context.Context, l eventlog.Loaded) (out []events.DayUs
 // nothing is left.
 func (p *pass) remove(ctx context.Context, l eventlog.Loaded) error {
 	k := sessionKey{l.Tenant, l.ID}
-	held, err := p.held(ctx, l)
+	held, err := p.readHeld(ctx, l)
 	if err != nil {
 		return err
 	}
@@ -281,7 +281,7 @@ func (p *pass) remove(ctx context.Context, l eventlog.Loaded) error {
 	for _, o := range slices.Concat(files, payloads) {
 		item.Bytes += o.Size
 	}
-	p.found(item)
+	p.addItem(item)
 	if p.dry {
 		return nil
 	}
@@ -312,7 +312,7 @@ func (p *pass) remove(ctx context.Context, l eventlog.Loaded) error {
 		messages += n
 	}
 	p.removed++
-	p.counts.removed(KindSession, 1, item.Bytes)
+	p.counts.countRemoved(KindSession, 1, item.Bytes)
 	p.logger.Info("the content of a deleted session was removed", "tenant", l.Tenant, "session", l.ID, "commits", messages, "objects", item.Objects)
 	return p.append(ctx, l, "erase", func(meta events.Meta) run.Command {
 		return run.Erase{Meta: meta, Messages: messages, Objects: item.Objects}
@@ -326,9 +326,9 @@ type heldObjects struct {
 	payloads   []object // objects whose name is only their digest, as former versions named them
 }
 
-// held reads the remaining commits of the session. A payload that no longer exists does not prevent the reading of the
+// readHeld reads the remaining commits of the session. A payload that no longer exists does not prevent the reading of the
 // others.
-func (p *pass) held(ctx context.Context, l eventlog.Loaded) (heldObjects, error) {
+func (p *pass) readHeld(ctx context.Context, l eventlog.Loaded) (heldObjects, error) {
 	var h heldObjects
 	digests := map[string]bool{}
 	for rec, err := range p.records(ctx, events.Subject{Tenant: l.Tenant, ID: l.ID}) {
@@ -357,14 +357,14 @@ func (p *pass) held(ctx context.Context, l eventlog.Loaded) (heldObjects, error)
 		}
 	}
 	for digest := range digests {
-		o, found, err := p.payloads.named(ctx, digest)
+		o, found, err := p.payloads.findObject(ctx, digest)
 		if err != nil {
 			return h, err
 		}
 		if !found {
 			continue // the object has the session in its name, or does not exist any more
 		}
-		shared, err := p.mentioned(ctx, digest, l)
+		shared, err := p.isMentioned(ctx, digest, l)
 		if err != nil {
 			return h, err
 		}
@@ -375,9 +375,9 @@ func (p *pass) held(ctx context.Context, l eventlog.Loaded) (heldObjects, error)
 	return h, nil
 }
 
-// mentioned reports whether another subject of the log refers to a payload by its digest alone. Commits of this
+// isMentioned reports whether another subject of the log refers to a payload by its digest alone. Commits of this
 // version never do, so no such reference can appear later.
-func (p *pass) mentioned(ctx context.Context, digest string, l eventlog.Loaded) (bool, error) {
+func (p *pass) isMentioned(ctx context.Context, digest string, l eventlog.Loaded) (bool, error) {
 	own := "." + l.Tenant + "." + l.ID + "."
 	for _, e := range p.streams {
 		found := false
@@ -401,7 +401,7 @@ func (p *pass) removeKeys(ctx context.Context, k sessionKey, executions []string
 	}
 	if p.requests == nil {
 		p.requests = map[sessionKey][]string{}
-		err := p.idempotency.messages(ctx, newest("$KV."+topology.BucketIdempotency+".>"), func(m message) {
+		err := p.idempotency.messages(ctx, newestConsumer("$KV."+topology.BucketIdempotency+".>"), func(m message) {
 			var record struct {
 				Answer struct {
 					SessionID string `json:"sessionId"`

@@ -66,14 +66,14 @@ func work(ctx context.Context, sys *system.System, provider *fake.Provider, sess
 	if err := turns(ctx, c, sys, provider, sessions); err != nil {
 		return 0, err
 	}
-	return settled(before+sessions/10) - before, nil
+	return awaitGoroutines(before+sessions/10) - before, nil
 }
 
 // settleTimeout is the time in which the goroutines that served the sessions have to end.
 const settleTimeout = 10 * time.Second
 
-// settled returns the number of goroutines as soon as it is at most enough, or after settleTimeout.
-func settled(enough int) int {
+// awaitGoroutines returns the number of goroutines as soon as it is at most enough, or after settleTimeout.
+func awaitGoroutines(enough int) int {
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
 	for deadline := time.Now().Add(settleTimeout); ; <-tick.C {

@@ -158,8 +158,8 @@ func (c *checkedStream) RecvMsg(message any) error {
 	return c.server.checkUnknown(c.method, message)
 }
 
-// unknown refuses calls of methods that are not Modal's.
-func (s *Server) unknown(_ any, stream grpc.ServerStream) error {
+// refuseUnknownMethod refuses calls of methods that are not Modal's.
+func (s *Server) refuseUnknownMethod(_ any, stream grpc.ServerStream) error {
 	method, _ := grpc.MethodFromServerStream(stream)
 	return status.Errorf(codes.Unimplemented, "unknown method %s", method)
 }

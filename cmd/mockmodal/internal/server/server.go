@@ -86,7 +86,7 @@ func Run(ctx context.Context, cfg Config, out io.Writer, logger *slog.Logger) (e
 	}
 	api := grpc.NewServer(
 		grpc.ChainUnaryInterceptor(s.unary), grpc.ChainStreamInterceptor(s.stream),
-		grpc.UnknownServiceHandler(s.unknown), grpc.WaitForHandlers(true),
+		grpc.UnknownServiceHandler(s.refuseUnknownMethod), grpc.WaitForHandlers(true),
 		grpc.MaxRecvMsgSize(100<<20), grpc.MaxSendMsgSize(100<<20),
 		grpc.InitialWindowSize(1<<20), grpc.InitialConnWindowSize(4<<20),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),

@@ -57,7 +57,7 @@ func (s *session) handleInitialized(m message, t *agent.Turn) error {
 	case !s.d.Forks && s.fork.Anchor == "":
 		return s.openSession(t) // the sandbox has its own copy of the agent's records
 	case !s.d.Forks:
-		s.lost(t, "the agent cannot cut a conversation")
+		s.noteLostTranscript(t, "the agent cannot cut a conversation")
 		return s.start()
 	}
 	s.waits = true
@@ -79,7 +79,7 @@ func (s *session) useCopy(t *agent.Turn) error {
 	case !s.waits || s.forked == nil:
 		return nil
 	case s.forked.Error != "":
-		s.lost(t, s.forked.Error)
+		s.noteLostTranscript(t, s.forked.Error)
 		return s.start()
 	}
 	s.resume = s.forked.Session
@@ -99,7 +99,7 @@ func (s *session) openSession(t *agent.Turn) error {
 		s.loading = true
 		return s.call(sdk.AgentMethodSessionLoad, s.load(sdk.SessionId(s.resume)), s.sessionResumed)
 	}
-	s.lost(t, "the agent cannot go on with a session")
+	s.noteLostTranscript(t, "the agent cannot go on with a session")
 	return s.start()
 }
 
@@ -112,8 +112,9 @@ func (s *session) start() error {
 	return s.call(sdk.AgentMethodSessionNew, sdk.NewSessionRequest{Cwd: s.place.Workspace, McpServers: s.servers()}, s.sessionStarted)
 }
 
-// lost journals that the agent does not know the earlier turns.
-func (s *session) lost(t *agent.Turn, why string) {
+// noteLostTranscript journals an event: the agent's session could not be resumed, so the agent does not know the
+// earlier turns.
+func (s *session) noteLostTranscript(t *agent.Turn, why string) {
 	s.note(t, events.Error{
 		Code: "TRANSCRIPT_LOST", Message: fmt.Sprintf("session %.100s of the agent cannot be continued: %s; the agent does not know the earlier turns", s.resume, why),
 	})
@@ -158,7 +159,7 @@ func (s *session) sessionStarted(m message, t *agent.Turn) error {
 func (s *session) sessionResumed(m message, t *agent.Turn) error {
 	s.loading = false
 	if m.Error != nil {
-		s.lost(t, describeRequestError(m.Error))
+		s.noteLostTranscript(t, describeRequestError(m.Error))
 		return s.start()
 	}
 	o, err := decode[openResponse](m.Result, "answer to session/resume")

@@ -47,9 +47,9 @@ func (s *session) reachable() error {
 	return nil
 }
 
-// ofServer reports whether a call names one of the servers as a separate word. Agents use different forms:
+// belongsToServer reports whether a call names one of the servers as a separate word. Agents use different forms:
 // mcp__desk__note, desk_note, desk/note and "note (desk MCP Server)".
-func ofServer(servers []runner.MCPServer, name string) bool {
+func belongsToServer(servers []runner.MCPServer, name string) bool {
 	return slices.ContainsFunc(servers, func(m runner.MCPServer) bool {
 		found, err := regexp.MatchString(`(^|[^a-z0-9])`+regexp.QuoteMeta(m.Name)+`($|[^a-z0-9])`, strings.ToLower(name))
 		return err == nil && found
@@ -60,7 +60,7 @@ func ofServer(servers []runner.MCPServer, name string) bool {
 func plain(l agent.Launch) func(Call) *Tool {
 	return func(c Call) *Tool {
 		tool := classify(c.Kind)
-		if tool.Class == ClassUnknown && ofServer(l.MCPServers, c.Name) {
+		if tool.Class == ClassUnknown && belongsToServer(l.MCPServers, c.Name) {
 			tool.Class = ClassServer
 		}
 		return &tool

@@ -130,7 +130,7 @@ func (s *session) showUse(c *call, tool Tool, t *agent.Turn) {
 	}
 	c.stated = true
 	t.Complete(c.use, func(b *events.Block) {
-		b.Input, b.Description = bytes.Clone(c.Input), about(c.Call, s.place.Workspace)
+		b.Input, b.Description = bytes.Clone(c.Input), describeCall(c.Call, s.place.Workspace)
 	})
 }
 
@@ -270,8 +270,8 @@ func diff(d toolContent) string {
 	return b.String()
 }
 
-// about returns a one-line description of a call.
-func about(c Call, workspace string) string {
+// describeCall returns a one-line description of a call.
+func describeCall(c Call, workspace string) string {
 	var a struct {
 		Description string `json:"description"`
 		Command     string `json:"command"`

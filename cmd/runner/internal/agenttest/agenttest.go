@@ -71,7 +71,7 @@ func Exercise(t *testing.T, s Subject, c Capabilities) {
 		t.Run("fork", func(t *testing.T) { t.Parallel(); fork(t, s, *c.Fork) })
 	}
 	if c.Provided != nil {
-		t.Run("provided transcript", func(t *testing.T) { t.Parallel(); provided(t, s, *c.Provided) })
+		t.Run("provided transcript", func(t *testing.T) { t.Parallel(); checkProvided(t, s, *c.Provided) })
 	}
 	if c.Bare != nil {
 		t.Run("bare agent", func(t *testing.T) { t.Parallel(); exerciseBareAgent(t, s, c.Bare()) })

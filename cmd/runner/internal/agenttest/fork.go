@@ -172,9 +172,9 @@ type Provided struct {
 	Next Extra
 }
 
-// provided checks that the agent knows the conversation, works in this workspace, and acts on nothing else that the
+// checkProvided checks that the agent knows the conversation, works in this workspace, and acts on nothing else that the
 // transcript says. The file that the caller provided is not changed.
-func provided(t *testing.T, s Subject, p Provided) {
+func checkProvided(t *testing.T, s Subject, p Provided) {
 	b := NewBench(t, s)
 	session, raw := p.Bare(t, b.Query.Env)
 	given := p.Poison(t, session, bytes.Clone(raw))

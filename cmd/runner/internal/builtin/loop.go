@@ -92,7 +92,7 @@ func (t *turn) run(ctx context.Context) (runner.Ended, error) {
 			}
 		}
 		if err != nil {
-			return t.broken(ctx, err), nil
+			return t.modelErrorEnd(ctx, err), nil
 		}
 		if answer.Cut {
 			t.record.Event(events.Error{Code: "MODEL_OUTPUT_CUT", Message: "the model's answer was cut by its token limit"})
@@ -137,8 +137,8 @@ func userMessage(q runner.Query) model.Message {
 
 func interruptedEnd() runner.Ended { return runner.Ended{Outcome: runner.Interrupted} }
 
-// broken returns the outcome of a turn whose model gave no answer.
-func (t *turn) broken(ctx context.Context, err error) runner.Ended {
+// modelErrorEnd returns the outcome of a turn whose model gave no answer.
+func (t *turn) modelErrorEnd(ctx context.Context, err error) runner.Ended {
 	if ctx.Err() != nil {
 		return interruptedEnd()
 	}

@@ -202,7 +202,7 @@ func (s *server) turn(ctx context.Context, q runner.Query) {
 	}
 	if !s.told {
 		s.told = true
-		s.written() // if the process dies in its first turn, the session can be resumed
+		s.reportTranscript() // if the process dies in its first turn, the session can be resumed
 	}
 	if s.loop.Memory = q.MemoryFile; q.MemoryFile == "" {
 		p, err := profile.Load(s.state)
@@ -217,11 +217,11 @@ func (s *server) turn(ctx context.Context, q runner.Query) {
 	}
 	s.loop.Tools = append(slices.Clone(s.own), more...)
 	ended := s.loop.Run(ctx, q, s.said, s.pipe)
-	s.written()
+	s.reportTranscript()
 	s.pipe.write(report{Op: "end", Ended: &ended})
 }
 
-func (s *server) written() {
+func (s *server) reportTranscript() {
 	s.pipe.Event(events.TranscriptWritten{AgentSessionID: s.said.ID, Path: s.said.path, Bytes: uint32(min(s.said.bytes, 1<<32-1))}) //nolint:gosec // bounded
 }
 

@@ -94,7 +94,7 @@ func (s *Supervisor) hide(set *redact.Set) {
 	s.hides = set
 }
 
-func (s *Supervisor) hidden() *redact.Set {
+func (s *Supervisor) hiddenValues() *redact.Set {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.hides

@@ -67,7 +67,7 @@ func (s *Supervisor) Run(ctx context.Context) error {
 			s.mu.Lock()
 			s.closed = true
 			s.mu.Unlock()
-			s.noWarmUp()
+			s.dropWarmUp()
 			select {
 			case r := <-s.starts:
 				s.turn(ctx, r, resume)
@@ -128,7 +128,7 @@ func (s *Supervisor) endWarmWithin(grace time.Duration) error {
 func (s *Supervisor) turn(ctx context.Context, r *run, resume *agentSessions) {
 	stop := context.AfterFunc(ctx, r.kill) // shutting down ends the turn
 	defer stop()
-	s.noWarmUp()
+	s.dropWarmUp()
 	if r.launch.Resume, r.launch.Fork = r.query.Resume, r.query.Fork; r.launch.Resume == "" {
 		r.launch.Resume = resume.get(r.query)
 	}
@@ -147,7 +147,7 @@ func (s *Supervisor) turn(ctx context.Context, r *run, resume *agentSessions) {
 // newTurn returns a turn that holds its lines until Start is called.
 func (s *Supervisor) newTurn(r *run) *agent.Turn {
 	return agent.NewTurn(r.killed, agent.TurnConfig{
-		Journal: s.cfg.Journal, ExecutionID: r.query.ExecutionID, Now: s.cfg.Now, Log: s.cfg.Log, Hold: true, Redact: s.hidden(),
+		Journal: s.cfg.Journal, ExecutionID: r.query.ExecutionID, Now: s.cfg.Now, Log: s.cfg.Log, Hold: true, Redact: s.hiddenValues(),
 		BeforeEnd: func() { s.beforeEnd(r) },
 	})
 }
@@ -235,11 +235,11 @@ func cannotStart(err error) runner.Ended {
 	var refusal *runner.Error
 	switch {
 	case errors.As(err, &refusal):
-		return failedWith(refusal.Code, refusal.Message)
+		return failedEnd(refusal.Code, refusal.Message)
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission):
-		return failedWith("AGENT_NOT_FOUND", err.Error()+": install the agent's program in the sandbox, with the right to run it")
+		return failedEnd("AGENT_NOT_FOUND", err.Error()+": install the agent's program in the sandbox, with the right to run it")
 	}
-	return failedWith("INTERNAL", err.Error())
+	return failedEnd("INTERNAL", err.Error())
 }
 
 // warmResult is the result of sending a query to a warm process.
@@ -281,7 +281,7 @@ func (s *Supervisor) tryWarm(r *run, w *warmProcess, t *agent.Turn) (first proce
 func (s *Supervisor) begin(r *run, w *warmProcess, t *agent.Turn) bool {
 	w.used = true
 	if err := w.session.Begin(r.query, t); err != nil {
-		s.abandon(t, failedWith("AGENT_PROTOCOL", "the query cannot be given to the agent: "+err.Error()))
+		s.abandon(t, failedEnd("AGENT_PROTOCOL", "the query cannot be given to the agent: "+err.Error()))
 		return false
 	}
 	return true
@@ -330,7 +330,7 @@ func (s *Supervisor) follow(r *run, w *warmProcess, t *agent.Turn, first *proces
 				continue
 			}
 			t.Emit(events.MainConversation, events.WatchdogWarned{Watchdog: "silence", AfterMs: millis(s.cfg.SilenceKill), Action: "killed"})
-			s.abandon(t, failedWith("AGENT_SILENT", fmt.Sprintf("the agent printed nothing for %s and was ended", s.cfg.SilenceKill)))
+			s.abandon(t, failedEnd("AGENT_SILENT", fmt.Sprintf("the agent printed nothing for %s and was ended", s.cfg.SilenceKill)))
 		}
 	}
 }
@@ -379,11 +379,11 @@ func (s *Supervisor) endExited(r *run, w *warmProcess, t *agent.Turn) {
 	case r.killed.Err() != nil:
 		s.endKilled(r, t, message)
 	case w.proc.KilledBySystem() && s.killedForMemory(r):
-		s.abandon(t, failedWith(CodeOutOfMemory, "the kernel ended the agent's process, as the sandbox has no memory left; "+message))
+		s.abandon(t, failedEnd(CodeOutOfMemory, "the kernel ended the agent's process, as the sandbox has no memory left; "+message))
 	case interrupted:
 		s.abandon(t, runner.Ended{Outcome: runner.Interrupted, Message: message})
 	default:
-		s.abandon(t, failedWith("AGENT_EXITED", message))
+		s.abandon(t, failedEnd("AGENT_EXITED", message))
 	}
 }
 
@@ -393,7 +393,7 @@ func (s *Supervisor) feed(w *warmProcess, t *agent.Turn, line process.Line) {
 		if p := recover(); p != nil {
 			// A bug in a session must not end the runner.
 			s.cfg.Log.Error("panic while reading the agent's output", "panic", p)
-			s.abandon(t, failedWith("INTERNAL", fmt.Sprintf("panic while reading the agent's output: %v", p)))
+			s.abandon(t, failedEnd("INTERNAL", fmt.Sprintf("panic while reading the agent's output: %v", p)))
 		}
 	}()
 	quoted := func() string { return agent.Beginning(w.redact.String(string(line.Data)), maxQuoted) }
@@ -415,7 +415,7 @@ func (s *Supervisor) feed(w *warmProcess, t *agent.Turn, line process.Line) {
 	}
 }
 
-func failedWith(code, message string) runner.Ended {
+func failedEnd(code, message string) runner.Ended {
 	return runner.Ended{Outcome: runner.Failed, Code: code, Message: message}
 }
 

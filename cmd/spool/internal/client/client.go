@@ -194,7 +194,7 @@ type response struct {
 
 // request returns the HTTP request of a call.
 func (c *Client) request(ctx context.Context, r call, body io.Reader) (*http.Request, error) {
-	u := c.base.JoinPath(escaped(r.path)...)
+	u := c.base.JoinPath(escapeSegments(r.path)...)
 	u.RawQuery = r.query.Encode()
 	req, err := http.NewRequestWithContext(ctx, r.method, u.String(), body)
 	if err != nil {
@@ -246,19 +246,19 @@ func (c *Client) once(ctx context.Context, r call) (json.RawMessage, error) {
 		return nil, &Error{Status: resp.StatusCode, Detail: fmt.Sprintf("%s is not a Spool server (Content-Type of the response: %q): pass --url", c.base, resp.Header.Get("Content-Type"))}
 	}
 	var raw json.RawMessage
-	return raw, c.decoded(json.Unmarshal(resp.body, &raw))
+	return raw, c.decodeError(json.Unmarshal(resp.body, &raw))
 }
 
-// decoded adds the server to the error of decoding a response; nil stays nil.
-func (c *Client) decoded(err error) error {
+// decodeError adds the server to the error of decoding a response; nil stays nil.
+func (c *Client) decodeError(err error) error {
 	if err == nil {
 		return nil
 	}
 	return fmt.Errorf("decode the response of %s: %w", c.base, err)
 }
 
-// escaped escapes path segments, so that an id cannot leave its segment.
-func escaped(segments []string) []string {
+// escapeSegments escapes path segments, so that an id cannot leave its segment.
+func escapeSegments(segments []string) []string {
 	out := make([]string, len(segments))
 	for i, s := range segments {
 		if s == "." || s == ".." {

@@ -70,7 +70,7 @@ func (c *Client) Files(ctx context.Context, session, dir string, as AsOf) (listi
 	if err != nil {
 		return listing, err
 	}
-	return listing, c.decoded(json.Unmarshal(raw, &listing))
+	return listing, c.decodeError(json.Unmarshal(raw, &listing))
 }
 
 // RemoveFile removes a file or a folder.
@@ -242,5 +242,5 @@ func upload[T any](ctx context.Context, c *Client, r call, media string, content
 	if err = errors.Join(err, resp.Body.Close()); err != nil {
 		return out, c.unreachable(ctx, err)
 	}
-	return out, c.decoded(out.UnmarshalJSON(body))
+	return out, c.decodeError(out.UnmarshalJSON(body))
 }

@@ -33,7 +33,7 @@ func (c *applyCommand) Run(a *app) error {
 	if err != nil {
 		return a.printErrors(err)
 	}
-	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
+	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		for i, d := range docs {
 			if err := c.apply(ctx, a, cl, d, specs[i]); err != nil {
 				return printApplied(a, docs, i, withPosition(ctx, d, err))

@@ -27,7 +27,7 @@ func (c *auditCommand) Run(a *app) error {
 	if err != nil {
 		return err
 	}
-	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
+	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		entries := client.List[*spoolv1.AuditEntry](ctx, cl.Audit.ListAudit, &spoolv1.ListAuditRequest{Session: c.Session, Actor: c.Actor, Since: since})
 		return list(a, c.JSON, c.Limit, entries, []any{"TIME", "ACTOR", "USER", "ADDRESS", "DID", "ABOUT", "EXECUTION", "POSITION"}, func(e *spoolv1.AuditEntry) []any {
 			return []any{

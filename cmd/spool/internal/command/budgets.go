@@ -68,7 +68,7 @@ type budgetsLs struct{ tenantServer }
 
 // Run lists budgets.
 func (c *budgetsLs) Run(a *app) error {
-	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
+	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		budgets := client.List[*spoolv1.TenantBudget](ctx, cl.Budgets.ListBudgets, &spoolv1.ListBudgetsRequest{Tenant: c.Tenant})
 		return list(a, c.JSON, 0, budgets, []any{"PERIOD", "SINCE", "DOLLARS", "TOKENS", "TURNS", "TIME", "USED UP"}, budgetRow)
 	})

@@ -91,7 +91,7 @@ func ls[S any](c *catalogueLs, a *app, kind definition.Kind, head []any, row fun
 	if c.Limit < 0 {
 		return usage("limit: %d is negative; 0 means all", c.Limit)
 	}
-	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
+	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		var unread []error
 		err := list(a, c.JSON, c.Limit, cl.Definitions(ctx, listOf(kind)), head, func(d *spoolv1.Definition) []any {
 			ref := client.Reference(d.Ref)
@@ -100,7 +100,7 @@ func ls[S any](c *catalogueLs, a *app, kind definition.Kind, head []any, row fun
 				unread = append(unread, fmt.Errorf("%s: decode the spec: %w", ref, err))
 			}
 			out := append([]any{ref.Bare(), shortDigest(ref.Version)}, row(spec)...)
-			return append(out, strings.Join(d.Tags, " "), when(d.CreatedAt))
+			return append(out, strings.Join(d.Tags, " "), formatTime(d.CreatedAt))
 		})
 		return errors.Join(append(unread, err)...)
 	})
@@ -172,7 +172,7 @@ func (c *catalogueShow) show(a *app, kind definition.Kind, fill func(*definition
 			return usage("%v", err)
 		}
 	}
-	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
+	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		doc, err := cl.Definition(ctx, listOf(kind), ref)
 		if err != nil {
 			return err
@@ -247,7 +247,7 @@ func (c *envsExplain) Run(a *app) error {
 			return err
 		}
 	}
-	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
+	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		request := &spoolv1.ExplainEnvironmentRequest{Agent: c.Agent, Instance: c.Instance, Environments: c.Env}
 		doc, err := client.Call(ctx, cl.Environments.ExplainEnvironment, request)
 		if err != nil {

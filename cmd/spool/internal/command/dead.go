@@ -25,7 +25,7 @@ func (c *deadLs) Run(a *app) error {
 	if c.Limit < 0 {
 		return usage("limit: %d is less than 0", c.Limit)
 	}
-	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
+	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		letters := client.List[*spoolv1.DeadLetter](ctx, cl.DeadLetters.ListDeadLetters, &spoolv1.ListDeadLettersRequest{})
 		return list(a, c.JSON, c.Limit, letters, []any{"ID", "TIME", "SUBJECT", "SESSION", "RETRY", "REASON"}, func(d *spoolv1.DeadLetter) []any {
 			retry := "no"
@@ -44,7 +44,7 @@ type deadShow struct {
 
 // Run shows a dead letter.
 func (c *deadShow) Run(a *app) error {
-	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
+	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		doc, err := client.Call(ctx, cl.DeadLetters.GetDeadLetter, &spoolv1.GetDeadLetterRequest{Id: c.ID})
 		if err != nil {
 			return err

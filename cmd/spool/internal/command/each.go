@@ -22,7 +22,7 @@ func (s server) eachID(a *app, kind events.Kind, what string, ids []string, done
 
 // each is like each, for names that are not ids.
 func each[N any](s server, a *app, names []N, done string, do func(context.Context, *client.Client, N) (any, error)) error {
-	return s.connected(a, func(ctx context.Context, cl *client.Client) error {
+	return s.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		var failed []error
 		for _, name := range names {
 			response, err := do(ctx, cl, name)

@@ -30,7 +30,7 @@ func (c *eventsCommand) Run(a *app) error {
 	if c.Follow && c.Inherited {
 		return usage("inherited: inherited events do not grow: leave --follow out")
 	}
-	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
+	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		if c.Follow {
 			return c.follow(ctx, a, cl)
 		}

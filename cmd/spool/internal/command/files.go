@@ -51,7 +51,7 @@ func (c sessionServer) with(a *app, field, p string, do func(context.Context, *c
 	if err := checkPath(field, p, true); err != nil {
 		return err
 	}
-	return c.connected(a, do)
+	return c.withClient(a, do)
 }
 
 type filesLs struct {

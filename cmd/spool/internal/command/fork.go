@@ -34,7 +34,7 @@ func (c *forkCommand) Run(a *app) error {
 	if c.Metadata != "" {
 		request.Metadata = &spoolv1.Json{Text: c.Metadata}
 	}
-	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
+	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		doc, err := client.Call(ctx, cl.Sessions.ForkSession, request)
 		if err != nil {
 			return err

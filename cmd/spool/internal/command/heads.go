@@ -100,7 +100,7 @@ type provedShard struct {
 	LastEntry string    `json:"lastEntry"` // SHA-256 of the last entry
 }
 
-func proved(chains []*heads.Chain) []provedShard {
+func provedShards(chains []*heads.Chain) []provedShard {
 	var list []provedShard
 	for _, c := range chains {
 		through, at := c.Proved()
@@ -111,7 +111,7 @@ func proved(chains []*heads.Chain) []provedShard {
 }
 
 func printProved(w io.Writer, chains []*heads.Chain) error {
-	for i, p := range proved(chains) {
+	for i, p := range provedShards(chains) {
 		_, _, last := chains[i].Last()
 		text := fmt.Sprintf("shard %d: the last of %d entries was signed at %s and has the hash %s; ", p.Shard, p.Entries, last.UTC().Format(time.RFC3339), p.LastEntry)
 		switch {

@@ -48,7 +48,7 @@ type limitsLs struct{ tenantServer }
 
 // Run lists limits.
 func (c *limitsLs) Run(a *app) error {
-	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
+	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		doc, err := client.Call(ctx, cl.Limits.GetLimits, &spoolv1.GetLimitsRequest{Tenant: c.Tenant})
 		if err != nil {
 			return err

@@ -31,7 +31,7 @@ func (c *replayCommand) Run(a *app) error {
 	if err != nil {
 		return err
 	}
-	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
+	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		if c.Execution != "" {
 			x, err := cl.Executions.GetExecution(ctx, &spoolv1.GetExecutionRequest{ExecutionId: c.Execution})
 			if err != nil {

@@ -39,7 +39,7 @@ func (c skillServer) with(a *app, do func(context.Context, *client.Client, event
 	if err != nil {
 		return err
 	}
-	return c.connected(a, func(ctx context.Context, cl *client.Client) error { return do(ctx, cl, ref) })
+	return c.withClient(a, func(ctx context.Context, cl *client.Client) error { return do(ctx, cl, ref) })
 }
 
 type skillsLs struct {
@@ -52,11 +52,11 @@ func (c *skillsLs) Run(a *app) error {
 	if c.Limit < 0 {
 		return usage("limit: %d is negative; 0 means all", c.Limit)
 	}
-	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
+	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		head := []any{"SKILL", "VERSION", "FILES", "SIZE", "TAGS", "CREATED", "DESCRIPTION"}
 		return list(a, c.JSON, c.Limit, client.List[*spoolv1.Skill](ctx, cl.Skills.ListSkills, &spoolv1.ListSkillsRequest{}), head, func(s *spoolv1.Skill) []any {
 			ref := client.Reference(s.Ref)
-			return []any{ref.Bare(), shortDigest(ref.Version), s.Files, size(int64(s.UnpackedBytes)), strings.Join(s.Tags, " "), when(s.CreatedAt), s.Description}
+			return []any{ref.Bare(), shortDigest(ref.Version), s.Files, size(int64(s.UnpackedBytes)), strings.Join(s.Tags, " "), formatTime(s.CreatedAt), s.Description}
 		})
 	})
 }

@@ -33,7 +33,7 @@ func (c *stateCommand) Run(a *app) error {
 func showState(a *app, s *spoolv1.SessionState) error {
 	session := s.GetSession()
 	rows := [][]any{
-		{"session", session.GetSessionId()}, {"at", fmt.Sprintf("event %d, %s", s.Seq, when(s.Time))}, {"status", sessionState(session)}, {"title", excerpt(session.GetTitle())},
+		{"session", session.GetSessionId()}, {"at", fmt.Sprintf("event %d, %s", s.Seq, formatTime(s.Time))}, {"status", sessionState(session)}, {"title", excerpt(session.GetTitle())},
 		{"agent", session.GetAgent() + " " + session.GetAgentVersion()}, {"architecture", session.GetArchitecture()}, {"running in", sandboxState(session)},
 		{"reported", usageTotal(s.Reported)}, {"metered", usageTotal(s.Metered)},
 		{"sandbox time", sandboxTime(session.GetSandboxMs(), session.GetSandboxCostUsd())},

@@ -67,8 +67,8 @@ func fields(a *app, rows ...[]any) error {
 	return table.Flush()
 }
 
-// when formats a time for people, in the local time zone; no time is "".
-func when(t *timestamppb.Timestamp) string {
+// formatTime formats a time for people, in the local time zone; no time is "".
+func formatTime(t *timestamppb.Timestamp) string {
 	if t == nil {
 		return ""
 	}

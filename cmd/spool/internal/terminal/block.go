@@ -99,7 +99,7 @@ func (r *Renderer) stream(it *item) (done bool) {
 func (r *Renderer) setConversation(conversation string) (restore func()) {
 	was := r.screen.prefix
 	if conversation != "" && conversation != events.MainConversation {
-		r.screen.prefix = styled(dim, "│ ")
+		r.screen.prefix = styledCells(dim, "│ ")
 	}
 	return func() {
 		r.screen.prefix = was
@@ -120,7 +120,7 @@ func (r *Renderer) begin() {
 
 // note writes a separate line, after the current block is complete.
 func (r *Renderer) note(st style, text string) {
-	cells := styled(st, Line(text))
+	cells := styledCells(st, Line(text))
 	if r.writing() != nil {
 		r.queue = append(r.queue, &item{block: &events.Block{Status: events.StatusComplete}, note: cells})
 		return
@@ -178,14 +178,14 @@ func (r *Renderer) toolResult(b *events.Block) {
 	if b.IsError || b.Status == events.StatusError {
 		st = red
 	}
-	r.clipped(st, b.Output)
+	r.writeClipped(st, b.Output)
 	delete(r.tools, b.ToolUseID)
 	r.last = ""
 }
 
-// clipped writes the first lines of an output, indented, and states how many it omitted.
-func (r *Renderer) clipped(st style, output string) {
-	output = strings.Trim(Safe(overwritten(output)), "\n")
+// writeClipped writes the first lines of an output, indented, and states how many it omitted.
+func (r *Renderer) writeClipped(st style, output string) {
+	output = strings.Trim(Safe(applyOverwrites(output)), "\n")
 	if output == "" {
 		output = "(no output)"
 	}
@@ -196,7 +196,7 @@ func (r *Renderer) clipped(st style, output string) {
 		lines = lines[:shownLines]
 	}
 	was := r.screen.prefix
-	r.screen.prefix = append(append([]cell(nil), was...), styled(normal, "  ")...)
+	r.screen.prefix = append(append([]cell(nil), was...), styledCells(normal, "  ")...)
 	for _, l := range lines {
 		r.screen.text(st, Fit(l, shownColumns))
 		r.screen.end()
@@ -219,7 +219,7 @@ func (r *Renderer) subagent(b *events.Block) {
 	if b.Status == events.StatusError {
 		st = red
 	}
-	r.clipped(st, b.Output)
+	r.writeClipped(st, b.Output)
 }
 
 func (r *Renderer) todos(b *events.Block) {

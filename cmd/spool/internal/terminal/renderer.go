@@ -131,7 +131,7 @@ func (r *Renderer) Note(text string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.screen.freshLine() // the current block continues below
-	r.line(styled(yellow, Line(text)))
+	r.line(styledCells(yellow, Line(text)))
 	r.draw()
 }
 

@@ -99,7 +99,7 @@ func TestScreen_StatusDoesNotChangeTheText(t *testing.T) {
 		text := rapid.StringOfN(rapid.RuneFrom([]rune("abc def   ghi\n.é四😀\t-")), 0, 300, -1).Draw(t, "text")
 		show := func(pieces []string, status func() string) string {
 			f := newFake(t, cols)
-			s := &screen{out: f, tty: true, color: true, width: func() int { return cols }, prefix: styled(dim, "│ ")}
+			s := &screen{out: f, tty: true, color: true, width: func() int { return cols }, prefix: styledCells(dim, "│ ")}
 			for i, p := range pieces {
 				s.status = status()
 				s.text([]style{normal, dim, red}[i%3], p)
@@ -183,7 +183,7 @@ func TestSafe_RemovesEscapes(t *testing.T) {
 			t.Errorf("%q: got %q, want %q", in, got, want)
 		}
 	}
-	if got := overwritten("10%\r50%\r100%\r\ndone"); got != "100%\ndone" {
+	if got := applyOverwrites("10%\r50%\r100%\r\ndone"); got != "100%\ndone" {
 		t.Errorf("overwritten: %q", got)
 	}
 }

@@ -66,7 +66,7 @@ func (m *OutputMeter) Event(e events.Event, onReserve func() bool) (keep bool, m
 	}
 	written := m.written.Plus(events.OutputOf(e))
 	if !m.cut {
-		message = m.exceeded(written)
+		message = m.limitMessage(written)
 		if message == "" && onReserve() {
 			message = m.exceedsReserve(e)
 		}
@@ -89,14 +89,14 @@ func (m *OutputMeter) Event(e events.Event, onReserve func() bool) (keep bool, m
 func (m *OutputMeter) Text(bytes int) (keep bool, message string) {
 	m.text += uint64(bytes) //nolint:gosec // a length
 	if !m.cut {
-		message = m.exceeded(events.Output{Bytes: m.text})
+		message = m.limitMessage(events.Output{Bytes: m.text})
 		m.cut = message != ""
 	}
 	return !m.cut, message
 }
 
-// exceeded returns a message if the execution's output is over a limit, else "".
-func (m *OutputMeter) exceeded(o events.Output) string {
+// limitMessage returns a message that names the limit which the execution's output exceeds, or "" if there is none.
+func (m *OutputMeter) limitMessage(o events.Output) string {
 	for _, x := range []struct {
 		owner         string
 		output, limit events.Output

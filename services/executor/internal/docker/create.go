@@ -132,7 +132,7 @@ func (p *Provider) make(ctx context.Context, spec sandbox.Spec) (*box, error) {
 	if errdefs.IsConflict(err) {
 		return nil, fmt.Errorf("%w: another executor makes it: %w", errVanished, err) // the next attempt finds it
 	}
-	err = pl.user.asVanished(err)
+	err = pl.user.wrapVanished(err)
 	if err == nil {
 		err = p.reliable(ctx, pl)
 	}

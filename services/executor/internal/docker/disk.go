@@ -318,14 +318,14 @@ func (p *Provider) probe(ctx context.Context, mode string) error {
 		return err
 	}
 	if mode == DiskQuota {
-		return p.exceed(ctx, pic, r, name, 0)
+		return p.exceedLimits(ctx, pic, r, name, 0)
 	}
-	return p.exceed(ctx, pic, r, name, probeFiles)
+	return p.exceedLimits(ctx, pic, r, name, probeFiles)
 }
 
-// exceed tries to write more into a volume than its limits allow, with the restrictions of an agent. It returns an
-// error if that succeeds.
-func (p *Provider) exceed(ctx context.Context, pic imageInfo, r *runnerBinary, name string, files int) error {
+// exceedLimits tries to write more into a volume than its limits allow, from a container with the restrictions of an
+// agent. It returns an error if that succeeds.
+func (p *Provider) exceedLimits(ctx context.Context, pic imageInfo, r *runnerBinary, name string, files int) error {
 	host := p.restrictions(p.cfg.Limits)
 	host.NanoCPUs, host.Mounts = 0, []mount.Mount{volumeAt{name: name}.mount(workspaceDir, false), volumeAt{name: r.volume()}.mount(binDir, true)}
 	return p.runTool(ctx, "exceed the limits of a volume", r, &container.Config{

@@ -426,7 +426,7 @@ func TestExceed_NoticesThatNothingIsEnforced(t *testing.T) {
 	if err := p.prepareVolumes(t.Context(), imageInfo{ref: testImage}, probeUser, "", "", folder{volumeAt{name, "work"}, 0o700}); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.exceed(t.Context(), pic, r, name, probeFiles); err == nil || !strings.Contains(err.Error(), "could be written") {
+	if err := p.exceedLimits(t.Context(), pic, r, name, probeFiles); err == nil || !strings.Contains(err.Error(), "could be written") {
 		t.Errorf("a volume without limits: %v", err)
 	}
 }

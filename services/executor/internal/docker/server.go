@@ -248,7 +248,7 @@ func (p *Provider) makeServer(ctx context.Context, box listedSandbox, n int, s s
 	if errdefs.IsConflict(err) {
 		return "", fmt.Errorf("%w: another executor creates it: %w", errVanished, err) // the next attempt finds it
 	}
-	err = u.asVanished(err)
+	err = u.wrapVanished(err)
 	if err == nil {
 		err = errors.Join(p.reliableServer(ctx, box.id, n, r), p.reliableUser(ctx, u, reserved))
 	}

@@ -231,9 +231,9 @@ func (p *Provider) serverUser(ctx context.Context, id string, n int) (user, map[
 	return u, labels, err
 }
 
-// asVanished wraps an error of the engine in errVanished if the error names the user's files: another executor that
+// wrapVanished wraps an error of the engine in errVanished if the error names the user's files: another executor that
 // tried to create the same container has removed them. It returns any other error unchanged.
-func (u user) asVanished(err error) error {
+func (u user) wrapVanished(err error) error {
 	if u.dir != "" && errdefs.IsInvalidArgument(err) && strings.Contains(err.Error(), u.dir) {
 		return fmt.Errorf("files of user %d: %w: %w", u.id, errVanished, err)
 	}

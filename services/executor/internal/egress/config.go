@@ -145,8 +145,8 @@ func (c Config) checkSockets() error {
 	return nil
 }
 
-// closed returns the parsed setting Closed.
-func (c Config) closed() ([]netip.Prefix, error) {
+// closedPrefixes returns the parsed setting Closed.
+func (c Config) closedPrefixes() ([]netip.Prefix, error) {
 	var out []netip.Prefix
 	for _, s := range c.Closed {
 		p, err := netip.ParsePrefix(s)
@@ -158,8 +158,8 @@ func (c Config) closed() ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// open returns the parsed setting Open.
-func (c Config) open() ([]egress.Target, error) {
+// openTargets returns the parsed setting Open.
+func (c Config) openTargets() ([]egress.Target, error) {
 	var out []egress.Target
 	for _, s := range c.Open {
 		if s == "" {

@@ -105,12 +105,12 @@ func read(ctx context.Context, box sandbox.Sandbox, r livefiles.Request, to io.W
 		if len(list) > livefiles.MaxEntries {
 			return 0, &livefiles.Error{Code: livefiles.TooLarge, Detail: fmt.Sprintf("the folder holds %d files and folders; at most %d are listed: name a folder in it", len(list), livefiles.MaxEntries)}
 		}
-		return written(list, to)
+		return writeEntries(list, to)
 	}
 	return 0, &livefiles.Error{Code: livefiles.Failed, Detail: fmt.Sprintf("operation %.20q is unknown", r.Op)}
 }
 
-func written(list []sandbox.File, to io.Writer) (int64, error) {
+func writeEntries(list []sandbox.File, to io.Writer) (int64, error) {
 	out := make([]livefiles.Entry, len(list))
 	for i, f := range list {
 		out[i] = livefiles.Entry{Path: f.Path, Kind: "file", Size: f.Size, ModTime: f.ModTime.UTC()}

@@ -82,12 +82,12 @@ func (m *Meter) Exceeded(unstored []events.Event) (code, message string) {
 		}
 		s = run.Evolve(s, e)
 	}
-	return m.usage.Exceeded(m.charged(), m.limits, s, m.proxy.Now())
+	return m.usage.Exceeded(m.chargedExecution(), m.limits, s, m.proxy.Now())
 }
 
-// charged returns the execution with its own budget. The budget limits turns only if the agent does not count its
+// chargedExecution returns the execution with its own budget. The budget limits turns only if the agent does not count its
 // model requests, and the proxy counts them.
-func (m *Meter) charged() budgets.Execution {
+func (m *Meter) chargedExecution() budgets.Execution {
 	x := m.execution
 	e := budgets.Execution{Tenant: x.Session.Tenant, Session: x.Session.ID, ID: x.ID}
 	if m.resolved == nil {
@@ -150,7 +150,7 @@ func (m *Meter) registration() api.Registration {
 	x := m.execution
 	r := api.Registration{
 		Tenant: x.Session.Tenant, Session: x.Session.ID, Execution: x.ID, Epoch: x.Epoch, Upstreams: m.upstreams(),
-		Budgets: m.usage.Budgets(m.charged(), m.limits, x.Session.Run, m.proxy.Now()),
+		Budgets: m.usage.Budgets(m.chargedExecution(), m.limits, x.Session.Run, m.proxy.Now()),
 	}
 	if m.resolved != nil {
 		r.Allow = m.resolved.Allowlist()

@@ -73,7 +73,7 @@ func (p *preparation) createSandbox(ctx context.Context) (*agents.Agent, error) 
 	began := p.Now()
 	if id == "" {
 		if layer == "" { // a sandbox of the pool cannot mount one
-			if a, err := p.pooled(ctx); a != nil || err != nil {
+			if a, err := p.takePooled(ctx); a != nil || err != nil {
 				return a, err
 			}
 		}
@@ -145,8 +145,8 @@ func (p *preparation) replaceSandbox(ctx context.Context) error {
 	return p.AppendFacts(ctx, append(facts, closed...)...)
 }
 
-// pooled takes a sandbox from the pool for the session; nil if none fits.
-func (p *preparation) pooled(ctx context.Context) (*agents.Agent, error) {
+// takePooled takes a sandbox from the pool for the session. It returns nil if no sandbox fits.
+func (p *preparation) takePooled(ctx context.Context) (*agents.Agent, error) {
 	o, architecture := p.Session.Life.Options, p.Session.Life.Architecture
 	adopter, ok := p.Provider.(sandbox.Adopter)
 	if !ok || p.Pool.Size(architecture) == 0 || o.Image != "" || len(p.Resolved.Containers()) > 0 || len(o.Command) > 0 || p.Session.Run.Lost.Workspace != "" {

@@ -98,7 +98,7 @@ func (r *Resolver) resolveEntries(ctx context.Context, e Execution, out *Resolve
 	life, known := e.Session.Life, e.Session.Run.Resolved.Known
 	out.Agent, out.Instance = life.AgentRef, life.Instance
 	if known {
-		recorded, err := r.recorded(ctx, e)
+		recorded, err := r.recordedResolution(ctx, e)
 		if err != nil {
 			return err
 		}
@@ -139,8 +139,8 @@ func (r *Resolver) resolveEntries(ctx context.Context, e Execution, out *Resolve
 	return nil
 }
 
-// recorded returns the execution_resolved event of the execution that is in the log.
-func (r *Resolver) recorded(ctx context.Context, e Execution) (events.ExecutionResolved, error) {
+// recordedResolution returns the execution_resolved event that the log has for the execution.
+func (r *Resolver) recordedResolution(ctx context.Context, e Execution) (events.ExecutionResolved, error) {
 	at := eventlog.Position{Shard: e.Session.RunHead.Subject.Partition() % r.Log.Shards(), Seq: e.Session.Run.Resolved.At}
 	rec, err := r.Log.At(ctx, at)
 	if err != nil {

@@ -113,7 +113,7 @@ func (s *Store) history(ctx context.Context, tenant, session string, after uint3
 		if len(h.Events) == limit || size > maxPageBytes {
 			break
 		}
-		list, err := s.inherited(ctx, tenant, a, skip, limit-len(h.Events), maxPageBytes-size)
+		list, err := s.inheritedEvents(ctx, tenant, a, skip, limit-len(h.Events), maxPageBytes-size)
 		if err != nil {
 			return h, err
 		}
@@ -130,8 +130,8 @@ func (s *Store) history(ctx context.Context, tenant, session string, after uint3
 	return h, nil
 }
 
-// inherited returns events of one ancestor, up to the limit and room bytes, but at least one.
-func (s *Store) inherited(ctx context.Context, tenant string, a Ancestor, after uint32, limit, room int) ([]StoredEvent, error) {
+// inheritedEvents returns events of one ancestor, up to the limit and room bytes, but at least one.
+func (s *Store) inheritedEvents(ctx context.Context, tenant string, a Ancestor, after uint32, limit, room int) ([]StoredEvent, error) {
 	var list []StoredEvent
 	next, size := after+1, 0
 	err := s.rows(ctx, func(r pgx.Rows) error {

@@ -230,7 +230,7 @@ func (c *conn) sendBatch(session string, frames []live.Frame, cursor *uint32, me
 	if len(frames) > 1 {
 		c.net.beginBatch()
 		defer func() {
-			if ended := c.timed(c.net.endBatch); err == nil || ended != nil && !errors.Is(ended, errSlow) {
+			if ended := c.timedWrite(c.net.endBatch); err == nil || ended != nil && !errors.Is(ended, errSlow) {
 				err = ended
 			}
 		}()

@@ -43,8 +43,8 @@ func decode(c command.Command, into any) error {
 	return nil
 }
 
-// created resolves the references of a new session.
-func (h *Handler) created(ctx context.Context, c command.Command, b command.CreateSession) (events.SessionCreated, error) {
+// resolveSession returns the session_created event of a new session, with its references resolved.
+func (h *Handler) resolveSession(ctx context.Context, c command.Command, b command.CreateSession) (events.SessionCreated, error) {
 	out := events.SessionCreated{Metadata: b.Metadata}
 	agent, err := h.pin(ctx, c, b, &out)
 	if err != nil {

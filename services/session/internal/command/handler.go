@@ -177,7 +177,7 @@ func (h *Handler) builder(ctx context.Context, c command.Command) (builder, erro
 		if err := decode(c, &b); err != nil {
 			return nil, err
 		}
-		created, err := h.created(ctx, c, b)
+		created, err := h.resolveSession(ctx, c, b)
 		if err == nil {
 			err = errors.Join(checkHostFiles(created, b.Files), checkFiles(c, b.Files))
 		}
@@ -192,7 +192,7 @@ func (h *Handler) builder(ctx context.Context, c command.Command) (builder, erro
 		if err := decode(c, &b); err != nil {
 			return nil, err
 		}
-		created, err := h.created(ctx, c, b.Create)
+		created, err := h.resolveSession(ctx, c, b.Create)
 		if err == nil {
 			err = errors.Join(checkHostFiles(created, b.Post.Files), checkPost(c, b.Post))
 		}
@@ -297,7 +297,7 @@ func (h *Handler) decide(ctx context.Context, c command.Command, build builder, 
 		return true, err
 	}
 	if done {
-		answer.Position, answer.Forked = h.cfg.Sessions.Position(l.ID, at).String(), forked(c, l)
+		answer.Position, answer.Forked = h.cfg.Sessions.Position(l.ID, at).String(), forkPoint(c, l)
 		return true, nil
 	}
 	list, err := decideWith(build, l, session.Base{Meta: events.Meta{CommandID: c.ID, Now: h.cfg.Now()}})
@@ -320,7 +320,7 @@ func (h *Handler) decide(ctx context.Context, c command.Command, build builder, 
 		}
 	}
 	h.hint(l, list)
-	answer.Position, answer.Forked = h.cfg.Sessions.Position(l.ID, l.LifeHead.Seq).String(), forked(c, l)
+	answer.Position, answer.Forked = h.cfg.Sessions.Position(l.ID, l.LifeHead.Seq).String(), forkPoint(c, l)
 	return true, nil
 }
 

@@ -239,23 +239,23 @@ func (r *Reactor) step(ctx context.Context, l *eventlog.Loaded) (wrote bool, err
 			return true, r.cfg.Sessions.AppendLife(ctx, l, r.actor(), list[0].ID, list)
 		}
 	}
-	outcome, err := r.lost(ctx, l, now)
+	outcome, err := r.lostEnd(ctx, l, now)
 	if err != nil || outcome == nil {
 		return false, err
 	}
 	return true, r.abandon(ctx, l, outcome, now)
 }
 
-// lost returns the terminal event of the active execution if no executor will end it, else nil: if it was cancelled
+// lostEnd returns the terminal event of the active execution if no executor will end it, else nil: if it was cancelled
 // before an executor claimed it, if a budget or a limit that it needs is used up, or if its turn limit has passed and
 // its executor is gone.
-func (r *Reactor) lost(ctx context.Context, l *eventlog.Loaded, now time.Time) (events.Payload, error) {
+func (r *Reactor) lostEnd(ctx context.Context, l *eventlog.Loaded, now time.Time) (events.Payload, error) {
 	active := l.Life.Active.ExecutionID
 	if l.Due() == run.Refuse {
 		return events.ExecutionCancelled{Reason: l.Life.ControlOf(active).Reason}, nil
 	}
 	if l.Due() == run.Execute && l.Run.Execution != active {
-		if outcome, err := r.exceeded(ctx, *l, now); err != nil || outcome != nil {
+		if outcome, err := r.budgetEnd(ctx, *l, now); err != nil || outcome != nil {
 			return outcome, err
 		}
 	}
@@ -272,9 +272,9 @@ func (r *Reactor) lost(ctx context.Context, l *eventlog.Loaded, now time.Time) (
 	return events.ExecutionFailed{Code: "EXECUTOR_LOST", Message: "the turn limit passed and the executor that held the execution is gone"}, nil
 }
 
-// exceeded returns the terminal event of the session's next execution if a budget, or the tenant's limit of events,
+// budgetEnd returns the terminal event of the session's next execution if a budget, or the tenant's limit of events,
 // prevents its start.
-func (r *Reactor) exceeded(ctx context.Context, l eventlog.Loaded, now time.Time) (events.Payload, error) {
+func (r *Reactor) budgetEnd(ctx context.Context, l eventlog.Loaded, now time.Time) (events.Payload, error) {
 	const code = "BUDGET_EXCEEDED"
 	if why := l.Life.Options.Budget.Exceeded(l.Run.SessionUsage(), "the session"); why != "" {
 		return events.ExecutionFailed{Code: code, Message: why}, nil
@@ -359,7 +359,7 @@ func (r *Reactor) arm(ctx context.Context, l eventlog.Loaded) (moved bool, err e
 		// The turn is overdue, but its executor is alive. Check it again after TurnGrace.
 		at = now.Add(session.TurnGrace)
 	}
-	armed, err := r.armed(ctx, l.ID)
+	armed, err := r.timerTime(ctx, l.ID)
 	if err != nil {
 		return false, err
 	}
@@ -394,8 +394,8 @@ func (r *Reactor) timerStream(ctx context.Context) (jetstream.Stream, error) {
 // headerArmedAt holds the time at which a schedule fires, in Unix milliseconds.
 const headerArmedAt = "Spool-Armed-At"
 
-// armed returns the time at which the session's timer fires, or the zero time if none is set.
-func (r *Reactor) armed(ctx context.Context, id string) (time.Time, error) {
+// timerTime returns the time at which the session's timer fires, or the zero time if none is set.
+func (r *Reactor) timerTime(ctx context.Context, id string) (time.Time, error) {
 	stream, err := r.timerStream(ctx)
 	if err != nil {
 		return time.Time{}, err

@@ -52,7 +52,7 @@ func (h *Handler) push(ctx context.Context, c command.Command) (command.Answer, 
 		Bytes: found.Bytes, UnpackedBytes: found.UnpackedBytes, Files: found.Files,
 	}
 	// A push that the skill's state refuses stores nothing either.
-	answer, err := h.pushed(ctx, c, true, pushed)
+	answer, err := h.appendVersion(ctx, c, true, pushed)
 	if b.DryRun || err != nil {
 		return answer, err
 	}
@@ -62,7 +62,7 @@ func (h *Handler) push(ctx context.Context, c command.Command) (command.Answer, 
 			return command.Answer{}, err
 		}
 	}
-	return h.pushed(ctx, c, false, pushed)
+	return h.appendVersion(ctx, c, false, pushed)
 }
 
 func checkPush(c command.Command, b command.PushSkill) error {
@@ -119,8 +119,8 @@ func (h *Handler) again(ctx context.Context, c command.Command, b command.PushSk
 	return h.answer(ctx, c, p, e, e)
 }
 
-// pushed appends the version of a checked ZIP. With dry it only returns what the push would change.
-func (h *Handler) pushed(ctx context.Context, c command.Command, dry bool, p events.SkillPushed) (command.Answer, error) {
+// appendVersion appends the version of a checked ZIP. With dry it only returns what the push would change.
+func (h *Handler) appendVersion(ctx context.Context, c command.Command, dry bool, p events.SkillPushed) (command.Answer, error) {
 	before, after, err := h.change(ctx, c, p.Ref, func(e eventlog.Entry, meta events.Meta) ([]events.Event, error) {
 		list, err := versions.Decide(e.State, versions.Apply{Meta: meta, Version: p.Ref.Version, Tags: p.Tags, Data: p})
 		if dry {

@@ -211,8 +211,8 @@ func (s *Server) tunnel(w http.ResponseWriter, r *http.Request, sb *registry.San
 	checked := newHelloChecker(here, early, t.Host)
 	s.copyTunnel(here, checked, there)
 	if checked.err != nil {
-		d := about(t, r.Method)
-		d.Code, d.Message = BadHost, bounded(checked.err.Error())
+		d := newDenial(t, r.Method)
+		d.Code, d.Message = BadHost, truncateText(checked.err.Error())
 		s.recordDenial(sb, *d)
 	}
 }

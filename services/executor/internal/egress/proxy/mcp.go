@@ -102,7 +102,7 @@ func (s *Server) passServer(w http.ResponseWriter, r *http.Request, sb *registry
 		ModifyResponse: func(res *http.Response) error {
 			status = res.StatusCode
 			if e := res.Header.Get("Content-Encoding"); e != "" && e != "identity" {
-				return fmt.Errorf("the MCP server used content encoding %q although the request forbids it", bounded(e))
+				return fmt.Errorf("the MCP server used content encoding %q although the request forbids it", truncateText(e))
 			}
 			var body io.Reader = res.Body
 			for _, secret := range secrets {
@@ -120,7 +120,7 @@ func (s *Server) passServer(w http.ResponseWriter, r *http.Request, sb *registry
 			return nil
 		},
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
-			status = s.unreachedServer(w, r, sb, server, err, secrets)
+			status = s.answerUnreachable(w, r, sb, server, err, secrets)
 		},
 		ErrorLog: slog.NewLogLogger(s.cfg.Logger.Handler(), slog.LevelDebug),
 	}
@@ -131,8 +131,9 @@ func (s *Server) passServer(w http.ResponseWriter, r *http.Request, sb *registry
 	p.ServeHTTP(w, r)
 }
 
-// unreachedServer answers that an MCP server does not respond, or may not be reached, and returns the status.
-func (s *Server) unreachedServer(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox, server *registry.Server, err error, secrets []string) int {
+// answerUnreachable answers a request with the error that its MCP server does not respond or may not be reached. It
+// returns the HTTP status.
+func (s *Server) answerUnreachable(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox, server *registry.Server, err error, secrets []string) int {
 	if denial := dialDenial(server.Target, r.Method, err); denial != nil {
 		s.deny(w, sb, statusOf(denial), *denial)
 		return statusOf(denial)

@@ -157,7 +157,7 @@ func (c *call) handleAnswer(res *http.Response) error {
 		res.Header.Del("Content-Length")
 		res.ContentLength = -1
 	default:
-		return fmt.Errorf("the endpoint used content encoding %q although the request forbids it", bounded(encoding))
+		return fmt.Errorf("the endpoint used content encoding %q although the request forbids it", truncateText(encoding))
 	}
 	c.answer = meter.NewResponse(res.Header.Get("Content-Type"))
 	res.Body = &answerBody{Reader: redact(body, c.rt.Secret), Closer: res.Body, c: c}
@@ -235,7 +235,7 @@ func (c *call) end(ctx context.Context, r *http.Request, gone bool) {
 	}
 	m := events.ModelCalled{
 		Provider: c.rt.Name, Model: redactText(cmp.Or(got.Model, c.model), c.rt.Secret), Status: uint32(max(c.status, 0)), //nolint:gosec // not negative
-		Usage: got.Usage, DurationMs: sinceMs(c.began), Error: bounded(redactText(c.problem(ctx, gone, got), c.rt.Secret)),
+		Usage: got.Usage, DurationMs: sinceMs(c.began), Error: truncateText(redactText(c.problem(ctx, gone, got), c.rt.Secret)),
 		Betas: betas(r.Header),
 	}
 	m.FirstByteMs = m.DurationMs

@@ -155,8 +155,8 @@ func (s *Server) connState(c net.Conn, state http.ConnState) {
 	case http.StateClosed:
 		if mine.tunnel != nil {
 			s.journalUnparsed(mine)
-		} else if method, target, ok := mine.unparsed(); ok {
-			s.recordDenial(mine.sandbox, events.EgressDenied{Host: bounded(target), Method: bounded(method), Code: BadHost, Message: "the request does not name a valid host"})
+		} else if method, target, ok := mine.unparsedRequest(); ok {
+			s.recordDenial(mine.sandbox, events.EgressDenied{Host: truncateText(target), Method: truncateText(method), Code: BadHost, Message: "the request does not name a valid host"})
 		}
 		mine.Close() //nolint:errcheck // it is closed already; this calls its onClose
 	}
