@@ -22,8 +22,8 @@ const (
 	methodStore   = 0
 	methodDeflate = 8
 
-	// flagsRefused are the flags for encrypted content, patch data, strong encryption and masked headers.
-	flagsRefused = 1<<0 | 1<<5 | 1<<6 | 1<<13
+	// refusedFlags are the flags for encrypted content, patch data, strong encryption and masked headers.
+	refusedFlags = 1<<0 | 1<<5 | 1<<6 | 1<<13
 
 	creatorUnix  = 3
 	creatorMacOS = 19
@@ -31,8 +31,8 @@ const (
 	extraUnix = 0x000d // PKWARE: a link or device has data after the fixed part
 	extraASi  = 0x756e // mode, device and the target of a link
 
-	// attributesRefused are the DOS attributes volume label, device and reparse point.
-	attributesRefused = 0x08 | 0x40 | 0x400
+	// refusedAttributes are the DOS attributes volume label, device and reparse point.
+	refusedAttributes = 0x08 | 0x40 | 0x400
 )
 
 // Types of a file in a Unix mode.
@@ -162,7 +162,7 @@ func readEntry(in *bufio.Reader) (e entry, used int64, err error) {
 // check validates an entry's kind, compression method and stated sizes.
 func (e *entry) check(attributes uint32, extra []byte) error {
 	switch kind := attributes >> 16 & modeType; {
-	case kind != 0 && kind != modeFile && kind != modeFolder, attributes&attributesRefused != 0:
+	case kind != 0 && kind != modeFile && kind != modeFolder, attributes&refusedAttributes != 0:
 		return refusedEntryError(e.raw, "is a link, a device or similar; only files and folders are allowed")
 	case kind == modeFolder && !e.folder, kind == modeFile && e.folder:
 		return refusedEntryError(e.raw, "is a folder by its name or by its mode, but not by both")
@@ -171,7 +171,7 @@ func (e *entry) check(attributes uint32, extra []byte) error {
 		return err
 	}
 	switch {
-	case e.flags&flagsRefused != 0:
+	case e.flags&refusedFlags != 0:
 		return entryZIPError(e.raw, "is encrypted or a patch; only plain files are supported")
 	case e.method != methodStore && e.method != methodDeflate:
 		return entryZIPError(e.raw, "has compression method %d; only store (0) and deflate (8) are supported", e.method)
@@ -254,7 +254,7 @@ func (e *entry) locate(r io.ReaderAt, directory int64) error {
 	if err := readAt(r, rest, e.offset+lengthLocal); err != nil {
 		return err
 	}
-	if string(rest[:nameLen]) != e.raw || u16(h[8:]) != e.method || u16(h[6:])&flagsRefused != 0 {
+	if string(rest[:nameLen]) != e.raw || u16(h[8:]) != e.method || u16(h[6:])&refusedFlags != 0 {
 		return entryZIPError(e.raw, "has a local header that differs from the directory")
 	}
 	return e.checkExtra(rest[nameLen:])

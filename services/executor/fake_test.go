@@ -343,7 +343,7 @@ func (s *fakeStream) write(m runner.Message) {
 func (s *fakeStream) writeRaw(raw []byte) {
 	s.wmu.Lock()
 	defer s.wmu.Unlock()
-	_, _ = s.out.Write(append(raw, '\n')) // a reader that is gone is the other side's affair
+	_, _ = s.out.Write(append(raw, '\n')) // the other side handles a reader that is gone
 }
 
 // send sends the lines of the journal.

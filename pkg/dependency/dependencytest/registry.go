@@ -90,8 +90,8 @@ func (r *Registry) Switch(on bool) {
 	r.off = !on
 }
 
-// Asked returns the number of requests whose path ends with suffix, or the number of all requests if suffix is "".
-func (r *Registry) Asked(suffix string) (n int) {
+// Requests returns the number of requests whose path ends with suffix, or the number of all requests if suffix is "".
+func (r *Registry) Requests(suffix string) (n int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, p := range r.asked {

@@ -40,7 +40,7 @@ func TestFork_KnowsNothingAfterTheAnchor(t *testing.T) {
 	for name, c := range map[string]struct {
 		anchor  string
 		history string
-		last    string // what it ends with before the question, "" for the result of a tool
+		last    string // the last text before the question, "" for the result of a tool
 	}{
 		"at the end of a turn":       {text(first)[0].Anchor, "user assistant user", "I will."},
 		"at a result in a turn":      {completed(t, second, events.KindToolResult)[1].Anchor, "user assistant user assistant tool tool user", ""},
@@ -84,7 +84,8 @@ func TestFork_KnowsNothingAfterTheAnchor(t *testing.T) {
 	}
 }
 
-// Without the anchor the agent begins anew, and says so: it never answers from what came later.
+// Without the anchor the agent begins a new conversation and reports that: it never answers from entries after the
+// anchor.
 func TestForkWithoutItsAnchor(t *testing.T) {
 	t.Parallel()
 	const whole = `{"role":"user","text":"remember plum"}` + "\n" + `{"role":"assistant","text":"I will."}` + "\n"

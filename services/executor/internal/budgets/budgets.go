@@ -76,9 +76,9 @@ func (t *Tracker) Budgets(e Execution, l Limits, s run.State, now time.Time) []a
 	return out
 }
 
-// Exceeded returns the code and the message of the first budget or tenant limit that is used up, "" if there is none. It
+// ExceededLimit returns the code and the message of the first budget or tenant limit that is used up, "" if there is none. It
 // ignores limits of turns: the last allowed request may be the answer, and the egress proxy refuses the next one.
-func (t *Tracker) Exceeded(e Execution, l Limits, s run.State, now time.Time) (code, message string) {
+func (t *Tracker) ExceededLimit(e Execution, l Limits, s run.State, now time.Time) (code, message string) {
 	for _, b := range t.Budgets(e, l, s, now) {
 		b.Limit.Turns = 0
 		if message := b.Limit.Exceeded(b.Spent, b.Whose); message != "" {

@@ -76,8 +76,8 @@ func TestLayer(t *testing.T) {
 		}
 	}
 	all.Wait()
-	if registry.Asked(".tgz") != 1 || registry.Asked(".whl") != 1 || began.Load() != 4 {
-		t.Errorf("%d and %d downloads, %d waited", registry.Asked(".tgz"), registry.Asked(".whl"), began.Load())
+	if registry.Requests(".tgz") != 1 || registry.Requests(".whl") != 1 || began.Load() != 4 {
+		t.Errorf("%d and %d downloads, %d waited", registry.Requests(".tgz"), registry.Requests(".whl"), began.Load())
 	}
 	registry.Switch(false)
 	p := newProvider(t, cfg)

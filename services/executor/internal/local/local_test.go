@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 	if scratch, err = os.MkdirTemp("", "spool-local-"); err != nil {
 		panic(err)
 	}
-	// npm keeps what it has downloaded, and would not ask for it again.
+	// npm caches downloads, and would not request them again.
 	if err := os.Setenv("npm_config_cache", filepath.Join(scratch, "npm")); err != nil {
 		panic(err)
 	}

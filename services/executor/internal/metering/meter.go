@@ -72,9 +72,9 @@ func (m *Meter) Update(ctx context.Context, session events.Budget) error {
 	return nil
 }
 
-// Exceeded returns the code and the message of the first budget or limit that the usage of the execution, including
+// ExceededLimit returns the code and the message of the first budget or limit that the usage of the execution, including
 // that of unstored events, exhausts. It returns "" if there is none.
-func (m *Meter) Exceeded(unstored []events.Event) (code, message string) {
+func (m *Meter) ExceededLimit(unstored []events.Event) (code, message string) {
 	s := m.execution.Session.Run
 	for _, e := range unstored {
 		if d, ok := e.Data.(events.EgressDenied); ok && d.Code == codeModelRefused && e.ExecutionID == m.execution.ID {
@@ -82,7 +82,7 @@ func (m *Meter) Exceeded(unstored []events.Event) (code, message string) {
 		}
 		s = run.Evolve(s, e)
 	}
-	return m.usage.Exceeded(m.chargedExecution(), m.limits, s, m.proxy.Now())
+	return m.usage.ExceededLimit(m.chargedExecution(), m.limits, s, m.proxy.Now())
 }
 
 // chargedExecution returns the execution with its own budget. The budget limits turns only if the agent does not count its

@@ -661,7 +661,7 @@ func TestStock_BringsSkillsOnce(t *testing.T) {
 			t.Errorf("the agent can change a skill: %s", out)
 		}
 	}
-	if fetched != 3 { // twice checked, once brought
+	if fetched != 3 { // checked twice, fetched once
 		t.Errorf("the archive was fetched %d times, want 3", fetched)
 	}
 	if err := p.LoadSkills(t.Context(), newID(t, events.KindSandbox), []string{digest}); !errors.Is(err, sandbox.ErrNotFound) {

@@ -91,14 +91,14 @@ func (p *preparation) createSandbox(ctx context.Context) (*agents.Agent, error) 
 	spec.Labels.Epoch, spec.Layer, spec.Servers = p.Epoch, layer, len(p.Resolved.Containers())
 	box, err := p.Sandboxes.Create(ctx, &spec, p.Resolved.Allowlist(), nil)
 	if err != nil {
-		return nil, p.sandboxFailed(ctx, id, err)
+		return nil, p.endFailedSandbox(ctx, id, err)
 	}
 	a, err := p.Dialer.Open(ctx, box, p.Ref(), runner.Attach{Epoch: p.Epoch})
 	if errors.Is(err, link.ErrFenced) {
 		return nil, fmt.Errorf("%w: %w", run.ErrFenced, err)
 	}
 	if err != nil {
-		return nil, p.sandboxFailed(ctx, id, err)
+		return nil, p.endFailedSandbox(ctx, id, err)
 	}
 	ready := events.SandboxReady{
 		SandboxID: id, Provider: p.ProviderName, Engine: p.Engine, Journal: a.Journal, Image: spec.Image,
@@ -116,9 +116,9 @@ func (p *preparation) createSandbox(ctx context.Context) (*agents.Agent, error) 
 	return a, p.Refresh(ctx)
 }
 
-// sandboxFailed ends what exists of a sandbox that could not be created or filled, and returns a *Error; only the error of ctx if that has
+// endFailedSandbox ends what exists of a sandbox that could not be created or filled, and returns a *Error; only the error of ctx if that has
 // ended.
-func (p *preparation) sandboxFailed(ctx context.Context, id string, cause error) error {
+func (p *preparation) endFailedSandbox(ctx context.Context, id string, cause error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}

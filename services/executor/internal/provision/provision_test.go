@@ -388,7 +388,8 @@ func TestAttach_Retires(t *testing.T) {
 	}
 }
 
-// TestAttach_Dependencies: the log says that a layer is built, its error ends the execution, and a control does not wait for it.
+// TestAttach_Dependencies: the log states that a layer is built, an error of the build ends the execution, and a
+// control does not wait for the build.
 func TestAttach_Dependencies(t *testing.T) {
 	t.Parallel()
 	agent := events.AgentSpec{Dependencies: events.Dependencies{PIP: []string{"requests==2.32.0"}}}

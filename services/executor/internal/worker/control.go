@@ -112,7 +112,7 @@ func (t *turn) deadlineOf(life session.State) time.Time {
 // cannot be read, it applies the limits that were read last, and returns the error.
 func (f *follower) checkBudgets(unstored []events.Event) error {
 	err := f.meter.Update(f.ctx, f.life.Options.Budget)
-	if code, message := f.meter.Exceeded(unstored); code != "" {
+	if code, message := f.meter.ExceededLimit(unstored); code != "" {
 		f.stop.Exceed(code, message, f.w.deps.Now())
 	}
 	return err

@@ -142,5 +142,5 @@ func (s *Server) answerUnreachable(w http.ResponseWriter, r *http.Request, sb *r
 	for _, secret := range secrets {
 		detail = redactText(detail, secret)
 	}
-	return s.answerUnreached(w, r, server.Target, errors.New(detail))
+	return s.answerHostUnreachable(w, r, server.Target, errors.New(detail))
 }
