@@ -84,14 +84,14 @@ func (p Policy) Resolve(path string) (string, error) {
 	}
 	real, err := filepath.EvalSymlinks(path)
 	if err != nil {
-		return "", reason(path, err)
+		return "", reasonError(path, err)
 	}
 	if err := CheckSyntax(real); err != nil { // a link may lead to an invalid path
 		return "", fmt.Errorf("%s leads elsewhere: %w", path, err)
 	}
 	info, err := os.Stat(real)
 	if err != nil {
-		return "", reason(path, err)
+		return "", reasonError(path, err)
 	}
 	if !info.IsDir() {
 		return "", fmt.Errorf("%s is not a folder", path)
@@ -105,10 +105,10 @@ func (p Policy) Resolve(path string) (string, error) {
 		err = errors.Join(ignoreEnd(err), f.Close())
 	}
 	if err == nil {
-		err = accessible(real)
+		err = checkAccess(real)
 	}
 	if err != nil {
-		return "", reason(path, err)
+		return "", reasonError(path, err)
 	}
 	return real, nil
 }
@@ -154,8 +154,8 @@ func within(dir, path string) bool {
 	return err == nil && filepath.IsLocal(rel)
 }
 
-// reason returns an error with the reason why the folder cannot be used, on one line.
-func reason(path string, err error) error {
+// reasonError returns an error with the reason why the folder cannot be used, on one line.
+func reasonError(path string, err error) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("there is no folder %s on the server's machine: %w", path, fs.ErrNotExist)

@@ -113,11 +113,11 @@ func (w *Watcher) Run(ctx context.Context) error {
 	w.mu.Lock()
 	w.since = w.now()
 	w.mu.Unlock()
-	return kvwatch.Run(ctx, w.js, topology.BucketLeases, w.logger, func() func(jetstream.KeyValueEntry) { return w.see })
+	return kvwatch.Run(ctx, w.js, topology.BucketLeases, w.logger, func() func(jetstream.KeyValueEntry) { return w.addRenewal })
 }
 
-// see records a renewal. Deletions are ignored: only the time of the last renewal counts.
-func (w *Watcher) see(entry jetstream.KeyValueEntry) {
+// addRenewal records a renewal. Deletions are ignored: only the time of the last renewal counts.
+func (w *Watcher) addRenewal(entry jetstream.KeyValueEntry) {
 	if entry == nil || entry.Operation() != jetstream.KeyValuePut {
 		return
 	}

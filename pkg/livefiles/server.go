@@ -135,7 +135,7 @@ func (s *Server) transfer(r Request, reply string) error {
 	if err := s.send(reply, headerHead, raw); err != nil {
 		return err
 	}
-	if err := s.chunks(content, size, reply, acks); err != nil && !errors.Is(err, errStopped) {
+	if err := s.sendChunks(content, size, reply, acks); err != nil && !errors.Is(err, errStopped) {
 		return errors.Join(err, s.send(reply, headerFail, nil))
 	}
 	return nil
@@ -144,7 +144,7 @@ func (s *Server) transfer(r Request, reply string) error {
 // errStopped is returned when the receiver wants no more chunks.
 var errStopped = errors.New("the receiver stopped")
 
-func (s *Server) chunks(content io.Reader, size int64, reply string, acks <-chan *nats.Msg) error {
+func (s *Server) sendChunks(content io.Reader, size int64, reply string, acks <-chan *nats.Msg) error {
 	buf := make([]byte, chunk)
 	acked := 0
 	for n := 1; size > 0; n++ {

@@ -336,8 +336,8 @@ func lastLines(s string) string {
 	return strings.Join(lines, "; ")
 }
 
-// cause removes the operation and the path from an error, because the message already contains them.
-func cause(err error) error {
+// removePath removes the operation and the path from an error, because the message already contains them.
+func removePath(err error) error {
 	var errno syscall.Errno
 	if errors.As(err, &errno) {
 		return errno

@@ -15,7 +15,7 @@ import (
 // one message at a time.
 func export(r io.Reader) (Info, error) {
 	e := &exportReader{in: json.NewDecoder(&strictReader{r: r}), info: Info{Architecture: architecture.OpenCode}, seen: map[string]bool{}}
-	err := e.document()
+	err := e.readDocument()
 	var syntax *json.SyntaxError
 	switch {
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.As(err, &syntax) && strings.Contains(syntax.Error(), "unexpected end"):
@@ -35,8 +35,8 @@ type exportReader struct {
 	n    int             // number of the message
 }
 
-// document validates the whole document.
-func (e *exportReader) document() error {
+// readDocument validates the whole document.
+func (e *exportReader) readDocument() error {
 	if err := e.expect(json.Delim('{')); err != nil {
 		return err
 	}
@@ -47,9 +47,9 @@ func (e *exportReader) document() error {
 		}
 		switch key {
 		case "info":
-			err = e.session()
+			err = e.readSession()
 		case "messages":
-			err = e.messages()
+			err = e.readMessages()
 		default:
 			err = refuse(0, "has the unknown member %.100q; "+mustBeTranscript, key)
 		}
@@ -80,8 +80,8 @@ func (e *exportReader) expect(want json.Delim) error {
 	return nil
 }
 
-// value reads the next value, which must be an object.
-func (e *exportReader) value() (map[string]json.RawMessage, error) {
+// readValue reads the next value, which must be an object.
+func (e *exportReader) readValue() (map[string]json.RawMessage, error) {
 	var raw json.RawMessage
 	if err := e.in.Decode(&raw); err != nil {
 		return nil, err
@@ -92,8 +92,8 @@ func (e *exportReader) value() (map[string]json.RawMessage, error) {
 	return parseObject(raw)
 }
 
-func (e *exportReader) session() error {
-	m, err := e.value()
+func (e *exportReader) readSession() error {
+	m, err := e.readValue()
 	if err != nil {
 		return err
 	}
@@ -105,7 +105,7 @@ func (e *exportReader) session() error {
 	return nil
 }
 
-func (e *exportReader) messages() error {
+func (e *exportReader) readMessages() error {
 	if e.info.AgentSessionID == "" {
 		return refuse(0, "info must come before messages; "+mustBeTranscript)
 	}
@@ -116,19 +116,19 @@ func (e *exportReader) messages() error {
 		if e.n++; e.n > MaxEntries {
 			return refuse(0, "has more than %d messages", MaxEntries)
 		}
-		m, err := e.value()
+		m, err := e.readValue()
 		if err != nil {
 			return err
 		}
-		if err := e.message(m); err != nil {
+		if err := e.readMessage(m); err != nil {
 			return err
 		}
 	}
 	return e.expect(json.Delim(']'))
 }
 
-// message validates a message and its parts.
-func (e *exportReader) message(m map[string]json.RawMessage) error {
+// readMessage validates a message and its parts.
+func (e *exportReader) readMessage(m map[string]json.RawMessage) error {
 	info := inner(m["info"])
 	id, role := text(info["id"]), text(info["role"])
 	switch parent := text(info["parentID"]); {
@@ -173,7 +173,7 @@ const messageDepth = 2
 
 func (s *strictReader) Read(p []byte) (int, error) {
 	n, err := s.r.Read(p)
-	if bad := s.look(p[:n]); bad != nil {
+	if bad := s.checkBytes(p[:n]); bad != nil {
 		return 0, bad
 	}
 	if errors.Is(err, io.EOF) && len(s.rest) > 0 {
@@ -182,7 +182,7 @@ func (s *strictReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func (s *strictReader) look(p []byte) error {
+func (s *strictReader) checkBytes(p []byte) error {
 	if !s.utf8(p) {
 		return refuse(0, "is not valid UTF-8")
 	}

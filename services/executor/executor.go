@@ -200,13 +200,13 @@ func (e *Executor) Run(ctx context.Context) error {
 	if err := e.open(ctx); err != nil {
 		return fmt.Errorf("executor: %w", err)
 	}
-	ctl, err := e.deps.NATS.Subscribe(topology.Ctl(e.id), e.ctl)
+	control, err := e.deps.NATS.Subscribe(topology.Ctl(e.id), e.handleControl)
 	if err != nil {
 		return fmt.Errorf("executor: subscribe to %s: %w", topology.Ctl(e.id), err)
 	}
 	files, err := e.serveFiles()
 	if err != nil {
-		return fmt.Errorf("executor: %w", errors.Join(err, ctl.Unsubscribe()))
+		return fmt.Errorf("executor: %w", errors.Join(err, control.Unsubscribe()))
 	}
 	// The lease outlives the jobs: no executor may take over an execution while it is being handed over.
 	leased, release := context.WithCancel(context.WithoutCancel(ctx))
@@ -238,7 +238,7 @@ func (e *Executor) Run(ctx context.Context) error {
 		err = errors.Join(err, e.stopSandboxes(context.WithoutCancel(ctx)))
 	}
 	err = errors.Join(err, e.closeConnections())
-	if uerr := ctl.Unsubscribe(); uerr != nil && !e.deps.NATS.IsClosed() {
+	if uerr := control.Unsubscribe(); uerr != nil && !e.deps.NATS.IsClosed() {
 		err = errors.Join(err, uerr)
 	}
 	if err != nil {
@@ -331,8 +331,8 @@ func (e *Executor) stopSandboxes(ctx context.Context) error {
 	return nil
 }
 
-// ctl handles hints, and requests for what this executor does for a session.
-func (e *Executor) ctl(msg *nats.Msg) {
+// handleControl handles hints, and requests for what this executor does for a session.
+func (e *Executor) handleControl(msg *nats.Msg) {
 	ref, err := topology.DecodeSessionRef(msg.Data)
 	if err != nil {
 		e.deps.Logger.Warn("a message on ctl cannot be read", "error", err)

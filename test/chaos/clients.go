@@ -165,12 +165,12 @@ func (d *driver) post(ctx context.Context, until <-chan struct{}, session string
 			d.open[a.ExecutionID] = true
 		}
 		d.mu.Unlock()
-		d.control(ctx, a.ExecutionID, r)
+		d.sendControl(ctx, a.ExecutionID, r)
 	}
 }
 
-// control sometimes cancels an execution, or pauses and resumes it.
-func (d *driver) control(ctx context.Context, execution string, r *rand.Rand) {
+// sendControl sometimes cancels an execution, or pauses and resumes it.
+func (d *driver) sendControl(ctx context.Context, execution string, r *rand.Rand) {
 	steps := [][]string{{}, {}, {}, {}, {}, {"cancel"}, {"pause", "resume"}}[r.IntN(7)]
 	for _, step := range steps {
 		time.Sleep(time.Duration(r.IntN(3000)) * time.Millisecond)
@@ -245,9 +245,9 @@ func compact(raw []byte) string {
 
 // follow keeps a client connected to one of the gateways, in turn, until ctx ends.
 func (d *driver) follow(ctx context.Context, c *client, first int) {
-	connect := d.sse
+	connect := d.followSSE
 	if c.kind == "WebSocket" {
-		connect = d.socket
+		connect = d.followSocket
 	}
 	for gateway := first; ctx.Err() == nil; gateway++ {
 		c.mu.Lock()
@@ -263,7 +263,7 @@ func (d *driver) follow(ctx context.Context, c *client, first int) {
 	}
 }
 
-func (d *driver) sse(ctx context.Context, c *client, gateway int) error {
+func (d *driver) followSSE(ctx context.Context, c *client, gateway int) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	idle := time.AfterFunc(idleTimeout, cancel)
@@ -302,7 +302,7 @@ func (d *driver) sse(ctx context.Context, c *client, gateway int) error {
 	return lines.Err()
 }
 
-func (d *driver) socket(ctx context.Context, c *client, gateway int) error {
+func (d *driver) followSocket(ctx context.Context, c *client, gateway int) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	idle := time.AfterFunc(idleTimeout, cancel)

@@ -70,7 +70,7 @@ func New(c Config) (*Server, error) {
 		c.Now = time.Now
 	}
 	s := &Server{config: c, script: c.Script, log: c.Logger, records: records{max: c.MaxRecorded, maxBytes: c.MaxRecordedB}}
-	s.routes()
+	s.registerRoutes()
 	return s, nil
 }
 
@@ -126,7 +126,7 @@ func (s *Server) Run(ctx context.Context) error {
 // ServeHTTP answers one request.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.mux.ServeHTTP(w, r) }
 
-func (s *Server) routes() {
+func (s *Server) registerRoutes() {
 	s.mux = http.NewServeMux()
 	s.mux.HandleFunc("POST /v1/messages", s.answer(anthropic{}))
 	s.mux.HandleFunc("POST /v1/messages/count_tokens", s.countTokens)

@@ -52,12 +52,12 @@ type Registry struct {
 func New(base string, npm []NPM, wheels []Wheel) (*Registry, error) {
 	r := &Registry{files: map[string]servedFile{}}
 	for _, p := range npm {
-		if err := r.npm(base, p); err != nil {
+		if err := r.addNPM(base, p); err != nil {
 			return nil, fmt.Errorf("package %s: %w", p.Name, err)
 		}
 	}
 	for _, w := range wheels {
-		if err := r.wheel(w); err != nil {
+		if err := r.addWheel(w); err != nil {
 			return nil, fmt.Errorf("wheel %s: %w", w.Name, err)
 		}
 	}
@@ -107,7 +107,7 @@ type servedFile struct {
 	content []byte
 }
 
-func (r *Registry) npm(base string, p NPM) error {
+func (r *Registry) addNPM(base string, p NPM) error {
 	manifest := map[string]any{"name": p.Name, "version": p.Version, "bin": p.Bin, "scripts": p.Scripts, "dependencies": p.Dependencies}
 	raw, err := json.Marshal(manifest)
 	if err != nil {
@@ -146,7 +146,7 @@ func (r *Registry) npm(base string, p NPM) error {
 	return nil
 }
 
-func (r *Registry) wheel(w Wheel) error {
+func (r *Registry) addWheel(w Wheel) error {
 	info := w.Name + "-" + w.Version + ".dist-info/"
 	metadata := "Metadata-Version: 2.1\nName: " + w.Name + "\nVersion: " + w.Version + "\n"
 	for _, e := range w.Extras {

@@ -79,7 +79,7 @@ func (b *batcher) join(a *attempt) *member {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.waiting = append(b.waiting, m)
-	b.next()
+	b.startNext()
 	return m
 }
 
@@ -103,7 +103,7 @@ func (b *batcher) leave() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.single--
-	b.next()
+	b.startNext()
 }
 
 // abandon ends the wait of a member whose caller gave up. A member that is in a batch may still be stored.
@@ -115,15 +115,15 @@ func (b *batcher) abandon(m *member) {
 		b.waiting = slices.DeleteFunc(b.waiting, func(other *member) bool { return other == m })
 	case memberReleased:
 		b.single--
-		b.next()
+		b.startNext()
 	case memberSent:
 		m.state = memberGone
 	case memberGone:
 	}
 }
 
-// next starts what may start now. The caller must hold the lock.
-func (b *batcher) next() {
+// startNext starts what may start now. The caller must hold the lock.
+func (b *batcher) startNext() {
 	paused := b.isPaused()
 	for len(b.waiting) > 0 && !b.batch {
 		enough := len(b.waiting) >= b.minBatch && !paused
@@ -205,7 +205,7 @@ func (b *batcher) send(sent []*member, subjects map[string]bool) {
 		}
 		return rival
 	})
-	b.next()
+	b.startNext()
 }
 
 // await returns the outcome of a member, or the error of ctx, or nats.ErrTimeout.

@@ -88,7 +88,7 @@ func (l *Log) scan(ctx context.Context, after eventlog.Position, upTo *count, ma
 	if upTo != nil {
 		end = min(end, upTo.at)
 	}
-	if err := r.through(ctx, end, take); err != nil {
+	if err := r.readThrough(ctx, end, take); err != nil {
 		return c, err
 	}
 	if upTo != nil && r.seq >= upTo.at && !c.More {
@@ -242,7 +242,7 @@ func (l *Log) lastBeforeEnd(ctx context.Context, c *eventlog.Changes, after even
 		r.filters = append(r.filters, subject)
 		end = max(end, seq)
 	}
-	return r.through(ctx, end, func(m jetstream.Msg) error {
+	return r.readThrough(ctx, end, func(m jetstream.Msg) error {
 		if r.seq > c.Through.Seq {
 			return errStop
 		}

@@ -55,11 +55,11 @@ func (r *reader) readToEnd(ctx context.Context, take func(jetstream.Msg) error) 
 	if err != nil {
 		return err
 	}
-	return r.through(ctx, end, take)
+	return r.readThrough(ctx, end, take)
 }
 
-// through calls take for each message up to the first one at or after a sequence, and then closes the reader.
-func (r *reader) through(ctx context.Context, end uint64, take func(jetstream.Msg) error) (err error) {
+// readThrough calls take for each message up to the first one at or after a sequence, and then closes the reader.
+func (r *reader) readThrough(ctx context.Context, end uint64, take func(jetstream.Msg) error) (err error) {
 	defer r.close()
 	for err == nil && r.seq < end {
 		var m jetstream.Msg

@@ -44,13 +44,13 @@ func URL(t testing.TB) string {
 		t.Fatal(err)
 	}
 	name := fmt.Sprintf("test_%d", serial.Add(1))
-	if err := admin(t.Context(), srv, "CREATE DATABASE "+name); err != nil {
+	if err := execAdmin(t.Context(), srv, "CREATE DATABASE "+name); err != nil {
 		t.Fatalf("create database %s: %v", name, err)
 	}
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), dropTimeout)
 		defer cancel()
-		if err := admin(ctx, srv, "DROP DATABASE "+name+" WITH (FORCE)"); err != nil {
+		if err := execAdmin(ctx, srv, "DROP DATABASE "+name+" WITH (FORCE)"); err != nil {
 			t.Errorf("drop database %s: %v", name, err)
 		}
 	})
@@ -121,7 +121,7 @@ func start() (*pgserver.Server, error) {
 	return srv, nil
 }
 
-func admin(ctx context.Context, srv *pgserver.Server, sql string) error {
+func execAdmin(ctx context.Context, srv *pgserver.Server, sql string) error {
 	conn, err := pgx.Connect(ctx, srv.DatabaseURL("postgres"))
 	if err != nil {
 		return err

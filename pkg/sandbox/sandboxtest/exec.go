@@ -116,7 +116,7 @@ func execRunner(f *fixture) {
 	}
 }
 
-func environment(f *fixture) {
+func execEnvironment(f *fixture) {
 	box := f.create(f.spec())
 	out, _, _ := f.exec(box, sandbox.Command{Args: []string{"env"}, Env: map[string]string{"GIVEN": "a b"}}, "")
 	if strings.Contains(out, secret) || strings.Contains(out, "must-not-be-seen") {
@@ -138,7 +138,7 @@ func environment(f *fixture) {
 	}
 }
 
-func dir(f *fixture) {
+func execDir(f *fixture) {
 	box := f.create(f.spec())
 	f.must(box.Files().Put(f.ctx, "sub/deep/file", strings.NewReader("x")))
 	if out, _, code := f.exec(box, sandbox.Command{Args: []string{"cat", "file"}, Dir: "sub/deep"}, ""); out != "x" || code != 0 {
@@ -148,7 +148,7 @@ func dir(f *fixture) {
 		f.Errorf("in the workspace: %q, code %d", out, code)
 	}
 	_, err := box.Exec(f.ctx, sandbox.Command{Args: []string{"pwd"}, Dir: "../.."})
-	f.want(err, sandbox.ErrOutside)
+	f.checkError(err, sandbox.ErrOutside)
 	_, err = box.Exec(f.ctx, sandbox.Command{Args: []string{"pwd"}, Dir: "nowhere"})
-	f.want(err, sandbox.ErrNotFound)
+	f.checkError(err, sandbox.ErrNotFound)
 }

@@ -18,20 +18,20 @@ func filesPutGet(f *fixture) {
 	f.must(err)
 	for name, content := range map[string][]byte{"a": []byte("1"), "b/c/d.txt": body, "empty": nil, "späce and ünicode": []byte("2"), "./dot": []byte("3")} {
 		f.must(files.Put(f.ctx, name, bytes.NewReader(content)))
-		f.reads(files, name, content)
+		f.checkContent(files, name, content)
 	}
 	f.must(files.Put(f.ctx, "a", strings.NewReader("replaced")))
-	f.reads(files, "a", []byte("replaced"))
+	f.checkContent(files, "a", []byte("replaced"))
 	_, err = files.Get(f.ctx, "nothing")
-	f.want(err, sandbox.ErrNotFound)
+	f.checkError(err, sandbox.ErrNotFound)
 	_, err = files.Get(f.ctx, "b/nothing")
-	f.want(err, sandbox.ErrNotFound)
+	f.checkError(err, sandbox.ErrNotFound)
 	if _, err := files.Get(f.ctx, "b"); err == nil {
 		f.Error("a folder was opened as a file")
 	}
 	broken := errors.New("the upload broke off")
-	f.want(files.Put(f.ctx, "a", io.MultiReader(strings.NewReader("half"), errReader{broken})), broken)
-	f.reads(files, "a", []byte("replaced"))
+	f.checkError(files.Put(f.ctx, "a", io.MultiReader(strings.NewReader("half"), errReader{broken})), broken)
+	f.checkContent(files, "a", []byte("replaced"))
 	all, err := files.List(f.ctx, "")
 	f.must(err)
 	if len(all) != 7 {
@@ -43,7 +43,7 @@ type errReader struct{ err error }
 
 func (r errReader) Read([]byte) (int, error) { return 0, r.err }
 
-func (f *fixture) reads(files sandbox.Files, name string, want []byte) {
+func (f *fixture) checkContent(files sandbox.Files, name string, want []byte) {
 	f.Helper()
 	r, err := files.Get(f.ctx, name)
 	f.must(err)
@@ -84,17 +84,17 @@ func filesList(f *fixture) {
 		f.Errorf("a: %s", got)
 	}
 	_, err = files.List(f.ctx, "nothing")
-	f.want(err, sandbox.ErrNotFound)
+	f.checkError(err, sandbox.ErrNotFound)
 }
 
 func filesOutside(f *fixture) {
 	files := f.create(f.spec()).Files()
 	for _, name := range []string{"../x", "..", "a/../../x", "/etc/passwd", "a/../../workspace-evil/x"} {
-		f.want(files.Put(f.ctx, name, strings.NewReader("x")), sandbox.ErrOutside)
+		f.checkError(files.Put(f.ctx, name, strings.NewReader("x")), sandbox.ErrOutside)
 		_, err := files.Get(f.ctx, name)
-		f.want(err, sandbox.ErrOutside)
+		f.checkError(err, sandbox.ErrOutside)
 		_, err = files.List(f.ctx, name)
-		f.want(err, sandbox.ErrOutside)
+		f.checkError(err, sandbox.ErrOutside)
 	}
 	for _, name := range []string{"", "nul\x00", "."} {
 		if err := files.Put(f.ctx, name, strings.NewReader("x")); err == nil {
@@ -112,17 +112,17 @@ func filesSymlinks(f *fixture) {
 		f.Fatal("creating the symlinks in the sandbox failed")
 	}
 	defer f.sh(box, `rm -r "$(pwd)-evil"`)
-	f.reads(files, "good", []byte("in"))
+	f.checkContent(files, "good", []byte("in"))
 	for _, name := range []string{"file", "root/etc/passwd", "up/x", "sibling/x"} {
 		_, err := files.Get(f.ctx, name)
-		f.want(err, sandbox.ErrOutside)
+		f.checkError(err, sandbox.ErrOutside)
 	}
 	for _, name := range []string{"root/tmp/spool-evil", "up/evil", "sibling/evil", "sibling/new/evil"} {
-		f.want(files.Put(f.ctx, name, strings.NewReader("evil")), sandbox.ErrOutside)
+		f.checkError(files.Put(f.ctx, name, strings.NewReader("evil")), sandbox.ErrOutside)
 	}
 	// Put onto a symlink replaces the link, not the file to which it points.
 	f.must(files.Put(f.ctx, "file", strings.NewReader("mine")))
-	f.reads(files, "file", []byte("mine"))
+	f.checkContent(files, "file", []byte("mine"))
 	all, err := files.List(f.ctx, "")
 	f.must(err)
 	if len(all) > 6 {
@@ -146,7 +146,7 @@ func filesRemove(f *fixture) {
 		}
 	}
 	for _, name := range []string{"../x", "..", "/etc/passwd", "a/../../x", "root/etc/passwd", "up/x", "out/file"} {
-		f.want(files.Remove(f.ctx, name), sandbox.ErrOutside)
+		f.checkError(files.Remove(f.ctx, name), sandbox.ErrOutside)
 	}
 	for _, name := range []string{"", ".", "nul\x00"} {
 		if err := files.Remove(f.ctx, name); err == nil {
@@ -183,7 +183,7 @@ func listOutside(f *fixture) {
 	}
 	for _, name := range []string{"root", "up"} {
 		_, err := box.Exec(f.ctx, sandbox.Command{Args: []string{"pwd"}, Dir: name + "/etc"})
-		f.want(err, sandbox.ErrOutside)
+		f.checkError(err, sandbox.ErrOutside)
 	}
 	if out, _, code := f.exec(box, sandbox.Command{Args: []string{"ls"}, Dir: "alias/side"}, ""); out != "file\n" || code != 0 {
 		f.Errorf("in a folder behind a link that stays inside: %q, code %d", out, code)

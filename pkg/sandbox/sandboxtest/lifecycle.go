@@ -42,7 +42,7 @@ func createAgain(f *fixture) {
 	f.must(f.create(spec).Files().Put(f.ctx, "mark", strings.NewReader("kept")))
 	f.s.KillRunner(f, spec.ID)
 	_, err := f.p.Attach(f.ctx, spec.ID)
-	f.want(err, sandbox.ErrNotFound)
+	f.checkError(err, sandbox.ErrNotFound)
 	if f.s.EndsWithRunner {
 		infos, err := f.s.New(f).List(f.ctx)
 		f.must(err)
@@ -61,7 +61,7 @@ func createAgain(f *fixture) {
 			f.Errorf("the new sandbox has %+v", left)
 		}
 	} else {
-		f.reads(box.Files(), "mark", []byte("kept"))
+		f.checkContent(box.Files(), "mark", []byte("kept"))
 	}
 	f.checkKept(box, !f.s.EndsWithRunner)
 	if alive, err := box.Running(f.ctx); !alive || err != nil {
@@ -81,9 +81,9 @@ func attachAnew(f *fixture) {
 
 func attachUnknown(f *fixture) {
 	_, err := f.p.Attach(f.ctx, f.id(events.KindSandbox))
-	f.want(err, sandbox.ErrNotFound)
+	f.checkError(err, sandbox.ErrNotFound)
 	_, err = f.p.Attach(f.ctx, "../../etc")
-	f.want(err, sandbox.ErrNotFound)
+	f.checkError(err, sandbox.ErrNotFound)
 }
 
 func list(f *fixture) {
@@ -167,13 +167,13 @@ func pause(f *fixture, p sandbox.Pauser) {
 		f.Errorf("exit code %d, %v", code, err)
 	}
 	unknown := f.id(events.KindSandbox)
-	f.want(p.Pause(f.ctx, unknown), sandbox.ErrNotFound)
-	f.want(p.Resume(f.ctx, unknown), sandbox.ErrNotFound)
+	f.checkError(p.Pause(f.ctx, unknown), sandbox.ErrNotFound)
+	f.checkError(p.Resume(f.ctx, unknown), sandbox.ErrNotFound)
 	// A paused sandbox can be terminated like any other.
 	f.must(p.Pause(f.ctx, spec.ID))
 	f.must(f.p.Terminate(f.ctx, spec.ID, false))
 	_, err = f.p.Attach(f.ctx, spec.ID)
-	f.want(err, sandbox.ErrNotFound)
+	f.checkError(err, sandbox.ErrNotFound)
 }
 
 // adopt assigns a sandbox without a session to a session, and then to a later epoch.
@@ -195,18 +195,18 @@ func adopt(f *fixture, p sandbox.Adopter) {
 	}
 	again, err := f.s.New(f).Attach(f.ctx, spec.ID)
 	f.must(err)
-	f.reads(again.Files(), "mark", []byte("pool"))
+	f.checkContent(again.Files(), "mark", []byte("pool"))
 	spec.Labels = session
 	found, err := f.p.Create(f.ctx, spec)
 	f.must(err)
-	f.reads(found.Files(), "mark", []byte("pool"))
-	f.want(p.Adopt(f.ctx, f.id(events.KindSandbox), session), sandbox.ErrNotFound)
+	f.checkContent(found.Files(), "mark", []byte("pool"))
+	f.checkError(p.Adopt(f.ctx, f.id(events.KindSandbox), session), sandbox.ErrNotFound)
 	if err := p.Adopt(f.ctx, spec.ID, sandbox.Labels{Tenant: "a.b", Session: "../x", Engine: session.Engine}); err == nil {
 		f.Error("invalid labels were accepted")
 	}
 	f.must(f.p.Terminate(f.ctx, spec.ID, true))
 	_, err = f.p.Attach(f.ctx, spec.ID)
-	f.want(err, sandbox.ErrNotFound)
+	f.checkError(err, sandbox.ErrNotFound)
 }
 
 // takeOver hands a workspace from one sandbox of a session to the next, and from that one to a third.
@@ -226,7 +226,7 @@ func takeOver(f *fixture) {
 			f.Errorf("the next sandbox has %+v", left)
 		}
 		f.must(next.Files().Put(f.ctx, "mark", strings.NewReader(mark)))
-		f.reads(next.Files(), "mark", []byte(mark))
+		f.checkContent(next.Files(), "mark", []byte(mark))
 	}
 	// A workspace that never existed, or was removed, cannot be taken over.
 	f.must(f.p.Terminate(f.ctx, spec.ID, true))
@@ -276,9 +276,9 @@ func afterContextEnded(f *fixture) {
 	box := f.create(spec)
 	f.must(box.Files().Put(f.ctx, "mark", strings.NewReader("1")))
 	_, err := box.Exec(endedContext(), sandbox.Command{Args: []string{"true"}})
-	f.want(err, context.Canceled)
-	f.want(box.Files().Put(endedContext(), "mark", strings.NewReader("2")), context.Canceled)
+	f.checkError(err, context.Canceled)
+	f.checkError(box.Files().Put(endedContext(), "mark", strings.NewReader("2")), context.Canceled)
 	_, err = box.Files().List(endedContext(), "")
-	f.want(err, context.Canceled)
-	f.reads(box.Files(), "mark", []byte("1"))
+	f.checkError(err, context.Canceled)
+	f.checkContent(box.Files(), "mark", []byte("1"))
 }

@@ -53,8 +53,8 @@ func Exercise(t *testing.T, s Subject) {
 		{"ExecOutlivesItsContext", execOutlivesItsContext},
 		{"ExecKill", execKill},
 		{"ExecRunner", execRunner},
-		{"Environment", environment},
-		{"Dir", dir},
+		{"Environment", execEnvironment},
+		{"Dir", execDir},
 		{"FilesPutGet", filesPutGet},
 		{"FilesList", filesList},
 		{"FilesOutside", filesOutside},
@@ -110,8 +110,8 @@ func (f *fixture) must(err error) {
 	}
 }
 
-// want checks that err is target.
-func (f *fixture) want(err, target error) {
+// checkError checks that err is target.
+func (f *fixture) checkError(err, target error) {
 	f.Helper()
 	if !errors.Is(err, target) {
 		f.Errorf("error is %v, want %v", err, target)

@@ -52,7 +52,7 @@ func terminateLeavesNoProcess(f *fixture) {
 	_, err = p.Wait()
 	f.must(err)
 	_, err = f.p.Attach(f.ctx, spec.ID)
-	f.want(err, sandbox.ErrNotFound)
+	f.checkError(err, sandbox.ErrNotFound)
 	if alive, err := box.Running(f.ctx); alive || err != nil {
 		f.Errorf("runs after its end: %v, %v", alive, err)
 	}

@@ -23,10 +23,10 @@ func openEraser(ctx context.Context, js jetstream.JetStream, name string) (erase
 
 func (e eraser) name() string { return e.stream.CachedInfo().Config.Name }
 
-// subject erases every message on an exact subject with a lower sequence than
+// eraseSubject erases every message on an exact subject with a lower sequence than
 // below; 0 means all of them. It returns how many it erased. When it returns nil,
 // the stream's leader holds none of them.
-func (e eraser) subject(ctx context.Context, subject string, below uint64) (n uint32, err error) {
+func (e eraser) eraseSubject(ctx context.Context, subject string, below uint64) (n uint32, err error) {
 	for seq := uint64(1); ; {
 		m, err := e.stream.GetMsg(ctx, seq, jetstream.WithGetMsgSubject(subject))
 		if errors.Is(err, jetstream.ErrMsgNotFound) || err == nil && below > 0 && m.Sequence >= below {
@@ -124,9 +124,9 @@ type message struct {
 	seq     uint64
 }
 
-// messages calls handle with each message that the stream has now, in order. The config selects the messages by
+// eachMessage calls handle with each message that the stream has now, in order. The config selects the messages by
 // FilterSubjects, DeliverPolicy and OptStartTime.
-func (e eraser) messages(ctx context.Context, which jetstream.ConsumerConfig, handle func(message)) error {
+func (e eraser) eachMessage(ctx context.Context, which jetstream.ConsumerConfig, handle func(message)) error {
 	failed := func(err error) error { return fmt.Errorf("read stream %s: %w", e.name(), err) }
 	// The consumer is removed after its inactivity: with the right to delete a consumer of the log, the janitor could
 	// also delete a durable.

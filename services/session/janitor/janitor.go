@@ -210,7 +210,7 @@ func (j *Janitor) open(ctx context.Context, conn *pgx.Conn, dry bool) (*pass, er
 func (p *pass) addItem(i Item) { p.report.Items = append(p.report.Items, i) }
 
 func (p *pass) run(ctx context.Context) error {
-	return errors.Join(p.deletedSessions(ctx), p.workspaceObjects(ctx), p.reportTrimmed(ctx), p.skillObjects(ctx), p.refusedSecrets(ctx), p.chunks(ctx))
+	return errors.Join(p.deletedSessions(ctx), p.workspaceObjects(ctx), p.reportTrimmed(ctx), p.skillObjects(ctx), p.refusedSecrets(ctx), p.eraseChunks(ctx))
 }
 
 // removeBefore returns a time: unreferenced objects with a name that were stored before it may be removed.
@@ -239,8 +239,8 @@ func (p *pass) removeObjects(ctx context.Context, b *bucket, item Item, list []o
 	return nil
 }
 
-// chunks erases content of the object buckets that no object names.
-func (p *pass) chunks(ctx context.Context) error {
+// eraseChunks erases content of the object buckets that no object names.
+func (p *pass) eraseChunks(ctx context.Context) error {
 	for _, b := range []*bucket{p.workspaces, p.payloads, p.skills} {
 		list, err := b.unnamedChunks(ctx, p.now().Add(-p.cfg.Uploads))
 		if err != nil {
@@ -251,7 +251,7 @@ func (p *pass) chunks(ctx context.Context) error {
 			if p.dry {
 				continue
 			}
-			if _, err := b.subject(ctx, b.chunkSubject(nuid), 0); err != nil {
+			if _, err := b.eraseSubject(ctx, b.chunkSubject(nuid), 0); err != nil {
 				return err
 			}
 			p.counts.countRemoved(KindChunks, 1, 0)

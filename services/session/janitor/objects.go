@@ -46,7 +46,7 @@ func (b *bucket) chunkSubject(nuid string) string { return "$O." + b.bucket + ".
 // list returns the objects for which keep reports true.
 func (b *bucket) list(ctx context.Context, keep func(object) bool) ([]object, error) {
 	var out []object
-	err := b.messages(ctx, newestConsumer("$O."+b.bucket+".M.>"), func(m message) {
+	err := b.eachMessage(ctx, newestConsumer("$O."+b.bucket+".M.>"), func(m message) {
 		var o object
 		if json.Unmarshal(m.data, &o) != nil || o.Name == "" || o.NUID == "" {
 			return // not a name message of an object
@@ -96,7 +96,7 @@ func sessionOf(name string) (sessionKey, bool) {
 // remove erases an object as it was listed. If the object was stored again under the same name meanwhile, the new
 // object stays, because its chunks and its name message are others.
 func (b *bucket) remove(ctx context.Context, o object) error {
-	if _, err := b.subject(ctx, b.chunkSubject(o.NUID), 0); err != nil {
+	if _, err := b.eraseSubject(ctx, b.chunkSubject(o.NUID), 0); err != nil {
 		return err
 	}
 	return b.erase(ctx, o.seq)

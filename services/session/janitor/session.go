@@ -44,7 +44,7 @@ func (p *pass) deletedSessions(ctx context.Context) error {
 			return errors.Join(append(errs, fmt.Errorf("list deleted sessions: %w", err))...)
 		}
 		for _, k := range list {
-			if err := p.session(ctx, k); err != nil {
+			if err := p.advanceSession(ctx, k); err != nil {
 				errs = append(errs, fmt.Errorf("session %s of tenant %s: %w", k.ID, k.Tenant, err))
 			}
 			if last = k; ctx.Err() != nil || p.removed == p.cfg.Sessions {
@@ -57,9 +57,9 @@ func (p *pass) deletedSessions(ctx context.Context) error {
 	}
 }
 
-// session does the next step for a deleted session: it retires the session's runs when nothing reads or writes them
+// advanceSession does the next step for a deleted session: it retires the session's runs when nothing reads or writes them
 // any more, and removes the content when the grace after that has passed.
-func (p *pass) session(ctx context.Context, k sessionKey) error {
+func (p *pass) advanceSession(ctx context.Context, k sessionKey) error {
 	l, err := p.sessions.Load(ctx, k.Tenant, k.ID, eventlog.Leader)
 	if err != nil {
 		return err
@@ -68,7 +68,7 @@ func (p *pass) session(ctx context.Context, k sessionKey) error {
 		return fmt.Errorf("the read models say that session %s of tenant %s is deleted, and the log does not", k.ID, k.Tenant)
 	}
 	at := max(l.LifeHead.Seq, l.RunHead.Seq)
-	waits, err := p.waits(ctx, l, at)
+	waits, err := p.waitReason(ctx, l, at)
 	if err == nil && waits == "" {
 		waits, err = p.forkReason(ctx, l)
 	}
@@ -99,9 +99,9 @@ func (p *pass) session(ctx context.Context, k sessionKey) error {
 	return p.remove(ctx, l)
 }
 
-// waits returns the reason why a session cannot be removed yet, as a sentence: the service that still reads or writes
+// waitReason returns the reason why a session cannot be removed yet, as a sentence: the service that still reads or writes
 // it up to a sequence. It returns "" if there is none.
-func (p *pass) waits(ctx context.Context, l eventlog.Loaded, at uint64) (string, error) {
+func (p *pass) waitReason(ctx context.Context, l eventlog.Loaded, at uint64) (string, error) {
 	switch {
 	case l.Run.Retired:
 	case l.Due() != run.Nothing, !l.Run.IsIdle(), l.Life.Active.ExecutionID != "" && !l.Run.IsDone(l.Life.Active):
@@ -298,14 +298,14 @@ func (p *pass) remove(ctx context.Context, l eventlog.Loaded) error {
 			return err
 		}
 	}
-	if _, err := p.deltas.subject(ctx, p.log.Partitioning().DeltaSubject(l.Tenant, l.ID), 0); err != nil {
+	if _, err := p.deltas.eraseSubject(ctx, p.log.Partitioning().DeltaSubject(l.Tenant, l.ID), 0); err != nil {
 		return err
 	}
 	// The log is erased last, because it names the other data.
 	e := p.streams[p.sessions.Position(l.ID, 1).Shard]
 	messages := uint32(0)
 	for _, h := range []eventlog.Head{l.LifeHead, l.RunHead} {
-		n, err := e.subject(ctx, p.log.Partitioning().Subject(h.Subject), h.Seq)
+		n, err := e.eraseSubject(ctx, p.log.Partitioning().Subject(h.Subject), h.Seq)
 		if err != nil {
 			return err
 		}
@@ -381,7 +381,7 @@ func (p *pass) isMentioned(ctx context.Context, digest string, l eventlog.Loaded
 	own := "." + l.Tenant + "." + l.ID + "."
 	for _, e := range p.streams {
 		found := false
-		err := e.messages(ctx, all("ev.>"), func(m message) {
+		err := e.eachMessage(ctx, all("ev.>"), func(m message) {
 			found = found || !strings.Contains(m.subject, own) && bytes.Contains(m.data, []byte(digest))
 		})
 		if found || err != nil {
@@ -401,7 +401,7 @@ func (p *pass) removeKeys(ctx context.Context, k sessionKey, executions []string
 	}
 	if p.requests == nil {
 		p.requests = map[sessionKey][]string{}
-		err := p.idempotency.messages(ctx, newestConsumer("$KV."+topology.BucketIdempotency+".>"), func(m message) {
+		err := p.idempotency.eachMessage(ctx, newestConsumer("$KV."+topology.BucketIdempotency+".>"), func(m message) {
 			var record struct {
 				Answer struct {
 					SessionID string `json:"sessionId"`

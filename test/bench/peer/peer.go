@@ -142,14 +142,14 @@ func (m *Benchmark) start(ctx context.Context, b *harness.Bench, key, path, mode
 		return nil, err
 	}
 	b.Cleanup(c.conv.Close)
-	if _, err := turn(ctx, c.conv, "begin"); err != nil {
+	if _, err := takeTurn(ctx, c.conv, "begin"); err != nil {
 		return nil, err
 	}
 	c.created = time.Since(begun)
 	return c, nil
 }
 
-func turn(ctx context.Context, c conversation, text string) (time.Duration, error) {
+func takeTurn(ctx context.Context, c conversation, text string) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, turnTimeout)
 	defer cancel()
 	return c.Turn(ctx, text)
@@ -164,7 +164,7 @@ func (m *Benchmark) measure(ctx context.Context, model *model, list []*comparedS
 				return err
 			}
 			begun := time.Now()
-			first, err := turn(ctx, c.conv, fmt.Sprint("number ", i))
+			first, err := takeTurn(ctx, c.conv, fmt.Sprint("number ", i))
 			if err != nil {
 				return fmt.Errorf("%s: turn %d: %w", c.name, i, err)
 			}
@@ -183,7 +183,7 @@ func (m *Benchmark) measure(ctx context.Context, model *model, list []*comparedS
 	for range int(m.Long) {
 		for _, c := range list {
 			begun := time.Now()
-			first, err := turn(ctx, c.conv, "write a long answer")
+			first, err := takeTurn(ctx, c.conv, "write a long answer")
 			if err != nil {
 				return fmt.Errorf("%s: long answer: %w", c.name, err)
 			}

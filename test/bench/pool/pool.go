@@ -112,8 +112,8 @@ func (r *results) row(size int) row.Row {
 	}
 }
 
-// full blocks until the pool is full and the engine has no other sandbox.
-func (t *testbed) full(ctx context.Context) error {
+// awaitFull blocks until the pool is full and the engine has no other sandbox.
+func (t *testbed) awaitFull(ctx context.Context) error {
 	return system.Until(ctx, fillTimeout, "the pool is full", func() (bool, error) {
 		if err := t.sys.Err(); err != nil {
 			return false, err

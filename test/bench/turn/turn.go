@@ -84,7 +84,7 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) (err error) {
 				return err
 			}
 			for _, a := range t.agents {
-				if err := t.agent(ctx, b, sys, provider, a); err != nil {
+				if err := t.measureAgent(ctx, b, sys, provider, a); err != nil {
 					return fmt.Errorf("%s: %w", a.Name, err)
 				}
 			}
@@ -116,8 +116,8 @@ func (t *testbed) installedAgents(b *harness.Bench) (all []installedAgent) {
 	return all
 }
 
-// agent measures one agent with one sandbox provider.
-func (t *testbed) agent(ctx context.Context, b *harness.Bench, sys *system.System, provider string, a installedAgent) error {
+// measureAgent measures one agent with one sandbox provider.
+func (t *testbed) measureAgent(ctx context.Context, b *harness.Bench, sys *system.System, provider string, a installedAgent) error {
 	warm, err := a.Warm(a.path, filepath.Join(b.Dir, "bare-"+a.Architecture), t.url)
 	if err != nil {
 		return fmt.Errorf("on bare stdio: %w", err)

@@ -47,7 +47,7 @@ func (s *session) handleInitialized(m message, t *agent.Turn) error {
 		}
 		s.note(t, logEvent("warn", "the agent is %s; version %s was tested", version, s.d.Version))
 	}
-	if err := s.reachable(); err != nil {
+	if err := s.checkReachable(); err != nil {
 		s.fail(t, "AGENT_PROTOCOL", err.Error())
 		return nil
 	}

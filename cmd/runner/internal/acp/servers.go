@@ -37,8 +37,8 @@ func (s *session) servers() []sdk.McpServer {
 	return out
 }
 
-// reachable returns an error if the agent cannot reach one of the servers.
-func (s *session) reachable() error {
+// checkReachable returns an error if the agent cannot reach one of the servers.
+func (s *session) checkReachable() error {
 	for i, m := range s.d.MCPServers {
 		if m.Type == "http" && !s.caps.McpCapabilities.Http {
 			return fmt.Errorf("query.mcpServers[%d].type: the agent does not support MCP servers over http", i)

@@ -109,7 +109,7 @@ func (s *session) handleTool(f *flow, u toolUpdate, t *agent.Turn) error {
 	s.showUse(c, tool, t)
 	switch {
 	case c.over:
-		s.results(c, tool, t)
+		s.journalResult(c, tool, t)
 		if tool.Todos != nil && c.status == sdk.ToolCallStatusCompleted {
 			s.showTodos(tool.Todos, t)
 		}
@@ -148,8 +148,8 @@ func (s *session) stream(c *call, t *agent.Turn) {
 	c.shown = text
 }
 
-// results journals the result of a call.
-func (s *session) results(c *call, tool Tool, t *agent.Turn) {
+// journalResult journals the result of a call.
+func (s *session) journalResult(c *call, tool Tool, t *agent.Turn) {
 	text := output(c.content, c.Output)
 	failed := c.status == sdk.ToolCallStatusFailed || tool.Failed
 	took := millis(s.now().Sub(c.started))

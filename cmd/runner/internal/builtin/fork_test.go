@@ -54,7 +54,7 @@ func TestFork_KnowsNothingAfterTheAnchor(t *testing.T) {
 				t.Fatal(err)
 			}
 			original := record(t, place, id)
-			l := agent.Launch{Place: place, SessionID: "ses_fork", Resume: id, Fork: &runner.Fork{Anchor: c.anchor}}
+			l := agent.Launch{Folders: place, SessionID: "ses_fork", Resume: id, Fork: &runner.Fork{Anchor: c.anchor}}
 			for attempt := range 2 { // the second finds the same
 				f := startLaunch(t, e, l, nil)
 				lines := f.turn("which word?", nil)
@@ -113,7 +113,7 @@ func TestForkWithoutItsAnchor(t *testing.T) {
 			if err := os.WriteFile(path, []byte(c.content), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			l := agent.Launch{Place: place, SessionID: "ses_fork", Resume: c.resume, Fork: &runner.Fork{Anchor: c.anchor}}
+			l := agent.Launch{Folders: place, SessionID: "ses_fork", Resume: c.resume, Fork: &runner.Fork{Anchor: c.anchor}}
 			lines := startLaunch(t, e, l, nil).turn("which word?", nil)
 			var told []events.Error
 			for _, l := range lines {
@@ -131,7 +131,7 @@ func TestForkWithoutItsAnchor(t *testing.T) {
 	}
 }
 
-func record(t *testing.T, place agent.Place, id string) string {
+func record(t *testing.T, place agent.Folders, id string) string {
 	t.Helper()
 	path, err := builtin.Adapter{}.Transcript(place, id)
 	if err != nil {

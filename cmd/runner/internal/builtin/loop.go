@@ -154,7 +154,7 @@ func (t *turn) ask(ctx context.Context) (model.Answer, error) {
 	s := &answerBlocks{turn: t, calls: map[int]*shownCall{}}
 	answer, err := t.Model.Stream(ctx, model.Request{
 		Model: t.model, System: t.system(), Messages: t.said.Messages(), Tools: t.offers(),
-	}, s.delta)
+	}, s.addDelta)
 	s.finish(answer, err)
 	t.usage.InputTokens += answer.Usage.Input
 	t.usage.OutputTokens += answer.Usage.Output
@@ -251,7 +251,7 @@ type answerBlocks struct {
 
 type shownCall struct{ ref, id string }
 
-func (s *answerBlocks) delta(d model.Delta) {
+func (s *answerBlocks) addDelta(d model.Delta) {
 	switch {
 	case d.Thinking != "":
 		if s.thinking == "" {

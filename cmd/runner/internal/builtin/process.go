@@ -166,7 +166,7 @@ func (s *server) start(ctx context.Context, q runner.Query) *runningTurn {
 	r := &runningTurn{stop: stop, done: make(chan struct{})}
 	go func() {
 		defer close(r.done)
-		s.turn(ctx, q)
+		s.runTurn(ctx, q)
 	}()
 	return r
 }
@@ -193,8 +193,8 @@ func readOrders(ctx context.Context, in io.Reader, orders chan<- order) error {
 	}
 }
 
-// turn runs one query and reports its end.
-func (s *server) turn(ctx context.Context, q runner.Query) {
+// runTurn runs one query and reports its end.
+func (s *server) runTurn(ctx context.Context, q runner.Query) {
 	s.pipe.write(report{Op: "begin"})
 	if s.lost != "" {
 		s.pipe.Event(events.Error{Code: "TRANSCRIPT_LOST", Message: s.lost + ": the agent does not know the turns before"})

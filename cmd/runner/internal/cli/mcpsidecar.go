@@ -50,7 +50,7 @@ func (c *mcpServeCommand) Run(ctx context.Context, sys *System, log *slog.Logger
 	}
 	defer ignoreHangups()()
 	log.Info("serving", "socket", c.Socket)
-	return (&agentRuntime{processGroup: processGroup}).reaping(ctx, func(whole context.Context) error {
+	return (&agentRuntime{processGroup: processGroup}).runReaping(ctx, func(whole context.Context) error {
 		whole, stop := context.WithCancel(whole)
 		forwarded := make(chan error, 1)
 		go func() {

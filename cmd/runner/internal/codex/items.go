@@ -175,7 +175,7 @@ func (s *session) itemCompleted(n notification, t *agent.Turn) error {
 	case "subAgentActivity":
 		s.handleActivity(n.ThreadID, i, t)
 	case "collabAgentToolCall":
-		s.collaboration(n.ThreadID, w, t)
+		s.handleCollaboration(n.ThreadID, w, t)
 	case "plan":
 		t.Whole(w.conv, events.Block{Kind: events.KindSystem, Subtype: "plan", Message: i.Text})
 	case "contextCompaction":

@@ -168,7 +168,7 @@ func (s *Server) leave() {
 		s.cfg.Log.Error("end processes that a server left", "err", err)
 	}
 	for _, dir := range s.cfg.Scratch {
-		if err := empty(dir); err != nil {
+		if err := emptyFolder(dir); err != nil {
 			s.cfg.Log.Error("empty a scratch folder", "folder", dir, "err", err)
 		}
 	}
@@ -194,8 +194,8 @@ func sweep(dir string) error {
 	return err
 }
 
-// empty removes everything in a folder.
-func empty(dir string) error {
+// emptyFolder removes everything in a folder.
+func emptyFolder(dir string) error {
 	list, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

@@ -119,15 +119,15 @@ func (x *Stream) Write(piece []byte) []byte {
 		if n := int(x.m.nodes[x.at].longest); n > 0 {
 			x.addSpan(span{x.base + len(x.held) - n, x.base + len(x.held)})
 		}
-		x.look(b)
+		x.searchEscaped(b)
 	}
 	end := x.base + len(x.held)
 	return x.release(min(end-int(x.m.nodes[x.at].open), x.opens(end)))
 }
 
-// look searches for values that escape codes interrupt: it takes the last byte as a reader of the terminal sees it,
+// searchEscaped searches for values that escape codes interrupt: it takes the last byte as a reader of the terminal sees it,
 // without escape codes.
-func (x *Stream) look(b byte) {
+func (x *Stream) searchEscaped(b byte) {
 	if x.code.step(b) {
 		return
 	}

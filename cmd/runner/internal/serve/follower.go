@@ -179,11 +179,11 @@ func (f *follower) read(in *bufio.Reader) {
 			f.reply(runner.Reply{ID: c.ID, Error: refusal})
 			continue
 		}
-		f.obey(c)
+		f.executeCommand(c)
 	}
 }
 
-func (f *follower) obey(c runner.Command) {
+func (f *follower) executeCommand(c runner.Command) {
 	sup := f.s.cfg.Supervisor
 	r := runner.Reply{ID: c.ID}
 	switch c.Op {

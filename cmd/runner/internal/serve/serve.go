@@ -192,7 +192,7 @@ func (s *Server) handle(c *net.UnixConn) {
 		return
 	}
 	if hello.Op != "" {
-		s.single(conn, hello.Claim, proved)
+		s.executeSingle(conn, hello.Claim, proved)
 		return
 	}
 	f := newFollower(s, conn, hello.Attach)
@@ -229,8 +229,8 @@ func (s *Server) prove(c *net.UnixConn) (conn net.Conn, in *bufio.Reader, proved
 	return conn, bufio.NewReaderSize(conn, lineBuffer), true, nil
 }
 
-// single executes one command of a caller without an epoch.
-func (s *Server) single(c net.Conn, cmd runner.Claim, proved bool) {
+// executeSingle executes one command of a caller without an epoch.
+func (s *Server) executeSingle(c net.Conn, cmd runner.Claim, proved bool) {
 	switch cmd.Op {
 	case runner.OpClaim:
 		if refusal := s.claim(cmd.Secret); refusal != nil {

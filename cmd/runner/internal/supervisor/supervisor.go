@@ -26,7 +26,7 @@ import (
 // Config configures a Supervisor. Zero durations stand for the defaults.
 type Config struct {
 	Adapters     map[string]agent.Adapter // by architecture
-	Place        agent.Place              // both folders absolute
+	Folders      agent.Folders            // both folders absolute
 	Journal      *journal.Journal
 	ProcessGroup *process.Group
 	Environ      []string // the environment that agents inherit
@@ -52,8 +52,8 @@ func (c *Config) validate() error {
 	if c.Journal == nil || c.ProcessGroup == nil || c.Log == nil || len(c.Adapters) == 0 {
 		return errors.New("supervisor: journal, process group, log and adapters are required")
 	}
-	if !filepath.IsAbs(c.Place.Workspace) || !filepath.IsAbs(c.Place.State) {
-		return fmt.Errorf("supervisor: workspace %q and state %q must be absolute paths", c.Place.Workspace, c.Place.State)
+	if !filepath.IsAbs(c.Folders.Workspace) || !filepath.IsAbs(c.Folders.State) {
+		return fmt.Errorf("supervisor: workspace %q and state %q must be absolute paths", c.Folders.Workspace, c.Folders.State)
 	}
 	if c.Now == nil {
 		c.Now = time.Now
@@ -196,7 +196,7 @@ func (s *Supervisor) prepare(q runner.Query) (*run, *runner.Error) {
 	if !ok {
 		return nil, &runner.Error{Code: "UNKNOWN_ARCHITECTURE", Message: fmt.Sprintf("query.architecture: %q is not one of %v", q.Architecture, names(s.cfg.Adapters))}
 	}
-	p, err := profile.Load(s.cfg.Place.State)
+	p, err := profile.Load(s.cfg.Folders.State)
 	if err != nil {
 		return nil, &runner.Error{Code: "INTERNAL", Message: err.Error()}
 	}
@@ -205,7 +205,7 @@ func (s *Supervisor) prepare(q runner.Query) (*run, *runner.Error) {
 		return nil, refusal
 	}
 	launch := agent.Launch{
-		Place: s.cfg.Place, SessionID: q.SessionID, Command: q.Command, Model: q.Model, ModelSet: q.ModelSet, SystemPrompt: q.SystemPrompt, MemoryFile: q.MemoryFile,
+		Folders: s.cfg.Folders, SessionID: q.SessionID, Command: q.Command, Model: q.Model, ModelSet: q.ModelSet, SystemPrompt: q.SystemPrompt, MemoryFile: q.MemoryFile,
 		Policy: q.Policy, Env: q.Env, Environ: s.cfg.Environ, Executable: s.cfg.Executable,
 		Tools: q.Tools, Subagents: q.Subagents, Commands: q.Commands, MCPServers: q.MCPServers, Skills: q.Skills, MaxTurns: q.MaxTurns,
 	}

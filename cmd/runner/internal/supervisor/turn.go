@@ -55,7 +55,7 @@ func (w *warmProcess) takes(r *run) bool {
 // ends as killed.
 func (s *Supervisor) Run(ctx context.Context) error {
 	idle := agent.NewTurn(ctx, agent.TurnConfig{Log: s.cfg.Log})
-	resume := loadResumes(s.cfg.Place.State, s.cfg.Log)
+	resume := loadResumes(s.cfg.Folders.State, s.cfg.Log)
 	for {
 		w := s.current()
 		var lines <-chan process.Line
@@ -70,12 +70,12 @@ func (s *Supervisor) Run(ctx context.Context) error {
 			s.dropWarmUp()
 			select {
 			case r := <-s.starts:
-				s.turn(ctx, r, resume)
+				s.runTurn(ctx, r, resume)
 			default:
 			}
 			return s.endWarm()
 		case r := <-s.starts:
-			s.turn(ctx, r, resume)
+			s.runTurn(ctx, r, resume)
 		case m := <-s.warms:
 			m.answer <- s.warmUp(m.run, resume)
 		case old := <-s.evict:
@@ -124,8 +124,8 @@ func (s *Supervisor) endWarmWithin(grace time.Duration) error {
 	return err
 }
 
-// turn runs one execution to its end.
-func (s *Supervisor) turn(ctx context.Context, r *run, resume *agentSessions) {
+// runTurn runs one execution to its end.
+func (s *Supervisor) runTurn(ctx context.Context, r *run, resume *agentSessions) {
 	stop := context.AfterFunc(ctx, r.kill) // shutting down ends the turn
 	defer stop()
 	s.dropWarmUp()
@@ -160,13 +160,13 @@ func (s *Supervisor) start(r *run, t *agent.Turn, begun runner.Started) {
 
 // converse sends the query to the warm process or to a new one, and follows it to the end of the turn.
 func (s *Supervisor) converse(r *run) *agent.Turn {
-	was := fateNone
+	was := warmNone
 	if w := s.current(); w.takes(r) && r.killed.Err() == nil {
 		w.redact = w.redact.With(r.query.Redact)
 		s.hide(w.redact)
 		t := s.newTurn(r)
 		var first process.Line
-		if first, was = s.tryWarm(r, w, t); was == fateTaken {
+		if first, was = s.tryWarm(r, w, t); was == warmTaken {
 			s.follow(r, w, t, &first)
 			return t
 		}
@@ -190,7 +190,7 @@ func (s *Supervisor) converse(r *run) *agent.Turn {
 	}
 	begun.PID = w.proc.PID()
 	s.start(r, t, begun)
-	if was == fateMute {
+	if was == warmMute {
 		t.Emit(events.MainConversation, events.WatchdogWarned{Watchdog: "after_result", AfterMs: millis(s.cfg.MuteKill), Action: "killed"})
 	}
 	if s.begin(r, w, t) {
@@ -209,10 +209,10 @@ func (s *Supervisor) launch(r *run) (*warmProcess, error) {
 		}
 		command.Files = slices.Concat(command.Files, r.trusted)
 	}
-	if err := launchfiles.Write(s.cfg.Place.State, command.Files); err != nil {
+	if err := launchfiles.Write(s.cfg.Folders.State, command.Files); err != nil {
 		return nil, err
 	}
-	proc, err := s.cfg.ProcessGroup.Start(command, s.cfg.Place.Workspace, runner.MaxLine)
+	proc, err := s.cfg.ProcessGroup.Start(command, s.cfg.Folders.Workspace, runner.MaxLine)
 	if err != nil {
 		return nil, err
 	}
@@ -246,10 +246,10 @@ func cannotStart(err error) runner.Ended {
 type warmResult int
 
 const (
-	fateNone  warmResult = iota // there is no warm process
-	fateTaken                   // the process runs the query
-	fateGone                    // the process had ended
-	fateMute                    // the process hangs
+	warmNone  warmResult = iota // there is no warm process
+	warmTaken                   // the process runs the query
+	warmGone                    // the process had ended
+	warmMute                    // the process hangs
 )
 
 // tryWarm sends the query to a warm process and waits for its first line. A process that prints nothing hangs or has
@@ -258,23 +258,23 @@ func (s *Supervisor) tryWarm(r *run, w *warmProcess, t *agent.Turn) (first proce
 	w.used, w.sessionID = true, r.query.SessionID
 	if err := w.session.Begin(r.query, t); err != nil {
 		s.cfg.Log.Warn("give a query to the warm agent", "err", err)
-		return first, fateGone
+		return first, warmGone
 	}
 	timer := time.NewTimer(s.cfg.MuteKill)
 	defer timer.Stop()
 	select {
 	case line, ok := <-w.proc.Lines():
 		if !ok {
-			return first, fateGone
+			return first, warmGone
 		}
 		first = line
 	case <-r.killed.Done():
 	case <-timer.C:
 		s.cfg.Log.Warn("the warm agent does not take a query", "pid", w.proc.PID(), "after", s.cfg.MuteKill)
-		return first, fateMute
+		return first, warmMute
 	}
 	s.start(r, t, runner.Started{Attempt: r.query.Attempt, Warm: true, PID: w.proc.PID(), Policy: r.query.Policy})
-	return first, fateTaken
+	return first, warmTaken
 }
 
 // begin sends the query to a new process. It returns false if that ended the turn.

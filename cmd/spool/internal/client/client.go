@@ -121,7 +121,7 @@ func (c *Client) Ready(ctx context.Context) (Readiness, error) {
 		return r, err
 	}
 	if json.Unmarshal(resp.body, &r) != nil || r.Checks == nil {
-		return r, c.problem(resp.Response, resp.body)
+		return r, c.responseError(resp.Response, resp.body)
 	}
 	return r, nil
 }
@@ -220,12 +220,12 @@ func (c *Client) send(ctx context.Context, r call) (response, error) {
 	}
 	resp, err := c.cfg.HTTP.Do(req)
 	if err != nil {
-		return response{}, c.unreachable(ctx, err)
+		return response{}, c.unreachableError(ctx, err)
 	}
 	defer func() { _ = resp.Body.Close() }() // the body was read to its end, or its error is returned
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxResponse+1))
 	if err != nil {
-		return response{}, c.unreachable(ctx, err)
+		return response{}, c.unreachableError(ctx, err)
 	}
 	if len(body) > maxResponse {
 		return response{}, fmt.Errorf("%s: the response is larger than %d MiB", c.base, maxResponse>>20)
@@ -240,7 +240,7 @@ func (c *Client) once(ctx context.Context, r call) (json.RawMessage, error) {
 		return nil, err
 	}
 	if resp.StatusCode >= 300 {
-		return nil, c.problem(resp.Response, resp.body)
+		return nil, c.responseError(resp.Response, resp.body)
 	}
 	if media, _, err := mime.ParseMediaType(resp.Header.Get("Content-Type")); err != nil || media != "application/json" {
 		return nil, &Error{Status: resp.StatusCode, Detail: fmt.Sprintf("%s is not a Spool server (Content-Type of the response: %q): pass --url", c.base, resp.Header.Get("Content-Type"))}
@@ -279,8 +279,8 @@ func (c *Client) header() http.Header {
 	return h
 }
 
-// unreachable returns the error of a request without a response. ctx is the caller's.
-func (c *Client) unreachable(ctx context.Context, err error) error {
+// unreachableError returns the error of a request without a response. ctx is the caller's.
+func (c *Client) unreachableError(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -291,8 +291,8 @@ func (c *Client) unreachable(ctx context.Context, err error) error {
 	return &UnreachableError{URL: c.base.String(), Err: err}
 }
 
-// problem returns the error of a response that is not a success.
-func (c *Client) problem(resp *http.Response, body []byte) error {
+// responseError returns the error of a response that is not a success.
+func (c *Client) responseError(resp *http.Response, body []byte) error {
 	e := &Error{}
 	if media, _, err := mime.ParseMediaType(resp.Header.Get("Content-Type")); err != nil || media != "application/problem+json" || json.Unmarshal(body, e) != nil {
 		e = &Error{Detail: fmt.Sprintf("%s responded %q, but not as a Spool server does: pass --url", c.base, resp.Status)}

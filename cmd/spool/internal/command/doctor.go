@@ -162,7 +162,7 @@ func (c *doctorCommand) Run(a *app) error {
 
 func (c *doctorCommand) print(a *app, f finding) error {
 	if c.JSON {
-		return a.json(f)
+		return a.printJSON(f)
 	}
 	_, err := fmt.Fprintf(a.Out, "%-7s %-17s %s\n", f.Status, f.Check, terminal.Line(f.Detail))
 	if err == nil && f.Remedy != "" {
@@ -179,11 +179,11 @@ func (x *examination) folder(context.Context) finding {
 	}
 	existed := exists(x.dir)
 	if err := os.MkdirAll(x.dir, 0o700); err != nil {
-		return failedFinding(fmt.Sprintf("%s cannot be created: %v", x.dir, cause(err)), remedy)
+		return failedFinding(fmt.Sprintf("%s cannot be created: %v", x.dir, removePath(err)), remedy)
 	}
 	f, err := os.CreateTemp(x.dir, ".doctor-")
 	if err != nil {
-		return failedFinding(fmt.Sprintf("%s cannot be written: %v", x.dir, cause(err)), remedy)
+		return failedFinding(fmt.Sprintf("%s cannot be written: %v", x.dir, removePath(err)), remedy)
 	}
 	err = errors.Join(f.Close(), os.Remove(f.Name()))
 	if !existed { // a check must not leave anything behind
@@ -242,7 +242,7 @@ func (x *examination) port(flag, address string) finding {
 		}
 		return failedFinding(address+" is in use by another program", fmt.Sprintf("stop that program, or choose another address with --%s (port 0 means any free port)", flag))
 	}
-	return failedFinding(fmt.Sprintf("%s cannot be listened on: %v", address, cause(err)), "choose another address with --"+flag)
+	return failedFinding(fmt.Sprintf("%s cannot be listened on: %v", address, removePath(err)), "choose another address with --"+flag)
 }
 
 func (x *examination) postgres(ctx context.Context) finding {
@@ -438,8 +438,8 @@ func isExecutable(path string) bool {
 	return err == nil && !info.IsDir() && info.Mode()&0o111 != 0
 }
 
-// cause removes the path and the operation from an error, because the message already contains them.
-func cause(err error) error {
+// removePath removes the path and the operation from an error, because the message already contains them.
+func removePath(err error) error {
 	var path *os.PathError
 	if errors.As(err, &path) {
 		return path.Err

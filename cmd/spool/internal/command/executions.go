@@ -32,14 +32,14 @@ type executionsLs struct {
 // Run lists executions.
 func (c *executionsLs) Run(a *app) error {
 	if c.Limit < 0 {
-		return usage("limit: %d is negative; 0 means all", c.Limit)
+		return usageError("limit: %d is negative; 0 means all", c.Limit)
 	}
 	if c.Session != "" {
 		if err := checkID("session", events.KindSession, c.Session); err != nil {
 			return err
 		}
 		if c.given() {
-			return usage("session: a session's executions are listed in their order, all or in one phase; leave the other flags out")
+			return usageError("session: a session's executions are listed in their order, all or in one phase; leave the other flags out")
 		}
 	}
 	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
@@ -102,10 +102,10 @@ func (c *executionsShow) show(ctx context.Context, a *app, cl *client.Client) er
 		return err
 	}
 	if c.JSON {
-		return a.json(doc)
+		return a.printJSON(doc)
 	}
 	x := doc.Value
-	err = fields(a, []any{"execution", x.ExecutionId}, []any{"session", x.SessionId}, []any{"query", excerpt(x.Query)},
+	err = printFields(a, []any{"execution", x.ExecutionId}, []any{"session", x.SessionId}, []any{"query", excerpt(x.Query)},
 		[]any{"agent", x.Agent}, []any{"instance", x.GetInstance()}, []any{"phase", executionState(x)}, []any{"message", x.GetMessage()},
 		[]any{"attempt", x.Attempt}, []any{"executor", x.GetExecutor()}, []any{"model", x.GetModel()}, []any{"took", durationOf(x)},
 		[]any{"tokens", fmt.Sprintf("%d in (%d from cache, %d into it), %d out", x.Usage.GetInputTokens(), x.Usage.GetCacheReadTokens(), x.Usage.GetCacheWriteTokens(), x.Usage.GetOutputTokens())},
@@ -115,13 +115,13 @@ func (c *executionsShow) show(ctx context.Context, a *app, cl *client.Client) er
 	}
 	fmt.Fprintln(a.Out)
 	table := newTable(a)
-	cells(table, []any{"METERED AT", "MODEL", "REQUESTS", "FAILED", "TOKENS IN", "OUT", "COST"})
+	writeRow(table, []any{"METERED AT", "MODEL", "REQUESTS", "FAILED", "TOKENS IN", "OUT", "COST"})
 	for _, m := range x.Metered {
 		cost := "no price"
 		if m.Prices != "" {
 			cost = fmt.Sprintf("$%.4f", m.CostUsd)
 		}
-		cells(table, []any{m.Provider, m.Model, m.Requests, m.Failed, inputTokens(m.Usage), m.Usage.GetOutputTokens(), cost})
+		writeRow(table, []any{m.Provider, m.Model, m.Requests, m.Failed, inputTokens(m.Usage), m.Usage.GetOutputTokens(), cost})
 	}
 	return table.Flush()
 }

@@ -30,7 +30,7 @@ func (c *headsPublicKeyCommand) Run(a *app) error {
 	text := c.Key
 	switch {
 	case (c.Key == "") == (c.KeyFile == ""):
-		return usage("heads-key: set the private key, or its file with --heads-key-file")
+		return usageError("heads-key: set the private key, or its file with --heads-key-file")
 	case c.KeyFile != "":
 		b, err := os.ReadFile(c.KeyFile)
 		if err != nil {

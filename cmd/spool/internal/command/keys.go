@@ -38,7 +38,7 @@ func (c *keysCreate) Run(a *app) error {
 			return err
 		}
 		if c.JSON {
-			return a.json(doc)
+			return a.printJSON(doc)
 		}
 		fmt.Fprintf(a.Err, "%s of tenant %s; it is shown only now:\n", doc.Value.KeyId, doc.Value.Tenant)
 		_, err = fmt.Fprintln(a.Out, doc.Value.Key)

@@ -65,7 +65,7 @@ func (s server) change(a *app, done string, do func(context.Context, *client.Cli
 		case err != nil:
 			return err
 		case s.JSON:
-			return a.json(response)
+			return a.printJSON(response)
 		}
 		fmt.Fprintln(a.Err, done)
 		return nil

@@ -83,7 +83,7 @@ func excerpt(s string) string { return terminal.Fit(terminal.Line(s), titleColum
 // Run lists sessions.
 func (c *sessionsLs) Run(a *app) error {
 	if c.Limit < 0 {
-		return usage("limit: %d is negative; 0 means all", c.Limit)
+		return usageError("limit: %d is negative; 0 means all", c.Limit)
 	}
 	if c.Parent != "" {
 		if err := checkID("parent", events.KindSession, c.Parent); err != nil {
@@ -119,14 +119,14 @@ func (c *sessionsShow) show(ctx context.Context, a *app, cl *client.Client) erro
 		return err
 	}
 	if c.JSON {
-		return a.json(doc)
+		return a.printJSON(doc)
 	}
 	s := doc.Value
 	model := s.GetSessionOptions().GetModel()
 	if p := s.GetSessionOptions().GetModelProvider(); p != "" {
 		model = strings.TrimSpace(model + " by " + p)
 	}
-	err = fields(a, []any{"session", s.SessionId}, []any{"status", sessionState(s)}, []any{"title", excerpt(s.Title)},
+	err = printFields(a, []any{"session", s.SessionId}, []any{"status", sessionState(s)}, []any{"title", excerpt(s.Title)},
 		[]any{"agent", s.Agent + " " + s.AgentVersion}, []any{"instance", s.GetInstance()},
 		[]any{"architecture", s.Architecture}, []any{"sandbox", s.Sandbox}, []any{"model", model},
 		[]any{"created", formatTime(s.CreatedAt)}, []any{"updated", formatTime(s.UpdatedAt)}, []any{"events", s.Tip},
@@ -152,7 +152,7 @@ func forksTable(a *app, s *spoolv1.Session, forks iter.Seq2[client.Doc[*spoolv1.
 		defer fmt.Fprintf(a.Err, "only the newest %d of %d forks are shown; `spool sessions ls --parent %s --limit 0` shows all\n", maxForks, s.Forks, s.SessionId)
 	}
 	table := newTable(a)
-	cells(table, []any{"FORK", "AT EVENT", "STATUS", "CREATED", "TITLE"})
+	writeRow(table, []any{"FORK", "AT EVENT", "STATUS", "CREATED", "TITLE"})
 	n := 0
 	for d, err := range forks {
 		if err != nil {
@@ -163,7 +163,7 @@ func forksTable(a *app, s *spoolv1.Session, forks iter.Seq2[client.Doc[*spoolv1.
 		if f.Parent != nil {
 			at = fmt.Sprint(f.Parent.Effective)
 		}
-		cells(table, []any{f.SessionId, at, sessionState(f), formatTime(f.CreatedAt), excerpt(f.Title)})
+		writeRow(table, []any{f.SessionId, at, sessionState(f), formatTime(f.CreatedAt), excerpt(f.Title)})
 		if n++; n == maxForks {
 			break
 		}

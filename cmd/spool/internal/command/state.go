@@ -18,13 +18,13 @@ type stateCommand struct {
 
 // Run shows the state of a session after an event.
 func (c *stateCommand) Run(a *app) error {
-	return c.with(a, "", "", func(ctx context.Context, cl *client.Client) error {
+	return c.withClientAndPath(a, "", "", func(ctx context.Context, cl *client.Client) error {
 		doc, err := cl.State(ctx, c.Session, c.At)
 		if err != nil {
 			return err
 		}
 		if c.JSON {
-			return a.json(doc)
+			return a.printJSON(doc)
 		}
 		return showState(a, doc.Value)
 	})
@@ -53,7 +53,7 @@ func showState(a *app, s *spoolv1.SessionState) error {
 	for _, x := range s.Executions {
 		rows = append(rows, []any{"execution", x.ExecutionId + ", " + x.Phase})
 	}
-	if err := fields(a, append(rows, []any{"files", s.Files.GetSummary()})...); err != nil {
+	if err := printFields(a, append(rows, []any{"files", s.Files.GetSummary()})...); err != nil {
 		return err
 	}
 	for _, f := range s.Files.GetChanges() {

@@ -136,7 +136,7 @@ func (c *verifyCommand) print(a *app, r eventlog.Report, chains []*heads.Chain) 
 		for _, p := range r.Problems {
 			v.Problems = append(v.Problems, newProblemJSON(p))
 		}
-		return a.json(v)
+		return a.printJSON(v)
 	}
 	for _, o := range r.Open {
 		if _, err := fmt.Fprintf(a.Out, "open: %s of %s, accepted at %s, has no end yet\n", o.ExecutionID, o.Session, o.Position); err != nil {

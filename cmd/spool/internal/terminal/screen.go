@@ -49,8 +49,8 @@ type screen struct {
 	err    error // the first write error
 }
 
-// text appends text.
-func (s *screen) text(st style, text string) {
+// appendText appends text.
+func (s *screen) appendText(st style, text string) {
 	for _, r := range text {
 		switch {
 		case r == '\n':

@@ -102,7 +102,7 @@ func TestScreen_StatusDoesNotChangeTheText(t *testing.T) {
 			s := &screen{out: f, tty: true, color: true, width: func() int { return cols }, prefix: styledCells(dim, "│ ")}
 			for i, p := range pieces {
 				s.status = status()
-				s.text([]style{normal, dim, red}[i%3], p)
+				s.appendText([]style{normal, dim, red}[i%3], p)
 				s.flush()
 			}
 			if err := s.close(); err != nil || f.sgr {
@@ -138,7 +138,7 @@ func TestScreen_WrapsLines(t *testing.T) {
 			t.Parallel()
 			f := newFake(t, 20)
 			s := &screen{out: f, tty: true, width: func() int { return 20 }}
-			s.text(normal, c.text)
+			s.appendText(normal, c.text)
 			s.flush()
 			if err := s.close(); err != nil || f.text() != c.want {
 				t.Errorf("got\n%s%v", f.text(), err)
@@ -154,7 +154,7 @@ func TestScreen_ErasesRowsThatANarrowerTerminalWrapped(t *testing.T) {
 	var out bytes.Buffer
 	cols := 60
 	s := &screen{out: &out, tty: true, width: func() int { return cols }, status: strings.Repeat("s", 50)}
-	s.text(normal, "text")
+	s.appendText(normal, "text")
 	s.flush()
 	out.Reset()
 	cols = 30

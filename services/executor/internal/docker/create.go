@@ -122,7 +122,7 @@ func (p *Provider) make(ctx context.Context, spec sandbox.Spec) (*box, error) {
 			return nil, err
 		}
 	}
-	if err := p.sockets(ctx, spec); err != nil {
+	if err := p.createSockets(ctx, spec); err != nil {
 		return nil, err
 	}
 	config, host := p.profile(pl)
@@ -134,7 +134,7 @@ func (p *Provider) make(ctx context.Context, spec sandbox.Spec) (*box, error) {
 	}
 	err = pl.user.wrapVanished(err)
 	if err == nil {
-		err = p.reliable(ctx, pl)
+		err = p.checkVolumes(ctx, pl)
 	}
 	if err == nil {
 		err = p.start(ctx, made.ID)
@@ -195,18 +195,18 @@ func (p *Provider) prepare(ctx context.Context, spec sandbox.Spec) (plan, error)
 			return pl, p.prepareVolumes(ctx, pl.pic, pl.user, agentName, homeDir)
 		}
 	}
-	pl.user, err = p.volumes(ctx, pl)
+	pl.user, err = p.createVolumes(ctx, pl)
 	return pl, err
 }
 
-// reliable returns an error unless the volumes of the new container are those that were prepared. A sweep may have
+// checkVolumes returns an error unless the volumes of the new container are those that were prepared. A sweep may have
 // removed a volume before the container used it; the engine then created an empty one in its place.
-func (p *Provider) reliable(ctx context.Context, pl plan) error {
+func (p *Provider) checkVolumes(ctx context.Context, pl plan) error {
 	if err := p.hasRunner(ctx, pl.runner); err != nil {
 		return err
 	}
 	skills := SkillsVolume(p.cfg.Engine)
-	l, err := p.volume(ctx, skills)
+	l, err := p.volumeLabels(ctx, skills)
 	if err != nil {
 		return err
 	}
@@ -214,7 +214,7 @@ func (p *Provider) reliable(ctx context.Context, pl plan) error {
 		return fmt.Errorf("volume %s: %w", skills, errVanished)
 	}
 	if v := cmp.Or(pl.spec.Layer, pl.spec.LayerTarget); v != "" {
-		if l, err = p.volume(ctx, v); err == nil && l[labelRole] != roleLayer {
+		if l, err = p.volumeLabels(ctx, v); err == nil && l[labelRole] != roleLayer {
 			err = fmt.Errorf("layer %s: it was removed just now: send the message again", v)
 		}
 		if err != nil {
@@ -233,7 +233,7 @@ func (p *Provider) reliable(ctx context.Context, pl plan) error {
 
 // hasRunner returns an error unless the runner's volume, which a container now uses, is the volume that was filled.
 func (p *Provider) hasRunner(ctx context.Context, r *runnerBinary) error {
-	l, err := p.volume(ctx, r.volume())
+	l, err := p.volumeLabels(ctx, r.volume())
 	if err != nil || l[labelRole] == roleRunner {
 		return err
 	}
@@ -250,11 +250,11 @@ func (p *Provider) undo(ctx context.Context, pl plan, containerID string) error 
 	}
 	doomed := []string{}
 	skills := SkillsVolume(p.cfg.Engine)
-	if l, lerr := p.volume(ctx, skills); lerr == nil && l[labelSkills] == "" {
+	if l, lerr := p.volumeLabels(ctx, skills); lerr == nil && l[labelSkills] == "" {
 		doomed = append(doomed, skills) // empty, created by the engine
 	}
 	if v := cmp.Or(pl.spec.Layer, pl.spec.LayerTarget); v != "" {
-		if l, lerr := p.volume(ctx, v); lerr == nil && l[labelRole] != roleLayer {
+		if l, lerr := p.volumeLabels(ctx, v); lerr == nil && l[labelRole] != roleLayer {
 			doomed = append(doomed, v) // empty, created by the engine
 		}
 	}
@@ -267,10 +267,10 @@ func (p *Provider) undo(ctx context.Context, pl plan, containerID string) error 
 	if pl.owner != pl.spec.ID {
 		doomed = append(doomed, noteVolume(pl.spec.ID))
 	}
-	if l, lerr := p.volume(ctx, pl.runner.volume()); lerr == nil && l[labelRole] != roleRunner {
+	if l, lerr := p.volumeLabels(ctx, pl.runner.volume()); lerr == nil && l[labelRole] != roleRunner {
 		doomed = append(doomed, pl.runner.volume()) // empty, created by the engine
 	}
-	if l, lerr := p.volume(ctx, userVolume(pl.user.id)); lerr == nil && l[labelRole] != roleUser {
+	if l, lerr := p.volumeLabels(ctx, userVolume(pl.user.id)); lerr == nil && l[labelRole] != roleUser {
 		doomed = append(doomed, userVolume(pl.user.id)) // empty, created by the engine
 	}
 	for _, v := range doomed {

@@ -212,7 +212,7 @@ func (e *EgressProxy) create(ctx context.Context) (string, error) {
 	if _, err := e.p.lookUp(ctx, e.cfg.Image, true); err != nil {
 		return "", err
 	}
-	if err := e.volumes(ctx); err != nil {
+	if err := e.createVolumes(ctx); err != nil {
 		return "", err
 	}
 	config, host := e.profile()
@@ -229,8 +229,8 @@ func (e *EgressProxy) create(ctx context.Context) (string, error) {
 	return made.ID, nil
 }
 
-// volumes creates the volumes of sockets and data, and makes the proxy's user their owner. It is idempotent.
-func (e *EgressProxy) volumes(ctx context.Context) error {
+// createVolumes creates the volumes of sockets and data, and makes the proxy's user their owner. It is idempotent.
+func (e *EgressProxy) createVolumes(ctx context.Context) error {
 	sockets, data := EgressVolume(e.p.cfg.Engine), egressDataVolume(e.p.cfg.Engine)
 	for name, purpose := range map[string]string{sockets: "sockets", data: "data"} {
 		if err := e.p.makeVolume(ctx, name, map[string]string{labelVersion: layoutVersion, labelEngine: e.p.cfg.Engine, labelEgress: purpose}); err != nil {

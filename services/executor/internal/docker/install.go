@@ -54,7 +54,7 @@ func (p *Provider) install(ctx context.Context, box sandbox.Sandbox, image strin
 		}
 	}
 	// Other users must be able to read the layer, whatever permissions a package sets.
-	if err := p.readable(ctx, box); err != nil {
+	if err := p.makeReadable(ctx, box); err != nil {
 		return err
 	}
 	size, _, err := measureLayer(ctx, box)
@@ -64,8 +64,8 @@ func (p *Provider) install(ctx context.Context, box sandbox.Sandbox, image strin
 	return err
 }
 
-// readable makes a layer readable for every user.
-func (p *Provider) readable(ctx context.Context, box sandbox.Sandbox) error {
+// makeReadable makes a layer readable for every user.
+func (p *Provider) makeReadable(ctx context.Context, box sandbox.Sandbox) error {
 	var said layer.Tail
 	code, err := p.installer(ctx, box, layer.Installer{Name: "chmod", Args: []string{"chmod", "-R", "a+rX", layerDir}}, &said)
 	if err == nil && code != 0 {

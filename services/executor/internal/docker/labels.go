@@ -146,8 +146,8 @@ func number(s string) uint64 {
 	return n
 }
 
-// all returns the containers of this engine's sandboxes; if id is not empty, those of that sandbox.
-func (p *Provider) all(ctx context.Context, id string) ([]listedSandbox, error) {
+// listSandboxes returns the containers of this engine's sandboxes; if id is not empty, those of that sandbox.
+func (p *Provider) listSandboxes(ctx context.Context, id string) ([]listedSandbox, error) {
 	args := filters.NewArgs(filters.Arg("label", labelRole+"="+roleSandbox), filters.Arg("label", labelEngine+"="+p.cfg.Engine))
 	if id != "" {
 		args.Add("label", labelSandbox+"="+id)
@@ -170,7 +170,7 @@ func (p *Provider) find(ctx context.Context, id string) (listedSandbox, error) {
 	if err := events.CheckID("sandbox id", events.KindSandbox, id); err != nil {
 		return listedSandbox{}, fmt.Errorf("%w: %w", sandbox.ErrNotFound, err)
 	}
-	list, err := p.all(ctx, id)
+	list, err := p.listSandboxes(ctx, id)
 	if err != nil {
 		return listedSandbox{}, err
 	}

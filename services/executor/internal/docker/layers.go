@@ -73,12 +73,12 @@ func (p *Provider) Layer(ctx context.Context, want sandbox.Packages, use sandbox
 
 // completeLayer returns the volume of a complete layer, "" if there is none.
 func (p *Provider) completeLayer(ctx context.Context, digest string) (string, error) {
-	note, err := p.volume(ctx, p.completeNote(digest))
+	note, err := p.volumeLabels(ctx, p.completeNote(digest))
 	if err != nil || note[labelLayer] == "" {
 		return "", err
 	}
 	name := note[labelLayer]
-	l, err := p.volume(ctx, name)
+	l, err := p.volumeLabels(ctx, name)
 	if err != nil {
 		return "", err
 	}

@@ -30,7 +30,7 @@ func (p *Provider) Attach(ctx context.Context, id string) (sandbox.Sandbox, erro
 
 // List returns every sandbox of the engine that has a container.
 func (p *Provider) List(ctx context.Context) ([]sandbox.Info, error) {
-	list, err := p.all(ctx, "")
+	list, err := p.listSandboxes(ctx, "")
 	if err != nil {
 		return nil, err
 	}
@@ -93,7 +93,7 @@ func (p *Provider) wipe(ctx context.Context, id, owner string) error {
 		}
 	}
 	p.reclaim()
-	if labels, err := p.volume(ctx, workVolume(owner)); err != nil || labels != nil {
+	if labels, err := p.volumeLabels(ctx, workVolume(owner)); err != nil || labels != nil {
 		return err // another container uses them by now
 	}
 	// Notes of sandboxes in between: if a sandbox was ended by its turn and by the sweep at the same time, its note may

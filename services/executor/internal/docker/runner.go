@@ -196,7 +196,7 @@ func (p *Provider) copyRunner(ctx context.Context, helper string, r *runnerBinar
 	reader, writer := io.Pipe()
 	written := make(chan error, 1)
 	go func() {
-		err := r.archive(writer)
+		err := r.writeArchive(writer)
 		_ = writer.CloseWithError(err) // the reader of a pipe gets it; closing one never fails
 		written <- err
 	}()
@@ -210,7 +210,7 @@ func (p *Provider) copyRunner(ctx context.Context, helper string, r *runnerBinar
 	return p.translate(ctx, "bring the runner to the engine", err)
 }
 
-func (r *runnerBinary) archive(to io.Writer) error {
+func (r *runnerBinary) writeArchive(to io.Writer) error {
 	out := tar.NewWriter(to)
 	if err := out.WriteHeader(&tar.Header{Name: "v/runner/runner", Mode: 0o555, Size: r.size, Typeflag: tar.TypeReg}); err != nil {
 		return err

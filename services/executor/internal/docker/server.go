@@ -45,9 +45,9 @@ func serverName(id string, n int) string   { return socketVolume(id, n) }
 // serverDir returns the folder in a sandbox with the socket of a server.
 func serverDir(n int) string { return path.Join(serversDir, strconv.Itoa(n)) }
 
-// sockets creates the volumes that a new sandbox shares with its servers. They are in memory: no limit would apply to
+// createSockets creates the volumes that a new sandbox shares with its servers. They are in memory: no limit would apply to
 // them on disk.
-func (p *Provider) sockets(ctx context.Context, spec sandbox.Spec) error {
+func (p *Provider) createSockets(ctx context.Context, spec sandbox.Spec) error {
 	for n := range spec.Servers {
 		v := socketVolume(spec.ID, n)
 		if err := p.do(ctx, "make volume "+v, func(ctx context.Context) error {
@@ -113,7 +113,7 @@ func (p *Provider) removeOrphanServers(ctx context.Context) error {
 	if err != nil || len(list) == 0 {
 		return err
 	}
-	boxes, err := p.all(ctx, "")
+	boxes, err := p.listSandboxes(ctx, "")
 	if err != nil {
 		return err
 	}
@@ -280,7 +280,7 @@ func (p *Provider) reliableServer(ctx context.Context, id string, n int, r *runn
 	if err := p.hasRunner(ctx, r); err != nil {
 		return err
 	}
-	l, err := p.volume(ctx, socketVolume(id, n))
+	l, err := p.volumeLabels(ctx, socketVolume(id, n))
 	if err == nil && l[labelRole] != roleSocket {
 		return fmt.Errorf("sandbox %s: %w", id, errNoSocket)
 	}

@@ -36,7 +36,7 @@ func SkillsVolume(engine string) string { return prefix + "skills-" + engine }
 // createSkillsVolume creates the volume of skills unless it exists.
 func (p *Provider) createSkillsVolume(ctx context.Context, image string) error {
 	name := SkillsVolume(p.cfg.Engine)
-	l, err := p.volume(ctx, name)
+	l, err := p.volumeLabels(ctx, name)
 	if err != nil || l[labelSkills] != "" {
 		return err
 	}
@@ -80,7 +80,7 @@ func newSkillStore() skillStore {
 // meanwhile are copied together.
 func (p *Provider) StoreSkill(ctx context.Context, digest string, zip func(context.Context) (*os.File, error)) (string, error) {
 	dir := skillsDir + "/" + digest
-	l, err := p.volume(ctx, SkillsVolume(p.cfg.Engine))
+	l, err := p.volumeLabels(ctx, SkillsVolume(p.cfg.Engine))
 	if err != nil {
 		return "", err
 	}

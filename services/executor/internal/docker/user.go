@@ -197,7 +197,7 @@ func (p *Provider) userVolumes(ctx context.Context, labels ...string) ([]*volume
 
 // userOf returns the user of a sandbox's volumes. Volumes of an earlier release have no label for it.
 func (p *Provider) userOf(ctx context.Context, owner string) (user, error) {
-	l, err := p.volume(ctx, workVolume(owner))
+	l, err := p.volumeLabels(ctx, workVolume(owner))
 	if err != nil {
 		return user{}, err
 	}
@@ -245,7 +245,7 @@ func (p *Provider) reliableUser(ctx context.Context, u user, labels map[string]s
 	if u.dir == "" {
 		return nil
 	}
-	l, err := p.volume(ctx, userVolume(u.id))
+	l, err := p.volumeLabels(ctx, userVolume(u.id))
 	if err == nil && !isReserved(l, labels) {
 		return fmt.Errorf("user %d: %w", u.id, errVanished)
 	}
@@ -258,7 +258,7 @@ func (p *Provider) releaseUser(ctx context.Context, u user, labels map[string]st
 	if u.dir == "" {
 		return nil
 	}
-	l, err := p.volume(ctx, userVolume(u.id))
+	l, err := p.volumeLabels(ctx, userVolume(u.id))
 	if err != nil || l[labelRole] != "" && !isReserved(l, labels) {
 		return err
 	}
@@ -269,7 +269,7 @@ func (p *Provider) releaseUser(ctx context.Context, u user, labels map[string]st
 // releaseUsers releases the users of an owner whose volumes are gone.
 func (p *Provider) releaseUsers(ctx context.Context, owner string) error {
 	for _, v := range []string{workVolume(owner), stateVolume(owner)} {
-		if l, err := p.volume(ctx, v); err != nil || l != nil {
+		if l, err := p.volumeLabels(ctx, v); err != nil || l != nil {
 			return err
 		}
 	}

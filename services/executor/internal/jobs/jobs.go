@@ -76,7 +76,7 @@ func (h *Handler) Handle(ctx context.Context, msg *message.Message) error {
 	}
 	defer h.Handling.Abandon(ref.Session, b)
 	for {
-		err := h.session(ctx, ref, b)
+		err := h.handleSession(ctx, ref, b)
 		switch {
 		case h.Handling.Finish(ref.Session, b, err == nil):
 			return h.moveJob(ctx, msg, jobResult(err))
@@ -107,8 +107,8 @@ func await(ctx context.Context, w *handling.Waiter) error {
 	return bus.RetryAfter(errHandled, heldDelay)
 }
 
-// session carries out the work of a session until no more is due.
-func (h *Handler) session(ctx context.Context, ref topology.SessionRef, b *handling.Session) error {
+// handleSession carries out the work of a session until no more is due.
+func (h *Handler) handleSession(ctx context.Context, ref topology.SessionRef, b *handling.Session) error {
 	fresh := eventlog.Any
 	for range maxPasses {
 		l, err := h.Sessions.Load(ctx, ref.Tenant, ref.Session, fresh)

@@ -60,7 +60,7 @@ func (h *Handler) handle(t *testing.T) error {
 	t.Helper()
 	s, _ := h.Handling.Begin(runlogtest.Session, 1)
 	defer h.Handling.Abandon(runlogtest.Session, s)
-	return h.session(t.Context(), topology.SessionRef{Tenant: runlogtest.Tenant, Session: runlogtest.Session}, s)
+	return h.handleSession(t.Context(), topology.SessionRef{Tenant: runlogtest.Tenant, Session: runlogtest.Session}, s)
 }
 
 // TestRouted: the handler is reached through the Router alone.

@@ -54,7 +54,7 @@ func (s *Source) Open(ctx context.Context, r livefiles.Request) (io.ReadCloser, 
 		_, err = kept.Seek(0, io.SeekStart)
 	}
 	if err != nil {
-		return nil, 0, errors.Join(refusal(err), kept.Close())
+		return nil, 0, errors.Join(refusalError(err), kept.Close())
 	}
 	return kept, size, nil
 }
@@ -129,8 +129,8 @@ func writeEntries(list []sandbox.File, to io.Writer) (int64, error) {
 	return int64(n), err
 }
 
-// refusal converts the errors of a sandbox's files to errors with codes.
-func refusal(err error) error {
+// refusalError converts the errors of a sandbox's files to errors with codes.
+func refusalError(err error) error {
 	var refused *livefiles.Error
 	switch {
 	case errors.As(err, &refused):

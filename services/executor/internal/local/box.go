@@ -346,7 +346,7 @@ func (b *box) within(dir string) (string, error) {
 	}
 	defer root.Close() //nolint:errcheck // only read
 	if _, err := root.Stat(rel); err != nil {
-		return "", outcome(dir, err)
+		return "", wrapError(dir, err)
 	}
 	return filepath.Join(workspace, filepath.FromSlash(rel)), nil
 }

@@ -311,7 +311,7 @@ func TestSocketFolderOfAnother(t *testing.T) {
 	if err := os.Chmod(dir, 0o777); err != nil { //nolint:gosec // that is the point
 		t.Fatal(err)
 	}
-	if err := private(dir); err == nil {
+	if err := makePrivate(dir); err == nil {
 		t.Error("a folder that others may write was accepted")
 	}
 }

@@ -40,7 +40,7 @@ func (p *Provider) StoreSkill(ctx context.Context, digest string, zip func(conte
 	return dir, nil
 }
 
-// unpack writes a skill as a tar.
+// unpack reads the ZIP of a skill, which zip opens, and writes its files to a stream as a tar.
 func unpack(ctx context.Context, zip func(context.Context) (*os.File, error), to io.Writer) error {
 	f, err := zip(ctx)
 	if err != nil {

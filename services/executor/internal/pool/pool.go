@@ -298,7 +298,7 @@ func (p *Pool) Build(ctx context.Context, spec sandbox.Spec, allow []string, rou
 			// A process in it may still write to the layer.
 			err = errors.Join(err, fmt.Errorf("end the sandbox of an installation: %w", terr))
 		}
-		err = redact(err, spec.EgressToken)
+		err = redactToken(err, spec.EgressToken)
 	}()
 	box, err := p.cfg.Sandboxes.Create(ctx, &spec, allow, routes)
 	if err != nil {
@@ -307,8 +307,8 @@ func (p *Pool) Build(ctx context.Context, spec sandbox.Spec, allow []string, rou
 	return work(ctx, box)
 }
 
-// redact returns an error without the token of the sandbox that it came from: a script may have printed it.
-func redact(err error, token string) error {
+// redactToken returns an error without the token of the sandbox that it came from: a script may have printed it.
+func redactToken(err error, token string) error {
 	var typed *sandbox.Error
 	if token == "" || !errors.As(err, &typed) || !strings.Contains(typed.Message, token) {
 		return err

@@ -24,7 +24,7 @@ func (s *Store) Blocks(ctx context.Context, tenant, session, conversation string
 	err := s.awaitRead(ctx, s.searchSession(tenant, session), func() error {
 		list = nil
 		found := false
-		err := s.rows(ctx, func(r pgx.Rows) error {
+		err := s.queryRows(ctx, func(r pgx.Rows) error {
 			var stored *string
 			var offsets []int64
 			var texts []string

@@ -149,7 +149,7 @@ type OpenBlock struct {
 
 // OpenBlocks returns the blocks with text that began before an event of a session and ended at or after it.
 func (s *Store) OpenBlocks(ctx context.Context, tenant, session string, seq uint32) (list []OpenBlock, err error) {
-	err = s.rows(ctx, func(r pgx.Rows) error {
+	err = s.queryRows(ctx, func(r pgx.Rows) error {
 		var b OpenBlock
 		var stored string
 		if err := r.Scan(&b.ID, &stored); err != nil {
@@ -178,7 +178,7 @@ type OpenText struct {
 
 // OpenTexts returns the blocks with the given ids that have text and were open at an event.
 func (s *Store) OpenTexts(ctx context.Context, p SessionState, ids []string) (list []OpenText, err error) {
-	err = s.rows(ctx, func(r pgx.Rows) error {
+	err = s.queryRows(ctx, func(r pgx.Rows) error {
 		var text, status string
 		var inFlight int
 		var completed *string

@@ -54,9 +54,9 @@ func (s *Store) Check(ctx context.Context) error {
 	return readmodel.Check(ctx, s.db.Pool)
 }
 
-// rows runs a statement and calls scan for each row before it reads the next one. Reads whose rows together may be large
+// queryRows runs a statement and calls scan for each row before it reads the next one. Reads whose rows together may be large
 // use it; all others are in package queries.
-func (s *Store) rows(ctx context.Context, scan func(pgx.Rows) error, sql string, args ...any) error {
+func (s *Store) queryRows(ctx context.Context, scan func(pgx.Rows) error, sql string, args ...any) error {
 	result, err := s.db.Query(ctx, sql, args...)
 	if err != nil {
 		return err

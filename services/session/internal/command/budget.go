@@ -9,9 +9,9 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// budget sets or removes a tenant's budget for a period. Each budget has a chain of its own, whose last event is in
+// handleBudget sets or removes a tenant's budget for a period. Each budget has a chain of its own, whose last event is in
 // force.
-func (h *Handler) budget(ctx context.Context, c command.Command) (command.Answer, error) {
+func (h *Handler) handleBudget(ctx context.Context, c command.Command) (command.Answer, error) {
 	var period events.Period
 	var data events.Payload
 	if c.Type == command.TypeSetBudget {

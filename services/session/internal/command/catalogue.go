@@ -121,7 +121,7 @@ func (h *Handler) remove(ctx context.Context, c command.Command) (command.Answer
 	answer.Ref = &b.Ref
 	var refused *command.Error
 	if errors.As(err, &refused) && refused.Code == versions.CodeNotFound {
-		err = missing(kind, "ref", b.Ref)
+		err = missingError(kind, "ref", b.Ref)
 	}
 	return answer, err
 }
@@ -176,13 +176,13 @@ func (h *Handler) resolve(ctx context.Context, kind events.Aspect, tenant, field
 	p, err := eventlog.Entries{Log: h.cfg.Sessions.Log}.Resolve(ctx, kind, tenant, ref)
 	var none *eventlog.VersionError
 	if errors.As(err, &none) {
-		return nil, missing(kind, field, ref)
+		return nil, missingError(kind, field, ref)
 	}
 	return p, err
 }
 
-// missing returns the refusal of a reference to an entry that does not exist.
-func missing(kind events.Aspect, field string, ref events.Reference) error {
+// missingError returns the refusal of a reference to an entry that does not exist.
+func missingError(kind events.Aspect, field string, ref events.Reference) error {
 	err := &eventlog.VersionError{Kind: kind, Ref: ref}
 	return &command.Error{Code: strings.ToUpper(string(kind)) + "_NOT_FOUND", Field: field, Detail: err.Error()}
 }
@@ -221,7 +221,7 @@ func (h *Handler) pin(ctx context.Context, c command.Command, b command.CreateSe
 			return nil, fmt.Errorf("instance %s is a %T", ref, p)
 		}
 		if !events.AllowsAgent(c.Agents, instance.Spec.Agent.Slug) {
-			return nil, missing(events.Instance, "instance", ref)
+			return nil, missingError(events.Instance, "instance", ref)
 		}
 		out.Instance, agent, field = instance.Ref, instance.Spec.Agent, "instance"
 	case b.Agent == "" || b.Agent == DefaultAgent:

@@ -149,7 +149,7 @@ func (h *Handler) do(ctx context.Context, c command.Command) (command.Answer, er
 	case command.TypeRevokeKey:
 		return h.revokeKey(ctx, c)
 	case command.TypeSetBudget, command.TypeRemoveBudget:
-		return h.budget(ctx, c)
+		return h.handleBudget(ctx, c)
 	case command.TypeSetLimits, command.TypeRemoveLimits:
 		return h.limits(ctx, c)
 	case command.TypeRetryDead, command.TypeDropDead:

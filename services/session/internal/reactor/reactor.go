@@ -327,11 +327,11 @@ func (r *Reactor) publish(ctx context.Context, l eventlog.Loaded) error {
 	if id == "" {
 		return nil
 	}
-	return r.put(ctx, l, id)
+	return r.putJob(ctx, l, id)
 }
 
-// put stores a job for a session in JOBS.
-func (r *Reactor) put(ctx context.Context, l eventlog.Loaded, id string) error {
+// putJob stores a job for a session in JOBS.
+func (r *Reactor) putJob(ctx context.Context, l eventlog.Loaded, id string) error {
 	subject := topology.JobAny(l.Life.Provider)
 	if box := l.Run.Sandbox; box.Engine != "" && r.cfg.Leases.EngineGone(box.Provider, box.Engine) < r.cfg.EngineGone {
 		subject = topology.JobOn(box.Provider, box.Engine)

@@ -62,7 +62,7 @@ func (f *fields) Write(p []byte) (int, error) {
 			p = p[f.str(p):]
 			continue
 		}
-		f.structural(p[0])
+		f.handleStructural(p[0])
 		p = p[1:]
 	}
 	return n, nil
@@ -117,7 +117,7 @@ func (f *fields) keep(p []byte) {
 
 func (f *fields) isObject() bool { return f.depth > 0 && f.depth < 64 && f.objects&(1<<f.depth) != 0 }
 
-func (f *fields) structural(c byte) {
+func (f *fields) handleStructural(c byte) {
 	switch c {
 	case '"':
 		f.inString, f.isKey, f.text = true, f.expectKey && f.isObject(), f.text[:0]

@@ -40,7 +40,7 @@ func Check(p Protocol, body []byte, allows func(feature string) bool) (model str
 	if p == OpenAI {
 		in = openAIRequest
 	}
-	err = s.document(in)
+	err = s.readDocument(in)
 	return s.model, err
 }
 
@@ -108,25 +108,25 @@ var grammars = map[place]*grammar{
 		"mcp_servers": {needs: "mcp"}, "container": {needs: egress.ProviderStored}, "metadata": {}, "output_format": {},
 		"file_id": {needs: egress.ProviderFile}, "file_ids": {needs: egress.ProviderFile}, "container_id": {needs: egress.ProviderStored},
 	}},
-	anthropicBlock: {other: field{in: anthropicBlock}, closed: (*scanner).block, fields: map[string]field{
+	anthropicBlock: {other: field{in: anthropicBlock}, closed: (*scanner).checkBlock, fields: map[string]field{
 		"input": {}, "citations": {}, "source": {in: anthropicSource}, "file_id": {needs: egress.ProviderFile}, "url": {mark: hasURL},
 	}},
 	anthropicTool: {closed: (*scanner).anthropicTool, fields: map[string]field{}},
-	anthropicSource: {other: field{in: anthropicBlock}, closed: (*scanner).source, fields: map[string]field{
+	anthropicSource: {other: field{in: anthropicBlock}, closed: (*scanner).checkSource, fields: map[string]field{
 		"url": {mark: hasURL}, "file_id": {needs: egress.ProviderFile},
 	}},
 	openAIRequest: {urls: true, other: field{in: unknown}, fields: map[string]field{
 		"model": {check: (*scanner).checkModel}, "input": {in: openAIInput}, "messages": {in: openAIItem}, "prediction": {in: openAIItem}, "tools": {in: openAITool},
 		"functions": {}, "response_format": {}, "text": {}, "metadata": {}, "audio": {}, "logit_bias": {},
-		"previous_response_id": {needs: egress.ProviderStored}, "conversation": {needs: egress.ProviderStored}, "prompt": {check: (*scanner).prompt},
-		"background": {check: (*scanner).checkBackground}, "web_search_options": {check: (*scanner).search}, "search_parameters": {check: (*scanner).search}, "plugins": {check: (*scanner).search},
+		"previous_response_id": {needs: egress.ProviderStored}, "conversation": {needs: egress.ProviderStored}, "prompt": {check: (*scanner).checkPrompt},
+		"background": {check: (*scanner).checkBackground}, "web_search_options": {check: (*scanner).checkSearch}, "search_parameters": {check: (*scanner).checkSearch}, "plugins": {check: (*scanner).checkSearch},
 		"file_id": {needs: egress.ProviderFile}, "file_ids": {needs: egress.ProviderFile}, "container_id": {needs: egress.ProviderStored},
 	}},
-	openAIInput:       {urls: true, other: field{in: openAIItem}, closed: (*scanner).input, fields: openAIFields},
-	openAIItem:        {urls: true, other: field{in: openAIItem}, closed: (*scanner).item, fields: openAIFields},
+	openAIInput:       {urls: true, other: field{in: openAIItem}, closed: (*scanner).checkInput, fields: openAIFields},
+	openAIItem:        {urls: true, other: field{in: openAIItem}, closed: (*scanner).checkItem, fields: openAIFields},
 	openAIAudio:       {fields: map[string]field{"id": {needs: egress.ProviderStored}}},
 	openAITool:        {closed: (*scanner).openAITool, fields: openAIToolFields},
-	openAIEnvironment: {closed: (*scanner).environment, fields: map[string]field{}},
+	openAIEnvironment: {closed: (*scanner).checkEnvironment, fields: map[string]field{}},
 }
 
 var openAIFields = map[string]field{
@@ -141,11 +141,11 @@ var openAIToolFields = map[string]field{
 	"server_url": {needs: "mcp"}, "connector_id": {needs: "mcp"}, "vector_store_ids": {needs: "file_search"}, "container": {needs: "code_interpreter"},
 }
 
-// member parses and checks the value of a key in a place.
-func (s *scanner) member(in place, key []byte, o *object) error {
+// checkMember parses and checks the value of a key. in is the position of the object with the key.
+func (s *scanner) checkMember(in place, key []byte, o *object) error {
 	g := grammars[in]
 	if g == nil {
-		_, err := s.value(opaque)
+		_, err := s.readValue(opaque)
 		return err
 	}
 	key = lower(key)
@@ -153,7 +153,7 @@ func (s *scanner) member(in place, key []byte, o *object) error {
 	if !known {
 		f = g.other
 	}
-	v, err := s.value(f.in)
+	v, err := s.readValue(f.in)
 	if err != nil {
 		return err
 	}
@@ -172,7 +172,7 @@ func (s *scanner) member(in place, key []byte, o *object) error {
 		return f.check(s, key, v)
 	}
 	if g.urls && !known {
-		return s.url(key, v)
+		return s.checkURL(key, v)
 	}
 	return nil
 }
@@ -203,8 +203,8 @@ func (s *scanner) requireFeature(feature, what string) error {
 	return &DeniedError{Feature: feature, What: what}
 }
 
-// url checks the value of a key that may have a URL for the provider to fetch. Data URLs are not fetched.
-func (s *scanner) url(key []byte, v value) error {
+// checkURL checks the value of a key that may have a URL for the provider to fetch. Data URLs are not fetched.
+func (s *scanner) checkURL(key []byte, v value) error {
 	switch {
 	case bytes.HasSuffix(key, []byte("urls")) && v.present:
 	case !bytes.HasSuffix(key, []byte("url")) && string(key) != "uri" || v.kind != '"' || !v.present:
@@ -239,7 +239,7 @@ func (s *scanner) checkModel(_ []byte, v value) error {
 	return nil
 }
 
-func (s *scanner) prompt(_ []byte, v value) error {
+func (s *scanner) checkPrompt(_ []byte, v value) error {
 	if v.kind != '{' { // the prompt of Completions is a string
 		return nil
 	}
@@ -253,7 +253,7 @@ func (s *scanner) checkBackground(_ []byte, v value) error {
 	return s.requireFeature("", "a response in the background, whose usage cannot be metered")
 }
 
-func (s *scanner) search(key []byte, v value) error {
+func (s *scanner) checkSearch(key []byte, v value) error {
 	if v.kind == 'n' || v.kind == 'f' { // an empty object enables the search
 		return nil
 	}
@@ -267,8 +267,8 @@ func (s *scanner) fileData(_ []byte, v value) error {
 	return s.requireFeature(egress.ProviderURL, "a URL at file_data")
 }
 
-// block checks a message or a content block of Anthropic's API.
-func (s *scanner) block(o *object) error {
+// checkBlock checks a message or a content block of Anthropic's API.
+func (s *scanner) checkBlock(o *object) error {
 	switch {
 	case o.typ == "container_upload":
 		return s.requireFeature(egress.ProviderFile, "a file for a container")
@@ -278,7 +278,7 @@ func (s *scanner) block(o *object) error {
 	return nil
 }
 
-func (s *scanner) source(o *object) error {
+func (s *scanner) checkSource(o *object) error {
 	switch o.typ {
 	case "base64", "text", "content":
 		if o.marks&hasURL == 0 {
@@ -334,22 +334,22 @@ func (s *scanner) serverTool(name string, o *object) error {
 	return s.requireFeature(name, "the tool "+printable(o.typ))
 }
 
-func (s *scanner) environment(o *object) error {
+func (s *scanner) checkEnvironment(o *object) error {
 	if o.typ == "local" {
 		return nil
 	}
 	return s.requireFeature("shell", "a shell in a container of the provider")
 }
 
-// input checks an element of Responses' input.
-func (s *scanner) input(o *object) error {
+// checkInput checks an element of Responses' input.
+func (s *scanner) checkInput(o *object) error {
 	if !o.typed && o.marks&hasRole == 0 && o.marks&hasID != 0 {
 		return s.requireFeature(egress.ProviderStored, "an item by its id")
 	}
-	return s.item(o)
+	return s.checkItem(o)
 }
 
-func (s *scanner) item(o *object) error {
+func (s *scanner) checkItem(o *object) error {
 	switch {
 	case o.typ == "item_reference":
 		return s.requireFeature(egress.ProviderStored, "an item by its id")

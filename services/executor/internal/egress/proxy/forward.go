@@ -156,15 +156,15 @@ func (m *progressReadWriter) Write(p []byte) (int, error) {
 	return m.ReadWriteCloser.Write(p)
 }
 
-// tunnel serves CONNECT.
-func (s *Server) tunnel(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox) {
+// serveTunnel serves CONNECT.
+func (s *Server) serveTunnel(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox) {
 	t, access, denial := s.checkAllowed(sb, r.Method, r.RequestURI, 0)
 	if denial != nil {
 		s.deny(w, sb, statusOf(denial), *denial)
 		return
 	}
 	if !access.All() {
-		s.inspect(w, r, sb, t)
+		s.serveInspected(w, r, sb, t)
 		return
 	}
 	done, counted := sb.BeginRequest(false), s.cfg.Metrics.Begin("connect")

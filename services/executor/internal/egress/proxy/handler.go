@@ -51,13 +51,13 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	case c.tunnel != nil:
 		s.serveTunneled(w, r, c)
 	case r.Method == http.MethodConnect && !strings.HasPrefix(r.RequestURI, "/"):
-		s.tunnel(w, r, c.sandbox)
+		s.serveTunnel(w, r, c.sandbox)
 	case r.URL.IsAbs():
 		s.forward(w, r, c.sandbox)
 	case c.hostsOnly:
 		s.deny(w, c.sandbox, http.StatusForbidden, events.EgressDenied{Host: r.URL.Path, Method: r.Method, Code: NotAllowed, Message: "an MCP server's container reaches only hosts of the allowlist, no models and no other MCP servers"})
 	case strings.HasPrefix(r.URL.Path, mcpPath):
-		s.mcp(w, r, c.sandbox)
+		s.serveMCP(w, r, c.sandbox)
 	default:
 		s.route(w, r, c.sandbox)
 	}

@@ -38,8 +38,8 @@ func (t *inspectedTunnel) close() {
 // handshakeWithin is the maximum time that a client may take for its first byte and the TLS handshake.
 const handshakeWithin = 15 * time.Second
 
-// inspect serves CONNECT to a host for which not all methods are allowed.
-func (s *Server) inspect(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox, t egress.Target) {
+// serveInspected serves CONNECT to a host for which not all methods are allowed.
+func (s *Server) serveInspected(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox, t egress.Target) {
 	counted := s.cfg.Metrics.Begin("connect")
 	status := 0
 	defer func() { counted(status) }()

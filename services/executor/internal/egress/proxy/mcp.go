@@ -37,8 +37,8 @@ func (s *Server) dialServer(ctx context.Context, network, address string) (net.C
 	return s.cfg.Dialer.Dial(ctx, t)
 }
 
-// mcp serves a request to an MCP server of the sandbox. It drops the sandbox's credentials and sets the server's headers.
-func (s *Server) mcp(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox) {
+// serveMCP serves a request to an MCP server of the sandbox. It drops the sandbox's credentials and sets the server's headers.
+func (s *Server) serveMCP(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox) {
 	name, rest, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, mcpPath), "/")
 	server := sb.Server(name)
 	d := events.EgressDenied{Host: "mcp/" + name, Method: r.Method}

@@ -201,7 +201,7 @@ func (b *answerBody) Read(p []byte) (int, error) {
 	switch {
 	case errors.Is(err, io.EOF):
 		c.complete = true
-		c.spend() // before the sandbox sees the end and sends its next request
+		c.chargeUsage() // before the sandbox sees the end and sends its next request
 	case err != nil:
 		c.failed = err
 	}
@@ -244,7 +244,7 @@ func (c *call) end(ctx context.Context, r *http.Request, gone bool) {
 	}
 	m.CostUSD, m.Prices = c.s.cfg.Prices.Cost(c.rt.Name, m.Model, got)
 	priced, _ := c.s.cfg.Prices.Known(c.rt.Name, m.Model)
-	c.spend()
+	c.chargeUsage()
 	metered := got.Seen || m.Status != http.StatusOK
 	c.s.cfg.Metrics.Called(m, priced, metered)
 	if !metered {
@@ -273,8 +273,8 @@ func betas(h http.Header) []string {
 	return out
 }
 
-// spend charges the usage of the call, once.
-func (c *call) spend() {
+// chargeUsage charges the usage of the call, once.
+func (c *call) chargeUsage() {
 	if c.charged || c.dialect == meter.None || c.answer == nil {
 		return
 	}

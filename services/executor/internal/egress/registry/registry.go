@@ -256,7 +256,7 @@ func (r *Registry) Register(id string, g api.Registration) (api.State, error) {
 		return api.State{}, &api.Error{Code: api.CodeNotFound, Field: "token", Detail: "token: no sandbox " + id + " is registered here, so it needs a token"}
 	}
 	if sb != nil {
-		if err := sb.fence(g.Epoch); err != nil {
+		if err := sb.checkEpoch(g.Epoch); err != nil {
 			return api.State{}, err
 		}
 		if g.Token == "" {

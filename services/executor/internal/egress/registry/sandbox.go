@@ -72,8 +72,8 @@ func (s *Sandbox) registration() storedRegistration {
 	return s.reg
 }
 
-// fence returns an *api.Error if the epoch is lower than the registered one.
-func (s *Sandbox) fence(epoch uint64) error {
+// checkEpoch returns an *api.Error if the epoch is lower than the registered one.
+func (s *Sandbox) checkEpoch(epoch uint64) error {
 	if have := s.registration().Epoch; epoch < have {
 		return &api.Error{Code: api.CodeFenced, Field: "epoch", Detail: fmt.Sprintf("epoch: %d is lower than the registered %d", epoch, have)}
 	}
