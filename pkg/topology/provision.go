@@ -242,8 +242,8 @@ func merge(have, want jetstream.StreamConfig) jetstream.StreamConfig {
 	next := have
 	next.Description, next.Subjects, next.Replicas = want.Description, want.Subjects, want.Replicas
 	next.Discard, next.MaxAge = want.Discard, want.MaxAge
-	next.MaxMsgs, next.MaxBytes = orUnlimited(want.MaxMsgs), orUnlimited(want.MaxBytes)
-	next.MaxMsgsPerSubject = orUnlimited(want.MaxMsgsPerSubject)
+	next.MaxMsgs, next.MaxBytes = serverLimit(want.MaxMsgs), serverLimit(want.MaxBytes)
+	next.MaxMsgsPerSubject = serverLimit(want.MaxMsgsPerSubject)
 	next.AllowDirect = want.AllowDirect
 	next.AllowRollup = want.AllowRollup || have.AllowRollup
 	next.AllowMsgTTL = want.AllowMsgTTL || have.AllowMsgTTL
@@ -257,8 +257,8 @@ func merge(have, want jetstream.StreamConfig) jetstream.StreamConfig {
 	return next
 }
 
-// orUnlimited returns n in the server's form, in which -1 means no limit.
-func orUnlimited(n int64) int64 {
+// serverLimit returns n in the server's form, in which -1 means no limit.
+func serverLimit(n int64) int64 {
 	if n == 0 {
 		return -1
 	}

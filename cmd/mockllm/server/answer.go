@@ -200,7 +200,7 @@ func (s *Server) listModels(w http.ResponseWriter, r *http.Request) {
 	s.write(w, http.StatusOK, object{"object", "list", "data", data, "has_more", false, "first_id", all[0], "last_id", all[len(all)-1]})
 }
 
-func (s *Server) oneModel(w http.ResponseWriter, r *http.Request) {
+func (s *Server) getModel(w http.ResponseWriter, r *http.Request) {
 	rec := s.records.begin(r, s.config.Now())
 	id := r.PathValue("id")
 	if len(s.script.models) > 0 && !slices.Contains(s.script.models, id) {

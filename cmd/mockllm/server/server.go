@@ -133,7 +133,7 @@ func (s *Server) registerRoutes() {
 	s.mux.HandleFunc("POST /v1/responses", s.answer(responses{}))
 	s.mux.HandleFunc("POST /v1/chat/completions", s.answer(chat{}))
 	s.mux.HandleFunc("GET /v1/models", s.listModels)
-	s.mux.HandleFunc("GET /v1/models/{id...}", s.oneModel)
+	s.mux.HandleFunc("GET /v1/models/{id...}", s.getModel)
 	s.mux.HandleFunc("GET /__requests", s.listRequests)
 	s.mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) {
 		s.records.begin(r, s.config.Now()).end("complete")

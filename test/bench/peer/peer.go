@@ -42,7 +42,7 @@ func script() string {
 		"'\n  - steps:\n      - text: 'You said {{user}}, and this is what there is to say about it.'\n"
 }
 
-// Benchmark is the subcommand peer. It is not one of `all`, because it installs the peer.
+// Benchmark is the subcommand peer. The subcommand `all` does not run it, because it installs the peer.
 type Benchmark struct {
 	Turns   harness.Count `default:"15" help:"Measured warm turns of each system, in alternation."`
 	Long    harness.Count `default:"3" help:"Measured long answers of each system."`

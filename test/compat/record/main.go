@@ -66,7 +66,7 @@ func record(ctx context.Context, spool, commit, script, out string) error {
 	if w.Server, err = compat.Up(ctx, cfg); err != nil {
 		return err
 	}
-	if err := w.recordAll(); err != nil {
+	if err := w.recordAllSessions(); err != nil {
 		return errors.Join(err, w.Stop())
 	}
 	if err := w.Stop(); err != nil {

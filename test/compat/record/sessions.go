@@ -72,10 +72,10 @@ type work struct {
 	manifest compat.Manifest
 }
 
-// recordAll creates sessions of every kind, the open one last.
-func (w *work) recordAll() error {
+// recordAllSessions creates sessions of every kind, the open one last.
+func (w *work) recordAllSessions() error {
 	for _, step := range []func() error{
-		w.createKeys, w.applyCatalogue, w.recordConversation, w.recordFiles, w.recordDefined, w.recordAgents, w.recordControls, w.recordFailures, w.recordBudget, w.recordDeleted, w.recordIdle, w.recordOpen,
+		w.createKeys, w.applyCatalogue, w.recordConversation, w.recordFiles, w.recordDefined, w.recordAgents, w.recordControls, w.recordFailures, w.recordBudget, w.recordDeleted, w.recordIdleSession, w.recordOpenTurn,
 	} {
 		if err := step(); err != nil {
 			return err
@@ -324,8 +324,8 @@ func (w *work) recordDeleted() error {
 	return w.Call(w.manifest.Keys["default"], "DELETE", "/api/sessions/"+s.ID, nil, nil)
 }
 
-// recordIdle creates a session whose idle sandbox was removed after a snapshot.
-func (w *work) recordIdle() error {
+// recordIdleSession creates a session whose idle sandbox was removed after a snapshot.
+func (w *work) recordIdleSession() error {
 	s, err := w.create("default", "idle", map[string]any{"architecture": "spool", "sessionOptions": map[string]any{"idleTimeoutMs": 1000}})
 	if err != nil {
 		return err
@@ -337,8 +337,8 @@ func (w *work) recordIdle() error {
 	return err
 }
 
-// recordOpen leaves a turn that is running, and a query that is queued behind it.
-func (w *work) recordOpen() error {
+// recordOpenTurn leaves a turn that is running, and a query that is queued behind it.
+func (w *work) recordOpenTurn() error {
 	s, err := w.create("default", compat.Open, map[string]any{"architecture": "spool"})
 	if err != nil {
 		return err

@@ -163,7 +163,7 @@ func (t *Turn) Text(id, piece string) {
 	}
 	// The first piece is sent at once. Text that follows soon is held, to be joined.
 	if wait := t.cfg.Coalesce - t.cfg.Now().Sub(t.sent); wait > 0 {
-		t.timer = time.AfterFunc(wait, t.flushLate)
+		t.timer = time.AfterFunc(wait, t.flushCoalesced)
 	} else {
 		t.flush()
 	}
@@ -283,8 +283,8 @@ func (t *Turn) finish(b *openBlock, s events.BlockStatus, change func(*events.Bl
 	t.write(events.BlockComplete{}.EventType(), b.conversation, events.BlockComplete{Block: whole})
 }
 
-// flushLate is called by the coalescing timer.
-func (t *Turn) flushLate() {
+// flushCoalesced is called by the coalescing timer.
+func (t *Turn) flushCoalesced() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.timer = nil

@@ -83,7 +83,7 @@ func (p Process) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	if name == "" {
 		name = defaultModel
 	}
-	environ := withoutOwn(p.Environ)
+	environ := withoutOwnVariables(p.Environ)
 	loop := &Loop{
 		Model: model.NewClient(cfg), DefaultModel: name, Workspace: w, System: prompt, MaxSteps: steps, Now: time.Now, Log: p.Log,
 	}
@@ -228,9 +228,9 @@ func (s *server) reportTranscript() {
 // ownPrefixes are the prefixes of the agent's own variables, among them the model's key.
 var ownPrefixes = []string{"SPOOL_", "OPENAI_"}
 
-// withoutOwn returns the environment for the model's programs. It holds the variables of the agent's environments,
+// withoutOwnVariables returns the environment for the model's programs. It holds the variables of the agent's environments,
 // secrets included, as it does for other agents.
-func withoutOwn(environ []string) []string {
+func withoutOwnVariables(environ []string) []string {
 	return slices.DeleteFunc(slices.Clone(environ), func(kv string) bool {
 		return slices.ContainsFunc(ownPrefixes, func(prefix string) bool { return strings.HasPrefix(kv, prefix) })
 	})

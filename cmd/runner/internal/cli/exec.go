@@ -116,7 +116,7 @@ func (c *execCommand) Run(ctx context.Context, sys *System, log *slog.Logger) (e
 	}
 	cmd := exec.Command(args[0], args[1:]...) //nolint:gosec // running it is the purpose
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = sys.Stdin, sys.Stdout, sys.Stderr
-	cmd.Env = withoutOwn(sys.Environ)
+	cmd.Env = withoutOwnVariables(sys.Environ)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
 		return codedError{err, exitCodeOf(err)}
@@ -168,8 +168,8 @@ func exitCodeOf(err error) int {
 	return 127
 }
 
-// withoutOwn returns environ without the runner's own variables.
-func withoutOwn(environ []string) []string {
+// withoutOwnVariables returns environ without the runner's own variables.
+func withoutOwnVariables(environ []string) []string {
 	var out []string
 	for _, kv := range environ {
 		if !strings.HasPrefix(kv, "SPOOL_RUNNER_") {

@@ -32,7 +32,7 @@ func (c *mcpServeCommand) Run(ctx context.Context, sys *System, log *slog.Logger
 	if err != nil {
 		return err
 	}
-	environ := withoutOwn(sys.Environ)
+	environ := withoutOwnVariables(sys.Environ)
 	if out != nil {
 		url := "http://" + out.Addr().String()
 		environ = append(environ, "HTTP_PROXY="+url, "HTTPS_PROXY="+url, "http_proxy="+url, "https_proxy="+url,

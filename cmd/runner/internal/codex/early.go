@@ -17,10 +17,10 @@ type earlyNotification struct {
 	raw  []byte
 }
 
-// keepEarly keeps a notification about a sub-agent that the CLI has not announced yet, and reports whether it did. The
+// keepEarlyNotification keeps a notification about a sub-agent that the CLI has not announced yet, and reports whether it did. The
 // CLI orders the notifications of one thread, not of two threads. This also holds for a sub-agent of an earlier turn.
 // Without the turn's id neither the sub-agent nor its commands could be stopped.
-func (s *session) keepEarly(l line, n notification, raw []byte) bool {
+func (s *session) keepEarlyNotification(l line, n notification, raw []byte) bool {
 	_, stopping := s.stopping[n.ThreadID]
 	if !s.pending || n.ThreadID == "" || n.ThreadID == s.thread || stopping || s.turn.conversations[n.ThreadID] != nil || s.turn.kept >= maxEarly {
 		return false
@@ -37,8 +37,8 @@ func (s *session) keepEarly(l line, n notification, raw []byte) bool {
 	return true
 }
 
-// handleEarly handles the kept notifications of threads that have become known.
-func (s *session) handleEarly(t *agent.Turn) error {
+// handleEarlyNotifications handles the kept notifications of threads that have become known.
+func (s *session) handleEarlyNotifications(t *agent.Turn) error {
 	for _, thread := range slices.Sorted(maps.Keys(s.turn.early)) {
 		if s.turn.conversations[thread] == nil {
 			continue

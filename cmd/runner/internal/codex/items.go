@@ -36,8 +36,8 @@ func (s *session) isCurrent(n notification) bool {
 	return running == "" || n.TurnID == running
 }
 
-// logLate logs the end of an item that an earlier turn left running, such as a server.
-func (s *session) logLate(n notification, i item, t *agent.Turn) {
+// logLateItem logs the end of an item that an earlier turn left running, such as a server.
+func (s *session) logLateItem(n notification, i item, t *agent.Turn) {
 	switch i.Type {
 	case "commandExecution":
 		output, _ := i.callOutput()
@@ -146,7 +146,7 @@ func (s *session) itemCompleted(n notification, t *agent.Turn) error {
 		return err
 	}
 	if !s.isCurrent(n) {
-		s.logLate(n, i, t)
+		s.logLateItem(n, i, t)
 		return nil
 	}
 	at := key(n.ThreadID, i.ID)

@@ -152,7 +152,7 @@ func (s *session) Begin(q runner.Query, t *agent.Turn) error {
 	s.forget()
 	s.pending, s.query = true, &q
 	if s.lost != "" {
-		s.reportLost(t)
+		s.reportLostTranscript(t)
 	}
 	for _, p := range s.queued {
 		t.Emit(events.MainConversation, p)
@@ -164,7 +164,7 @@ func (s *session) Begin(q runner.Query, t *agent.Turn) error {
 	return s.start()
 }
 
-func (s *session) reportLost(t *agent.Turn) {
+func (s *session) reportLostTranscript(t *agent.Turn) {
 	t.Emit(events.MainConversation, events.Error{
 		Code: "TRANSCRIPT_LOST", Message: s.lost + ": the agent does not know the turns before",
 	})
@@ -376,7 +376,7 @@ func (s *session) handleError(was pendingRequest, e *rpcError, t *agent.Turn) {
 		s.logf(t, "warn", "%v", err)
 		s.lost, s.resume = lostReason(s.launch), ""
 		if s.pending {
-			s.reportLost(t)
+			s.reportLostTranscript(t)
 		}
 		s.begin()
 	case "turn/interrupt":

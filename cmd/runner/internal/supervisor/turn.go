@@ -73,7 +73,7 @@ func (s *Supervisor) Run(ctx context.Context) error {
 				s.runTurn(ctx, r, resume)
 			default:
 			}
-			return s.endWarm()
+			return s.endWarmProcess()
 		case r := <-s.starts:
 			s.runTurn(ctx, r, resume)
 		case m := <-s.warms:
@@ -92,7 +92,7 @@ func (s *Supervisor) Run(ctx context.Context) error {
 		case line, ok := <-lines:
 			if !ok {
 				s.cfg.Log.Warn("the agent's process ended between turns", "pid", w.proc.PID(), "state", w.proc.State(), "stderr", w.redact.String(w.proc.StderrTail()))
-				if err := s.endWarm(); err != nil {
+				if err := s.endWarmProcess(); err != nil {
 					s.cfg.Log.Error("end what the agent left", "err", err)
 				}
 				continue
@@ -108,8 +108,8 @@ func (s *Supervisor) current() *warmProcess {
 	return s.warm
 }
 
-// endWarm ends the agent's process.
-func (s *Supervisor) endWarm() error { return s.endWarmWithin(s.cfg.TermGrace) }
+// endWarmProcess ends the agent's process.
+func (s *Supervisor) endWarmProcess() error { return s.endWarmWithin(s.cfg.TermGrace) }
 
 func (s *Supervisor) endWarmWithin(grace time.Duration) error {
 	w := s.current()
@@ -166,12 +166,12 @@ func (s *Supervisor) converse(r *run) *agent.Turn {
 		s.hide(w.redact)
 		t := s.newTurn(r)
 		var first process.Line
-		if first, was = s.tryWarm(r, w, t); was == warmTaken {
+		if first, was = s.tryWarmProcess(r, w, t); was == warmTaken {
 			s.follow(r, w, t, &first)
 			return t
 		}
 	}
-	if err := s.endWarm(); err != nil {
+	if err := s.endWarmProcess(); err != nil {
 		s.cfg.Log.Error("end the agent before", "err", err)
 	}
 	s.hide(redact.New(r.query.Redact...))
@@ -252,9 +252,9 @@ const (
 	warmMute                    // the process hangs
 )
 
-// tryWarm sends the query to a warm process and waits for its first line. A process that prints nothing hangs or has
+// tryWarmProcess sends the query to a warm process and waits for its first line. A process that prints nothing hangs or has
 // ended. It has done nothing with the query then, so another process can take it.
-func (s *Supervisor) tryWarm(r *run, w *warmProcess, t *agent.Turn) (first process.Line, f warmResult) {
+func (s *Supervisor) tryWarmProcess(r *run, w *warmProcess, t *agent.Turn) (first process.Line, f warmResult) {
 	w.used, w.sessionID = true, r.query.SessionID
 	if err := w.session.Begin(r.query, t); err != nil {
 		s.cfg.Log.Warn("give a query to the warm agent", "err", err)

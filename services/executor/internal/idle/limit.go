@@ -70,11 +70,11 @@ func (k *Keeper) endIdlest(ctx context.Context, list []sandbox.Info) error {
 	if idlest.ID == "" {
 		return nil
 	}
-	return k.endIdle(ctx, idlest, ReasonTenantLimit)
+	return k.endIdleSandbox(ctx, idlest, ReasonTenantLimit)
 }
 
-// endIdle ends a sandbox with a snapshot first, unless it is in use by now.
-func (k *Keeper) endIdle(ctx context.Context, info sandbox.Info, reason string) error {
+// endIdleSandbox ends a sandbox with a snapshot first, unless it is in use by now.
+func (k *Keeper) endIdleSandbox(ctx context.Context, info sandbox.Info, reason string) error {
 	// Until the sandbox has ended, jobs of its session are returned to the queue.
 	s, _ := k.Handling.Begin(info.Labels.Session, 0)
 	if s == nil {
