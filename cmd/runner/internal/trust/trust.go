@@ -101,7 +101,8 @@ func check(text string) error {
 	return nil
 }
 
-// environment returns the values of the variables that the process would have.
+// environment returns the environment of the agent's process before the bundle is set: the runner's variables, and
+// bundleVariables with their values in l.Env.
 func environment(l agent.Launch) map[string]string {
 	out := map[string]string{}
 	for _, kv := range l.Environ {
