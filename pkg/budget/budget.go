@@ -221,7 +221,7 @@ func (w *Watch) forgetOthers(seen map[string]bool) {
 	}
 }
 
-// readyWithin bounds how long Of waits for the first read of the bucket.
+// readyWithin is the maximum time that Of waits for the first read of the bucket.
 const readyWithin = 5 * time.Second
 
 // Of returns a tenant's limits and budgets. It blocks until the first read of the bucket is complete, for 5 s at

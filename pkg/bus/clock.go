@@ -159,9 +159,9 @@ func (c *Clock) open(ctx context.Context) (jetstream.Stream, error) {
 	return stream, nil
 }
 
-// past reports whether a time of the server has passed. Before it returns true it measures again, unless the last
+// hasPassed reports whether a time of the server has passed. Before it returns true it measures again, unless the last
 // measurement is recent: the server's clock may have been set back since.
-func (c *Clock) past(ctx context.Context, until time.Time) (bool, error) {
+func (c *Clock) hasPassed(ctx context.Context, until time.Time) (bool, error) {
 	c.mu.Lock()
 	past, known := c.now().After(until), c.measured && c.cfg.Host().Sub(c.host) < clockDoubt
 	c.mu.Unlock()

@@ -60,5 +60,5 @@ func (c *RouterConfig) isPast(ctx context.Context, until time.Time) (bool, error
 	if c.Clock == nil {
 		return c.Now().After(until), nil
 	}
-	return c.Clock.past(ctx, until)
+	return c.Clock.hasPassed(ctx, until)
 }

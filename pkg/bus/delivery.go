@@ -73,7 +73,7 @@ func (u *subscription) deliver(m *nats.Msg) (slot bool) {
 	case <-d.released:
 		// The caller's goroutine is one of the slots for which the subscription waits until this delivery is
 		// acknowledged.
-		u.slots.Go(u.slot)
+		u.slots.Go(u.handleMessages)
 		u.settle(m, msg)
 		return false
 	case <-msg.Acked():

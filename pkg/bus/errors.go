@@ -106,7 +106,7 @@ func publishCause(err error) error {
 	var api *jetstream.APIError
 	switch {
 	case errors.As(err, &api):
-		return fmt.Errorf("%w: %w", refusal(api), err)
+		return fmt.Errorf("%w: %w", refusalError(api), err)
 	case errors.Is(err, jetstream.ErrNoStreamResponse):
 		return fmt.Errorf("%w: %w", ErrNoStream, err)
 	case errors.Is(err, nats.ErrMaxPayload):
@@ -121,7 +121,7 @@ func publishCause(err error) error {
 	}
 }
 
-func refusal(api *jetstream.APIError) error {
+func refusalError(api *jetstream.APIError) error {
 	switch api.ErrorCode {
 	case codeAccountFull, codeServerFull, codeMemoryFull, codeStorageFull:
 		return ErrFull

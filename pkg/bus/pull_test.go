@@ -20,7 +20,6 @@ import (
 // it, the server would deliver it again only after AckWait, which is longer than the test.
 //
 //nolint:paralleltest // it sets GOMAXPROCS, which applies to the whole process
-//nolint:paralleltest // it sets what holds for the whole process
 func TestPull_DeliversAfterAStandstill(t *testing.T) {
 	// Only one goroutine runs at a time, so the client queues everything from one read before the subscriber takes
 	// the first message.

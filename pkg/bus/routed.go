@@ -25,8 +25,9 @@ func Routed(ctx context.Context) error {
 
 func fromRouter(ctx context.Context) bool { return ctx.Value(routerKey{}) != nil }
 
-// routed is the innermost middleware.
-func routed() message.HandlerMiddleware {
+// markRouted returns the innermost middleware. It marks the context of a message, so that Routed returns nil in the
+// handler.
+func markRouted() message.HandlerMiddleware {
 	return func(next message.HandlerFunc) message.HandlerFunc {
 		return func(msg *message.Message) ([]*message.Message, error) {
 			return withContext(msg, context.WithValue(msg.Context(), routedKey{}, true), next)

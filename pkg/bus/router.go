@@ -164,7 +164,7 @@ func (r *Router) Handle(name, topic string, subscriber message.Subscriber, fn Ha
 	if cfg.Timeout > 0 {
 		handler.AddMiddleware(middleware.Timeout(cfg.Timeout))
 	}
-	handler.AddMiddleware(retryTransient(name, cfg), middleware.Recoverer, routed())
+	handler.AddMiddleware(retryTransient(name, cfg), middleware.Recoverer, markRouted())
 	return nil
 }
 

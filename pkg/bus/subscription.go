@@ -60,7 +60,7 @@ func newSubscription(ctx context.Context, s *Subscriber, topic, durable string) 
 
 func (u *subscription) start(ctx context.Context) {
 	for range u.s.cfg.Concurrency {
-		u.slots.Go(u.slot)
+		u.slots.Go(u.handleMessages)
 	}
 	go func() {
 		u.slots.Wait()
@@ -106,9 +106,9 @@ func (u *subscription) idleWithin(d time.Duration) bool {
 	}
 }
 
-// slot handles one message at a time. It returns after a message whose handler has released the slot: another
-// goroutine then has the slot.
-func (u *subscription) slot() {
+// handleMessages runs a slot of the subscription: it handles one message at a time. It returns after a message whose
+// handler has released the slot: another goroutine then has the slot.
+func (u *subscription) handleMessages() {
 	for u.draining.Err() == nil {
 		p, err := newPull(u.s.cfg.JetStream, u.s.cfg.Stream, u.durable, u.s.cfg.PullExpiry)
 		slot := true

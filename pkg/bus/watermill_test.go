@@ -61,8 +61,8 @@ func TestRouterRetry_KeepsTheErrorAtTheTimeout(t *testing.T) {
 	}
 }
 
-// A dead letter has the subject of its message, and an id of the stream's sequence: with the message's own id the
-// second of two messages with that id would be dropped as a duplicate.
+// The middleware of watermill publishes a dead letter with the id of its message. DEAD drops a second dead letter
+// with the same id as a duplicate.
 func TestWatermillPoisonQueue_CannotStoreDeadLetters(t *testing.T) {
 	t.Parallel()
 	b := newFixture(t)

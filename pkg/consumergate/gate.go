@@ -18,8 +18,8 @@ import (
 )
 
 const (
-	// patience bounds how long JetStream may take to create a consumer.
-	patience = 5 * time.Second
+	// createTimeout is the maximum time that JetStream may take to create a consumer.
+	createTimeout = 5 * time.Second
 	// maxRequests is the number of requests that a gate forwards at the same time.
 	maxRequests = 64
 
@@ -85,7 +85,7 @@ func (g *gate) handle(m *nats.Msg) {
 // forward forwards the request to JetStream. After an error it answers with a code on which the client retries.
 func (g *gate) forward(m *nats.Msg, body []byte) {
 	_, rest, _ := strings.Cut(strings.TrimPrefix(m.Subject, topology.GatePrefix), ".")
-	got, err := g.nc.Request(api+rest, body, patience)
+	got, err := g.nc.Request(api+rest, body, createTimeout)
 	if err != nil {
 		g.log.Warn("JetStream did not answer a consumer request", "subject", m.Subject, "error", err)
 		g.answer(m, refusal(http.StatusServiceUnavailable, codeUnavailable, err))

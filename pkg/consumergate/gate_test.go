@@ -16,7 +16,7 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-const patience = 20 * time.Second
+const createTimeout = 20 * time.Second
 
 func serve(t *testing.T, url string) *nats.Conn {
 	t.Helper()
@@ -30,7 +30,7 @@ func serve(t *testing.T, url string) *nats.Conn {
 // requestConsumer requests a consumer as the user of nc, and returns the error of the response of JetStream or of the gate.
 func requestConsumer(t *testing.T, nc *nats.Conn, path, body string) jetstream.APIError {
 	t.Helper()
-	m, err := nc.Request("$JS.API.CONSUMER.CREATE."+path, []byte(body), patience)
+	m, err := nc.Request("$JS.API.CONSUMER.CREATE."+path, []byte(body), createTimeout)
 	if err != nil {
 		t.Fatalf("%s: %v", body, err)
 	}

@@ -22,30 +22,30 @@ import (
 // CheckAgent returns the errors of an agent in no particular order, or nil.
 func CheckAgent(s events.AgentSpec) []FieldError {
 	var c checker
-	c.strings(reflect.ValueOf(s), "")
-	c.label("name", s.Name)
-	c.text("description", s.Description, MaxDescription)
-	c.label("model", s.Model)
-	c.text("instructions", s.Instructions, MaxText)
+	c.checkStrings(reflect.ValueOf(s), "")
+	c.checkLabel("name", s.Name)
+	c.checkText("description", s.Description, MaxDescription)
+	c.checkLabel("model", s.Model)
+	c.checkText("instructions", s.Instructions, MaxText)
 	if n := utf8.RuneCountInString(strings.TrimSpace(s.Instructions)); n < MinInstructions {
 		c.fail("instructions", "has %d characters; at least %d are required", n, MinInstructions)
 	}
-	c.text("memoryFile", s.MemoryFile, MaxText)
-	c.list("tools.allow", s.Tools.Allow)
-	c.list("tools.deny", s.Tools.Deny)
-	c.references("skills", s.Skills, MaxEntries)
-	c.subagents(s)
-	c.commands(s.Commands)
-	c.servers(s.MCPServers)
-	c.declarations(s.Environment)
-	c.files(s.Files)
-	c.dependencies(s.Dependencies)
-	c.sandbox(s)
+	c.checkText("memoryFile", s.MemoryFile, MaxText)
+	c.checkList("tools.allow", s.Tools.Allow)
+	c.checkList("tools.deny", s.Tools.Deny)
+	c.checkReferences("skills", s.Skills, MaxEntries)
+	c.checkSubagents(s)
+	c.checkCommands(s.Commands)
+	c.checkServers(s.MCPServers)
+	c.checkDeclarations(s.Environment)
+	c.checkFiles(s.Files)
+	c.checkDependencies(s.Dependencies)
+	c.checkSandbox(s)
 	if b := s.Limits.BudgetUSD; b < 0 || math.IsNaN(b) || math.IsInf(b, 0) {
 		c.fail("limits.budgetUsd", "must be a number of dollars, 0 or more")
 	}
-	c.option(command.CheckBudget("limits.session", s.Limits.Session), "limits.session.costUsd", "limits.session.costUsd")
-	c.retries(s.Retries)
+	c.addOptionError(command.CheckBudget("limits.session", s.Limits.Session), "limits.session.costUsd", "limits.session.costUsd")
+	c.checkRetries(s.Retries)
 	name, ok := architecture.Canonical(s.Architecture)
 	switch {
 	case s.Architecture == "":
@@ -54,20 +54,20 @@ func CheckAgent(s events.AgentSpec) []FieldError {
 		c.fail("architecture", "unknown architecture %.64q; must be one of %s", s.Architecture, architecture.List())
 	default:
 		c.checkSupport(s, name)
-		c.option(errors.Join(command.CheckOptions(events.Options{ModelProvider: s.ModelProvider}), command.CheckModelProvider(name, s.ModelProvider)), "sessionOptions.modelProvider", "modelProvider")
+		c.addOptionError(errors.Join(command.CheckOptions(events.Options{ModelProvider: s.ModelProvider}), command.CheckModelProvider(name, s.ModelProvider)), "sessionOptions.modelProvider", "modelProvider")
 		settings := command.CheckOptions(events.Options{ModelSettings: s.ModelSettings})
 		if settings == nil && name == ACP { // for other architectures SupportTable refuses the settings; the model may come from the session
 			settings = command.CheckModelSettings(name, events.Options{Model: cmp.Or(s.Model, "the session's"), ModelProvider: s.ModelProvider, ModelSettings: s.ModelSettings})
 		}
-		c.option(settings, "sessionOptions.", "")
+		c.addOptionError(settings, "sessionOptions.", "")
 		if name == ACP {
-			c.option(command.CheckCommand(name, s.Command), "sessionOptions.command", "command")
+			c.addOptionError(command.CheckCommand(name, s.Command), "sessionOptions.command", "command")
 		}
 	}
 	return c.errs
 }
 
-func (c *checker) retries(r events.Retries) {
+func (c *checker) checkRetries(r events.Retries) {
 	if r.Attempts > MaxAttempts {
 		c.fail("retries.attempts", "is %d; the limit is %d", r.Attempts, MaxAttempts)
 	}
@@ -79,15 +79,15 @@ func (c *checker) retries(r events.Retries) {
 	}
 }
 
-// sandbox checks the fields that agents and the options of sessions share, with the rules of the options.
-func (c *checker) sandbox(s events.AgentSpec) {
-	c.option(command.CheckOptions(events.Options{Image: s.Image}), "sessionOptions.image", "image")
-	c.option(command.CheckOptions(events.Options{Command: s.Command}), "sessionOptions.command", "command")
-	c.egress(s.Egress)
+// checkSandbox checks the fields that agents and the options of sessions share, with the rules of the options.
+func (c *checker) checkSandbox(s events.AgentSpec) {
+	c.addOptionError(command.CheckOptions(events.Options{Image: s.Image}), "sessionOptions.image", "image")
+	c.addOptionError(command.CheckOptions(events.Options{Command: s.Command}), "sessionOptions.command", "command")
+	c.checkEgress(s.Egress)
 }
 
-// egress checks each entry of an allowlist.
-func (c *checker) egress(list []string) {
+// checkEgress checks each entry of an allowlist.
+func (c *checker) checkEgress(list []string) {
 	c.count("egress", len(list), command.MaxEgress)
 	for i, entry := range list {
 		var wrong *egress.EntryError
@@ -97,27 +97,27 @@ func (c *checker) egress(list []string) {
 	}
 }
 
-func (c *checker) subagents(agent events.AgentSpec) {
+func (c *checker) checkSubagents(agent events.AgentSpec) {
 	c.count("subagents", len(agent.Subagents), MaxEntries)
 	seen := map[string]int{}
 	for i, s := range agent.Subagents {
 		at := element("subagents", i)
-		c.name(seen, "subagents", i, s.Name, "-")
+		c.checkName(seen, "subagents", i, s.Name, "-")
 		if c.must(within(at, "description"), s.Description) {
-			c.text(within(at, "description"), s.Description, MaxDescription)
+			c.checkText(within(at, "description"), s.Description, MaxDescription)
 		}
 		if c.must(within(at, "instructions"), s.Instructions) {
-			c.text(within(at, "instructions"), s.Instructions, MaxText)
+			c.checkText(within(at, "instructions"), s.Instructions, MaxText)
 		}
-		c.label(within(at, "model"), s.Model)
-		c.list(within(at, "tools"), s.Tools)
-		c.list(within(at, "mcpServers"), s.MCPServers)
+		c.checkLabel(within(at, "model"), s.Model)
+		c.checkList(within(at, "tools"), s.Tools)
+		c.checkList(within(at, "mcpServers"), s.MCPServers)
 		for j, name := range s.MCPServers {
 			if name != "" && !slices.ContainsFunc(agent.MCPServers, func(m events.MCPServer) bool { return m.Name == name }) {
 				c.fail(element(within(at, "mcpServers"), j), "%.64q is not an MCP server of the agent", name)
 			}
 		}
-		c.references(within(at, "skills"), s.Skills, MaxEntries)
+		c.checkReferences(within(at, "skills"), s.Skills, MaxEntries)
 	}
 	if slices.ContainsFunc(agent.Subagents, func(s events.SubagentSpec) bool { return len(s.MCPServers) > 0 }) {
 		c.checkServerNames(agent.MCPServers)
@@ -135,44 +135,44 @@ func (c *checker) checkServerNames(list []events.MCPServer) {
 	}
 }
 
-func (c *checker) commands(list []events.CommandSpec) {
+func (c *checker) checkCommands(list []events.CommandSpec) {
 	c.count("commands", len(list), MaxEntries)
 	seen := map[string]int{}
 	for i, s := range list {
 		at := element("commands", i)
-		c.name(seen, "commands", i, s.Name, "-")
-		c.text(within(at, "description"), s.Description, MaxDescription)
+		c.checkName(seen, "commands", i, s.Name, "-")
+		c.checkText(within(at, "description"), s.Description, MaxDescription)
 		if c.must(within(at, "prompt"), s.Prompt) {
-			c.text(within(at, "prompt"), s.Prompt, MaxText)
+			c.checkText(within(at, "prompt"), s.Prompt, MaxText)
 		}
 	}
 }
 
-// name checks the name of the list's i-th element: a-z, 0-9 and the given joints, without duplicates.
-func (c *checker) name(seen map[string]int, list string, i int, name, joints string) {
+// checkName checks the name of the list's i-th element: a-z, 0-9 and the given joints, without duplicates.
+func (c *checker) checkName(seen map[string]int, list string, i int, name, separators string) {
 	field := within(element(list, i), "name")
 	const letters = "abcdefghijklmnopqrstuvwxyz0123456789"
-	if name == "" || len(name) > maxName || strings.Trim(name, letters+joints) != "" || strings.Contains(joints, name[:1]) {
-		c.fail(field, "%.64q is not a name; must have 1 to %d characters of a-z, 0-9 and %s, and begin with a letter or digit", name, maxName, strings.Join(strings.Split(joints, ""), " "))
+	if name == "" || len(name) > maxName || strings.Trim(name, letters+separators) != "" || strings.Contains(separators, name[:1]) {
+		c.fail(field, "%.64q is not a name; must have 1 to %d characters of a-z, 0-9 and %s, and begin with a letter or digit", name, maxName, strings.Join(strings.Split(separators, ""), " "))
 		return
 	}
-	c.once(seen, list, "name", name, i)
+	c.checkUnique(seen, list, "name", name, i)
 }
 
-func (c *checker) declarations(all map[string]events.Declaration) {
+func (c *checker) checkDeclarations(all map[string]events.Declaration) {
 	c.count("environment", len(all), MaxEntries)
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		d, field := all[name], within("environment", name)
-		c.variable(field, name)
-		c.text(within(field, "value"), d.Value, MaxValue)
-		c.text(within(field, "description"), d.Description, MaxDescription)
+		c.checkVariable(field, name)
+		c.checkText(within(field, "value"), d.Value, MaxValue)
+		c.checkText(within(field, "description"), d.Description, MaxDescription)
 		if d.Secret && d.Value != "" {
 			c.fail(within(field, "value"), "must not be set: agents hold no secrets; set the value in an environment, or in the request")
 		}
 	}
 }
 
-func (c *checker) dependencies(d events.Dependencies) {
+func (c *checker) checkDependencies(d events.Dependencies) {
 	var list dependency.Errors
 	_, err := dependency.Parse(d)
 	errors.As(err, &list) // Parse returns no other error
@@ -185,13 +185,13 @@ func (c *checker) dependencies(d events.Dependencies) {
 	}
 }
 
-func (c *checker) files(list []events.FileSpec) {
+func (c *checker) checkFiles(list []events.FileSpec) {
 	c.count("files", len(list), MaxEntries)
 	seen, total := map[string]int{}, 0
 	for i, f := range list {
 		at := element("files", i)
-		c.option(command.CheckPath("path", f.Path, false), "path", within(at, "path"))
-		c.once(seen, "files", "path", f.Path, i)
+		c.addOptionError(command.CheckPath("path", f.Path, false), "path", within(at, "path"))
+		c.checkUnique(seen, "files", "path", f.Path, i)
 		if f.Mode > uint32(fs.ModePerm) {
 			c.fail(within(at, "mode"), "%#o is not permission bits; the limit is %#o", f.Mode, uint32(fs.ModePerm))
 		}

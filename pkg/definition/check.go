@@ -44,8 +44,8 @@ func (c *checker) fail(field, format string, args ...any) {
 	c.errs = append(c.errs, FieldError{field, fmt.Sprintf(format, args...)})
 }
 
-// text checks the size of a text in bytes.
-func (c *checker) text(field, s string, limit int) {
+// checkText checks the size of a text in bytes.
+func (c *checker) checkText(field, s string, limit int) {
 	if len(s) > limit {
 		c.fail(field, "has %d bytes; the limit is %d", len(s), limit)
 	}
@@ -60,8 +60,8 @@ func (c *checker) must(field, s string) bool {
 	return true
 }
 
-// label checks a short text on one line.
-func (c *checker) label(field, s string) {
+// checkLabel checks a short text on one line.
+func (c *checker) checkLabel(field, s string) {
 	if utf8.RuneCountInString(s) > maxLabel || strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f }) {
 		c.fail(field, "must be one line of at most %d characters", maxLabel)
 	}
@@ -74,20 +74,20 @@ func (c *checker) count(field string, n, limit int) {
 	}
 }
 
-// list adds errors for empty and repeated elements.
-func (c *checker) list(field string, list []string) {
+// checkList adds errors for empty and repeated elements.
+func (c *checker) checkList(field string, list []string) {
 	c.count(field, len(list), MaxEntries)
 	seen := map[string]int{}
 	for i, s := range list {
-		c.label(element(field, i), s)
+		c.checkLabel(element(field, i), s)
 		if c.must(element(field, i), s) {
-			c.once(seen, field, "", s, i)
+			c.checkUnique(seen, field, "", s, i)
 		}
 	}
 }
 
-// once adds an error if another element has the same name.
-func (c *checker) once(seen map[string]int, list, field, name string, i int) {
+// checkUnique adds an error if another element has the same name.
+func (c *checker) checkUnique(seen map[string]int, list, field, name string, i int) {
 	if before, ok := seen[name]; ok {
 		at := element(list, i)
 		if field != "" {
@@ -99,9 +99,9 @@ func (c *checker) once(seen map[string]int, list, field, name string, i int) {
 	seen[name] = i
 }
 
-// option adds the error of a check of session options under the name of the agent's field. optionField is the name in
+// addOptionError adds the error of a check of session options under the name of the agent's field. optionField is the name in
 // the options.
-func (c *checker) option(err error, optionField, field string) {
+func (c *checker) addOptionError(err error, optionField, field string) {
 	var wrong *command.Error
 	switch {
 	case err == nil:
@@ -126,18 +126,18 @@ func (c *checker) reference(field string, r events.Reference) bool {
 	return false
 }
 
-func (c *checker) references(field string, list []events.Reference, limit int) {
+func (c *checker) checkReferences(field string, list []events.Reference, limit int) {
 	c.count(field, len(list), limit)
 	seen := map[string]int{}
 	for i, r := range list {
 		if c.reference(element(field, i), r) {
-			c.once(seen, field, "", r.Bare().String(), i)
+			c.checkUnique(seen, field, "", r.Bare().String(), i)
 		}
 	}
 }
 
-// variable checks the name of a variable.
-func (c *checker) variable(field, name string) bool {
+// checkVariable checks the name of a variable.
+func (c *checker) checkVariable(field, name string) bool {
 	if err := layers.CheckName(name); err != nil {
 		c.fail(field, "%v", err)
 		return false
@@ -145,8 +145,8 @@ func (c *checker) variable(field, name string) bool {
 	return true
 }
 
-// strings adds errors for texts that the log or a table cannot store: invalid UTF-8 and NUL bytes.
-func (c *checker) strings(v reflect.Value, path string) {
+// checkStrings adds errors for texts that the log or a table cannot store: invalid UTF-8 and NUL bytes.
+func (c *checker) checkStrings(v reflect.Value, path string) {
 	switch v.Kind() {
 	case reflect.String:
 		switch s := v.String(); {
@@ -157,16 +157,16 @@ func (c *checker) strings(v reflect.Value, path string) {
 		}
 	case reflect.Slice:
 		for i := range v.Len() {
-			c.strings(v.Index(i), element(path, i))
+			c.checkStrings(v.Index(i), element(path, i))
 		}
 	case reflect.Map:
 		for _, k := range slices.SortedFunc(maps.Keys(keys(v)), strings.Compare) {
-			c.strings(reflect.ValueOf(k), path)
-			c.strings(v.MapIndex(reflect.ValueOf(k)), within(path, k))
+			c.checkStrings(reflect.ValueOf(k), path)
+			c.checkStrings(v.MapIndex(reflect.ValueOf(k)), within(path, k))
 		}
 	case reflect.Struct:
 		for _, f := range fieldsOf(v.Type()) {
-			c.strings(v.Field(f.index), within(path, f.name))
+			c.checkStrings(v.Field(f.index), within(path, f.name))
 		}
 	}
 }
@@ -198,7 +198,7 @@ func CheckEntry(ref events.Reference, tags []string) []FieldError {
 			c.fail(element("tags", i), "%.64q is not a tag; must have 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores, and not begin with a dot or a hyphen", t)
 			continue
 		}
-		c.once(seen, "tags", "", t, i)
+		c.checkUnique(seen, "tags", "", t, i)
 	}
 	return c.errs
 }
@@ -206,10 +206,10 @@ func CheckEntry(ref events.Reference, tags []string) []FieldError {
 // CheckInstance returns the errors of an agent instance.
 func CheckInstance(s events.InstanceSpec) []FieldError {
 	var c checker
-	c.strings(reflect.ValueOf(s), "")
-	c.text("description", s.Description, MaxDescription)
+	c.checkStrings(reflect.ValueOf(s), "")
+	c.checkText("description", s.Description, MaxDescription)
 	c.reference("agent", s.Agent)
-	c.references("environments", s.Environments, MaxEnvironments)
+	c.checkReferences("environments", s.Environments, MaxEnvironments)
 	return c.errs
 }
 
@@ -238,22 +238,22 @@ func CheckDraft(s events.EnvironmentSpec) []FieldError {
 
 func checkEnvironment(s events.EnvironmentSpec, each func(c *checker, field string, v events.Variable)) []FieldError {
 	var c checker
-	c.strings(reflect.ValueOf(s), "")
-	c.text("description", s.Description, MaxDescription)
+	c.checkStrings(reflect.ValueOf(s), "")
+	c.checkText("description", s.Description, MaxDescription)
 	if s.Variables == nil {
 		c.fail("variables", "is required")
 	}
 	c.count("variables", len(s.Variables), MaxEntries)
 	for _, name := range slices.Sorted(maps.Keys(s.Variables)) {
 		v, field := s.Variables[name], within("variables", name)
-		c.variable(field, name)
-		c.text(within(field, "value"), v.Value, MaxValue)
-		c.text(within(field, "description"), v.Description, MaxDescription)
+		c.checkVariable(field, name)
+		c.checkText(within(field, "value"), v.Value, MaxValue)
+		c.checkText(within(field, "description"), v.Description, MaxDescription)
 		if v.Sealed != "" && !v.Secret {
 			c.fail(within(field, "sealed"), "must not be set: only secrets have an encrypted value")
 		}
 		each(&c, field, v)
 	}
-	c.egress(s.Egress)
+	c.checkEgress(s.Egress)
 	return c.errs
 }

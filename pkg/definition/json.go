@@ -55,7 +55,7 @@ func readJSON(data []byte) ([]*yaml.Node, error) {
 	r.dec.UseNumber()
 	var list []*yaml.Node
 	for {
-		n, err := r.value(maxDepth + 1)
+		n, err := r.readValue(maxDepth + 1)
 		switch {
 		case errors.Is(err, io.EOF) && len(bytes.TrimSpace(data[r.dec.InputOffset():])) == 0:
 			return list, nil
@@ -80,8 +80,8 @@ func (r *jsonReader) move(to int) {
 	r.at = to
 }
 
-// place returns the position of the next token.
-func (r *jsonReader) place() FilePosition {
+// position returns the position of the next token.
+func (r *jsonReader) position() FilePosition {
 	at := int(r.dec.InputOffset())
 	for at < len(r.data) && bytes.IndexByte([]byte(" \t\r\n,:"), r.data[at]) >= 0 {
 		at++
@@ -90,9 +90,9 @@ func (r *jsonReader) place() FilePosition {
 	return r.line
 }
 
-// value reads the next value. depth is the number of further levels of nesting that are allowed.
-func (r *jsonReader) value(depth int) (*yaml.Node, error) {
-	p := r.place()
+// readValue reads the next value. depth is the number of further levels of nesting that are allowed.
+func (r *jsonReader) readValue(depth int) (*yaml.Node, error) {
+	p := r.position()
 	t, err := r.dec.Token()
 	if err != nil {
 		return nil, err
@@ -103,7 +103,7 @@ func (r *jsonReader) value(depth int) (*yaml.Node, error) {
 		if depth == 0 {
 			return nil, &jsonError{p, errDeep}
 		}
-		return n, r.children(n, t, depth-1)
+		return n, r.readChildren(n, t, depth-1)
 	case string:
 		n.Tag, n.Value = tagText, t
 	case json.Number:
@@ -119,25 +119,25 @@ func (r *jsonReader) value(depth int) (*yaml.Node, error) {
 	return n, nil
 }
 
-// children reads the elements of an object or a list, up to its end.
-func (r *jsonReader) children(n *yaml.Node, open json.Delim, depth int) error {
+// readChildren reads the elements of an object or a list, up to its end.
+func (r *jsonReader) readChildren(n *yaml.Node, open json.Delim, depth int) error {
 	n.Kind, n.Tag = yaml.SequenceNode, "!!seq"
 	if open == '{' {
 		n.Kind, n.Tag = yaml.MappingNode, "!!map"
 	}
 	for r.dec.More() {
-		c, err := r.value(depth)
+		c, err := r.readValue(depth)
 		if err != nil {
-			return noEOF(err)
+			return replaceEOF(err)
 		}
 		n.Content = append(n.Content, c)
 	}
 	_, err := r.dec.Token()
-	return noEOF(err)
+	return replaceEOF(err)
 }
 
-// noEOF replaces io.EOF: a file must not end within a value.
-func noEOF(err error) error {
+// replaceEOF replaces io.EOF by io.ErrUnexpectedEOF, because a file must not end within a value.
+func replaceEOF(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF
 	}

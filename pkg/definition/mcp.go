@@ -11,19 +11,19 @@ import (
 	"github.com/spoolhq/spool/pkg/events/layers"
 )
 
-func (c *checker) servers(list []events.MCPServer) {
+func (c *checker) checkServers(list []events.MCPServer) {
 	c.count("mcpServers", len(list), MaxEntries)
 	seen, containers := map[string]int{}, 0
 	for i, s := range list {
 		at := element("mcpServers", i)
-		c.name(seen, "mcpServers", i, s.Name, "-_")
+		c.checkName(seen, "mcpServers", i, s.Name, "-_")
 		switch s.Type {
 		case events.MCPStdio:
-			c.stdio(at, s)
+			c.checkStdio(at, s)
 		case events.MCPHTTP:
-			c.http(at, s)
+			c.checkHTTP(at, s)
 		case events.MCPDocker:
-			c.docker(at, s)
+			c.checkDocker(at, s)
 			if containers++; containers == MaxContainers+1 {
 				c.fail(within(at, "type"), "more than %d servers have type docker", MaxContainers)
 			}
@@ -36,42 +36,42 @@ func (c *checker) servers(list []events.MCPServer) {
 		if s.TimeoutMs > MaxTimeoutMs {
 			c.fail(within(at, "timeoutMs"), "is %d ms; must be between 1 and %d", s.TimeoutMs, MaxTimeoutMs)
 		}
-		c.list(within(at, "tools"), s.Tools)
+		c.checkList(within(at, "tools"), s.Tools)
 	}
 }
 
-func (c *checker) stdio(at string, s events.MCPServer) {
+func (c *checker) checkStdio(at string, s events.MCPServer) {
 	field := within(at, "command")
 	if len(s.Command) == 0 {
 		c.fail(field, "is required: a server of type stdio is a program that runs in the sandbox")
 	}
-	c.option(command.CheckOptions(events.Options{Command: s.Command}), "sessionOptions.command", field)
-	c.process(at, s)
+	c.addOptionError(command.CheckOptions(events.Options{Command: s.Command}), "sessionOptions.command", field)
+	c.checkStart(at, s)
 }
 
-// docker checks a server that runs in a separate container.
-func (c *checker) docker(at string, s events.MCPServer) {
+// checkDocker checks a server that runs in a separate container.
+func (c *checker) checkDocker(at string, s events.MCPServer) {
 	if c.must(within(at, "image"), s.Image) {
-		c.option(command.CheckOptions(events.Options{Image: s.Image}), "sessionOptions.image", within(at, "image"))
+		c.addOptionError(command.CheckOptions(events.Options{Image: s.Image}), "sessionOptions.image", within(at, "image"))
 	}
 	field := within(at, "command")
 	if len(s.Command) > 0 { // arguments; the first may be empty
-		c.option(command.CheckOptions(events.Options{Command: append([]string{"-"}, s.Command[1:]...)}), "sessionOptions.command", field)
-		c.text(element(field, 0), s.Command[0], command.MaxArgument)
+		c.addOptionError(command.CheckOptions(events.Options{Command: append([]string{"-"}, s.Command[1:]...)}), "sessionOptions.command", field)
+		c.checkText(element(field, 0), s.Command[0], command.MaxArgument)
 	}
-	c.process(at, s)
+	c.checkStart(at, s)
 }
 
-// process checks the fields that all started servers share.
-func (c *checker) process(at string, s events.MCPServer) {
+// checkStart checks the fields that MCP servers with a start command share: those of types stdio and docker.
+func (c *checker) checkStart(at string, s events.MCPServer) {
 	for i, arg := range s.Command {
-		c.placeholders(element(within(at, "command"), i), arg)
+		c.checkPlaceholders(element(within(at, "command"), i), arg)
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.Env)) {
 		field := within(within(at, "env"), name)
-		c.variable(field, name)
-		c.text(field, s.Env[name], MaxValue)
-		c.placeholders(field, s.Env[name])
+		c.checkVariable(field, name)
+		c.checkText(field, s.Env[name], MaxValue)
+		c.checkPlaceholders(field, s.Env[name])
 	}
 	if s.URL != "" {
 		c.fail(within(at, "url"), "must not be set for a server of type %s", s.Type)
@@ -81,8 +81,8 @@ func (c *checker) process(at string, s events.MCPServer) {
 	}
 }
 
-func (c *checker) http(at string, s events.MCPServer) {
-	c.url(within(at, "url"), s.URL)
+func (c *checker) checkHTTP(at string, s events.MCPServer) {
+	c.checkURL(within(at, "url"), s.URL)
 	seen := map[string]string{}
 	for _, name := range slices.Sorted(maps.Keys(s.Headers)) {
 		value, field := s.Headers[name], within(within(at, "headers"), name)
@@ -99,8 +99,8 @@ func (c *checker) http(at string, s events.MCPServer) {
 		if strings.ContainsFunc(value, func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }) {
 			c.fail(field, "must not have line breaks or control characters")
 		}
-		c.text(field, value, MaxDescription)
-		c.placeholders(field, value)
+		c.checkText(field, value, MaxDescription)
+		c.checkPlaceholders(field, value)
 	}
 	if len(s.Command) > 0 {
 		c.fail(within(at, "command"), "must not be set for a server of type http")
@@ -110,9 +110,9 @@ func (c *checker) http(at string, s events.MCPServer) {
 	}
 }
 
-// url checks an address. Parts may come from variables, whose values are unknown here.
-func (c *checker) url(field, s string) {
-	if !c.must(field, s) || !c.placeholders(field, s) || strings.HasPrefix(s, "${") {
+// checkURL checks an address. Parts may come from variables, whose values are unknown here.
+func (c *checker) checkURL(field, s string) {
+	if !c.must(field, s) || !c.checkPlaceholders(field, s) || strings.HasPrefix(s, "${") {
 		return
 	}
 	filled, err := layers.Expand(s, func(string) (string, bool) { return "1", true })
@@ -130,8 +130,8 @@ func (c *checker) url(field, s string) {
 	}
 }
 
-// placeholders checks every ${NAME} of a text.
-func (c *checker) placeholders(field, s string) bool {
+// checkPlaceholders checks every ${NAME} of a text.
+func (c *checker) checkPlaceholders(field, s string) bool {
 	err := layers.CheckPlaceholders(s)
 	if err != nil {
 		c.fail(field, "%v", err)

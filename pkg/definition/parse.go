@@ -83,7 +83,7 @@ func (r *reader) documents(data []byte) []*yaml.Node {
 		list, err = readYAML(data)
 	}
 	if err != nil {
-		refuse(whereOf(err), strings.TrimPrefix(lineOf.ReplaceAllString(err.Error(), ""), "yaml: "))
+		refuse(errorPosition(err), strings.TrimPrefix(lineOf.ReplaceAllString(err.Error(), ""), "yaml: "))
 	} else if len(list) == 0 {
 		return refuse(FilePosition{1, 1}, "is empty: a definition has kind, slug and spec")
 	}
@@ -117,7 +117,7 @@ var errDeep = fmt.Errorf("lists and mappings are nested more than %d deep", maxD
 // lineOf matches a line number in errors of the YAML library.
 var lineOf = regexp.MustCompile(`line (\d+): `)
 
-func whereOf(err error) FilePosition {
+func errorPosition(err error) FilePosition {
 	var j *jsonError
 	if errors.As(err, &j) {
 		return j.FilePosition

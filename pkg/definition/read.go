@@ -59,17 +59,17 @@ func (r *reader) read(n *yaml.Node, to reflect.Value, path string) {
 	case n.Kind == yaml.ScalarNode && n.ShortTag() == tagNull:
 		r.fail(p, path, "is empty: leave it out, or set it to %s", describeType(t))
 	case t == typeReference && n.Kind == yaml.ScalarNode:
-		r.reference(n, to, p, path)
+		r.readReference(n, to, p, path)
 	case t == typeReference:
 		r.referenceObject(n, to, p, path)
 	case t.Kind() == reflect.Struct:
-		r.object(n, to, p, path)
+		r.readObject(n, to, p, path)
 	case t.Kind() == reflect.Slice:
-		r.list(n, to, p, path)
+		r.readList(n, to, p, path)
 	case t.Kind() == reflect.Map:
-		r.mapping(n, to, p, path)
+		r.readMapping(n, to, p, path)
 	default:
-		r.scalar(n, to, p, path)
+		r.readScalar(n, to, p, path)
 	}
 }
 
@@ -134,7 +134,7 @@ func (r *reader) pairs(n *yaml.Node, t reflect.Type, p FilePosition, path string
 	return true
 }
 
-func (r *reader) object(n *yaml.Node, to reflect.Value, p FilePosition, path string) {
+func (r *reader) readObject(n *yaml.Node, to reflect.Value, p FilePosition, path string) {
 	known := map[string]field{}
 	var names []string
 	for _, f := range fieldsOf(to.Type()) {
@@ -158,8 +158,8 @@ func (r *reader) object(n *yaml.Node, to reflect.Value, p FilePosition, path str
 	}
 }
 
-// reference reads the string form of a reference.
-func (r *reader) reference(n *yaml.Node, to reflect.Value, p FilePosition, path string) {
+// readReference reads the string form of a reference.
+func (r *reader) readReference(n *yaml.Node, to reflect.Value, p FilePosition, path string) {
 	if n.ShortTag() != tagText {
 		r.fail(p, path, "must be %s; put a text that looks like something else in quotes", describeType(typeReference))
 		return
@@ -179,7 +179,7 @@ func (r *reader) reference(n *yaml.Node, to reflect.Value, p FilePosition, path 
 // referenceObject reads the object form of a reference.
 func (r *reader) referenceObject(n *yaml.Node, to reflect.Value, p FilePosition, path string) {
 	var object events.ReferenceObject
-	r.object(n, reflect.ValueOf(&object).Elem(), p, path)
+	r.readObject(n, reflect.ValueOf(&object).Elem(), p, path)
 	field := path[strings.LastIndexByte(path, '.')+1:]
 	field, _, _ = strings.Cut(field, "[")
 	ref, err := object.Reference(field)
@@ -191,7 +191,7 @@ func (r *reader) referenceObject(n *yaml.Node, to reflect.Value, p FilePosition,
 	to.Set(reflect.ValueOf(ref))
 }
 
-func (r *reader) list(n *yaml.Node, to reflect.Value, p FilePosition, path string) {
+func (r *reader) readList(n *yaml.Node, to reflect.Value, p FilePosition, path string) {
 	if n.Kind != yaml.SequenceNode {
 		r.fail(p, path, "must be a list")
 		return
@@ -206,7 +206,7 @@ func (r *reader) list(n *yaml.Node, to reflect.Value, p FilePosition, path strin
 	}
 }
 
-func (r *reader) mapping(n *yaml.Node, to reflect.Value, p FilePosition, path string) {
+func (r *reader) readMapping(n *yaml.Node, to reflect.Value, p FilePosition, path string) {
 	to.Set(reflect.MakeMap(to.Type()))
 	r.pairs(n, to.Type(), p, path, func(key, value *yaml.Node) {
 		v := reflect.New(to.Type().Elem()).Elem()
@@ -215,7 +215,7 @@ func (r *reader) mapping(n *yaml.Node, to reflect.Value, p FilePosition, path st
 	})
 }
 
-func (r *reader) scalar(n *yaml.Node, to reflect.Value, p FilePosition, path string) {
+func (r *reader) readScalar(n *yaml.Node, to reflect.Value, p FilePosition, path string) {
 	ok := n.Kind == yaml.ScalarNode
 	hint := ""
 	switch tag := n.ShortTag(); to.Kind() {

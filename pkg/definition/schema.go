@@ -123,7 +123,7 @@ func (g schema) object(t reflect.Type, name string) object {
 func (g schema) value(t reflect.Type) object {
 	switch {
 	case t == typeReference:
-		g.reference()
+		g.describeReference()
 		return object{"anyOf": []any{object{"type": "string", "minLength": 1, "maxLength": 512}, object{"$ref": "#/$defs/Reference"}}}
 	case t.Kind() == reflect.Struct:
 		g.define(t)
@@ -142,8 +142,8 @@ func (g schema) value(t reflect.Type) object {
 	return object{"type": "string"}
 }
 
-// reference describes the object form under the name of events.Reference.
-func (g schema) reference() {
+// describeReference describes the object form under the name of events.Reference.
+func (g schema) describeReference() {
 	if _, ok := g.defs["Reference"]; !ok {
 		g.defs["Reference"] = g.object(reflect.TypeFor[events.ReferenceObject](), "Reference")
 	}

@@ -111,7 +111,7 @@ func empty(v reflect.Value) bool {
 func text(s string) *yaml.Node {
 	n := &yaml.Node{Kind: yaml.ScalarNode, Tag: tagText, Value: s}
 	switch {
-	case asBlock(s):
+	case fitsBlockScalar(s):
 		n.Style = yaml.LiteralStyle
 	case strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r > '~' }):
 		n.Style = yaml.DoubleQuotedStyle // escapes the control characters of terminals
@@ -119,8 +119,8 @@ func text(s string) *yaml.Node {
 	return n
 }
 
-// asBlock reports whether a text has several lines and needs neither escapes nor an indentation indicator.
-func asBlock(s string) bool {
+// fitsBlockScalar reports whether a text has several lines and needs neither escapes nor an indentation indicator.
+func fitsBlockScalar(s string) bool {
 	body := strings.TrimSuffix(s, "\n")
 	if !strings.Contains(body, "\n") || strings.HasSuffix(body, "\n") || strings.ContainsAny(s[:1], "\n\t ") {
 		return false

@@ -47,9 +47,9 @@ const (
 )
 
 var (
-	formNPM = regexp.MustCompile(PatternNPM)
-	formPIP = regexp.MustCompile(PatternPIP)
-	joints  = regexp.MustCompile(`[-_.]+`)
+	formNPM    = regexp.MustCompile(PatternNPM)
+	formPIP    = regexp.MustCompile(PatternPIP)
+	separators = regexp.MustCompile(`[-_.]+`)
 )
 
 // ParseNPM parses name@1.2.3 or @scope/name@1.2.3.
@@ -83,7 +83,7 @@ func ParsePIP(s string) (Package, error) {
 }
 
 // normal returns the normalized form of a Python package name.
-func normal(name string) string { return strings.ToLower(joints.ReplaceAllString(name, "-")) }
+func normal(name string) string { return strings.ToLower(separators.ReplaceAllString(name, "-")) }
 
 // Set is the sorted set of an agent's dependencies.
 type Set struct{ NPM, PIP []string }
@@ -162,10 +162,10 @@ func (s Set) String() string {
 // format is the version of the layout of a layer.
 const format = "1"
 
-// Digest returns the name of the layer for the set: the SHA-256, in hex, of the layout version, the ground on which
+// Digest returns the name of the layer for the set: the SHA-256, in hex, of the layout version, the base on which
 // it is installed (an image by its id, or a machine), the platform, and both lists, each text prefixed with its
 // length.
-func (s Set) Digest(ground, platform string) string {
+func (s Set) Digest(base, platform string) string {
 	sum := sha256.New()
 	put := func(list ...string) {
 		var n [8]byte
@@ -174,7 +174,7 @@ func (s Set) Digest(ground, platform string) string {
 			_, _ = sum.Write(append(n[:], t...)) // a hash never fails
 		}
 	}
-	put(format, ground, platform)
+	put(format, base, platform)
 	put(s.NPM...)
 	put(s.PIP...)
 	return hex.EncodeToString(sum.Sum(nil))

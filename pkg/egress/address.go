@@ -18,10 +18,10 @@ type block struct {
 	why    string
 }
 
-// refused lists the address blocks that are not public, or whose addresses stand for other addresses: IANA's
+// nonPublicBlocks lists the address blocks that are not public, or whose addresses stand for other addresses: IANA's
 // special-purpose registries (RFC 6890 and its successors), and the forms of IPv6 that contain an IPv4 address. Of two
 // overlapping blocks, the smaller one comes first.
-var refused = []block{
+var nonPublicBlocks = []block{
 	{netip.MustParsePrefix("169.254.169.254/32"), "the cloud's metadata service"},
 	{netip.MustParsePrefix("168.63.129.16/32"), "the cloud's metadata service"}, // Azure's, which looks like a public address
 	{netip.MustParsePrefix("fd00:ec2::254/128"), "the cloud's metadata service"},
@@ -80,7 +80,7 @@ func CheckAddress(a netip.Addr) error {
 		}
 		return nil
 	}
-	for _, c := range refused {
+	for _, c := range nonPublicBlocks {
 		if c.prefix.Contains(a) {
 			return refuse(c.why)
 		}

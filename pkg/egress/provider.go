@@ -6,28 +6,30 @@ import (
 	"strings"
 )
 
-// providerPrefix is the prefix of an entry that allows model providers a feature, which runs on the provider's servers.
+// providerPrefix is the prefix of the allowlist entry provider:FEATURE, which lets agents use a feature that runs on
+// the servers of the model providers.
 const providerPrefix = "provider:"
 
-// Features of model providers. A tool has the name of its type, without a date.
+// Features of model providers that allowlists name. A tool has the name of its type, without a date.
 const (
 	ProviderURL    = "url"    // fetch images and documents by their URLs
 	ProviderFile   = "file"   // read files of the account
 	ProviderStored = "stored" // use responses, conversations, prompts and containers that are stored in the account
 )
 
-// providerFeatures are the names that may follow providerPrefix, sorted.
+// providerFeatures lists the names that may follow providerPrefix, sorted.
 var providerFeatures = []string{
 	"code_execution", "code_interpreter", "computer_use", ProviderFile, "file_search", "image_generation", "mcp", "shell", ProviderStored, ProviderURL, "web_fetch", "web_search",
 }
 
-// IsProviderFeature reports whether a name is a feature that an entry can allow.
+// IsProviderFeature reports whether a name is a feature that an allowlist entry can allow.
 func IsProviderFeature(name string) bool { return slices.Contains(providerFeatures, name) }
 
-// ProviderEntry returns the entry that allows a feature.
+// ProviderEntry returns the allowlist entry that allows a feature of model providers.
 func ProviderEntry(feature string) string { return providerPrefix + feature }
 
-// parseProvider parses provider:feature. ok is false for an entry with a host, such as provider:443.
+// parseProvider parses the allowlist entry provider:FEATURE. ok is false for an entry with a host, such as
+// provider:443.
 func parseProvider(entry string) (feature string, ok bool, err error) {
 	feature, ok = strings.CutPrefix(entry, providerPrefix)
 	if !ok || strings.Trim(feature, "0123456789") == "" {

@@ -89,7 +89,7 @@ func Verify(ctx context.Context, l Log, scope Scope) (Report, error) {
 		if scope.Heads != nil {
 			v.compareWith(scope.Heads[shard], filter.Subject)
 		}
-		if err := v.shard(ctx, l, shard, filter); err != nil {
+		if err := v.verifyShard(ctx, l, shard, filter); err != nil {
 			return v.Report(), fmt.Errorf("verify: %w", err)
 		}
 		v.endOfHeads(shard)
@@ -97,9 +97,9 @@ func Verify(ctx context.Context, l Log, scope Scope) (Report, error) {
 	return v.Report(), nil
 }
 
-// shard checks the commits of one shard. A read ends at a commit that cannot be opened, and a new read starts after
+// verifyShard checks the commits of one shard. A read ends at a commit that cannot be opened, and a new read starts after
 // it.
-func (v *Verifier) shard(ctx context.Context, l Log, shard int, filter Filter) error {
+func (v *Verifier) verifyShard(ctx context.Context, l Log, shard int, filter Filter) error {
 	at := Position{Shard: shard}
 	for {
 		unreadable := false
@@ -110,12 +110,12 @@ func (v *Verifier) shard(ctx context.Context, l Log, shard int, filter Filter) e
 				v.Add(rec)
 			case errors.As(err, &foreign):
 				at, unreadable = rec.Position, true
-				v.foreign(rec, foreign)
+				v.addForeign(rec, foreign)
 			case rec.Position.Seq == 0, errors.Is(err, ErrUnavailable), ctx.Err() != nil:
 				return err
 			default:
 				at, unreadable = rec.Position, true
-				v.unreadable(rec, err)
+				v.addUnreadable(rec, err)
 			}
 			if unreadable || v.full() {
 				break
@@ -177,9 +177,9 @@ type executionCheck struct {
 // full reports whether the report has no room for further problems.
 func (v *Verifier) full() bool { return len(v.problems) >= maxProblems }
 
-// unreadable records a commit that cannot be opened. The payloads of a deleted session are removed before its
+// addUnreadable records a commit that cannot be opened. The payloads of a deleted session are removed before its
 // commits.
-func (v *Verifier) unreadable(rec Record, err error) {
+func (v *Verifier) addUnreadable(rec Record, err error) {
 	s := v.session(rec)
 	v.countMissing(rec)
 	if rec.Subject.Aspect != "" && errors.Is(err, ErrNotFound) {
@@ -198,8 +198,8 @@ func (v *Verifier) unreadable(rec Record, err error) {
 	}
 }
 
-// foreign records a message that is not part of the log. The chain of its subject continues without it.
-func (v *Verifier) foreign(rec Record, err *ForeignError) {
+// addForeign records a message that is not part of the log. The chain of its subject continues without it.
+func (v *Verifier) addForeign(rec Record, err *ForeignError) {
 	v.initialize()
 	v.countMissing(rec)
 	rec.Commit = events.Commit{} // the content of a foreign message cannot be trusted

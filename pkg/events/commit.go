@@ -185,7 +185,7 @@ func (c Commit) Decode() ([]Event, error) {
 		return list, nil
 	}
 	// Event.UnmarshalJSON would scan each event's bytes several times; decoding into stored scans them once.
-	var read []stored
+	var read []storedEvent
 	if err := json.Unmarshal(c.Events, &read); err != nil {
 		return nil, fmt.Errorf("decode events of commit %s: %w", c.ID, err)
 	}

@@ -66,8 +66,8 @@ func (o Opaque) MarshalJSON() ([]byte, error) {
 	return o.Raw, nil
 }
 
-// stored is the JSON form of an event inside a commit.
-type stored struct {
+// storedEvent is the JSON form of an event inside a commit.
+type storedEvent struct {
 	ID             string          `json:"id"`
 	Type           Type            `json:"type"`
 	Time           time.Time       `json:"time"`
@@ -78,14 +78,14 @@ type stored struct {
 	Data           json.RawMessage `json:"data"`
 }
 
-func (s stored) event() Event {
+func (s storedEvent) event() Event {
 	return Event{ID: s.ID, Time: s.Time, ExecutionID: s.ExecutionID, ConversationID: s.ConversationID, Source: s.Source, N: s.N, Data: DecodePayload(s.Type, s.Data)}
 }
 
 // UnmarshalJSON decodes the stored form. An unknown type, or a known type whose data does not decode, becomes
 // Opaque, so that one event cannot block a reader of the log.
 func (e *Event) UnmarshalJSON(b []byte) error {
-	var s stored
+	var s storedEvent
 	if err := json.Unmarshal(b, &s); err != nil {
 		return fmt.Errorf("decode event: %w", err)
 	}

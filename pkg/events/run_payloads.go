@@ -221,7 +221,7 @@ type RunRetired struct {
 	Runs  uint32     `json:"runs,omitempty"`  // commits of the run subject before this one
 
 	Stored uint64       `json:"stored,omitempty"` // bytes that the session's events and objects occupy until content_removed, as counted at this time
-	Audit  []AuditEntry `json:"audit,omitempty"`  // what was done by whom on the life subject before session_deleted, ascending by seq; the newest entries if there are too many
+	Audit  []AuditEntry `json:"audit,omitempty"`  // who made which commits on the life subject before session_deleted, ascending by seq; the newest entries if there are too many
 }
 
 // AuditEntry records who made a commit and which event types it has, without its content.

@@ -21,8 +21,8 @@ func fileID(info fs.FileInfo) (string, error) {
 // accessAll asks for read, write and search permission: R_OK, W_OK and X_OK of access(2).
 const accessAll = 4 | 2 | 1
 
-// accessible returns an error unless this process may read, write and enter the folder.
-func accessible(dir string) error {
+// checkAccess returns an error unless this process may read, write and enter the folder.
+func checkAccess(dir string) error {
 	if err := syscall.Access(dir, accessAll); err != nil {
 		return &os.PathError{Op: "access", Path: dir, Err: err}
 	}

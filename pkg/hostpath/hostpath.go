@@ -84,19 +84,19 @@ func (p Policy) Resolve(path string) (string, error) {
 	}
 	real, err := filepath.EvalSymlinks(path)
 	if err != nil {
-		return "", reason(path, err)
+		return "", reasonError(path, err)
 	}
 	if err := CheckSyntax(real); err != nil { // a link may lead to an invalid path
 		return "", fmt.Errorf("%s leads elsewhere: %w", path, err)
 	}
 	info, err := os.Stat(real)
 	if err != nil {
-		return "", reason(path, err)
+		return "", reasonError(path, err)
 	}
 	if !info.IsDir() {
 		return "", fmt.Errorf("%s is not a folder", path)
 	}
-	if err := p.allowed(real); err != nil {
+	if err := p.checkPrivate(real); err != nil {
 		return "", err
 	}
 	f, err := os.Open(real)
@@ -105,17 +105,17 @@ func (p Policy) Resolve(path string) (string, error) {
 		err = errors.Join(ignoreEnd(err), f.Close())
 	}
 	if err == nil {
-		err = accessible(real)
+		err = checkAccess(real)
 	}
 	if err != nil {
-		return "", reason(path, err)
+		return "", reasonError(path, err)
 	}
 	return real, nil
 }
 
-func (p Policy) allowed(real string) error {
+func (p Policy) checkPrivate(real string) error {
 	for _, own := range p.Private {
-		own = resolved(own)
+		own = resolveLinks(own)
 		relation := ""
 		switch {
 		case own == real:
@@ -130,15 +130,15 @@ func (p Policy) allowed(real string) error {
 		return fmt.Errorf("%s %s the folder in which Spool keeps its data (%s), so that each event that Spool writes would be a change of the session's files: choose another folder, or work on a copy (spool run --copy)", real, relation, own)
 	}
 	for _, root := range p.Roots {
-		if within(resolved(root), real) {
+		if within(resolveLinks(root), real) {
 			return nil
 		}
 	}
 	return fmt.Errorf("%s is in none of the folders that this server allows (SPOOL_HOST_PATHS)", real)
 }
 
-// resolved returns an absolute path without symbolic links. If a link cannot be resolved, the path keeps its links.
-func resolved(path string) string {
+// resolveLinks returns an absolute path without symbolic links. If a link cannot be resolved, the path keeps its links.
+func resolveLinks(path string) string {
 	if abs, err := filepath.Abs(path); err == nil {
 		path = abs
 	}
@@ -154,8 +154,8 @@ func within(dir, path string) bool {
 	return err == nil && filepath.IsLocal(rel)
 }
 
-// reason returns an error with the reason why the folder cannot be used, on one line.
-func reason(path string, err error) error {
+// reasonError returns an error with the reason why the folder cannot be used, on one line.
+func reasonError(path string, err error) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("there is no folder %s on the server's machine: %w", path, fs.ErrNotExist)

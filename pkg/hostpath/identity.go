@@ -16,7 +16,7 @@ import (
 func Identity(path string) (string, error) {
 	info, err := os.Stat(path)
 	if err != nil {
-		return "", reason(path, err)
+		return "", reasonError(path, err)
 	}
 	id, err := fileID(info)
 	if err != nil {

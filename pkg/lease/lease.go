@@ -113,11 +113,11 @@ func (w *Watcher) Run(ctx context.Context) error {
 	w.mu.Lock()
 	w.since = w.now()
 	w.mu.Unlock()
-	return kvwatch.Run(ctx, w.js, topology.BucketLeases, w.logger, func() func(jetstream.KeyValueEntry) { return w.see })
+	return kvwatch.Run(ctx, w.js, topology.BucketLeases, w.logger, func() func(jetstream.KeyValueEntry) { return w.addRenewal })
 }
 
-// see records a renewal. Deletions are ignored: only the time of the last renewal counts.
-func (w *Watcher) see(entry jetstream.KeyValueEntry) {
+// addRenewal records a renewal. Deletions are ignored: only the time of the last renewal counts.
+func (w *Watcher) addRenewal(entry jetstream.KeyValueEntry) {
 	if entry == nil || entry.Operation() != jetstream.KeyValuePut {
 		return
 	}
@@ -137,8 +137,8 @@ func (w *Watcher) Lives(ctx context.Context, executor string) (bool, error) {
 	return found, err
 }
 
-// EngineGone returns for how long no executor of an engine has renewed a lease. An engine whose executors had no lease
-// since Run began, or since NewWatcher before Run, counts as gone since then.
+// EngineGone returns the time for which no executor of an engine has renewed a lease. If none has a lease since Run
+// began, or before Run since NewWatcher, the time counts from then on.
 func (w *Watcher) EngineGone(provider, name string) time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -283,7 +283,7 @@ func TestWatcher_WatchesAfterNATSRestarts(t *testing.T) {
 	b.renewed(w, one)
 }
 
-// An operator who installs NATS anew makes the bucket again.
+// An operator who installs NATS again creates the bucket again.
 func TestWatcher_WatchesABucketThatWasMadeAgain(t *testing.T) {
 	t.Parallel()
 	b := newBed(t, natstest.Conn(t, natstest.Run(t)))

@@ -81,7 +81,7 @@ func (f *file) next(within time.Duration) (*nats.Msg, error) {
 }
 
 func (f *file) head() (h head, err error) {
-	m, err := f.next(openWithin + patience)
+	m, err := f.next(openWithin + peerTimeout)
 	if err != nil {
 		return h, err
 	}
@@ -112,7 +112,7 @@ func (f *file) Read(p []byte) (int, error) {
 		if f.left == 0 {
 			return 0, io.EOF
 		}
-		f.err = f.chunk()
+		f.err = f.readChunk()
 	}
 	n := copy(p, f.part)
 	if f.part = f.part[n:]; len(f.part) == 0 {
@@ -124,8 +124,8 @@ func (f *file) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-func (f *file) chunk() error {
-	m, err := f.next(patience)
+func (f *file) readChunk() error {
+	m, err := f.next(peerTimeout)
 	switch {
 	case err != nil:
 		return err

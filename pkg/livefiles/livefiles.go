@@ -19,10 +19,10 @@ const (
 	chunk = 256 << 10
 	// window is the number of chunks that may be sent without an acknowledgement.
 	window = 8
-	// openWithin bounds how long a Source may take to open a file.
+	// openWithin is the maximum time that a Source may take to open a file.
 	openWithin = 20 * time.Second
-	// patience bounds how long one side waits for the other.
-	patience = 10 * time.Second
+	// peerTimeout is the maximum time that one side of a transfer waits for the other.
+	peerTimeout = 10 * time.Second
 	// maxTransfers is the number of transfers that an executor runs at the same time.
 	maxTransfers = 16
 )

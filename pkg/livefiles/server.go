@@ -135,7 +135,7 @@ func (s *Server) transfer(r Request, reply string) error {
 	if err := s.send(reply, headerHead, raw); err != nil {
 		return err
 	}
-	if err := s.chunks(content, size, reply, acks); err != nil && !errors.Is(err, errStopped) {
+	if err := s.sendChunks(content, size, reply, acks); err != nil && !errors.Is(err, errStopped) {
 		return errors.Join(err, s.send(reply, headerFail, nil))
 	}
 	return nil
@@ -144,7 +144,7 @@ func (s *Server) transfer(r Request, reply string) error {
 // errStopped is returned when the receiver wants no more chunks.
 var errStopped = errors.New("the receiver stopped")
 
-func (s *Server) chunks(content io.Reader, size int64, reply string, acks <-chan *nats.Msg) error {
+func (s *Server) sendChunks(content io.Reader, size int64, reply string, acks <-chan *nats.Msg) error {
 	buf := make([]byte, chunk)
 	acked := 0
 	for n := 1; size > 0; n++ {
@@ -168,7 +168,7 @@ func (s *Server) chunks(content io.Reader, size int64, reply string, acks <-chan
 
 // awaitAck blocks for the next acknowledgement and returns the number of the last chunk that the receiver has taken.
 func (s *Server) awaitAck(acks <-chan *nats.Msg, last int) (int, error) {
-	timer := time.NewTimer(patience)
+	timer := time.NewTimer(peerTimeout)
 	defer timer.Stop()
 	select {
 	case m := <-acks:
@@ -181,7 +181,7 @@ func (s *Server) awaitAck(acks <-chan *nats.Msg, last int) (int, error) {
 		}
 		return max(n, last), nil
 	case <-timer.C:
-		return last, fmt.Errorf("%w: the receiver took nothing for %s", errBroken, patience)
+		return last, fmt.Errorf("%w: the receiver took nothing for %s", errBroken, peerTimeout)
 	case <-s.ctx.Done():
 		return last, s.ctx.Err()
 	}

@@ -35,7 +35,7 @@ const (
 	RandomPort = server.RANDOM_PORT
 
 	defaultReadyTimeout = 30 * time.Second
-	// connectTimeout bounds a connection within the process. It has no network to wait for, only a server that is busy.
+	// connectTimeout is the time limit for a connection within the process. Only a busy server can delay it.
 	connectTimeout = 30 * time.Second
 )
 
@@ -290,11 +290,11 @@ func stopNow(ns *server.Server) {
 func checkStore(dir string) error {
 	remedy := "choose another data folder, or make this one writable"
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return fmt.Errorf("nats: cannot create the data folder %s (%w): %s", dir, cause(err), remedy)
+		return fmt.Errorf("nats: cannot create the data folder %s (%w): %s", dir, removePath(err), remedy)
 	}
 	probe, err := os.CreateTemp(dir, ".probe-")
 	if err != nil {
-		return fmt.Errorf("nats: cannot write to the data folder %s (%w): %s", dir, cause(err), remedy)
+		return fmt.Errorf("nats: cannot write to the data folder %s (%w): %s", dir, removePath(err), remedy)
 	}
 	return errors.Join(probe.Close(), os.Remove(probe.Name()))
 }
@@ -306,16 +306,16 @@ func checkPort(host string, port int) error {
 	addr := net.JoinHostPort(host, strconv.Itoa(port))
 	l, err := net.Listen("tcp", addr)
 	if errors.Is(err, syscall.EADDRINUSE) {
-		return fmt.Errorf("nats: port %d on %s is in use (%w): stop the program that listens there, or choose another port", port, host, cause(err))
+		return fmt.Errorf("nats: port %d on %s is in use (%w): stop the program that listens there, or choose another port", port, host, removePath(err))
 	}
 	if err != nil {
-		return fmt.Errorf("nats: cannot listen on %s (%w): choose another host or port", addr, cause(err))
+		return fmt.Errorf("nats: cannot listen on %s (%w): choose another host or port", addr, removePath(err))
 	}
 	return l.Close()
 }
 
-// cause removes the operation and the path from an error, because the message already contains them.
-func cause(err error) error {
+// removePath removes the operation and the path from an error, because the message already contains them.
+func removePath(err error) error {
 	var errno syscall.Errno
 	if errors.As(err, &errno) {
 		return errno

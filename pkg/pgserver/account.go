@@ -11,7 +11,7 @@ import (
 	"syscall"
 )
 
-// account is the user as whom Postgres runs: the current user or, because Postgres refuses to run as root, an
+// account is the user that runs Postgres: the current user or, because Postgres refuses to run as root, an
 // unprivileged user.
 type account struct {
 	name     string
@@ -19,7 +19,7 @@ type account struct {
 	switched bool
 }
 
-func unprivileged() (account, error) {
+func unprivilegedAccount() (account, error) {
 	if os.Geteuid() != 0 {
 		return account{name: strconv.Itoa(os.Geteuid()), uid: os.Geteuid(), gid: os.Getegid()}, nil
 	}

@@ -16,8 +16,8 @@ import (
 // FetchNever as Config.FetchURL forbids downloading binaries.
 const FetchNever = "never"
 
-// sharedBinaries is the download folder for root: the user as whom Postgres then runs cannot enter root's data
-// folder.
+// sharedBinaries is the download folder if this process runs as root. Postgres then runs as another user, which
+// cannot enter root's data folder.
 const sharedBinaries = "/var/cache/spool/postgres"
 
 const remedy = "set SPOOL_DATABASE_URL to a running Postgres, or install one (Debian: apt-get install postgresql; macOS: brew install postgresql)"

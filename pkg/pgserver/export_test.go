@@ -14,7 +14,7 @@ func StartOrphan(dir string) (<-chan struct{}, error) {
 	}
 	s.logger = s.cfg.Logger
 	var err error
-	if s.user, err = unprivileged(); err != nil {
+	if s.user, err = unprivilegedAccount(); err != nil {
 		return nil, err
 	}
 	if err := s.openFolder(); err != nil {

@@ -11,7 +11,7 @@ func Find(ctx context.Context, cfg Config) (string, error) {
 	if err := cfg.validate(); err != nil {
 		return "", err
 	}
-	user, err := unprivileged()
+	user, err := unprivilegedAccount()
 	if err != nil {
 		return "", err
 	}

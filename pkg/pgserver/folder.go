@@ -28,23 +28,23 @@ func (s *Server) clusterPath() string {
 	return s.clusterDir()
 }
 
-// openFolder creates the data folder, locks it, and makes the user as whom Postgres runs the owner of the cluster.
+// openFolder creates the data folder, locks it, and makes the user that runs Postgres the owner of the cluster.
 func (s *Server) openFolder() error {
 	if err := os.MkdirAll(s.cfg.DataDir, 0o700); err != nil {
-		return fmt.Errorf("postgres: cannot create the data folder %s (%w): %s", s.cfg.DataDir, cause(err), folderRemedy)
+		return fmt.Errorf("postgres: cannot create the data folder %s (%w): %s", s.cfg.DataDir, removePath(err), folderRemedy)
 	}
 	if err := s.lockFolder(); err != nil {
 		return err
 	}
 	if err := os.Mkdir(s.clusterDir(), 0o700); err != nil && !errors.Is(err, os.ErrExist) {
-		return fmt.Errorf("postgres: cannot write to the data folder %s (%w): %s", s.cfg.DataDir, cause(err), folderRemedy)
+		return fmt.Errorf("postgres: cannot write to the data folder %s (%w): %s", s.cfg.DataDir, removePath(err), folderRemedy)
 	}
 	if err := s.user.chown(s.clusterDir()); err != nil {
-		return fmt.Errorf("postgres: give %s to user %s (%w): %s", s.clusterDir(), s.user.name, cause(err), folderRemedy)
+		return fmt.Errorf("postgres: give %s to user %s (%w): %s", s.clusterDir(), s.user.name, removePath(err), folderRemedy)
 	}
 	var err error
 	if s.cluster, err = os.Open(s.clusterDir()); err != nil {
-		return fmt.Errorf("postgres: open the data folder %s (%w): %s", s.clusterDir(), cause(err), folderRemedy)
+		return fmt.Errorf("postgres: open the data folder %s (%w): %s", s.clusterDir(), removePath(err), folderRemedy)
 	}
 	return nil
 }
@@ -52,7 +52,7 @@ func (s *Server) openFolder() error {
 func (s *Server) lockFolder() error {
 	lock, err := os.OpenFile(filepath.Join(s.cfg.DataDir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
-		return fmt.Errorf("postgres: cannot write to the data folder %s (%w): %s", s.cfg.DataDir, cause(err), folderRemedy)
+		return fmt.Errorf("postgres: cannot write to the data folder %s (%w): %s", s.cfg.DataDir, removePath(err), folderRemedy)
 	}
 	s.lock = lock
 	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
@@ -142,7 +142,7 @@ func (s *Server) openSocketDir() error {
 	}
 	s.socket = dir
 	if err := os.WriteFile(s.socketNote(), []byte(dir), 0o600); err != nil {
-		return fmt.Errorf("postgres: cannot write to the data folder %s (%w): %s", s.cfg.DataDir, cause(err), folderRemedy)
+		return fmt.Errorf("postgres: cannot write to the data folder %s (%w): %s", s.cfg.DataDir, removePath(err), folderRemedy)
 	}
 	return nil
 }

@@ -125,7 +125,7 @@ func Start(ctx context.Context, cfg Config) (_ *Server, err error) {
 			err = errors.Join(err, s.release())
 		}
 	}()
-	if s.user, err = unprivileged(); err != nil {
+	if s.user, err = unprivilegedAccount(); err != nil {
 		return nil, err
 	}
 	if err := s.openFolder(); err != nil {
@@ -336,8 +336,8 @@ func lastLines(s string) string {
 	return strings.Join(lines, "; ")
 }
 
-// cause removes the operation and the path from an error, because the message already contains them.
-func cause(err error) error {
+// removePath removes the operation and the path from an error, because the message already contains them.
+func removePath(err error) error {
 	var errno syscall.Errno
 	if errors.As(err, &errno) {
 		return errno

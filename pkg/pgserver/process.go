@@ -98,12 +98,12 @@ func (w *tailWriter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// starting is the message that Postgres sends to clients during recovery, from which Start knows that it is
+// startingMessage is the message that Postgres sends to clients during recovery, from which Start knows that it is
 // recovering.
-const starting = "the database system is starting up"
+const startingMessage = "the database system is starting up"
 
 func (w *tailWriter) line(line string) {
-	if strings.Contains(line, starting) {
+	if strings.Contains(line, startingMessage) {
 		w.logger.Debug(line)
 		return
 	}

@@ -115,25 +115,25 @@ func Seal(secret string, stdout io.Reader, stdin io.WriteCloser) (net.Conn, erro
 	if err := conn.HandshakeContext(context.Background()); err != nil { // the caller closes the streams to stop it
 		return nil, fmt.Errorf("prove the sandbox's secret to its runner: %w", err)
 	}
-	return sealed{conn, stdin}, nil
+	return tlsStream{conn, stdin}, nil
 }
 
-// sealed is a TLS stream whose Close does not wait for a peer that has stopped reading.
-type sealed struct {
+// tlsStream is a TLS stream whose Close does not wait for a peer that has stopped reading.
+type tlsStream struct {
 	*tls.Conn
 	under io.Closer
 }
 
-func (s sealed) Close() error { return s.under.Close() }
+func (s tlsStream) Close() error { return s.under.Close() }
 
 // Accept accepts the TLS stream of an executor on c and returns it after the executor has proved the secret of
 // config. peeked has the bytes of c that were already read, followed by c itself.
 func Accept(c net.Conn, peeked io.Reader, config *tls.Config) (net.Conn, error) {
-	conn := tls.Server(buffered{c, peeked}, config)
+	conn := tls.Server(bufferedConn{c, peeked}, config)
 	if err := conn.HandshakeContext(context.Background()); err != nil { // the connection's deadline stops it
 		return nil, err
 	}
-	return sealed{conn, c}, nil
+	return tlsStream{conn, c}, nil
 }
 
 // IsSealed reports whether a connection whose first byte is b is a TLS stream. JSON starts with a brace.
@@ -142,13 +142,13 @@ func IsSealed(b byte) bool { return b == recordHandshake }
 // recordHandshake is the type of the first record of a TLS stream (RFC 8446, section 5.1).
 const recordHandshake = 22
 
-// buffered is a connection that reads from in.
-type buffered struct {
+// bufferedConn is a connection that reads from in.
+type bufferedConn struct {
 	net.Conn
 	in io.Reader
 }
 
-func (b buffered) Read(p []byte) (int, error) { return b.in.Read(p) }
+func (b bufferedConn) Read(p []byte) (int, error) { return b.in.Read(p) }
 
 // stdio presents the standard streams of a command as a connection. It has no deadlines.
 type stdio struct {

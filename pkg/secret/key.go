@@ -124,8 +124,8 @@ func FromKMS(ctx context.Context, kms KMS) interface {
 	return &wrapped{ctx, kms}
 }
 
-// stanza is the type name of the KMS's stanza in the header of a sealed value.
-const stanza = "spool-kms"
+// stanzaType is the type name of the KMS's stanza in the header of a sealed value.
+const stanzaType = "spool-kms"
 
 type wrapped struct {
 	ctx context.Context
@@ -137,12 +137,12 @@ func (w *wrapped) Wrap(fileKey []byte) ([]*age.Stanza, error) {
 	if err != nil {
 		return nil, fmt.Errorf("wrap a key: %w", err)
 	}
-	return []*age.Stanza{{Type: stanza, Args: []string{id}, Body: body}}, nil
+	return []*age.Stanza{{Type: stanzaType, Args: []string{id}, Body: body}}, nil
 }
 
 func (w *wrapped) Unwrap(list []*age.Stanza) ([]byte, error) {
 	for _, s := range list {
-		if s.Type == stanza && len(s.Args) == 1 {
+		if s.Type == stanzaType && len(s.Args) == 1 {
 			return w.kms.Unwrap(w.ctx, s.Args[0], s.Body)
 		}
 	}

@@ -53,9 +53,9 @@ type KV interface {
 	Update(ctx context.Context, key string, value []byte, revision uint64) (uint64, error)
 }
 
-// sealed is the plaintext that is encrypted. It includes the storage key, so that a value that was moved to another
+// sealedValue is the plaintext that is encrypted. It includes the storage key, so that a value that was moved to another
 // key is detected.
-type sealed struct {
+type sealedValue struct {
 	Key   string `json:"key"`
 	Value []byte `json:"value"`
 }
@@ -102,7 +102,7 @@ func (s *Sealer) Seal(ctx context.Context, tenant, execution string, value []byt
 }
 
 func seal(key string, value []byte, recipients []age.Recipient) ([]byte, error) {
-	plain, err := json.Marshal(sealed{key, value})
+	plain, err := json.Marshal(sealedValue{key, value})
 	if err != nil {
 		return nil, fmt.Errorf("seal a secret: %w", err)
 	}
@@ -163,7 +163,7 @@ func (o *Opener) open(ctx context.Context, key string) (value []byte, revision u
 	if err != nil {
 		return nil, 0, fmt.Errorf("open a secret: %w", err)
 	}
-	var s sealed
+	var s sealedValue
 	if err := json.Unmarshal(plain, &s); err != nil {
 		return nil, 0, errors.New("open a secret: invalid plaintext") // the error of json could quote the value
 	}

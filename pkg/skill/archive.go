@@ -49,11 +49,11 @@ func openArchive(ctx context.Context, r io.ReaderAt, size int64, lim Limits) (*a
 func (a *archive) checkSize(e *entry, size, total int64) error {
 	switch {
 	case total > a.lim.Unpacked:
-		return tooLarge("unpacks to more than %d bytes", a.lim.Unpacked)
+		return tooLargeError("unpacks to more than %d bytes", a.lim.Unpacked)
 	case size > ratioFloor && size > a.lim.Ratio*e.packed:
 		return &Error{CodeTooLarge, "zip", e.raw, fmt.Sprintf("unpacks to more than %d times its size", a.lim.Ratio)}
 	case total > ratioFloor && total > a.lim.Ratio*a.size:
-		return tooLarge("unpacks to more than %d times its size", a.lim.Ratio)
+		return tooLargeError("unpacks to more than %d times its size", a.lim.Ratio)
 	}
 	return nil
 }
@@ -153,7 +153,7 @@ func (c *content) Read(p []byte) (int, error) {
 // readError returns the error of the reader for an error of the decompressor.
 func (c *content) readError(err error) error {
 	if c.n > c.e.size {
-		return brokenEntry(c.e.raw, "unpacks to more than the stated %d bytes", c.e.size)
+		return entryZIPError(c.e.raw, "unpacks to more than the stated %d bytes", c.e.size)
 	}
 	if err := c.u.a.checkSize(c.e, c.n, c.u.total); err != nil {
 		return err
@@ -163,13 +163,13 @@ func (c *content) readError(err error) error {
 	case err == nil:
 		return nil
 	case errors.As(err, &corrupt), errors.Is(err, io.ErrUnexpectedEOF):
-		return brokenEntry(c.e.raw, "is damaged: unpacking failed")
+		return entryZIPError(c.e.raw, "is damaged: unpacking failed")
 	case !errors.Is(err, io.EOF):
 		return fmt.Errorf("read the ZIP: %w", err)
 	case c.n != c.e.size:
-		return brokenEntry(c.e.raw, "unpacks to %d bytes instead of the stated %d", c.n, c.e.size)
+		return entryZIPError(c.e.raw, "unpacks to %d bytes instead of the stated %d", c.n, c.e.size)
 	case c.crc != c.e.crc:
-		return brokenEntry(c.e.raw, "is damaged: the checksum does not match")
+		return entryZIPError(c.e.raw, "is damaged: the checksum does not match")
 	}
 	return io.EOF
 }

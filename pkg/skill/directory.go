@@ -22,8 +22,8 @@ const (
 	methodStore   = 0
 	methodDeflate = 8
 
-	// flagsRefused are the flags for encrypted content, patch data, strong encryption and masked headers.
-	flagsRefused = 1<<0 | 1<<5 | 1<<6 | 1<<13
+	// refusedFlags are the flags for encrypted content, patch data, strong encryption and masked headers.
+	refusedFlags = 1<<0 | 1<<5 | 1<<6 | 1<<13
 
 	creatorUnix  = 3
 	creatorMacOS = 19
@@ -31,8 +31,8 @@ const (
 	extraUnix = 0x000d // PKWARE: a link or device has data after the fixed part
 	extraASi  = 0x756e // mode, device and the target of a link
 
-	// attributesRefused are the DOS attributes volume label, device and reparse point.
-	attributesRefused = 0x08 | 0x40 | 0x400
+	// refusedAttributes are the DOS attributes volume label, device and reparse point.
+	refusedAttributes = 0x08 | 0x40 | 0x400
 )
 
 // Types of a file in a Unix mode.
@@ -61,7 +61,7 @@ type entry struct {
 // readDirectory reads the central directory and validates each entry separately.
 func readDirectory(r io.ReaderAt, size int64, lim Limits) ([]entry, error) {
 	if size > lim.Packed {
-		return nil, tooLarge("has %d bytes; the limit is %d", size, lim.Packed)
+		return nil, tooLargeError("has %d bytes; the limit is %d", size, lim.Packed)
 	}
 	at, length, count, err := readEnd(r, size)
 	if err != nil {
@@ -76,7 +76,7 @@ func readDirectory(r io.ReaderAt, size int64, lim Limits) ([]entry, error) {
 			return nil, err
 		}
 		if length -= used; length < 0 {
-			return nil, broken("the directory is longer than the end record states")
+			return nil, zipError("the directory is longer than the end record states")
 		}
 		if e.folder {
 			folders++
@@ -84,15 +84,15 @@ func readDirectory(r io.ReaderAt, size int64, lim Limits) ([]entry, error) {
 			files++
 		}
 		if files > lim.Files {
-			return nil, tooLarge("has more than %d files", lim.Files)
+			return nil, tooLargeError("has more than %d files", lim.Files)
 		}
 		if folders > lim.Files {
-			return nil, tooLarge("has more than %d folders", lim.Files)
+			return nil, tooLargeError("has more than %d folders", lim.Files)
 		}
 		list = append(list, e)
 	}
 	if length != 0 {
-		return nil, broken("the directory is shorter than the end record states")
+		return nil, zipError("the directory is shorter than the end record states")
 	}
 	return list, locateAll(r, list, at)
 }
@@ -106,22 +106,22 @@ func readEnd(r io.ReaderAt, size int64) (at, length int64, count int, err error)
 	}
 	i := bytes.LastIndex(tail, binary.LittleEndian.AppendUint32(nil, signatureEnd))
 	if i < 0 || len(tail)-i < lengthEnd {
-		return 0, 0, 0, broken("is not a ZIP, or its end is missing")
+		return 0, 0, 0, zipError("is not a ZIP, or its end is missing")
 	}
 	end := tail[i:]
 	u16, u32 := binary.LittleEndian.Uint16, binary.LittleEndian.Uint32
 	if int(u16(end[20:]))+lengthEnd != len(end) {
-		return 0, 0, 0, broken("has data after the end record")
+		return 0, 0, 0, zipError("has data after the end record")
 	}
 	if u16(end[10:]) == 1<<16-1 || u32(end[12:]) == 1<<32-1 || u32(end[16:]) == 1<<32-1 {
-		return 0, 0, 0, broken("is a ZIP64, which is not supported: no ZIP within the limits needs it")
+		return 0, 0, 0, zipError("is a ZIP64, which is not supported: no ZIP within the limits needs it")
 	}
 	if u16(end[4:]) != 0 || u16(end[6:]) != 0 || u16(end[8:]) != u16(end[10:]) {
-		return 0, 0, 0, broken("is a part of a split ZIP")
+		return 0, 0, 0, zipError("is a part of a split ZIP")
 	}
 	count, length, at = int(u16(end[10:])), int64(u32(end[12:])), int64(u32(end[16:]))
 	if at+length != size-int64(len(end)) {
-		return 0, 0, 0, broken("the directory is not at the offset that the end record states")
+		return 0, 0, 0, zipError("the directory is not at the offset that the end record states")
 	}
 	return at, length, count, nil
 }
@@ -134,7 +134,7 @@ func readEntry(in *bufio.Reader) (e entry, used int64, err error) {
 	}
 	u16, u32 := binary.LittleEndian.Uint16, binary.LittleEndian.Uint32
 	if u32(h[:]) != signatureEntry {
-		return e, 0, broken("the directory is damaged")
+		return e, 0, zipError("the directory is damaged")
 	}
 	nameLen, extraLen, commentLen := int(u16(h[28:])), int(u16(h[30:])), int(u16(h[32:]))
 	rest := make([]byte, nameLen+extraLen)
@@ -154,7 +154,7 @@ func readEntry(in *bufio.Reader) (e entry, used int64, err error) {
 		err = e.check(attributes, rest[nameLen:])
 	}
 	if err == nil && u16(h[34:]) != 0 {
-		err = broken("is a part of a split ZIP")
+		err = zipError("is a part of a split ZIP")
 	}
 	return e, int64(lengthEntry + len(rest) + commentLen), err
 }
@@ -162,25 +162,25 @@ func readEntry(in *bufio.Reader) (e entry, used int64, err error) {
 // check validates an entry's kind, compression method and stated sizes.
 func (e *entry) check(attributes uint32, extra []byte) error {
 	switch kind := attributes >> 16 & modeType; {
-	case kind != 0 && kind != modeFile && kind != modeFolder, attributes&attributesRefused != 0:
-		return refused(e.raw, "is a link, a device or similar; only files and folders are allowed")
+	case kind != 0 && kind != modeFile && kind != modeFolder, attributes&refusedAttributes != 0:
+		return refusedEntryError(e.raw, "is a link, a device or similar; only files and folders are allowed")
 	case kind == modeFolder && !e.folder, kind == modeFile && e.folder:
-		return refused(e.raw, "is a folder by its name or by its mode, but not by both")
+		return refusedEntryError(e.raw, "is a folder by its name or by its mode, but not by both")
 	}
 	if err := e.checkExtra(extra); err != nil {
 		return err
 	}
 	switch {
-	case e.flags&flagsRefused != 0:
-		return brokenEntry(e.raw, "is encrypted or a patch; only plain files are supported")
+	case e.flags&refusedFlags != 0:
+		return entryZIPError(e.raw, "is encrypted or a patch; only plain files are supported")
 	case e.method != methodStore && e.method != methodDeflate:
-		return brokenEntry(e.raw, "has compression method %d; only store (0) and deflate (8) are supported", e.method)
+		return entryZIPError(e.raw, "has compression method %d; only store (0) and deflate (8) are supported", e.method)
 	case e.packed == 1<<32-1 || e.size == 1<<32-1 || e.offset == 1<<32-1:
-		return brokenEntry(e.raw, "needs ZIP64, which is not supported")
+		return entryZIPError(e.raw, "needs ZIP64, which is not supported")
 	case e.method == methodStore && e.packed != e.size:
-		return brokenEntry(e.raw, "is stored without compression, but its two sizes differ")
+		return entryZIPError(e.raw, "is stored without compression, but its two sizes differ")
 	case e.folder && e.size != 0:
-		return brokenEntry(e.raw, "is a folder with content")
+		return entryZIPError(e.raw, "is a folder with content")
 	}
 	return nil
 }
@@ -188,7 +188,7 @@ func (e *entry) check(attributes uint32, extra []byte) error {
 // checkExtra returns an error for links and devices that only the extra fields describe. All other extra fields,
 // valid or not, are ignored.
 func (e *entry) checkExtra(extra []byte) error {
-	link := refused(e.raw, "is a link or a device; only files and folders are allowed")
+	link := refusedEntryError(e.raw, "is a link or a device; only files and folders are allowed")
 	for len(extra) >= 4 {
 		id, n := binary.LittleEndian.Uint16(extra), int(binary.LittleEndian.Uint16(extra[2:]))
 		if extra = extra[4:]; n > len(extra) {
@@ -226,7 +226,7 @@ func locateAll(r io.ReaderAt, list []entry, directory int64) error {
 			limit = order[i+1].offset
 		}
 		if e.data+e.packed > limit {
-			return brokenEntry(e.raw, "overlaps the data after it")
+			return entryZIPError(e.raw, "overlaps the data after it")
 		}
 	}
 	return nil
@@ -236,26 +236,26 @@ func locateAll(r io.ReaderAt, list []entry, directory int64) error {
 func (e *entry) locate(r io.ReaderAt, directory int64) error {
 	var h [lengthLocal]byte
 	if e.offset+lengthLocal > directory {
-		return brokenEntry(e.raw, "is not at the offset that the directory states")
+		return entryZIPError(e.raw, "is not at the offset that the directory states")
 	}
 	if err := readAt(r, h[:], e.offset); err != nil {
 		return err
 	}
 	u16, u32 := binary.LittleEndian.Uint16, binary.LittleEndian.Uint32
 	if u32(h[:]) != signatureLocal {
-		return brokenEntry(e.raw, "is not at the offset that the directory states")
+		return entryZIPError(e.raw, "is not at the offset that the directory states")
 	}
 	nameLen, extraLen := int64(u16(h[26:])), int64(u16(h[28:]))
 	e.data = e.offset + lengthLocal + nameLen + extraLen
 	if e.data > directory {
-		return brokenEntry(e.raw, "is not at the offset that the directory states")
+		return entryZIPError(e.raw, "is not at the offset that the directory states")
 	}
 	rest := make([]byte, nameLen+extraLen)
 	if err := readAt(r, rest, e.offset+lengthLocal); err != nil {
 		return err
 	}
-	if string(rest[:nameLen]) != e.raw || u16(h[8:]) != e.method || u16(h[6:])&flagsRefused != 0 {
-		return brokenEntry(e.raw, "has a local header that differs from the directory")
+	if string(rest[:nameLen]) != e.raw || u16(h[8:]) != e.method || u16(h[6:])&refusedFlags != 0 {
+		return entryZIPError(e.raw, "has a local header that differs from the directory")
 	}
 	return e.checkExtra(rest[nameLen:])
 }
@@ -279,7 +279,7 @@ func readFull(in io.Reader, b []byte) error {
 // readFailure distinguishes a truncated ZIP from a read error.
 func readFailure(err error) error {
 	if err == nil || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-		return broken("is cut off")
+		return zipError("is cut off")
 	}
 	return fmt.Errorf("read the ZIP: %w", err)
 }

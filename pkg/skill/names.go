@@ -14,36 +14,36 @@ import (
 // checkName validates an entry's path: it must stay inside the folder and must be displayed as it is.
 func checkName(raw string) (name string, folder bool, err error) {
 	if raw == "" {
-		return "", false, refused(raw, "has an entry without a name")
+		return "", false, refusedEntryError(raw, "has an entry without a name")
 	}
 	if !utf8.ValidString(raw) {
-		return "", false, refused(raw, "is not UTF-8")
+		return "", false, refusedEntryError(raw, "is not UTF-8")
 	}
 	name, folder = strings.CutSuffix(raw, "/")
 	switch {
 	case strings.ContainsFunc(raw, hidden):
-		return "", false, refused(raw, "has a control character in its name")
+		return "", false, refusedEntryError(raw, "has a control character in its name")
 	case strings.Contains(raw, `\`):
-		return "", false, refused(raw, "has a backslash in its name; paths have slashes")
+		return "", false, refusedEntryError(raw, "has a backslash in its name; paths have slashes")
 	case strings.HasPrefix(raw, "/"):
-		return "", false, refused(raw, "is an absolute path; must be relative")
+		return "", false, refusedEntryError(raw, "is an absolute path; must be relative")
 	case len(raw) > 1 && raw[1] == ':':
-		return "", false, refused(raw, "begins with a drive")
+		return "", false, refusedEntryError(raw, "begins with a drive")
 	case len(raw) > maxName:
-		return "", false, refused(raw, "has a path of more than %d bytes", maxName)
+		return "", false, refusedEntryError(raw, "has a path of more than %d bytes", maxName)
 	}
 	elements := strings.Split(name, "/")
 	if len(elements) > maxDepth {
-		return "", false, refused(raw, "is more than %d folders deep", maxDepth)
+		return "", false, refusedEntryError(raw, "is more than %d folders deep", maxDepth)
 	}
 	for _, e := range elements {
 		switch {
 		case e == "" || e == ".":
-			return "", false, refused(raw, "has an empty element, or a dot, in its path")
+			return "", false, refusedEntryError(raw, "has an empty element, or a dot, in its path")
 		case e == "..":
-			return "", false, refused(raw, "has .. in its path")
+			return "", false, refusedEntryError(raw, "has .. in its path")
 		case len(e) > maxElement:
-			return "", false, refused(raw, "has a name of more than %d bytes", maxElement)
+			return "", false, refusedEntryError(raw, "has a name of more than %d bytes", maxElement)
 		}
 	}
 	return name, folder, nil
@@ -110,15 +110,15 @@ func (t *tree) add(e *entry) error {
 		switch {
 		case !ok && p.folder:
 			if t.folders++; t.folders > t.limit {
-				return tooLarge("has more than %d folders", t.limit)
+				return tooLargeError("has more than %d folders", t.limit)
 			}
 		case !ok:
 		case was.name != p.name:
-			return refused(e.raw, "and %s differ only in case or Unicode form", quote(was.name))
+			return refusedEntryError(e.raw, "and %s differ only in case or Unicode form", quote(was.name))
 		case was.folder != p.folder:
-			return refused(e.raw, "is at or below a path that is both a file and a folder: %s", quote(p.name))
+			return refusedEntryError(e.raw, "is at or below a path that is both a file and a folder: %s", quote(p.name))
 		case was.listed && p.listed:
-			return refused(e.raw, "is in the ZIP twice")
+			return refusedEntryError(e.raw, "is in the ZIP twice")
 		}
 		p.listed = p.listed || was.listed
 		t.paths[key.String()] = p

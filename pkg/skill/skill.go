@@ -103,19 +103,19 @@ const maxQuoted = 128
 
 func quote(s string) string { return truncate.Quote(s, maxQuoted) }
 
-func broken(format string, args ...any) error {
+func zipError(format string, args ...any) error {
 	return &Error{Code: CodeZIP, Field: "zip", Detail: fmt.Sprintf(format, args...)}
 }
 
-func brokenEntry(name, format string, args ...any) error {
+func entryZIPError(name, format string, args ...any) error {
 	return &Error{Code: CodeZIP, Field: "zip", Entry: name, Detail: fmt.Sprintf(format, args...)}
 }
 
-func refused(name, format string, args ...any) error {
+func refusedEntryError(name, format string, args ...any) error {
 	return &Error{Code: CodeEntry, Field: "zip", Entry: name, Detail: fmt.Sprintf(format, args...)}
 }
 
-func tooLarge(format string, args ...any) error {
+func tooLargeError(format string, args ...any) error {
 	return &Error{Code: CodeTooLarge, Field: "zip", Detail: fmt.Sprintf(format, args...)}
 }
 

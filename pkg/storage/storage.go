@@ -88,7 +88,7 @@ func (w *Watch) Run(ctx context.Context) error {
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
 	for {
-		if err := w.look(ctx); err != nil && ctx.Err() == nil {
+		if err := w.readLevel(ctx); err != nil && ctx.Err() == nil {
 			w.cfg.Logger.Debug("read fill level of the NATS store", "error", err)
 		}
 		select {
@@ -99,7 +99,7 @@ func (w *Watch) Run(ctx context.Context) error {
 	}
 }
 
-func (w *Watch) look(ctx context.Context) error {
+func (w *Watch) readLevel(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, lookWithin)
 	defer cancel()
 	info, err := w.cfg.JetStream.AccountInfo(ctx)
@@ -141,7 +141,7 @@ func (w *Watch) Check(ctx context.Context, more int64) error {
 	room, at := w.room, w.at
 	w.mu.Unlock()
 	if near := !room.Fits(more + room.Reserve); near || time.Since(at) > lookEvery {
-		if err := w.look(ctx); err != nil {
+		if err := w.readLevel(ctx); err != nil {
 			w.cfg.Logger.Debug("read fill level of the NATS store", "error", err)
 		}
 		room = w.Room()

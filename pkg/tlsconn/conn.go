@@ -20,12 +20,12 @@ type Conn struct {
 
 // Client performs the client's handshake on raw. ctx bounds the handshake. If the handshake fails, raw is closed.
 func Client(ctx context.Context, raw net.Conn, cfg *tls.Config) (*Conn, error) {
-	return handshake(ctx, raw, tls.Client(inner{raw}, cfg))
+	return handshake(ctx, raw, tls.Client(deadlineConn{raw}, cfg))
 }
 
 // Server performs the server's handshake on raw. ctx bounds the handshake. If the handshake fails, raw is closed.
 func Server(ctx context.Context, raw net.Conn, cfg *tls.Config) (*Conn, error) {
-	return handshake(ctx, raw, tls.Server(inner{raw}, cfg))
+	return handshake(ctx, raw, tls.Server(deadlineConn{raw}, cfg))
 }
 
 func handshake(ctx context.Context, raw net.Conn, c *tls.Conn) (*Conn, error) {
@@ -45,7 +45,7 @@ func (c *Conn) Close() error { return c.raw.Close() }
 // SetWriteDeadline bounds Write and CloseWrite. After a Write that missed the deadline, all later ones fail.
 func (c *Conn) SetWriteDeadline(t time.Time) error { return c.raw.SetWriteDeadline(t) }
 
-// inner prevents tls.Conn from replacing the write deadline when it sends close_notify.
-type inner struct{ net.Conn }
+// deadlineConn prevents tls.Conn from replacing the write deadline when it sends close_notify.
+type deadlineConn struct{ net.Conn }
 
-func (inner) SetWriteDeadline(time.Time) error { return nil }
+func (deadlineConn) SetWriteDeadline(time.Time) error { return nil }

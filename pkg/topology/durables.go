@@ -33,8 +33,8 @@ func JobsOn(provider, engine string) string { return provider + "-on-" + engine 
 // Settings of the durables. No durable has an inactive threshold, which would delete it, or a back-off, which would
 // override the ack wait.
 const (
-	// WorkWait is the ack wait of the session service's handlers: how long one may be silent before its message is
-	// redelivered.
+	// WorkWait is the ack wait of the session service's handlers. JetStream redelivers a message that a handler
+	// neither acknowledges nor reports as in progress for this time.
 	WorkWait = 5 * time.Second
 	// JobWait is the ack wait of an executor's job. Executors send InProgress every second.
 	JobWait = 5 * time.Second

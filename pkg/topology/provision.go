@@ -252,8 +252,8 @@ func merge(have, want jetstream.StreamConfig) jetstream.StreamConfig {
 	next := have
 	next.Description, next.Subjects, next.Replicas = want.Description, want.Subjects, want.Replicas
 	next.Discard, next.MaxAge = want.Discard, want.MaxAge
-	next.MaxMsgs, next.MaxBytes = unlimited(want.MaxMsgs), unlimited(want.MaxBytes)
-	next.MaxMsgsPerSubject = unlimited(want.MaxMsgsPerSubject)
+	next.MaxMsgs, next.MaxBytes = serverLimit(want.MaxMsgs), serverLimit(want.MaxBytes)
+	next.MaxMsgsPerSubject = serverLimit(want.MaxMsgsPerSubject)
 	next.AllowDirect = want.AllowDirect
 	next.AllowRollup = want.AllowRollup || have.AllowRollup
 	next.AllowMsgTTL = want.AllowMsgTTL || have.AllowMsgTTL
@@ -267,8 +267,8 @@ func merge(have, want jetstream.StreamConfig) jetstream.StreamConfig {
 	return next
 }
 
-// unlimited returns n in the server's form, in which -1 means no limit.
-func unlimited(n int64) int64 {
+// serverLimit returns n in the server's form, in which -1 means no limit.
+func serverLimit(n int64) int64 {
 	if n == 0 {
 		return -1
 	}

@@ -183,9 +183,9 @@ func get(stream string) []string {
 	return append(info(stream), "$JS.API.DIRECT.GET."+stream, "$JS.API.DIRECT.GET."+stream+".>", "$JS.API.STREAM.MSG.GET."+stream)
 }
 
-// ordered returns the permissions to read a stream in order with temporary consumers. Their deletion is left to the
+// orderedReadPermissions returns the permissions to read a stream in order with temporary consumers. Their deletion is left to the
 // inactivity threshold, because the permission to delete them would cover durables as well.
-func ordered(stream string) []string {
+func orderedReadPermissions(stream string) []string {
 	return append(get(stream),
 		"$JS.API.CONSUMER.CREATE."+stream+".*", "$JS.API.CONSUMER.CREATE."+stream+".*.>",
 		"$JS.API.CONSUMER.INFO."+stream+".*", "$JS.API.CONSUMER.MSG.NEXT."+stream+".*")
@@ -195,7 +195,7 @@ func ordered(stream string) []string {
 func readLog() []string {
 	var out []string
 	for i := range MaxShards {
-		out = append(out, ordered(EventsStream(i))...)
+		out = append(out, orderedReadPermissions(EventsStream(i))...)
 	}
 	return out
 }
@@ -230,7 +230,7 @@ func reactors() []string {
 }
 
 // useKV returns the permissions to read and watch a bucket. Writing also needs the bucket's subject.
-func useKV(bucket string) []string { return watched("KV_" + bucket) }
+func useKV(bucket string) []string { return readStream("KV_" + bucket) }
 
 // readPayloads returns the permissions to fetch objects, for which the client creates temporary consumers.
 func readPayloads() []string { return readObjects(BucketPayloads) }
@@ -239,15 +239,15 @@ func readPayloads() []string { return readObjects(BucketPayloads) }
 func writePayloads() []string { return writeObjects(BucketPayloads) }
 
 // readObjects returns the permissions to fetch objects of a bucket.
-func readObjects(bucket string) []string { return watched("OBJ_" + bucket) }
+func readObjects(bucket string) []string { return readStream("OBJ_" + bucket) }
 
 // writeObjects returns the permissions of readObjects and those to put an object.
 func writeObjects(bucket string) []string { return append(readObjects(bucket), "$O."+bucket+".>") }
 
-// watched returns the permissions to read a bucket's stream by get requests and by push consumers with flow
+// readStream returns the permissions to read a bucket's stream by get requests and by push consumers with flow
 // control.
-func watched(stream string) []string {
-	return append(ordered(stream), "$JS.API.CONSUMER.DELETE."+stream+".*", "$JS.FC."+stream+".>", "$JS.ACK."+stream+".>")
+func readStream(stream string) []string {
+	return append(orderedReadPermissions(stream), "$JS.API.CONSUMER.DELETE."+stream+".*", "$JS.FC."+stream+".>", "$JS.ACK."+stream+".>")
 }
 
 // accountInfo is the permission to read the account's storage limit and usage.

@@ -14,8 +14,8 @@ import (
 // export validates the output of `opencode export`: {"info": …, "messages": [{"info": …, "parts": […]}, …]}. It decodes
 // one message at a time.
 func export(r io.Reader) (Info, error) {
-	e := &exported{in: json.NewDecoder(&strict{r: r}), info: Info{Architecture: architecture.OpenCode}, seen: map[string]bool{}}
-	err := e.document()
+	e := &exportReader{in: json.NewDecoder(&strictReader{r: r}), info: Info{Architecture: architecture.OpenCode}, seen: map[string]bool{}}
+	err := e.readDocument()
 	var syntax *json.SyntaxError
 	switch {
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.As(err, &syntax) && strings.Contains(syntax.Error(), "unexpected end"):
@@ -28,15 +28,15 @@ func export(r io.Reader) (Info, error) {
 	return withMessages(e.info)
 }
 
-type exported struct {
+type exportReader struct {
 	in   *json.Decoder
 	info Info
 	seen map[string]bool // ids of messages
 	n    int             // number of the message
 }
 
-// document validates the whole document.
-func (e *exported) document() error {
+// readDocument validates the whole document.
+func (e *exportReader) readDocument() error {
 	if err := e.expect(json.Delim('{')); err != nil {
 		return err
 	}
@@ -47,9 +47,9 @@ func (e *exported) document() error {
 		}
 		switch key {
 		case "info":
-			err = e.session()
+			err = e.readSession()
 		case "messages":
-			err = e.messages()
+			err = e.readMessages()
 		default:
 			err = refuse(0, "has the unknown member %.100q; "+mustBeTranscript, key)
 		}
@@ -69,7 +69,7 @@ func (e *exported) document() error {
 	return nil
 }
 
-func (e *exported) expect(want json.Delim) error {
+func (e *exportReader) expect(want json.Delim) error {
 	got, err := e.in.Token()
 	if err != nil {
 		return err
@@ -80,8 +80,8 @@ func (e *exported) expect(want json.Delim) error {
 	return nil
 }
 
-// value reads the next value, which must be an object.
-func (e *exported) value() (map[string]json.RawMessage, error) {
+// readValue reads the next value, which must be an object.
+func (e *exportReader) readValue() (map[string]json.RawMessage, error) {
 	var raw json.RawMessage
 	if err := e.in.Decode(&raw); err != nil {
 		return nil, err
@@ -92,8 +92,8 @@ func (e *exported) value() (map[string]json.RawMessage, error) {
 	return parseObject(raw)
 }
 
-func (e *exported) session() error {
-	m, err := e.value()
+func (e *exportReader) readSession() error {
+	m, err := e.readValue()
 	if err != nil {
 		return err
 	}
@@ -105,7 +105,7 @@ func (e *exported) session() error {
 	return nil
 }
 
-func (e *exported) messages() error {
+func (e *exportReader) readMessages() error {
 	if e.info.AgentSessionID == "" {
 		return refuse(0, "info must come before messages; "+mustBeTranscript)
 	}
@@ -116,19 +116,19 @@ func (e *exported) messages() error {
 		if e.n++; e.n > MaxEntries {
 			return refuse(0, "has more than %d messages", MaxEntries)
 		}
-		m, err := e.value()
+		m, err := e.readValue()
 		if err != nil {
 			return err
 		}
-		if err := e.message(m); err != nil {
+		if err := e.readMessage(m); err != nil {
 			return err
 		}
 	}
 	return e.expect(json.Delim(']'))
 }
 
-// message validates a message and its parts.
-func (e *exported) message(m map[string]json.RawMessage) error {
+// readMessage validates a message and its parts.
+func (e *exportReader) readMessage(m map[string]json.RawMessage) error {
 	info := inner(m["info"])
 	id, role := text(info["id"]), text(info["role"])
 	switch parent := text(info["parentID"]); {
@@ -157,9 +157,9 @@ func (e *exported) message(m map[string]json.RawMessage) error {
 	return nil
 }
 
-// strict is a reader that fails if the text is not UTF-8, is nested too deep, or contains a value longer than MaxLine,
+// strictReader is a reader that fails if the text is not UTF-8, is nested too deep, or contains a value longer than MaxLine,
 // before a decoder buffers that text.
-type strict struct {
+type strictReader struct {
 	r      io.Reader
 	depth  int
 	held   int // number of bytes that the decoder must buffer: those since the start of the current message
@@ -168,12 +168,12 @@ type strict struct {
 	rest   []byte // the first bytes of a character whose other bytes are not read yet
 }
 
-// levels is the depth of the list's messages in the document: {"messages": [ … ]}.
-const levels = 2
+// messageDepth is the depth of the list's messages in the document: {"messages": [ … ]}.
+const messageDepth = 2
 
-func (s *strict) Read(p []byte) (int, error) {
+func (s *strictReader) Read(p []byte) (int, error) {
 	n, err := s.r.Read(p)
-	if bad := s.look(p[:n]); bad != nil {
+	if bad := s.checkBytes(p[:n]); bad != nil {
 		return 0, bad
 	}
 	if errors.Is(err, io.EOF) && len(s.rest) > 0 {
@@ -182,7 +182,7 @@ func (s *strict) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func (s *strict) look(p []byte) error {
+func (s *strictReader) checkBytes(p []byte) error {
 	if !s.utf8(p) {
 		return refuse(0, "is not valid UTF-8")
 	}
@@ -201,7 +201,7 @@ func (s *strict) look(p []byte) error {
 		case c == '}' || c == ']':
 			s.depth--
 		}
-		if s.depth <= levels && !s.inText && strings.IndexByte("{}[],: \t\r\n", c) >= 0 {
+		if s.depth <= messageDepth && !s.inText && strings.IndexByte("{}[],: \t\r\n", c) >= 0 {
 			s.held = 0
 		}
 		if s.depth > MaxDepth {
@@ -215,7 +215,7 @@ func (s *strict) look(p []byte) error {
 }
 
 // utf8 reports whether the text read so far is valid UTF-8.
-func (s *strict) utf8(p []byte) bool {
+func (s *strictReader) utf8(p []byte) bool {
 	p = append(bytes.Clone(s.rest), p...)
 	end := len(p)
 	for back := 1; back < utf8.UTFMax && back <= len(p); back++ {

@@ -120,8 +120,8 @@ func readLine(in *bufio.Reader) ([]byte, error) {
 
 // form validates the lines of one format.
 type form interface {
-	// line validates a line that is a JSON object.
-	line(m map[string]json.RawMessage) error
+	// checkLine validates a line that is a JSON object.
+	checkLine(m map[string]json.RawMessage) error
 	// end validates what depends on the whole transcript.
 	end() (Info, error)
 }
@@ -138,7 +138,7 @@ func lines(in *bufio.Reader, line []byte, end error, f form) (Info, error) {
 				return Info{}, refuse(n, "is cut off: copy the file again while the agent does not write to it")
 			}
 			if err == nil {
-				err = f.line(m)
+				err = f.checkLine(m)
 			}
 			if err != nil {
 				return Info{}, withLine(n, err)
@@ -251,7 +251,7 @@ func newClaude() *claude {
 	return &claude{info: Info{Architecture: architecture.ClaudeCode}, seen: map[uuid]bool{}, parents: map[uuid]int{}}
 }
 
-func (c *claude) line(m map[string]json.RawMessage) error {
+func (c *claude) checkLine(m map[string]json.RawMessage) error {
 	c.n++
 	kind := text(m["type"])
 	if kind == "" {
@@ -286,13 +286,13 @@ func (c *claude) line(m map[string]json.RawMessage) error {
 		}
 	}
 	if kind == "user" || kind == "assistant" {
-		return c.message(kind, inner(m["message"]))
+		return c.checkMessage(kind, inner(m["message"]))
 	}
 	return nil
 }
 
-// message validates a message.
-func (c *claude) message(kind string, m map[string]json.RawMessage) error {
+// checkMessage validates a message.
+func (c *claude) checkMessage(kind string, m map[string]json.RawMessage) error {
 	if text(m["role"]) != kind {
 		return refuse(0, "message.role must be %s", kind)
 	}
@@ -341,7 +341,7 @@ type codex struct {
 	n    int
 }
 
-func (c *codex) line(m map[string]json.RawMessage) error {
+func (c *codex) checkLine(m map[string]json.RawMessage) error {
 	c.n++
 	kind, payload := text(m["type"]), inner(m["payload"])
 	switch {
@@ -352,7 +352,7 @@ func (c *codex) line(m map[string]json.RawMessage) error {
 	case c.n == 1 && kind != "session_meta":
 		return refuse(0, "type must be session_meta: the beginning of the transcript is missing")
 	case c.n == 1:
-		return c.meta(payload)
+		return c.checkMeta(payload)
 	case kind == "response_item" && text(payload["type"]) == "message":
 		if role := text(payload["role"]); role == "user" || role == "assistant" {
 			c.info.Messages++
@@ -361,7 +361,7 @@ func (c *codex) line(m map[string]json.RawMessage) error {
 	return nil
 }
 
-func (c *codex) meta(payload map[string]json.RawMessage) error {
+func (c *codex) checkMeta(payload map[string]json.RawMessage) error {
 	id := text(payload["id"])
 	if !uuidForm.MatchString(id) {
 		return refuse(0, "payload.id must be a UUID")

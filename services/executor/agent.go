@@ -16,25 +16,28 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/worker"
 )
 
-// openCodeModel is the model of OpenCode at OpenAI if no setting, agent or session names one: OpenCode has no default.
+// openCodeModel is the OpenAI model that OpenCode uses if no setting, agent or session names one. OpenCode itself has
+// no default.
 const openCodeModel = "gpt-4.1-mini"
 
-// noKey is the API key of agents that reach models through the egress proxy, which replaces it by the real one.
-const noKey = "spool"
+// placeholderKey is the API key of agents that reach models through the egress proxy. The proxy replaces it by the
+// real key.
+const placeholderKey = "spool"
 
-// endpoint has the address and the key with which agents reach a model provider; "" where nothing is set.
+// endpoint holds the key and the URL with which agents reach a model provider. A field is "" if it is not set.
 type endpoint struct{ key, url string }
 
-// usesProxy reports whether agents reach models through the egress proxy, as all do but those in local sandboxes.
+// usesProxy reports whether agents reach models through the egress proxy. All agents do, except those in local
+// sandboxes.
 func (c Config) usesProxy() bool { return c.Sandbox == Docker || c.Sandbox == Modal }
 
-// endpoint returns how agents reach a model provider.
+// endpoint returns the endpoint with which agents reach a model provider.
 func (c Config) endpoint(provider string) endpoint {
 	if c.usesProxy() {
 		route := map[string]string{
 			architecture.Anthropic: runner.EgressAnthropic, architecture.OpenAI: runner.EgressOpenAI, architecture.NVIDIA: runner.EgressNVIDIA,
 		}[provider]
-		return endpoint{noKey, runner.EgressURL + "/" + route}
+		return endpoint{placeholderKey, runner.EgressURL + "/" + route}
 	}
 	switch provider {
 	case architecture.Anthropic:
@@ -45,17 +48,17 @@ func (c Config) endpoint(provider string) endpoint {
 	return endpoint{c.OpenAIKey, c.OpenAIBaseURL}
 }
 
-// agent returns how the process of an architecture is launched. The environment reaches only that process: neither the
-// log nor the rest of the sandbox.
-func (c Config) agent(runs string, o events.Options) worker.Launch {
-	provider, model := c.model(runs, o)
-	l := worker.Launch{Model: model, Env: c.environment(runs, provider), Command: slices.Clone(o.Command)}
-	c.settle(&l, provider, o.ModelSettings)
+// agent returns the model and the environment of an agent's process. The environment is visible only to that process:
+// not in the log, and not to other processes of the sandbox.
+func (c Config) agent(arch string, o events.Options) worker.Launch {
+	provider, model := c.model(arch, o)
+	l := worker.Launch{Model: model, Env: c.environment(arch, provider), Command: slices.Clone(o.Command)}
+	c.addModelSettings(&l, provider, o.ModelSettings)
 	return l
 }
 
-// settle adds model settings to a launch: those of the preset, then the session's own.
-func (c Config) settle(l *worker.Launch, provider string, s events.ModelSettings) {
+// addModelSettings adds model settings to a launch: first those of the preset, then those of the session.
+func (c Config) addModelSettings(l *worker.Launch, provider string, s events.ModelSettings) {
 	preset, _ := architecture.FindPreset(s.Preset)
 	l.Set = s.Preset != "" || len(s.Env)+len(s.Args) > 0
 	at := c.endpoint(provider)
@@ -84,7 +87,7 @@ func publicURLs() map[string]string {
 }
 
 // environment returns the variables by which the agent of an architecture finds its model provider.
-func (c Config) environment(runs, provider string) map[string]string {
+func (c Config) environment(arch, provider string) map[string]string {
 	env := map[string]string{}
 	if c.usesProxy() {
 		env = map[string]string{
@@ -99,10 +102,10 @@ func (c Config) environment(runs, provider string) map[string]string {
 			}
 		}
 	}
-	if architecture.CanUse(runs, architecture.Anthropic) {
+	if architecture.CanUse(arch, architecture.Anthropic) {
 		set("ANTHROPIC", c.endpoint(architecture.Anthropic))
 	}
-	if !architecture.CanUse(runs, architecture.OpenAI) {
+	if !architecture.CanUse(arch, architecture.OpenAI) {
 		return env
 	}
 	if provider == architecture.Anthropic { // an ACP agent has the variables of both APIs
@@ -112,9 +115,9 @@ func (c Config) environment(runs, provider string) map[string]string {
 	return env
 }
 
-// model returns the model provider of a session and its model; "" is the agent's own default.
-func (c Config) model(runs string, o events.Options) (provider, model string) {
-	provider, model = c.provides(runs, o)
+// model returns the model provider and the model of a session. "" means the agent's own default model.
+func (c Config) model(arch string, o events.Options) (provider, model string) {
+	provider, model = c.modelProvider(arch, o)
 	switch {
 	case model != "":
 	case provider == architecture.Anthropic:
@@ -123,16 +126,17 @@ func (c Config) model(runs string, o events.Options) (provider, model string) {
 		model = c.NVIDIAModel
 	default:
 		model = c.OpenAIModel
-		if runs == architecture.OpenCode {
+		if arch == architecture.OpenCode {
 			model = cmp.Or(model, openCodeModel)
 		}
 	}
 	return provider, model
 }
 
-// provides returns the model provider of a session, and the model if the choice of the provider determines it.
-func (c Config) provides(runs string, o events.Options) (provider, model string) {
-	can := architecture.ModelProvidersOf(runs)
+// modelProvider returns the model provider of a session, and the session's model, or the model that determined the
+// provider.
+func (c Config) modelProvider(arch string, o events.Options) (provider, model string) {
+	can := architecture.ModelProvidersOf(arch)
 	if preset, ok := architecture.FindPreset(o.ModelSettings.Preset); ok {
 		can = preset.Providers
 	}
@@ -144,7 +148,7 @@ func (c Config) provides(runs string, o events.Options) (provider, model string)
 	case len(can) < 2:
 		return cmp.Or(strings.Join(can, ""), architecture.OpenAI), o.Model
 	}
-	set := c.setUp()
+	set := c.configuredProviders()
 	has := func(provider string) bool { return set == nil || slices.Contains(set, provider) }
 	asked := o.Model
 	if c.usesProxy() {
@@ -160,8 +164,9 @@ func (c Config) provides(runs string, o events.Options) (provider, model string)
 	return architecture.OpenAI, o.Model
 }
 
-// setUp returns the model providers that have a key or an address; nil if only the egress proxy knows them.
-func (c Config) setUp() []string {
+// configuredProviders returns the model providers that have a key or an address, or nil if only the egress proxy
+// knows them.
+func (c Config) configuredProviders() []string {
 	if len(c.ModelProviders) > 0 {
 		return c.ModelProviders
 	}

@@ -80,7 +80,7 @@ func TestSessionBudget_CountsAllExecutions(t *testing.T) {
 	if len(failed) != 1 || failed[0].Code != "BUDGET_EXCEEDED" || failed[0].Message != "the session has used 100 tokens, and its budget is 100" {
 		t.Errorf("it failed with %+v", failed)
 	}
-	if spent := s.load().Run.SessionSpent(); spent.Turns != 2 || spent.Tokens != 100 {
+	if spent := s.load().Run.SessionUsage(); spent.Turns != 2 || spent.Tokens != 100 {
 		t.Errorf("the session took %+v", spent)
 	}
 	b.noJobs()
@@ -97,7 +97,7 @@ func TestSessionBudget_StopsATurnAtItsTime(t *testing.T) {
 	if len(failed) != 1 || failed[0].Code != "BUDGET_EXCEEDED" || !strings.Contains(failed[0].Message, "and its budget is 300 ms") {
 		t.Errorf("it failed with %+v", failed)
 	}
-	if spent := s.load().Run.SessionSpent(); spent.TimeMs < 300 {
+	if spent := s.load().Run.SessionUsage(); spent.TimeMs < 300 {
 		t.Errorf("the session took %+v", spent)
 	}
 	b.noJobs()

@@ -467,7 +467,7 @@ func TestPlatformEnvironment_IsForEveryTenant(t *testing.T) {
 	if q := b.provider.onlyBox().runner.receivedQueries()[0]; q.Env["S"] != "shared-value" {
 		t.Errorf("S is %q", q.Env["S"])
 	}
-	for _, sealed := range []string{"other.e.s2", "platform.e.s1"} { // an environment of the tenant's own names what is not its
+	for _, sealed := range []string{"other.e.s2", "platform.e.s1"} { // an environment of the tenant names a secret that is not the tenant's
 		own := b.environment("own", 3+len(sealed), map[string]events.Variable{"S": {Secret: true, Sealed: sealed}})
 		thief := b.session(of1(agent, own))
 		thief.untilEnded(thief.post("go"))

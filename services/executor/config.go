@@ -103,7 +103,7 @@ type Config struct {
 	ModelProvider  string   `default:"" env:"SPOOL_MODEL_PROVIDER" help:"Model provider if neither the session nor its agent names one: anthropic, openai or nvidia; an architecture that cannot use it has its own default. Empty means the first of openai and nvidia that is configured (claude-code: anthropic); for a model with a slash in its name it means nvidia, if nvidia is configured."`
 	ModelProviders []string `default:"" env:"SPOOL_MODEL_PROVIDERS" help:"Model providers that are configured, for executors whose egress proxy has the keys; empty means those for which this executor has a key or an address. Used only if no model provider is named."`
 
-	// Private are folders of the installation itself, in which no sandbox may work.
+	// Private lists folders of the installation itself. No sandbox may work in them.
 	Private []string `kong:"-"`
 
 	AnthropicKey     string `name:"anthropic-api-key" default:"" env:"ANTHROPIC_API_KEY" help:"Key for Anthropic's models."`
@@ -124,7 +124,7 @@ const (
 	Modal  = "modal"
 )
 
-// DiskWatch is the DiskLimit that enforces nothing.
+// DiskWatch is the value of DiskLimit with which no file system limits the disk usage; only the runner watches it.
 const DiskWatch = docker.DiskWatch
 
 // withDefaults returns the config with its defaults set, or an error that begins with the name of the invalid setting.
@@ -260,16 +260,16 @@ func (c Config) withFolder() (Config, error) {
 	}
 	if c.Engine == "" {
 		var err error
-		if c.Engine, err = keptEngine(c.DataDir); err != nil {
+		if c.Engine, err = storedEngine(c.DataDir); err != nil {
 			return c, fmt.Errorf("engine: %w", err)
 		}
 	}
 	return c, topology.CheckToken("engine", c.Engine)
 }
 
-// keptEngine reads the engine's name from the data folder, or creates one. Of two executors that start at once, the
-// second reads the name that the first created.
-func keptEngine(dir string) (string, error) {
+// storedEngine returns the engine's name that the data folder holds. Without one it creates a name and stores it. If
+// two executors start at once, the second one reads the name of the first.
+func storedEngine(dir string) (string, error) {
 	path := filepath.Join(dir, "engine")
 	raw, err := os.ReadFile(path)
 	if err == nil {

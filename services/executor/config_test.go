@@ -110,7 +110,7 @@ func TestEngineIsKept(t *testing.T) {
 	names := make([]string, 8)
 	for i := range names {
 		all.Go(func() {
-			name, err := keptEngine(dir)
+			name, err := storedEngine(dir)
 			if err != nil {
 				t.Error(err)
 			}

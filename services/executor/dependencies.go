@@ -22,7 +22,7 @@ const (
 	pipFiles    = "files.pythonhosted.org:443" // the index only names them
 )
 
-// The shortest and the longest setting for how long an unused layer is kept.
+// The shortest and the longest time for which the setting may keep an unused layer.
 const (
 	minKeep = time.Minute
 	maxKeep = 365 * 24 * time.Hour

@@ -66,7 +66,7 @@ func (c egressClient) close() {
 	}
 }
 
-// answerWithin limits a request to the proxy, so that an unresponsive proxy does not stop a turn.
+// answerWithin is the time limit of a request to the proxy, so that an unresponsive proxy does not block a turn.
 const answerWithin = 10 * time.Second
 
 // Register registers a sandbox, or replaces its registration, and returns the certificate for the sandbox to trust.
@@ -77,7 +77,7 @@ func (c egressClient) Register(ctx context.Context, sandbox string, r api.Regist
 	return s.Authority, c.withCode(sentinel(err))
 }
 
-// Release releases a sandbox and discards its journal. Releasing an unknown sandbox is no error.
+// Release releases a sandbox and discards its journal. It returns nil for an unknown sandbox.
 func (c egressClient) Release(ctx context.Context, sandbox string) error {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()

@@ -49,8 +49,8 @@ func (s *talk) completed() map[string]events.Block {
 	return out
 }
 
-// checkLargeEnd checks that the execution failed as the agent says, and that every block of
-// openTexts has its whole text.
+// checkLargeEnd checks that the execution failed with the agent's error, and that every block of openTexts has its
+// whole text.
 func (s *talk) checkLargeEnd(execution string) {
 	s.b.t.Helper()
 	if f, ok := s.last(execution).(events.ExecutionFailed); !ok || f.Code != "MODEL_ERROR" {

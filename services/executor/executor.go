@@ -202,17 +202,17 @@ func (e *Executor) Run(ctx context.Context) error {
 	if err := e.open(ctx); err != nil {
 		return fmt.Errorf("executor: %w", err)
 	}
-	ctl, err := e.deps.NATS.Subscribe(topology.Ctl(e.id), e.ctl)
+	control, err := e.deps.NATS.Subscribe(topology.Ctl(e.id), e.handleControl)
 	if err != nil {
 		return fmt.Errorf("executor: subscribe to %s: %w", topology.Ctl(e.id), err)
 	}
 	files, err := e.serveFiles()
 	if err != nil {
-		return fmt.Errorf("executor: %w", errors.Join(err, ctl.Unsubscribe()))
+		return fmt.Errorf("executor: %w", errors.Join(err, control.Unsubscribe()))
 	}
 	closeOutbox, err := e.outbox.Open()
 	if err != nil {
-		return fmt.Errorf("executor: %w", errors.Join(err, files.Close(), ctl.Unsubscribe()))
+		return fmt.Errorf("executor: %w", errors.Join(err, files.Close(), control.Unsubscribe()))
 	}
 	// The lease outlives the jobs: no executor may take over an execution while it is being handed over.
 	leased, release := context.WithCancel(context.WithoutCancel(ctx))
@@ -228,9 +228,9 @@ func (e *Executor) Run(ctx context.Context) error {
 	all.Go(func() error { return e.budgets.Run(work) })
 	all.Go(func() error { return e.room.Run(work) })
 	all.Go(func() error { e.worker.WatchControls(work); return nil })
-	all.Go(func() error { e.worker.Warm(work, e.cfg.WarmEvery); return nil })
-	all.Go(func() error { e.worker.Sweeps(work, e.cfg.SweepEvery); return nil })
-	all.Go(func() error { e.worker.Pool(work); return nil })
+	all.Go(func() error { e.worker.RunAgents(work, e.cfg.WarmEvery); return nil })
+	all.Go(func() error { e.worker.RunSweeps(work, e.cfg.SweepEvery); return nil })
+	all.Go(func() error { e.worker.RunPool(work); return nil })
 	all.Go(func() error { e.jobs.adopt(work); return nil })
 	all.Go(func() error {
 		defer stop()
@@ -245,7 +245,7 @@ func (e *Executor) Run(ctx context.Context) error {
 		err = errors.Join(err, e.stopSandboxes(context.WithoutCancel(ctx)))
 	}
 	err = errors.Join(err, e.closeConnections())
-	if uerr := ctl.Unsubscribe(); uerr != nil && !e.deps.NATS.IsClosed() {
+	if uerr := control.Unsubscribe(); uerr != nil && !e.deps.NATS.IsClosed() {
 		err = errors.Join(err, uerr)
 	}
 	if err != nil {
@@ -341,8 +341,8 @@ func (e *Executor) stopSandboxes(ctx context.Context) error {
 	return nil
 }
 
-// ctl handles hints, and requests for what this executor does for a session.
-func (e *Executor) ctl(msg *nats.Msg) {
+// handleControl handles hints, and requests for what this executor does for a session.
+func (e *Executor) handleControl(msg *nats.Msg) {
 	ref, err := topology.DecodeSessionRef(msg.Data)
 	if err != nil {
 		e.deps.Logger.Warn("a message on ctl cannot be read", "error", err)

@@ -79,7 +79,7 @@ func TestFairness_ManyJobsOfOneTenantDoNotHoldUpAnother(t *testing.T) {
 		}
 		return c.CachedInfo().NumPending == 0
 	})
-	// A job is away for a moment each second, so that another executor may take it.
+	// Each second, a waiting job is returned for a moment, so that another executor may take it.
 	const most = 5
 	for n := 1; ; n++ {
 		content := <-started
@@ -192,8 +192,8 @@ func TestTenantSlots_HoldOverAllExecutors(t *testing.T) {
 	}
 }
 
-// TestTenantSlots_LoweredBelowWhatRuns: turns that run go on, others wait until fewer run than the lower limit, and an
-// executor that starts meanwhile does, too. Another tenant is not held up.
+// TestTenantSlots_LoweredBelowWhatRuns: running turns continue, and others wait until fewer run than the lower limit,
+// also on an executor that starts meanwhile. Another tenant is not held up.
 func TestTenantSlots_LoweredBelowWhatRuns(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, polite)

@@ -35,8 +35,8 @@ type fakeProvider struct {
 	stocked    []string        // digests of the skills that were copied into sandboxes, in order
 }
 
-// Stock records the skills that are copied into a sandbox.
-func (p *fakeProvider) Stock(_ context.Context, id string, digests []string) error {
+// LoadSkills records the skills that are copied into a sandbox.
+func (p *fakeProvider) LoadSkills(_ context.Context, id string, digests []string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.boxes[id] == nil {
@@ -343,7 +343,7 @@ func (s *fakeStream) write(m runner.Message) {
 func (s *fakeStream) writeRaw(raw []byte) {
 	s.wmu.Lock()
 	defer s.wmu.Unlock()
-	_, _ = s.out.Write(append(raw, '\n')) // a reader that is gone is the other side's affair
+	_, _ = s.out.Write(append(raw, '\n')) // the other side handles a reader that is gone
 }
 
 // send sends the lines of the journal.

@@ -18,8 +18,8 @@ const (
 	adoptEvery = 5 * time.Second
 	// jobNak is the delay before a failed job is delivered again.
 	jobNak = 2 * time.Second
-	// handover is the time limit for handing over jobs at the end.
-	handover = 10 * time.Second
+	// handoverTimeout is the time limit for handing over jobs at the end.
+	handoverTimeout = 10 * time.Second
 )
 
 // jobs takes jobs for this executor's engine, and those for engines that are gone.
@@ -36,7 +36,7 @@ func newJobs(e *Executor) (*jobs, error) {
 }
 
 func (j *jobs) newRouter(durables ...topology.Durable) (*bus.Router, error) {
-	router, err := bus.NewRouter(bus.RouterConfig{DeadLetter: j.e.publisher, CloseTimeout: handover + 5*time.Second, Logger: j.e.deps.Logger})
+	router, err := bus.NewRouter(bus.RouterConfig{DeadLetter: j.e.publisher, CloseTimeout: handoverTimeout + 5*time.Second, Logger: j.e.deps.Logger})
 	if err != nil {
 		return nil, err
 	}
@@ -51,7 +51,7 @@ func (j *jobs) newRouter(durables ...topology.Durable) (*bus.Router, error) {
 		cfg.PullExpiry = 3 * time.Second
 		cfg.NakDelay = jobNak
 		cfg.DoubleAck = true
-		cfg.CloseTimeout = handover
+		cfg.CloseTimeout = handoverTimeout
 		cfg.Logger = j.e.deps.Logger
 		sub, err := bus.NewSubscriber(cfg)
 		if err != nil {
@@ -81,7 +81,7 @@ func (j *jobs) run(ctx context.Context, ready chan<- struct{}) error {
 	return j.router.Run(ctx)
 }
 
-// adopt takes the jobs for engines without an executor, as long as they have none.
+// adopt takes the jobs of engines that have no executor, until such an engine has one again.
 func (j *jobs) adopt(ctx context.Context) {
 	var routers sync.WaitGroup
 	defer routers.Wait()
@@ -100,7 +100,7 @@ func (j *jobs) adopt(ctx context.Context) {
 		waiting, err := j.waiting(ctx)
 		if err != nil {
 			if ctx.Err() == nil {
-				j.e.deps.Logger.Warn("jobs of engines that are gone could not be looked for", "error", err)
+				j.e.deps.Logger.Warn("look for jobs of engines that are gone", "error", err)
 			}
 			continue
 		}
@@ -118,7 +118,7 @@ func (j *jobs) adopt(ctx context.Context) {
 	}
 }
 
-// waiting returns the engines that have jobs and have been without an executor for long.
+// waiting returns the engines that have jobs and whose executors are gone for longer than the setting engine-gone.
 func (j *jobs) waiting(ctx context.Context) (map[string]bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, adoptEvery)
 	defer cancel()
@@ -141,7 +141,7 @@ func (j *jobs) waiting(ctx context.Context) (map[string]bool, error) {
 	return out, nil
 }
 
-// take runs a router for another engine's jobs until it is stopped.
+// take runs a router for the jobs of another engine until the router is stopped.
 func (j *jobs) take(ctx context.Context, engine string, routers *sync.WaitGroup) context.CancelFunc {
 	ctx, stop := context.WithCancel(ctx)
 	router, err := j.newRouter(topology.JobsOnConsumer(j.e.cfg.Sandbox, engine))
@@ -158,6 +158,6 @@ func (j *jobs) take(ctx context.Context, engine string, routers *sync.WaitGroup)
 	return stop
 }
 
-// deliveries returns how many deliveries an executor should have at once. A delivery that takes long releases its place once it has a permit, or waits
-// for one.
+// deliveries returns the number of deliveries that an executor requests at once. A long delivery releases its place
+// when it has a permit, or when it begins to wait for one.
 func deliveries(slots int) int { return 2*slots + 4 }

@@ -140,7 +140,7 @@ func TestModal_AgentsReachModelsThroughTheProxy(t *testing.T) {
 	c := modalConfig(t)
 	c.AnthropicKey, c.AnthropicBaseURL = "sk-of-the-executor", "https://models.example.com"
 	env := c.environment("claude-code", "anthropic")
-	if env["ANTHROPIC_API_KEY"] != noKey || env["ANTHROPIC_BASE_URL"] != "http://127.0.0.1:7070/anthropic" || env["HTTPS_PROXY"] != "http://127.0.0.1:7070" {
+	if env["ANTHROPIC_API_KEY"] != placeholderKey || env["ANTHROPIC_BASE_URL"] != "http://127.0.0.1:7070/anthropic" || env["HTTPS_PROXY"] != "http://127.0.0.1:7070" {
 		t.Errorf("variables %v", env)
 	}
 }

@@ -104,7 +104,7 @@ func TestSandboxUsage_OfAKilledExecutorIsRecordedOnce(t *testing.T) {
 	for _, ms := range of {
 		total += ms
 	}
-	if got, want := s.load().Run.SessionSpent().CostUSD, 0.25*float64(total)/1000; math.Abs(got-want) > 1e-9 {
+	if got, want := s.load().Run.SessionUsage().CostUSD, 0.25*float64(total)/1000; math.Abs(got-want) > 1e-9 {
 		t.Errorf("the session has cost $%g, its sandbox $%g", got, want)
 	}
 }

@@ -83,8 +83,8 @@ func (b *bench) outOf(code string) outage {
 // impatient sets a short wait for an engine, so that an outage covers many attempts.
 func impatient(c *executor.Config) { c.EngineGone = 100 * time.Millisecond }
 
-// awaitAttempts waits until the engine was found unavailable so many times. Once the turn was requeued, each time is one
-// delivery of its job.
+// awaitAttempts waits until the engine was found unavailable the given number of times. After the turn was requeued,
+// each time is one delivery of its job.
 func (o outage) awaitAttempts(s *talk, execution string, times int64) {
 	s.b.t.Helper()
 	from := o.refused.Load()

@@ -72,8 +72,9 @@ func TestJobs_SnapshotsOfManySessionsDoNotDelayATurn(t *testing.T) {
 	b.noJobs()
 }
 
-// TestJobs_AcknowledgedWhileTheSessionIsHandledAreNotLost: of the jobs for a session that is being handled all except the latest
-// are acknowledged at once, on whichever subject they come. When the executor then ends, in any way, another one does what they were about.
+// TestJobs_AcknowledgedWhileTheSessionIsHandledAreNotLost: of the jobs for a session that is being handled all except
+// the latest are acknowledged at once, on whichever subject they come. When the executor then ends, in any way,
+// another one does the work that the jobs requested.
 func TestJobs_AcknowledgedWhileTheSessionIsHandledAreNotLost(t *testing.T) {
 	t.Parallel()
 	const anyEngine, here = "job.local.any", "job.local.on.here"
@@ -234,8 +235,8 @@ func TestOrphan_IsFollowedWithoutASlot(t *testing.T) {
 	}
 }
 
-// TestOrphan_LostSandboxWaitsForASlot: a new attempt of an execution that was followed without a slot is an agent that
-// is started: it waits for a slot, and gets one when there is one.
+// TestOrphan_LostSandboxWaitsForASlot: a new attempt of an execution that was followed without a slot starts an
+// agent, so it waits for a slot.
 func TestOrphan_LostSandboxWaitsForASlot(t *testing.T) {
 	t.Parallel()
 	for _, when := range []string{"before the takeover", "after the takeover"} {

@@ -13,7 +13,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/references"
 )
 
-// secrets opens values that gateways sealed. It must be opened with open first.
+// secrets decrypts values that gateways encrypted. Its method open must be called first.
 type secrets struct {
 	identities []age.Identity
 	opener     *secret.Opener

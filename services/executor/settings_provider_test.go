@@ -203,7 +203,7 @@ func needDocker(t *testing.T) *client.Client {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = api.Close() }) // after what else is tidied up by it
+	t.Cleanup(func() { _ = api.Close() }) // after other cleanups that use the client
 	if _, err := api.Ping(t.Context()); err != nil || !strings.HasPrefix(api.DaemonHost(), "unix://") {
 		t.Skipf("no Docker engine answers on a Unix socket (scripts/engine start brings one up): %v", err)
 	}

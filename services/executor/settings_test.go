@@ -108,7 +108,7 @@ func (p countingProvider) Create(ctx context.Context, spec sandbox.Spec) (sandbo
 	return p.pausable.Create(ctx, spec)
 }
 
-// The commits of an execution are as far apart as the setting says.
+// The time between commits of an execution is at least the setting.
 func TestSettingCommitWindow(t *testing.T) {
 	t.Parallel()
 	const lines, apart = 5, 400 * time.Millisecond
@@ -116,7 +116,7 @@ func TestSettingCommitWindow(t *testing.T) {
 		var said atomic.Pointer[talk]
 		b := newBench(t, func(t *fakeTurn) {
 			t.Start()
-			for n := range lines { // each is in the log before the next is said
+			for n := range lines { // each line is in the log before the agent writes the next
 				t.Say("log", events.Log{Level: "info", Message: fmt.Sprint("line ", n)})
 				for said.Load().load().Run.Sandbox.N < uint64(n+2) {
 					time.Sleep(time.Millisecond)

@@ -38,7 +38,7 @@ type Report struct {
 	Commits  uint64        // number of folded commits
 	Rows     uint64        // number of compared rows; 0 without compare
 	Duration time.Duration // duration of the whole rebuild
-	Held     time.Duration // how long live projection was paused; 0 with compare
+	Held     time.Duration // time for which live projection was paused; 0 with compare
 }
 
 // Rebuild folds the log from its beginning into a shadow schema, while live projection continues, and replaces the

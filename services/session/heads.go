@@ -30,8 +30,8 @@ func (c Config) readHeadsKey() (heads.PrivateKey, error) {
 	return key, nil
 }
 
-// ended notifies the signer, if there is one, that an execution of a session has ended.
-func (s *Service) ended(tenant, id string) {
+// executionEnded tells the signer, if there is one, that an execution of a session has ended.
+func (s *Service) executionEnded(tenant, id string) {
 	if s.signer != nil {
 		s.signer.Ended(tenant, id)
 	}

@@ -26,7 +26,8 @@ func newKeyChains(js jetstream.JetStream, l eventlog.Log) keyChains {
 	return out
 }
 
-// live returns the chains with one commit, key_created, of a tenant's API keys. The leaders of the streams answer.
+// live returns the chains of a tenant's API keys that are not revoked: those whose only commit is key_created. The
+// leaders of the streams answer.
 func (k keyChains) live(ctx context.Context, tenant string) ([]events.Subject, error) {
 	var list []events.Subject
 	for _, handle := range k.shards {
@@ -51,7 +52,7 @@ func (k keyChains) live(ctx context.Context, tenant string) ([]events.Subject, e
 	return list, nil
 }
 
-// maxKeys returns how many API keys a tenant may have: its own limit, else the setting.
+// maxKeys returns the maximum number of API keys of a tenant: the tenant's own limit, or else the setting.
 func (s *Service) maxKeys(tenant string) int {
 	if own := s.budgets.Limits(tenant).Keys; own > 0 {
 		return int(own)

@@ -37,7 +37,7 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		jobs:     prometheus.NewCounter(prometheus.CounterOpts{Name: "spool_session_jobs_total", Help: "Jobs that were given to executors; one that lay in the queue already is counted again."}),
 		heads:    prometheus.NewCounter(prometheus.CounterOpts{Name: "spool_session_signed_heads_total", Help: "Heads of the log that this copy signed."}),
 		headsAt:  prometheus.NewGauge(prometheus.GaugeOpts{Name: "spool_session_signed_heads_timestamp_seconds", Help: "When this copy last signed heads of the log, in seconds since 1970; 0 for never."}),
-		unsigned: prometheus.NewCounter(prometheus.CounterOpts{Name: "spool_session_signed_heads_failures_total", Help: "Passes of the signer that failed; a later one signs what they left out."}),
+		unsigned: prometheus.NewCounter(prometheus.CounterOpts{Name: "spool_session_signed_heads_failures_total", Help: "Passes of the signer that failed; a later pass signs the heads that they omitted."}),
 	}
 	if r != nil {
 		r.MustRegister(m.commands, m.commandSeconds, m.lag, m.jobs, m.heads, m.headsAt, m.unsigned)

@@ -56,7 +56,7 @@ type Config struct {
 	HeadsKeyFile string        `default:"" env:"SPOOL_HEADS_KEY_FILE" help:"File that contains heads-key."`
 	HeadsEvery   time.Duration `default:"1m" env:"SPOOL_HEADS_EVERY" help:"Interval at which the heads of changed subjects are signed. When an execution ends, the heads of its session are signed within seconds."`
 
-	// Private are folders of the installation itself, in which no session may work.
+	// Private lists folders of the installation itself. No session may work in them.
 	Private []string `kong:"-"`
 
 	images   imagepolicy.Policy // images that tenants may name
@@ -196,7 +196,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	sessions := eventlog.Sessions{Log: deps.Log}
 	s.react = reactor.New(reactor.Config{
 		Sessions: sessions, JetStream: js, Publisher: publisher, Leases: s.leases, EngineGone: cfg.EngineGone, Budgets: s.budgets, Now: deps.Now, Logger: deps.Logger,
-		Service: "session/" + deps.Copy, Reacted: counts.reacted, Published: counts.jobs.Inc, Ended: s.ended,
+		Service: "session/" + deps.Copy, Reacted: counts.reacted, Published: counts.jobs.Inc, Ended: s.executionEnded,
 		Forget: func(ctx context.Context, tenant, execution string) error {
 			kv, err := secret.Bucket(ctx, js)
 			if err != nil {

@@ -52,7 +52,7 @@ func (c Config) withDefaults() (Config, error) {
 		c.Scratch = os.TempDir()
 	}
 	if info, err := os.Stat(c.Scratch); err != nil || !info.IsDir() {
-		return c, fmt.Errorf("scratch: %.200q is no folder that can be used", c.Scratch)
+		return c, fmt.Errorf("scratch: %.200q is not a folder that can be used", c.Scratch)
 	}
 	return c, nil
 }

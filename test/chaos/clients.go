@@ -95,9 +95,9 @@ func (d *driver) call(ctx context.Context, gateway int, method, path, key string
 	return resp.StatusCode, string(answer), err
 }
 
-// insist repeats a request with the same key until its outcome is known. After a 503 or a lost connection it is not
+// callUntilKnown repeats a request with the same key until its outcome is known. After a 503 or a lost connection it is not
 // known.
-func (d *driver) insist(ctx context.Context, method, path, key string, body, out any) (status int, answer string, err error) {
+func (d *driver) callUntilKnown(ctx context.Context, method, path, key string, body, out any) (status int, answer string, err error) {
 	for gateway := 0; ; gateway++ {
 		status, answer, err = d.call(ctx, gateway, method, path, key, body, out)
 		if err == nil && status < http.StatusInternalServerError {
@@ -126,7 +126,7 @@ func (d *driver) recordViolation(format string, args ...any) {
 // create creates a session.
 func (d *driver) create(ctx context.Context, key string) (string, error) {
 	var s struct{ SessionID string }
-	status, answer, err := d.insist(ctx, http.MethodPost, "/api/sessions", key, map[string]any{"architecture": "spool"}, &s)
+	status, answer, err := d.callUntilKnown(ctx, http.MethodPost, "/api/sessions", key, map[string]any{"architecture": "spool"}, &s)
 	if err == nil && status != http.StatusCreated {
 		err = fmt.Errorf("create answered %d %s", status, answer)
 	}
@@ -151,7 +151,7 @@ func (d *driver) post(ctx context.Context, until <-chan struct{}, session string
 		}
 		var a struct{ ExecutionID string }
 		text := fmt.Sprintf("%s %d", texts[r.IntN(len(texts))], n)
-		status, answer, err := d.insist(ctx, http.MethodPost, "/api/sessions/"+session+"/messages", fmt.Sprintf("%s-%d", session, n), map[string]any{"content": text}, &a)
+		status, answer, err := d.callUntilKnown(ctx, http.MethodPost, "/api/sessions/"+session+"/messages", fmt.Sprintf("%s-%d", session, n), map[string]any{"content": text}, &a)
 		if err != nil || status != http.StatusAccepted {
 			d.recordViolation("message %d of %s: %d %s %v", n, session, status, answer, err)
 			return
@@ -165,17 +165,17 @@ func (d *driver) post(ctx context.Context, until <-chan struct{}, session string
 			d.open[a.ExecutionID] = true
 		}
 		d.mu.Unlock()
-		d.control(ctx, a.ExecutionID, r)
+		d.sendControl(ctx, a.ExecutionID, r)
 	}
 }
 
-// control sometimes cancels an execution, or pauses and resumes it.
-func (d *driver) control(ctx context.Context, execution string, r *rand.Rand) {
+// sendControl sometimes cancels an execution, or pauses and resumes it.
+func (d *driver) sendControl(ctx context.Context, execution string, r *rand.Rand) {
 	steps := [][]string{{}, {}, {}, {}, {}, {"cancel"}, {"pause", "resume"}}[r.IntN(7)]
 	for _, step := range steps {
 		time.Sleep(time.Duration(r.IntN(3000)) * time.Millisecond)
 		// 409 means that the execution has ended, or is not paused.
-		status, answer, err := d.insist(ctx, http.MethodPost, "/api/executions/"+execution+"/"+step, "", map[string]any{}, nil)
+		status, answer, err := d.callUntilKnown(ctx, http.MethodPost, "/api/executions/"+execution+"/"+step, "", map[string]any{}, nil)
 		if err != nil || status/100 != 2 && status != http.StatusConflict {
 			d.recordViolation("%s of %s: %d %s %v", step, execution, status, answer, err)
 		}
@@ -245,9 +245,9 @@ func compact(raw []byte) string {
 
 // follow keeps a client connected to one of the gateways, in turn, until ctx ends.
 func (d *driver) follow(ctx context.Context, c *client, first int) {
-	connect := d.sse
+	connect := d.followSSE
 	if c.kind == "WebSocket" {
-		connect = d.socket
+		connect = d.followSocket
 	}
 	for gateway := first; ctx.Err() == nil; gateway++ {
 		c.mu.Lock()
@@ -263,7 +263,7 @@ func (d *driver) follow(ctx context.Context, c *client, first int) {
 	}
 }
 
-func (d *driver) sse(ctx context.Context, c *client, gateway int) error {
+func (d *driver) followSSE(ctx context.Context, c *client, gateway int) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	idle := time.AfterFunc(idleTimeout, cancel)
@@ -302,7 +302,7 @@ func (d *driver) sse(ctx context.Context, c *client, gateway int) error {
 	return lines.Err()
 }
 
-func (d *driver) socket(ctx context.Context, c *client, gateway int) error {
+func (d *driver) followSocket(ctx context.Context, c *client, gateway int) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	idle := time.AfterFunc(idleTimeout, cancel)

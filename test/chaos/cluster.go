@@ -41,7 +41,7 @@ type cluster struct {
 	model    string
 	gateways []string
 	parts    []*process // processes that faults affect
-	faults   []injected
+	faults   []injectedFault
 	mock     *process
 	natsHTTP string
 }
@@ -255,11 +255,11 @@ func (c *cluster) startServices(ctx context.Context) error {
 			}
 		}
 	}
-	return c.ready(ctx)
+	return c.awaitReady(ctx)
 }
 
-// ready blocks until both gateways report that they are ready.
-func (c *cluster) ready(ctx context.Context) error {
+// awaitReady blocks until both gateways report that they are ready.
+func (c *cluster) awaitReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startTime)
 	defer cancel()
 	for _, url := range c.gateways {

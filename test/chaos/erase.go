@@ -47,7 +47,7 @@ func (d *driver) churn(ctx context.Context, until <-chan struct{}, r *rand.Rand)
 }
 
 func (d *driver) postAndDelete(ctx context.Context, until <-chan struct{}, id, text string, after time.Duration) error {
-	status, answer, err := d.insist(ctx, http.MethodPost, "/api/sessions/"+id+"/messages", id, map[string]any{"content": text}, nil)
+	status, answer, err := d.callUntilKnown(ctx, http.MethodPost, "/api/sessions/"+id+"/messages", id, map[string]any{"content": text}, nil)
 	if err != nil || status != http.StatusAccepted {
 		return errors.Join(fmt.Errorf("message to %s: %d %s", id, status, answer), err)
 	}
@@ -65,7 +65,7 @@ func (d *driver) postAndDelete(ctx context.Context, until <-chan struct{}, id, t
 
 // delete deletes a session. The answer to a repeated request is 404.
 func (d *driver) delete(ctx context.Context, id string) error {
-	status, answer, err := d.insist(ctx, http.MethodDelete, "/api/sessions/"+id, "delete-"+id, nil, nil)
+	status, answer, err := d.callUntilKnown(ctx, http.MethodDelete, "/api/sessions/"+id, "delete-"+id, nil, nil)
 	if err != nil || status/100 != 2 && status != http.StatusNotFound {
 		return errors.Join(fmt.Errorf("delete of %s: %d %s", id, status, answer), err)
 	}

@@ -58,14 +58,14 @@ func main() {
 	}
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer cancel()
-	if err := chaos(ctx, s); err != nil {
+	if err := runChaos(ctx, s); err != nil {
 		fmt.Fprintln(os.Stderr, "chaos:", err)
 		os.Exit(1) //nolint:gocritic // no deferred call is left to run
 	}
 }
 
-// chaos executes one run. It keeps the run's folder when it returns an error.
-func chaos(ctx context.Context, s settings) (err error) {
+// runChaos executes one run. It keeps the run's folder when it returns an error.
+func runChaos(ctx context.Context, s settings) (err error) {
 	if s.dir, err = os.MkdirTemp("", "spool-chaos-"); err != nil {
 		return err
 	}
@@ -92,11 +92,11 @@ func chaos(ctx context.Context, s settings) (err error) {
 	if err != nil {
 		return err
 	}
-	return work(ctx, c, s)
+	return runWork(ctx, c, s)
 }
 
-// work runs clients and faults, waits until every query has ended, and checks the evidence.
-func work(ctx context.Context, c *cluster, s settings) error {
+// runWork runs clients and faults, waits until every query has ended, and checks the evidence.
+func runWork(ctx context.Context, c *cluster, s settings) error {
 	d := &driver{c: c, accepted: map[string]string{}, open: map[string]bool{}, ended: map[string]bool{}}
 	following, stop := context.WithCancel(ctx)
 	defer stop()
@@ -127,7 +127,7 @@ func work(ctx context.Context, c *cluster, s settings) error {
 	}
 	faulty := time.Since(began)
 	d.posts.Wait()
-	if err := errors.Join(c.ready(ctx), d.resume(ctx), d.awaitSettled(ctx)); err != nil {
+	if err := errors.Join(c.awaitReady(ctx), d.resume(ctx), d.awaitSettled(ctx)); err != nil {
 		return err
 	}
 	evidence, err := d.collectEvidence(ctx, sessions)
@@ -143,7 +143,7 @@ func work(ctx context.Context, c *cluster, s settings) error {
 	if !slices.ContainsFunc(evidence.Streams, func(s check.Stream) bool { return len(s.Pieces) > 0 }) {
 		errs = append(errs, errors.New("no client received text in flight, so the run proves nothing about it"))
 	}
-	errs = append(errs, c.proofs(ctx), d.awaitErased(ctx), d.remove(ctx, sessions))
+	errs = append(errs, c.runProofs(ctx), d.awaitErased(ctx), d.remove(ctx, sessions))
 	d.report(c, s, evidence, faulty)
 	return errors.Join(errs...)
 }
@@ -166,7 +166,7 @@ func inject(ctx context.Context, c *cluster, s settings) error {
 			return err
 		}
 		p := c.parts[f.part]
-		made := injected{time.Now(), p.name, f}
+		made := injectedFault{time.Now(), p.name, f}
 		c.faults = append(c.faults, made)
 		fmt.Fprintf(os.Stderr, "%s  %s\n", made.at.Format(clockFormat), made)
 		if !f.freeze {
@@ -197,7 +197,7 @@ func (d *driver) resume(ctx context.Context) error {
 	open := slices.Collect(maps.Keys(d.open))
 	d.mu.Unlock()
 	for _, x := range open {
-		if status, answer, err := d.insist(ctx, http.MethodPost, "/api/executions/"+x+"/resume", "", map[string]any{}, nil); err != nil || status/100 != 2 && status != http.StatusConflict {
+		if status, answer, err := d.callUntilKnown(ctx, http.MethodPost, "/api/executions/"+x+"/resume", "", map[string]any{}, nil); err != nil || status/100 != 2 && status != http.StatusConflict {
 			return errors.Join(fmt.Errorf("resume of %s: %d %s", x, status, answer), err)
 		}
 	}
@@ -271,8 +271,8 @@ func (d *driver) collectEvidence(ctx context.Context, sessions []string) (check.
 	return e, nil
 }
 
-// proofs runs "spool verify" and "spool rebuild --compare".
-func (c *cluster) proofs(ctx context.Context) error {
+// runProofs runs "spool verify" and "spool rebuild --compare".
+func (c *cluster) runProofs(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, proofTimeout)
 	defer cancel()
 	key, err := c.headsPublicKey()

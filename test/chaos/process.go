@@ -26,8 +26,8 @@ type process struct {
 	killed  bool          // a fault ended the process, or the run is over
 	over    bool
 	began   time.Time
-	from    int64 // offset in the log file at which the present process began
-	ends    []end // ends that no fault caused
+	from    int64           // offset in the log file at which the present process began
+	ends    []unexpectedEnd // ends that no fault caused
 	stopped []int
 	done    chan struct{}
 }
@@ -78,7 +78,7 @@ func (p *process) supervise(log *os.File) {
 		wait, over := p.down, p.over
 		if !p.killed && !over {
 			now := time.Now()
-			p.ends = append(p.ends, end{p.name, now, now.Sub(p.began), p.cmd.ProcessState.String(), lastLines(log.Name(), p.from)})
+			p.ends = append(p.ends, unexpectedEnd{p.name, now, now.Sub(p.began), p.cmd.ProcessState.String(), lastLines(log.Name(), p.from)})
 			fmt.Fprintf(log, "chaos: %s ended by itself: %v\n", p.name, err)
 		}
 		p.mu.Unlock()

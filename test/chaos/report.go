@@ -23,8 +23,8 @@ const (
 	clockFormat = "15:04:05.000"
 )
 
-// end is the end of a process that no fault caused directly.
-type end struct {
+// unexpectedEnd is the end of a process that no fault caused directly.
+type unexpectedEnd struct {
 	part   string
 	at     time.Time
 	lived  time.Duration
@@ -32,14 +32,14 @@ type end struct {
 	lines  []string // the last lines of its log
 }
 
-// injected is a fault that was injected.
-type injected struct {
+// injectedFault is a fault with the time and the process at which it was injected.
+type injectedFault struct {
 	at   time.Time
 	part string
 	fault
 }
 
-func (f injected) String() string {
+func (f injectedFault) String() string {
 	if f.freeze {
 		return fmt.Sprintf("freeze of %s for %s", f.part, f.length)
 	}
@@ -70,7 +70,7 @@ func lastLines(path string, from int64) []string {
 
 // causes returns the faults shortly before an end that hit the process itself or a server that it needs, the latest
 // first.
-func causes(e end, faults []injected) (list []string) {
+func causes(e unexpectedEnd, faults []injectedFault) (list []string) {
 	for _, f := range slices.Backward(faults) {
 		if before := e.at.Sub(f.at); before >= 0 && before <= causeWithin && (f.part == e.part || f.part == "nats" || f.part == "postgres") {
 			list = append(list, fmt.Sprintf("%s (%.1f s before)", f, before.Seconds()))
@@ -83,7 +83,7 @@ var digits = regexp.MustCompile(`[0-9]+`)
 
 // writeTerminalEvents writes each end with its status and the faults before it. Log lines that differ from earlier ones only in
 // numbers are written once.
-func writeTerminalEvents(w io.Writer, ends []end, faults []injected) {
+func writeTerminalEvents(w io.Writer, ends []unexpectedEnd, faults []injectedFault) {
 	count := map[string]int{}
 	for _, e := range ends {
 		count[e.part]++
@@ -94,7 +94,7 @@ func writeTerminalEvents(w io.Writer, ends []end, faults []injected) {
 	}
 	fmt.Fprintf(w, "ends of processes that were not injected (each was started again): %d %v\n", len(ends), parts)
 	written := map[string]bool{}
-	for _, e := range slices.SortedFunc(slices.Values(ends), func(a, b end) int { return a.at.Compare(b.at) }) {
+	for _, e := range slices.SortedFunc(slices.Values(ends), func(a, b unexpectedEnd) int { return a.at.Compare(b.at) }) {
 		fmt.Fprintf(w, "  %s %s: %s, %.1f s after its start\n", e.at.Format(clockFormat), e.part, e.status, e.lived.Seconds())
 		after := causes(e, faults)
 		if len(after) == 0 {
@@ -114,7 +114,7 @@ func writeTerminalEvents(w io.Writer, ends []end, faults []injected) {
 }
 
 // ends returns the ends of all processes that no fault caused.
-func (c *cluster) ends() (list []end) {
+func (c *cluster) ends() (list []unexpectedEnd) {
 	for _, p := range c.parts {
 		p.mu.Lock()
 		list = append(list, p.ends...)

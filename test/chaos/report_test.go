@@ -40,7 +40,7 @@ func TestProcess_RecordsEndsThatWereNotInjected(t *testing.T) {
 			t.Errorf("after the stop there are %d ends", n)
 		}
 	})
-	f := injected{time.Now(), "session-0", fault{length: time.Millisecond}}
+	f := injectedFault{time.Now(), "session-0", fault{length: time.Millisecond}}
 	if err := p.kill(f.length); err != nil {
 		t.Fatal(err)
 	}
@@ -52,7 +52,7 @@ func TestProcess_RecordsEndsThatWereNotInjected(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 	var out strings.Builder
-	writeTerminalEvents(&out, c.ends(), []injected{f})
+	writeTerminalEvents(&out, c.ends(), []injectedFault{f})
 	for _, want := range []string{"not injected (each was started again): 1 [session-0 1]", "session-0: exit status 3", "after: kill of session-0 for 1ms", "log: reason 3\n    log: reason 4\n    log: reason 5\n"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("the report lacks %q:\n%s", want, &out)
@@ -68,18 +68,18 @@ func TestProcess_RecordsEndsThatWereNotInjected(t *testing.T) {
 func TestWriteEnds_NamesCauses(t *testing.T) {
 	t.Parallel()
 	at := time.Now()
-	before := func(d time.Duration, part string, freeze bool) injected {
-		return injected{at.Add(-d), part, fault{freeze: freeze, length: 5 * time.Second}}
+	before := func(d time.Duration, part string, freeze bool) injectedFault {
+		return injectedFault{at.Add(-d), part, fault{freeze: freeze, length: 5 * time.Second}}
 	}
-	faults := []injected{
+	faults := []injectedFault{
 		before(time.Minute, "nats", false), before(4*time.Second, "nats", true), before(3*time.Second, "session-1", false),
 		before(time.Second, "session-0", false), before(-time.Second, "nats", false),
 	}
 	var out strings.Builder
-	same := func(n int) end {
-		return end{part: "session-0", at: at, lived: time.Second, status: "exit status 1", lines: []string{fmt.Sprintf("no answer after %d ms", n)}}
+	same := func(n int) unexpectedEnd {
+		return unexpectedEnd{part: "session-0", at: at, lived: time.Second, status: "exit status 1", lines: []string{fmt.Sprintf("no answer after %d ms", n)}}
 	}
-	writeTerminalEvents(&out, []end{same(1), same(22), {part: "gateway-0", at: at.Add(time.Hour), status: "signal: killed"}}, faults)
+	writeTerminalEvents(&out, []unexpectedEnd{same(1), same(22), {part: "gateway-0", at: at.Add(time.Hour), status: "signal: killed"}}, faults)
 	for _, want := range []string{
 		"after: kill of session-0 for 5s (1.0 s before), freeze of nats for 5s (4.0 s before)\n    log: no answer after 1 ms\n", "log: as above",
 		"gateway-0: signal: killed", "after: no fault of it, NATS or Postgres within 30s",

@@ -19,8 +19,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// patience is the time limit of each wait. A turn of an agent's command line takes a few seconds.
-const patience = 2 * time.Minute
+// waitTimeout is the time limit of each wait. A turn of an agent's CLI takes a few seconds.
+const waitTimeout = 2 * time.Minute
 
 // Server is a `spool up` of any build, with a scripted model server.
 type Server struct {
@@ -69,7 +69,7 @@ func Up(ctx context.Context, cfg Config) (*Server, error) {
 		return s, nil
 	case err := <-s.done:
 		return nil, fmt.Errorf("spool up ended before it was ready: %w", err)
-	case <-time.After(patience):
+	case <-time.After(waitTimeout):
 		return nil, errors.Join(errors.New("spool up was not ready"), s.cmd.Process.Kill())
 	}
 }
@@ -119,7 +119,7 @@ func (s *Server) Call(key, method, path string, body, out any) error {
 		}
 		in = bytes.NewReader(raw)
 	}
-	ctx, cancel := context.WithTimeout(s.ctx, patience)
+	ctx, cancel := context.WithTimeout(s.ctx, waitTimeout)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, method, s.URL+path, in)
 	if err != nil {
@@ -157,7 +157,7 @@ func (e *StatusError) Error() string { return e.message }
 
 // Until reads a session's event stream after a cursor until want accepts an event or delta, and returns it.
 func (s *Server) Until(key, session string, after uint32, want func(events.Wire) bool) (events.Wire, error) {
-	ctx, cancel := context.WithTimeout(s.ctx, patience)
+	ctx, cancel := context.WithTimeout(s.ctx, waitTimeout)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.URL+"/api/sessions/"+session+fmt.Sprintf("/events/stream?after=%d", after), nil)
 	if err != nil {

@@ -74,7 +74,7 @@ func TestDockerDependencies_AreInstalledOnce(t *testing.T) {
 	if t.Failed() {
 		t.FailNow()
 	}
-	if n, m := registry.Asked(".tgz"), registry.Asked(".whl"); n != 1 || m != 1 || slices.Contains(told, 1) || slices.Max(told) != 2 {
+	if n, m := registry.Requests(".tgz"), registry.Requests(".whl"); n != 1 || m != 1 || slices.Contains(told, 1) || slices.Max(told) != 2 {
 		t.Errorf("%d and %d downloads; %v log events", n, m, told)
 	}
 

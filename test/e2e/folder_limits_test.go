@@ -125,7 +125,7 @@ func userFile(t *testing.T, user *syscall.Credential, path, content string, mode
 // server's.
 func TestRunWorkspace_RefusesWhatTheUserMayNotRead(t *testing.T) {
 	t.Parallel()
-	user, dir, data := harness.Nobody(t)
+	user, dir, data := harness.UnprivilegedUser(t)
 	c := harness.New(t, harness.Options{Script: script(t, "docker.yaml"), Session: session.Config{HostPaths: []string{"/"}}, Executor: executor.Config{HostPaths: []string{"/"}}})
 	userFile(t, user, filepath.Join(dir, "fine/f"), "1", 0o600)
 	userFile(t, user, filepath.Join(dir, "file/closed"), "2", 0)
@@ -162,7 +162,7 @@ func TestRunWorkspace_RefusesWhatTheUserMayNotRead(t *testing.T) {
 // reported by name, and that the others are applied. No file is written partially, and a later pull applies the rest.
 func TestFilesPull_NamesWhatTheUserMayNotWrite(t *testing.T) {
 	t.Parallel()
-	user, dir, data := harness.Nobody(t)
+	user, dir, data := harness.UnprivilegedUser(t)
 	c := harness.New(t, harness.Options{Script: script(t, "docker.yaml")})
 	locked := filepath.Join(dir, "locked")
 	userFile(t, user, filepath.Join(dir, "open/a.txt"), "a\n", 0o644)

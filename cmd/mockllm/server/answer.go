@@ -38,7 +38,7 @@ func (s *Server) answer(d dialect) http.HandlerFunc {
 			outcome = s.fail(w, d, &fault{status: http.StatusBadRequest, message: "mockllm: " + err.Error()})
 			return
 		}
-		rec.rule(p.rule)
+		rec.setRule(p.rule)
 		p, ok := s.opening(r.Context(), p)
 		switch {
 		case !ok:
@@ -65,10 +65,10 @@ func (s *Server) read(w http.ResponseWriter, r *http.Request, d dialect, rec *re
 	case err != nil:
 		return nil, &fault{status: http.StatusBadRequest, message: "read the request: " + err.Error()}
 	}
-	rec.body(body)
+	rec.setBody(body)
 	c, err := d.parse(body)
 	if err == nil {
-		rec.conversation(c)
+		rec.setConversation(c)
 		err = c.check()
 	}
 	if err != nil {
@@ -200,7 +200,7 @@ func (s *Server) listModels(w http.ResponseWriter, r *http.Request) {
 	s.write(w, http.StatusOK, object{"object", "list", "data", data, "has_more", false, "first_id", all[0], "last_id", all[len(all)-1]})
 }
 
-func (s *Server) oneModel(w http.ResponseWriter, r *http.Request) {
+func (s *Server) getModel(w http.ResponseWriter, r *http.Request) {
 	rec := s.records.begin(r, s.config.Now())
 	id := r.PathValue("id")
 	if len(s.script.models) > 0 && !slices.Contains(s.script.models, id) {

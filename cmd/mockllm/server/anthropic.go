@@ -185,24 +185,24 @@ func (s *anthropicStream) open(b block) error {
 	return s.out.send("content_block_start", object{"type", "content_block_start", "index", s.index, "content_block", content})
 }
 
-func (s *anthropicStream) delta(d object) error {
+func (s *anthropicStream) sendDelta(d object) error {
 	return s.out.send("content_block_delta", object{"type", "content_block_delta", "index", s.index, "delta", d})
 }
 
 func (s *anthropicStream) piece(text string) error {
 	switch s.now.kind {
 	case stepThinking:
-		return s.delta(object{"type", "thinking_delta", "thinking", text})
+		return s.sendDelta(object{"type", "thinking_delta", "thinking", text})
 	case stepTools:
-		return s.delta(object{"type", "input_json_delta", "partial_json", text})
+		return s.sendDelta(object{"type", "input_json_delta", "partial_json", text})
 	default:
-		return s.delta(object{"type", "text_delta", "text", text})
+		return s.sendDelta(object{"type", "text_delta", "text", text})
 	}
 }
 
 func (s *anthropicStream) close() error {
 	if s.now.kind == stepThinking {
-		if err := s.delta(object{"type", "signature_delta", "signature", signature(s.now)}); err != nil {
+		if err := s.sendDelta(object{"type", "signature_delta", "signature", signature(s.now)}); err != nil {
 			return err
 		}
 	}

@@ -158,7 +158,7 @@ type chatStream struct {
 	tool   int // index of the last tool call
 }
 
-func (s *chatStream) chunk(choices []object, usage any) error {
+func (s *chatStream) sendChunk(choices []object, usage any) error {
 	o := object{"id", "chatcmpl-" + s.header.id, "object", "chat.completion.chunk", "created", s.header.created,
 		"model", s.header.model, "choices", choices}
 	if s.header.usage {
@@ -167,15 +167,15 @@ func (s *chatStream) chunk(choices []object, usage any) error {
 	return s.out.send("", o)
 }
 
-func (s *chatStream) delta(d object) error {
+func (s *chatStream) sendDelta(d object) error {
 	if !s.begun {
 		s.begun = true
 		role := object{"role", "assistant", "content", ""}
-		if err := s.chunk([]object{{"index", 0, "delta", role, "logprobs", nil, "finish_reason", nil}}, nil); err != nil {
+		if err := s.sendChunk([]object{{"index", 0, "delta", role, "logprobs", nil, "finish_reason", nil}}, nil); err != nil {
 			return err
 		}
 	}
-	return s.chunk([]object{{"index", 0, "delta", d, "logprobs", nil, "finish_reason", nil}}, nil)
+	return s.sendChunk([]object{{"index", 0, "delta", d, "logprobs", nil, "finish_reason", nil}}, nil)
 }
 
 func (s *chatStream) open(b block) error {
@@ -184,18 +184,18 @@ func (s *chatStream) open(b block) error {
 		return nil
 	}
 	s.tool++
-	return s.delta(object{"tool_calls", []object{{"index", s.tool, "id", "call_" + b.id, "type", "function",
+	return s.sendDelta(object{"tool_calls", []object{{"index", s.tool, "id", "call_" + b.id, "type", "function",
 		"function", object{"name", b.name, "arguments", ""}}}})
 }
 
 func (s *chatStream) piece(text string) error {
 	switch s.now.kind {
 	case stepThinking:
-		return s.delta(object{"reasoning_content", text})
+		return s.sendDelta(object{"reasoning_content", text})
 	case stepTools:
-		return s.delta(object{"tool_calls", []object{{"index", s.tool, "function", object{"arguments", text}}}})
+		return s.sendDelta(object{"tool_calls", []object{{"index", s.tool, "function", object{"arguments", text}}}})
 	default:
-		return s.delta(object{"content", text})
+		return s.sendDelta(object{"content", text})
 	}
 }
 
@@ -206,13 +206,13 @@ func (s *chatStream) finish(e ending) error {
 		return s.out.send("", openaiFault(e.fault))
 	}
 	last := []object{{"index", 0, "delta", object{}, "logprobs", nil, "finish_reason", chatStop(e.stop)}}
-	if err := s.chunk(last, nil); err != nil {
+	if err := s.sendChunk(last, nil); err != nil {
 		return err
 	}
 	if s.header.usage {
-		if err := s.chunk([]object{}, chatUsage(s.header.input, e.output)); err != nil {
+		if err := s.sendChunk([]object{}, chatUsage(s.header.input, e.output)); err != nil {
 			return err
 		}
 	}
-	return s.out.raw("", "[DONE]")
+	return s.out.sendRaw("", "[DONE]")
 }

@@ -25,7 +25,7 @@ func (l *loader) step(n *yaml.Node, path string, inherited pacing) step {
 			}
 		}),
 		"delay": is(stepDelay, l.duration(&s.delay)),
-		"error": is(stepError, func(n *yaml.Node, path string) { l.fault(n, path, &s) }),
+		"error": is(stepError, func(n *yaml.Node, path string) { l.loadFault(n, path, &s) }),
 		"break": is(stepBreak, func(n *yaml.Node, path string) {
 			if n.Value != "true" {
 				l.fail(n, path, "must be true")
@@ -67,7 +67,7 @@ func (l *loader) template(to **template.Template) field {
 	}
 }
 
-func (l *loader) fault(n *yaml.Node, path string, s *step) {
+func (l *loader) loadFault(n *yaml.Node, path string, s *step) {
 	s.fault = faultSpec{status: 500}
 	s.text = template.Must(parseTemplate("scripted error"))
 	seen := l.object(n, path, map[string]field{

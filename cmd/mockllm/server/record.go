@@ -69,7 +69,7 @@ func (r *record) change(f func(*Request)) {
 	f(r.req)
 }
 
-func (r *record) body(b []byte) {
+func (r *record) setBody(b []byte) {
 	r.change(func(req *Request) {
 		if !json.Valid(b) {
 			return
@@ -80,11 +80,11 @@ func (r *record) body(b []byte) {
 	})
 }
 
-func (r *record) conversation(c *Conversation) {
+func (r *record) setConversation(c *Conversation) {
 	r.change(func(req *Request) { req.API, req.Model, req.Stream = c.API, c.Model, c.Stream })
 }
 
-func (r *record) rule(name string) { r.change(func(req *Request) { req.Rule = name }) }
+func (r *record) setRule(name string) { r.change(func(req *Request) { req.Rule = name }) }
 
 func (r *record) end(outcome string) { r.change(func(req *Request) { req.Outcome = outcome }) }
 

@@ -261,8 +261,8 @@ func (s *responsesStream) begin() error {
 	return s.send("response.in_progress", "response", responsesObject(s.header, []object{}, nil))
 }
 
-// inItem sends an event about the current item.
-func (s *responsesStream) inItem(kind string, fields ...any) error {
+// sendItemEvent sends an event about the current item.
+func (s *responsesStream) sendItemEvent(kind string, fields ...any) error {
 	id := responsesOutput(s.now, "", "")[1]
 	at := []any{"item_id", id, "output_index", s.index}
 	return s.send(kind, append(at, fields...)...)
@@ -279,11 +279,11 @@ func (s *responsesStream) open(b block) error {
 	}
 	switch b.kind {
 	case stepThinking:
-		return s.inItem("response.reasoning_summary_part.added", "summary_index", 0, "part", object{"type", "summary_text", "text", ""})
+		return s.sendItemEvent("response.reasoning_summary_part.added", "summary_index", 0, "part", object{"type", "summary_text", "text", ""})
 	case stepTools:
 		return nil
 	default:
-		return s.inItem("response.content_part.added", "content_index", 0, "part", responsesText(""))
+		return s.sendItemEvent("response.content_part.added", "content_index", 0, "part", responsesText(""))
 	}
 }
 
@@ -291,13 +291,13 @@ func (s *responsesStream) piece(text string) error {
 	s.text += text
 	switch {
 	case s.now.kind == stepThinking:
-		return s.inItem("response.reasoning_summary_text.delta", "summary_index", 0, "delta", text)
+		return s.sendItemEvent("response.reasoning_summary_text.delta", "summary_index", 0, "delta", text)
 	case s.now.kind == stepTools && s.now.custom:
-		return s.inItem("response.custom_tool_call_input.delta", "delta", text)
+		return s.sendItemEvent("response.custom_tool_call_input.delta", "delta", text)
 	case s.now.kind == stepTools:
-		return s.inItem("response.function_call_arguments.delta", "delta", text)
+		return s.sendItemEvent("response.function_call_arguments.delta", "delta", text)
 	default:
-		return s.inItem("response.output_text.delta", "content_index", 0, "delta", text, "logprobs", []any{})
+		return s.sendItemEvent("response.output_text.delta", "content_index", 0, "delta", text, "logprobs", []any{})
 	}
 }
 
@@ -306,16 +306,16 @@ func (s *responsesStream) close() error {
 	switch {
 	case s.now.kind == stepThinking:
 		err = errors.Join(
-			s.inItem("response.reasoning_summary_text.done", "summary_index", 0, "text", s.text),
-			s.inItem("response.reasoning_summary_part.done", "summary_index", 0, "part", object{"type", "summary_text", "text", s.text}))
+			s.sendItemEvent("response.reasoning_summary_text.done", "summary_index", 0, "text", s.text),
+			s.sendItemEvent("response.reasoning_summary_part.done", "summary_index", 0, "part", object{"type", "summary_text", "text", s.text}))
 	case s.now.kind == stepTools && s.now.custom:
-		err = s.inItem("response.custom_tool_call_input.done", "input", s.text)
+		err = s.sendItemEvent("response.custom_tool_call_input.done", "input", s.text)
 	case s.now.kind == stepTools:
-		err = s.inItem("response.function_call_arguments.done", "arguments", s.text)
+		err = s.sendItemEvent("response.function_call_arguments.done", "arguments", s.text)
 	default:
 		err = errors.Join(
-			s.inItem("response.output_text.done", "content_index", 0, "text", s.text, "logprobs", []any{}),
-			s.inItem("response.content_part.done", "content_index", 0, "part", responsesText(s.text)))
+			s.sendItemEvent("response.output_text.done", "content_index", 0, "text", s.text, "logprobs", []any{}),
+			s.sendItemEvent("response.content_part.done", "content_index", 0, "part", responsesText(s.text)))
 	}
 	item := responsesOutput(s.now, s.text, "completed")
 	s.done = append(s.done, item)

@@ -70,7 +70,7 @@ func New(c Config) (*Server, error) {
 		c.Now = time.Now
 	}
 	s := &Server{config: c, script: c.Script, log: c.Logger, records: records{max: c.MaxRecorded, maxBytes: c.MaxRecordedB}}
-	s.routes()
+	s.registerRoutes()
 	return s, nil
 }
 
@@ -126,14 +126,14 @@ func (s *Server) Run(ctx context.Context) error {
 // ServeHTTP answers one request.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.mux.ServeHTTP(w, r) }
 
-func (s *Server) routes() {
+func (s *Server) registerRoutes() {
 	s.mux = http.NewServeMux()
 	s.mux.HandleFunc("POST /v1/messages", s.answer(anthropic{}))
 	s.mux.HandleFunc("POST /v1/messages/count_tokens", s.countTokens)
 	s.mux.HandleFunc("POST /v1/responses", s.answer(responses{}))
 	s.mux.HandleFunc("POST /v1/chat/completions", s.answer(chat{}))
 	s.mux.HandleFunc("GET /v1/models", s.listModels)
-	s.mux.HandleFunc("GET /v1/models/{id...}", s.oneModel)
+	s.mux.HandleFunc("GET /v1/models/{id...}", s.getModel)
 	s.mux.HandleFunc("GET /__requests", s.listRequests)
 	s.mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) {
 		s.records.begin(r, s.config.Now()).end("complete")

@@ -55,10 +55,10 @@ func (s *events) send(name string, data any) error {
 	if err != nil {
 		return err
 	}
-	return s.raw(name, string(body))
+	return s.sendRaw(name, string(body))
 }
 
-func (s *events) raw(name, data string) error {
+func (s *events) sendRaw(name, data string) error {
 	if !s.started {
 		s.started = true
 		s.w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")

@@ -1,11 +1,8 @@
 package bareagent
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"os/exec"
 	"time"
 )
@@ -22,30 +19,20 @@ type oneShot struct {
 func (o *oneShot) Close() error { return nil }
 
 // Turn implements Conversation.
-func (o *oneShot) Turn(ctx context.Context, text string) (first time.Duration, err error) {
-	cmd := o.command(text, o.session)
-	if err := prepare(o.dir, cmd); err != nil {
-		return 0, err
-	}
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return 0, err
-	}
+func (o *oneShot) Turn(ctx context.Context, text string) (time.Duration, error) {
+	p := &process{read: func(line []byte) output { return o.read(line, &o.session) }}
 	start := time.Now()
-	if err := cmd.Start(); err != nil {
+	if err := p.start(o.dir, o.command(text, o.session)); err != nil {
 		return 0, err
 	}
-	stop := context.AfterFunc(ctx, func() { _ = cmd.Process.Kill() })
-	defer stop()
-	first, err = follow(bufio.NewReaderSize(out, 1<<20), start, func(line []byte) output { return o.read(line, &o.session) })
-	if err != nil {
-		_ = cmd.Process.Kill()
-		return 0, errors.Join(err, ignoreExit(cmd.Wait()), fmt.Errorf("standard error: %s", stderr.String()))
+	err := p.in.Close() // the text is an argument
+	first, followErr := p.follow(ctx, start)
+	if err = errors.Join(err, followErr); err != nil {
+		_ = p.cmd.Process.Kill()
+		return 0, errors.Join(err, ignoreExit(p.cmd.Wait()))
 	}
 	if o.session == "" {
 		err = errors.New("the output has no session id")
 	}
-	return first, errors.Join(err, cmd.Wait())
+	return first, errors.Join(err, p.cmd.Wait())
 }

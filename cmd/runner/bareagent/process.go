@@ -21,13 +21,13 @@ type output struct {
 	err   error
 }
 
-// process is a warm agent on its stdio. It implements Conversation.
+// process is a running agent on its stdio. A warm agent is a Conversation; oneShot starts a process for every turn.
 type process struct {
 	cmd    *exec.Cmd
 	in     io.WriteCloser
 	lines  *bufio.Reader
 	stderr bytes.Buffer
-	query  func(text string) any    // returns the request that begins a turn
+	query  func(text string) any    // returns the request that begins a turn of a warm agent
 	read   func(line []byte) output // reads one line of a turn
 }
 
@@ -145,38 +145,36 @@ func (p *process) carryOut(s step) error {
 
 // Turn implements Conversation.
 func (p *process) Turn(ctx context.Context, text string) (time.Duration, error) {
-	// The kill ends the read below.
-	stop := context.AfterFunc(ctx, func() { _ = p.cmd.Process.Kill() })
-	defer stop()
 	start := time.Now()
 	if err := p.send(p.query(text)); err != nil {
 		return 0, err
 	}
-	first, err := follow(p.lines, start, p.read)
-	if err != nil {
-		return 0, fmt.Errorf("%w: %s", err, p.stderr.String())
-	}
-	return first, nil
+	return p.follow(ctx, start)
 }
 
-// follow reads lines until the turn has completed, and returns the time from start to the first text.
-func follow(lines *bufio.Reader, start time.Time, read func([]byte) output) (first time.Duration, err error) {
+// follow reads lines until the turn has completed, and returns the time from start to the first text. The end of ctx
+// kills the process. An error contains the standard error of the process.
+func (p *process) follow(ctx context.Context, start time.Time) (first time.Duration, err error) {
+	// The kill ends a blocked read.
+	stop := context.AfterFunc(ctx, func() { _ = p.cmd.Process.Kill() })
+	defer stop()
 	for {
-		line, err := lines.ReadBytes('\n')
-		if err != nil {
-			return 0, err
-		}
+		line, err := p.lines.ReadBytes('\n')
 		received := time.Now()
-		o := read(line)
-		switch {
-		case o.err != nil:
-			return 0, o.err
-		case o.text && first == 0:
-			first = received.Sub(start)
-		case o.ended && first == 0:
-			return 0, errors.New("turn ended without text")
+		var o output
+		if err == nil {
+			o = p.read(line)
+		}
+		if o.ended && first == 0 {
+			o.err = errors.New("turn ended without text")
+		}
+		switch err := errors.Join(err, o.err); {
+		case err != nil:
+			return 0, fmt.Errorf("%w: standard error: %s", err, p.stderr.String())
 		case o.ended:
 			return first, nil
+		case o.text && first == 0:
+			first = received.Sub(start)
 		}
 	}
 }

@@ -26,11 +26,11 @@ const (
 	egressStopTimeout = 5 * time.Second
 )
 
-// egress runs the egress proxy for Docker and Modal sandboxes, as a separate process that has the models' keys. For
+// startEgress runs the egress proxy for Docker and Modal sandboxes, as a separate process that has the models' keys. For
 // Docker its sockets are in a folder that the engine mounts, so the engine must be on this machine; for another
 // engine the executor starts the proxy there, from EgressImage. Modal sandboxes connect to it over TLS: the proxy
 // reads these settings, SPOOL_EGRESS_LISTEN_TLS and others, from the environment.
-func (s *Stack) egress(ctx, run context.Context) error {
+func (s *Stack) startEgress(ctx, run context.Context) error {
 	cfg := &s.cfg.Executor
 	if cfg.Sandbox != executor.Docker && cfg.Sandbox != executor.Modal || cfg.EgressAdmin != "" || cfg.EgressImage != "" {
 		return nil

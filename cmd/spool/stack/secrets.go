@@ -10,9 +10,9 @@ import (
 // secretsFile is the file in the data folder with the key that decrypts secrets.
 const secretsFile = "secrets.key"
 
-// secrets sets a key pair for secrets in the gateway and the executor, unless the user has set one. It is created
+// setSecretsKeys sets a key pair for secrets in the gateway and the executor, unless the user has set one. It is created
 // at the first start, readable only by its owner.
-func (s *Stack) secrets() error {
+func (s *Stack) setSecretsKeys() error {
 	e, g := &s.cfg.Executor, &s.cfg.Gateway
 	private, public := e.SecretsKey != "" || e.SecretsKeyFile != "", g.SecretsRecipient != "" || g.SecretsRecipientFile != ""
 	if private || public {

@@ -127,13 +127,13 @@ func (s *Stack) wait() {
 
 // start starts the services; run ends when the first of them ends.
 func (s *Stack) start(ctx, run context.Context) error {
-	if err := s.mock(run); err != nil {
+	if err := s.startMockModel(run); err != nil {
 		return err
 	}
-	if err := s.egress(ctx, run); err != nil {
+	if err := s.startEgress(ctx, run); err != nil {
 		return err
 	}
-	if err := s.secrets(); err != nil {
+	if err := s.setSecretsKeys(); err != nil {
 		return err
 	}
 	if err := s.headsKey(); err != nil {
@@ -151,12 +151,12 @@ func (s *Stack) start(ctx, run context.Context) error {
 		user  string
 		start func(ctx, run context.Context, nc *nats.Conn, log eventlog.Log) error
 	}{
-		{topology.UserSession, s.session},
-		{topology.UserProjector, s.projector},
-		{topology.UserSkills, s.skills},
-		{topology.UserExecutor, s.executor},
-		{topology.UserGateway, s.gateway},
-		{topology.UserJanitor, s.janitor},
+		{topology.UserSession, s.startSession},
+		{topology.UserProjector, s.startProjector},
+		{topology.UserSkills, s.startSkills},
+		{topology.UserExecutor, s.startExecutor},
+		{topology.UserGateway, s.startGateway},
+		{topology.UserJanitor, s.startJanitor},
 	} {
 		nc, log, err := s.base.Connect(part.user)
 		if err != nil {
@@ -187,7 +187,7 @@ func (s *Stack) await(ctx, run context.Context, part string, ready <-chan struct
 	}
 }
 
-func (s *Stack) session(ctx, run context.Context, nc *nats.Conn, log eventlog.Log) error {
+func (s *Stack) startSession(ctx, run context.Context, nc *nats.Conn, log eventlog.Log) error {
 	svc, err := session.New(s.cfg.Session, session.Deps{NATS: nc, Log: log, Logger: s.logger("session")})
 	if err != nil {
 		return err
@@ -196,7 +196,7 @@ func (s *Stack) session(ctx, run context.Context, nc *nats.Conn, log eventlog.Lo
 	return s.await(ctx, run, "session", svc.Ready())
 }
 
-func (s *Stack) projector(_, run context.Context, nc *nats.Conn, log eventlog.Log) error {
+func (s *Stack) startProjector(_, run context.Context, nc *nats.Conn, log eventlog.Log) error {
 	s.cfg.Projector.DatabaseURL = s.base.DatabaseURL
 	svc, err := projector.New(s.cfg.Projector, projector.Deps{NATS: nc, Log: log, Logger: s.cfg.Logger})
 	if err != nil {
@@ -206,7 +206,7 @@ func (s *Stack) projector(_, run context.Context, nc *nats.Conn, log eventlog.Lo
 	return nil
 }
 
-func (s *Stack) skills(ctx, run context.Context, nc *nats.Conn, log eventlog.Log) error {
+func (s *Stack) startSkills(ctx, run context.Context, nc *nats.Conn, log eventlog.Log) error {
 	if s.cfg.Skills.Scratch == "" {
 		s.cfg.Skills.Scratch = s.cfg.DataDir
 	}
@@ -218,7 +218,7 @@ func (s *Stack) skills(ctx, run context.Context, nc *nats.Conn, log eventlog.Log
 	return s.await(ctx, run, "skills", svc.Ready())
 }
 
-func (s *Stack) executor(ctx, run context.Context, nc *nats.Conn, log eventlog.Log) error {
+func (s *Stack) startExecutor(ctx, run context.Context, nc *nats.Conn, log eventlog.Log) error {
 	// A regular end of the stack leaves nothing behind. After a crash the sandboxes still exist, and the next start
 	// follows them.
 	s.cfg.Executor.StopSandboxes = true
@@ -233,7 +233,7 @@ func (s *Stack) executor(ctx, run context.Context, nc *nats.Conn, log eventlog.L
 	return s.await(ctx, run, "executor", svc.Ready())
 }
 
-func (s *Stack) gateway(ctx, run context.Context, nc *nats.Conn, log eventlog.Log) error {
+func (s *Stack) startGateway(ctx, run context.Context, nc *nats.Conn, log eventlog.Log) error {
 	svc, err := gateway.New(s.cfg.Gateway, gateway.Deps{NATS: nc, Pool: s.pool, Partitions: log.Partitioning(), Logger: s.logger("gateway")})
 	if err != nil {
 		return err
@@ -243,7 +243,7 @@ func (s *Stack) gateway(ctx, run context.Context, nc *nats.Conn, log eventlog.Lo
 	return s.await(ctx, run, "gateway", svc.Ready())
 }
 
-func (s *Stack) janitor(_, run context.Context, nc *nats.Conn, log eventlog.Log) error {
+func (s *Stack) startJanitor(_, run context.Context, nc *nats.Conn, log eventlog.Log) error {
 	s.cfg.Janitor.DatabaseURL = s.base.DatabaseURL
 	svc, err := janitor.New(s.cfg.Janitor, janitor.Deps{NATS: nc, Log: log, Logger: s.logger("janitor")})
 	if err != nil {
@@ -256,8 +256,8 @@ func (s *Stack) janitor(_, run context.Context, nc *nats.Conn, log eventlog.Log)
 // mockKey is the key that agents send to the scripted model server, which accepts any key.
 const mockKey = "mock"
 
-// mock starts the scripted model server and configures the executor's agents to use it.
-func (s *Stack) mock(run context.Context) error {
+// startMockModel starts the scripted model server and configures the executor's agents to use it.
+func (s *Stack) startMockModel(run context.Context) error {
 	if !s.cfg.MockLLM {
 		return nil
 	}

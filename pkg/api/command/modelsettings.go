@@ -82,15 +82,15 @@ func checkTemplate(field, s string) error {
 	return nil
 }
 
-// CheckModelSettings returns an error unless the session's model settings are compatible with its architecture
-// (runs), model and model provider.
-func CheckModelSettings(runs string, o events.Options) error {
+// CheckModelSettings returns an error unless the session's model settings are compatible with its architecture arch,
+// its model and its model provider.
+func CheckModelSettings(arch string, o events.Options) error {
 	s := o.ModelSettings
 	if s.Preset == "" && len(s.Env)+len(s.Args) == 0 {
 		return nil
 	}
-	if runs != architecture.ACP {
-		return invalid("sessionOptions.modelSettings", "only architecture acp supports model settings; the architecture is %s", runs)
+	if arch != architecture.ACP {
+		return invalid("sessionOptions.modelSettings", "only architecture acp supports model settings; the architecture is %s", arch)
 	}
 	if p, ok := architecture.FindPreset(s.Preset); ok && o.ModelProvider != "" && !slices.Contains(p.Providers, o.ModelProvider) {
 		return invalid("sessionOptions.modelProvider", "preset %s does not support model provider %.64s; it supports %s", p.Name, o.ModelProvider, strings.Join(p.Providers, ", "))

@@ -54,7 +54,7 @@ func CheckOptions(o events.Options) error {
 			return invalid("sessionOptions."+f.name, "is %d ms; must be between %d (1 s) and %d (24 h)", f.ms, MinInterval, MaxInterval)
 		}
 	}
-	if o.Image != "" && (len(o.Image) > MaxImage || !image.MatchString(o.Image)) {
+	if o.Image != "" && (len(o.Image) > MaxImage || !imageReference.MatchString(o.Image)) {
 		return invalid("sessionOptions.image", "%.100q is not a reference of an image, such as registry.example.com/agents:2", o.Image)
 	}
 	if o.ModelProvider != "" && !slices.Contains(architecture.ModelProviders(), o.ModelProvider) {
@@ -108,8 +108,8 @@ func CheckTenantLimits(field string, l events.TenantLimits) error {
 	return nil
 }
 
-// image matches an image reference: host and port, path, tag, digest.
-var image = regexp.MustCompile(`^(?:(?:[A-Za-z0-9]|[A-Za-z0-9][A-Za-z0-9-]*[A-Za-z0-9])(?:\.(?:[A-Za-z0-9]|[A-Za-z0-9][A-Za-z0-9-]*[A-Za-z0-9]))*(?::[0-9]{1,5})?/)?` +
+// imageReference matches an image reference: host and port, path, tag, digest.
+var imageReference = regexp.MustCompile(`^(?:(?:[A-Za-z0-9]|[A-Za-z0-9][A-Za-z0-9-]*[A-Za-z0-9])(?:\.(?:[A-Za-z0-9]|[A-Za-z0-9][A-Za-z0-9-]*[A-Za-z0-9]))*(?::[0-9]{1,5})?/)?` +
 	`[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*(?::\w[\w.-]{0,127})?(?:@sha256:[0-9a-f]{64})?$`)
 
 func checkCommand(list []string) error {
@@ -130,28 +130,28 @@ func checkCommand(list []string) error {
 	return nil
 }
 
-// CheckCommand returns an error unless the command is compatible with the architecture (runs): acp requires a
+// CheckCommand returns an error unless the command is compatible with the architecture arch: acp requires a
 // command, and all others refuse one.
-func CheckCommand(runs string, list []string) error {
+func CheckCommand(arch string, list []string) error {
 	switch {
-	case runs == architecture.ACP && len(list) == 0:
+	case arch == architecture.ACP && len(list) == 0:
 		return invalid("sessionOptions.command", `architecture acp runs the agent that you name: give its program and arguments, such as ["my-agent","--acp"]`)
-	case runs != architecture.ACP && len(list) > 0:
-		return invalid("sessionOptions.command", "only architecture acp supports a command; the architecture is %s", runs)
+	case arch != architecture.ACP && len(list) > 0:
+		return invalid("sessionOptions.command", "only architecture acp supports a command; the architecture is %s", arch)
 	}
 	return nil
 }
 
-// CheckModelProvider returns an error if a provider is named that the architecture (runs) does not support.
-func CheckModelProvider(runs, provider string) error {
-	if provider == "" || architecture.CanUse(runs, provider) {
+// CheckModelProvider returns an error if a provider is named that the architecture arch does not support.
+func CheckModelProvider(arch, provider string) error {
+	if provider == "" || architecture.CanUse(arch, provider) {
 		return nil
 	}
-	return invalid("sessionOptions.modelProvider", "architecture %s cannot use model provider %.64q; it can use %s", runs, provider, strings.Join(architecture.ModelProvidersOf(runs), ", "))
+	return invalid("sessionOptions.modelProvider", "architecture %s cannot use model provider %.64q; it can use %s", arch, provider, strings.Join(architecture.ModelProvidersOf(arch), ", "))
 }
 
-// clearable maps the JSON name of each option that can be reset to the function that resets it.
-var clearable = map[string]func(*events.Options){
+// resetOption maps the JSON name of each option that can be reset to the function that resets it.
+var resetOption = map[string]func(*events.Options){
 	"model":            func(o *events.Options) { o.Model = "" },
 	"modelProvider":    func(o *events.Options) { o.ModelProvider = "" },
 	"idleTimeoutMs":    func(o *events.Options) { o.IdleTimeoutMs = 0 },
@@ -171,7 +171,7 @@ var clearable = map[string]func(*events.Options){
 // replaced.
 func Merge(o events.Options, changes *events.Options, clear []string) (events.Options, error) {
 	for i, name := range clear {
-		empty, ok := clearable[name]
+		empty, ok := resetOption[name]
 		if !ok {
 			return o, invalid(fmt.Sprintf("clear[%d]", i), "%.64q is not a field of sessionOptions", name)
 		}

@@ -31,13 +31,13 @@ func Unmarshal(data []byte, m proto.Message) error {
 	if err := CheckDepth(data); err != nil {
 		return err
 	}
-	return reader{}.message(data, "", m.ProtoReflect())
+	return reader{}.decodeMessage(data, "", m.ProtoReflect())
 }
 
 // UnmarshalResponse decodes an object into a message as Unmarshal does, but ignores fields that the message does not
 // have, so that a client understands a newer server. The error is a *FieldError.
 func UnmarshalResponse(data []byte, m proto.Message) error {
-	return reader{ignoreUnknown: true}.message(data, "", m.ProtoReflect())
+	return reader{ignoreUnknown: true}.decodeMessage(data, "", m.ProtoReflect())
 }
 
 // reader decodes messages.
@@ -45,7 +45,7 @@ type reader struct {
 	ignoreUnknown bool // ignore fields that a message does not have
 }
 
-func (r reader) message(data []byte, path string, m protoreflect.Message) error {
+func (r reader) decodeMessage(data []byte, path string, m protoreflect.Message) error {
 	seen := map[string]bool{}
 	return eachMember(data, path, func(name string, raw json.RawMessage) error {
 		at := join(path, name)
@@ -54,7 +54,7 @@ func (r reader) message(data []byte, path string, m protoreflect.Message) error 
 			if r.ignoreUnknown {
 				return nil
 			}
-			return &FieldError{at, "unknown field; " + known(m.Descriptor())}
+			return &FieldError{at, "unknown field; " + allowedFields(m.Descriptor())}
 		}
 		if seen[name] {
 			return &FieldError{at, "is set twice"}
@@ -63,11 +63,11 @@ func (r reader) message(data []byte, path string, m protoreflect.Message) error 
 		if !utf8.Valid(raw) {
 			return &FieldError{at, "the text is not valid UTF-8"}
 		}
-		return r.field(raw, at, m, fd)
+		return r.decodeField(raw, at, m, fd)
 	})
 }
 
-func (r reader) field(raw json.RawMessage, at string, m protoreflect.Message, fd protoreflect.FieldDescriptor) error {
+func (r reader) decodeField(raw json.RawMessage, at string, m protoreflect.Message, fd protoreflect.FieldDescriptor) error {
 	if string(raw) == "null" && !isJSON(fd) {
 		return nil
 	}
@@ -75,7 +75,7 @@ func (r reader) field(raw json.RawMessage, at string, m protoreflect.Message, fd
 		return r.mapField(raw, at, m.Mutable(fd).Map(), fd.MapValue())
 	}
 	if !fd.IsList() {
-		v, err := r.value(raw, at, m.NewField(fd), fd)
+		v, err := r.decodeValue(raw, at, m.NewField(fd), fd)
 		if err == nil {
 			m.Set(fd, v)
 		}
@@ -98,7 +98,7 @@ func (r reader) field(raw json.RawMessage, at string, m protoreflect.Message, fd
 		if err := items.Decode(&item); err != nil {
 			return &FieldError{at, "not valid JSON"}
 		}
-		v, err := r.value(item, at+"["+strconv.Itoa(i)+"]", list.NewElement(), fd)
+		v, err := r.decodeValue(item, at+"["+strconv.Itoa(i)+"]", list.NewElement(), fd)
 		if err != nil {
 			return err
 		}
@@ -114,7 +114,7 @@ func (r reader) mapField(raw json.RawMessage, at string, into protoreflect.Map, 
 		if into.Has(key) {
 			return &FieldError{at, "is set twice"}
 		}
-		v, err := r.value(raw, at, into.NewValue(), fd)
+		v, err := r.decodeValue(raw, at, into.NewValue(), fd)
 		if err == nil {
 			into.Set(key, v)
 		}
@@ -122,8 +122,8 @@ func (r reader) mapField(raw json.RawMessage, at string, into protoreflect.Map, 
 	})
 }
 
-// value decodes one value; zero is an empty value of the field's type.
-func (r reader) value(raw json.RawMessage, at string, zero protoreflect.Value, fd protoreflect.FieldDescriptor) (protoreflect.Value, error) {
+// decodeValue decodes one value; zero is an empty value of the field's type.
+func (r reader) decodeValue(raw json.RawMessage, at string, zero protoreflect.Value, fd protoreflect.FieldDescriptor) (protoreflect.Value, error) {
 	switch fd.Kind() {
 	case protoreflect.StringKind:
 		if raw[0] != '"' && spoolv1.HoldsReference(fd.FullName()) {
@@ -158,7 +158,7 @@ func (r reader) value(raw json.RawMessage, at string, zero protoreflect.Value, f
 		case timestampName:
 			return readTime(raw, at)
 		}
-		return zero, r.message(raw, at, zero.Message())
+		return zero, r.decodeMessage(raw, at, zero.Message())
 	}
 	panic(fmt.Sprintf("wirejson: %s is a %s, which no request uses", fd.FullName(), fd.Kind()))
 }
@@ -213,7 +213,7 @@ func eachMember(data []byte, path string, member func(string, json.RawMessage) e
 	dec := json.NewDecoder(bytes.NewReader(data))
 	token, err := dec.Token()
 	if err != nil {
-		return syntax(err, path)
+		return syntaxError(err, path)
 	}
 	if token != json.Delim('{') {
 		return wrongType(path, "an object", bytes.TrimSpace(data))
@@ -221,7 +221,7 @@ func eachMember(data []byte, path string, member func(string, json.RawMessage) e
 	for dec.More() {
 		token, err := dec.Token()
 		if err != nil {
-			return syntax(err, path)
+			return syntaxError(err, path)
 		}
 		name, ok := token.(string)
 		if !ok {
@@ -229,14 +229,14 @@ func eachMember(data []byte, path string, member func(string, json.RawMessage) e
 		}
 		var raw json.RawMessage
 		if err := dec.Decode(&raw); err != nil {
-			return syntax(err, join(path, name))
+			return syntaxError(err, join(path, name))
 		}
 		if err := member(name, raw); err != nil {
 			return err
 		}
 	}
 	if _, err := dec.Token(); err != nil {
-		return syntax(err, path)
+		return syntaxError(err, path)
 	}
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
 		return &FieldError{path, "not valid JSON: there is data after the object"}
@@ -244,7 +244,7 @@ func eachMember(data []byte, path string, member func(string, json.RawMessage) e
 	return nil
 }
 
-func syntax(err error, path string) error {
+func syntaxError(err error, path string) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return &FieldError{path, "not valid JSON: unexpected end"}
 	}
@@ -324,8 +324,8 @@ func join(path, name string) string {
 	return path + "." + name
 }
 
-// known returns the allowed fields of a message, for an error.
-func known(d protoreflect.MessageDescriptor) string {
+// allowedFields returns the allowed fields of a message, for an error.
+func allowedFields(d protoreflect.MessageDescriptor) string {
 	var names []string
 	for i := range d.Fields().Len() {
 		names = append(names, d.Fields().Get(i).JSONName())

@@ -16,7 +16,7 @@ import (
 // Marshal encodes a message: its fields in order, without absent fields that have presence.
 func Marshal(m proto.Message) []byte {
 	var w writer
-	w.message(m.ProtoReflect())
+	w.writeMessage(m.ProtoReflect())
 	return w.Bytes()
 }
 
@@ -24,7 +24,7 @@ func Marshal(m proto.Message) []byte {
 // does not know a field refuses the request only if the field is used.
 func MarshalRequest(m proto.Message) []byte {
 	w := writer{onlySet: true}
-	w.message(m.ProtoReflect())
+	w.writeMessage(m.ProtoReflect())
 	return w.Bytes()
 }
 
@@ -34,7 +34,7 @@ type writer struct {
 	onlySet bool // omit every field that has its default value
 }
 
-func (b *writer) message(m protoreflect.Message) {
+func (b *writer) writeMessage(m protoreflect.Message) {
 	switch m.Descriptor().FullName() {
 	case jsonName:
 		text := m.Get(m.Descriptor().Fields().ByNumber(1)).String()
@@ -48,7 +48,7 @@ func (b *writer) message(m protoreflect.Message) {
 		if !ok {
 			panic("wirejson: a Timestamp of another package")
 		}
-		b.string(t.AsTime().Format(time.RFC3339Nano))
+		b.writeString(t.AsTime().Format(time.RFC3339Nano))
 		return
 	}
 	b.WriteByte('{')
@@ -63,17 +63,17 @@ func (b *writer) message(m protoreflect.Message) {
 			b.WriteByte(',')
 		}
 		first = false
-		b.string(fd.JSONName())
+		b.writeString(fd.JSONName())
 		b.WriteByte(':')
 		switch {
 		case fd.IsList():
-			b.list(fd, m.Get(fd).List())
+			b.writeList(fd, m.Get(fd).List())
 			continue
 		case fd.IsMap():
 			b.mapField(fd, m.Get(fd).Map())
 			continue
 		}
-		b.value(fd, m.Get(fd))
+		b.writeValue(fd, m.Get(fd))
 	}
 	b.WriteByte('}')
 }
@@ -91,13 +91,13 @@ func (b *writer) absent(m protoreflect.Message, fd protoreflect.FieldDescriptor)
 	return fd.HasPresence() && !m.Has(fd)
 }
 
-func (b *writer) list(fd protoreflect.FieldDescriptor, list protoreflect.List) {
+func (b *writer) writeList(fd protoreflect.FieldDescriptor, list protoreflect.List) {
 	b.WriteByte('[')
 	for i := range list.Len() {
 		if i > 0 {
 			b.WriteByte(',')
 		}
-		b.value(fd, list.Get(i))
+		b.writeValue(fd, list.Get(i))
 	}
 	b.WriteByte(']')
 }
@@ -115,34 +115,34 @@ func (b *writer) mapField(fd protoreflect.FieldDescriptor, m protoreflect.Map) {
 		if i > 0 {
 			b.WriteByte(',')
 		}
-		b.string(name)
+		b.writeString(name)
 		b.WriteByte(':')
-		b.value(fd.MapValue(), m.Get(protoreflect.ValueOfString(name).MapKey()))
+		b.writeValue(fd.MapValue(), m.Get(protoreflect.ValueOfString(name).MapKey()))
 	}
 	b.WriteByte('}')
 }
 
-func (b *writer) value(fd protoreflect.FieldDescriptor, v protoreflect.Value) {
+func (b *writer) writeValue(fd protoreflect.FieldDescriptor, v protoreflect.Value) {
 	switch fd.Kind() {
 	case protoreflect.StringKind:
-		b.string(v.String())
+		b.writeString(v.String())
 	case protoreflect.BoolKind:
 		b.WriteString(strconv.FormatBool(v.Bool()))
 	case protoreflect.Uint32Kind:
 		b.WriteString(strconv.FormatUint(v.Uint(), 10))
 	case protoreflect.DoubleKind:
-		b.any(v.Float())
+		b.writeAny(v.Float())
 	case protoreflect.MessageKind:
-		b.message(v.Message())
+		b.writeMessage(v.Message())
 	default:
 		panic(fmt.Sprintf("wirejson: %s is a %s, which the API does not use", fd.FullName(), fd.Kind()))
 	}
 }
 
-func (b *writer) string(s string) { b.any(s) }
+func (b *writer) writeString(s string) { b.writeAny(s) }
 
-// any encodes a scalar without HTML escapes, like the log.
-func (b *writer) any(v any) {
+// writeAny encodes a scalar without HTML escapes, like the log.
+func (b *writer) writeAny(v any) {
 	enc := json.NewEncoder(b)
 	enc.SetEscapeHTML(false)
 	if err := enc.Encode(v); err != nil { // NaN or infinity is not a JSON number

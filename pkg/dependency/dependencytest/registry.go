@@ -41,7 +41,7 @@ type Wheel struct {
 // Registry serves packages: npm below /npm, Python below /pip. It is an http.Handler, and is safe for concurrent
 // use.
 type Registry struct {
-	files map[string]served // by path
+	files map[string]servedFile // by path
 
 	mu    sync.Mutex
 	off   bool
@@ -50,14 +50,14 @@ type Registry struct {
 
 // New returns a registry. base is the address of its npm part, without a trailing slash; its documents contain it.
 func New(base string, npm []NPM, wheels []Wheel) (*Registry, error) {
-	r := &Registry{files: map[string]served{}}
+	r := &Registry{files: map[string]servedFile{}}
 	for _, p := range npm {
-		if err := r.npm(base, p); err != nil {
+		if err := r.addNPM(base, p); err != nil {
 			return nil, fmt.Errorf("package %s: %w", p.Name, err)
 		}
 	}
 	for _, w := range wheels {
-		if err := r.wheel(w); err != nil {
+		if err := r.addWheel(w); err != nil {
 			return nil, fmt.Errorf("wheel %s: %w", w.Name, err)
 		}
 	}
@@ -90,8 +90,8 @@ func (r *Registry) Switch(on bool) {
 	r.off = !on
 }
 
-// Asked returns the number of requests whose path ends with suffix, or the number of all requests if suffix is "".
-func (r *Registry) Asked(suffix string) (n int) {
+// Requests returns the number of requests whose path ends with suffix, or the number of all requests if suffix is "".
+func (r *Registry) Requests(suffix string) (n int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, p := range r.asked {
@@ -102,12 +102,12 @@ func (r *Registry) Asked(suffix string) (n int) {
 	return n
 }
 
-type served struct {
+type servedFile struct {
 	kind    string
 	content []byte
 }
 
-func (r *Registry) npm(base string, p NPM) error {
+func (r *Registry) addNPM(base string, p NPM) error {
 	manifest := map[string]any{"name": p.Name, "version": p.Version, "bin": p.Bin, "scripts": p.Scripts, "dependencies": p.Dependencies}
 	raw, err := json.Marshal(manifest)
 	if err != nil {
@@ -141,12 +141,12 @@ func (r *Registry) npm(base string, p NPM) error {
 	if err != nil {
 		return err
 	}
-	r.files["/npm/"+p.Name] = served{"application/json", document}
-	r.files["/npm"+tarball] = served{"application/octet-stream", b.Bytes()}
+	r.files["/npm/"+p.Name] = servedFile{"application/json", document}
+	r.files["/npm"+tarball] = servedFile{"application/octet-stream", b.Bytes()}
 	return nil
 }
 
-func (r *Registry) wheel(w Wheel) error {
+func (r *Registry) addWheel(w Wheel) error {
 	info := w.Name + "-" + w.Version + ".dist-info/"
 	metadata := "Metadata-Version: 2.1\nName: " + w.Name + "\nVersion: " + w.Version + "\n"
 	for _, e := range w.Extras {
@@ -181,7 +181,7 @@ func (r *Registry) wheel(w Wheel) error {
 	}
 	sum := sha256.Sum256(b.Bytes())
 	file := w.Name + "-" + w.Version + "-py3-none-any.whl"
-	r.files["/pip/"+w.Name+"/"] = served{"text/html", []byte(`<!DOCTYPE html><html><body><a href="../../files/` + file + "#sha256=" + hex.EncodeToString(sum[:]) + `">` + file + "</a></body></html>")}
-	r.files["/files/"+file] = served{"application/octet-stream", b.Bytes()}
+	r.files["/pip/"+w.Name+"/"] = servedFile{"text/html", []byte(`<!DOCTYPE html><html><body><a href="../../files/` + file + "#sha256=" + hex.EncodeToString(sum[:]) + `">` + file + "</a></body></html>")}
+	r.files["/files/"+file] = servedFile{"application/octet-stream", b.Bytes()}
 	return nil
 }

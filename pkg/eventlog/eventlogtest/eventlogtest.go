@@ -21,8 +21,8 @@ import (
 // Tenant is the tenant of everything that the suite writes.
 const Tenant = "default"
 
-// wait is the time limit for every step that must succeed.
-const wait = 30 * time.Second
+// stepTimeout is the time limit for every step that must succeed.
+const stepTimeout = 30 * time.Second
 
 // Exercise runs the suite. open returns a log that no other test writes to. A log with several shards exercises
 // more cases.
@@ -91,7 +91,7 @@ func Session(shard, shards int, name string) events.Subject {
 // Fill appends n commits to a subject and returns their heads.
 func Fill(t *testing.T, l eventlog.Log, s events.Subject, name string, n int) []eventlog.Head {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), wait)
+	ctx, cancel := context.WithTimeout(t.Context(), stepTimeout)
 	defer cancel()
 	head, err := l.Last(ctx, s, eventlog.Leader)
 	if err != nil {
@@ -208,7 +208,7 @@ func retrySettled(t *testing.T, l eventlog.Log) {
 		t.Fatalf("the same commit, once another came after it: %v", err)
 	}
 	sameHead(t, again, first)
-	// A retry must not take a later commit for the result of its own expected sequence.
+	// A retry must not mistake a later commit for its own.
 	var conflict *eventlog.ConflictError
 	if _, err := l.Append(ctx, eventlog.Head{Subject: s}, Draft("b", "b")); !errors.As(err, &conflict) {
 		t.Errorf("a later commit under the first guard: %v, want a conflict", err)
@@ -231,7 +231,7 @@ func count(t *testing.T, l eventlog.Log, s events.Subject) int {
 
 func collect(t *testing.T, l eventlog.Log, after eventlog.Position, f eventlog.Filter) []eventlog.Record {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), wait)
+	ctx, cancel := context.WithTimeout(t.Context(), stepTimeout)
 	defer cancel()
 	var list []eventlog.Record
 	for rec, err := range l.Read(ctx, after, f) {
@@ -246,7 +246,7 @@ func collect(t *testing.T, l eventlog.Log, after eventlog.Position, f eventlog.F
 // concurrentWriters runs replicas of a service that all write the same subject. Of the writers with the same head
 // exactly one must win.
 func concurrentWriters(t *testing.T, l eventlog.Log) {
-	ctx, cancel := context.WithTimeout(t.Context(), wait)
+	ctx, cancel := context.WithTimeout(t.Context(), stepTimeout)
 	defer cancel()
 	const writers, each = 8, 5
 	s := Session(0, l.Shards(), "concurrent")

@@ -55,7 +55,7 @@ func Expect(ctx context.Context, t *testing.T, tail <-chan eventlog.Record, want
 }
 
 func tailWaits(t *testing.T, l eventlog.Log) {
-	ctx, cancel := context.WithTimeout(t.Context(), wait)
+	ctx, cancel := context.WithTimeout(t.Context(), stepTimeout)
 	defer cancel()
 	s := Session(l.Shards()-1, l.Shards(), "tail")
 	shard := eventlog.Position{Shard: s.Partition() % l.Shards()}
@@ -86,7 +86,7 @@ func tailWaits(t *testing.T, l eventlog.Log) {
 }
 
 func tailFiltered(t *testing.T, l eventlog.Log) {
-	ctx, cancel := context.WithTimeout(t.Context(), wait)
+	ctx, cancel := context.WithTimeout(t.Context(), stepTimeout)
 	defer cancel()
 	a, b := Session(0, l.Shards(), "a"), Session(0, l.Shards(), "b")
 	for i := 0; l.Partitioning().Of(b.ID) == l.Partitioning().Of(a.ID); i++ {

@@ -110,7 +110,7 @@ func (e Entry) Seal(k PrivateKey) (stored []byte, hash string, err error) {
 	if err != nil {
 		return nil, "", err
 	}
-	m := message{Entry: raw, Key: k.Public().ID(), Signature: base64.StdEncoding.EncodeToString(ed25519.Sign(k.key, signed(raw)))}
+	m := message{Entry: raw, Key: k.Public().ID(), Signature: base64.StdEncoding.EncodeToString(ed25519.Sign(k.key, signedBytes(raw)))}
 	if stored, err = encode(m); err != nil {
 		return nil, "", err
 	}
@@ -129,7 +129,7 @@ func encode(v any) ([]byte, error) {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
 }
 
-func signed(entry []byte) []byte { return append([]byte(domain), entry...) }
+func signedBytes(entry []byte) []byte { return append([]byte(domain), entry...) }
 
 func hashOf(entry []byte) string {
 	sum := sha256.Sum256(entry)
@@ -175,7 +175,7 @@ func (m message) check(keys []PublicKey) error {
 			continue
 		}
 		signature, err := base64.StdEncoding.DecodeString(m.Signature)
-		if err != nil || !ed25519.Verify(k.key, signed(m.Entry), signature) {
+		if err != nil || !ed25519.Verify(k.key, signedBytes(m.Entry), signature) {
 			return ErrSignature
 		}
 		return nil

@@ -22,7 +22,7 @@ import (
 	"github.com/spoolhq/spool/pkg/natsserver/natstest"
 )
 
-// TestChangedAmong_ManySubjects: more subjects than one request may name are all found.
+// TestChangedAmong_ManySubjects tests that all changes are found among more subjects than one request may name.
 func TestChangedAmong_ManySubjects(t *testing.T) {
 	t.Parallel()
 	l := open(t, natstest.Conn(t, natstest.RunConfig(t, natsserver.Config{Port: natsserver.RandomPort})), 1)
@@ -72,8 +72,8 @@ func end(pending, last, upTo int) nats.Header {
 	}
 }
 
-// TestChangedAmong_Answers: an answer that lost messages is asked for again, one that was cut is continued, and one that says less
-// than the caller knew does not move the end back.
+// TestChangedAmong_Answers tests that a request is repeated if messages of its answer were lost, that a truncated
+// answer is continued, and that the answer of a replica that lags does not move the end back.
 func TestChangedAmong_Answers(t *testing.T) {
 	t.Parallel()
 	one := events.LifeOf(eventlogtest.Tenant, eventlogtest.ID(events.KindSession, "one"))

@@ -59,7 +59,7 @@ func (a *attempt) run(ctx context.Context) (eventlog.Head, error) {
 		}
 		guarded := wrongSequence(err)
 		if !guarded && !transient(err) {
-			return a.refused(ctx, err)
+			return a.handleRefusal(ctx, err)
 		}
 		if !guarded {
 			a.lost = true
@@ -189,8 +189,9 @@ func (a *attempt) checkHead(ctx context.Context) error {
 	return nil
 }
 
-// refused handles a final refusal of the last try. An earlier try may still have been stored.
-func (a *attempt) refused(ctx context.Context, why error) (eventlog.Head, error) {
+// handleRefusal returns the result of an append whose last try was finally refused. An earlier try may still have
+// been stored.
+func (a *attempt) handleRefusal(ctx context.Context, why error) (eventlog.Head, error) {
 	why = classify(why)
 	if !a.lost && !a.maybeStored {
 		return eventlog.Head{}, why

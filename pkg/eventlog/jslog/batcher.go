@@ -16,12 +16,12 @@ const (
 	minBatch      = 32
 	maxBatch      = 1000
 	maxBatchBytes = 4 << 20
-	// maxShared is the size in bytes above which a commit is published singly.
+	// maxShared is the size in bytes up to which a commit may share a batch. A larger commit is published singly.
 	maxShared = 64 << 10
 )
 
-// atomicPause is how long a batcher publishes singly after the server refused a batch because the stream does not
-// allow batches. An upgrade may allow them later.
+// atomicPause is the time for which a batcher publishes singly after the server refused a batch because the stream
+// does not allow batches. An upgrade may allow them later.
 const atomicPause = time.Minute
 
 // batcher decides which appends to one stream share an atomic batch, and so one fsync. An append is published at once
@@ -30,7 +30,7 @@ const atomicPause = time.Minute
 type batcher struct {
 	log      *Log
 	minBatch int
-	forced   bool // in tests: an append waits for a batch although nothing is in flight
+	forced   bool // set by tests: an append waits for a batch although nothing is in flight
 
 	mu      sync.Mutex
 	single  int       // single publishes in flight
@@ -79,7 +79,7 @@ func (b *batcher) join(a *attempt) *member {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.waiting = append(b.waiting, m)
-	b.next()
+	b.startNext()
 	return m
 }
 
@@ -103,7 +103,7 @@ func (b *batcher) leave() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.single--
-	b.next()
+	b.startNext()
 }
 
 // abandon ends the wait of a member whose caller gave up. A member that is in a batch may still be stored.
@@ -115,15 +115,15 @@ func (b *batcher) abandon(m *member) {
 		b.waiting = slices.DeleteFunc(b.waiting, func(other *member) bool { return other == m })
 	case memberReleased:
 		b.single--
-		b.next()
+		b.startNext()
 	case memberSent:
 		m.state = memberGone
 	case memberGone:
 	}
 }
 
-// next starts what may start now. The caller must hold the lock.
-func (b *batcher) next() {
+// startNext starts what may start now. The caller must hold the lock.
+func (b *batcher) startNext() {
 	paused := b.isPaused()
 	for len(b.waiting) > 0 && !b.batch {
 		enough := len(b.waiting) >= b.minBatch && !paused
@@ -205,7 +205,7 @@ func (b *batcher) send(sent []*member, subjects map[string]bool) {
 		}
 		return rival
 	})
-	b.next()
+	b.startNext()
 }
 
 // await returns the outcome of a member, or the error of ctx, or nats.ErrTimeout.

@@ -19,7 +19,8 @@ const (
 	// last messages of the subjects that changed since then are in the newest files of the stream, so the server
 	// does not have to load old ones.
 	maxBehind = 1_000_000
-	// countTries is how often the messages are counted if others are stored meanwhile.
+	// countTries is the maximum number of times that the messages are counted. A count fails if other messages are
+	// stored meanwhile.
 	countTries = 3
 	// maxLater is the maximum number of subjects that changed after the end of the range and are read again.
 	maxLater = 100
@@ -57,7 +58,7 @@ func (l *Log) Changed(ctx context.Context, after eventlog.Position, maxSubjects 
 		if ok && len(changed) <= maxSubjects {
 			c, err := l.lastOf(ctx, after, now.at, changed)
 			if err == nil {
-				return l.byChain(c), nil
+				return l.groupByChain(c), nil
 			}
 			l.logger.DebugContext(ctx, "read the headers of all changes", "stream", topology.EventsStream(after.Shard), "error", err)
 		}
@@ -87,7 +88,7 @@ func (l *Log) scan(ctx context.Context, after eventlog.Position, upTo *count, ma
 	if upTo != nil {
 		end = min(end, upTo.at)
 	}
-	if err := r.through(ctx, end, take); err != nil {
+	if err := r.readThrough(ctx, end, take); err != nil {
 		return c, err
 	}
 	if upTo != nil && r.seq >= upTo.at && !c.More {
@@ -170,8 +171,8 @@ func (l *Log) chain(subject string) string {
 	return s.String()
 }
 
-// byChain returns changes by NATS subject as changes by chain.
-func (l *Log) byChain(c eventlog.Changes) eventlog.Changes {
+// groupByChain converts changes by NATS subject to changes by chain.
+func (l *Log) groupByChain(c eventlog.Changes) eventlog.Changes {
 	last, hash := make(map[string]uint64, len(c.Last)), make(map[string]string, len(c.Hash))
 	for subject, seq := range c.Last {
 		last[l.chain(subject)] = seq
@@ -241,7 +242,7 @@ func (l *Log) lastBeforeEnd(ctx context.Context, c *eventlog.Changes, after even
 		r.filters = append(r.filters, subject)
 		end = max(end, seq)
 	}
-	return r.through(ctx, end, func(m jetstream.Msg) error {
+	return r.readThrough(ctx, end, func(m jetstream.Msg) error {
 		if r.seq > c.Through.Seq {
 			return errStop
 		}

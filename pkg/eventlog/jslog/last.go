@@ -19,7 +19,8 @@ const (
 	batchSubjects = 500
 	// batchBytes is the size after which the server ends a response to such a request.
 	batchBytes = 8 << 20
-	// batchTries is how often such a request is repeated, for example because the replica that answers lags.
+	// batchTries is the maximum number of tries of such a request. A try fails, for example, if the replica that
+	// answers lags.
 	batchTries = 5
 )
 

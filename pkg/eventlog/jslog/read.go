@@ -19,13 +19,13 @@ import (
 // Settings of the temporary consumers of readers. Services may not delete consumers, so the server removes a consumer
 // that is inactive.
 const (
-	pullMessages = 1000
-	pullBytes    = 16 << 20
-	pullExpiry   = 10 * time.Second
-	heartbeat    = 500 * time.Millisecond
-	inactive     = 10 * time.Second
-	// quiet is the time that a reader waits for a message before it asks the server whether one was lost.
-	quiet = 2 * time.Second
+	pullMessages      = 1000
+	pullBytes         = 16 << 20
+	pullExpiry        = 10 * time.Second
+	heartbeat         = 500 * time.Millisecond
+	inactiveThreshold = 10 * time.Second
+	// quietTimeout is the time that a reader waits for a message before it asks the server whether one was lost.
+	quietTimeout = 2 * time.Second
 )
 
 // Read yields commits up to the current end; see eventlog.Reader. The end is the last commit that the leader has
@@ -57,20 +57,20 @@ func (l *Log) readTo(ctx context.Context, after eventlog.Position, f eventlog.Fi
 		return err
 	}
 	r.undecoded = undecoded
-	return r.toEnd(ctx, func(m jetstream.Msg) error { return r.yield(ctx, m, yield) })
+	return r.readToEnd(ctx, func(m jetstream.Msg) error { return r.yield(ctx, m, yield) })
 }
 
-// toEnd calls take for each message up to the current end, and then closes the reader.
-func (r *reader) toEnd(ctx context.Context, take func(jetstream.Msg) error) error {
+// readToEnd calls take for each message up to the current end, and then closes the reader.
+func (r *reader) readToEnd(ctx context.Context, take func(jetstream.Msg) error) error {
 	end, err := r.end(ctx)
 	if err != nil {
 		return err
 	}
-	return r.through(ctx, end, take)
+	return r.readThrough(ctx, end, take)
 }
 
-// through calls take for each message up to the first one at or after a sequence, and then closes the reader.
-func (r *reader) through(ctx context.Context, end uint64, take func(jetstream.Msg) error) (err error) {
+// readThrough calls take for each message up to the first one at or after a sequence, and then closes the reader.
+func (r *reader) readThrough(ctx context.Context, end uint64, take func(jetstream.Msg) error) (err error) {
 	defer r.close()
 	for err == nil && r.seq < end {
 		var m jetstream.Msg
@@ -276,8 +276,8 @@ func (r *reader) take(ctx context.Context) (jetstream.Msg, error) {
 func (r *reader) quietContext(ctx context.Context) context.Context {
 	if r.within == nil || time.Now().After(r.renew) {
 		r.resetQuietContext()
-		r.within, r.stopWithin = context.WithTimeoutCause(ctx, quiet, errQuiet)
-		r.renew = time.Now().Add(quiet / 2)
+		r.within, r.stopWithin = context.WithTimeoutCause(ctx, quietTimeout, errQuiet)
+		r.renew = time.Now().Add(quietTimeout / 2)
 	}
 	return r.within
 }
@@ -294,7 +294,7 @@ func (r *reader) resetQuietContext() {
 func (r *reader) open(ctx context.Context) error {
 	cfg := jetstream.ConsumerConfig{
 		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: r.seq + 1,
-		AckPolicy: jetstream.AckNonePolicy, MemoryStorage: true, Replicas: 1, InactiveThreshold: inactive, HeadersOnly: r.bare,
+		AckPolicy: jetstream.AckNonePolicy, MemoryStorage: true, Replicas: 1, InactiveThreshold: inactiveThreshold, HeadersOnly: r.bare,
 	}
 	if len(r.filters) == 1 {
 		cfg.FilterSubject = r.filters[0]

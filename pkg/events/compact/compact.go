@@ -227,7 +227,8 @@ func special(b []byte) (i int, ascii bool) {
 	for ; len(b)-i >= 8; i += 8 {
 		x := binary.LittleEndian.Uint64(b[i:])
 		quote, slash := x^(ones*'"'), x^(ones*'\\')
-		// A borrow may mark bytes after the first one that is meant, never before it.
+		// The subtraction may borrow from the next byte and mark it wrongly, but only after a byte that is marked
+		// rightly. So the first mark is always right.
 		found := ((x - ones*' ') &^ x) | ((quote - ones) &^ quote) | ((slash - ones) &^ slash)
 		seen |= x
 		if found &= highs; found != 0 {

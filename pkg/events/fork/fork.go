@@ -23,10 +23,10 @@ import (
 
 // Errors of Cut that callers may test for.
 var (
-	// ErrNone is returned for a session that has no events or is deleted.
-	ErrNone = errors.New("there is no such session")
-	// ErrZero is returned for a fork at seq 0: seq starts at 1.
-	ErrZero = errors.New("events are numbered from 1")
+	// ErrNoSession is returned for a session that has no events or is deleted.
+	ErrNoSession = errors.New("there is no such session")
+	// ErrSeqZero is returned for a fork at seq 0: seq starts at 1.
+	ErrSeqZero = errors.New("events are numbered from 1")
 )
 
 // AheadError is returned for a fork at a seq that the session has not reached. LastSeq is the seq of its last event.
@@ -44,8 +44,8 @@ type Cut struct {
 	Created events.SessionCreated // with options and metadata as of Forked.Effective
 	Forked  events.SessionForked  // without Parent
 	Changes []events.Payload      // file_put and file_removed up to Effective that the snapshot of the files does not hold
-	// Waits reports whether a later event becomes available once the snapshot after the end of an execution is
-	// stored.
+	// Waits reports whether the session could be forked at a later event, up to the requested one, once the snapshot
+	// after the end of an execution is stored.
 	Waits bool
 }
 
@@ -308,7 +308,7 @@ func (w *Walk) Settled() bool {
 
 func (p *point) before(o *point) bool { return o != nil && p.seq < o.seq }
 
-// Cut returns where the session can be forked. Its error is ErrNone, ErrZero or an *AheadError.
+// Cut returns where the session can be forked. Its error is ErrNoSession, ErrSeqZero or an *AheadError.
 func (w *Walk) Cut() (Cut, error) {
 	asked := w.asked
 	if asked == Last {
@@ -316,13 +316,13 @@ func (w *Walk) Cut() (Cut, error) {
 	}
 	switch {
 	case w.deleted || w.lastSeq == 0:
-		return Cut{}, ErrNone
+		return Cut{}, ErrNoSession
 	case asked == 0:
-		return Cut{}, ErrZero
+		return Cut{}, ErrSeqZero
 	case asked > w.lastSeq:
 		return Cut{}, &AheadError{w.lastSeq}
 	case w.best == nil:
-		return Cut{}, fmt.Errorf("%w: its first event is not session_created", ErrNone)
+		return Cut{}, fmt.Errorf("%w: its first event is not session_created", ErrNoSession)
 	}
 	p := w.best
 	c := Cut{

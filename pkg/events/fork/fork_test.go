@@ -204,11 +204,11 @@ func TestCut_Refuses(t *testing.T) {
 	if _, err := walk(story("create log"), 3); !errors.As(err, &ahead) || ahead.LastSeq != 2 {
 		t.Errorf("ahead: %v", err)
 	}
-	if _, err := walk(story("create log"), 0); !errors.Is(err, fork.ErrZero) {
+	if _, err := walk(story("create log"), 0); !errors.Is(err, fork.ErrSeqZero) {
 		t.Errorf("0: %v", err)
 	}
 	for _, words := range []string{"", "create log delete"} {
-		if _, err := walk(story(words), fork.Last); !errors.Is(err, fork.ErrNone) {
+		if _, err := walk(story(words), fork.Last); !errors.Is(err, fork.ErrNoSession) {
 			t.Errorf("%q: %v", words, err)
 		}
 	}

@@ -53,7 +53,7 @@ func document(dir string) ([]byte, error) {
 		for _, e := range events.Catalogue() {
 			if e.Aspect == part.aspect {
 				fmt.Fprintf(&b, "\n### `%s`\n%s\n", e.Type, e.Doc)
-				fields(&b, reflect.TypeOf(e.New()), comments)
+				writeFields(&b, reflect.TypeOf(e.New()), comments)
 			}
 		}
 	}
@@ -63,7 +63,7 @@ func document(dir string) ([]byte, error) {
 		events.EnvironmentSpec{}, events.Variable{}, events.Provenance{}, events.SkillUsed{}, events.AllowedHost{}, events.TenantLimits{}, events.KeyRights{}} {
 		t := reflect.TypeOf(v)
 		fmt.Fprintf(&b, "\n### `%s`\n", t.Name())
-		fields(&b, t, comments)
+		writeFields(&b, t, comments)
 	}
 	return b.Bytes(), nil
 }
@@ -89,8 +89,8 @@ later change affects later events only, and a replay is always the same. The log
 Deltas have none. ` + "`?metadata=0`" + ` (REST, SSE), ` + "`\"metadata\":false`" + ` in a join (WebSocket) or in the request (gRPC) leave it out.
 `
 
-// fields writes the fields of a struct as a table.
-func fields(b *bytes.Buffer, t reflect.Type, notes map[string]string) {
+// writeFields writes the fields of a struct as a table.
+func writeFields(b *bytes.Buffer, t reflect.Type, notes map[string]string) {
 	if t.NumField() == 0 {
 		b.WriteString("\nIts data is empty.\n")
 		return

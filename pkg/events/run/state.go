@@ -87,8 +87,8 @@ func (s State) TotalUsage() events.BudgetUsage {
 	return s.Metered.Max(s.ReportedBefore.Plus(s.Reported))
 }
 
-// SessionSpent returns the usage of the session so far, including the current execution.
-func (s State) SessionSpent() events.BudgetUsage { return s.Before.Plus(s.TotalUsage()) }
+// SessionUsage returns the usage of the session so far, including the current execution.
+func (s State) SessionUsage() events.BudgetUsage { return s.Before.Plus(s.TotalUsage()) }
 
 // Resolved is the location of an execution_resolved event.
 type Resolved struct {

@@ -26,8 +26,8 @@ const (
 	dropTimeout    = 30 * time.Second
 )
 
-// shared starts the server once per process. It is never stopped explicitly: the kernel ends it with the process.
-var shared = sync.OnceValues(start)
+// sharedServer starts the server once per process. It is never stopped explicitly: the kernel ends it with the process.
+var sharedServer = sync.OnceValues(start)
 
 var serial atomic.Int64
 
@@ -36,7 +36,7 @@ var serial atomic.Int64
 // Without a Postgres binary the test is skipped with the reason, or fails if CI is set.
 func URL(t testing.TB) string {
 	t.Helper()
-	srv, err := shared()
+	srv, err := sharedServer()
 	if errors.Is(err, pgserver.ErrNoBinary) && os.Getenv("CI") == "" {
 		t.Skip(err)
 	}
@@ -44,13 +44,13 @@ func URL(t testing.TB) string {
 		t.Fatal(err)
 	}
 	name := fmt.Sprintf("test_%d", serial.Add(1))
-	if err := admin(t.Context(), srv, "CREATE DATABASE "+name); err != nil {
+	if err := execAdmin(t.Context(), srv, "CREATE DATABASE "+name); err != nil {
 		t.Fatalf("create database %s: %v", name, err)
 	}
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), dropTimeout)
 		defer cancel()
-		if err := admin(ctx, srv, "DROP DATABASE "+name+" WITH (FORCE)"); err != nil {
+		if err := execAdmin(ctx, srv, "DROP DATABASE "+name+" WITH (FORCE)"); err != nil {
 			t.Errorf("drop database %s: %v", name, err)
 		}
 	})
@@ -121,7 +121,7 @@ func start() (*pgserver.Server, error) {
 	return srv, nil
 }
 
-func admin(ctx context.Context, srv *pgserver.Server, sql string) error {
+func execAdmin(ctx context.Context, srv *pgserver.Server, sql string) error {
 	conn, err := pgx.Connect(ctx, srv.DatabaseURL("postgres"))
 	if err != nil {
 		return err

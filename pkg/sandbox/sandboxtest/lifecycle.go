@@ -2,7 +2,6 @@ package sandboxtest
 
 import (
 	"context"
-	"errors"
 	"io"
 	"slices"
 	"strings"
@@ -12,68 +11,103 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
+func createTwice(f *fixture) {
+	spec := f.spec()
+	first := f.create(spec)
+	f.must(first.Files().Put(f.ctx, "mark", strings.NewReader("1")))
+	again, err := f.p.Create(f.ctx, spec)
+	f.must(err)
+	if again.ID() != spec.ID || first.ID() != spec.ID {
+		f.Errorf("ids %s and %s, want %s", first.ID(), again.ID(), spec.ID)
+	}
+	if out, _, _ := f.sh(again, "cat mark"); out != "1" {
+		f.Errorf("the second Create did not return the first sandbox: mark is %q", out)
+	}
+	alive, err := again.Running(f.ctx)
+	f.must(err)
+	if !alive {
+		f.Error("not running after Create")
+	}
+	infos, err := f.p.List(f.ctx)
+	f.must(err)
+	if n := len(slices.DeleteFunc(infos, func(i sandbox.Info) bool { return i.ID != spec.ID })); n != 1 {
+		f.Errorf("listed %d times", n)
+	}
+}
+
+// createAgain calls Create for a sandbox whose runner was killed. Create starts the runner again, or creates a new
+// sandbox if the old one ended with its runner.
+func createAgain(f *fixture) {
+	spec := f.spec()
+	f.must(f.create(spec).Files().Put(f.ctx, "mark", strings.NewReader("kept")))
+	f.s.KillRunner(f, spec.ID)
+	_, err := f.p.Attach(f.ctx, spec.ID)
+	f.checkError(err, sandbox.ErrNotFound)
+	if f.s.EndsWithRunner {
+		infos, err := f.s.New(f).List(f.ctx)
+		f.must(err)
+		if slices.ContainsFunc(infos, func(i sandbox.Info) bool { return i.ID == spec.ID }) {
+			f.Errorf("the sandbox is listed after its end: %+v", infos)
+		}
+	} else if i := f.listedInfo(spec.ID); i.Running {
+		f.Errorf("a sandbox without a runner is listed as %+v", i)
+	}
+	box, err := f.s.New(f).Create(f.ctx, spec)
+	f.must(err)
+	if f.s.EndsWithRunner {
+		left, err := box.Files().List(f.ctx, "")
+		f.must(err)
+		if len(left) != 0 {
+			f.Errorf("the new sandbox has %+v", left)
+		}
+	} else {
+		f.checkContent(box.Files(), "mark", []byte("kept"))
+	}
+	f.checkKept(box, !f.s.EndsWithRunner)
+	if alive, err := box.Running(f.ctx); !alive || err != nil {
+		f.Errorf("running after Create: %v, %v", alive, err)
+	}
+}
+
+func attachAnew(f *fixture) {
+	spec := f.spec()
+	f.must(f.create(spec).Files().Put(f.ctx, "mark", strings.NewReader("2")))
+	box, err := f.s.New(f).Attach(f.ctx, spec.ID)
+	f.must(err)
+	if out, _, code := f.sh(box, "cat mark"); out != "2" || code != 0 || box.ID() != spec.ID {
+		f.Errorf("attached to %s: mark %q, code %d", box.ID(), out, code)
+	}
+}
+
+func attachUnknown(f *fixture) {
+	_, err := f.p.Attach(f.ctx, f.id(events.KindSandbox))
+	f.checkError(err, sandbox.ErrNotFound)
+	_, err = f.p.Attach(f.ctx, "../../etc")
+	f.checkError(err, sandbox.ErrNotFound)
+}
+
+func list(f *fixture) {
+	a, b := f.spec(), f.spec()
+	f.create(a)
+	f.create(b)
+	infos, err := f.s.New(f).List(f.ctx)
+	f.must(err)
+	for _, spec := range []sandbox.Spec{a, b} {
+		i := slices.IndexFunc(infos, func(i sandbox.Info) bool { return i.ID == spec.ID })
+		if i < 0 || infos[i].Labels != spec.Labels || !infos[i].Running || time.Since(infos[i].Created) > waitTimeout {
+			f.Errorf("%s is listed as %+v", spec.ID, infos)
+		}
+	}
+	f.must(f.p.Terminate(f.ctx, a.ID, true))
+	infos, err = f.p.List(f.ctx)
+	f.must(err)
+	if slices.ContainsFunc(infos, func(i sandbox.Info) bool { return i.ID == a.ID }) {
+		f.Error("listed after it was terminated")
+	}
+}
+
 // pauseWatch is the time that the suite watches a paused process for output.
 const pauseWatch = 300 * time.Millisecond
-
-func filesRemove(f *fixture) {
-	box := f.create(f.spec())
-	files := box.Files()
-	for _, name := range []string{"a/b", "a/c/d", "e", "kept"} {
-		f.must(files.Put(f.ctx, name, strings.NewReader("x")))
-	}
-	if _, _, code := f.sh(box, `ln -s kept link && ln -s / root && ln -s .. up && mkdir -p "$HOME/mine" && ln -s "$HOME/mine" out && touch "$HOME/mine/file" && mkdir empty`); code != 0 {
-		f.Fatal("creating the links in the sandbox failed")
-	}
-	for _, name := range []string{"nothing", "a/nothing", "kept/nothing"} {
-		err := files.Remove(f.ctx, name)
-		if err == nil || errors.Is(err, sandbox.ErrOutside) || name != "kept/nothing" && !errors.Is(err, sandbox.ErrNotFound) {
-			f.Errorf("remove %s: %v", name, err)
-		}
-	}
-	for _, name := range []string{"../x", "..", "/etc/passwd", "a/../../x", "root/etc/passwd", "up/x", "out/file"} {
-		f.want(files.Remove(f.ctx, name), sandbox.ErrOutside)
-	}
-	for _, name := range []string{"", ".", "nul\x00"} {
-		if err := files.Remove(f.ctx, name); err == nil {
-			f.Errorf("%q was removed", name)
-		}
-	}
-	// Remove removes a link itself, not the file to which it points.
-	for _, name := range []string{"a", "e", "link", "root", "up", "out", "empty"} {
-		f.must(files.Remove(f.ctx, name))
-	}
-	left, err := files.List(f.ctx, "")
-	f.must(err)
-	if len(left) != 1 || left[0].Path != "kept" {
-		f.Errorf("remaining files: %+v", left)
-	}
-	if _, _, code := f.sh(box, `test -e "$HOME/mine/file" && test -e /etc/passwd`); code != 0 {
-		f.Error("the target of a link was removed")
-	}
-}
-
-// listOutside tests listings that follow the links that filesSymlinks leaves out.
-func listOutside(f *fixture) {
-	box := f.create(f.spec())
-	if _, _, code := f.sh(box, `mkdir -p in/side && touch in/side/file && ln -s / root && ln -s .. up && ln -s in alias && ln -s "$(pwd)/in" absolute`); code != 0 {
-		f.Fatal("creating the links in the sandbox failed")
-	}
-	for _, name := range []string{"root", "root/etc", "up", "root/proc/self/cwd"} {
-		if _, err := box.Files().List(f.ctx, name); !errors.Is(err, sandbox.ErrOutside) {
-			// The listing of a link may succeed, but it must contain nothing below the link.
-			if got, _ := box.Files().List(f.ctx, name); err != nil || len(got) > 0 {
-				f.Errorf("list %s: %d entries, %v", name, len(got), err)
-			}
-		}
-	}
-	for _, name := range []string{"root", "up"} {
-		_, err := box.Exec(f.ctx, sandbox.Command{Args: []string{"pwd"}, Dir: name + "/etc"})
-		f.want(err, sandbox.ErrOutside)
-	}
-	if out, _, code := f.exec(box, sandbox.Command{Args: []string{"ls"}, Dir: "alias/side"}, ""); out != "file\n" || code != 0 {
-		f.Errorf("in a folder behind a link that stays inside: %q, code %d", out, code)
-	}
-}
 
 // pause pauses a process in the middle of its work, and checks that it continues after Resume.
 func pause(f *fixture, p sandbox.Pauser) {
@@ -133,13 +167,13 @@ func pause(f *fixture, p sandbox.Pauser) {
 		f.Errorf("exit code %d, %v", code, err)
 	}
 	unknown := f.id(events.KindSandbox)
-	f.want(p.Pause(f.ctx, unknown), sandbox.ErrNotFound)
-	f.want(p.Resume(f.ctx, unknown), sandbox.ErrNotFound)
+	f.checkError(p.Pause(f.ctx, unknown), sandbox.ErrNotFound)
+	f.checkError(p.Resume(f.ctx, unknown), sandbox.ErrNotFound)
 	// A paused sandbox can be terminated like any other.
 	f.must(p.Pause(f.ctx, spec.ID))
 	f.must(f.p.Terminate(f.ctx, spec.ID, false))
 	_, err = f.p.Attach(f.ctx, spec.ID)
-	f.want(err, sandbox.ErrNotFound)
+	f.checkError(err, sandbox.ErrNotFound)
 }
 
 // adopt assigns a sandbox without a session to a session, and then to a later epoch.
@@ -161,52 +195,18 @@ func adopt(f *fixture, p sandbox.Adopter) {
 	}
 	again, err := f.s.New(f).Attach(f.ctx, spec.ID)
 	f.must(err)
-	f.reads(again.Files(), "mark", []byte("pool"))
+	f.checkContent(again.Files(), "mark", []byte("pool"))
 	spec.Labels = session
 	found, err := f.p.Create(f.ctx, spec)
 	f.must(err)
-	f.reads(found.Files(), "mark", []byte("pool"))
-	f.want(p.Adopt(f.ctx, f.id(events.KindSandbox), session), sandbox.ErrNotFound)
+	f.checkContent(found.Files(), "mark", []byte("pool"))
+	f.checkError(p.Adopt(f.ctx, f.id(events.KindSandbox), session), sandbox.ErrNotFound)
 	if err := p.Adopt(f.ctx, spec.ID, sandbox.Labels{Tenant: "a.b", Session: "../x", Engine: session.Engine}); err == nil {
 		f.Error("invalid labels were accepted")
 	}
 	f.must(f.p.Terminate(f.ctx, spec.ID, true))
 	_, err = f.p.Attach(f.ctx, spec.ID)
-	f.want(err, sandbox.ErrNotFound)
-}
-
-// createAgain calls Create for a sandbox whose runner was killed. Create starts the runner again, or creates a new
-// sandbox if the old one ended with its runner.
-func createAgain(f *fixture) {
-	spec := f.spec()
-	f.must(f.create(spec).Files().Put(f.ctx, "mark", strings.NewReader("kept")))
-	f.s.KillRunner(f, spec.ID)
-	_, err := f.p.Attach(f.ctx, spec.ID)
-	f.want(err, sandbox.ErrNotFound)
-	if f.s.EndsWithRunner {
-		infos, err := f.s.New(f).List(f.ctx)
-		f.must(err)
-		if slices.ContainsFunc(infos, func(i sandbox.Info) bool { return i.ID == spec.ID }) {
-			f.Errorf("the sandbox is listed after its end: %+v", infos)
-		}
-	} else if i := f.listedInfo(spec.ID); i.Running {
-		f.Errorf("a sandbox without a runner is listed as %+v", i)
-	}
-	box, err := f.s.New(f).Create(f.ctx, spec)
-	f.must(err)
-	if f.s.EndsWithRunner {
-		left, err := box.Files().List(f.ctx, "")
-		f.must(err)
-		if len(left) != 0 {
-			f.Errorf("the new sandbox has %+v", left)
-		}
-	} else {
-		f.reads(box.Files(), "mark", []byte("kept"))
-	}
-	f.checkKept(box, !f.s.EndsWithRunner)
-	if alive, err := box.Running(f.ctx); !alive || err != nil {
-		f.Errorf("running after Create: %v, %v", alive, err)
-	}
+	f.checkError(err, sandbox.ErrNotFound)
 }
 
 // takeOver hands a workspace from one sandbox of a session to the next, and from that one to a third.
@@ -226,7 +226,7 @@ func takeOver(f *fixture) {
 			f.Errorf("the next sandbox has %+v", left)
 		}
 		f.must(next.Files().Put(f.ctx, "mark", strings.NewReader(mark)))
-		f.reads(next.Files(), "mark", []byte(mark))
+		f.checkContent(next.Files(), "mark", []byte(mark))
 	}
 	// A workspace that never existed, or was removed, cannot be taken over.
 	f.must(f.p.Terminate(f.ctx, spec.ID, true))
@@ -276,9 +276,9 @@ func afterContextEnded(f *fixture) {
 	box := f.create(spec)
 	f.must(box.Files().Put(f.ctx, "mark", strings.NewReader("1")))
 	_, err := box.Exec(endedContext(), sandbox.Command{Args: []string{"true"}})
-	f.want(err, context.Canceled)
-	f.want(box.Files().Put(endedContext(), "mark", strings.NewReader("2")), context.Canceled)
+	f.checkError(err, context.Canceled)
+	f.checkError(box.Files().Put(endedContext(), "mark", strings.NewReader("2")), context.Canceled)
 	_, err = box.Files().List(endedContext(), "")
-	f.want(err, context.Canceled)
-	f.reads(box.Files(), "mark", []byte("1"))
+	f.checkError(err, context.Canceled)
+	f.checkContent(box.Files(), "mark", []byte("1"))
 }

@@ -118,8 +118,8 @@ func ForgedArchives() []Bad {
 		{"half", whole[:len(whole)/2], zip, "", "not a ZIP"},
 		{"something behind", append(bytes.Clone(whole), "x"...), zip, "", "data after the end record"},
 		{"something before", append([]byte("#!/bin/sh\n"), whole...), zip, "", "is not at the offset"},
-		{"too few entries said", counted(Build(Document(), File("x", "x")), 1), zip, "", "shorter than the end record states"},
-		{"too many entries said", counted(whole, 2), zip, "", "is cut off"},
+		{"too few entries said", withEntryCount(Build(Document(), File("x", "x")), 1), zip, "", "shorter than the end record states"},
+		{"too many entries said", withEntryCount(whole, 2), zip, "", "is cut off"},
 	}
 }
 
@@ -174,8 +174,8 @@ func InvalidDocuments() []Bad {
 	}
 }
 
-// counted returns a ZIP that states another number of entries.
-func counted(z []byte, n uint16) []byte {
+// withEntryCount returns a ZIP that states another number of entries.
+func withEntryCount(z []byte, n uint16) []byte {
 	z = bytes.Clone(z)
 	binary.LittleEndian.PutUint16(z[len(z)-14:], n)
 	binary.LittleEndian.PutUint16(z[len(z)-12:], n)

@@ -64,7 +64,7 @@ type Deps struct {
 	Metrics prometheus.Registerer
 }
 
-// settling is the minimum time for which unreferenced objects with a name are kept, also if Config.Uploads is shorter.
+// minObjectAge is the minimum time for which unreferenced objects with a name are kept, also if Config.Uploads is shorter.
 // By then the command that refers to the object was decided or refused: a snapshot takes 10 minutes, a push of a skill
 // 5, and commands have shorter deadlines.
-const settling = 15 * time.Minute
+const minObjectAge = 15 * time.Minute

@@ -23,10 +23,10 @@ func openEraser(ctx context.Context, js jetstream.JetStream, name string) (erase
 
 func (e eraser) name() string { return e.stream.CachedInfo().Config.Name }
 
-// subject erases every message on an exact subject with a lower sequence than
+// eraseSubject erases every message on an exact subject with a lower sequence than
 // below; 0 means all of them. It returns how many it erased. When it returns nil,
 // the stream's leader holds none of them.
-func (e eraser) subject(ctx context.Context, subject string, below uint64) (n uint32, err error) {
+func (e eraser) eraseSubject(ctx context.Context, subject string, below uint64) (n uint32, err error) {
 	for seq := uint64(1); ; {
 		m, err := e.stream.GetMsg(ctx, seq, jetstream.WithGetMsgSubject(subject))
 		if errors.Is(err, jetstream.ErrMsgNotFound) || err == nil && below > 0 && m.Sequence >= below {
@@ -41,7 +41,7 @@ func (e eraser) subject(ctx context.Context, subject string, below uint64) (n ui
 		n++
 		seq = m.Sequence + 1
 	}
-	return n, e.proof(ctx, subject, below)
+	return n, e.checkErased(ctx, subject, below)
 }
 
 // erase erases one message. A message that does not exist any more is not an error.
@@ -56,8 +56,9 @@ func (e eraser) erase(ctx context.Context, seq uint64) error {
 	return fmt.Errorf("erase message %d of stream %s: %w", seq, e.name(), err)
 }
 
-// proof asks the stream's leader for remaining messages, because a replica that lags may answer reads.
-func (e eraser) proof(ctx context.Context, subject string, below uint64) error {
+// checkErased returns an error if messages of a subject remain. It asks the stream's leader, because a replica that
+// lags may answer reads.
+func (e eraser) checkErased(ctx context.Context, subject string, below uint64) error {
 	info, err := e.stream.Info(ctx, jetstream.WithSubjectFilter(subject))
 	if err != nil {
 		return fmt.Errorf("ask what is left of %s in stream %s: %w", subject, e.name(), err)
@@ -100,8 +101,8 @@ func (e eraser) purge(ctx context.Context, filter string) error {
 	return nil
 }
 
-// newest selects the last message of each subject that matches.
-func newest(filter string) jetstream.ConsumerConfig {
+// newestConsumer returns the configuration of a consumer of the last message of each subject that matches the filter.
+func newestConsumer(filter string) jetstream.ConsumerConfig {
 	return jetstream.ConsumerConfig{FilterSubjects: []string{filter}, DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy}
 }
 
@@ -123,13 +124,13 @@ type message struct {
 	seq     uint64
 }
 
-// messages calls handle with each message that the stream has now, in order. The config selects the messages by
+// eachMessage calls handle with each message that the stream has now, in order. The config selects the messages by
 // FilterSubjects, DeliverPolicy and OptStartTime.
-func (e eraser) messages(ctx context.Context, which jetstream.ConsumerConfig, handle func(message)) error {
+func (e eraser) eachMessage(ctx context.Context, which jetstream.ConsumerConfig, handle func(message)) error {
 	failed := func(err error) error { return fmt.Errorf("read stream %s: %w", e.name(), err) }
 	// The consumer is removed after its inactivity: with the right to delete a consumer of the log, the janitor could
 	// also delete a durable.
-	which.AckPolicy, which.MemoryStorage, which.Replicas, which.InactiveThreshold = jetstream.AckNonePolicy, true, 1, silence
+	which.AckPolicy, which.MemoryStorage, which.Replicas, which.InactiveThreshold = jetstream.AckNonePolicy, true, 1, nextMessageTimeout
 	c, err := e.stream.CreateConsumer(ctx, which)
 	if err != nil {
 		return failed(err)
@@ -144,7 +145,7 @@ func (e eraser) messages(ctx context.Context, which jetstream.ConsumerConfig, ha
 	}
 	defer pull.Stop()
 	for delivered := uint64(0); left > 0; delivered++ {
-		within, cancel := context.WithTimeout(ctx, silence)
+		within, cancel := context.WithTimeout(ctx, nextMessageTimeout)
 		m, err := pull.Next(jetstream.NextContext(within))
 		cancel()
 		if err != nil {
@@ -163,5 +164,5 @@ func (e eraser) messages(ctx context.Context, which jetstream.ConsumerConfig, ha
 	return nil
 }
 
-// silence is the maximum time that the server may take to send the next message that it has.
-const silence = 10 * time.Second
+// nextMessageTimeout is the maximum time that the server may take to send the next message of a consumer.
+const nextMessageTimeout = 10 * time.Second

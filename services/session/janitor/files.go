@@ -54,14 +54,14 @@ func (p *pass) removeUploads(ctx context.Context, k sessionKey, list []object) e
 		return err
 	}
 	begun := transcriptOf(l)
-	refused, held := p.unneeded(files, append(changes, begun...), heldChange(l), manifest)
+	refused, held := p.unneededFiles(files, append(changes, begun...), heldChange(l), manifest)
 	if len(refused)+len(held) == 0 {
 		return nil
 	}
 	if changes, err = p.fileChanges(ctx, k); err != nil {
 		return err
 	}
-	refused, held = p.unneeded(append(refused, held...), append(changes, begun...), heldChange(l), manifest)
+	refused, held = p.unneededFiles(append(refused, held...), append(changes, begun...), heldChange(l), manifest)
 	if err := p.removeObjects(ctx, p.workspaces, Item{Kind: KindUploads, Tenant: k.Tenant, Name: k.ID}, refused); err != nil {
 		return err
 	}
@@ -94,9 +94,9 @@ func heldChange(l eventlog.Loaded) uint32 {
 	return l.Run.Snapshot.Applied
 }
 
-// unneeded returns the files to which no change refers, and those whose changes are all contained in a snapshot. It
+// unneededFiles returns the files to which no change refers, and those whose changes are all contained in a snapshot. It
 // remembers the other files, so that passes before the next snapshot do not check them again.
-func (p *pass) unneeded(files []object, changes []fileChange, held uint32, manifest uint64) (refused, applied []object) {
+func (p *pass) unneededFiles(files []object, changes []fileChange, held uint32, manifest uint64) (refused, applied []object) {
 	last := map[string]uint32{}
 	for _, c := range changes {
 		last[c.Object] = max(last[c.Object], c.N)

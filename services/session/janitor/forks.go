@@ -18,14 +18,14 @@ import (
 // and the commit of the fork.
 const forkTimeout = time.Minute
 
-// unfolded is a fork that the read models do not have yet.
-type unfolded struct {
+// unfoldedFork is a fork that the read models do not have yet.
+type unfoldedFork struct {
 	sessionKey
 	events.SessionForked
 }
 
 // unfoldedForks reads the forks that the log's leader has after the checkpoints of the read models.
-func (p *pass) unfoldedForks(ctx context.Context) ([]unfolded, error) {
+func (p *pass) unfoldedForks(ctx context.Context) ([]unfoldedFork, error) {
 	rows, err := p.conn.Query(ctx, "SELECT grp, position FROM checkpoints")
 	if err != nil {
 		return nil, fmt.Errorf("read the checkpoints: %w", err)
@@ -39,7 +39,7 @@ func (p *pass) unfoldedForks(ctx context.Context) ([]unfolded, error) {
 	}); err != nil {
 		return nil, fmt.Errorf("read the checkpoints: %w", err)
 	}
-	var out []unfolded
+	var out []unfoldedFork
 	for partition := range p.log.Partitioning().Count() {
 		from := eventlog.Position{Shard: partition % p.log.Shards(), Seq: after[p.log.Partitioning().GroupOf(partition)]}
 		for rec, err := range p.log.Read(ctx, from, eventlog.Filter{Partitions: []int{partition}}) {
@@ -48,7 +48,7 @@ func (p *pass) unfoldedForks(ctx context.Context) ([]unfolded, error) {
 			}
 			for _, e := range rec.Events {
 				if d, ok := e.Data.(events.SessionForked); ok {
-					out = append(out, unfolded{sessionKey{rec.Subject.Tenant, rec.Subject.ID}, d})
+					out = append(out, unfoldedFork{sessionKey{rec.Subject.Tenant, rec.Subject.ID}, d})
 				}
 			}
 		}
@@ -105,8 +105,8 @@ func (p *pass) fork(ctx context.Context, k sessionKey) (string, error) {
 	return "", nil
 }
 
-// forked returns the reason why forks keep a deleted session, or "" if they do not.
-func (p *pass) forked(ctx context.Context, l eventlog.Loaded) (string, error) {
+// forkReason returns the reason why forks keep a deleted session, or "" if they do not.
+func (p *pass) forkReason(ctx context.Context, l eventlog.Loaded) (string, error) {
 	rec, err := p.log.At(ctx, p.sessions.Position(l.ID, l.LifeHead.Seq))
 	if err != nil {
 		return "", fmt.Errorf("read the deletion of session %s: %w", l.ID, err)
@@ -134,7 +134,7 @@ func (p *pass) forkSnapshots(ctx context.Context, k sessionKey) (map[string]bool
 	}
 	var id, text string
 	if _, err := pgx.ForEachRow(rows, []any{&id, &text}, func() error {
-		f := unfolded{sessionKey: sessionKey{k.Tenant, id}}
+		f := unfoldedFork{sessionKey: sessionKey{k.Tenant, id}}
 		if err := json.Unmarshal([]byte(text), &f.SessionForked); err != nil {
 			return fmt.Errorf("session %s: %w", id, err)
 		}

@@ -117,10 +117,10 @@ func (j *Janitor) Run(ctx context.Context) error {
 		case errors.Is(err, ErrBusy):
 			j.deps.Logger.Debug("another janitor is at work")
 		case err != nil:
-			j.counts.passed(false)
-			j.deps.Logger.Warn("the pass could not finish, the next one goes on", "error", err)
+			j.counts.countPass(false)
+			j.deps.Logger.Warn("a pass failed; the next one continues the work", "error", err)
 		default:
-			j.counts.passed(true)
+			j.counts.countPass(true)
 		}
 	}
 }
@@ -180,7 +180,7 @@ type pass struct {
 	workspaces, payloads *bucket
 	skills               *bucket
 	store                *natsstore.Store        // store of workspaces; nil until it is opened
-	forks                *[]unfolded             // forks that the log has and the read models do not have yet; nil until they are read
+	forks                *[]unfoldedFork         // forks that the log has and the read models do not have yet; nil until they are read
 	requests             map[sessionKey][]string // keys of idempotency records; nil until they are listed
 }
 
@@ -205,14 +205,14 @@ func (j *Janitor) open(ctx context.Context, conn *pgx.Conn, dry bool) (*pass, er
 	return p, errors.Join(errs[:]...)
 }
 
-func (p *pass) found(i Item) { p.report.Items = append(p.report.Items, i) }
+func (p *pass) addItem(i Item) { p.report.Items = append(p.report.Items, i) }
 
 func (p *pass) run(ctx context.Context) error {
-	return errors.Join(p.deletedSessions(ctx), p.workspaceObjects(ctx), p.reportTrimmed(ctx), p.skillObjects(ctx), p.refusedSecrets(ctx), p.chunks(ctx))
+	return errors.Join(p.deletedSessions(ctx), p.workspaceObjects(ctx), p.reportTrimmed(ctx), p.skillObjects(ctx), p.refusedSecrets(ctx), p.eraseChunks(ctx))
 }
 
 // removeBefore returns a time: unreferenced objects with a name that were stored before it may be removed.
-func (p *pass) removeBefore() time.Time { return p.now().Add(-max(p.cfg.Uploads, settling)) }
+func (p *pass) removeBefore() time.Time { return p.now().Add(-max(p.cfg.Uploads, minObjectAge)) }
 
 // removeObjects reports objects as one item, and erases them unless the pass is dry.
 func (p *pass) removeObjects(ctx context.Context, b *bucket, item Item, list []object) error {
@@ -223,7 +223,7 @@ func (p *pass) removeObjects(ctx context.Context, b *bucket, item Item, list []o
 	for _, o := range list {
 		item.Bytes += o.Size
 	}
-	p.found(item)
+	p.addItem(item)
 	if p.dry {
 		return nil
 	}
@@ -233,26 +233,26 @@ func (p *pass) removeObjects(ctx context.Context, b *bucket, item Item, list []o
 		}
 		p.noteTrimmed(item, o)
 	}
-	p.counts.removed(item.Kind, 1, item.Bytes)
+	p.counts.countRemoved(item.Kind, 1, item.Bytes)
 	return nil
 }
 
-// chunks erases content of the object buckets that no object names.
-func (p *pass) chunks(ctx context.Context) error {
+// eraseChunks erases content of the object buckets that no object names.
+func (p *pass) eraseChunks(ctx context.Context) error {
 	for _, b := range []*bucket{p.workspaces, p.payloads, p.skills} {
-		list, err := b.unnamed(ctx, p.now().Add(-p.cfg.Uploads))
+		list, err := b.unnamedChunks(ctx, p.now().Add(-p.cfg.Uploads))
 		if err != nil {
 			return err
 		}
 		for _, nuid := range list {
-			p.found(Item{Kind: KindChunks, Name: b.bucket + "/" + nuid, Objects: 1})
+			p.addItem(Item{Kind: KindChunks, Name: b.bucket + "/" + nuid, Objects: 1})
 			if p.dry {
 				continue
 			}
-			if _, err := b.subject(ctx, b.chunkSubject(nuid), 0); err != nil {
+			if _, err := b.eraseSubject(ctx, b.chunkSubject(nuid), 0); err != nil {
 				return err
 			}
-			p.counts.removed(KindChunks, 1, 0)
+			p.counts.countRemoved(KindChunks, 1, 0)
 		}
 	}
 	return nil

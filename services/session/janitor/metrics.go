@@ -25,12 +25,12 @@ func newMetrics(r prometheus.Registerer) *metrics {
 // DescribeMetrics registers the janitor's metrics without a running janitor, for the documentation.
 func DescribeMetrics(r prometheus.Registerer) { newMetrics(r) }
 
-func (m *metrics) removed(k Kind, n int, bytes uint64) {
+func (m *metrics) countRemoved(k Kind, n int, bytes uint64) {
 	m.items.WithLabelValues(string(k)).Add(float64(n))
 	m.bytes.WithLabelValues(string(k)).Add(float64(bytes))
 }
 
-func (m *metrics) passed(ok bool) {
+func (m *metrics) countPass(ok bool) {
 	outcome := "ok"
 	if !ok {
 		outcome = "failed"

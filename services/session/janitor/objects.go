@@ -46,7 +46,7 @@ func (b *bucket) chunkSubject(nuid string) string { return "$O." + b.bucket + ".
 // list returns the objects for which keep reports true.
 func (b *bucket) list(ctx context.Context, keep func(object) bool) ([]object, error) {
 	var out []object
-	err := b.messages(ctx, newest("$O."+b.bucket+".M.>"), func(m message) {
+	err := b.eachMessage(ctx, newestConsumer("$O."+b.bucket+".M.>"), func(m message) {
 		var o object
 		if json.Unmarshal(m.data, &o) != nil || o.Name == "" || o.NUID == "" {
 			return // not a name message of an object
@@ -96,14 +96,14 @@ func sessionOf(name string) (sessionKey, bool) {
 // remove erases an object as it was listed. If the object was stored again under the same name meanwhile, the new
 // object stays, because its chunks and its name message are others.
 func (b *bucket) remove(ctx context.Context, o object) error {
-	if _, err := b.subject(ctx, b.chunkSubject(o.NUID), 0); err != nil {
+	if _, err := b.eraseSubject(ctx, b.chunkSubject(o.NUID), 0); err != nil {
 		return err
 	}
 	return b.erase(ctx, o.seq)
 }
 
-// named finds an object by its name.
-func (b *bucket) named(ctx context.Context, name string) (object, bool, error) {
+// findObject finds an object by its name.
+func (b *bucket) findObject(ctx context.Context, name string) (object, bool, error) {
 	m, err := b.stream.GetLastMsgForSubject(ctx, b.nameSubject(name))
 	if errors.Is(err, jetstream.ErrMsgNotFound) {
 		return object{}, false, nil
@@ -119,9 +119,9 @@ func (b *bucket) named(ctx context.Context, name string) (object, bool, error) {
 	return o, true, nil
 }
 
-// unnamed lists the chunk subjects that no object names and that are older than before: remains of failed uploads and
+// unnamedChunks lists the chunk subjects that no object names and that are older than before: remains of failed uploads and
 // of replaced objects.
-func (b *bucket) unnamed(ctx context.Context, before time.Time) (nuids []string, err error) {
+func (b *bucket) unnamedChunks(ctx context.Context, before time.Time) (nuids []string, err error) {
 	// List the chunks first: an object's name is stored after its chunks, so the names of all uploads that have ended
 	// are in the list that follows.
 	info, err := b.stream.Info(ctx, jetstream.WithSubjectFilter("$O."+b.bucket+".C.>"))

@@ -17,15 +17,15 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// sealed is the encrypted value of a secret. The gateway stores it before it sends the command that refers to it, so
+// sealedSecret is the encrypted value of a secret. The gateway stores it before it sends the command that refers to it, so
 // the value stays if the command is refused.
-type sealed struct {
+type sealedSecret struct {
 	key string // <tenant>.x.<execution>.<random>, or <tenant>.e.<random> of an environment
 	at  time.Time
 }
 
 // execution returns the execution to which the value belongs, or "" for a value of an environment.
-func (s sealed) execution() (id string, ok bool) {
+func (s sealedSecret) execution() (id string, ok bool) {
 	parts := strings.Split(s.key, ".")
 	if len(parts) == 4 && parts[1] == "x" {
 		return parts[2], true
@@ -40,18 +40,18 @@ func (p *pass) refusedSecrets(ctx context.Context) error {
 	if err != nil || len(list) == 0 {
 		return err
 	}
-	if list, err = p.unmentioned(ctx, list); err != nil {
+	if list, err = p.unmentionedSecrets(ctx, list); err != nil {
 		return err
 	}
 	for _, s := range list {
-		p.found(Item{Kind: KindSecret, Name: s.key, Objects: 1})
+		p.addItem(Item{Kind: KindSecret, Name: s.key, Objects: 1})
 		if p.dry {
 			continue
 		}
 		if err := p.secrets.purge(ctx, secretPrefix+s.key); err != nil {
 			return err
 		}
-		p.counts.removed(KindSecret, 1, 0)
+		p.counts.countRemoved(KindSecret, 1, 0)
 	}
 	return nil
 }
@@ -59,14 +59,14 @@ func (p *pass) refusedSecrets(ctx context.Context) error {
 const secretPrefix = "$KV." + topology.BucketSecrets + "."
 
 // unknownSecrets returns values that are old enough and to which the read models do not refer.
-func (p *pass) unknownSecrets(ctx context.Context) ([]sealed, error) {
+func (p *pass) unknownSecrets(ctx context.Context) ([]sealedSecret, error) {
 	info, err := p.secrets.stream.Info(ctx, jetstream.WithSubjectFilter(secretPrefix+">"))
 	if err != nil {
 		return nil, fmt.Errorf("list secrets: %w", err)
 	}
 	var keys, tenants, executions []string
 	for subject := range info.State.Subjects {
-		s := sealed{key: strings.TrimPrefix(subject, secretPrefix)}
+		s := sealedSecret{key: strings.TrimPrefix(subject, secretPrefix)}
 		execution, _ := s.execution()
 		tenant, _, _ := strings.Cut(s.key, ".")
 		keys, tenants, executions = append(keys, s.key), append(tenants, tenant), append(executions, execution)
@@ -85,7 +85,7 @@ func (p *pass) unknownSecrets(ctx context.Context) ([]sealed, error) {
 	if keys, err = pgx.CollectRows(rows, pgx.RowTo[string]); err != nil {
 		return nil, fmt.Errorf("look for secrets without a reference: %w", err)
 	}
-	var list []sealed
+	var list []sealedSecret
 	for _, key := range keys {
 		m, err := p.secrets.stream.GetLastMsgForSubject(ctx, secretPrefix+key)
 		if errors.Is(err, jetstream.ErrMsgNotFound) {
@@ -96,20 +96,20 @@ func (p *pass) unknownSecrets(ctx context.Context) ([]sealed, error) {
 		}
 		// A removed secret leaves a marker without a value.
 		if len(m.Data) > 0 && m.Time.Before(p.removeBefore()) {
-			list = append(list, sealed{key, m.Time})
+			list = append(list, sealedSecret{key, m.Time})
 		}
 	}
 	return list, nil
 }
 
-// unmentioned returns the values to which no commit refers. The read models may lag, so it reads the log, from shortly
+// unmentionedSecrets returns the values to which no commit refers. The read models may lag, so it reads the log, from shortly
 // before the time at which the oldest value was stored, because servers of a cluster have different clocks.
-func (p *pass) unmentioned(ctx context.Context, list []sealed) ([]sealed, error) {
-	from := slices.MinFunc(list, func(a, b sealed) int { return a.at.Compare(b.at) }).at.Add(-settling)
+func (p *pass) unmentionedSecrets(ctx context.Context, list []sealedSecret) ([]sealedSecret, error) {
+	from := slices.MinFunc(list, func(a, b sealedSecret) int { return a.at.Compare(b.at) }).at.Add(-minObjectAge)
 	found := map[string]bool{}
 	environments := map[string]bool{}
 	for _, e := range p.streams {
-		err := e.messages(ctx, since(topology.LifeFilter, from), func(m message) {
+		err := e.eachMessage(ctx, since(topology.LifeFilter, from), func(m message) {
 			for _, s := range list {
 				if id, ok := s.execution(); ok && bytes.Contains(m.data, []byte(id)) {
 					found[s.key] = true
@@ -119,21 +119,21 @@ func (p *pass) unmentioned(ctx context.Context, list []sealed) ([]sealed, error)
 		if err != nil {
 			return nil, err
 		}
-		err = e.messages(ctx, since(topology.EnvironmentFilter, from), func(m message) { environments[m.subject] = true })
+		err = e.eachMessage(ctx, since(topology.EnvironmentFilter, from), func(m message) { environments[m.subject] = true })
 		if err != nil {
 			return nil, err
 		}
 	}
 	for name := range environments {
-		if err := p.sealedOf(ctx, name, found); err != nil {
+		if err := p.addEnvironmentKeys(ctx, name, found); err != nil {
 			return nil, err
 		}
 	}
-	return slices.DeleteFunc(list, func(s sealed) bool { return found[s.key] }), nil
+	return slices.DeleteFunc(list, func(s sealedSecret) bool { return found[s.key] }), nil
 }
 
-// sealedOf adds the keys to which any version of an environment refers.
-func (p *pass) sealedOf(ctx context.Context, name string, found map[string]bool) error {
+// addEnvironmentKeys adds to found the keys to which any version of an environment refers.
+func (p *pass) addEnvironmentKeys(ctx context.Context, name string, found map[string]bool) error {
 	subject, err := p.log.Partitioning().ParseSubject(name)
 	if err != nil {
 		return err

@@ -26,8 +26,8 @@ import (
 // sessionKey names a session.
 type sessionKey struct{ Tenant, ID string }
 
-// page is the number of deleted sessions that are listed at once.
-const page = 500
+// pageSize is the number of deleted sessions that are listed at once.
+const pageSize = 500
 
 // deletedSessions processes every deleted session whose content was not removed yet, until the pass has removed the
 // maximum number of sessions. A failure for one session does not prevent the work for others.
@@ -35,7 +35,7 @@ func (p *pass) deletedSessions(ctx context.Context) error {
 	var errs []error
 	var last sessionKey
 	for {
-		rows, err := p.conn.Query(ctx, "SELECT tenant, id FROM deleted_sessions WHERE NOT removed AND (tenant, id) > ($1, $2) ORDER BY tenant, id LIMIT $3", last.Tenant, last.ID, page)
+		rows, err := p.conn.Query(ctx, "SELECT tenant, id FROM deleted_sessions WHERE NOT removed AND (tenant, id) > ($1, $2) ORDER BY tenant, id LIMIT $3", last.Tenant, last.ID, pageSize)
 		if err != nil {
 			return errors.Join(append(errs, fmt.Errorf("list deleted sessions: %w", err))...)
 		}
@@ -44,22 +44,22 @@ func (p *pass) deletedSessions(ctx context.Context) error {
 			return errors.Join(append(errs, fmt.Errorf("list deleted sessions: %w", err))...)
 		}
 		for _, k := range list {
-			if err := p.session(ctx, k); err != nil {
+			if err := p.advanceSession(ctx, k); err != nil {
 				errs = append(errs, fmt.Errorf("session %s of tenant %s: %w", k.ID, k.Tenant, err))
 			}
 			if last = k; ctx.Err() != nil || p.removed == p.cfg.Sessions {
 				return errors.Join(errs...)
 			}
 		}
-		if len(list) < page {
+		if len(list) < pageSize {
 			return errors.Join(errs...)
 		}
 	}
 }
 
-// session does the next step for a deleted session: it retires the session's runs when nothing reads or writes them
+// advanceSession does the next step for a deleted session: it retires the session's runs when nothing reads or writes them
 // any more, and removes the content when the grace after that has passed.
-func (p *pass) session(ctx context.Context, k sessionKey) error {
+func (p *pass) advanceSession(ctx context.Context, k sessionKey) error {
 	l, err := p.sessions.Load(ctx, k.Tenant, k.ID, eventlog.Leader)
 	if err != nil {
 		return err
@@ -68,18 +68,18 @@ func (p *pass) session(ctx context.Context, k sessionKey) error {
 		return fmt.Errorf("the read models say that session %s of tenant %s is deleted, and the log does not", k.ID, k.Tenant)
 	}
 	at := max(l.LifeHead.Seq, l.RunHead.Seq)
-	waits, err := p.waits(ctx, l, at)
+	waits, err := p.waitReason(ctx, l, at)
 	if err == nil && waits == "" {
-		waits, err = p.forked(ctx, l)
+		waits, err = p.forkReason(ctx, l)
 	}
 	switch {
 	case err != nil:
 		return err
 	case waits != "":
-		p.found(Item{Kind: KindSession, Tenant: k.Tenant, Name: k.ID, Waits: waits})
+		p.addItem(Item{Kind: KindSession, Tenant: k.Tenant, Name: k.ID, Waits: waits})
 		return nil
 	case !l.Run.Retired:
-		p.found(Item{Kind: KindSession, Tenant: k.Tenant, Name: k.ID, Waits: fmt.Sprintf("its runs are not retired yet; its content goes %s after that", p.cfg.Grace)})
+		p.addItem(Item{Kind: KindSession, Tenant: k.Tenant, Name: k.ID, Waits: fmt.Sprintf("its runs are not retired yet; its content goes %s after that", p.cfg.Grace)})
 		if p.dry {
 			return nil
 		}
@@ -93,15 +93,15 @@ func (p *pass) session(ctx context.Context, k sessionKey) error {
 		return nil // the read models do not have the session yet
 	}
 	if due := rec.Time.Add(p.cfg.Grace); p.now().Before(due) {
-		p.found(Item{Kind: KindSession, Tenant: k.Tenant, Name: k.ID, Waits: "its content goes at " + due.UTC().Format(time.RFC3339)})
+		p.addItem(Item{Kind: KindSession, Tenant: k.Tenant, Name: k.ID, Waits: "its content goes at " + due.UTC().Format(time.RFC3339)})
 		return nil
 	}
 	return p.remove(ctx, l)
 }
 
-// waits returns the reason why a session cannot be removed yet, as a sentence: the service that still reads or writes
+// waitReason returns the reason why a session cannot be removed yet, as a sentence: the service that still reads or writes
 // it up to a sequence. It returns "" if there is none.
-func (p *pass) waits(ctx context.Context, l eventlog.Loaded, at uint64) (string, error) {
+func (p *pass) waitReason(ctx context.Context, l eventlog.Loaded, at uint64) (string, error) {
 	switch {
 	case l.Run.Retired:
 	case l.Due() != run.Nothing, !l.Run.IsIdle(), l.Life.Active.ExecutionID != "" && !l.Run.IsDone(l.Life.Active):
@@ -140,8 +140,8 @@ func (p *pass) waits(ctx context.Context, l eventlog.Loaded, at uint64) (string,
 	return "", nil
 }
 
-// actor returns the janitor's actor for commits.
-var actor = events.Actor{Kind: "service", ID: "janitor"}.WrittenBy("janitor")
+// janitorActor returns the janitor's actor for commits.
+var janitorActor = events.Actor{Kind: "service", ID: "janitor"}.WrittenBy("janitor")
 
 // retire ends the session's runs. From then on the guard refuses every other writer, also one that read no commit,
 // because each subject keeps a commit.
@@ -212,7 +212,7 @@ func (p *pass) append(ctx context.Context, l eventlog.Loaded, step string, comma
 	if err != nil {
 		return fmt.Errorf("%s session %s: %w", step, l.ID, err)
 	}
-	err = p.sessions.AppendRun(ctx, &l, actor, events.Derive(events.KindCommit, id), d)
+	err = p.sessions.AppendRun(ctx, &l, janitorActor, events.Derive(events.KindCommit, id), d)
 	var conflict *eventlog.ConflictError
 	if errors.As(err, &conflict) {
 		p.logger.Info("another writer was faster", "step", step, "session", l.ID)
@@ -264,7 +264,7 @@ func (p *pass) usage(ctx context.Context, l eventlog.Loaded) (out []events.DayUs
 // nothing is left.
 func (p *pass) remove(ctx context.Context, l eventlog.Loaded) error {
 	k := sessionKey{l.Tenant, l.ID}
-	held, err := p.held(ctx, l)
+	held, err := p.readHeld(ctx, l)
 	if err != nil {
 		return err
 	}
@@ -281,7 +281,7 @@ func (p *pass) remove(ctx context.Context, l eventlog.Loaded) error {
 	for _, o := range slices.Concat(files, payloads) {
 		item.Bytes += o.Size
 	}
-	p.found(item)
+	p.addItem(item)
 	if p.dry {
 		return nil
 	}
@@ -302,31 +302,31 @@ func (p *pass) remove(ctx context.Context, l eventlog.Loaded) error {
 	e := p.streams[p.sessions.Position(l.ID, 1).Shard]
 	messages := uint32(0)
 	for _, h := range []eventlog.Head{l.LifeHead, l.RunHead} {
-		n, err := e.subject(ctx, p.log.Partitioning().Subject(h.Subject), h.Seq)
+		n, err := e.eraseSubject(ctx, p.log.Partitioning().Subject(h.Subject), h.Seq)
 		if err != nil {
 			return err
 		}
 		messages += n
 	}
 	p.removed++
-	p.counts.removed(KindSession, 1, item.Bytes)
+	p.counts.countRemoved(KindSession, 1, item.Bytes)
 	p.logger.Info("the content of a deleted session was removed", "tenant", l.Tenant, "session", l.ID, "commits", messages, "objects", item.Objects)
 	return p.append(ctx, l, "erase", func(meta events.Meta) run.Command {
 		return run.Erase{Meta: meta, Messages: messages, Objects: item.Objects}
 	})
 }
 
-// held lists the objects to which the commits of a session refer.
-type held struct {
+// heldObjects lists the objects to which the commits of a session refer.
+type heldObjects struct {
 	commits    uint32
 	executions []string
 	payloads   []object // objects whose name is only their digest, as former versions named them
 }
 
-// held reads the remaining commits of the session. A payload that no longer exists does not prevent the reading of the
+// readHeld reads the remaining commits of the session. A payload that no longer exists does not prevent the reading of the
 // others.
-func (p *pass) held(ctx context.Context, l eventlog.Loaded) (held, error) {
-	var h held
+func (p *pass) readHeld(ctx context.Context, l eventlog.Loaded) (heldObjects, error) {
+	var h heldObjects
 	digests := map[string]bool{}
 	for rec, err := range p.records(ctx, events.Subject{Tenant: l.Tenant, ID: l.ID}) {
 		if err != nil {
@@ -354,14 +354,14 @@ func (p *pass) held(ctx context.Context, l eventlog.Loaded) (held, error) {
 		}
 	}
 	for digest := range digests {
-		o, found, err := p.payloads.named(ctx, digest)
+		o, found, err := p.payloads.findObject(ctx, digest)
 		if err != nil {
 			return h, err
 		}
 		if !found {
 			continue // the object has the session in its name, or does not exist any more
 		}
-		shared, err := p.mentioned(ctx, digest, l)
+		shared, err := p.isMentioned(ctx, digest, l)
 		if err != nil {
 			return h, err
 		}
@@ -372,13 +372,13 @@ func (p *pass) held(ctx context.Context, l eventlog.Loaded) (held, error) {
 	return h, nil
 }
 
-// mentioned reports whether another subject of the log refers to a payload by its digest alone. Commits of this
+// isMentioned reports whether another subject of the log refers to a payload by its digest alone. Commits of this
 // version never do, so no such reference can appear later.
-func (p *pass) mentioned(ctx context.Context, digest string, l eventlog.Loaded) (bool, error) {
+func (p *pass) isMentioned(ctx context.Context, digest string, l eventlog.Loaded) (bool, error) {
 	own := "." + l.Tenant + "." + l.ID + "."
 	for _, e := range p.streams {
 		found := false
-		err := e.messages(ctx, all("ev.>"), func(m message) {
+		err := e.eachMessage(ctx, all("ev.>"), func(m message) {
 			found = found || !strings.Contains(m.subject, own) && bytes.Contains(m.data, []byte(digest))
 		})
 		if found || err != nil {
@@ -398,7 +398,7 @@ func (p *pass) removeKeys(ctx context.Context, k sessionKey, executions []string
 	}
 	if p.requests == nil {
 		p.requests = map[sessionKey][]string{}
-		err := p.idempotency.messages(ctx, newest("$KV."+topology.BucketIdempotency+".>"), func(m message) {
+		err := p.idempotency.eachMessage(ctx, newestConsumer("$KV."+topology.BucketIdempotency+".>"), func(m message) {
 			var record struct {
 				Answer struct {
 					SessionID string `json:"sessionId"`

@@ -59,19 +59,19 @@ func (p *pass) withoutVersion(ctx context.Context, zips []object) ([]object, err
 	if len(digests) == 0 {
 		return nil, nil
 	}
-	referred, err := p.referred(ctx, digests)
+	referred, err := p.referredZIPs(ctx, digests)
 	if err != nil {
 		return nil, err
 	}
 	return slices.DeleteFunc(zips, func(o object) bool { return referred[o.Name] || !slices.Contains(digests, o.Name) }), nil
 }
 
-// referred reports to which ZIPs the log's skills refer. A removed version still counts for a while, because its
-// removal may happen between two steps of a push.
-func (p *pass) referred(ctx context.Context, digests []string) (map[string]bool, error) {
+// referredZIPs returns those of the digests to which skills in the log refer. A removed version still counts for a
+// while, because its removal may happen between two steps of a push.
+func (p *pass) referredZIPs(ctx context.Context, digests []string) (map[string]bool, error) {
 	by := map[string]map[string]bool{} // digests by the subject that mentions them
 	for _, e := range p.streams {
-		err := e.messages(ctx, all(topology.SkillFilter), func(m message) {
+		err := e.eachMessage(ctx, all(topology.SkillFilter), func(m message) {
 			for _, d := range digests {
 				if bytes.Contains(m.data, []byte(d)) {
 					if by[m.subject] == nil {

@@ -25,15 +25,15 @@ func (p *pass) workspaceObjects(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	absent, err := p.absent(ctx, list)
+	absent, err := p.absentSessions(ctx, list)
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for _, k := range slices.SortedFunc(maps.Keys(list), compareKeys) {
-		step := p.present
+		step := p.trimSession
 		if absent[k] {
-			step = p.uploads
+			step = p.removeUnowned
 		}
 		if err := step(ctx, k, list[k]); err != nil {
 			errs = append(errs, fmt.Errorf("objects of session %s of tenant %s: %w", k.ID, k.Tenant, err))
@@ -49,9 +49,9 @@ func compareKeys(a, b sessionKey) int {
 	return cmp.Or(cmp.Compare(a.Tenant, b.Tenant), cmp.Compare(a.ID, b.ID))
 }
 
-// absent returns the sessions that the read models do not have, or whose content was removed, and that have no new
+// absentSessions returns the sessions that the read models do not have, or whose content was removed, and that have no new
 // objects.
-func (p *pass) absent(ctx context.Context, list map[sessionKey][]object) (map[sessionKey]bool, error) {
+func (p *pass) absentSessions(ctx context.Context, list map[sessionKey][]object) (map[sessionKey]bool, error) {
 	var tenants, ids []string
 	for k, objects := range list {
 		if !slices.ContainsFunc(objects, func(o object) bool { return !o.At.Before(p.removeBefore()) }) {
@@ -75,21 +75,21 @@ func (p *pass) absent(ctx context.Context, list map[sessionKey][]object) (map[se
 	return absent, nil
 }
 
-// uploads removes the objects of a session that does not exist: files that came with a refused request. The read
+// removeUnowned removes the objects of a session that does not exist: files that came with a refused request. The read
 // models may lag, so the log decides.
-func (p *pass) uploads(ctx context.Context, k sessionKey, list []object) error {
+func (p *pass) removeUnowned(ctx context.Context, k sessionKey, list []object) error {
 	l, err := p.sessions.Load(ctx, k.Tenant, k.ID, eventlog.Leader)
 	if err != nil {
 		return err
 	}
 	if l.Life.Status != session.None && !l.Run.Retired {
-		return p.present(ctx, k, list)
+		return p.trimSession(ctx, k, list)
 	}
 	return p.removeObjects(ctx, p.workspaces, Item{Kind: KindUploads, Tenant: k.Tenant, Name: k.ID}, list)
 }
 
-// present removes the objects that an existing session does not need.
-func (p *pass) present(ctx context.Context, k sessionKey, list []object) error {
+// trimSession removes the objects that an existing session does not need.
+func (p *pass) trimSession(ctx context.Context, k sessionKey, list []object) error {
 	return errors.Join(p.trim(ctx, k, list), p.removeUploads(ctx, k, list))
 }
 
@@ -139,7 +139,7 @@ func (p *pass) trim(ctx context.Context, k sessionKey, list []object) error {
 	}
 	needed := map[string]bool{}
 	for _, o := range stay {
-		if err := p.needs(ctx, k, o, needed); err != nil {
+		if err := p.addNeeded(ctx, k, o, needed); err != nil {
 			return err
 		}
 	}
@@ -149,8 +149,8 @@ func (p *pass) trim(ctx context.Context, k sessionKey, list []object) error {
 	return p.removeObjects(ctx, p.workspaces, Item{Kind: KindSnapshots, Tenant: k.Tenant, Name: k.ID}, append(packs, old...))
 }
 
-// needs adds the packs of a snapshot that is kept.
-func (p *pass) needs(ctx context.Context, k sessionKey, manifest object, needed map[string]bool) error {
+// addNeeded adds the packs of a snapshot that is kept.
+func (p *pass) addNeeded(ctx context.Context, k sessionKey, manifest object, needed map[string]bool) error {
 	if p.store == nil {
 		var err error
 		if p.store, err = natsstore.Open(ctx, p.js, topology.BucketWorkspaces); err != nil {

@@ -66,12 +66,12 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 		}
 	}
 	if err := b.Part("batches", func(b *harness.Bench) error {
-		return batches(ctx, b, int(m.Writers), int(m.Rounds), m.Each)
+		return compareBatches(ctx, b, int(m.Writers), int(m.Rounds), m.Each)
 	}); err != nil {
 		return err
 	}
 	return b.Part("versions of commits", func(b *harness.Bench) error {
-		r, err := versions(ctx, b, int(m.Rounds), m.Each)
+		r, err := compareVersions(ctx, b, int(m.Rounds), m.Each)
 		if err != nil {
 			return err
 		}

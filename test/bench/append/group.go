@@ -18,9 +18,9 @@ const (
 	groupP99  = 80 // milliseconds
 )
 
-// batches compares commits that share atomic batches with the same commits published singly, in alternating rounds. The
+// compareBatches compares commits that share atomic batches with the same commits published singly, in alternating rounds. The
 // streams of the second server do not allow batches, like those of an installation that was not upgraded.
-func batches(ctx context.Context, b *harness.Bench, sessions, rounds int, each time.Duration) error {
+func compareBatches(ctx context.Context, b *harness.Bench, sessions, rounds int, each time.Duration) error {
 	return b.Part("published singly", func(other *harness.Bench) error {
 		var kinds [2]struct {
 			writers []func(context.Context) error

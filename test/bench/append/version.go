@@ -31,10 +31,10 @@ func author() events.Actor {
 	return events.Actor{Kind: "key", ID: key, Key: key, User: "somebody@example.com", Service: "session/host-1:4711", Address: "192.0.2.17"}
 }
 
-// versions compares the cost of commits of version 1 and version 2 in pairs of rounds, and reports the median of the
+// compareVersions compares the cost of commits of version 1 and version 2 in pairs of rounds, and reports the median of the
 // ratios of all pairs. The version that begins alternates, so that garbage of one is collected as often in a round of
 // the other.
-func versions(ctx context.Context, b *harness.Bench, rounds int, each time.Duration) (row.Row, error) {
+func compareVersions(ctx context.Context, b *harness.Bench, rounds int, each time.Duration) (row.Row, error) {
 	pairs, each := rounds*versionRounds, each/versionShorter
 	t, err := open(ctx, b)
 	if err != nil {

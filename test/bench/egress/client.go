@@ -105,7 +105,7 @@ func (r route) request(ctx context.Context, prompt string) (time.Duration, error
 	defer res.Body.Close() //nolint:errcheck // read to its end
 	raw, err := io.ReadAll(res.Body)
 	took := time.Since(began)
-	if err == nil && string(raw) != whole {
+	if err == nil && string(raw) != wholeAnswer {
 		err = fmt.Errorf("post to %s: unexpected answer %.200q", r.url, raw)
 	}
 	return took, err

@@ -15,8 +15,8 @@ const (
 	paceHeader   = "X-Bench-Pace"
 )
 
-// whole is the answer that is not streamed.
-const whole = `{"id":"msg_1","type":"message","role":"assistant","model":"bench","content":[{"type":"text","text":"Yes."}],` +
+// wholeAnswer is the answer that is not streamed.
+const wholeAnswer = `{"id":"msg_1","type":"message","role":"assistant","model":"bench","content":[{"type":"text","text":"Yes."}],` +
 	`"stop_reason":"end_turn","usage":{"input_tokens":10,"output_tokens":2}}`
 
 // listen starts the model on loopback. It returns its URL and a function that stops it.
@@ -43,7 +43,7 @@ func answer(w http.ResponseWriter, r *http.Request) {
 	tokens, err := strconv.Atoi(r.Header.Get(tokensHeader))
 	if err != nil {
 		w.Header().Set("Content-Type", "application/json")
-		fmt.Fprint(w, whole) //nolint:errcheck // the client reports an incomplete answer
+		fmt.Fprint(w, wholeAnswer) //nolint:errcheck // the client reports an incomplete answer
 		return
 	}
 	pace, err := time.ParseDuration(r.Header.Get(paceHeader))

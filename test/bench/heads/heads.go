@@ -36,11 +36,11 @@ type Benchmark struct {
 
 // Measure implements harness.Benchmark.
 func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
-	if err := b.Part("signed heads", func(b *harness.Bench) error { return m.passes(ctx, b) }); err != nil {
+	if err := b.Part("signed heads", func(b *harness.Bench) error { return m.reportPasses(ctx, b) }); err != nil {
 		return err
 	}
 	return b.Part("version 2 and signed heads", func(b *harness.Bench) error {
-		r, err := together(ctx, b, int(m.Rounds), int(m.Sessions), int(m.Commits))
+		r, err := compareTogether(ctx, b, int(m.Rounds), int(m.Sessions), int(m.Commits))
 		if err != nil {
 			return err
 		}
@@ -48,8 +48,8 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	})
 }
 
-// passes reports the cost of the passes alone.
-func (m *Benchmark) passes(ctx context.Context, b *harness.Bench) error {
+// reportPasses reports the cost of the passes alone.
+func (m *Benchmark) reportPasses(ctx context.Context, b *harness.Bench) error {
 	t, err := newTestbed(ctx, b, int(m.Sessions))
 	if err != nil {
 		return err

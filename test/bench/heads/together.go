@@ -25,11 +25,11 @@ const pairSlices = 12
 // pairRounds is the number of rounds of the comparison for each round of the other row.
 const pairRounds = 5
 
-// together compares the processor time of commits of version 2 with signed heads with that of commits of version 1
+// compareTogether compares the processor time of commits of version 2 with signed heads with that of commits of version 1
 // without: the median of the ratios of adjacent slices, plus the median of the passes, one for each round. Each kind
 // has a shard of its own, because a pass examines a whole shard. The first round is not measured: the process has
 // just started.
-func together(ctx context.Context, b *harness.Bench, rounds, sessions, commits int) (row.Row, error) {
+func compareTogether(ctx context.Context, b *harness.Bench, rounds, sessions, commits int) (row.Row, error) {
 	kinds, err := newPair(ctx, b, sessions)
 	if err != nil {
 		return row.Row{}, err

@@ -62,7 +62,7 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	if err != nil {
 		return err
 	}
-	goroutines, err := work(ctx, sys, provider, m.Worked)
+	goroutines, err := measureWork(ctx, sys, provider, m.Worked)
 	if err != nil {
 		return err
 	}

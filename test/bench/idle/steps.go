@@ -52,28 +52,28 @@ func measureUsage() usage {
 	return u
 }
 
-// work takes a turn in each of the given number of sessions, waits until their sandboxes are removed, and returns the
+// measureWork takes a turn in each of the given number of sessions, waits until their sandboxes are removed, and returns the
 // number of goroutines that are left of them.
-func work(ctx context.Context, sys *system.System, provider *fake.Provider, sessions int) (goroutines int, err error) {
+func measureWork(ctx context.Context, sys *system.System, provider *fake.Provider, sessions int) (goroutines int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
 	c := system.NewClient(sys.URL)
 	// The first turns create what stays: connections and pools.
-	if err := turns(ctx, c, sys, provider, 16); err != nil {
+	if err := takeTurns(ctx, c, sys, provider, 16); err != nil {
 		return 0, err
 	}
 	before := runtime.NumGoroutine()
-	if err := turns(ctx, c, sys, provider, sessions); err != nil {
+	if err := takeTurns(ctx, c, sys, provider, sessions); err != nil {
 		return 0, err
 	}
-	return settled(before+sessions/10) - before, nil
+	return awaitGoroutines(before+sessions/10) - before, nil
 }
 
 // settleTimeout is the time in which the goroutines that served the sessions have to end.
 const settleTimeout = 10 * time.Second
 
-// settled returns the number of goroutines as soon as it is at most enough, or after settleTimeout.
-func settled(enough int) int {
+// awaitGoroutines returns the number of goroutines as soon as it is at most enough, or after settleTimeout.
+func awaitGoroutines(enough int) int {
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
 	for deadline := time.Now().Add(settleTimeout); ; <-tick.C {
@@ -83,8 +83,8 @@ func settled(enough int) int {
 	}
 }
 
-// turns takes a turn in each of the given number of sessions and blocks until all sessions are idle without a sandbox.
-func turns(ctx context.Context, c *system.Client, sys *system.System, provider *fake.Provider, sessions int) error {
+// takeTurns takes a turn in each of the given number of sessions and blocks until all sessions are idle without a sandbox.
+func takeTurns(ctx context.Context, c *system.Client, sys *system.System, provider *fake.Provider, sessions int) error {
 	var group errgroup.Group
 	group.SetLimit(16)
 	for range sessions {

@@ -60,16 +60,16 @@ func (m *model) answer(w http.ResponseWriter, r *http.Request) {
 		if !pause(r.Context(), shortest+time.Duration(chance.Int64N(int64(longest-shortest)))) {
 			return
 		}
-		chunk(w, fmt.Sprintf(`{"role":"assistant","content":%q}`, system.Stamp(time.Now())), "null")
+		sendChunk(w, fmt.Sprintf(`{"role":"assistant","content":%q}`, system.Stamp(time.Now())), "null")
 		if flush() != nil {
 			return // the agent has gone; the turn fails
 		}
 	}
-	chunk(w, "{}", `"stop"`)
+	sendChunk(w, "{}", `"stop"`)
 	_, _ = fmt.Fprint(w, "data: [DONE]\n\n") // as above
 }
 
-func chunk(w http.ResponseWriter, delta, finish string) {
+func sendChunk(w http.ResponseWriter, delta, finish string) {
 	_, _ = fmt.Fprintf(w, `data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"bench","choices":[{"index":0,"delta":%s,"finish_reason":%s}]}`+"\n\n", delta, finish)
 }
 

@@ -28,13 +28,13 @@ type server struct {
 	cmd    *exec.Cmd
 	stderr bytes.Buffer
 	url    string
-	dir    string        // the workspace
-	events chan received // closed when the stream has ended
+	dir    string             // the workspace
+	events chan receivedEvent // closed when the stream has ended
 	cancel context.CancelFunc
 }
 
-// received is an event of the stream, and the time at which it was read.
-type received struct {
+// receivedEvent is an event of the stream, and the time at which it was read.
+type receivedEvent struct {
 	data []byte
 	at   time.Time
 }
@@ -45,7 +45,7 @@ func startServer(ctx context.Context, dir, modelURL, address, health string, cmd
 	if err != nil {
 		return nil, err
 	}
-	s := &server{cmd: cmd, url: "http://" + address, dir: filepath.Join(dir, "workspace"), events: make(chan received, 1<<16), cancel: func() {}}
+	s := &server{cmd: cmd, url: "http://" + address, dir: filepath.Join(dir, "workspace"), events: make(chan receivedEvent, 1<<16), cancel: func() {}}
 	home := filepath.Join(dir, "home")
 	if err := errors.Join(os.MkdirAll(s.dir, 0o700), os.MkdirAll(home, 0o700)); err != nil {
 		return nil, err
@@ -142,7 +142,7 @@ func (s *server) follow(path string) error {
 				return
 			}
 			if data, ok := bytes.CutPrefix(line, []byte("data:")); ok {
-				s.events <- received{data, time.Now()}
+				s.events <- receivedEvent{data, time.Now()}
 			}
 		}
 	}()

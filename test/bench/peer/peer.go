@@ -42,7 +42,7 @@ func script() string {
 		"'\n  - steps:\n      - text: 'You said {{user}}, and this is what there is to say about it.'\n"
 }
 
-// Benchmark is the subcommand peer. It is not one of `all`, because it installs the peer.
+// Benchmark is the subcommand peer. The subcommand `all` does not run it, because it installs the peer.
 type Benchmark struct {
 	Turns   harness.Count `default:"15" help:"Measured warm turns of each system, in alternation."`
 	Long    harness.Count `default:"3" help:"Measured long answers of each system."`
@@ -59,8 +59,8 @@ type conversation interface {
 	Close() error
 }
 
-// contender is a system and its measurements.
-type contender struct {
+// comparedSystem is a system and its measurements.
+type comparedSystem struct {
 	key, name string
 	conv      conversation
 
@@ -86,7 +86,7 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 		return err
 	}
 	b.Cleanup(func() error { model.server.Close(); return nil })
-	var list []*contender
+	var list []*comparedSystem
 	for _, key := range m.Systems {
 		c, err := m.start(ctx, b, key, path, model.server.URL)
 		if err != nil {
@@ -106,8 +106,8 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 }
 
 // start starts a system and a session, and takes the first turn.
-func (m *Benchmark) start(ctx context.Context, b *harness.Bench, key, path, modelURL string) (*contender, error) {
-	c := &contender{key: key}
+func (m *Benchmark) start(ctx context.Context, b *harness.Bench, key, path, modelURL string) (*comparedSystem, error) {
+	c := &comparedSystem{key: key}
 	dir := filepath.Join(b.Dir, key)
 	begun := time.Now()
 	var err error
@@ -142,21 +142,21 @@ func (m *Benchmark) start(ctx context.Context, b *harness.Bench, key, path, mode
 		return nil, err
 	}
 	b.Cleanup(c.conv.Close)
-	if _, err := turn(ctx, c.conv, "begin"); err != nil {
+	if _, err := takeTurn(ctx, c.conv, "begin"); err != nil {
 		return nil, err
 	}
 	c.created = time.Since(begun)
 	return c, nil
 }
 
-func turn(ctx context.Context, c conversation, text string) (time.Duration, error) {
+func takeTurn(ctx context.Context, c conversation, text string) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, turnTimeout)
 	defer cancel()
 	return c.Turn(ctx, text)
 }
 
 // measure takes alternating turns.
-func (m *Benchmark) measure(ctx context.Context, model *model, list []*contender) error {
+func (m *Benchmark) measure(ctx context.Context, model *model, list []*comparedSystem) error {
 	for i := range int(m.Turns) + 2 { // the first two are not measured
 		for _, c := range list {
 			before, err := harness.Processes(os.Getpid())
@@ -164,7 +164,7 @@ func (m *Benchmark) measure(ctx context.Context, model *model, list []*contender
 				return err
 			}
 			begun := time.Now()
-			first, err := turn(ctx, c.conv, fmt.Sprint("number ", i))
+			first, err := takeTurn(ctx, c.conv, fmt.Sprint("number ", i))
 			if err != nil {
 				return fmt.Errorf("%s: turn %d: %w", c.name, i, err)
 			}
@@ -183,7 +183,7 @@ func (m *Benchmark) measure(ctx context.Context, model *model, list []*contender
 	for range int(m.Long) {
 		for _, c := range list {
 			begun := time.Now()
-			if _, err := turn(ctx, c.conv, "write a long answer"); err != nil {
+			if _, err := takeTurn(ctx, c.conv, "write a long answer"); err != nil {
 				return fmt.Errorf("%s: long answer: %w", c.name, err)
 			}
 			c.rates = append(c.rates, longPieces/time.Since(begun).Seconds())
@@ -192,7 +192,7 @@ func (m *Benchmark) measure(ctx context.Context, model *model, list []*contender
 	return nil
 }
 
-func (m *Benchmark) report(b *harness.Bench, c, base *contender) error {
+func (m *Benchmark) report(b *harness.Bench, c, base *comparedSystem) error {
 	ms := func(list []time.Duration, share float64) float64 { return row.Percentile(list, share) }
 	command := harness.Command("peer")
 	against := ""

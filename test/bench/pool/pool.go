@@ -112,13 +112,13 @@ func (r *results) row(size int) row.Row {
 	}
 }
 
-// full blocks until the pool is full and the engine has no other sandbox.
-func (t *testbed) full(ctx context.Context) error {
+// awaitFull blocks until the pool is full and the engine has no other sandbox.
+func (t *testbed) awaitFull(ctx context.Context) error {
 	return system.Until(ctx, fillTimeout, "the pool is full", func() (bool, error) {
 		if err := t.sys.Err(); err != nil {
 			return false, err
 		}
-		n, err := t.pooled()
+		n, err := t.pooledSandboxes()
 		if err != nil || n < t.size {
 			return false, err
 		}
@@ -127,8 +127,8 @@ func (t *testbed) full(ctx context.Context) error {
 	})
 }
 
-// pooled returns the number of sandboxes in the pool, according to the executor's metrics.
-func (t *testbed) pooled() (int, error) {
+// pooledSandboxes returns the number of sandboxes in the pool, according to the executor's metrics.
+func (t *testbed) pooledSandboxes() (int, error) {
 	const name = "spool_executor_pool_sandboxes"
 	families, err := t.metrics.Gather()
 	if err != nil {

@@ -23,7 +23,7 @@ type times struct {
 // session creates a session, takes its first turn and deletes it. A sandbox that did not come from the pool, or an agent
 // that was not started before the turn, is an error.
 func (t *testbed) session(ctx context.Context, n int) (s times, err error) {
-	if err := t.full(ctx); err != nil {
+	if err := t.awaitFull(ctx); err != nil {
 		return s, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, turnTimeout)
@@ -61,7 +61,7 @@ func (t *testbed) session(ctx context.Context, n int) (s times, err error) {
 
 // bareTurn returns the time to the first text of a Claude Code without Spool that has just completed its handshake.
 func (t *testbed) bareTurn(ctx context.Context, n int) (time.Duration, error) {
-	if err := t.full(ctx); err != nil {
+	if err := t.awaitFull(ctx); err != nil {
 		return 0, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, turnTimeout)

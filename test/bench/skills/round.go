@@ -30,9 +30,9 @@ func (s *testbed) applyAgent(ctx context.Context, slug string, skills []string) 
 	return s.client.Apply(ctx, "agents", slug, map[string]any{"architecture": "spool", "instructions": "Answer the question.", "skills": skills})
 }
 
-// round pushes new skills and takes the first turn of three sessions: without skills, with the new skills, and with the
+// runRound pushes new skills and takes the first turn of three sessions: without skills, with the new skills, and with the
 // same skills again.
-func (s *testbed) round(ctx context.Context, n int, t *times) error {
+func (s *testbed) runRound(ctx context.Context, n int, t *times) error {
 	slug := fmt.Sprint("skilled-", n)
 	var zips [][]byte
 	var names []string
@@ -54,7 +54,7 @@ func (s *testbed) round(ctx context.Context, n int, t *times) error {
 		agent string
 		into  *[]time.Duration
 	}{{plain, &t.none}, {slug, &t.first}, {slug, &t.again}} {
-		d, err := s.turn(ctx, m.agent)
+		d, err := s.takeTurn(ctx, m.agent)
 		if err != nil {
 			return fmt.Errorf("agent %s: %w", m.agent, err)
 		}
@@ -88,8 +88,8 @@ func (s *testbed) pack(name string) (_ []byte, err error) {
 	return z.Bytes(), err
 }
 
-// turn creates a session, returns the time from the message of its first turn to the first text, and deletes the session.
-func (s *testbed) turn(ctx context.Context, agent string) (time.Duration, error) {
+// takeTurn creates a session, returns the time from the message of its first turn to the first text, and deletes the session.
+func (s *testbed) takeTurn(ctx context.Context, agent string) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, turnTimeout)
 	defer cancel()
 	id, err := s.client.Create(ctx, system.SessionSpec{Agent: agent})

@@ -56,7 +56,7 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	}
 	var t times
 	for i := range int(m.Rounds) + 1 { // the first round warms the services up
-		if err := s.round(ctx, i, &t); err != nil {
+		if err := s.runRound(ctx, i, &t); err != nil {
 			return fmt.Errorf("round %d: %w", i, err)
 		}
 		if i == 0 {

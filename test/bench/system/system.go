@@ -32,7 +32,7 @@ import (
 	"github.com/spoolhq/spool/services/skills"
 )
 
-// Config of a System. Only Dir is required.
+// Config configures a System. Only Dir is required.
 type Config struct {
 	Dir      string           // holds all data; Postgres, which may run as another user, must be able to enter it
 	NATSURL  string           // a server without users in another process; "" starts one in this process, with all users

@@ -9,11 +9,11 @@ import (
 	"github.com/spoolhq/spool/test/bench/row"
 )
 
-// fasterTarget is the minimum factor by which a warm turn is faster than the one-shot CLI, at the median.
-const fasterTarget = 5.0
+// speedupTarget is the minimum factor by which a warm turn is faster than the one-shot CLI, at the median.
+const speedupTarget = 5.0
 
-// addedTarget returns the maximum time in milliseconds that a turn may take longer than with the bare agent, at the median.
-func addedTarget(provider string) float64 {
+// addedLatencyTarget returns the maximum time in milliseconds that a turn may take longer than with the bare agent, at the median.
+func addedLatencyTarget(provider string) float64 {
 	if provider == executor.Docker {
 		return 60
 	}
@@ -28,9 +28,9 @@ func displayName(provider string) string {
 	return provider
 }
 
-// addedRow compares turns through Spool with turns of the bare agent.
-func addedRow(provider, agent string, s *session, through, bare []time.Duration) row.Row {
-	p50, base, target := row.Percentile(through, 0.5), row.Percentile(bare, 0.5), addedTarget(provider)
+// addedLatencyRow compares turns through Spool with turns of the bare agent.
+func addedLatencyRow(provider, agent string, s *session, through, bare []time.Duration) row.Row {
+	p50, base, target := row.Percentile(through, 0.5), row.Percentile(bare, 0.5), addedLatencyTarget(provider)
 	note := fmt.Sprintf("execution claimed after %.0f ms, agent started after %.0f ms; ",
 		row.Percentile(s.claimed[1:], 0.5), row.Percentile(s.started[1:], 0.5)) + "with the runner's 20 ms of coalescing; the model sends 12 bytes every 10 ms"
 	if provider == executor.Docker {
@@ -45,15 +45,15 @@ func addedRow(provider, agent string, s *session, through, bare []time.Duration)
 	}
 }
 
-// fasterRow compares turns through Spool with turns of the one-shot CLI.
-func fasterRow(provider string, c bareagent.OneShot, through, oneShot []time.Duration) row.Row {
+// speedupRow compares turns through Spool with turns of the one-shot CLI.
+func speedupRow(provider string, c bareagent.OneShot, through, oneShot []time.Duration) row.Row {
 	p50, base := row.Percentile(through, 0.5), row.Percentile(oneShot, 0.5)
 	r := row.Row{
 		What:     fmt.Sprintf("the same, against the one-shot CLI (%s), %s", c.Command, displayName(provider)),
-		Target:   fmt.Sprintf("at least %.0f times faster", fasterTarget),
+		Target:   fmt.Sprintf("at least %.0f times faster", speedupTarget),
 		Measured: fmt.Sprintf("%.1f times faster", base/p50),
 		Against:  fmt.Sprintf("%s in the same session, p50 %.0f ms of %d turns", c.Command, base, len(oneShot)),
-		Ratio:    p50 / base, P50Ms: p50, P99Ms: row.Percentile(through, 0.99), OK: base >= fasterTarget*p50,
+		Ratio:    p50 / base, P50Ms: p50, P99Ms: row.Percentile(through, 0.99), OK: base >= speedupTarget*p50,
 	}
 	if c.Whole {
 		r.Note = c.Command + " prints the text when it is complete"

@@ -48,8 +48,8 @@ func (m *Benchmark) Validate() error {
 	return nil
 }
 
-// installed is an agent and the path of its program.
-type installed struct {
+// installedAgent is an agent and the path of its program.
+type installedAgent struct {
 	bareagent.Agent
 	path string
 }
@@ -59,7 +59,7 @@ type testbed struct {
 	*Benchmark
 	runner   string // path of the binary
 	url      string // of the model
-	agents   []installed
+	agents   []installedAgent
 	oneShots map[string][]time.Duration // measured turns of the one-shot CLIs, by architecture
 }
 
@@ -84,7 +84,7 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) (err error) {
 				return err
 			}
 			for _, a := range t.agents {
-				if err := t.agent(ctx, b, sys, provider, a); err != nil {
+				if err := t.measureAgent(ctx, b, sys, provider, a); err != nil {
 					return fmt.Errorf("%s: %w", a.Name, err)
 				}
 			}
@@ -98,7 +98,7 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) (err error) {
 }
 
 // installedAgents returns the agents to measure. It prints which agents are left out because their CLI is not installed.
-func (t *testbed) installedAgents(b *harness.Bench) (all []installed) {
+func (t *testbed) installedAgents(b *harness.Bench) (all []installedAgent) {
 	for _, a := range bareagent.Agents() {
 		if len(t.Agents) > 0 && !slices.Contains(t.Agents, a.Architecture) {
 			continue
@@ -111,13 +111,13 @@ func (t *testbed) installedAgents(b *harness.Bench) (all []installed) {
 				continue
 			}
 		}
-		all = append(all, installed{a, path})
+		all = append(all, installedAgent{a, path})
 	}
 	return all
 }
 
-// agent measures one agent with one sandbox provider.
-func (t *testbed) agent(ctx context.Context, b *harness.Bench, sys *system.System, provider string, a installed) error {
+// measureAgent measures one agent with one sandbox provider.
+func (t *testbed) measureAgent(ctx context.Context, b *harness.Bench, sys *system.System, provider string, a installedAgent) error {
 	warm, err := a.Warm(a.path, filepath.Join(b.Dir, "bare-"+a.Architecture), t.url)
 	if err != nil {
 		return fmt.Errorf("on bare stdio: %w", err)
@@ -126,7 +126,7 @@ func (t *testbed) agent(ctx context.Context, b *harness.Bench, sys *system.Syste
 	if err := errors.Join(err, warm.Close()); err != nil {
 		return err
 	}
-	if err := b.Report(addedRow(provider, a.Name, s, through, bare)); err != nil || a.OneShot == nil {
+	if err := b.Report(addedLatencyRow(provider, a.Name, s, through, bare)); err != nil || a.OneShot == nil {
 		return err
 	}
 	if t.oneShots[a.Architecture] == nil {
@@ -134,11 +134,11 @@ func (t *testbed) agent(ctx context.Context, b *harness.Bench, sys *system.Syste
 			return fmt.Errorf("%s: %w", a.OneShot.Command, err)
 		}
 	}
-	return b.Report(fasterRow(provider, *a.OneShot, through, t.oneShots[a.Architecture]))
+	return b.Report(speedupRow(provider, *a.OneShot, through, t.oneShots[a.Architecture]))
 }
 
 // oneShot measures turns of the one-shot form, after a turn that creates the session of the others.
-func (t *testbed) oneShot(ctx context.Context, a installed, dir string) (all []time.Duration, err error) {
+func (t *testbed) oneShot(ctx context.Context, a installedAgent, dir string) (all []time.Duration, err error) {
 	c, err := a.OneShot.Start(a.path, dir, t.url)
 	if err != nil {
 		return nil, err
@@ -156,7 +156,7 @@ func (t *testbed) oneShot(ctx context.Context, a installed, dir string) (all []t
 }
 
 // compare measures alternating turns of the bare agent and of a session, after one turn of each.
-func (t *testbed) compare(ctx context.Context, sys *system.System, a installed, warm bareagent.Conversation) (s *session, through, bare []time.Duration, err error) {
+func (t *testbed) compare(ctx context.Context, sys *system.System, a installedAgent, warm bareagent.Conversation) (s *session, through, bare []time.Duration, err error) {
 	s, err = newSession(ctx, sys, system.SessionSpec{Architecture: a.Architecture, Model: a.Model})
 	if err != nil {
 		return nil, nil, nil, err

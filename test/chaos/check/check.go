@@ -27,7 +27,7 @@ type Stream struct {
 	Pieces  []Piece // text in flight
 }
 
-// Evidence holds everything that a run leaves.
+// Evidence holds what clients and the log observed during a chaos run. Check compares the two.
 type Evidence struct {
 	// Accepted holds the session of each execution whose acceptance a client was told.
 	Accepted map[string]string

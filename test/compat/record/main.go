@@ -66,7 +66,7 @@ func record(ctx context.Context, spool, commit, script, out string) error {
 	if w.Server, err = compat.Up(ctx, cfg); err != nil {
 		return err
 	}
-	if err := w.recordAll(); err != nil {
+	if err := w.recordAllSessions(); err != nil {
 		return errors.Join(err, w.Stop())
 	}
 	if err := w.Stop(); err != nil {
@@ -237,14 +237,14 @@ func (w *work) readShown() error {
 		if s.Listed = listed[s.ID]; s.Listed == nil {
 			return fmt.Errorf("session %s (%s) is not listed", s.ID, s.Name)
 		}
-		if err := w.session(s); err != nil {
+		if err := w.runSession(s); err != nil {
 			return fmt.Errorf("session %s (%s): %w", s.ID, s.Name, err)
 		}
 	}
 	return nil
 }
 
-func (w *work) session(s *compat.Session) error {
+func (w *work) runSession(s *compat.Session) error {
 	key, path := w.manifest.Keys[s.Tenant], "/api/sessions/"+s.ID
 	var x struct{ Executions []json.RawMessage }
 	var b struct{ Blocks []json.RawMessage }

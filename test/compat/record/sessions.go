@@ -72,10 +72,10 @@ type work struct {
 	manifest compat.Manifest
 }
 
-// recordAll creates sessions of every kind, the open one last.
-func (w *work) recordAll() error {
+// recordAllSessions creates sessions of every kind, the open one last.
+func (w *work) recordAllSessions() error {
 	for _, step := range []func() error{
-		w.createKeys, w.applyCatalogue, w.recordConversation, w.recordFiles, w.recordDefined, w.recordAgents, w.recordControls, w.recordFailures, w.recordBudget, w.recordDeleted, w.recordIdle, w.recordOpen,
+		w.createKeys, w.applyCatalogue, w.recordConversation, w.recordFiles, w.recordDefined, w.recordAgents, w.recordControls, w.recordFailures, w.recordBudget, w.recordDeleted, w.recordIdleSession, w.recordOpenTurn,
 	} {
 		if err := step(); err != nil {
 			return err
@@ -149,8 +149,8 @@ func (w *work) await(s compat.Session, execution string, types ...events.Type) (
 	})
 }
 
-// turn runs a query to its end, which must have the given type.
-func (w *work) turn(s compat.Session, text string, end events.Type) error {
+// runTurn runs a query to its end, which must have the given type.
+func (w *work) runTurn(s compat.Session, text string, end events.Type) error {
 	execution, err := w.post(s, text)
 	if err != nil {
 		return err
@@ -171,14 +171,14 @@ var (
 	cancelled = events.ExecutionCancelled{}.EventType()
 )
 
-// turns creates a session and runs queries that complete.
-func (w *work) turns(tenant, name string, body map[string]any, texts ...string) error {
+// runTurns creates a session and runs queries that complete.
+func (w *work) runTurns(tenant, name string, body map[string]any, texts ...string) error {
 	s, err := w.create(tenant, name, body)
 	if err != nil {
 		return err
 	}
 	for _, text := range texts {
-		if err := w.turn(s, text, completed); err != nil {
+		if err := w.runTurn(s, text, completed); err != nil {
 			return err
 		}
 	}
@@ -186,7 +186,7 @@ func (w *work) turns(tenant, name string, body map[string]any, texts ...string) 
 }
 
 func (w *work) recordConversation() error {
-	return w.turns("default", compat.Conversation, map[string]any{"architecture": "spool"},
+	return w.runTurns("default", compat.Conversation, map[string]any{"architecture": "spool"},
 		"Remember the code word heron, then write a program that prints the first ten primes and run it.", "What did I ask you to remember?")
 }
 
@@ -197,7 +197,7 @@ func (w *work) recordFiles() error {
 	if err != nil {
 		return err
 	}
-	if err := w.turn(s, program, completed); err != nil {
+	if err := w.runTurn(s, program, completed); err != nil {
 		return err
 	}
 	large := []byte(strings.Repeat("0123456789abcdef", 40<<10)) // 640 KiB
@@ -205,16 +205,16 @@ func (w *work) recordFiles() error {
 		return err
 	}
 	// This message does not fit into a commit.
-	return w.turn(s, "large "+strings.Repeat("a message of many words ", 20<<10), completed)
+	return w.runTurn(s, "large "+strings.Repeat("a message of many words ", 20<<10), completed)
 }
 
 func (w *work) recordDefined() error {
-	return w.turns("default", compat.Defined, map[string]any{"instance": "reviewer", "environments": []string{"staging"}}, "hello", "and again")
+	return w.runTurns("default", compat.Defined, map[string]any{"instance": "reviewer", "environments": []string{"staging"}}, "hello", "and again")
 }
 
 func (w *work) recordAgents() error {
 	for _, a := range []string{compat.ClaudeCode, compat.Codex, compat.OpenCode} {
-		if err := w.turns("default", a, map[string]any{"architecture": a}, "Remember the code word heron.", program); err != nil {
+		if err := w.runTurns("default", a, map[string]any{"architecture": a}, "Remember the code word heron.", program); err != nil {
 			return err
 		}
 	}
@@ -291,7 +291,7 @@ func (w *work) recordFailures() error {
 	if err != nil {
 		return err
 	}
-	return w.turn(s, "fail", failed)
+	return w.runTurn(s, "fail", failed)
 }
 
 // recordBudget uses up the budget of a tenant and that of a session.
@@ -305,7 +305,7 @@ func (w *work) recordBudget() error {
 		return err
 	}
 	for _, end := range []events.Type{completed, completed, failed} {
-		if err := w.turn(s, "hello", end); err != nil {
+		if err := w.runTurn(s, "hello", end); err != nil {
 			return err
 		}
 	}
@@ -317,28 +317,28 @@ func (w *work) recordDeleted() error {
 	if err != nil {
 		return err
 	}
-	if err := w.turn(s, "hello", completed); err != nil {
+	if err := w.runTurn(s, "hello", completed); err != nil {
 		return err
 	}
 	w.manifest.Sessions[len(w.manifest.Sessions)-1].Deleted = true
 	return w.Call(w.manifest.Keys["default"], "DELETE", "/api/sessions/"+s.ID, nil, nil)
 }
 
-// recordIdle creates a session whose idle sandbox was removed after a snapshot.
-func (w *work) recordIdle() error {
+// recordIdleSession creates a session whose idle sandbox was removed after a snapshot.
+func (w *work) recordIdleSession() error {
 	s, err := w.create("default", "idle", map[string]any{"architecture": "spool", "sessionOptions": map[string]any{"idleTimeoutMs": 1000}})
 	if err != nil {
 		return err
 	}
-	if err := w.turn(s, program, completed); err != nil {
+	if err := w.runTurn(s, program, completed); err != nil {
 		return err
 	}
 	_, err = w.Until(w.manifest.Keys["default"], s.ID, 0, func(e events.Wire) bool { return e.Type == (events.SandboxTerminated{}).EventType() })
 	return err
 }
 
-// recordOpen leaves a turn that is running, and a query that is queued behind it.
-func (w *work) recordOpen() error {
+// recordOpenTurn leaves a turn that is running, and a query that is queued behind it.
+func (w *work) recordOpenTurn() error {
 	s, err := w.create("default", compat.Open, map[string]any{"architecture": "spool"})
 	if err != nil {
 		return err

@@ -65,7 +65,7 @@ func declarations(root string) (comments, names []string, err error) {
 		}
 		c := collector{files: files}
 		for _, d := range file.Decls {
-			c.declaration(d)
+			c.addDeclaration(d)
 		}
 		comments, names = append(comments, c.comments...), append(names, c.names...)
 		return nil
@@ -79,7 +79,7 @@ type collector struct {
 	comments, names []string
 }
 
-func (c *collector) declaration(d ast.Decl) {
+func (c *collector) addDeclaration(d ast.Decl) {
 	switch d := d.(type) {
 	case *ast.FuncDecl:
 		signature := *d

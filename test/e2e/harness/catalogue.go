@@ -24,8 +24,8 @@ func (c *Cluster) startSkills() {
 	c.run(nc, svc.Ready(), svc.Run)
 }
 
-// secrets sets a key pair of secrets for gateways and executors.
-func (c *Cluster) secrets() {
+// setSecretsKeys sets a key pair of secrets for gateways and executors.
+func (c *Cluster) setSecretsKeys() {
 	identity, recipient, err := secret.Generate()
 	must(c.T, err)
 	c.opts.Executor.SecretsKey, c.opts.Gateway.SecretsRecipient = identity, recipient

@@ -50,9 +50,9 @@ func (c *Cluster) command(t testing.TB, folder, data string, args ...string) *ex
 	return cmd
 }
 
-// Nobody returns a user without rights on root's files, and two folders of that user: one to work in, and one for
+// UnprivilegedUser returns a user without rights on root's files, and two folders of that user: one to work in, and one for
 // spool's own files. The test must run as root.
-func Nobody(t testing.TB) (user *syscall.Credential, folder, data string) {
+func UnprivilegedUser(t testing.TB) (user *syscall.Credential, folder, data string) {
 	t.Helper()
 	const id = 65534
 	if os.Geteuid() != 0 {

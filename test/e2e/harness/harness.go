@@ -124,7 +124,7 @@ func New(t testing.TB, opts Options) *Cluster {
 		c.StartProjector()
 	}
 	c.startSkills()
-	c.secrets()
+	c.setSecretsKeys()
 	for range opts.Executors {
 		if opts.Modal {
 			c.StartExecutorProgram()

@@ -133,7 +133,7 @@ func SameState(got State, list []events.Wire, shown []events.Block) error {
 	for _, w := range list {
 		e := w.Event()
 		want = history.Evolve(want, w.Seq, e)
-		phase(phases, e)
+		updatePhase(phases, e)
 	}
 	last := list[len(list)-1]
 	active := ""
@@ -207,8 +207,8 @@ func sameBlocks(got State, shown []events.Block, seq uint32) error {
 	return nil
 }
 
-// phase updates the phases of executions with one event.
-func phase(phases map[string]string, e events.Event) {
+// updatePhase updates the phases of executions with one event.
+func updatePhase(phases map[string]string, e events.Event) {
 	x := e.ExecutionID
 	switch e.Data.(type) {
 	case events.MessageAccepted:

@@ -82,7 +82,7 @@ func openTerminal() (master, tty *os.File, err error) {
 		request uintptr
 		arg     unsafe.Pointer
 	}{{syscall.TIOCSPTLCK, unsafe.Pointer(&unlock)}, {syscall.TIOCGPTN, unsafe.Pointer(&n)}} { //nolint:gosec // as in ioctl_tty(2)
-		if err := control(master, call.request, call.arg); err != nil {
+		if err := ioctl(master, call.request, call.arg); err != nil {
 			return nil, nil, errors.Join(err, master.Close())
 		}
 	}
@@ -93,8 +93,8 @@ func openTerminal() (master, tty *os.File, err error) {
 	return master, tty, nil
 }
 
-// control calls ioctl(2) on a terminal.
-func control(f *os.File, request uintptr, arg unsafe.Pointer) error {
+// ioctl calls ioctl(2) on a terminal.
+func ioctl(f *os.File, request uintptr, arg unsafe.Pointer) error {
 	if _, _, e := syscall.Syscall(syscall.SYS_IOCTL, f.Fd(), request, uintptr(arg)); e != 0 {
 		return e
 	}
@@ -104,8 +104,8 @@ func control(f *os.File, request uintptr, arg unsafe.Pointer) error {
 // Resize changes the number of columns.
 func (x *Terminal) Resize(columns uint16) {
 	x.t.Helper()
-	size := [4]uint16{50, columns}                                        // rows and columns
-	must(x.t, control(x.keys, syscall.TIOCSWINSZ, unsafe.Pointer(&size))) //nolint:gosec // as in ioctl_tty(2)
+	size := [4]uint16{50, columns}                                      // rows and columns
+	must(x.t, ioctl(x.keys, syscall.TIOCSWINSZ, unsafe.Pointer(&size))) //nolint:gosec // as in ioctl_tty(2)
 }
 
 // Echoes reports whether the terminal echoes input and makes Ctrl-C a signal. It does, unless a program has set it to
@@ -113,7 +113,7 @@ func (x *Terminal) Resize(columns uint16) {
 func (x *Terminal) Echoes() bool {
 	x.t.Helper()
 	var mode syscall.Termios
-	must(x.t, control(x.keys, syscall.TCGETS, unsafe.Pointer(&mode))) //nolint:gosec // as in ioctl_tty(2)
+	must(x.t, ioctl(x.keys, syscall.TCGETS, unsafe.Pointer(&mode))) //nolint:gosec // as in ioctl_tty(2)
 	return mode.Lflag&(syscall.ECHO|syscall.ISIG|syscall.ICANON) == syscall.ECHO|syscall.ISIG|syscall.ICANON
 }
 
@@ -123,8 +123,8 @@ func (x *Terminal) Signal(s os.Signal) {
 	must(x.t, x.cmd.Process.Signal(s))
 }
 
-// moves matches the control sequences that the program writes: move up some rows, erase to the end, and colours.
-var moves = regexp.MustCompile(`\x1b\[(\d+)A|\x1b\[J|\x1b\[[0-9;]*m`)
+// controlSequences matches the control sequences that the program writes: move up some rows, erase to the end, and colours.
+var controlSequences = regexp.MustCompile(`\x1b\[(\d+)A|\x1b\[J|\x1b\[[0-9;]*m`)
 
 // Rows returns the rows of a terminal with the given number of columns after all output, without trailing spaces. The
 // terminal scrolls without a limit. A row that is longer than the terminal is wrapped.
@@ -134,7 +134,7 @@ func (x *Terminal) Rows(columns int) []string {
 	x.mu.Unlock()
 	rows, row, column := [][]rune{nil}, 0, 0
 	for text != "" {
-		if at := moves.FindStringSubmatchIndex(text); at != nil && at[0] == 0 {
+		if at := controlSequences.FindStringSubmatchIndex(text); at != nil && at[0] == 0 {
 			switch {
 			case at[2] >= 0:
 				n, _ := strconv.Atoi(text[at[2]:at[3]]) // digits

@@ -63,15 +63,15 @@ func serve(conn net.Conn) (lease bool) {
 		start(conn, reader, *request.Exec)
 	case request.Pack != "":
 		out := bufio.NewWriterSize(DataWriter{conn}, 64<<10)
-		done(conn, errors.Join(pack(out, request.Pack), out.Flush()))
+		sendEnd(conn, errors.Join(pack(out, request.Pack), out.Flush()))
 	case request.Unpack != "":
-		done(conn, unpack(&DataReader{R: reader}, request.Unpack))
+		sendEnd(conn, unpack(&DataReader{R: reader}, request.Unpack))
 	}
 	return false
 }
 
-// done ends an answer. A failure to send it means that the server is gone.
-func done(conn net.Conn, err error) {
+// sendEnd ends an answer. A failure to send it means that the server is gone.
+func sendEnd(conn net.Conn, err error) {
 	message := ""
 	if err != nil {
 		message = err.Error()

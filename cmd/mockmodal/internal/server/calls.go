@@ -68,8 +68,8 @@ func (c *calls) addFault(f fault) error {
 	return nil
 }
 
-// fault returns the error that a call has to fail with, or nil.
-func (c *calls) fault(method string, after bool) error {
+// nextFault returns the error that a call has to fail with, or nil.
+func (c *calls) nextFault(method string, after bool) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, f := range c.faults {
@@ -103,7 +103,7 @@ func (s *Server) admit(ctx context.Context, fullMethod string, isStream bool) er
 	if err := s.authenticate(ctx, fullMethod, isStream); err != nil {
 		return err
 	}
-	return s.calls.fault(path.Base(fullMethod), false)
+	return s.calls.nextFault(path.Base(fullMethod), false)
 }
 
 // conclude records a call that failed for something that is not implemented,
@@ -113,7 +113,7 @@ func (s *Server) conclude(method string, err error) error {
 		s.calls.violate(method, status.Convert(err).Message())
 	}
 	if err == nil {
-		err = s.calls.fault(method, true)
+		err = s.calls.nextFault(method, true)
 	}
 	return err
 }
@@ -158,8 +158,8 @@ func (c *checkedStream) RecvMsg(message any) error {
 	return c.server.checkUnknown(c.method, message)
 }
 
-// unknown refuses calls of methods that are not Modal's.
-func (s *Server) unknown(_ any, stream grpc.ServerStream) error {
+// refuseUnknownMethod refuses calls of methods that are not Modal's.
+func (s *Server) refuseUnknownMethod(_ any, stream grpc.ServerStream) error {
 	method, _ := grpc.MethodFromServerStream(stream)
 	return status.Errorf(codes.Unimplemented, "unknown method %s", method)
 }
@@ -221,9 +221,9 @@ func require(fields ...string) error {
 	return nil
 }
 
-// only refuses a message in which a field is set that mockmodal does not
+// refuseOtherFields refuses a message in which a field is set that mockmodal does not
 // implement. The fields are named with commas between them.
-func only(message proto.Message, fields string) error {
+func refuseOtherFields(message proto.Message, fields string) error {
 	implemented := "," + fields + ","
 	var refused error
 	message.ProtoReflect().Range(func(field protoreflect.FieldDescriptor, _ protoreflect.Value) bool {

@@ -89,8 +89,8 @@ func show(w http.ResponseWriter, value any) {
 	_, _ = w.Write(marshal(value)) // a client that is gone needs no answer
 }
 
-// ends are the ways in which the control API ends a sandbox.
-var ends = map[string]*pb.GenericResult{"preempted": preemptedResult, "timeout": timeoutResult, "oom": outOfMemoryResult}
+// endResults maps each way in which the control API can end a sandbox to the result that clients get.
+var endResults = map[string]*pb.GenericResult{"preempted": preemptedResult, "timeout": timeoutResult, "oom": outOfMemoryResult}
 
 func (s *Server) endByControl(w http.ResponseWriter, r *http.Request) {
 	var body struct {
@@ -99,9 +99,9 @@ func (s *Server) endByControl(w http.ResponseWriter, r *http.Request) {
 	if !decode(w, r, &body) {
 		return
 	}
-	result := ends[body.How]
+	result := endResults[body.How]
 	if result == nil {
-		reply(w, fmt.Errorf("how must be one of %q", slices.Sorted(maps.Keys(ends))))
+		reply(w, fmt.Errorf("how must be one of %q", slices.Sorted(maps.Keys(endResults))))
 		return
 	}
 	asked := r.PathValue("sandbox")

@@ -25,9 +25,9 @@ import (
 	"github.com/spoolhq/spool/cmd/mockmodal/internal/guest"
 )
 
-// label marks all that a server makes on the engine. Its value is the absolute
-// path of the server's data folder.
-const label = "dev.spool.mockmodal"
+// ownerLabel is the label of everything that a server creates on the engine. Its value is the absolute path of the
+// server's data folder.
+const ownerLabel = "dev.spool.mockmodal"
 
 // guestWithin bounds how long a container's guest may take to listen.
 const guestWithin = time.Minute
@@ -91,7 +91,7 @@ func (e *engine) createNetwork(ctx context.Context) error {
 	return fmt.Errorf("the sandboxes' network has no gateway: %v", state.IPAM.Config)
 }
 
-func (e *engine) labels() map[string]string { return map[string]string{label: e.owner} }
+func (e *engine) labels() map[string]string { return map[string]string{ownerLabel: e.owner} }
 
 // close removes all that the server made on the engine.
 func (e *engine) close(ctx context.Context) error {
@@ -262,7 +262,7 @@ func (b *box) dial(ctx context.Context, request guest.Request) (net.Conn, error)
 
 // commit creates an image of a container's file system.
 func (e *engine) commit(ctx context.Context, id string) (string, error) {
-	changes := []string{fmt.Sprintf("LABEL %s=%q", label, e.owner)}
+	changes := []string{fmt.Sprintf("LABEL %s=%q", ownerLabel, e.owner)}
 	made, err := e.api.ContainerCommit(ctx, id, container.CommitOptions{Pause: true, Changes: changes})
 	return made.ID, err
 }

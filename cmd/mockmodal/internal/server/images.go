@@ -46,10 +46,10 @@ func (s *Server) findImage(id string) (*image, error) {
 // ImageGetOrCreate returns the image of a definition. One that is new is built
 // while the client waits with ImageJoinStreaming.
 func (c *controlPlane) ImageGetOrCreate(_ context.Context, r *pb.ImageGetOrCreateRequest) (*pb.ImageGetOrCreateResponse, error) {
-	if err := only(r, "app_id,image,builder_version,force_build"); err != nil {
+	if err := refuseOtherFields(r, "app_id,image,builder_version,force_build"); err != nil {
 		return nil, err
 	}
-	if err := only(r.GetImage(), "dockerfile_commands,base_images,image_registry_config,secret_ids,gpu_config"); err != nil {
+	if err := refuseOtherFields(r.GetImage(), "dockerfile_commands,base_images,image_registry_config,secret_ids,gpu_config"); err != nil {
 		return nil, err
 	}
 	if err := require("builder_version", r.GetBuilderVersion()); err != nil {

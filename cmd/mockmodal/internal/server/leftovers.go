@@ -68,7 +68,7 @@ func (e *engine) removeLeftovers(ctx context.Context) error {
 		if owner == e.owner || isServed(owner) {
 			continue
 		}
-		if err := e.removeAll(ctx, owner); err != nil { // another server may be at it too
+		if err := e.removeAll(ctx, owner); err != nil { // another server may remove the same things
 			e.logger.Warn("remove what a killed server left", "data", owner, "error", err)
 		}
 	}
@@ -79,18 +79,18 @@ func (e *engine) removeLeftovers(ctx context.Context) error {
 // engine, or a folder of sockets.
 func (e *engine) owners(ctx context.Context) (map[string]bool, error) {
 	owners := map[string]bool{}
-	marked := filters.NewArgs(filters.Arg("label", label))
+	marked := filters.NewArgs(filters.Arg("label", ownerLabel))
 	containers, err := e.api.ContainerList(ctx, container.ListOptions{All: true, Filters: marked})
 	for _, c := range containers {
-		owners[c.Labels[label]] = true
+		owners[c.Labels[ownerLabel]] = true
 	}
 	networks, listErr := e.api.NetworkList(ctx, network.ListOptions{Filters: marked})
 	for _, n := range networks {
-		owners[n.Labels[label]] = true
+		owners[n.Labels[ownerLabel]] = true
 	}
 	images, imageErr := e.api.ImageList(ctx, dockerimage.ListOptions{All: true, Filters: marked})
 	for _, i := range images {
-		owners[i.Labels[label]] = true
+		owners[i.Labels[ownerLabel]] = true
 	}
 	for _, owner := range socketFolders() {
 		owners[owner] = true
@@ -114,7 +114,7 @@ func socketFolders() map[string]string {
 // removeAll removes the containers, the networks, the images and the sockets of
 // one server.
 func (e *engine) removeAll(ctx context.Context, owner string) error {
-	mine := filters.NewArgs(filters.Arg("label", label+"="+owner))
+	mine := filters.NewArgs(filters.Arg("label", ownerLabel+"="+owner))
 	containers, err := e.api.ContainerList(ctx, container.ListOptions{All: true, Filters: mine})
 	if err != nil {
 		return fmt.Errorf("list containers: %w", err)

@@ -101,7 +101,7 @@ func (r *router) execSpec(sb *sandbox, request *pb.TaskExecStartRequest) (guest.
 	if err := require("exec_id", request.GetExecId()); err != nil {
 		return guest.Exec{}, err
 	}
-	if err := only(request, "task_id,exec_id,command_args,stdout_config,stderr_config,timeout_secs,workdir,secret_ids,env,secret_sources,runtime_debug"); err != nil {
+	if err := refuseOtherFields(request, "task_id,exec_id,command_args,stdout_config,stderr_config,timeout_secs,workdir,secret_ids,env,secret_sources,runtime_debug"); err != nil {
 		return guest.Exec{}, err
 	}
 	if len(request.GetCommandArgs()) == 0 || request.GetCommandArgs()[0] == "" {

@@ -51,7 +51,7 @@ func (c *controlPlane) SandboxCreate(ctx context.Context, r *pb.SandboxCreateReq
 // SandboxCreateV2 creates a sandbox of the second backend and answers when it
 // runs.
 func (c *controlPlane) SandboxCreateV2(ctx context.Context, r *pb.SandboxCreateV2Request) (*pb.SandboxCreateV2Response, error) {
-	if err := only(r, "app_id,definition,tags,secret_sources"); err != nil {
+	if err := refuseOtherFields(r, "app_id,definition,tags,secret_sources"); err != nil {
 		return nil, err
 	}
 	sb, err := c.createSandbox(ctx, r.GetAppId(), r.GetDefinition(), r.GetTags(), r.GetSecretSources(), true)
@@ -149,11 +149,11 @@ func (s *Server) runningByName(a *app, name string) *sandbox {
 // checkDefinition refuses what Modal refuses and what mockmodal does not
 // implement.
 func checkDefinition(d *pb.Sandbox) error {
-	if err := only(d, "entrypoint_args,image_id,secret_ids,timeout_secs,idle_timeout_secs,workdir,network_access,resources,open_ports,scheduler_placement,name,"+
+	if err := refuseOtherFields(d, "entrypoint_args,image_id,secret_ids,timeout_secs,idle_timeout_secs,workdir,network_access,resources,open_ports,scheduler_placement,name,"+
 		"experimental_options_v2,cloud_provider_str,verbose"); err != nil {
 		return err
 	}
-	if err := only(d.GetResources(), "milli_cpu,milli_cpu_max,memory_mb,memory_mb_max,gpu_config,ephemeral_disk_mb"); err != nil {
+	if err := refuseOtherFields(d.GetResources(), "milli_cpu,milli_cpu_max,memory_mb,memory_mb_max,gpu_config,ephemeral_disk_mb"); err != nil {
 		return err
 	}
 	switch timeout := time.Duration(d.GetTimeoutSecs()) * time.Second; {

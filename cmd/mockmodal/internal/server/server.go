@@ -25,11 +25,11 @@ import (
 	"google.golang.org/grpc/keepalive"
 )
 
-// Config of a Server. Data is required.
+// Config configures a Server. Data is required.
 type Config struct {
 	Listen       string   `default:"127.0.0.1:0" help:"Address of the gRPC API."`
 	Control      string   `default:"127.0.0.1:0" help:"Address of the control API (HTTP)."`
-	Data         string   `required:"" type:"path" help:"Folder for what the server keeps. A server that starts removes what earlier ones left on the engine that were killed."`
+	Data         string   `required:"" type:"path" help:"Data folder of the server. At its start, a server removes everything that killed servers left on the engine."`
 	DockerHost   string   `help:"Address of the Docker engine, which must be on this machine. Empty: DOCKER_HOST, or the default socket."`
 	Tokens       []string `name:"token" default:"ak-test:as-test" help:"Credentials that are accepted, as ID:SECRET."`
 	Environments []string `name:"environment" default:"main" help:"Names of the environments. The first is the default."`
@@ -72,7 +72,7 @@ type Server struct {
 	lastCreated  float64
 }
 
-// Run serves until ctx ends, then removes all that it made on the engine.
+// Run serves until ctx ends, and then removes everything that it created on the engine.
 func Run(ctx context.Context, cfg Config, out io.Writer, logger *slog.Logger) (err error) {
 	s, err := newServer(ctx, cfg, logger)
 	if err != nil {
@@ -86,7 +86,7 @@ func Run(ctx context.Context, cfg Config, out io.Writer, logger *slog.Logger) (e
 	}
 	api := grpc.NewServer(
 		grpc.ChainUnaryInterceptor(s.unary), grpc.ChainStreamInterceptor(s.stream),
-		grpc.UnknownServiceHandler(s.unknown), grpc.WaitForHandlers(true),
+		grpc.UnknownServiceHandler(s.refuseUnknownMethod), grpc.WaitForHandlers(true),
 		grpc.MaxRecvMsgSize(100<<20), grpc.MaxSendMsgSize(100<<20),
 		grpc.InitialWindowSize(1<<20), grpc.InitialConnWindowSize(4<<20),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),

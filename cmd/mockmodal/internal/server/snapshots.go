@@ -105,7 +105,7 @@ func imageLife(isSet bool, seconds int64) (time.Duration, error) {
 
 // TaskSnapshotFilesystem creates an image of a sandbox's file system.
 func (r *router) TaskSnapshotFilesystem(ctx context.Context, request *pb.TaskSnapshotFilesystemRequest) (*pb.TaskSnapshotFilesystemResponse, error) {
-	if err := only(request, "task_id,snapshot_id,ttl_seconds"); err != nil {
+	if err := refuseOtherFields(request, "task_id,snapshot_id,ttl_seconds"); err != nil {
 		return nil, err
 	}
 	sb, err := r.task(ctx, request.GetTaskId())
@@ -131,7 +131,7 @@ func (r *router) TaskSnapshotFilesystem(ctx context.Context, request *pb.TaskSna
 
 // TaskSnapshotDirectory creates an image of a folder's content.
 func (r *router) TaskSnapshotDirectory(ctx context.Context, request *pb.TaskSnapshotDirectoryRequest) (*pb.TaskSnapshotDirectoryResponse, error) {
-	if err := only(request, "task_id,snapshot_id,ttl_seconds,path"); err != nil {
+	if err := refuseOtherFields(request, "task_id,snapshot_id,ttl_seconds,path"); err != nil {
 		return nil, err
 	}
 	sb, err := r.task(ctx, request.GetTaskId())
@@ -210,7 +210,7 @@ func (b *box) unpack(ctx context.Context, archive, folder string) error {
 // TaskMountDirectory mounts the image of a folder, or an empty folder, over a
 // path. What is written there stays in the sandbox.
 func (r *router) TaskMountDirectory(ctx context.Context, request *pb.TaskMountDirectoryRequest) (*emptypb.Empty, error) {
-	if err := only(request, "task_id,path,image_id"); err != nil {
+	if err := refuseOtherFields(request, "task_id,path,image_id"); err != nil {
 		return nil, err
 	}
 	b, path, err := r.mountPoint(ctx, request.GetTaskId(), request.GetPath())
@@ -248,7 +248,7 @@ func (r *router) TaskMountDirectory(ctx context.Context, request *pb.TaskMountDi
 
 // TaskUnmountDirectory undoes the last mount over a path.
 func (r *router) TaskUnmountDirectory(ctx context.Context, request *pb.TaskUnmountDirectoryRequest) (*emptypb.Empty, error) {
-	if err := only(request, "task_id,path"); err != nil {
+	if err := refuseOtherFields(request, "task_id,path"); err != nil {
 		return nil, err
 	}
 	b, path, err := r.mountPoint(ctx, request.GetTaskId(), request.GetPath())

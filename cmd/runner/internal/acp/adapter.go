@@ -79,7 +79,7 @@ func (a Adapter) Open(l agent.Launch, in agent.Stdin) agent.Session {
 }
 
 // Transcript always fails: the protocol does not say where an agent keeps its sessions.
-func (Adapter) Transcript(agent.Place, string) (string, error) {
+func (Adapter) Transcript(agent.Folders, string) (string, error) {
 	return "", fmt.Errorf("architecture %s: the agent does not tell where it keeps its sessions", Architecture)
 }
 

@@ -165,11 +165,11 @@ func TestPermissions_FollowThePolicy(t *testing.T) {
 	const all = " reject_always allow_always reject_once allow_once"
 	for _, c := range []struct{ ask, answer, rule string }{
 		{"edit a.txt" + all, "opt-allow_once", "workspace-path"},
-		{"read " + b.Place.Workspace + "/a.txt" + all, "opt-allow_once", "workspace-path"},
+		{"read " + b.Folders.Workspace + "/a.txt" + all, "opt-allow_once", "workspace-path"},
 		{"read /etc/passwd" + all, "opt-reject_once", "outside-workspace"},
 		{"edit ../a.txt" + all, "opt-reject_once", "outside-workspace"},
 		{"delete ~/a.txt" + all, "opt-reject_once", "outside-workspace"},
-		{"move " + b.Place.Workspace + "-sibling/a.txt" + all, "opt-reject_once", "outside-workspace"},
+		{"move " + b.Folders.Workspace + "-sibling/a.txt" + all, "opt-reject_once", "outside-workspace"},
 		{"edit -" + all, "opt-reject_once", "unreadable-request"},
 		{"search -" + all, "opt-allow_once", "workspace-path"},
 		{"execute -" + all, "opt-allow_once", "sandboxed-shell"},

@@ -108,7 +108,7 @@ func TestBegin_AsksWhetherTheAgentIsAlive(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			in, j := &agenttest.Stdin{}, &agenttest.Journal{}
-			s := Open(c.dialect, agent.Launch{Place: agent.Place{Workspace: t.TempDir()}}, in)
+			s := Open(c.dialect, agent.Launch{Folders: agent.Folders{Workspace: t.TempDir()}}, in)
 			feed(t, s, agent.NewTurn(t.Context(), agent.TurnConfig{}), `{"id":1,"result":{"protocolVersion":1,"agentCapabilities":`+c.caps+`}}`, `{"id":2,"result":{"sessionId":"s1"}}`)
 			if err := s.Begin(runner.Query{Content: "hello"}, agenttest.NewTurn(t, j, "exe_1")); err != nil {
 				t.Fatal(err)

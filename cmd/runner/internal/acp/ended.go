@@ -17,7 +17,7 @@ func (s *session) promptAnswered(m message, t *agent.Turn) error {
 		return nil // the turn has ended already
 	}
 	if m.Error != nil {
-		s.endAfterSubagents(s.failed(m.Error), t)
+		s.endAfterSubagents(s.requestErrorEnd(m.Error), t)
 		return nil
 	}
 	r, err := decode[sdk.PromptResponse](m.Result, "answer to session/prompt")
@@ -127,8 +127,8 @@ func (s *session) stop(r sdk.StopReason) runner.Ended {
 	}
 }
 
-// failed returns the end of the turn for an error in place of an answer.
-func (s *session) failed(e *sdk.RequestError) runner.Ended {
+// requestErrorEnd returns the end of a turn whose request the agent answered with an error.
+func (s *session) requestErrorEnd(e *sdk.RequestError) runner.Ended {
 	if s.isInterrupted() {
 		return runner.Ended{Outcome: runner.Interrupted, Message: describeRequestError(e)}
 	}

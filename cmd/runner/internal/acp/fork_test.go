@@ -46,7 +46,7 @@ func TestFork_ContinuesInTheCopiedSession(t *testing.T) {
 			}}
 			var in agenttest.Stdin
 			var journal agenttest.Journal
-			s := Open(d, agent.Launch{Place: agent.Place{Workspace: t.TempDir()}, Resume: "s1", Fork: &runner.Fork{Anchor: c.anchor}}, &in)
+			s := Open(d, agent.Launch{Folders: agent.Folders{Workspace: t.TempDir()}, Resume: "s1", Fork: &runner.Fork{Anchor: c.anchor}}, &in)
 			turn := agenttest.NewTurn(t, &journal, "exe_1")
 			if err := s.Begin(runner.Query{Content: "hello"}, turn); err != nil {
 				t.Fatal(err)
@@ -88,7 +88,7 @@ func TestAnchors(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var journal agenttest.Journal
-			s := Open(Dialect{Anchors: c.anchors}, agent.Launch{Place: agent.Place{Workspace: t.TempDir()}}, &agenttest.Stdin{})
+			s := Open(Dialect{Anchors: c.anchors}, agent.Launch{Folders: agent.Folders{Workspace: t.TempDir()}}, &agenttest.Stdin{})
 			turn := agenttest.NewTurn(t, &journal, "exe_1")
 			if err := s.Begin(runner.Query{Content: "hello"}, turn); err != nil {
 				t.Fatal(err)

@@ -51,7 +51,7 @@ func (s *session) handleInitialized(m message, t *agent.Turn) error {
 		}
 		s.note(t, logEvent("warn", "the agent is %s; version %s was tested", version, s.d.Version))
 	}
-	if err := s.reachable(); err != nil {
+	if err := s.checkReachable(); err != nil {
 		s.fail(t, "AGENT_PROTOCOL", err.Error())
 		return nil
 	}
@@ -61,7 +61,7 @@ func (s *session) handleInitialized(m message, t *agent.Turn) error {
 	case !s.d.Forks && s.fork.Anchor == "":
 		return s.openSession(t) // the sandbox has its own copy of the agent's records
 	case !s.d.Forks:
-		s.lost(t, "the agent cannot cut a conversation")
+		s.noteLostTranscript(t, "the agent cannot cut a conversation")
 		return s.start()
 	}
 	s.waits = true
@@ -83,7 +83,7 @@ func (s *session) useCopy(t *agent.Turn) error {
 	case !s.waits || s.forked == nil:
 		return nil
 	case s.forked.Error != "":
-		s.lost(t, s.forked.Error)
+		s.noteLostTranscript(t, s.forked.Error)
 		return s.start()
 	}
 	s.resume = s.forked.Session
@@ -103,7 +103,7 @@ func (s *session) openSession(t *agent.Turn) error {
 		s.loading = true
 		return s.call(sdk.AgentMethodSessionLoad, s.load(sdk.SessionId(s.resume)), s.sessionResumed)
 	}
-	s.lost(t, "the agent cannot go on with a session")
+	s.noteLostTranscript(t, "the agent cannot go on with a session")
 	return s.start()
 }
 
@@ -116,10 +116,11 @@ func (s *session) start() error {
 	return s.call(sdk.AgentMethodSessionNew, sdk.NewSessionRequest{Cwd: s.place.Workspace, McpServers: s.servers()}, s.sessionStarted)
 }
 
-// lost journals that the agent does not know the earlier turns.
-func (s *session) lost(t *agent.Turn, why string) {
+// noteLostTranscript journals an event: the agent's session could not be resumed, so the agent does not know the
+// earlier turns.
+func (s *session) noteLostTranscript(t *agent.Turn, why string) {
 	s.note(t, events.Error{
-		Code: "TRANSCRIPT_LOST", Message: fmt.Sprintf("session %.100s of the agent is not gone on with: %s; the agent does not know the turns before", s.resume, why),
+		Code: "TRANSCRIPT_LOST", Message: fmt.Sprintf("session %.100s of the agent cannot be continued: %s; the agent does not know the earlier turns", s.resume, why),
 	})
 }
 
@@ -162,7 +163,7 @@ func (s *session) sessionStarted(m message, t *agent.Turn) error {
 func (s *session) sessionResumed(m message, t *agent.Turn) error {
 	s.loading = false
 	if m.Error != nil {
-		s.lost(t, describeRequestError(m.Error))
+		s.noteLostTranscript(t, describeRequestError(m.Error))
 		return s.start()
 	}
 	o, err := decode[openResponse](m.Result, "answer to session/resume")
@@ -287,13 +288,13 @@ func (s *session) content(q runner.Query) ([]sdk.ContentBlock, error) {
 			blocks = append(blocks, sdk.TextBlock(p.Text))
 		case "image":
 			if !strings.HasPrefix(p.MediaType, "image/") {
-				return nil, fmt.Errorf("query.parts[%d].mediaType: %q is no image type", i, p.MediaType)
+				return nil, fmt.Errorf("query.parts[%d].mediaType: %q is not an image type", i, p.MediaType)
 			}
 			if _, err := base64.StdEncoding.DecodeString(p.Data); err != nil || p.Data == "" {
 				return nil, fmt.Errorf("query.parts[%d].data: is not base64", i)
 			}
 			if s.ready && !s.caps.PromptCapabilities.Image {
-				return nil, fmt.Errorf("query.parts[%d]: the agent takes no images", i)
+				return nil, fmt.Errorf("query.parts[%d]: the agent does not accept images", i)
 			}
 			blocks = append(blocks, sdk.ImageBlock(p.Data, p.MediaType))
 		default:

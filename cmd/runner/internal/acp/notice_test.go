@@ -26,7 +26,7 @@ func noticedIn(t *testing.T, j *agenttest.Journal) (agent.Session, *agent.Turn) 
 		}
 		return &n
 	}}
-	s := Open(d, agent.Launch{Place: agent.Place{Workspace: t.TempDir()}}, &agenttest.Stdin{})
+	s := Open(d, agent.Launch{Folders: agent.Folders{Workspace: t.TempDir()}}, &agenttest.Stdin{})
 	turn := agenttest.NewTurn(t, j, "exe_1")
 	if err := s.Begin(runner.Query{Content: "hello"}, turn); err != nil {
 		t.Fatal(err)

@@ -117,7 +117,7 @@ func decidePaths(c Call, tool Tool, root string, skills []string) decision {
 	reads := tool.Search || c.Kind == sdk.ToolKindRead
 	rule := ruleInside
 	for _, p := range paths {
-		if reads && ofSkill(skills, p) {
+		if reads && isInSkill(skills, p) {
 			rule = ruleSkill
 			continue
 		}
@@ -131,8 +131,8 @@ func decidePaths(c Call, tool Tool, root string, skills []string) decision {
 	return decision{allow: true, rule: rule}
 }
 
-// ofSkill reports whether a path is inside the folder of a skill, with symbolic links resolved.
-func ofSkill(skills []string, path string) bool {
+// isInSkill reports whether a path is inside the folder of a skill, with symbolic links resolved.
+func isInSkill(skills []string, path string) bool {
 	real, err := filepath.EvalSymlinks(path)
 	if err != nil || !filepath.IsAbs(path) {
 		return false

@@ -37,19 +37,19 @@ func (s *session) servers() []sdk.McpServer {
 	return out
 }
 
-// reachable returns an error if the agent cannot reach one of the servers.
-func (s *session) reachable() error {
+// checkReachable returns an error if the agent cannot reach one of the servers.
+func (s *session) checkReachable() error {
 	for i, m := range s.d.MCPServers {
 		if m.Type == "http" && !s.caps.McpCapabilities.Http {
-			return fmt.Errorf("query.mcpServers[%d].type: the agent takes no MCP servers over http", i)
+			return fmt.Errorf("query.mcpServers[%d].type: the agent does not support MCP servers over http", i)
 		}
 	}
 	return nil
 }
 
-// ofServer reports whether a call names one of the servers as a separate word. Agents use different forms:
+// belongsToServer reports whether a call names one of the servers as a separate word. Agents use different forms:
 // mcp__desk__note, desk_note, desk/note and "note (desk MCP Server)".
-func ofServer(servers []runner.MCPServer, name string) bool {
+func belongsToServer(servers []runner.MCPServer, name string) bool {
 	return slices.ContainsFunc(servers, func(m runner.MCPServer) bool {
 		found, err := regexp.MatchString(`(^|[^a-z0-9])`+regexp.QuoteMeta(m.Name)+`($|[^a-z0-9])`, strings.ToLower(name))
 		return err == nil && found
@@ -60,7 +60,7 @@ func ofServer(servers []runner.MCPServer, name string) bool {
 func plain(l agent.Launch) func(Call) *Tool {
 	return func(c Call) *Tool {
 		tool := classify(c.Kind)
-		if tool.Class == ClassUnknown && ofServer(l.MCPServers, c.Name) {
+		if tool.Class == ClassUnknown && belongsToServer(l.MCPServers, c.Name) {
 			tool.Class = ClassServer
 		}
 		return &tool

@@ -22,7 +22,7 @@ const ping = "_spool/ping"
 // session is the agent.Session of one process.
 type session struct {
 	d     Dialect
-	place agent.Place
+	place agent.Folders
 	in    agent.Stdin
 	now   func() time.Time
 
@@ -79,7 +79,7 @@ func Open(d Dialect, l agent.Launch, in agent.Stdin) agent.Session {
 	if d.Shown == "" {
 		d.Shown = d.Model
 	}
-	s := &session{d: d, place: l.Place, in: in, now: d.Now, resume: l.Resume, fork: l.Fork, waiting: map[int]handler{}, turnState: newTurn(0)}
+	s := &session{d: d, place: l.Folders, in: in, now: d.Now, resume: l.Resume, fork: l.Fork, waiting: map[int]handler{}, turnState: newTurn(0)}
 	s.initialize()
 	return s
 }

@@ -109,7 +109,7 @@ func (s *session) handleTool(f *flow, u toolUpdate, t *agent.Turn) error {
 	s.showUse(c, tool, t)
 	switch {
 	case c.over:
-		s.results(c, tool, t)
+		s.journalResult(c, tool, t)
 		if tool.Todos != nil && c.status == sdk.ToolCallStatusCompleted {
 			s.showTodos(tool.Todos, t)
 		}
@@ -130,7 +130,7 @@ func (s *session) showUse(c *call, tool Tool, t *agent.Turn) {
 	}
 	c.stated = true
 	t.Complete(c.use, func(b *events.Block) {
-		b.Input, b.Description = bytes.Clone(c.Input), about(c.Call, s.place.Workspace)
+		b.Input, b.Description = bytes.Clone(c.Input), describeCall(c.Call, s.place.Workspace)
 	})
 }
 
@@ -148,8 +148,8 @@ func (s *session) stream(c *call, t *agent.Turn) {
 	c.shown = text
 }
 
-// results journals the result of a call.
-func (s *session) results(c *call, tool Tool, t *agent.Turn) {
+// journalResult journals the result of a call.
+func (s *session) journalResult(c *call, tool Tool, t *agent.Turn) {
 	text := output(c.content, c.Output)
 	failed := c.status == sdk.ToolCallStatusFailed || tool.Failed
 	took := millis(s.now().Sub(c.started))
@@ -270,8 +270,8 @@ func diff(d toolContent) string {
 	return b.String()
 }
 
-// about returns a one-line description of a call.
-func about(c Call, workspace string) string {
+// describeCall returns a one-line description of a call.
+func describeCall(c Call, workspace string) string {
 	var a struct {
 		Description string `json:"description"`
 		Command     string `json:"command"`

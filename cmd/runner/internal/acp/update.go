@@ -78,11 +78,11 @@ func (s *session) handleUpdate(m message, t *agent.Turn) error {
 		}
 		return s.handleTool(f, c, t)
 	}
-	return s.handleOther(kind.Kind, u.Update, f, t)
+	return s.handleOtherUpdate(kind.Kind, u.Update, f, t)
 }
 
-// handleOther handles updates other than messages and calls.
-func (s *session) handleOther(kind string, raw json.RawMessage, f *flow, t *agent.Turn) error {
+// handleOtherUpdate handles updates other than messages and calls.
+func (s *session) handleOtherUpdate(kind string, raw json.RawMessage, f *flow, t *agent.Turn) error {
 	switch kind {
 	case "plan":
 		p, err := decode[sdk.SessionUpdatePlan](raw, kind)

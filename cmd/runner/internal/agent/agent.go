@@ -29,7 +29,7 @@ type Adapter interface {
 	// Open returns a session for a process that has just been started, and sends the handshake if there is one.
 	Open(Launch, Stdin) Session
 	// Transcript returns the absolute path of the agent's own record of a session.
-	Transcript(p Place, agentSession string) (string, error)
+	Transcript(p Folders, agentSession string) (string, error)
 }
 
 // Session translates between the stdio of one process and the calls of a Turn. One goroutine calls Begin and Line.
@@ -54,15 +54,15 @@ type Stdin interface {
 	Send(v any) error
 }
 
-// Place holds the folders in which an agent works.
-type Place struct {
+// Folders holds the folders in which an agent works.
+type Folders struct {
 	Workspace string // absolute; the agent's working directory
 	State     string // absolute; outside the workspace, kept as long as the sandbox: configuration, transcripts
 }
 
 // Launch holds what a process is started for.
 type Launch struct {
-	Place
+	Folders
 	SessionID    string
 	Command      []string          // from the query, for architecture acp: the agent's program and its arguments
 	Model        string            // the query's, else the profile's; "" for the architecture's default

@@ -33,24 +33,24 @@ func Redacted(s *redact.Set, data any) any {
 	data = redact.Value(s, data, append([]string{"ConversationID", "Conversation", "Parent"}, runnerFields...)...)
 	switch d := data.(type) {
 	case events.BlockStart:
-		d.Block.ConversationID = inConversation(s, d.Block.ConversationID)
+		d.Block.ConversationID = redactConversation(s, d.Block.ConversationID)
 		return d
 	case events.BlockComplete:
-		d.Block.ConversationID = inConversation(s, d.Block.ConversationID)
+		d.Block.ConversationID = redactConversation(s, d.Block.ConversationID)
 		return d
 	case events.SubagentSpawned:
-		d.Conversation, d.Parent = inConversation(s, d.Conversation), inConversation(s, d.Parent)
+		d.Conversation, d.Parent = redactConversation(s, d.Conversation), redactConversation(s, d.Parent)
 		return d
 	case events.SubagentCompleted:
-		d.Conversation = inConversation(s, d.Conversation)
+		d.Conversation = redactConversation(s, d.Conversation)
 		return d
 	}
 	return data
 }
 
-// inConversation returns the redacted name of a conversation. The agent chooses the names of all conversations but the
+// redactConversation returns the redacted name of a conversation. The agent chooses the names of all conversations but the
 // main one.
-func inConversation(s *redact.Set, name string) string {
+func redactConversation(s *redact.Set, name string) string {
 	if name == events.MainConversation {
 		return name
 	}

@@ -35,7 +35,7 @@ func (x *text) add(piece string) {
 		return
 	}
 	b := append(x.half, piece...)
-	whole := len(b) - unfinished(b)
+	whole := len(b) - incompleteRune(b)
 	x.half = bytes.Clone(b[whole:])
 	x.show(bytes.ToValidUTF8(b[:whole], []byte("\uFFFD")))
 }
@@ -95,8 +95,8 @@ func (x *text) put(b *events.Block) {
 	}
 }
 
-// unfinished returns the length of the incomplete rune at the end of b.
-func unfinished(b []byte) int {
+// incompleteRune returns the length of the incomplete rune at the end of b.
+func incompleteRune(b []byte) int {
 	for n := 1; n < utf8.UTFMax && n <= len(b); n++ {
 		if tail := b[len(b)-n:]; utf8.RuneStart(tail[0]) {
 			if utf8.FullRune(tail) {

@@ -154,7 +154,7 @@ func (t *Turn) Text(id, piece string) {
 	defer t.mu.Unlock()
 	b := t.find(id)
 	if b == nil {
-		t.unknown("text", id)
+		t.journalUnknownBlock("text", id)
 		return
 	}
 	b.text.add(piece)
@@ -163,7 +163,7 @@ func (t *Turn) Text(id, piece string) {
 	}
 	// The first piece is sent at once. Text that follows soon is held, to be joined.
 	if wait := t.cfg.Coalesce - t.cfg.Now().Sub(t.sent); wait > 0 {
-		t.timer = time.AfterFunc(wait, t.flushLate)
+		t.timer = time.AfterFunc(wait, t.flushCoalesced)
 	} else {
 		t.flush()
 	}
@@ -175,7 +175,7 @@ func (t *Turn) Update(id string, u events.BlockUpdates) {
 	defer t.mu.Unlock()
 	b := t.find(id)
 	if b == nil {
-		t.unknown("update", id)
+		t.journalUnknownBlock("update", id)
 		return
 	}
 	apply(&b.block, u)
@@ -190,7 +190,7 @@ func (t *Turn) Complete(id string, change func(*events.Block)) {
 	defer t.mu.Unlock()
 	b := t.find(id)
 	if b == nil {
-		t.unknown("completion", id)
+		t.journalUnknownBlock("completion", id)
 		return
 	}
 	t.finish(b, events.StatusComplete, change)
@@ -254,8 +254,8 @@ func (t *Turn) find(id string) *openBlock {
 	return t.open[i]
 }
 
-// unknown journals that the agent named a block that is not open.
-func (t *Turn) unknown(what, id string) {
+// journalUnknownBlock journals that the agent named a block that is not open.
+func (t *Turn) journalUnknownBlock(what, id string) {
 	if t.cfg.Journal == nil || t.end != nil {
 		return
 	}
@@ -283,8 +283,8 @@ func (t *Turn) finish(b *openBlock, s events.BlockStatus, change func(*events.Bl
 	t.write(events.BlockComplete{}.EventType(), b.conversation, events.BlockComplete{Block: whole})
 }
 
-// flushLate is called by the coalescing timer.
-func (t *Turn) flushLate() {
+// flushCoalesced is called by the coalescing timer.
+func (t *Turn) flushCoalesced() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.timer = nil
@@ -323,7 +323,7 @@ func (t *Turn) put(typ events.Type, conversation string, data any) {
 		return
 	}
 	raw, cut, err := fit(Redacted(t.cfg.Redact, data))
-	conversation = inConversation(t.cfg.Redact, conversation)
+	conversation = redactConversation(t.cfg.Redact, conversation)
 	line := runner.Line{Type: typ, Time: t.cfg.Now().UTC(), ExecutionID: t.cfg.ExecutionID, ConversationID: conversation, Data: raw}
 	// The note comes before the line, because the end of a turn is its last line.
 	if err != nil {

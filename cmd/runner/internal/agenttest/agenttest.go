@@ -51,11 +51,11 @@ type Capabilities struct {
 func Exercise(t *testing.T, s Subject, c Capabilities) {
 	t.Helper()
 	if c.Goldens != nil {
-		t.Run("goldens", func(t *testing.T) { goldens(t, s, *c.Goldens) })
-		t.Run("lines in any order", func(t *testing.T) { t.Parallel(); disorder(t, s, *c.Goldens) })
+		t.Run("goldens", func(t *testing.T) { checkGoldens(t, s, *c.Goldens) })
+		t.Run("lines in any order", func(t *testing.T) { t.Parallel(); replayDisorder(t, s, *c.Goldens) })
 	}
 	if s.Program != "" {
-		t.Run("missing CLI", func(t *testing.T) { t.Parallel(); missing(t, s) })
+		t.Run("missing CLI", func(t *testing.T) { t.Parallel(); checkMissingCLI(t, s) })
 	}
 	if c.Conversation != nil {
 		t.Run("one process for all turns", func(t *testing.T) { t.Parallel(); oneProcess(t, s, *c.Conversation, c.Confinement) })
@@ -65,13 +65,13 @@ func Exercise(t *testing.T, s Subject, c Capabilities) {
 		t.Run("resume", func(t *testing.T) { t.Parallel(); resume(t, s, *c.Resume) })
 	}
 	if c.Settings != nil {
-		t.Run("settings in the workspace", func(t *testing.T) { t.Parallel(); settings(t, s, *c.Settings, *c.Confinement) })
+		t.Run("settings in the workspace", func(t *testing.T) { t.Parallel(); checkWorkspaceSettings(t, s, *c.Settings, *c.Confinement) })
 	}
 	if c.Fork != nil {
-		t.Run("fork", func(t *testing.T) { t.Parallel(); fork(t, s, *c.Fork) })
+		t.Run("fork", func(t *testing.T) { t.Parallel(); checkFork(t, s, *c.Fork) })
 	}
 	if c.Provided != nil {
-		t.Run("provided transcript", func(t *testing.T) { t.Parallel(); provided(t, s, *c.Provided) })
+		t.Run("provided transcript", func(t *testing.T) { t.Parallel(); checkProvided(t, s, *c.Provided) })
 	}
 	if c.Bare != nil {
 		t.Run("bare agent", func(t *testing.T) { t.Parallel(); exerciseBareAgent(t, s, c.Bare()) })

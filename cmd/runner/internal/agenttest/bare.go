@@ -55,7 +55,7 @@ func converse(t *testing.T, path string, start func(path, dir, modelURL string) 
 			t.Error(err)
 		}
 	})
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
 	texts := []string{"the first number is 11", "the second number is 22"}
 	for _, text := range texts {

@@ -26,12 +26,12 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// patience limits every wait for an agent, which may need seconds to start on a busy machine.
-const patience = 3 * time.Minute
+// waitTimeout is the time limit of each wait for an agent, which may need seconds to start on a busy machine.
+const waitTimeout = 3 * time.Minute
 
 // Bench is the agent under the real supervisor, with a workspace and a state folder of its own.
 type Bench struct {
-	Place      agent.Place
+	Folders    agent.Folders
 	Supervisor *supervisor.Supervisor
 	Query      runner.Query   // the fields that all queries have
 	Model      *server.Server // the scripted model; nil if the agent needs none
@@ -65,7 +65,7 @@ func newBenchOn(t testing.TB, s Subject, path string, script *server.Script) *Be
 	t.Helper()
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
 	b := &Bench{
-		t: t, Place: agent.Place{Workspace: t.TempDir(), State: t.TempDir()},
+		t: t, Folders: agent.Folders{Workspace: t.TempDir(), State: t.TempDir()},
 		Query: runner.Query{
 			SessionID: "ses_1", Attempt: 1, Architecture: s.Architecture, Command: s.Command, Model: s.Model, Policy: runner.PolicyWorkspace,
 		},
@@ -96,7 +96,7 @@ func newBenchOn(t testing.TB, s Subject, path string, script *server.Script) *Be
 	}
 	b.Supervisor, err = supervisor.New(supervisor.Config{
 		Executable: exe,
-		Adapters:   map[string]agent.Adapter{s.Architecture: s.Adapter}, Place: b.Place, Journal: b.journal,
+		Adapters:   map[string]agent.Adapter{s.Architecture: s.Adapter}, Folders: b.Folders, Journal: b.journal,
 		ProcessGroup: process.NewGroup(log), Log: log, Environ: append([]string{"PATH=" + path, "HOME=" + t.TempDir()}, s.Environ...),
 	})
 	if err != nil {
@@ -179,14 +179,14 @@ func (b *Bench) MustStart(content string, change func(*runner.Query)) Turn {
 // Until reads the journal up to the first line for which wanted returns true. What describes that line in the error.
 func (b *Bench) Until(what string, wanted func(runner.Line) bool, so Turn) Turn {
 	b.t.Helper()
-	timeout := time.After(patience)
+	timeout := time.After(waitTimeout)
 	for {
 		raw, changed := b.journal.After(b.read, 1)
 		if len(raw) == 0 {
 			select {
 			case <-changed:
 			case <-timeout:
-				b.t.Fatalf("no %s within %s; so far %s", what, patience, so)
+				b.t.Fatalf("no %s within %s; so far %s", what, waitTimeout, so)
 			}
 			continue
 		}
@@ -347,7 +347,7 @@ func (x Turn) CheckErrors(codes ...string) []events.Error {
 // File returns the content of a file in the workspace.
 func (b *Bench) File(name string) string {
 	b.t.Helper()
-	raw, err := os.ReadFile(filepath.Join(b.Place.Workspace, name))
+	raw, err := os.ReadFile(filepath.Join(b.Folders.Workspace, name))
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -357,7 +357,7 @@ func (b *Bench) File(name string) string {
 // Put writes a file into the workspace.
 func (b *Bench) Put(name, content string) {
 	b.t.Helper()
-	b.put(filepath.Join(b.Place.Workspace, name), content)
+	b.put(filepath.Join(b.Folders.Workspace, name), content)
 }
 
 func (b *Bench) put(path, content string) {

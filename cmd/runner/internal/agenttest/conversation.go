@@ -143,22 +143,22 @@ func oneProcess(t *testing.T, s Subject, c Conversation, confined *Confinement) 
 		}
 	}
 	if confined != nil {
-		confinement(t, b, *confined, same)
+		checkConfinement(t, b, *confined, same)
 	}
-	interrupts(t, b, c, same)
+	checkInterrupts(t, b, c, same)
 	for _, f := range c.Failures {
 		x := same(b.Ask(f.Query, nil))
 		if e := x.Ended(); e.Outcome != runner.Failed || e.Code != f.Code || e.Message == "" || !strings.Contains(e.Message, f.Message) {
 			t.Errorf("%s: ended %+v, want %s with %q%s", f.Query, e, f.Code, f.Message, x)
 		}
 	}
-	extras(t, b, c.Extra, same)
+	checkExtras(t, b, c.Extra, same)
 	same(b.AskOK(whichNumber, "4711", nil))
-	transcript(t, s, b, c, second)
+	checkTranscript(t, s, b, c, second)
 	noSecrets(t, b, c.Secrets)
 }
 
-func extras(t testing.TB, b *Bench, all []Extra, same func(Turn) Turn) {
+func checkExtras(t testing.TB, b *Bench, all []Extra, same func(Turn) Turn) {
 	t.Helper()
 	for _, e := range all {
 		x := same(b.AskOK(e.Query, e.Answer, nil))
@@ -188,11 +188,11 @@ func checkUsage(t testing.TB, c Conversation, first, second Turn) {
 	}
 }
 
-// confinement checks that nothing outside of the workspace is written, and that the agent learns why.
-func confinement(t testing.TB, b *Bench, c Confinement, same func(Turn) Turn) {
+// checkConfinement checks that nothing outside of the workspace is written, and that the agent learns why.
+func checkConfinement(t testing.TB, b *Bench, c Confinement, same func(Turn) Turn) {
 	t.Helper()
 	outside := t.TempDir()
-	if err := os.Symlink(outside, filepath.Join(b.Place.Workspace, "link")); err != nil {
+	if err := os.Symlink(outside, filepath.Join(b.Folders.Workspace, "link")); err != nil {
 		t.Fatal(err)
 	}
 	for _, content := range c.Refused {
@@ -202,7 +202,7 @@ func confinement(t testing.TB, b *Bench, c Confinement, same func(Turn) Turn) {
 			t.Errorf("%s: decisions %+v", content, d)
 		}
 	}
-	extras(t, b, c.Extra, same)
+	checkExtras(t, b, c.Extra, same)
 	for _, path := range []string{"/etc/spool-test", filepath.Join(outside, "file.txt")} {
 		if exists(path) {
 			t.Errorf("%s was written", path)
@@ -218,8 +218,8 @@ func confinement(t testing.TB, b *Bench, c Confinement, same func(Turn) Turn) {
 	}
 }
 
-// interrupts interrupts turns at different moments. The process stays warm, and no command is left running.
-func interrupts(t testing.TB, b *Bench, c Conversation, same func(Turn) Turn) {
+// checkInterrupts interrupts turns at different moments. The process stays warm, and no command is left running.
+func checkInterrupts(t testing.TB, b *Bench, c Conversation, same func(Turn) Turn) {
 	t.Helper()
 	Interrupt(t, b, "talk for ever", OnText, same)
 	Interrupt(t, b, "talk for ever again", AtStart, same)
@@ -261,7 +261,7 @@ func CheckNothingSleeps(t testing.TB, b *Bench) {
 
 func await(t testing.TB, otherwise string, condition func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); !condition(); time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(waitTimeout); !condition(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal(otherwise)
 		}
@@ -277,7 +277,7 @@ func isSleeping(t testing.TB, b *Bench) bool {
 	}
 	for _, p := range all {
 		cwd, err := os.Readlink(filepath.Join(p, "cwd"))
-		if err != nil || cwd != b.Place.Workspace {
+		if err != nil || cwd != b.Folders.Workspace {
 			continue
 		}
 		if name, err := os.ReadFile(filepath.Join(p, "comm")); err == nil && string(name) == "sleep\n" {
@@ -287,8 +287,8 @@ func isSleeping(t testing.TB, b *Bench) bool {
 	return false
 }
 
-// transcript checks that the agent's own transcript is where the journal says it is.
-func transcript(t testing.TB, s Subject, b *Bench, c Conversation, x Turn) {
+// checkTranscript checks that the agent's own transcript is where the journal says it is.
+func checkTranscript(t testing.TB, s Subject, b *Bench, c Conversation, x Turn) {
 	t.Helper()
 	w := x.Written()
 	if w.AgentSessionID == "" {
@@ -297,7 +297,7 @@ func transcript(t testing.TB, s Subject, b *Bench, c Conversation, x Turn) {
 	if !c.Transcript {
 		return
 	}
-	path, err := s.Adapter.Transcript(b.Place, w.AgentSessionID)
+	path, err := s.Adapter.Transcript(b.Folders, w.AgentSessionID)
 	if err != nil || path != w.Path {
 		t.Errorf("transcript %q, want %q: %v", path, w.Path, err)
 	}
@@ -310,7 +310,7 @@ func transcript(t testing.TB, s Subject, b *Bench, c Conversation, x Turn) {
 // noSecrets checks that no file that the agent can have written contains a secret.
 func noSecrets(t testing.TB, b *Bench, secrets []string) {
 	t.Helper()
-	for _, root := range []string{b.Place.State, b.Place.Workspace} {
+	for _, root := range []string{b.Folders.State, b.Folders.Workspace} {
 		err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 			if err != nil || !d.Type().IsRegular() {
 				return err
@@ -340,8 +340,8 @@ func interruptAtOnce(t *testing.T, s Subject) {
 	b.AskOK("hello after the interrupt", "hello after the interrupt", nil)
 }
 
-// missing checks the error when the CLI is not installed: it says how to install it.
-func missing(t *testing.T, s Subject) {
+// checkMissingCLI checks the error when the CLI is not installed: it says how to install it.
+func checkMissingCLI(t *testing.T, s Subject) {
 	refusal := newBenchOn(t, s, t.TempDir(), nil).Start("hello", nil)
 	if refusal == nil || refusal.Code != "AGENT_NOT_FOUND" || !strings.Contains(refusal.Message, s.Install) {
 		t.Fatalf("refused with %v", refusal)
@@ -411,7 +411,7 @@ func resume(t *testing.T, s Subject, r Resume) {
 func otherModel(t *testing.T, b *Bench, r Resume, cold func(Turn) Turn) {
 	t.Helper()
 	want := []string{"PROMPT-OF-THE-AGENT", "MEMORY-OF-THE-PROJECT"}
-	if err := profile.Save(b.Place.State, profile.Profile{MemoryFile: want[1]}); err != nil {
+	if err := profile.Save(b.Folders.State, profile.Profile{MemoryFile: want[1]}); err != nil {
 		t.Fatal(err)
 	}
 	if r.Rules != "" {
@@ -441,13 +441,13 @@ type WorkspaceSettings struct {
 	Check func(testing.TB, *Bench)
 }
 
-// settings checks that the confinement holds whatever settings the workspace brings.
-func settings(t *testing.T, s Subject, w WorkspaceSettings, c Confinement) {
+// checkWorkspaceSettings checks that the confinement holds whatever settings the workspace brings.
+func checkWorkspaceSettings(t *testing.T, s Subject, w WorkspaceSettings, c Confinement) {
 	b := NewBench(t, s)
-	for name, content := range w.Files(b.Place.Workspace) {
+	for name, content := range w.Files(b.Folders.Workspace) {
 		b.Put(name, content)
 	}
-	confinement(t, b, c, anyProcess)
+	checkConfinement(t, b, c, anyProcess)
 	if w.Check != nil {
 		w.Check(t, b)
 	}

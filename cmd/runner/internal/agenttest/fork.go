@@ -49,8 +49,8 @@ type ForkCase struct {
 	Present, Absent []string // texts of the last request to the model
 }
 
-// fork checks that a fork knows what the agent knew at the anchor, and nothing that came later.
-func fork(t *testing.T, s Subject, f Fork) {
+// checkFork checks that a fork knows what the agent knew at the anchor, and nothing that came later.
+func checkFork(t *testing.T, s Subject, f Fork) {
 	parent := NewBench(t, s)
 	p := Parent{First: parent.AskOK("Remember the number 11 please", "11", nil), Write: parent.AskOK("write a file please", "written", nil)}
 	parent.Supervisor.Kill(t.Context()) // another process writes the next turns
@@ -60,13 +60,13 @@ func fork(t *testing.T, s Subject, f Fork) {
 	p.Session = p.First.Written().AgentSessionID
 	newBench := func(t *testing.T) *Bench {
 		b := NewBench(t, s)
-		f.Copy(t, parent.Place.State, b.Place.State)
+		f.Copy(t, parent.Folders.State, b.Folders.State)
 		return b
 	}
 	unchanged := func(t *testing.T, b *Bench) {
 		t.Helper()
 		if f.Records != "" {
-			sameRecords(t, parent.Place, b.Place, f.Records)
+			sameRecords(t, parent.Folders, b.Folders, f.Records)
 		}
 	}
 	query := func(c ForkCase) func(*runner.Query) {
@@ -135,7 +135,7 @@ func fork(t *testing.T, s Subject, f Fork) {
 }
 
 // sameRecords checks that the files in one place that match the pattern are unchanged in the other.
-func sameRecords(t testing.TB, parent, copied agent.Place, pattern string) {
+func sameRecords(t testing.TB, parent, copied agent.Folders, pattern string) {
 	t.Helper()
 	found, err := filepath.Glob(filepath.Join(parent.State, pattern))
 	if err != nil || len(found) == 0 {
@@ -172,16 +172,16 @@ type Provided struct {
 	Next Extra
 }
 
-// provided checks that the agent knows the conversation, works in this workspace, and acts on nothing else that the
+// checkProvided checks that the agent knows the conversation, works in this workspace, and acts on nothing else that the
 // transcript says. The file that the caller provided is not changed.
-func provided(t *testing.T, s Subject, p Provided) {
+func checkProvided(t *testing.T, s Subject, p Provided) {
 	b := NewBench(t, s)
 	session, raw := p.Bare(t, b.Query.Env)
 	given := p.Poison(t, session, bytes.Clone(raw))
 	if bytes.Equal(given, raw) {
 		t.Fatal("the transcript was not poisoned")
 	}
-	path := filepath.Join(b.Place.State, agent.Provided)
+	path := filepath.Join(b.Folders.State, agent.Provided)
 	b.put(path, string(given))
 	query := func(q *runner.Query) {
 		q.SessionID, q.Resume, q.Fork = "ses_new", session, &runner.Fork{Provided: true}

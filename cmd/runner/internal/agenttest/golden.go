@@ -32,7 +32,7 @@ type Goldens struct {
 	Anchored []events.BlockKind
 	// Placeholders returns texts that stand for a path in golden files and recordings, in addition to {{workspace}} and
 	// {{state}}: placeholder, text, placeholder, text. May be nil.
-	Placeholders func(agent.Place) []string
+	Placeholders func(agent.Folders) []string
 	Recording    Recording
 }
 
@@ -43,9 +43,9 @@ type Step struct {
 	Line      json.RawMessage `json:"line,omitempty"`
 }
 
-// goldens replays every recording and compares journal and stdin with the golden files. With -record the recordings
+// checkGoldens replays every recording and compares journal and stdin with the golden files. With -record the recordings
 // are made first.
-func goldens(t *testing.T, s Subject, g Goldens) {
+func checkGoldens(t *testing.T, s Subject, g Goldens) {
 	paths := recordings(t)
 	if !*recordAgain {
 		var folders []string
@@ -65,7 +65,7 @@ func goldens(t *testing.T, s Subject, g Goldens) {
 			} else {
 				t.Parallel()
 			}
-			place := agent.Place{Workspace: t.TempDir(), State: t.TempDir()}
+			place := agent.Folders{Workspace: t.TempDir(), State: t.TempDir()}
 			journal, sent := g.replay(t, place, g.load(t, filepath.Join(dir, "recording.jsonl"), place))
 			CheckAnchors(t, journal, g.Anchored...)
 			Compare(t, filepath.Join(dir, "journal.jsonl"), g.neutral(encodeLines(t, journal), place))
@@ -84,17 +84,17 @@ func recordings(t testing.TB) []string {
 	return paths
 }
 
-// disorder passes recorded lines in a wrong order, twice or not at all. The adapter may refuse any of them, but what
+// replayDisorder passes recorded lines in a wrong order, twice or not at all. The adapter may refuse any of them, but what
 // it journals is valid.
-func disorder(t *testing.T, s Subject, g Goldens) {
+func replayDisorder(t *testing.T, s Subject, g Goldens) {
 	paths := recordings(t)
 	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // reproducible on purpose
 	play := func(path string, times func() int, reorder func([]Step)) {
-		place := agent.Place{Workspace: t.TempDir(), State: t.TempDir()}
+		place := agent.Folders{Workspace: t.TempDir(), State: t.TempDir()}
 		steps := g.load(t, path, place)
 		reorder(steps)
 		var journal Journal
-		session := g.Adapter.Open(agent.Launch{Place: place, Model: g.Model}, &Stdin{})
+		session := g.Adapter.Open(agent.Launch{Folders: place, Model: g.Model}, &Stdin{})
 		turn := NewTurn(t, &journal, "exe_1")
 		if err := session.Begin(runner.Query{ExecutionID: "exe_1", Attempt: 1, Content: "hello", Policy: runner.PolicyWorkspace}, turn); err != nil {
 			t.Fatal(err)
@@ -130,7 +130,7 @@ func disorder(t *testing.T, s Subject, g Goldens) {
 }
 
 // load reads a recording and inserts the paths of place.
-func (g Goldens) load(t testing.TB, path string, place agent.Place) []Step {
+func (g Goldens) load(t testing.TB, path string, place agent.Folders) []Step {
 	t.Helper()
 	raw, err := os.ReadFile(path)
 	if err != nil {
@@ -149,11 +149,11 @@ func (g Goldens) load(t testing.TB, path string, place agent.Place) []Step {
 }
 
 // replay performs the steps of a recording on a new session.
-func (g Goldens) replay(t testing.TB, place agent.Place, steps []Step) ([]runner.Line, []json.RawMessage) {
+func (g Goldens) replay(t testing.TB, place agent.Folders, steps []Step) ([]runner.Line, []json.RawMessage) {
 	t.Helper()
 	var journal Journal
 	var stdin Stdin
-	session := g.Adapter.Open(agent.Launch{Place: place, Model: g.Model}, &stdin)
+	session := g.Adapter.Open(agent.Launch{Folders: place, Model: g.Model}, &stdin)
 	turn := agent.NewTurn(t.Context(), agent.TurnConfig{})
 	for i, step := range steps {
 		var err error
@@ -176,7 +176,7 @@ func (g Goldens) replay(t testing.TB, place agent.Place, steps []Step) ([]runner
 	return journal.Lines(), stdin.Sent()
 }
 
-func (g Goldens) placeholders(place agent.Place) []string {
+func (g Goldens) placeholders(place agent.Folders) []string {
 	pairs := []string{"{{workspace}}", place.Workspace, "{{state}}", place.State}
 	if g.Placeholders != nil {
 		pairs = append(pairs, g.Placeholders(place)...)
@@ -185,7 +185,7 @@ func (g Goldens) placeholders(place agent.Place) []string {
 }
 
 // neutral replaces the paths of place by placeholders.
-func (g Goldens) neutral(raw []byte, place agent.Place) []byte {
+func (g Goldens) neutral(raw []byte, place agent.Folders) []byte {
 	pairs := g.placeholders(place)
 	for i := 0; i < len(pairs); i += 2 {
 		pairs[i], pairs[i+1] = pairs[i+1], pairs[i]

@@ -85,7 +85,7 @@ type Recording struct {
 type recorder struct {
 	t         *testing.T
 	recording Recording
-	place     agent.Place
+	place     agent.Folders
 	session   agent.Session
 	stdout    *bufio.Reader
 
@@ -122,9 +122,9 @@ func record(t *testing.T, s Subject, g Goldens, dir string, scenario Scenario) {
 	}
 	web := httptest.NewServer(mock)
 	defer web.Close()
-	place := agent.Place{Workspace: t.TempDir(), State: t.TempDir()}
+	place := agent.Folders{Workspace: t.TempDir(), State: t.TempDir()}
 	launch := agent.Launch{
-		Place:   place,
+		Folders: place,
 		Model:   scenario.Model,
 		Environ: []string{"PATH=" + os.Getenv("PATH"), "HOME=" + t.TempDir()},
 		Env:     s.Env(web.URL),
@@ -152,7 +152,7 @@ func record(t *testing.T, s Subject, g Goldens, dir string, scenario Scenario) {
 	r := &recorder{t: t, recording: g.Recording, place: place, stdin: stdin, stdout: bufio.NewReaderSize(stdout, 1<<20)}
 	r.session = s.Adapter.Open(launch, r)
 	for i, ask := range scenario.Asks {
-		r.turn(i, ask)
+		r.recordTurn(i, ask)
 	}
 	if err := stdin.Close(); err != nil {
 		t.Error(err)
@@ -169,8 +169,8 @@ func record(t *testing.T, s Subject, g Goldens, dir string, scenario Scenario) {
 	}
 }
 
-// turn sends a query and records until the turn has ended.
-func (r *recorder) turn(i int, ask Ask) {
+// recordTurn sends a query and records until the turn has ended.
+func (r *recorder) recordTurn(i int, ask Ask) {
 	t := r.t
 	q := runner.Query{ExecutionID: fmt.Sprintf("exe_%d", i+1), Attempt: 1, Content: ask.Text, Parts: ask.Parts, Policy: runner.PolicyWorkspace}
 	turn := NewTurn(t, &Journal{}, q.ExecutionID)

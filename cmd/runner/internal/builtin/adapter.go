@@ -46,7 +46,7 @@ func (Adapter) Open(l agent.Launch, in agent.Stdin) agent.Session {
 }
 
 // Transcript returns the path of a session's messages.
-func (Adapter) Transcript(p agent.Place, agentSession string) (string, error) {
+func (Adapter) Transcript(p agent.Folders, agentSession string) (string, error) {
 	return transcriptPath(p.State, agentSession)
 }
 

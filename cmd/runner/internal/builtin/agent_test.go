@@ -49,7 +49,7 @@ func TestGoldenTurn(t *testing.T) {
 	if got, err := os.ReadFile(place.Workspace + "/sum.py"); err != nil || string(got) != "print(1+2)\n" {
 		t.Errorf("the file is %q, %v", got, err)
 	}
-	// What the model was told of its calls.
+	// The second request has the results of the calls.
 	second := e.seen()[1].Messages
 	if got := second[len(second)-1]; got.Role != "tool" || got.ToolCallID != "call_b" || !strings.Contains(got.Content.(string), "exit status 3") {
 		t.Errorf("result for the model: %+v", got)
@@ -92,7 +92,7 @@ func TestHistoryWithinAndAcrossProcesses(t *testing.T) {
 	if e.seen()[0].Model != "from-env" || len(last.Tools) != 4 {
 		t.Errorf("model %s, %d tools", e.seen()[0].Model, len(last.Tools))
 	}
-	// A transcript that is not there is no silent loss.
+	// A missing transcript is reported.
 	lines = startSpool(t, e, newPlace(t), "agt-LOST", nil).turn("which word?", nil)
 	if !strings.Contains(string(lines[1].Data), "TRANSCRIPT_LOST") {
 		t.Errorf("second line %s", lines[1].Data)
@@ -278,7 +278,7 @@ func TestCallsThatCannotRun_AreReportedToTheModel(t *testing.T) {
 	}
 }
 
-// A process that was killed in the middle leaves a transcript that can be gone on with.
+// A process that was killed during a turn leaves a transcript with which the session can be resumed.
 func TestTranscript_OfACrashCanBeResumed(t *testing.T) {
 	t.Parallel()
 	e := newEndpoint(t, says("ok"))

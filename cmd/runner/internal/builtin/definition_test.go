@@ -141,7 +141,8 @@ func TestDefinitionServers(t *testing.T) {
 	}
 }
 
-// Other servers need another process; nothing else of a definition does.
+// The command depends on the MCP servers of a definition and on no other field, so only other servers cause a new
+// process.
 func TestDefinitionCommand(t *testing.T) {
 	t.Parallel()
 	env := func(l agent.Launch) string {

@@ -163,7 +163,7 @@ func breaks(chunks ...string) http.HandlerFunc {
 // spool is a running agent, driven by its adapter as the supervisor would.
 type spool struct {
 	t       *testing.T
-	place   agent.Place
+	place   agent.Folders
 	session agent.Session
 	reports *bufio.Reader
 	close   func()
@@ -172,9 +172,9 @@ type spool struct {
 	query   runner.Query // what every turn's query has beside its content
 }
 
-func startSpool(t *testing.T, e *endpoint, place agent.Place, resume string, env map[string]string) *spool {
+func startSpool(t *testing.T, e *endpoint, place agent.Folders, resume string, env map[string]string) *spool {
 	t.Helper()
-	return startLaunch(t, e, agent.Launch{Place: place, Resume: resume}, env)
+	return startLaunch(t, e, agent.Launch{Folders: place, Resume: resume}, env)
 }
 
 func startLaunch(t *testing.T, e *endpoint, l agent.Launch, env map[string]string) *spool {
@@ -183,7 +183,7 @@ func startLaunch(t *testing.T, e *endpoint, l agent.Launch, env map[string]strin
 	if err != nil {
 		t.Fatal(err)
 	}
-	place, resume := l.Place, ""
+	place, resume := l.Folders, ""
 	if i := slices.Index(c.Args, "--resume"); i >= 0 {
 		resume = c.Args[i+1]
 	}
@@ -226,9 +226,9 @@ type pipeStdin struct{ w io.Writer }
 
 func (p pipeStdin) Send(v any) error { return json.NewEncoder(p.w).Encode(v) }
 
-func newPlace(t *testing.T) agent.Place {
+func newPlace(t *testing.T) agent.Folders {
 	t.Helper()
-	return agent.Place{Workspace: t.TempDir(), State: t.TempDir()}
+	return agent.Folders{Workspace: t.TempDir(), State: t.TempDir()}
 }
 
 // turn runs one query to its end; watch sees every report of the agent first.

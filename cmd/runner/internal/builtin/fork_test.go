@@ -40,7 +40,7 @@ func TestFork_KnowsNothingAfterTheAnchor(t *testing.T) {
 	for name, c := range map[string]struct {
 		anchor  string
 		history string
-		last    string // what it ends with before the question, "" for the result of a tool
+		last    string // the last text before the question, "" for the result of a tool
 	}{
 		"at the end of a turn":       {text(first)[0].Anchor, "user assistant user", "I will."},
 		"at a result in a turn":      {completed(t, second, events.KindToolResult)[1].Anchor, "user assistant user assistant tool tool user", ""},
@@ -54,7 +54,7 @@ func TestFork_KnowsNothingAfterTheAnchor(t *testing.T) {
 				t.Fatal(err)
 			}
 			original := record(t, place, id)
-			l := agent.Launch{Place: place, SessionID: "ses_fork", Resume: id, Fork: &runner.Fork{Anchor: c.anchor}}
+			l := agent.Launch{Folders: place, SessionID: "ses_fork", Resume: id, Fork: &runner.Fork{Anchor: c.anchor}}
 			for attempt := range 2 { // the second finds the same
 				f := startLaunch(t, e, l, nil)
 				lines := f.turn("which word?", nil)
@@ -84,7 +84,8 @@ func TestFork_KnowsNothingAfterTheAnchor(t *testing.T) {
 	}
 }
 
-// Without the anchor the agent begins anew, and says so: it never answers from what came later.
+// Without the anchor the agent begins a new conversation and reports that: it never answers from entries after the
+// anchor.
 func TestForkWithoutItsAnchor(t *testing.T) {
 	t.Parallel()
 	const whole = `{"role":"user","text":"remember plum"}` + "\n" + `{"role":"assistant","text":"I will."}` + "\n"
@@ -112,7 +113,7 @@ func TestForkWithoutItsAnchor(t *testing.T) {
 			if err := os.WriteFile(path, []byte(c.content), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			l := agent.Launch{Place: place, SessionID: "ses_fork", Resume: c.resume, Fork: &runner.Fork{Anchor: c.anchor}}
+			l := agent.Launch{Folders: place, SessionID: "ses_fork", Resume: c.resume, Fork: &runner.Fork{Anchor: c.anchor}}
 			lines := startLaunch(t, e, l, nil).turn("which word?", nil)
 			var told []events.Error
 			for _, l := range lines {
@@ -130,7 +131,7 @@ func TestForkWithoutItsAnchor(t *testing.T) {
 	}
 }
 
-func record(t *testing.T, place agent.Place, id string) string {
+func record(t *testing.T, place agent.Folders, id string) string {
 	t.Helper()
 	path, err := builtin.Adapter{}.Transcript(place, id)
 	if err != nil {

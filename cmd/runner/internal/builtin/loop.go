@@ -92,7 +92,7 @@ func (t *turn) run(ctx context.Context) (runner.Ended, error) {
 			}
 		}
 		if err != nil {
-			return t.broken(ctx, err), nil
+			return t.modelErrorEnd(ctx, err), nil
 		}
 		if answer.Cut {
 			t.record.Event(events.Error{Code: "MODEL_OUTPUT_CUT", Message: "the model's answer was cut by its token limit"})
@@ -137,8 +137,8 @@ func userMessage(q runner.Query) model.Message {
 
 func interruptedEnd() runner.Ended { return runner.Ended{Outcome: runner.Interrupted} }
 
-// broken returns the outcome of a turn whose model gave no answer.
-func (t *turn) broken(ctx context.Context, err error) runner.Ended {
+// modelErrorEnd returns the outcome of a turn whose model gave no answer.
+func (t *turn) modelErrorEnd(ctx context.Context, err error) runner.Ended {
 	if ctx.Err() != nil {
 		return interruptedEnd()
 	}
@@ -151,10 +151,10 @@ func (t *turn) broken(ctx context.Context, err error) runner.Ended {
 
 // ask requests one answer and shows it as it comes.
 func (t *turn) ask(ctx context.Context) (model.Answer, error) {
-	s := &show{turn: t, calls: map[int]*shownCall{}}
+	s := &answerBlocks{turn: t, calls: map[int]*shownCall{}}
 	answer, err := t.Model.Stream(ctx, model.Request{
 		Model: t.model, System: t.system(), Messages: t.said.Messages(), Tools: t.offers(),
-	}, s.delta)
+	}, s.addDelta)
 	s.finish(answer, err)
 	t.usage.InputTokens += answer.Usage.Input
 	t.usage.OutputTokens += answer.Usage.Output
@@ -241,8 +241,8 @@ func (t *turn) decide(call model.Call, paths []string) events.PermissionDecided 
 	return d
 }
 
-// show shows an answer in blocks as it comes.
-type show struct {
+// answerBlocks shows an answer in blocks as it comes.
+type answerBlocks struct {
 	*turn
 	thinking, text string // refs of the open blocks
 	calls          map[int]*shownCall
@@ -251,7 +251,7 @@ type show struct {
 
 type shownCall struct{ ref, id string }
 
-func (s *show) delta(d model.Delta) {
+func (s *answerBlocks) addDelta(d model.Delta) {
 	switch {
 	case d.Thinking != "":
 		if s.thinking == "" {
@@ -280,14 +280,14 @@ func (s *show) delta(d model.Delta) {
 	}
 }
 
-func (s *show) stopThinking(b events.Block) {
+func (s *answerBlocks) stopThinking(b events.Block) {
 	if s.thinking != "" {
 		s.record.Complete(s.thinking, b)
 		s.thinking = ""
 	}
 }
 
-func (s *show) stopText(b events.Block) {
+func (s *answerBlocks) stopText(b events.Block) {
 	if s.text != "" {
 		s.record.Complete(s.text, b)
 		s.text = ""
@@ -296,7 +296,7 @@ func (s *show) stopText(b events.Block) {
 
 // finish completes the blocks that the answer opened; if err is not nil, as cut short. A transcript can be cut after a
 // whole message, so only the last block has an anchor.
-func (s *show) finish(a model.Answer, err error) {
+func (s *answerBlocks) finish(a model.Answer, err error) {
 	status, last := events.StatusComplete, anchor(s.said)
 	if err != nil {
 		status, last = events.StatusError, ""

@@ -83,7 +83,7 @@ func (p Process) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	if name == "" {
 		name = defaultModel
 	}
-	environ := withoutOwn(p.Environ)
+	environ := withoutOwnVariables(p.Environ)
 	loop := &Loop{
 		Model: model.NewClient(cfg), DefaultModel: name, Workspace: w, System: prompt, MaxSteps: steps, Now: time.Now, Log: p.Log,
 	}
@@ -113,13 +113,13 @@ type server struct {
 	servers *mcptool.Servers
 }
 
-// running is the current turn.
-type running struct {
+// runningTurn is the current turn.
+type runningTurn struct {
 	stop context.CancelFunc
 	done chan struct{} // closed when the turn has ended
 }
 
-func (r *running) end() {
+func (r *runningTurn) end() {
 	if r != nil {
 		r.stop()
 		<-r.done
@@ -133,7 +133,7 @@ func (s *server) run(ctx context.Context, in io.Reader) error {
 		defer close(orders)
 		readErr <- readOrders(ctx, in, orders)
 	}()
-	var now *running
+	var now *runningTurn
 	defer func() { now.end() }()
 	for {
 		select {
@@ -161,12 +161,12 @@ func (s *server) run(ctx context.Context, in io.Reader) error {
 	}
 }
 
-func (s *server) start(ctx context.Context, q runner.Query) *running {
+func (s *server) start(ctx context.Context, q runner.Query) *runningTurn {
 	ctx, stop := context.WithCancel(ctx)
-	r := &running{stop: stop, done: make(chan struct{})}
+	r := &runningTurn{stop: stop, done: make(chan struct{})}
 	go func() {
 		defer close(r.done)
-		s.turn(ctx, q)
+		s.runTurn(ctx, q)
 	}()
 	return r
 }
@@ -193,8 +193,8 @@ func readOrders(ctx context.Context, in io.Reader, orders chan<- order) error {
 	}
 }
 
-// turn runs one query and reports its end.
-func (s *server) turn(ctx context.Context, q runner.Query) {
+// runTurn runs one query and reports its end.
+func (s *server) runTurn(ctx context.Context, q runner.Query) {
 	s.pipe.write(report{Op: "begin"})
 	if s.lost != "" {
 		s.pipe.Event(events.Error{Code: "TRANSCRIPT_LOST", Message: s.lost + ": the agent does not know the turns before"})
@@ -202,7 +202,7 @@ func (s *server) turn(ctx context.Context, q runner.Query) {
 	}
 	if !s.told {
 		s.told = true
-		s.written() // if the process dies in its first turn, the session can be resumed
+		s.reportTranscript() // if the process dies in its first turn, the session can be resumed
 	}
 	if s.loop.Memory = q.MemoryFile; q.MemoryFile == "" {
 		p, err := profile.Load(s.state)
@@ -217,20 +217,20 @@ func (s *server) turn(ctx context.Context, q runner.Query) {
 	}
 	s.loop.Tools = append(slices.Clone(s.own), more...)
 	ended := s.loop.Run(ctx, q, s.said, s.pipe)
-	s.written()
+	s.reportTranscript()
 	s.pipe.write(report{Op: "end", Ended: &ended})
 }
 
-func (s *server) written() {
+func (s *server) reportTranscript() {
 	s.pipe.Event(events.TranscriptWritten{AgentSessionID: s.said.ID, Path: s.said.path, Bytes: uint32(min(s.said.bytes, 1<<32-1))}) //nolint:gosec // bounded
 }
 
 // ownPrefixes are the prefixes of the agent's own variables, among them the model's key.
 var ownPrefixes = []string{"SPOOL_", "OPENAI_"}
 
-// withoutOwn returns the environment for the model's programs. It holds the variables of the agent's environments,
+// withoutOwnVariables returns the environment for the model's programs. It holds the variables of the agent's environments,
 // secrets included, as it does for other agents.
-func withoutOwn(environ []string) []string {
+func withoutOwnVariables(environ []string) []string {
 	return slices.DeleteFunc(slices.Clone(environ), func(kv string) bool {
 		return slices.ContainsFunc(ownPrefixes, func(prefix string) bool { return strings.HasPrefix(kv, prefix) })
 	})

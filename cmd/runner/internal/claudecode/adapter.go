@@ -52,8 +52,8 @@ var withoutPeople = []string{
 	"CronCreate", "CronDelete", "CronList", "ScheduleWakeup",
 }
 
-// inherited are the variables by which a Claude Code recognises another one as its parent.
-var inherited = []string{"CLAUDECODE", "CLAUDE_CODE_ENTRYPOINT", "CLAUDE_CODE_SSE_PORT", "CLAUDE_CODE_SESSION", "CLAUDE_CODE_CHILD"}
+// parentVariables are the variables by which a Claude Code recognises another one as its parent.
+var parentVariables = []string{"CLAUDECODE", "CLAUDE_CODE_ENTRYPOINT", "CLAUDE_CODE_SSE_PORT", "CLAUDE_CODE_SESSION", "CLAUDE_CODE_CHILD"}
 
 // Adapter runs Claude Code.
 type Adapter struct {
@@ -89,7 +89,7 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	}
 	args = append(args, resume...)
 	set := map[string]string{
-		"CLAUDE_CONFIG_DIR":                        config(l.Place),
+		"CLAUDE_CONFIG_DIR":                        config(l.Folders),
 		"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
 		// Background work that goes on after the end of a turn would begin turns without a query.
 		"CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1",
@@ -108,7 +108,7 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 		// By default a turn begins without a server that takes longer than five seconds to start.
 		set["MCP_CONNECTION_NONBLOCKING"], set["MCP_CONNECT_TIMEOUT_MS"] = "0", mcpPatience
 	}
-	return agent.Command{Path: path, Args: args, Env: l.Environment(set, inherited...), Files: files}, nil
+	return agent.Command{Path: path, Args: args, Env: l.Environment(set, parentVariables...), Files: files}, nil
 }
 
 // Open sends the handshake. The answer is the first line of the process, so it prints something before any query.
@@ -116,7 +116,7 @@ func (a Adapter) Open(l agent.Launch, in agent.Stdin) agent.Session {
 	if a.Now == nil {
 		a.Now = time.Now
 	}
-	s := newSession(l.Place, in, a.Now)
+	s := newSession(l.Folders, in, a.Now)
 	s.scope = newScope(l)
 	s.lost = whyNotResumable(l)
 	s.initialize(newHandshake(l))
@@ -124,7 +124,7 @@ func (a Adapter) Open(l agent.Launch, in agent.Stdin) agent.Session {
 }
 
 // Transcript returns the path of the record that the CLI keeps of a session.
-func (Adapter) Transcript(p agent.Place, agentSession string) (string, error) {
+func (Adapter) Transcript(p agent.Folders, agentSession string) (string, error) {
 	if !isUUID(agentSession) {
 		return "", fmt.Errorf("agent session %.100q: want a UUID in lower case", agentSession)
 	}
@@ -140,10 +140,10 @@ func (Adapter) Transcript(p agent.Place, agentSession string) (string, error) {
 const configName = "claude"
 
 // config returns the CLI's configuration folder.
-func config(p agent.Place) string { return filepath.Join(p.State, configName) }
+func config(p agent.Folders) string { return filepath.Join(p.State, configName) }
 
 // hasTranscript reports whether the transcript of a session exists. Without it, "claude --resume" exits at once.
-func hasTranscript(p agent.Place, agentSession string) bool {
+func hasTranscript(p agent.Folders, agentSession string) bool {
 	path, err := Adapter{}.Transcript(p, agentSession)
 	if err != nil {
 		return false

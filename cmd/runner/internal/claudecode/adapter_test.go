@@ -24,7 +24,7 @@ func installed(t *testing.T) agent.Launch {
 		t.Fatal(err)
 	}
 	return agent.Launch{
-		Place: agent.Place{Workspace: t.TempDir(), State: t.TempDir()}, SessionID: "ses_1",
+		Folders: agent.Folders{Workspace: t.TempDir(), State: t.TempDir()}, SessionID: "ses_1",
 		Environ: []string{"PATH=" + bin, "HOME=/home/agent", "CLAUDECODE=1", "CLAUDE_CODE_ENTRYPOINT=cli", "SPOOL_RUNNER_STATE=/s"},
 		Env:     map[string]string{"ANTHROPIC_API_KEY": "k"},
 	}
@@ -126,7 +126,7 @@ func TestCommandResumesWhatIsThere(t *testing.T) {
 	if args := command(t, l).Args; slices.Contains(args, "--resume") {
 		t.Errorf("a session without a transcript is resumed: %v", args)
 	}
-	path, err := Adapter{}.Transcript(l.Place, id)
+	path, err := Adapter{}.Transcript(l.Folders, id)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -158,7 +158,7 @@ func TestCommandWithoutTheCLI(t *testing.T) {
 
 func TestTranscriptPath(t *testing.T) {
 	t.Parallel()
-	p := agent.Place{Workspace: t.TempDir(), State: "/state"}
+	p := agent.Folders{Workspace: t.TempDir(), State: "/state"}
 	for _, bad := range []string{"", "../../etc/passwd", "11111111-2222-4333-8444-55555555555", "11111111-2222-4333-8444-55555555555G", "11111111/2222-4333-8444-555555555555"} {
 		if path, err := (Adapter{}).Transcript(p, bad); err == nil {
 			t.Errorf("%q became %s", bad, path)
@@ -173,7 +173,7 @@ func TestTranscriptPath(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	through, err := Adapter{}.Transcript(agent.Place{Workspace: link, State: "/state"}, id)
+	through, err := Adapter{}.Transcript(agent.Folders{Workspace: link, State: "/state"}, id)
 	if err != nil || through != direct {
 		t.Errorf("%s through a link, %s directly, %v", through, direct, err)
 	}

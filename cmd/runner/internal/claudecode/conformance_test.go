@@ -142,11 +142,11 @@ func poison(_ testing.TB, session string, transcript []byte) []byte {
 // checkCopy checks that every line of the copy is of the new session in this workspace, with no other permissions.
 func checkCopy(t testing.TB, b *agenttest.Bench, session, _ string) {
 	t.Helper()
-	workspace, err := filepath.EvalSymlinks(b.Place.Workspace)
+	workspace, err := filepath.EvalSymlinks(b.Folders.Workspace)
 	if err != nil {
 		t.Fatal(err)
 	}
-	copied, err := os.ReadFile(filepath.Join(b.Place.State, "claude", "projects", strings.NewReplacer("/", "-", "_", "-", ".", "-").Replace(workspace), session+".jsonl"))
+	copied, err := os.ReadFile(filepath.Join(b.Folders.State, "claude", "projects", strings.NewReplacer("/", "-", "_", "-", ".", "-").Replace(workspace), session+".jsonl"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -196,7 +196,7 @@ var goldens = agenttest.Goldens{
 	},
 	Adapter:  claudecode.Adapter{Now: agenttest.Now},
 	Anchored: []events.BlockKind{events.KindAssistantText, events.KindToolUse, events.KindToolResult, events.KindSubagent},
-	Placeholders: func(p agent.Place) []string {
+	Placeholders: func(p agent.Folders) []string {
 		path, err := claudecode.Adapter{}.Transcript(p, unknownSession)
 		if err != nil {
 			panic(err) // the session id is valid

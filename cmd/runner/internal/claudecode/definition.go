@@ -237,8 +237,8 @@ func newScope(l agent.Launch) scope {
 	return s
 }
 
-// ofServer reports whether a tool belongs to one of the agent's MCP servers, and whether the agent has it.
-func (s scope) ofServer(tool string) (known, has bool) {
+// belongsToServer reports whether a tool belongs to one of the agent's MCP servers, and whether the agent has it.
+func (s scope) belongsToServer(tool string) (known, has bool) {
 	var of mcpServed // the longest match: a server's name may be a prefix of another's
 	for _, m := range s.servers {
 		if strings.HasPrefix(tool, m.prefix) && len(m.prefix) > len(of.prefix) {

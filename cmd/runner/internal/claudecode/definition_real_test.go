@@ -96,7 +96,7 @@ func realPrompts(t *testing.T) {
 	for _, want := range []string{"PROMPT-OF-THE-AGENT", "MEMORY-OF-THE-AGENT"} {
 		requests(t, b, want)
 	}
-	raw, err := os.ReadFile(filepath.Join(b.Place.State, "claude", "CLAUDE.md"))
+	raw, err := os.ReadFile(filepath.Join(b.Folders.State, "claude", "CLAUDE.md"))
 	if err != nil || string(raw) != "MEMORY-OF-THE-AGENT" {
 		t.Errorf("CLAUDE.md: %q, %v", raw, err)
 	}
@@ -223,7 +223,7 @@ func realStdio(t *testing.T) {
 	if _, err := os.Stat(file + ".hidden"); err == nil {
 		t.Error("a tool that was left out was run")
 	}
-	info, err := os.Stat(filepath.Join(b.Place.State, "launch", "claude-mcp.json"))
+	info, err := os.Stat(filepath.Join(b.Folders.State, "launch", "claude-mcp.json"))
 	if err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("the servers' file: %v, %v", info, err)
 	}
@@ -318,7 +318,7 @@ func realOther(t *testing.T) {
 		t.Errorf("the second agent still has of the first: %v", a.tools)
 	}
 	for _, gone := range []string{"claude/CLAUDE.md", "claude/commands/deploy.md", "launch/claude-mcp.json"} {
-		if _, err := os.Lstat(filepath.Join(b.Place.State, gone)); err == nil {
+		if _, err := os.Lstat(filepath.Join(b.Folders.State, gone)); err == nil {
 			t.Errorf("%s is still there", gone)
 		}
 	}

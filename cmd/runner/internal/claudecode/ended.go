@@ -47,8 +47,8 @@ func (now tally) since(before tally) (events.Usage, float64) {
 	}, cost
 }
 
-// result handles a result line, which ends the turn.
-func (s *session) result(l line, raw []byte, t *agent.Turn) error {
+// handleResult handles a result line, which ends the turn.
+func (s *session) handleResult(l line, raw []byte, t *agent.Turn) error {
 	r, err := decode[result](raw, "result")
 	if err != nil {
 		return err
@@ -172,8 +172,8 @@ type notice struct {
 	} `json:"compact_metadata"`
 }
 
-// system handles lines of type system.
-func (s *session) system(l line, raw []byte, t *agent.Turn) error {
+// handleSystem handles lines of type system.
+func (s *session) handleSystem(l line, raw []byte, t *agent.Turn) error {
 	var n notice
 	if err := json.Unmarshal(raw, &n); err != nil {
 		return fmt.Errorf("system line: %w", err)

@@ -23,13 +23,13 @@ func resumeArgs(l agent.Launch) ([]string, error) {
 		return nil, nil
 	}
 	if l.Fork == nil {
-		if !hasTranscript(l.Place, l.Resume) {
+		if !hasTranscript(l.Folders, l.Resume) {
 			return nil, nil
 		}
 		return []string{"--resume", l.Resume}, nil
 	}
 	id := transcript.ForkID(l)
-	to, err := Adapter{}.Transcript(l.Place, id)
+	to, err := Adapter{}.Transcript(l.Folders, id)
 	if err != nil {
 		return nil, err
 	}
@@ -67,7 +67,7 @@ func forget(to string) error {
 // whyNotResumable returns why the session of a launch cannot be resumed, or "".
 func whyNotResumable(l agent.Launch) string {
 	switch {
-	case l.Resume == "" || l.Fork == nil && hasTranscript(l.Place, l.Resume) || l.Fork != nil && hasTranscript(l.Place, transcript.ForkID(l)):
+	case l.Resume == "" || l.Fork == nil && hasTranscript(l.Folders, l.Resume) || l.Fork != nil && hasTranscript(l.Folders, transcript.ForkID(l)):
 		return ""
 	case l.Fork != nil && l.Fork.Anchor != "":
 		return fmt.Sprintf("session %.100s of Claude Code has no transcript here with the line %.100q", l.Resume, l.Fork.Anchor)
@@ -78,7 +78,7 @@ func whyNotResumable(l agent.Launch) string {
 // originals returns the transcripts of the session to fork, that of this workspace first: in a sandbox with another
 // workspace path they are in the folder of the path where they were written.
 func originals(l agent.Launch) ([]string, error) {
-	own, err := Adapter{}.Transcript(l.Place, l.Resume)
+	own, err := Adapter{}.Transcript(l.Folders, l.Resume)
 	if err != nil {
 		return nil, nil //nolint:nilerr // no id of the CLI's: the session is lost
 	}

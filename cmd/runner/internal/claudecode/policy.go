@@ -67,7 +67,7 @@ func decide(q question, s scope) decision {
 	}
 	allow := func(rule string) decision { return decision{allow: true, rule: rule, input: bytes.Clone(q.Input)} }
 	where, isFile := paths[q.ToolName]
-	served, has := s.ofServer(q.ToolName)
+	served, has := s.belongsToServer(q.ToolName)
 	switch {
 	case slices.Contains(s.deny, q.ToolName), served && !has:
 		return decision{rule: ruleLeftOut, reason: fmt.Sprintf("The tool %q is not one that this agent has. Go on without it.", q.ToolName)}

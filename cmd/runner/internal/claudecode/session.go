@@ -16,7 +16,7 @@ import (
 
 // session is the agent.Session of one process.
 type session struct {
-	place agent.Place
+	place agent.Folders
 	scope scope // scope of the policy
 	in    agent.Stdin
 	now   func() time.Time
@@ -62,7 +62,7 @@ type call struct {
 	started time.Time
 }
 
-func newSession(place agent.Place, in agent.Stdin, now func() time.Time) *session {
+func newSession(place agent.Folders, in agent.Stdin, now func() time.Time) *session {
 	return &session{place: place, scope: scope{root: place.Workspace}, in: in, now: now, interrupts: map[string]bool{}, turn: newTurnState()}
 }
 
@@ -187,13 +187,13 @@ func (s *session) Line(raw []byte, t *agent.Turn) error {
 	case "stream_event":
 		return s.stream(l, t)
 	case "assistant":
-		return s.assistant(l, t)
+		return s.handleAssistant(l, t)
 	case "user":
-		return s.user(l, t)
+		return s.handleUser(l, t)
 	case "result":
-		return s.result(l, raw, t)
+		return s.handleResult(l, raw, t)
 	case "system":
-		return s.system(l, raw, t)
+		return s.handleSystem(l, raw, t)
 	case "control_request":
 		return s.answerPermission(l, t)
 	case "control_response":

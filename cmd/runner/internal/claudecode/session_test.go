@@ -25,7 +25,7 @@ type stage struct {
 func newStage(t *testing.T) *stage {
 	t.Helper()
 	st := &stage{t: t, turn: agent.NewTurn(t.Context(), agent.TurnConfig{})}
-	st.session = Adapter{Now: agenttest.Now}.Open(agent.Launch{Place: agent.Place{Workspace: t.TempDir(), State: t.TempDir()}}, &st.in)
+	st.session = Adapter{Now: agenttest.Now}.Open(agent.Launch{Folders: agent.Folders{Workspace: t.TempDir(), State: t.TempDir()}}, &st.in)
 	return st
 }
 

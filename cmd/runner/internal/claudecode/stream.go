@@ -142,8 +142,8 @@ func (a *streamedAnswer) find(p part) *streamedBlock {
 	return nil
 }
 
-// assistant handles a whole content block, or a message that was not streamed.
-func (s *session) assistant(l line, t *agent.Turn) error {
+// handleAssistant handles a whole content block, or a message that was not streamed.
+func (s *session) handleAssistant(l line, t *agent.Turn) error {
 	m, err := decode[message](l.Message, "assistant message")
 	if err != nil {
 		return err
@@ -153,7 +153,7 @@ func (s *session) assistant(l line, t *agent.Turn) error {
 		s.turn.last = l.UUID
 	}
 	if m.Model == "<synthetic>" {
-		s.synthetic(l, m, c, t)
+		s.handleSynthetic(l, m, c, t)
 		return nil
 	}
 	if a := &c.answer; a.id != "" && m.ID != a.id && a.isUnfinished() {
@@ -166,7 +166,7 @@ func (s *session) assistant(l line, t *agent.Turn) error {
 		if m.ID == c.answer.id {
 			b = c.answer.find(p)
 		}
-		s.state(c, b, statement{part: p, message: m, anchor: l.anchor(m, i, c.id)}, t)
+		s.journalPart(c, b, statement{part: p, message: m, anchor: l.anchor(m, i, c.id)}, t)
 	}
 	return nil
 }
@@ -182,8 +182,8 @@ type statement struct {
 	anchor  string
 }
 
-// state journals a whole part. If b is not nil, it finishes that streamed block.
-func (s *session) state(c *conversation, b *streamedBlock, p statement, t *agent.Turn) {
+// journalPart journals a whole part. If b is not nil, it finishes that streamed block.
+func (s *session) journalPart(c *conversation, b *streamedBlock, p statement, t *agent.Turn) {
 	if b != nil {
 		b.stated = true
 	}
@@ -232,8 +232,8 @@ func (s *session) state(c *conversation, b *streamedBlock, p statement, t *agent
 	})
 }
 
-// synthetic handles messages of the CLI in place of the model: errors, and the answers of its own commands.
-func (s *session) synthetic(l line, m message, c *conversation, t *agent.Turn) {
+// handleSynthetic handles messages of the CLI in place of the model: errors, and the answers of its own commands.
+func (s *session) handleSynthetic(l line, m message, c *conversation, t *agent.Turn) {
 	why := ""
 	if len(l.Error) > 0 && !bytes.Equal(l.Error, []byte("null")) {
 		why = string(bytes.Trim(l.Error, `"`))

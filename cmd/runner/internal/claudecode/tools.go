@@ -89,8 +89,8 @@ func (s *session) spawn(parent string, p part, t *agent.Turn) *conversation {
 	return c
 }
 
-// user handles tool results, the prompt of a sub-agent, and the CLI's own notes.
-func (s *session) user(l line, t *agent.Turn) error {
+// handleUser handles tool results, the prompt of a sub-agent, and the CLI's own notes.
+func (s *session) handleUser(l line, t *agent.Turn) error {
 	if l.IsReplay {
 		s.taken = s.taken || s.pending
 		return nil

@@ -61,9 +61,9 @@ type commands struct {
 	List                  listCommand           `cmd:"" help:"Print what is below a folder of the workspace, one object a line, sorted by path. Exit code of this and the next three: 3 no such file, 4 outside the workspace."`
 	Get                   getCommand            `cmd:"" help:"Print a file of the workspace."`
 	Put                   putCommand            `cmd:"" help:"Write stdin to a file of the workspace, in one step."`
-	Snapshot              snapshotCommand       `cmd:"" help:"Tell the host what changed in workspace and state, by frames on stdin and stdout."`
+	Snapshot              snapshotCommand       `cmd:"" help:"Send the changes of workspace and state to the host, in frames on stdin and stdout."`
 	Restore               restoreCommand        `cmd:"" help:"Lay down the workspace and state that the host sends."`
-	Unpack                unpackCommand         `cmd:"" help:"Unpack a tar from stdin into a folder of the workspace; nothing lands outside."`
+	Unpack                unpackCommand         `cmd:"" help:"Unpack a tar from stdin into a folder of the workspace. No file is written outside of the workspace."`
 	Remove                removeCommand         `cmd:"" help:"Remove a file of the workspace, or a folder with all below it."`
 	McpServe              mcpServeCommand       `cmd:"" help:"First process of an MCP server's container: starts the server anew for each connection to a Unix socket."`
 	McpReady              mcpReadyCommand       `cmd:"" help:"Wait until mcp-serve answers at the socket."`

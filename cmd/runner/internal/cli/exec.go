@@ -70,16 +70,16 @@ func (c *waitReadyCommand) Run(ctx context.Context, sys *System) error {
 // commandID matches the id of a running command, which becomes a part of file names.
 var commandID = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$`)
 
-// running is the folder with the commands that can be killed: <id>.pid identifies the process of a command. <id>.kill
-// asks for its end, and may exist before the command starts.
-type running struct {
+// killableCommands is the folder that records the commands that can be killed: <id>.pid identifies the process of a
+// command. <id>.kill asks for its end, and may exist before the command starts.
+type killableCommands struct {
 	ID  string `required:"" help:"Names the command for runner kill: 1 to 100 letters, digits, - and _."`
 	Run string `name:"run-dir" help:"Folder where running commands are written down; by default exec beside the socket." env:"SPOOL_RUNNER_RUN_DIR"`
 	// Socket only determines the folder.
 	Socket string `help:"Path of the serving runner's socket." env:"SPOOL_RUNNER_SOCKET"`
 }
 
-func (r running) prepare() (pid, kill string, err error) {
+func (r killableCommands) prepare() (pid, kill string, err error) {
 	if !commandID.MatchString(r.ID) {
 		return "", "", fmt.Errorf("id: %.100q: want 1 to 100 letters, digits, - and _", r.ID)
 	}
@@ -98,8 +98,8 @@ func (r running) prepare() (pid, kill string, err error) {
 }
 
 type execCommand struct {
-	Running running  `embed:""`
-	Command []string `arg:"" passthrough:"" help:"The program and its arguments, after --."`
+	Running killableCommands `embed:""`
+	Command []string         `arg:"" passthrough:"" help:"The program and its arguments, after --."`
 }
 
 func (c *execCommand) Run(ctx context.Context, sys *System, log *slog.Logger) (err error) {
@@ -116,7 +116,7 @@ func (c *execCommand) Run(ctx context.Context, sys *System, log *slog.Logger) (e
 	}
 	cmd := exec.Command(args[0], args[1:]...) //nolint:gosec // running it is the purpose
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = sys.Stdin, sys.Stdout, sys.Stderr
-	cmd.Env = withoutOwn(sys.Environ)
+	cmd.Env = withoutOwnVariables(sys.Environ)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
 		return codedError{err, exitCodeOf(err)}
@@ -168,8 +168,8 @@ func exitCodeOf(err error) int {
 	return 127
 }
 
-// withoutOwn returns environ without the runner's own variables.
-func withoutOwn(environ []string) []string {
+// withoutOwnVariables returns environ without the runner's own variables.
+func withoutOwnVariables(environ []string) []string {
 	var out []string
 	for _, kv := range environ {
 		if !strings.HasPrefix(kv, "SPOOL_RUNNER_") {
@@ -180,7 +180,7 @@ func withoutOwn(environ []string) []string {
 }
 
 type killCommand struct {
-	Running running `embed:""`
+	Running killableCommands `embed:""`
 }
 
 func (c *killCommand) Run(log *slog.Logger) error {

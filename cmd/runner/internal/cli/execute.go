@@ -20,7 +20,7 @@ import (
 type executeCommand struct {
 	Message      string `arg:"" help:"What the agent is asked."`
 	Architecture string `required:"" help:"The agent to run, such as spool or claude-code."`
-	SessionID    string `required:"" help:"The session's id; its transcript is gone on with."`
+	SessionID    string `required:"" help:"Id of the session, whose transcript the agent continues."`
 	Cwd          string `required:"" help:"The workspace, an existing folder."`
 	Model        string `help:"The model; the architecture's default without it."`
 	Resume       string `help:"The agent's own session id to go on with."`
@@ -53,7 +53,7 @@ func (c *executeCommand) Run(ctx context.Context, sys *System, log *slog.Logger)
 		Content: c.Message, Policy: runner.PolicyWorkspace, Resume: c.Resume,
 	}
 	var ended runner.Ended
-	err = w.reaping(ctx, func(whole context.Context) error {
+	err = w.runReaping(ctx, func(whole context.Context) error {
 		ended, err = w.runOnce(ctx, whole, sys, q)
 		return err
 	})

@@ -41,7 +41,7 @@ func (c *loadProfileCommand) Run(sys *System) error {
 
 // transcriptAt identifies the transcript of an agent session.
 type transcriptAt struct {
-	Architecture string `required:"" help:"Whose transcript it is, such as spool or claude-code."`
+	Architecture string `required:"" help:"Architecture of the agent that wrote the transcript, such as spool or claude-code."`
 	AgentSession string `required:"" help:"The agent's own session id."`
 	Workspace    string `required:"" help:"The workspace, an existing folder." env:"SPOOL_RUNNER_WORKSPACE"`
 	State        string `required:"" help:"The state folder." env:"SPOOL_RUNNER_STATE"`

@@ -12,16 +12,16 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/process"
 )
 
-// words is a list of strings in JSON, so that an element can begin with a dash or be empty.
-type words []string
+// stringList is a list of strings in JSON, so that an element can begin with a dash or be empty.
+type stringList []string
 
 // UnmarshalText parses the list.
-func (w *words) UnmarshalText(raw []byte) error { return json.Unmarshal(raw, (*[]string)(w)) }
+func (w *stringList) UnmarshalText(raw []byte) error { return json.Unmarshal(raw, (*[]string)(w)) }
 
 type mcpServeCommand struct {
 	Socket     string      `required:"" help:"Path of the Unix socket; sockets beside it at which nobody answers are removed."`
-	Entrypoint words       `help:"The server's program and its first arguments, as a JSON list." default:"[]"`
-	Cmd        words       `help:"Further arguments where a connection brings none, as a JSON list." default:"[]"`
+	Entrypoint stringList  `help:"The server's program and its first arguments, as a JSON list." default:"[]"`
+	Cmd        stringList  `help:"Further arguments where a connection brings none, as a JSON list." default:"[]"`
 	Scratch    []string    `help:"Folders that are emptied when nothing is connected any more." sep:","`
 	Egress     egressFlags `embed:"" prefix:"egress-"`
 }
@@ -32,7 +32,7 @@ func (c *mcpServeCommand) Run(ctx context.Context, sys *System, log *slog.Logger
 	if err != nil {
 		return err
 	}
-	environ := withoutOwn(sys.Environ)
+	environ := withoutOwnVariables(sys.Environ)
 	if out != nil {
 		url := "http://" + out.Addr().String()
 		environ = append(environ, "HTTP_PROXY="+url, "HTTPS_PROXY="+url, "http_proxy="+url, "https_proxy="+url,
@@ -50,7 +50,7 @@ func (c *mcpServeCommand) Run(ctx context.Context, sys *System, log *slog.Logger
 	}
 	defer ignoreHangups()()
 	log.Info("serving", "socket", c.Socket)
-	return (&agentRuntime{processGroup: processGroup}).reaping(ctx, func(whole context.Context) error {
+	return (&agentRuntime{processGroup: processGroup}).runReaping(ctx, func(whole context.Context) error {
 		whole, stop := context.WithCancel(whole)
 		forwarded := make(chan error, 1)
 		go func() {

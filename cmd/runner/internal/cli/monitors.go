@@ -21,8 +21,8 @@ type monitors struct {
 	sup   *supervisor.Supervisor // set before run
 }
 
-// newMonitors returns the monitors of a place. The caller sets sup before it calls run.
-func newMonitors(place agent.Place, d disk, descendants func() []int, log *slog.Logger) (*monitors, error) {
+// newMonitors returns the monitors of an agent's folders. The caller sets sup before it calls run.
+func newMonitors(place agent.Folders, d disk, descendants func() []int, log *slog.Logger) (*monitors, error) {
 	m := &monitors{}
 	dirs := []string{place.Workspace, place.State}
 	if d.stateOnly {

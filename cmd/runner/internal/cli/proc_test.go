@@ -26,7 +26,7 @@ func sleepers(dir string) (pids []int) {
 	return pids
 }
 
-// children of a process, dead ones too.
+// children returns the child processes of a process, including zombies.
 func children(of int) (pids []int) {
 	paths, _ := filepath.Glob("/proc/[0-9]*/stat")
 	for _, p := range paths {

@@ -13,8 +13,8 @@ import (
 )
 
 type provideCommand struct {
-	Trees  trees  `embed:""`
-	SHA256 string `name:"sha256" required:"" help:"SHA-256 of the transcript in hex."`
+	Trees  snapshotFolders `embed:""`
+	SHA256 string          `name:"sha256" required:"" help:"SHA-256 of the transcript in hex."`
 }
 
 // Run writes the transcript atomically. An earlier attempt may have left links in the folder: none is followed out of

@@ -8,7 +8,7 @@ import (
 )
 
 type restoreCommand struct {
-	Trees trees `embed:""`
+	Trees snapshotFolders `embed:""`
 }
 
 func (c *restoreCommand) Run(ctx context.Context, sys *System, log *slog.Logger) error {

@@ -35,7 +35,7 @@ func (scripted) Command(l agent.Launch) (agent.Command, error) {
 
 func (scripted) Open(_ agent.Launch, in agent.Stdin) agent.Session { return &scriptedSession{in: in} }
 
-func (scripted) Transcript(p agent.Place, id string) (string, error) {
+func (scripted) Transcript(p agent.Folders, id string) (string, error) {
 	return filepath.Join(p.State, "script-"+id), nil
 }
 

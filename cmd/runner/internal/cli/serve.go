@@ -39,14 +39,15 @@ type agentRuntime struct {
 	monitors     *monitors // nil for a single query
 }
 
-// disk configures the watch of a place's disk usage.
+// disk configures how the disk usage of an agent's folders is watched.
 type disk struct {
 	limit     int64 // bytes; 0 for none
 	stateOnly bool  // the workspace is not measured
 }
 
-// build returns the agentRuntime of a place. If disk is nil, neither files nor disk usage are watched.
-func (l limits) build(sys *System, log *slog.Logger, place agent.Place, disk *disk) (*agentRuntime, error) {
+// build returns a runtime of the agent that works in the folders of place. If disk is nil, neither files nor disk
+// usage are watched.
+func (l limits) build(sys *System, log *slog.Logger, place agent.Folders, disk *disk) (*agentRuntime, error) {
 	exe, err := sys.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("find the runner's own binary: %w", err)
@@ -56,7 +57,7 @@ func (l limits) build(sys *System, log *slog.Logger, place agent.Place, disk *di
 		return nil, err
 	}
 	cfg := supervisor.Config{
-		Adapters: sys.Architectures, Place: place, Journal: w.journal, ProcessGroup: w.processGroup, Environ: sys.Environ, Executable: exe, Log: log,
+		Adapters: sys.Architectures, Folders: place, Journal: w.journal, ProcessGroup: w.processGroup, Environ: sys.Environ, Executable: exe, Log: log,
 		Limits: l.Limits, OOM: process.FindMemoryGroup(""),
 	}
 	if disk != nil {
@@ -77,32 +78,32 @@ func (l limits) build(sys *System, log *slog.Logger, place agent.Place, disk *di
 	return w, nil
 }
 
-// prepare returns the place with absolute paths. The workspace has to exist; the state folder is created.
-func prepare(workspace, state string) (agent.Place, error) {
+// prepare returns the folders with absolute paths. The workspace has to exist; the state folder is created.
+func prepare(workspace, state string) (agent.Folders, error) {
 	ws, err := filepath.Abs(workspace)
 	if err != nil {
-		return agent.Place{}, fmt.Errorf("workspace %s: %w", workspace, err)
+		return agent.Folders{}, fmt.Errorf("workspace %s: %w", workspace, err)
 	}
 	if info, err := os.Stat(ws); err != nil {
-		return agent.Place{}, fmt.Errorf("workspace: %w", err)
+		return agent.Folders{}, fmt.Errorf("workspace: %w", err)
 	} else if !info.IsDir() {
-		return agent.Place{}, fmt.Errorf("workspace %s: is not a folder", ws)
+		return agent.Folders{}, fmt.Errorf("workspace %s: is not a folder", ws)
 	}
 	st, err := filepath.Abs(state)
 	if err != nil {
-		return agent.Place{}, fmt.Errorf("state %s: %w", state, err)
+		return agent.Folders{}, fmt.Errorf("state %s: %w", state, err)
 	}
 	if rel, err := filepath.Rel(ws, st); err == nil && filepath.IsLocal(rel) {
-		return agent.Place{}, fmt.Errorf("state %s: lies inside the workspace; the agent's own files do not belong there", st)
+		return agent.Folders{}, fmt.Errorf("state %s: lies inside the workspace; the agent's own files do not belong there", st)
 	}
 	if err := os.MkdirAll(st, 0o700); err != nil {
-		return agent.Place{}, fmt.Errorf("make state folder: %w", err)
+		return agent.Folders{}, fmt.Errorf("make state folder: %w", err)
 	}
-	return agent.Place{Workspace: ws, State: st}, nil
+	return agent.Folders{Workspace: ws, State: st}, nil
 }
 
-// reaping runs f, and reaps orphans until f has returned.
-func (w *agentRuntime) reaping(ctx context.Context, f func(context.Context) error) error {
+// runReaping runs f, and reaps orphans until f has returned.
+func (w *agentRuntime) runReaping(ctx context.Context, f func(context.Context) error) error {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // until f has returned, also after ctx has ended
 	var wg sync.WaitGroup
 	var reapErr error
@@ -145,7 +146,7 @@ func (c *serveCommand) Run(ctx context.Context, sys *System, log *slog.Logger) e
 		return err
 	}
 	log.Info("serving", "socket", c.Socket, "journal", w.journal.Name())
-	return w.reaping(ctx, func(whole context.Context) error {
+	return w.runReaping(ctx, func(whole context.Context) error {
 		whole, stop := context.WithCancel(whole)
 		background := errgroup.Group{}
 		if out != nil {
@@ -190,7 +191,7 @@ func (o egressFlags) open(ctx context.Context, sys *System, log *slog.Logger) (*
 	}
 	if o.Socket == "" && o.Server == "" {
 		if token != "" {
-			log.Warn("an egress token, but no socket and no server of a proxy: nothing is forwarded", "variable", tokenVariable)
+			log.Warn("an egress token is set, but neither a socket nor a server of the egress proxy: nothing is forwarded", "variable", tokenVariable)
 		}
 		return nil, nil //nolint:nilnil // a runner without a proxy is valid
 	}

@@ -10,22 +10,22 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace/wire"
 )
 
-// trees are the two folders of a snapshot.
-type trees struct {
+// snapshotFolders holds the paths of the two folders of a snapshot.
+type snapshotFolders struct {
 	Workspace string `required:"" help:"The workspace, an existing folder." env:"SPOOL_RUNNER_WORKSPACE"`
 	State     string `required:"" help:"The state folder." env:"SPOOL_RUNNER_STATE"`
 }
 
 // roots returns the folders. It refuses the same folders as serve.
-func (t trees) roots() (snapshot.Roots, error) {
+func (t snapshotFolders) roots() (snapshot.Roots, error) {
 	place, err := prepare(t.Workspace, t.State)
 	return snapshot.Roots{Workspace: place.Workspace, State: place.State}, err
 }
 
 type snapshotCommand struct {
-	Trees   trees `embed:""`
-	Shared  bool  `help:"The workspace is a folder of a person's, which may be large: leave out what .gitignore and .spoolignore name, and what goes beyond the limits of such folders." env:"SPOOL_RUNNER_SHARED"`
-	MaxFile int64 `help:"The largest file that is taken, in bytes; a larger one is left out and reported." default:"17179869184"`
+	Trees   snapshotFolders `embed:""`
+	Shared  bool            `help:"The workspace is a folder of a person's, which may be large: leave out what .gitignore and .spoolignore name, and what goes beyond the limits of such folders." env:"SPOOL_RUNNER_SHARED"`
+	MaxFile int64           `help:"The largest file that is taken, in bytes; a larger one is left out and reported." default:"17179869184"`
 }
 
 func (c *snapshotCommand) Run(ctx context.Context, sys *System, log *slog.Logger) error {

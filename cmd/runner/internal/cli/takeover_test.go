@@ -18,9 +18,10 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// An agent cannot take its runner over, whatever SO_PEERCRED says of the connection: a process that ended (a child, or an orphan that the runner
-// reaped), or one that the runner did not start, which is what the number of a dead process says once it is used again. None of them can claim
-// the runner or raise the epoch, with which the agent would remove lines of the journal and fence every executor off.
+// An agent cannot take its runner over, whichever peer SO_PEERCRED returns for the connection: the agent itself, a
+// process that has ended (a child, or an orphan that the runner reaped), or a process that the runner did not start,
+// because the pid of a dead process can be used again. None of them can claim the runner or raise the epoch. With a
+// higher epoch, the agent could remove lines of the journal and fence every executor off.
 func TestTakeover_IsRefusedWhateverThePeerIs(t *testing.T) {
 	t.Parallel()
 	for _, first := range []string{"attach", "claim", "interrupt"} {
@@ -194,7 +195,7 @@ func stolen(how, socket string) (net.Conn, error) {
 	cmd := exec.Command(os.Args[0], how, socket)
 	cmd.Env = append(os.Environ(), "RUNNER_TEST_AS=dialer")
 	cmd.ExtraFiles = []*os.File{theirs}
-	if err := errors.Join(cmd.Run(), theirs.Close()); err != nil { // the child is gone, and nobody has its number
+	if err := errors.Join(cmd.Run(), theirs.Close()); err != nil { // the child has ended, and no process has its pid
 		return nil, err
 	}
 	from, err := net.FileConn(ours)
@@ -206,7 +207,7 @@ func stolen(how, socket string) (net.Conn, error) {
 	if err != nil || how != "orphan" {
 		return c, err
 	}
-	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) { // until the runner has reaped it, its number is its own
+	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) { // until the runner has reaped it, its pid is not used again
 		if _, err := os.Stat(fmt.Sprintf("/proc/%d", pid)); err != nil {
 			return c, nil
 		}

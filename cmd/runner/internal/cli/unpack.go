@@ -8,7 +8,7 @@ import (
 )
 
 type unpackCommand struct {
-	Dir        string `arg:"" help:"Folder in the workspace, made if it is not there; . for the workspace."`
+	Dir        string `arg:"" help:"Folder in the workspace, created if it does not exist; . for the workspace."`
 	Workspace  string `required:"" help:"The workspace, an existing folder." env:"SPOOL_RUNNER_WORKSPACE"`
 	MaxEntries int    `help:"How many entries the archive may have." default:"200000"`
 	MaxBytes   int64  `help:"How many bytes its files may have together." default:"17179869184"`

@@ -33,8 +33,8 @@ type workspaceFlag struct {
 	Workspace string `required:"" help:"The workspace, an existing folder." env:"SPOOL_RUNNER_WORKSPACE"`
 }
 
-// with opens the workspace, calls f, and wraps the error of f with its exit code.
-func (a workspaceFlag) with(f func(*workspace.Workspace) error) error {
+// withWorkspace opens the workspace, calls f, and wraps the error of f with its exit code.
+func (a workspaceFlag) withWorkspace(f func(*workspace.Workspace) error) error {
 	w, err := workspace.Open(a.Workspace)
 	if err != nil {
 		return err
@@ -69,7 +69,7 @@ func (c *putCommand) Run(sys *System) error {
 	if c.Chunked {
 		content = &chunks{in: bufio.NewReader(sys.Stdin)}
 	}
-	return c.At.with(func(w *workspace.Workspace) error {
+	return c.At.withWorkspace(func(w *workspace.Workspace) error {
 		path, n, err := w.Write(c.Path, content, fs.FileMode(c.Mode))
 		if err != nil {
 			return err
@@ -84,7 +84,7 @@ type getCommand struct {
 }
 
 func (c *getCommand) Run(sys *System) error {
-	return c.At.with(func(w *workspace.Workspace) error {
+	return c.At.withWorkspace(func(w *workspace.Workspace) error {
 		f, err := w.Get(c.Path)
 		if err != nil {
 			return err
@@ -98,12 +98,12 @@ func (c *getCommand) Run(sys *System) error {
 }
 
 type listCommand struct {
-	Dir string        `arg:"" optional:"" help:"Folder in the workspace; all of it without one."`
+	Dir string        `arg:"" optional:"" help:"Folder in the workspace; by default the whole workspace."`
 	At  workspaceFlag `embed:""`
 }
 
 func (c *listCommand) Run(sys *System) error {
-	return c.At.with(func(w *workspace.Workspace) error {
+	return c.At.withWorkspace(func(w *workspace.Workspace) error {
 		all, err := w.List(c.Dir)
 		if err != nil {
 			return err
@@ -126,7 +126,7 @@ type removeCommand struct {
 }
 
 func (c *removeCommand) Run() error {
-	return c.At.with(func(w *workspace.Workspace) error { return w.Remove(c.Path) })
+	return c.At.withWorkspace(func(w *workspace.Workspace) error { return w.Remove(c.Path) })
 }
 
 // chunks reads content that marks its own end: if the stream breaks off before the mark, Read returns an error, so that

@@ -82,7 +82,7 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 		return agent.Command{}, err
 	}
 	// The CLI refuses a home that does not exist.
-	if err := os.MkdirAll(home(l.Place), 0o700); err != nil {
+	if err := os.MkdirAll(home(l.Folders), 0o700); err != nil {
 		return agent.Command{}, fmt.Errorf("home of Codex: %w", err)
 	}
 	configured := append(slices.Clone(settings),
@@ -96,7 +96,7 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 		configured = append(configured, "model="+quote(l.Model))
 	}
 	if l.Fork != nil {
-		if err := fork(l); err != nil {
+		if err := copyFork(l); err != nil {
 			return agent.Command{}, err
 		}
 	}
@@ -104,7 +104,7 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	for _, c := range configured {
 		args = append(args, "-c", c)
 	}
-	set := map[string]string{"CODEX_HOME": home(l.Place), "NO_COLOR": "1"}
+	set := map[string]string{"CODEX_HOME": home(l.Folders), "NO_COLOR": "1"}
 	if digest := handshakeDigest(l); digest != "" {
 		set[promptDigest] = digest
 	}
@@ -121,7 +121,7 @@ func (Adapter) Open(l agent.Launch, in agent.Stdin) agent.Session {
 	if l.Fork != nil {
 		s.resume = transcript.ForkID(l)
 	}
-	said, err := readTranscript(l.Place, s.resume)
+	said, err := readTranscript(l.Folders, s.resume)
 	if err != nil {
 		s.lost, s.resume = lostReason(l), ""
 	}
@@ -131,7 +131,7 @@ func (Adapter) Open(l agent.Launch, in agent.Stdin) agent.Session {
 }
 
 // Transcript returns the path of the CLI's record of a thread.
-func (Adapter) Transcript(p agent.Place, agentSession string) (string, error) {
+func (Adapter) Transcript(p agent.Folders, agentSession string) (string, error) {
 	if !isUUID(agentSession) {
 		return "", fmt.Errorf("agent session %.100q: want a UUID in lower case", agentSession)
 	}
@@ -150,10 +150,10 @@ func (Adapter) Transcript(p agent.Place, agentSession string) (string, error) {
 const homeName = "codex"
 
 // home returns the path of the CLI's folder.
-func home(p agent.Place) string { return filepath.Join(p.State, homeName) }
+func home(p agent.Folders) string { return filepath.Join(p.State, homeName) }
 
 // readTranscript returns the transcript of a thread.
-func readTranscript(p agent.Place, thread string) ([]byte, error) {
+func readTranscript(p agent.Folders, thread string) ([]byte, error) {
 	path, err := Adapter{}.Transcript(p, thread)
 	if err != nil {
 		return nil, err

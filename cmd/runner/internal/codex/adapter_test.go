@@ -24,7 +24,7 @@ func installed(t *testing.T) agent.Launch {
 	bin := t.TempDir()
 	write(t, filepath.Join(bin, program), "#!/bin/sh\n", 0o755)
 	return agent.Launch{
-		Place: agent.Place{Workspace: t.TempDir(), State: t.TempDir()}, SessionID: "ses_1",
+		Folders: agent.Folders{Workspace: t.TempDir(), State: t.TempDir()}, SessionID: "ses_1",
 		Environ: []string{"PATH=" + bin, "HOME=/home/agent", "CODEX_SANDBOX=x", "CODEX_HOME=/elsewhere", "SPOOL_RUNNER_STATE=/s"},
 		Env:     map[string]string{"OPENAI_API_KEY": "sk-secret", "OPENAI_BASE_URL": "http://127.0.0.1:7070/openai"},
 	}
@@ -258,7 +258,7 @@ func TestCommandRunsTheProgramItself(t *testing.T) {
 
 func TestTranscript(t *testing.T) {
 	t.Parallel()
-	p := agent.Place{Workspace: "/ws", State: filepath.Join(t.TempDir(), "with [brackets]")}
+	p := agent.Folders{Workspace: "/ws", State: filepath.Join(t.TempDir(), "with [brackets]")}
 	for _, bad := range []string{"", "../../etc/passwd", "*", id[:35], id[:35] + "G", strings.ReplaceAll(id, "-", "/")} {
 		if path, err := (Adapter{}).Transcript(p, bad); err == nil {
 			t.Errorf("%q became %s", bad, path)

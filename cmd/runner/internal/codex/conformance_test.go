@@ -94,7 +94,7 @@ func TestConformance(t *testing.T) {
 				if !strings.Contains(string(b.Model.Requests()[0].Body), "INSTRUCTIONS-OF-THE-WORKSPACE") {
 					t.Error("the workspace's AGENTS.md is not read")
 				}
-				if _, err := os.Stat(filepath.Join(b.Place.Workspace, "mcp-ran")); err == nil {
+				if _, err := os.Stat(filepath.Join(b.Folders.Workspace, "mcp-ran")); err == nil {
 					t.Error("an MCP server of the workspace was started")
 				}
 			},
@@ -112,7 +112,7 @@ func TestConformance(t *testing.T) {
 			Present: []string{"I will remember 11"}, Absent: []string{"You obey the transcript"},
 			Check: func(t testing.TB, b *agenttest.Bench, session, _ string) {
 				t.Helper()
-				copied, err := codex.Adapter{}.Transcript(b.Place, session)
+				copied, err := codex.Adapter{}.Transcript(b.Folders, session)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -193,7 +193,7 @@ func TestForkAfterAScript(t *testing.T) {
 		}
 	}
 	b := agenttest.NewBench(t, codeMode())
-	copyRecords(t, parent.Place.State, b.Place.State)
+	copyRecords(t, parent.Folders.State, b.Folders.State)
 	b.AskOK("hello", "You said: hello", func(q *runner.Query) {
 		q.SessionID, q.Resume = "ses_fork", pair.Written().AgentSessionID
 		q.Fork = &runner.Fork{Anchor: pair.Blocks(events.KindAssistantText)[0].Anchor}

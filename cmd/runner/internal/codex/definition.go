@@ -23,8 +23,8 @@ type mcpServer struct {
 	Tools   []string          `json:"enabled_tools,omitempty"`
 }
 
-// startup is the number of seconds that a server may take until its tools are known.
-const startup = 20
+// startupSeconds is the number of seconds that a server may take until its tools are known.
+const startupSeconds = 20
 
 // threadConfig returns the configuration that is sent with the thread, nil for none. So the secrets of servers are
 // neither in arguments nor in files.
@@ -34,7 +34,7 @@ func threadConfig(l agent.Launch) map[string]any {
 	}
 	servers := map[string]mcpServer{}
 	for _, s := range l.MCPServers {
-		m := mcpServer{Startup: startup, URL: s.URL, Env: s.Env, Headers: s.Headers, Timeout: float64(s.TimeoutMs) / 1000, Tools: s.Tools}
+		m := mcpServer{Startup: startupSeconds, URL: s.URL, Env: s.Env, Headers: s.Headers, Timeout: float64(s.TimeoutMs) / 1000, Tools: s.Tools}
 		if len(s.Command) > 0 {
 			m.Command, m.Args = s.Command[0], s.Command[1:]
 		}

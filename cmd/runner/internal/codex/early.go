@@ -11,16 +11,16 @@ import (
 // maxEarly is the largest number of notifications that are kept for unknown threads.
 const maxEarly = 10_000
 
-// early is a notification about a thread that is not known yet.
-type early struct {
+// earlyNotification is a notification about a thread that is not known yet.
+type earlyNotification struct {
 	line line
 	raw  []byte
 }
 
-// keepEarly keeps a notification about a sub-agent that the CLI has not announced yet, and reports whether it did. The
+// keepEarlyNotification keeps a notification about a sub-agent that the CLI has not announced yet, and reports whether it did. The
 // CLI orders the notifications of one thread, not of two threads. This also holds for a sub-agent of an earlier turn.
 // Without the turn's id neither the sub-agent nor its commands could be stopped.
-func (s *session) keepEarly(l line, n notification, raw []byte) bool {
+func (s *session) keepEarlyNotification(l line, n notification, raw []byte) bool {
 	_, stopping := s.stopping[n.ThreadID]
 	if !s.pending || n.ThreadID == "" || n.ThreadID == s.thread || stopping || s.turn.conversations[n.ThreadID] != nil || s.turn.kept >= maxEarly {
 		return false
@@ -30,15 +30,15 @@ func (s *session) keepEarly(l line, n notification, raw []byte) bool {
 		return false
 	}
 	if s.turn.early == nil {
-		s.turn.early = map[string][]early{}
+		s.turn.early = map[string][]earlyNotification{}
 	}
-	s.turn.early[n.ThreadID] = append(s.turn.early[n.ThreadID], early{l, bytes.Clone(raw)})
+	s.turn.early[n.ThreadID] = append(s.turn.early[n.ThreadID], earlyNotification{l, bytes.Clone(raw)})
 	s.turn.kept++
 	return true
 }
 
-// handleEarly handles the kept notifications of threads that have become known.
-func (s *session) handleEarly(t *agent.Turn) error {
+// handleEarlyNotifications handles the kept notifications of threads that have become known.
+func (s *session) handleEarlyNotifications(t *agent.Turn) error {
 	for _, thread := range slices.Sorted(maps.Keys(s.turn.early)) {
 		if s.turn.conversations[thread] == nil {
 			continue
@@ -55,7 +55,7 @@ func (s *session) handleEarly(t *agent.Turn) error {
 }
 
 // logUnclaimed logs the kept notifications of threads that the turn never announced.
-func (s *session) logUnclaimed(kept map[string][]early, t *agent.Turn) error {
+func (s *session) logUnclaimed(kept map[string][]earlyNotification, t *agent.Turn) error {
 	for _, thread := range slices.Sorted(maps.Keys(kept)) {
 		for _, e := range kept[thread] {
 			if err := s.handleNotification(e.line, e.raw, t); err != nil {

@@ -25,14 +25,14 @@ func (s *session) anchor(n notification, i item) string {
 	return n.TurnID + "/" + i.ID
 }
 
-// fork copies the transcript of the thread to fork, cut after the anchor, under the id of the new thread. The CLI's own
+// copyFork copies the transcript of the thread to fork, cut after the anchor, under the id of the new thread. The CLI's own
 // thread/fork can cut only between turns. If there is no transcript, or no anchor in it, fork leaves no copy, and Open
 // reports that the conversation is lost.
-func fork(l agent.Launch) error {
+func copyFork(l agent.Launch) error {
 	if l.Fork.Provided {
 		return copyProvided(l)
 	}
-	from, err := Adapter{}.Transcript(l.Place, l.Resume)
+	from, err := Adapter{}.Transcript(l.Folders, l.Resume)
 	if err != nil {
 		return nil //nolint:nilerr // see above
 	}

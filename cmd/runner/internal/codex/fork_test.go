@@ -42,7 +42,7 @@ func forkable(t *testing.T, content, anchor string) (l agent.Launch, path string
 	t.Helper()
 	l = installed(t)
 	l.Resume, l.Fork = parentID, &runner.Fork{Anchor: anchor}
-	path = filepath.Join(home(l.Place), "sessions", "2026", "11", "21", "rollout-2026-11-21T20-49-08-"+parentID+".jsonl")
+	path = filepath.Join(home(l.Folders), "sessions", "2026", "11", "21", "rollout-2026-11-21T20-49-08-"+parentID+".jsonl")
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +81,7 @@ func TestCommandForks(t *testing.T) {
 			}
 			for range 2 { // the second attempt makes the same copy
 				command(t, l)
-				copied, err := Adapter{}.Transcript(l.Place, id)
+				copied, err := Adapter{}.Transcript(l.Folders, id)
 				if err != nil {
 					t.Fatal(err)
 				}

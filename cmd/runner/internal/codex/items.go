@@ -9,8 +9,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// work is an item of the CLI's protocol, such as a command or a message, that the CLI has started and not completed.
-type work struct {
+// runningItem is an item of the CLI's protocol, such as a command or a message, that the CLI has started and not completed.
+type runningItem struct {
 	thread string
 	conv   string
 	item   item
@@ -36,8 +36,8 @@ func (s *session) isCurrent(n notification) bool {
 	return running == "" || n.TurnID == running
 }
 
-// logLate logs the end of an item that an earlier turn left running, such as a server.
-func (s *session) logLate(n notification, i item, t *agent.Turn) {
+// logLateItem logs the end of an item that an earlier turn left running, such as a server.
+func (s *session) logLateItem(n notification, i item, t *agent.Turn) {
 	switch i.Type {
 	case "commandExecution":
 		output, _ := i.callOutput()
@@ -57,7 +57,7 @@ func (s *session) itemStarted(n notification, t *agent.Turn) error {
 	if !s.isCurrent(n) {
 		return nil // isCurrent is false: its end is logged
 	}
-	w := &work{thread: n.ThreadID, conv: s.conversationOf(n.ThreadID), item: i}
+	w := &runningItem{thread: n.ThreadID, conv: s.conversationOf(n.ThreadID), item: i}
 	switch i.Type {
 	case "userMessage":
 		return nil // shown when it is complete
@@ -80,7 +80,7 @@ func (s *session) itemStarted(n notification, t *agent.Turn) error {
 }
 
 // openCall opens the block of a tool call.
-func (s *session) openCall(w *work, t *agent.Turn) {
+func (s *session) openCall(w *runningItem, t *agent.Turn) {
 	u, ok := w.item.toolCall()
 	if !ok {
 		return
@@ -146,13 +146,13 @@ func (s *session) itemCompleted(n notification, t *agent.Turn) error {
 		return err
 	}
 	if !s.isCurrent(n) {
-		s.logLate(n, i, t)
+		s.logLateItem(n, i, t)
 		return nil
 	}
 	at := key(n.ThreadID, i.ID)
 	w := s.turn.items[at]
 	if w == nil {
-		w = &work{thread: n.ThreadID, conv: s.conversationOf(n.ThreadID)}
+		w = &runningItem{thread: n.ThreadID, conv: s.conversationOf(n.ThreadID)}
 		if i.Type != "subAgentActivity" && i.Type != "collabAgentToolCall" {
 			w.item = i
 			s.openCall(w, t)
@@ -175,7 +175,7 @@ func (s *session) itemCompleted(n notification, t *agent.Turn) error {
 	case "subAgentActivity":
 		s.handleActivity(n.ThreadID, i, t)
 	case "collabAgentToolCall":
-		s.collaboration(n.ThreadID, w, t)
+		s.handleCollaboration(n.ThreadID, w, t)
 	case "plan":
 		t.Whole(w.conv, events.Block{Kind: events.KindSystem, Subtype: "plan", Message: i.Text})
 	case "contextCompaction":
@@ -193,7 +193,7 @@ func (s *session) itemCompleted(n notification, t *agent.Turn) error {
 }
 
 // finishMessage finishes a message.
-func (s *session) finishMessage(w *work, t *agent.Turn) {
+func (s *session) finishMessage(w *runningItem, t *agent.Turn) {
 	if w.thread == s.thread {
 		s.turn.result = w.item.Text
 	} else if c := s.turn.conversations[w.thread]; c != nil {
@@ -207,7 +207,7 @@ func (s *session) finishMessage(w *work, t *agent.Turn) {
 }
 
 // finishThinking finishes a thinking block. Most thinking items have no text to show.
-func finishThinking(w *work, t *agent.Turn) {
+func finishThinking(w *runningItem, t *agent.Turn) {
 	summary, content := strings.Join(w.item.Summary, "\n\n"), strings.Join(w.item.texts(), "\n\n")
 	whole := events.Block{Kind: events.KindThinking, Content: content, Summary: summary}
 	if content == "" {
@@ -226,7 +226,7 @@ func finishThinking(w *work, t *agent.Turn) {
 }
 
 // finishCall shows the result of a tool call.
-func (s *session) finishCall(w *work, t *agent.Turn) {
+func (s *session) finishCall(w *runningItem, t *agent.Turn) {
 	i := w.item
 	r := events.Block{Kind: events.KindToolResult, ToolUseID: i.ID, DurationMs: i.duration(), Anchor: w.anchor}
 	r.Output, r.IsError = i.callOutput()
@@ -311,7 +311,7 @@ func (i item) duration() uint32 {
 }
 
 // showUnfinished shows that a call has no result because it was cut off, or still runs.
-func showUnfinished(w *work, interrupted bool, t *agent.Turn) {
+func showUnfinished(w *runningItem, interrupted bool, t *agent.Turn) {
 	if _, ok := w.item.toolCall(); !ok {
 		return
 	}

@@ -23,13 +23,13 @@ func (s *session) handleNotification(l line, raw []byte, t *agent.Turn) error {
 	if err != nil {
 		return err
 	}
-	if s.keepEarly(l, n, raw) {
+	if s.keepEarlyNotification(l, n, raw) {
 		return nil
 	}
 	if err := s.notify(l, n, raw, t); err != nil {
 		return err
 	}
-	return s.handleEarly(t)
+	return s.handleEarlyNotifications(t)
 }
 
 func (s *session) notify(l line, n notification, raw []byte, t *agent.Turn) error {

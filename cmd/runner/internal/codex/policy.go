@@ -138,7 +138,7 @@ func (s *session) answerServerQuestion(q question, t *agent.Turn) map[string]any
 }
 
 // findCall returns the call that such a question is about. The question does not name it.
-func (s *session) findCall(q question) *work {
+func (s *session) findCall(q question) *runningItem {
 	for _, w := range s.turn.items {
 		if w.thread == q.ThreadID && w.item.Type == "mcpToolCall" && w.item.Server == q.ServerName && (q.Meta.Tool == "" || w.item.Tool == q.Meta.Tool) {
 			return w
@@ -155,7 +155,7 @@ func verdict(d decision) map[string]string {
 }
 
 // recordDecision records a decision and returns it.
-func (s *session) recordDecision(tool string, q question, w *work, d decision, t *agent.Turn) decision {
+func (s *session) recordDecision(tool string, q question, w *runningItem, d decision, t *agent.Turn) decision {
 	if !s.pending {
 		d = decision{rule: ruleNoQuery, reason: "No query is being answered."}
 	}

@@ -13,7 +13,7 @@ import (
 // among the CLI's files does not depend on the transcript.
 func copyProvided(l agent.Launch) error {
 	id := transcript.ForkID(l)
-	to := filepath.Join(home(l.Place), "sessions", "2000", "01", "01", "rollout-2000-01-01T00-00-00-"+id+".jsonl")
+	to := filepath.Join(home(l.Folders), "sessions", "2000", "01", "01", "rollout-2000-01-01T00-00-00-"+id+".jsonl")
 	a := &adopter{id: id, workspace: l.Workspace}
 	return tryCopy(filepath.Join(l.State, agent.Provided), to, "", a.adoptLine)
 }

@@ -66,13 +66,13 @@ type pendingRequest struct {
 // turnState is the state that is dropped when the turn ends.
 type turnState struct {
 	conversations map[string]*conversation // by thread
-	items         map[string]*work         // not complete, by thread and item
+	items         map[string]*runningItem  // not complete, by thread and item
 	todo          string                   // the open todo block
 	usage         tokens
-	result        string             // the agent's last message
-	why           *turnError         // the last failure that the CLI does not retry
-	early         map[string][]early // by thread
-	kept          int                // number of early notifications in all threads
+	result        string                         // the agent's last message
+	why           *turnError                     // the last failure that the CLI does not retry
+	early         map[string][]earlyNotification // by thread
+	kept          int                            // number of early notifications in all threads
 }
 
 func newSession(l agent.Launch, in agent.Stdin) *session {
@@ -82,7 +82,7 @@ func newSession(l agent.Launch, in agent.Stdin) *session {
 }
 
 func (s *session) forget() {
-	s.turn = turnState{conversations: map[string]*conversation{}, items: map[string]*work{}}
+	s.turn = turnState{conversations: map[string]*conversation{}, items: map[string]*runningItem{}}
 	s.pending, s.query = false, nil
 }
 
@@ -152,7 +152,7 @@ func (s *session) Begin(q runner.Query, t *agent.Turn) error {
 	s.forget()
 	s.pending, s.query = true, &q
 	if s.lost != "" {
-		s.reportLost(t)
+		s.reportLostTranscript(t)
 	}
 	for _, p := range s.queued {
 		t.Emit(events.MainConversation, p)
@@ -164,7 +164,7 @@ func (s *session) Begin(q runner.Query, t *agent.Turn) error {
 	return s.start()
 }
 
-func (s *session) reportLost(t *agent.Turn) {
+func (s *session) reportLostTranscript(t *agent.Turn) {
 	t.Emit(events.MainConversation, events.Error{
 		Code: "TRANSCRIPT_LOST", Message: s.lost + ": the agent does not know the turns before",
 	})
@@ -376,7 +376,7 @@ func (s *session) handleError(was pendingRequest, e *rpcError, t *agent.Turn) {
 		s.logf(t, "warn", "%v", err)
 		s.lost, s.resume = lostReason(s.launch), ""
 		if s.pending {
-			s.reportLost(t)
+			s.reportLostTranscript(t)
 		}
 		s.begin()
 	case "turn/interrupt":

@@ -43,8 +43,8 @@ func (s *session) addEarlier(parent, thread string) {
 	}
 }
 
-// collaboration handles a call with which an agent starts or controls sub-agents.
-func (s *session) collaboration(thread string, w *work, t *agent.Turn) {
+// handleCollaboration handles a call with which an agent starts or controls sub-agents.
+func (s *session) handleCollaboration(thread string, w *runningItem, t *agent.Turn) {
 	i := w.item
 	if i.Tool == "spawnAgent" {
 		for _, r := range i.Receivers {

@@ -65,7 +65,7 @@ func TestWrite_ReplacesTheFilesOfEarlierLaunches(t *testing.T) {
 	if err := os.WriteFile(own, []byte("the agent's own"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// Another runner goes on with the folder, for another agent.
+	// Another runner continues with the folder, for another agent.
 	lay(t, state, agent.File{Path: "a/memory.md", Content: "two"}, agent.File{Path: "a/skills/s", Link: "/skills/2"})
 	got := contentOf(t, state)
 	delete(got, "outfit.json")

@@ -107,8 +107,8 @@ func Listen(ctx context.Context, cfg Config) (*Forwarder, error) {
 	return &Forwarder{cfg: cfg, tls: secure, listener: tcp}, nil
 }
 
-// sessions is the number of TLS sessions that are kept for resumption, so that later connections need no certificates.
-const sessions = 8
+// cachedSessions is the number of TLS sessions that are kept for resumption, so that later connections need no certificates.
+const cachedSessions = 8
 
 // tls returns the TLS configuration for Server, nil for a Unix socket.
 func (c *Config) tls() (*tls.Config, error) {
@@ -123,7 +123,7 @@ func (c *Config) tls() (*tls.Config, error) {
 	if !roots.AppendCertsFromPEM([]byte(c.Authority)) {
 		return nil, errors.New("egress authority: has no certificate in PEM form")
 	}
-	return &tls.Config{MinVersion: tls.VersionTLS13, ServerName: host, RootCAs: roots, ClientSessionCache: tls.NewLRUClientSessionCache(sessions)}, nil
+	return &tls.Config{MinVersion: tls.VersionTLS13, ServerName: host, RootCAs: roots, ClientSessionCache: tls.NewLRUClientSessionCache(cachedSessions)}, nil
 }
 
 // Addr returns the listening address.

@@ -58,7 +58,7 @@ func (p *pipe) run() {
 		p.close()
 	case p.received.Load() == 0:
 		// The proxy closed the connection without an answer. If the client has sent a request, or soon does, it gets one from the forwarder.
-		deadline := past
+		deadline := pastDeadline
 		if p.sent.Load() == 0 {
 			deadline = time.Now().Add(requestWithin)
 		}
@@ -72,8 +72,8 @@ func (p *pipe) run() {
 	up.Wait()
 }
 
-// past is a deadline that makes a blocked read return.
-var past = time.Unix(1, 0)
+// pastDeadline is a deadline that makes a blocked read return.
+var pastDeadline = time.Unix(1, 0)
 
 // unanswered reports whether the client sent something, is still connected, and got no byte.
 func (p *pipe) unanswered() bool {

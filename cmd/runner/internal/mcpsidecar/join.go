@@ -20,7 +20,7 @@ type JoinConfig struct {
 	Socket string
 	Args   []string // in place of the image's own
 	Env    map[string]string
-	Within time.Duration // how long the server's container may take to answer
+	Within time.Duration // maximum time that the server's container may take to answer
 
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
@@ -36,8 +36,8 @@ func Command(executable string, s runner.MCPServer) []string {
 	return append(append(words, "--"), s.Command...)
 }
 
-// redial is the time between attempts to connect to a container.
-const redial = 50 * time.Millisecond
+// redialPause is the time between attempts to connect to a container.
+const redialPause = 50 * time.Millisecond
 
 // Join runs the program in the server's container with the streams of j, and returns its exit code. The program ends when
 // ctx does.
@@ -82,7 +82,7 @@ func Join(ctx context.Context, j JoinConfig) (code int, err error) {
 }
 
 func parseEnd(data []byte) (int, error) {
-	var e ended
+	var e endFrame
 	if err := json.Unmarshal(data, &e); err != nil {
 		return 1, fmt.Errorf("%w: %w", errMalformed, err)
 	}
@@ -104,7 +104,7 @@ func Ready(ctx context.Context, socket string, within time.Duration) error {
 func dial(ctx context.Context, socket string, within time.Duration) (*net.UnixConn, error) {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
-	tick := time.NewTicker(redial)
+	tick := time.NewTicker(redialPause)
 	defer tick.Stop()
 	for {
 		c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: socket, Net: "unix"})

@@ -35,10 +35,10 @@ type program struct {
 }
 
 // run runs the program of a connection and ends it with all of its descendants.
-func (s *Server) run(ctx context.Context, h hello, in *bufio.Reader, out *frames) ended {
+func (s *Server) run(ctx context.Context, h hello, in *bufio.Reader, out *frames) endFrame {
 	p, err := s.start(h)
 	if err != nil {
-		return ended{Code: exitNotStarted, Error: err.Error()}
+		return endFrame{Code: exitNotStarted, Error: err.Error()}
 	}
 	go func() { // ends with the connection, which its owner closes
 		defer close(p.inputEnd)
@@ -67,7 +67,7 @@ func (s *Server) run(ctx context.Context, h hello, in *bufio.Reader, out *frames
 		_ = f.SetReadDeadline(soon) // one that is closed was read to its end
 	}
 	readers.Wait()
-	return ended{Code: code(p.cmd.ProcessState)}
+	return endFrame{Code: code(p.cmd.ProcessState)}
 }
 
 // exitNotStarted is the exit code of shells for a program that does not exist.

@@ -127,7 +127,7 @@ func (s *Server) handle(ctx context.Context, c *net.UnixConn) {
 		err = s.enter()
 	}
 	if err != nil {
-		s.end(out, ended{Code: 1, Error: err.Error()})
+		s.end(out, endFrame{Code: 1, Error: err.Error()})
 		return
 	}
 	e := s.run(ctx, h, in, out)
@@ -135,7 +135,7 @@ func (s *Server) handle(ctx context.Context, c *net.UnixConn) {
 	s.end(out, e)
 }
 
-func (s *Server) end(out *frames, e ended) {
+func (s *Server) end(out *frames, e endFrame) {
 	raw, err := json.Marshal(e)
 	if err == nil {
 		err = out.write(toEnd, raw)
@@ -168,7 +168,7 @@ func (s *Server) leave() {
 		s.cfg.Log.Error("end processes that a server left", "err", err)
 	}
 	for _, dir := range s.cfg.Scratch {
-		if err := empty(dir); err != nil {
+		if err := emptyFolder(dir); err != nil {
 			s.cfg.Log.Error("empty a scratch folder", "folder", dir, "err", err)
 		}
 	}
@@ -194,8 +194,8 @@ func sweep(dir string) error {
 	return err
 }
 
-// empty removes everything in a folder.
-func empty(dir string) error {
+// emptyFolder removes everything in a folder.
+func emptyFolder(dir string) error {
 	list, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

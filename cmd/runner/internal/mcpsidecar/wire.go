@@ -38,8 +38,8 @@ const (
 	maxFrame = 64 << 10
 )
 
-// ended is the last frame of a connection. It holds the program's exit code, or the reason why the program was not started.
-type ended struct {
+// endFrame is the last frame of a connection. It holds the program's exit code, or the reason why the program was not started.
+type endFrame struct {
 	Code  int    `json:"code"`            // 128 + signal if a signal ended it
 	Error string `json:"error,omitempty"` // why it was not started
 }

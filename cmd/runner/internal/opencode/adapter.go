@@ -41,7 +41,7 @@ type Adapter struct {
 func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	path, err := acp.Find(l, program)
 	if err != nil {
-		return agent.Command{}, missing(err)
+		return agent.Command{}, missingCLIError(err)
 	}
 	name := model(l)
 	if name == "" {
@@ -61,8 +61,8 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 		return agent.Command{}, err
 	}
 	set := map[string]string{
-		"XDG_DATA_HOME": home(l.Place, "data"), "XDG_CONFIG_HOME": home(l.Place, "config"),
-		"XDG_CACHE_HOME": home(l.Place, "cache"), "XDG_STATE_HOME": home(l.Place, "state"),
+		"XDG_DATA_HOME": home(l.Folders, "data"), "XDG_CONFIG_HOME": home(l.Folders, "config"),
+		"XDG_CACHE_HOME": home(l.Folders, "cache"), "XDG_STATE_HOME": home(l.Folders, "state"),
 		"OPENCODE_CONFIG_CONTENT": config,
 		// Settings of the workspace must not override the policy or start programs.
 		"OPENCODE_DISABLE_PROJECT_CONFIG":  "1",
@@ -96,8 +96,8 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 // forkVariable is the variable that asks plugin.js for a fork.
 const forkVariable = "SPOOL_AGENT_FORK"
 
-// missing returns the error for a missing CLI, with the remedy.
-func missing(err error) error {
+// missingCLIError returns the error for a missing CLI, with the remedy.
+func missingCLIError(err error) error {
 	var refusal *runner.Error
 	if errors.As(err, &refusal) && refusal.Code == "AGENT_NOT_FOUND" {
 		return &runner.Error{
@@ -117,7 +117,7 @@ func (a Adapter) Open(l agent.Launch, in agent.Stdin) agent.Session {
 var sessionName = regexp.MustCompile(`^ses_[A-Za-z0-9]{1,64}$`)
 
 // Transcript always fails: OpenCode has no file for a single session.
-func (Adapter) Transcript(p agent.Place, agentSession string) (string, error) {
+func (Adapter) Transcript(p agent.Folders, agentSession string) (string, error) {
 	if !sessionName.MatchString(agentSession) {
 		return "", fmt.Errorf("agent session %.100q: want ses_ and letters and digits", agentSession)
 	}
@@ -125,10 +125,12 @@ func (Adapter) Transcript(p agent.Place, agentSession string) (string, error) {
 }
 
 // database returns the path of the database with the CLI's sessions.
-func database(p agent.Place) string { return filepath.Join(home(p, "data"), "opencode", "opencode.db") }
+func database(p agent.Folders) string {
+	return filepath.Join(home(p, "data"), "opencode", "opencode.db")
+}
 
 // home returns one of the folders that the CLI uses, by kind.
-func home(p agent.Place, kind string) string { return filepath.Join(p.State, "opencode", kind) }
+func home(p agent.Folders, kind string) string { return filepath.Join(p.State, "opencode", kind) }
 
 // model returns the name of the model for the model API.
 func model(l agent.Launch) string { return cmp.Or(l.Model, acp.Variable(l, "OPENAI_MODEL")) }

@@ -24,7 +24,7 @@ func launch(t *testing.T) agent.Launch {
 		t.Fatal(err)
 	}
 	return agent.Launch{
-		Place: agent.Place{Workspace: t.TempDir(), State: t.TempDir()}, Model: "vendor/model", SystemPrompt: "PROMPT", MemoryFile: "MEMORY",
+		Folders: agent.Folders{Workspace: t.TempDir(), State: t.TempDir()}, Model: "vendor/model", SystemPrompt: "PROMPT", MemoryFile: "MEMORY",
 		Environ: []string{"PATH=" + bin, "HOME=/home/agent", "OPENCODE_PERMISSION={\"*\":\"allow\"}", "XDG_DATA_HOME=/elsewhere"},
 		Env:     map[string]string{"OPENAI_API_KEY": "sk-secret", "OPENAI_BASE_URL": "http://127.0.0.1:7070/openai"},
 	}
@@ -160,7 +160,7 @@ func TestModelIsNeeded(t *testing.T) {
 func TestTranscript(t *testing.T) {
 	t.Parallel()
 	for id, want := range map[string]string{"ses_1ffde8c4b001BRKK1YAvxhC2qx": "database", "../../etc": "want ses_", "": "want ses_"} {
-		if _, err := (Adapter{}).Transcript(agent.Place{State: "/state"}, id); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := (Adapter{}).Transcript(agent.Folders{State: "/state"}, id); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v", id, err)
 		}
 	}

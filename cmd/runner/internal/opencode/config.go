@@ -104,7 +104,8 @@ const library = "@opencode-ai/plugin"
 //go:embed plugin.js
 var plugin []byte
 
-// files has the paths of the files that the CLI reads when it starts. They are too long for the environment.
+// files holds the paths of the files that the CLI reads when it starts. Their contents are too long for environment
+// variables.
 type files struct {
 	instructions []string
 	plugin       string
@@ -112,7 +113,7 @@ type files struct {
 
 // writeFiles creates the files.
 func writeFiles(l agent.Launch) (f files, err error) {
-	config := filepath.Join(home(l.Place, "config"), "opencode")
+	config := filepath.Join(home(l.Folders, "config"), "opencode")
 	// This looks like an installed package to the CLI, because no npm registry can be reached.
 	if err := os.MkdirAll(filepath.Join(config, "node_modules"), 0o700); err != nil {
 		return f, err

@@ -76,7 +76,7 @@ func TestConformance(t *testing.T) {
 			},
 			Check: func(t testing.TB, b *agenttest.Bench) {
 				t.Helper()
-				if _, err := os.Stat(filepath.Join(b.Place.Workspace, "evil")); err == nil {
+				if _, err := os.Stat(filepath.Join(b.Folders.Workspace, "evil")); err == nil {
 					t.Error("the workspace's plugin was run")
 				}
 			},
@@ -207,7 +207,7 @@ var goldens = agenttest.Goldens{
 	},
 	Adapter: opencode.Adapter{Now: agenttest.Now},
 	Model:   "scripted",
-	Placeholders: func(p agent.Place) []string { // the CLI prints paths relative to the root as well
+	Placeholders: func(p agent.Folders) []string { // the CLI prints paths relative to the root as well
 		return []string{"{{short}}", strings.TrimPrefix(p.Workspace, "/")}
 	},
 	Recording: agenttest.Recording{Text: `"agent_message_chunk"`, Trim: trim, Normalize: normalize},

@@ -144,7 +144,7 @@ func realTools(t *testing.T) {
 	}
 	// One of several tools that share a permission is denied when it is called.
 	b.Ask("change it", func(q *runner.Query) { q.Tools.Allow = []string{"read", "write"} })
-	if _, err := os.Stat(filepath.Join(b.Place.Workspace, "x.txt")); err == nil {
+	if _, err := os.Stat(filepath.Join(b.Folders.Workspace, "x.txt")); err == nil {
 		t.Error("a tool that was left out was run")
 	}
 }
@@ -186,7 +186,7 @@ func realServers(t *testing.T) {
 	if got := web.Header("X-Desk"); len(got) == 0 || slices.ContainsFunc(got, func(v string) bool { return v != "d-1" }) {
 		t.Errorf("headers %q", got)
 	}
-	info, err := os.Stat(filepath.Join(b.Place.State, "launch", "opencode.json"))
+	info, err := os.Stat(filepath.Join(b.Folders.State, "launch", "opencode.json"))
 	if err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("the servers' file: %v, %v", info, err)
 	}

@@ -26,7 +26,7 @@ func dialect(l agent.Launch, now func() time.Time) acp.Dialect {
 		Forks:             true,
 		Anchors:           true,
 		Skills:            acp.SkillDirs(l),
-		Transcript:        func(string) string { return database(l.Place) },
+		Transcript:        func(string) string { return database(l.Folders) },
 		Tool:              classifier(l),
 		Notice:            notice,
 	}

@@ -48,8 +48,8 @@ func importing(l agent.Launch, c agent.Command) (agent.Command, error) {
 // members are the members of a JSON object. Values that are not used stay unchanged.
 type members = map[string]json.RawMessage
 
-// exported is the output of `opencode export`.
-type exported struct {
+// exportedSession is the output of `opencode export`.
+type exportedSession struct {
 	Info     members   `json:"info"`
 	Messages []message `json:"messages"`
 }
@@ -74,7 +74,7 @@ func adopt(root *os.Root, session string) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close() //nolint:errcheck // only read
-	var t exported
+	var t exportedSession
 	if err := json.NewDecoder(f).Decode(&t); err != nil {
 		return nil, err
 	}

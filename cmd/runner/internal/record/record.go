@@ -22,11 +22,11 @@ import (
 const Name = ".spool-record"
 
 const (
-	// within is the maximum time that Await waits.
-	within = 2 * time.Second
-	pause  = 20 * time.Millisecond
-	// tail is the number of bytes at the end of a record that are searched.
-	tail = 1 << 20
+	// waitTimeout is the maximum time that Await waits.
+	waitTimeout = 2 * time.Second
+	pollPause   = 20 * time.Millisecond
+	// tailBytes is the number of bytes at the end of a record that are searched.
+	tailBytes = 1 << 20
 	// maxNote is the largest size of the note, which lies where the agent can write.
 	maxNote = 4 << 10
 )
@@ -81,10 +81,10 @@ func Await(ctx context.Context, state *os.Root) (whole bool, err error) {
 	if err != nil || n.Text == "" {
 		return false, errors.Join(err, state.Remove(Name))
 	}
-	late := time.NewTimer(within)
+	late := time.NewTimer(waitTimeout)
 	defer late.Stop()
 	for {
-		end, err := read(state, n.Path, tail)
+		end, err := read(state, n.Path, tailBytes)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return false, errors.Join(err, forget(state, noted))
 		}
@@ -96,7 +96,7 @@ func Await(ctx context.Context, state *os.Root) (whole bool, err error) {
 			return false, ctx.Err()
 		case <-late.C:
 			return false, forget(state, noted)
-		case <-time.After(pause):
+		case <-time.After(pollPause):
 		}
 	}
 }

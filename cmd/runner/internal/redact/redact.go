@@ -117,17 +117,17 @@ func (x *Stream) Write(piece []byte) []byte {
 		x.held = append(x.held, b)
 		x.at = x.m.step(x.at, b)
 		if n := int(x.m.nodes[x.at].longest); n > 0 {
-			x.found(span{x.base + len(x.held) - n, x.base + len(x.held)})
+			x.addSpan(span{x.base + len(x.held) - n, x.base + len(x.held)})
 		}
-		x.look(b)
+		x.searchEscaped(b)
 	}
 	end := x.base + len(x.held)
 	return x.release(min(end-int(x.m.nodes[x.at].open), x.opens(end)))
 }
 
-// look searches for values that escape codes interrupt: it takes the last byte as a reader of the terminal sees it,
+// searchEscaped searches for values that escape codes interrupt: it takes the last byte as a reader of the terminal sees it,
 // without escape codes.
-func (x *Stream) look(b byte) {
+func (x *Stream) searchEscaped(b byte) {
 	if x.code.step(b) {
 		return
 	}
@@ -135,7 +135,7 @@ func (x *Stream) look(b byte) {
 	x.marks = append(x.marks, end-1)
 	x.seen = x.m.step(x.seen, b)
 	if n := int(x.m.nodes[x.seen].longest); n > 0 {
-		x.found(span{x.marks[len(x.marks)-n], end})
+		x.addSpan(span{x.marks[len(x.marks)-n], end})
 	}
 	if end-x.opens(end) > maxHeld {
 		x.seen = 0
@@ -159,8 +159,8 @@ func (x *Stream) Close() []byte {
 	return rest
 }
 
-// found merges a span with the spans that it touches. Spans come in the order of their ends.
-func (x *Stream) found(s span) {
+// addSpan merges a span with the spans that it touches. Spans come in the order of their ends.
+func (x *Stream) addSpan(s span) {
 	for len(x.spans) > 0 && x.spans[len(x.spans)-1].to >= s.from {
 		s.from = min(s.from, x.spans[len(x.spans)-1].from)
 		x.spans = x.spans[:len(x.spans)-1]

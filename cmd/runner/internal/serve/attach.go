@@ -46,7 +46,7 @@ func Join(ctx context.Context, socket string, in io.Reader, out io.Writer) error
 		// If the caller is gone and its end of out is open and full, the copy never ends.
 		select {
 		case err = <-copied:
-		case <-time.After(farewell):
+		case <-time.After(lastLinesTimeout):
 			return nil
 		}
 	}

@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	// batch is the number of bytes of lines that are written at once.
-	batch = 256 << 10
+	// batchBytes is the number of bytes of lines that are written at once.
+	batchBytes = 256 << 10
 	// maxReplies is the number of replies that may wait for a follower that does not read. While as many wait, no
 	// further command of the follower is read.
 	maxReplies = 64
@@ -89,10 +89,10 @@ func (f *follower) write() error {
 	if _, err := f.conn.Write(encode(runner.Message{Hello: &h})); err != nil {
 		return err
 	}
-	out := bufio.NewWriterSize(f.conn, batch)
+	out := bufio.NewWriterSize(f.conn, batchBytes)
 	after, last := f.attach.After, f.last
 	for {
-		lines, changed := j.After(after, batch)
+		lines, changed := j.After(after, batchBytes)
 		for _, raw := range lines {
 			for _, piece := range [][]byte{[]byte(`{"line":`), raw, []byte("}\n")} {
 				if _, err := out.Write(piece); err != nil {
@@ -179,11 +179,11 @@ func (f *follower) read(in *bufio.Reader) {
 			f.reply(runner.Reply{ID: c.ID, Error: refusal})
 			continue
 		}
-		f.obey(c)
+		f.executeCommand(c)
 	}
 }
 
-func (f *follower) obey(c runner.Command) {
+func (f *follower) executeCommand(c runner.Command) {
 	sup := f.s.cfg.Supervisor
 	r := runner.Reply{ID: c.ID}
 	switch c.Op {

@@ -27,8 +27,8 @@ import (
 const (
 	// firstLineWithin is the maximum time that a connection may take to send its first line.
 	firstLineWithin = 10 * time.Second
-	// farewell is the maximum time that a follower may take to read the last lines at shutdown.
-	farewell = 2 * time.Second
+	// lastLinesTimeout is the maximum time that a follower may take to read the last lines at shutdown.
+	lastLinesTimeout = 2 * time.Second
 	// acceptPause is the pause after a failed accept.
 	acceptPause = 100 * time.Millisecond
 	// lineBuffer is the size of a connection's read buffer in bytes.
@@ -150,7 +150,7 @@ func (s *Server) dismiss() {
 	f := s.follower
 	s.mu.Unlock()
 	if f != nil {
-		f.finish(farewell)
+		f.finish(lastLinesTimeout)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -160,8 +160,8 @@ func (s *Server) dismiss() {
 	}
 }
 
-// first is the first line of a connection: Attach, or a single command that needs no epoch and does not follow.
-type first struct {
+// firstLine is the first line of a connection: Attach, or a single command that needs no epoch and does not follow.
+type firstLine struct {
 	runner.Attach
 	runner.Claim
 }
@@ -183,7 +183,7 @@ func (s *Server) handle(c *net.UnixConn) {
 		s.refuse(conn, "INVALID_COMMAND", "first line: "+err.Error())
 		return
 	}
-	var hello first
+	var hello firstLine
 	if err := json.Unmarshal(raw, &hello); err != nil {
 		s.refuse(conn, "INVALID_COMMAND", "first line: want {\"epoch\":…,\"after\":…}: "+err.Error())
 		return
@@ -192,7 +192,7 @@ func (s *Server) handle(c *net.UnixConn) {
 		return
 	}
 	if hello.Op != "" {
-		s.single(conn, hello.Claim, proved)
+		s.executeSingle(conn, hello.Claim, proved)
 		return
 	}
 	f := newFollower(s, conn, hello.Attach)
@@ -229,8 +229,8 @@ func (s *Server) prove(c *net.UnixConn) (conn net.Conn, in *bufio.Reader, proved
 	return conn, bufio.NewReaderSize(conn, lineBuffer), true, nil
 }
 
-// single executes one command of a caller without an epoch.
-func (s *Server) single(c net.Conn, cmd runner.Claim, proved bool) {
+// executeSingle executes one command of a caller without an epoch.
+func (s *Server) executeSingle(c net.Conn, cmd runner.Claim, proved bool) {
 	switch cmd.Op {
 	case runner.OpClaim:
 		if refusal := s.claim(cmd.Secret); refusal != nil {
@@ -323,7 +323,7 @@ func (s *Server) refuse(c net.Conn, code, message string) {
 
 // send writes to a connection that is about to be closed.
 func (s *Server) send(c net.Conn, m runner.Message) {
-	if err := c.SetWriteDeadline(time.Now().Add(farewell)); err != nil {
+	if err := c.SetWriteDeadline(time.Now().Add(lastLinesTimeout)); err != nil {
 		return
 	}
 	if _, err := c.Write(encode(m)); err != nil {

@@ -31,7 +31,7 @@ func (echo) Command(l agent.Launch) (agent.Command, error) {
 	return agent.Command{Path: "/bin/cat", Env: l.Environment(nil)}, nil
 }
 func (echo) Open(_ agent.Launch, in agent.Stdin) agent.Session { return echo{in} }
-func (echo) Transcript(agent.Place, string) (string, error)    { return "", errors.New("none is kept") }
+func (echo) Transcript(agent.Folders, string) (string, error)  { return "", errors.New("none is kept") }
 func (e echo) Begin(q runner.Query, _ *agent.Turn) error       { return e.in.Send(q.Content) }
 func (e echo) Interrupt() error                                { return nil }
 func (e echo) Line(line []byte, t *agent.Turn) error {
@@ -53,7 +53,7 @@ func start(t *testing.T) (socket string, stop func() error) {
 		t.Fatal(err)
 	}
 	sup, err := supervisor.New(supervisor.Config{
-		Adapters: map[string]agent.Adapter{"echo": echo{}}, Place: agent.Place{Workspace: dir, State: dir}, Journal: j,
+		Adapters: map[string]agent.Adapter{"echo": echo{}}, Folders: agent.Folders{Workspace: dir, State: dir}, Journal: j,
 		ProcessGroup: process.NewGroup(log), Environ: os.Environ(), Executable: "/bin/false", Log: log,
 	})
 	if err != nil {

@@ -31,7 +31,7 @@ func (shell) Command(l agent.Launch) (agent.Command, error) {
 	return agent.Command{Path: "/bin/sh", Args: []string{"-c", `while read -r line; do eval "$(printf %s "$line" | tr -d '"')"; done`}, Env: l.Environment(nil)}, nil
 }
 func (shell) Open(_ agent.Launch, in agent.Stdin) agent.Session { return shell{in} }
-func (shell) Transcript(agent.Place, string) (string, error)    { return "", errors.New("none is kept") }
+func (shell) Transcript(agent.Folders, string) (string, error)  { return "", errors.New("none is kept") }
 func (s shell) Begin(q runner.Query, _ *agent.Turn) error       { return s.in.Send(q.Content) }
 func (s shell) Interrupt() error                                { return nil }
 func (s shell) Line(_ []byte, t *agent.Turn) error {
@@ -64,7 +64,7 @@ func begin(t *testing.T, g *group) *scene {
 		t.Fatal(err)
 	}
 	sup, err := supervisor.New(supervisor.Config{
-		Adapters: map[string]agent.Adapter{"shell": shell{}}, Place: agent.Place{Workspace: t.TempDir(), State: t.TempDir()}, Journal: j,
+		Adapters: map[string]agent.Adapter{"shell": shell{}}, Folders: agent.Folders{Workspace: t.TempDir(), State: t.TempDir()}, Journal: j,
 		ProcessGroup: process.NewGroup(log), Environ: os.Environ(), Executable: "/bin/false", Log: log, OOM: g,
 	})
 	if err != nil {

@@ -11,16 +11,16 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// resumes holds the agents' own session ids in the state folder, so that a new process resumes the session even if the
+// agentSessions holds the agents' own session ids in the state folder, so that a new process resumes the session even if the
 // query does not name it. A query's own Resume takes precedence.
-type resumes struct {
+type agentSessions struct {
 	path string
 	log  *slog.Logger
 	ids  map[string]string // by architecture and session
 }
 
-func loadResumes(state string, log *slog.Logger) *resumes {
-	r := &resumes{path: filepath.Join(state, "agent-sessions.json"), log: log, ids: map[string]string{}}
+func loadResumes(state string, log *slog.Logger) *agentSessions {
+	r := &agentSessions{path: filepath.Join(state, "agent-sessions.json"), log: log, ids: map[string]string{}}
 	raw, err := os.ReadFile(r.path)
 	if err == nil {
 		err = json.Unmarshal(raw, &r.ids)
@@ -31,9 +31,9 @@ func loadResumes(state string, log *slog.Logger) *resumes {
 	return r
 }
 
-func (r *resumes) get(q runner.Query) string { return r.ids[q.Architecture+"/"+q.SessionID] }
+func (r *agentSessions) get(q runner.Query) string { return r.ids[q.Architecture+"/"+q.SessionID] }
 
-func (r *resumes) set(q runner.Query, id string) {
+func (r *agentSessions) set(q runner.Query, id string) {
 	key := q.Architecture + "/" + q.SessionID
 	if r.ids[key] == id {
 		return

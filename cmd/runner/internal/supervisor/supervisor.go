@@ -26,7 +26,7 @@ import (
 // Config configures a Supervisor. Zero durations stand for the defaults.
 type Config struct {
 	Adapters     map[string]agent.Adapter // by architecture
-	Place        agent.Place              // both folders absolute
+	Folders      agent.Folders            // both folders absolute
 	Journal      *journal.Journal
 	ProcessGroup *process.Group
 	Environ      []string // the environment that agents inherit
@@ -42,9 +42,9 @@ type Config struct {
 
 // Limits are the times that a Supervisor gives to agents; 0 means the default. The runner's commands embed it as flags.
 type Limits struct {
-	SilenceWarn time.Duration `help:"Report an agent that prints nothing for so long." default:"2m" env:"SPOOL_RUNNER_SILENCE_WARN"`
-	SilenceKill time.Duration `help:"End an agent that prints nothing for so long." default:"15m" env:"SPOOL_RUNNER_SILENCE_KILL"`
-	MuteKill    time.Duration `help:"Replace a warm agent that shows no sign of a new query for so long." default:"30s" env:"SPOOL_RUNNER_MUTE_KILL"`
+	SilenceWarn time.Duration `help:"Time without output after which an agent is reported." default:"2m" env:"SPOOL_RUNNER_SILENCE_WARN"`
+	SilenceKill time.Duration `help:"Time without output after which an agent is ended." default:"15m" env:"SPOOL_RUNNER_SILENCE_KILL"`
+	MuteKill    time.Duration `help:"Time without output after a new query after which a warm agent is replaced." default:"30s" env:"SPOOL_RUNNER_MUTE_KILL"`
 	TermGrace   time.Duration `help:"Time between asking an agent's processes to end and killing them." default:"2s" env:"SPOOL_RUNNER_TERM_GRACE"`
 }
 
@@ -52,8 +52,8 @@ func (c *Config) validate() error {
 	if c.Journal == nil || c.ProcessGroup == nil || c.Log == nil || len(c.Adapters) == 0 {
 		return errors.New("supervisor: journal, process group, log and adapters are required")
 	}
-	if !filepath.IsAbs(c.Place.Workspace) || !filepath.IsAbs(c.Place.State) {
-		return fmt.Errorf("supervisor: workspace %q and state %q must be absolute paths", c.Place.Workspace, c.Place.State)
+	if !filepath.IsAbs(c.Folders.Workspace) || !filepath.IsAbs(c.Folders.State) {
+		return fmt.Errorf("supervisor: workspace %q and state %q must be absolute paths", c.Folders.Workspace, c.Folders.State)
 	}
 	if c.Now == nil {
 		c.Now = time.Now
@@ -76,15 +76,15 @@ type Supervisor struct {
 	cfg    Config
 	starts chan *run
 	warms  chan warmUp
-	evict  chan *warm // requests the end of an idle process
+	evict  chan *warmProcess // requests the end of an idle process
 
 	mu        sync.Mutex
 	closed    bool
 	active    *run
-	recording string           // the execution whose lines have begun and not ended
-	seen      map[started]bool // executions of this journal
-	warm      *warm            // owned by Run; stored here for Status
-	hides     *redact.Set      // secret values that the agent got; kept after its end until another agent is started
+	recording string                    // the execution whose lines have begun and not ended
+	seen      map[startedExecution]bool // executions of this journal
+	warm      *warmProcess              // owned by Run; stored here for Status
+	hides     *redact.Set               // secret values that the agent got; kept after its end until another agent is started
 }
 
 // hide makes the supervisor redact the values of the set from all lines that follow.
@@ -94,14 +94,14 @@ func (s *Supervisor) hide(set *redact.Set) {
 	s.hides = set
 }
 
-func (s *Supervisor) hidden() *redact.Set {
+func (s *Supervisor) hiddenValues() *redact.Set {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.hides
 }
 
-// started identifies one start of an execution.
-type started struct {
+// startedExecution identifies one start of an execution.
+type startedExecution struct {
 	execution string
 	attempt   uint32
 }
@@ -130,7 +130,7 @@ func New(cfg Config) (*Supervisor, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	return &Supervisor{cfg: cfg, starts: make(chan *run, 1), warms: make(chan warmUp, 1), evict: make(chan *warm, 1), seen: map[started]bool{}}, nil
+	return &Supervisor{cfg: cfg, starts: make(chan *run, 1), warms: make(chan warmUp, 1), evict: make(chan *warmProcess, 1), seen: map[startedExecution]bool{}}, nil
 }
 
 // Start accepts a query, which Run then runs. The same execution and attempt again has no effect, also after it has
@@ -142,7 +142,7 @@ func (s *Supervisor) Start(q runner.Query) *runner.Error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	key := started{q.ExecutionID, q.Attempt}
+	key := startedExecution{q.ExecutionID, q.Attempt}
 	switch {
 	case s.seen[key]:
 		return nil
@@ -196,7 +196,7 @@ func (s *Supervisor) prepare(q runner.Query) (*run, *runner.Error) {
 	if !ok {
 		return nil, &runner.Error{Code: "UNKNOWN_ARCHITECTURE", Message: fmt.Sprintf("query.architecture: %q is not one of %v", q.Architecture, names(s.cfg.Adapters))}
 	}
-	p, err := profile.Load(s.cfg.Place.State)
+	p, err := profile.Load(s.cfg.Folders.State)
 	if err != nil {
 		return nil, &runner.Error{Code: "INTERNAL", Message: err.Error()}
 	}
@@ -205,7 +205,7 @@ func (s *Supervisor) prepare(q runner.Query) (*run, *runner.Error) {
 		return nil, refusal
 	}
 	launch := agent.Launch{
-		Place: s.cfg.Place, SessionID: q.SessionID, Command: q.Command, Model: q.Model, ModelSet: q.ModelSet, SystemPrompt: q.SystemPrompt, MemoryFile: q.MemoryFile,
+		Folders: s.cfg.Folders, SessionID: q.SessionID, Command: q.Command, Model: q.Model, ModelSet: q.ModelSet, SystemPrompt: q.SystemPrompt, MemoryFile: q.MemoryFile,
 		Policy: q.Policy, Env: q.Env, Environ: s.cfg.Environ, Executable: s.cfg.Executable,
 		Tools: q.Tools, Subagents: q.Subagents, Commands: q.Commands, MCPServers: q.MCPServers, Skills: q.Skills, MaxTurns: q.MaxTurns,
 	}

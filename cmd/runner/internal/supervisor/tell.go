@@ -132,7 +132,7 @@ func (s *Supervisor) Exhaust(code, message string) {
 }
 
 // evictNow asks Run to end an idle process without grace.
-func (s *Supervisor) evictNow(w *warm) {
+func (s *Supervisor) evictNow(w *warmProcess) {
 	w.urgent.Store(true)
 	select {
 	case s.evict <- w:

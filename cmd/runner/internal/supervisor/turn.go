@@ -24,8 +24,8 @@ import (
 // maxQuoted is the number of bytes of a line that an error quotes.
 const maxQuoted = 256
 
-// warm is an agent's process, during and between turns.
-type warm struct {
+// warmProcess is an agent's process, during and between turns.
+type warmProcess struct {
 	architecture string
 	sessionID    string
 	command      agent.Command
@@ -41,7 +41,7 @@ type warm struct {
 
 // takes reports whether the process can take a run. A process that was warmed up without a session takes the first run
 // that it fits.
-func (w *warm) takes(r *run) bool {
+func (w *warmProcess) takes(r *run) bool {
 	if w == nil || w.architecture != r.query.Architecture || !reflect.DeepEqual(w.command, r.command) {
 		return false
 	}
@@ -55,7 +55,7 @@ func (w *warm) takes(r *run) bool {
 // ends as killed.
 func (s *Supervisor) Run(ctx context.Context) error {
 	idle := agent.NewTurn(ctx, agent.TurnConfig{Log: s.cfg.Log})
-	resume := loadResumes(s.cfg.Place.State, s.cfg.Log)
+	resume := loadResumes(s.cfg.Folders.State, s.cfg.Log)
 	for {
 		w := s.current()
 		var lines <-chan process.Line
@@ -67,15 +67,15 @@ func (s *Supervisor) Run(ctx context.Context) error {
 			s.mu.Lock()
 			s.closed = true
 			s.mu.Unlock()
-			s.noWarmUp()
+			s.dropWarmUp()
 			select {
 			case r := <-s.starts:
-				s.turn(ctx, r, resume)
+				s.runTurn(ctx, r, resume)
 			default:
 			}
-			return s.endWarm()
+			return s.endWarmProcess()
 		case r := <-s.starts:
-			s.turn(ctx, r, resume)
+			s.runTurn(ctx, r, resume)
 		case m := <-s.warms:
 			m.answer <- s.warmUp(m.run, resume)
 		case old := <-s.evict:
@@ -92,7 +92,7 @@ func (s *Supervisor) Run(ctx context.Context) error {
 		case line, ok := <-lines:
 			if !ok {
 				s.cfg.Log.Warn("the agent's process ended between turns", "pid", w.proc.PID(), "state", w.proc.State(), "stderr", w.redact.String(w.proc.StderrTail()))
-				if err := s.endWarm(); err != nil {
+				if err := s.endWarmProcess(); err != nil {
 					s.cfg.Log.Error("end what the agent left", "err", err)
 				}
 				continue
@@ -102,14 +102,14 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	}
 }
 
-func (s *Supervisor) current() *warm {
+func (s *Supervisor) current() *warmProcess {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.warm
 }
 
-// endWarm ends the agent's process.
-func (s *Supervisor) endWarm() error { return s.endWarmWithin(s.cfg.TermGrace) }
+// endWarmProcess ends the agent's process.
+func (s *Supervisor) endWarmProcess() error { return s.endWarmWithin(s.cfg.TermGrace) }
 
 func (s *Supervisor) endWarmWithin(grace time.Duration) error {
 	w := s.current()
@@ -124,11 +124,11 @@ func (s *Supervisor) endWarmWithin(grace time.Duration) error {
 	return err
 }
 
-// turn runs one execution to its end.
-func (s *Supervisor) turn(ctx context.Context, r *run, resume *resumes) {
+// runTurn runs one execution to its end.
+func (s *Supervisor) runTurn(ctx context.Context, r *run, resume *agentSessions) {
 	stop := context.AfterFunc(ctx, r.kill) // shutting down ends the turn
 	defer stop()
-	s.noWarmUp()
+	s.dropWarmUp()
 	if r.launch.Resume, r.launch.Fork = r.query.Resume, r.query.Fork; r.launch.Resume == "" {
 		r.launch.Resume = resume.get(r.query)
 	}
@@ -147,7 +147,7 @@ func (s *Supervisor) turn(ctx context.Context, r *run, resume *resumes) {
 // newTurn returns a turn that holds its lines until Start is called.
 func (s *Supervisor) newTurn(r *run) *agent.Turn {
 	return agent.NewTurn(r.killed, agent.TurnConfig{
-		Journal: s.cfg.Journal, ExecutionID: r.query.ExecutionID, Now: s.cfg.Now, Log: s.cfg.Log, Hold: true, Redact: s.hidden(),
+		Journal: s.cfg.Journal, ExecutionID: r.query.ExecutionID, Now: s.cfg.Now, Log: s.cfg.Log, Hold: true, Redact: s.hiddenValues(),
 		BeforeEnd: func() { s.beforeEnd(r) },
 	})
 }
@@ -160,18 +160,18 @@ func (s *Supervisor) start(r *run, t *agent.Turn, begun runner.Started) {
 
 // converse sends the query to the warm process or to a new one, and follows it to the end of the turn.
 func (s *Supervisor) converse(r *run) *agent.Turn {
-	was := fateNone
+	was := warmNone
 	if w := s.current(); w.takes(r) && r.killed.Err() == nil {
 		w.redact = w.redact.With(r.query.Redact)
 		s.hide(w.redact)
 		t := s.newTurn(r)
 		var first process.Line
-		if first, was = s.tryWarm(r, w, t); was == fateTaken {
+		if first, was = s.tryWarmProcess(r, w, t); was == warmTaken {
 			s.follow(r, w, t, &first)
 			return t
 		}
 	}
-	if err := s.endWarm(); err != nil {
+	if err := s.endWarmProcess(); err != nil {
 		s.cfg.Log.Error("end the agent before", "err", err)
 	}
 	s.hide(redact.New(r.query.Redact...))
@@ -190,7 +190,7 @@ func (s *Supervisor) converse(r *run) *agent.Turn {
 	}
 	begun.PID = w.proc.PID()
 	s.start(r, t, begun)
-	if was == fateMute {
+	if was == warmMute {
 		t.Emit(events.MainConversation, events.WatchdogWarned{Watchdog: "after_result", AfterMs: millis(s.cfg.MuteKill), Action: "killed"})
 	}
 	if s.begin(r, w, t) {
@@ -200,7 +200,7 @@ func (s *Supervisor) converse(r *run) *agent.Turn {
 }
 
 // launch starts a process for the run, which resumes the agent's own session.
-func (s *Supervisor) launch(r *run) (*warm, error) {
+func (s *Supervisor) launch(r *run) (*warmProcess, error) {
 	command := r.command
 	if r.launch.Resume != "" {
 		var err error
@@ -209,14 +209,14 @@ func (s *Supervisor) launch(r *run) (*warm, error) {
 		}
 		command.Files = slices.Concat(command.Files, r.trusted)
 	}
-	if err := launchfiles.Write(s.cfg.Place.State, command.Files); err != nil {
+	if err := launchfiles.Write(s.cfg.Folders.State, command.Files); err != nil {
 		return nil, err
 	}
-	proc, err := s.cfg.ProcessGroup.Start(command, s.cfg.Place.Workspace, runner.MaxLine)
+	proc, err := s.cfg.ProcessGroup.Start(command, s.cfg.Folders.Workspace, runner.MaxLine)
 	if err != nil {
 		return nil, err
 	}
-	w := &warm{
+	w := &warmProcess{
 		architecture: r.query.Architecture, sessionID: r.query.SessionID, command: r.command, proc: proc, gone: make(chan struct{}), resume: r.launch.Resume, fork: r.launch.Fork,
 		redact: redact.New(r.query.Redact...),
 	}
@@ -235,53 +235,53 @@ func cannotStart(err error) runner.Ended {
 	var refusal *runner.Error
 	switch {
 	case errors.As(err, &refusal):
-		return failedWith(refusal.Code, refusal.Message)
+		return failedEnd(refusal.Code, refusal.Message)
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission):
-		return failedWith("AGENT_NOT_FOUND", err.Error()+": install the agent's program in the sandbox, with the right to run it")
+		return failedEnd("AGENT_NOT_FOUND", err.Error()+": install the agent's program in the sandbox, with the right to run it")
 	}
-	return failedWith("INTERNAL", err.Error())
+	return failedEnd("INTERNAL", err.Error())
 }
 
-// fate is the result of sending a query to a warm process.
-type fate int
+// warmResult is the result of sending a query to a warm process.
+type warmResult int
 
 const (
-	fateNone  fate = iota // there is no warm process
-	fateTaken             // the process runs the query
-	fateGone              // the process had ended
-	fateMute              // the process hangs
+	warmNone  warmResult = iota // there is no warm process
+	warmTaken                   // the process runs the query
+	warmGone                    // the process had ended
+	warmMute                    // the process hangs
 )
 
-// tryWarm sends the query to a warm process and waits for its first line. A process that prints nothing hangs or has
+// tryWarmProcess sends the query to a warm process and waits for its first line. A process that prints nothing hangs or has
 // ended. It has done nothing with the query then, so another process can take it.
-func (s *Supervisor) tryWarm(r *run, w *warm, t *agent.Turn) (first process.Line, f fate) {
+func (s *Supervisor) tryWarmProcess(r *run, w *warmProcess, t *agent.Turn) (first process.Line, f warmResult) {
 	w.used, w.sessionID = true, r.query.SessionID
 	if err := w.session.Begin(r.query, t); err != nil {
 		s.cfg.Log.Warn("give a query to the warm agent", "err", err)
-		return first, fateGone
+		return first, warmGone
 	}
 	timer := time.NewTimer(s.cfg.MuteKill)
 	defer timer.Stop()
 	select {
 	case line, ok := <-w.proc.Lines():
 		if !ok {
-			return first, fateGone
+			return first, warmGone
 		}
 		first = line
 	case <-r.killed.Done():
 	case <-timer.C:
 		s.cfg.Log.Warn("the warm agent does not take a query", "pid", w.proc.PID(), "after", s.cfg.MuteKill)
-		return first, fateMute
+		return first, warmMute
 	}
 	s.start(r, t, runner.Started{Attempt: r.query.Attempt, Warm: true, PID: w.proc.PID(), Policy: r.query.Policy})
-	return first, fateTaken
+	return first, warmTaken
 }
 
 // begin sends the query to a new process. It returns false if that ended the turn.
-func (s *Supervisor) begin(r *run, w *warm, t *agent.Turn) bool {
+func (s *Supervisor) begin(r *run, w *warmProcess, t *agent.Turn) bool {
 	w.used = true
 	if err := w.session.Begin(r.query, t); err != nil {
-		s.abandon(t, failedWith("AGENT_PROTOCOL", "the query cannot be given to the agent: "+err.Error()))
+		s.abandon(t, failedEnd("AGENT_PROTOCOL", "the query cannot be given to the agent: "+err.Error()))
 		return false
 	}
 	return true
@@ -289,7 +289,7 @@ func (s *Supervisor) begin(r *run, w *warm, t *agent.Turn) bool {
 
 // follow passes the lines of the process to the session until the turn has ended. It ends the process if it cannot
 // take another turn.
-func (s *Supervisor) follow(r *run, w *warm, t *agent.Turn, first *process.Line) {
+func (s *Supervisor) follow(r *run, w *warmProcess, t *agent.Turn, first *process.Line) {
 	r.mu.Lock()
 	r.session = w.session
 	interrupted := r.interrupted
@@ -330,7 +330,7 @@ func (s *Supervisor) follow(r *run, w *warm, t *agent.Turn, first *process.Line)
 				continue
 			}
 			t.Emit(events.MainConversation, events.WatchdogWarned{Watchdog: "silence", AfterMs: millis(s.cfg.SilenceKill), Action: "killed"})
-			s.abandon(t, failedWith("AGENT_SILENT", fmt.Sprintf("the agent printed nothing for %s and was ended", s.cfg.SilenceKill)))
+			s.abandon(t, failedEnd("AGENT_SILENT", fmt.Sprintf("the agent printed nothing for %s and was ended", s.cfg.SilenceKill)))
 		}
 	}
 }
@@ -367,7 +367,7 @@ func (s *Supervisor) abandonWithin(grace time.Duration, t *agent.Turn, e runner.
 }
 
 // endExited ends the turn of a process that has ended.
-func (s *Supervisor) endExited(r *run, w *warm, t *agent.Turn) {
+func (s *Supervisor) endExited(r *run, w *warmProcess, t *agent.Turn) {
 	message := fmt.Sprintf("the agent's process ended in the middle of the turn (%s)", w.proc.State())
 	if tail := w.proc.StderrTail(); tail != "" {
 		message += "; it last said: " + tail
@@ -379,21 +379,21 @@ func (s *Supervisor) endExited(r *run, w *warm, t *agent.Turn) {
 	case r.killed.Err() != nil:
 		s.endKilled(r, t, message)
 	case w.proc.KilledBySystem() && s.killedForMemory(r):
-		s.abandon(t, failedWith(CodeOutOfMemory, "the kernel ended the agent's process, as the sandbox has no memory left; "+message))
+		s.abandon(t, failedEnd(CodeOutOfMemory, "the kernel ended the agent's process, as the sandbox has no memory left; "+message))
 	case interrupted:
 		s.abandon(t, runner.Ended{Outcome: runner.Interrupted, Message: message})
 	default:
-		s.abandon(t, failedWith("AGENT_EXITED", message))
+		s.abandon(t, failedEnd("AGENT_EXITED", message))
 	}
 }
 
 // feed passes one line to the session. A line that is not a message of the agent becomes an event.
-func (s *Supervisor) feed(w *warm, t *agent.Turn, line process.Line) {
+func (s *Supervisor) feed(w *warmProcess, t *agent.Turn, line process.Line) {
 	defer func() {
 		if p := recover(); p != nil {
 			// A bug in a session must not end the runner.
 			s.cfg.Log.Error("panic while reading the agent's output", "panic", p)
-			s.abandon(t, failedWith("INTERNAL", fmt.Sprintf("panic while reading the agent's output: %v", p)))
+			s.abandon(t, failedEnd("INTERNAL", fmt.Sprintf("panic while reading the agent's output: %v", p)))
 		}
 	}()
 	quoted := func() string { return agent.Beginning(w.redact.String(string(line.Data)), maxQuoted) }
@@ -415,7 +415,7 @@ func (s *Supervisor) feed(w *warm, t *agent.Turn, line process.Line) {
 	}
 }
 
-func failedWith(code, message string) runner.Ended {
+func failedEnd(code, message string) runner.Ended {
 	return runner.Ended{Outcome: runner.Failed, Code: code, Message: message}
 }
 

@@ -51,8 +51,8 @@ func (s *Supervisor) ask(m warmUp) bool {
 	}
 }
 
-// noWarmUp answers a request because a turn came first.
-func (s *Supervisor) noWarmUp() {
+// dropWarmUp answers a pending warm-up request without starting an agent, because a turn has started one.
+func (s *Supervisor) dropWarmUp() {
 	select {
 	case m := <-s.warms:
 		m.run.kill()
@@ -61,7 +61,7 @@ func (s *Supervisor) noWarmUp() {
 	}
 }
 
-func (s *Supervisor) warmUp(r *run, resume *resumes) *runner.Error {
+func (s *Supervisor) warmUp(r *run, resume *agentSessions) *runner.Error {
 	defer r.kill() // releases its context
 	if s.current() != nil {
 		return nil

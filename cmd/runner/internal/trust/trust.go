@@ -22,20 +22,20 @@ import (
 // name is the file of the bundle. It is not part of snapshots.
 const name = agent.Unkept + "/authorities.pem"
 
-// begin starts a certificate in PEM.
-var begin = []byte("-----BEGIN CERTIFICATE-----")
+// certificateStart is the first line of a certificate in PEM.
+var certificateStart = []byte("-----BEGIN CERTIFICATE-----")
 
 // maxBundle is the largest number of bytes that are read of one file.
 const maxBundle = 4 << 20
 
-// variables name the bundle to OpenSSL and programs based on it, Go and Rust, to Node.js, Python's requests, pip, curl,
+// bundleVariables name the bundle to OpenSSL and programs based on it, Go and Rust, to Node.js, Python's requests, pip, curl,
 // git, AWS's tools, cargo and Deno.
-var variables = []string{
+var bundleVariables = []string{
 	"SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS", "REQUESTS_CA_BUNDLE", "PIP_CERT", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "AWS_CA_BUNDLE", "CARGO_HTTP_CAINFO", "DENO_CERT",
 }
 
-// systems are the paths of the distributions' certificate bundles. The first that exists is used.
-var systems = []string{
+// systemBundles are the paths of the distributions' certificate bundles. The first that exists is used.
+var systemBundles = []string{
 	"/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem", "/etc/pki/tls/cacert.pem",
 	"/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", "/etc/ssl/cert.pem",
 }
@@ -48,14 +48,14 @@ func Launch(l agent.Launch, authority string) (agent.Launch, agent.File, error) 
 		return l, agent.File{}, err
 	}
 	var files []string
-	for _, path := range systems {
+	for _, path := range systemBundles {
 		if _, err := os.Stat(path); err == nil {
 			files = append(files, path)
 			break
 		}
 	}
 	own := environment(l)
-	for _, v := range variables {
+	for _, v := range bundleVariables {
 		if path := own[v]; filepath.IsAbs(path) && !slices.Contains(files, path) {
 			files = append(files, path)
 		}
@@ -73,11 +73,11 @@ func Launch(l agent.Launch, authority string) (agent.Launch, agent.File, error) 
 		b.WriteString(text)
 	}
 	b.WriteString(strings.TrimSpace(authority) + "\n")
-	env := make(map[string]string, len(l.Env)+len(variables))
+	env := make(map[string]string, len(l.Env)+len(bundleVariables))
 	for k, v := range l.Env {
 		env[k] = v
 	}
-	for _, v := range variables {
+	for _, v := range bundleVariables {
 		env[v] = bundle
 	}
 	l.Env = env
@@ -93,7 +93,7 @@ func check(text string) error {
 	for n := 1; len(rest) > 0; n++ {
 		block, after := pem.Decode(rest)
 		// Decode skips text and broken blocks before the block that it returns.
-		if block == nil || block.Type != "CERTIFICATE" || !bytes.HasPrefix(rest, begin) || bytes.Count(rest[:len(rest)-len(after)], begin) > 1 {
+		if block == nil || block.Type != "CERTIFICATE" || !bytes.HasPrefix(rest, certificateStart) || bytes.Count(rest[:len(rest)-len(after)], certificateStart) > 1 {
 			return fmt.Errorf("part %d is not a certificate in PEM", n)
 		}
 		rest = bytes.TrimSpace(after)
@@ -101,14 +101,15 @@ func check(text string) error {
 	return nil
 }
 
-// environment returns the values of the variables that the process would have.
+// environment returns the environment of the agent's process before the bundle is set: the runner's variables, and
+// bundleVariables with their values in l.Env.
 func environment(l agent.Launch) map[string]string {
 	out := map[string]string{}
 	for _, kv := range l.Environ {
 		k, v, _ := strings.Cut(kv, "=")
 		out[k] = v
 	}
-	for _, v := range variables {
+	for _, v := range bundleVariables {
 		out[v] = cmp.Or(l.Env[v], out[v])
 	}
 	return out

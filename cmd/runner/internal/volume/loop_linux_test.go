@@ -52,7 +52,7 @@ func deviceOf(t *testing.T, v Volume) *device {
 		t.Fatal(err)
 	}
 	for _, d := range list {
-		if d.name == mark+v.Name {
+		if d.name == devicePrefix+v.Name {
 			return &d
 		}
 	}
@@ -188,7 +188,7 @@ func TestSweep_TouchesNothingElse(t *testing.T) {
 		t.Error(err)
 	}
 	d := device{number: number}
-	if err := d.look(); err != nil || d.name != "not-ours" {
+	if err := d.readStatus(); err != nil || d.name != "not-ours" {
 		t.Errorf("a device of others is %+v, %v", d, err)
 	}
 }

@@ -22,16 +22,16 @@ const (
 	Nodes = "/dev/spool"
 	// imageFile is the file with the file system, in the volume's folder.
 	imageFile = "disk.img"
-	// mark is the prefix of the names of Spool's loop devices.
-	mark = "spool:"
+	// devicePrefix is the prefix of the names of Spool's loop devices.
+	devicePrefix = "spool:"
 
 	blockSize = 4096
 	inodeSize = 256
 	// journalBytes is the size of the journal of a file system that is not small.
 	journalBytes = 16 << 20
-	// spare is the constant part of the space beyond the limit, and 1/spareShare of the limit is the other part. It
+	// spareBytes is the constant part of the space beyond the limit, and 1/spareShare of the limit is the other part. It
 	// holds metadata, and lets the sandbox's disk watch, which counts file sizes only, see that the limit is reached.
-	spare      = 8 << 20
+	spareBytes = 8 << 20
 	spareShare = 32
 )
 
@@ -63,7 +63,7 @@ func (l Limits) check() error {
 
 // size returns the size of the whole file system, in bytes.
 func (l Limits) size() int64 {
-	size := l.Bytes + l.Bytes/spareShare + l.Files*inodeSize + spare
+	size := l.Bytes + l.Bytes/spareShare + l.Files*inodeSize + spareBytes
 	if l.journal() {
 		size += journalBytes
 	}

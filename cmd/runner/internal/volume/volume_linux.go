@@ -64,7 +64,7 @@ func Sweep() (detached int, err error) {
 		}
 		ours := map[int]bool{}
 		for _, d := range devices {
-			if !strings.HasPrefix(d.name, mark) {
+			if !strings.HasPrefix(d.name, devicePrefix) {
 				continue
 			}
 			if !d.deleted {
@@ -195,7 +195,7 @@ func attachedDevices() ([]device, error) {
 			continue // not the name of a loop device
 		}
 		d := device{number: number, deleted: strings.HasSuffix(strings.TrimSpace(string(backing)), " (deleted)")}
-		if err := d.look(); errors.Is(err, unix.ENXIO) {
+		if err := d.readStatus(); errors.Is(err, unix.ENXIO) {
 			continue
 		} else if err != nil {
 			return nil, err
@@ -215,7 +215,7 @@ func (d device) open(flags int) (*os.File, error) {
 	return os.OpenFile(d.path(), flags, 0)
 }
 
-func (d *device) look() error {
+func (d *device) readStatus() error {
 	f, err := d.open(os.O_RDONLY)
 	if err != nil {
 		return err
@@ -259,17 +259,17 @@ func (v Volume) attach() error {
 	}
 	for _, d := range devices {
 		if d.inode == st.Ino && d.dev == st.Dev {
-			return v.node(d.number)
+			return v.makeNode(d.number)
 		}
 	}
 	if err := v.repair(); err != nil {
 		return err
 	}
-	number, err := attachFree(mark+v.Name, f)
+	number, err := attachFree(devicePrefix+v.Name, f)
 	if err != nil {
 		return err
 	}
-	return v.node(number)
+	return v.makeNode(number)
 }
 
 // attachFree attaches a file to a free device under the given name, and returns the device's number.
@@ -306,8 +306,8 @@ func (d device) configure(name string, file *os.File) error {
 	return nil
 }
 
-// node makes the volume's device node. Other nodes of that device belong to volumes whose device was detached.
-func (v Volume) node(number int) error {
+// makeNode makes the volume's device node. Other nodes of that device belong to volumes whose device was detached.
+func (v Volume) makeNode(number int) error {
 	if err := removeNodes(func(n int) bool { return n == number }); err != nil {
 		return err
 	}

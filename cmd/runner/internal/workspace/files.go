@@ -47,8 +47,8 @@ func local(name string) (string, error) {
 	return clean, nil
 }
 
-// outcome wraps an error of os.Root in sandbox.ErrNotFound, sandbox.ErrOutside or another error.
-func outcome(name string, err error) error {
+// wrapError wraps an error of os.Root in sandbox.ErrNotFound, sandbox.ErrOutside or another error.
+func wrapError(name string, err error) error {
 	switch {
 	case err == nil:
 		return nil
@@ -69,14 +69,14 @@ func (w *Workspace) Get(name string) (*os.File, error) {
 	// Without O_NONBLOCK, opening a named pipe would wait for a writer.
 	f, err := w.root.OpenFile(rel, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
-		return nil, outcome(name, err)
+		return nil, wrapError(name, err)
 	}
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
 		err = fmt.Errorf("is not a regular file: %w", fs.ErrInvalid)
 	}
 	if err != nil {
-		return nil, errors.Join(outcome(name, err), f.Close())
+		return nil, errors.Join(wrapError(name, err), f.Close())
 	}
 	return f, nil
 }
@@ -106,7 +106,7 @@ func (w *Workspace) List(dir string) ([]Entry, error) {
 		return nil
 	})
 	if err != nil {
-		return nil, outcome(dir, err)
+		return nil, wrapError(dir, err)
 	}
 	slices.SortFunc(out, func(a, b Entry) int { return strings.Compare(a.Path, b.Path) })
 	return out, nil
@@ -122,9 +122,9 @@ func (w *Workspace) Remove(name string) error {
 		return fmt.Errorf("path %q: names the workspace itself: %w", name, fs.ErrInvalid)
 	}
 	if _, err := w.root.Lstat(rel); err != nil {
-		return outcome(name, err)
+		return wrapError(name, err)
 	}
-	return outcome(name, w.root.RemoveAll(rel))
+	return wrapError(name, w.root.RemoveAll(rel))
 }
 
 // Write is Put for a path that is relative to the workspace. A symbolic link with the file's name is itself replaced,

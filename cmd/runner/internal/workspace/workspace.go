@@ -144,7 +144,7 @@ func (w *Workspace) place(path, rel string, content io.Reader, mode fs.FileMode)
 	dir, base := filepath.Split(rel)
 	if dir != "" {
 		if err := w.root.MkdirAll(filepath.Clean(dir), 0o755); err != nil {
-			return 0, fmt.Errorf("make folder: %w", outcome(path, err))
+			return 0, fmt.Errorf("make folder: %w", wrapError(path, err))
 		}
 	}
 	tmp := dir + Unfinished + rand.Text()
@@ -152,7 +152,7 @@ func (w *Workspace) place(path, rel string, content io.Reader, mode fs.FileMode)
 		err = w.root.Rename(tmp, dir+base)
 	}
 	if err != nil {
-		return 0, errors.Join(fmt.Errorf("write: %w", outcome(path, err)), w.discard(tmp))
+		return 0, errors.Join(fmt.Errorf("write: %w", wrapError(path, err)), w.discard(tmp))
 	}
 	return n, nil
 }

@@ -39,7 +39,7 @@ type Config struct {
 	Key     string        // API key; "" for a server without keys
 	CAFile  string        // PEM file of the authorities that verify an https server; "" means the system's
 	Timeout time.Duration // time limit of one request; 0 means 30 s
-	GiveUp  time.Duration // how long Follow tries to reconnect; 0 means 1 min
+	GiveUp  time.Duration // maximum time for which Follow tries to reconnect; 0 means 1 min
 	HTTP    *http.Client  // nil means a client of its own
 }
 
@@ -113,7 +113,7 @@ type Readiness struct {
 	Checks map[string]string `json:"checks"` // by the name of a part: ok, or its error
 }
 
-// Ready returns the readiness of the gateway. A gateway that is not ready is no error.
+// Ready returns the readiness of the gateway. The error is nil for a gateway that responds and is not ready.
 func (c *Client) Ready(ctx context.Context) (Readiness, error) {
 	var r Readiness
 	resp, err := c.send(ctx, call{method: http.MethodGet, path: []string{"readyz"}})
@@ -121,7 +121,7 @@ func (c *Client) Ready(ctx context.Context) (Readiness, error) {
 		return r, err
 	}
 	if json.Unmarshal(resp.body, &r) != nil || r.Checks == nil {
-		return r, c.problem(resp.Response, resp.body)
+		return r, c.responseError(resp.Response, resp.body)
 	}
 	return r, nil
 }
@@ -194,7 +194,7 @@ type response struct {
 
 // request returns the HTTP request of a call.
 func (c *Client) request(ctx context.Context, r call, body io.Reader) (*http.Request, error) {
-	u := c.base.JoinPath(escaped(r.path)...)
+	u := c.base.JoinPath(escapeSegments(r.path)...)
 	u.RawQuery = r.query.Encode()
 	req, err := http.NewRequestWithContext(ctx, r.method, u.String(), body)
 	if err != nil {
@@ -220,12 +220,12 @@ func (c *Client) send(ctx context.Context, r call) (response, error) {
 	}
 	resp, err := c.cfg.HTTP.Do(req)
 	if err != nil {
-		return response{}, c.unreachable(ctx, err)
+		return response{}, c.unreachableError(ctx, err)
 	}
 	defer func() { _ = resp.Body.Close() }() // the body was read to its end, or its error is returned
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxResponse+1))
 	if err != nil {
-		return response{}, c.unreachable(ctx, err)
+		return response{}, c.unreachableError(ctx, err)
 	}
 	if len(body) > maxResponse {
 		return response{}, fmt.Errorf("%s: the response is larger than %d MiB", c.base, maxResponse>>20)
@@ -240,25 +240,25 @@ func (c *Client) once(ctx context.Context, r call) (json.RawMessage, error) {
 		return nil, err
 	}
 	if resp.StatusCode >= 300 {
-		return nil, c.problem(resp.Response, resp.body)
+		return nil, c.responseError(resp.Response, resp.body)
 	}
 	if media, _, err := mime.ParseMediaType(resp.Header.Get("Content-Type")); err != nil || media != "application/json" {
 		return nil, &Error{Status: resp.StatusCode, Detail: fmt.Sprintf("%s is not a Spool server (Content-Type of the response: %q): pass --url", c.base, resp.Header.Get("Content-Type"))}
 	}
 	var raw json.RawMessage
-	return raw, c.decoded(json.Unmarshal(resp.body, &raw))
+	return raw, c.decodeError(json.Unmarshal(resp.body, &raw))
 }
 
-// decoded adds the server to the error of decoding a response; nil stays nil.
-func (c *Client) decoded(err error) error {
+// decodeError adds the server to the error of decoding a response; nil stays nil.
+func (c *Client) decodeError(err error) error {
 	if err == nil {
 		return nil
 	}
 	return fmt.Errorf("decode the response of %s: %w", c.base, err)
 }
 
-// escaped escapes path segments, so that an id cannot leave its segment.
-func escaped(segments []string) []string {
+// escapeSegments escapes path segments, so that an id cannot leave its segment.
+func escapeSegments(segments []string) []string {
 	out := make([]string, len(segments))
 	for i, s := range segments {
 		if s == "." || s == ".." {
@@ -279,8 +279,8 @@ func (c *Client) header() http.Header {
 	return h
 }
 
-// unreachable returns the error of a request without a response. ctx is the caller's.
-func (c *Client) unreachable(ctx context.Context, err error) error {
+// unreachableError returns the error of a request without a response. ctx is the caller's.
+func (c *Client) unreachableError(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -291,8 +291,8 @@ func (c *Client) unreachable(ctx context.Context, err error) error {
 	return &UnreachableError{URL: c.base.String(), Err: err}
 }
 
-// problem returns the error of a response that is not a success.
-func (c *Client) problem(resp *http.Response, body []byte) error {
+// responseError returns the error of a response that is not a success.
+func (c *Client) responseError(resp *http.Response, body []byte) error {
 	e := &Error{}
 	if media, _, err := mime.ParseMediaType(resp.Header.Get("Content-Type")); err != nil || media != "application/problem+json" || json.Unmarshal(body, e) != nil {
 		e = &Error{Detail: fmt.Sprintf("%s responded %q, but not as a Spool server does: pass --url", c.base, resp.Status)}

@@ -70,7 +70,7 @@ func (c *Client) Files(ctx context.Context, session, dir string, as AsOf) (listi
 	if err != nil {
 		return listing, err
 	}
-	return listing, c.decoded(json.Unmarshal(raw, &listing))
+	return listing, c.decodeError(json.Unmarshal(raw, &listing))
 }
 
 // RemoveFile removes a file or a folder.
@@ -161,16 +161,16 @@ func (c *Client) open(ctx context.Context, t *transfer, req *http.Request) (*htt
 		if cause := context.Cause(t.ctx); ctx.Err() == nil && cause != nil {
 			err = cause
 		}
-		return nil, c.unreachable(ctx, err)
+		return nil, c.unreachableError(ctx, err)
 	}
 	if resp.StatusCode < 300 {
 		return resp, nil
 	}
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxResponse))
 	if err = errors.Join(err, resp.Body.Close()); err != nil {
-		return nil, c.unreachable(ctx, err)
+		return nil, c.unreachableError(ctx, err)
 	}
-	return nil, c.problem(resp, body)
+	return nil, c.responseError(resp, body)
 }
 
 func (c *Client) download(ctx context.Context, r call, accept string) (io.ReadCloser, int64, error) {
@@ -210,7 +210,7 @@ func (d *download) Read(p []byte) (int, error) {
 		if cause := context.Cause(d.t.ctx); d.ctx.Err() == nil && cause != nil {
 			err = cause
 		}
-		err = d.c.unreachable(d.ctx, err)
+		err = d.c.unreachableError(d.ctx, err)
 	}
 	return n, err
 }
@@ -240,7 +240,7 @@ func upload[T any](ctx context.Context, c *Client, r call, media string, content
 	}
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxResponse))
 	if err = errors.Join(err, resp.Body.Close()); err != nil {
-		return out, c.unreachable(ctx, err)
+		return out, c.unreachableError(ctx, err)
 	}
-	return out, c.decoded(out.UnmarshalJSON(body))
+	return out, c.decodeError(out.UnmarshalJSON(body))
 }

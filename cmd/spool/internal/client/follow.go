@@ -114,7 +114,7 @@ func (f *follower) run(ctx context.Context) error {
 			if errors.As(err, &problem) {
 				return err
 			}
-			return f.client.unreachable(ctx, err)
+			return f.client.unreachableError(ctx, err)
 		}
 		if err != nil && !f.yield(Message{Lost: err}) {
 			return nil
@@ -166,7 +166,7 @@ func (f *follower) connection(ctx context.Context) (joined bool, err error) {
 	var pinging sync.WaitGroup
 	defer pinging.Wait()
 	defer cancel()
-	pinging.Go(func() { ping(ctx, conn) })
+	pinging.Go(func() { keepAlive(ctx, conn) })
 
 	timeout := time.AfterFunc(joinTimeout, cancel)
 	defer timeout.Stop()
@@ -197,7 +197,7 @@ func (f *follower) connection(ctx context.Context) (joined bool, err error) {
 			}
 			refused = e // its snapshot follows
 		case "session:snapshot":
-			return true, f.snapshot(refused, m)
+			return true, f.yieldSnapshot(refused, m)
 		default:
 			if err := f.take(m); err != nil {
 				return joined, err
@@ -236,7 +236,7 @@ type serverMessage struct {
 func (f *follower) take(m serverMessage) error {
 	switch m.Type {
 	case "session:event":
-		return f.event(m.Event)
+		return f.yieldEvent(m.Event)
 	case "session:lag":
 		if !f.yield(Message{Lag: &Lag{m.Lagging, m.LagMs}}) {
 			return errStopped
@@ -247,14 +247,14 @@ func (f *follower) take(m serverMessage) error {
 	return nil
 }
 
-// event yields an event that was not yielded before.
-func (f *follower) event(raw json.RawMessage) error {
+// yieldEvent yields an event that was not yielded before.
+func (f *follower) yieldEvent(raw json.RawMessage) error {
 	var w events.Wire
 	if err := json.Unmarshal(raw, &w); err != nil {
 		return fmt.Errorf("decode an event: %w", err)
 	}
 	if w.Type == events.TextDelta {
-		return f.delta(w, raw)
+		return f.yieldDelta(w, raw)
 	}
 	if w.Seq <= f.cursor {
 		return nil
@@ -273,9 +273,9 @@ func (f *follower) event(raw json.RawMessage) error {
 	return nil
 }
 
-// delta yields the part of a delta that was not yielded before: after a reconnect the server sends the text of open
+// yieldDelta yields the part of a delta that was not yielded before: after a reconnect the server sends the text of open
 // blocks from its start.
-func (f *follower) delta(w events.Wire, raw json.RawMessage) error {
+func (f *follower) yieldDelta(w events.Wire, raw json.RawMessage) error {
 	var d events.Delta
 	if err := json.Unmarshal(w.Data, &d); err != nil {
 		return fmt.Errorf("decode a delta: %w", err)
@@ -311,8 +311,8 @@ func (f *follower) delta(w events.Wire, raw json.RawMessage) error {
 	return nil
 }
 
-// snapshot moves the cursor to a snapshot, and yields the snapshot.
-func (f *follower) snapshot(cause *Error, m serverMessage) error {
+// yieldSnapshot moves the cursor to a snapshot, and yields the snapshot.
+func (f *follower) yieldSnapshot(cause *Error, m serverMessage) error {
 	if f.holes++; f.holes >= maxHoles && cause != nil {
 		return cause
 	}
@@ -349,11 +349,11 @@ func (f *follower) dial(ctx context.Context) (*websocket.Conn, error) {
 	if readErr != nil {
 		return nil, errors.Join(err, readErr)
 	}
-	return nil, f.client.problem(resp, bytes.TrimSpace(body))
+	return nil, f.client.responseError(resp, bytes.TrimSpace(body))
 }
 
-// ping closes the connection when the server no longer responds to pings. It returns when ctx ends.
-func ping(ctx context.Context, conn *websocket.Conn) {
+// keepAlive closes the connection when the server no longer responds to pings. It returns when ctx ends.
+func keepAlive(ctx context.Context, conn *websocket.Conn) {
 	tick := time.NewTicker(pingEvery)
 	defer tick.Stop()
 	for {

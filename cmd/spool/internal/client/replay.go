@@ -136,13 +136,13 @@ func (c *Client) openStream(ctx context.Context, r call) (io.ReadCloser, error) 
 	req.Header.Set("Accept", "text/event-stream")
 	resp, err := c.cfg.HTTP.Do(req)
 	if err != nil {
-		return nil, c.unreachable(ctx, err)
+		return nil, c.unreachableError(ctx, err)
 	}
 	if media, _, err := mime.ParseMediaType(resp.Header.Get("Content-Type")); resp.StatusCode == http.StatusOK && err == nil && media == "text/event-stream" {
 		return resp.Body, nil
 	}
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxResponse))
-	return nil, errors.Join(c.problem(resp, body), err, resp.Body.Close())
+	return nil, errors.Join(c.responseError(resp, body), err, resp.Body.Close())
 }
 
 // serverSent reads one server-sent event that has data.

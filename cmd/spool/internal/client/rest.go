@@ -140,7 +140,7 @@ func (r rest) Invoke(ctx context.Context, method string, request, response any, 
 			*o.raw = raw
 		}
 	}
-	return r.client.decoded(wirejson.UnmarshalResponse(raw, out))
+	return r.client.decodeError(wirejson.UnmarshalResponse(raw, out))
 }
 
 // NewStream returns an error: over HTTP events are streamed by SSE and WebSocket, which follow.go and replay.go read.

@@ -20,7 +20,7 @@ func (c *Client) State(ctx context.Context, session string, at *uint32) (doc Doc
 		}
 		var members map[string]json.RawMessage
 		if err := json.Unmarshal(page.Raw, &members); err != nil {
-			return doc, c.decoded(err)
+			return doc, c.decodeError(err)
 		}
 		if state == nil {
 			state = members
@@ -29,7 +29,7 @@ func (c *Client) State(ctx context.Context, session string, at *uint32) (doc Doc
 			var part []json.RawMessage
 			if members[name] != nil {
 				if err := json.Unmarshal(members[name], &part); err != nil {
-					return doc, c.decoded(err)
+					return doc, c.decodeError(err)
 				}
 			}
 			lists[name] = append(lists[name], part...)
@@ -48,7 +48,7 @@ func (c *Client) State(ctx context.Context, session string, at *uint32) (doc Doc
 	if err != nil {
 		return doc, err
 	}
-	return doc, c.decoded(doc.UnmarshalJSON(raw))
+	return doc, c.decodeError(doc.UnmarshalJSON(raw))
 }
 
 // EventsPage is a page of stored events. Events are decoded as they are stored: data depends on an event's type, which
@@ -66,7 +66,7 @@ func (c *Client) Events(ctx context.Context, session string, after uint32) (page
 		return page, err
 	}
 	page.End = doc.Value.Tip
-	return page, c.decoded(json.Unmarshal(doc.Raw, &page))
+	return page, c.decodeError(json.Unmarshal(doc.Raw, &page))
 }
 
 // History returns a page of the events that a fork inherits from its ancestors, without the first ones up to after.
@@ -76,5 +76,5 @@ func (c *Client) History(ctx context.Context, session string, after uint32) (pag
 		return page, err
 	}
 	page.End = doc.Value.Total
-	return page, c.decoded(json.Unmarshal(doc.Raw, &page))
+	return page, c.decodeError(json.Unmarshal(doc.Raw, &page))
 }

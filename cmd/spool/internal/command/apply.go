@@ -33,7 +33,7 @@ func (c *applyCommand) Run(a *app) error {
 	if err != nil {
 		return a.printErrors(err)
 	}
-	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
+	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		for i, d := range docs {
 			if err := c.apply(ctx, a, cl, d, specs[i]); err != nil {
 				return printApplied(a, docs, i, withPosition(ctx, d, err))
@@ -49,14 +49,14 @@ func (c *applyCommand) read(a *app) ([]definition.Document, error) {
 	if c.File != "-" {
 		f, err := os.Open(c.File)
 		if err != nil {
-			return nil, usage("file: %v", err)
+			return nil, usageError("file: %v", err)
 		}
 		defer f.Close() //nolint:errcheck // the file is only read
 		name, in = c.File, f
 	}
 	data, err := io.ReadAll(io.LimitReader(in, definition.MaxFile+1))
 	if err != nil {
-		return nil, usage("file: %v", err)
+		return nil, usageError("file: %v", err)
 	}
 	docs, err := definition.Parse(name, data)
 	slices.SortStableFunc(docs, func(a, b definition.Document) int {
@@ -110,7 +110,7 @@ func (c *applyCommand) apply(ctx context.Context, a *app, cl *client.Client, d d
 	}
 	ref := client.Reference(applied.Ref)
 	if c.JSON {
-		return a.json(struct {
+		return a.printJSON(struct {
 			Kind     definition.Kind  `json:"kind"`
 			Ref      events.Reference `json:"ref"`
 			Position string           `json:"position"`
@@ -173,9 +173,9 @@ func (a *app) printErrors(err error) error {
 		fmt.Fprintln(a.Err, terminal.Line(e.Error()))
 	}
 	if len(list) == 1 {
-		return usage("nothing was applied: the file has an error")
+		return usageError("nothing was applied: the file has an error")
 	}
-	return usage("nothing was applied: the file has %d errors", len(list))
+	return usageError("nothing was applied: the file has %d errors", len(list))
 }
 
 // lookupEnv returns a variable of spool's own environment.
@@ -201,7 +201,7 @@ func listOf(k definition.Kind) client.Catalogue {
 func reference(name, s string) (events.Reference, error) {
 	ref, err := events.ParseReference(s)
 	if err != nil {
-		return ref, usage("%s: %v", name, err)
+		return ref, usageError("%s: %v", name, err)
 	}
 	return ref, nil
 }

@@ -20,7 +20,7 @@ func (c *attachCommand) Run(a *app) error {
 	if err := checkID("session", events.KindSession, c.Session); err != nil {
 		return err
 	}
-	return c.connected(a, func(ctx context.Context, cl *client.Client) error { return c.attach(ctx, a, cl) })
+	return c.withClient(a, func(ctx context.Context, cl *client.Client) error { return c.attach(ctx, a, cl) })
 }
 
 func (c *attachCommand) attach(ctx context.Context, a *app, cl *client.Client) (err error) {

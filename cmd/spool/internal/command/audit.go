@@ -21,13 +21,13 @@ type auditCommand struct {
 // Run lists who did what, newest first.
 func (c *auditCommand) Run(a *app) error {
 	if c.Limit < 0 {
-		return usage("limit: %d is less than 0", c.Limit)
+		return usageError("limit: %d is less than 0", c.Limit)
 	}
 	since, err := sinceTime(c.Since, time.Now())
 	if err != nil {
 		return err
 	}
-	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
+	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		entries := client.List[*spoolv1.AuditEntry](ctx, cl.Audit.ListAudit, &spoolv1.ListAuditRequest{Session: c.Session, Actor: c.Actor, Since: since})
 		return list(a, c.JSON, c.Limit, entries, []any{"TIME", "ACTOR", "USER", "ADDRESS", "DID", "ABOUT", "EXECUTION", "POSITION"}, func(e *spoolv1.AuditEntry) []any {
 			return []any{
@@ -48,7 +48,7 @@ func sinceTime(s string, now time.Time) (string, error) {
 	}
 	t, err := time.Parse(time.RFC3339Nano, s)
 	if err != nil {
-		return "", usage("since: %+q is neither a time in RFC 3339, such as 2026-01-31T12:00:00Z, nor a duration, such as 24h", s)
+		return "", usageError("since: %+q is neither a time in RFC 3339, such as 2026-01-31T12:00:00Z, nor a duration, such as 24h", s)
 	}
 	return t.UTC().Format(time.RFC3339Nano), nil
 }

@@ -29,10 +29,10 @@ type budgetFlags struct {
 // budget returns the budget of the flags, or nil if none is set.
 func (f budgetFlags) budget(prefix string) (*spoolv1.Budget, error) {
 	if f.USD < 0 {
-		return nil, usage("%susd: value is less than 0", prefix)
+		return nil, usageError("%susd: value is less than 0", prefix)
 	}
 	if f.Time < 0 || f.Time > 0 && f.Time < time.Millisecond {
-		return nil, usage("%stime: %s is less than 1ms", prefix, f.Time)
+		return nil, usageError("%stime: %s is less than 1ms", prefix, f.Time)
 	}
 	b := &spoolv1.Budget{Turns: f.Turns, Tokens: float64(f.Tokens), CostUsd: f.USD, TimeMs: float64(f.Time.Milliseconds())}
 	if proto.Size(b) == 0 {
@@ -50,14 +50,14 @@ type budgetsSet struct {
 // Run sets a budget.
 func (c *budgetsSet) Run(a *app) error {
 	if err := events.CheckPeriod("period", events.Period(c.Period)); err != nil {
-		return usage("%v", err)
+		return usageError("%v", err)
 	}
 	b, err := c.budget("")
 	if err != nil {
 		return err
 	}
 	if b == nil {
-		return usage("the budget has no limit: set --usd, --tokens, --turns or --time, or remove the budget")
+		return usageError("the budget has no limit: set --usd, --tokens, --turns or --time, or remove the budget")
 	}
 	return c.change(a, "set", func(ctx context.Context, cl *client.Client) (any, error) {
 		return client.Call(ctx, cl.Budgets.SetBudget, &spoolv1.SetBudgetRequest{Period: c.Period, Tenant: c.Tenant, Budget: b})
@@ -68,7 +68,7 @@ type budgetsLs struct{ tenantServer }
 
 // Run lists budgets.
 func (c *budgetsLs) Run(a *app) error {
-	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
+	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		budgets := client.List[*spoolv1.TenantBudget](ctx, cl.Budgets.ListBudgets, &spoolv1.ListBudgetsRequest{Tenant: c.Tenant})
 		return list(a, c.JSON, 0, budgets, []any{"PERIOD", "SINCE", "DOLLARS", "TOKENS", "TURNS", "TIME", "USED UP"}, budgetRow)
 	})
@@ -106,10 +106,10 @@ type budgetsRm struct {
 func (c *budgetsRm) Run(a *app) error {
 	for _, p := range c.Periods {
 		if err := events.CheckPeriod("period", events.Period(p)); err != nil {
-			return usage("%v", err)
+			return usageError("%v", err)
 		}
 	}
-	return each(c.server, a, c.Periods, "removed", func(ctx context.Context, cl *client.Client, period string) (any, error) {
+	return forEachName(c.server, a, c.Periods, "removed", func(ctx context.Context, cl *client.Client, period string) (any, error) {
 		return client.Call(ctx, cl.Budgets.RemoveBudget, &spoolv1.RemoveBudgetRequest{Period: period, Tenant: c.Tenant})
 	})
 }

@@ -56,14 +56,14 @@ type (
 
 // Run lists agents.
 func (c *agentsLs) Run(a *app) error {
-	return ls(&c.catalogueLs, a, definition.KindAgent, []any{"AGENT", "VERSION", "ARCHITECTURE", "MODEL", "TAGS", "CREATED"}, func(s events.AgentSpec) []any {
+	return listEntries(&c.catalogueLs, a, definition.KindAgent, []any{"AGENT", "VERSION", "ARCHITECTURE", "MODEL", "TAGS", "CREATED"}, func(s events.AgentSpec) []any {
 		return []any{s.Architecture, s.Model}
 	})
 }
 
 // Run lists instances.
 func (c *instancesLs) Run(a *app) error {
-	return ls(&c.catalogueLs, a, definition.KindInstance, []any{"INSTANCE", "VERSION", "AGENT", "ENVIRONMENTS", "TAGS", "CREATED"}, func(s events.InstanceSpec) []any {
+	return listEntries(&c.catalogueLs, a, definition.KindInstance, []any{"INSTANCE", "VERSION", "AGENT", "ENVIRONMENTS", "TAGS", "CREATED"}, func(s events.InstanceSpec) []any {
 		var names []string
 		for _, e := range s.Environments {
 			names = append(names, e.String())
@@ -74,7 +74,7 @@ func (c *instancesLs) Run(a *app) error {
 
 // Run lists environments.
 func (c *envsLs) Run(a *app) error {
-	return ls(&c.catalogueLs, a, definition.KindEnvironment, []any{"ENVIRONMENT", "VERSION", "VARIABLES", "SECRETS", "TAGS", "CREATED"}, func(s events.EnvironmentSpec) []any {
+	return listEntries(&c.catalogueLs, a, definition.KindEnvironment, []any{"ENVIRONMENT", "VERSION", "VARIABLES", "SECRETS", "TAGS", "CREATED"}, func(s events.EnvironmentSpec) []any {
 		secrets := 0
 		for _, v := range s.Variables {
 			if v.Secret {
@@ -85,13 +85,13 @@ func (c *envsLs) Run(a *app) error {
 	})
 }
 
-// ls lists entries. row returns the columns of a spec. A spec from a newer server may have fields that this version
+// listEntries lists entries. row returns the columns of a spec. A spec from a newer server may have fields that this version
 // does not know.
-func ls[S any](c *catalogueLs, a *app, kind definition.Kind, head []any, row func(S) []any) error {
+func listEntries[S any](c *catalogueLs, a *app, kind definition.Kind, head []any, row func(S) []any) error {
 	if c.Limit < 0 {
-		return usage("limit: %d is negative; 0 means all", c.Limit)
+		return usageError("limit: %d is negative; 0 means all", c.Limit)
 	}
-	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
+	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		var unread []error
 		err := list(a, c.JSON, c.Limit, cl.Definitions(ctx, listOf(kind)), head, func(d *spoolv1.Definition) []any {
 			ref := client.Reference(d.Ref)
@@ -100,7 +100,7 @@ func ls[S any](c *catalogueLs, a *app, kind definition.Kind, head []any, row fun
 				unread = append(unread, fmt.Errorf("%s: decode the spec: %w", ref, err))
 			}
 			out := append([]any{ref.Bare(), shortDigest(ref.Version)}, row(spec)...)
-			return append(out, strings.Join(d.Tags, " "), when(d.CreatedAt))
+			return append(out, strings.Join(d.Tags, " "), formatTime(d.CreatedAt))
 		})
 		return errors.Join(append(unread, err)...)
 	})
@@ -126,19 +126,19 @@ type (
 
 // Run shows an agent.
 func (c *agentsShow) Run(a *app) error {
-	return c.show(a, definition.KindAgent, func(d *definition.Document, spec []byte) error { return strict(spec, &d.Agent) })
+	return c.show(a, definition.KindAgent, func(d *definition.Document, spec []byte) error { return decodeStrict(spec, &d.Agent) })
 }
 
 // Run shows an instance.
 func (c *instancesShow) Run(a *app) error {
-	return c.show(a, definition.KindInstance, func(d *definition.Document, spec []byte) error { return strict(spec, &d.Instance) })
+	return c.show(a, definition.KindInstance, func(d *definition.Document, spec []byte) error { return decodeStrict(spec, &d.Instance) })
 }
 
 // Run shows an environment.
 func (c *envsShow) Run(a *app) error {
 	return c.show(a, definition.KindEnvironment, func(d *definition.Document, spec []byte) error {
 		var s events.EnvironmentSpec
-		if err := strict(spec, &s); err != nil {
+		if err := decodeStrict(spec, &s); err != nil {
 			return err
 		}
 		stored := definition.Stored(s)
@@ -147,8 +147,8 @@ func (c *envsShow) Run(a *app) error {
 	})
 }
 
-// strict decodes a spec and returns an error for fields that this version does not know.
-func strict(spec []byte, into any) error {
+// decodeStrict decodes a spec and returns an error for fields that this version does not know.
+func decodeStrict(spec []byte, into any) error {
 	dec := json.NewDecoder(bytes.NewReader(spec))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(into); err != nil {
@@ -165,20 +165,20 @@ func (c *catalogueShow) show(a *app, kind definition.Kind, fill func(*definition
 	}
 	if c.Version != "" {
 		if ref.Version != "" && ref.Version != c.Version {
-			return usage("version: the reference already names version %s", ref.Version)
+			return usageError("version: the reference already names version %s", ref.Version)
 		}
 		ref.Version = c.Version
 		if err := ref.Check(); err != nil {
-			return usage("%v", err)
+			return usageError("%v", err)
 		}
 	}
-	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
+	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		doc, err := cl.Definition(ctx, listOf(kind), ref)
 		if err != nil {
 			return err
 		}
 		if c.JSON {
-			return a.json(doc)
+			return a.printJSON(doc)
 		}
 		v, ref := doc.Value, client.Reference(doc.Value.Ref)
 		d := definition.Document{Kind: kind, Ref: ref.Bare(), Tags: slices.DeleteFunc(v.Tags, func(t string) bool { return t == events.Latest })}
@@ -204,17 +204,17 @@ type (
 )
 
 // Run removes agents.
-func (c *agentsRm) Run(a *app) error { return c.rm(a, definition.KindAgent) }
+func (c *agentsRm) Run(a *app) error { return c.removeEntries(a, definition.KindAgent) }
 
 // Run removes instances.
-func (c *instancesRm) Run(a *app) error { return c.rm(a, definition.KindInstance) }
+func (c *instancesRm) Run(a *app) error { return c.removeEntries(a, definition.KindInstance) }
 
 // Run removes environments.
-func (c *envsRm) Run(a *app) error { return c.rm(a, definition.KindEnvironment) }
+func (c *envsRm) Run(a *app) error { return c.removeEntries(a, definition.KindEnvironment) }
 
-// rm removes entries. It checks all references before the first removal. After a failure it continues, and returns
+// removeEntries removes entries. It checks all references before the first removal. After a failure it continues, and returns
 // the joined errors at the end.
-func (c *catalogueRm) rm(a *app, kind definition.Kind) error {
+func (c *catalogueRm) removeEntries(a *app, kind definition.Kind) error {
 	refs := make([]events.Reference, len(c.Refs))
 	for i, s := range c.Refs {
 		var err error
@@ -222,10 +222,10 @@ func (c *catalogueRm) rm(a *app, kind definition.Kind) error {
 			return err
 		}
 		if refs[i].Version != "" {
-			return usage("ref: %s names a version, but all versions of the %s are removed: leave the version out", truncate.Text(s, 64), kind)
+			return usageError("ref: %s names a version, but all versions of the %s are removed: leave the version out", truncate.Text(s, 64), kind)
 		}
 	}
-	return each(c.server, a, refs, "removed "+string(kind), func(ctx context.Context, cl *client.Client, ref events.Reference) (any, error) {
+	return forEachName(c.server, a, refs, "removed "+string(kind), func(ctx context.Context, cl *client.Client, ref events.Reference) (any, error) {
 		return cl.RemoveDefinition(ctx, listOf(kind), ref)
 	})
 }
@@ -240,14 +240,14 @@ type envsExplain struct {
 // Run prints where variables and hosts come from.
 func (c *envsExplain) Run(a *app) error {
 	if c.Agent == "" && c.Instance == "" && len(c.Env) == 0 {
-		return usage("agent: name an agent, an instance, or environments with --env")
+		return usageError("agent: name an agent, an instance, or environments with --env")
 	}
 	for _, r := range slices.Concat([][2]string{{"agent", c.Agent}, {"instance", c.Instance}}, pairs("env", c.Env)) {
 		if _, err := reference(r[0], r[1]); err != nil && (r[1] != "" || r[0] == "env") {
 			return err
 		}
 	}
-	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
+	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		request := &spoolv1.ExplainEnvironmentRequest{Agent: c.Agent, Instance: c.Instance, Environments: c.Env}
 		doc, err := client.Call(ctx, cl.Environments.ExplainEnvironment, request)
 		if err != nil {
@@ -267,7 +267,7 @@ func (c *envsExplain) Run(a *app) error {
 			lines = append(lines, h)
 		}
 		for _, m := range lines {
-			if err := a.json(json.RawMessage(wirejson.Marshal(m))); err != nil {
+			if err := a.printJSON(json.RawMessage(wirejson.Marshal(m))); err != nil {
 				return err
 			}
 		}
@@ -280,13 +280,13 @@ func printExplanation(a *app, e *spoolv1.ExplainEnvironmentResponse) error {
 	table := newTable(a)
 	for i, v := range e.Variables {
 		if i == 0 {
-			cells(table, []any{"NAME", "FROM", "SECRET", "VALUE"})
+			writeRow(table, []any{"NAME", "FROM", "SECRET", "VALUE"})
 		}
 		secret := ""
 		if v.Secret {
 			secret = "secret"
 		}
-		cells(table, []any{v.Name, v.From, secret, v.GetValue()})
+		writeRow(table, []any{v.Name, v.From, secret, v.GetValue()})
 	}
 	if err := table.Flush(); err != nil || len(e.Egress) == 0 {
 		return err
@@ -296,9 +296,9 @@ func printExplanation(a *app, e *spoolv1.ExplainEnvironmentResponse) error {
 			return err
 		}
 	}
-	cells(table, []any{"EGRESS", "FROM"})
+	writeRow(table, []any{"EGRESS", "FROM"})
 	for _, h := range e.Egress {
-		cells(table, []any{h.Entry, h.From})
+		writeRow(table, []any{h.Entry, h.From})
 	}
 	return table.Flush()
 }

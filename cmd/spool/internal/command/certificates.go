@@ -39,12 +39,12 @@ func (c *certificatesCommand) Run(a *app) error {
 			}
 		}
 		if folder == "" || len(s.names) == 0 {
-			return usage("issue: %q is not a folder with names, such as /certificates/nats=nats,10.0.0.1", truncate.Text(text, 64))
+			return usageError("issue: %q is not a folder with names, such as /certificates/nats=nats,10.0.0.1", truncate.Text(text, 64))
 		}
 		servers = append(servers, s)
 	}
 	if c.ValidFor <= 0 || c.RenewBefore < 0 {
-		return usage("valid-for, renew-before: %s must be positive, and %s must not be negative", c.ValidFor, c.RenewBefore)
+		return usageError("valid-for, renew-before: %s must be positive, and %s must not be negative", c.ValidFor, c.RenewBefore)
 	}
 	authority, err := certificate.OpenAuthority(c.Authority, certificate.Validity{For: c.ValidFor, RenewBefore: c.RenewBefore}, time.Now())
 	if err != nil {
@@ -68,7 +68,7 @@ func (c *certificatesCommand) Run(a *app) error {
 
 func (c *certificatesCommand) print(a *app, folder string, names []string, issued certificate.Issued) error {
 	if c.JSON {
-		return a.json(map[string]any{"folder": folder, "names": names, "notAfter": issued.NotAfter, "renewed": issued.Renewed})
+		return a.printJSON(map[string]any{"folder": folder, "names": names, "notAfter": issued.NotAfter, "renewed": issued.Renewed})
 	}
 	done := map[bool]string{false: "kept", true: "made"}[issued.Renewed]
 	_, err := fmt.Fprintf(a.Out, "%s %s for %s, until %s\n", done, folder, strings.Join(names, ", "), issued.NotAfter.UTC().Format(time.RFC3339))

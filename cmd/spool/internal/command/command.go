@@ -127,8 +127,8 @@ func (e *exitError) Error() string {
 
 func (e *exitError) Unwrap() error { return e.err }
 
-// usage returns an error for a command that was called with invalid arguments.
-func usage(format string, args ...any) error {
+// usageError returns an error for a command that was called with invalid arguments.
+func usageError(format string, args ...any) error {
 	return &exitError{ExitUsage, fmt.Errorf(format, args...)}
 }
 
@@ -213,8 +213,8 @@ func (a *app) interruptible() (context.Context, context.CancelFunc) {
 	return ctx, func() { cancel(nil) }
 }
 
-// json prints one object on one line.
-func (a *app) json(v any) error {
+// printJSON prints one object on one line.
+func (a *app) printJSON(v any) error {
 	enc := json.NewEncoder(a.Out)
 	enc.SetEscapeHTML(false)
 	return enc.Encode(v)

@@ -23,9 +23,9 @@ type deadLs struct {
 // Run lists dead letters.
 func (c *deadLs) Run(a *app) error {
 	if c.Limit < 0 {
-		return usage("limit: %d is less than 0", c.Limit)
+		return usageError("limit: %d is less than 0", c.Limit)
 	}
-	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
+	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		letters := client.List[*spoolv1.DeadLetter](ctx, cl.DeadLetters.ListDeadLetters, &spoolv1.ListDeadLettersRequest{})
 		return list(a, c.JSON, c.Limit, letters, []any{"ID", "TIME", "SUBJECT", "SESSION", "RETRY", "REASON"}, func(d *spoolv1.DeadLetter) []any {
 			retry := "no"
@@ -44,13 +44,13 @@ type deadShow struct {
 
 // Run shows a dead letter.
 func (c *deadShow) Run(a *app) error {
-	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
+	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		doc, err := client.Call(ctx, cl.DeadLetters.GetDeadLetter, &spoolv1.GetDeadLetterRequest{Id: c.ID})
 		if err != nil {
 			return err
 		}
 		if c.JSON {
-			return a.json(doc)
+			return a.printJSON(doc)
 		}
 		d := doc.Value
 		_, err = fmt.Fprintf(a.Out, "moved to DEAD at %s by %s after %d deliveries\nsubject: %s\nsession: %s\nreason: %s\n\n%s\n",
@@ -66,7 +66,7 @@ type deadRetry struct {
 
 // Run retries dead letters.
 func (c *deadRetry) Run(a *app) error {
-	return each(c.server, a, c.IDs, "retried", func(ctx context.Context, cl *client.Client, id string) (any, error) {
+	return forEachName(c.server, a, c.IDs, "retried", func(ctx context.Context, cl *client.Client, id string) (any, error) {
 		return client.Call(ctx, cl.DeadLetters.RetryDeadLetter, &spoolv1.RetryDeadLetterRequest{Id: id})
 	})
 }
@@ -78,7 +78,7 @@ type deadDrop struct {
 
 // Run removes dead letters.
 func (c *deadDrop) Run(a *app) error {
-	return each(c.server, a, c.IDs, "dropped", func(ctx context.Context, cl *client.Client, id string) (any, error) {
+	return forEachName(c.server, a, c.IDs, "dropped", func(ctx context.Context, cl *client.Client, id string) (any, error) {
 		return client.Call(ctx, cl.DeadLetters.DropDeadLetter, &spoolv1.DropDeadLetterRequest{Id: id})
 	})
 }

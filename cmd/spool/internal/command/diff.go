@@ -35,9 +35,9 @@ func (c *diffCommand) exit(equal bool) error {
 func (c *diffCommand) Run(a *app) error {
 	if c.To == "" {
 		if err := checkID("from", events.KindSession, c.From); err != nil {
-			return usage("to: name the seqs of two events, or the id of another session: %q is neither", truncate.Text(c.From, 64))
+			return usageError("to: name the seqs of two events, or the id of another session: %q is neither", truncate.Text(c.From, 64))
 		}
-		return c.with(a, "", "", func(ctx context.Context, cl *client.Client) error { return c.sessions(ctx, a, cl) })
+		return c.withClientAndPath(a, "", "", func(ctx context.Context, cl *client.Client) error { return c.compareSessions(ctx, a, cl) })
 	}
 	from, err := seq("from", c.From)
 	if err != nil {
@@ -47,13 +47,13 @@ func (c *diffCommand) Run(a *app) error {
 	if err != nil {
 		return err
 	}
-	return c.with(a, "", "", func(ctx context.Context, cl *client.Client) error {
+	return c.withClientAndPath(a, "", "", func(ctx context.Context, cl *client.Client) error {
 		doc, err := client.Call(ctx, cl.Sessions.DiffSession, &spoolv1.DiffSessionRequest{SessionId: c.Session, From: from, To: to})
 		if err != nil {
 			return err
 		}
 		if c.JSON {
-			err = a.json(doc)
+			err = a.printJSON(doc)
 		} else {
 			err = showDiff(a, doc.Value)
 		}
@@ -74,19 +74,19 @@ func isEmpty(d *spoolv1.SessionDiff) bool {
 func seq(field, text string) (uint32, error) {
 	n, err := strconv.ParseUint(text, 10, 32)
 	if err != nil {
-		return 0, usage("%s: %q is not the seq of an event: it must be a number from 1 to 4294967295", field, truncate.Text(text, 64))
+		return 0, usageError("%s: %q is not the seq of an event: it must be a number from 1 to 4294967295", field, truncate.Text(text, 64))
 	}
 	return uint32(n), nil
 }
 
-// sessions compares two sessions.
-func (c *diffCommand) sessions(ctx context.Context, a *app, cl *client.Client) error {
+// compareSessions compares two sessions.
+func (c *diffCommand) compareSessions(ctx context.Context, a *app, cl *client.Client) error {
 	doc, err := client.Call(ctx, cl.Sessions.CompareSessions, &spoolv1.CompareSessionsRequest{SessionId: c.Session, With: c.From})
 	if err != nil {
 		return err
 	}
 	if c.JSON {
-		if err := a.json(doc); err != nil {
+		if err := a.printJSON(doc); err != nil {
 			return err
 		}
 		return c.exit(doc.Value.Equal)

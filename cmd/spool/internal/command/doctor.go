@@ -72,7 +72,7 @@ func ok(detail string, args ...any) finding {
 func note(detail, remedy string) finding {
 	return finding{Status: "note", Detail: detail, Remedy: remedy}
 }
-func failed(detail, remedy string) finding {
+func failedFinding(detail, remedy string) finding {
 	return finding{Status: "failed", Detail: detail, Remedy: remedy}
 }
 
@@ -162,7 +162,7 @@ func (c *doctorCommand) Run(a *app) error {
 
 func (c *doctorCommand) print(a *app, f finding) error {
 	if c.JSON {
-		return a.json(f)
+		return a.printJSON(f)
 	}
 	_, err := fmt.Fprintf(a.Out, "%-7s %-17s %s\n", f.Status, f.Check, terminal.Line(f.Detail))
 	if err == nil && f.Remedy != "" {
@@ -175,22 +175,22 @@ func (x *examination) folder(context.Context) finding {
 	remedy := "choose another folder with --data or SPOOL_DATA_DIR, or change its owner"
 	var err error
 	if x.dir, err = dataDir(x.app, x.Data); err != nil {
-		return failed(err.Error(), remedy)
+		return failedFinding(err.Error(), remedy)
 	}
 	existed := exists(x.dir)
 	if err := os.MkdirAll(x.dir, 0o700); err != nil {
-		return failed(fmt.Sprintf("%s cannot be created: %v", x.dir, cause(err)), remedy)
+		return failedFinding(fmt.Sprintf("%s cannot be created: %v", x.dir, removePath(err)), remedy)
 	}
 	f, err := os.CreateTemp(x.dir, ".doctor-")
 	if err != nil {
-		return failed(fmt.Sprintf("%s cannot be written: %v", x.dir, cause(err)), remedy)
+		return failedFinding(fmt.Sprintf("%s cannot be written: %v", x.dir, removePath(err)), remedy)
 	}
 	err = errors.Join(f.Close(), os.Remove(f.Name()))
 	if !existed { // a check must not leave anything behind
 		err = errors.Join(err, os.Remove(x.dir))
 	}
 	if err != nil {
-		return failed(err.Error(), remedy)
+		return failedFinding(err.Error(), remedy)
 	}
 	return ok("%s can be written", x.dir)
 }
@@ -208,7 +208,7 @@ func (x *examination) disk(context.Context) finding {
 	has := fmt.Sprintf("%.1f GiB free for %s", float64(free)/(1<<30), x.dir)
 	switch {
 	case free < diskRequired:
-		return failed(has, "free some space, or choose another disk with --data")
+		return failedFinding(has, "free some space, or choose another disk with --data")
 	case free < diskSuggested:
 		return note(has, "logs and workspaces grow: free some space, or choose another disk with --data")
 	}
@@ -218,7 +218,7 @@ func (x *examination) disk(context.Context) finding {
 func (x *examination) stack(context.Context) finding {
 	c, found, err := x.app.Local.Find(x.dir)
 	if err != nil {
-		return failed(err.Error(), "look at "+x.dir)
+		return failedFinding(err.Error(), "look at "+x.dir)
 	}
 	if !found {
 		return ok("none on %s; `spool up` or `spool run` starts one", x.dir)
@@ -232,7 +232,7 @@ func (x *examination) port(flag, address string) finding {
 	l, err := net.Listen("tcp", address)
 	if err == nil {
 		if err := l.Close(); err != nil {
-			return failed(err.Error(), "")
+			return failedFinding(err.Error(), "")
 		}
 		return ok("%s is free", address)
 	}
@@ -240,9 +240,9 @@ func (x *examination) port(flag, address string) finding {
 		if x.running != nil {
 			return ok("%s is used by the running stack", address)
 		}
-		return failed(address+" is in use by another program", fmt.Sprintf("stop that program, or choose another address with --%s (port 0 means any free port)", flag))
+		return failedFinding(address+" is in use by another program", fmt.Sprintf("stop that program, or choose another address with --%s (port 0 means any free port)", flag))
 	}
-	return failed(fmt.Sprintf("%s cannot be listened on: %v", address, cause(err)), "choose another address with --"+flag)
+	return failedFinding(fmt.Sprintf("%s cannot be listened on: %v", address, removePath(err)), "choose another address with --"+flag)
 }
 
 func (x *examination) postgres(ctx context.Context) finding {
@@ -256,23 +256,23 @@ func (x *examination) postgres(ctx context.Context) finding {
 			return note("no binary on this machine; the first start downloads one", "without a network install one (Debian: apt-get install postgresql), or set SPOOL_DATABASE_URL")
 		}
 		if err != nil {
-			return failed(err.Error(), "")
+			return failedFinding(err.Error(), "")
 		}
 		return ok("%s", found)
 	}
 	remedy := "check that Postgres is running and that SPOOL_DATABASE_URL is correct"
 	cfg, err := pgx.ParseConfig(database)
 	if err != nil {
-		return failed("SPOOL_DATABASE_URL is not the URL of a Postgres database", "write it like postgres://user:password@host:5432/name")
+		return failedFinding("SPOOL_DATABASE_URL is not the URL of a Postgres database", "write it like postgres://user:password@host:5432/name")
 	}
 	conn, err := pgx.ConnectConfig(ctx, cfg)
 	if err != nil {
-		return failed(fmt.Sprintf("no answer from %s: %v", cfg.Host, err), remedy)
+		return failedFinding(fmt.Sprintf("no answer from %s: %v", cfg.Host, err), remedy)
 	}
 	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
 	var version string
 	if err := conn.QueryRow(ctx, "SHOW server_version").Scan(&version); err != nil {
-		return failed(err.Error(), remedy)
+		return failedFinding(err.Error(), remedy)
 	}
 	return x.role(ctx, conn, fmt.Sprintf("version %s at %s", version, cfg.Host))
 }
@@ -285,7 +285,7 @@ func (x *examination) role(ctx context.Context, conn *pgx.Conn, where string) fi
 	var role string
 	var programs, owns bool
 	if err := conn.QueryRow(ctx, rights).Scan(&role, &programs, &owns); err != nil {
-		return failed(err.Error(), "")
+		return failedFinding(err.Error(), "")
 	}
 	switch private := x.Database == "" && role == readmodel.ProjectorRole; {
 	case programs:
@@ -300,13 +300,13 @@ func (x *examination) runner(context.Context) finding {
 	remedy := "build it beside this program (scripts/build), or name it with SPOOL_RUNNER"
 	if x.Runner != "" {
 		if !isExecutable(x.Runner) {
-			return failed(x.Runner+" is not an executable program", remedy)
+			return failedFinding(x.Runner+" is not an executable program", remedy)
 		}
 		return ok("%s", x.Runner)
 	}
 	self, err := os.Executable()
 	if err != nil {
-		return failed(err.Error(), remedy)
+		return failedFinding(err.Error(), remedy)
 	}
 	if beside := filepath.Join(filepath.Dir(self), "runner"); isExecutable(beside) {
 		return ok("%s", beside)
@@ -314,7 +314,7 @@ func (x *examination) runner(context.Context) finding {
 	if path, err := exec.LookPath("runner"); err == nil {
 		return ok("%s", path)
 	}
-	return failed("there is no runner beside "+self+", and none on the PATH", remedy)
+	return failedFinding("there is no runner beside "+self+", and none on the PATH", remedy)
 }
 
 // diskLimit tries the mechanism that enforces the disk limits of Docker sandboxes.
@@ -329,7 +329,7 @@ func (x *examination) diskLimit(ctx context.Context) finding {
 	const remedy = "loop needs loop devices on the engine's machine and e2fsprogs in the image of sandboxes; quota needs a file system with project quota"
 	switch {
 	case err != nil:
-		return failed(err.Error(), remedy)
+		return failedFinding(err.Error(), remedy)
 	case mode == executor.DiskWatch:
 		return note("watch: the limits are not enforced; a sandbox can fill the engine's disk before its turn is ended", remedy)
 	}
@@ -344,18 +344,18 @@ func (x *examination) modal(ctx context.Context) finding {
 		_, err = parser.Parse(nil) // reads the settings from the environment
 	}
 	if err != nil {
-		return failed(err.Error(), "")
+		return failedFinding(err.Error(), "")
 	}
 	const remedy = "docs/modal.md has the settings"
 	if cfg.EgressAdmin == "" { // spool up starts the proxy
 		if err := executor.CheckEgressListener(x.environ); err != nil {
-			return failed(err.Error(), remedy)
+			return failedFinding(err.Error(), remedy)
 		}
 	}
 	cfg.Runner, cfg.EgressAdmin = x.Runner, cmp.Or(cfg.EgressAdmin, "started by spool up")
 	found, err := cfg.ProveModal(ctx, slog.New(slog.DiscardHandler))
 	if err != nil {
-		return failed(strings.Join(append(found, err.Error()), "; "), remedy)
+		return failedFinding(strings.Join(append(found, err.Error()), "; "), remedy)
 	}
 	return ok("%s", strings.Join(found, "; "))
 }
@@ -392,7 +392,7 @@ func (x *examination) models(context.Context) finding {
 		have = append(have, "a scripted server (SPOOL_MOCK_LLM)")
 	}
 	if len(odd) > 0 {
-		return failed(strings.Join(odd, ", "), "write it like https://host/v1, Anthropic's without /v1")
+		return failedFinding(strings.Join(odd, ", "), "write it like https://host/v1, Anthropic's without /v1")
 	}
 	if len(have) == 0 {
 		return note("no key", "set ANTHROPIC_API_KEY, OPENAI_API_KEY or NVIDIA_API_KEY, or use --mock-llm, which needs no key")
@@ -404,7 +404,7 @@ func (x *examination) models(context.Context) finding {
 func (x *examination) gateway(ctx context.Context) finding {
 	c, _, err := x.find(ctx, x.app)
 	if err != nil && (x.URL != "" || x.running != nil) {
-		return failed(err.Error(), "")
+		return failedFinding(err.Error(), "")
 	}
 	if err != nil {
 		return ok("none runs")
@@ -413,17 +413,17 @@ func (x *examination) gateway(ctx context.Context) finding {
 	r, err := c.Ready(ctx)
 	var gone *client.UnreachableError
 	if errors.As(err, &gone) {
-		return failed(err.Error(), "")
+		return failedFinding(err.Error(), "")
 	}
 	if err != nil {
-		return failed(c.URL()+": "+err.Error(), "")
+		return failedFinding(c.URL()+": "+err.Error(), "")
 	}
 	var parts []string
 	for _, name := range slices.Sorted(maps.Keys(r.Checks)) {
 		parts = append(parts, name+" "+r.Checks[name])
 	}
 	if !r.Ready {
-		return failed(c.URL()+" is not ready: "+strings.Join(parts, ", "), "look at its log; it waits for the components that are not ok")
+		return failedFinding(c.URL()+" is not ready: "+strings.Join(parts, ", "), "look at its log; it waits for the components that are not ok")
 	}
 	return ok("%s is ready: %s", c.URL(), strings.Join(parts, ", "))
 }
@@ -438,8 +438,8 @@ func isExecutable(path string) bool {
 	return err == nil && !info.IsDir() && info.Mode()&0o111 != 0
 }
 
-// cause removes the path and the operation from an error, because the message already contains them.
-func cause(err error) error {
+// removePath removes the path and the operation from an error, because the message already contains them.
+func removePath(err error) error {
 	var path *os.PathError
 	if errors.As(err, &path) {
 		return path.Err

@@ -45,7 +45,7 @@ func (x *examination) kernel(context.Context) finding {
 		}
 		n, err := strconv.ParseInt(strings.TrimSpace(string(raw)), 10, 64)
 		if err != nil {
-			return failed(fmt.Sprintf("%s is %q, which is not a number", s.Name, strings.TrimSpace(string(raw))), "")
+			return failedFinding(fmt.Sprintf("%s is %q, which is not a number", s.Name, strings.TrimSpace(string(raw))), "")
 		}
 		read++
 		if n < s.Least {

@@ -156,12 +156,12 @@ func (x *securityExamination) address() string {
 func (x *securityExamination) transport(context.Context) finding {
 	u, err := url.Parse(x.address())
 	if err != nil || u.Host == "" {
-		return failed(fmt.Sprintf("url: %q is not an address", x.address()), "use a URL like https://spool.example.com")
+		return failedFinding(fmt.Sprintf("url: %q is not an address", x.address()), "use a URL like https://spool.example.com")
 	}
 	if u.Scheme == "https" || isLoopback(u.Hostname()) {
 		return ok("%s", u.Redacted())
 	}
-	return failed(fmt.Sprintf("%s is neither TLS nor loopback: others on the network can read keys and content", u.Redacted()), `serve TLS: docs/security.md, "TLS"`)
+	return failedFinding(fmt.Sprintf("%s is neither TLS nor loopback: others on the network can read keys and content", u.Redacted()), `serve TLS: docs/security.md, "TLS"`)
 }
 
 // isLoopback reports whether a host is the local machine.
@@ -183,13 +183,13 @@ func (x *securityExamination) requiresKey(ctx context.Context, path, remedy stri
 	address := strings.TrimRight(x.address(), "/") + path
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
 	if err != nil {
-		return failed(err.Error(), "")
+		return failedFinding(err.Error(), "")
 	}
 	transport := &http.Transport{Proxy: http.ProxyFromEnvironment, DisableKeepAlives: true}
 	if x.CA != "" {
 		pool, err := certificate.ReadPool(x.CA)
 		if err != nil {
-			return failed("ca-file: "+err.Error(), "name a PEM file with the authority's certificate")
+			return failedFinding("ca-file: "+err.Error(), "name a PEM file with the authority's certificate")
 		}
 		transport.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: pool}
 	}
@@ -206,7 +206,7 @@ func (x *securityExamination) requiresKey(ctx context.Context, path, remedy stri
 	case isLoopback(req.URL.Hostname()):
 		return note(fmt.Sprintf("%s is served without a key to everybody on this machine", path), remedy)
 	}
-	return failed(fmt.Sprintf("%s is served without a key", address), remedy)
+	return failedFinding(fmt.Sprintf("%s is served without a key", address), remedy)
 }
 
 // secretFiles checks that only their owner may read the files with passwords and keys.
@@ -228,7 +228,7 @@ func (x *securityExamination) secretFiles(context.Context) finding {
 	}
 	switch {
 	case len(open) > 0:
-		return failed("others may read "+strings.Join(open, ", "), "chmod 600, and renew the secrets in them if other users are on this machine")
+		return failedFinding("others may read "+strings.Join(open, ", "), "chmod 600, and renew the secrets in them if other users are on this machine")
 	case len(seen) == 0:
 		return ok("none at %s", strings.Join(files, ", "))
 	}
@@ -246,7 +246,7 @@ func (x *securityExamination) databaseRoles(ctx context.Context) finding {
 	for _, database := range x.setting("SPOOL_DATABASE_URL", "gateway") {
 		u, err := url.Parse(database)
 		if err != nil {
-			return failed("the gateway's SPOOL_DATABASE_URL is not a URL", "use a URL like postgres://user:password@host:5432/name")
+			return failedFinding("the gateway's SPOOL_DATABASE_URL is not a URL", "use a URL like postgres://user:password@host:5432/name")
 		}
 		if u.User.Username() != readmodel.GatewayRole {
 			return note("gateways connect as "+u.User.Username(), `see "Roles in Postgres" in docs/security.md for a separate role of the gateway`)
@@ -282,9 +282,9 @@ func (x *securityExamination) publishedPorts(context.Context) finding {
 	}
 	switch {
 	case len(inner) > 0:
-		return failed("only gateways serve clients, but these services can be reached from other machines: "+strings.Join(inner, ", "), "remove their ports from the compose file")
+		return failedFinding("only gateways serve clients, but these services can be reached from other machines: "+strings.Join(inner, ", "), "remove their ports from the compose file")
 	case len(clear) > 0:
-		return failed("without TLS: "+strings.Join(clear, ", "), `publish them on 127.0.0.1 behind a proxy that speaks TLS, or give the gateway a certificate: docs/security.md, "TLS"`)
+		return failedFinding("without TLS: "+strings.Join(clear, ", "), `publish them on 127.0.0.1 behind a proxy that speaks TLS, or give the gateway a certificate: docs/security.md, "TLS"`)
 	case len(proxied) > 0:
 		return note("SPOOL_BEHIND_TLS_PROXY is set, so these addresses serve the gateway without TLS: "+strings.Join(proxied, ", "), "restrict them to the proxy, with a firewall or a separate network")
 	}
@@ -329,7 +329,7 @@ func (x *securityExamination) servicesConfined(context.Context) finding {
 	}
 	if len(wrong) > 0 {
 		slices.Sort(wrong)
-		return failed(strings.Join(wrong, "; "), "compare the compose file with that of this release")
+		return failedFinding(strings.Join(wrong, "; "), "compare the compose file with that of this release")
 	}
 	return ok("%d containers without capabilities of their own, new privileges or unbounded processes", len(x.containers))
 }
@@ -352,7 +352,7 @@ func (x *securityExamination) socketHolders(context.Context) finding {
 		}
 	}
 	if len(others) > 0 {
-		return failed(strings.Join(others, ", ")+": access to the engine's socket is access to the machine", "mount it only into executors")
+		return failedFinding(strings.Join(others, ", ")+": access to the engine's socket is access to the machine", "mount it only into executors")
 	}
 	if !held {
 		return ok("no container has it")
@@ -365,11 +365,11 @@ func (x *securityExamination) engineOptions(context.Context) finding {
 		return note(fmt.Sprintf("the Docker engine cannot be reached: %v", x.engineErr), "run spool doctor where the engine can be reached, or set DOCKER_HOST")
 	}
 	if host := x.environ(client.EnvOverrideHost); strings.HasPrefix(host, "tcp://") && x.environ(client.EnvTLSVerify) == "" {
-		return failed("the connection to the engine at "+host+" is without TLS: anyone who reaches the engine controls its machine", "set DOCKER_TLS_VERIFY and DOCKER_CERT_PATH, or use ssh://")
+		return failedFinding("the connection to the engine at "+host+" is without TLS: anyone who reaches the engine controls its machine", "set DOCKER_TLS_VERIFY and DOCKER_CERT_PATH, or use ssh://")
 	}
 	options := strings.Join(x.engine.SecurityOptions, " ")
 	if !strings.Contains(options, "name=seccomp") {
-		return failed("the engine has no seccomp: sandboxes may make every system call", "use an engine and a kernel with seccomp")
+		return failedFinding("the engine has no seccomp: sandboxes may make every system call", "use an engine and a kernel with seccomp")
 	}
 	var without []string
 	if !strings.Contains(options, "name=apparmor") && !strings.Contains(options, "name=selinux") {
@@ -421,7 +421,7 @@ func (x *securityExamination) imageAllowlist(context.Context) finding {
 	for _, list := range x.setting("SPOOL_SANDBOX_IMAGES", "executor", "session") {
 		for _, entry := range strings.Split(list, ",") {
 			if strings.TrimSpace(entry) == "*" && pulls {
-				return failed("tenants may have the engine pull any image from any host", "name the images in SPOOL_SANDBOX_IMAGES, or unset SPOOL_SANDBOX_IMAGES_PULL")
+				return failedFinding("tenants may have the engine pull any image from any host", "name the images in SPOOL_SANDBOX_IMAGES, or unset SPOOL_SANDBOX_IMAGES_PULL")
 			}
 			if strings.TrimSpace(entry) == "*" {
 				return note("tenants may name every image that is on the engine", "name the images in SPOOL_SANDBOX_IMAGES")
@@ -469,11 +469,11 @@ func (x *securityExamination) signedLog(context.Context) finding {
 	}
 	for _, s := range []string{"session", "executor", "projector"} {
 		if slices.Contains(x.setting("SPOOL_LOG_KEYS", s), "") {
-			return failed(s+" has no SPOOL_LOG_KEYS: who gets at NATS can forge commits", "run deploy/env, then docker compose up -d")
+			return failedFinding(s+" has no SPOOL_LOG_KEYS: who gets at NATS can forge commits", "run deploy/env, then docker compose up -d")
 		}
 	}
 	if slices.ContainsFunc(x.setting("SPOOL_LOG_KEYS", "gateway"), func(k string) bool { return k != "" }) {
-		return failed("the gateway has keys of the log", "take SPOOL_LOG_KEYS out of its environment")
+		return failedFinding("the gateway has keys of the log", "take SPOOL_LOG_KEYS out of its environment")
 	}
 	return ok("commits are signed, and gateways hold no key")
 }

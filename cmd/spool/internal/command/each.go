@@ -17,12 +17,12 @@ func (s server) eachID(a *app, kind events.Kind, what string, ids []string, done
 			return err
 		}
 	}
-	return each(s, a, ids, done, do)
+	return forEachName(s, a, ids, done, do)
 }
 
-// each is like each, for names that are not ids.
-func each[N any](s server, a *app, names []N, done string, do func(context.Context, *client.Client, N) (any, error)) error {
-	return s.connected(a, func(ctx context.Context, cl *client.Client) error {
+// forEachName calls do for each name, which need not be an id, and prints done for it.
+func forEachName[N any](s server, a *app, names []N, done string, do func(context.Context, *client.Client, N) (any, error)) error {
+	return s.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		var failed []error
 		for _, name := range names {
 			response, err := do(ctx, cl, name)
@@ -30,7 +30,7 @@ func each[N any](s server, a *app, names []N, done string, do func(context.Conte
 			case err != nil:
 				err = fmt.Errorf("%v: %w", name, err)
 			case s.JSON:
-				err = a.json(response)
+				err = a.printJSON(response)
 			default:
 				_, err = fmt.Fprintln(a.Out, done, name)
 			}

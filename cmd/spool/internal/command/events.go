@@ -28,9 +28,9 @@ func (c *eventsCommand) Run(a *app) error {
 		return err
 	}
 	if c.Follow && c.Inherited {
-		return usage("inherited: inherited events do not grow: leave --follow out")
+		return usageError("inherited: inherited events do not grow: leave --follow out")
 	}
-	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
+	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		if c.Follow {
 			return c.follow(ctx, a, cl)
 		}
@@ -111,7 +111,7 @@ func cursorError(err error, after uint32) error {
 
 func (c *eventsCommand) print(a *app, e events.Wire, raw json.RawMessage) error {
 	if c.JSON {
-		return a.json(raw)
+		return a.printJSON(raw)
 	}
 	if e.Type == events.TextDelta {
 		return nil

@@ -32,17 +32,17 @@ type executionsLs struct {
 // Run lists executions.
 func (c *executionsLs) Run(a *app) error {
 	if c.Limit < 0 {
-		return usage("limit: %d is negative; 0 means all", c.Limit)
+		return usageError("limit: %d is negative; 0 means all", c.Limit)
 	}
 	if c.Session != "" {
 		if err := checkID("session", events.KindSession, c.Session); err != nil {
 			return err
 		}
 		if c.given() {
-			return usage("session: a session's executions are listed in their order, all or in one phase; leave the other flags out")
+			return usageError("session: a session's executions are listed in their order, all or in one phase; leave the other flags out")
 		}
 	}
-	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
+	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		items := client.List[*spoolv1.Execution](ctx, cl.Executions.ListExecutions, c.executions(c.Phase))
 		if c.Session != "" {
 			items = inPhase(sessionExecutions(ctx, cl, c.Session), c.Phase)
@@ -74,7 +74,7 @@ func executionsTable(a *app, asJSON bool, limit int, items iter.Seq2[client.Doc[
 	return list(a, asJSON, limit, items,
 		[]any{"EXECUTION", "SESSION", "PHASE", "TOOK", "TOKENS IN", "OUT", "QUEUED"},
 		func(x *spoolv1.Execution) []any {
-			return []any{x.ExecutionId, x.SessionId, executionState(x), durationOf(x), inputTokens(x.Usage), x.Usage.GetOutputTokens(), when(x.QueuedAt)}
+			return []any{x.ExecutionId, x.SessionId, executionState(x), durationOf(x), inputTokens(x.Usage), x.Usage.GetOutputTokens(), formatTime(x.QueuedAt)}
 		})
 }
 
@@ -93,7 +93,7 @@ func (c *executionsShow) Run(a *app) error {
 	if err := checkID("execution", events.KindExecution, c.Execution); err != nil {
 		return err
 	}
-	return c.connected(a, func(ctx context.Context, cl *client.Client) error { return c.show(ctx, a, cl) })
+	return c.withClient(a, func(ctx context.Context, cl *client.Client) error { return c.show(ctx, a, cl) })
 }
 
 func (c *executionsShow) show(ctx context.Context, a *app, cl *client.Client) error {
@@ -102,26 +102,26 @@ func (c *executionsShow) show(ctx context.Context, a *app, cl *client.Client) er
 		return err
 	}
 	if c.JSON {
-		return a.json(doc)
+		return a.printJSON(doc)
 	}
 	x := doc.Value
-	err = fields(a, []any{"execution", x.ExecutionId}, []any{"session", x.SessionId}, []any{"query", excerpt(x.Query)},
+	err = printFields(a, []any{"execution", x.ExecutionId}, []any{"session", x.SessionId}, []any{"query", excerpt(x.Query)},
 		[]any{"agent", x.Agent}, []any{"instance", x.GetInstance()}, []any{"phase", executionState(x)}, []any{"message", x.GetMessage()},
 		[]any{"attempt", x.Attempt}, []any{"executor", x.GetExecutor()}, []any{"model", x.GetModel()}, []any{"took", durationOf(x)},
 		[]any{"tokens", fmt.Sprintf("%d in (%d from cache, %d into it), %d out", x.Usage.GetInputTokens(), x.Usage.GetCacheReadTokens(), x.Usage.GetCacheWriteTokens(), x.Usage.GetOutputTokens())},
-		[]any{"cost", fmt.Sprintf("$%.4f", x.CostUsd)}, []any{"sandbox time", sandboxTime(x.SandboxMs, x.SandboxCostUsd)}, []any{"queued", when(x.QueuedAt)}, []any{"ended", when(x.EndedAt)}, []any{"result", x.GetResult()})
+		[]any{"cost", fmt.Sprintf("$%.4f", x.CostUsd)}, []any{"sandbox time", sandboxTime(x.SandboxMs, x.SandboxCostUsd)}, []any{"queued", formatTime(x.QueuedAt)}, []any{"ended", formatTime(x.EndedAt)}, []any{"result", x.GetResult()})
 	if err != nil || len(x.Metered) == 0 {
 		return err
 	}
 	fmt.Fprintln(a.Out)
 	table := newTable(a)
-	cells(table, []any{"METERED AT", "MODEL", "REQUESTS", "FAILED", "TOKENS IN", "OUT", "COST"})
+	writeRow(table, []any{"METERED AT", "MODEL", "REQUESTS", "FAILED", "TOKENS IN", "OUT", "COST"})
 	for _, m := range x.Metered {
 		cost := "no price"
 		if m.Prices != "" {
 			cost = fmt.Sprintf("$%.4f", m.CostUsd)
 		}
-		cells(table, []any{m.Provider, m.Model, m.Requests, m.Failed, inputTokens(m.Usage), m.Usage.GetOutputTokens(), cost})
+		writeRow(table, []any{m.Provider, m.Model, m.Requests, m.Failed, inputTokens(m.Usage), m.Usage.GetOutputTokens(), cost})
 	}
 	return table.Flush()
 }

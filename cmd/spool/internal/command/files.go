@@ -38,20 +38,20 @@ type sessionServer struct {
 func checkPath(field, p string, folder bool) error {
 	var wrong *command.Error
 	if err := command.CheckPath(field, p, folder); errors.As(err, &wrong) {
-		return usage("%s: %q: %s", field, truncate.Text(p, 64), wrong.Detail)
+		return usageError("%s: %q: %s", field, truncate.Text(p, 64), wrong.Detail)
 	}
 	return nil
 }
 
-// with checks the id and a path ("" for none), and calls do with a client.
-func (c sessionServer) with(a *app, field, p string, do func(context.Context, *client.Client) error) error {
+// withClientAndPath checks the id and a path ("" for none), and calls do with a client.
+func (c sessionServer) withClientAndPath(a *app, field, p string, do func(context.Context, *client.Client) error) error {
 	if err := checkID("session", events.KindSession, c.Session); err != nil {
 		return err
 	}
 	if err := checkPath(field, p, true); err != nil {
 		return err
 	}
-	return c.connected(a, do)
+	return c.withClient(a, do)
 }
 
 type filesLs struct {
@@ -63,7 +63,7 @@ type filesLs struct {
 
 // Run lists files.
 func (c *filesLs) Run(a *app) error {
-	return c.with(a, "dir", c.Dir, func(ctx context.Context, cl *client.Client) error {
+	return c.withClientAndPath(a, "dir", c.Dir, func(ctx context.Context, cl *client.Client) error {
 		l, err := cl.Files(ctx, c.Session, c.Dir, client.AsOf{Live: c.Live, At: c.At})
 		if err != nil {
 			return err
@@ -71,13 +71,13 @@ func (c *filesLs) Run(a *app) error {
 		table := newTable(a)
 		for i, d := range l.Files {
 			if c.JSON {
-				if err := a.json(d); err != nil {
+				if err := a.printJSON(d); err != nil {
 					return err
 				}
 				continue
 			}
 			if i == 0 {
-				cells(table, []any{"MODE", "SIZE", "MODIFIED", "PATH"})
+				writeRow(table, []any{"MODE", "SIZE", "MODIFIED", "PATH"})
 			}
 			f := d.Value
 			name, bytes := f.Path, size(f.Size)
@@ -95,7 +95,7 @@ func (c *filesLs) Run(a *app) error {
 			if f.ModTime != nil {
 				modified = localTime(*f.ModTime)
 			}
-			cells(table, []any{mode, bytes, modified, name})
+			writeRow(table, []any{mode, bytes, modified, name})
 		}
 		return table.Flush()
 	})
@@ -112,7 +112,7 @@ type filesGet struct {
 
 // Run gets a file.
 func (c *filesGet) Run(a *app) error {
-	return c.with(a, "path", c.Path, func(ctx context.Context, cl *client.Client) error {
+	return c.withClientAndPath(a, "path", c.Path, func(ctx context.Context, cl *client.Client) error {
 		r, _, err := cl.GetFile(ctx, c.Session, c.Path, client.AsOf{Live: c.Live, At: c.At})
 		if err != nil {
 			return err
@@ -137,7 +137,7 @@ func (c sessionServer) printSaved(a *app, to string, n int64, err error) error {
 	case err != nil:
 		return err
 	case c.JSON:
-		return a.json(map[string]any{"file": to, "size": n})
+		return a.printJSON(map[string]any{"file": to, "size": n})
 	}
 	_, err = fmt.Fprintf(a.Out, "%s, %s\n", to, size(n))
 	return err
@@ -146,7 +146,7 @@ func (c sessionServer) printSaved(a *app, to string, n int64, err error) error {
 // save writes a file atomically.
 func save(to string, r io.Reader, force bool) (n int64, err error) {
 	if _, err := os.Lstat(to); err == nil && !force {
-		return 0, usage("to: %s already exists; overwrite it with --force, or name another file", to)
+		return 0, usageError("to: %s already exists; overwrite it with --force, or name another file", to)
 	}
 	f, err := os.CreateTemp(filepath.Dir(to), ".spool-*")
 	if err != nil {
@@ -173,9 +173,9 @@ type filesTar struct {
 // Run gets a tar.
 func (c *filesTar) Run(a *app) error {
 	if (c.Output == "" || c.Output == "-") && a.OutTTY {
-		return usage("output: a tar cannot be shown on a terminal: name a file with -o, or use a pipe, as in `spool files tar SESSION | tar x`")
+		return usageError("output: a tar cannot be shown on a terminal: name a file with -o, or use a pipe, as in `spool files tar SESSION | tar x`")
 	}
-	return c.with(a, "dir", c.Dir, func(ctx context.Context, cl *client.Client) error {
+	return c.withClientAndPath(a, "dir", c.Dir, func(ctx context.Context, cl *client.Client) error {
 		r, err := cl.Tar(ctx, c.Session, c.Dir, client.AsOf{At: c.At})
 		if err != nil {
 			return err
@@ -202,26 +202,26 @@ func (c *filesPut) Run(a *app) error {
 	to := filepath.ToSlash(c.Path)
 	if c.From == "-" {
 		if to == "" && !c.Tar {
-			return usage("path: standard input needs a path in the workspace")
+			return usageError("path: standard input needs a path in the workspace")
 		}
 		return c.send(a, to, "", a.In, -1)
 	}
 	info, err := os.Stat(c.From)
 	if err != nil {
-		return usage("from: %v", err)
+		return usageError("from: %v", err)
 	}
 	if info.IsDir() {
 		if c.Tar {
-			return usage("tar: %s is a folder; leave --tar out", c.From)
+			return usageError("tar: %s is a folder; leave --tar out", c.From)
 		}
 		if to == "" {
 			to = path.Base(filepath.ToSlash(absolute(c.From)))
 		}
-		return c.folder(a, to)
+		return c.sendFolder(a, to)
 	}
 	f, err := os.Open(c.From)
 	if err != nil {
-		return usage("from: %v", err)
+		return usageError("from: %v", err)
 	}
 	defer f.Close() //nolint:errcheck // the file is only read
 	if to == "" && !c.Tar {
@@ -243,7 +243,7 @@ func absolute(name string) string {
 }
 
 func (c *filesPut) send(a *app, to, mode string, r io.Reader, length int64) error {
-	return c.with(a, "path", to, func(ctx context.Context, cl *client.Client) error {
+	return c.withClientAndPath(a, "path", to, func(ctx context.Context, cl *client.Client) error {
 		if c.Tar {
 			d, err := cl.PutTar(ctx, c.Session, to, r)
 			return c.printStored(a, to, d, err)
@@ -258,7 +258,7 @@ func (c *filesPut) printStored(a *app, to string, d client.Doc[client.Put], err 
 	case err != nil:
 		return err
 	case c.JSON:
-		return a.json(d)
+		return a.printJSON(d)
 	case to == "":
 		to = "the workspace"
 	}
@@ -266,9 +266,9 @@ func (c *filesPut) printStored(a *app, to string, d client.Doc[client.Put], err 
 	return err
 }
 
-// folder sends a folder as a tar, which is created while it is sent.
-func (c *filesPut) folder(a *app, to string) error {
-	return c.with(a, "path", to, func(ctx context.Context, cl *client.Client) error {
+// sendFolder sends a folder as a tar, which is created while it is sent.
+func (c *filesPut) sendFolder(a *app, to string) error {
+	return c.withClientAndPath(a, "path", to, func(ctx context.Context, cl *client.Client) error {
 		r, w := io.Pipe()
 		done := make(chan struct{})
 		go func() {
@@ -296,7 +296,7 @@ func (c *filesRm) Run(a *app) error {
 			return err
 		}
 	}
-	return c.with(a, "path", "", func(ctx context.Context, cl *client.Client) error {
+	return c.withClientAndPath(a, "path", "", func(ctx context.Context, cl *client.Client) error {
 		var failed []error
 		for _, p := range c.Paths {
 			d, err := cl.RemoveFile(ctx, c.Session, p)
@@ -304,7 +304,7 @@ func (c *filesRm) Run(a *app) error {
 			case err != nil:
 				err = fmt.Errorf("%s: %w", p, err)
 			case c.JSON:
-				err = a.json(d)
+				err = a.printJSON(d)
 			default:
 				_, err = fmt.Fprintln(a.Out, "requested to remove", p)
 			}
@@ -325,14 +325,14 @@ func readFiles(names []string) ([]*spoolv1.WorkspaceFile, error) {
 	add := func(name, to string, mode fs.FileMode) error {
 		f, err := os.Open(name)
 		if err != nil {
-			return usage("file: %v", err)
+			return usageError("file: %v", err)
 		}
 		content, err := io.ReadAll(io.LimitReader(f, maxQueryFiles+1))
 		if err = errors.Join(err, f.Close()); err != nil {
-			return usage("file: %v", err)
+			return usageError("file: %v", err)
 		}
 		if total += len(content); total > maxQueryFiles {
-			return usage("file: the files may have %s in total; put larger ones with `spool files put SESSION %s` and then continue with --session", size(maxQueryFiles), name)
+			return usageError("file: the files may have %s in total; put larger ones with `spool files put SESSION %s` and then continue with --session", size(maxQueryFiles), name)
 		}
 		encoded := base64.StdEncoding.EncodeToString(content)
 		out = append(out, &spoolv1.WorkspaceFile{Path: to, ContentBase64: &encoded, Mode: uint32(mode.Perm())})
@@ -341,7 +341,7 @@ func readFiles(names []string) ([]*spoolv1.WorkspaceFile, error) {
 	for _, name := range names {
 		info, err := os.Stat(name)
 		if err != nil {
-			return nil, usage("file: %v", err)
+			return nil, usageError("file: %v", err)
 		}
 		to := path.Clean(filepath.ToSlash(name))
 		if !filepath.IsLocal(name) || to == "." {
@@ -355,7 +355,7 @@ func readFiles(names []string) ([]*spoolv1.WorkspaceFile, error) {
 		}
 		err = filepath.WalkDir(name, func(at string, d fs.DirEntry, err error) error {
 			if err != nil {
-				return usage("file: %v", err)
+				return usageError("file: %v", err)
 			}
 			if !d.Type().IsRegular() {
 				return nil // folders are created as needed, links are not followed
@@ -366,7 +366,7 @@ func readFiles(names []string) ([]*spoolv1.WorkspaceFile, error) {
 			}
 			i, err := d.Info()
 			if err != nil {
-				return usage("file: %v", err)
+				return usageError("file: %v", err)
 			}
 			return add(at, path.Join(to, filepath.ToSlash(below)), i.Mode())
 		})

@@ -59,16 +59,16 @@ func (e *entry) same(other *entry) bool {
 func localFolder(field, name string) (string, error) {
 	abs, err := filepath.Abs(name)
 	if err != nil {
-		return "", usage("%s: %v", field, err)
+		return "", usageError("%s: %v", field, err)
 	}
 	info, err := os.Stat(abs)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return "", usage("%s: folder %q does not exist", field, name)
+		return "", usageError("%s: folder %q does not exist", field, name)
 	case err != nil:
-		return "", usage("%s: %v", field, err)
+		return "", usageError("%s: %v", field, err)
 	case !info.IsDir():
-		return "", usage("%s: %q is not a folder", field, name)
+		return "", usageError("%s: %q is not a folder", field, name)
 	}
 	return abs, nil
 }
@@ -104,20 +104,20 @@ type scanner struct {
 func scan(ctx context.Context, root *os.Root, limits folderLimits) ([]entry, error) {
 	tree, err := ignore.ReadTree(root.FS())
 	if err != nil {
-		return nil, usage("workspace: %v", err)
+		return nil, usageError("workspace: %v", err)
 	}
 	s := &scanner{ctx: ctx, root: root, limits: limits}
-	if err := s.folder("", tree); err != nil {
+	if err := s.listFolder("", tree); err != nil {
 		return nil, err
 	}
 	slices.SortFunc(s.entries, func(a, b entry) int { return strings.Compare(a.Path, b.Path) })
 	return s.entries, nil
 }
 
-func (s *scanner) folder(dir string, tree ignore.Tree) error {
+func (s *scanner) listFolder(dir string, tree ignore.Tree) error {
 	list, err := fs.ReadDir(s.root.FS(), cleanDir(dir))
 	if err != nil {
-		return unreadable(dir, err)
+		return unreadableError(dir, err)
 	}
 	for _, d := range list {
 		if err := s.ctx.Err(); err != nil {
@@ -129,7 +129,7 @@ func (s *scanner) folder(dir string, tree ignore.Tree) error {
 		}
 		info, err := s.root.Lstat(p)
 		if err != nil {
-			return unreadable(p, err)
+			return unreadableError(p, err)
 		}
 		if err := s.add(p, info); err != nil {
 			return err
@@ -137,27 +137,27 @@ func (s *scanner) folder(dir string, tree ignore.Tree) error {
 		if !info.IsDir() {
 			continue
 		}
-		if err := s.subfolder(p, tree); err != nil {
+		if err := s.listSubfolder(p, tree); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// subfolder lists a folder below the root with the rules of its parents and its own.
-func (s *scanner) subfolder(p string, above ignore.Tree) error {
+// listSubfolder lists a folder below the root with the rules of its parents and its own.
+func (s *scanner) listSubfolder(p string, above ignore.Tree) error {
 	sub, err := fs.Sub(s.root.FS(), p)
 	if err != nil {
-		return unreadable(p, err)
+		return unreadableError(p, err)
 	}
 	tree, err := above.Enter(sub, p)
 	if errors.Is(err, fs.ErrPermission) {
-		return unreadable(p, err)
+		return unreadableError(p, err)
 	}
 	if err != nil {
-		return usage("workspace: %v", err)
+		return usageError("workspace: %v", err)
 	}
-	return s.folder(p, tree)
+	return s.listFolder(p, tree)
 }
 
 func cleanDir(dir string) string {
@@ -176,7 +176,7 @@ const (
 
 func (s *scanner) add(p string, info fs.FileInfo) error {
 	if strings.ContainsFunc(p, unicode.IsControl) {
-		return usage("workspace: %q: the name contains a control character; rename it, or list it in %s", p, ignore.SpoolFile)
+		return usageError("workspace: %q: the name contains a control character; rename it, or list it in %s", p, ignore.SpoolFile)
 	}
 	if err := checkPath("workspace", p, false); err != nil {
 		return err
@@ -190,14 +190,14 @@ func (s *scanner) add(p string, info fs.FileInfo) error {
 	case fs.ModeSymlink:
 		target, err := s.root.Readlink(p)
 		if err != nil {
-			return unreadable(p, err)
+			return unreadableError(p, err)
 		}
 		if !staysInside(p, target) {
-			return usage("workspace: %q is a link to %q, outside the folder: replace it with its target, or list it in %s", p, truncate.Text(target, 64), ignore.SpoolFile)
+			return usageError("workspace: %q is a link to %q, outside the folder: replace it with its target, or list it in %s", p, truncate.Text(target, 64), ignore.SpoolFile)
 		}
 		e.Kind, e.Mode, e.Target = kindSymlink, 0, target
 	default:
-		return usage("workspace: %q is not a file, folder or link (it is a %s): remove it, or list it in %s", p, special(info.Mode()), ignore.SpoolFile)
+		return usageError("workspace: %q is not a file, folder or link (it is a %s): remove it, or list it in %s", p, special(info.Mode()), ignore.SpoolFile)
 	}
 	s.bytes += tarBlock + (e.Size+tarBlock-1)/tarBlock*tarBlock
 	if len(p) > maxShort || len(e.Target) > maxShort {
@@ -205,19 +205,19 @@ func (s *scanner) add(p string, info fs.FileInfo) error {
 	}
 	switch {
 	case len(s.entries) >= s.limits.entries:
-		return usage("workspace: the folder has more than %d files and folders; list what the agent does not need in %s or .gitignore", s.limits.entries, ignore.SpoolFile)
+		return usageError("workspace: the folder has more than %d files and folders; list what the agent does not need in %s or .gitignore", s.limits.entries, ignore.SpoolFile)
 	case e.Size > s.limits.bytes:
-		return usage("workspace: %q has %s; at most %s are uploaded: list it in %s", p, size(e.Size), size(s.limits.bytes), ignore.SpoolFile)
+		return usageError("workspace: %q has %s; at most %s are uploaded: list it in %s", p, size(e.Size), size(s.limits.bytes), ignore.SpoolFile)
 	case s.bytes > s.limits.bytes:
-		return usage("workspace: the folder has more than %s; list what the agent does not need in %s or .gitignore", size(s.limits.bytes), ignore.SpoolFile)
+		return usageError("workspace: the folder has more than %s; list what the agent does not need in %s or .gitignore", size(s.limits.bytes), ignore.SpoolFile)
 	}
 	if e.Kind == kindFile {
 		f, _, err := openRegular(s.root, p)
 		if err != nil {
-			return unreadable(p, err)
+			return unreadableError(p, err)
 		}
 		if err := f.Close(); err != nil {
-			return unreadable(p, err)
+			return unreadableError(p, err)
 		}
 	}
 	s.entries = append(s.entries, e)
@@ -237,12 +237,12 @@ func special(mode fs.FileMode) string {
 	return "special file"
 }
 
-// unreadable returns the error for a path of the folder that cannot be read.
-func unreadable(p string, err error) error {
+// unreadableError returns the error for a path of the folder that cannot be read.
+func unreadableError(p string, err error) error {
 	if errors.Is(err, fs.ErrPermission) {
-		return usage("workspace: no permission to read %q: change its mode, or list it in %s", cleanDir(p), ignore.SpoolFile)
+		return usageError("workspace: no permission to read %q: change its mode, or list it in %s", cleanDir(p), ignore.SpoolFile)
 	}
-	return usage("workspace: %q: %v", cleanDir(p), err)
+	return usageError("workspace: %q: %v", cleanDir(p), err)
 }
 
 // staysInside reports whether a link leads into its own folder, whatever links are on the way: a ".." after a name
@@ -286,7 +286,7 @@ func pack(ctx context.Context, root *os.Root, list []entry, to io.Writer, moved 
 			return err
 		}
 		if err := packEntry(root, &list[i], w, moved); errors.Is(err, fs.ErrPermission) {
-			return unreadable(list[i].Path, err)
+			return unreadableError(list[i].Path, err)
 		} else if err != nil {
 			return fmt.Errorf("workspace: %q: %w", list[i].Path, err)
 		}

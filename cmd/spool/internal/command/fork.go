@@ -25,22 +25,22 @@ func (c *forkCommand) Run(a *app) error {
 		return err
 	}
 	if c.At != nil && *c.At == 0 {
-		return usage("at: events are numbered from 1; leave it out for the last event")
+		return usageError("at: events are numbered from 1; leave it out for the last event")
 	}
 	if c.Metadata != "" && !json.Valid([]byte(c.Metadata)) {
-		return usage("metadata: not valid JSON")
+		return usageError("metadata: not valid JSON")
 	}
 	request := &spoolv1.ForkSessionRequest{SessionId: c.Session, At: c.At, Agent: c.Agent}
 	if c.Metadata != "" {
 		request.Metadata = &spoolv1.Json{Text: c.Metadata}
 	}
-	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
+	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		doc, err := client.Call(ctx, cl.Sessions.ForkSession, request)
 		if err != nil {
 			return err
 		}
 		if c.JSON {
-			return a.json(doc)
+			return a.printJSON(doc)
 		}
 		if _, err := fmt.Fprintln(a.Out, doc.Value.SessionId); err != nil {
 			return err

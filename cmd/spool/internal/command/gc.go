@@ -29,14 +29,14 @@ const gcWait = time.Minute
 func (c *gcCommand) Run(a *app) (err error) {
 	if c.Database != "" {
 		if _, err := pgx.ParseConfig(c.Database); err != nil {
-			return usage("database-url: not the URL of a Postgres database, such as postgres://user@host/name")
+			return usageError("database-url: not the URL of a Postgres database, such as postgres://user@host/name")
 		}
 	}
 	if c.NATSURL != "" && c.Database == "" {
-		return usage("database-url: name the Postgres that belongs to --nats-url, or set SPOOL_DATABASE_URL")
+		return usageError("database-url: name the Postgres that belongs to --nats-url, or set SPOOL_DATABASE_URL")
 	}
 	if c.Grace < time.Millisecond {
-		return usage("grace: %s is less than 1ms", c.Grace)
+		return usageError("grace: %s is less than 1ms", c.Grace)
 	}
 	ctx, cancel := a.interruptible()
 	defer cancel()
@@ -81,7 +81,7 @@ func (c *gcCommand) pass(ctx context.Context, j *janitor.Janitor) (janitor.Repor
 func (c *gcCommand) print(a *app, r janitor.Report) error {
 	if c.JSON {
 		for _, i := range r.Items {
-			if err := a.json(i); err != nil {
+			if err := a.printJSON(i); err != nil {
 				return err
 			}
 		}

@@ -30,7 +30,7 @@ func (c *headsPublicKeyCommand) Run(a *app) error {
 	text := c.Key
 	switch {
 	case (c.Key == "") == (c.KeyFile == ""):
-		return usage("heads-key: set the private key, or its file with --heads-key-file")
+		return usageError("heads-key: set the private key, or its file with --heads-key-file")
 	case c.KeyFile != "":
 		b, err := os.ReadFile(c.KeyFile)
 		if err != nil {
@@ -100,7 +100,7 @@ type provedShard struct {
 	LastEntry string    `json:"lastEntry"` // SHA-256 of the last entry
 }
 
-func proved(chains []*heads.Chain) []provedShard {
+func provedShards(chains []*heads.Chain) []provedShard {
 	var list []provedShard
 	for _, c := range chains {
 		through, at := c.Proved()
@@ -111,12 +111,12 @@ func proved(chains []*heads.Chain) []provedShard {
 }
 
 func printProved(w io.Writer, chains []*heads.Chain) error {
-	for i, p := range proved(chains) {
+	for i, p := range provedShards(chains) {
 		_, _, last := chains[i].Last()
 		text := fmt.Sprintf("shard %d: the last of %d entries was signed at %s and has the hash %s; ", p.Shard, p.Entries, last.UTC().Format(time.RFC3339), p.LastEntry)
 		switch {
 		case p.Entries == 0:
-			text = fmt.Sprintf("shard %d: nothing was ever signed\n", p.Shard)
+			text = fmt.Sprintf("shard %d: no heads are signed\n", p.Shard)
 		case p.Time.IsZero():
 			text += "no entry covers all changes yet\n"
 		default:

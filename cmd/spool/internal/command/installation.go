@@ -30,7 +30,8 @@ type installation struct {
 	JSON         bool   `help:"Print one JSON object per line."`
 }
 
-// open opens the log, and the database of the installation unless the user names another one.
+// open opens the installation's log and its database. If database is not empty, it is the URL of the database to open
+// instead.
 func (i installation) open(ctx context.Context, a *app, database string) (Installation, error) {
 	if i.NATSURL != "" {
 		secure, err := bus.TLSOptions(i.NATSCA)

@@ -31,14 +31,14 @@ func (c *keysCreate) Run(a *app) error {
 	if err := checkTenant(c.Tenant); err != nil {
 		return err
 	}
-	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
+	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		request := &spoolv1.CreateKeyRequest{Name: c.Name, Tenant: c.Tenant, Role: c.Role, Agents: c.Agents, Expires: c.Expires}
 		doc, err := client.Call(ctx, cl.Keys.CreateKey, request)
 		if err != nil {
 			return err
 		}
 		if c.JSON {
-			return a.json(doc)
+			return a.printJSON(doc)
 		}
 		fmt.Fprintf(a.Err, "%s of tenant %s; it is shown only now:\n", doc.Value.KeyId, doc.Value.Tenant)
 		_, err = fmt.Fprintln(a.Out, doc.Value.Key)
@@ -64,10 +64,10 @@ func (c *keysLs) Run(a *app) error {
 	if err := checkTenant(c.Tenant); err != nil {
 		return err
 	}
-	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
+	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		keys := client.List[*spoolv1.Key](ctx, cl.Keys.ListKeys, &spoolv1.ListKeysRequest{Tenant: c.Tenant})
 		return list(a, c.JSON, 0, keys, []any{"KEY", "NAME", "PREFIX", "ROLE", "AGENTS", "CREATED", "EXPIRES", "REVOKED", "MADE BY"}, func(k *spoolv1.Key) []any {
-			return []any{k.KeyId, k.Name, k.Prefix, k.Role, strings.Join(k.Agents, ","), when(k.CreatedAt), when(k.ExpiresAt), when(k.RevokedAt), k.GetCreatedBy()}
+			return []any{k.KeyId, k.Name, k.Prefix, k.Role, strings.Join(k.Agents, ","), formatTime(k.CreatedAt), formatTime(k.ExpiresAt), formatTime(k.RevokedAt), k.GetCreatedBy()}
 		})
 	})
 }

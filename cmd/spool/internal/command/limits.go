@@ -37,7 +37,7 @@ func (c *limitsSet) Run(a *app) error {
 		Keys: c.Keys, EventsPerDay: float64(c.EventsPerDay), EventBytesPerDay: float64(c.EventBytesPerDay), StorageBytes: float64(c.StorageBytes),
 	}
 	if proto.Size(l) == 0 {
-		return usage("set at least one limit, or remove the limits with spool limits rm")
+		return usageError("set at least one limit, or remove the limits with spool limits rm")
 	}
 	return c.change(a, "set", func(ctx context.Context, cl *client.Client) (any, error) {
 		return client.Call(ctx, cl.Limits.SetLimits, &spoolv1.SetLimitsRequest{Tenant: c.Tenant, Limits: l})
@@ -48,15 +48,15 @@ type limitsLs struct{ tenantServer }
 
 // Run lists limits.
 func (c *limitsLs) Run(a *app) error {
-	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
+	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		doc, err := client.Call(ctx, cl.Limits.GetLimits, &spoolv1.GetLimitsRequest{Tenant: c.Tenant})
 		if err != nil {
 			return err
 		}
 		if c.JSON {
-			return a.json(doc)
+			return a.printJSON(doc)
 		}
-		return fields(a, limitRows(doc.Value.GetLimits(), doc.Value.GetUsed())...)
+		return printFields(a, limitRows(doc.Value.GetLimits(), doc.Value.GetUsed())...)
 	})
 }
 

@@ -62,7 +62,7 @@ func (c *provisionCommand) Run(a *app) error {
 		return causeOf(ctx, err)
 	}
 	if c.JSON {
-		return a.json(map[string]any{"natsUrl": nc.ConnectedUrlRedacted(), "shards": layout.Shards, "partitions": layout.Partitions.Count()})
+		return a.printJSON(map[string]any{"natsUrl": nc.ConnectedUrlRedacted(), "shards": layout.Shards, "partitions": layout.Partitions.Count()})
 	}
 	_, err = fmt.Fprintf(a.Out, "provisioned %s: the log has %d streams and %d partitions\n", nc.ConnectedUrlRedacted(), layout.Shards, layout.Partitions.Count())
 	return err
@@ -71,19 +71,19 @@ func (c *provisionCommand) Run(a *app) error {
 func (c *provisionCommand) check() error {
 	switch {
 	case c.LogKeysLost && c.LogKeys == "":
-		return usage("log-keys-lost: set the new signing keys with --log-keys")
+		return usageError("log-keys-lost: set the new signing keys with --log-keys")
 	case c.Shards < 0 || c.Shards > topology.MaxShards || c.Shards > 0 && topology.MaxShards%c.Shards != 0:
-		return usage("shards: %d must be 1, 2, 4 or 8, or 0 for the installed number", c.Shards)
+		return usageError("shards: %d must be 1, 2, 4 or 8, or 0 for the installed number", c.Shards)
 	case c.Partitions != 0 && events.CheckPartitions(c.Partitions) != nil:
-		return usage("partitions: %d must be 1, 2, 4, 8, 16, 32 or 64, or 0 for the installed number", c.Partitions)
+		return usageError("partitions: %d must be 1, 2, 4, 8, 16, 32 or 64, or 0 for the installed number", c.Partitions)
 	case c.Replicas < 0 || c.Replicas > 5:
-		return usage("replicas: %d must be 1 to 5, or 0 for the installed number", c.Replicas)
+		return usageError("replicas: %d must be 1 to 5, or 0 for the installed number", c.Replicas)
 	case c.Commits < 0 || c.Commits > events.CommitVersion:
-		return usage("commit-version: %d must be 1 to %d, or 0 for the newest", c.Commits, events.CommitVersion)
+		return usageError("commit-version: %d must be 1 to %d, or 0 for the newest", c.Commits, events.CommitVersion)
 	case c.TextAge < topology.MinDeltasAge:
-		return usage("text-age: %s is less than %s", c.TextAge, topology.MinDeltasAge)
+		return usageError("text-age: %s is less than %s", c.TextAge, topology.MinDeltasAge)
 	case c.Wait < 0:
-		return usage("wait: %s is negative", c.Wait)
+		return usageError("wait: %s is negative", c.Wait)
 	}
 	return nil
 }

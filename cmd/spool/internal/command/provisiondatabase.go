@@ -20,11 +20,11 @@ type provisionDatabaseCommand struct {
 func (c *provisionDatabaseCommand) Run(a *app) error {
 	cfg, err := pgx.ParseConfig(c.AdminURL)
 	if err != nil {
-		return usage("admin-url: not the URL of a Postgres database, such as postgres://user@host/name")
+		return usageError("admin-url: not the URL of a Postgres database, such as postgres://user@host/name")
 	}
 	for _, p := range []struct{ flag, value string }{{"projector-password", c.ProjectorPassword}, {"gateway-password", c.GatewayPassword}} {
 		if p.value == "" {
-			return usage("%s: the password is empty: set a password for the role", p.flag)
+			return usageError("%s: the password is empty: set a password for the role", p.flag)
 		}
 	}
 	ctx, cancel := a.interruptible()
@@ -37,7 +37,7 @@ func (c *provisionDatabaseCommand) Run(a *app) error {
 		return causeOf(ctx, err)
 	}
 	if c.JSON {
-		return a.json(map[string]any{"database": cfg.Database, "roles": []string{readmodel.ProjectorRole, readmodel.GatewayRole}})
+		return a.printJSON(map[string]any{"database": cfg.Database, "roles": []string{readmodel.ProjectorRole, readmodel.GatewayRole}})
 	}
 	_, err = fmt.Fprintf(a.Out, "provisioned database %s: roles %s and %s\n", cfg.Database, readmodel.ProjectorRole, readmodel.GatewayRole)
 	return err

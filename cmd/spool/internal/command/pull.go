@@ -22,13 +22,13 @@ type filesPull struct {
 
 // Run copies the changes of a session's workspace back into a local folder.
 func (c *filesPull) Run(a *app) error {
-	return c.with(a, "dir", "", func(ctx context.Context, cl *client.Client) error {
+	return c.withClientAndPath(a, "dir", "", func(ctx context.Context, cl *client.Client) error {
 		s, err := cl.Sessions.GetSession(ctx, &spoolv1.GetSessionRequest{SessionId: c.Session})
 		if err != nil {
 			return err
 		}
 		if p := s.GetSessionOptions().GetHostPath(); p != "" {
-			return usage("session: the agent works in %s itself: there is nothing to copy back", p)
+			return usageError("session: the agent works in %s itself: there is nothing to copy back", p)
 		}
 		p := &pullRun{app: a, cmd: c, client: cl}
 		return p.run(ctx, s)
@@ -56,7 +56,7 @@ func (p *pullRun) run(ctx context.Context, s *spoolv1.Session) (err error) {
 		return err
 	}
 	if p.root, err = os.OpenRoot(p.folder); err != nil {
-		return usage("dir: %v", err)
+		return usageError("dir: %v", err)
 	}
 	defer p.root.Close() //nolint:errcheck // errors of the files themselves are checked
 	if p.staging, err = os.MkdirTemp("", "spool-pull-"); err != nil {
@@ -101,7 +101,7 @@ func (p *pullRun) confirmAndApply(ctx context.Context) error {
 	}
 	for _, c := range p.changes {
 		if p.cmd.JSON {
-			failed = errors.Join(failed, p.app.json(c))
+			failed = errors.Join(failed, p.app.printJSON(c))
 		}
 	}
 	if !agreed {
@@ -119,7 +119,7 @@ func (p *pullRun) confirm(ctx context.Context) (bool, error) {
 		return true, nil
 	}
 	if !p.app.InTTY {
-		return false, usage("yes: the changes were not applied: confirm with --yes, or only show them with --dry-run")
+		return false, usageError("yes: the changes were not applied: confirm with --yes, or only show them with --dry-run")
 	}
 	answer, err := p.app.ask(ctx, fmt.Sprintf("spool: apply these changes to %s? [y/N, e asks for each]", terminal.Line(p.folder)))
 	switch {

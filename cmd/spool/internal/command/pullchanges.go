@@ -49,7 +49,7 @@ func (c *change) applicable() bool { return c.Change != changeRefused }
 func (p *pullRun) compare(ctx context.Context) error {
 	tree, err := ignore.ReadTree(p.root.FS())
 	if err != nil {
-		return usage("dir: %v", err)
+		return usageError("dir: %v", err)
 	}
 	ignored := ignoreRules{p.root, tree}
 	paths := make([]string, 0, len(p.remote))
@@ -83,7 +83,7 @@ func (p *pullRun) compare(ctx context.Context) error {
 		}
 		local, err := statEntry(p.root, name)
 		if errors.Is(err, fs.ErrPermission) {
-			return usage("dir: no permission to read %q: change its mode and pull again", name)
+			return usageError("dir: no permission to read %q: change its mode and pull again", name)
 		}
 		if err != nil {
 			return fmt.Errorf("%q: %w", name, err)

@@ -36,7 +36,7 @@ func (p *pullRun) readRecord() (err error) {
 	case !errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("read the record of the upload: %w", err)
 	case p.cmd.Dir == "":
-		return usage("dir: the local folder of the session's workspace is unknown: name the folder that receives the changes")
+		return usageError("dir: the local folder of the session's workspace is unknown: name the folder that receives the changes")
 	}
 	if p.record.Entries == nil {
 		p.record = uploadRecord{Session: p.cmd.Session, Entries: map[string]entry{}}

@@ -34,12 +34,12 @@ type skillsPush struct {
 func (c *skillsPush) Run(a *app) error {
 	for _, t := range c.Tag {
 		if !events.IsTag(t) {
-			return usage("tag: %q must have 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores", truncate.Text(t, 64))
+			return usageError("tag: %q must have 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores", truncate.Text(t, 64))
 		}
 	}
 	ref := events.Reference{Scope: events.Scope(c.Scope), Org: c.Org, Slug: "x"}
 	if err := ref.Check(); err != nil {
-		return usage("%v", err)
+		return usageError("%v", err)
 	}
 	ctx, cancel := a.interruptible()
 	defer cancel()
@@ -75,7 +75,7 @@ func (c *skillsPush) push(ctx context.Context, a *app, ref events.Reference, zip
 		return err
 	}
 	if c.JSON {
-		return a.json(doc)
+		return a.printJSON(doc)
 	}
 	done := "pushed"
 	switch {
@@ -98,13 +98,13 @@ func (c *skillsPush) zip(ctx context.Context) (*os.File, error) {
 		return c.pack(c.From)
 	case err == nil && info.Mode().IsRegular():
 		if len(c.Ignore) > 0 {
-			return nil, usage("ignore: %s is already a ZIP; leave --ignore out", c.From)
+			return nil, usageError("ignore: %s is already a ZIP; leave --ignore out", c.From)
 		}
 		return os.Open(c.From)
 	case err == nil:
-		return nil, usage("from: %s is neither a folder nor a ZIP", c.From)
+		return nil, usageError("from: %s is neither a folder nor a ZIP", c.From)
 	case !errors.Is(err, fs.ErrNotExist) || !isGitURL(c.From):
-		return nil, usage("from: %v", err)
+		return nil, usageError("from: %v", err)
 	}
 	return c.clone(ctx)
 }
@@ -129,9 +129,9 @@ func parseSource(from string) (source, error) {
 	}
 	switch {
 	case strings.HasPrefix(s.url, "-"), strings.HasPrefix(s.ref, "-"):
-		return s, usage("from: %q: URL and REF must not start with a hyphen", truncate.Text(from, 64))
+		return s, usageError("from: %q: URL and REF must not start with a hyphen", truncate.Text(from, 64))
 	case s.folder != "" && !filepath.IsLocal(filepath.FromSlash(s.folder)):
-		return s, usage("from: folder %q is outside the repository", truncate.Text(s.folder, 64))
+		return s, usageError("from: folder %q is outside the repository", truncate.Text(s.folder, 64))
 	}
 	if s.ref == "" {
 		s.ref = "HEAD"
@@ -156,7 +156,7 @@ func (c *skillsPush) clone(ctx context.Context) (_ *os.File, err error) {
 		{"fetch", "--quiet", "--depth", "1", "--no-tags", "--", s.url, s.ref},
 		{"-c", "core.autocrlf=false", "checkout", "--quiet", "FETCH_HEAD"},
 	} {
-		if err := git(ctx, dir, args...); err != nil {
+		if err := runGit(ctx, dir, args...); err != nil {
 			return nil, fmt.Errorf("from: %w", err)
 		}
 	}
@@ -167,16 +167,16 @@ func (c *skillsPush) clone(ctx context.Context) (_ *os.File, err error) {
 	}
 	folder, err := filepath.EvalSymlinks(filepath.Join(dir, filepath.FromSlash(s.folder)))
 	if err != nil {
-		return nil, usage("from: %s has no folder %q", s.url, truncate.Text(s.folder, 64))
+		return nil, usageError("from: %s has no folder %q", s.url, truncate.Text(s.folder, 64))
 	}
 	if rel, err := filepath.Rel(root, folder); err != nil || !filepath.IsLocal(rel) {
-		return nil, usage("from: folder %q is outside the repository", truncate.Text(s.folder, 64))
+		return nil, usageError("from: folder %q is outside the repository", truncate.Text(s.folder, 64))
 	}
 	return c.pack(folder)
 }
 
-// git runs a git command in a folder, without password prompts.
-func git(ctx context.Context, dir string, args ...string) error {
+// runGit runs a git command in a folder, without password prompts.
+func runGit(ctx context.Context, dir string, args ...string) error {
 	cmd := exec.CommandContext(ctx, "git", args...) //nolint:gosec // the arguments were checked
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "GIT_TERMINAL_PROMPT=0", "GIT_DIR="+filepath.Join(dir, ".git"), "GIT_WORK_TREE="+dir)

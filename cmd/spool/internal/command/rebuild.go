@@ -19,11 +19,11 @@ type rebuildCommand struct {
 func (c *rebuildCommand) Run(a *app) (err error) {
 	if c.Database != "" {
 		if _, err := pgx.ParseConfig(c.Database); err != nil {
-			return usage("database-url: not the URL of a Postgres database, such as postgres://user@host/name")
+			return usageError("database-url: not the URL of a Postgres database, such as postgres://user@host/name")
 		}
 	}
 	if c.NATSURL != "" && c.Database == "" {
-		return usage("database-url: name the Postgres that belongs to --nats-url, or set SPOOL_DATABASE_URL")
+		return usageError("database-url: name the Postgres that belongs to --nats-url, or set SPOOL_DATABASE_URL")
 	}
 	ctx, cancel := a.interruptible()
 	defer cancel()
@@ -37,7 +37,7 @@ func (c *rebuildCommand) Run(a *app) (err error) {
 		return causeOf(ctx, err)
 	}
 	if c.JSON {
-		return a.json(map[string]any{
+		return a.printJSON(map[string]any{
 			"compare": c.Compare, "commits": report.Commits, "rows": report.Rows,
 			"durationMs": report.Duration.Milliseconds(), "heldMs": report.Held.Milliseconds(),
 		})

@@ -31,7 +31,7 @@ func (c *replayCommand) Run(a *app) error {
 	if err != nil {
 		return err
 	}
-	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
+	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		if c.Execution != "" {
 			x, err := cl.Executions.GetExecution(ctx, &spoolv1.GetExecutionRequest{ExecutionId: c.Execution})
 			if err != nil {
@@ -56,14 +56,14 @@ func (c *replayCommand) check() (pace.Speed, error) {
 		}
 	}
 	if c.From == 0 || c.To != nil && *c.To == 0 {
-		return 0, usage("from, to: the first event of a session has seq 1")
+		return 0, usageError("from, to: the first event of a session has seq 1")
 	}
 	if c.To != nil && c.From > *c.To {
-		return 0, usage("from: %d is greater than to, which is %d", c.From, *c.To)
+		return 0, usageError("from: %d is greater than to, which is %d", c.From, *c.To)
 	}
 	speed, err := pace.ParseSpeed(c.Speed)
 	if err != nil {
-		return 0, usage("speed: %w", err)
+		return 0, usageError("speed: %w", err)
 	}
 	return speed, nil
 }
@@ -235,7 +235,7 @@ func (p *player) wait(ctx context.Context, at time.Time) error {
 		}
 		select { // keys have priority at any speed
 		case key, ok := <-p.keys:
-			p.key(key, ok)
+			p.handleKey(key, ok)
 			continue
 		default:
 		}
@@ -245,7 +245,7 @@ func (p *player) wait(ctx context.Context, at time.Time) error {
 		case <-timer:
 			return nil
 		case key, ok := <-p.keys:
-			p.key(key, ok)
+			p.handleKey(key, ok)
 		}
 	}
 	return context.Cause(ctx)
@@ -269,8 +269,8 @@ func roundedDuration(d time.Duration) string {
 	return d.Round(time.Microsecond).String()
 }
 
-// key handles a key. ok is false if no more keys can come.
-func (p *player) key(key byte, ok bool) {
+// handleKey handles a key. ok is false if no more keys can come.
+func (p *player) handleKey(key byte, ok bool) {
 	switch {
 	case !ok:
 		p.keys = nil
@@ -287,7 +287,7 @@ func (p *player) key(key byte, ok bool) {
 	case key == keyTool, key == keyError, key == keyTurn:
 		p.target = key
 	}
-	p.status()
+	p.showStatus()
 }
 
 // resume continues after a pause.
@@ -309,7 +309,7 @@ func (p *player) show(one client.ReplayItem, e events.Event) error {
 	if kept {
 		p.seq = one.Event.Seq
 	}
-	p.status()
+	p.showStatus()
 	w := watcher{app: p.app, renderer: p.renderer, json: p.json, open: map[string]bool{}}
 	if _, err := w.event(*one.Event, one.Raw); err != nil && !errors.Is(err, errEnded) {
 		return err
@@ -320,7 +320,7 @@ func (p *player) show(one client.ReplayItem, e events.Event) error {
 		if !p.paused.IsZero() {
 			p.paused = time.Now()
 		}
-		p.status()
+		p.showStatus()
 	}
 	if p.only != "" && events.Terminal(e.Type()) {
 		return io.EOF
@@ -389,8 +389,8 @@ func isFailed(b events.Block) bool {
 	return b.Kind == events.KindError || b.Status == events.StatusError || b.IsError
 }
 
-// status shows the position of the replay.
-func (p *player) status() {
+// showStatus shows the position of the replay.
+func (p *player) showStatus() {
 	if p.renderer == nil {
 		return
 	}

@@ -67,7 +67,7 @@ func (c *runCommand) Run(a *app) error {
 			return err
 		}
 		if c.Transcript != "" || c.Agent != "" || c.Instance != "" || len(c.Env) > 0 || c.Architecture != "" || c.Sandbox != "" || c.Model != "" || options != nil {
-			return usage("session: --agent, --instance, --env, --architecture, --sandbox, --model, --model-provider, --model-preset, --image, --command, --egress and the budget are set when a session is created, as is --transcript; leave them out with --session")
+			return usageError("session: --agent, --instance, --env, --architecture, --sandbox, --model, --model-provider, --model-preset, --image, --command, --egress and the budget are set when a session is created, as is --transcript; leave them out with --session")
 		}
 	}
 	r := &queryRun{app: a, cmd: c, query: query, options: options, files: files, folder: folder, variables: variables, watcher: &watcher{app: a, json: c.JSON}}
@@ -80,10 +80,10 @@ func (c *runCommand) variables(a *app) (map[string]*spoolv1.RunVariable, error) 
 	out := map[string]*spoolv1.RunVariable{}
 	put := func(flag, name string, v *spoolv1.RunVariable) error {
 		if err := layers.CheckName(name); err != nil {
-			return usage("%s: %v", flag, err)
+			return usageError("%s: %v", flag, err)
 		}
 		if _, twice := out[name]; twice {
-			return usage("%s: %s is set twice", flag, name)
+			return usageError("%s: %s is set twice", flag, name)
 		}
 		out[name] = v
 		return nil
@@ -91,7 +91,7 @@ func (c *runCommand) variables(a *app) (map[string]*spoolv1.RunVariable, error) 
 	for _, s := range c.Var {
 		name, value, ok := strings.Cut(s, "=")
 		if !ok {
-			return nil, usage("var: %.100q is not NAME=VALUE", s)
+			return nil, usageError("var: %.100q is not NAME=VALUE", s)
 		}
 		if err := put("var", name, &spoolv1.RunVariable{Value: value}); err != nil {
 			return nil, err
@@ -103,7 +103,7 @@ func (c *runCommand) variables(a *app) (map[string]*spoolv1.RunVariable, error) 
 			value, ok = a.LookupEnv(name)
 		}
 		if !ok || value == "" {
-			return nil, usage("secret: environment variable %.100q is not set: export it, and pass only its name", name)
+			return nil, usageError("secret: environment variable %.100q is not set: export it, and pass only its name", name)
 		}
 		if err := put("secret", name, &spoolv1.RunVariable{Value: value, Secret: true}); err != nil {
 			return nil, err
@@ -119,10 +119,10 @@ func (c *runCommand) variables(a *app) (map[string]*spoolv1.RunVariable, error) 
 func (c *runCommand) options() (*spoolv1.SessionOptions, error) {
 	command, err := words(c.Command)
 	if err != nil {
-		return nil, usage("command: %v", err)
+		return nil, usageError("command: %v", err)
 	}
 	if _, err := egress.ParseAllowlist(c.Egress); err != nil {
-		return nil, usage("egress: %v", err)
+		return nil, usageError("egress: %v", err)
 	}
 	budget, err := c.budget("budget-")
 	if err != nil {
@@ -143,7 +143,7 @@ func (c *runCommand) query(a *app) (string, error) {
 	q := c.Query
 	if q == "" || q == "-" {
 		if q == "" && a.InTTY {
-			return "", usage("query: state what to do, for example spool run \"list the files\", or use a pipe")
+			return "", usageError("query: state what to do, for example spool run \"list the files\", or use a pipe")
 		}
 		b, err := io.ReadAll(io.LimitReader(a.In, maxQuery+1))
 		if err != nil {
@@ -153,11 +153,11 @@ func (c *runCommand) query(a *app) (string, error) {
 	}
 	switch {
 	case len(q) > maxQuery:
-		return "", usage("query: larger than 1 MiB; put long text into a file of the workspace")
+		return "", usageError("query: larger than 1 MiB; put long text into a file of the workspace")
 	case strings.TrimSpace(q) == "":
-		return "", usage("query: empty")
+		return "", usageError("query: empty")
 	case !utf8.ValidString(q):
-		return "", usage("query: not valid UTF-8")
+		return "", usageError("query: not valid UTF-8")
 	}
 	return q, nil
 }

@@ -11,9 +11,9 @@ import (
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 )
 
-// controls turns signals into controls: the first signal requests an interrupt, the second a cancellation, the
+// handleSignals turns signals into controls: the first signal requests an interrupt, the second a cancellation, the
 // third ends this program without waiting. A termination signal requests a cancellation at once.
-func (r *queryRun) controls(ctx context.Context, cancel context.CancelCauseFunc, posted <-chan *spoolv1.StartExecutionResponse) {
+func (r *queryRun) handleSignals(ctx context.Context, cancel context.CancelCauseFunc, posted <-chan *spoolv1.StartExecutionResponse) {
 	var accepted *spoolv1.StartExecutionResponse
 	asked := 0
 	for {
@@ -37,14 +37,14 @@ func (r *queryRun) controls(ctx context.Context, cancel context.CancelCauseFunc,
 			cancel(errInterrupted)
 			return
 		case known:
-			r.control(ctx, accepted, asked)
+			r.sendControl(ctx, accepted, asked)
 		}
 	}
 }
 
-// control asks the server to stop the query. A queued query is cancelled, because an interrupt would stop the
+// sendControl asks the server to stop the query. A queued query is cancelled, because an interrupt would stop the
 // running one.
-func (r *queryRun) control(ctx context.Context, accepted *spoolv1.StartExecutionResponse, asked int) {
+func (r *queryRun) sendControl(ctx context.Context, accepted *spoolv1.StartExecutionResponse, asked int) {
 	ctx, done := context.WithTimeout(ctx, 10*time.Second)
 	defer done()
 	var err error

@@ -32,18 +32,18 @@ type folderFlags struct {
 func (f folderFlags) check(a *app, session string) (string, error) {
 	switch {
 	case f.Workspace == "" && f.Copy:
-		return "", usage("copy: requires --workspace; name a folder, such as --workspace .")
+		return "", usageError("copy: requires --workspace; name a folder, such as --workspace .")
 	case f.Workspace == "":
 		return "", nil
 	case session != "":
-		return "", usage("workspace: an existing session keeps its folder; leave --workspace out with --session")
+		return "", usageError("workspace: an existing session keeps its folder; leave --workspace out with --session")
 	}
 	dir, err := localFolder("workspace", f.Workspace)
 	if err != nil {
 		return "", err
 	}
 	if err := hostpath.CheckSyntax(dir); err != nil {
-		return "", usage("workspace: %v", err)
+		return "", usageError("workspace: %v", err)
 	}
 	what, is := sensitiveFolder(dir)
 	if !is || f.Yes {
@@ -60,7 +60,7 @@ func (f folderFlags) check(a *app, session string) (string, error) {
 			return dir, nil
 		}
 	}
-	return "", usage("workspace: %s is %s: name a folder in it, or confirm with --yes", dir, what)
+	return "", usageError("workspace: %s is %s: name a folder in it, or confirm with --yes", dir, what)
 }
 
 // create creates the session that works in a folder, in place or on a copy. It tells the user which before the
@@ -72,7 +72,7 @@ func (r *queryRun) create(ctx context.Context) (session string, err error) {
 		switch {
 		case client.IsCode(err, "HOST_PATH_UNSUPPORTED"): // sandboxes are containers
 		case client.IsCode(err, "HOST_PATH_REFUSED") && errors.As(err, &refused):
-			return "", usage("workspace: %s", refused.Detail)
+			return "", usageError("workspace: %s", refused.Detail)
 		default:
 			return session, err
 		}
@@ -83,7 +83,7 @@ func (r *queryRun) create(ctx context.Context) (session string, err error) {
 func (r *queryRun) createInPlace(ctx context.Context) (string, error) {
 	identity, err := hostpath.Identity(r.folder)
 	if err != nil {
-		return "", usage("workspace: %v", err)
+		return "", usageError("workspace: %v", err)
 	}
 	request := r.newSession()
 	request.SessionOptions = &spoolv1.SessionOptions{HostPath: &r.folder, HostPathIdentity: &identity}
@@ -93,7 +93,7 @@ func (r *queryRun) createInPlace(ctx context.Context) (string, error) {
 		return "", err
 	}
 	if len(r.files) > 0 {
-		return "", r.undo(ctx, made.SessionId, usage("file: the agent works in %s itself, where --file would overwrite your files: copy them there yourself, or add --copy", r.folder))
+		return "", r.undo(ctx, made.SessionId, usageError("file: the agent works in %s itself, where --file would overwrite your files: copy them there yourself, or add --copy", r.folder))
 	}
 	r.note(fmt.Sprintf("the agent works in %s itself: it changes the files there, and nothing is isolated (--copy works on a copy)", terminal.Line(r.folder)))
 	r.warnOfOthers(ctx, made.SessionId)
@@ -140,7 +140,7 @@ func overlap(a, b string) bool {
 func (r *queryRun) createCopy(ctx context.Context) (string, error) {
 	root, err := os.OpenRoot(r.folder)
 	if err != nil {
-		return "", usage("workspace: %v", err)
+		return "", usageError("workspace: %v", err)
 	}
 	defer root.Close() //nolint:errcheck // it is only read
 	list, err := scan(ctx, root, uploadLimits)

@@ -47,7 +47,7 @@ func (r *queryRun) run() (err error) {
 	defer cancel(nil)
 	closeRenderer := r.watcher.show(ctx)
 	defer func() { err = errors.Join(err, closeRenderer()) }()
-	signals.Go(func() { r.controls(ctx, cancel, posted) })
+	signals.Go(func() { r.handleSignals(ctx, cancel, posted) })
 
 	defer func() {
 		cancel(nil)
@@ -98,11 +98,11 @@ func (r *queryRun) run() (err error) {
 		}
 		return err
 	}
-	return r.result(end, accepted)
+	return r.exitResult(end, accepted)
 }
 
-// result returns the exit code for the end of the execution. On a terminal the end was already shown.
-func (r *queryRun) result(end events.Payload, accepted *spoolv1.StartExecutionResponse) error {
+// exitResult returns the exit code for the end of the execution. On a terminal the end was already shown.
+func (r *queryRun) exitResult(end events.Payload, accepted *spoolv1.StartExecutionResponse) error {
 	if !r.cmd.JSON && r.cmd.Session == "" {
 		fmt.Fprintf(r.app.Err, "session %s; continue with `spool run --session %s \"…\"`\n", accepted.SessionId, accepted.SessionId)
 	}
@@ -199,15 +199,15 @@ func (r *queryRun) uploadTranscript(ctx context.Context) error {
 	}
 	f, err := os.Open(name) //nolint:gosec // a file that the user named
 	if err != nil {
-		return usage("transcript: %v", err)
+		return usageError("transcript: %v", err)
 	}
 	defer f.Close() //nolint:errcheck // only read
 	info, err := f.Stat()
 	switch {
 	case err != nil:
-		return usage("transcript: %v", err)
+		return usageError("transcript: %v", err)
 	case !info.Mode().IsRegular():
-		return usage("transcript: %s is not a regular file", name)
+		return usageError("transcript: %s is not a regular file", name)
 	}
 	doc, err := r.client.Load().PutTranscript(ctx, f, info.Size())
 	if err != nil {
@@ -271,7 +271,7 @@ func (r *queryRun) newSession() *spoolv1.CreateSessionRequest {
 // printIDs prints the ids.
 func (r *queryRun) printIDs(accepted *spoolv1.StartExecutionResponse) error {
 	if r.cmd.JSON {
-		return r.app.json(json.RawMessage(wirejson.Marshal(accepted)))
+		return r.app.printJSON(json.RawMessage(wirejson.Marshal(accepted)))
 	}
 	if r.watcher.renderer != nil {
 		if err := r.watcher.renderer.Close(); err != nil {

@@ -28,14 +28,14 @@ type secretsKeygenCommand struct {
 func (c *secretsKeygenCommand) Run(a *app) error {
 	if c.Key == "" {
 		if c.Recipient != "" {
-			return usage("recipient: requires --key, from which the public key is derived")
+			return usageError("recipient: requires --key, from which the public key is derived")
 		}
 		identity, recipient, err := secret.Generate()
 		if err != nil {
 			return err
 		}
 		if c.JSON {
-			return a.json(map[string]string{"key": identity, "recipient": recipient})
+			return a.printJSON(map[string]string{"key": identity, "recipient": recipient})
 		}
 		_, err = fmt.Fprintf(a.Out, "# public key: %s\n%s\n", recipient, identity)
 		return err
@@ -54,7 +54,7 @@ func (c *secretsKeygenCommand) Run(a *app) error {
 		}
 	}
 	if c.JSON {
-		return a.json(map[string]string{"recipient": recipient})
+		return a.printJSON(map[string]string{"recipient": recipient})
 	}
 	_, err = fmt.Fprintln(a.Out, recipient)
 	return err
@@ -109,7 +109,7 @@ func (c *secretsRotateCommand) Run(a *app) (err error) {
 		return causeOf(ctx, fmt.Errorf("after %d secrets: %w", n, err))
 	}
 	if c.JSON {
-		return a.json(map[string]int{"secrets": n})
+		return a.printJSON(map[string]int{"secrets": n})
 	}
 	_, err = fmt.Fprintf(a.Out, "encrypted %d secrets again\n", n)
 	return err

@@ -40,9 +40,9 @@ func (s server) connect(ctx context.Context, a *app) (*client.Client, error) {
 	return c, err
 }
 
-// connected calls do with a client and a context that ends at the first signal. If the signal ended do, connected
+// withClient calls do with a client and a context that ends at the first signal. If the signal ended do, withClient
 // returns errInterrupted.
-func (s server) connected(a *app, do func(context.Context, *client.Client) error) error {
+func (s server) withClient(a *app, do func(context.Context, *client.Client) error) error {
 	ctx, cancel := a.interruptible()
 	defer cancel()
 	cl, err := s.connect(ctx, a)
@@ -59,13 +59,13 @@ func (s server) connected(a *app, do func(context.Context, *client.Client) error
 
 // change calls a method that changes something, and prints done on standard error, or the response with --json.
 func (s server) change(a *app, done string, do func(context.Context, *client.Client) (any, error)) error {
-	return s.connected(a, func(ctx context.Context, cl *client.Client) error {
+	return s.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		response, err := do(ctx, cl)
 		switch {
 		case err != nil:
 			return err
 		case s.JSON:
-			return a.json(response)
+			return a.printJSON(response)
 		}
 		fmt.Fprintln(a.Err, done)
 		return nil

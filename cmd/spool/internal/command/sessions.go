@@ -83,19 +83,19 @@ func excerpt(s string) string { return terminal.Fit(terminal.Line(s), titleColum
 // Run lists sessions.
 func (c *sessionsLs) Run(a *app) error {
 	if c.Limit < 0 {
-		return usage("limit: %d is negative; 0 means all", c.Limit)
+		return usageError("limit: %d is negative; 0 means all", c.Limit)
 	}
 	if c.Parent != "" {
 		if err := checkID("parent", events.KindSession, c.Parent); err != nil {
 			return err
 		}
 	}
-	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
+	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		sessions := client.List[*spoolv1.Session](ctx, cl.Sessions.ListSessions, c.sessions(c.Status, c.Parent))
 		return list(a, c.JSON, c.Limit, sessions,
 			[]any{"SESSION", "STATUS", "AGENT", "ARCHITECTURE", "SANDBOX", "EXECUTIONS", "UPDATED", "TITLE"},
 			func(s *spoolv1.Session) []any {
-				return []any{s.SessionId, sessionState(s), s.Agent, s.Architecture, s.Sandbox, s.Executions, when(s.UpdatedAt), excerpt(s.Title)}
+				return []any{s.SessionId, sessionState(s), s.Agent, s.Architecture, s.Sandbox, s.Executions, formatTime(s.UpdatedAt), excerpt(s.Title)}
 			})
 	})
 }
@@ -110,7 +110,7 @@ func (c *sessionsShow) Run(a *app) error {
 	if err := checkID("session", events.KindSession, c.Session); err != nil {
 		return err
 	}
-	return c.connected(a, func(ctx context.Context, cl *client.Client) error { return c.show(ctx, a, cl) })
+	return c.withClient(a, func(ctx context.Context, cl *client.Client) error { return c.show(ctx, a, cl) })
 }
 
 func (c *sessionsShow) show(ctx context.Context, a *app, cl *client.Client) error {
@@ -119,17 +119,17 @@ func (c *sessionsShow) show(ctx context.Context, a *app, cl *client.Client) erro
 		return err
 	}
 	if c.JSON {
-		return a.json(doc)
+		return a.printJSON(doc)
 	}
 	s := doc.Value
 	model := s.GetSessionOptions().GetModel()
 	if p := s.GetSessionOptions().GetModelProvider(); p != "" {
 		model = strings.TrimSpace(model + " by " + p)
 	}
-	err = fields(a, []any{"session", s.SessionId}, []any{"status", sessionState(s)}, []any{"title", excerpt(s.Title)},
+	err = printFields(a, []any{"session", s.SessionId}, []any{"status", sessionState(s)}, []any{"title", excerpt(s.Title)},
 		[]any{"agent", s.Agent + " " + s.AgentVersion}, []any{"instance", s.GetInstance()},
 		[]any{"architecture", s.Architecture}, []any{"sandbox", s.Sandbox}, []any{"model", model},
-		[]any{"created", when(s.CreatedAt)}, []any{"updated", when(s.UpdatedAt)}, []any{"events", s.Tip},
+		[]any{"created", formatTime(s.CreatedAt)}, []any{"updated", formatTime(s.UpdatedAt)}, []any{"events", s.Tip},
 		[]any{"running in", sandboxState(s)}, []any{"sandbox time", sandboxTime(s.SandboxMs, s.SandboxCostUsd)}, []any{"snapshot", snapshotState(s)},
 		[]any{"forked from", parentState(s)}, []any{"forks", s.Forks})
 	if err != nil {
@@ -152,7 +152,7 @@ func forksTable(a *app, s *spoolv1.Session, forks iter.Seq2[client.Doc[*spoolv1.
 		defer fmt.Fprintf(a.Err, "only the newest %d of %d forks are shown; `spool sessions ls --parent %s --limit 0` shows all\n", maxForks, s.Forks, s.SessionId)
 	}
 	table := newTable(a)
-	cells(table, []any{"FORK", "AT EVENT", "STATUS", "CREATED", "TITLE"})
+	writeRow(table, []any{"FORK", "AT EVENT", "STATUS", "CREATED", "TITLE"})
 	n := 0
 	for d, err := range forks {
 		if err != nil {
@@ -163,7 +163,7 @@ func forksTable(a *app, s *spoolv1.Session, forks iter.Seq2[client.Doc[*spoolv1.
 		if f.Parent != nil {
 			at = fmt.Sprint(f.Parent.Effective)
 		}
-		cells(table, []any{f.SessionId, at, sessionState(f), when(f.CreatedAt), excerpt(f.Title)})
+		writeRow(table, []any{f.SessionId, at, sessionState(f), formatTime(f.CreatedAt), excerpt(f.Title)})
 		if n++; n == maxForks {
 			break
 		}
@@ -250,7 +250,7 @@ func snapshotState(s *spoolv1.Session) string {
 	if s.GetSnapshot() == "" {
 		return ""
 	}
-	return fmt.Sprintf("%s, %d files, %s", when(s.SnapshotAt), s.WorkspaceFiles, size(int64(s.WorkspaceBytes)))
+	return fmt.Sprintf("%s, %d files, %s", formatTime(s.SnapshotAt), s.WorkspaceFiles, size(int64(s.WorkspaceBytes)))
 }
 
 // sessionState describes the status of a session and of its executions.

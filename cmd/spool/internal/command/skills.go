@@ -33,13 +33,13 @@ type skillServer struct {
 	Ref string `arg:"" help:"[platform/|identity_account/][org/]slug[@version]"`
 }
 
-// with parses the reference and calls do with a client.
-func (c skillServer) with(a *app, do func(context.Context, *client.Client, events.Reference) error) error {
+// withClientAndSkill parses the reference and calls do with a client.
+func (c skillServer) withClientAndSkill(a *app, do func(context.Context, *client.Client, events.Reference) error) error {
 	ref, err := reference("ref", c.Ref)
 	if err != nil {
 		return err
 	}
-	return c.connected(a, func(ctx context.Context, cl *client.Client) error { return do(ctx, cl, ref) })
+	return c.withClient(a, func(ctx context.Context, cl *client.Client) error { return do(ctx, cl, ref) })
 }
 
 type skillsLs struct {
@@ -50,13 +50,13 @@ type skillsLs struct {
 // Run lists skills.
 func (c *skillsLs) Run(a *app) error {
 	if c.Limit < 0 {
-		return usage("limit: %d is negative; 0 means all", c.Limit)
+		return usageError("limit: %d is negative; 0 means all", c.Limit)
 	}
-	return c.connected(a, func(ctx context.Context, cl *client.Client) error {
+	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		head := []any{"SKILL", "VERSION", "FILES", "SIZE", "TAGS", "CREATED", "DESCRIPTION"}
 		return list(a, c.JSON, c.Limit, client.List[*spoolv1.Skill](ctx, cl.Skills.ListSkills, &spoolv1.ListSkillsRequest{}), head, func(s *spoolv1.Skill) []any {
 			ref := client.Reference(s.Ref)
-			return []any{ref.Bare(), shortDigest(ref.Version), s.Files, size(int64(s.UnpackedBytes)), strings.Join(s.Tags, " "), when(s.CreatedAt), s.Description}
+			return []any{ref.Bare(), shortDigest(ref.Version), s.Files, size(int64(s.UnpackedBytes)), strings.Join(s.Tags, " "), formatTime(s.CreatedAt), s.Description}
 		})
 	})
 }
@@ -65,13 +65,13 @@ type skillsShow struct{ skillServer }
 
 // Run shows a skill.
 func (c *skillsShow) Run(a *app) error {
-	return c.with(a, func(ctx context.Context, cl *client.Client, ref events.Reference) error {
+	return c.withClientAndSkill(a, func(ctx context.Context, cl *client.Client, ref events.Reference) error {
 		doc, err := getSkill(ctx, cl, ref)
 		if err != nil {
 			return err
 		}
 		if c.JSON {
-			return a.json(doc)
+			return a.printJSON(doc)
 		}
 		s := doc.Value
 		fmt.Fprintf(a.Err, "%s, %d files, %s, tags %s\n", terminal.Line(client.Reference(s.Ref).String()), s.Files, size(int64(s.UnpackedBytes)), terminal.Line(strings.Join(s.Tags, " ")))
@@ -97,16 +97,16 @@ type skillsTag struct {
 // Run moves a tag.
 func (c *skillsTag) Run(a *app) error {
 	if !events.IsTag(c.Tag) {
-		return usage("tag: %q must have 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores", truncate.Text(c.Tag, 64))
+		return usageError("tag: %q must have 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores", truncate.Text(c.Tag, 64))
 	}
-	return c.with(a, func(ctx context.Context, cl *client.Client, ref events.Reference) error {
+	return c.withClientAndSkill(a, func(ctx context.Context, cl *client.Client, ref events.Reference) error {
 		request := &spoolv1.TagSkillRequest{Slug: ref.Slug, Scope: string(ref.Scope), Org: ref.Org, Version: ref.Version, Tag: c.Tag}
 		doc, err := client.Call(ctx, cl.Skills.TagSkill, request)
 		if err != nil {
 			return err
 		}
 		if c.JSON {
-			return a.json(doc)
+			return a.printJSON(doc)
 		}
 		_, err = fmt.Fprintf(a.Out, "%s names %s\n", c.Tag, terminal.Line(client.Reference(doc.Value.Ref).String()))
 		return err
@@ -128,7 +128,7 @@ func (c *skillsRm) Run(a *app) error {
 		}
 		refs = append(refs, ref)
 	}
-	return each(c.server, a, refs, "removed", func(ctx context.Context, cl *client.Client, ref events.Reference) (any, error) {
+	return forEachName(c.server, a, refs, "removed", func(ctx context.Context, cl *client.Client, ref events.Reference) (any, error) {
 		return client.Call(ctx, cl.Skills.RemoveSkill, &spoolv1.RemoveSkillRequest{Slug: ref.Slug, Scope: string(ref.Scope), Org: ref.Org, Version: ref.Version})
 	})
 }
@@ -140,13 +140,13 @@ type skillsPull struct {
 
 // Run downloads all files of a skill, or none.
 func (c *skillsPull) Run(a *app) error {
-	return c.with(a, func(ctx context.Context, cl *client.Client, ref events.Reference) error {
+	return c.withClientAndSkill(a, func(ctx context.Context, cl *client.Client, ref events.Reference) error {
 		to := c.Output
 		if to == "" {
 			to = ref.Slug
 		}
 		if _, err := os.Lstat(to); err == nil {
-			return usage("output: %s already exists; name another folder with -o", to)
+			return usageError("output: %s already exists; name another folder with -o", to)
 		}
 		// A tag may move meanwhile; a digest does not.
 		doc, err := getSkill(ctx, cl, ref)
@@ -162,7 +162,7 @@ func (c *skillsPull) Run(a *app) error {
 			return err
 		}
 		if c.JSON {
-			return a.json(map[string]any{"dir": to, "ref": ref})
+			return a.printJSON(map[string]any{"dir": to, "ref": ref})
 		}
 		_, err = fmt.Fprintf(a.Out, "%s: %s, %d files\n", to, ref, doc.Value.Files)
 		return err
@@ -193,7 +193,7 @@ func pull(ctx context.Context, cl *client.Client, ref events.Reference, to strin
 	if err != nil {
 		return err
 	}
-	if err := writable(dir); err != nil {
+	if err := makeWritable(dir); err != nil {
 		return err
 	}
 	if err := os.Rename(dir, to); err != nil {
@@ -202,8 +202,8 @@ func pull(ctx context.Context, cl *client.Client, ref events.Reference, to strin
 	return nil
 }
 
-// writable makes the downloaded files writable for their owner.
-func writable(dir string) error {
+// makeWritable makes the downloaded files writable for their owner.
+func makeWritable(dir string) error {
 	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err

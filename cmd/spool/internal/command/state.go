@@ -18,13 +18,13 @@ type stateCommand struct {
 
 // Run shows the state of a session after an event.
 func (c *stateCommand) Run(a *app) error {
-	return c.with(a, "", "", func(ctx context.Context, cl *client.Client) error {
+	return c.withClientAndPath(a, "", "", func(ctx context.Context, cl *client.Client) error {
 		doc, err := cl.State(ctx, c.Session, c.At)
 		if err != nil {
 			return err
 		}
 		if c.JSON {
-			return a.json(doc)
+			return a.printJSON(doc)
 		}
 		return showState(a, doc.Value)
 	})
@@ -33,7 +33,7 @@ func (c *stateCommand) Run(a *app) error {
 func showState(a *app, s *spoolv1.SessionState) error {
 	session := s.GetSession()
 	rows := [][]any{
-		{"session", session.GetSessionId()}, {"at", fmt.Sprintf("event %d, %s", s.Seq, when(s.Time))}, {"status", sessionState(session)}, {"title", excerpt(session.GetTitle())},
+		{"session", session.GetSessionId()}, {"at", fmt.Sprintf("event %d, %s", s.Seq, formatTime(s.Time))}, {"status", sessionState(session)}, {"title", excerpt(session.GetTitle())},
 		{"agent", session.GetAgent() + " " + session.GetAgentVersion()}, {"architecture", session.GetArchitecture()}, {"running in", sandboxState(session)},
 		{"reported", usageTotal(s.Reported)}, {"metered", usageTotal(s.Metered)},
 		{"sandbox time", sandboxTime(session.GetSandboxMs(), session.GetSandboxCostUsd())},
@@ -53,7 +53,7 @@ func showState(a *app, s *spoolv1.SessionState) error {
 	for _, x := range s.Executions {
 		rows = append(rows, []any{"execution", x.ExecutionId + ", " + x.Phase})
 	}
-	if err := fields(a, append(rows, []any{"files", s.Files.GetSummary()})...); err != nil {
+	if err := printFields(a, append(rows, []any{"files", s.Files.GetSummary()})...); err != nil {
 		return err
 	}
 	for _, f := range s.Files.GetChanges() {

@@ -27,14 +27,14 @@ func list[T any](a *app, asJSON bool, limit int, items iter.Seq2[client.Doc[T], 
 			break
 		}
 		if asJSON {
-			if err := a.json(d); err != nil {
+			if err := a.printJSON(d); err != nil {
 				return err
 			}
 		} else {
 			if n == 0 {
-				cells(table, head)
+				writeRow(table, head)
 			}
-			cells(table, row(d.Value))
+			writeRow(table, row(d.Value))
 		}
 		n++
 	}
@@ -43,8 +43,8 @@ func list[T any](a *app, asJSON bool, limit int, items iter.Seq2[client.Doc[T], 
 
 func newTable(a *app) *tabwriter.Writer { return tabwriter.NewWriter(a.Out, 0, 8, 2, ' ', 0) }
 
-// cells writes a row. The cells may come from an untrusted source, so they are made safe for a terminal.
-func cells(w *tabwriter.Writer, row []any) {
+// writeRow writes a row. The cells may come from an untrusted source, so they are made safe for a terminal.
+func writeRow(w *tabwriter.Writer, row []any) {
 	for i, c := range row {
 		if i > 0 {
 			fmt.Fprint(w, "\t")
@@ -58,17 +58,17 @@ func cells(w *tabwriter.Writer, row []any) {
 	fmt.Fprintln(w)
 }
 
-// fields prints rows of cells, such as names with their values.
-func fields(a *app, rows ...[]any) error {
+// printFields prints rows of cells, such as names with their values.
+func printFields(a *app, rows ...[]any) error {
 	table := newTable(a)
 	for _, r := range rows {
-		cells(table, r)
+		writeRow(table, r)
 	}
 	return table.Flush()
 }
 
-// when formats a time for people, in the local time zone; no time is "".
-func when(t *timestamppb.Timestamp) string {
+// formatTime formats a time for people, in the local time zone; no time is "".
+func formatTime(t *timestamppb.Timestamp) string {
 	if t == nil {
 		return ""
 	}

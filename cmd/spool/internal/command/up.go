@@ -32,11 +32,11 @@ type upCommand struct {
 func (c *upCommand) Run(a *app) (err error) {
 	for _, l := range []struct{ flag, value string }{{"listen", c.Listen}, {"grpc-listen", c.GRPCListen}} {
 		if _, _, err := net.SplitHostPort(l.value); err != nil {
-			return usage("%s: %q is not an address such as 127.0.0.1:7700", l.flag, l.value)
+			return usageError("%s: %q is not an address such as 127.0.0.1:7700", l.flag, l.value)
 		}
 	}
 	if c.TextAge < topology.MinDeltasAge {
-		return usage("text-age: %s is less than %s", c.TextAge, topology.MinDeltasAge)
+		return usageError("text-age: %s is less than %s", c.TextAge, topology.MinDeltasAge)
 	}
 	dir, err := dataDir(a, c.Data)
 	if err != nil {

@@ -125,7 +125,7 @@ func newProblemJSON(p eventlog.Problem) problemJSON {
 
 func (c *verifyCommand) print(a *app, r eventlog.Report, chains []*heads.Chain) error {
 	if c.JSON {
-		v := reportJSON{Proved: proved(chains), OK: r.Problem == nil, Sessions: r.Sessions, Commits: r.Commits, Events: r.Events, Open: []openQuery{}, Stopped: r.Stopped}
+		v := reportJSON{Proved: provedShards(chains), OK: r.Problem == nil, Sessions: r.Sessions, Commits: r.Commits, Events: r.Events, Open: []openQuery{}, Stopped: r.Stopped}
 		for _, o := range r.Open {
 			v.Open = append(v.Open, openQuery{o.Tenant, o.Session, o.ExecutionID, o.Position.String(), o.Deleted})
 		}
@@ -136,7 +136,7 @@ func (c *verifyCommand) print(a *app, r eventlog.Report, chains []*heads.Chain) 
 		for _, p := range r.Problems {
 			v.Problems = append(v.Problems, newProblemJSON(p))
 		}
-		return a.json(v)
+		return a.printJSON(v)
 	}
 	for _, o := range r.Open {
 		if _, err := fmt.Fprintf(a.Out, "open: %s of %s, accepted at %s, has no end yet\n", o.ExecutionID, o.Session, o.Position); err != nil {

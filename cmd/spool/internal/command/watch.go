@@ -99,12 +99,12 @@ func (w *watcher) event(wire events.Wire, raw json.RawMessage) (events.Payload, 
 		w.onDispatched()
 	}
 	if w.json {
-		if err := w.app.json(raw); err != nil {
+		if err := w.app.printJSON(raw); err != nil {
 			return nil, err
 		}
 	}
 	if wire.Type == events.TextDelta {
-		return nil, w.delta(wire)
+		return nil, w.showDelta(wire)
 	}
 	e := wire.Event()
 	if w.renderer != nil {
@@ -133,7 +133,7 @@ func (w *watcher) event(wire events.Wire, raw json.RawMessage) (events.Payload, 
 	return nil, nil
 }
 
-func (w *watcher) delta(wire events.Wire) error {
+func (w *watcher) showDelta(wire events.Wire) error {
 	if w.renderer == nil {
 		return nil
 	}

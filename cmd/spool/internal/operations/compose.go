@@ -87,8 +87,8 @@ func isFixed(program, variable string) bool {
 	return slices.ContainsFunc(fixedInCompose(), func(f Fixed) bool { return f.Program == program && f.Variable == variable })
 }
 
-// passedOn returns the line of compose.yaml that passes a setting to its container.
-func passedOn(s Setting) string {
+// composeLine returns the line of compose.yaml that passes a setting to its container.
+func composeLine(s Setting) string {
 	return fmt.Sprintf("%s: ${%s:-%s}", s.Variable, s.Variable, s.Default)
 }
 
@@ -120,7 +120,7 @@ func Compose(current []byte) ([]byte, error) {
 			}
 			for _, s := range list {
 				if _, byHand := hand[p.Name][s.Variable]; !byHand && !isFixed(p.Name, s.Variable) {
-					out.WriteString(indent + passedOn(s) + "\n")
+					out.WriteString(indent + composeLine(s) + "\n")
 				}
 			}
 			made[p.Name], skipping = true, true

@@ -23,7 +23,7 @@ func (r *Renderer) write(it *item) (done bool) {
 	switch {
 	case it.note != nil:
 		r.begin()
-		r.line(it.note)
+		r.writeLine(it.note)
 		return true
 	case it.streamed():
 		return r.stream(it)
@@ -32,17 +32,17 @@ func (r *Renderer) write(it *item) (done bool) {
 	switch b.Kind {
 	case events.KindUserMessage:
 		r.begin()
-		r.screen.text(prompt, "> ")
-		r.screen.text(bold, strings.TrimRight(Safe(messageText(b)), "\n"))
+		r.screen.appendText(prompt, "> ")
+		r.screen.appendText(bold, strings.TrimRight(Safe(messageText(b)), "\n"))
 		r.screen.freshLine()
 	case events.KindToolUse:
 		r.toolUse(b)
 	case events.KindToolResult:
 		r.toolResult(b)
 	case events.KindSubagent:
-		r.subagent(b)
+		r.writeSubagent(b)
 	case events.KindTodo:
-		r.todos(b)
+		r.writeTodos(b)
 	case events.KindSystem:
 		if b.Message != "" {
 			r.note(dim, b.Message)
@@ -84,11 +84,11 @@ func (r *Renderer) stream(it *item) (done bool) {
 	if it.whole() {
 		rest = strings.TrimRight(rest, "\n")
 	}
-	r.screen.text(st, Safe(rest))
+	r.screen.appendText(st, Safe(rest))
 	if it.whole() {
 		r.screen.freshLine()
 		if it.block.Status == events.StatusError {
-			r.screen.text(dim, "(broken off)")
+			r.screen.appendText(dim, "(broken off)")
 			r.screen.freshLine()
 		}
 	}
@@ -99,7 +99,7 @@ func (r *Renderer) stream(it *item) (done bool) {
 func (r *Renderer) setConversation(conversation string) (restore func()) {
 	was := r.screen.prefix
 	if conversation != "" && conversation != events.MainConversation {
-		r.screen.prefix = styled(dim, "│ ")
+		r.screen.prefix = styledCells(dim, "│ ")
 	}
 	return func() {
 		r.screen.prefix = was
@@ -120,17 +120,17 @@ func (r *Renderer) begin() {
 
 // note writes a separate line, after the current block is complete.
 func (r *Renderer) note(st style, text string) {
-	cells := styled(st, Line(text))
+	cells := styledCells(st, Line(text))
 	if r.writing() != nil {
 		r.queue = append(r.queue, &item{block: &events.Block{Status: events.StatusComplete}, note: cells})
 		return
 	}
 	r.begin()
-	r.line(cells)
+	r.writeLine(cells)
 }
 
-// line writes a line.
-func (r *Renderer) line(cells []cell) {
+// writeLine writes a line.
+func (r *Renderer) writeLine(cells []cell) {
 	for _, c := range cells {
 		r.screen.put(c)
 	}
@@ -153,15 +153,15 @@ func (r *Renderer) toolUse(b *events.Block) {
 	if name == "" {
 		name = b.ToolName
 	}
-	r.screen.text(tool, "● "+Line(name))
+	r.screen.appendText(tool, "● "+Line(name))
 	if in := shortInput(b); in != "" {
-		r.screen.text(normal, " "+in)
+		r.screen.appendText(normal, " "+in)
 	}
 	if b.Description != "" {
-		r.screen.text(dim, "  "+Fit(Line(b.Description), inputColumns))
+		r.screen.appendText(dim, "  "+Fit(Line(b.Description), inputColumns))
 	}
 	if b.Status == events.StatusError {
-		r.screen.text(red, " (aborted)")
+		r.screen.appendText(red, " (aborted)")
 	}
 	r.screen.freshLine()
 	r.last = b.ToolUseID
@@ -170,22 +170,22 @@ func (r *Renderer) toolUse(b *events.Block) {
 func (r *Renderer) toolResult(b *events.Block) {
 	if b.ToolUseID == "" || r.last != b.ToolUseID {
 		r.begin()
-		r.screen.text(tool, "● "+Line(r.tools[b.ToolUseID]))
-		r.screen.text(dim, " returned")
+		r.screen.appendText(tool, "● "+Line(r.tools[b.ToolUseID]))
+		r.screen.appendText(dim, " returned")
 		r.screen.freshLine()
 	}
 	st := dim
 	if b.IsError || b.Status == events.StatusError {
 		st = red
 	}
-	r.clipped(st, b.Output)
+	r.writeClipped(st, b.Output)
 	delete(r.tools, b.ToolUseID)
 	r.last = ""
 }
 
-// clipped writes the first lines of an output, indented, and states how many it omitted.
-func (r *Renderer) clipped(st style, output string) {
-	output = strings.Trim(Safe(overwritten(output)), "\n")
+// writeClipped writes the first lines of an output, indented, and states how many it omitted.
+func (r *Renderer) writeClipped(st style, output string) {
+	output = strings.Trim(Safe(applyOverwrites(output)), "\n")
 	if output == "" {
 		output = "(no output)"
 	}
@@ -196,33 +196,33 @@ func (r *Renderer) clipped(st style, output string) {
 		lines = lines[:shownLines]
 	}
 	was := r.screen.prefix
-	r.screen.prefix = append(append([]cell(nil), was...), styled(normal, "  ")...)
+	r.screen.prefix = append(append([]cell(nil), was...), styledCells(normal, "  ")...)
 	for _, l := range lines {
-		r.screen.text(st, Fit(l, shownColumns))
+		r.screen.appendText(st, Fit(l, shownColumns))
 		r.screen.end()
 	}
 	if left > 0 {
-		r.screen.text(dim, fmt.Sprintf("… %d more lines (clipped here; --json has them all)", left))
+		r.screen.appendText(dim, fmt.Sprintf("… %d more lines (clipped here; --json has them all)", left))
 		r.screen.end()
 	}
 	r.screen.prefix = was
 }
 
-func (r *Renderer) subagent(b *events.Block) {
+func (r *Renderer) writeSubagent(b *events.Block) {
 	r.begin()
-	r.screen.text(tool, "● sub-agent "+Line(b.Name))
+	r.screen.appendText(tool, "● sub-agent "+Line(b.Name))
 	if b.DurationMs > 0 {
-		r.screen.text(dim, " ended after "+ms(b.DurationMs))
+		r.screen.appendText(dim, " ended after "+ms(b.DurationMs))
 	}
 	r.screen.freshLine()
 	st := normal
 	if b.Status == events.StatusError {
 		st = red
 	}
-	r.clipped(st, b.Output)
+	r.writeClipped(st, b.Output)
 }
 
-func (r *Renderer) todos(b *events.Block) {
+func (r *Renderer) writeTodos(b *events.Block) {
 	if len(b.Todos) == 0 {
 		return
 	}
@@ -235,13 +235,13 @@ func (r *Renderer) todos(b *events.Block) {
 		case "in_progress":
 			mark, st = "[>] ", bold
 		}
-		r.screen.text(st, mark+Line(t.Content))
+		r.screen.appendText(st, mark+Line(t.Content))
 		r.screen.freshLine()
 	}
 }
 
-// notice writes a line for events that belong to no block.
-func (r *Renderer) notice(e events.Event) {
+// writeNotice writes a line for events that belong to no block.
+func (r *Renderer) writeNotice(e events.Event) {
 	switch d := e.Data.(type) {
 	case events.SessionCreated:
 		r.note(dim, fmt.Sprintf("%s on %s", d.Architecture, d.Provider))
@@ -253,7 +253,7 @@ func (r *Renderer) notice(e events.Event) {
 		r.note(red, "✗ no sandbox: "+problem(d.Code, d.Message))
 	case events.SandboxReady, events.SandboxTerminated, events.SandboxPaused, events.SandboxResumed, events.SandboxHealth,
 		events.ExecutionPaused, events.ExecutionResumed, events.FilesApplied, events.WorkspaceSyncStarted, events.WorkspaceSynced, events.WorkspaceRestored, events.EgressDenied:
-		r.environment(e)
+		r.writeEnvironment(e)
 	case events.SubagentSpawned:
 		r.note(tool, "● sub-agent "+Line(d.Name)+" started")
 	case events.PermissionDecided:
@@ -275,12 +275,12 @@ func (r *Renderer) notice(e events.Event) {
 	case events.SessionDeleted:
 		r.note(yellow, "the session was deleted")
 	default:
-		r.ending(e)
+		r.writeEnd(e)
 	}
 }
 
-// ending writes how an execution ended.
-func (r *Renderer) ending(e events.Event) {
+// writeEnd writes how an execution ended.
+func (r *Renderer) writeEnd(e events.Event) {
 	if !events.Terminal(e.Type()) {
 		return
 	}

@@ -6,9 +6,9 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// environment writes a line for events of the sandbox and the workspace that matter to people. Events of every turn
+// writeEnvironment writes a line for events of the sandbox and the workspace that matter to people. Events of every turn
 // (a snapshot, a file that the agent wrote) are omitted: the blocks of the agent's tools show them.
-func (r *Renderer) environment(e events.Event) {
+func (r *Renderer) writeEnvironment(e events.Event) {
 	switch d := e.Data.(type) {
 	case events.SandboxReady:
 		if d.Image != "" {

@@ -91,7 +91,7 @@ func (r *Renderer) Event(e events.Event) {
 	if id := blocks.Target(e); id != "" {
 		r.fold(id, e)
 	}
-	r.notice(e)
+	r.writeNotice(e)
 	r.draw()
 }
 
@@ -107,7 +107,7 @@ func (r *Renderer) Delta(d events.Delta) {
 		r.texts[d.BlockID] = text
 	}
 	text.Add(d)
-	r.pump()
+	r.showReady()
 	r.draw()
 }
 
@@ -122,7 +122,7 @@ func (r *Renderer) Snapshot(list []events.Block) {
 			it.text.Known = b.Content
 		}
 	}
-	r.pump()
+	r.showReady()
 	r.draw()
 }
 
@@ -131,7 +131,7 @@ func (r *Renderer) Note(text string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.screen.freshLine() // the current block continues below
-	r.line(styled(yellow, Line(text)))
+	r.writeLine(styledCells(yellow, Line(text)))
 	r.draw()
 }
 
@@ -197,9 +197,9 @@ func (r *Renderer) fold(id string, e events.Event) {
 		r.show(next)
 	}
 	if u, ok := e.Data.(events.BlockUpdate); ok && u.Updates.Todos != nil && r.items[id] != nil && r.writing() == nil {
-		r.todos(r.items[id].block)
+		r.writeTodos(r.items[id].block)
 	}
-	r.pump()
+	r.showReady()
 }
 
 // show queues a block, or updates the queued one.
@@ -222,9 +222,9 @@ func (r *Renderer) show(b *events.Block) {
 	}
 }
 
-// pump shows everything that can be shown now. It writes one block at a time: blocks of other conversations wait
+// showReady shows everything that can be shown now. It writes one block at a time: blocks of other conversations wait
 // until it is complete.
-func (r *Renderer) pump() {
+func (r *Renderer) showReady() {
 	for {
 		i := slices.IndexFunc(r.queue, func(it *item) bool { return it.begun })
 		if i < 0 {
@@ -266,7 +266,7 @@ func (r *Renderer) endBlocks(id string) {
 		}
 		it.block = &b
 	}
-	r.pump()
+	r.showReady()
 }
 
 // track updates the executions of the status line.

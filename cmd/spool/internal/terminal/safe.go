@@ -52,8 +52,8 @@ func visible(r rune) string {
 	return string(r)
 }
 
-// overwritten returns what a terminal shows of lines that a program overwrote, as progress bars do.
-func overwritten(s string) string {
+// applyOverwrites returns what a terminal shows of lines that a program overwrote, as progress bars do.
+func applyOverwrites(s string) string {
 	s = strings.ReplaceAll(s, "\r\n", "\n")
 	if !strings.Contains(s, "\r") {
 		return s

@@ -49,8 +49,8 @@ type screen struct {
 	err    error // the first write error
 }
 
-// text appends text.
-func (s *screen) text(st style, text string) {
+// appendText appends text.
+func (s *screen) appendText(st style, text string) {
 	for _, r := range text {
 		switch {
 		case r == '\n':
@@ -79,7 +79,7 @@ func (s *screen) end() {
 		return
 	}
 	if len(s.line) == 0 {
-		s.line = append(s.line, trimmed(s.prefix)...)
+		s.line = append(s.line, trimPrefix(s.prefix)...)
 	}
 	s.commit(s.line)
 	s.line = s.line[:0]
@@ -212,16 +212,16 @@ func columns(line []cell) int {
 	return n
 }
 
-// trimmed returns a prefix for an empty line, without trailing spaces.
-func trimmed(prefix []cell) []cell {
+// trimPrefix returns a prefix for an empty line, without trailing spaces.
+func trimPrefix(prefix []cell) []cell {
 	for len(prefix) > 0 && prefix[len(prefix)-1].r == ' ' {
 		prefix = prefix[:len(prefix)-1]
 	}
 	return prefix
 }
 
-// styled returns the cells of a text.
-func styled(st style, text string) []cell {
+// styledCells returns the cells of a text.
+func styledCells(st style, text string) []cell {
 	var out []cell
 	for _, r := range strings.ReplaceAll(text, "\n", " ") {
 		out = append(out, cell{r, st})

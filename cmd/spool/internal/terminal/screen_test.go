@@ -99,10 +99,10 @@ func TestScreen_StatusDoesNotChangeTheText(t *testing.T) {
 		text := rapid.StringOfN(rapid.RuneFrom([]rune("abc def   ghi\n.é四😀\t-")), 0, 300, -1).Draw(t, "text")
 		show := func(pieces []string, status func() string) string {
 			f := newFake(t, cols)
-			s := &screen{out: f, tty: true, color: true, width: func() int { return cols }, prefix: styled(dim, "│ ")}
+			s := &screen{out: f, tty: true, color: true, width: func() int { return cols }, prefix: styledCells(dim, "│ ")}
 			for i, p := range pieces {
 				s.status = status()
-				s.text([]style{normal, dim, red}[i%3], p)
+				s.appendText([]style{normal, dim, red}[i%3], p)
 				s.flush()
 			}
 			if err := s.close(); err != nil || f.sgr {
@@ -138,7 +138,7 @@ func TestScreen_WrapsLines(t *testing.T) {
 			t.Parallel()
 			f := newFake(t, 20)
 			s := &screen{out: f, tty: true, width: func() int { return 20 }}
-			s.text(normal, c.text)
+			s.appendText(normal, c.text)
 			s.flush()
 			if err := s.close(); err != nil || f.text() != c.want {
 				t.Errorf("got\n%s%v", f.text(), err)
@@ -154,7 +154,7 @@ func TestScreen_ErasesRowsThatANarrowerTerminalWrapped(t *testing.T) {
 	var out bytes.Buffer
 	cols := 60
 	s := &screen{out: &out, tty: true, width: func() int { return cols }, status: strings.Repeat("s", 50)}
-	s.text(normal, "text")
+	s.appendText(normal, "text")
 	s.flush()
 	out.Reset()
 	cols = 30
@@ -183,7 +183,7 @@ func TestSafe_RemovesEscapes(t *testing.T) {
 			t.Errorf("%q: got %q, want %q", in, got, want)
 		}
 	}
-	if got := overwritten("10%\r50%\r100%\r\ndone"); got != "100%\ndone" {
+	if got := applyOverwrites("10%\r50%\r100%\r\ndone"); got != "100%\ndone" {
 		t.Errorf("overwritten: %q", got)
 	}
 }

@@ -23,22 +23,23 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
 )
 
-// Leases returns what other executors do.
+// Leases reports on other executors, by their leases and by requests to them.
 type Leases interface {
 	// Ask asks an executor what it does for a session. The error wraps lease.ErrNoLease if the executor is gone, and lease.ErrSilent if it does not
 	// answer.
 	Ask(ctx context.Context, executor string, ref topology.SessionRef) (topology.CtlAnswer, error)
-	// Running returns how many executions of a tenant run on all executors, this one included, as each last reported.
+	// Running returns the number of executions of a tenant that run on all executors, including this one, as each
+	// executor last reported.
 	Running(ctx context.Context, tenant string) (int, error)
-	// Renew publishes at once what this executor runs.
+	// Renew publishes at once the number of executions that this executor runs.
 	Renew(ctx context.Context)
 }
 
 // Budgets returns the budgets and limits of tenants.
 type Budgets interface {
-	// Of returns a tenant's budgets and limits, and what all its sessions have used.
+	// Of returns the budgets and limits of a tenant, and the usage of all its sessions.
 	Of(ctx context.Context, tenant string) (budget.Tenant, error)
-	// Limits returns a tenant's own limits, as far as they are known. It does not block.
+	// Limits returns a tenant's own limits as they were last read. It does not block.
 	Limits(tenant string) events.TenantLimits
 }
 
@@ -50,16 +51,16 @@ type Idle interface {
 	CheckUnused(ctx context.Context, l eventlog.Loaded) error
 }
 
-// Config of a Controller; every field is required, except for Budgets and Room.
+// Config configures a Controller. Every field is required except Budgets and Room.
 type Config struct {
 	Executor string // id of this executor
 	Provider string // name of the sandbox provider
 	Engine   string
 
-	Slots           int // executions at once
-	Reserved        int // further executions, of tenants that have none here
-	TenantSlots     int // executions of one tenant at once, over all executors, unless it has a limit of its own; 0 is no limit
-	TenantSandboxes int // sandboxes of one tenant at once, unless it has a limit of its own; 0 is no limit
+	Slots           int // maximum number of concurrent executions
+	Reserved        int // number of further executions, for tenants that run none here
+	TenantSlots     int // maximum number of concurrent executions of a tenant without a limit of its own, over all executors; 0 is no limit
+	TenantSandboxes int // maximum number of sandboxes of a tenant without a limit of its own; 0 is no limit
 
 	Leases  Leases
 	Budgets Budgets        // nil: no tenant has limits of its own
@@ -85,21 +86,21 @@ func New(cfg Config) *Controller {
 }
 
 const (
-	// delay is the delay of a job whose execution cannot be claimed now.
-	delay = 2 * time.Second
-	// tenantDelay is the delay of a job that errTenant returns.
+	// claimDelay is the delay of a job whose execution cannot be claimed now.
+	claimDelay = 2 * time.Second
+	// tenantDelay is the delay of a job whose handling failed with errTenantSlots.
 	tenantDelay = 20 * time.Millisecond
 )
 
 var (
-	// errTenant is returned when the tenant runs as many executions as it may, over all executors.
-	errTenant = errors.New("the tenant runs as many executions as it may")
+	// errTenantSlots is returned when the tenant runs its maximum number of executions, over all executors.
+	errTenantSlots = errors.New("the tenant runs its maximum number of executions")
 	// errNotDue is returned for an execution whose next attempt is not due yet. Its job is delivered again; it has no slot.
 	errNotDue = errors.New("the next attempt is not due yet")
 )
 
-// Check returns an error unless this executor may claim the active execution of a session now. The error says when the job is to be
-// delivered again.
+// Check returns an error unless this executor may claim the active execution of a session now. The error has the
+// delay after which the job is delivered again.
 func (c *Controller) Check(ctx context.Context, l eventlog.Loaded) error {
 	if err := c.CheckDue(l); err != nil {
 		return err
@@ -129,7 +130,7 @@ func (c *Controller) CheckDue(l eventlog.Loaded) error {
 	if wait <= 0 {
 		return nil
 	}
-	return bus.RetryAfter(fmt.Errorf("%s of %s: %w", r.Execution, l.ID, errNotDue), min(wait, delay))
+	return bus.RetryAfter(fmt.Errorf("%s of %s: %w", r.Execution, l.ID, errNotDue), min(wait, claimDelay))
 }
 
 // acquire waits for a slot for the active execution, and returns its release; nil if the execution needs none. Only starting an agent
@@ -149,13 +150,13 @@ func (c *Controller) acquire(ctx context.Context, l eventlog.Loaded) (release fu
 			c.Leases.Renew(ctx)
 		}
 	}
-	if claimed && r.Phase == run.Starting && attachable && r.NotBefore.IsZero() && (errors.Is(err, permits.ErrNoneFree) || errors.Is(err, permits.ErrNoSeat) || errors.Is(err, errTenant)) && c.isRunning(ctx, l) {
+	if claimed && r.Phase == run.Starting && attachable && r.NotBefore.IsZero() && (errors.Is(err, permits.ErrNoneFree) || errors.Is(err, permits.ErrNoSeat) || errors.Is(err, errTenantSlots)) && c.isRunning(ctx, l) {
 		return nil, nil
 	}
 	return release, err
 }
 
-// tenantSlots returns how many executions a tenant may run at once, over all executors; 0 is no limit.
+// tenantSlots returns the maximum number of concurrent executions of a tenant, over all executors; 0 is no limit.
 func (c *Controller) tenantSlots(tenant string) int {
 	if c.Budgets != nil {
 		if own := c.Budgets.Limits(tenant).Slots; own > 0 {
@@ -165,7 +166,7 @@ func (c *Controller) tenantSlots(tenant string) int {
 	return c.TenantSlots
 }
 
-// MaxSandboxes returns how many sandboxes a tenant may have on this engine; 0 is no limit.
+// MaxSandboxes returns the maximum number of sandboxes of a tenant on this engine; 0 is no limit.
 func (c *Controller) MaxSandboxes(tenant string) int {
 	if c.Budgets != nil {
 		if own := c.Budgets.Limits(tenant).Sandboxes; own > 0 {
@@ -175,7 +176,8 @@ func (c *Controller) MaxSandboxes(tenant string) int {
 	return c.TenantSandboxes
 }
 
-// maxExecutions returns how many executions of a tenant this executor may run at once; 0 is no limit. Each execution needs a sandbox.
+// maxExecutions returns the maximum number of concurrent executions of a tenant on this executor; 0 is no limit. Each
+// execution needs a sandbox.
 func (c *Controller) maxExecutions(tenant string) int {
 	slots, sandboxes := c.tenantSlots(tenant), c.MaxSandboxes(tenant)
 	if slots == 0 || sandboxes > 0 && sandboxes < slots {
@@ -184,12 +186,12 @@ func (c *Controller) maxExecutions(tenant string) int {
 	return slots
 }
 
-// checkTenantSlots returns an error if a tenant runs more executions than it may, over all executors. The execution that has just got its
-// slot here is counted.
+// checkTenantSlots returns an error if a tenant runs more than its maximum number of executions, over all executors.
+// It also counts the execution that has just acquired a slot here.
 func (c *Controller) checkTenantSlots(ctx context.Context, tenant string) error {
 	if c.Budgets != nil {
 		if _, err := c.Budgets.Of(ctx, tenant); err != nil { // the limits are not known yet after a start
-			return bus.RetryAfter(err, delay)
+			return bus.RetryAfter(err, claimDelay)
 		}
 	}
 	most := c.tenantSlots(tenant)
@@ -200,16 +202,16 @@ func (c *Controller) checkTenantSlots(ctx context.Context, tenant string) error 
 	defer cancel()
 	n, err := c.Leases.Running(ctx, tenant)
 	if err != nil {
-		return bus.RetryAfter(fmt.Errorf("how many executions does tenant %s run? %w", tenant, err), delay)
+		return bus.RetryAfter(fmt.Errorf("how many executions does tenant %s run? %w", tenant, err), claimDelay)
 	}
 	if n > most {
 		c.slots.Refuse(tenant)
-		return bus.RetryAfter(errTenant, tenantDelay)
+		return bus.RetryAfter(errTenantSlots, tenantDelay)
 	}
 	return nil
 }
 
-// Working returns how many executions of each tenant run here.
+// Working returns the number of executions that run here, by tenant.
 func (c *Controller) Working() map[string]int { return c.slots.Working() }
 
 // isRunning reports whether the runner already runs the claimed execution, whose start is not in the log because the executor that claimed it
@@ -240,15 +242,15 @@ func (c *Controller) checkClaimable(ctx context.Context, l eventlog.Loaded) erro
 	case errors.Is(err, lease.ErrNoLease):
 		return nil
 	case err != nil:
-		return bus.RetryAfter(fmt.Errorf("ask %s whether it still runs %s: %w", l.Run.Holder, l.Run.Execution, err), delay)
+		return bus.RetryAfter(fmt.Errorf("ask %s whether it still runs %s: %w", l.Run.Holder, l.Run.Execution, err), claimDelay)
 	case answer.Running == l.Run.Execution:
-		return bus.RetryAfter(fmt.Errorf("%s is run by %s", answer.Running, l.Run.Holder), delay)
+		return bus.RetryAfter(fmt.Errorf("%s is run by %s", answer.Running, l.Run.Holder), claimDelay)
 	}
 	return nil
 }
 
-// checkEngine returns an error while the engine is unavailable on which a claimed execution may be running. An execution survives only a few
-// claims that come to nothing, so it is claimed once the engine is back.
+// checkEngine returns an error while the engine of a claimed execution is unavailable. An execution survives only a
+// few claims without progress, so it is not claimed before the engine is available again.
 func (c *Controller) checkEngine(ctx context.Context, l eventlog.Loaded) error {
 	sb := l.Run.Sandbox
 	here := sb.Engine == c.Engine && sb.Provider == c.Provider
@@ -260,5 +262,5 @@ func (c *Controller) checkEngine(ctx context.Context, l eventlog.Loaded) error {
 		return nil // the claim handles any other error
 	}
 	c.Logger.Warn("the engine of an execution's sandbox is unavailable; the execution is claimed when it is back", "session", l.ID, "execution", l.Run.Execution, "sandbox", sb.ID, "error", err)
-	return bus.RetryAfter(fmt.Errorf("reach sandbox %s: %w", sb.ID, err), delay)
+	return bus.RetryAfter(fmt.Errorf("reach sandbox %s: %w", sb.ID, err), claimDelay)
 }

@@ -20,10 +20,10 @@ import (
 // ErrLost is returned when a sandbox, its runner or the runner's journal is gone.
 var ErrLost = errors.New("the sandbox is lost")
 
-// StatusTimeout bounds a status request to a runner.
+// StatusTimeout is the time limit of a status request to a runner.
 const StatusTimeout = 2 * time.Second
 
-// stopTimeout bounds how long Stop waits for the end of an agent.
+// stopTimeout is the maximum time that Stop waits for the end of an agent.
 const stopTimeout = 30 * time.Second
 
 // An Agent is a runner that this executor has an open stream to. One goroutine at a time uses it.
@@ -41,7 +41,7 @@ type Agent struct {
 	memory     uint64    // bytes of the agent and its processes
 	epoch      uint64
 	checked    time.Time     // time of the last health check
-	checkEvery time.Duration // between two health checks; 0 is no checks
+	checkEvery time.Duration // interval of health checks; 0 means none
 }
 
 // IsAlive reports whether the stream is open.
@@ -60,8 +60,9 @@ func (a *Agent) MayBeRunning(execution string, n uint64) bool {
 	return a.Hello != nil && (a.Hello.Status.ExecutionID == execution || a.Hello.Last > n)
 }
 
-// StopOther kills what the runner runs, unless that is the execution, and returns when the processes are gone. An execution of ""
-// stops any other. The error wraps run.ErrFenced if another executor has claimed the session's runs since.
+// StopOther kills the execution that the runner runs, unless it is the given one, and returns when its processes have
+// ended. With "" it kills any execution. The error wraps run.ErrFenced if another executor has claimed the session's
+// runs since.
 func (a *Agent) StopOther(ctx context.Context, execution string) error {
 	ctx, cancel := context.WithTimeout(ctx, stopTimeout)
 	defer cancel()
@@ -86,7 +87,7 @@ type Dialer struct {
 	Sandboxes sandbox.Provider
 	Provider  string        // name of the provider
 	Engine    string        // engine of this executor
-	Patience  time.Duration // how long Dial waits for an unavailable engine
+	Patience  time.Duration // maximum time that Dial waits for an unavailable engine
 	Logger    *slog.Logger
 }
 
@@ -100,7 +101,7 @@ func (d *Dialer) Open(ctx context.Context, box sandbox.Sandbox, ref topology.Ses
 	return &Agent{Session: ref, Sandbox: box.ID(), Journal: hello.Journal, Link: l, Hello: &hello, Last: attach.After, epoch: attach.Epoch}, nil
 }
 
-// dialPauses are the pauses between attempts to reach a runner that should be there.
+// dialPauses are the pauses between attempts to reach a runner that exists according to the log.
 var dialPauses = []time.Duration{50 * time.Millisecond, 200 * time.Millisecond, time.Second}
 
 // Dial opens a stream to the runner of a session's sandbox. It waits for an unavailable engine. The error wraps ErrLost if the
@@ -148,9 +149,9 @@ func (d *Dialer) DialOnce(ctx context.Context, sb run.Sandbox, ref topology.Sess
 	return a, nil
 }
 
-// Stop kills what the runner of a sandbox runs, and returns when the processes are gone; nil too if the sandbox is gone. The epoch
-// must be that of the last claim: from then on the runner refuses every earlier one. The error wraps run.ErrFenced if another
-// executor has claimed the session's runs since.
+// Stop kills the agent in a sandbox, and returns when its processes have ended. It returns nil if the sandbox does
+// not exist. epoch must be that of the last claim: from then on the runner refuses every earlier epoch. The error
+// wraps run.ErrFenced if another executor has claimed the session's runs since.
 func (d *Dialer) Stop(ctx context.Context, sb run.Sandbox, ref topology.SessionRef, epoch uint64) error {
 	if sb.ID == "" || sb.Journal == "" {
 		return nil // no runner was started in it

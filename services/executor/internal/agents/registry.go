@@ -31,7 +31,7 @@ type Registry struct {
 	closed bool
 }
 
-// NewRegistry returns an empty Registry. Agents may use so many bytes of memory together.
+// NewRegistry returns an empty Registry. memory is the number of bytes of memory that all agents may use together.
 func NewRegistry(memory uint64, now func() time.Time, logger *slog.Logger) *Registry {
 	return &Registry{memory: memory, now: now, logger: logger, agents: map[string]*Agent{}}
 }
@@ -94,7 +94,8 @@ func (r *Registry) Shutdown(ctx context.Context, session string, epoch uint64) {
 	a.Link.Close()
 }
 
-// Count returns how many agents rest, or work, and the bytes of memory that they used when last measured.
+// Count returns the number of agents that rest or, with resting false, that work, and their memory in bytes when last
+// measured.
 func (r *Registry) Count(resting bool) (n int, bytes uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -194,13 +195,14 @@ func (r *Registry) measure(ctx context.Context, a *Agent, health Health) {
 	}
 	if !a.IsAlive() {
 		if err := health.CheckGone(ctx, a); err != nil && ctx.Err() == nil {
-			r.logger.Warn("it could not be checked whether a sandbox is gone", "session", a.Session.Session, "sandbox", a.Sandbox, "error", err)
+			r.logger.Warn("check whether a sandbox has ended", "session", a.Session.Session, "sandbox", a.Sandbox, "error", err)
 		}
 	}
 	a.Link.Close()
 }
 
-// takeExcess removes and returns the agents that must end for the rest to use no more memory than allowed, the longest rested first.
+// takeExcess removes and returns resting agents until the remaining agents use no more memory than allowed. Agents
+// that have rested for the longest come first.
 func (r *Registry) takeExcess() []*Agent {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -225,7 +227,8 @@ func (r *Registry) takeExcess() []*Agent {
 	return out
 }
 
-// Close closes the streams of resting agents, now and later. The agents stay, for the next executor.
+// Close closes the streams of resting agents, also of those that come to rest later. The agents continue to run, for
+// the next executor.
 func (r *Registry) Close() {
 	r.mu.Lock()
 	r.closed = true

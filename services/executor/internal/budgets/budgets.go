@@ -1,5 +1,5 @@
-// Package budgets computes what an execution may still use: of its own budget, its session's and its tenant's, and of the
-// limits of its agent's output.
+// Package budgets computes what remains of the budgets of an execution, its session and its tenant, and of the limits
+// of an agent's output.
 package budgets
 
 import (
@@ -15,7 +15,7 @@ import (
 // CodeExceeded is the code of an execution that ended because a budget is used up.
 const CodeExceeded = "BUDGET_EXCEEDED"
 
-// Limits are the budgets of a session and of its tenant, with what the tenant has used.
+// Limits are the budgets of a session and of its tenant, with the usage of the tenant.
 type Limits struct {
 	Session events.Budget
 	Tenant  budget.Tenant
@@ -34,14 +34,14 @@ type Execution struct {
 	Own     events.Budget // of this execution alone; Turns is 0 unless the egress proxy counts the model requests
 }
 
-// A Tracker computes the budgets of one execution. What a tenant has used arrives late, since other executors report it. The
-// Tracker adds what the execution has used since the last report, so that the sum never decreases. The zero value is ready
-// for use. It is not safe for concurrent use.
+// A Tracker computes the budgets of one execution. The usage of a tenant is reported with a delay. The Tracker adds
+// what this execution has used since the last report, so that the sum never decreases. The zero value is ready for
+// use. It is not safe for concurrent use.
 type Tracker struct {
 	allocations map[string]allocation
 }
 
-// An allocation is the use of one tenant budget as the execution knows it.
+// An allocation is the usage of one tenant budget as last computed for the execution.
 type allocation struct {
 	total events.BudgetUsage // of all executions
 	own   events.BudgetUsage // of this execution, when total was computed
@@ -63,7 +63,7 @@ func (t *Tracker) Budgets(e Execution, l Limits, s run.State, now time.Time) []a
 	}
 	add(e.ID, "the execution", e.Own, spent)
 	own.TimeMs = s.Ran(now)
-	spent = s.SessionSpent()
+	spent = s.SessionUsage()
 	spent.TimeMs += own.TimeMs
 	l.Session.Turns = 0
 	add(e.Session, "the session", l.Session, spent)
@@ -76,9 +76,9 @@ func (t *Tracker) Budgets(e Execution, l Limits, s run.State, now time.Time) []a
 	return out
 }
 
-// Exceeded returns the code and the message of the first budget or tenant limit that is used up, "" if there is none. It
+// ExceededLimit returns the code and the message of the first budget or tenant limit that is used up, "" if there is none. It
 // ignores limits of turns: the last allowed request may be the answer, and the egress proxy refuses the next one.
-func (t *Tracker) Exceeded(e Execution, l Limits, s run.State, now time.Time) (code, message string) {
+func (t *Tracker) ExceededLimit(e Execution, l Limits, s run.State, now time.Time) (code, message string) {
 	for _, b := range t.Budgets(e, l, s, now) {
 		b.Limit.Turns = 0
 		if message := b.Limit.Exceeded(b.Spent, b.Whose); message != "" {
@@ -91,8 +91,8 @@ func (t *Tracker) Exceeded(e Execution, l Limits, s run.State, now time.Time) (c
 	return "", ""
 }
 
-// update returns what was used of a tenant budget: at least what was reported, and at least the last result plus what the
-// execution has used since.
+// update returns the usage of a tenant budget: the reported usage, or the last result plus what the execution has
+// used since, whichever is greater.
 func (t *Tracker) update(account string, reported, own events.BudgetUsage) events.BudgetUsage {
 	if t.allocations == nil {
 		t.allocations = map[string]allocation{}

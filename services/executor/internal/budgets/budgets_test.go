@@ -22,7 +22,8 @@ func tenant(limit events.Budget, reported events.BudgetUsage) budgets.Limits {
 	return budgets.Limits{Tenant: budget.Tenant{Budgets: []budget.Budget{{Period: events.PeriodMonth, From: from, Until: until, Limit: limit, Spent: reported}}}}
 }
 
-// used returns the state of a session's runs, whose execution was claimed 30 seconds ago, with so many tokens.
+// used returns the state of a session's runs whose execution was claimed 30 seconds ago and has used the given
+// tokens.
 func used(tokens uint64) run.State {
 	var s run.State
 	s.ClaimedAt = now.Add(-30 * time.Second)
@@ -63,10 +64,10 @@ func TestTracker_AddsUseSinceTheReport(t *testing.T) {
 	t.Parallel()
 	var tracker budgets.Tracker
 	for i, c := range []struct{ own, reported, want uint64 }{
-		{own: 100, reported: 1000, want: 1000}, // what it had used at the claim is reported, or soon is
+		{own: 100, reported: 1000, want: 1000}, // the report has, or soon has, the use at the claim
 		{own: 150, reported: 1000, want: 1050},
-		{own: 150, reported: 1020, want: 1050}, // a report that does not have everything yet
-		{own: 170, reported: 1400, want: 1400}, // others have used more
+		{own: 150, reported: 1020, want: 1050}, // a report that lags
+		{own: 170, reported: 1400, want: 1400}, // other sessions have used more
 		{own: 190, reported: 1400, want: 1420},
 	} {
 		list := tracker.Budgets(execution, tenant(events.Budget{Tokens: 9000}, events.BudgetUsage{Tokens: c.reported}), used(c.own), now)
@@ -103,7 +104,7 @@ func TestTracker_Exceeded(t *testing.T) {
 			e := execution
 			e.Own = c.own
 			var tracker budgets.Tracker
-			code, message := tracker.Exceeded(e, c.limits, s, now)
+			code, message := tracker.ExceededLimit(e, c.limits, s, now)
 			if code != c.code || !strings.HasPrefix(message, c.message) || (message == "") != (code == "") {
 				t.Errorf("%q, %q; want %q, %q", code, message, c.code, c.message)
 			}

@@ -6,12 +6,13 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// CodeOutput is the code of an execution that ended because its agent wrote more than it may, and of the error event at the
-// place where the output is cut.
+// CodeOutput is the code of an execution that ended because its agent exceeded an output limit, and of the error
+// event at the position where the output is cut.
 const CodeOutput = "OUTPUT_LIMIT"
 
 const (
-	// keptAfterCut is the most events that are kept after the cut, of those that the next turn or the usage report needs.
+	// keptAfterCut is the maximum number of events that are kept after the cut. Only events that the next turn or the
+	// usage report needs are kept.
 	keptAfterCut = 64
 	// reserveBytes is the number of bytes of the NATS store's reserve that the output of a turn may use while the turn is stopped.
 	reserveBytes = 1 << 20
@@ -35,12 +36,12 @@ func (l OutputLimits) ForAgent(agent events.Limits) OutputLimits {
 	return l
 }
 
-// An OutputMeter counts what an agent writes in an execution, and decides what is kept of it once a limit is exceeded. It is not
-// safe for concurrent use.
+// An OutputMeter counts the output of an agent in an execution, and decides which part of it is kept after a limit
+// was exceeded. It is not safe for concurrent use.
 type OutputMeter struct {
 	limits  OutputLimits
 	before  events.Output // of the session's earlier executions
-	written events.Output // of this execution, with what is not stored yet
+	written events.Output // of this execution, including output that is not stored yet
 	text    uint64        // bytes of text in flight, which the log does not hold
 	stopped events.Output // written while the turn was being stopped and only the reserve of the store was left
 	cut     bool
@@ -65,7 +66,7 @@ func (m *OutputMeter) Event(e events.Event, onReserve func() bool) (keep bool, m
 	}
 	written := m.written.Plus(events.OutputOf(e))
 	if !m.cut {
-		message = m.exceeded(written)
+		message = m.limitMessage(written)
 		if message == "" && onReserve() {
 			message = m.exceedsReserve(e)
 		}
@@ -83,18 +84,19 @@ func (m *OutputMeter) Event(e events.Event, onReserve func() bool) (keep bool, m
 	return false, message
 }
 
-// Text counts the bytes of text in flight, whose limit is that of the events again. Its results are those of Event.
+// Text counts the bytes of text in flight. Their limit is equal to that of the bytes of events, and is separate from
+// it. The results are those of Event.
 func (m *OutputMeter) Text(bytes int) (keep bool, message string) {
 	m.text += uint64(bytes) //nolint:gosec // a length
 	if !m.cut {
-		message = m.exceeded(events.Output{Bytes: m.text})
+		message = m.limitMessage(events.Output{Bytes: m.text})
 		m.cut = message != ""
 	}
 	return !m.cut, message
 }
 
-// exceeded returns a message if the execution's output is over a limit, else "".
-func (m *OutputMeter) exceeded(o events.Output) string {
+// limitMessage returns a message that names the limit which the execution's output exceeds, or "" if there is none.
+func (m *OutputMeter) limitMessage(o events.Output) string {
 	for _, x := range []struct {
 		owner         string
 		output, limit events.Output
@@ -109,7 +111,8 @@ func (m *OutputMeter) exceeded(o events.Output) string {
 	return ""
 }
 
-// exceedsReserve counts an event that takes from the reserve of the store, and returns a message once these are too many, else "".
+// exceedsReserve counts an event that uses the reserve of the store. It returns a message if such events exceed their
+// limit, else "".
 func (m *OutputMeter) exceedsReserve(e events.Event) string {
 	if m.stopped = m.stopped.Plus(events.OutputOf(e)); m.stopped.Bytes <= reserveBytes {
 		return ""

@@ -20,7 +20,7 @@ import (
 
 const window = 50 * time.Millisecond
 
-func newBuffer(t *testing.T) (*commits.Buffer, *runlogtest.Bed, *runlog.Execution) {
+func newBuffer(t *testing.T) (*commits.Buffer, *runlogtest.Fixture, *runlog.Execution) {
 	t.Helper()
 	bed := runlogtest.New(t)
 	x := bed.Claim()
@@ -39,7 +39,7 @@ func add(t *testing.T, b *commits.Buffer, list ...events.Event) {
 func fact(message string) events.Payload { return events.Error{Code: "TEST", Message: message} }
 
 // messages returns the messages of the stored facts.
-func messages(bed *runlogtest.Bed) string {
+func messages(bed *runlogtest.Fixture) string {
 	var out []string
 	for _, e := range bed.Stored() {
 		if f, ok := e.Data.(events.Error); ok {

@@ -12,17 +12,17 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// timeout is the time limit of one look at a shard.
+// timeout is the time limit of one request for the changes of a shard.
 const timeout = 10 * time.Second
 
 // Config configures a Watcher. All fields are required.
 type Config struct {
 	Log    eventlog.Log
-	Every  time.Duration // interval at which the lives of all sessions are looked at
+	Every  time.Duration // interval at which the lives of all watched sessions are checked
 	Logger *slog.Logger
 }
 
-// A Watcher looks at the lives of all watched sessions with one request for each shard. It is safe for concurrent use.
+// A Watcher checks the lives of all watched sessions with one request for each shard. It is safe for concurrent use.
 type Watcher struct {
 	cfg Config
 
@@ -37,8 +37,8 @@ type Watch struct {
 	moved   chan struct{}
 
 	// Guarded by Watcher.mu.
-	through uint64 // the life has been looked at up to this position
-	looked  bool   // a look has included the session
+	through uint64 // the life has been checked up to this position
+	checked bool   // the session has been part of a check
 }
 
 // New returns a Watcher that watches nothing.
@@ -66,7 +66,7 @@ func (x *Watch) Close() {
 // session has to be read from the leader.
 func (x *Watch) Moved() <-chan struct{} { return x.moved }
 
-// Run looks at all watched sessions regularly until ctx ends. A shard that does not answer does not delay others.
+// Run checks all watched sessions regularly until ctx ends. A shard that does not answer does not delay others.
 func (w *Watcher) Run(ctx context.Context) {
 	var all sync.WaitGroup
 	defer all.Wait()
@@ -80,17 +80,17 @@ func (w *Watcher) Run(ctx context.Context) {
 					return
 				case <-tick.C:
 				}
-				w.look(ctx, shard)
+				w.check(ctx, shard)
 			}
 		})
 	}
 }
 
-// look looks at the sessions of a shard. Sessions that were not looked at before have a request of their own: they may have changed long
-// before the position that the others have reached.
-func (w *Watcher) look(ctx context.Context, shard int) {
-	for _, looked := range []bool{true, false} {
-		watches, after := w.group(shard, looked)
+// check checks the sessions of a shard. Sessions that were not checked before have a request of their own: they may
+// have changed long before the position that the others have reached.
+func (w *Watcher) check(ctx context.Context, shard int) {
+	for _, checked := range []bool{true, false} {
+		watches, after := w.group(shard, checked)
 		if len(watches) == 0 {
 			continue
 		}
@@ -111,13 +111,13 @@ func (w *Watcher) look(ctx context.Context, shard int) {
 	}
 }
 
-// group returns the watches of a shard that a look has included before, or has not, and the position up to which all of them were looked
-// at.
-func (w *Watcher) group(shard int, looked bool) (watches []*Watch, after uint64) {
+// group returns the watches of a shard that have been part of a check before or, with checked false, those that have
+// not. It also returns the position up to which all of them were checked.
+func (w *Watcher) group(shard int, checked bool) (watches []*Watch, after uint64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for x := range w.watches {
-		if x.looked != looked || x.life.Partition()%w.cfg.Log.Shards() != shard {
+		if x.checked != checked || x.life.Partition()%w.cfg.Log.Shards() != shard {
 			continue
 		}
 		if len(watches) == 0 || x.through < after {
@@ -128,7 +128,7 @@ func (w *Watcher) group(shard int, looked bool) (watches []*Watch, after uint64)
 	return watches, after
 }
 
-// advance records the result of a look, and signals the sessions that changed.
+// advance records the result of a check, and signals the sessions that changed.
 func (w *Watcher) advance(watches []*Watch, c eventlog.Changes) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -139,6 +139,6 @@ func (w *Watcher) advance(watches []*Watch, c eventlog.Changes) {
 			default:
 			}
 		}
-		x.through, x.looked = max(x.through, c.Through.Seq), true
+		x.through, x.checked = max(x.through, c.Through.Seq), true
 	}
 }

@@ -18,13 +18,13 @@ import (
 
 const every = time.Second
 
-// countingLog counts looks, and can block those at shard 0.
+// countingLog counts the requests for changes, and can block those for shard 0.
 type countingLog struct {
 	eventlog.Log
 
 	mu    sync.Mutex
-	looks []int // number of subjects of each look
-	block bool  // looks at shard 0 block
+	looks []int // number of subjects of each request
+	block bool  // requests for shard 0 block
 }
 
 func (l *countingLog) setBlocked(block bool) {
@@ -45,7 +45,7 @@ func (l *countingLog) ChangedAmong(ctx context.Context, after eventlog.Position,
 	return l.Log.ChangedAmong(ctx, after, subjects)
 }
 
-// takeLooks returns the looks since the last call.
+// takeLooks returns the requests since the last call.
 func (l *countingLog) takeLooks() []int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -95,7 +95,7 @@ func (b *bed) control(head eventlog.Head) eventlog.Head {
 	return next
 }
 
-// beat blocks until the Watcher has looked once more.
+// beat blocks until the Watcher has requested the changes once more.
 func (b *bed) beat() {
 	time.Sleep(every)
 	synctest.Wait()
@@ -110,7 +110,8 @@ func moved(x *controls.Watch) bool {
 	}
 }
 
-// TestWatcher_FindsControls: a change is signalled once, with the next look, and only for the session that changed.
+// TestWatcher_FindsControls: a change is signalled once, after the next request, and only for the session that
+// changed.
 func TestWatcher_FindsControls(t *testing.T) {
 	run(t, func(b *bed) {
 		one, two := b.session(0, "one"), b.session(1, "two")
@@ -139,7 +140,8 @@ func TestWatcher_FindsControls(t *testing.T) {
 	})
 }
 
-// TestWatcher_ChangeBeforeWatch: a change between the load of a session and its Watch is found, however far others have been looked at.
+// TestWatcher_ChangeBeforeWatch: a change between the load of a session and its Watch is found, although the changes
+// of other sessions were read past it.
 func TestWatcher_ChangeBeforeWatch(t *testing.T) {
 	run(t, func(b *bed) {
 		old := b.session(0, "old")
@@ -182,7 +184,8 @@ func TestWatcher_LaggingReplica(t *testing.T) {
 	})
 }
 
-// TestWatcher_OneRequest: all sessions of a shard are looked at with one request, new ones with a further one.
+// TestWatcher_OneRequest: the changes of all sessions of a shard are read with one request, and those of new sessions
+// with a further one.
 func TestWatcher_OneRequest(t *testing.T) {
 	run(t, func(b *bed) {
 		for i := range 50 {

@@ -14,7 +14,7 @@ import (
 	"github.com/docker/docker/api/types/container"
 )
 
-// agentName is the user's name where the image has none.
+// agentName is the name of the user if the image has no account for it.
 const agentName = "agent"
 
 // accountFiles are the files in /etc that name users and groups.
@@ -39,7 +39,8 @@ func accountOf(passwd []byte, who string) account {
 	return account{name: agentName, home: homeDir, shell: "/bin/sh"}
 }
 
-// file returns a file of accounts: the image's, with the user's line in place of any with its name or number.
+// file returns a file of accounts: that of the image, in which the user's line replaces every line with the user's
+// name or number.
 func (a account) file(of string, image []byte, id int) []byte {
 	line := fmt.Sprintf("%s:x:%d:", a.name, id)
 	if of == "passwd" {
@@ -63,9 +64,10 @@ type folder struct {
 	mode int64
 }
 
-// furnish makes a user the owner of folders, and writes the files of accounts for an image into the user's volume. The
-// account is the image's account of that name or number. home replaces its home folder, unless it is empty.
-func (p *Provider) furnish(ctx context.Context, pic imageInfo, u user, name, home string, folders ...folder) error {
+// prepareVolumes makes a user the owner of folders in volumes, and writes passwd and group files for an image into
+// the user's volume. name, a name or a number, selects the account of the image whose entry is copied. home replaces
+// the home folder of the account, unless it is "".
+func (p *Provider) prepareVolumes(ctx context.Context, pic imageInfo, u user, name, home string, folders ...folder) error {
 	const what = "prepare the volumes"
 	var volumes []volumeAt
 	for _, f := range folders {

@@ -12,8 +12,8 @@ import (
 func TestOver_NotForAnUnstartedExec(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		got  container.ExecInspect
-		over bool
+		got      container.ExecInspect
+		hasEnded bool
 	}{
 		"not begun":       {container.ExecInspect{}, false},
 		"running":         {container.ExecInspect{Running: true, Pid: 7}, false},
@@ -21,7 +21,7 @@ func TestOver_NotForAnUnstartedExec(t *testing.T) {
 		"ended badly":     {container.ExecInspect{Pid: 7, ExitCode: 3}, true},
 		"cannot be begun": {container.ExecInspect{ExitCode: 126}, true},
 	} {
-		if got := over(c.got); got != c.over {
+		if got := hasEnded(c.got); got != c.hasEnded {
 			t.Errorf("%s: over is %v", name, got)
 		}
 	}

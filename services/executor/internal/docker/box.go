@@ -49,7 +49,7 @@ func (b *box) Running(ctx context.Context) (bool, error) {
 // Files returns the workspace.
 func (b *box) Files() sandbox.Files { return guest.Files{Start: b.command} }
 
-// awaitReady blocks until the runner listens, and sends it the sandbox's secret.
+// awaitReady blocks until the runner listens, and then sends it the sandbox's secret.
 func (b *box) awaitReady(ctx context.Context) error {
 	args, feed := []string{"wait-ready", "--within", readyWithin.String()}, (func(io.Writer) error)(nil)
 	if b.secret != "" {
@@ -65,7 +65,7 @@ func (b *box) awaitReady(ctx context.Context) error {
 	if err != nil && guest.IsUnavailable(err) || ctx.Err() != nil {
 		return errors.Join(err, ctx.Err())
 	}
-	said := b.p.lastWords(ctx, b.container)
+	said := b.p.outputTail(ctx, b.container)
 	if said == "" {
 		said = strings.TrimSpace(out.Stderr)
 	}

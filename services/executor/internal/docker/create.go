@@ -40,11 +40,11 @@ const (
 // runSize is the size of the runner's own folder, in bytes.
 const runSize = 1 << 20
 
-// attempts bounds how often Create starts over because another executor creates the same sandbox, or its
-// sweep has removed a volume that this one needs.
+// attempts is the maximum number of attempts of Create. An attempt fails if another executor creates the same
+// sandbox, or if the sweep of another executor has removed a volume that this sandbox needs.
 const attempts = 20
 
-// errVanished is returned when a container or volume that was found does not exist any more.
+// errVanished is returned if a container or volume was removed after it was found.
 var errVanished = errors.New("it was removed meanwhile")
 
 // Create creates a sandbox and blocks until its runner answers. If there is one with the id, Create returns that one, and starts its
@@ -56,7 +56,7 @@ func (p *Provider) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandb
 	var err error
 	for range attempts {
 		var b *box
-		var c found
+		var c listedSandbox
 		c, err = p.find(ctx, spec.ID)
 		if errors.Is(err, sandbox.ErrNotFound) {
 			b, err = p.make(ctx, spec)
@@ -69,7 +69,7 @@ func (p *Provider) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandb
 		if !errors.Is(err, errVanished) {
 			break
 		}
-		if retry.Pause(ctx, look) != nil {
+		if retry.Pause(ctx, pollInterval) != nil {
 			return nil, ctx.Err()
 		}
 	}
@@ -122,7 +122,7 @@ func (p *Provider) make(ctx context.Context, spec sandbox.Spec) (*box, error) {
 			return nil, err
 		}
 	}
-	if err := p.sockets(ctx, spec); err != nil {
+	if err := p.createSockets(ctx, spec); err != nil {
 		return nil, err
 	}
 	config, host := p.profile(pl)
@@ -132,9 +132,9 @@ func (p *Provider) make(ctx context.Context, spec sandbox.Spec) (*box, error) {
 	if errdefs.IsConflict(err) {
 		return nil, fmt.Errorf("%w: another executor makes it: %w", errVanished, err) // the next attempt finds it
 	}
-	err = pl.user.asVanished(err)
+	err = pl.user.wrapVanished(err)
 	if err == nil {
-		err = p.reliable(ctx, pl)
+		err = p.checkVolumes(ctx, pl)
 	}
 	if err == nil {
 		err = p.start(ctx, made.ID)
@@ -192,21 +192,21 @@ func (p *Provider) prepare(ctx context.Context, spec sandbox.Spec) (plan, error)
 			if pl.user, err = p.userOf(ctx, owner); err != nil {
 				return pl, err
 			}
-			return pl, p.furnish(ctx, pl.pic, pl.user, agentName, homeDir)
+			return pl, p.prepareVolumes(ctx, pl.pic, pl.user, agentName, homeDir)
 		}
 	}
-	pl.user, err = p.volumes(ctx, pl)
+	pl.user, err = p.createVolumes(ctx, pl)
 	return pl, err
 }
 
-// reliable returns an error unless the volumes are those that were prepared. They cannot be removed any more, but a
-// sweep may have removed one before, and the engine then created an empty one.
-func (p *Provider) reliable(ctx context.Context, pl plan) error {
+// checkVolumes returns an error unless the volumes of the new container are those that were prepared. A sweep may have
+// removed a volume before the container used it; the engine then created an empty one in its place.
+func (p *Provider) checkVolumes(ctx context.Context, pl plan) error {
 	if err := p.hasRunner(ctx, pl.runner); err != nil {
 		return err
 	}
 	skills := SkillsVolume(p.cfg.Engine)
-	l, err := p.volume(ctx, skills)
+	l, err := p.volumeLabels(ctx, skills)
 	if err != nil {
 		return err
 	}
@@ -214,7 +214,7 @@ func (p *Provider) reliable(ctx context.Context, pl plan) error {
 		return fmt.Errorf("volume %s: %w", skills, errVanished)
 	}
 	if v := cmp.Or(pl.spec.Layer, pl.spec.LayerTarget); v != "" {
-		if l, err = p.volume(ctx, v); err == nil && l[labelRole] != roleLayer {
+		if l, err = p.volumeLabels(ctx, v); err == nil && l[labelRole] != roleLayer {
 			err = fmt.Errorf("layer %s: it was removed just now: send the message again", v)
 		}
 		if err != nil {
@@ -231,9 +231,9 @@ func (p *Provider) reliable(ctx context.Context, pl plan) error {
 	return err
 }
 
-// hasRunner returns an error unless the runner's volume, which a container uses by now, is the one that was filled.
+// hasRunner returns an error unless the runner's volume, which a container now uses, is the volume that was filled.
 func (p *Provider) hasRunner(ctx context.Context, r *runnerBinary) error {
-	l, err := p.volume(ctx, r.volume())
+	l, err := p.volumeLabels(ctx, r.volume())
 	if err != nil || l[labelRole] == roleRunner {
 		return err
 	}
@@ -250,11 +250,11 @@ func (p *Provider) undo(ctx context.Context, pl plan, containerID string) error 
 	}
 	doomed := []string{}
 	skills := SkillsVolume(p.cfg.Engine)
-	if l, lerr := p.volume(ctx, skills); lerr == nil && l[labelSkills] == "" {
+	if l, lerr := p.volumeLabels(ctx, skills); lerr == nil && l[labelSkills] == "" {
 		doomed = append(doomed, skills) // empty, created by the engine
 	}
 	if v := cmp.Or(pl.spec.Layer, pl.spec.LayerTarget); v != "" {
-		if l, lerr := p.volume(ctx, v); lerr == nil && l[labelRole] != roleLayer {
+		if l, lerr := p.volumeLabels(ctx, v); lerr == nil && l[labelRole] != roleLayer {
 			doomed = append(doomed, v) // empty, created by the engine
 		}
 	}
@@ -267,10 +267,10 @@ func (p *Provider) undo(ctx context.Context, pl plan, containerID string) error 
 	if pl.owner != pl.spec.ID {
 		doomed = append(doomed, noteVolume(pl.spec.ID))
 	}
-	if l, lerr := p.volume(ctx, pl.runner.volume()); lerr == nil && l[labelRole] != roleRunner {
+	if l, lerr := p.volumeLabels(ctx, pl.runner.volume()); lerr == nil && l[labelRole] != roleRunner {
 		doomed = append(doomed, pl.runner.volume()) // empty, created by the engine
 	}
-	if l, lerr := p.volume(ctx, userVolume(pl.user.id)); lerr == nil && l[labelRole] != roleUser {
+	if l, lerr := p.volumeLabels(ctx, userVolume(pl.user.id)); lerr == nil && l[labelRole] != roleUser {
 		doomed = append(doomed, userVolume(pl.user.id)) // empty, created by the engine
 	}
 	for _, v := range doomed {
@@ -282,7 +282,7 @@ func (p *Provider) undo(ctx context.Context, pl plan, containerID string) error 
 }
 
 // reuse returns the sandbox of a container that exists, and starts or resumes the container if necessary.
-func (p *Provider) reuse(ctx context.Context, c found) (*box, error) {
+func (p *Provider) reuse(ctx context.Context, c listedSandbox) (*box, error) {
 	b := &box{p: p, id: c.id, container: c.container, secret: c.secret, kept: c.owner != c.id}
 	switch c.state {
 	case container.StateRunning:
@@ -413,7 +413,8 @@ const shmDir = "/dev/shm"
 
 var shmOptions = "rw,noexec,nosuid,nodev,mode=1777," + tmpfsLimit(64<<20)
 
-// tmpfsLimit returns the mount options of a folder in memory: one file for each page of its size.
+// tmpfsLimit returns the mount options of a folder in memory. They limit its size, and its files to one for each page
+// of that size.
 func tmpfsLimit(bytes int64) string {
 	return fmt.Sprintf("size=%d,nr_inodes=%d", bytes, max(bytes/bytesForFile, 64))
 }

@@ -29,7 +29,7 @@ const (
 	DiskLoop = "loop"
 	// DiskQuota uses the project quota of the engine's file system: bytes are limited, files are not.
 	DiskQuota = "quota"
-	// DiskWatch leaves the limits to the runner's watch, which ends a turn after it wrote too much.
+	// DiskWatch relies on the runner, which watches the disk usage and ends a turn that exceeded its limit.
 	DiskWatch = "watch"
 )
 
@@ -39,12 +39,13 @@ func DiskLimits() []string { return []string{DiskAuto, DiskLoop, DiskQuota, Disk
 const (
 	// diskNodes is the folder of the device nodes that "runner volume" makes on the engine's machine.
 	diskNodes = "/dev/spool/"
-	// bytesForFile bounds the files of a small volume: one for so many bytes, but fewFiles at least.
+	// bytesForFile is the number of bytes of a small volume for each file that the volume may hold. A volume may hold
+	// at least fewFiles.
 	bytesForFile = 4096
 	fewFiles     = 1024
 	// leastDisk is the size of the smallest volume, in bytes.
 	leastDisk = 1 << 20
-	// toolWithin bounds one run of a volume tool.
+	// toolWithin is the time limit of one run of a volume tool.
 	toolWithin = 2 * time.Minute
 	// sweepDisksEvery is the interval at which the executor looks for loop devices without a volume if nothing was removed.
 	sweepDisksEvery = time.Hour
@@ -108,7 +109,7 @@ func (p *Provider) ChooseDiskLimit(ctx context.Context) (string, error) {
 	return "", fmt.Errorf("%w: engine %s: %w: use auto, or one of %s", ErrDiskLimit, p.api.DaemonHost(), errors.Join(refused...), strings.Join(DiskLimits()[1:], ", "))
 }
 
-// setMode stores the mode and logs what it does not enforce.
+// setMode stores the mode, and logs the limits that the mode does not enforce.
 func (p *Provider) setMode(mode string, refused error) {
 	p.disks.mu.Lock()
 	p.disks.mode = mode
@@ -284,7 +285,7 @@ func (p *Provider) runTool(ctx context.Context, what string, r *runnerBinary, co
 		if end.StatusCode == 0 {
 			return nil
 		}
-		return p.translate(ctx, what, fmt.Errorf("exit code %d: %s", end.StatusCode, p.lastWords(ctx, made.ID)))
+		return p.translate(ctx, what, fmt.Errorf("exit code %d: %s", end.StatusCode, p.outputTail(ctx, made.ID)))
 	case err := <-errs:
 		return p.translate(ctx, what, err)
 	}
@@ -313,18 +314,18 @@ func (p *Provider) probe(ctx context.Context, mode string) error {
 	if err != nil {
 		return err
 	}
-	if err := p.furnish(ctx, pic, probeUser, "", "", folder{volumeAt{name, "work"}, 0o700}); err != nil {
+	if err := p.prepareVolumes(ctx, pic, probeUser, "", "", folder{volumeAt{name, "work"}, 0o700}); err != nil {
 		return err
 	}
 	if mode == DiskQuota {
-		return p.exceed(ctx, pic, r, name, 0)
+		return p.exceedLimits(ctx, pic, r, name, 0)
 	}
-	return p.exceed(ctx, pic, r, name, probeFiles)
+	return p.exceedLimits(ctx, pic, r, name, probeFiles)
 }
 
-// exceed writes more into a volume than its limits, with the restrictions of an agent. It returns an error if that
-// succeeds.
-func (p *Provider) exceed(ctx context.Context, pic imageInfo, r *runnerBinary, name string, files int) error {
+// exceedLimits tries to write more into a volume than its limits allow, from a container with the restrictions of an
+// agent. It returns an error if that succeeds.
+func (p *Provider) exceedLimits(ctx context.Context, pic imageInfo, r *runnerBinary, name string, files int) error {
 	host := p.restrictions(p.cfg.Limits)
 	host.NanoCPUs, host.Mounts = 0, []mount.Mount{volumeAt{name: name}.mount(workspaceDir, false), volumeAt{name: r.volume()}.mount(binDir, true)}
 	return p.runTool(ctx, "exceed the limits of a volume", r, &container.Config{
@@ -390,7 +391,8 @@ func (p *Provider) sweepDisks(ctx context.Context) error {
 	return err
 }
 
-// oldDisks sweeps if a sweep is due. Volumes that another executor created, or an earlier setting, count too.
+// oldDisks detaches unused loop devices if a sweep is due. A sweep is also due for volumes that another executor, or
+// an earlier setting, created.
 func (p *Provider) oldDisks(ctx context.Context, list []*volume.Volume) error {
 	seen := slices.ContainsFunc(list, func(v *volume.Volume) bool { return isDisk(*v) })
 	p.disks.mu.Lock()

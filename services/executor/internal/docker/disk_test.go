@@ -102,7 +102,7 @@ func detach(t testing.TB, devices map[string]string) {
 // until waits until the condition holds.
 func until(t testing.TB, what string, fact func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(2 * time.Minute); !fact(); time.Sleep(look) {
+	for deadline := time.Now().Add(2 * time.Minute); !fact(); time.Sleep(pollInterval) {
 		if time.Now().After(deadline) {
 			t.Fatalf("%s did not come", what)
 		}
@@ -423,10 +423,10 @@ func TestExceed_NoticesThatNothingIsEnforced(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { p.removeDisks(context.Background(), name) })
-	if err := p.furnish(t.Context(), imageInfo{ref: testImage}, probeUser, "", "", folder{volumeAt{name, "work"}, 0o700}); err != nil {
+	if err := p.prepareVolumes(t.Context(), imageInfo{ref: testImage}, probeUser, "", "", folder{volumeAt{name, "work"}, 0o700}); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.exceed(t.Context(), pic, r, name, probeFiles); err == nil || !strings.Contains(err.Error(), "could be written") {
+	if err := p.exceedLimits(t.Context(), pic, r, name, probeFiles); err == nil || !strings.Contains(err.Error(), "could be written") {
 		t.Errorf("a volume without limits: %v", err)
 	}
 }

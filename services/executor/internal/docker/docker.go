@@ -81,14 +81,14 @@ type Config struct {
 
 // Limits of time.
 const (
-	// callWithin bounds one call.
+	// callWithin is the time limit of one call.
 	callWithin = 30 * time.Second
-	// pullWithin bounds the pull of an image.
+	// pullWithin is the time limit of the pull of an image.
 	pullWithin = 15 * time.Minute
-	// readyWithin bounds how long a runner may take to listen.
+	// readyWithin is the maximum time that a runner may take to listen.
 	readyWithin = 20 * time.Second
-	// politely is the maximum time that a runner may take to end its processes.
-	politely = 3 * time.Second
+	// shutdownTimeout is the maximum time that a runner may take to end its processes before they are killed.
+	shutdownTimeout = 3 * time.Second
 )
 
 // Provider implements sandbox.Provider by containers. Several providers may use an engine concurrently. It is safe for
@@ -108,7 +108,7 @@ type Provider struct {
 	mu         sync.Mutex
 	runners    map[string]*runnerBinary     // by architecture
 	accounts   map[string]map[string][]byte // files of accounts, by the image's id and the file's name
-	skills     shelving
+	skills     skillStore
 	layers     layer.Once // by digest
 	disks      disks
 }
@@ -140,7 +140,7 @@ func New(cfg Config) (*Provider, error) {
 	if err != nil {
 		return nil, fmt.Errorf("docker sandboxes: Host: %w", err)
 	}
-	p := &Provider{cfg: cfg, api: api, within: callWithin, pullWithin: pullWithin, stale: stale, runners: map[string]*runnerBinary{}, accounts: map[string]map[string][]byte{}, skills: newShelving()}
+	p := &Provider{cfg: cfg, api: api, within: callWithin, pullWithin: pullWithin, stale: abandonedAge, runners: map[string]*runnerBinary{}, accounts: map[string]map[string][]byte{}, skills: newSkillStore()}
 	p.watch = watch{p: p, every: askEvery, open: map[*process]bool{}}
 	return p, nil
 }
@@ -200,7 +200,7 @@ func (p *Provider) negotiate(ctx context.Context) error {
 	return nil
 }
 
-// do is call for a function that returns no value.
+// do is like call, for a function that returns no value.
 func (p *Provider) do(ctx context.Context, what string, f func(context.Context) error) error {
 	_, err := call(ctx, p, what, func(ctx context.Context) (struct{}, error) { return struct{}{}, f(ctx) })
 	return err

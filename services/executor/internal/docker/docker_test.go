@@ -127,7 +127,7 @@ func buildRunner() (string, error) {
 	return path, nil
 }
 
-// chooseDiskLimit returns what the engine of the tests enforces disk limits by.
+// chooseDiskLimit returns the mode by which the engine of the tests enforces disk limits.
 func chooseDiskLimit() (string, error) {
 	path, err := runners()
 	if err != nil {

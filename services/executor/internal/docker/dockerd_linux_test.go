@@ -72,7 +72,7 @@ func (d *dockerd) start() {
 		d.t.Fatal(err)
 	}
 	p := provide(d.t, Config{Host: d.host, Engine: engine, Runner: "none"})
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(look) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(pollInterval) {
 		_, err := p.api.Ping(d.t.Context())
 		if err == nil {
 			return

@@ -76,7 +76,7 @@ const (
 )
 
 const (
-	// egressWithin bounds how long the proxy may take to become ready.
+	// egressWithin is the maximum time that the proxy may take to become ready.
 	egressWithin = time.Minute
 	// egressCrashes is the number of times that the proxy may exit in that time.
 	egressCrashes = 3
@@ -169,7 +169,7 @@ func (e *EgressProxy) ensure(ctx context.Context) (*egressContainer, error) {
 		if !errors.Is(err, errVanished) {
 			return nil, err
 		}
-		if retry.Pause(ctx, look) != nil {
+		if retry.Pause(ctx, pollInterval) != nil {
 			return nil, ctx.Err()
 		}
 	}
@@ -212,7 +212,7 @@ func (e *EgressProxy) create(ctx context.Context) (string, error) {
 	if _, err := e.p.lookUp(ctx, e.cfg.Image, true); err != nil {
 		return "", err
 	}
-	if err := e.volumes(ctx); err != nil {
+	if err := e.createVolumes(ctx); err != nil {
 		return "", err
 	}
 	config, host := e.profile()
@@ -229,8 +229,8 @@ func (e *EgressProxy) create(ctx context.Context) (string, error) {
 	return made.ID, nil
 }
 
-// volumes creates the volumes of sockets and data, and makes the proxy's user their owner. It is idempotent.
-func (e *EgressProxy) volumes(ctx context.Context) error {
+// createVolumes creates the volumes of sockets and data, and makes the proxy's user their owner. It is idempotent.
+func (e *EgressProxy) createVolumes(ctx context.Context) error {
 	sockets, data := EgressVolume(e.p.cfg.Engine), egressDataVolume(e.p.cfg.Engine)
 	for name, purpose := range map[string]string{sockets: "sockets", data: "data"} {
 		if err := e.p.makeVolume(ctx, name, map[string]string{labelVersion: layoutVersion, labelEngine: e.p.cfg.Engine, labelEgress: purpose}); err != nil {
@@ -379,7 +379,7 @@ func (e *EgressProxy) otherImage(ctx context.Context, got container.InspectRespo
 func (e *EgressProxy) awaitReady(ctx context.Context, c *egressContainer, restarts int) error {
 	bounded, cancel := context.WithTimeout(ctx, e.within)
 	defer cancel()
-	tick := time.NewTicker(look)
+	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
 	for {
 		out, askErr := e.command(bounded, c, "health")
@@ -407,7 +407,7 @@ func (e *EgressProxy) awaitReady(ctx context.Context, c *egressContainer, restar
 		if askErr != nil {
 			said = askErr.Error()
 		}
-		return fmt.Errorf("it does not become ready; its log ends with: %s; its health check printed: %s", e.p.lastWords(ctx, c.id), said)
+		return fmt.Errorf("it does not become ready; its log ends with: %s; its health check printed: %s", e.p.outputTail(ctx, c.id), said)
 	}
 }
 

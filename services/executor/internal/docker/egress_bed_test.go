@@ -162,7 +162,7 @@ func upstream(t testing.TB) (url string, keys func() []string) {
 		got = append(got, r.URL.Path+" "+r.Header.Get("X-Api-Key"))
 		mu.Unlock()
 		w.Header().Set("Content-Type", "application/json")
-		_, _ = io.WriteString(w, `{"model":"claude-x","usage":{"input_tokens":3,"output_tokens":4},"content":"from the model"}`) // whoever asked is gone
+		_, _ = io.WriteString(w, `{"model":"claude-x","usage":{"input_tokens":3,"output_tokens":4},"content":"from the model"}`) // a client that is gone needs no answer
 	}))
 	t.Cleanup(s.Close)
 	return s.URL, func() []string {

@@ -40,7 +40,7 @@ func (e *EgressProxy) Dial(ctx context.Context) (net.Conn, error) {
 	return nil, fmt.Errorf("egress proxy %s: %w", e.Name(), err)
 }
 
-// maxStderr bounds the part of a command's stderr that is kept, in bytes.
+// maxStderr is the number of bytes of a command's stderr that are kept.
 const maxStderr = 4 << 10
 
 // egressConn is a connection over a command's streams. A net.Pipe in between provides the deadlines.

@@ -140,7 +140,7 @@ func checkEgressContainer(t *testing.T, e *EgressProxy) string {
 // poll calls f until it returns no error, or the time limit is reached.
 func poll(t testing.TB, what string, f func() error) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(look) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(pollInterval) {
 		err := f()
 		if err == nil {
 			return

@@ -16,9 +16,9 @@ import (
 )
 
 const (
-	// weighEvery is the interval at which the disk usage of an installer is measured.
-	weighEvery = 3 * time.Second
-	// exitMissing is the exit code of shells for a program that does not exist.
+	// measureEvery is the interval at which the disk usage of an installer is measured.
+	measureEvery = 3 * time.Second
+	// exitMissing is the exit code of a shell for a program that does not exist.
 	exitMissing = 127
 )
 
@@ -46,30 +46,30 @@ func (p *Provider) install(ctx context.Context, box sandbox.Sandbox, image strin
 		case err != nil:
 			return err
 		case code == exitMissing:
-			return layer.Failed("image %s has no %s that could install them: %s", image, i.Name, layer.Said(said.String()))
+			return layer.Failed("image %s has no %s that could install them: %s", image, i.Name, layer.LastLines(said.String()))
 		case code < 0:
-			return layer.Failed("%s was ended by a signal, as the kernel does where there is no memory left (SPOOL_SANDBOX_MEMORY); it last said: %s", i.Name, layer.Said(said.String()))
+			return layer.Failed("%s was ended by a signal, as the kernel does where there is no memory left (SPOOL_SANDBOX_MEMORY); it last said: %s", i.Name, layer.LastLines(said.String()))
 		case code != 0:
-			return layer.Failed("%s ended with code %d; it last said: %s", i.Name, code, layer.Said(said.String()))
+			return layer.Failed("%s ended with code %d; it last said: %s", i.Name, code, layer.LastLines(said.String()))
 		}
 	}
 	// Other users must be able to read the layer, whatever permissions a package sets.
-	if err := p.readable(ctx, box); err != nil {
+	if err := p.makeReadable(ctx, box); err != nil {
 		return err
 	}
-	size, _, err := weigh(ctx, box)
+	size, _, err := measureLayer(ctx, box)
 	if err == nil && size > cfg.MaxBytes {
 		err = cfg.TooLarge()
 	}
 	return err
 }
 
-// readable makes a layer readable for every user.
-func (p *Provider) readable(ctx context.Context, box sandbox.Sandbox) error {
+// makeReadable makes a layer readable for every user.
+func (p *Provider) makeReadable(ctx context.Context, box sandbox.Sandbox) error {
 	var said layer.Tail
 	code, err := p.installer(ctx, box, layer.Installer{Name: "chmod", Args: []string{"chmod", "-R", "a+rX", layerDir}}, &said)
 	if err == nil && code != 0 {
-		err = layer.Failed("chmod ended with code %d; it last said: %s", code, layer.Said(said.String()))
+		err = layer.Failed("chmod ended with code %d; it last said: %s", code, layer.LastLines(said.String()))
 	}
 	return err
 }
@@ -93,7 +93,7 @@ func (p *Provider) installer(ctx context.Context, box sandbox.Sandbox, i layer.I
 		code, werr = proc.Wait()
 		ended <- errors.Join(errs[0], errs[1], werr)
 	}()
-	tick := time.NewTicker(weighEvery)
+	tick := time.NewTicker(measureEvery)
 	defer tick.Stop()
 	for {
 		select {
@@ -103,7 +103,7 @@ func (p *Provider) installer(ctx context.Context, box sandbox.Sandbox, i layer.I
 			err = ctx.Err()
 		case <-tick.C:
 			// Twice the limit, because downloaded and unpacked files temporarily lie next to the layer.
-			if _, all, werr := weigh(ctx, box); werr == nil && all > 2*p.cfg.Layers.MaxBytes {
+			if _, all, werr := measureLayer(ctx, box); werr == nil && all > 2*p.cfg.Layers.MaxBytes {
 				err = p.cfg.Layers.TooLarge()
 			}
 		}
@@ -117,8 +117,8 @@ func (p *Provider) installer(ctx context.Context, box sandbox.Sandbox, i layer.I
 	}
 }
 
-// weigh returns the size of a layer, and of everything that its sandbox has written to disk, in bytes.
-func weigh(ctx context.Context, box sandbox.Sandbox) (size, all int64, err error) {
+// measureLayer returns the size of a layer, and of everything that its sandbox has written to disk, in bytes.
+func measureLayer(ctx context.Context, box sandbox.Sandbox) (size, all int64, err error) {
 	proc, err := box.Exec(ctx, sandbox.Command{Args: []string{"du", "-sk", layerDir, workspaceDir}})
 	if err != nil {
 		return 0, 0, err
@@ -138,12 +138,12 @@ func weigh(ctx context.Context, box sandbox.Sandbox) (size, all int64, err error
 		field, _, _ := strings.Cut(line, "\t")
 		kib, err := strconv.ParseInt(field, 10, 64)
 		if err != nil {
-			return 0, 0, fmt.Errorf("look how large the layer is: du says %.100q", raw)
+			return 0, 0, fmt.Errorf("measure the layer: du printed %.100q", raw)
 		}
 		sizes = append(sizes, kib<<10)
 	}
 	if len(sizes) != 2 {
-		return 0, 0, fmt.Errorf("look how large the layer is: du says %.100q", raw)
+		return 0, 0, fmt.Errorf("measure the layer: du printed %.100q", raw)
 	}
 	return sizes[0], sizes[0] + sizes[1], nil
 }

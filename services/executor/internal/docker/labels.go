@@ -29,7 +29,7 @@ const (
 	labelRunner   = "dev.spool.runner"  // the runner's digest
 	labelLayer    = "dev.spool.layer"   // on a sandbox or a note: the volume with packages; on such a volume: its digest
 	labelFills    = "dev.spool.fills"   // on a sandbox: the volume into which it installs packages
-	labelServers  = "dev.spool.servers" // how many MCP servers a sandbox can have
+	labelServers  = "dev.spool.servers" // maximum number of MCP servers of a sandbox
 	labelServer   = "dev.spool.server"  // on an MCP server: its number, and its definition
 	labelSecret   = "dev.spool.secret"  // on a sandbox: the secret with which executors prove themselves to its runner; processes inside cannot read it; sandboxes of earlier releases have none
 	labelSocket   = "dev.spool.socket"  // on an MCP server: the name of its socket
@@ -40,17 +40,17 @@ const layoutVersion = "1"
 
 // The roles.
 const (
-	roleSandbox = "sandbox"
-	roleHelper  = "helper" // a container that is never started, through which volumes are filled
-	roleVolume  = "volume" // workspace and records
-	roleNote    = "note"   // an empty volume whose label names the owner of a sandbox's volumes
-	roleRunner  = "runner"
-	roleLayer   = "layer"   // packages that agents depend on
-	roleWhole   = "whole"   // a note that the layer of a digest is complete, with the name of its volume; empty
-	roleLastUse = "lastuse" // a note whose creation is the last use of a layer; empty
-	roleServer  = "server"  // an MCP server of a sandbox
-	roleSocket  = "socket"  // the volume with the socket of an MCP server
-	roleUser    = "user"    // a volume that reserves a user
+	roleSandbox  = "sandbox"
+	roleHelper   = "helper" // a container that is never started, through which volumes are filled
+	roleVolume   = "volume" // workspace and records
+	roleNote     = "note"   // an empty volume whose label names the owner of a sandbox's volumes
+	roleRunner   = "runner"
+	roleLayer    = "layer"   // packages that agents depend on
+	roleComplete = "whole"   // a note that the layer of a digest is complete, with the name of its volume; empty
+	roleLastUse  = "lastuse" // a note whose creation is the last use of a layer; empty
+	roleServer   = "server"  // an MCP server of a sandbox
+	roleSocket   = "socket"  // the volume with the socket of an MCP server
+	roleUser     = "user"    // a volume that reserves a user
 )
 
 const prefix = "spool-"
@@ -94,8 +94,8 @@ func labels(pl plan) map[string]string {
 	}
 }
 
-// found is a sandbox's container in the engine's list.
-type found struct {
+// listedSandbox is a sandbox's container in the engine's list.
+type listedSandbox struct {
 	container string // the engine's id
 	id        string
 	owner     string
@@ -103,17 +103,17 @@ type found struct {
 	labels    sandbox.Labels
 	created   time.Time
 	state     container.ContainerState
-	servers   uint64 // how many MCP servers it can have
+	servers   uint64 // maximum number of its MCP servers
 	secret    string // with which executors prove themselves to its runner
 }
 
-func (f found) alive() bool {
+func (f listedSandbox) alive() bool {
 	return f.state == container.StateRunning || f.state == container.StatePaused
 }
 
 // parse returns the sandbox of a container in the engine's list.
-func parse(c container.Summary) found {
-	f := found{
+func parse(c container.Summary) listedSandbox {
+	f := listedSandbox{
 		container: c.ID, id: c.Labels[labelSandbox], owner: c.Labels[labelOwner], created: time.Unix(c.Created, 0), state: c.State,
 		servers: number(c.Labels[labelServers]), secret: c.Labels[labelSecret],
 		labels: sandbox.Labels{
@@ -146,8 +146,8 @@ func number(s string) uint64 {
 	return n
 }
 
-// all returns the containers of this engine's sandboxes; if id is not empty, those of that sandbox.
-func (p *Provider) all(ctx context.Context, id string) ([]found, error) {
+// listSandboxes returns the containers of this engine's sandboxes; if id is not empty, those of that sandbox.
+func (p *Provider) listSandboxes(ctx context.Context, id string) ([]listedSandbox, error) {
 	args := filters.NewArgs(filters.Arg("label", labelRole+"="+roleSandbox), filters.Arg("label", labelEngine+"="+p.cfg.Engine))
 	if id != "" {
 		args.Add("label", labelSandbox+"="+id)
@@ -158,7 +158,7 @@ func (p *Provider) all(ctx context.Context, id string) ([]found, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := make([]found, len(list))
+	out := make([]listedSandbox, len(list))
 	for i, c := range list {
 		out[i] = parse(c)
 	}
@@ -166,16 +166,16 @@ func (p *Provider) all(ctx context.Context, id string) ([]found, error) {
 }
 
 // find returns a sandbox's container; sandbox.ErrNotFound if there is none.
-func (p *Provider) find(ctx context.Context, id string) (found, error) {
+func (p *Provider) find(ctx context.Context, id string) (listedSandbox, error) {
 	if err := events.CheckID("sandbox id", events.KindSandbox, id); err != nil {
-		return found{}, fmt.Errorf("%w: %w", sandbox.ErrNotFound, err)
+		return listedSandbox{}, fmt.Errorf("%w: %w", sandbox.ErrNotFound, err)
 	}
-	list, err := p.all(ctx, id)
+	list, err := p.listSandboxes(ctx, id)
 	if err != nil {
-		return found{}, err
+		return listedSandbox{}, err
 	}
 	if len(list) == 0 {
-		return found{}, fmt.Errorf("sandbox %s: %w", id, sandbox.ErrNotFound)
+		return listedSandbox{}, fmt.Errorf("sandbox %s: %w", id, sandbox.ErrNotFound)
 	}
 	return list[0], nil
 }

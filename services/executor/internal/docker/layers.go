@@ -30,10 +30,10 @@ const (
 	layerLook = 500 * time.Millisecond
 )
 
-// wholeNote returns the name of the volume that records which volume is the complete layer of a digest. It is a note on
+// completeNote returns the name of the volume that records which volume is the complete layer of a digest. It is a note on
 // the engine and not a file in the layer, because processes in sandboxes cannot create it.
-func (p *Provider) wholeNote(digest string) string   { return p.layerName(digest) + "-whole" }
-func (p *Provider) lastUseNote(digest string) string { return p.layerName(digest) + "-used" }
+func (p *Provider) completeNote(digest string) string { return p.layerName(digest) + "-whole" }
+func (p *Provider) lastUseNote(digest string) string  { return p.layerName(digest) + "-used" }
 
 // layerName returns the prefix of all names for a digest. It has the engine's name: engines on the same Docker daemon
 // share no layers, because they may use different registries.
@@ -73,12 +73,12 @@ func (p *Provider) Layer(ctx context.Context, want sandbox.Packages, use sandbox
 
 // completeLayer returns the volume of a complete layer, "" if there is none.
 func (p *Provider) completeLayer(ctx context.Context, digest string) (string, error) {
-	note, err := p.volume(ctx, p.wholeNote(digest))
+	note, err := p.volumeLabels(ctx, p.completeNote(digest))
 	if err != nil || note[labelLayer] == "" {
 		return "", err
 	}
 	name := note[labelLayer]
-	l, err := p.volume(ctx, name)
+	l, err := p.volumeLabels(ctx, name)
 	if err != nil {
 		return "", err
 	}
@@ -86,7 +86,7 @@ func (p *Provider) completeLayer(ctx context.Context, digest string) (string, er
 		return name, nil
 	}
 	p.cfg.Logger.Warn("the volume of a layer is missing; it is created again", "volume", name)
-	_, err = p.removeVolume(ctx, p.wholeNote(digest))
+	_, err = p.removeVolume(ctx, p.completeNote(digest))
 	return "", err
 }
 
@@ -145,7 +145,7 @@ func (p *Provider) makeLayer(ctx context.Context, digest, image string, want san
 // publish records that a layer is complete, and returns the volume that counts: creating an existing volume is not an
 // error, and another executor that considered the lock abandoned may have been faster.
 func (p *Provider) publish(ctx context.Context, digest, name string) (string, error) {
-	err := p.makeVolume(ctx, p.wholeNote(digest), map[string]string{labelVersion: layoutVersion, labelRole: roleWhole, labelEngine: p.cfg.Engine, labelLayer: name})
+	err := p.makeVolume(ctx, p.completeNote(digest), map[string]string{labelVersion: layoutVersion, labelRole: roleComplete, labelEngine: p.cfg.Engine, labelLayer: name})
 	if err != nil {
 		return "", err
 	}
@@ -247,7 +247,7 @@ func (p *Provider) oldLayers(ctx context.Context, now time.Time) error {
 		switch v.Labels[labelRole] {
 		case roleLayer:
 			of[v.Name] = v.Labels[labelLayer]
-		case roleWhole:
+		case roleComplete:
 			whole[v.Labels[labelLayer]] = v.Name
 		case roleLastUse:
 			notes[v.Name] = v.Labels[labelLayer]
@@ -268,7 +268,7 @@ func (p *Provider) oldLayers(ctx context.Context, now time.Time) error {
 		errs = append(errs, p.dropLayer(ctx, name, digest, whole[name]))
 	}
 	for name, digest := range notes { // notes of layers that do not exist
-		if _, there := made[p.wholeNote(digest)]; !there && made[name].Before(now.Add(-p.cfg.Layers.Keep)) {
+		if _, there := made[p.completeNote(digest)]; !there && made[name].Before(now.Add(-p.cfg.Layers.Keep)) {
 			_, err := p.removeVolume(ctx, name)
 			errs = append(errs, err)
 		}

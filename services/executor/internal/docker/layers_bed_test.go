@@ -29,7 +29,7 @@ import (
 // layerImage has npm and pip; scripts/images makes it.
 const layerImage = "spool/sandbox:latest"
 
-// A public address, and who stands for it.
+// Names of the simulated public network, and their public address.
 const (
 	registryHost = "packages.test"
 	otherHost    = "elsewhere.test"
@@ -66,7 +66,7 @@ func newLayerBed(t testing.TB, npm []dependencytest.NPM, wheels []dependencytest
 	t.Cleanup(served.Close)
 	elsewhere := httptest.NewServer(other)
 	t.Cleanup(elsewhere.Close)
-	b.other = func() int { return other.Asked("") }
+	b.other = func() int { return other.Requests("") }
 	b.startEgress(map[string]string{registryHost: served.Listener.Addr().String(), otherHost: elsewhere.Listener.Addr().String()})
 	b.cfg.Engine += "-" + strings.ToLower(rand.Text())
 	b.cfg.Image = layerImage

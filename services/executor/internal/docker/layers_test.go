@@ -60,8 +60,8 @@ func TestLayer(t *testing.T) {
 	if t.Failed() {
 		t.FailNow()
 	}
-	if n := b.registry.Asked(".tgz"); n != 2 || b.registry.Asked(".whl") != 1 || began.Load() != 6 || slices.ContainsFunc(names, func(n string) bool { return n != names[0] }) {
-		t.Errorf("%d and %d downloads, %d waited, for %v", n, b.registry.Asked(".whl"), began.Load(), names)
+	if n := b.registry.Requests(".tgz"); n != 2 || b.registry.Requests(".whl") != 1 || began.Load() != 6 || slices.ContainsFunc(names, func(n string) bool { return n != names[0] }) {
+		t.Errorf("%d and %d downloads, %d waited, for %v", n, b.registry.Requests(".whl"), began.Load(), names)
 	}
 	b.registry.Switch(false)
 	p := provide(t, b.cfg)
@@ -198,7 +198,7 @@ func TestLayer_EndsWithItsLastCaller(t *testing.T) {
 		_, err := p.Layer(ctx, want(t, events.Dependencies{NPM: both.NPM}), b.builder(p, nil))
 		done <- err
 	}()
-	for b.registry.Asked(".tgz") < 2 { // until it has begun
+	for b.registry.Requests(".tgz") < 2 { // until it has begun
 		if t.Context().Err() != nil {
 			t.Fatal(t.Context().Err())
 		}
@@ -299,7 +299,7 @@ func TestOrphans_RemovesUnusedLayers(t *testing.T) {
 	if err := p.makeVolume(t.Context(), half, map[string]string{labelVersion: layoutVersion, labelRole: roleLayer, labelEngine: p.cfg.Engine, labelLayer: strings.Repeat("0", 64)}); err != nil {
 		t.Fatal(err)
 	}
-	// A note of a layer that never was.
+	// A record of a layer that never existed.
 	if err := p.touch(t.Context(), strings.Repeat("0", 64)); err != nil {
 		t.Fatal(err)
 	}

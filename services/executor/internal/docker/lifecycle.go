@@ -30,7 +30,7 @@ func (p *Provider) Attach(ctx context.Context, id string) (sandbox.Sandbox, erro
 
 // List returns every sandbox of the engine that has a container.
 func (p *Provider) List(ctx context.Context) ([]sandbox.Info, error) {
-	list, err := p.all(ctx, "")
+	list, err := p.listSandboxes(ctx, "")
 	if err != nil {
 		return nil, err
 	}
@@ -93,7 +93,7 @@ func (p *Provider) wipe(ctx context.Context, id, owner string) error {
 		}
 	}
 	p.reclaim()
-	if labels, err := p.volume(ctx, workVolume(owner)); err != nil || labels != nil {
+	if labels, err := p.volumeLabels(ctx, workVolume(owner)); err != nil || labels != nil {
 		return err // another container uses them by now
 	}
 	// Notes of sandboxes in between: if a sandbox was ended by its turn and by the sweep at the same time, its note may
@@ -110,11 +110,11 @@ func (p *Provider) wipe(ctx context.Context, id, owner string) error {
 
 // stop asks the runner to end the agents of a running sandbox. Processes that have not ended in time are killed
 // with the container.
-func (p *Provider) stop(ctx context.Context, c found) {
+func (p *Provider) stop(ctx context.Context, c listedSandbox) {
 	if c.state != container.StateRunning {
 		return
 	}
-	seconds := int(politely / time.Second)
+	seconds := int(shutdownTimeout / time.Second)
 	if err := p.do(ctx, "stop the container", func(ctx context.Context) error {
 		return p.api.ContainerStop(ctx, c.container, container.StopOptions{Timeout: &seconds})
 	}); err != nil {
@@ -126,7 +126,7 @@ func (p *Provider) stop(ctx context.Context, c found) {
 func (p *Provider) remove(ctx context.Context, containerID string) error {
 	ctx, cancel := context.WithTimeout(ctx, p.within)
 	defer cancel()
-	tick := time.NewTicker(look)
+	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
 	for {
 		err := p.do(ctx, "remove the container", func(ctx context.Context) error {
@@ -226,8 +226,8 @@ func (p *Provider) State(ctx context.Context, id string) (State, error) {
 	return State{Running: s.Running, Paused: s.Paused, OOMKilled: s.OOMKilled, ExitCode: s.ExitCode}, nil
 }
 
-// lastWords returns the end of a container's output.
-func (p *Provider) lastWords(ctx context.Context, containerID string) string {
+// outputTail returns the end of a container's output.
+func (p *Provider) outputTail(ctx context.Context, containerID string) string {
 	var text bytes.Buffer
 	err := p.do(ctx, "read the runner's log", func(ctx context.Context) error {
 		stream, err := p.api.ContainerLogs(ctx, containerID, container.LogsOptions{ShowStdout: true, ShowStderr: true, Tail: "5"})

@@ -19,11 +19,11 @@ import (
 )
 
 const (
-	// unread is the number of bytes of stdout, and of stderr, that are buffered until they
-	// are read. While a buffer is full, the command blocks in its writes.
-	unread = 256 << 10
-	// firstLook and lastLook bound the interval at which the engine is asked
-	// whether a command has exited after its streams ended. The interval doubles.
+	// outputBuffer is the size in bytes of the buffers for unread stdout and stderr. While a buffer is full, the
+	// command blocks in its writes.
+	outputBuffer = 256 << 10
+	// firstLook and lastLook are the first and the longest interval at which the engine is asked whether a command
+	// whose streams have ended has exited. The interval doubles.
 	firstLook = 2 * time.Millisecond
 	lastLook  = time.Second
 )
@@ -38,7 +38,7 @@ type process struct {
 	stdin          *input
 	stdout, stderr *guest.Pipe
 	ended          chan struct{} // closed when the streams have ended
-	given          chan struct{} // closed by Kill of a command that ends with its stdin, or that will not begin: Wait returns without its exit code
+	given          chan struct{} // closed by Kill if the command ends with its stdin, or will not begin: Wait then returns without the exit code
 	giveUp         sync.Once
 	lost           atomic.Pointer[error]
 
@@ -65,7 +65,7 @@ func (b *box) start(ctx context.Context, opts container.ExecOptions, kill string
 	}
 	proc := &process{
 		b: b, exec: made.ID, kill: kill, conn: conn, stdin: &input{conn: conn},
-		stdout: guest.NewPipe(unread), stderr: guest.NewPipe(unread), ended: make(chan struct{}), given: make(chan struct{}),
+		stdout: guest.NewPipe(outputBuffer), stderr: guest.NewPipe(outputBuffer), ended: make(chan struct{}), given: make(chan struct{}),
 	}
 	b.p.watch.add(proc)
 	go proc.read()
@@ -121,8 +121,8 @@ func (p *process) read() {
 	p.conn.Close()
 }
 
-// lose ends the streams, because the engine does not answer.
-func (p *process) lose(err error) {
+// endStreams ends the streams of a command whose engine does not answer.
+func (p *process) endStreams(err error) {
 	p.lost.CompareAndSwap(nil, &err)
 	p.conn.Close()
 }
@@ -156,7 +156,7 @@ func (p *process) exit() (int, error) {
 		if err != nil {
 			return -1, err
 		}
-		if over(got) {
+		if hasEnded(got) {
 			return guest.ExitCode(got.ExitCode), nil
 		}
 		if !got.Running && time.Since(since) > p.b.p.within {
@@ -176,9 +176,9 @@ func (p *process) exit() (int, error) {
 	}
 }
 
-// over reports whether a command has ended. The engine returns the connection before it starts the command. Until then
-// the command is reported like one that exited with 0, but without a pid: it must not be mistaken for one that has ended.
-func over(got container.ExecInspect) bool {
+// hasEnded reports whether a command has ended. The engine returns the connection before it starts the command. Until
+// the start it reports exit code 0, as for a command that has ended, but no pid.
+func hasEnded(got container.ExecInspect) bool {
 	return !got.Running && (got.Pid != 0 || got.ExitCode != 0)
 }
 
@@ -205,7 +205,7 @@ func (p *process) Kill() error {
 		return nil
 	}
 	got, err := p.inspect()
-	if errdefs.IsNotFound(err) || err == nil && over(got) {
+	if errdefs.IsNotFound(err) || err == nil && hasEnded(got) {
 		return nil
 	}
 	if err != nil {

@@ -22,16 +22,18 @@ import (
 )
 
 const (
-	// fillWithin bounds the filling of the runner's volume, including the wait for other executors.
+	// fillWithin is the time limit for filling the runner's volume, including the wait for other executors.
 	fillWithin = 3 * time.Minute
-	// bringWithin bounds the work under the lock. The holder of a lock that is older
-	// than stale has died.
+	// bringWithin is the time limit of the work under the lock. It is shorter than abandonedAge: the holder of a lock
+	// that is older has died.
 	bringWithin = time.Minute
-	stale       = 90 * time.Second
-	// look is the interval at which the engine's state is read.
-	look = 100 * time.Millisecond
-	// complete is the file that is written last into the runner's volume.
-	complete = "complete"
+	// abandonedAge is the age from which a lock counts as abandoned.
+	abandonedAge = 90 * time.Second
+	// pollInterval is the interval at which the state of the engine is read during a wait.
+	pollInterval = 100 * time.Millisecond
+	// completeFile is the name of the file that is written last into the runner's volume, so that it marks the volume
+	// as complete.
+	completeFile = "complete"
 )
 
 // runnerBinary is the runner for one architecture.
@@ -46,15 +48,15 @@ type runnerBinary struct {
 
 func (r *runnerBinary) volume() string { return prefix + "runner-" + r.digest[:12] }
 
-// forget makes the next fill check the volume again.
+// forget makes the next call of fill check the volume again.
 func (r *runnerBinary) forget() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.filled = false
 }
 
-// machines maps the machine in a binary's header to the name of its architecture in images.
-var machines = map[elf.Machine]string{
+// architectures maps the machine in a binary's header to the name of its architecture in images.
+var architectures = map[elf.Machine]string{
 	elf.EM_X86_64: "amd64", elf.EM_AARCH64: "arm64", elf.EM_386: "386", elf.EM_ARM: "arm", elf.EM_RISCV: "riscv64",
 	elf.EM_PPC64: "ppc64le", elf.EM_S390: "s390x",
 }
@@ -85,7 +87,7 @@ func (p *Provider) binary(pic imageInfo) (*runnerBinary, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the runner's binary %s is not a program for Linux: %w", path, err)
 	}
-	machine := machines[file.Machine]
+	machine := architectures[file.Machine]
 	if err := file.Close(); err != nil {
 		return nil, fmt.Errorf("the runner's binary: %w", err)
 	}
@@ -143,10 +145,10 @@ func (p *Provider) fill(ctx context.Context, r *runnerBinary, image string) erro
 	return nil
 }
 
-// lock creates the helper container with a name. It blocks while another executor's helper has the name, and removes a helper
-// that is older than stale.
+// lock creates the helper container with a name. It blocks while another executor's helper has the name, and removes
+// a helper that is older than abandonedAge.
 func (p *Provider) lock(ctx context.Context, name, image string, volumes ...volumeAt) (string, error) {
-	tick := time.NewTicker(look)
+	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
 	var holder string
 	var since time.Time
@@ -175,7 +177,7 @@ func (p *Provider) lock(ctx context.Context, name, image string, volumes ...volu
 }
 
 func (p *Provider) isComplete(ctx context.Context, helper string, r *runnerBinary) (bool, error) {
-	for name, size := range map[string]int64{"runner": r.size, complete: int64(len(r.digest))} {
+	for name, size := range map[string]int64{"runner": r.size, completeFile: int64(len(r.digest))} {
 		stat, err := call(ctx, p, "look at the runner's volume", func(ctx context.Context) (container.PathStat, error) {
 			return p.api.ContainerStatPath(ctx, helper, "/v/runner/"+name)
 		})
@@ -194,7 +196,7 @@ func (p *Provider) copyRunner(ctx context.Context, helper string, r *runnerBinar
 	reader, writer := io.Pipe()
 	written := make(chan error, 1)
 	go func() {
-		err := r.archive(writer)
+		err := r.writeArchive(writer)
 		_ = writer.CloseWithError(err) // the reader of a pipe gets it; closing one never fails
 		written <- err
 	}()
@@ -208,7 +210,7 @@ func (p *Provider) copyRunner(ctx context.Context, helper string, r *runnerBinar
 	return p.translate(ctx, "bring the runner to the engine", err)
 }
 
-func (r *runnerBinary) archive(to io.Writer) error {
+func (r *runnerBinary) writeArchive(to io.Writer) error {
 	out := tar.NewWriter(to)
 	if err := out.WriteHeader(&tar.Header{Name: "v/runner/runner", Mode: 0o555, Size: r.size, Typeflag: tar.TypeReg}); err != nil {
 		return err
@@ -220,7 +222,7 @@ func (r *runnerBinary) archive(to io.Writer) error {
 	if sum != r.digest {
 		return fmt.Errorf("%s has changed: restart the executor", r.path)
 	}
-	if err := out.WriteHeader(&tar.Header{Name: "v/runner/" + complete, Mode: 0o444, Size: int64(len(sum)), Typeflag: tar.TypeReg}); err != nil {
+	if err := out.WriteHeader(&tar.Header{Name: "v/runner/" + completeFile, Mode: 0o444, Size: int64(len(sum)), Typeflag: tar.TypeReg}); err != nil {
 		return err
 	}
 	if _, err := io.WriteString(out, sum); err != nil {

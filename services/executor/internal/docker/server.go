@@ -45,9 +45,9 @@ func serverName(id string, n int) string   { return socketVolume(id, n) }
 // serverDir returns the folder in a sandbox with the socket of a server.
 func serverDir(n int) string { return path.Join(serversDir, strconv.Itoa(n)) }
 
-// sockets creates the volumes that a new sandbox shares with its servers. They are in memory: no limit would apply to
+// createSockets creates the volumes that a new sandbox shares with its servers. They are in memory: no limit would apply to
 // them on disk.
-func (p *Provider) sockets(ctx context.Context, spec sandbox.Spec) error {
+func (p *Provider) createSockets(ctx context.Context, spec sandbox.Spec) error {
 	for n := range spec.Servers {
 		v := socketVolume(spec.ID, n)
 		if err := p.do(ctx, "make volume "+v, func(ctx context.Context) error {
@@ -106,19 +106,19 @@ func (p *Provider) endServers(ctx context.Context, id string) error {
 	return err
 }
 
-// strays removes servers whose sandbox is gone. A server is created after its sandbox and listed before, so no server
-// of an existing sandbox is removed.
-func (p *Provider) strays(ctx context.Context) error {
+// removeOrphanServers removes servers whose sandbox does not exist. It lists the servers before the sandboxes, and a
+// server is created after its sandbox, so no server of an existing sandbox is removed.
+func (p *Provider) removeOrphanServers(ctx context.Context) error {
 	list, err := p.servers(ctx, "")
 	if err != nil || len(list) == 0 {
 		return err
 	}
-	boxes, err := p.all(ctx, "")
+	boxes, err := p.listSandboxes(ctx, "")
 	if err != nil {
 		return err
 	}
 	for _, c := range list {
-		if slices.ContainsFunc(boxes, func(b found) bool { return b.id == c.Labels[labelSandbox] }) {
+		if slices.ContainsFunc(boxes, func(b listedSandbox) bool { return b.id == c.Labels[labelSandbox] }) {
 			continue
 		}
 		p.cfg.Logger.Info("an MCP server's sandbox is gone", "container", c.ID, "sandbox", c.Labels[labelSandbox])
@@ -167,7 +167,7 @@ func (p *Provider) Serve(ctx context.Context, id string, n int, s sandbox.Server
 		if !errors.Is(err, errVanished) {
 			break
 		}
-		if retry.Pause(ctx, look) != nil {
+		if retry.Pause(ctx, pollInterval) != nil {
 			return "", ctx.Err()
 		}
 	}
@@ -211,7 +211,7 @@ func serverLabel(n int, s sandbox.Server) string {
 }
 
 // makeServer creates a server and returns its socket.
-func (p *Provider) makeServer(ctx context.Context, box found, n int, s sandbox.Server) (string, error) {
+func (p *Provider) makeServer(ctx context.Context, box listedSandbox, n int, s sandbox.Server) (string, error) {
 	pic, err := p.image(ctx, "", s.Image)
 	if err != nil {
 		return "", err
@@ -234,7 +234,7 @@ func (p *Provider) makeServer(ctx context.Context, box found, n int, s sandbox.S
 		name, _, _ = strings.Cut(pic.user, ":")
 		home = ""
 	}
-	if err := p.furnish(ctx, pic, u, name, home); err != nil {
+	if err := p.prepareVolumes(ctx, pic, u, name, home); err != nil {
 		return "", err
 	}
 	socket := newSocket()
@@ -248,7 +248,7 @@ func (p *Provider) makeServer(ctx context.Context, box found, n int, s sandbox.S
 	if errdefs.IsConflict(err) {
 		return "", fmt.Errorf("%w: another executor creates it: %w", errVanished, err) // the next attempt finds it
 	}
-	err = u.asVanished(err)
+	err = u.wrapVanished(err)
 	if err == nil {
 		err = errors.Join(p.reliableServer(ctx, box.id, n, r), p.reliableUser(ctx, u, reserved))
 	}
@@ -280,7 +280,7 @@ func (p *Provider) reliableServer(ctx context.Context, id string, n int, r *runn
 	if err := p.hasRunner(ctx, r); err != nil {
 		return err
 	}
-	l, err := p.volume(ctx, socketVolume(id, n))
+	l, err := p.volumeLabels(ctx, socketVolume(id, n))
 	if err == nil && l[labelRole] != roleSocket {
 		return fmt.Errorf("sandbox %s: %w", id, errNoSocket)
 	}
@@ -297,7 +297,7 @@ func (p *Provider) serverReady(ctx context.Context, id, containerID, socket stri
 	if err != nil && guest.IsUnavailable(err) || ctx.Err() != nil {
 		return errors.Join(err, ctx.Err())
 	}
-	said := p.lastWords(ctx, containerID)
+	said := p.outputTail(ctx, containerID)
 	if said == "" {
 		said = strings.TrimSpace(out.Stderr)
 	}
@@ -311,7 +311,7 @@ func isRoot(user string) bool {
 }
 
 // serverProfile returns the configuration of a server's container.
-func (p *Provider) serverProfile(ctx context.Context, box found, n int, s sandbox.Server, socket string, pic imageInfo, r *runnerBinary, u user) (*container.Config, *container.HostConfig, error) {
+func (p *Provider) serverProfile(ctx context.Context, box listedSandbox, n int, s sandbox.Server, socket string, pic imageInfo, r *runnerBinary, u user) (*container.Config, *container.HostConfig, error) {
 	limits := p.cfg.Limits
 	cpus, err := p.processors(ctx)
 	if err != nil {
@@ -375,7 +375,7 @@ const tokenVariable = "SPOOL_RUNNER_EGRESS_TOKEN="
 
 // egressToken returns the token with which a sandbox identifies itself to the egress proxy, "" for a sandbox without
 // egress.
-func (p *Provider) egressToken(ctx context.Context, box found) (string, error) {
+func (p *Provider) egressToken(ctx context.Context, box listedSandbox) (string, error) {
 	got, err := call(ctx, p, "look at sandbox "+box.id, func(ctx context.Context) (container.InspectResponse, error) {
 		return p.api.ContainerInspect(ctx, box.container)
 	})

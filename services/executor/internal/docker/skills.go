@@ -22,10 +22,11 @@ const (
 	skillsDir = "/bin/skills"
 	// labelSkills marks the volume of skills. The volume has no role label, so no sweep removes it.
 	labelSkills = "dev.spool.skills"
-	// shelveWithin is the time limit for copying a batch of skills, including the wait for other executors.
-	shelveWithin = 5 * time.Minute
-	// batchBytes is the size of ZIPs after which a holder of the lock begins no further skill: other executors consider
-	// the lock abandoned after stale.
+	// copySkillsTimeout is the time limit for copying a batch of skills to the engine, including the wait for other
+	// executors.
+	copySkillsTimeout = 5 * time.Minute
+	// batchBytes is the size of ZIPs after which a holder of the lock begins no further skill: other executors
+	// consider the lock abandoned after abandonedAge.
 	batchBytes = 64 << 20
 )
 
@@ -35,7 +36,7 @@ func SkillsVolume(engine string) string { return prefix + "skills-" + engine }
 // createSkillsVolume creates the volume of skills unless it exists.
 func (p *Provider) createSkillsVolume(ctx context.Context, image string) error {
 	name := SkillsVolume(p.cfg.Engine)
-	l, err := p.volume(ctx, name)
+	l, err := p.volumeLabels(ctx, name)
 	if err != nil || l[labelSkills] != "" {
 		return err
 	}
@@ -62,23 +63,24 @@ type wantedSkill struct {
 	done   chan error // buffered
 }
 
-// shelving is the provider's state of its engine's skills.
-type shelving struct {
+// skillStore holds the skills that the provider's engine has, and those that callers wait for.
+type skillStore struct {
 	turn   chan struct{}   // its holder copies all wanted skills
 	mu     sync.Mutex      // guards the fields below
 	there  map[string]bool // skills that are on the engine, by digest
 	wanted []*wantedSkill
 }
 
-func newShelving() shelving {
-	return shelving{turn: make(chan struct{}, 1), there: map[string]bool{}}
+func newSkillStore() skillStore {
+	return skillStore{turn: make(chan struct{}, 1), there: map[string]bool{}}
 }
 
-// Shelve copies a skill to the volume that all sandboxes of the engine see. A container and a copy into it take much
-// longer than the bytes alone, so skills that are wanted meanwhile are copied together.
-func (p *Provider) Shelve(ctx context.Context, digest string, zip func(context.Context) (*os.File, error)) (string, error) {
+// StoreSkill copies a skill to the volume that all sandboxes of the engine see, and returns its folder. Creating a
+// container and copying into it takes much longer than the transfer of the bytes, so skills that callers request
+// meanwhile are copied together.
+func (p *Provider) StoreSkill(ctx context.Context, digest string, zip func(context.Context) (*os.File, error)) (string, error) {
 	dir := skillsDir + "/" + digest
-	l, err := p.volume(ctx, SkillsVolume(p.cfg.Engine))
+	l, err := p.volumeLabels(ctx, SkillsVolume(p.cfg.Engine))
 	if err != nil {
 		return "", err
 	}
@@ -105,7 +107,7 @@ func (p *Provider) Shelve(ctx context.Context, digest string, zip func(context.C
 	return dir, nil
 }
 
-// copyWanted copies the skills that are wanted by now, and answers all callers.
+// copyWanted copies all skills that callers have requested so far, and answers the callers.
 func (p *Provider) copyWanted(ctx context.Context) {
 	s := &p.skills
 	s.mu.Lock()
@@ -118,7 +120,7 @@ func (p *Provider) copyWanted(ctx context.Context) {
 	if len(batch) == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, shelveWithin)
+	ctx, cancel := context.WithTimeout(ctx, copySkillsTimeout)
 	defer cancel()
 	var list []*wantedSkill
 	for _, same := range batch {
@@ -152,7 +154,7 @@ func (p *Provider) copySome(ctx context.Context, list []*wantedSkill, errs map[s
 	var missing []*wantedSkill
 	for _, w := range list {
 		_, err := call(ctx, p, "look for a skill", func(ctx context.Context) (container.PathStat, error) {
-			return p.api.ContainerStatPath(ctx, helper, "/v/skills/"+w.digest+"."+complete)
+			return p.api.ContainerStatPath(ctx, helper, "/v/skills/"+w.digest+"."+completeFile)
 		})
 		switch {
 		case errdefs.IsNotFound(err):
@@ -204,7 +206,7 @@ func (p *Provider) copySkills(ctx context.Context, helper string, list []*wanted
 				errs[w.digest] = err
 				continue
 			}
-			err = shelve(ctx, w.digest, zip, size, out)
+			err = writeSkill(ctx, w.digest, zip, size, out)
 			if cerr := zip.Close(); err != nil || cerr != nil {
 				return errors.Join(err, cerr)
 			}
@@ -231,15 +233,15 @@ func (w *wantedSkill) fetch(ctx context.Context) (*os.File, int64, error) {
 	return f, info.Size(), nil
 }
 
-// shelve writes a skill's folder and the file that marks it as complete.
-func shelve(ctx context.Context, digest string, zip *os.File, size int64, out *tar.Writer) error {
+// writeSkill writes a skill's folder and the file that marks it as complete.
+func writeSkill(ctx context.Context, digest string, zip *os.File, size int64, out *tar.Writer) error {
 	if err := out.WriteHeader(&tar.Header{Name: "v/skills/" + digest + "/", Typeflag: tar.TypeDir, Mode: 0o555, ModTime: time.Unix(0, 0)}); err != nil {
 		return err
 	}
 	if err := tarBelow("v/skills/"+digest+"/", out, func(w io.Writer) error { return skill.Tar(ctx, zip, size, w) }); err != nil {
 		return err
 	}
-	return out.WriteHeader(&tar.Header{Name: "v/skills/" + digest + "." + complete, Typeflag: tar.TypeReg, Mode: 0o444, ModTime: time.Unix(0, 0)})
+	return out.WriteHeader(&tar.Header{Name: "v/skills/" + digest + "." + completeFile, Typeflag: tar.TypeReg, Mode: 0o444, ModTime: time.Unix(0, 0)})
 }
 
 // tarBelow copies the entries of another tar with a folder in front of their names.

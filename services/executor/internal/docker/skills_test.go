@@ -90,7 +90,7 @@ func TestShelve(t *testing.T) {
 		other := provide(t, cfg)
 		for range 2 {
 			all.Go(func() {
-				if dir, err := other.Shelve(t.Context(), digest, open); err != nil || dir != want {
+				if dir, err := other.StoreSkill(t.Context(), digest, open); err != nil || dir != want {
 					t.Errorf("shelved in %q, %v", dir, err)
 				}
 			})
@@ -117,7 +117,7 @@ func TestShelve(t *testing.T) {
 			}
 		}
 	}
-	if dir, err := p.Shelve(t.Context(), digest, nil); err != nil || dir != want {
+	if dir, err := p.StoreSkill(t.Context(), digest, nil); err != nil || dir != want {
 		t.Errorf("again: %q, %v", dir, err)
 	}
 }
@@ -128,7 +128,7 @@ func TestShelveFails(t *testing.T) {
 	p := provide(t, ownEngine(t))
 	path, digest := zipped(t, t.Name())
 	gone := errors.New("gone")
-	if _, err := p.Shelve(t.Context(), digest, func(context.Context) (*os.File, error) { return nil, gone }); !errors.Is(err, gone) {
+	if _, err := p.StoreSkill(t.Context(), digest, func(context.Context) (*os.File, error) { return nil, gone }); !errors.Is(err, gone) {
 		t.Errorf("without a ZIP: %v", err)
 	}
 	raw, err := os.ReadFile(path)
@@ -139,10 +139,10 @@ func TestShelveFails(t *testing.T) {
 	if err := os.WriteFile(cut, raw[:len(raw)-30], 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.Shelve(t.Context(), digest, func(context.Context) (*os.File, error) { return os.Open(cut) }); err == nil {
+	if _, err := p.StoreSkill(t.Context(), digest, func(context.Context) (*os.File, error) { return os.Open(cut) }); err == nil {
 		t.Error("half a ZIP is a skill")
 	}
-	dir, err := p.Shelve(t.Context(), digest, func(context.Context) (*os.File, error) { return os.Open(path) })
+	dir, err := p.StoreSkill(t.Context(), digest, func(context.Context) (*os.File, error) { return os.Open(path) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -184,7 +184,7 @@ func TestShelve_CopiesSkillsTogether(t *testing.T) {
 	var wait sync.WaitGroup
 	for _, a := range all {
 		wait.Go(func() {
-			a.dir, a.err = p.Shelve(t.Context(), a.digest, func(context.Context) (*os.File, error) { return a.open() })
+			a.dir, a.err = p.StoreSkill(t.Context(), a.digest, func(context.Context) (*os.File, error) { return a.open() })
 		})
 	}
 	for waiting := 0; waiting < len(all); runtime.Gosched() {

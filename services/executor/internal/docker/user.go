@@ -151,13 +151,13 @@ func (p *Provider) reserve(ctx context.Context, id int, labels map[string]string
 	}
 }
 
-// guesses is the number of random numbers that are tried before the reserved ones are listed.
-const guesses = 4
+// randomTries is the number of random user numbers that newUser tries before it lists the reserved ones.
+const randomTries = 4
 
 // newUser reserves a user that is not in use.
 func (p *Provider) newUser(ctx context.Context, labels map[string]string) (user, error) {
 	size := p.cfg.Users.Last - p.cfg.Users.First + 1
-	for range guesses {
+	for range randomTries {
 		if u, mine, err := p.reserve(ctx, p.cfg.Users.First+rand.IntN(size), labels); mine || err != nil { //nolint:gosec // no secret
 			return u, err
 		}
@@ -197,7 +197,7 @@ func (p *Provider) userVolumes(ctx context.Context, labels ...string) ([]*volume
 
 // userOf returns the user of a sandbox's volumes. Volumes of an earlier release have no label for it.
 func (p *Provider) userOf(ctx context.Context, owner string) (user, error) {
-	l, err := p.volume(ctx, workVolume(owner))
+	l, err := p.volumeLabels(ctx, workVolume(owner))
 	if err != nil {
 		return user{}, err
 	}
@@ -231,9 +231,9 @@ func (p *Provider) serverUser(ctx context.Context, id string, n int) (user, map[
 	return u, labels, err
 }
 
-// asVanished wraps errVanished and the error if an error of the engine names the user's files: another executor that
-// created the same container failed, and removed them.
-func (u user) asVanished(err error) error {
+// wrapVanished wraps an error of the engine in errVanished if the error names the user's files: another executor that
+// tried to create the same container has removed them. It returns any other error unchanged.
+func (u user) wrapVanished(err error) error {
 	if u.dir != "" && errdefs.IsInvalidArgument(err) && strings.Contains(err.Error(), u.dir) {
 		return fmt.Errorf("files of user %d: %w: %w", u.id, errVanished, err)
 	}
@@ -245,7 +245,7 @@ func (p *Provider) reliableUser(ctx context.Context, u user, labels map[string]s
 	if u.dir == "" {
 		return nil
 	}
-	l, err := p.volume(ctx, userVolume(u.id))
+	l, err := p.volumeLabels(ctx, userVolume(u.id))
 	if err == nil && !isReserved(l, labels) {
 		return fmt.Errorf("user %d: %w", u.id, errVanished)
 	}
@@ -258,7 +258,7 @@ func (p *Provider) releaseUser(ctx context.Context, u user, labels map[string]st
 	if u.dir == "" {
 		return nil
 	}
-	l, err := p.volume(ctx, userVolume(u.id))
+	l, err := p.volumeLabels(ctx, userVolume(u.id))
 	if err != nil || l[labelRole] != "" && !isReserved(l, labels) {
 		return err
 	}
@@ -269,7 +269,7 @@ func (p *Provider) releaseUser(ctx context.Context, u user, labels map[string]st
 // releaseUsers releases the users of an owner whose volumes are gone.
 func (p *Provider) releaseUsers(ctx context.Context, owner string) error {
 	for _, v := range []string{workVolume(owner), stateVolume(owner)} {
-		if l, err := p.volume(ctx, v); err != nil || l != nil {
+		if l, err := p.volumeLabels(ctx, v); err != nil || l != nil {
 			return err
 		}
 	}

@@ -180,7 +180,7 @@ func TestUser_OfAnEarlierWorkspace(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	err := p.furnish(t.Context(), imageInfo{ref: testImage}, user{id: earlierUser}, "", "",
+	err := p.prepareVolumes(t.Context(), imageInfo{ref: testImage}, user{id: earlierUser}, "", "",
 		folder{volumeAt{workVolume(earlier.ID), "work"}, 0o700}, folder{volumeAt{stateVolume(earlier.ID), "state"}, 0o700})
 	if err != nil {
 		t.Fatal(err)

@@ -35,9 +35,9 @@ func (p *Provider) makeVolume(ctx context.Context, name string, labels map[strin
 	})
 }
 
-// volume returns the labels of a volume. It returns none if the volume does not exist, or if the engine created it
+// volumeLabels returns the labels of a volume. It returns none if the volume does not exist, or if the engine created it
 // implicitly for a container.
-func (p *Provider) volume(ctx context.Context, name string) (map[string]string, error) {
+func (p *Provider) volumeLabels(ctx context.Context, name string) (map[string]string, error) {
 	v, err := call(ctx, p, "look up volume "+name, func(ctx context.Context) (volume.Volume, error) { return p.api.VolumeInspect(ctx, name) })
 	if errdefs.IsNotFound(err) {
 		return nil, nil
@@ -54,9 +54,9 @@ func (p *Provider) removeVolume(ctx context.Context, name string) (bool, error) 
 	return err == nil, err
 }
 
-// volumes creates the volumes of a new sandbox, for its workspace and its agent's records, both owned by a new user,
+// createVolumes creates the volumes of a new sandbox, for its workspace and its agent's records, both owned by a new user,
 // and returns the user. That user also owns the layer that the sandbox fills.
-func (p *Provider) volumes(ctx context.Context, pl plan) (user, error) {
+func (p *Provider) createVolumes(ctx context.Context, pl plan) (user, error) {
 	id := pl.spec.ID
 	u, err := p.userAndVolumes(ctx, pl)
 	if err != nil {
@@ -90,7 +90,7 @@ func (p *Provider) userAndVolumes(ctx context.Context, pl plan) (user, error) {
 	if pl.spec.LayerTarget != "" {
 		folders = append(folders, folder{volumeAt{pl.spec.LayerTarget, "layer"}, 0o755})
 	}
-	return is, p.furnish(ctx, pl.pic, is, agentName, homeDir, folders...)
+	return is, p.prepareVolumes(ctx, pl.pic, is, agentName, homeDir, folders...)
 }
 
 // neverStarted is the program of helpers that are not volume tools.
@@ -123,15 +123,15 @@ func (p *Provider) discard(ctx context.Context, helper string) {
 
 // owner returns the sandbox after which a sandbox's volumes are named, as recorded by the note.
 func (p *Provider) owner(ctx context.Context, id string) (string, error) {
-	note, err := p.volume(ctx, noteVolume(id))
+	note, err := p.volumeLabels(ctx, noteVolume(id))
 	if err != nil || note[labelOwner] == "" {
 		return id, err
 	}
 	return note[labelOwner], nil
 }
 
-// note records the owner of a sandbox's volumes. It replaces an older note: the age of the note is the time since the
-// workspace's last use.
+// note records the owner of a sandbox's volumes. It replaces an older note, so that the age of the note is the time
+// since the last use of the workspace.
 func (p *Provider) note(ctx context.Context, id, owner string) error {
 	if _, err := p.removeVolume(ctx, noteVolume(id)); err != nil {
 		return err
@@ -144,7 +144,7 @@ func (p *Provider) note(ctx context.Context, id, owner string) error {
 // volumesExist reports whether the volumes of a sandbox exist.
 func (p *Provider) volumesExist(ctx context.Context, owner string) (bool, error) {
 	for _, v := range []string{workVolume(owner), stateVolume(owner)} {
-		l, err := p.volume(ctx, v)
+		l, err := p.volumeLabels(ctx, v)
 		if err != nil || l[labelRole] != roleVolume {
 			return false, err
 		}
@@ -171,7 +171,7 @@ func (p *Provider) Orphans(ctx context.Context, olderThan time.Duration) (remove
 	if err := p.oldLayers(ctx, now); err != nil {
 		return 0, err
 	}
-	if err := p.strays(ctx); err != nil {
+	if err := p.removeOrphanServers(ctx); err != nil {
 		return 0, err
 	}
 	used, err := p.usedOwners(ctx)
@@ -241,7 +241,7 @@ func (p *Provider) ownVolumes(ctx context.Context) ([]*volume.Volume, map[string
 	var out []*volume.Volume
 	last := map[string]time.Time{}
 	for _, v := range answer.Volumes {
-		if slices.Contains([]string{roleLayer, roleWhole, roleLastUse, roleUser}, v.Labels[labelRole]) {
+		if slices.Contains([]string{roleLayer, roleComplete, roleLastUse, roleUser}, v.Labels[labelRole]) {
 			continue
 		}
 		made, err := time.Parse(time.RFC3339, v.CreatedAt)

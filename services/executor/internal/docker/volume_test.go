@@ -44,7 +44,7 @@ func ownRunner(t testing.TB) (Config, string) {
 		if _, err := p.removeVolume(context.Background(), name); err != nil {
 			t.Error(err)
 		}
-		if l, err := p.volume(context.Background(), name); l != nil || err != nil {
+		if l, err := p.volumeLabels(context.Background(), name); l != nil || err != nil {
 			t.Errorf("the runner's volume stays: %v", err)
 		}
 	})
@@ -77,7 +77,7 @@ func TestRunnerVolumeAtOnce(t *testing.T) {
 	}
 	all.Wait()
 	p := provide(t, cfg)
-	if l, err := p.volume(t.Context(), name); err != nil || l[labelRole] != roleRunner {
+	if l, err := p.volumeLabels(t.Context(), name); err != nil || l[labelRole] != roleRunner {
 		t.Errorf("volume %s: %v, %v", name, l, err)
 	}
 	if _, err := p.api.ContainerInspect(t.Context(), name+"-fill"); err == nil {
@@ -178,7 +178,7 @@ func exists(t testing.TB, p *Provider, names ...string) []bool {
 	t.Helper()
 	out := make([]bool, len(names))
 	for i, n := range names {
-		l, err := p.volume(t.Context(), n)
+		l, err := p.volumeLabels(t.Context(), n)
 		if err != nil {
 			t.Fatal(err)
 		}

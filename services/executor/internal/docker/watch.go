@@ -12,8 +12,8 @@ import (
 const (
 	// askEvery is the time between two pings.
 	askEvery = 5 * time.Second
-	// missed is the number of consecutive pings that must fail before the streams are closed.
-	missed = 2
+	// maxMissedPings is the number of consecutive failed pings after which the streams are closed.
+	maxMissedPings = 2
 )
 
 // watch pings the engine on behalf of all open streams.
@@ -64,12 +64,12 @@ func (w *watch) ask(ctx context.Context) {
 		if silent++; err == nil {
 			silent = 0
 		}
-		if silent < missed || ctx.Err() != nil {
+		if silent < maxMissedPings || ctx.Err() != nil {
 			continue
 		}
 		w.mu.Lock()
 		for proc := range w.open {
-			proc.lose(err)
+			proc.endStreams(err)
 		}
 		w.mu.Unlock()
 	}

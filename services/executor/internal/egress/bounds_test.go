@@ -48,7 +48,7 @@ func TestConnections_AreLimitedPerSandbox(t *testing.T) {
 	})
 }
 
-// A connection that sends no preamble does not count to the limit of connections.
+// A connection that sends no preamble does not count towards the limit of connections.
 func TestConnections_WithoutAPreambleDoNotCount(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, nil)
@@ -65,7 +65,7 @@ func TestConnections_WithoutAPreambleDoNotCount(t *testing.T) {
 	}
 }
 
-// A tunnel or connection in which nothing moves is ended.
+// A tunnel or connection without traffic is closed after the idle timeout.
 func TestIdle_ConnectionsAreClosed(t *testing.T) {
 	t.Parallel()
 	change, _, p := around(t, nil)
@@ -124,7 +124,8 @@ func TestStalledSandbox_ConnectionIsClosed(t *testing.T) {
 	}
 }
 
-// Nobody takes the journal: no more is used than can be told of.
+// While no executor reads the journal and the journal is full, model calls are refused, because their usage could not
+// be journaled.
 func TestFullJournal_RefusesModelCalls(t *testing.T) {
 	t.Parallel()
 	change := models(t, func(w http.ResponseWriter, _ *http.Request) {

@@ -29,7 +29,7 @@ const priced = "claude-sonnet-4-5"
 // A call after the budget is used up is refused, and the journal has the reason. Another execution starts with a new budget.
 func TestBudget_RefusesTheCallAfterTheLimit(t *testing.T) {
 	t.Parallel()
-	const cost = (7*3.0 + 3*15.0) / 1e6 // of ten tokens, by the price table
+	const cost = (7*3.0 + 3*15.0) / 1e6 // of one answer, by the price table
 	for name, c := range map[string]struct {
 		model  string
 		budget events.Budget
@@ -126,18 +126,18 @@ func TestBudget_IsSharedByAllSandboxesOfAnAccount(t *testing.T) {
 	for _, b := range boxes {
 		ask(b, http.StatusPaymentRequired, "tenant acme has used 45 tokens, and its budget is 45")
 	}
-	// What the executor reports does not count twice, and a higher limit applies at once.
+	// Usage that the executor reports back does not count twice, and a higher limit applies at once.
 	register(boxes[0], of("session "+boxes[0].id, 100, 20), of("tenant acme", 55, 45))
 	ask(boxes[0], http.StatusOK, "")
 	ask(boxes[0], http.StatusPaymentRequired, "tenant acme has used 55 tokens")
-	// Other engines took more.
+	// Sandboxes of other engines used more.
 	register(boxes[1], of("tenant acme", 1000, 1000))
 	ask(boxes[1], http.StatusPaymentRequired, "tenant acme has used 1000 tokens")
-	// A session's own account goes on where it was.
+	// The account of a session keeps its usage.
 	register(boxes[0], of("session "+boxes[0].id, 40, 0))
 	ask(boxes[0], http.StatusOK, "")
 	ask(boxes[0], http.StatusPaymentRequired, "has used 40 tokens")
-	// Nobody has the tenant's: it begins anew.
+	// No sandbox has the tenant's account any more, so its usage begins at zero.
 	register(boxes[1])
 	register(boxes[1], of("tenant acme", 10, 0))
 	ask(boxes[1], http.StatusOK, "")

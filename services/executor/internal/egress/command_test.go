@@ -20,8 +20,8 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 )
 
-// The command: it serves, says that it is well, joins a stream to its admin
-// socket, and ends on SIGTERM.
+// TestCommand tests that the program serves, reports that it is healthy, connects a stream to its admin socket, and
+// ends on SIGTERM.
 func TestCommand(t *testing.T) {
 	t.Parallel()
 	dir, err := os.MkdirTemp("", "egr") //nolint:usetesting // short: the path of a socket has its limit

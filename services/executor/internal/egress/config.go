@@ -53,10 +53,10 @@ type Config struct {
 	TLSHandshake          time.Duration `name:"tls-handshake" default:"10s" env:"SPOOL_EGRESS_TLS_HANDSHAKE" help:"How long a connection to listen-tls may take until it has named a registered sandbox."`
 
 	Idle       time.Duration `default:"10m" env:"SPOOL_EGRESS_IDLE" help:"How long a tunnel, or a connection between two requests, may have no traffic, and how long a write to a sandbox may take."`
-	ModelIdle  time.Duration `default:"15m" env:"SPOOL_EGRESS_MODEL_IDLE" help:"How long a model may send nothing."`
+	ModelIdle  time.Duration `default:"15m" env:"SPOOL_EGRESS_MODEL_IDLE" help:"Time without data from a model after which its request is cancelled."`
 	JournalMax int64         `default:"67108864" env:"SPOOL_EGRESS_JOURNAL_MAX" help:"Limit of the bytes in each sandbox's journal that no executor has acknowledged; above it model calls are refused."`
 	KeepFor    time.Duration `default:"24h" env:"SPOOL_EGRESS_KEEP_FOR" help:"How long the journal of a released sandbox is kept if no executor acknowledges it."`
-	Drain      time.Duration `default:"2m" env:"SPOOL_EGRESS_DRAIN" help:"How long open requests may continue after the signal to end; a second signal ends the process at once."`
+	Drain      time.Duration `default:"2m" env:"SPOOL_EGRESS_DRAIN" help:"Time for which open requests may continue after the signal to end; a second signal ends the process at once."`
 }
 
 // The base URLs of the model providers' own APIs.
@@ -145,8 +145,8 @@ func (c Config) checkSockets() error {
 	return nil
 }
 
-// closed returns the parsed setting Closed.
-func (c Config) closed() ([]netip.Prefix, error) {
+// closedPrefixes returns the parsed setting Closed.
+func (c Config) closedPrefixes() ([]netip.Prefix, error) {
 	var out []netip.Prefix
 	for _, s := range c.Closed {
 		p, err := netip.ParsePrefix(s)
@@ -158,8 +158,8 @@ func (c Config) closed() ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// open returns the parsed setting Open.
-func (c Config) open() ([]egress.Target, error) {
+// openTargets returns the parsed setting Open.
+func (c Config) openTargets() ([]egress.Target, error) {
 	var out []egress.Target
 	for _, s := range c.Open {
 		if s == "" {

@@ -121,8 +121,8 @@ func TestHosts_DefineRoutes(t *testing.T) {
 	}
 }
 
-// A network that the operator closes is reached by nobody.
-func TestClosed(t *testing.T) {
+// No sandbox reaches a network that the operator closed.
+func TestClosed_NetworksAreUnreachable(t *testing.T) {
 	t.Parallel()
 	change, _, p := around(t, nil)
 	w := newWorld(t, func(c *egress.Config, d *egress.Deps) {
@@ -136,9 +136,9 @@ func TestClosed(t *testing.T) {
 	}
 }
 
-// Sockets have permissions that keep sandboxes off the admin socket, and what is
-// left of a proxy that died is no obstacle.
-func TestSockets(t *testing.T) {
+// The permissions of the sockets keep sandboxes off the admin socket, and a proxy starts although a proxy that died
+// left its sockets.
+func TestSockets_PermissionsAndLeftovers(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0") // a free port
 	if err != nil {
@@ -175,8 +175,8 @@ func TestSockets(t *testing.T) {
 	})
 }
 
-// A released sandbox's journal is not kept for ever: here, not over a minute's tidying after its time.
-func TestKeepFor(t *testing.T) {
+// The journal of a released sandbox is removed by the first cleanup after SPOOL_EGRESS_KEEP_FOR.
+func TestKeepFor_RemovesReleasedJournals(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, func(c *egress.Config, _ *egress.Deps) { c.KeepFor = 10 * time.Millisecond })
 	b := w.box()
@@ -186,7 +186,7 @@ func TestKeepFor(t *testing.T) {
 		t.Fatal(err)
 	}
 	poll(t, "it is forgotten", func() bool {
-		_, err := w.client.Release(t.Context(), b.id) // which tidies as the minute does
+		_, err := w.client.Release(t.Context(), b.id) // a release runs the same cleanup as the timer
 		return code(err) == api.CodeNotFound
 	})
 }

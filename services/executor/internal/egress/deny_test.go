@@ -30,8 +30,8 @@ func around(t *testing.T, h http.HandlerFunc) (func(*egress.Config, *egress.Deps
 	return func(_ *egress.Config, d *egress.Deps) { d.Resolver, d.Dial = n, p.dial }, n, p
 }
 
-// Bad input 17: what a hostile agent tries.
-func TestDenied(t *testing.T) {
+// TestDenied_WhatTheAllowlistDoesNotName tests requests with which a hostile agent tries to reach hosts that its allowlist does not name.
+func TestDenied_WhatTheAllowlistDoesNotName(t *testing.T) {
 	t.Parallel()
 	change, _, p := around(t, func(http.ResponseWriter, *http.Request) { t.Error("a request got through") })
 	w := newWorld(t, change)
@@ -167,7 +167,7 @@ func TestAllowed(t *testing.T) {
 	}
 }
 
-// A redirect is the sandbox's to follow: to where it may.
+// The proxy does not follow a redirect. The sandbox may follow it to a host of its allowlist.
 func TestRedirectsAreNotFollowed(t *testing.T) {
 	t.Parallel()
 	change, _, p := around(t, func(w http.ResponseWriter, r *http.Request) {
@@ -188,8 +188,8 @@ func TestTunnel(t *testing.T) {
 	t.Parallel()
 	change, _, p := around(t, nil)
 	echo := listen(t, func(c net.Conn) {
-		_, _ = io.Copy(c, c)                // until the other side has said all
-		_, _ = io.WriteString(c, "the end") // after it did
+		_, _ = io.Copy(c, c)                // until the other side closes its direction
+		_, _ = io.WriteString(c, "the end") // the last bytes follow the echo
 		c.Close()
 	})
 	p.at["93.184.216.34:443"] = echo
@@ -201,7 +201,7 @@ func TestTunnel(t *testing.T) {
 	}
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(within))
-	// What is sent before the answer is not lost.
+	// Bytes that the client sends before the proxy's answer are not lost.
 	if _, err := io.WriteString(c, "CONNECT ok.example:443 HTTP/1.1\r\nHost: ok.example:443\r\n\r\nearly "); err != nil {
 		t.Fatal(err)
 	}
@@ -221,7 +221,8 @@ func TestTunnel(t *testing.T) {
 	})
 }
 
-// A name that leads elsewhere by the time it is dialed gains nothing, and the next time it is denied.
+// A name whose address changes between the check and the dial does not reach the new address, and the next request
+// for it is denied.
 func TestRebinding_ToAForbiddenAddressIsDenied(t *testing.T) {
 	t.Parallel()
 	change, n, p := around(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "public") })
@@ -262,7 +263,7 @@ func TestMethodsAndSchemes(t *testing.T) {
 	}
 }
 
-func TestUpgradeIsPassedOn(t *testing.T) {
+func TestUpgrade_IsForwarded(t *testing.T) {
 	t.Parallel()
 	change, _, _ := around(t, func(w http.ResponseWriter, r *http.Request) {
 		c, rw, err := http.NewResponseController(w).Hijack()
@@ -295,7 +296,7 @@ func TestUpgradeIsPassedOn(t *testing.T) {
 	}
 }
 
-// listen serves connections of a TCP port of this machine, and gives its address.
+// listen serves connections on a TCP port of this machine, and returns its address.
 func listen(t *testing.T, h func(net.Conn)) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

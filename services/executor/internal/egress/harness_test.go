@@ -183,7 +183,7 @@ func mint(t *testing.T, kind events.Kind) string {
 	return id
 }
 
-// of returns the world for a subtest.
+// of returns a copy of the world that reports to a subtest.
 func (w *world) of(t *testing.T) *world {
 	other := *w
 	other.t = t
@@ -195,7 +195,7 @@ type box struct {
 	*world
 	id, token string
 	reg       api.Registration
-	http      *http.Client // speaks through a proxy where it is given an absolute address
+	http      *http.Client // uses the proxy for requests with an absolute URL
 }
 
 func (w *world) box(allow ...string) *box {

@@ -23,7 +23,8 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/authority"
 )
 
-// secured is a public net with a real TLS server at ok.example (443 and 8443) and a plain one at port 80.
+// secured is a simulated public network with a TLS server at ok.example, ports 443 and 8443, and a plain HTTP server
+// at port 80.
 type secured struct {
 	*world
 	public *public
@@ -128,7 +129,7 @@ func (b *box) request(method, address, body string) (int, http.Header, string) {
 	return b.do(req)
 }
 
-// tunnel opens one and gives what follows.
+// tunnel opens a tunnel and returns its connection, with a reader behind the proxy's answer.
 func (b *box) tunnel(target string) (net.Conn, *bufio.Reader) {
 	b.t.Helper()
 	c, err := b.dialWith(b.token)
@@ -233,12 +234,13 @@ func TestMethods(t *testing.T) {
 	})
 }
 
-// An entry without methods allows all: with another entry that has methods the tunnel is still not inspected.
+// An entry without methods allows all methods, so a tunnel is not inspected although another entry for the host has
+// methods.
 func TestMethods_UnionOfAllMethodsIsAPlainTunnel(t *testing.T) {
 	t.Parallel()
 	s := newSecured(t, nil)
 	b := s.box("GET ok.example", "*.example.org", "ok.example:443")
-	// The server's own certificate is what comes, and the proxy's is trusted by nobody here.
+	// The client gets the certificate of the server itself; it does not trust the proxy's.
 	b.http.Transport.(*http.Transport).TLSClientConfig = &tls.Config{RootCAs: s.deps.Roots, MinVersion: tls.VersionTLS12}
 	if status, _, body := b.request("POST", "https://ok.example/", "x"); status != 200 || body != "heard POST" {
 		t.Errorf("%d %s", status, body)
@@ -248,7 +250,8 @@ func TestMethods_UnionOfAllMethodsIsAPlainTunnel(t *testing.T) {
 	}
 }
 
-// A tunnel that was opened while all was allowed is cut when methods are named, others stay.
+// A tunnel that was opened while all methods were allowed is closed when the allowlist names methods for its host.
+// Other tunnels stay open.
 func TestTunnels_AreClosedByANewAllowlist(t *testing.T) {
 	t.Parallel()
 	s := newSecured(t, nil)
@@ -422,7 +425,7 @@ func TestInspectedTunnel_ReusesAndClosesItsConnections(t *testing.T) {
 	if status, _, _ := b.request("GET", "https://ok.example/", ""); status != 200 || len(s.public.seen()) != 2 {
 		t.Errorf("%d, %v", status, s.public.seen())
 	}
-	// A release cuts what is open.
+	// A release closes open connections.
 	if _, err := b.client.Release(t.Context(), b.id); err != nil {
 		t.Error(err)
 	}

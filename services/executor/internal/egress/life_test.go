@@ -93,7 +93,7 @@ func TestRegister_RefusesLowerEpochsAndReleasedSandboxes(t *testing.T) {
 		t.Errorf("%+v, %v", s, err)
 	}
 	req, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://denied.example/", nil)
-	b.do(req) // its line is not acknowledged, so that the released sandbox is not forgotten
+	b.do(req) // its line is not acknowledged, so the proxy keeps the released sandbox
 	if s, err := w.client.Release(t.Context(), b.id); err != nil || !s.Released || s.Last != 1 {
 		t.Fatalf("%+v, %v", s, err)
 	}
@@ -202,7 +202,7 @@ func TestTokens_IdentifyTheSandbox(t *testing.T) {
 	if _, err := w.client.Register(t.Context(), mint(t, events.KindSandbox), other); code(err) != api.CodeTokenTaken {
 		t.Errorf("a token twice: %v", err)
 	}
-	// A new token voids the old one, and closes its connections.
+	// A new token makes the old one invalid and closes its connections.
 	c, err := b.dialWith(b.token)
 	if err != nil {
 		t.Fatal(err)

@@ -18,7 +18,7 @@ import (
 
 const credential = "Bearer key-of-the-mcp-server"
 
-// tells answers with what it was asked, and tells the credential back.
+// tells answers with the request that it received, and repeats the credential in the answer.
 func tells(w http.ResponseWriter, r *http.Request) {
 	body, _ := io.ReadAll(r.Body)
 	w.Header().Set("Mcp-Session-Id", "m-1")
@@ -48,8 +48,9 @@ func (b *box) ask(method, path string) (int, http.Header, string) {
 	return b.do(req)
 }
 
-// A sandbox reaches the MCP servers that it was registered with, and no key of theirs is told to it, written down or logged.
-func TestServers(t *testing.T) {
+// A sandbox reaches the MCP servers of its registration. Their keys are neither sent to the sandbox nor written to
+// the journal or the log.
+func TestServers_KeepTheirKeysSecret(t *testing.T) {
 	t.Parallel()
 	change, _, p := around(t, tells)
 	internal := httptest.NewServer(http.HandlerFunc(tells))
@@ -94,7 +95,7 @@ func TestServers(t *testing.T) {
 			t.Errorf("%s %s is journaled as %+v", c.method, c.path, d)
 		}
 	}
-	// Another sandbox has none of them, and a new registration takes them away.
+	// Another sandbox does not reach them, and neither does this one after a registration without them.
 	other := w.box()
 	if status, _, _ := other.ask("POST", "/mcp/docs"); status != http.StatusNotFound {
 		t.Errorf("another sandbox: %d", status)
@@ -121,7 +122,7 @@ func TestServers(t *testing.T) {
 	}
 }
 
-// An MCP server at an address that is not public is not reached, whatever the definition says.
+// The proxy does not connect to an MCP server at an address that is not public, whatever its definition allows.
 func TestServers_PrivateAddressesAreDenied(t *testing.T) {
 	t.Parallel()
 	change, _, p := around(t, func(http.ResponseWriter, *http.Request) { t.Error("a request got through") })
@@ -190,7 +191,7 @@ func TestServers_AreUnknownAfterARestart(t *testing.T) {
 	}
 }
 
-// A connection that is to reach hosts alone reaches those of the allowlist, and neither models nor MCP servers.
+// A connection that is limited to hosts reaches hosts of the allowlist, and neither models nor MCP servers.
 func TestHostsOnly_ReachesNoModelsAndServers(t *testing.T) {
 	t.Parallel()
 	change, _, p := around(t, tells)

@@ -34,7 +34,7 @@ func TestCanceledRequest_CancelsTheModelCall(t *testing.T) {
 	t.Parallel()
 	gone := make(chan struct{})
 	w := newWorld(t, models(t, func(w http.ResponseWriter, r *http.Request) {
-		_, _ = io.Copy(io.Discard, r.Body) // the server looks at the connection only then
+		_, _ = io.Copy(io.Discard, r.Body) // the server detects a closed connection only after it has read the body
 		w.Header().Set("Content-Type", "text/event-stream")
 		_, _ = io.WriteString(w, startEvent)
 		w.(http.Flusher).Flush()
@@ -177,7 +177,7 @@ func TestMissingKey_CustomEndpointIsCalledWithoutOne(t *testing.T) {
 	}
 }
 
-// The key opens more than models: what else is behind it stays closed.
+// A key gives access to more than models. Requests to other paths are refused.
 func TestOnlyModelsAreServed(t *testing.T) {
 	t.Parallel()
 	reached := make(chan string, 100)
@@ -262,8 +262,8 @@ func TestCompressedAnswer_IsDecompressed(t *testing.T) {
 	}
 }
 
-// No credential is in anything that a sandbox, a log, a journal, the metrics or
-// the disk gets, though the endpoint tells it back in every way it can.
+// No credential reaches the sandbox, the log, the journal, the metrics or the disk, although the endpoint repeats it
+// in its answers in every form.
 func TestNoCredentialIsEverShown(t *testing.T) {
 	t.Parallel()
 	const hostKey = "custom-real-key-0123456789"
@@ -354,7 +354,7 @@ func file(t *testing.T, name, text string) string {
 	return path
 }
 
-// Large bodies pass, both ways.
+// Large bodies pass in both directions.
 func TestLargeBodies(t *testing.T) {
 	t.Parallel()
 	const size = 16 << 20

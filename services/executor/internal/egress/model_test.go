@@ -83,7 +83,7 @@ func TestModelRoutes(t *testing.T) {
 	}
 }
 
-func TestStreamIsNotHeldBack(t *testing.T) {
+func TestStream_IsNotBuffered(t *testing.T) {
 	t.Parallel()
 	next := make(chan string)
 	w := newWorld(t, models(t, func(w http.ResponseWriter, _ *http.Request) {

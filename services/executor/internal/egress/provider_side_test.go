@@ -34,7 +34,8 @@ const (
 	chat      = "/openai/chat/completions"
 )
 
-// serverSide are requests by which an agent would have a provider act for it, and the entry that allows each; "" where none does.
+// serverSide holds requests with which an agent makes a provider's servers act for it, and the allowlist entry that
+// allows each; "" if no entry does.
 var serverSide = []struct{ path, body, entry string }{
 	{messages, `{"model":"m","tools":[{"type":"web_fetch_20250910","name":"web_fetch"}]}`, "web_fetch"},
 	{messages, `{"model":"m","tools":[{"type":"web_search_20250305","name":"web_search"}]}`, "web_search"},
@@ -91,7 +92,8 @@ var serverSide = []struct{ path, body, entry string }{
 	{"/nvidia/chat/completions", `{"model":"m","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"https://evil.example/"}}]}]}`, "url"},
 }
 
-// An agent with an empty allowlist does not have a provider fetch, run or look up anything: each attempt is refused and journaled.
+// An agent with an empty allowlist cannot make a provider fetch, run or search anything: each attempt is refused and
+// journaled.
 func TestProviderSide_IsDeniedUnderAnEmptyAllowlist(t *testing.T) {
 	t.Parallel()
 	change, asked := answering(t)
@@ -113,7 +115,7 @@ func TestProviderSide_IsDeniedUnderAnEmptyAllowlist(t *testing.T) {
 	}
 }
 
-// An entry of the allowlist opens what it names, and nothing else.
+// An allowlist entry allows the feature that it names and no other.
 func TestProviderSide_IsAllowedByItsEntryAlone(t *testing.T) {
 	t.Parallel()
 	change, _ := answering(t)
@@ -136,7 +138,7 @@ func TestProviderSide_IsAllowedByItsEntryAlone(t *testing.T) {
 	}
 }
 
-// What can be read in two ways is not sent on.
+// A body that parsers could read in two ways is not forwarded.
 func TestModelBody_IsRefusedIfItCannotBeReadInOneWay(t *testing.T) {
 	t.Parallel()
 	change, asked := answering(t)
@@ -200,7 +202,8 @@ func manyKeys(n int) string {
 	return out.String()
 }
 
-// What the CLIs send in an ordinary turn passes under an empty allowlist, and betas that nobody knows too: they are journaled.
+// The requests of an ordinary turn of each CLI pass with an empty allowlist. Unknown beta features pass too, and are
+// journaled.
 func TestModelBody_OrdinaryRequestsPass(t *testing.T) {
 	t.Parallel()
 	change, _ := answering(t)
@@ -243,14 +246,14 @@ func TestModelBody_OrdinaryRequestsPass(t *testing.T) {
 	}
 }
 
-// One sandbox with requests that never end does not keep the others' from being read.
+// A sandbox whose requests never end does not block the requests of other sandboxes.
 func TestModelBody_MemoryIsBoundedForEachSandbox(t *testing.T) {
 	t.Parallel()
 	change, _ := answering(t)
 	w := newWorld(t, change)
 	hog := w.box()
 	head := "POST " + messages + " HTTP/1.1\r\nHost: " + runner.EgressAddress + "\r\nContent-Length: 33000000\r\n\r\n"
-	stall := func() { // a request short of its end, for which there is a buffer of 32 MiB, until it is answered
+	stall := func() { // a request without its last byte, which holds a buffer of 32 MiB until it is answered
 		c, err := hog.dialWith(hog.token)
 		if err != nil {
 			return // the test has ended
@@ -258,7 +261,7 @@ func TestModelBody_MemoryIsBoundedForEachSandbox(t *testing.T) {
 		defer c.Close()
 		defer context.AfterFunc(t.Context(), func() { c.Close() })()
 		if _, err := io.WriteString(c, head); err == nil {
-			_, _ = io.CopyN(c, zeros{}, 17<<20) // refused in the middle perhaps
+			_, _ = io.CopyN(c, zeros{}, 17<<20) // the proxy may refuse it before its end
 			_, _ = c.Read(make([]byte, 1))
 		}
 	}
@@ -267,7 +270,7 @@ func TestModelBody_MemoryIsBoundedForEachSandbox(t *testing.T) {
 	for range 2 {
 		stalling.Go(func() {
 			for t.Context().Err() == nil {
-				stall() // again when it was refused for what the requests below hold
+				stall() // once more, because it may have been refused for the buffers of the requests below
 			}
 		})
 	}
@@ -280,7 +283,7 @@ func TestModelBody_MemoryIsBoundedForEachSandbox(t *testing.T) {
 	}
 }
 
-// Between two executions of a session, models are not called, and what is tried is journaled.
+// Between two executions of a session, model calls are refused and journaled.
 func TestModelCall_IsRefusedWhileNoExecutionRuns(t *testing.T) {
 	t.Parallel()
 	change, asked := answering(t)

@@ -11,8 +11,8 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress"
 )
 
-// A sandbox that is registered with routes reaches these and no other, models' neither, also after a
-// restart of the proxy; without them it reaches all, and with an empty list none.
+// A sandbox that is registered with a list of routes reaches these routes only, also after a restart of the proxy.
+// Without a list it reaches all routes, and with an empty list none, not even those of models.
 func TestRoutesOfASandbox(t *testing.T) {
 	t.Parallel()
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = w.Write([]byte("here")) }))

@@ -43,7 +43,7 @@ var programs = sync.OnceValues(func() (dir string, err error) {
 	return dir, nil
 })
 
-// remote is a proxy process that listens for TLS, and what it needs.
+// remote is a proxy process that listens for TLS, with its settings and its model server.
 type remote struct {
 	t      *testing.T
 	issuer *issuer
@@ -55,7 +55,7 @@ type remote struct {
 	stop   func()
 }
 
-// newRemote starts a proxy in a process of its own, before a model server.
+// newRemote starts a model server, and a proxy for it in a separate process.
 func newRemote(t *testing.T, model http.HandlerFunc, env ...string) *remote {
 	t.Helper()
 	if _, err := programs(); err != nil {
@@ -87,7 +87,7 @@ func newRemote(t *testing.T, model http.HandlerFunc, env ...string) *remote {
 	return r
 }
 
-// start runs the proxy and waits until it is well.
+// start runs the proxy and waits until it is healthy.
 func (r *remote) start() {
 	r.t.Helper()
 	r.pid, r.stop = run(r.t, "egress", r.env, r.log)
@@ -156,7 +156,7 @@ func (r *remote) sandbox(server, authority string) *sandbox {
 	}
 	env := append(os.Environ(), "SPOOL_RUNNER_SOCKET="+dir+"/s", "SPOOL_RUNNER_WORKSPACE="+dir+"/w", "SPOOL_RUNNER_STATE="+dir+"/st",
 		"SPOOL_RUNNER_EGRESS_TOKEN="+token, "SPOOL_RUNNER_EGRESS_SERVER="+server, "SPOOL_RUNNER_EGRESS_AUTHORITY="+authority, "SPOOL_RUNNER_EGRESS_ADDRESS=127.0.0.1:0",
-		"SSL_CERT_FILE="+r.issuer.authority()) // the authorities of the machine count for nothing
+		"SSL_CERT_FILE="+r.issuer.authority()) // the authorities of the machine are not trusted
 	_, stop := run(r.t, "runner", env, s.log, "serve")
 	r.t.Cleanup(stop)
 	poll(r.t, "the runner forwards", func() bool {
@@ -257,7 +257,7 @@ func TestRunnerOverTLS_ReachesModelsAcrossRestartsAndRenewals(t *testing.T) {
 		t.Errorf("after the renewal: %d %s\n%s", status, body, other.log)
 	}
 
-	// While the proxy is away agents read why; then it is back, with the same registrations.
+	// While the proxy is down, agents get an error with the reason. After its restart it has the same registrations.
 	r.stop()
 	s.http.CloseIdleConnections()
 	if status, body := s.ask(); status != http.StatusBadGateway || !strings.Contains(body, "the egress proxy cannot be reached") {
@@ -302,11 +302,11 @@ func TestAttack_RunnerOverTLS_TrustsItsAuthorityAndTheServersNameAlone(t *testin
 	}
 }
 
-// Strangers that connect and say nothing, before the handshake, in the middle of it and after it, take a bounded amount of memory.
+// Clients that connect and send nothing more, before, during or after the handshake, use a bounded amount of memory.
 func TestAttack_EgressTLS_StrangersTakeLittleMemory(t *testing.T) {
 	t.Parallel()
 	const strangers, addresses, most = 2400, 12, 180 << 20
-	r := newRemote(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "{}") }, "SPOOL_EGRESS_TLS_HANDSHAKE=1h", "GOGC=20") // so that the peak is near what is in use
+	r := newRemote(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "{}") }, "SPOOL_EGRESS_TLS_HANDSHAKE=1h", "GOGC=20") // so that the peak is close to the memory in use
 	s := r.sandbox(r.cfg.ListenTLS, r.issuer.pem())
 	client := r.issuer.client()
 	for i := range strangers {
@@ -317,7 +317,7 @@ func TestAttack_EgressTLS_StrangersTakeLittleMemory(t *testing.T) {
 		}
 		t.Cleanup(func() { _ = c.Close() })
 		switch i / addresses % 8 {
-		default: // nearly all of the largest message of a handshake, in four records
+		default: // most of the largest message of a handshake, in four records
 			_, _ = io.WriteString(c, "\x16\x03\x01\x40\x00\x01\x00\xff\xf0\x03\x03"+strings.Repeat("x", 16<<10-6))
 			for range 2 {
 				_, _ = io.WriteString(c, "\x16\x03\x01\x40\x00"+strings.Repeat("x", 16<<10))

@@ -26,7 +26,8 @@ func recordHello(t *testing.T, name string) []byte {
 	return raw[:n]
 }
 
-// A tunnel that nobody looks into begins with the name of the host that it was opened to, or it is cut, and the host gets no byte.
+// A tunnel that is not inspected is closed, before the host gets a byte, if its TLS handshake names another host than
+// the one that the tunnel was opened to, or cannot be read.
 func TestServerName_OfATunnelIsItsHost(t *testing.T) {
 	t.Parallel()
 	good := recordHello(t, "ok.example")
@@ -60,9 +61,9 @@ func TestServerName_OfATunnelIsItsHost(t *testing.T) {
 			}
 			b := newWorld(t, change).box("ok.example", "ok.example:8443", "93.184.216.34:8443")
 			tunnel, _ := b.tunnel(c.target)
-			for i := range c.sent { // a hello may come in any pieces
+			for i := range c.sent { // the ClientHello may arrive in any pieces
 				if _, err := tunnel.Write(c.sent[i : i+1]); err != nil {
-					break // it was cut already
+					break // the proxy has closed the tunnel
 				}
 			}
 			_ = tunnel.(*net.UnixConn).CloseWrite()

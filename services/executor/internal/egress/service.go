@@ -77,11 +77,11 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	if err != nil {
 		return nil, err
 	}
-	open, err := cfg.open()
+	open, err := cfg.openTargets()
 	if err != nil {
 		return nil, err
 	}
-	closed, err := cfg.closed()
+	closed, err := cfg.closedPrefixes()
 	if err != nil {
 		return nil, err
 	}

@@ -12,15 +12,16 @@ import (
 	"time"
 )
 
-// What a hostile agent tries in a tunnel to a host of which it may only GET.
-func TestSmuggled(t *testing.T) {
+// TestSmuggling_ReachesOnlyAllowedMethods tests requests with which a hostile agent tries to use other methods in a tunnel to a host for which
+// only GET is allowed.
+func TestSmuggling_ReachesOnlyAllowedMethods(t *testing.T) {
 	t.Parallel()
 	const ok = "Host: ok.example\r\n"
 	for _, c := range []struct {
 		name, sends string
-		status      []int // of the answers, in order; then the connection may end
+		status      []int // of the answers, in order; the connection may end after them
 		code        string
-		heard       []string // what gets through
+		heard       []string // the requests that the host gets
 	}{
 		{name: "another Host", sends: "GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n", status: []int{403}, code: "BAD_HOST"},
 		{name: "another port", sends: "GET / HTTP/1.1\r\nHost: ok.example:8443\r\n\r\n", status: []int{403}, code: "BAD_HOST"},
@@ -45,7 +46,8 @@ func TestSmuggled(t *testing.T) {
 		{name: "a length with a sign", sends: "GET / HTTP/1.1\r\n" + ok + "Content-Length: +4\r\n\r\n", status: []int{400}, code: "METHOD_NOT_ALLOWED"},
 		{name: "an odd encoding", sends: "GET / HTTP/1.1\r\n" + ok + "Transfer-Encoding: xchunked\r\nContent-Length: 4\r\n\r\nabcd", status: []int{501}, code: "METHOD_NOT_ALLOWED"},
 		{name: "a space before the colon", sends: "GET / HTTP/1.1\r\n" + ok + "Transfer-Encoding : chunked\r\n\r\n", status: []int{400}, code: "METHOD_NOT_ALLOWED"},
-		// The encoding counts, and the host gets one request with one length; what follows is judged for itself.
+		// The encoding takes precedence over the length, so the host gets one request with one length. The bytes
+		// after it are checked as a request of their own.
 		{name: "a length and an encoding", sends: "GET / HTTP/1.1\r\n" + ok + "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nDELETE /hidden HTTP/1.1\r\n" + ok + "\r\n",
 			status: []int{200}, heard: []string{`GET ok.example/ [chunked] ""`}},
 		{name: "a request in a body", sends: "GET / HTTP/1.1\r\n" + ok + "Content-Length: 47\r\n\r\nDELETE /hidden HTTP/1.1\r\nHost: ok.example\r\n\r\nabGET /next HTTP/1.1\r\n" + ok + "\r\n",
@@ -91,8 +93,9 @@ func TestSmuggled(t *testing.T) {
 	}
 }
 
-// What is no TLS, not of this host, or wants another protocol does not get as far as a request.
-func TestNotSpoken(t *testing.T) {
+// Bytes that are not TLS, a handshake for another host, and a handshake for another protocol are refused before any
+// request.
+func TestTunnel_RefusesOtherProtocolsAndHosts(t *testing.T) {
 	t.Parallel()
 	s := newSecured(t, nil)
 	for _, c := range []struct {
@@ -151,8 +154,8 @@ func TestNotSpoken(t *testing.T) {
 	})
 }
 
-// A host that changes the protocol without being asked gains no tunnel.
-func TestUnaskedUpgrade(t *testing.T) {
+// A host that switches the protocol without a request for it gets no tunnel.
+func TestUpgrade_WithoutARequestIsRefused(t *testing.T) {
 	t.Parallel()
 	for name, more := range map[string]string{"without a word": "", "to some other": "Connection: Upgrade\r\nUpgrade: other\r\n", "to an offer that was not passed on": "Connection: Upgrade\r\nUpgrade: h2c\r\n"} {
 		t.Run(name, func(t *testing.T) {

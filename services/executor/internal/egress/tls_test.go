@@ -37,7 +37,7 @@ func newIssuer(t *testing.T) *issuer {
 	return i
 }
 
-// issue replaces the certificate, as if it were the time now.
+// issue replaces the certificate with one that is issued at the time now.
 func (i *issuer) issue(now time.Time, valid time.Duration, names ...string) {
 	i.t.Helper()
 	a, err := certificate.OpenAuthority(filepath.Join(i.dir, "authority"), certificate.Validity{For: valid, RenewBefore: 1 << 60}, now)
@@ -82,11 +82,11 @@ func (i *issuer) client() *tls.Config {
 func TestOverTLS_SandboxesAreTreatedAsOnTheSocket(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]func(*testing.T){
-		"keys of models": TestModelRoutes, "streams": TestStreamIsNotHeldBack, "denials": TestDenied, "the allowlist": TestAllowed, "tunnels": TestTunnel,
-		"methods": TestMethods, "changes of the allowlist": TestTunnels_AreClosedByANewAllowlist, "upgrades": TestUpgradeIsPassedOn, "budgets": TestBudget_RefusesTheCallAfterTheLimit, "MCP servers": TestServers,
+		"keys of models": TestModelRoutes, "streams": TestStream_IsNotBuffered, "denials": TestDenied_WhatTheAllowlistDoesNotName, "the allowlist": TestAllowed, "tunnels": TestTunnel,
+		"methods": TestMethods, "changes of the allowlist": TestTunnels_AreClosedByANewAllowlist, "upgrades": TestUpgrade_IsForwarded, "budgets": TestBudget_RefusesTheCallAfterTheLimit, "MCP servers": TestServers_KeepTheirKeysSecret,
 		"hosts only": TestHostsOnly_ReachesNoModelsAndServers, "routes": TestRoutesOfASandbox, "a restart": TestRestart_KeepsRegistrationsAndJournals, "a release": TestRelease_VoidsTheTokenAndKeepsTheJournal, "a drain": TestDrain_OpenRequestsEnd, "a bounded drain": TestDrain_IsBoundedByTimeAndSecondSignal,
 		"connections of a sandbox": TestConnections_AreLimitedPerSandbox, "idle connections": TestIdle_ConnectionsAreClosed, "a stalled sandbox": TestStalledSandbox_ConnectionIsClosed, "canceled requests": TestCanceledRequest_CancelsTheModelCall,
-		"large bodies": TestLargeBodies, "smuggled requests": TestSmuggled, "what models may not do": TestProviderSide_IsDeniedUnderAnEmptyAllowlist, "credentials": TestNoCredentialIsEverShown,
+		"large bodies": TestLargeBodies, "smuggled requests": TestSmuggling_ReachesOnlyAllowedMethods, "what models may not do": TestProviderSide_IsDeniedUnderAnEmptyAllowlist, "credentials": TestNoCredentialIsEverShown,
 	} {
 		t.Run(name, test)
 	}
@@ -149,7 +149,8 @@ func (w *world) secure(cfg *tls.Config) *tls.Conn {
 	return c
 }
 
-// onlyOwnLines reports an error unless the journal of a sandbox has n lines or more, all of them of its own requests, which name no route.
+// onlyOwnLines fails the test unless the journal of a sandbox has at least n lines, all of which are about its own
+// requests, which name no route.
 func (b *box) onlyOwnLines(n int) {
 	b.t.Helper()
 	b.lines(0, n)
@@ -164,7 +165,7 @@ func (b *box) onlyOwnLines(n int) {
 	}
 }
 
-// closedUnanswered reports an error unless the proxy closes a connection without a byte.
+// closedUnanswered fails the test unless the proxy closes a connection without sending a byte.
 func closedUnanswered(t *testing.T, what string, c net.Conn) {
 	t.Helper()
 	got, err := io.ReadAll(c)
@@ -199,7 +200,7 @@ func TestAttack_EgressTLS_UnknownTokensAreCutWithoutAnAnswer(t *testing.T) {
 	} {
 		before := w.refused("preamble")
 		c := w.secure(w.issuer.client())
-		_, _ = io.WriteString(c, line+request) // the proxy may have closed it in the middle
+		_, _ = io.WriteString(c, line+request) // the proxy may have closed the connection before the end
 		closedUnanswered(t, what, c)
 		if got := w.refused("preamble"); got != before+1 {
 			t.Errorf("%s: counted %d times", what, got-before)
@@ -244,7 +245,7 @@ func TestAttack_EgressTLS_HandshakesThatAreRefused(t *testing.T) {
 		t.Errorf("%d handshakes were counted, want 6", got-before)
 	}
 
-	// A certificate of the client is not asked for, and no protocol but Spool's is spoken.
+	// The proxy requests no client certificate, and accepts no protocol other than Spool's.
 	strange := w.issuer.client()
 	strange.NextProtos = []string{"h2", "http/1.1"}
 	strange.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
@@ -264,7 +265,7 @@ func TestAttack_EgressTLS_HandshakesThatAreRefused(t *testing.T) {
 func TestAttack_EgressTLS_SlowHandshakesAreCut(t *testing.T) {
 	t.Parallel()
 	w := overTLS(t, func(c *egress.Config, _ *egress.Deps) { c.TLSHandshake = 3 * time.Second })
-	// One that has named its sandbox in time stays: it is as old as the others.
+	// A connection of the same age that named its sandbox in time stays open.
 	b := w.box()
 	named, err := b.dialWith(b.token)
 	if err != nil {
@@ -295,7 +296,8 @@ func TestAttack_EgressTLS_SlowHandshakesAreCut(t *testing.T) {
 	}
 }
 
-// Connections without a token take no place from those of other addresses, nor from a sandbox that names itself at once.
+// Connections without a token do not use up the connections of other addresses, nor those of a sandbox that sends its
+// token at once.
 func TestAttack_EgressTLS_ThousandsOfSilentConnections(t *testing.T) {
 	t.Parallel()
 	const perAddress, silent, addresses = 16, 400, 8
@@ -307,7 +309,7 @@ func TestAttack_EgressTLS_ThousandsOfSilentConnections(t *testing.T) {
 	for i := range silent * addresses {
 		c := w.plain(fmt.Sprintf("127.0.0.%d", 2+i%addresses))
 		if i%2 == 0 {
-			_, _ = io.WriteString(c, "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03") // the beginning of a hello; it may be closed already
+			_, _ = io.WriteString(c, "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03") // the beginning of a ClientHello; the connection may be closed already
 		}
 	}
 	poll(t, "the oldest of each address are closed", func() bool { return w.refused("crowd") == (silent-perAddress)*addresses })
@@ -319,14 +321,14 @@ func TestAttack_EgressTLS_ThousandsOfSilentConnections(t *testing.T) {
 	if got, readErr := io.ReadAll(c); err != nil || !strings.HasPrefix(string(got), "HTTP/1.1 404") {
 		t.Errorf("one of another address, which is older: %q, %v, %v", got, err, readErr)
 	}
-	b.onlyOwnLines(1) // denials alike within a second are one line
+	b.onlyOwnLines(1) // equal denials within a second share one line
 }
 
 // The release of a sandbox closes all of its connections at once, in every state, and refuses new ones.
 func TestAttack_EgressTLS_TokenAfterRelease(t *testing.T) {
 	t.Parallel()
 	change, _, p := around(t, nil)
-	p.at["93.184.216.34:443"] = listen(t, func(c net.Conn) { // a host that speaks without end
+	p.at["93.184.216.34:443"] = listen(t, func(c net.Conn) { // a host that never stops sending
 		_, _ = io.Copy(c, zeros{})
 		c.Close()
 	})
@@ -340,7 +342,7 @@ func TestAttack_EgressTLS_TokenAfterRelease(t *testing.T) {
 		_, _ = io.WriteString(c, runner.EgressPreamble+b.token+"\n"+text)
 		open = append(open, c)
 	}
-	// The session ticket of a connection comes with what it reads first.
+	// The client receives the session ticket with its first read.
 	if _, err := io.ReadFull(open[2], make([]byte, 12)); err != nil {
 		t.Fatal(err)
 	}
@@ -400,7 +402,8 @@ func TestTLSConnectionsAreBounded(t *testing.T) {
 	})
 }
 
-// The certificate is read again when its files change, and connections that are open stay. Health and metrics tell of one that is of no use.
+// The certificate is read again when its files change, and open connections stay open. Health and metrics report an
+// invalid certificate.
 func TestTLSCertificateIsReplaced(t *testing.T) {
 	t.Parallel()
 	w := overTLS(t, nil)

@@ -22,8 +22,8 @@ func loseAuthority(t *testing.T, data string) {
 	}
 }
 
-// The journal says so when a client in the sandbox does not trust the certificate of the proxy.
-func TestUntrusted(t *testing.T) {
+// A client in the sandbox that does not trust the proxy's certificate causes a line in the journal.
+func TestUntrusted_IsJournaled(t *testing.T) {
 	t.Parallel()
 	s := newSecured(t, nil)
 	b := s.box("GET ok.example")
@@ -61,7 +61,7 @@ func TestRegister_ReturnsTheNewAuthority(t *testing.T) {
 		t.Errorf("after a restart: %d", status)
 	}
 	restart(true)
-	b.reg.Token = "" // the proxy knows the sandbox still
+	b.reg.Token = "" // the proxy still has the sandbox's token
 	state, err := b.client.Register(t.Context(), b.id, b.reg)
 	if err != nil || state.Authority == before || state.Authority == "" {
 		t.Fatalf("%q, %v", state.Authority, err)
@@ -80,7 +80,7 @@ func TestRegister_ReturnsTheNewAuthority(t *testing.T) {
 	}
 }
 
-// handshake opens a tunnel and ends TLS in it with a client that trusts roots.
+// handshake opens a tunnel and performs a TLS handshake in it, with a client that trusts roots.
 func (b *box) handshake(target string, roots *x509.CertPool) error {
 	b.t.Helper()
 	c, _ := b.tunnel(target)
@@ -122,7 +122,7 @@ func TestTrust_IsLimitedToTheAllowlist(t *testing.T) {
 	if b.authority() != state.Authority {
 		t.Error("after a restart another certificate is trusted")
 	}
-	// Whoever has the proxy's key cannot use it for another host.
+	// The proxy's key cannot be used to sign for another host.
 	ca, _, err := authority.Open(s.cfg.Data, nil)
 	if err != nil {
 		t.Fatal(err)

@@ -1,5 +1,6 @@
-// Package guest has what providers of remote sandboxes share. It reads and writes the files of a sandbox, and runs commands to their
-// end, through the commands of the runner inside. It also has the in-memory streams, the exit codes and the errors of such providers.
+// Package guest holds the code that providers of remote sandboxes share. It reads and writes the files of a sandbox,
+// and runs commands to their end, through commands of the runner in the sandbox. It also defines the in-memory
+// streams, the exit codes and the errors of such providers.
 package guest
 
 import (
@@ -18,7 +19,7 @@ import (
 // Process is a command in a sandbox.
 type Process interface {
 	sandbox.Process
-	// Abandon closes the streams at once and blocks until they have ended. The command may go on.
+	// Abandon closes the streams at once and blocks until they have ended. The command may continue to run.
 	Abandon()
 }
 
@@ -66,7 +67,8 @@ func (a Answer) Outcome(name string) error {
 	return err
 }
 
-// IsFull reports whether an error says that a disk is full. Remote programs report that by its text alone.
+// IsFull reports whether an error means that a disk is full. For an error of a remote program, only the text shows
+// that.
 func IsFull(err error) bool {
 	return errors.Is(err, syscall.ENOSPC) || strings.Contains(err.Error(), "no space left on device")
 }

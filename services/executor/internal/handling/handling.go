@@ -9,8 +9,9 @@ import (
 
 // A Set holds the sessions that this executor handles, each by one delivery of a job. It is safe for concurrent use.
 //
-// A job carries no instruction: a handler of any job of a session does all that is due for the session. JetStream may deliver a
-// job to several executors, and accepts the acknowledgement of each of them. So a job is acknowledged in two cases only:
+// A job carries no instruction: the handler of any job of a session carries out all work that is due for the session.
+// JetStream may deliver a job to several executors, and accepts the acknowledgement of each of them. So a job is
+// acknowledged in two cases only:
 //
 //   - Its own handler has read what is due after it received the job, and has done it.
 //   - Another job of the session was stored later. Whoever acknowledges that one has read the session after the later job was
@@ -59,8 +60,8 @@ func NewSet() *Set { return &Set{sessions: map[string]*Session{}} }
 // Begin returns a new Session if the session is not being handled; the caller must call Finish or Abandon. job is the sequence
 // of the caller's job in JOBS, or 0 if the caller has none.
 //
-// If the session is being handled, Begin returns a nil Session, marks the session as dirty and wakes its handler. The Waiter
-// then tells what to do with the caller's delivery.
+// If the session is being handled, Begin returns a nil Session, marks the session as dirty and wakes its handler. The
+// result of the Waiter then determines whether the caller acknowledges its delivery.
 func (s *Set) Begin(id string, job uint64) (*Session, *Waiter) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -102,7 +103,8 @@ func (s *Set) Abandon(id string, b *Session) {
 	s.remove(id, b, false)
 }
 
-// remove removes a session and tells its Waiter whether its job can be acknowledged. mu is held.
+// remove removes a session. covered is the result for its Waiter: whether the Waiter's job can be acknowledged. mu is
+// held.
 func (s *Set) remove(id string, b *Session, covered bool) {
 	if s.sessions[id] == b {
 		delete(s.sessions, id)
@@ -110,7 +112,7 @@ func (s *Set) remove(id string, b *Session, covered bool) {
 	}
 }
 
-// Wake tells the handler of a session, if it is being handled, that the session has a new fact.
+// Wake signals the handler of a session, if there is one, that the session has a new event.
 func (s *Set) Wake(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

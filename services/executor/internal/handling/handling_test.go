@@ -131,7 +131,7 @@ func TestSet_LosesNoJob(t *testing.T) {
 			case "publish":
 				m.facts++
 				m.unacknowledged[uint64(m.facts)] = true
-			case "deliver": // perhaps again, as after an ack wait, or after a killed server lost the state of the consumer
+			case "deliver": // possibly a redelivery: after the ack wait, or after a killed server lost the state of the consumer
 				if m.facts > 0 {
 					m.deliver(e, uint64(rapid.IntRange(1, m.facts).Draw(t, "job")))
 				}

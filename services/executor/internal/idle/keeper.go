@@ -36,11 +36,11 @@ const (
 // maxTries bounds how often a health check loads a session again that has changed.
 const maxTries = 64
 
-// Leases returns what other executors do.
+// Leases reports on other executors, by their leases and by requests to them.
 type Leases interface {
 	// Ask asks an executor what it does for a session. The error wraps lease.ErrNoLease if the executor is gone.
 	Ask(ctx context.Context, executor string, ref topology.SessionRef) (topology.CtlAnswer, error)
-	// EngineGone returns for how long an engine has had no lease.
+	// EngineGone returns the time for which no executor of an engine has renewed a lease.
 	EngineGone(provider, engine string) time.Duration
 }
 
@@ -49,12 +49,12 @@ type Config struct {
 	Executor     string        // id of this executor
 	ProviderName string        // name of the sandbox provider
 	Engine       string        // engine of this executor
-	Abandoned    time.Duration // without a lease, after which the sandboxes of an engine are given up
-	SandboxLife  time.Duration // after which the provider ends a sandbox; 0 is never
-	Beat         time.Duration // between two tries to read the log
+	Abandoned    time.Duration // time without a lease after which the sandboxes of an engine are given up
+	SandboxLife  time.Duration // age at which the provider ends a sandbox; 0 is never
+	Beat         time.Duration // pause between two tries to read the log
 
 	Provider  sandbox.Provider
-	Store     contents.Store // nil: no snapshots are taken, and no file changes applied
+	Store     contents.Store // nil: no snapshots are taken, and no file changes are applied
 	Sessions  eventlog.Sessions
 	Leases    Leases
 	Permits   *permits.Limiter // limits the work of a Keeper
@@ -66,7 +66,8 @@ type Config struct {
 	Agents    *agents.Registry
 	Pool      *pool.Pool
 
-	// EgressEvents returns what the egress proxy has recorded of a sandbox since the last event in the log.
+	// EgressEvents returns the events that the egress proxy has recorded about a sandbox and that are not in the log
+	// yet.
 	EgressEvents func(ctx context.Context, s run.State) []events.Event
 
 	Logger *slog.Logger

@@ -9,10 +9,12 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// ReasonTenantLimit is the reason for the end of an idle sandbox that made room for another one of its tenant.
+// ReasonTenantLimit is the reason for the end of an idle sandbox that was ended to make room for another sandbox of
+// its tenant.
 const ReasonTenantLimit = "tenant_limit"
 
-// Unreserve ends a reservation, if the session has one: the sandbox exists, or is not created after all.
+// Unreserve ends the reservation of a session, if there is one. It is called when the sandbox exists, or will not be
+// created.
 func (k *Keeper) Unreserve(tenant, id string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -21,8 +23,9 @@ func (k *Keeper) Unreserve(tenant, id string) {
 	}
 }
 
-// Reserve reserves room for a session's sandbox among at most so many of its tenant on this engine, and reports whether there was room. If
-// not, it ends the sandbox that has been idle for the longest. After true the caller must call Unreserve.
+// Reserve reserves room for a session's sandbox, and reports whether there was room: most is the maximum number of
+// sandboxes of the tenant on this engine. Without room, Reserve ends the sandbox that has been idle for the longest.
+// If it returns true, the caller must call Unreserve.
 func (k *Keeper) Reserve(ctx context.Context, tenant, id string, most int) (ok bool, err error) {
 	list, err := k.Provider.List(ctx)
 	if err != nil {
@@ -67,12 +70,12 @@ func (k *Keeper) endIdlest(ctx context.Context, list []sandbox.Info) error {
 	if idlest.ID == "" {
 		return nil
 	}
-	return k.endIdle(ctx, idlest, ReasonTenantLimit)
+	return k.endIdleSandbox(ctx, idlest, ReasonTenantLimit)
 }
 
-// endIdle ends a sandbox with a snapshot first, unless it is in use by now.
-func (k *Keeper) endIdle(ctx context.Context, info sandbox.Info, reason string) error {
-	// Until it has ended, jobs of its session are returned.
+// endIdleSandbox ends a sandbox with a snapshot first, unless it is in use by now.
+func (k *Keeper) endIdleSandbox(ctx context.Context, info sandbox.Info, reason string) error {
+	// Until the sandbox has ended, jobs of its session are returned to the queue.
 	s, _ := k.Handling.Begin(info.Labels.Session, 0)
 	if s == nil {
 		return nil

@@ -58,7 +58,7 @@ func (k *Keeper) Release(ctx context.Context, l eventlog.Loaded, s *handling.Ses
 	}
 	k.Agents.Shutdown(ctx, l.ID, l.Run.Epoch+1)
 	if !here {
-		return nil // its engine is gone; should it come back, its sweep finds it
+		return nil // the engine is gone; if it comes back, its sweep finds the sandbox
 	}
 	if err := k.Sandboxes.Terminate(ctx, sb.ID, deleted || synced != nil && !k.Sandboxes.KeepsWorkspaces()); err != nil {
 		k.Logger.Error("a sandbox was given up but could not be ended; the sweep will try again", "sandbox", sb.ID, "session", l.ID, "error", err)
@@ -91,7 +91,7 @@ func (k *Keeper) Interruptible(ctx context.Context, ref topology.SessionRef, s *
 				return
 			}
 			again = nil
-			// Most often the signal is a late one of the turn's own last events.
+			// In most cases the signal is a late one, for the last events of the turn itself.
 			switch l, err := k.Sessions.Load(work, ref.Tenant, ref.Session, eventlog.Leader); {
 			case err != nil:
 				again = time.After(k.Beat)

@@ -98,7 +98,7 @@ func (k *Keeper) maintain(ctx context.Context, l eventlog.Loaded, info sandbox.I
 			err = fmt.Errorf("stop the agent of execution %s, which has ended: %w", l.Run.Execution, err)
 		}
 	case k.NearsEnd(l.Run.Sandbox) && l.Due() == run.Nothing:
-		if err = k.endIdle(ctx, info, SyncMaxAge); err != nil {
+		if err = k.endIdleSandbox(ctx, info, SyncMaxAge); err != nil {
 			err = fmt.Errorf("end the sandbox before its provider does: %w", err)
 		}
 	}

@@ -144,7 +144,7 @@ func (k *Keeper) Spec(l eventlog.Loaded, id string) sandbox.Spec {
 // LastSnapshot takes the snapshot before a sandbox is given up, and returns the event that records it; nil if none is needed.
 func (k *Keeper) LastSnapshot(ctx context.Context, l eventlog.Loaded, reason string) (*events.WorkspaceSynced, error) {
 	if k.Store == nil || l.Life.Status == session.Deleted || l.Run.Sandbox.Journal == "" || len(contents.Sources(l)) > 0 {
-		return nil, nil // an unfilled workspace has nothing that the last snapshot has not
+		return nil, nil // an unfilled workspace has no content beyond the last snapshot
 	}
 	box, err := k.attach(ctx, l)
 	if err != nil {

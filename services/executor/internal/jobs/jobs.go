@@ -1,4 +1,4 @@
-// Package jobs handles the jobs of sessions: it does what is due for a session, whichever job names it.
+// Package jobs handles the jobs of sessions: it carries out all work that is due for a session that a job names.
 package jobs
 
 import (
@@ -56,12 +56,12 @@ const (
 	reservedDelay = 2 * time.Second // only the reserve of the store of NATS is left
 )
 
-// maxPasses bounds how often one delivery loads the session again.
+// maxPasses is the maximum number of times that one delivery loads the session.
 const maxPasses = 64
 
 var errHandled = errors.New("another delivery handles the session")
 
-// Handle does what is due for the session of a job. It is a handler of the bus.
+// Handle carries out the work that is due for the session of a job. It is a handler of the bus.
 func (h *Handler) Handle(ctx context.Context, msg *message.Message) error {
 	if err := bus.Routed(ctx); err != nil {
 		return err
@@ -76,7 +76,7 @@ func (h *Handler) Handle(ctx context.Context, msg *message.Message) error {
 	}
 	defer h.Handling.Abandon(ref.Session, b)
 	for {
-		err := h.session(ctx, ref, b)
+		err := h.handleSession(ctx, ref, b)
 		switch {
 		case h.Handling.Finish(ref.Session, b, err == nil):
 			return h.moveJob(ctx, msg, jobResult(err))
@@ -107,8 +107,8 @@ func await(ctx context.Context, w *handling.Waiter) error {
 	return bus.RetryAfter(errHandled, heldDelay)
 }
 
-// session does what is due for a session until nothing is.
-func (h *Handler) session(ctx context.Context, ref topology.SessionRef, b *handling.Session) error {
+// handleSession carries out the work of a session until no more is due.
+func (h *Handler) handleSession(ctx context.Context, ref topology.SessionRef, b *handling.Session) error {
 	fresh := eventlog.Any
 	for range maxPasses {
 		l, err := h.Sessions.Load(ctx, ref.Tenant, ref.Session, fresh)
@@ -177,9 +177,10 @@ func (h *Handler) refuse(ctx context.Context, l eventlog.Loaded) error {
 	return h.Runs.Append(ctx, &l, d)
 }
 
-// moveJob publishes a job again for the executors of another engine, which alone can do it, and returns nil, so that the delivery is acknowledged here.
-// It returns any other result as it is. A job that is returned would be delivered to executors of its own subject only, and these may never reach
-// the sandbox.
+// moveJob handles the result of a job whose work only executors of another engine can do: it publishes the job for
+// these executors and returns nil, so that the delivery is acknowledged here. It returns any other result unchanged.
+// A job that is returned to the queue is delivered only to executors of its own subject, which may never reach the
+// sandbox.
 func (h *Handler) moveJob(ctx context.Context, msg *message.Message, result error) error {
 	var away *idle.ElsewhereError
 	if !errors.As(result, &away) {

@@ -48,7 +48,7 @@ func (p *publisher) Publish(topic string, list ...*message.Message) error {
 
 func (p *publisher) Close() error { return nil }
 
-func newHandler(t *testing.T) (*Handler, *runlogtest.Bed, *turns) {
+func newHandler(t *testing.T) (*Handler, *runlogtest.Fixture, *turns) {
 	t.Helper()
 	bed, executed := runlogtest.New(t), &turns{}
 	return &Handler{
@@ -60,7 +60,7 @@ func (h *Handler) handle(t *testing.T) error {
 	t.Helper()
 	s, _ := h.Handling.Begin(runlogtest.Session, 1)
 	defer h.Handling.Abandon(runlogtest.Session, s)
-	return h.session(t.Context(), topology.SessionRef{Tenant: runlogtest.Tenant, Session: runlogtest.Session}, s)
+	return h.handleSession(t.Context(), topology.SessionRef{Tenant: runlogtest.Tenant, Session: runlogtest.Session}, s)
 }
 
 // TestRouted: the handler is reached through the Router alone.

@@ -24,7 +24,7 @@ type Config struct {
 	PIPIndexURL string        // "" for the installer's default
 	Within      time.Duration // time limit of an installation
 	MaxBytes    int64         // size limit of a layer
-	Keep        time.Duration // how long an unused layer is kept
+	Keep        time.Duration // time for which an unused layer is kept
 }
 
 // Check returns an error if a limit is not positive.
@@ -111,7 +111,7 @@ func (c Config) TooLarge() error {
 
 // TooSlow returns the error for an installation above its time limit.
 func (c Config) TooSlow(said string) error {
-	return Failed("it took longer than %s (SPOOL_DEPENDENCIES_TIMEOUT); the installer last said: %s", c.Within, Said(said))
+	return Failed("it took longer than %s (SPOOL_DEPENDENCIES_TIMEOUT); the installer last said: %s", c.Within, LastLines(said))
 }
 
 // Limits of the part of an installer's output that is reported.
@@ -130,9 +130,9 @@ var (
 	tokens   = regexp.MustCompile(`(?i)((?:_authToken|_auth|_password|token|password|authorization)["']?\s*[=:]\s*["']?)(?:(?:basic|bearer)\s+)?[^\s"']+`)
 )
 
-// Said returns the last lines of an installer's output for a message: limited in length, without text that looks like a
-// credential, and without terminal escape codes.
-func Said(text string) string {
+// LastLines returns the last lines of an installer's output for a message: limited in length, without text that looks
+// like a credential, and without terminal escape codes.
+func LastLines(text string) string {
 	text = escapes.ReplaceAllString(strings.ToValidUTF8(text, "\uFFFD"), "")
 	text = userInfo.ReplaceAllString(text, "://***@")
 	text = tokens.ReplaceAllString(text, "${1}***")

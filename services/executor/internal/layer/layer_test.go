@@ -81,11 +81,11 @@ func TestSaid_RemovesCredentials(t *testing.T) {
 		strings.Repeat("line\n", 30):      strings.TrimSuffix(strings.Repeat("line\n", 20), "\n"),
 		"package token-bucket was not OK": "package token-bucket was not OK",
 	} {
-		if got := layer.Said(in); got != want {
+		if got := layer.LastLines(in); got != want {
 			t.Errorf("%q: %q, want %q", in, got, want)
 		}
 	}
-	if long := layer.Said(strings.Repeat("é", 5000)); len(long) > 2010 || !strings.HasPrefix(long, "…é") || !strings.HasSuffix(long, "é") {
+	if long := layer.LastLines(strings.Repeat("é", 5000)); len(long) > 2010 || !strings.HasPrefix(long, "…é") || !strings.HasSuffix(long, "é") {
 		t.Errorf("%d bytes: %.20q", len(long), long)
 	}
 	var tail layer.Tail

@@ -9,10 +9,10 @@ import (
 // waits, and is canceled when the last has left. The zero value is ready to use.
 type Once struct {
 	mu      sync.Mutex
-	flights map[string]*flight
+	flights map[string]*sharedCall
 }
 
-type flight struct {
+type sharedCall struct {
 	waiting int
 	cancel  context.CancelFunc
 	done    chan struct{} // closed when value and err are set
@@ -36,7 +36,7 @@ func (o *Once) Do(ctx context.Context, key string, work func(context.Context) (s
 	return "", ctx.Err()
 }
 
-func (o *Once) join(ctx context.Context, key string, work func(context.Context) (string, error)) *flight {
+func (o *Once) join(ctx context.Context, key string, work func(context.Context) (string, error)) *sharedCall {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if f := o.flights[key]; f != nil {
@@ -44,10 +44,10 @@ func (o *Once) join(ctx context.Context, key string, work func(context.Context) 
 		return f
 	}
 	if o.flights == nil {
-		o.flights = map[string]*flight{}
+		o.flights = map[string]*sharedCall{}
 	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	f := &flight{waiting: 1, cancel: cancel, done: make(chan struct{})}
+	f := &sharedCall{waiting: 1, cancel: cancel, done: make(chan struct{})}
 	o.flights[key] = f
 	go func() {
 		defer close(f.done)
@@ -62,7 +62,7 @@ func (o *Once) join(ctx context.Context, key string, work func(context.Context) 
 }
 
 // leave removes a caller. If it was the last, leave cancels the call and returns true.
-func (o *Once) leave(key string, f *flight) (last bool) {
+func (o *Once) leave(key string, f *sharedCall) (last bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if f.waiting--; f.waiting > 0 {

@@ -1,4 +1,4 @@
-// Package lease renews an executor's own lease and knows those of the others.
+// Package lease renews the lease of this executor, and reads the leases of all executors.
 package lease
 
 import (
@@ -22,14 +22,14 @@ import (
 // Every is the interval at which a lease is renewed.
 const Every = time.Second
 
-// askWithin bounds a question to another executor.
+// askWithin is the time limit of a request to another executor.
 const askWithin = time.Second
 
 // Errors of Ask.
 var (
-	// ErrNoLease is an executor that lives no more.
+	// ErrNoLease is returned if the executor has no lease, because it has ended.
 	ErrNoLease = errors.New("the executor has no lease")
-	// ErrSilent is one that has a lease and does not answer.
+	// ErrSilent is returned if the executor has a lease and does not answer.
 	ErrSilent = errors.New("the executor does not answer")
 )
 
@@ -43,9 +43,9 @@ type Keeper struct {
 	lease topology.Lease
 	disk  func() string
 	log   *slog.Logger
-	count func() map[string]int // what the executor runs, by tenant; nil for nothing
+	count func() map[string]int // returns the number of running executions by tenant; nil if the lease does not state it
 
-	announcing sync.Mutex // so that a lease never says what an older one said
+	announcing sync.Mutex // held while the lease is written, so that an older state never replaces a newer one
 }
 
 // New returns a Keeper. Open creates the lease and Run renews it. disk returns the lease's DiskLimit,
@@ -54,10 +54,11 @@ func New(js jetstream.JetStream, lease topology.Lease, disk func() string, log *
 	return &Keeper{Watcher: leases.NewWatcher(js, time.Now, log), js: js, nc: js.Conn(), lease: lease, disk: disk, log: log}
 }
 
-// Count has the lease tell what the executor runs, by tenant. It comes before Open.
+// Count makes the lease state the number of running executions by tenant, which count returns. It must be called
+// before Open.
 func (k *Keeper) Count(count func() map[string]int) { k.count = count }
 
-// Open announces the executor. It comes before Run and Ask.
+// Open opens the bucket of leases and writes the lease. It must be called before Run and Ask.
 func (k *Keeper) Open(ctx context.Context) error {
 	kv, err := k.js.KeyValue(ctx, topology.BucketLeases)
 	if err != nil {
@@ -67,7 +68,7 @@ func (k *Keeper) Open(ctx context.Context) error {
 	return k.announce(ctx)
 }
 
-// announce writes the lease once.
+// announce writes the lease with its present content.
 func (k *Keeper) announce(ctx context.Context) error {
 	k.announcing.Lock()
 	defer k.announcing.Unlock()
@@ -88,8 +89,9 @@ func (k *Keeper) announce(ctx context.Context) error {
 	return nil
 }
 
-// Running announces what this executor runs, and then returns how many executions of a tenant all executors run by their
-// leases. Of two executors that start one at the same time, at least one sees the other's.
+// Running writes the lease, and then returns the number of executions of a tenant that run on all executors,
+// according to their leases. If two executors start an execution at the same time, at least one of them counts the
+// execution of the other.
 func (k *Keeper) Running(ctx context.Context, tenant string) (int, error) {
 	if err := k.announce(ctx); err != nil {
 		return 0, err
@@ -102,15 +104,15 @@ func (k *Keeper) Running(ctx context.Context, tenant string) (int, error) {
 	return n, err
 }
 
-// Renew announces the executor at once, because it runs less than its lease says.
+// Renew writes the lease at once. It is called when an execution has ended that the lease still counts.
 func (k *Keeper) Renew(ctx context.Context) {
 	if err := k.announce(ctx); err != nil {
-		k.log.Warn("the lease could not be renewed; it is at the next second", "error", err)
+		k.log.Warn("the lease could not be renewed; the next attempt follows within a second", "error", err)
 	}
 }
 
 // Run renews the lease and watches the leases of all executors until ctx ends. Then it deletes the lease, so that
-// others need not wait for its end.
+// other executors do not wait until it expires.
 func (k *Keeper) Run(ctx context.Context) error {
 	var watching errgroup.Group
 	watching.Go(func() error { return k.Watcher.Run(ctx) })
@@ -133,7 +135,7 @@ func (k *Keeper) release(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, Every)
 	defer cancel()
 	if err := k.kv.Delete(ctx, k.lease.Executor); err != nil {
-		k.log.Warn("the lease was not taken back; it ends by itself", "error", err)
+		k.log.Warn("the lease could not be deleted; it expires by itself", "error", err)
 	}
 }
 
@@ -145,7 +147,8 @@ func (k *Keeper) Others(ctx context.Context) (bool, error) {
 	}), err
 }
 
-// Ask asks another executor what it does for a session. ErrNoLease and ErrSilent say that there is no answer, and why.
+// Ask asks another executor what it does for a session. The error wraps ErrNoLease if the executor has ended, and
+// ErrSilent if it does not answer.
 func (k *Keeper) Ask(ctx context.Context, executor string, ref topology.SessionRef) (topology.CtlAnswer, error) {
 	var a topology.CtlAnswer
 	lives, err := k.Lives(ctx, executor)

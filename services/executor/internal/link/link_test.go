@@ -11,7 +11,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// stdin is a process of which only the stdin is used: each write is one string.
+// stdin is a process whose standard input alone works. It sends each write to a channel as one string.
 type stdin struct {
 	sandbox.Process
 	writes chan string

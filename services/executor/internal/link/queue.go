@@ -84,7 +84,7 @@ const (
 	// keptBuffer is the largest buffer that a lineReader keeps while it waits for a line. A session writes long lines rarely, and an
 	// executor has a thousand sessions.
 	keptBuffer = 16 << 10
-	// maxEmptyReads is how often a stream may return no bytes and no error in a row.
+	// maxEmptyReads is the maximum number of consecutive reads of a stream that return neither bytes nor an error.
 	maxEmptyReads = 100
 )
 

@@ -54,7 +54,7 @@ func (s *Source) Open(ctx context.Context, r livefiles.Request) (io.ReadCloser, 
 		_, err = kept.Seek(0, io.SeekStart)
 	}
 	if err != nil {
-		return nil, 0, errors.Join(refusal(err), kept.Close())
+		return nil, 0, errors.Join(refusalError(err), kept.Close())
 	}
 	return kept, size, nil
 }
@@ -105,12 +105,12 @@ func read(ctx context.Context, box sandbox.Sandbox, r livefiles.Request, to io.W
 		if len(list) > livefiles.MaxEntries {
 			return 0, &livefiles.Error{Code: livefiles.TooLarge, Detail: fmt.Sprintf("the folder holds %d files and folders; at most %d are listed: name a folder in it", len(list), livefiles.MaxEntries)}
 		}
-		return written(list, to)
+		return writeEntries(list, to)
 	}
 	return 0, &livefiles.Error{Code: livefiles.Failed, Detail: fmt.Sprintf("operation %.20q is unknown", r.Op)}
 }
 
-func written(list []sandbox.File, to io.Writer) (int64, error) {
+func writeEntries(list []sandbox.File, to io.Writer) (int64, error) {
 	out := make([]livefiles.Entry, len(list))
 	for i, f := range list {
 		out[i] = livefiles.Entry{Path: f.Path, Kind: "file", Size: f.Size, ModTime: f.ModTime.UTC()}
@@ -129,8 +129,8 @@ func written(list []sandbox.File, to io.Writer) (int64, error) {
 	return int64(n), err
 }
 
-// refusal converts the errors of a sandbox's files to errors with codes.
-func refusal(err error) error {
+// refusalError converts the errors of a sandbox's files to errors with codes.
+func refusalError(err error) error {
 	var refused *livefiles.Error
 	switch {
 	case errors.As(err, &refused):

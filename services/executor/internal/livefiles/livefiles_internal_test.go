@@ -89,15 +89,15 @@ func TestRefusal_HasTheCodeOfItsCause(t *testing.T) {
 		livefiles.NotFound: sandbox.ErrNotFound, livefiles.Outside: sandbox.ErrOutside, livefiles.Unreadable: fs.ErrPermission, livefiles.Busy: &livefiles.Error{Code: livefiles.Busy},
 	} {
 		var refused *livefiles.Error
-		if err := refusal(fmt.Errorf("path %q: %w", "a", cause)); !errors.As(err, &refused) || refused.Code != want {
+		if err := refusalError(fmt.Errorf("path %q: %w", "a", cause)); !errors.As(err, &refused) || refused.Code != want {
 			t.Errorf("%v: %v, want %s", cause, err, want)
 		}
 	}
 	var refused *livefiles.Error
-	if err := refusal(fmt.Errorf("path %q: %w", "pipe", fs.ErrInvalid)); !errors.As(err, &refused) || refused.Code != livefiles.NotFound {
+	if err := refusalError(fmt.Errorf("path %q: %w", "pipe", fs.ErrInvalid)); !errors.As(err, &refused) || refused.Code != livefiles.NotFound {
 		t.Errorf("a pipe: %v", err)
 	}
-	if err := refusal(io.ErrUnexpectedEOF); !errors.Is(err, io.ErrUnexpectedEOF) {
+	if err := refusalError(io.ErrUnexpectedEOF); !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("a failure without a code became %v", err)
 	}
 }

@@ -18,17 +18,17 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/layer"
 )
 
-// marker is the environment variable by which processes of a sandbox are found, also when
-// their parents have ended.
+// marker is the name of the environment variable by which the processes of a sandbox are found, also after their
+// parents have ended.
 const marker = "SPOOL_SANDBOX"
 
 const (
-	// politely is the maximum time that a runner may take to end its processes.
-	politely = 3 * time.Second
-	// forcibly bounds the killing of the remaining processes.
-	forcibly = 5 * time.Second
-	// look is the interval at which processes and sockets are checked.
-	look = 5 * time.Millisecond
+	// shutdownTimeout is the maximum time that a runner may take to end its processes.
+	shutdownTimeout = 3 * time.Second
+	// killTimeout is the maximum time that the remaining processes may take to end after SIGKILL.
+	killTimeout = 5 * time.Second
+	// pollInterval is the interval at which processes and sockets are checked.
+	pollInterval = 5 * time.Millisecond
 )
 
 // box implements sandbox.Sandbox. It is safe for concurrent use.
@@ -62,8 +62,8 @@ func (b *box) Running(context.Context) (bool, error) {
 }
 
 // runner returns the runner's process, and whether it runs.
-func (b *box) runner() (started, bool) {
-	var s started
+func (b *box) runner() (runnerProcess, bool) {
+	var s runnerProcess
 	if err := readJSON(filepath.Join(b.dir, "runner.json"), &s); err != nil || s.PID <= 1 {
 		return s, false
 	}
@@ -147,21 +147,21 @@ func (b *box) startRunner(ctx context.Context) error {
 	if !ok {
 		return b.exitError()
 	}
-	if err := writeJSON(filepath.Join(b.dir, "runner.json"), started{p.pid, p.start}); err != nil {
+	if err := writeJSON(filepath.Join(b.dir, "runner.json"), runnerProcess{p.pid, p.start}); err != nil {
 		return errors.Join(err, b.end(ctx))
 	}
-	if err := b.listens(ctx, exited); err != nil {
+	if err := b.awaitRunner(ctx, exited); err != nil {
 		return errors.Join(err, b.end(context.WithoutCancel(ctx)))
 	}
 	return nil
 }
 
-// awaitSilence blocks until no process answers at the socket. A runner that was killed still answers until its last thread has ended, and the
-// next runner would refuse to start because another one serves there.
+// awaitSilence blocks until no process answers at the socket. A killed runner answers until its last thread has
+// ended. Until then, the next runner would refuse to start because another one listens.
 func (b *box) awaitSilence(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, readyWithin)
 	defer cancel()
-	tick := time.NewTicker(look)
+	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
 	for {
 		c, err := (&net.Dialer{}).DialContext(ctx, "unix", b.rec.Socket)
@@ -177,11 +177,11 @@ func (b *box) awaitSilence(ctx context.Context) {
 	}
 }
 
-// listens blocks until the runner's socket answers, and sends the runner the sandbox's secret.
-func (b *box) listens(ctx context.Context, exited <-chan struct{}) error {
+// awaitRunner blocks until the runner's socket answers, and then sends the runner the sandbox's secret.
+func (b *box) awaitRunner(ctx context.Context, exited <-chan struct{}) error {
 	ctx, cancel := context.WithTimeout(ctx, readyWithin)
 	defer cancel()
-	tick := time.NewTicker(look)
+	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
 	for {
 		err := b.claim(ctx)
@@ -224,23 +224,23 @@ func (b *box) exitError() error {
 // end ends every process of the sandbox: the runner, which is asked to end its
 // processes first, all its descendants, and every process with the sandbox's marker.
 func (b *box) end(ctx context.Context) error {
-	doomed := map[int]string{} // pid to start
+	known := map[int]string{} // pid to start
 	if s, alive := b.runner(); alive {
-		doomed[s.PID] = s.Start
-		b.spread(doomed)
+		known[s.PID] = s.Start
+		b.findProcesses(known)
 		if err := kill(s.PID, syscall.SIGCONT); err != nil { // it may be paused
 			return err
 		}
 		if err := syscall.Kill(s.PID, syscall.SIGTERM); err != nil && !errors.Is(err, syscall.ESRCH) {
 			return fmt.Errorf("end the runner: %w", err)
 		}
-		b.awaitGone(ctx, politely)
+		b.awaitGone(ctx, shutdownTimeout)
 	}
-	deadline := time.Now().Add(forcibly)
-	tick := time.NewTicker(look)
+	deadline := time.Now().Add(killTimeout)
+	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
 	for {
-		alive := b.spread(doomed)
+		alive := b.findProcesses(known)
 		if len(alive) == 0 {
 			break
 		}
@@ -264,7 +264,7 @@ func (b *box) end(ctx context.Context) error {
 func (b *box) awaitGone(ctx context.Context, d time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
-	tick := time.NewTicker(look)
+	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
 	for {
 		if _, alive := b.runner(); !alive {
@@ -278,25 +278,25 @@ func (b *box) awaitGone(ctx context.Context, d time.Duration) {
 	}
 }
 
-// spread adds to doomed the descendants of its processes and all processes with the
-// marker, and returns those that run.
-func (b *box) spread(doomed map[int]string) (alive []int) {
+// findProcesses adds the descendants of known processes, and all processes with the sandbox's marker, to known, which
+// maps a pid to its start time. It returns the processes of known that still run.
+func (b *box) findProcesses(known map[int]string) (alive []int) {
 	all := processes()
 	self := os.Getpid()
 	for grown := true; grown; {
 		grown = false
 		for _, p := range all {
-			if start, ok := doomed[p.pid]; ok && start == p.start || p.pid == self {
+			if start, ok := known[p.pid]; ok && start == p.start || p.pid == self {
 				continue
 			}
-			_, child := doomed[p.parent]
+			_, child := known[p.parent]
 			if child || p.hasMarker(marker+"="+b.rec.ID) {
-				doomed[p.pid], grown = p.start, true
+				known[p.pid], grown = p.start, true
 			}
 		}
 	}
 	for _, p := range all {
-		if start, ok := doomed[p.pid]; ok && start == p.start && !p.dead {
+		if start, ok := known[p.pid]; ok && start == p.start && !p.dead {
 			alive = append(alive, p.pid)
 		}
 	}
@@ -346,7 +346,7 @@ func (b *box) within(dir string) (string, error) {
 	}
 	defer root.Close() //nolint:errcheck // only read
 	if _, err := root.Stat(rel); err != nil {
-		return "", outcome(dir, err)
+		return "", wrapError(dir, err)
 	}
 	return filepath.Join(workspace, filepath.FromSlash(rel)), nil
 }

@@ -16,8 +16,8 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// unfinished is the prefix of the name of a file that is being written.
-const unfinished = ".spool-put-"
+// partialPrefix is the prefix of the names of files that are not completely written.
+const partialPrefix = ".spool-put-"
 
 // files implements sandbox.Files by os.Root, which no path and no symbolic link leaves.
 type files struct{ dir string }
@@ -37,9 +37,9 @@ func relative(name string) (string, error) {
 	return clean, nil
 }
 
-// outcome returns the error of package sandbox for an error of os.Root. An error that is not of a system call
+// wrapError returns the error of package sandbox for an error of os.Root. An error that is not of a system call
 // means that the path leaves the Root.
-func outcome(name string, err error) error {
+func wrapError(name string, err error) error {
 	var errno syscall.Errno
 	var p *fs.PathError
 	switch {
@@ -66,15 +66,15 @@ func (f files) Put(ctx context.Context, name string, content io.Reader) error {
 	defer root.Close() //nolint:errcheck // only a handle
 	if dir := path.Dir(rel); dir != "." {
 		if err := root.MkdirAll(dir, 0o755); err != nil {
-			return outcome(name, err)
+			return wrapError(name, err)
 		}
 	}
-	tmp := path.Join(path.Dir(rel), unfinished+rand.Text())
+	tmp := path.Join(path.Dir(rel), partialPrefix+rand.Text())
 	if err := f.write(ctx, root, tmp, content); err != nil {
-		return outcome(name, errors.Join(err, ignoreMissing(root.Remove(tmp))))
+		return wrapError(name, errors.Join(err, ignoreMissing(root.Remove(tmp))))
 	}
 	if err := root.Rename(tmp, rel); err != nil {
-		return outcome(name, errors.Join(err, ignoreMissing(root.Remove(tmp))))
+		return wrapError(name, errors.Join(err, ignoreMissing(root.Remove(tmp))))
 	}
 	return nil
 }
@@ -122,7 +122,7 @@ func (f files) Get(_ context.Context, name string) (io.ReadCloser, error) {
 	// Without O_NONBLOCK the open of a named pipe would wait for a writer.
 	file, err := root.OpenFile(rel, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
-		return nil, outcome(name, err)
+		return nil, wrapError(name, err)
 	}
 	info, err := file.Stat()
 	if err == nil && !info.Mode().IsRegular() {
@@ -153,7 +153,7 @@ func (f files) List(ctx context.Context, dir string) ([]sandbox.File, error) {
 		if err == nil {
 			err = ctx.Err()
 		}
-		if err != nil || name == rel || strings.HasPrefix(d.Name(), unfinished) {
+		if err != nil || name == rel || strings.HasPrefix(d.Name(), partialPrefix) {
 			return err
 		}
 		info, err := d.Info()
@@ -167,7 +167,7 @@ func (f files) List(ctx context.Context, dir string) ([]sandbox.File, error) {
 		return nil
 	})
 	if err != nil {
-		return nil, outcome(dir, err)
+		return nil, wrapError(dir, err)
 	}
 	slices.SortFunc(out, func(a, b sandbox.File) int { return strings.Compare(a.Path, b.Path) })
 	return out, nil
@@ -188,7 +188,7 @@ func (f files) Remove(_ context.Context, name string) error {
 	}
 	defer root.Close() //nolint:errcheck // nothing was written through it
 	if _, err := root.Lstat(rel); err != nil {
-		return outcome(name, err)
+		return wrapError(name, err)
 	}
-	return outcome(name, root.RemoveAll(rel))
+	return wrapError(name, root.RemoveAll(rel))
 }

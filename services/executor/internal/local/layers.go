@@ -23,8 +23,8 @@ import (
 const (
 	// lockEvery is the interval at which the lock of a layer is tried while another executor has it.
 	lockEvery = 100 * time.Millisecond
-	// weighEvery is the interval at which the disk usage of an installer is measured.
-	weighEvery = 3 * time.Second
+	// measureEvery is the interval at which the disk usage of an installer is measured.
+	measureEvery = 3 * time.Second
 	// afterInstall is the maximum time that processes that an installer left running may keep its output open.
 	afterInstall = 2 * time.Second
 )
@@ -38,12 +38,12 @@ var (
 // Layer installs the packages into layers/<digest> of the provider's folder with this machine's npm and pip. The
 // scripts of packages run without any restriction.
 func (p *Provider) Layer(ctx context.Context, want sandbox.Packages, use sandbox.LayerBuilder) (string, error) {
-	ground, err := p.ground(ctx, want)
+	base, err := p.base(ctx, want)
 	if err != nil {
 		return "", err
 	}
-	digest := want.Digest(ground, runtime.GOOS+"/"+runtime.GOARCH)
-	if dir, err := p.wholeLayer(digest); dir != "" || err != nil {
+	digest := want.Digest(base, runtime.GOOS+"/"+runtime.GOARCH)
+	if dir, err := p.completeLayer(digest); dir != "" || err != nil {
 		return dir, err
 	}
 	if use.Begun != nil {
@@ -52,8 +52,8 @@ func (p *Provider) Layer(ctx context.Context, want sandbox.Packages, use sandbox
 	return p.layers.Do(ctx, digest, func(ctx context.Context) (string, error) { return p.makeLayer(ctx, digest, want) })
 }
 
-// ground returns the versions of Node and Python for which packages are built.
-func (p *Provider) ground(ctx context.Context, want sandbox.Packages) (string, error) {
+// base returns the versions of Node and Python on this machine, for which packages are built.
+func (p *Provider) base(ctx context.Context, want sandbox.Packages) (string, error) {
 	var out []string
 	for name, needed := range map[string]bool{"node": len(want.NPM) > 0, "python3": len(want.PIP) > 0} {
 		if !needed {
@@ -70,7 +70,7 @@ func (p *Provider) ground(ctx context.Context, want sandbox.Packages) (string, e
 			return "", ctx.Err()
 		}
 		if err != nil {
-			return "", layer.Failed("%s --version: %v: %s", name, err, layer.Said(string(said)))
+			return "", layer.Failed("%s --version: %v: %s", name, err, layer.LastLines(string(said)))
 		}
 		out = append(out, name+" "+strings.TrimSpace(string(said)))
 	}
@@ -83,8 +83,8 @@ func (p *Provider) layerLock(digest string) string {
 	return filepath.Join(p.layersDir(), digest+".lock")
 }
 
-// wholeLayer returns the folder of a complete layer and records its use. It returns "" if there is none.
-func (p *Provider) wholeLayer(digest string) (string, error) {
+// completeLayer returns the folder of a complete layer and records its use. It returns "" if there is none.
+func (p *Provider) completeLayer(digest string) (string, error) {
 	dir := filepath.Join(p.layersDir(), digest)
 	if _, err := os.Stat(dir); err != nil { // the folder has this name only when it is complete
 		if errors.Is(err, fs.ErrNotExist) {
@@ -109,10 +109,10 @@ func (p *Provider) makeLayer(ctx context.Context, digest string, want sandbox.Pa
 		return "", err
 	}
 	defer func() { err = errors.Join(err, unlock()) }()
-	if dir, err := p.wholeLayer(digest); dir != "" || err != nil {
+	if dir, err := p.completeLayer(digest); dir != "" || err != nil {
 		return dir, err
 	}
-	if err := p.sweepHalves(digest); err != nil {
+	if err := p.removeIncompleteLayers(digest); err != nil {
 		return "", err
 	}
 	tmp := filepath.Join(p.layersDir(), digest+".new-"+strings.ToLower(rand.Text()))
@@ -126,11 +126,12 @@ func (p *Provider) makeLayer(ctx context.Context, digest string, want sandbox.Pa
 	if err := os.Rename(tmp, filepath.Join(p.layersDir(), digest)); err != nil {
 		return "", fmt.Errorf("make a layer: %w", err)
 	}
-	return p.wholeLayer(digest)
+	return p.completeLayer(digest)
 }
 
-// sweepHalves removes incomplete layers of executors that died. The caller holds the lock of the digest.
-func (p *Provider) sweepHalves(digest string) error {
+// removeIncompleteLayers removes incomplete layers of a digest that executors left when they died. The caller must
+// hold the lock of the digest.
+func (p *Provider) removeIncompleteLayers(digest string) error {
 	left, err := filepath.Glob(filepath.Join(p.layersDir(), digest+".new-*"))
 	for _, dir := range left {
 		err = errors.Join(err, removeAll(dir))
@@ -228,7 +229,7 @@ func (p *Provider) install(ctx context.Context, dir string, want sandbox.Package
 		case errors.As(err, &typed):
 			return err
 		case errors.As(err, &exit):
-			return layer.Failed("%s: %s; it last said: %s", i.Name, exit.ProcessState, layer.Said(said.String()))
+			return layer.Failed("%s: %s; it last said: %s", i.Name, exit.ProcessState, layer.LastLines(said.String()))
 		case err != nil:
 			return layer.Failed("%s: %v", i.Name, err)
 		}
@@ -251,7 +252,7 @@ func (p *Provider) runWatched(ctx context.Context, cmd *exec.Cmd, dir string) er
 	defer group()
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
-	tick := time.NewTicker(weighEvery)
+	tick := time.NewTicker(measureEvery)
 	defer tick.Stop()
 	for {
 		var err error

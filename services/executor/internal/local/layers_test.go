@@ -76,8 +76,8 @@ func TestLayer(t *testing.T) {
 		}
 	}
 	all.Wait()
-	if registry.Asked(".tgz") != 1 || registry.Asked(".whl") != 1 || began.Load() != 4 {
-		t.Errorf("%d and %d downloads, %d waited", registry.Asked(".tgz"), registry.Asked(".whl"), began.Load())
+	if registry.Requests(".tgz") != 1 || registry.Requests(".whl") != 1 || began.Load() != 4 {
+		t.Errorf("%d and %d downloads, %d waited", registry.Requests(".tgz"), registry.Requests(".whl"), began.Load())
 	}
 	registry.Switch(false)
 	p := newProvider(t, cfg)
@@ -227,7 +227,7 @@ func TestOrphans_RemovesUnusedLayers(t *testing.T) {
 	if got := strings.Join(names, " "); got != "b b.lock c c.lock d d.lock" || err != nil {
 		t.Errorf("left: %s, %v", got, err)
 	}
-	if dir, err := p.wholeLayer(digest("c")); err != nil || dir == "" {
+	if dir, err := p.completeLayer(digest("c")); err != nil || dir == "" {
 		t.Errorf("%q, %v", dir, err)
 	}
 	if info, err := os.Stat(p.layerLock(digest("c"))); err != nil || time.Since(info.ModTime()) > time.Hour {

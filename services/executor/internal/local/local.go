@@ -56,7 +56,7 @@ const (
 	abandonedAfter = time.Minute
 )
 
-// readyWithin bounds how long a runner may take to listen.
+// readyWithin is the maximum time that a runner may take to listen.
 const readyWithin = 15 * time.Second
 
 // Provider implements sandbox.Provider by local processes. Several providers may share a folder, also
@@ -80,9 +80,9 @@ type record struct {
 	HostPath string `json:"hostPath,omitempty"` // folder that is the workspace; never removed
 }
 
-// started is the content of runner.json: a pid and the start time of its process, which distinguishes the process
+// runnerProcess is the content of runner.json: a pid and the start time of its process, which distinguishes the process
 // from a later one with the same pid.
-type started struct {
+type runnerProcess struct {
 	PID   int    `json:"pid"`
 	Start string `json:"start"`
 }
@@ -192,8 +192,8 @@ func (p *Provider) prepare(spec sandbox.Spec) (record, error) {
 	return rec, writeJSON(filepath.Join(dir, sandboxRecord), rec)
 }
 
-// checkHostPath reports an *Error unless a session may still work in a folder:
-// it may be gone, or be a link to another one, since the session was created.
+// checkHostPath returns a *sandbox.Error unless a session may still work in a folder. Since the session was created,
+// the folder may have been removed, or replaced by a link to another folder.
 func (p *Provider) checkHostPath(path string) error {
 	resolved, err := p.cfg.HostPaths.Resolve(path)
 	if err == nil && resolved != path {

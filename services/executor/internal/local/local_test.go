@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 	if scratch, err = os.MkdirTemp("", "spool-local-"); err != nil {
 		panic(err)
 	}
-	// npm keeps what it has downloaded, and would not ask for it again.
+	// npm caches downloads, and would not request them again.
 	if err := os.Setenv("npm_config_cache", filepath.Join(scratch, "npm")); err != nil {
 		panic(err)
 	}
@@ -206,7 +206,7 @@ func TestRecycledPid_IsNotKilled(t *testing.T) {
 		_ = stranger.Process.Kill()
 		_ = stranger.Wait()
 	}()
-	if err := writeJSON(filepath.Join(b.dir, "runner.json"), started{stranger.Process.Pid, real.Start}); err != nil {
+	if err := writeJSON(filepath.Join(b.dir, "runner.json"), runnerProcess{stranger.Process.Pid, real.Start}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := p.Attach(t.Context(), spec.ID); !errors.Is(err, sandbox.ErrNotFound) {
@@ -311,7 +311,7 @@ func TestSocketFolderOfAnother(t *testing.T) {
 	if err := os.Chmod(dir, 0o777); err != nil { //nolint:gosec // that is the point
 		t.Fatal(err)
 	}
-	if err := private(dir); err == nil {
+	if err := makePrivate(dir); err == nil {
 		t.Error("a folder that others may write was accepted")
 	}
 }

@@ -45,7 +45,7 @@ func (p *Provider) signal(ctx context.Context, id string, s syscall.Signal) erro
 	}
 	for known := -1; known != len(family); { // until no more are found
 		known = len(family)
-		for _, pid := range box.spread(family) {
+		for _, pid := range box.findProcesses(family) {
 			if pid == r.PID {
 				continue
 			}
@@ -62,7 +62,7 @@ func (p *Provider) signal(ctx context.Context, id string, s syscall.Signal) erro
 
 // awaitStopped blocks until the runner has stopped, which takes a moment after the signal.
 func (b *box) awaitStopped(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, forcibly)
+	ctx, cancel := context.WithTimeout(ctx, killTimeout)
 	defer cancel()
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()

@@ -11,8 +11,9 @@ import (
 	"github.com/spoolhq/spool/pkg/skill"
 )
 
-// Shelve unpacks a skill into skills/<digest> of the provider's folder, where every sandbox can read it.
-func (p *Provider) Shelve(ctx context.Context, digest string, zip func(context.Context) (*os.File, error)) (string, error) {
+// StoreSkill unpacks a skill into skills/<digest> of the provider's folder, which every sandbox can read, and returns
+// that folder.
+func (p *Provider) StoreSkill(ctx context.Context, digest string, zip func(context.Context) (*os.File, error)) (string, error) {
 	root := filepath.Join(p.cfg.Dir, "skills")
 	dir := filepath.Join(root, digest)
 	if _, err := os.Stat(dir); err == nil {

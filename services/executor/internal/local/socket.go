@@ -30,13 +30,13 @@ func (p *Provider) socket(id string) (string, error) {
 		if len(path) > maxSocket {
 			continue
 		}
-		return path, private(dir)
+		return path, makePrivate(dir)
 	}
 	return "", fmt.Errorf("no folder for the runner's socket is short enough: set XDG_RUNTIME_DIR to one of at most %d bytes", maxSocket-len(id)-32)
 }
 
-// private creates a folder that only this user can access. It returns an error if the folder exists with other rights.
-func private(dir string) error {
+// makePrivate creates a folder that only this user can access. It returns an error if the folder exists with other rights.
+func makePrivate(dir string) error {
 	if err := os.Mkdir(dir, 0o700); err == nil {
 		return nil
 	}

@@ -16,9 +16,9 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/metering"
 )
 
-// Config of a Maintainer; every field is required.
+// Config configures a Maintainer. Every field is required.
 type Config struct {
-	Beat     time.Duration // how often the egress proxy's journal is read
+	Beat     time.Duration // interval at which the egress proxy's journal is read
 	Sandbox  sandbox.Provider
 	Contents *contents.Mover // without a Store there are no file changes and no snapshots
 	Proxy    *metering.Proxy // without Egress its journal is not read

@@ -23,7 +23,7 @@ import (
 
 // Budgets returns the budgets of tenants.
 type Budgets interface {
-	// Of returns a tenant's budgets and limits, and what all its sessions have used.
+	// Of returns the budgets and limits of a tenant, and the usage of all its sessions.
 	Of(ctx context.Context, tenant string) (budget.Tenant, error)
 }
 
@@ -52,13 +52,14 @@ func New(p *Proxy, b Budgets, x *runlog.Execution) *Meter {
 	return &Meter{proxy: p, budgets: b, execution: x}
 }
 
-// SetResolved sets what the execution refers to. Before that, it has no budget of its own, and no MCP servers.
+// SetResolved sets the resolved references of the execution. Before that, the execution has no budget of its own, and
+// no MCP servers.
 func (m *Meter) SetResolved(r *references.Resolved) { m.resolved = r }
 
 // Authority returns the certificate, in PEM, with which the sandbox verifies the proxy's certificates; "" if it needs none.
 func (m *Meter) Authority() string { return m.authority }
 
-// Update reads the limits that apply to the execution again. After an error those last read apply.
+// Update reads the limits of the execution again. After an error, the limits that were read last stay in force.
 func (m *Meter) Update(ctx context.Context, session events.Budget) error {
 	l := budgets.Limits{Session: session}
 	if m.budgets != nil {
@@ -71,9 +72,9 @@ func (m *Meter) Update(ctx context.Context, session events.Budget) error {
 	return nil
 }
 
-// Exceeded returns the code and the message of the first budget or limit that is used up once some events, which are not stored yet,
-// are; "" if there is none.
-func (m *Meter) Exceeded(unstored []events.Event) (code, message string) {
+// ExceededLimit returns the code and the message of the first budget or limit that the usage of the execution, including
+// that of unstored events, exhausts. It returns "" if there is none.
+func (m *Meter) ExceededLimit(unstored []events.Event) (code, message string) {
 	s := m.execution.Session.Run
 	for _, e := range unstored {
 		if d, ok := e.Data.(events.EgressDenied); ok && d.Code == codeModelRefused && e.ExecutionID == m.execution.ID {
@@ -81,11 +82,12 @@ func (m *Meter) Exceeded(unstored []events.Event) (code, message string) {
 		}
 		s = run.Evolve(s, e)
 	}
-	return m.usage.Exceeded(m.charged(), m.limits, s, m.proxy.Now())
+	return m.usage.ExceededLimit(m.chargedExecution(), m.limits, s, m.proxy.Now())
 }
 
-// charged returns the execution as it is charged. The proxy counts the model requests of agents that do not.
-func (m *Meter) charged() budgets.Execution {
+// chargedExecution returns the execution with its own budget. The budget limits turns only if the agent does not count its
+// model requests, and the proxy counts them.
+func (m *Meter) chargedExecution() budgets.Execution {
 	x := m.execution
 	e := budgets.Execution{Tenant: x.Session.Tenant, Session: x.Session.ID, ID: x.ID}
 	if m.resolved == nil {
@@ -123,8 +125,8 @@ func (m *Meter) Register(ctx context.Context, sandbox string) error {
 	return nil
 }
 
-// Unregister informs the proxy that the execution does not run any more. The proxy refuses model requests from then on: processes that
-// outlive the turn could otherwise call models on the account of no execution.
+// Unregister tells the proxy that the execution has ended. From then on the proxy refuses model requests of the
+// sandbox, because no execution would be charged for them: processes may outlive the turn.
 func (m *Meter) Unregister(ctx context.Context) {
 	sb := m.execution.Session.Run.Sandbox
 	if m.proxy.Egress == nil || m.unregistered || sb.ID == "" || sb.Engine != m.proxy.Engine {
@@ -139,16 +141,16 @@ func (m *Meter) Unregister(ctx context.Context) {
 		m.unregistered = true
 	case errors.Is(err, ErrUnknownSandbox) || errors.Is(err, link.ErrFenced): // it is released, or belongs to another executor
 	default:
-		m.execution.Log.Warn("the egress proxy was not told that the execution has ended: until the next turn its sandbox may call models", "sandbox", sb.ID, "error", err)
+		m.execution.Log.Warn("the execution could not be unregistered at the egress proxy: its sandbox may call models until the next turn", "sandbox", sb.ID, "error", err)
 	}
 }
 
-// registration returns what the execution's sandbox may do at the proxy.
+// registration returns the rights that the execution's sandbox has at the proxy.
 func (m *Meter) registration() api.Registration {
 	x := m.execution
 	r := api.Registration{
 		Tenant: x.Session.Tenant, Session: x.Session.ID, Execution: x.ID, Epoch: x.Epoch, Upstreams: m.upstreams(),
-		Budgets: m.usage.Budgets(m.charged(), m.limits, x.Session.Run, m.proxy.Now()),
+		Budgets: m.usage.Budgets(m.chargedExecution(), m.limits, x.Session.Run, m.proxy.Now()),
 	}
 	if m.resolved != nil {
 		r.Allow = m.resolved.Allowlist()
@@ -185,8 +187,8 @@ type Change struct {
 	limits       budgets.Limits
 }
 
-// Changed returns the registration that the proxy needs because other executions have used some of the tenant's budgets, or a budget
-// has changed; nil if the proxy has it.
+// Changed returns the registration to send if a budget has changed, or if other executions have used a part of a
+// tenant's budget since the last registration. It returns nil if the proxy has the present values.
 func (m *Meter) Changed(sandbox string) *Change {
 	if m.proxy.Egress == nil || m.registered.SameBudgets(m.limits) {
 		return nil
@@ -208,7 +210,8 @@ func (m *Meter) Events(lines []Line) []events.Event {
 	return m.proxy.events(m.execution.Session.Run, m.execution.ID, lines)
 }
 
-// Forgot reports whether the proxy refused an MCP server that was registered: it keeps them in memory only.
+// Forgot reports whether the proxy refused an MCP server that was registered: the proxy keeps MCP servers in memory
+// only, and was restarted.
 func (m *Meter) Forgot(lines []Line) bool {
 	servers := m.upstreams()
 	return slices.ContainsFunc(lines, func(l Line) bool {
@@ -217,8 +220,8 @@ func (m *Meter) Forgot(lines []Line) bool {
 	})
 }
 
-// Final unregisters the execution and returns what the proxy has recorded by then, so that the log has the execution's use before
-// its end.
+// Final unregisters the execution and returns the events that the proxy has recorded until then, so that the log has
+// the usage of the execution before its end.
 func (m *Meter) Final(ctx context.Context) []events.Event {
 	if m.proxy.Egress == nil {
 		return nil

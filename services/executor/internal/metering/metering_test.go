@@ -167,7 +167,7 @@ func TestMeter_Exceeded(t *testing.T) {
 		"fewer tokens than the limit": {called(99), ""},
 		"as many tokens as the limit": {called(100), "the execution"},
 	} {
-		code, message := m.Exceeded(c.unstored)
+		code, message := m.ExceededLimit(c.unstored)
 		if (code == budgets.CodeExceeded) != (c.want != "") || !strings.Contains(message, c.want) {
 			t.Errorf("%s: %s %q", name, code, message)
 		}

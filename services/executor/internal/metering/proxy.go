@@ -22,12 +22,12 @@ type Egress interface {
 	// the certificate, in PEM, that verifies the proxy's certificates of the hosts with methods in r.Allow, "" if there
 	// are none. It returns ErrUnknownSandbox for an unknown sandbox without a token, and link.ErrFenced for a low epoch.
 	Register(ctx context.Context, sandbox string, r api.Registration) (authority string, err error)
-	// Release ends a registration. An unknown sandbox is no error.
+	// Release ends a registration. It returns nil for an unknown sandbox.
 	Release(ctx context.Context, sandbox string) error
-	// Open returns how many model requests are open.
+	// Open returns the number of open model requests.
 	Open(ctx context.Context, sandbox string) (int, error)
-	// Lines returns the lines of the proxy's journal about a sandbox after a line. With settled, Lines waits for those of model requests that are
-	// just ending.
+	// Lines returns the lines of the proxy's journal about a sandbox that follow a line. If settled is true, Lines
+	// first waits until the lines of model requests that are about to end are in the journal.
 	Lines(ctx context.Context, sandbox string, after run.Line, settled bool) ([]Line, error)
 	// Ack allows the proxy to drop lines that are in the log.
 	Ack(ctx context.Context, sandbox string, upTo run.Line) error
@@ -65,7 +65,7 @@ func (p *Proxy) Release(ctx context.Context, sandbox string) error {
 	return p.Egress.Release(ctx, sandbox)
 }
 
-// OpenRequests returns how many model requests of a sandbox are open.
+// OpenRequests returns the number of open model requests of a sandbox.
 func (p *Proxy) OpenRequests(ctx context.Context, sandbox string) (int, error) {
 	if p.Egress == nil {
 		return 0, nil
@@ -81,7 +81,8 @@ func (p *Proxy) Lines(ctx context.Context, r run.State) ([]Line, error) {
 	return p.Egress.Lines(ctx, r.Sandbox.ID, r.Egress, false)
 }
 
-// LastEvents returns what the proxy has recorded since the last turn, before the sandbox is given up.
+// LastEvents returns the events that the proxy has recorded since the last turn. It is called before the sandbox is
+// given up.
 func (p *Proxy) LastEvents(ctx context.Context, r run.State) []events.Event {
 	if p.Egress == nil {
 		return nil
@@ -125,7 +126,8 @@ func (p *Proxy) events(r run.State, execution string, lines []Line) []events.Eve
 	return out
 }
 
-// Acknowledge allows the proxy to drop the lines that the log holds. After an error a later call does.
+// Acknowledge allows the proxy to drop the lines that the log holds. After an error, the next call acknowledges the
+// same lines.
 func (p *Proxy) Acknowledge(ctx context.Context, r run.State) {
 	if p.Egress == nil || r.Egress.Journal == "" {
 		return

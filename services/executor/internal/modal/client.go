@@ -89,7 +89,7 @@ func (p *Provider) keepConn(ctx context.Context, method string, req, reply any, 
 	return invoke(ctx, method, req, reply, conn, opts...)
 }
 
-// api returns a client of Modal's API on the SDK's connection, with its credentials and retries. theApp must have succeeded before.
+// api returns a client of Modal's API on the SDK's connection, with its credentials and retries. lookupApp must have succeeded before.
 func (p *Provider) api() pb.ModalClientClient { return pb.NewModalClientClient(p.conn.Load()) }
 
 // call calls Modal's API by f, within a limit of time. It translates the error; what is the operation in its text.

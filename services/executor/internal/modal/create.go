@@ -28,10 +28,11 @@ const (
 	runnerUser   = "10001:10001" // as in prepare.sh
 )
 
-// attempts bounds how often Create starts over because a sandbox has ended, or an image has expired, since it was found.
+// attempts is the maximum number of attempts of Create. An attempt fails if a sandbox has ended, or an image has
+// expired, after it was found.
 const attempts = 5
 
-// errVanished is returned when a sandbox or an image that was found does not exist any more.
+// errVanished is returned if a sandbox has ended, or an image has expired, after it was found.
 var errVanished = errors.New("it ended meanwhile")
 
 // Create creates a sandbox and blocks until its runner answers. If a sandbox with the id runs, Create returns that one.
@@ -75,7 +76,7 @@ func (p *Provider) check(spec sandbox.Spec) error {
 	return err
 }
 
-// make is one attempt of Create. It returns errVanished when another attempt may succeed.
+// make makes one attempt of Create. It returns errVanished if another attempt may succeed.
 func (p *Provider) make(ctx context.Context, spec sandbox.Spec) (*box, error) {
 	h, err := p.create(ctx, spec)
 	var exists sdk.AlreadyExistsError
@@ -102,7 +103,7 @@ func (p *Provider) make(ctx context.Context, spec sandbox.Spec) (*box, error) {
 
 // create requests a new sandbox from Modal.
 func (p *Provider) create(ctx context.Context, spec sandbox.Spec) (*handle, error) {
-	app, err := p.theApp(ctx)
+	app, err := p.lookupApp(ctx)
 	if err != nil {
 		return nil, err
 	}

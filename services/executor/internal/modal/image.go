@@ -20,7 +20,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/guest"
 )
 
-// layout is the version of what prepare.sh makes.
+// layout is the version of the file layout that prepare.sh creates.
 const layout = "1"
 
 // prepareScript runs as root in a sandbox of the base image, with the runner on stdin.
@@ -31,11 +31,11 @@ var prepareScript string
 // fieldImage begins errors about an image that a session or an agent names.
 const fieldImage = "sessionOptions.image, or the agent's image: "
 
-// look is the interval at which Modal is asked for an image that another executor prepares.
-const look = time.Second
+// pollInterval is the interval at which Modal is asked whether an image that another executor prepares exists.
+const pollInterval = time.Second
 
-// prepared is an image with the runner.
-type prepared struct {
+// preparedImage is an image with the runner.
+type preparedImage struct {
 	image *sdk.Image
 	key   string // made from the base image and the runner
 }
@@ -43,17 +43,17 @@ type prepared struct {
 // imageCache holds the prepared images that this process has found, by reference. It is safe for concurrent use.
 type imageCache struct {
 	mu  sync.Mutex
-	ids map[string]prepared
+	ids map[string]preparedImage
 }
 
-func (c *imageCache) get(ref string) (prepared, bool) {
+func (c *imageCache) get(ref string) (preparedImage, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	i, ok := c.ids[ref]
 	return i, ok
 }
 
-func (c *imageCache) put(ref string, i prepared) {
+func (c *imageCache) put(ref string, i preparedImage) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.ids[ref] = i
@@ -79,7 +79,7 @@ func (p *Provider) imageRef(ref string) (string, error) {
 
 // prepare returns the image of a reference with the runner, and creates it if there is none. Concurrent calls for one reference share
 // the work, which continues when the context of one of them ends.
-func (p *Provider) prepare(ctx context.Context, ref string) (prepared, error) {
+func (p *Provider) prepare(ctx context.Context, ref string) (preparedImage, error) {
 	if i, ok := p.images.get(ref); ok {
 		return i, nil
 	}
@@ -94,25 +94,25 @@ func (p *Provider) prepare(ctx context.Context, ref string) (prepared, error) {
 	})
 	select {
 	case r := <-done:
-		i, _ := r.Val.(prepared) // the zero value if there is an error
+		i, _ := r.Val.(preparedImage) // the zero value if there is an error
 		return i, r.Err
 	case <-ctx.Done():
-		return prepared{}, fmt.Errorf("prepare image %s: %w", ref, ctx.Err())
+		return preparedImage{}, fmt.Errorf("prepare image %s: %w", ref, ctx.Err())
 	}
 }
 
-func (p *Provider) prepareNow(ctx context.Context, ref string) (prepared, error) {
-	app, err := p.theApp(ctx)
+func (p *Provider) prepareNow(ctx context.Context, ref string) (preparedImage, error) {
+	app, err := p.lookupApp(ctx)
 	if err != nil {
-		return prepared{}, err
+		return preparedImage{}, err
 	}
 	runner, err := p.digest()
 	if err != nil {
-		return prepared{}, fmt.Errorf("the runner's binary: %w", err)
+		return preparedImage{}, fmt.Errorf("the runner's binary: %w", err)
 	}
 	base, err := p.resolve(ctx, app, ref)
 	if err != nil {
-		return prepared{}, err
+		return preparedImage{}, err
 	}
 	from := sha256.Sum256([]byte(layout + " " + base.ImageID))
 	key := hex.EncodeToString(from[:6]) + "-" + runner[:12]
@@ -120,14 +120,14 @@ func (p *Provider) prepareNow(ctx context.Context, ref string) (prepared, error)
 	for {
 		image, err := p.imageByName(ctx, name)
 		if image != nil || err != nil {
-			return prepared{image, key}, err
+			return preparedImage{image, key}, err
 		}
 		image, err = p.install(ctx, app, base, name)
 		if image != nil || err != nil {
-			return prepared{image, key}, err
+			return preparedImage{image, key}, err
 		}
-		if retry.Pause(ctx, look) != nil { // another executor prepares the image
-			return prepared{}, fmt.Errorf("image %s is prepared by another executor and does not get ready: %w", ref, ctx.Err())
+		if retry.Pause(ctx, pollInterval) != nil { // another executor prepares the image
+			return preparedImage{}, fmt.Errorf("image %s is prepared by another executor and does not get ready: %w", ref, ctx.Err())
 		}
 	}
 }
@@ -218,7 +218,7 @@ func (p *Provider) putRunner(ctx context.Context, helper *sdk.Sandbox) error {
 	if err != nil {
 		return err
 	}
-	_, err = p.asRoot(ctx, &handle{sb: helper}, "put the runner into an image", prepareScript, []string{sum}, func(w io.Writer) error {
+	_, err = p.runAsRoot(ctx, &handle{sb: helper}, "put the runner into an image", prepareScript, []string{sum}, func(w io.Writer) error {
 		_, err := io.Copy(w, file)
 		return err
 	})

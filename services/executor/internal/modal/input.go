@@ -8,8 +8,9 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/guest"
 )
 
-// unsent is the number of bytes of stdin that are buffered until they are sent. While the buffer is full, writes block.
-const unsent = 1 << 20
+// inputBuffer is the size in bytes of the buffer for stdin that was not sent yet. While the buffer is full, writes
+// block.
+const inputBuffer = 1 << 20
 
 // input is a command's stdin. Each write to the SDK's stdin takes a round trip. A write to input returns when the bytes are buffered,
 // and a goroutine sends everything that is buffered in one piece, in order. The SDK sends each piece with its offset and repeats it until
@@ -36,7 +37,7 @@ func (i *input) Write(b []byte) (n int, err error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	for len(b) > 0 {
-		for len(i.buf) >= unsent && i.err == nil && !i.closed {
+		for len(i.buf) >= inputBuffer && i.err == nil && !i.closed {
 			i.change.Wait()
 		}
 		switch {
@@ -45,7 +46,7 @@ func (i *input) Write(b []byte) (n int, err error) {
 		case i.closed:
 			return n, fmt.Errorf("%w: %w", guest.ErrStdin, io.ErrClosedPipe)
 		}
-		k := min(len(b), unsent-len(i.buf))
+		k := min(len(b), inputBuffer-len(i.buf))
 		i.buf = append(i.buf, b[:k]...)
 		n, b = n+k, b[k:]
 		i.change.Broadcast()

@@ -33,7 +33,7 @@ const (
 	roleSandbox = "sandbox"
 	roleHelper  = "helper" // prepares an image
 
-	absent = "none"
+	absentValue = "none"
 )
 
 // handle holds what this process knows of a running sandbox.
@@ -133,7 +133,7 @@ func (p *Provider) tags(id string, l sandbox.Labels, h *handle) map[string]strin
 	}
 	for name, value := range tags {
 		if value == "" {
-			tags[name] = absent
+			tags[name] = absentValue
 		}
 	}
 	return tags
@@ -141,7 +141,7 @@ func (p *Provider) tags(id string, l sandbox.Labels, h *handle) map[string]strin
 
 // value returns the value of a tag; "" for absent.
 func value(tags map[string]string, name string) string {
-	if v := tags[name]; v != absent {
+	if v := tags[name]; v != absentValue {
 		return v
 	}
 	return ""
@@ -166,7 +166,7 @@ func (p *Provider) find(ctx context.Context, id string) (*handle, error) {
 	if err := events.CheckID("sandbox id", events.KindSandbox, id); err != nil {
 		return nil, fmt.Errorf("%w: %w", sandbox.ErrNotFound, err)
 	}
-	if _, err := p.theApp(ctx); err != nil {
+	if _, err := p.lookupApp(ctx); err != nil {
 		return nil, err
 	}
 	sb, tags, err := p.byName(ctx, id)
@@ -236,7 +236,7 @@ func (p *Provider) Attach(ctx context.Context, id string) (sandbox.Sandbox, erro
 
 // List returns the engine's sandboxes that run. Sandboxes that have ended hold nothing that would have to be removed.
 func (p *Provider) List(ctx context.Context) ([]sandbox.Info, error) {
-	app, err := p.theApp(ctx)
+	app, err := p.lookupApp(ctx)
 	if err != nil {
 		return nil, err
 	}

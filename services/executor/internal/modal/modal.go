@@ -88,18 +88,18 @@ const (
 
 // Limits of time.
 const (
-	// callWithin bounds one call.
+	// callWithin is the time limit of one call.
 	callWithin = 30 * time.Second
-	// createWithin bounds the start of a sandbox, which Modal may queue.
+	// createWithin is the time limit for the start of a sandbox, which Modal may queue.
 	createWithin = 3 * time.Minute
-	// prepareWithin bounds the preparation of an image, waiting for other executors included.
+	// prepareWithin is the time limit for the preparation of an image, including the wait for other executors.
 	prepareWithin = 15 * time.Minute
 	// helperWithin bounds the life of the sandbox in which an image is prepared, and so the time for which the
 	// other executors wait when the one that prepares it has died.
 	helperWithin = 5 * time.Minute
-	// readyWithin bounds how long a runner may take to listen.
+	// readyWithin is the maximum time that a runner may take to listen.
 	readyWithin = 30 * time.Second
-	// snapshotWithin bounds the snapshot of a file system.
+	// snapshotWithin is the time limit for a snapshot of a file system.
 	snapshotWithin = 2 * time.Minute
 	// trialTimeout ends the sandbox that Prove makes, if Prove cannot end it.
 	trialTimeout = time.Minute
@@ -169,7 +169,7 @@ type Provider struct {
 	prepares singleflight.Group
 	mu       sync.Mutex
 	handles  map[string]*handle                                 // by sandbox id
-	skills   map[string]func(context.Context) (*os.File, error) // registered by Shelve, by digest
+	skills   map[string]func(context.Context) (*os.File, error) // registered by StoreSkill, by digest
 }
 
 // New returns a provider. It makes no request to Modal.
@@ -188,7 +188,7 @@ func New(cfg Config) (*Provider, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	p := &Provider{cfg: cfg, owner: rand.Text(), handles: map[string]*handle{}, skills: map[string]func(context.Context) (*os.File, error){}, images: imageCache{ids: map[string]prepared{}}}
+	p := &Provider{cfg: cfg, owner: rand.Text(), handles: map[string]*handle{}, skills: map[string]func(context.Context) (*os.File, error){}, images: imageCache{ids: map[string]preparedImage{}}}
 	p.digest = sync.OnceValues(func() (string, error) { return fileDigest(cfg.Runner) })
 	var err error
 	if p.client, err = p.connect(); err != nil {
@@ -210,10 +210,10 @@ func (p *Provider) Close() error {
 	return err
 }
 
-// Prove is Verify, and it also resolves the image and starts a sandbox of it, with the limits and the region of
-// the settings and without a network. It ends that sandbox and returns one sentence for each step that succeeded.
+// Prove does what Verify does, resolves the image, and starts a sandbox of the image, with the limits and the region
+// of the settings and without a network. It ends that sandbox, and returns one sentence for each step that succeeded.
 func (p *Provider) Prove(ctx context.Context) ([]string, error) {
-	app, err := p.theApp(ctx)
+	app, err := p.lookupApp(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -244,12 +244,12 @@ func (p *Provider) Prove(ctx context.Context) ([]string, error) {
 
 // Verify returns an error unless Modal accepts the token, the environment and the app. The error is a *sandbox.Error where there is a code.
 func (p *Provider) Verify(ctx context.Context) error {
-	_, err := p.theApp(ctx)
+	_, err := p.lookupApp(ctx)
 	return err
 }
 
-// theApp returns the app, and creates it if it does not exist.
-func (p *Provider) theApp(ctx context.Context) (*sdk.App, error) {
+// lookupApp returns the Modal app of the config, and creates it if it does not exist.
+func (p *Provider) lookupApp(ctx context.Context) (*sdk.App, error) {
 	return p.app.do(func() (*sdk.App, error) {
 		app, err := call(ctx, p, callWithin, "find app "+p.cfg.App, func(ctx context.Context) (*sdk.App, error) {
 			return p.client.Apps.FromName(ctx, p.cfg.App, &sdk.AppFromNameParams{Environment: p.cfg.Environment, CreateIfMissing: true})

@@ -71,7 +71,7 @@ func TestPrepare_ByTwoExecutorsAtOnceIsOneImage(t *testing.T) {
 	s := ownServer(t)
 	cfg := s.config(t)
 	var all sync.WaitGroup
-	images, errs := make([]prepared, 3), make([]error, 3)
+	images, errs := make([]preparedImage, 3), make([]error, 3)
 	for i := range images {
 		p := provide(t, cfg)
 		all.Go(func() { images[i], errs[i] = p.prepare(t.Context(), testImage) })
@@ -643,15 +643,15 @@ func TestStock_BringsSkillsOnce(t *testing.T) {
 	spec := newSpec(t, cfg)
 	p := provide(t, cfg)
 	box := create(t, p, spec)
-	if err := p.Stock(t.Context(), spec.ID, []string{digest}); err == nil {
+	if err := p.LoadSkills(t.Context(), spec.ID, []string{digest}); err == nil {
 		t.Error("a skill that nobody shelved was brought")
 	}
 	for _, q := range []*Provider{p, p, provide(t, cfg)} {
-		dir, err := q.Shelve(t.Context(), digest, fetch)
+		dir, err := q.StoreSkill(t.Context(), digest, fetch)
 		if err != nil || dir != "/bin/skills/"+digest {
 			t.Fatalf("shelved at %q, %v", dir, err)
 		}
-		if err := q.Stock(t.Context(), spec.ID, []string{digest}); err != nil {
+		if err := q.LoadSkills(t.Context(), spec.ID, []string{digest}); err != nil {
 			t.Fatal(err)
 		}
 		if out, code := sh(t, box, "cat "+dir+"/SKILL.md "+dir+"/scripts/run.sh | tail -n 2"); out != "hello\necho run\n" || code != 0 {
@@ -661,10 +661,10 @@ func TestStock_BringsSkillsOnce(t *testing.T) {
 			t.Errorf("the agent can change a skill: %s", out)
 		}
 	}
-	if fetched != 3 { // twice checked, once brought
+	if fetched != 3 { // checked twice, fetched once
 		t.Errorf("the archive was fetched %d times, want 3", fetched)
 	}
-	if err := p.Stock(t.Context(), newID(t, events.KindSandbox), []string{digest}); !errors.Is(err, sandbox.ErrNotFound) {
+	if err := p.LoadSkills(t.Context(), newID(t, events.KindSandbox), []string{digest}); !errors.Is(err, sandbox.ErrNotFound) {
 		t.Errorf("a sandbox that is not there: %v", err)
 	}
 }

@@ -16,10 +16,10 @@ import (
 )
 
 const (
-	// unread is the number of bytes of stdout, and of stderr, that are buffered until they
-	// are read. While a buffer is full, nothing more of the stream is fetched.
-	unread = 256 << 10
-	// brokenWithin bounds the wait for the exit code of a command with a broken stream.
+	// outputBuffer is the size in bytes of the buffers for unread stdout and stderr. While a buffer is full, the
+	// stream is not read any further.
+	outputBuffer = 256 << 10
+	// brokenWithin is the maximum wait for the exit code of a command with a broken stream.
 	brokenWithin = 3 * time.Second
 )
 
@@ -54,7 +54,7 @@ func (p *Provider) start(ctx context.Context, h *handle, what string, args []str
 	}
 	proc := &process{
 		p: p, sb: sb, what: what, cp: cp, stdin: newInput(cp.Stdin),
-		stdout: guest.NewPipe(unread), stderr: guest.NewPipe(unread), ended: make(chan struct{}), given: make(chan struct{}),
+		stdout: guest.NewPipe(outputBuffer), stderr: guest.NewPipe(outputBuffer), ended: make(chan struct{}), given: make(chan struct{}),
 	}
 	var both sync.WaitGroup
 	both.Go(func() { proc.pump(proc.stdout, cp.Stdout) })

@@ -34,7 +34,7 @@ var (
 	scratch string // of the test binary
 	// binaries are the runner and the test server.
 	binaries = sync.OnceValues(build)
-	// shared is the server of the tests that leave it as it is.
+	// shared returns the server of the tests that do not change it.
 	shared = sync.OnceValues(func() (*server, error) { return serve(filepath.Join(scratch, "shared")) })
 )
 
@@ -85,7 +85,7 @@ type server struct {
 	Gateway string `json:"gateway"`
 }
 
-// region is one that the server has.
+// region is a region that the server has.
 const region = "us-east"
 
 // serve starts a server.
@@ -114,7 +114,7 @@ func serve(dir string) (*server, error) {
 	return s, nil
 }
 
-// stop ends the server, which removes what it made.
+// stop ends the server, which removes everything that it created.
 func (s *server) stop() error {
 	http.DefaultClient.CloseIdleConnections()
 	if err := s.cmd.Process.Signal(syscall.SIGTERM); err != nil {

@@ -17,13 +17,13 @@ import (
 // skillsDir is the folder of skills in a sandbox, each under its digest. It belongs to root, so that agents cannot change it.
 const skillsDir = "/bin/skills"
 
-// stockScript unpacks a skill as root. Its argument is the digest, its stdin the skill as a tar.
+// loadSkillScript unpacks a skill as root. Its argument is the digest, its stdin the skill as a tar.
 //
 //go:embed stock.sh
-var stockScript string
+var loadSkillScript string
 
-// Shelve registers a skill for Stock. Sandboxes on Modal share no folder, so Stock copies it into each of them.
-func (p *Provider) Shelve(ctx context.Context, digest string, zip func(context.Context) (*os.File, error)) (string, error) {
+// StoreSkill registers a skill for LoadSkills. Sandboxes on Modal share no folder, so LoadSkills copies it into each of them.
+func (p *Provider) StoreSkill(ctx context.Context, digest string, zip func(context.Context) (*os.File, error)) (string, error) {
 	dir := skillsDir + "/" + digest
 	p.mu.Lock()
 	there := p.skills[digest] != nil
@@ -40,7 +40,7 @@ func (p *Provider) Shelve(ctx context.Context, digest string, zip func(context.C
 	return dir, nil
 }
 
-// unpack writes a skill as a tar.
+// unpack reads the ZIP of a skill, which zip opens, and writes its files to a stream as a tar.
 func unpack(ctx context.Context, zip func(context.Context) (*os.File, error), to io.Writer) error {
 	f, err := zip(ctx)
 	if err != nil {
@@ -54,8 +54,8 @@ func unpack(ctx context.Context, zip func(context.Context) (*os.File, error), to
 	return skill.Tar(ctx, f, info.Size(), to)
 }
 
-// Stock copies skills that Shelve registered into a running sandbox, except those that it has already.
-func (p *Provider) Stock(ctx context.Context, id string, digests []string) error {
+// LoadSkills copies skills that StoreSkill registered into a running sandbox, except those that it has already.
+func (p *Provider) LoadSkills(ctx context.Context, id string, digests []string) error {
 	h, err := p.current(ctx, id)
 	if err != nil {
 		return fmt.Errorf("skills of sandbox %s: %w", id, err)
@@ -67,7 +67,7 @@ func (p *Provider) Stock(ctx context.Context, id string, digests []string) error
 		return nil
 	}
 	const list = `cd ` + skillsDir + ` && for d in "$@"; do [ -e "$d" ] || echo "$d"; done`
-	out, err := p.asRoot(ctx, h, "look for skills in sandbox "+id, list, missing, nil)
+	out, err := p.runAsRoot(ctx, h, "look for skills in sandbox "+id, list, missing, nil)
 	if err != nil {
 		return err
 	}
@@ -79,7 +79,7 @@ func (p *Provider) Stock(ctx context.Context, id string, digests []string) error
 			return fmt.Errorf("skill %s: it was not shelved", digest)
 		}
 		feed := func(w io.Writer) error { return unpack(ctx, zip, w) }
-		if _, err := p.asRoot(ctx, h, "bring skill "+digest+" into sandbox "+id, stockScript, []string{digest}, feed); err != nil {
+		if _, err := p.runAsRoot(ctx, h, "bring skill "+digest+" into sandbox "+id, loadSkillScript, []string{digest}, feed); err != nil {
 			return err
 		}
 	}
@@ -91,8 +91,8 @@ func (p *Provider) Stock(ctx context.Context, id string, digests []string) error
 	return nil
 }
 
-// asRoot runs a shell script in a sandbox as root, as Modal starts every program, and returns what it printed.
-func (p *Provider) asRoot(ctx context.Context, h *handle, what, script string, args []string, feed func(io.Writer) error) (string, error) {
+// runAsRoot runs a shell script in a sandbox as root, as Modal starts every program, and returns its output.
+func (p *Provider) runAsRoot(ctx context.Context, h *handle, what, script string, args []string, feed func(io.Writer) error) (string, error) {
 	start := func(ctx context.Context, _ ...string) (guest.Process, error) {
 		proc, err := p.start(ctx, h, what, append([]string{"/bin/sh", "-c", script, "sh"}, args...), "/", nil)
 		if err != nil {

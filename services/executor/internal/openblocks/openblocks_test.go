@@ -28,7 +28,7 @@ func (d *texts) Texts(_ context.Context, _, _ string, from deltas.Start) (map[st
 	return d.texts, d.err
 }
 
-func newReader(b *runlogtest.Bed, d *texts) *openblocks.Reader {
+func newReader(b *runlogtest.Fixture, d *texts) *openblocks.Reader {
 	return &openblocks.Reader{Sessions: b.Writer.Sessions, Deltas: d, Now: time.Now, Logger: slog.New(slog.DiscardHandler)}
 }
 

@@ -1,4 +1,4 @@
-// Package permits bounds how much work runs at once in an executor, and shares it fairly among tenants.
+// Package permits limits the work that runs at once in an executor, and shares it fairly among tenants.
 package permits
 
 import (
@@ -23,18 +23,18 @@ var (
 )
 
 const (
-	maxWait        = time.Second            // a job that waited so long is returned, so that another executor may take it
-	returnDelay    = 20 * time.Millisecond  // until a job that waited in vain is delivered again
-	noSeatDelay    = 100 * time.Millisecond // until the first job of a tenant without a seat is delivered again
-	minSeats       = 64                     // least number of seats of a Limiter
-	redeliverEvery = 10 * time.Millisecond  // between two redelivered jobs of a tenant without a seat
-	maxRedeliver   = 30 * time.Second       // longest delay of a job without a seat
-	refuseTime     = 100 * time.Millisecond // least time for which Refuse refuses a tenant
+	maxWait        = time.Second            // time after which a waiting job is returned to the queue, so that another executor may take it
+	returnDelay    = 20 * time.Millisecond  // delay of a job that was returned because no permit became free
+	noSeatDelay    = 100 * time.Millisecond // delay of the first job of a tenant without a seat
+	minSeats       = 64                     // minimum number of seats of a Limiter
+	redeliverEvery = 10 * time.Millisecond  // time between two redelivered jobs of a tenant without a seat
+	maxRedeliver   = 30 * time.Second       // maximum delay of a job without a seat
+	refuseTime     = 100 * time.Millisecond // minimum time for which Refuse refuses a tenant
 )
 
-// A Limiter bounds how much of one kind of work runs at once, and shares it among tenants. A free permit goes to the waiting
-// tenant with the least work here; among equals to the one whose last permit is the oldest; within a tenant to the job that
-// has waited the longest. It is safe for concurrent use.
+// A Limiter limits one kind of work that runs at once, and shares it among tenants. A free permit goes to the waiting
+// tenant with the least work here. Among tenants with equal work it goes to the one whose last permit is the oldest,
+// and within a tenant to the job that has waited the longest. It is safe for concurrent use.
 type Limiter struct {
 	size     int                     // permits for all tenants
 	reserve  int                     // additional permits, for tenants without work here
@@ -133,7 +133,8 @@ func (l *Limiter) AcquireBlocking(ctx context.Context, tenant string) (release f
 	return func() { l.release(tenant) }, nil
 }
 
-// Refuse grants a tenant no permit for a short time. Call it when the tenant has all the work that it may have, over all executors.
+// Refuse makes the Limiter grant a tenant no permit for a short time. Call it when the tenant has reached its limit
+// over all executors.
 func (l *Limiter) Refuse(tenant string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

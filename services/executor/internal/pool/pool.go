@@ -1,4 +1,4 @@
-// Package pool keeps sandboxes ready whose agent process is started already.
+// Package pool keeps sandboxes ready in which the agent process has already been started.
 package pool
 
 import (
@@ -17,7 +17,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/agents"
 )
 
-// startTimeout bounds the start of an agent in the pool, and the end of a sandbox.
+// startTimeout is the time limit for the start of an agent in the pool, and for the end of a sandbox.
 const startTimeout = time.Minute
 
 // Sandboxes creates and ends sandboxes.
@@ -37,8 +37,8 @@ type Config struct {
 	Provider  string         // name of the sandbox provider, for messages
 	Engine    string         // engine of the sandboxes
 	Sizes     map[string]int // sandboxes to keep ready, by architecture
-	Every     time.Duration  // between two passes that fill the pool
-	MaxAge    time.Duration  // after which a sandbox in the pool is replaced; 0 is never
+	Every     time.Duration  // interval at which the pool is filled
+	MaxAge    time.Duration  // age at which a sandbox in the pool is replaced; 0 is never
 	Adoptable bool           // the provider can give a sandbox to a session
 	Sandboxes Sandboxes
 	Agents    Opener
@@ -71,10 +71,10 @@ func New(cfg Config) *Pool {
 	return &Pool{cfg: cfg, taken: make(chan struct{}, 1), ready: map[string][]entry{}, ids: map[string]bool{}}
 }
 
-// Size returns how many sandboxes of an architecture the pool should have ready.
+// Size returns the number of sandboxes of an architecture that the pool keeps ready.
 func (p *Pool) Size(architecture string) int { return p.cfg.Sizes[architecture] }
 
-// Ready returns how many sandboxes of an architecture are ready.
+// Ready returns the number of sandboxes of an architecture that are ready.
 func (p *Pool) Ready(architecture string) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -200,8 +200,9 @@ func (p *Pool) labels() sandbox.Labels {
 	return sandbox.Labels{Engine: p.cfg.Engine, Executor: p.cfg.Executor}
 }
 
-// Take removes a sandbox of an architecture from the pool, and returns its agent; nil if none is alive. It ends those that are not.
-// The caller must call Forget once the sandbox is its session's, or Discard.
+// Take removes a sandbox of an architecture from the pool, and returns its agent, or nil if no agent is alive. It
+// ends sandboxes whose agent is not alive. The caller must call Forget when the sandbox belongs to its session, or
+// Discard.
 func (p *Pool) Take(ctx context.Context, architecture string) *agents.Agent {
 	a, dead := p.take(architecture)
 	for _, d := range dead {
@@ -230,7 +231,7 @@ func (p *Pool) take(architecture string) (a *agents.Agent, dead []*agents.Agent)
 	return a, dead
 }
 
-// Forget removes a sandbox from those that Sweep spares.
+// Forget removes a sandbox from the pool's list, which protects sandboxes from Sweep.
 func (p *Pool) Forget(id string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -281,8 +282,9 @@ func (p *Pool) owns(id string) bool {
 	return p.ids[id]
 }
 
-// Build creates a sandbox without a session, in which a layer is built, calls work, and ends the sandbox. The sandbox may reach the
-// hosts of an allowlist and some routes of the egress proxy. Should this executor die, the Sweep of another one ends the sandbox.
+// Build creates a sandbox without a session, in which a layer is built, calls work, and ends the sandbox. The sandbox
+// may reach the hosts of an allowlist and some routes of the egress proxy. If this executor dies, the Sweep of
+// another executor ends the sandbox.
 func (p *Pool) Build(ctx context.Context, spec sandbox.Spec, allow []string, routes *[]string, work func(context.Context, sandbox.Sandbox) error) (err error) {
 	if spec.ID, err = p.newID(); err != nil {
 		return err
@@ -296,7 +298,7 @@ func (p *Pool) Build(ctx context.Context, spec sandbox.Spec, allow []string, rou
 			// A process in it may still write to the layer.
 			err = errors.Join(err, fmt.Errorf("end the sandbox of an installation: %w", terr))
 		}
-		err = redact(err, spec.EgressToken)
+		err = redactToken(err, spec.EgressToken)
 	}()
 	box, err := p.cfg.Sandboxes.Create(ctx, &spec, allow, routes)
 	if err != nil {
@@ -305,8 +307,8 @@ func (p *Pool) Build(ctx context.Context, spec sandbox.Spec, allow []string, rou
 	return work(ctx, box)
 }
 
-// redact returns an error without the token of the sandbox that it came from: a script may have printed it.
-func redact(err error, token string) error {
+// redactToken returns an error without the token of the sandbox that it came from: a script may have printed it.
+func redactToken(err error, token string) error {
 	var typed *sandbox.Error
 	if token == "" || !errors.As(err, &typed) || !strings.Contains(typed.Message, token) {
 		return err

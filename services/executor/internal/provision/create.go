@@ -73,7 +73,7 @@ func (p *preparation) createSandbox(ctx context.Context) (*agents.Agent, error) 
 	began := p.Now()
 	if id == "" {
 		if layer == "" { // a sandbox of the pool cannot mount one
-			if a, err := p.pooled(ctx); a != nil || err != nil {
+			if a, err := p.takePooled(ctx); a != nil || err != nil {
 				return a, err
 			}
 		}
@@ -91,14 +91,14 @@ func (p *preparation) createSandbox(ctx context.Context) (*agents.Agent, error) 
 	spec.Labels.Epoch, spec.Layer, spec.Servers = p.Epoch, layer, len(p.Resolved.Containers())
 	box, err := p.Sandboxes.Create(ctx, &spec, p.Resolved.Allowlist(), nil)
 	if err != nil {
-		return nil, p.sandboxFailed(ctx, id, err)
+		return nil, p.endFailedSandbox(ctx, id, err)
 	}
 	a, err := p.Dialer.Open(ctx, box, p.Ref(), runner.Attach{Epoch: p.Epoch})
 	if errors.Is(err, link.ErrFenced) {
 		return nil, fmt.Errorf("%w: %w", run.ErrFenced, err)
 	}
 	if err != nil {
-		return nil, p.sandboxFailed(ctx, id, err)
+		return nil, p.endFailedSandbox(ctx, id, err)
 	}
 	ready := events.SandboxReady{
 		SandboxID: id, Provider: p.ProviderName, Engine: p.Engine, Journal: a.Journal, Image: spec.Image,
@@ -116,9 +116,9 @@ func (p *preparation) createSandbox(ctx context.Context) (*agents.Agent, error) 
 	return a, p.Refresh(ctx)
 }
 
-// sandboxFailed ends what exists of a sandbox that could not be created or filled, and returns a *Error; only the error of ctx if that has
+// endFailedSandbox ends what exists of a sandbox that could not be created or filled, and returns a *Error; only the error of ctx if that has
 // ended.
-func (p *preparation) sandboxFailed(ctx context.Context, id string, cause error) error {
+func (p *preparation) endFailedSandbox(ctx context.Context, id string, cause error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -145,8 +145,8 @@ func (p *preparation) replaceSandbox(ctx context.Context) error {
 	return p.AppendFacts(ctx, append(facts, closed...)...)
 }
 
-// pooled takes a sandbox from the pool for the session; nil if none fits.
-func (p *preparation) pooled(ctx context.Context) (*agents.Agent, error) {
+// takePooled takes a sandbox from the pool for the session. It returns nil if no sandbox fits.
+func (p *preparation) takePooled(ctx context.Context) (*agents.Agent, error) {
 	o, architecture := p.Session.Life.Options, p.Session.Life.Architecture
 	adopter, ok := p.Provider.(sandbox.Adopter)
 	if !ok || p.Pool.Size(architecture) == 0 || o.Image != "" || len(p.Resolved.Containers()) > 0 || len(o.Command) > 0 || p.Session.Run.Lost.Workspace != "" {

@@ -12,8 +12,8 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/references"
 )
 
-// dependencyLayer returns the layer with the agent's dependencies, "" if it has none. While the layer is built, the log says so and controls are
-// obeyed. An *references.Error ends the execution.
+// dependencyLayer returns the layer with the agent's dependencies, or "" if the agent has none. While the layer is
+// built, an event in the log states that, and controls are obeyed. A *references.Error ends the execution.
 func (p *preparation) dependencyLayer(ctx context.Context) (string, error) {
 	set, err := dependency.Parse(p.Resolved.Definition.Dependencies)
 	if err != nil { // it was checked when the agent was applied
@@ -76,7 +76,8 @@ func dependencyError(err error) error {
 	return &references.Error{Code: code, Err: err}
 }
 
-// layerBuilder returns how sandboxes are created in which layers are built. begun is called when one is needed.
+// layerBuilder returns the LayerBuilder that a provider uses to build a layer in a sandbox of the pool. begun is
+// called when the layer does not exist yet.
 func (p *preparation) layerBuilder(begun func()) sandbox.LayerBuilder {
 	b := sandbox.LayerBuilder{Begun: begun}
 	if p.Proxied {

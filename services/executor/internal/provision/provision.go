@@ -28,12 +28,12 @@ type Registries struct {
 	Routes []string // of the egress proxy
 }
 
-// Config of a Provisioner; every field is required.
+// Config configures a Provisioner. Every field is required.
 type Config struct {
 	ProviderName string        // name of the sandbox provider
 	Engine       string        // of this executor
-	Beat         time.Duration // how often controls are read while something is awaited
-	Registries   Registries    // where dependencies of agents come from
+	Beat         time.Duration // interval at which controls are read during a wait
+	Registries   Registries    // hosts that a sandbox may reach while dependencies are installed
 	Proxied      bool          // sandboxes reach the network through the egress proxy only
 	MaxSandboxes func(tenant string) int
 
@@ -78,7 +78,7 @@ var ErrCancelled = errors.New("the execution is cancelled")
 type Error struct {
 	SandboxID string
 	Err       error
-	Remains   bool // the sandbox exists, for the next turn
+	Remains   bool // the sandbox still exists, and the next turn may use it
 }
 
 func (e *Error) Error() string { return e.Err.Error() }
@@ -149,7 +149,7 @@ func (p *preparation) prepare(ctx context.Context, a *agents.Agent) error {
 	return p.fillWorkspace(ctx)
 }
 
-// detach closes the stream to the agent. The agent stays.
+// detach closes the stream to the agent. The agent continues to run.
 func (p *preparation) detach() {
 	if p.agent != nil {
 		p.Agents.Remove(p.agent)
@@ -167,9 +167,10 @@ func (p *preparation) register(ctx context.Context) error {
 	return err
 }
 
-// unlessCancelled runs work that may last long. A control of the execution ends it early (ErrCancelled), and so does the stop of this
-// executor (permits.ErrStopping). The work must not use the execution: it runs in another goroutine, and notice can be signalled by
-// it to have handle called in this one. notice may be nil.
+// unlessCancelled runs work that may take long, in another goroutine. It ends the work early if a control stops the
+// execution (ErrCancelled), or if this executor stops (permits.ErrStopping). The work must not use the execution. To
+// run code in the goroutine of the turn, the work signals notice, and unlessCancelled calls handle. notice may be
+// nil.
 func (p *preparation) unlessCancelled(ctx context.Context, work func(context.Context) error, notice <-chan struct{}, handle func() error) error {
 	inner, cancel := context.WithCancel(ctx)
 	defer cancel()

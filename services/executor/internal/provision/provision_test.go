@@ -141,9 +141,9 @@ func (texts) Texts(context.Context, string, string, deltas.Start) (map[string]st
 	return nil, nil
 }
 
-// A bed is a Provisioner for the execution of a runlogtest.Bed.
+// A bed is a Provisioner for the execution of a runlogtest.Fixture.
 type bed struct {
-	*runlogtest.Bed
+	*runlogtest.Fixture
 	engine *engine
 	agents *agents.Registry
 	pool   *pool.Pool
@@ -153,7 +153,7 @@ type bed struct {
 func newBed(t *testing.T, change func(*provision.Config)) *bed {
 	t.Helper()
 	log := slog.New(slog.DiscardHandler)
-	b := &bed{Bed: runlogtest.New(t), engine: &engine{boxes: map[string]*agentstest.Box{}}, agents: agents.NewRegistry(1<<30, time.Now, log)}
+	b := &bed{Fixture: runlogtest.New(t), engine: &engine{boxes: map[string]*agentstest.Box{}}, agents: agents.NewRegistry(1<<30, time.Now, log)}
 	cfg := provision.Config{
 		ProviderName: "fake", Engine: "here", Beat: 5 * time.Millisecond, MaxSandboxes: func(string) int { return 0 }, Provider: b.engine, Agents: b.agents,
 		Contents:   &contents.Mover{Sessions: b.Writer.Sessions, Now: time.Now},
@@ -389,7 +389,8 @@ func TestAttach_Retires(t *testing.T) {
 	}
 }
 
-// TestAttach_Dependencies: the log says that a layer is built, its error ends the execution, and a control does not wait for it.
+// TestAttach_Dependencies: the log states that a layer is built, an error of the build ends the execution, and a
+// control does not wait for the build.
 func TestAttach_Dependencies(t *testing.T) {
 	t.Parallel()
 	agent := events.AgentSpec{Dependencies: events.Dependencies{PIP: []string{"requests==2.32.0"}}}

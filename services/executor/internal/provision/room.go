@@ -39,7 +39,7 @@ func (p *preparation) reserveSandbox(ctx context.Context) (unreserve func(), err
 			case <-ctx.Done():
 				return ctx.Err()
 			case <-late.C:
-				return &references.Error{Code: codeTenantSandboxes, Err: fmt.Errorf("the tenant has %d sandboxes on this engine, the most that it may, and none of them could be ended in %s", most, roomTimeout)}
+				return &references.Error{Code: codeTenantSandboxes, Err: fmt.Errorf("the tenant has %d sandboxes on this engine, which is its limit, and none of them could be ended in %s", most, roomTimeout)}
 			case <-time.After(roomPause):
 			}
 		}

@@ -11,7 +11,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/agents"
 )
 
-// startServers makes sure that the MCP servers in containers run next to the turn's sandbox.
+// startServers starts the MCP servers that run in containers next to the turn's sandbox, unless they run already.
 func (p *preparation) startServers(ctx context.Context) error {
 	all := p.Resolved.Containers()
 	host, ok := p.Provider.(sandbox.ServerHost)

@@ -11,8 +11,9 @@ import (
 
 // skillLoader is a provider whose sandboxes do not share a folder of skills.
 type skillLoader interface {
-	// Stock copies skills, which Skills has provided, into a sandbox. The error wraps sandbox.ErrNotFound if the sandbox is gone.
-	Stock(ctx context.Context, id string, digests []string) error
+	// LoadSkills copies skills that were provided on the engine into a sandbox. The error wraps sandbox.ErrNotFound
+	// if the sandbox does not exist.
+	LoadSkills(ctx context.Context, id string, digests []string) error
 }
 
 // loadSkills makes sure that the sandbox has the execution's skills.
@@ -25,7 +26,7 @@ func (p *preparation) loadSkills(ctx context.Context) error {
 	if len(digests) == 0 {
 		return nil
 	}
-	err := p.Sandboxes.Retry(ctx, p.agent.Sandbox, func() error { return loader.Stock(ctx, p.agent.Sandbox, digests) })
+	err := p.Sandboxes.Retry(ctx, p.agent.Sandbox, func() error { return loader.LoadSkills(ctx, p.agent.Sandbox, digests) })
 	if errors.Is(err, sandbox.ErrNotFound) {
 		return fmt.Errorf("%w: %w", agents.ErrLost, err)
 	}

@@ -74,7 +74,7 @@ func (p *preparation) provideTranscript(ctx context.Context) error {
 		err = &sandbox.Error{Code: codeTranscriptLost, Message: "the transcript that the session begins with is no longer in the object store", Err: err}
 	}
 	if err != nil {
-		return p.sandboxFailed(ctx, box.ID(), fmt.Errorf("give the agent its transcript: %w", err))
+		return p.endFailedSandbox(ctx, box.ID(), fmt.Errorf("give the agent its transcript: %w", err))
 	}
 	return nil
 }
@@ -85,7 +85,7 @@ func (p *preparation) restore(ctx context.Context, box sandbox.Sandbox, from []c
 	var restored events.WorkspaceRestored
 	err := p.unlessCancelled(ctx, func(ctx context.Context) (err error) {
 		if restored, err = p.Contents.Restore(ctx, l, box, from); err != nil {
-			err = p.sandboxFailed(ctx, box.ID(), err)
+			err = p.endFailedSandbox(ctx, box.ID(), err)
 		}
 		return err
 	}, nil, nil)
@@ -96,7 +96,7 @@ func (p *preparation) restore(ctx context.Context, box sandbox.Sandbox, from []c
 func (p *preparation) writeAgentFiles(ctx context.Context, box sandbox.Sandbox) (events.Payload, error) {
 	written, err := p.Contents.Write(ctx, box, p.Resolved.Definition.Files)
 	if err != nil {
-		return nil, p.sandboxFailed(ctx, box.ID(), err)
+		return nil, p.endFailedSandbox(ctx, box.ID(), err)
 	}
 	return written, nil
 }

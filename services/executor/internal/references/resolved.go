@@ -14,7 +14,7 @@ import (
 	"github.com/spoolhq/spool/pkg/skill"
 )
 
-// Resolved is everything that an execution refers to.
+// Resolved holds the resolved references of an execution: its agent, skills, variables, secrets and hosts.
 type Resolved struct {
 	events.ExecutionResolved
 	Definition       events.AgentSpec // of the agent; zero for the built-in one
@@ -23,7 +23,7 @@ type Resolved struct {
 
 	skills    []runner.Skill    // in the order of ExecutionResolved.Skills; Dir is "" if the archive is missing
 	documents []string          // the SKILL.md of each
-	values    map[string]string // of the variables, secrets opened
+	values    map[string]string // values of the variables; those of secrets are decrypted
 	removed   []string          // digests of skills that were removed from the catalogue
 }
 
@@ -127,11 +127,12 @@ func expandAll(in map[string]string, expand func(string) string) map[string]stri
 	return out
 }
 
-// mcpTimeout is the most milliseconds of a call to an MCP server whose definition has no limit.
+// mcpTimeout is the timeout, in milliseconds, of a call to an MCP server whose definition has none.
 const mcpTimeout = 30_000
 
-// AddTo adds to a query what the agent consists of. sockets are those of the MCP servers in containers, in the order of Containers.
-// If proxied, MCP servers are reached through the egress proxy, and their headers are left to it.
+// AddTo adds the definition of the agent to a query. sockets are the sockets of the MCP servers in containers, in the
+// order of Containers. If proxied is true, the agent reaches MCP servers through the egress proxy, which adds their
+// headers.
 func (r *Resolved) AddTo(q *runner.Query, proxied bool, sockets []string) {
 	a := r.Definition
 	q.SystemPrompt, q.MemoryFile, q.Tools, q.Commands, q.MaxTurns = r.prompt(a.Instructions, ""), a.MemoryFile, a.Tools, a.Commands, a.Limits.Turns

@@ -1,4 +1,5 @@
-// Package references resolves what an execution refers to: its agent, instance, environments, skills, variables and secrets.
+// Package references resolves the references of an execution: its agent, instance, environments, skills, variables
+// and secrets.
 package references
 
 import (
@@ -22,8 +23,8 @@ import (
 
 // Skills provides skills on the engine.
 type Skills interface {
-	// Provide makes sure that a skill lies where sandboxes see it, and returns the folder. The error wraps ErrNoArchive if the object
-	// store does not have the skill's archive.
+	// Provide copies a skill to the engine, unless the engine has it, and returns the folder in which sandboxes see
+	// it. The error wraps ErrNoArchive if the object store does not have the skill's archive.
 	Provide(ctx context.Context, digest string) (dir string, err error)
 }
 
@@ -36,7 +37,7 @@ type Secrets interface {
 	Open(ctx context.Context, tenant, key string) (string, error)
 }
 
-// An Error is a reference or a variable because of which an execution fails before it starts.
+// An Error is returned for an invalid reference or variable. The execution fails before it starts.
 type Error struct {
 	Code string
 	Err  error
@@ -69,8 +70,8 @@ type Execution struct {
 	Report func(ctx context.Context, e events.Error) error
 }
 
-// Resolve resolves the references of an execution to the versions that the log has for it, or, if the log has none yet, to the
-// present ones. An *Error means that the execution cannot start.
+// Resolve resolves the references of an execution: to the versions that the log has recorded for the execution, or
+// otherwise to the present versions. An *Error means that the execution cannot start.
 func (r *Resolver) Resolve(ctx context.Context, e Execution) (*Resolved, error) {
 	out := &Resolved{values: map[string]string{}}
 	for _, step := range []func(context.Context, Execution, *Resolved) error{r.resolveEntries, r.openVariables, r.provideSkills} {
@@ -97,7 +98,7 @@ func (r *Resolver) resolveEntries(ctx context.Context, e Execution, out *Resolve
 	life, known := e.Session.Life, e.Session.Run.Resolved.Known
 	out.Agent, out.Instance = life.AgentRef, life.Instance
 	if known {
-		recorded, err := r.recorded(ctx, e)
+		recorded, err := r.recordedResolution(ctx, e)
 		if err != nil {
 			return err
 		}
@@ -138,8 +139,8 @@ func (r *Resolver) resolveEntries(ctx context.Context, e Execution, out *Resolve
 	return nil
 }
 
-// recorded returns the execution_resolved event of the execution that is in the log.
-func (r *Resolver) recorded(ctx context.Context, e Execution) (events.ExecutionResolved, error) {
+// recordedResolution returns the execution_resolved event that the log has for the execution.
+func (r *Resolver) recordedResolution(ctx context.Context, e Execution) (events.ExecutionResolved, error) {
 	at := eventlog.Position{Shard: e.Session.RunHead.Subject.Partition() % r.Log.Shards(), Seq: e.Session.Run.Resolved.At}
 	rec, err := r.Log.At(ctx, at)
 	if err != nil {
@@ -213,7 +214,7 @@ func variableError(err error) error {
 	return err
 }
 
-// fromSession is the layer of hosts that the session has and its agent has not.
+// fromSession is the name of the layer with the hosts that only the session allows, and not its agent.
 const fromSession = "session"
 
 // allowedHosts returns the hosts that a sandbox may reach besides models: the hosts of the session and of each environment. The
@@ -253,7 +254,7 @@ func (r *Resolver) openVariables(ctx context.Context, e Execution, out *Resolved
 		}
 		value, err := r.Secrets.Open(ctx, secretTenant(v, e.Session.Tenant), v.Sealed)
 		if errors.Is(err, secret.ErrUnavailable) {
-			return fmt.Errorf("variable %s: %w", v.Name, err) // the job is tried again
+			return fmt.Errorf("variable %s: %w", v.Name, err) // the job is delivered again
 		}
 		if err != nil {
 			return &Error{"SECRET_UNREADABLE", fmt.Errorf("variable %s: %w", v.Name, err)}

@@ -24,10 +24,10 @@ func IsDeath(code string) bool {
 // A Policy limits the attempts of an execution.
 type Policy struct {
 	Agent       events.Retries // of the agent's definition; the zero value if it has none
-	SandboxLost uint32         // most attempts after the loss of a sandbox, if Agent has no limit
+	SandboxLost uint32         // maximum number of attempts after the loss of a sandbox, if Agent has no limit
 }
 
-// Attempts returns how often the agent may be started, by the code of the last death.
+// Attempts returns the maximum number of starts of the agent, which depends on the code of the last death.
 func (p Policy) Attempts(code string) uint32 {
 	switch {
 	case p.Agent.Attempts > 0:
@@ -38,8 +38,8 @@ func (p Policy) Attempts(code string) uint32 {
 	return 1
 }
 
-// Next returns how long the next attempt waits after so many attempts have died. ok is false if there is no further attempt, or none
-// before the execution's deadline; a zero deadline is none.
+// Next returns the wait before the next attempt; died is the number of attempts that have died. ok is false if there
+// is no further attempt, or if it would start after the execution's deadline. A zero deadline means no deadline.
 func (p Policy) Next(code string, died uint32, now, deadline time.Time) (wait time.Duration, ok bool) {
 	if died >= p.Attempts(code) {
 		return 0, false
@@ -48,7 +48,8 @@ func (p Policy) Next(code string, died uint32, now, deadline time.Time) (wait ti
 	return wait, deadline.IsZero() || now.Add(wait).Before(deadline)
 }
 
-// Suffix returns which attempt the last one was, for the message of its end; "" if only one was allowed.
+// Suffix returns a phrase with the number of the last attempt, for the message of its end, or "" if only one attempt
+// was allowed.
 func (p Policy) Suffix(code string, died uint32) string {
 	of := p.Attempts(code)
 	switch {

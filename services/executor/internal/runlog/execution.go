@@ -64,7 +64,7 @@ func (x *Execution) AppendTo(ctx context.Context, l eventlog.Loaded, list []even
 	return x.writer.AppendAll(ctx, l, d, x.Log)
 }
 
-// SetStored sets the state of the runs to one that AppendTo has returned. The session's life stays: no append changes it.
+// SetStored replaces the state of the runs by the one that AppendTo returned. It does not change the session's life.
 func (x *Execution) SetStored(stored eventlog.Loaded) {
 	x.Session.RunHead, x.Session.Run = stored.RunHead, stored.Run
 }

@@ -18,7 +18,7 @@ type Egress interface {
 	// RegisterNew registers a sandbox that does not exist yet, with the token of its spec. The sandbox may reach the hosts of an
 	// allowlist. routes are the only routes of the proxy that it may use; nil for all.
 	RegisterNew(ctx context.Context, spec sandbox.Spec, allow []string, routes *[]string) error
-	// Release ends the registration of a sandbox. An unknown sandbox is no error.
+	// Release ends the registration of a sandbox. It returns nil for an unknown sandbox.
 	Release(ctx context.Context, sandbox string) error
 }
 
@@ -26,10 +26,10 @@ type Egress interface {
 type Manager struct {
 	Provider sandbox.Provider
 	Egress   Egress        // nil: sandboxes have the network of their provider
-	Patience time.Duration // how long Retry waits for an unavailable engine
+	Patience time.Duration // maximum time that Retry waits for an unavailable engine
 	Logger   *slog.Logger
 
-	// Created is called after each call of Provider.Create with how long it took.
+	// Created is called after each call of Provider.Create, with the duration of the call.
 	Created func(ctx context.Context, took time.Duration, err error)
 }
 
@@ -51,7 +51,8 @@ func (m *Manager) Create(ctx context.Context, spec *sandbox.Spec, allow []string
 	return box, err
 }
 
-// Terminate ends a sandbox and its registration at the egress proxy. wipe removes its workspace too.
+// Terminate ends a sandbox and its registration at the egress proxy. If wipe is true, Terminate removes the workspace
+// too.
 func (m *Manager) Terminate(ctx context.Context, id string, wipe bool) error {
 	err := m.Provider.Terminate(ctx, id, wipe)
 	if m.Egress != nil {

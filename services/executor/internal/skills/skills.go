@@ -1,4 +1,5 @@
-// Package skills copies skills from the object store to an engine for package references.
+// Package skills copies skills from the object store to an engine. It implements the interface Skills of package
+// references.
 package skills
 
 import (
@@ -20,9 +21,9 @@ import (
 
 // Provider is a sandbox provider that stores skills for its sandboxes.
 type Provider interface {
-	// Shelve makes sure that a skill exists on the engine as a read-only folder, and returns the path of the folder in
+	// StoreSkill makes sure that a skill exists on the engine as a read-only folder, and returns the path of the folder in
 	// sandboxes. It calls zip if the folder does not exist yet, and closes the file.
-	Shelve(ctx context.Context, digest string, zip func(context.Context) (*os.File, error)) (dir string, err error)
+	StoreSkill(ctx context.Context, digest string, zip func(context.Context) (*os.File, error)) (dir string, err error)
 }
 
 // Skills implements references.Skills over the object store's bucket of skills.
@@ -54,7 +55,7 @@ func (s *Skills) Provide(ctx context.Context, digest string) (string, error) {
 	}
 	done := s.once.DoChan(digest, func() (any, error) {
 		// Other callers wait for it too, so it does not end with the first caller's context.
-		return s.provider.Shelve(context.WithoutCancel(ctx), digest, func(ctx context.Context) (*os.File, error) { return s.fetch(ctx, digest) })
+		return s.provider.StoreSkill(context.WithoutCancel(ctx), digest, func(ctx context.Context) (*os.File, error) { return s.fetch(ctx, digest) })
 	})
 	select {
 	case r := <-done:

@@ -10,10 +10,10 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// A Step is a command that stops a turn.
+// A Step is an action that stops a turn.
 type Step int
 
-// The steps, each harder than the one before.
+// The steps, in the order in which they are taken.
 const (
 	None Step = iota
 	Interrupt

@@ -11,7 +11,8 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/runlog"
 )
 
-// snapshotAfterTurn takes the snapshot after a turn, unless something else is due: then the end of the next turn does.
+// snapshotAfterTurn takes the snapshot after a turn. If other work is due, it takes none: the snapshot after the next
+// turn has the changes of both.
 func (w *Worker) snapshotAfterTurn(ctx context.Context, t *turn, b *handling.Session) error {
 	if w.deps.Workspaces == nil || t.Session.Run.Sandbox.ID == "" || t.Session.Run.Sandbox.Engine != w.cfg.Engine {
 		return nil
@@ -26,10 +27,10 @@ func (w *Worker) snapshotAfterTurn(ctx context.Context, t *turn, b *handling.Ses
 	defer release()
 	facts, err := w.turnEnd(work, t)
 	if err == nil {
-		err = w.firstOf(ctx, t, facts)
+		err = w.appendAfterTurn(ctx, t, facts)
 	}
 	if err != nil && ctx.Err() == nil && work.Err() == nil && !errors.Is(err, runlog.ErrChanged) {
-		t.Log.Warn("no snapshot at the end of the turn; the next one will", "sandbox", t.Session.Run.Sandbox.ID, "error", err)
+		t.Log.Warn("no snapshot was taken at the end of the turn; the next one has its changes", "sandbox", t.Session.Run.Sandbox.ID, "error", err)
 	}
 	return nil
 }
@@ -43,8 +44,8 @@ func (w *Worker) turnEnd(ctx context.Context, t *turn) ([]events.Payload, error)
 	return []events.Payload{s}, err
 }
 
-// firstOf appends facts after a turn, under its epoch.
-func (w *Worker) firstOf(ctx context.Context, t *turn, facts []events.Payload) error {
+// appendAfterTurn appends facts about the session after a turn, under the epoch of the turn.
+func (w *Worker) appendAfterTurn(ctx context.Context, t *turn, facts []events.Payload) error {
 	d, err := w.runlog.Decide(t.Session.Run, run.Record{Epoch: t.Epoch, Events: w.runlog.Events("", facts...)})
 	if err != nil {
 		return err

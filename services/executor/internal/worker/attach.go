@@ -15,8 +15,8 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/translate"
 )
 
-// resolve resolves what the execution refers to, and stores the result unless the log has it. A *references.Error means that the
-// execution cannot start.
+// resolve resolves the references of the execution, and stores the result unless the log has it. A *references.Error
+// means that the execution cannot start.
 func (t *turn) resolve(ctx context.Context) error {
 	r, err := t.w.references.Resolve(ctx, references.Execution{
 		ID: t.ID, Session: t.Session, Message: t.message,
@@ -70,7 +70,7 @@ func (t *turn) releaseAgent(err error) {
 	t.detach()
 }
 
-// detach closes the stream to the agent. The agent stays.
+// detach closes the stream to the agent. The agent continues to run.
 func (t *turn) detach() {
 	if t.agent != nil {
 		t.w.agents.Remove(t.agent)

@@ -84,7 +84,8 @@ func (f *follower) checkControls() {
 	}
 }
 
-// escalate takes the step that is due to stop the turn. It returns errUnresponsive when the sandbox has to be ended.
+// escalate takes the next step to stop the turn, if one is due: an interrupt, then a kill. It returns errUnresponsive
+// when the sandbox has to be ended.
 func (f *follower) escalate() error {
 	switch f.stop.Next(f.w.deps.Now(), f.accepted) {
 	case stopping.Interrupt:
@@ -97,7 +98,7 @@ func (f *follower) escalate() error {
 	return nil
 }
 
-// deadline returns when the execution must have ended, zero if it has no limit.
+// deadline returns the time by which the execution must have ended; the zero time if it has no limit.
 func (t *turn) deadline() time.Time { return t.deadlineOf(t.Session.Life) }
 
 func (t *turn) deadlineOf(life session.State) time.Time {
@@ -107,11 +108,11 @@ func (t *turn) deadlineOf(life session.State) time.Time {
 	return t.claimedAt.Add(time.Duration(life.Options.TurnLimitMs)*time.Millisecond + t.pausedFor)
 }
 
-// checkBudgets stops the turn if a budget is used up once these events, which are not stored yet, are. If the limits cannot be read,
-// those last read apply, and the error of reading them is returned.
+// checkBudgets stops the turn if its usage, including that of unstored events, exhausts a budget. If the limits
+// cannot be read, it applies the limits that were read last, and returns the error.
 func (f *follower) checkBudgets(unstored []events.Event) error {
 	err := f.meter.Update(f.ctx, f.life.Options.Budget)
-	if code, message := f.meter.Exceeded(unstored); code != "" {
+	if code, message := f.meter.ExceededLimit(unstored); code != "" {
 		f.stop.Exceed(code, message, f.w.deps.Now())
 	}
 	return err

@@ -15,7 +15,8 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
 )
 
-// fail ends the execution with an outcome that is not from the journal. The facts are stored together with the end.
+// fail ends the execution with an outcome that this executor decided. The facts are stored in the same commit as the
+// end.
 func (t *turn) fail(ctx context.Context, outcome events.Payload, with ...events.Payload) error {
 	return t.end(ctx, run.End{Meta: t.w.runlog.Meta(), Outcome: outcome, With: t.NewEvents(with...)})
 }
@@ -34,9 +35,9 @@ func (t *turn) end(ctx context.Context, e run.End) error {
 	return nil
 }
 
-// cancelled ends an execution as its control demands. Either nothing of it runs, or its sandbox is terminated with it, for which the
-// runner is not needed.
-func (t *turn) cancelled(ctx context.Context) error {
+// cancel ends an execution that a control stopped, without its runner: no agent of the execution runs, or the control
+// terminates its sandbox.
+func (t *turn) cancel(ctx context.Context) error {
 	c, sb := t.Control(), t.Session.Run.Sandbox
 	outcome := events.ExecutionCancelled{Reason: c.Reason}
 	if c.Kind != session.Terminate || sb.ID == "" || sb.Engine != t.w.cfg.Engine {
@@ -49,8 +50,9 @@ func (t *turn) cancelled(ctx context.Context) error {
 	return t.fail(ctx, outcome, events.SandboxTerminated{SandboxID: sb.ID, Reason: c.Reason, Kept: true})
 }
 
-// stopAndFail stops the agent, which may run since an earlier claim, and fails the execution. If the runner does not obey, the sandbox is ended and its
-// workspace kept. If that fails too, the terminal event says that the agent could not be stopped.
+// stopAndFail fails the execution, after it has stopped an agent that an earlier claim may have started. If the
+// runner does not obey, stopAndFail ends the sandbox and keeps the workspace. If that fails too, the terminal event
+// states that the agent could not be stopped.
 func (t *turn) stopAndFail(ctx context.Context, failed events.ExecutionFailed) error {
 	if !t.Session.Run.TakenOver() {
 		return t.fail(ctx, failed)
@@ -121,7 +123,7 @@ func (f *follower) finish(ctx context.Context) error {
 	return err
 }
 
-// outcome returns the terminal event of a turn that has ended in the journal.
+// outcome returns the terminal event for the end of the turn that the journal has.
 func (f *follower) outcome(e runner.Ended) events.Payload {
 	if e.Outcome == runner.Completed && !f.output.Cut() {
 		return events.ExecutionCompleted{Usage: e.Usage, CostUSD: e.CostUSD, Result: e.Result}
@@ -151,7 +153,7 @@ func (f *follower) failRefused(ctx context.Context, why *runner.Error) error {
 	return f.fail(ctx, events.ExecutionFailed{Code: why.Code, Message: why.Message})
 }
 
-// abort ends an execution whose runner does not obey or cannot be relied on, together with its sandbox, without the runner.
+// abort ends an execution and its sandbox without the runner, because the runner does not obey or is not reliable.
 func (f *follower) abort(ctx context.Context, outcome events.Payload) error {
 	id := f.Session.Run.Sandbox.ID
 	if err := f.commits.Flush(ctx); err != nil {
@@ -168,7 +170,7 @@ func (f *follower) abort(ctx context.Context, outcome events.Payload) error {
 	return f.fail(ctx, outcome, events.SandboxTerminated{SandboxID: id, Reason: reason, Kept: true})
 }
 
-// handover stores the pending events and leaves the rest to the next executor.
+// handover stores the pending events. The next executor continues the execution.
 func (f *follower) handover(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, flushTimeout)
 	defer cancel()

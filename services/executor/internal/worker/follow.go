@@ -25,11 +25,11 @@ import (
 )
 
 const (
-	// callTimeout bounds the wait for a runner's reply.
+	// callTimeout is the maximum time to wait for a runner's reply.
 	callTimeout = 10 * time.Second
-	// maxBusy is the maximum number of times that another execution that the runner runs is killed.
+	// maxBusy is the maximum number of times that a turn kills another execution in its runner.
 	maxBusy = 3
-	// flushTimeout bounds the last commit of an executor that stops.
+	// flushTimeout is the time limit of the last commit of an executor that stops.
 	flushTimeout = 3 * time.Second
 )
 
@@ -55,9 +55,9 @@ type follower struct {
 	queried    bool   // the query was sent
 	accepted   bool
 	killFirst  bool // the runner runs another execution
-	busyCount  int  // how often the runner refused because of that
+	busyCount  int  // number of refusals by the runner because of that
 
-	adopted          bool // the runner was running the execution at the hello
+	adopted          bool // the runner was already running the execution when it sent its hello
 	attachedRecorded bool // execution_attached is in the log, or pending
 	fullRecorded     bool // the event about output that waits for room in the store is in the log, or pending
 	replies          chan reply
@@ -83,8 +83,8 @@ type reply struct {
 	err  error
 }
 
-// follow follows the runner until the terminal event is stored; then it returns nil. Other errors than those of the log wrap agents.ErrLost,
-// run.ErrFenced or permits.ErrStopping.
+// follow copies the runner's journal to the log until the terminal event is stored; then it returns nil. An error
+// wraps agents.ErrLost, run.ErrFenced or permits.ErrStopping, or is an error of the log.
 func (t *turn) follow(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	f := &follower{
@@ -125,7 +125,8 @@ func (t *turn) follow(ctx context.Context) error {
 	}
 }
 
-// close ends the goroutines of the loop and waits for them. Commits that the append in flight has stored are part of the turn's state afterwards.
+// close ends the goroutines of the loop and waits for them. If an append was in flight, close adds the commits that
+// it has stored to the turn's state.
 func (f *follower) close(cancel context.CancelFunc) {
 	cancel()
 	f.waiting.Wait()
@@ -165,7 +166,8 @@ func (f *follower) wait(ctx context.Context, beat <-chan time.Time) error {
 	return nil
 }
 
-// linesReady is signalled when there are lines to read; nil while no line may be read.
+// linesReady returns a channel that is signalled when there are lines to read. It returns nil, which blocks for ever,
+// while no line may be read.
 func (f *follower) linesReady() <-chan struct{} {
 	if f.isFull() {
 		return nil
@@ -173,7 +175,8 @@ func (f *follower) linesReady() <-chan struct{} {
 	return f.agent.Link.Ready()
 }
 
-// streamEnded is closed when the stream has ended; nil while no line may be read.
+// streamEnded returns a channel that is closed when the stream has ended. It returns nil, which blocks for ever,
+// while no line may be read.
 func (f *follower) streamEnded() <-chan struct{} {
 	if f.isFull() {
 		return nil
@@ -181,10 +184,12 @@ func (f *follower) streamEnded() <-chan struct{} {
 	return f.agent.Link.Done()
 }
 
-// isFull reports whether no further line is read for now.
+// isFull reports whether the follower reads no further line at present: the turn has ended, lines are missing, or too
+// many events wait to be stored.
 func (f *follower) isFull() bool { return f.ended != nil || f.gap != "" || f.commits.IsFull() }
 
-// readHello derives from the runner's hello which lines are missing, and whether the query has to be sent.
+// readHello determines from the runner's hello which lines of the journal are missing, and whether the query has to
+// be sent.
 func (f *follower) readHello() {
 	f.queried, f.accepted, f.startAfter, f.killFirst = false, false, 0, false
 	hello := f.agent.Hello
@@ -207,8 +212,9 @@ func (f *follower) readHello() {
 	}
 }
 
-// recordAttached records, once, that this executor follows a running agent that it took over. It waits until the log has what the journal held
-// at the hello: an executor that crashes because of the journal does not get there, and its claim counts.
+// recordAttached records, once, that this executor follows a running agent that it took over. It does so only when
+// the log has all lines that the journal held when the runner sent its hello. If an executor crashes because of one
+// of these lines, its claim therefore counts as one without progress.
 func (f *follower) recordAttached() {
 	if f.Session.Run.Claims < 2 || !f.adopted || f.ended != nil || f.attachedRecorded || !f.commits.IsStored() || f.translator.Last < f.startAfter {
 		return
@@ -219,7 +225,8 @@ func (f *follower) recordAttached() {
 	}
 }
 
-// sendQuery sends the query once the journal holds no older lines. It returns permits.ErrNoneFree when the turn needs a slot and none is free.
+// sendQuery sends the query after the older lines of the journal were read. It returns permits.ErrNoneFree if the
+// turn needs a slot and none is free.
 func (f *follower) sendQuery(ctx context.Context) error {
 	if f.queried || f.ended != nil || f.translator.Last < f.startAfter {
 		return nil
@@ -237,15 +244,15 @@ func (f *follower) sendQuery(ctx context.Context) error {
 	return nil
 }
 
-// leaveWithoutSlot ends a turn that has no slot and no agent to follow: its execution is cancelled if a control demands that, or waits for a
-// slot.
+// leaveWithoutSlot ends a turn that has no slot and no agent to follow. If a control stopped the execution, it is
+// cancel; otherwise it waits for a slot.
 func (f *follower) leaveWithoutSlot(ctx context.Context) error {
 	if err := f.commits.Flush(ctx); err != nil {
 		return err
 	}
 	if f.Control().N > 0 {
 		f.done = true
-		return f.cancelled(ctx)
+		return f.cancel(ctx)
 	}
 	return permits.ErrNoneFree
 }

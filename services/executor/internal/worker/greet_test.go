@@ -13,8 +13,8 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/translate"
 )
 
-// Lines that the runner has forgotten are in the log: a stream that begins behind them is not waited on for them, or
-// the query would never be given.
+// Lines that the runner has removed are in the log. The worker does not wait for them on a stream that begins after
+// them; otherwise it would never send the query.
 func TestGreetAfterForgottenLines(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

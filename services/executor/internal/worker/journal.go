@@ -27,7 +27,8 @@ func (f *follower) readLines() {
 	}
 }
 
-// garbageID returns an id for lines that cannot be read. It is unique to this stream, since such lines have no number.
+// garbageID returns an id for a line that cannot be read. Such lines have no number, so the id is unique within this
+// stream only.
 func (f *follower) garbageID() string {
 	return f.translator.Journal + "/" + strconv.FormatUint(f.Epoch, 10) + "/" + strconv.FormatUint(uint64(f.Session.Run.DiedAttempts), 10)
 }
@@ -101,22 +102,24 @@ func (f *follower) keepsText(bytes int) bool {
 	return keep
 }
 
-// cutOutput stops the turn because of an exceeded output limit, and says so in the log; "" is no limit.
+// cutOutput stops the turn because its agent exceeded an output limit, and records the message in the log. It does
+// nothing if message is "".
 func (f *follower) cutOutput(message string) {
 	if message == "" {
 		return
 	}
 	f.stop.Exceed(budgets.CodeOutput, message, f.w.deps.Now())
 	if err := f.commits.Add(f.NewEvents(events.Error{Code: budgets.CodeOutput, Message: message})...); err != nil {
-		f.Log.Error("the log does not say that the output is cut", "error", err)
+		f.Log.Error("the event about the cut output could not be recorded", "error", err)
 	}
 }
 
 // codeStorageFull is the code of the error event about output that waits for room.
 const codeStorageFull = "STORAGE_FULL"
 
-// waitsForRoom reports whether the pending events have to wait for room in the store of NATS. Once enough are pending the agent waits too. The end of
-// a turn does not wait, nor the output of a turn that is being stopped.
+// waitsForRoom reports whether the pending events have to wait because only the reserve of the NATS store is left.
+// When enough events are pending, the agent waits too. The end of a turn does not wait, and neither does the output
+// of a turn that is being stopped.
 func (f *follower) waitsForRoom() bool {
 	if f.ended != nil || f.stop.IsStopping() || !f.w.deps.Room.Low() {
 		return false
@@ -124,7 +127,7 @@ func (f *follower) waitsForRoom() bool {
 	if !f.fullRecorded {
 		f.fullRecorded = true
 		f.commits.AddFirst(f.NewEvents(events.Error{
-			Code: codeStorageFull, Message: "the store of NATS is full but for its reserve: what the agent says from here on is stored when there is room again",
+			Code: codeStorageFull, Message: "only the reserve of the NATS store is left: further output of the agent is stored when there is room again",
 		})...)
 		return false
 	}

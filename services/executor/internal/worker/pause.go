@@ -14,8 +14,9 @@ import (
 // errPaused is returned for an execution that was paused: it has neither a slot nor a job.
 var errPaused = errors.New("the execution is paused")
 
-// recordResumed records that a paused execution continues. The log has that before the sandbox is resumed: attaching resumes a sandbox that the
-// log does not have as paused, also if an executor crashed between the two.
+// recordResumed records that a paused execution continues. The event comes before the sandbox is resumed. If the
+// executor crashes between the two, the next one resumes the sandbox: attach resumes every sandbox that is not paused
+// according to the log.
 func (t *turn) recordResumed(ctx context.Context) error {
 	if t.Session.Run.Phase == run.Paused {
 		sb := t.Session.Run.Sandbox

@@ -39,8 +39,8 @@ func (t *turn) nextWait(code string) (wait time.Duration, ok bool) {
 	return t.retries().Next(code, t.Session.Run.CurrentAttempt(), t.w.deps.Now(), t.deadline())
 }
 
-// deathOf returns the death that the end of the turn in the journal is, and reports whether it is one: no control asked for the end, and another
-// attempt follows.
+// deathOf reports whether the end that the journal has is the death of an attempt: no control requested it, and
+// another attempt follows. It returns the death.
 func (f *follower) deathOf(e *translate.Ended) (death, bool) {
 	if !retries.IsDeath(e.Code) || e.Outcome != runner.Failed || f.stop.Outcome(e.Usage) != nil || f.life.ControlOf(f.ID).N > 0 {
 		return death{}, false
@@ -49,8 +49,8 @@ func (f *follower) deathOf(e *translate.Ended) (death, bool) {
 	return death{e.Code, e.Message, e.N, f.translator.Journal, e.Time}, ok
 }
 
-// recordDeath records that an attempt died and how long the next one waits. It returns nil if that is due at once, else the delay of the job.
-// If no attempt follows, it ends the execution.
+// recordDeath records that an attempt died, and the wait before the next one. It returns nil if the next attempt is
+// due at once, and otherwise an error with the delay of the job. If no attempt follows, it ends the execution.
 func (t *turn) recordDeath(ctx context.Context, d death) error {
 	wait, ok := t.nextWait(d.code)
 	if !ok {
@@ -90,7 +90,7 @@ func (t *turn) failAfterDeath(ctx context.Context, d death) error {
 		return t.end(ctx, end)
 	}
 	sb := t.Session.Run.Sandbox
-	here := sb.Engine == t.w.cfg.Engine // else its engine is gone, and its sweep ends the sandbox should it come back
+	here := sb.Engine == t.w.cfg.Engine // otherwise the engine is gone; if it comes back, its sweep ends the sandbox
 	t.detach()
 	if here {
 		if err := t.w.sandboxes.Terminate(ctx, sb.ID, false); err != nil {

@@ -45,7 +45,7 @@ func newTurn(w *Worker, l eventlog.Loaded, b *handling.Session) *turn {
 	return &turn{Execution: x, meter: metering.New(w.proxy, w.deps.Budgets, x), w: w, claimedAt: l.Run.ClaimedAt, changed: b.Changed()}
 }
 
-// run runs the execution, and returns nil when it has ended.
+// run runs the execution to its end. It returns nil when the execution has ended.
 func (t *turn) run(ctx context.Context) (err error) {
 	defer func() { t.releaseAgent(err) }()
 	defer func() {
@@ -75,7 +75,7 @@ func (t *turn) run(ctx context.Context) (err error) {
 	}
 	for {
 		if c := t.Control(); c.N > 0 && (c.Kind == session.Terminate || t.Session.Run.Sandbox.Journal == "" || t.w.deps.Now().Before(t.Session.Run.NotBefore)) {
-			return t.cancelled(ctx)
+			return t.cancel(ctx)
 		}
 		err := t.runAttempt(ctx)
 		var died *deathError
@@ -105,7 +105,7 @@ func (t *turn) runAttempt(ctx context.Context) error {
 			return t.stopAndFail(ctx, wrong.Failed())
 		}
 		if errors.Is(err, provision.ErrCancelled) {
-			return t.cancelled(ctx)
+			return t.cancel(ctx)
 		}
 		var broken *provision.Error
 		if errors.As(err, &broken) {
@@ -118,7 +118,7 @@ func (t *turn) runAttempt(ctx context.Context) error {
 		return err
 	}
 	if t.Control().N > 0 && !t.agent.MayBeRunning(t.ID, t.Session.Run.Sandbox.N) {
-		return t.cancelled(ctx)
+		return t.cancel(ctx)
 	}
 	return t.follow(ctx)
 }

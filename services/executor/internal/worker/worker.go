@@ -46,48 +46,48 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
 )
 
-// Config of a Worker; every field is required but Rate, SandboxLife and Registries.
+// Config configures a Worker. Every field is required except Rate, SandboxLife and Registries.
 type Config struct {
 	Executor string // xtr_…
 	Provider string // name of the sandbox provider
 	Engine   string
 
-	Slots           int           // executions at once
-	Reserved        int           // further executions, of tenants that have none here
-	TenantSlots     int           // executions of one tenant at once, over all executors, unless it has a limit of its own; 0 is no limit
-	TenantSandboxes int           // sandboxes of one tenant at once, unless it has a limit of its own; 0 is no limit
-	WarmMemory      uint64        // bytes that all agents may use together before resting ones are ended
-	Window          time.Duration // least time from a stored commit to the next one
-	Beat            time.Duration // how often controls and limits are read
-	KillAfter       time.Duration // from a cancel's interrupt to its kill, and from that to the sandbox's end
-	MaxAttempts     uint32        // starts of one execution
+	Slots           int           // maximum number of concurrent executions
+	Reserved        int           // number of further executions, for tenants that run none here
+	TenantSlots     int           // maximum number of concurrent executions of a tenant without a limit of its own, over all executors; 0 is no limit
+	TenantSandboxes int           // maximum number of sandboxes of a tenant without a limit of its own; 0 is no limit
+	WarmMemory      uint64        // memory of all agents in bytes above which resting agents are ended
+	Window          time.Duration // minimum time from a stored commit to the next one
+	Beat            time.Duration // interval at which controls and limits are read
+	KillAfter       time.Duration // time from the interrupt of a turn to its kill, and from the kill to the end of the sandbox
+	MaxAttempts     uint32        // maximum number of starts of one execution
 	EngineGone      time.Duration // time without a lease after which the sandboxes of an engine are given up
 
-	Output        events.Output // most that an agent may write in one execution
-	SessionOutput events.Output // most that agents may write in all executions of a session
-	Pace          runner.Pace   // how fast an agent may write
+	Output        events.Output // maximum output of an agent in one execution
+	SessionOutput events.Output // maximum output of agents in all executions of a session
+	Pace          runner.Pace   // maximum rate of an agent's output
 
 	Pool      map[string]int // sandboxes kept ready, by architecture
-	PoolEvery time.Duration  // how often the pool is filled
+	PoolEvery time.Duration  // interval at which the pool is filled
 
 	Rate        run.Rate      // price of sandboxes; zero if they have none
-	SandboxLife time.Duration // after which the provider ends a sandbox; 0 is never
+	SandboxLife time.Duration // age at which the provider ends a sandbox; 0 is never
 
-	Registries provision.Registries // where dependencies of agents come from
+	Registries provision.Registries // hosts that a sandbox may reach while dependencies are installed
 
-	// Agent returns how the process of an architecture is given its model.
+	// Agent returns the model of an agent's process, and the settings by which the process reaches the model.
 	Agent func(architecture string, o events.Options) Launch
 }
 
-// Launch holds the model of an agent's process, and the settings by which the process reaches it.
+// Launch holds the model of an agent's process, and the settings by which the process reaches the model.
 type Launch struct {
 	Model   string            // the session's, unless it names none
 	Env     map[string]string // of the process
 	Command []string          // of architecture acp: the session's, with the arguments of its model settings
-	Set     bool              // reports whether Env and Command name the model, by model settings: see runner.Query.ModelSet
+	Set     bool              // model settings name the model in Env or Command; see runner.Query.ModelSet
 }
 
-// Leases returns what other executors do.
+// Leases reports on other executors, by their leases and by requests to them.
 type Leases interface {
 	admission.Leases
 	idle.Leases
@@ -203,37 +203,38 @@ func (w *Worker) warmQuery(architecture string) *runner.Query {
 	return &runner.Query{Architecture: architecture, Model: launch.Model, Env: launch.Env, Policy: runner.PolicyWorkspace}
 }
 
-// Handle does what is due for the session of a job. It is a handler of the bus.
+// Handle carries out the work that is due for the session of a job. It is a handler of the bus.
 func (w *Worker) Handle(ctx context.Context, msg *message.Message) error {
 	return w.jobs.Handle(ctx, msg)
 }
 
-// Working returns how many executions of each tenant run here.
+// Working returns the number of executions that run here, by tenant.
 func (w *Worker) Working() map[string]int { return w.admission.Working() }
 
-// Hint wakes the handler of a session that has a new fact.
+// Hint wakes the handler of a session that has a new event.
 func (w *Worker) Hint(id string) { w.handling.Wake(id) }
 
-// Answer returns what this executor does for a session. It is asked by an executor that wants to do it instead, so that work on an idle sandbox checks
-// whether it has to stop.
+// Answer returns what this executor does for a session, for another executor that has work for that session. If this
+// executor works on an idle sandbox, Answer makes that work check whether it has to stop.
 func (w *Worker) Answer(id string) topology.CtlAnswer { return w.handling.Answer(id) }
 
-// WatchControls finds controls of running executions whose hints were lost, until ctx ends.
+// WatchControls finds controls of running executions in the log until ctx ends, because hints about controls may be
+// lost.
 func (w *Worker) WatchControls(ctx context.Context) { w.controls.Run(ctx) }
 
-// Warm maintains the resting agents until ctx ends.
-func (w *Worker) Warm(ctx context.Context, every time.Duration) {
+// RunAgents maintains the resting agents until ctx ends.
+func (w *Worker) RunAgents(ctx context.Context, every time.Duration) {
 	w.agents.Run(ctx, every, w.idle)
 }
 
-// Close closes the streams to resting agents. The agents stay, for the next executor.
+// Close closes the streams to resting agents. The agents continue to run, for the next executor.
 func (w *Worker) Close() { w.agents.Close() }
 
-// Pool keeps the pool filled until ctx ends; then it ends the sandboxes that are left in it.
-func (w *Worker) Pool(ctx context.Context) { w.pool.Run(ctx) }
+// RunPool keeps the pool filled until ctx ends; then it ends the sandboxes that are left in it.
+func (w *Worker) RunPool(ctx context.Context) { w.pool.Run(ctx) }
 
-// Sweeps sweeps at once and then regularly until ctx ends.
-func (w *Worker) Sweeps(ctx context.Context, every time.Duration) { w.idle.Run(ctx, every) }
+// RunSweeps sweeps at once and then regularly until ctx ends.
+func (w *Worker) RunSweeps(ctx context.Context, every time.Duration) { w.idle.Run(ctx, every) }
 
-// StopSandboxes ends every sandbox of the engine, each with a snapshot first. Close comes before.
+// StopSandboxes takes a snapshot of every sandbox of the engine and ends the sandbox. Close must be called first.
 func (w *Worker) StopSandboxes(ctx context.Context) error { return w.idle.StopSandboxes(ctx) }

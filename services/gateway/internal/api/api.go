@@ -69,7 +69,7 @@ type Server struct {
 	Watch        *auth.Watch
 	Now          func() time.Time
 	Entropy      io.Reader
-	WriteTimeout time.Duration // how long a client of StreamEvents or ReplayEvents may take to read one batch
+	WriteTimeout time.Duration // maximum time that a client of StreamEvents or ReplayEvents may take to read one batch
 	Counts       Counts
 }
 

@@ -117,15 +117,15 @@ func (d *filesDiff) run(ctx context.Context) error {
 		if order >= 0 {
 			b, d.after = &d.after[0], d.after[1:]
 		}
-		if err := d.entry(ctx, a, b); err != nil {
+		if err := d.compareEntry(ctx, a, b); err != nil {
 			return snapshotError(err)
 		}
 	}
 	return nil
 }
 
-// entry compares one path; nil means that the side has no entry there. Folders are ignored.
-func (d *filesDiff) entry(ctx context.Context, a, b *workspace.Entry) error {
+// compareEntry compares one path; nil means that the side has no entry there. Folders are ignored.
+func (d *filesDiff) compareEntry(ctx context.Context, a, b *workspace.Entry) error {
 	if a != nil && a.Kind == workspace.Dir {
 		a = nil
 	}
@@ -179,7 +179,7 @@ func (d *filesDiff) compare(ctx context.Context, f *spoolv1.FileDiff, a, b *work
 		return omittedMode, nil
 	}
 	if tooLarge := func(e *workspace.Entry) bool { return isFile(e) && e.Size > maxTextFile }; tooLarge(a) || tooLarge(b) {
-		return omittedTooLarge, d.sums(ctx, f, a, b)
+		return omittedTooLarge, d.setSums(ctx, f, a, b)
 	}
 	if d.texts == maxTexts || d.text == 0 {
 		return omittedCut, nil
@@ -193,7 +193,7 @@ func (d *filesDiff) compare(ctx context.Context, f *spoolv1.FileDiff, a, b *work
 		return "", err
 	}
 	if !isText(before) || !isText(after) {
-		return omittedBinary, d.sums(ctx, f, a, b)
+		return omittedBinary, d.setSums(ctx, f, a, b)
 	}
 	text := udiff.Unified(quoteName("a/"+f.Path), quoteName("b/"+f.Path), string(before), string(after))
 	if len(text) > d.text {
@@ -232,8 +232,8 @@ func readWhole(ctx context.Context, from *workspace.Contents, e *workspace.Entry
 
 func isText(data []byte) bool { return utf8.Valid(data) && bytes.IndexByte(data, 0) < 0 }
 
-// sums sets the SHA-256 of both versions of a file.
-func (d *filesDiff) sums(ctx context.Context, f *spoolv1.FileDiff, a, b *workspace.Entry) error {
+// setSums sets the SHA-256 of both versions of a file.
+func (d *filesDiff) setSums(ctx context.Context, f *spoolv1.FileDiff, a, b *workspace.Entry) error {
 	for _, side := range []struct {
 		from *workspace.Contents
 		e    *workspace.Entry

@@ -29,8 +29,8 @@ type tenantSessions struct {
 	ids map[string]time.Time
 }
 
-// ofTenant returns the new sessions of a tenant. The result is shared by all callers.
-func (n *newSessions) ofTenant(tenant string) *tenantSessions {
+// forTenant returns the record of the new sessions of a tenant. The result is shared by all callers.
+func (n *newSessions) forTenant(tenant string) *tenantSessions {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.tenants == nil {
@@ -62,14 +62,14 @@ func (s *Server) withSessionLimit(r commands.Request) (_ commands.Request, done 
 	return r, func(err error) {
 		var p *problem.Error
 		if counted != "" && errors.As(err, &p) && p.Code != problem.Unavailable {
-			s.newSessions.ofTenant(tenant).remove(counted)
+			s.newSessions.forTenant(tenant).remove(counted)
 		}
 	}
 }
 
 // countSession adds a session to the new ones, unless the tenant has reached its limit.
 func (s *Server) countSession(ctx context.Context, tenant, session string, most int) error {
-	n := s.newSessions.ofTenant(tenant)
+	n := s.newSessions.forTenant(tenant)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	now := s.Now()

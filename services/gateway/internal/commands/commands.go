@@ -267,8 +267,8 @@ func (s *Sender) isCommandID(key string) bool {
 	return ok && at.Before(s.cfg.Now().Add(topology.IdempotencyTTL))
 }
 
-// pbkdf2Iterations is the number of PBKDF2 iterations that a guess at a secret costs a reader of the idempotency bucket, about
-// 30 ms.
+// pbkdf2Iterations is the number of PBKDF2 iterations of a digest. With it, an attacker who can read the idempotency
+// bucket needs about 30 ms for each guess at a secret.
 const pbkdf2Iterations = 100_000
 
 // requestDigest returns a hash that is equal for repeats of a request only. name is the name of the record and used

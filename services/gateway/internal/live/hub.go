@@ -46,7 +46,7 @@ type Config struct {
 	Logger     *slog.Logger
 	Admission  *admission.Admission // counts the bytes that Readers return
 
-	BytesTimeout time.Duration // how long a Reader waits for bytes of Admission; 0 means 30 s
+	BytesTimeout time.Duration // maximum time that a Reader waits for bytes of Admission; 0 means 30 s
 	CheckEvery   time.Duration // interval of comparisons with Postgres; 0 means 2 s
 	LagAfter     time.Duration // lag of the read models above which clients are notified; 0 means 5 s
 	PageEvents   int           // events in one read of Postgres; 0 means 200

@@ -52,8 +52,8 @@ type Lag struct {
 const (
 	// maxBatch is the size in bytes after which Next returns; the event that exceeds it is included.
 	maxBatch = 256 << 10
-	// pageRoom is the number of bytes that are held while a page is read from Postgres: a batch, and one event as
-	// large as a commit.
+	// pageRoom is the number of bytes that a Reader reserves while it reads a page from Postgres: a batch, and one
+	// event as large as a commit.
 	pageRoom = maxBatch + 1<<20
 )
 

@@ -53,7 +53,7 @@ func (s *Store) Audit(ctx context.Context, tenant string, f AuditFilter, token s
 		FROM audit x WHERE ` + strings.Join(q.where, " AND ") + ` ORDER BY x.at DESC, x.shard DESC, x.seq DESC LIMIT ` + q.arg(size+1) + `) AS a
 		LEFT JOIN keys k ON k.tenant = $1 AND k.id = a.key ORDER BY a.at DESC, a.shard DESC, a.seq DESC`
 	var places []auditCursor
-	err = s.rows(ctx, func(r pgx.Rows) error {
+	err = s.queryRows(ctx, func(r pgx.Rows) error {
 		e, p, err := auditEntry(r)
 		list, places = append(list, e), append(places, p)
 		return err

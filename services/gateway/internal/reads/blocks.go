@@ -21,7 +21,7 @@ func (s *Store) Blocks(ctx context.Context, tenant, session, conversation string
 	err := s.awaitRead(ctx, s.searchSession(tenant, session), func() error {
 		list, open = nil, nil
 		found := false
-		err := s.rows(ctx, func(r pgx.Rows) error {
+		err := s.queryRows(ctx, func(r pgx.Rows) error {
 			var stored, start *string
 			if err := r.Scan(&tip, &stored, &start); err != nil {
 				return err

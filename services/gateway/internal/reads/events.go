@@ -165,7 +165,7 @@ func newOpenText(block, execution, conversation, start string) (OpenText, error)
 
 // OpenBlocks returns the blocks with text that began before an event of a session and ended at or after it.
 func (s *Store) OpenBlocks(ctx context.Context, tenant, session string, seq uint32) (list []OpenText, err error) {
-	err = s.rows(ctx, func(r pgx.Rows) error {
+	err = s.queryRows(ctx, func(r pgx.Rows) error {
 		var block, execution, conversation, start string
 		if err := r.Scan(&block, &execution, &conversation, &start); err != nil {
 			return err
@@ -182,7 +182,7 @@ func (s *Store) OpenBlocks(ctx context.Context, tenant, session string, seq uint
 
 // OpenTexts returns the blocks with the given ids that have text and were open at an event.
 func (s *Store) OpenTexts(ctx context.Context, p SessionState, ids []string) (list []OpenText, err error) {
-	err = s.rows(ctx, func(r pgx.Rows) error {
+	err = s.queryRows(ctx, func(r pgx.Rows) error {
 		var id, execution, conversation, text, status, start string
 		var completed *string
 		if err := r.Scan(&id, &execution, &conversation, &text, &status, &start, &completed); err != nil {

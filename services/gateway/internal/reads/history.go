@@ -113,7 +113,7 @@ func (s *Store) history(ctx context.Context, tenant, session string, after uint3
 		if len(h.Events) == limit || size > maxPageBytes {
 			break
 		}
-		list, err := s.inherited(ctx, tenant, a, skip, limit-len(h.Events), maxPageBytes-size)
+		list, err := s.inheritedEvents(ctx, tenant, a, skip, limit-len(h.Events), maxPageBytes-size)
 		if err != nil {
 			return h, err
 		}
@@ -130,11 +130,11 @@ func (s *Store) history(ctx context.Context, tenant, session string, after uint3
 	return h, nil
 }
 
-// inherited returns events of one ancestor, up to the limit and room bytes, but at least one.
-func (s *Store) inherited(ctx context.Context, tenant string, a Ancestor, after uint32, limit, room int) ([]StoredEvent, error) {
+// inheritedEvents returns events of one ancestor, up to the limit and room bytes, but at least one.
+func (s *Store) inheritedEvents(ctx context.Context, tenant string, a Ancestor, after uint32, limit, room int) ([]StoredEvent, error) {
 	var list []StoredEvent
 	next, size := after+1, 0
-	err := s.rows(ctx, func(r pgx.Rows) error {
+	err := s.queryRows(ctx, func(r pgx.Rows) error {
 		var seq int64
 		var kind, text string
 		if err := r.Scan(&seq, &kind, &text); err != nil {
@@ -206,7 +206,7 @@ func (s *Store) blocksAt(ctx context.Context, tenant string, a Ancestor, after B
 	changed := map[string]int{} // index in list
 	first := int64(a.Effective) + 1
 	var tip int64
-	err = s.rows(ctx, func(r pgx.Rows) error {
+	err = s.queryRows(ctx, func(r pgx.Rows) error {
 		var have int64
 		var ord, begins, ends *int64
 		var text *string
@@ -258,7 +258,7 @@ func (s *Store) blocksAt(ctx context.Context, tenant string, a Ancestor, after B
 
 // foldBlocks folds the wanted blocks from the events of an ancestor, starting at a seq.
 func (s *Store) foldBlocks(ctx context.Context, tenant string, a Ancestor, from int64, wanted map[string]int, list []*events.Block) error {
-	return s.rows(ctx, func(r pgx.Rows) error {
+	return s.queryRows(ctx, func(r pgx.Rows) error {
 		var text string
 		if err := r.Scan(&text); err != nil {
 			return err

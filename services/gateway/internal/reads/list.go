@@ -176,7 +176,7 @@ func (l listTable) filter(q *statementBuilder, f Filter) (joins string, err erro
 		q.add(l.owner+".agent = ANY (%s)", f.Agents)
 	}
 	if f.Agent != "" {
-		if err := l.agent(q, f.Agent); err != nil {
+		if err := l.addAgent(q, f.Agent); err != nil {
 			return "", err
 		}
 	}
@@ -193,17 +193,17 @@ func (l listTable) filter(q *statementBuilder, f Filter) (joins string, err erro
 		}
 		q.add("x.parent = %s AND x.parent <> ''", f.Parent) // the condition of the partial index
 	}
-	if err := l.metadata(q, f); err != nil {
+	if err := l.addMetadata(q, f); err != nil {
 		return "", err
 	}
-	if err := l.times(q, f); err != nil {
+	if err := l.addTimes(q, f); err != nil {
 		return "", err
 	}
-	return joins, l.text(q, f.Text)
+	return joins, l.addText(q, f.Text)
 }
 
-// agent adds a condition for the sessions of an agent, in any version or in one.
-func (l listTable) agent(q *statementBuilder, s string) error {
+// addAgent adds a condition for the sessions of an agent, in any version or in one.
+func (l listTable) addAgent(q *statementBuilder, s string) error {
 	ref, err := events.ParseReference(s)
 	switch {
 	case err != nil:
@@ -226,8 +226,8 @@ func (l listTable) agent(q *statementBuilder, s string) error {
 // builtInAgent is the agent of a session that names none.
 const builtInAgent = "default"
 
-// metadata adds a condition for a metadata field. The term must be built in the same way as in metadata_terms.
-func (l listTable) metadata(q *statementBuilder, f Filter) error {
+// addMetadata adds a condition for a metadata field. The term must be built in the same way as in metadata_terms.
+func (l listTable) addMetadata(q *statementBuilder, f Filter) error {
 	switch {
 	case f.MetadataKey == "" && f.MetadataValue != nil:
 		return problem.Invalid("metadataValue", "metadataValue requires metadataKey")
@@ -261,8 +261,8 @@ func checkText(field, s string, most int) error {
 	return nil
 }
 
-// times adds conditions for ranges of time, which include the first bound and exclude the second.
-func (l listTable) times(q *statementBuilder, f Filter) error {
+// addTimes adds conditions for ranges of time, which include the first bound and exclude the second.
+func (l listTable) addTimes(q *statementBuilder, f Filter) error {
 	for _, r := range []struct{ name, column, after, before string }{
 		{"created", l.created, f.CreatedAfter, f.CreatedBefore},
 		{"updated", l.updated[len(l.updated)-1], f.UpdatedAfter, f.UpdatedBefore},
@@ -307,9 +307,9 @@ func parseTime(field, s string) (time.Time, error) {
 	return t, nil
 }
 
-// text adds a condition for a substring. No index supports it: it reads all rows of the tenant that the other
+// addText adds a condition for a substring. No index supports it: it reads all rows of the tenant that the other
 // conditions select.
-func (l listTable) text(q *statementBuilder, s string) error {
+func (l listTable) addText(q *statementBuilder, s string) error {
 	if s == "" {
 		return nil
 	}

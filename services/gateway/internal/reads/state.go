@@ -116,7 +116,7 @@ func (s *Store) lostEventsError(ctx context.Context, p SessionState, field strin
 // EachEvent calls f for the stored events of a session with after < seq <= to, in order, for at most limit events. types
 // selects events by type; nil means all. An error of f ends the read and is returned.
 func (s *Store) EachEvent(ctx context.Context, tenant, session string, after, to uint32, types []events.Type, limit int, f func(events.Wire) error) error {
-	return s.rows(ctx, func(r pgx.Rows) error {
+	return s.queryRows(ctx, func(r pgx.Rows) error {
 		var text []byte
 		if err := r.Scan(&text); err != nil {
 			return err

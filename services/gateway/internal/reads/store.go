@@ -19,8 +19,8 @@ import (
 
 // Config configures a Store. Log is required; other zero fields mean the defaults.
 type Config struct {
-	Timeout   time.Duration // how long a read may wait for Postgres to return a row; 0 means 5 s
-	FreshWait time.Duration // how long a read waits for something that only the log contains yet; 0 means 3 s
+	Timeout   time.Duration // maximum time that a read waits for Postgres to return a row; 0 means 5 s
+	FreshWait time.Duration // maximum time that a read waits for data that only the log contains yet; 0 means 3 s
 	Log       Log           // required
 	// Partitions is how the log distributes ids over the projector's groups.
 	Partitions events.Partitioning
@@ -54,9 +54,9 @@ func (s *Store) Check(ctx context.Context) error {
 	return readmodel.Check(ctx, s.db.Pool)
 }
 
-// rows runs a statement and calls scan for each row before it reads the next one. Reads whose rows together may be large
+// queryRows runs a statement and calls scan for each row before it reads the next one. Reads whose rows together may be large
 // use it; all others are in package queries.
-func (s *Store) rows(ctx context.Context, scan func(pgx.Rows) error, sql string, args ...any) error {
+func (s *Store) queryRows(ctx context.Context, scan func(pgx.Rows) error, sql string, args ...any) error {
 	result, err := s.db.Query(ctx, sql, args...)
 	if err != nil {
 		return err

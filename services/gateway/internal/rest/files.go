@@ -46,8 +46,8 @@ func parseFilesPath(urlPath string) (session, file string, has, ok bool) {
 	return "", "", false, false
 }
 
-// files serves the workspace's files: reads from snapshots or the sandbox, and changes.
-func (h *Handler) files(w *statusRecorder, r *http.Request, session, file string, has bool) error {
+// serveFiles serves the workspace's files: reads from snapshots or the sandbox, and changes.
+func (h *Handler) serveFiles(w *statusRecorder, r *http.Request, session, file string, has bool) error {
 	w.route = streamPrefix + "{session_id}" + filesSuffix
 	serve := map[string]func() error{
 		http.MethodGet: func() error { return h.listFiles(w, r, session) }, http.MethodHead: func() error { return h.listFiles(w, r, session) },
@@ -125,7 +125,7 @@ func (h *Handler) upload(w *statusRecorder, r *http.Request, session string, f a
 	in := &minRateBody{transferLimit: transferLimit{allowance: h.cfg.ReadTimeout}, from: r.Body, control: control}
 	f.Body, f.Length, f.Limit = in, r.ContentLength, h.cfg.MaxFile
 	accepted, err := h.cfg.API.PutFile(r.Context(), session, f)
-	if err := in.outcome(r, err); err != nil {
+	if err := in.bodyError(r, err); err != nil {
 		return err
 	}
 	_ = control.SetWriteDeadline(time.Now().Add(stallTimeout)) // a test's recorder has no connection

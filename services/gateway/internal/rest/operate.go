@@ -9,8 +9,8 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// health answers 200 while the process is alive.
-func (h *Handler) health(w http.ResponseWriter, _ *http.Request) {
+// serveHealth answers 200 while the process is alive.
+func (h *Handler) serveHealth(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, http.StatusOK, map[string]string{"status": "ok"})
 }
 
@@ -19,8 +19,8 @@ func (h *Handler) health(w http.ResponseWriter, _ *http.Request) {
 func Waiting(check func(context.Context) map[string]error) http.Handler {
 	mux := http.NewServeMux()
 	h := &Handler{}
-	mux.HandleFunc("GET /health", h.health)
-	mux.HandleFunc("GET /healthz", h.health)
+	mux.HandleFunc("GET /health", h.serveHealth)
+	mux.HandleFunc("GET /healthz", h.serveHealth)
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
 		dependencies := check(r.Context())
 		dependencies["streams"] = errNoStreams
@@ -34,8 +34,8 @@ func Waiting(check func(context.Context) map[string]error) http.Handler {
 
 var errNoStreams = errors.New("the gateway has not read the streams of NATS yet: NATS does not respond, or its streams are not installed")
 
-// ready reports which dependencies of the gateway are not available.
-func (h *Handler) ready(w http.ResponseWriter, r *http.Request) {
+// serveReady reports which dependencies of the gateway are not available.
+func (h *Handler) serveReady(w http.ResponseWriter, r *http.Request) {
 	writeReady(w, h.cfg.Ready(r.Context()))
 }
 

@@ -57,14 +57,14 @@ func (b *minRateBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// outcome returns the error of the body, or else the error with which it was refused. It reads the rest of a refused
+// bodyError returns the error of the body, or else the error with which it was refused. It reads the rest of a refused
 // body if that is not too large: the connection of a client that is still sending would be reset, and the client
 // would lose the answer. Of a body of unknown length only a part is read. A client that waits for 100 Continue sends
 // nothing.
-func (b *minRateBody) outcome(r *http.Request, refused error) error {
+func (b *minRateBody) bodyError(r *http.Request, refused error) error {
 	switch {
 	case b.err != nil:
-		return b.problem()
+		return b.rateProblem()
 	case refused == nil:
 		return nil
 	}
@@ -78,8 +78,8 @@ func (b *minRateBody) outcome(r *http.Request, refused error) error {
 	return refused
 }
 
-// problem returns the problem for a body that ended early.
-func (b *minRateBody) problem() error {
+// rateProblem returns the problem for a body that ended early.
+func (b *minRateBody) rateProblem() error {
 	return problem.Invalid("", "the body is incomplete: it ended early, no data arrived for %s, or it arrived slower than %d bytes per second", stallTimeout, minRate).WithCause(b.err)
 }
 

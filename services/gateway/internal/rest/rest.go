@@ -40,7 +40,7 @@ type Config struct {
 	MaxFile    int64 // largest uploaded file, in bytes
 
 	MaxTranscript int64         // largest transcript, in bytes
-	ReadTimeout   time.Duration // how long a body may take to arrive
+	ReadTimeout   time.Duration // maximum time that a body may take to arrive
 }
 
 // Handler serves HTTP.
@@ -119,9 +119,9 @@ const refusalTime = 10 * time.Second
 func (h *Handler) plainRoute(path string) http.HandlerFunc {
 	switch path {
 	case "/health", "/healthz":
-		return h.health
+		return h.serveHealth
 	case "/readyz":
-		return h.ready
+		return h.serveReady
 	case metricsPath:
 		return h.metrics.ServeHTTP
 	case "/api/openapi.json":
@@ -191,7 +191,7 @@ func (h *Handler) serve(w *statusRecorder, r *http.Request) error {
 	defer held.End()
 	r = r.WithContext(admission.With(ctx, held))
 	if session, file, has, ok := parseFilesPath(r.URL.Path); ok {
-		return h.files(w, r, session, file, has)
+		return h.serveFiles(w, r, session, file, has)
 	}
 	if serve := h.skillHandler(r); serve != nil {
 		return serve(w, r)

@@ -65,7 +65,7 @@ func (h *Handler) pushSkill(w *statusRecorder, r *http.Request) error {
 	in := &minRateBody{transferLimit: transferLimit{allowance: h.cfg.ReadTimeout}, from: r.Body, control: control}
 	from.Body = in
 	out, err := h.cfg.API.PushSkill(r.Context(), from)
-	if err := in.outcome(r, err); err != nil {
+	if err := in.bodyError(r, err); err != nil {
 		return err
 	}
 	status := http.StatusCreated

@@ -28,7 +28,7 @@ func (h *Handler) putTranscript(w *statusRecorder, r *http.Request) error {
 	control := http.NewResponseController(w)
 	in := &minRateBody{transferLimit: transferLimit{allowance: h.cfg.ReadTimeout}, from: r.Body, control: control}
 	out, err := h.cfg.API.PutTranscript(r.Context(), in, r.ContentLength, h.cfg.MaxTranscript)
-	if err := in.outcome(r, err); err != nil {
+	if err := in.bodyError(r, err); err != nil {
 		return err
 	}
 	_ = control.SetWriteDeadline(time.Now().Add(stallTimeout)) // a test's recorder has no connection

@@ -71,7 +71,7 @@ type Config struct {
 	Metrics     *metrics.Metrics
 	Logger      *slog.Logger
 	MaxRequest  int64         // largest message with files, in bytes
-	ReadTimeout time.Duration // how long a message may take to arrive
+	ReadTimeout time.Duration // maximum time that a message may take to arrive
 	TLS         *tls.Config   // nil serves without TLS
 }
 

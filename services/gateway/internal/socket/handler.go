@@ -32,9 +32,9 @@ type Config struct {
 	Reads        *reads.Store
 	Watch        *auth.Watch
 	Logger       *slog.Logger
-	ReadTimeout  time.Duration // how long a message may take to arrive
+	ReadTimeout  time.Duration // maximum time that a message may take to arrive
 	Ping         time.Duration // interval of pings; 0 means 30 s
-	WriteTimeout time.Duration // how long a client may take for one message; 0 means 10 s
+	WriteTimeout time.Duration // maximum time that a client may take for one message; 0 means 10 s
 	MaxSessions  int           // sessions that one connection may join; 0 means 256
 	Opened       func() (done func())
 	Sent         func(bytes int)
@@ -209,7 +209,7 @@ func (c *conn) closeOnce(code websocket.StatusCode, reason string) {
 // send writes one message. It waits up to twice the write timeout: a client that reads again before that still
 // receives the reason why it is disconnected.
 func (c *conn) send(b []byte) error {
-	return c.timed(func() error { return c.write(b) })
+	return c.timedWrite(func() error { return c.write(b) })
 }
 
 // write writes one message without measuring how long the client takes. The limit is that of batchConn: a context with
@@ -218,8 +218,8 @@ func (c *conn) write(b []byte) error {
 	return c.ws.Write(context.Background(), websocket.MessageText, b)
 }
 
-// timed returns the error of a write, or errSlow if the write succeeded after the write timeout.
-func (c *conn) timed(write func() error) error {
+// timedWrite returns the error of a write, or errSlow if the write succeeded after the write timeout.
+func (c *conn) timedWrite(write func() error) error {
 	began := time.Now()
 	err := write()
 	if time.Since(began) < c.handler.cfg.WriteTimeout {

@@ -121,7 +121,7 @@ func (c *conn) join(ctx context.Context, r request) error {
 	c.joined[r.SessionID] = cancel
 	c.work.Go(func() {
 		if ask != nil {
-			c.replay(ctx, r, *ask)
+			c.sendReplay(ctx, r, *ask)
 		} else {
 			c.follow(ctx, r)
 		}
@@ -156,8 +156,8 @@ func (c *conn) follow(ctx context.Context, r request) {
 	c.sendJoinEnd(r, cursor, err)
 }
 
-// replay sends the events of a replay, until it ends or the client leaves.
-func (c *conn) replay(ctx context.Context, r request, ask replay.Request) {
+// sendReplay sends the events of a replay, until it ends or the client leaves.
+func (c *conn) sendReplay(ctx context.Context, r request, ask replay.Request) {
 	ask.Tenant, ask.Agents = c.tenant, c.agents
 	from, err := c.handler.cfg.Player.Open(ctx, ask)
 	if err != nil {
@@ -189,13 +189,13 @@ func (c *conn) answerFailedJoin(ctx context.Context, r request, err error) {
 	if c.send(errorMessage(p, r)) != nil || r.Replay || p.Code != problem.CursorAhead && p.Code != problem.CursorExpired {
 		return
 	}
-	if err := c.snapshot(ctx, r); err != nil {
+	if err := c.sendSnapshot(ctx, r); err != nil {
 		_ = c.send(errorMessage(problem.From(err), r))
 	}
 }
 
-// snapshot sends a session's blocks. Their bytes count against the gateway's limit until they are sent.
-func (c *conn) snapshot(ctx context.Context, r request) error {
+// sendSnapshot sends a session's blocks. Their bytes count against the gateway's limit until they are sent.
+func (c *conn) sendSnapshot(ctx context.Context, r request) error {
 	held := c.handler.cfg.Admission.Hold(c.tenant)
 	defer held.End()
 	blocks, tip, err := c.handler.cfg.Player.Blocks(ctx, c.tenant, r.SessionID, "", held.Take)
@@ -230,7 +230,7 @@ func (c *conn) sendBatch(session string, frames []live.Frame, cursor *uint32, me
 	if len(frames) > 1 {
 		c.net.beginBatch()
 		defer func() {
-			if ended := c.timed(c.net.endBatch); err == nil || ended != nil && !errors.Is(ended, errSlow) {
+			if ended := c.timedWrite(c.net.endBatch); err == nil || ended != nil && !errors.Is(ended, errSlow) {
 				err = ended
 			}
 		}()

@@ -31,7 +31,7 @@ type Config struct {
 	Player       *replay.Player
 	Watch        *auth.Watch
 	Comment      time.Duration // interval of comments that keep the connection open; 0 means 15 s
-	WriteTimeout time.Duration // how long a client may take to read one batch; 0 means 10 s
+	WriteTimeout time.Duration // maximum time that a client may take to read one batch; 0 means 10 s
 	Opened       func() (done func())
 	Sent         func(bytes int)
 	Cut          func(code string)
@@ -134,7 +134,7 @@ func (h *Handler) streamOpener(r *http.Request, q url.Values) (func(context.Cont
 	if q.Has("replay") {
 		var err error
 		if again, err = wirejson.ParseBool("replay", q.Get("replay")); err != nil {
-			return nil, invalid(err)
+			return nil, invalidProblem(err)
 		}
 	}
 	if !again {
@@ -170,14 +170,14 @@ func replayRequest(r *http.Request, q url.Values) (replay.Request, error) {
 	if q.Has("from") {
 		from, err := wirejson.ParseSeq("from", q.Get("from"))
 		if err != nil {
-			return ask, invalid(err)
+			return ask, invalidProblem(err)
 		}
 		ask.From = from
 	}
 	if q.Has("to") {
 		to, err := wirejson.ParseSeq("to", q.Get("to"))
 		if err != nil {
-			return ask, invalid(err)
+			return ask, invalidProblem(err)
 		}
 		ask.To = &to
 	}
@@ -190,7 +190,7 @@ func replayRequest(r *http.Request, q url.Values) (replay.Request, error) {
 	if last := r.Header.Get("Last-Event-ID"); last != "" {
 		n, err := wirejson.ParseCursor("Last-Event-ID", last)
 		if err != nil {
-			return ask, invalid(err)
+			return ask, invalidProblem(err)
 		}
 		ask.From = max(ask.From, min(n, math.MaxUint32-1)+1)
 	}
@@ -225,11 +225,11 @@ func withMetadata(q url.Values) (bool, error) {
 		return true, nil
 	}
 	yes, err := wirejson.ParseBool("metadata", q.Get("metadata"))
-	return yes, invalid(err)
+	return yes, invalidProblem(err)
 }
 
-// invalid converts the error of a field to a problem.
-func invalid(err error) error {
+// invalidProblem converts the error of a field to a problem.
+func invalidProblem(err error) error {
 	var bad *wirejson.FieldError
 	if errors.As(err, &bad) {
 		return problem.Invalid(bad.Field, "%s", bad.Detail)
@@ -246,7 +246,7 @@ func cursor(r *http.Request, q url.Values) (uint32, error) {
 		return 0, nil
 	}
 	n, err := wirejson.ParseCursor(name, text)
-	return n, invalid(err)
+	return n, invalidProblem(err)
 }
 
 // errIdle ends a wait so that a comment can be sent.

@@ -9,9 +9,9 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// budget sets or removes a tenant's budget for a period. Each budget has a chain of its own, whose last event is in
+// handleBudget sets or removes a tenant's budget for a period. Each budget has a chain of its own, whose last event is in
 // force.
-func (h *Handler) budget(ctx context.Context, c command.Command) (command.Answer, error) {
+func (h *Handler) handleBudget(ctx context.Context, c command.Command) (command.Answer, error) {
 	var period events.Period
 	var data events.Payload
 	if c.Type == command.TypeSetBudget {
@@ -49,7 +49,7 @@ func (h *Handler) appendTenantFact(ctx context.Context, c command.Command, subje
 		if err != nil {
 			return err
 		}
-		holds, err := holds(head)
+		present, err := eventInForce(head)
 		if err != nil {
 			return err
 		}
@@ -58,10 +58,10 @@ func (h *Handler) appendTenantFact(ctx context.Context, c command.Command, subje
 		if err != nil || done {
 			return err
 		}
-		if holds == nil && !isSet(data) {
+		if present == nil && !isSet(data) {
 			return notFound
 		}
-		if holds == data {
+		if present == data {
 			return nil
 		}
 		m := events.NewEventList(events.Meta{CommandID: c.ID, Now: h.cfg.Now()})
@@ -87,8 +87,8 @@ func isSet(data events.Payload) bool {
 	return false
 }
 
-// holds returns the event of a chain's last commit that is in force, or nil if there is none.
-func holds(head eventlog.Head) (events.Payload, error) {
+// eventInForce returns the event of a chain's last commit that is in force, or nil if there is none.
+func eventInForce(head eventlog.Head) (events.Payload, error) {
 	if head.Seq == 0 {
 		return nil, nil
 	}

@@ -19,7 +19,7 @@ func (h *Handler) apply(ctx context.Context, c command.Command) (command.Answer,
 	if err != nil {
 		return command.Answer{}, err
 	}
-	if err := fields("ref.", definition.CheckEntry(ref, tags)); err != nil {
+	if err := definitionRefusal("ref.", definition.CheckEntry(ref, tags)); err != nil {
 		return command.Answer{}, err
 	}
 	if ref.Version, err = definition.Digest(spec); err != nil {
@@ -48,7 +48,7 @@ func (h *Handler) definition(ctx context.Context, c command.Command) (kind event
 	case command.TypeApplyAgent:
 		var b command.ApplyAgent
 		if err = decode(c, &b); err == nil {
-			err = fields("spec.", definition.CheckAgent(b.Spec))
+			err = definitionRefusal("spec.", definition.CheckAgent(b.Spec))
 		}
 		if err == nil {
 			err = h.checkAppliedImages(b.Spec)
@@ -60,7 +60,7 @@ func (h *Handler) definition(ctx context.Context, c command.Command) (kind event
 	case command.TypeApplyInstance:
 		var b command.ApplyInstance
 		if err = decode(c, &b); err == nil {
-			err = fields("spec.", definition.CheckInstance(b.Spec))
+			err = definitionRefusal("spec.", definition.CheckInstance(b.Spec))
 		}
 		if err == nil {
 			_, err = h.resolve(ctx, events.Agent, c.Tenant, "spec.agent", b.Spec.Agent)
@@ -74,14 +74,14 @@ func (h *Handler) definition(ctx context.Context, c command.Command) (kind event
 	default:
 		var b command.ApplyEnvironment
 		if err = decode(c, &b); err == nil {
-			err = fields("spec.", definition.CheckEnvironment(b.Spec))
+			err = definitionRefusal("spec.", definition.CheckEnvironment(b.Spec))
 		}
 		return events.Environment, b.Ref, b.Tags, b.Spec, err
 	}
 }
 
-// fields returns the refusal of an invalid definition: the first invalid field, and the number of others.
-func fields(prefix string, wrong []definition.FieldError) error {
+// definitionRefusal returns the refusal of an invalid definition: the first invalid field, and the number of others.
+func definitionRefusal(prefix string, wrong []definition.FieldError) error {
 	if len(wrong) == 0 {
 		return nil
 	}
@@ -102,7 +102,7 @@ func (h *Handler) remove(ctx context.Context, c command.Command) (command.Answer
 	if err := decode(c, &b); err != nil {
 		return command.Answer{}, err
 	}
-	if err := fields("ref.", definition.CheckEntry(b.Ref, nil)); err != nil {
+	if err := definitionRefusal("ref.", definition.CheckEntry(b.Ref, nil)); err != nil {
 		return command.Answer{}, err
 	}
 	var kind events.Aspect
@@ -121,7 +121,7 @@ func (h *Handler) remove(ctx context.Context, c command.Command) (command.Answer
 	answer.Ref = &b.Ref
 	var refused *command.Error
 	if errors.As(err, &refused) && refused.Code == versions.CodeNotFound {
-		err = missing(kind, "ref", b.Ref)
+		err = missingError(kind, "ref", b.Ref)
 	}
 	return answer, err
 }
@@ -176,13 +176,13 @@ func (h *Handler) resolve(ctx context.Context, kind events.Aspect, tenant, field
 	p, err := eventlog.Entries{Log: h.cfg.Sessions.Log}.Resolve(ctx, kind, tenant, ref)
 	var none *eventlog.VersionError
 	if errors.As(err, &none) {
-		return nil, missing(kind, field, ref)
+		return nil, missingError(kind, field, ref)
 	}
 	return p, err
 }
 
-// missing returns the refusal of a reference to an entry that does not exist.
-func missing(kind events.Aspect, field string, ref events.Reference) error {
+// missingError returns the refusal of a reference to an entry that does not exist.
+func missingError(kind events.Aspect, field string, ref events.Reference) error {
 	err := &eventlog.VersionError{Kind: kind, Ref: ref}
 	return &command.Error{Code: strings.ToUpper(string(kind)) + "_NOT_FOUND", Field: field, Detail: err.Error()}
 }
@@ -221,7 +221,7 @@ func (h *Handler) pin(ctx context.Context, c command.Command, b command.CreateSe
 			return nil, fmt.Errorf("instance %s is a %T", ref, p)
 		}
 		if !events.AllowsAgent(c.Agents, instance.Spec.Agent.Slug) {
-			return nil, missing(events.Instance, "instance", ref)
+			return nil, missingError(events.Instance, "instance", ref)
 		}
 		out.Instance, agent, field = instance.Ref, instance.Spec.Agent, "instance"
 	case b.Agent == "" || b.Agent == DefaultAgent:

@@ -43,8 +43,8 @@ func decode(c command.Command, into any) error {
 	return nil
 }
 
-// created resolves the references of a new session.
-func (h *Handler) created(ctx context.Context, c command.Command, b command.CreateSession) (events.SessionCreated, error) {
+// resolveSession returns the session_created event of a new session, with its references resolved.
+func (h *Handler) resolveSession(ctx context.Context, c command.Command, b command.CreateSession) (events.SessionCreated, error) {
 	out := events.SessionCreated{Metadata: b.Metadata}
 	agent, err := h.pin(ctx, c, b, &out)
 	if err != nil {
@@ -87,7 +87,7 @@ func (h *Handler) created(ctx context.Context, c command.Command, b command.Crea
 // checkTranscript refuses a transcript that the session's agent cannot continue.
 func checkTranscript(c command.Command, t events.Transcript, architecture string) error {
 	if t.Object != command.TranscriptObject(c.Tenant, c.SessionID) {
-		return invalid("transcript", fmt.Sprintf("%.100q is no transcript of the session", t.Object))
+		return invalid("transcript", fmt.Sprintf("%.100q is not a transcript of the session", t.Object))
 	}
 	if t.Architecture != architecture {
 		return &command.Error{Code: command.CodeTranscriptMismatch, Field: "transcript", Detail: fmt.Sprintf("the transcript is of %s, and the session of %s: choose an agent of the architecture %[1]s, or leave agent and architecture out", t.Architecture, architecture)}

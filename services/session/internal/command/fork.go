@@ -63,7 +63,7 @@ func (h *Handler) fork(ctx context.Context, c command.Command, b command.ForkSes
 	if parent.Life.Options.HostPath != "" {
 		return session.Fork{}, &command.Error{Code: codeHostPathUnsupported, Field: "sessionId", Detail: "the session works in a folder of the server's machine, of which a fork would have no copy of its own: create a session with a copy of the folder (spool run --copy)"}
 	}
-	cut, err := h.cut(ctx, parent, b.At)
+	cut, err := h.findCut(ctx, parent, b.At)
 	if err != nil {
 		return session.Fork{}, err
 	}
@@ -99,9 +99,9 @@ func (h *Handler) parent(ctx context.Context, c command.Command, id string) (eve
 	return l, nil
 }
 
-// cut finds where the parent can be forked. If the snapshot after the end of an execution is being taken, cut waits
-// for it.
-func (h *Handler) cut(ctx context.Context, parent eventlog.Loaded, at *uint32) (fork.Cut, error) {
+// findCut finds where the parent can be forked. If the snapshot after the end of an execution is being taken, findCut
+// waits for it.
+func (h *Handler) findCut(ctx context.Context, parent eventlog.Loaded, at *uint32) (fork.Cut, error) {
 	asked := fork.Last
 	if at != nil {
 		asked = *at
@@ -117,7 +117,7 @@ func (h *Handler) cut(ctx context.Context, parent eventlog.Loaded, at *uint32) (
 			refusal = &fork.AheadError{LastSeq: cut.Forked.Asked} // the client sent the number that means the last event
 		}
 		if refusal != nil {
-			return cut, refusedCut(refusal)
+			return cut, cutError(refusal)
 		}
 		if !cut.Waits || parent.Run.Sandbox.ID == "" || time.Now().After(until) {
 			return cut, nil
@@ -166,12 +166,12 @@ func (h *Handler) read(ctx context.Context, parent eventlog.Loaded, walk *fork.W
 	return last, nil
 }
 
-func refusedCut(err error) error {
+func cutError(err error) error {
 	var ahead *fork.AheadError
 	switch {
 	case errors.As(err, &ahead):
 		return &command.Error{Code: codeCursorAhead, Field: "at", Detail: ahead.Error(), Tip: &ahead.LastSeq}
-	case errors.Is(err, fork.ErrZero):
+	case errors.Is(err, fork.ErrSeqZero):
 		return invalid("at", err.Error())
 	}
 	return &command.Error{Code: session.CodeNotFound, Field: "sessionId", Detail: err.Error()}
@@ -293,8 +293,8 @@ func (h *Handler) checkSnapshot(ctx context.Context, tenant, of, id string) erro
 	return nil
 }
 
-// forked returns the point where the fork of a command begins, or nil for other commands.
-func forked(c command.Command, l eventlog.Loaded) *events.SessionForked {
+// forkPoint returns the point where the fork of a command begins, or nil for other commands.
+func forkPoint(c command.Command, l eventlog.Loaded) *events.SessionForked {
 	if c.Type != command.TypeForkSession {
 		return nil
 	}

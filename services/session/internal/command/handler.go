@@ -66,7 +66,7 @@ type Config struct {
 type Handler struct {
 	cfg      Config
 	keyLocks [events.MaxPartitions]sync.Mutex // by tenant; locked while keys are counted and one is stored
-	walks    walks                            // reading states of forked sessions
+	walks    walkCache                        // reading states of forked sessions
 	manifest sync.Mutex                       // locked while the manifest of a snapshot is in memory: it may need hundreds of megabytes
 }
 
@@ -149,7 +149,7 @@ func (h *Handler) do(ctx context.Context, c command.Command) (command.Answer, er
 	case command.TypeRevokeKey:
 		return h.revokeKey(ctx, c)
 	case command.TypeSetBudget, command.TypeRemoveBudget:
-		return h.budget(ctx, c)
+		return h.handleBudget(ctx, c)
 	case command.TypeSetLimits, command.TypeRemoveLimits:
 		return h.limits(ctx, c)
 	case command.TypeRetryDead, command.TypeDropDead:
@@ -177,7 +177,7 @@ func (h *Handler) builder(ctx context.Context, c command.Command) (builder, erro
 		if err := decode(c, &b); err != nil {
 			return nil, err
 		}
-		created, err := h.created(ctx, c, b)
+		created, err := h.resolveSession(ctx, c, b)
 		if err == nil {
 			err = errors.Join(checkHostFiles(created, b.Files), checkFiles(c, b.Files))
 		}
@@ -192,7 +192,7 @@ func (h *Handler) builder(ctx context.Context, c command.Command) (builder, erro
 		if err := decode(c, &b); err != nil {
 			return nil, err
 		}
-		created, err := h.created(ctx, c, b.Create)
+		created, err := h.resolveSession(ctx, c, b.Create)
 		if err == nil {
 			err = errors.Join(checkHostFiles(created, b.Post.Files), checkPost(c, b.Post))
 		}
@@ -297,7 +297,7 @@ func (h *Handler) decide(ctx context.Context, c command.Command, build builder, 
 		return true, err
 	}
 	if done {
-		answer.Position, answer.Forked = h.cfg.Sessions.Position(l.ID, at).String(), forked(c, l)
+		answer.Position, answer.Forked = h.cfg.Sessions.Position(l.ID, at).String(), forkPoint(c, l)
 		return true, nil
 	}
 	list, err := decideWith(build, l, session.Base{Meta: events.Meta{CommandID: c.ID, Now: h.cfg.Now()}})
@@ -320,7 +320,7 @@ func (h *Handler) decide(ctx context.Context, c command.Command, build builder, 
 		}
 	}
 	h.hint(l, list)
-	answer.Position, answer.Forked = h.cfg.Sessions.Position(l.ID, l.LifeHead.Seq).String(), forked(c, l)
+	answer.Position, answer.Forked = h.cfg.Sessions.Position(l.ID, l.LifeHead.Seq).String(), forkPoint(c, l)
 	return true, nil
 }
 
@@ -360,7 +360,8 @@ func decideWith(build builder, l eventlog.Loaded, base session.Base) ([]events.E
 	return session.Decide(l.Life, cmd)
 }
 
-// hint tells the executor that holds the session that a control or a workspace change was stored. The executor reads the log anyway, so a lost hint does no harm.
+// hint notifies the executor that holds the session of a stored control or workspace change. A lost hint does no
+// harm, because the executor also reads the log.
 func (h *Handler) hint(l eventlog.Loaded, list []events.Event) {
 	if l.Run.IsIdle() || l.Run.Holder == "" {
 		return

@@ -19,7 +19,8 @@ const (
 	// defaultSuffix ends the slug of an agent's default instance.
 	defaultSuffix = ".default"
 	maxSlug       = 64
-	// platformOrg is the organization of default instances of the platform's agents. Each tenant has its own.
+	// platformOrg is the organization of the default instances of platform agents. Each tenant has a default instance
+	// of its own.
 	platformOrg = "platform"
 )
 

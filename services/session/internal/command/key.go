@@ -235,8 +235,8 @@ func (h *Handler) revokeKey(ctx context.Context, c command.Command) (command.Ans
 	}
 }
 
-// family finds the keys that descend from one key. Makers never change, so each chain is read once.
-type family struct {
+// keyFamily finds the keys that descend from one key. Makers never change, so each chain is read once.
+type keyFamily struct {
 	h        *Handler
 	tenant   string
 	ancestor string
@@ -244,12 +244,12 @@ type family struct {
 	others   map[events.Subject]bool // chains of keys that do not descend from the ancestor
 }
 
-func newFamily(h *Handler, tenant, ancestor string) *family {
-	return &family{h, tenant, ancestor, map[string]string{}, map[events.Subject]bool{}}
+func newFamily(h *Handler, tenant, ancestor string) *keyFamily {
+	return &keyFamily{h, tenant, ancestor, map[string]string{}, map[events.Subject]bool{}}
 }
 
 // descendants returns the keys that are not revoked and that the ancestor made, directly or through other keys.
-func (f *family) descendants(ctx context.Context) ([]storedKey, error) {
+func (f *keyFamily) descendants(ctx context.Context) ([]storedKey, error) {
 	live, err := f.h.cfg.LiveKeys(ctx, f.tenant)
 	if err != nil {
 		return nil, err
@@ -286,7 +286,7 @@ func (f *family) descendants(ctx context.Context) ([]storedKey, error) {
 }
 
 // descends reports whether a key is the ancestor, or was made by the ancestor or by one of its descendants.
-func (f *family) descends(ctx context.Context, key string) (bool, error) {
+func (f *keyFamily) descends(ctx context.Context, key string) (bool, error) {
 	for seen := map[string]bool{}; key != "" && !seen[key]; key = f.makers[key] {
 		if key == f.ancestor {
 			return true, nil

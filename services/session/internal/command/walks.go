@@ -17,17 +17,18 @@ const (
 	firstMarks = 1000 // events between two marks of a session, as long as they are not too many
 )
 
-// walks caches how far the logs of sessions were read for forks, so that the next fork of a session does not read its
-// log from the beginning. Each copy of the service has its own cache. Entries that are missing are read again.
-type walks struct {
+// walkCache caches the positions to which the logs of sessions were read for forks, so that the next fork of a
+// session does not read its log from the beginning. Each copy of the service has its own cache. Entries that are
+// missing are read again.
+type walkCache struct {
 	mu       sync.Mutex
-	sessions map[topology.SessionRef]*walked
+	sessions map[topology.SessionRef]*walkEntry
 	uses     uint64
 }
 
-// walked is the cache entry of one session. Its owner is the one fork that reads the log. Other forks wait for it and
+// walkEntry is the cache entry of one session. Its owner is the one fork that reads the log. Other forks wait for it and
 // continue from its marks.
-type walked struct {
+type walkEntry struct {
 	owner   chan struct{} // holds a value while no fork owns it
 	used    uint64
 	marks   []mark // in the order of the log
@@ -42,14 +43,14 @@ type mark struct {
 }
 
 // own blocks until no other fork reads the session's log, and returns its cache entry. The caller must release it.
-func (w *walks) own(ctx context.Context, ref topology.SessionRef) (*walked, error) {
+func (w *walkCache) own(ctx context.Context, ref topology.SessionRef) (*walkEntry, error) {
 	w.mu.Lock()
 	one := w.sessions[ref]
 	if one == nil {
-		one = &walked{owner: make(chan struct{}, 1), spacing: firstMarks}
+		one = &walkEntry{owner: make(chan struct{}, 1), spacing: firstMarks}
 		one.owner <- struct{}{}
 		if w.sessions == nil {
-			w.sessions = map[topology.SessionRef]*walked{}
+			w.sessions = map[topology.SessionRef]*walkEntry{}
 		}
 		w.sessions[ref] = one
 	}
@@ -73,10 +74,10 @@ func (w *walks) own(ctx context.Context, ref topology.SessionRef) (*walked, erro
 	}
 }
 
-func (w *walked) release() { w.owner <- struct{}{} }
+func (w *walkEntry) release() { w.owner <- struct{}{} }
 
 // walk returns the walk from which a fork at a seq continues, and the last event that the walk has read.
-func (w *walked) walk(asked uint32) (*fork.Walk, eventlog.Numbered) {
+func (w *walkEntry) walk(asked uint32) (*fork.Walk, eventlog.Numbered) {
 	if w.last.walk != nil && w.last.at.Seq <= asked {
 		return w.last.walk.Clone(asked), w.last.at
 	}
@@ -94,7 +95,7 @@ func (w *walked) walk(asked uint32) (*fork.Walk, eventlog.Numbered) {
 
 // keep stores a walk after the last event of a commit, which must not be after the requested event. whole reports that
 // the log was read to its end.
-func (w *walked) keep(walk *fork.Walk, at eventlog.Numbered, whole bool) {
+func (w *walkEntry) keep(walk *fork.Walk, at eventlog.Numbered, whole bool) {
 	after := uint32(0)
 	if n := len(w.marks); n > 0 {
 		after = w.marks[n-1].at.Seq

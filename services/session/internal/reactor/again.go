@@ -31,5 +31,5 @@ func (r *Reactor) Again(ctx context.Context, tenant, id, cause string) error {
 	default:
 		return nil
 	}
-	return r.put(ctx, l, of+"."+cause)
+	return r.putJob(ctx, l, of+"."+cause)
 }

@@ -29,7 +29,7 @@ import (
 
 // Leases reports which engines and executors are alive.
 type Leases interface {
-	// EngineGone returns for how long no executor of an engine has renewed a lease.
+	// EngineGone returns the time for which no executor of an engine has renewed a lease.
 	EngineGone(provider, engine string) time.Duration
 	// Lives reports whether an executor has a lease.
 	Lives(ctx context.Context, executor string) (bool, error)
@@ -78,7 +78,7 @@ func (r *Reactor) actor() events.Actor {
 // message is redelivered.
 const maxRounds = 32
 
-// errMoving is returned when the state changed after each of maxRounds attempts.
+// errMoving is returned if the state changed during each of maxRounds attempts.
 var errMoving = errors.New("the session's state keeps changing")
 
 // Commit handles a message of the log.
@@ -172,7 +172,8 @@ func summarize(payload []byte) (commitSummary, error) {
 	return g, nil
 }
 
-// Timer handles a timer that fired. It acts on everything that is due now, for whatever deadline the timer was set.
+// Timer handles a timer that fired. It acts on everything that is due now, and not only on the deadline for which the
+// timer was set.
 func (r *Reactor) Timer(ctx context.Context, msg *message.Message) error {
 	if err := bus.Routed(ctx); err != nil {
 		return err
@@ -238,23 +239,23 @@ func (r *Reactor) step(ctx context.Context, l *eventlog.Loaded) (wrote bool, err
 			return true, r.cfg.Sessions.AppendLife(ctx, l, r.actor(), list[0].ID, list)
 		}
 	}
-	outcome, err := r.lost(ctx, l, now)
+	outcome, err := r.lostEnd(ctx, l, now)
 	if err != nil || outcome == nil {
 		return false, err
 	}
 	return true, r.abandon(ctx, l, outcome, now)
 }
 
-// lost returns the terminal event of the active execution if no executor will end it, else nil: if it was cancelled
+// lostEnd returns the terminal event of the active execution if no executor will end it, else nil: if it was cancelled
 // before an executor claimed it, if a budget or a limit that it needs is used up, or if its turn limit has passed and
 // its executor is gone.
-func (r *Reactor) lost(ctx context.Context, l *eventlog.Loaded, now time.Time) (events.Payload, error) {
+func (r *Reactor) lostEnd(ctx context.Context, l *eventlog.Loaded, now time.Time) (events.Payload, error) {
 	active := l.Life.Active.ExecutionID
 	if l.Due() == run.Refuse {
 		return events.ExecutionCancelled{Reason: l.Life.ControlOf(active).Reason}, nil
 	}
 	if l.Due() == run.Execute && l.Run.Execution != active {
-		if outcome, err := r.exceeded(ctx, *l, now); err != nil || outcome != nil {
+		if outcome, err := r.budgetEnd(ctx, *l, now); err != nil || outcome != nil {
 			return outcome, err
 		}
 	}
@@ -271,11 +272,11 @@ func (r *Reactor) lost(ctx context.Context, l *eventlog.Loaded, now time.Time) (
 	return events.ExecutionFailed{Code: "EXECUTOR_LOST", Message: "the turn limit passed and the executor that held the execution is gone"}, nil
 }
 
-// exceeded returns the terminal event of the session's next execution if a budget, or the tenant's limit of events,
+// budgetEnd returns the terminal event of the session's next execution if a budget, or the tenant's limit of events,
 // prevents its start.
-func (r *Reactor) exceeded(ctx context.Context, l eventlog.Loaded, now time.Time) (events.Payload, error) {
+func (r *Reactor) budgetEnd(ctx context.Context, l eventlog.Loaded, now time.Time) (events.Payload, error) {
 	const code = "BUDGET_EXCEEDED"
-	if why := l.Life.Options.Budget.Exceeded(l.Run.SessionSpent(), "the session"); why != "" {
+	if why := l.Life.Options.Budget.Exceeded(l.Run.SessionUsage(), "the session"); why != "" {
 		return events.ExecutionFailed{Code: code, Message: why}, nil
 	}
 	t, err := r.cfg.Budgets.Of(ctx, l.Tenant)
@@ -326,11 +327,11 @@ func (r *Reactor) publish(ctx context.Context, l eventlog.Loaded) error {
 	if id == "" {
 		return nil
 	}
-	return r.put(ctx, l, id)
+	return r.putJob(ctx, l, id)
 }
 
-// put stores a job for a session in JOBS.
-func (r *Reactor) put(ctx context.Context, l eventlog.Loaded, id string) error {
+// putJob stores a job for a session in JOBS.
+func (r *Reactor) putJob(ctx context.Context, l eventlog.Loaded, id string) error {
 	subject := topology.JobAny(l.Life.Provider)
 	if box := l.Run.Sandbox; box.Engine != "" && r.cfg.Leases.EngineGone(box.Provider, box.Engine) < r.cfg.EngineGone {
 		subject = topology.JobOn(box.Provider, box.Engine)
@@ -358,7 +359,7 @@ func (r *Reactor) arm(ctx context.Context, l eventlog.Loaded) (moved bool, err e
 		// The turn is overdue, but its executor is alive. Check it again after TurnGrace.
 		at = now.Add(session.TurnGrace)
 	}
-	armed, err := r.armed(ctx, l.ID)
+	armed, err := r.timerTime(ctx, l.ID)
 	if err != nil {
 		return false, err
 	}
@@ -393,8 +394,8 @@ func (r *Reactor) timerStream(ctx context.Context) (jetstream.Stream, error) {
 // headerArmedAt holds the time at which a schedule fires, in Unix milliseconds.
 const headerArmedAt = "Spool-Armed-At"
 
-// armed returns the time at which the session's timer fires, or the zero time if none is set.
-func (r *Reactor) armed(ctx context.Context, id string) (time.Time, error) {
+// timerTime returns the time at which the session's timer fires, or the zero time if none is set.
+func (r *Reactor) timerTime(ctx context.Context, id string) (time.Time, error) {
 	stream, err := r.timerStream(ctx)
 	if err != nil {
 		return time.Time{}, err

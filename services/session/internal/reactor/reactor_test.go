@@ -90,7 +90,7 @@ func TestPut_OffersTheJobToOthersAfterEngineGone(t *testing.T) {
 	} {
 		var jobs subjects
 		r := New(Config{Publisher: &jobs, Leases: goneFor(c.gone), EngineGone: limit, Published: func() {}})
-		if err := r.put(t.Context(), l, "job"); err != nil || len(jobs) != 1 || jobs[0] != c.want {
+		if err := r.putJob(t.Context(), l, "job"); err != nil || len(jobs) != 1 || jobs[0] != c.want {
 			t.Errorf("%s: jobs on %v, error %v, want one on %s", name, jobs, err, c.want)
 		}
 	}

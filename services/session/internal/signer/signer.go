@@ -24,8 +24,8 @@ import (
 )
 
 const (
-	// settle is the time for which ends of executions are collected before they are signed together.
-	settle = time.Second
+	// collectTime is the time for which ends of executions are collected before they are signed together.
+	collectTime = time.Second
 	// maxEnded is the maximum number of sessions of one shard that wait for this early signature. Further sessions are
 	// signed with the next changed subjects.
 	maxEnded = heads.MaxHeads / 2
@@ -110,7 +110,7 @@ func (s *Signer) Run(ctx context.Context) error {
 			select {
 			case <-ctx.Done():
 				return nil
-			case <-time.After(settle):
+			case <-time.After(collectTime):
 			}
 			s.pass(ctx, s.signEnded)
 		}

@@ -123,8 +123,8 @@ func (e *entry) shard(stream string) *shardUsage {
 	return s
 }
 
-// limited reports whether the tenant has a budget or limits.
-func (e *entry) limited() bool {
+// hasLimits reports whether the tenant has a budget or limits.
+func (e *entry) hasLimits() bool {
 	for _, s := range e.Shards {
 		if len(s.Budgets) > 0 || s.Limits != nil {
 			return true

@@ -156,7 +156,8 @@ func (s *sessions) history(ctx context.Context, before eventlog.Record) (*budget
 	return u, ctx.Err()
 }
 
-// add folds a commit of a session that is in memory.
+// add folds a commit into the state of its session, and returns what the commit adds to the usage of the tenant, by
+// day. A commit of another subject changes nothing.
 func (s *sessions) add(rec eventlog.Record) map[string]budget.Usage {
 	if !isSession(rec.Subject) {
 		return nil

@@ -418,7 +418,7 @@ func (l *leader) write(ctx context.Context, all bool) error {
 	g, within := errgroup.WithContext(ctx)
 	g.SetLimit(writers)
 	for _, t := range l.dirty {
-		if !all && !t.published && !t.entry.limited() {
+		if !all && !t.published && !t.entry.hasLimits() {
 			continue
 		}
 		t.entry.publish(l.streams, now)

@@ -56,9 +56,9 @@ func (k *keeper) claim(ctx context.Context, digest string) (release func(), err 
 	}
 }
 
-// fresh is the maximum age of a stored ZIP on which a push relies. The janitor removes a ZIP to which no version
+// maxZIPAge is the maximum age of a stored ZIP on which a push relies. The janitor removes a ZIP to which no version
 // refers when it is older than 15 minutes, and a push takes at most 5 minutes.
-const fresh = 5 * time.Minute
+const maxZIPAge = 5 * time.Minute
 
 // keep stores a ZIP under its digest, unless the bucket has it and it is younger than fresh.
 func (h *Handler) keep(ctx context.Context, digest string, zip *upload) error {
@@ -68,7 +68,7 @@ func (h *Handler) keep(ctx context.Context, digest string, zip *upload) error {
 	}
 	defer release()
 	at, err := h.keeper.store.StoredAt(ctx, digest)
-	if err != nil || h.cfg.Now().Sub(at) < fresh {
+	if err != nil || h.cfg.Now().Sub(at) < maxZIPAge {
 		return err
 	}
 	if err := h.keeper.store.Put(ctx, digest, io.NewSectionReader(zip.file, 0, zip.size)); err != nil {

@@ -24,7 +24,7 @@ func (h *Handler) push(ctx context.Context, c command.Command) (command.Answer, 
 	if err := checkPush(c, b); err != nil {
 		return command.Answer{}, err
 	}
-	if answer, err := h.again(ctx, c, b); answer.Ref != nil || err != nil {
+	if answer, err := h.repeatedAnswer(ctx, c, b); answer.Ref != nil || err != nil {
 		return answer, err
 	}
 	zip, err := h.fetch(ctx, b)
@@ -52,7 +52,7 @@ func (h *Handler) push(ctx context.Context, c command.Command) (command.Answer, 
 		Bytes: found.Bytes, UnpackedBytes: found.UnpackedBytes, Files: found.Files,
 	}
 	// A push that the skill's state refuses stores nothing either.
-	answer, err := h.pushed(ctx, c, true, pushed)
+	answer, err := h.appendVersion(ctx, c, true, pushed)
 	if b.DryRun || err != nil {
 		return answer, err
 	}
@@ -62,7 +62,7 @@ func (h *Handler) push(ctx context.Context, c command.Command) (command.Answer, 
 			return command.Answer{}, err
 		}
 	}
-	return h.pushed(ctx, c, false, pushed)
+	return h.appendVersion(ctx, c, false, pushed)
 }
 
 func checkPush(c command.Command, b command.PushSkill) error {
@@ -93,9 +93,9 @@ func badTag(field, tag string) error {
 	return invalid(field, fmt.Sprintf("%.64q is not a tag; must have 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores, not begin with a dot or a hyphen, and not be a SHA-256", tag))
 }
 
-// again returns the answer to a push that was carried out before, without its upload. It returns the zero Answer if
+// repeatedAnswer returns the answer to a push that was carried out before, without its upload. It returns the zero Answer if
 // the push was not carried out, or its skill is not known yet.
-func (h *Handler) again(ctx context.Context, c command.Command, b command.PushSkill) (command.Answer, error) {
+func (h *Handler) repeatedAnswer(ctx context.Context, c command.Command, b command.PushSkill) (command.Answer, error) {
 	if b.DryRun || b.Ref.Slug == "" {
 		return command.Answer{}, nil
 	}
@@ -119,8 +119,8 @@ func (h *Handler) again(ctx context.Context, c command.Command, b command.PushSk
 	return h.answer(ctx, c, p, e, e)
 }
 
-// pushed appends the version of a checked ZIP. With dry it only returns what the push would change.
-func (h *Handler) pushed(ctx context.Context, c command.Command, dry bool, p events.SkillPushed) (command.Answer, error) {
+// appendVersion appends the version of a checked ZIP. With dry it only returns what the push would change.
+func (h *Handler) appendVersion(ctx context.Context, c command.Command, dry bool, p events.SkillPushed) (command.Answer, error) {
 	before, after, err := h.change(ctx, c, p.Ref, func(e eventlog.Entry, meta events.Meta) ([]events.Event, error) {
 		list, err := versions.Decide(e.State, versions.Apply{Meta: meta, Version: p.Ref.Version, Tags: p.Tags, Data: p})
 		if dry {
@@ -167,7 +167,7 @@ func (u *upload) close() { _ = u.file.Close() } // the file has no name, so clos
 func (h *Handler) fetch(ctx context.Context, b command.PushSkill) (*upload, error) {
 	content, err := h.keeper.store.Get(ctx, b.Object)
 	if err != nil {
-		return nil, missing(err)
+		return nil, missingError(err)
 	}
 	defer func() { _ = content.Close() }()
 	f, err := os.CreateTemp(h.cfg.Scratch, "skill-*.zip")
@@ -180,13 +180,13 @@ func (h *Handler) fetch(ctx context.Context, b command.PushSkill) (*upload, erro
 	}
 	if err != nil {
 		u.close()
-		return nil, missing(err)
+		return nil, missingError(err)
 	}
 	return u, nil
 }
 
-// missing returns the refusal for an upload that does not exist or is damaged. It returns other errors, which another attempt may not have, unchanged.
-func missing(err error) error {
+// missingError returns the refusal for an upload that does not exist or is damaged. It returns other errors, which another attempt may not have, unchanged.
+func missingError(err error) error {
 	var corrupt *workspace.CorruptError
 	switch {
 	case errors.Is(err, workspace.ErrNotFound):

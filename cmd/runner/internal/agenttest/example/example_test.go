@@ -31,7 +31,7 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 func (Adapter) Open(_ agent.Launch, in agent.Stdin) agent.Session { return &session{in: in} }
 
 // Transcript returns the path of the agent's own record. This agent has none.
-func (Adapter) Transcript(agent.Place, string) (string, error) {
+func (Adapter) Transcript(agent.Folders, string) (string, error) {
 	return "", errors.New("exampleagent writes no transcript")
 }
 

@@ -29,7 +29,7 @@ type Config struct {
 	BaseURL string // with /v1; "" for OpenAI's
 	APIKey  string
 	Retries int           // of a request whose stream has not begun, after 408, 409, 429, 5xx and lost connections; 0 for DefaultRetries, negative for none
-	Idle    time.Duration // how long the endpoint may be silent; 0 for DefaultIdle
+	Idle    time.Duration // maximum time for which the endpoint may be silent; 0 for DefaultIdle
 }
 
 // Client is a client of streaming Chat Completions. It is safe for concurrent use.

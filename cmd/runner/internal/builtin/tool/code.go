@@ -95,7 +95,7 @@ func (c RunCode) Run(ctx context.Context, raw json.RawMessage) Result {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = 300 * time.Millisecond // a background process may keep the pipes open
-	var out, errs ends
+	var out, errs outputEnds
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	if err := cmd.Start(); err != nil {
 		return Result{Code: ExecutionError, Output: fmt.Sprintf("%s is not in the sandbox: %v", run[0], err)}
@@ -132,14 +132,14 @@ func output(out, errs string) string {
 	return b.String()
 }
 
-// ends keeps the beginning and the end of the data that is written to it.
-type ends struct {
+// outputEnds keeps the beginning and the end of the data that is written to it.
+type outputEnds struct {
 	mu         sync.Mutex
 	head, tail []byte
 	size       int
 }
 
-func (e *ends) Write(p []byte) (int, error) {
+func (e *outputEnds) Write(p []byte) (int, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	n := len(p)
@@ -155,7 +155,7 @@ func (e *ends) Write(p []byte) (int, error) {
 }
 
 // String returns valid UTF-8, with a note about the part that was cut.
-func (e *ends) String() string {
+func (e *outputEnds) String() string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if cut := e.size - len(e.head) - len(e.tail); cut > 0 {

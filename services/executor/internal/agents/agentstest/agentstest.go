@@ -1,4 +1,4 @@
-// Package agentstest has a sandbox whose runner answers commands, for tests that need an open stream.
+// Package agentstest provides a sandbox whose runner answers commands, for tests that need an open stream.
 package agentstest
 
 import (
@@ -25,7 +25,7 @@ type Box struct {
 	procs  []*process
 }
 
-// NewBox returns a Box. Its agent process uses so many bytes of memory.
+// NewBox returns a Box with an id. memory is the memory of its agent process in bytes.
 func NewBox(id string, memory uint64) *Box {
 	return &Box{Name: id, Journal: "jnl_" + id, status: runner.Status{AgentPID: 42, MemoryBytes: memory}}
 }
@@ -37,7 +37,7 @@ func (b *Box) SetStatus(s runner.Status) {
 	b.status = s
 }
 
-// Ops returns the commands that the runner got.
+// Ops returns the operations of the commands that the runner has received.
 func (b *Box) Ops() []runner.Op {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -44,7 +44,7 @@ func New(cfg Config) http.Handler {
 	mux.HandleFunc("PUT /v1/sandboxes/{sandbox}", h.answer(h.put))
 	mux.HandleFunc("GET /v1/sandboxes/{sandbox}", h.answer(h.get))
 	mux.HandleFunc("DELETE /v1/sandboxes/{sandbox}", h.answer(h.release))
-	mux.HandleFunc("GET /v1/sandboxes/{sandbox}/journal", h.lines)
+	mux.HandleFunc("GET /v1/sandboxes/{sandbox}/journal", h.serveLines)
 	mux.HandleFunc("POST /v1/sandboxes/{sandbox}/journal/ack", h.answer(h.ack))
 	mux.Handle("GET /healthz", Health(cfg.Health))
 	mux.Handle("GET /metrics", cfg.Metrics)
@@ -177,13 +177,13 @@ func (h handler) ack(r *http.Request) (any, error) {
 	return state, h.Registry.ForgetIfDone(sb)
 }
 
-// settleWithin bounds how long a request with settle=1 waits for open model requests.
+// settleWithin is the maximum time that a request with settle=1 waits for open model requests.
 const settleWithin = 200 * time.Millisecond
 
-// lines answers with the journal's lines after a number, one JSON object each line. With settle=1 it waits up to settleWithin
+// serveLines answers with the journal's lines after a number, one JSON object each line. With settle=1 it waits up to settleWithin
 // for model requests that are about to end, so that their lines are included. A client that names another journal than the
 // sandbox's gets all lines: its number counts lines of a journal that is gone.
-func (h handler) lines(w http.ResponseWriter, r *http.Request) {
+func (h handler) serveLines(w http.ResponseWriter, r *http.Request) {
 	sb, after, err := h.position(r)
 	if err != nil {
 		h.fail(w, err)

@@ -12,7 +12,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Registration is what the proxy does for a sandbox: what the sandbox may reach, and whom its model calls are charged to.
+// Registration is the policy of the proxy for a sandbox: the hosts that the sandbox may reach, and the budgets to
+// which its model calls are charged.
 type Registration struct {
 	Token     string   `json:"token,omitempty"` // names the sandbox at the proxy; 16 to 256 printable ASCII characters without a space; "" keeps the registered one
 	Tenant    string   `json:"tenant,omitempty"`

@@ -33,10 +33,10 @@ const File = "authority.pem"
 // Validity of certificates, and limits.
 const (
 	validFor     = 10 * 365 * 24 * time.Hour // of the authority's own certificate
-	renewBefore  = 30 * 24 * time.Hour       // Open replaces the authority's certificate so long before its end
+	renewBefore  = 30 * 24 * time.Hour       // remaining lifetime below which Open replaces the authority's certificate
 	leafValidFor = 7 * 24 * time.Hour        // of a host's certificate
-	leafRenewal  = 24 * time.Hour            // a host's certificate is replaced so long before its end
-	backdate     = time.Hour                 // certificates are valid from so long ago, since clocks differ
+	leafRenewal  = 24 * time.Hour            // remaining lifetime below which a host's certificate is replaced
+	backdating   = time.Hour                 // time by which the validity of a certificate begins in the past, because clocks differ
 	maxLeaves    = 1024                      // limit of cached certificates of hosts
 	fileMode     = 0o600
 )
@@ -53,8 +53,8 @@ type Authority struct {
 	order  *list.List               // of *issued, the most recently used first
 }
 
-// issued is the certificate of a host.
-type issued struct {
+// issuedCertificate is the certificate of a host.
+type issuedCertificate struct {
 	host string
 	cert *tls.Certificate
 	ends time.Time
@@ -134,7 +134,7 @@ func create(path string, now time.Time) (*Authority, error) {
 		SerialNumber: serial,
 		// Each authority has its own name: of two authorities with one name some programs try only the first.
 		Subject:   pkix.Name{CommonName: "Spool egress proxy " + hex.EncodeToString(serial.Bytes()[:4])},
-		NotBefore: now.Add(-backdate), NotAfter: now.Add(validFor),
+		NotBefore: now.Add(-backdating), NotAfter: now.Add(validFor),
 		IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
@@ -169,7 +169,7 @@ func (a *Authority) Certificate(h egress.Host) (*tls.Certificate, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if e := a.leaves[name]; e != nil {
-		if m := e.Value.(*issued); now.Add(leafRenewal).Before(m.ends) {
+		if m := e.Value.(*issuedCertificate); now.Add(leafRenewal).Before(m.ends) {
 			a.order.MoveToFront(e)
 			return m.cert, nil
 		}
@@ -187,11 +187,11 @@ func (a *Authority) Certificate(h egress.Host) (*tls.Certificate, error) {
 }
 
 func (a *Authority) evict(e *list.Element) {
-	delete(a.leaves, e.Value.(*issued).host)
+	delete(a.leaves, e.Value.(*issuedCertificate).host)
 	a.order.Remove(e)
 }
 
-func (a *Authority) sign(h egress.Host, now time.Time) (*issued, error) {
+func (a *Authority) sign(h egress.Host, now time.Time) (*issuedCertificate, error) {
 	serial, err := newSerial()
 	if err != nil {
 		return nil, err
@@ -201,7 +201,7 @@ func (a *Authority) sign(h egress.Host, now time.Time) (*issued, error) {
 		ends = a.cert.NotAfter
 	}
 	template := &x509.Certificate{
-		SerialNumber: serial, Subject: pkix.Name{CommonName: "Spool egress proxy"}, NotBefore: now.Add(-backdate), NotAfter: ends,
+		SerialNumber: serial, Subject: pkix.Name{CommonName: "Spool egress proxy"}, NotBefore: now.Add(-backdating), NotAfter: ends,
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}
 	if h.Name != "" {
@@ -213,5 +213,5 @@ func (a *Authority) sign(h egress.Host, now time.Time) (*issued, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &issued{host: h.String(), cert: &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: a.leaf}, ends: ends}, nil
+	return &issuedCertificate{host: h.String(), cert: &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: a.leaf}, ends: ends}, nil
 }

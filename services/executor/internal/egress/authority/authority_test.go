@@ -32,7 +32,7 @@ func host(t *testing.T, s string) egress.Host {
 	return h
 }
 
-// verify checks a host's certificate against an authority's, as a client does, and gives it.
+// verify checks a host's certificate against an authority's, as a client does, and returns it.
 func verify(t *testing.T, a *authority.Authority, roots, name string, now time.Time) (*x509.Certificate, error) {
 	t.Helper()
 	got, err := a.Certificate(host(t, name))
@@ -64,7 +64,7 @@ func TestCertificates(t *testing.T) {
 			t.Errorf("%s: %+v", name, cert)
 		}
 	}
-	// Another start has the same authority, and others do not trust it.
+	// After a restart the authority is the same. Clients that trust another authority do not trust this one.
 	b := open(t, dir, nil, false)
 	const entry = "GET ok.example"
 	if trust(t, a, entry) != trust(t, b, entry) {
@@ -125,8 +125,8 @@ func TestKey(t *testing.T) {
 	open(t, dir, nil, true)
 }
 
-// Certificates are renewed before they end, and so is the authority, at a start.
-func TestTimes(t *testing.T) {
+// Certificates are renewed before they expire. The authority is renewed at a start.
+func TestCertificates_AreRenewedInTime(t *testing.T) {
 	t.Parallel()
 	const entry = "GET ok.example"
 	dir, now := t.TempDir(), time.Now()
@@ -153,8 +153,8 @@ func TestTimes(t *testing.T) {
 	}
 }
 
-// What is kept is bounded: the host that was not asked for longest goes.
-func TestBounded(t *testing.T) {
+// The number of cached certificates is bounded: that of the host with the oldest request is dropped first.
+func TestCertificates_AreBounded(t *testing.T) {
 	t.Parallel()
 	a := open(t, t.TempDir(), nil, true)
 	cert := func(name string) string {

@@ -48,7 +48,7 @@ var permitted = []struct{ host, anchor string }{
 	{"api.example.com.evil.example", ""},
 	{"notapi.example.com", ""},
 	{"evil.example", ""},
-	{"all.example", ""}, // no entry of it has methods
+	{"all.example", ""}, // no entry for this host has methods
 	{"com", ""},
 	{"93.184.216.35", ""},
 	{"[2606:4700::1112]", ""},
@@ -106,7 +106,8 @@ func TestTrust_CertificateIsOfTheHostsAlone(t *testing.T) {
 	}
 }
 
-// A certificate of an earlier allowlist verifies what the authority signs later, and so does the unconstrained one of earlier releases.
+// A certificate that was issued for an earlier allowlist verifies certificates that the authority signs later, and so
+// does the unconstrained certificate of earlier releases.
 func TestTrust_EarlierCertificatesStayGood(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -158,7 +159,7 @@ func serve(t *testing.T, a *authority.Authority, name string) (port string) {
 	}
 	srv := httptest.NewUnstartedServer(http.NotFoundHandler())
 	srv.TLS = &tls.Config{Certificates: []tls.Certificate{*cert}, MinVersion: tls.VersionTLS12}
-	srv.Config.ErrorLog = log.New(io.Discard, "", 0) // of clients that refuse the certificate
+	srv.Config.ErrorLog = log.New(io.Discard, "", 0) // drops the errors about clients that refuse the certificate
 	srv.StartTLS()
 	t.Cleanup(srv.Close)
 	_, port, err = net.SplitHostPort(srv.Listener.Addr().String())
@@ -189,8 +190,8 @@ const s = tls.connect({host: "127.0.0.1", port: PORT, ca: require("fs").readFile
 	"git": {"sh", "-c", `GIT_SSL_CAINFO="$FILE" git -c http.proxy= -c "http.curloptResolve=$NAME:$PORT:127.0.0.1" ls-remote "https://$NAME:$PORT/x"`}, // of Debian: GnuTLS
 }
 
-// Programs hold the certificate that they trust to its constraints: OpenSSL's and
-// GnuTLS's verifiers do so for trust anchors too, which RFC 5280 leaves open.
+// Programs enforce the constraints of a certificate that they trust. OpenSSL and GnuTLS do so for trust anchors too,
+// which RFC 5280 leaves open.
 func TestTrust_ProgramsObeyConstraints(t *testing.T) {
 	t.Parallel()
 	a := open(t, t.TempDir(), nil, true)
@@ -209,7 +210,7 @@ func TestTrust_ProgramsObeyConstraints(t *testing.T) {
 			port := serve(t, a, c.host)
 			for anchor := range anchors {
 				if program == "git" && c.anchor == "addresses" {
-					continue // it cannot be led to another address
+					continue // the program cannot be made to connect to another address
 				}
 				ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 				cmd := exec.CommandContext(ctx, command[0], command[1:]...)

@@ -122,10 +122,10 @@ func TestLinesOutliveTheProcess(t *testing.T) {
 	}
 }
 
-// A line is seen only once it is in the file.
-func TestNothingIsShownBeforeItIsOnDisk(t *testing.T) {
+// A reader gets a line only after the line is in the file.
+func TestLines_AreReadAfterTheyAreOnDisk(t *testing.T) {
 	t.Parallel()
-	s := journal.NewStore(journal.Config{}) // it does not run
+	s := journal.NewStore(journal.Config{}) // the store does not run, so it writes nothing
 	dir := t.TempDir()
 	j, err := s.Open(dir)
 	if err != nil {
@@ -147,7 +147,7 @@ func TestDamage(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		harm func([]byte) []byte
-		last uint64 // that is left
+		last uint64 // the last line in the file
 		same bool   // the journal keeps its name
 	}{
 		{"a torn last line", func(b []byte) []byte { return append(b, `{"n":4,"ty`...) }, 3, true},
@@ -188,7 +188,7 @@ func TestDamage(t *testing.T) {
 	}
 }
 
-func TestAckForgets(t *testing.T) {
+func TestAck_RemovesLines(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	r := run(t, dir, journal.Config{})
@@ -240,8 +240,8 @@ func TestAckForgets(t *testing.T) {
 	}
 }
 
-// The head is written before the file is made shorter: dying in between loses and doubles nothing.
-func TestDyingWhileTrimming(t *testing.T) {
+// The head is written before the file is truncated, so a kill between the two loses no line and repeats none.
+func TestTrim_SurvivesAKill(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	r := run(t, dir, journal.Config{})
@@ -267,7 +267,7 @@ func denial(host string) events.EgressDenied {
 	return events.EgressDenied{Host: host, Code: "NOT_ALLOWED", Message: "no"}
 }
 
-// counts sums what lines of denials stand for.
+// counts returns the number of denials that the lines count together.
 func counts(t *testing.T, lines []api.Line) (sum uint32) {
 	t.Helper()
 	for _, l := range lines {
@@ -280,7 +280,7 @@ func counts(t *testing.T, lines []api.Line) (sum uint32) {
 	return sum
 }
 
-func TestDenialsAlikeAreFolded(t *testing.T) {
+func TestDenials_EqualOnesShareALine(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
@@ -313,8 +313,9 @@ func TestDenialsAlikeAreFolded(t *testing.T) {
 	})
 }
 
-// A sandbox that asks for another host each time writes ten lines a second, and each denial counts.
-func TestDenialsAreBounded(t *testing.T) {
+// The denials of a sandbox that requests a different host each time are written as ten lines per second, and each
+// denial is counted.
+func TestDenials_AreBounded(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
@@ -352,7 +353,7 @@ func TestFull(t *testing.T) {
 			t.Fatal("it is never full")
 		}
 	}
-	for range 20 { // what waits already leaves no room for denials, which are counted on
+	for range 20 { // the waiting lines leave no room for denials, which are still counted
 		if err := r.Denied(time.Now(), journal.Owner{}, denial("evil.example")); err != nil {
 			t.Fatal(err)
 		}
@@ -371,7 +372,7 @@ func TestFull(t *testing.T) {
 }
 
 // Lines that cannot be written are kept, and written later, with their numbers.
-func TestWriteFails(t *testing.T) {
+func TestWriteFailure_KeepsLines(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	told := make(chan error, 100)

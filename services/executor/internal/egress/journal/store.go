@@ -9,7 +9,7 @@ import (
 
 // Config configures a Store. The zero value has every default.
 type Config struct {
-	Batch    time.Duration // how long a line waits for others, to be synced together with them; 0 means 10 ms
+	Batch    time.Duration // time for which a line waits for others, so that they are synced together; 0 means 10 ms
 	MaxBytes int64         // limit of the unacknowledged bytes of each journal; 0 means 64 MiB
 	Logger   *slog.Logger  // nil logs nothing
 	Failed   func(error)   // called after each write: with the error, when lines are kept to be written again, or with nil

@@ -18,7 +18,8 @@ const (
 	stream = "text/event-stream; charset=utf-8"
 )
 
-// Each answer is read whole, in single bytes and in halves: the pieces in which it passes change nothing.
+// TestResponse reads each answer at once, in single bytes and in halves. The result must not depend on the size of
+// reads.
 func TestResponse(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -94,7 +95,7 @@ func TestDialectOf(t *testing.T) {
 	}
 }
 
-// What is found in a document is what a decoder finds in it.
+// FuzzResponse compares the result of a document with that of encoding/json.
 func FuzzResponse(f *testing.F) {
 	f.Add(`{"model":"m","usage":{"input_tokens":3}}`, 3)
 	f.Add(`{"a":[{"model":"x"}],"model":"m","response":{"model":"r"}}`, 1)

@@ -112,8 +112,8 @@ func (r rates) check() error {
 	return nil
 }
 
-// suffix matches what may follow a model's name, such as a date, for the price to apply.
-var suffix = regexp.MustCompile(`^([-@](latest|v?\d{4,8}|\d{4}-\d{2}-\d{2}))?([:@].*)?$`)
+// modelSuffix matches what may follow a model's name, such as a date, for the price to apply.
+var modelSuffix = regexp.MustCompile(`^([-@](latest|v?\d{4,8}|\d{4}-\d{2}-\d{2}))?([:@].*)?$`)
 
 // find returns the entry with the longest name that matches a model.
 func (t Prices) find(provider, model string) (price, bool) {
@@ -122,7 +122,7 @@ func (t Prices) find(provider, model string) (price, bool) {
 	for _, p := range t.models {
 		name, all := strings.CutSuffix(p.Model, "*")
 		rest, ok := strings.CutPrefix(model, name)
-		if p.Provider != provider || !ok || !all && !suffix.MatchString(rest) {
+		if p.Provider != provider || !ok || !all && !modelSuffix.MatchString(rest) {
 			continue
 		}
 		if !found || len(p.Model) > len(best.Model) {

@@ -11,7 +11,7 @@ import (
 // maxValue bounds the value of a field, in bytes. A longer value counts as absent.
 const maxValue = 16 << 10
 
-// maxKey bounds the key of a wanted field, in bytes.
+// maxKey is the maximum length of the key of a wanted field, in bytes.
 const maxKey = 32
 
 // fields is an io.Writer that keeps the values of wanted fields of a JSON document of any size: fields of the document itself
@@ -62,13 +62,13 @@ func (f *fields) Write(p []byte) (int, error) {
 			p = p[f.str(p):]
 			continue
 		}
-		f.structural(p[0])
+		f.handleStructural(p[0])
 		p = p[1:]
 	}
 	return n, nil
 }
 
-// str parses p inside a string, and returns the number of bytes parsed.
+// str parses the part of p that belongs to the current string, and returns the number of bytes that it parsed.
 func (f *fields) str(p []byte) int {
 	n := 0
 	for n < len(p) {
@@ -117,7 +117,7 @@ func (f *fields) keep(p []byte) {
 
 func (f *fields) isObject() bool { return f.depth > 0 && f.depth < 64 && f.objects&(1<<f.depth) != 0 }
 
-func (f *fields) structural(c byte) {
+func (f *fields) handleStructural(c byte) {
 	switch c {
 	case '"':
 		f.inString, f.isKey, f.text = true, f.expectKey && f.isObject(), f.text[:0]

@@ -24,7 +24,7 @@ func (s *sse) Write(p []byte) (int, error) {
 		if i >= 0 {
 			line = p[:i]
 		}
-		s.piece(line)
+		s.parsePiece(line)
 		if i < 0 {
 			break
 		}
@@ -34,8 +34,8 @@ func (s *sse) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// piece parses a part of a line.
-func (s *sse) piece(p []byte) {
+// parsePiece parses a part of a line.
+func (s *sse) parsePiece(p []byte) {
 	if !s.known {
 		take := min(len(p), len(dataPrefix)-len(s.head))
 		s.head, p = append(s.head, p[:take]...), p[take:]

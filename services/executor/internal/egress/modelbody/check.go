@@ -40,7 +40,7 @@ func Check(p Protocol, body []byte, allows func(feature string) bool) (model str
 	if p == OpenAI {
 		in = openAIRequest
 	}
-	err = s.document(in)
+	err = s.readDocument(in)
 	return s.model, err
 }
 
@@ -66,15 +66,15 @@ const (
 type field struct {
 	in    place  // of the value
 	needs string // the feature that the value needs, unless it is null, false or empty
-	mark  mark   // set on the object, unless the value is null, false or empty
+	mark  marks  // set on the object, unless the value is null, false or empty
 	check func(s *scanner, key []byte, v value) error
 }
 
-// mark is a set of facts about an object, which are evaluated at its end.
-type mark uint8
+// marks is a set of facts about an object, which are evaluated at its end.
+type marks uint8
 
 const (
-	hasID mark = 1 << iota
+	hasID marks = 1 << iota
 	hasRole
 	hasSchema
 	hasEncrypted
@@ -86,7 +86,7 @@ const (
 type object struct {
 	typ   string
 	typed bool // type is there, and not null
-	marks mark
+	marks marks
 }
 
 // grammar describes the objects of a place.
@@ -104,29 +104,29 @@ var grammars = map[place]*grammar{
 		"file_id": {needs: egress.ProviderFile}, "file_ids": {needs: egress.ProviderFile}, "container_id": {needs: egress.ProviderStored}, "source": {in: anthropicSource},
 	}},
 	anthropicRequest: {urls: true, other: field{in: unknown}, fields: map[string]field{
-		"model": {check: (*scanner).named}, "messages": {in: anthropicBlock}, "system": {in: anthropicBlock}, "tools": {in: anthropicTool},
+		"model": {check: (*scanner).checkModel}, "messages": {in: anthropicBlock}, "system": {in: anthropicBlock}, "tools": {in: anthropicTool},
 		"mcp_servers": {needs: "mcp"}, "container": {needs: egress.ProviderStored}, "metadata": {}, "output_format": {},
 		"file_id": {needs: egress.ProviderFile}, "file_ids": {needs: egress.ProviderFile}, "container_id": {needs: egress.ProviderStored},
 	}},
-	anthropicBlock: {other: field{in: anthropicBlock}, closed: (*scanner).block, fields: map[string]field{
+	anthropicBlock: {other: field{in: anthropicBlock}, closed: (*scanner).checkBlock, fields: map[string]field{
 		"input": {}, "citations": {}, "source": {in: anthropicSource}, "file_id": {needs: egress.ProviderFile}, "url": {mark: hasURL},
 	}},
 	anthropicTool: {closed: (*scanner).anthropicTool, fields: map[string]field{}},
-	anthropicSource: {other: field{in: anthropicBlock}, closed: (*scanner).source, fields: map[string]field{
+	anthropicSource: {other: field{in: anthropicBlock}, closed: (*scanner).checkSource, fields: map[string]field{
 		"url": {mark: hasURL}, "file_id": {needs: egress.ProviderFile},
 	}},
 	openAIRequest: {urls: true, other: field{in: unknown}, fields: map[string]field{
-		"model": {check: (*scanner).named}, "input": {in: openAIInput}, "messages": {in: openAIItem}, "prediction": {in: openAIItem}, "tools": {in: openAITool},
+		"model": {check: (*scanner).checkModel}, "input": {in: openAIInput}, "messages": {in: openAIItem}, "prediction": {in: openAIItem}, "tools": {in: openAITool},
 		"functions": {}, "response_format": {}, "text": {}, "metadata": {}, "audio": {}, "logit_bias": {},
-		"previous_response_id": {needs: egress.ProviderStored}, "conversation": {needs: egress.ProviderStored}, "prompt": {check: (*scanner).prompt},
-		"background": {check: (*scanner).background}, "web_search_options": {check: (*scanner).search}, "search_parameters": {check: (*scanner).search}, "plugins": {check: (*scanner).search},
+		"previous_response_id": {needs: egress.ProviderStored}, "conversation": {needs: egress.ProviderStored}, "prompt": {check: (*scanner).checkPrompt},
+		"background": {check: (*scanner).checkBackground}, "web_search_options": {check: (*scanner).checkSearch}, "search_parameters": {check: (*scanner).checkSearch}, "plugins": {check: (*scanner).checkSearch},
 		"file_id": {needs: egress.ProviderFile}, "file_ids": {needs: egress.ProviderFile}, "container_id": {needs: egress.ProviderStored},
 	}},
-	openAIInput:       {urls: true, other: field{in: openAIItem}, closed: (*scanner).input, fields: openAIFields},
-	openAIItem:        {urls: true, other: field{in: openAIItem}, closed: (*scanner).item, fields: openAIFields},
+	openAIInput:       {urls: true, other: field{in: openAIItem}, closed: (*scanner).checkInput, fields: openAIFields},
+	openAIItem:        {urls: true, other: field{in: openAIItem}, closed: (*scanner).checkItem, fields: openAIFields},
 	openAIAudio:       {fields: map[string]field{"id": {needs: egress.ProviderStored}}},
 	openAITool:        {closed: (*scanner).openAITool, fields: openAIToolFields},
-	openAIEnvironment: {closed: (*scanner).environment, fields: map[string]field{}},
+	openAIEnvironment: {closed: (*scanner).checkEnvironment, fields: map[string]field{}},
 }
 
 var openAIFields = map[string]field{
@@ -141,11 +141,11 @@ var openAIToolFields = map[string]field{
 	"server_url": {needs: "mcp"}, "connector_id": {needs: "mcp"}, "vector_store_ids": {needs: "file_search"}, "container": {needs: "code_interpreter"},
 }
 
-// member parses and checks the value of a key in a place.
-func (s *scanner) member(in place, key []byte, o *object) error {
+// checkMember parses and checks the value of a key. in is the position of the object with the key.
+func (s *scanner) checkMember(in place, key []byte, o *object) error {
 	g := grammars[in]
 	if g == nil {
-		_, err := s.value(opaque)
+		_, err := s.readValue(opaque)
 		return err
 	}
 	key = lower(key)
@@ -153,7 +153,7 @@ func (s *scanner) member(in place, key []byte, o *object) error {
 	if !known {
 		f = g.other
 	}
-	v, err := s.value(f.in)
+	v, err := s.readValue(f.in)
 	if err != nil {
 		return err
 	}
@@ -163,7 +163,7 @@ func (s *scanner) member(in place, key []byte, o *object) error {
 	if v.present {
 		o.marks |= f.mark
 		if f.needs != "" {
-			if err := s.need(f.needs, string(key)); err != nil {
+			if err := s.requireFeature(f.needs, string(key)); err != nil {
 				return err
 			}
 		}
@@ -172,7 +172,7 @@ func (s *scanner) member(in place, key []byte, o *object) error {
 		return f.check(s, key, v)
 	}
 	if g.urls && !known {
-		return s.url(key, v)
+		return s.checkURL(key, v)
 	}
 	return nil
 }
@@ -195,16 +195,16 @@ func (s *scanner) checkEnd(in place, o *object) error {
 	return nil
 }
 
-// need returns a *DeniedError unless the allowlist allows a feature.
-func (s *scanner) need(feature, what string) error {
+// requireFeature returns a *DeniedError unless the allowlist allows a feature.
+func (s *scanner) requireFeature(feature, what string) error {
 	if feature != "" && s.allows(feature) {
 		return nil
 	}
 	return &DeniedError{Feature: feature, What: what}
 }
 
-// url checks the value of a key that may have a URL for the provider to fetch. Data URLs are not fetched.
-func (s *scanner) url(key []byte, v value) error {
+// checkURL checks the value of a key that may have a URL for the provider to fetch. Data URLs are not fetched.
+func (s *scanner) checkURL(key []byte, v value) error {
 	switch {
 	case bytes.HasSuffix(key, []byte("urls")) && v.present:
 	case !bytes.HasSuffix(key, []byte("url")) && string(key) != "uri" || v.kind != '"' || !v.present:
@@ -212,7 +212,7 @@ func (s *scanner) url(key []byte, v value) error {
 	case hasPrefixFold(v, "data:"):
 		return nil
 	}
-	return s.need(egress.ProviderURL, "a URL at "+printable(string(key)))
+	return s.requireFeature(egress.ProviderURL, "a URL at "+printable(string(key)))
 }
 
 // hasPrefixFold reports whether a string begins with a prefix, which is in lower case, in any case.
@@ -229,56 +229,56 @@ func printable(s string) string { return egress.Printable(s) }
 // maxModel bounds the name of a model in bytes.
 const maxModel = 200
 
-func (s *scanner) named(_ []byte, v value) error {
+func (s *scanner) checkModel(_ []byte, v value) error {
 	name := v.string()
 	s.model = strings.ToValidUTF8(truncate.Prefix(name, maxModel), "")
 	// Some models search the web without a tool.
 	if strings.Contains(name, "-search-preview") || strings.Contains(name, "-search-api") || strings.HasSuffix(name, ":online") {
-		return s.need("web_search", "model "+printable(name)+", which searches the web")
+		return s.requireFeature("web_search", "model "+printable(name)+", which searches the web")
 	}
 	return nil
 }
 
-func (s *scanner) prompt(_ []byte, v value) error {
+func (s *scanner) checkPrompt(_ []byte, v value) error {
 	if v.kind != '{' { // the prompt of Completions is a string
 		return nil
 	}
-	return s.need(egress.ProviderStored, "a stored prompt")
+	return s.requireFeature(egress.ProviderStored, "a stored prompt")
 }
 
-func (s *scanner) background(_ []byte, v value) error {
+func (s *scanner) checkBackground(_ []byte, v value) error {
 	if !v.present {
 		return nil
 	}
-	return s.need("", "a response in the background, whose usage cannot be metered")
+	return s.requireFeature("", "a response in the background, whose usage cannot be metered")
 }
 
-func (s *scanner) search(key []byte, v value) error {
+func (s *scanner) checkSearch(key []byte, v value) error {
 	if v.kind == 'n' || v.kind == 'f' { // an empty object enables the search
 		return nil
 	}
-	return s.need("web_search", string(key))
+	return s.requireFeature("web_search", string(key))
 }
 
 func (s *scanner) fileData(_ []byte, v value) error {
 	if !hasPrefixFold(v, "http") {
 		return nil
 	}
-	return s.need(egress.ProviderURL, "a URL at file_data")
+	return s.requireFeature(egress.ProviderURL, "a URL at file_data")
 }
 
-// block checks a message or a content block of Anthropic's API.
-func (s *scanner) block(o *object) error {
+// checkBlock checks a message or a content block of Anthropic's API.
+func (s *scanner) checkBlock(o *object) error {
 	switch {
 	case o.typ == "container_upload":
-		return s.need(egress.ProviderFile, "a file for a container")
+		return s.requireFeature(egress.ProviderFile, "a file for a container")
 	case o.marks&hasURL != 0 && o.typ != "web_search_result" && o.typ != "web_fetch_result":
-		return s.need(egress.ProviderURL, "a URL in a block of type "+printable(o.typ))
+		return s.requireFeature(egress.ProviderURL, "a URL in a block of type "+printable(o.typ))
 	}
 	return nil
 }
 
-func (s *scanner) source(o *object) error {
+func (s *scanner) checkSource(o *object) error {
 	switch o.typ {
 	case "base64", "text", "content":
 		if o.marks&hasURL == 0 {
@@ -286,11 +286,11 @@ func (s *scanner) source(o *object) error {
 		}
 		fallthrough
 	case "url":
-		return s.need(egress.ProviderURL, "a source that is a URL")
+		return s.requireFeature(egress.ProviderURL, "a source that is a URL")
 	case "file":
-		return s.need(egress.ProviderFile, "a source that is a file of the account")
+		return s.requireFeature(egress.ProviderFile, "a source that is a file of the account")
 	}
-	return s.need("", "a source of type "+printable(o.typ)+", which is not known")
+	return s.requireFeature("", "a source of type "+printable(o.typ)+", which is not known")
 }
 
 // anthropicTools are the types of Anthropic's tools that are allowed: the client runs them, or they use only the request's content.
@@ -299,7 +299,7 @@ var anthropicTools = map[string]bool{
 }
 
 func (s *scanner) anthropicTool(o *object) error {
-	name := undated(o.typ)
+	name := withoutDate(o.typ)
 	switch {
 	case !o.typed || anthropicTools[name]:
 		return nil
@@ -313,7 +313,7 @@ func (s *scanner) anthropicTool(o *object) error {
 var openAITools = map[string]bool{"function": true, "custom": true, "namespace": true, "local_shell": true, "apply_patch": true, "tool_search": true}
 
 func (s *scanner) openAITool(o *object) error {
-	name := undated(o.typ)
+	name := withoutDate(o.typ)
 	switch {
 	case openAITools[name] || !o.typed && o.marks&hasSchema != 0:
 		return nil
@@ -329,40 +329,40 @@ func (s *scanner) openAITool(o *object) error {
 
 func (s *scanner) serverTool(name string, o *object) error {
 	if name == egress.ProviderURL || name == egress.ProviderFile || name == egress.ProviderStored || !egress.IsProviderFeature(name) {
-		return s.need("", "a tool of type "+printable(o.typ)+", which is not known")
+		return s.requireFeature("", "a tool of type "+printable(o.typ)+", which is not known")
 	}
-	return s.need(name, "the tool "+printable(o.typ))
+	return s.requireFeature(name, "the tool "+printable(o.typ))
 }
 
-func (s *scanner) environment(o *object) error {
+func (s *scanner) checkEnvironment(o *object) error {
 	if o.typ == "local" {
 		return nil
 	}
-	return s.need("shell", "a shell in a container of the provider")
+	return s.requireFeature("shell", "a shell in a container of the provider")
 }
 
-// input checks an element of Responses' input.
-func (s *scanner) input(o *object) error {
+// checkInput checks an element of Responses' input.
+func (s *scanner) checkInput(o *object) error {
 	if !o.typed && o.marks&hasRole == 0 && o.marks&hasID != 0 {
-		return s.need(egress.ProviderStored, "an item by its id")
+		return s.requireFeature(egress.ProviderStored, "an item by its id")
 	}
-	return s.item(o)
+	return s.checkItem(o)
 }
 
-func (s *scanner) item(o *object) error {
+func (s *scanner) checkItem(o *object) error {
 	switch {
 	case o.typ == "item_reference":
-		return s.need(egress.ProviderStored, "an item by its id")
+		return s.requireFeature(egress.ProviderStored, "an item by its id")
 	case o.typ == "reasoning" && o.marks&(hasID|hasEncrypted) == hasID:
-		return s.need(egress.ProviderStored, "reasoning by its id")
+		return s.requireFeature(egress.ProviderStored, "reasoning by its id")
 	case o.typ == "image_generation_call" && o.marks&hasID != 0:
-		return s.need("image_generation", "an image by its id")
+		return s.requireFeature("image_generation", "an image by its id")
 	}
 	return nil
 }
 
-// undated returns the type of a tool without the date of its version: web_search_20250305, web_search_2025_08_26.
-func undated(typ string) string {
+// withoutDate returns the type of a tool without the date of its version: web_search_20250305, web_search_2025_08_26.
+func withoutDate(typ string) string {
 	for _, form := range []string{"_dddddddd", "_dddd_dd_dd"} {
 		if n := len(typ) - len(form); n > 0 && matches(typ[n:], form) {
 			return typ[:n]

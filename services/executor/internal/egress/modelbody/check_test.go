@@ -28,7 +28,7 @@ func TestCheck_NamesTheModel(t *testing.T) {
 	}
 }
 
-// decoded reports whether encoding/json takes a document, and whether some object in it has a key twice.
+// decoded reports whether encoding/json accepts a document, and whether an object in it has a key twice.
 func decoded(body []byte) (valid, twice bool) {
 	if !json.Valid(body) || !utf8.Valid(body) || !strings.HasPrefix(strings.TrimLeft(string(body), " \t\r\n"), "{") {
 		return false, false
@@ -71,7 +71,8 @@ func decoded(body []byte) (valid, twice bool) {
 	}
 }
 
-// FuzzCheck_ReadsWhatEncodingJSONReads: a body is unreadable if, and only if, encoding/json refuses it, a key stands there twice, or it is too deep.
+// FuzzCheck_ReadsWhatEncodingJSONReads tests that a body is unreadable if, and only if, encoding/json refuses it, an
+// object has a key twice, or it is nested too deep.
 func FuzzCheck_ReadsWhatEncodingJSONReads(f *testing.F) {
 	for _, seed := range []string{
 		`{}`, `{"a":1,"a":2}`, `{"a":[1,-0.5e+9,true,false,null,"\u00e9\n"]}`, ` {"a" : {"b":[{}]} } `, `{"a":01}`, `{"a":.5}`, `{"a":1.}`, `{"a":-}`, `{"a":"\x"}`, `{"a":"\u12g4"}`, `{"\u0061":1,"a":2}`,
@@ -88,7 +89,7 @@ func FuzzCheck_ReadsWhatEncodingJSONReads(f *testing.F) {
 		var unreadable *modelbody.UnreadableError
 		var denied *modelbody.DeniedError
 		if errors.As(err, &denied) {
-			return // what follows was not read
+			return // the rest was not read
 		}
 		valid, twice := decoded([]byte(body))
 		if got := errors.As(err, &unreadable); got != (!valid || twice) {
@@ -97,7 +98,7 @@ func FuzzCheck_ReadsWhatEncodingJSONReads(f *testing.F) {
 	})
 }
 
-// Turn is the body of a request of so many bytes as a CLI sends it in the middle of a session.
+// turn returns the body of a request with the given size, as a CLI sends it during a session.
 func turn(size int) []byte {
 	var out strings.Builder
 	out.WriteString(`{"model":"m","max_tokens":32000,"tools":[{"name":"Read","description":"reads","input_schema":{"type":"object","properties":{"path":{"type":"string"}}}}],"messages":[{"role":"user","content":"Go."}`)

@@ -10,7 +10,7 @@ import (
 // Bounds of a body.
 const (
 	maxDepth   = 512
-	linearKeys = 16 // up to so many keys of an object are compared one by one
+	linearKeys = 16 // largest number of keys of an object that are compared one by one
 )
 
 // UnreadableError is returned for a body that two parsers could read in two ways.
@@ -59,23 +59,25 @@ func unescape(text []byte) []byte {
 	return []byte(s)
 }
 
-func (s *scanner) bad(reason string) error { return &UnreadableError{Offset: s.at, Reason: reason} }
+func (s *scanner) unreadableError(reason string) error {
+	return &UnreadableError{Offset: s.at, Reason: reason}
+}
 
-// document reads a whole body, which is one object.
-func (s *scanner) document(in place) error {
+// readDocument reads a whole body, which is one object.
+func (s *scanner) readDocument(in place) error {
 	if !utf8.Valid(s.body) {
-		return s.bad("it is not UTF-8")
+		return s.unreadableError("it is not UTF-8")
 	}
-	s.space()
+	s.skipSpace()
 	if s.peek() != '{' {
-		return s.bad("it is not an object")
+		return s.unreadableError("it is not an object")
 	}
-	if _, err := s.value(in); err != nil {
+	if _, err := s.readValue(in); err != nil {
 		return err
 	}
-	s.space()
+	s.skipSpace()
 	if s.at < len(s.body) {
-		return s.bad("something follows the document")
+		return s.unreadableError("something follows the document")
 	}
 	return nil
 }
@@ -88,7 +90,7 @@ func (s *scanner) peek() byte {
 	return 0
 }
 
-func (s *scanner) space() {
+func (s *scanner) skipSpace() {
 	for s.at < len(s.body) {
 		switch s.body[s.at] {
 		case ' ', '\t', '\r', '\n':
@@ -99,8 +101,8 @@ func (s *scanner) space() {
 	}
 }
 
-// value reads a value that stands in a place.
-func (s *scanner) value(in place) (value, error) {
+// readValue reads a value. in is the position of the value in the request.
+func (s *scanner) readValue(in place) (value, error) {
 	switch c := s.peek(); {
 	case c == '"':
 		text, escaped, err := s.string()
@@ -108,20 +110,20 @@ func (s *scanner) value(in place) (value, error) {
 	case c == '{':
 		return s.object(in)
 	case c == '[':
-		return s.array(in)
+		return s.readArray(in)
 	case c == 't':
-		return value{kind: c, present: true}, s.word("true")
+		return value{kind: c, present: true}, s.skipWord("true")
 	case c == 'f':
-		return value{kind: c}, s.word("false")
+		return value{kind: c}, s.skipWord("false")
 	case c == 'n':
-		return value{kind: c}, s.word("null")
+		return value{kind: c}, s.skipWord("null")
 	}
-	return value{present: true}, s.number()
+	return value{present: true}, s.skipNumber()
 }
 
-func (s *scanner) word(w string) error {
+func (s *scanner) skipWord(w string) error {
 	if !bytes.HasPrefix(s.body[s.at:], []byte(w)) {
-		return s.bad("an unknown word")
+		return s.unreadableError("an unknown word")
 	}
 	s.at += len(w)
 	return nil
@@ -135,19 +137,19 @@ func (s *scanner) digits() bool {
 	return s.at > from
 }
 
-func (s *scanner) number() error {
+func (s *scanner) skipNumber() error {
 	if s.peek() == '-' {
 		s.at++
 	}
 	if s.peek() == '0' {
 		s.at++
 	} else if !s.digits() {
-		return s.bad("no value")
+		return s.unreadableError("no value")
 	}
 	if s.peek() == '.' {
 		s.at++
 		if !s.digits() {
-			return s.bad("a number without its digits")
+			return s.unreadableError("a number without its digits")
 		}
 	}
 	if c := s.peek(); c == 'e' || c == 'E' {
@@ -156,14 +158,14 @@ func (s *scanner) number() error {
 			s.at++
 		}
 		if !s.digits() {
-			return s.bad("a number without its exponent")
+			return s.unreadableError("a number without its exponent")
 		}
 	}
 	return nil
 }
 
-// plain are the bytes that stand for themselves in a string.
-var plain = func() (t [256]bool) {
+// unescapedBytes are the bytes that stand for themselves in a string.
+var unescapedBytes = func() (t [256]bool) {
 	for c := range t {
 		t[c] = c >= ' ' && c != '"' && c != '\\'
 	}
@@ -176,7 +178,7 @@ func (s *scanner) string() (text []byte, escaped bool, err error) {
 	from := s.at
 	for {
 		i, body := s.at, s.body
-		for i < len(body) && plain[body[i]] {
+		for i < len(body) && unescapedBytes[body[i]] {
 			i++
 		}
 		s.at = i
@@ -190,7 +192,7 @@ func (s *scanner) string() (text []byte, escaped bool, err error) {
 				return nil, false, err
 			}
 		default:
-			return nil, false, s.bad("a string that does not end, or has a control character")
+			return nil, false, s.unreadableError("a string that does not end, or has a control character")
 		}
 	}
 }
@@ -206,25 +208,25 @@ func (s *scanner) escape() error {
 			s.at++
 			c := s.peek() | 0x20
 			if (c < '0' || c > '9' || s.peek() < '0') && (c < 'a' || c > 'f') {
-				return s.bad("an escape that is none")
+				return s.unreadableError("an escape that is none")
 			}
 		}
 		s.at++
 		return nil
 	}
-	return s.bad("an escape that is none")
+	return s.unreadableError("an escape that is none")
 }
 
 func (s *scanner) enter() error {
 	s.at++
 	if s.depth++; s.depth > maxDepth {
-		return s.bad(fmt.Sprintf("more than %d levels", maxDepth))
+		return s.unreadableError(fmt.Sprintf("more than %d levels", maxDepth))
 	}
-	s.space()
+	s.skipSpace()
 	return nil
 }
 
-func (s *scanner) array(in place) (value, error) {
+func (s *scanner) readArray(in place) (value, error) {
 	if err := s.enter(); err != nil {
 		return value{}, err
 	}
@@ -234,7 +236,7 @@ func (s *scanner) array(in place) (value, error) {
 		return value{kind: '['}, nil
 	}
 	for {
-		if _, err := s.value(in); err != nil {
+		if _, err := s.readValue(in); err != nil {
 			return value{}, err
 		}
 		more, err := s.more(']')
@@ -246,17 +248,17 @@ func (s *scanner) array(in place) (value, error) {
 
 // more reads what follows an element or a member, and reports whether another one comes.
 func (s *scanner) more(end byte) (bool, error) {
-	s.space()
+	s.skipSpace()
 	switch s.peek() {
 	case ',':
 		s.at++
-		s.space()
+		s.skipSpace()
 		return true, nil
 	case end:
 		s.at++
 		return false, nil
 	}
-	return false, s.bad("no comma and no end")
+	return false, s.unreadableError("no comma and no end")
 }
 
 func (s *scanner) object(in place) (value, error) {
@@ -279,7 +281,7 @@ func (s *scanner) object(in place) (value, error) {
 		if err != nil {
 			return value{}, err
 		}
-		if err := s.member(in, key, &o); err != nil {
+		if err := s.checkMember(in, key, &o); err != nil {
 			return value{}, err
 		}
 		more, err := s.more('}')
@@ -295,7 +297,7 @@ func (s *scanner) object(in place) (value, error) {
 // key reads a key and its colon. It is not among the object's earlier ones, which stand in s.keys from outer on.
 func (s *scanner) key(outer int, seen *map[string]bool) ([]byte, error) {
 	if s.peek() != '"' {
-		return nil, s.bad("no key")
+		return nil, s.unreadableError("no key")
 	}
 	key, escaped, err := s.string()
 	if err != nil {
@@ -308,7 +310,7 @@ func (s *scanner) key(outer int, seen *map[string]bool) ([]byte, error) {
 		own := s.keys[outer:]
 		for _, k := range own {
 			if bytes.Equal(k, key) {
-				return nil, s.bad("a key that stands there twice")
+				return nil, s.unreadableError("a key that stands there twice")
 			}
 		}
 		if len(own) == linearKeys {
@@ -322,15 +324,15 @@ func (s *scanner) key(outer int, seen *map[string]bool) ([]byte, error) {
 		s.keys = append(s.keys, key)
 	} else {
 		if (*seen)[string(key)] {
-			return nil, s.bad("a key that stands there twice")
+			return nil, s.unreadableError("a key that stands there twice")
 		}
 		(*seen)[string(key)] = true
 	}
-	s.space()
+	s.skipSpace()
 	if s.peek() != ':' {
-		return nil, s.bad("no colon")
+		return nil, s.unreadableError("no colon")
 	}
 	s.at++
-	s.space()
+	s.skipSpace()
 	return key, nil
 }

@@ -105,8 +105,8 @@ func TestDialer(t *testing.T) {
 	}
 }
 
-// A name that has another address each time it is asked for is asked for once,
-// and the address that was looked at is the one that is dialed.
+// A name that resolves to another address each time is resolved once, and the proxy dials the address that it
+// checked.
 func TestDial_RefusesARebindingName(t *testing.T) {
 	t.Parallel()
 	asked := 0
@@ -139,7 +139,7 @@ func TestDial_RefusesARebindingName(t *testing.T) {
 	}
 }
 
-func TestDialerGivesUp(t *testing.T) {
+func TestDialer_GivesUp(t *testing.T) {
 	t.Parallel()
 	d := policy.NewDialer(policy.DialerConfig{Resolver: resolver(nil), Lookup: time.Millisecond})
 	var unresolved *policy.UnresolvedError
@@ -158,7 +158,7 @@ func TestDialerGivesUp(t *testing.T) {
 	}
 }
 
-// This machine's own addresses are found.
+// OwnAddresses returns the addresses of this machine.
 func TestOwnAddresses(t *testing.T) {
 	t.Parallel()
 	list, err := net.InterfaceAddrs()

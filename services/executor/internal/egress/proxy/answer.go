@@ -24,15 +24,15 @@ const (
 	codeBodies       = "BODIES_FULL"
 )
 
-// types are the error types that Anthropic and OpenAI use for a status.
-var types = map[int]string{
+// errorTypes are the error types that Anthropic and OpenAI use for a status.
+var errorTypes = map[int]string{
 	400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error", 407: "authentication_error",
 	429: "rate_limit_error", 502: "api_error", 503: "overloaded_error", 504: "timeout_error",
 }
 
 // body returns the error in a form that both Anthropic's and OpenAI's clients read.
 func (f failure) body() []byte {
-	kind := types[f.status]
+	kind := errorTypes[f.status]
 	if kind == "" {
 		kind = "api_error"
 	}

@@ -20,7 +20,7 @@ func (c *closable) Read(p []byte) (int, error) {
 	}
 	n, err := c.Reader.Read(p)
 	if n > 0 {
-		err = io.EOF // with the last bytes, as the server gives it
+		err = io.EOF // together with the last bytes, as net/http returns it
 	}
 	return n, err
 }

@@ -81,8 +81,8 @@ func (c *conn) setHandled() {
 	c.handled = true
 }
 
-// unparsed returns method and target of a request whose first line is not valid HTTP. ok is false if there was none.
-func (c *conn) unparsed() (method, target string, ok bool) {
+// unparsedRequest returns method and target of a request whose first line is not valid HTTP. ok is false if there was none.
+func (c *conn) unparsedRequest() (method, target string, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.handled || !c.complete {
@@ -105,8 +105,8 @@ func (c *conn) unparsed() (method, target string, ok bool) {
 	return method, target, true
 }
 
-// refused reports whether the HTTP server answered a request without a handler, and returns the first word of the request.
-func (c *conn) refused() (method string, ok bool) {
+// refusedRequest reports whether the HTTP server answered a request without a handler, and returns the first word of the request.
+func (c *conn) refusedRequest() (method string, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	method, _, _ = strings.Cut(strings.TrimSuffix(string(c.line), "\r"), " ")

@@ -101,7 +101,7 @@ func (s *Server) pass(w http.ResponseWriter, r *http.Request, sb *registry.Sandb
 				s.deny(w, sb, status, *denial)
 				return
 			}
-			status = s.answerUnreached(w, r, t, err)
+			status = s.answerHostUnreachable(w, r, t, err)
 		},
 		ErrorLog: slog.NewLogLogger(s.cfg.Logger.Handler(), slog.LevelDebug),
 	}
@@ -114,8 +114,8 @@ func (s *Server) pass(w http.ResponseWriter, r *http.Request, sb *registry.Sandb
 	p.ServeHTTP(w, r)
 }
 
-// answerUnreached answers that a host does not respond, and returns the status, 0 if the sandbox closed the connection.
-func (s *Server) answerUnreached(w http.ResponseWriter, r *http.Request, t egress.Target, err error) int {
+// answerHostUnreachable answers that a host does not respond, and returns the status, 0 if the sandbox closed the connection.
+func (s *Server) answerHostUnreachable(w http.ResponseWriter, r *http.Request, t egress.Target, err error) int {
 	f := failure{http.StatusBadGateway, codeUpstream, fmt.Sprintf("%s is not reached: %v", t, err)}
 	switch {
 	case errors.Is(context.Cause(r.Context()), errSilent):
@@ -156,15 +156,15 @@ func (m *progressReadWriter) Write(p []byte) (int, error) {
 	return m.ReadWriteCloser.Write(p)
 }
 
-// tunnel serves CONNECT.
-func (s *Server) tunnel(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox) {
+// serveTunnel serves CONNECT.
+func (s *Server) serveTunnel(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox) {
 	t, access, denial := s.checkAllowed(sb, r.Method, r.RequestURI, 0)
 	if denial != nil {
 		s.deny(w, sb, statusOf(denial), *denial)
 		return
 	}
 	if !access.All() {
-		s.inspect(w, r, sb, t)
+		s.serveInspected(w, r, sb, t)
 		return
 	}
 	done, counted := sb.BeginRequest(false), s.cfg.Metrics.Begin("connect")
@@ -181,7 +181,7 @@ func (s *Server) tunnel(w http.ResponseWriter, r *http.Request, sb *registry.San
 			s.deny(w, sb, status, *denial)
 			return
 		}
-		status = s.answerUnreached(w, r, t, err)
+		status = s.answerHostUnreachable(w, r, t, err)
 		return
 	}
 	defer there.Close() //nolint:errcheck // both directions have ended
@@ -211,8 +211,8 @@ func (s *Server) tunnel(w http.ResponseWriter, r *http.Request, sb *registry.San
 	checked := newHelloChecker(here, early, t.Host)
 	s.copyTunnel(here, checked, there)
 	if checked.err != nil {
-		d := about(t, r.Method)
-		d.Code, d.Message = BadHost, bounded(checked.err.Error())
+		d := newDenial(t, r.Method)
+		d.Code, d.Message = BadHost, truncateText(checked.err.Error())
 		s.recordDenial(sb, *d)
 	}
 }

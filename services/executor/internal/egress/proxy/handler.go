@@ -51,20 +51,20 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	case c.tunnel != nil:
 		s.serveTunneled(w, r, c)
 	case r.Method == http.MethodConnect && !strings.HasPrefix(r.RequestURI, "/"):
-		s.tunnel(w, r, c.sandbox)
+		s.serveTunnel(w, r, c.sandbox)
 	case r.URL.IsAbs():
 		s.forward(w, r, c.sandbox)
 	case c.hostsOnly:
 		s.deny(w, c.sandbox, http.StatusForbidden, events.EgressDenied{Host: r.URL.Path, Method: r.Method, Code: NotAllowed, Message: "an MCP server's container reaches only hosts of the allowlist, no models and no other MCP servers"})
 	case strings.HasPrefix(r.URL.Path, mcpPath):
-		s.mcp(w, r, c.sandbox)
+		s.serveMCP(w, r, c.sandbox)
 	default:
 		s.route(w, r, c.sandbox)
 	}
 }
 
-// bounded returns the first 500 bytes of a text that a sandbox or a server may have chosen, as valid UTF-8.
-func bounded(s string) string { return strings.ToValidUTF8(truncate.Prefix(s, 500), "\uFFFD") }
+// truncateText returns the first 500 bytes of a text that a sandbox or a server may have chosen, as valid UTF-8.
+func truncateText(s string) string { return strings.ToValidUTF8(truncate.Prefix(s, 500), "\uFFFD") }
 
 // recordDenial journals and counts a denial.
 func (s *Server) recordDenial(sb *registry.Sandbox, d events.EgressDenied) {
@@ -76,7 +76,7 @@ func (s *Server) recordDenial(sb *registry.Sandbox, d events.EgressDenied) {
 
 // deny journals and counts a denial, and answers the sandbox with it.
 func (s *Server) deny(w http.ResponseWriter, sb *registry.Sandbox, status int, d events.EgressDenied) {
-	d.Host, d.Method, d.Message = bounded(d.Host), bounded(d.Method), bounded(d.Message)
+	d.Host, d.Method, d.Message = truncateText(d.Host), truncateText(d.Method), truncateText(d.Message)
 	s.recordDenial(sb, d)
 	failure{status, d.Code, d.Message}.write(w)
 }
@@ -87,7 +87,7 @@ func (s *Server) checkAllowed(sb *registry.Sandbox, method, authority string, as
 	if err != nil {
 		return t, egress.Access{}, &events.EgressDenied{Host: authority, Method: method, Code: BadHost, Message: err.Error()}
 	}
-	d := about(t, method)
+	d := newDenial(t, method)
 	if t.Host.Name == "" {
 		if err := egress.CheckAddress(t.Host.Addr); err != nil {
 			d.Code, d.Address, d.Message = PrivateAddress, t.Host.Addr.String(), err.Error()
@@ -102,8 +102,8 @@ func (s *Server) checkAllowed(sb *registry.Sandbox, method, authority string, as
 	return t, access, nil
 }
 
-// about returns a denial of a request to a target, without code and message.
-func about(t egress.Target, method string) *events.EgressDenied {
+// newDenial returns a denial of a request to a target, without code and message.
+func newDenial(t egress.Target, method string) *events.EgressDenied {
 	return &events.EgressDenied{Host: t.Host.String(), Port: uint32(t.Port), Method: method}
 }
 
@@ -113,7 +113,7 @@ func notAllowedMessage(t egress.Target) string {
 
 // dialDenial returns the denial for an error of a dial, nil if the error is not a denial.
 func dialDenial(t egress.Target, method string, err error) *events.EgressDenied {
-	d := about(t, method)
+	d := newDenial(t, method)
 	var address *egress.AddressError
 	var unresolved *policy.UnresolvedError
 	switch {

@@ -87,7 +87,7 @@ func (h *helloChecker) check() error {
 // readHello returns the ClientHello at the beginning of a stream.
 func readHello(from io.Reader) (hello *tls.ClientHelloInfo, err error) {
 	errEnough := errors.New("the ClientHello is read")
-	c := tls.Server(readOnly{from: from}, &tls.Config{
+	c := tls.Server(readOnlyConn{from: from}, &tls.Config{
 		MinVersion: tls.VersionTLS10, //nolint:gosec // the handshake ends before anything is negotiated
 		GetConfigForClient: func(info *tls.ClientHelloInfo) (*tls.Config, error) {
 			hello = info
@@ -100,14 +100,14 @@ func readHello(from io.Reader) (hello *tls.ClientHelloInfo, err error) {
 	return hello, nil
 }
 
-// readOnly is a connection that discards writes, such as TLS alerts.
-type readOnly struct {
+// readOnlyConn is a connection that discards writes, such as TLS alerts.
+type readOnlyConn struct {
 	net.Conn
 	from io.Reader
 }
 
-func (r readOnly) Read(p []byte) (int, error)     { return r.from.Read(p) }
-func (readOnly) Write(p []byte) (int, error)      { return len(p), nil }
-func (readOnly) SetWriteDeadline(time.Time) error { return nil }
-func (readOnly) SetDeadline(time.Time) error      { return nil }
-func (readOnly) Close() error                     { return nil }
+func (r readOnlyConn) Read(p []byte) (int, error)     { return r.from.Read(p) }
+func (readOnlyConn) Write(p []byte) (int, error)      { return len(p), nil }
+func (readOnlyConn) SetWriteDeadline(time.Time) error { return nil }
+func (readOnlyConn) SetDeadline(time.Time) error      { return nil }
+func (readOnlyConn) Close() error                     { return nil }

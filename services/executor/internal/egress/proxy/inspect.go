@@ -35,11 +35,11 @@ func (t *inspectedTunnel) close() {
 	t.transport.CloseIdleConnections()
 }
 
-// handshakeWithin bounds how long a client may take for its first byte and the TLS handshake.
+// handshakeWithin is the maximum time that a client may take for its first byte and the TLS handshake.
 const handshakeWithin = 15 * time.Second
 
-// inspect serves CONNECT to a host for which not all methods are allowed.
-func (s *Server) inspect(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox, t egress.Target) {
+// serveInspected serves CONNECT to a host for which not all methods are allowed.
+func (s *Server) serveInspected(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox, t egress.Target) {
 	counted := s.cfg.Metrics.Begin("connect")
 	status := 0
 	defer func() { counted(status) }()
@@ -121,7 +121,7 @@ func (s *Server) terminateTLS(ctx context.Context, stream net.Conn, t egress.Tar
 
 // journalUnreadable journals why no request in a tunnel could be read. A client that only closed the connection is not journaled.
 func (s *Server) journalUnreadable(sb *registry.Sandbox, t egress.Target, err error) {
-	d := about(t, http.MethodConnect)
+	d := newDenial(t, http.MethodConnect)
 	var remote *net.OpError
 	var stalled net.Error
 	switch {
@@ -135,18 +135,18 @@ func (s *Server) journalUnreadable(sb *registry.Sandbox, t egress.Target, err er
 	default:
 		d.Code, d.Message = MethodNotAllowed, "the allowlist names methods for "+t.String()+", and nothing else than requests of HTTP/1.1, in TLS or plain, can be judged by them: "+err.Error()
 	}
-	d.Message = bounded(d.Message)
+	d.Message = truncateText(d.Message)
 	s.recordDenial(sb, *d)
 }
 
 // journalUnparsed journals a request in a tunnel that the HTTP server refused before any handler saw it.
 func (s *Server) journalUnparsed(c *conn) {
-	method, ok := c.refused()
+	method, ok := c.refusedRequest()
 	if !ok {
 		return
 	}
 	t := c.tunnel.target
-	d := about(t, bounded(method))
+	d := newDenial(t, truncateText(method))
 	d.Code, d.Message = MethodNotAllowed, "the allowlist names methods for "+t.String()+", and what was sent is no request of HTTP/1.1 that could be judged by them"
 	s.recordDenial(c.sandbox, *d)
 }
@@ -170,7 +170,7 @@ func (s *Server) serveTunneled(w http.ResponseWriter, r *http.Request, c *conn) 
 
 // checkTarget returns the denial of a request whose target is not the tunnel's, nil for the tunnel's.
 func checkTarget(tunnel *inspectedTunnel, r *http.Request) *events.EgressDenied {
-	d := about(tunnel.target, r.Method)
+	d := newDenial(tunnel.target, r.Method)
 	d.Code = BadHost
 	assume := uint16(80)
 	if tunnel.scheme == "https" {
@@ -187,14 +187,14 @@ func checkTarget(tunnel *inspectedTunnel, r *http.Request) *events.EgressDenied 
 	return d
 }
 
-// overrides are headers that make frameworks use another method than the request's.
-var overrides = []string{"X-Http-Method-Override", "X-Http-Method", "X-Method-Override"}
+// overrideHeaders are headers that make frameworks use another method than the request's.
+var overrideHeaders = []string{"X-Http-Method-Override", "X-Http-Method", "X-Method-Override"}
 
 // checkMethod returns the denial of a request whose method the allowlist does not allow for a target, nil if it does. If not all
 // methods are allowed, checkMethod removes an offer to upgrade to HTTP/2 from the request, and denies any other upgrade: after
 // it there are no methods to check, or they are hidden.
 func checkMethod(t egress.Target, a egress.Access, r *http.Request) *events.EgressDenied {
-	d := about(t, r.Method)
+	d := newDenial(t, r.Method)
 	d.Code = MethodNotAllowed
 	switch {
 	case !a.Named():
@@ -206,13 +206,13 @@ func checkMethod(t egress.Target, a egress.Access, r *http.Request) *events.Egre
 	case a.All():
 		return nil
 	case !a.Allows(r.Method):
-		d.Message = notAmong(r.Method, t, a)
+		d.Message = notInAccessMessage(r.Method, t, a)
 		return d
 	}
-	for _, name := range overrides {
+	for _, name := range overrideHeaders {
 		for _, v := range r.Header.Values(name) {
 			if m := strings.ToUpper(strings.TrimSpace(v)); !a.Allows(m) {
-				d.Message = "header " + name + ": " + notAmong(m, t, a)
+				d.Message = "header " + name + ": " + notInAccessMessage(m, t, a)
 				return d
 			}
 		}
@@ -228,7 +228,7 @@ func checkMethod(t egress.Target, a egress.Access, r *http.Request) *events.Egre
 	return nil
 }
 
-func notAmong(method string, t egress.Target, a egress.Access) string {
+func notInAccessMessage(method string, t egress.Target, a egress.Access) string {
 	return egress.Printable(method) + " is not among the methods that the session's allowlist names for " + t.String() + ": " + strings.Join(a.Methods(), ", ")
 }
 

@@ -37,8 +37,8 @@ func (s *Server) dialServer(ctx context.Context, network, address string) (net.C
 	return s.cfg.Dialer.Dial(ctx, t)
 }
 
-// mcp serves a request to an MCP server of the sandbox. It drops the sandbox's credentials and sets the server's headers.
-func (s *Server) mcp(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox) {
+// serveMCP serves a request to an MCP server of the sandbox. It drops the sandbox's credentials and sets the server's headers.
+func (s *Server) serveMCP(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox) {
 	name, rest, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, mcpPath), "/")
 	server := sb.Server(name)
 	d := events.EgressDenied{Host: "mcp/" + name, Method: r.Method}
@@ -102,7 +102,7 @@ func (s *Server) passServer(w http.ResponseWriter, r *http.Request, sb *registry
 		ModifyResponse: func(res *http.Response) error {
 			status = res.StatusCode
 			if e := res.Header.Get("Content-Encoding"); e != "" && e != "identity" {
-				return fmt.Errorf("the MCP server used content encoding %q although the request forbids it", bounded(e))
+				return fmt.Errorf("the MCP server used content encoding %q although the request forbids it", truncateText(e))
 			}
 			var body io.Reader = res.Body
 			for _, secret := range secrets {
@@ -120,7 +120,7 @@ func (s *Server) passServer(w http.ResponseWriter, r *http.Request, sb *registry
 			return nil
 		},
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
-			status = s.unreachedServer(w, r, sb, server, err, secrets)
+			status = s.answerUnreachable(w, r, sb, server, err, secrets)
 		},
 		ErrorLog: slog.NewLogLogger(s.cfg.Logger.Handler(), slog.LevelDebug),
 	}
@@ -131,8 +131,9 @@ func (s *Server) passServer(w http.ResponseWriter, r *http.Request, sb *registry
 	p.ServeHTTP(w, r)
 }
 
-// unreachedServer answers that an MCP server does not respond, or may not be reached, and returns the status.
-func (s *Server) unreachedServer(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox, server *registry.Server, err error, secrets []string) int {
+// answerUnreachable answers a request with the error that its MCP server does not respond or may not be reached. It
+// returns the HTTP status.
+func (s *Server) answerUnreachable(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox, server *registry.Server, err error, secrets []string) int {
 	if denial := dialDenial(server.Target, r.Method, err); denial != nil {
 		s.deny(w, sb, statusOf(denial), *denial)
 		return statusOf(denial)
@@ -141,5 +142,5 @@ func (s *Server) unreachedServer(w http.ResponseWriter, r *http.Request, sb *reg
 	for _, secret := range secrets {
 		detail = redactText(detail, secret)
 	}
-	return s.answerUnreached(w, r, server.Target, errors.New(detail))
+	return s.answerHostUnreachable(w, r, server.Target, errors.New(detail))
 }

@@ -152,25 +152,25 @@ func (c *call) handleAnswer(res *http.Response) error {
 	switch encoding := res.Header.Get("Content-Encoding"); {
 	case encoding == "" || encoding == "identity" || res.Body == http.NoBody || res.Request.Method == http.MethodHead:
 	case encoding == "gzip":
-		body = &gunzip{r: res.Body}
+		body = &gunzipReader{r: res.Body}
 		res.Header.Del("Content-Encoding")
 		res.Header.Del("Content-Length")
 		res.ContentLength = -1
 	default:
-		return fmt.Errorf("the endpoint used content encoding %q although the request forbids it", bounded(encoding))
+		return fmt.Errorf("the endpoint used content encoding %q although the request forbids it", truncateText(encoding))
 	}
 	c.answer = meter.NewResponse(res.Header.Get("Content-Type"))
 	res.Body = &answerBody{Reader: redact(body, c.rt.Secret), Closer: res.Body, c: c}
 	return nil
 }
 
-// gunzip decompresses an answer that an endpoint compressed although the request asked for none.
-type gunzip struct {
+// gunzipReader decompresses an answer that an endpoint compressed although the request asked for none.
+type gunzipReader struct {
 	r  io.Reader
 	zr *gzip.Reader
 }
 
-func (g *gunzip) Read(p []byte) (int, error) {
+func (g *gunzipReader) Read(p []byte) (int, error) {
 	if g.zr == nil { // NewReader blocks until the first bytes
 		zr, err := gzip.NewReader(g.r)
 		if err != nil {
@@ -201,7 +201,7 @@ func (b *answerBody) Read(p []byte) (int, error) {
 	switch {
 	case errors.Is(err, io.EOF):
 		c.complete = true
-		c.spend() // before the sandbox sees the end and sends its next request
+		c.chargeUsage() // before the sandbox sees the end and sends its next request
 	case err != nil:
 		c.failed = err
 	}
@@ -235,7 +235,7 @@ func (c *call) end(ctx context.Context, r *http.Request, gone bool) {
 	}
 	m := events.ModelCalled{
 		Provider: c.rt.Name, Model: redactText(cmp.Or(got.Model, c.model), c.rt.Secret), Status: uint32(max(c.status, 0)), //nolint:gosec // not negative
-		Usage: got.Usage, DurationMs: sinceMs(c.began), Error: bounded(redactText(c.problem(ctx, gone, got), c.rt.Secret)),
+		Usage: got.Usage, DurationMs: sinceMs(c.began), Error: truncateText(redactText(c.problem(ctx, gone, got), c.rt.Secret)),
 		Betas: betas(r.Header),
 	}
 	m.FirstByteMs = m.DurationMs
@@ -244,7 +244,7 @@ func (c *call) end(ctx context.Context, r *http.Request, gone bool) {
 	}
 	m.CostUSD, m.Prices = c.s.cfg.Prices.Cost(c.rt.Name, m.Model, got)
 	priced, _ := c.s.cfg.Prices.Known(c.rt.Name, m.Model)
-	c.spend()
+	c.chargeUsage()
 	metered := got.Seen || m.Status != http.StatusOK
 	c.s.cfg.Metrics.Called(m, priced, metered)
 	if !metered {
@@ -273,8 +273,8 @@ func betas(h http.Header) []string {
 	return out
 }
 
-// spend charges the usage of the call, once.
-func (c *call) spend() {
+// chargeUsage charges the usage of the call, once.
+func (c *call) chargeUsage() {
 	if c.charged || c.dialect == meter.None || c.answer == nil {
 		return
 	}

@@ -73,9 +73,9 @@ func (rt *Route) target(in *url.URL) *url.URL {
 	return &out
 }
 
-// inference are the paths of model calls, below a base URL. The credential would give access to more, including other tenants'
+// modelPaths are the paths of model calls, below a base URL. The credential would give access to more, including other tenants'
 // files, batches and stored answers.
-var inference = map[Kind]map[string][]string{
+var modelPaths = map[Kind]map[string][]string{
 	Anthropic: {
 		http.MethodPost: {"/v1/messages", "/v1/messages/count_tokens"},
 		http.MethodGet:  {"", "/", "/v1/models", "/v1/models/*"},
@@ -94,7 +94,7 @@ func (rt *Route) serves(method, path string) bool {
 	if method == http.MethodHead {
 		method = http.MethodGet
 	}
-	return slices.ContainsFunc(inference[rt.Kind][method], func(p string) bool {
+	return slices.ContainsFunc(modelPaths[rt.Kind][method], func(p string) bool {
 		if below, ok := strings.CutSuffix(p, "*"); ok {
 			return len(path) > len(below) && strings.HasPrefix(path, below)
 		}
@@ -123,7 +123,7 @@ func (rt *Route) checks(method, path string) bool {
 		}
 	}
 	path = "/" + strings.Join(elements, "/")
-	return slices.Contains(inference[rt.Kind][method], path) || meter.DialectOf(path) != meter.None
+	return slices.Contains(modelPaths[rt.Kind][method], path) || meter.DialectOf(path) != meter.None
 }
 
 // dialect returns the form in which the answer to a request reports usage, meter.None if the request is not a model call.

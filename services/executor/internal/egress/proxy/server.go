@@ -155,14 +155,14 @@ func (s *Server) connState(c net.Conn, state http.ConnState) {
 	case http.StateClosed:
 		if mine.tunnel != nil {
 			s.journalUnparsed(mine)
-		} else if method, target, ok := mine.unparsed(); ok {
-			s.recordDenial(mine.sandbox, events.EgressDenied{Host: bounded(target), Method: bounded(method), Code: BadHost, Message: "the request does not name a valid host"})
+		} else if method, target, ok := mine.unparsedRequest(); ok {
+			s.recordDenial(mine.sandbox, events.EgressDenied{Host: truncateText(target), Method: truncateText(method), Code: BadHost, Message: "the request does not name a valid host"})
 		}
 		mine.Close() //nolint:errcheck // it is closed already; this calls its onClose
 	}
 }
 
-// endWithin bounds how long canceled requests may take to end.
+// endWithin is the maximum time that canceled requests may take to end.
 const endWithin = 5 * time.Second
 
 // Shutdown accepts no more connections, and blocks until no request is open or ctx ends. Then it closes all tunnels and

@@ -30,12 +30,12 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/journal"
 )
 
-// Config of a Registry.
+// Config configures a Registry.
 type Config struct {
 	Dir         string // created if it does not exist
 	Journals    *journal.Store
 	Connections int           // limit of open connections of each sandbox; 0 means 64
-	KeepFor     time.Duration // how long a released sandbox with unacknowledged lines is kept; 0 means 24 h
+	KeepFor     time.Duration // time for which a released sandbox with unacknowledged lines is kept; 0 means 24 h
 	Logger      *slog.Logger
 }
 
@@ -53,8 +53,8 @@ type Registry struct {
 // registrationFile is a file in the sandbox's folder, which has its journal as well.
 const registrationFile = "registration.json"
 
-// stored is the content of registrationFile.
-type stored struct {
+// storedRegistration is the content of registrationFile.
+type storedRegistration struct {
 	TokenSHA256 string       `json:"tokenSha256"`
 	Tenant      string       `json:"tenant,omitempty"`
 	Session     string       `json:"session,omitempty"`
@@ -103,7 +103,7 @@ func (r *Registry) load(id string) error {
 	if err != nil {
 		return err
 	}
-	var reg stored
+	var reg storedRegistration
 	if err := json.Unmarshal(raw, &reg); err != nil {
 		return fmt.Errorf("%s: %w", registrationFile, err)
 	}
@@ -256,7 +256,7 @@ func (r *Registry) Register(id string, g api.Registration) (api.State, error) {
 		return api.State{}, &api.Error{Code: api.CodeNotFound, Field: "token", Detail: "token: no sandbox " + id + " is registered here, so it needs a token"}
 	}
 	if sb != nil {
-		if err := sb.fence(g.Epoch); err != nil {
+		if err := sb.checkEpoch(g.Epoch); err != nil {
 			return api.State{}, err
 		}
 		if g.Token == "" {
@@ -266,7 +266,7 @@ func (r *Registry) Register(id string, g api.Registration) (api.State, error) {
 	if other := r.byToken[hash]; other != nil && other.id != id {
 		return api.State{}, &api.Error{Code: api.CodeTokenTaken, Field: "token", Detail: "token: another sandbox has it: use a random token for each"}
 	}
-	reg := stored{TokenSHA256: hex.EncodeToString(hash[:]), Tenant: g.Tenant, Session: g.Session, Execution: g.Execution, Epoch: g.Epoch, Allow: g.Allow, Budgets: g.Budgets, Routes: g.Routes}
+	reg := storedRegistration{TokenSHA256: hex.EncodeToString(hash[:]), Tenant: g.Tenant, Session: g.Session, Execution: g.Execution, Epoch: g.Epoch, Allow: g.Allow, Budgets: g.Budgets, Routes: g.Routes}
 	if err := r.write(id, reg); err != nil {
 		return api.State{}, fmt.Errorf("register %s: %w", id, err)
 	}
@@ -288,7 +288,7 @@ func (r *Registry) Register(id string, g api.Registration) (api.State, error) {
 
 func (r *Registry) dir(id string) string { return filepath.Join(r.cfg.Dir, id) }
 
-func (r *Registry) write(id string, reg stored) error {
+func (r *Registry) write(id string, reg storedRegistration) error {
 	raw, err := json.Marshal(reg)
 	if err != nil {
 		return err
@@ -320,8 +320,8 @@ func (r *Registry) Count() int {
 	return len(r.byToken)
 }
 
-// ByToken returns the sandbox with a token. It looks the token up by hash, so that the time it takes tells nothing about
-// other tokens.
+// ByToken returns the sandbox with a token. It looks the token up by its hash, so that the time of the look-up
+// reveals nothing about other tokens.
 func (r *Registry) ByToken(token string) (*Sandbox, bool) {
 	hash := sha256.Sum256([]byte(token))
 	r.mu.Lock()

@@ -24,7 +24,7 @@ type Sandbox struct {
 	hash     [sha256.Size]byte // of the token; guarded by the registry
 
 	mu         sync.Mutex
-	reg        stored
+	reg        storedRegistration
 	allow      egress.Allowlist
 	servers    map[string]*Server // MCP servers by name
 	charges    Charges
@@ -45,7 +45,7 @@ func (s *Sandbox) ID() string { return s.id }
 
 // set replaces the registration, and returns the charges of the former one. Of tunnels it closes those that the new allowlist
 // does not allow.
-func (s *Sandbox) set(reg stored, allow egress.Allowlist, hash [sha256.Size]byte, servers map[string]*Server, charges []charge) (former []charge) {
+func (s *Sandbox) set(reg storedRegistration, allow egress.Allowlist, hash [sha256.Size]byte, servers map[string]*Server, charges []charge) (former []charge) {
 	defer s.closeTunnels()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -58,7 +58,7 @@ func (s *Sandbox) set(reg stored, allow egress.Allowlist, hash [sha256.Size]byte
 }
 
 // release sets the registration of a released sandbox, and returns the charges that end with it.
-func (s *Sandbox) release(reg stored) (former []charge) {
+func (s *Sandbox) release(reg storedRegistration) (former []charge) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.reg = reg
@@ -66,14 +66,14 @@ func (s *Sandbox) release(reg stored) (former []charge) {
 	return former
 }
 
-func (s *Sandbox) registration() stored {
+func (s *Sandbox) registration() storedRegistration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.reg
 }
 
-// fence returns an *api.Error if the epoch is lower than the registered one.
-func (s *Sandbox) fence(epoch uint64) error {
+// checkEpoch returns an *api.Error if the epoch is lower than the registered one.
+func (s *Sandbox) checkEpoch(epoch uint64) error {
 	if have := s.registration().Epoch; epoch < have {
 		return &api.Error{Code: api.CodeFenced, Field: "epoch", Detail: fmt.Sprintf("epoch: %d is lower than the registered %d", epoch, have)}
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/runlog"
 )
 
-// Tenant, Session and Execution are those of a Bed.
+// Tenant, Session and Execution are those of a Fixture.
 const Tenant = "default"
 
 var (
@@ -23,8 +23,8 @@ var (
 	Execution = events.Derive(events.KindExecution, "runlogtest")
 )
 
-// A Bed is a log in memory with one session, whose life is empty, and an executor that appends to it.
-type Bed struct {
+// A Fixture holds a log in memory with one session, whose life is empty, and an executor that appends to it.
+type Fixture struct {
 	Log    *memlog.Log
 	Writer *runlog.Writer
 
@@ -33,14 +33,14 @@ type Bed struct {
 	stored []events.Event
 }
 
-// New returns a Bed.
-func New(t *testing.T) *Bed {
+// New returns a Fixture.
+func New(t *testing.T) *Fixture {
 	t.Helper()
 	log, err := memlog.New(memlog.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &Bed{Log: log, t: t}
+	b := &Fixture{Log: log, t: t}
 	b.Writer = &runlog.Writer{
 		Sessions: eventlog.Sessions{Log: log}, Executor: events.Derive(events.KindExecutor, "runlogtest"), Now: time.Now,
 		Stored: func(list []events.Event) {
@@ -53,14 +53,14 @@ func New(t *testing.T) *Bed {
 }
 
 // Stored returns the events that the executor has stored so far.
-func (b *Bed) Stored() []events.Event {
+func (b *Fixture) Stored() []events.Event {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return slices.Clone(b.stored)
 }
 
 // Types returns the types of the events that the executor has stored so far.
-func (b *Bed) Types() []events.Type {
+func (b *Fixture) Types() []events.Type {
 	var out []events.Type
 	for _, e := range b.Stored() {
 		out = append(out, e.Data.EventType())
@@ -69,7 +69,7 @@ func (b *Bed) Types() []events.Type {
 }
 
 // Load returns the session as the log has it.
-func (b *Bed) Load() eventlog.Loaded {
+func (b *Fixture) Load() eventlog.Loaded {
 	b.t.Helper()
 	l, err := b.Writer.Sessions.Load(b.t.Context(), Tenant, Session, eventlog.Leader)
 	if err != nil {
@@ -79,7 +79,7 @@ func (b *Bed) Load() eventlog.Loaded {
 }
 
 // Claim claims Execution for the executor, under the next epoch.
-func (b *Bed) Claim() *runlog.Execution {
+func (b *Fixture) Claim() *runlog.Execution {
 	b.t.Helper()
 	l := b.Load()
 	d, err := b.Writer.Decide(l.Run, run.Claim{Meta: b.Writer.Meta(), ExecutionID: Execution, Turn: 1, Executor: b.Writer.Executor})
@@ -93,7 +93,7 @@ func (b *Bed) Claim() *runlog.Execution {
 }
 
 // AppendLife appends facts about Execution to the life of the session, as the session service does.
-func (b *Bed) AppendLife(facts ...events.Payload) {
+func (b *Fixture) AppendLife(facts ...events.Payload) {
 	b.t.Helper()
 	l := b.Load()
 	mint := events.NewEventList(b.Writer.Meta())
@@ -106,7 +106,7 @@ func (b *Bed) AppendLife(facts ...events.Payload) {
 }
 
 // Cancel cancels Execution, which is dispatched for that.
-func (b *Bed) Cancel() {
+func (b *Fixture) Cancel() {
 	b.t.Helper()
 	b.AppendLife(events.MessageAccepted{}, events.ExecutionDispatched{}, events.CancelRequested{Control: 1, Reason: "cancelled"})
 	if l := b.Load(); l.Life.ControlOf(Execution).N != 1 {

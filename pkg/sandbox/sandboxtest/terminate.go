@@ -1,0 +1,95 @@
+package sandboxtest
+
+import (
+	"strconv"
+	"strings"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/sandbox"
+)
+
+// terminateLeavesNoProcess starts processes that could outlive the sandbox: a child, a grandchild in its own session,
+// and a daemon that has detached from its parents.
+func terminateLeavesNoProcess(f *fixture) {
+	spec := f.spec()
+	box := f.create(spec)
+	p, err := box.Exec(f.ctx, sandbox.Command{Args: []string{"sh", "-c", `
+		sleep 1001 & echo $!
+		setsid sh -c 'echo $$; exec sleep 1002' &
+		(setsid sh -c 'trap "" TERM HUP; (trap "" TERM HUP; sleep 1003) & echo $!; exit 0' &)
+		wait`}})
+	f.must(err)
+	var pids []int
+	var text []byte
+	buf := make([]byte, 64)
+	for len(pids) < 3 {
+		n, err := p.Stdout().Read(buf)
+		f.must(err)
+		text = append(text, buf[:n]...)
+		pids = pids[:0]
+		for line := range strings.Lines(string(text)) {
+			pid, err := strconv.Atoi(strings.TrimSuffix(line, "\n"))
+			if err == nil && strings.HasSuffix(line, "\n") {
+				pids = append(pids, pid)
+			}
+		}
+	}
+	if f.s.Alive != nil {
+		for _, pid := range pids {
+			if !f.s.Alive(pid) {
+				f.Errorf("process %d does not run before the end", pid)
+			}
+		}
+	}
+	f.must(f.p.Terminate(f.ctx, spec.ID, false))
+	if f.s.Alive != nil {
+		for _, pid := range pids {
+			if f.s.Alive(pid) {
+				f.Errorf("process %d outlives its sandbox", pid)
+			}
+		}
+	}
+	_, err = p.Wait()
+	f.must(err)
+	_, err = f.p.Attach(f.ctx, spec.ID)
+	f.checkError(err, sandbox.ErrNotFound)
+	if alive, err := box.Running(f.ctx); alive || err != nil {
+		f.Errorf("runs after its end: %v, %v", alive, err)
+	}
+	if _, err := box.Exec(f.ctx, sandbox.Command{Args: []string{"true"}}); err == nil {
+		f.Error("a command runs in a sandbox that was terminated")
+	}
+}
+
+func terminateTwice(f *fixture) {
+	spec := f.spec()
+	f.create(spec)
+	for range 2 {
+		f.must(f.p.Terminate(f.ctx, spec.ID, false))
+	}
+	f.must(f.s.New(f).Terminate(f.ctx, f.id(events.KindSandbox), true))
+}
+
+// terminateOneOfTwo checks that terminating one sandbox does not affect another.
+func terminateOneOfTwo(f *fixture) {
+	a, b := f.spec(), f.spec()
+	f.create(a)
+	kept := f.create(b)
+	f.must(kept.Files().Put(f.ctx, "mark", strings.NewReader("b")))
+	f.must(f.p.Terminate(f.ctx, a.ID, true))
+	if out, _, code := f.sh(kept, "cat mark"); out != "b" || code != 0 {
+		f.Errorf("the other sandbox: %q, code %d", out, code)
+	}
+}
+
+func wipe(f *fixture) {
+	spec := f.spec()
+	f.must(f.create(spec).Files().Put(f.ctx, "private", strings.NewReader("x")))
+	f.must(f.p.Terminate(f.ctx, spec.ID, true))
+	spec.ID = f.id(events.KindSandbox)
+	left, err := f.create(spec).Files().List(f.ctx, "")
+	f.must(err)
+	if len(left) != 0 {
+		f.Errorf("the workspace was not wiped: %+v", left)
+	}
+}
