@@ -29,7 +29,7 @@ func (a Apply) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	defer open.close()
 	p := &applying{ctx: ctx, in: wire.NewReader(in), roots: open, places: map[wire.Hash][]blockPosition{}, index: index{}}
 	defer p.close()
-	if err := p.in.Greet(); err != nil {
+	if _, err := p.in.Greet(); err != nil {
 		return fmt.Errorf("greet the host: %w", err)
 	}
 	if err := p.entries(); err != nil {
