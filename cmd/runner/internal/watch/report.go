@@ -126,6 +126,7 @@ func (w *Watcher) relearn() {
 	}
 	clear(w.watched)
 	w.root = &folder{wd: -1}
+	w.tracker.restart("other rules for ignored files apply")
 	w.readRules()
 	w.learn()
 }
