@@ -17,6 +17,9 @@ import (
 // their own, so that reading a tree does not read its files.
 const onePack = 1 << 20
 
+// tinyPack is the size in bytes below which a pack counts as tiny: most are of snapshots of few changes.
+const tinyPack = smallPack / 8
+
 // editor makes a manifest of version 2 from the parts of a base and the edits of a runner.
 type editor struct {
 	store  Store
@@ -47,8 +50,9 @@ type edit struct {
 
 // editedPart is a part of the result. Its items are nil if it is stored already.
 type editedPart struct {
-	ref   partRef
-	items []item
+	ref      partRef
+	items    []item
+	repacked bool // it is stored again because of its pack, or of the packs that it uses
 }
 
 // newEditor returns an editor. base is nil for a session without a snapshot of version 2.
@@ -443,6 +447,9 @@ func (e *editor) storeParts(ctx context.Context) (m *parts, repacked uint64, err
 		if err != nil {
 			return nil, 0, err
 		}
+		if p.repacked {
+			repacked += uint64(len(stored))
+		}
 		if e.partsAlone(len(stored), i) {
 			if err := e.flush(ctx); err != nil {
 				return nil, 0, err
@@ -519,6 +526,7 @@ func (e *editor) repack(ctx context.Context) (repacked uint64, err error) {
 				if p.items, err = e.loader.part(ctx, e.base, &p.ref); err != nil {
 					return 0, fmt.Errorf("repack: %w", err)
 				}
+				p.repacked = true
 			}
 			for t := range p.items {
 				p.items[t].places = slices.Clone(p.items[t].places)
@@ -543,7 +551,8 @@ func (e *editor) repack(ctx context.Context) (repacked uint64, err error) {
 	return repacked, nil
 }
 
-// wasteful returns the packs to repack, as packer.wasteful does.
+// wasteful returns the packs to repack, up to maxRepack: packs of which less than half is needed, and tiny or small packs
+// if there are many. Tiny ones are merged alone, so that most snapshots do not store the parts of the whole tree again.
 func (e *editor) wasteful() []int32 {
 	live := map[int32]int64{}
 	for i := range e.result {
@@ -555,15 +564,20 @@ func (e *editor) wasteful() []int32 {
 			live[u.Pack] += u.Bytes
 		}
 	}
-	small := 0
+	var tiny, small int
 	for n, l := range live {
-		if p, ok := e.packs[n]; ok && l > 0 && p.size < smallPack {
+		switch p, ok := e.packs[n]; {
+		case !ok || l == 0:
+		case p.size < tinyPack:
+			tiny++
+		case p.size < smallPack:
 			small++
 		}
 	}
 	var out []int32
 	for n, l := range live {
-		if p, ok := e.packs[n]; ok && l > 0 && (l*2 < p.size || small > maxSmall && p.size < smallPack) {
+		p, ok := e.packs[n]
+		if ok && l > 0 && (l*2 < p.size || tiny > maxSmall && p.size < tinyPack || small > maxSmall && p.size < smallPack) {
 			out = append(out, n)
 		}
 	}
