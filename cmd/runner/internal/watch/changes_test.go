@@ -52,25 +52,97 @@ func TestChanges_NameTheFolders(t *testing.T) {
 		s.must(s.w.tracker.confirm(a.Token))
 		token = a.Token
 	}
-	next(".git/")
+	next()
 	s.write("a/b/f", "2")
-	next(".git/", "a/b")
+	next("a/b")
 	s.must(os.Chmod(s.absolute("c/f"), 0o600))
-	next(".git/", "c")
+	next("c")
 	s.must(os.Chmod(s.absolute("a/b"), 0o700)) //nolint:gosec // a test
-	next(".git/", "a", "a/b")
+	next("a", "a/b")
 	s.write("x.swp", "ignored")
-	next("", ".git/")
+	next("")
 	s.move("a", "c/moved")
-	next("", ".git/", "c", "c/moved/")
+	next("", "c", "c/moved/")
 	s.write("c/moved/b/f", "3")
-	next(".git/", "c/moved/b")
-	s.mkdir("node_modules")
-	next("", ".git/", "node_modules/")
-	next(".git/", "node_modules/")
-	s.remove("node_modules")
-	next("", ".git/")
-	next(".git/")
+	next("c/moved/b")
+	s.write(".git/HEAD", "2")
+	next(".git")
+	s.mkdir("c/node_modules/p/q")
+	next("c", "c/node_modules/")
+	s.write("c/node_modules/p/q/f", "1")
+	next("c/node_modules/p/q")
+	s.must(os.Chmod(s.absolute("c/node_modules/p"), 0o700)) //nolint:gosec // a test
+	next("c/node_modules", "c/node_modules/p")
+	s.move("c/node_modules/p/q", "c/node_modules/r")
+	next("c/node_modules", "c/node_modules/p", "c/node_modules/r/")
+	s.write("c/node_modules/r/f", "2")
+	next("c/node_modules/r")
+	s.move("c", "d")
+	next("", "d/")
+	s.write("d/node_modules/r/f", "3")
+	next("d/node_modules/r")
+	s.move("d/node_modules", "d/modules") // not ignored any more
+	next("d", "d/modules/")
+	s.write("d/modules/r/f", "4")
+	next("d/modules/r")
+	s.remove("d")
+	a := s.answer(token)
+	if !slices.Contains(a.Folders, Folder{}) || a.All {
+		t.Errorf("after a removal: %+v", a)
+	}
+	s.must(s.w.tracker.confirm(a.Token))
+	token = a.Token
+	next()
+	if s.w.sync(t.Context()); len(s.w.ignored) != 1 {
+		t.Errorf("watched ignored folders: %v", s.w.ignored)
+	}
+}
+
+// Ignored folders are watched only as long as the others do not need the watches.
+func TestChanges_IgnoredFoldersYieldTheirWatches(t *testing.T) {
+	t.Parallel()
+	s := watch(t, func(s *scene) { s.mkdir("a"); s.mkdir("node_modules/p/q") }, Config{Quiet: never, Latest: never, open: func() (kernel, error) {
+		n, err := newNotifier()
+		return &counted{notifier: n, most: 6, have: map[int]bool{}}, err
+	}})
+	token := s.confirmed()
+	s.write("node_modules/p/q/f", "1")
+	s.wantFolders(s.answer(token), "node_modules/p/q")
+	token = s.confirmed()
+	s.mkdir("b/c") // with the workspace, a and node_modules these are seven
+	a := s.answer(token)
+	for _, want := range []string{"b", "node_modules", "node_modules/p", "node_modules/p/q"} {
+		if a.All || !slices.Contains(a.Folders, Folder{want, true}) {
+			t.Errorf("%s is not in %+v", want, a)
+		}
+	}
+	s.write("b/c/f", "1")
+	s.want("+b/c/f 1")
+}
+
+// counted is a kernel with a number of watches.
+type counted struct {
+	*notifier
+	most int
+	have map[int]bool
+}
+
+func (c *counted) add(dir string) (int, error) {
+	wd, err := c.notifier.add(dir)
+	if err != nil || c.have[wd] {
+		return wd, err
+	}
+	if len(c.have) == c.most {
+		c.notifier.remove(wd)
+		return 0, fmt.Errorf("watch %s: %w", dir, syscall.ENOSPC)
+	}
+	c.have[wd] = true
+	return wd, nil
+}
+
+func (c *counted) remove(wd int) {
+	delete(c.have, wd)
+	c.notifier.remove(wd)
 }
 
 // An answer stays until a snapshot has confirmed it, and another token than the last confirmed one gets everything.
@@ -148,7 +220,11 @@ func TestChanges_InDoubtEverything(t *testing.T) {
 		s.write(IgnoreFile, "out\n")
 		s.flush()
 		all(t, s, token, "rules")
-		s.wantFolders(s.answer(s.confirmed()), "out/")
+		token = s.confirmed()
+		s.wantFolders(s.answer(token))
+		token = s.confirmed()
+		s.mkdir("out/in")
+		s.wantFolders(s.answer(token), "out", "out/in/")
 	})
 	t.Run("polling", func(t *testing.T) {
 		t.Parallel()

@@ -111,7 +111,7 @@ func (w *Watcher) resync(f *folder) {
 		switch {
 		case w.rules.Ignores(rel, e.IsDir()):
 			if e.IsDir() {
-				w.tracker.setWatched(rel, false)
+				w.watchIgnored(rel)
 			}
 		case e.IsDir():
 			folders[name] = true
@@ -132,6 +132,7 @@ func (w *Watcher) resync(f *folder) {
 	}
 	for name, sub := range f.folders {
 		if !folders[name] {
+			w.forgetIgnored(sub.path)
 			w.forget(sub)
 			delete(f.folders, name)
 		}
@@ -167,6 +168,10 @@ func (w *Watcher) listen(f *folder) {
 		if f.wd != wd {
 			delete(w.watched, f.wd)
 		}
+		if path, ok := w.ignored[wd]; ok { // it was ignored at its former path, or is a second place of the folder
+			delete(w.ignored, wd)
+			w.tracker.setWatched(path, false)
+		}
 		if other := w.watched[wd]; other != nil && other != f {
 			other.wd = -1 // the same folder, at its former path
 			w.tracker.setWatched(other.path, false)
@@ -174,6 +179,8 @@ func (w *Watcher) listen(f *folder) {
 		f.wd = wd
 		w.watched[wd] = f
 		w.tracker.setWatched(f.path, true)
+	case isExhausted(err) && w.yieldIgnored():
+		w.listen(f)
 	case isExhausted(err):
 		w.fallBack(err)
 	case !errors.Is(err, fs.ErrNotExist):

@@ -105,6 +105,7 @@ type Watcher struct {
 	root     *folder
 	learning bool            // present files are recorded without a report
 	watched  map[int]*folder // by watch number
+	ignored  map[int]string  // paths of watched folders that are ignored, by watch number
 	notifier kernel          // nil while the workspace is polled
 	dirty    map[string]*suspect
 	order    uint64                // number of the last suspect
@@ -119,7 +120,7 @@ func New(cfg Config) (*Watcher, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	return &Watcher{tracker: newTracker(), syncs: make(chan chan struct{}), barriers: map[int]chan struct{}{}, cfg: cfg, flushes: make(chan chan struct{}), hurry: make(chan struct{}, 1), dirty: map[string]*suspect{}, watched: map[int]*folder{}, marks: map[int]chan struct{}{}}, nil
+	return &Watcher{tracker: newTracker(), syncs: make(chan chan struct{}), barriers: map[int]chan struct{}{}, ignored: map[int]string{}, cfg: cfg, flushes: make(chan chan struct{}), hurry: make(chan struct{}, 1), dirty: map[string]*suspect{}, watched: map[int]*folder{}, marks: map[int]chan struct{}{}}, nil
 }
 
 // Flush blocks until everything that happened before the call was reported, or ctx ends, or two seconds have passed.
@@ -269,6 +270,7 @@ func (w *Watcher) fallBack(why error) {
 		f.wd = -1
 		delete(w.watched, wd)
 	}
+	clear(w.ignored)
 	w.flood.note(warning(fmt.Sprintf(
 		"the files of the workspace are looked at every %s, as the kernel does not watch them (%v): changes come later, and what comes and goes in between is not seen", w.cfg.Poll, why)))
 	w.cfg.Log.Warn("the workspace is polled", "every", w.cfg.Poll, "err", why)
@@ -293,7 +295,11 @@ func (w *Watcher) take(batch []change) {
 				delete(w.watched, c.wd)
 				f.wd = -1
 				w.tracker.setWatched(f.path, false)
+			} else if rel, ok := w.ignored[c.wd]; ok {
+				w.ignoredChanged(rel, c)
 			}
+		case w.ignored[c.wd] != "":
+			w.ignoredChanged(w.ignored[c.wd], c)
 		case f != nil && c.kind == attributes:
 			w.tracker.mark(f.path, false)
 			if c.folder && c.name != "" {
@@ -325,12 +331,13 @@ func (w *Watcher) folderChanged(f *folder, c change) {
 	rel := join(f.path, c.name)
 	w.tracker.mark(f.path, false)
 	w.tracker.removed(rel)
+	w.forgetIgnored(rel)
 	if c.kind == appeared {
 		w.tracker.mark(rel, true)
 	}
 	if w.rules.Ignores(rel, true) {
 		if c.kind == appeared {
-			w.tracker.setWatched(rel, false)
+			w.watchIgnored(rel)
 		}
 		return
 	}
@@ -350,6 +357,7 @@ func (w *Watcher) fileChanged(f *folder, c change) {
 		return
 	}
 	if old := f.folders[c.name]; old != nil && c.kind == appeared { // its removal was not reported
+		w.forgetIgnored(old.path)
 		w.forget(old)
 		delete(f.folders, c.name)
 	}
