@@ -249,6 +249,8 @@ func (p *parts) decodePart(z *zstd.Decoder, ref *partRef, stored []byte) ([]item
 	}
 	if got := describe(items); got.Digest != ref.Digest || !bytes.Equal(got.First, ref.First) || !bytes.Equal(got.Last, ref.Last) || got.Entries != ref.Entries {
 		return nil, fmt.Errorf("it has the hash %s, from %q to %q", got.Digest, got.First, got.Last)
+	} else if !slices.Equal(got.Uses, ref.Uses) { // the packs of the manifest are those of the descriptions
+		return nil, errors.New("it uses other packs than the manifest says")
 	}
 	return items, nil
 }

@@ -35,6 +35,13 @@ type plan struct {
 	doubt   bool            // the next snapshot has to be a full walk
 }
 
+// look adds a folder, without the folders below it.
+func (p *plan) look(folder string) {
+	if _, ok := p.folders[folder]; !ok {
+		p.folders[folder] = false
+	}
+}
+
 // covers reports whether a folder is looked at because of folders.
 func (p *plan) covers(folder string) bool {
 	if _, ok := p.folders[folder]; ok {
@@ -127,11 +134,11 @@ func (s *taking) makePlan(hello wire.Hello) error {
 	}
 	for path := range p.mapped {
 		folder, _ := wire.Split(path)
-		p.folders[folder] = p.folders[folder]
+		p.look(folder)
 	}
 	for path, sec := range s.before.folders {
 		if sec.look && wire.IsBelow(path, wire.Workspace) {
-			p.folders[path] = p.folders[path]
+			p.look(path)
 		}
 	}
 	return nil
