@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"os"
@@ -26,6 +27,8 @@ const (
 	maxRequest = 4 << 10
 	// maxQueries is the largest number of connections at a time.
 	maxQueries = 16
+	// maxAnswer is the largest size in bytes of all answers of a connection. The agent can listen in the watcher's place.
+	maxAnswer = 64 << 20
 )
 
 // Answer has the folders in which something may have changed.
@@ -63,6 +66,10 @@ func (w *Watcher) Serve(ctx context.Context, state string, processes func() []in
 		return fmt.Errorf("answer what has changed: %w", err)
 	}
 	defer dir.Close() //nolint:errcheck // only a handle
+	workspace, err := filepath.EvalSymlinks(w.cfg.Dir) // as the kernel names mapped files
+	if err != nil {
+		return fmt.Errorf("answer what has changed: %w", err)
+	}
 	own := filepath.Join(state, SocketName)
 	if err := os.Remove(own); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("answer what has changed: %w", err)
@@ -105,7 +112,12 @@ func (w *Watcher) Serve(ctx context.Context, state string, processes func() []in
 			defer func() { <-slots }()
 			end := context.AfterFunc(ctx, func() { _ = c.Close() }) // reads return the error
 			defer end()
-			w.converse(ctx, c, processes)
+			w.converse(ctx, c, func() []string {
+				if processes == nil {
+					return nil
+				}
+				return mapped(workspace, processes())
+			})
 			_ = c.Close()
 		})
 	}
@@ -117,7 +129,7 @@ func socketPath(dir *os.File) string {
 }
 
 // converse answers the requests of one snapshot.
-func (w *Watcher) converse(ctx context.Context, c net.Conn, processes func() []int) {
+func (w *Watcher) converse(ctx context.Context, c net.Conn, mapped func() []string) {
 	token := ""
 	defer func() { w.tracker.giveBack(token) }()
 	lines := bufio.NewScanner(c)
@@ -134,9 +146,7 @@ func (w *Watcher) converse(ctx context.Context, c net.Conn, processes func() []i
 			w.tracker.giveBack(token)
 			out.Answer = w.tracker.answer(*r.Since)
 			token = out.Token
-			if processes != nil {
-				out.Files = bytesOf(mapped(w.cfg.Dir, processes()))
-			}
+			out.Files = bytesOf(mapped())
 		case r.Again:
 			w.sync(ctx)
 			out.Answer = w.tracker.peek()
@@ -213,7 +223,7 @@ func Ask(ctx context.Context, state, since string) (*Query, error) {
 	if err != nil {
 		return nil, fmt.Errorf("ask what has changed: %w", err)
 	}
-	q := &Query{c: c, lines: bufio.NewReader(c)}
+	q := &Query{c: c, lines: bufio.NewReader(io.LimitReader(c, maxAnswer))}
 	if q.Answer, err = q.ask(request{Since: &since}); err != nil {
 		return nil, errors.Join(fmt.Errorf("ask what has changed: %w", err), c.Close())
 	}
