@@ -65,7 +65,7 @@ func (w *Watcher) Serve(ctx context.Context, state string, processes func() []in
 	if err != nil {
 		return fmt.Errorf("answer what has changed: %w", err)
 	}
-	defer dir.Close() //nolint:errcheck // only a handle
+	defer dir.Close()                                  //nolint:errcheck // only a handle
 	workspace, err := filepath.EvalSymlinks(w.cfg.Dir) // as the kernel names mapped files
 	if err != nil {
 		return fmt.Errorf("answer what has changed: %w", err)
