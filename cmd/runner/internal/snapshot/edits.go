@@ -277,7 +277,7 @@ func enter(dir *os.Root, name string) (*os.Root, fs.FileInfo, error) {
 
 // walkPlan looks at everything that the plan names and sends what has changed.
 func (s *taking) walkPlan() error {
-	s.after, s.fresh = newIndex(), map[string]int{}
+	s.after, s.walked = newIndex(), map[string]int{}
 	w := s.recording()
 	if s.plan.full {
 		return s.walk(w)
@@ -288,7 +288,7 @@ func (s *taking) walkPlan() error {
 		return err
 	}
 	for _, path := range s.targets() {
-		if _, walked := s.fresh[path]; walked {
+		if _, done := s.walked[path]; done {
 			continue
 		}
 		if s.after.folders[path] == nil && path != wire.Workspace {
@@ -318,8 +318,8 @@ func (s *taking) recording() *walk {
 
 // section returns the section of a folder that this walk makes.
 func (s *taking) section(folder string) *section {
-	if _, ok := s.fresh[folder]; !ok {
-		s.fresh[folder] = 0
+	if _, ok := s.walked[folder]; !ok {
+		s.walked[folder] = 0
 		s.after.folders[folder] = &section{entries: map[string]known{}}
 	}
 	return s.after.folders[folder]
@@ -330,7 +330,7 @@ func (s *taking) add(e *wire.Entry, info fs.FileInfo) error {
 	k := known{kind: e.Kind, mode: e.Mode, target: e.Target}
 	switch e.Kind {
 	case wire.File:
-		k.stat, k.trusted, k.size, k.blocks = s.last.stat, s.last.trusted, e.Size, e.Blocks
+		k.stat, k.trusted, k.size, k.blocks = s.lastRead.stat, s.lastRead.trusted, e.Size, e.Blocks
 		k.links, k.unsettled = hasLinks(info), e.Unsettled
 		s.end.Files++
 		s.end.Bytes += uint64(e.Size) //nolint:gosec // a size
@@ -341,8 +341,8 @@ func (s *taking) add(e *wire.Entry, info fs.FileInfo) error {
 	sec := s.section(folder)
 	sec.entries[name] = k
 	sec.look = sec.look || e.Kind == wire.File && (!k.trusted || k.links)
-	if s.send != nil {
-		line, err := s.send.Add(e)
+	if s.version1 != nil {
+		line, err := s.version1.Add(e)
 		if err != nil {
 			return err
 		}
@@ -354,7 +354,7 @@ func (s *taking) add(e *wire.Entry, info fs.FileInfo) error {
 // edit sends an entry if it has changed.
 func (s *taking) edit(e *wire.Entry, k known, folder string) error {
 	old, had := s.before.get(e.Path)
-	same := s.plan.base != "" && had && old.equals(k)
+	same := s.plan.base != "" && had && old.hasEqualEntry(k)
 	if same && !s.plan.full {
 		return nil
 	}
@@ -372,7 +372,7 @@ func (s *taking) edit(e *wire.Entry, k known, folder string) error {
 		return nil
 	}
 	if !had || old.kind != wire.Dir || k.kind != wire.Dir {
-		s.fresh[folder]++
+		s.walked[folder]++
 	}
 	if had && old.kind == wire.Dir && k.kind != wire.Dir && !s.plan.full {
 		s.after.removeBelow(e.Path)
@@ -383,19 +383,19 @@ func (s *taking) edit(e *wire.Entry, k known, folder string) error {
 // refresh records a folder whose parent is not looked at.
 func (s *taking) refresh(path string, info fs.FileInfo) error {
 	parent, name := wire.Split(path)
-	if _, walked := s.fresh[parent]; walked {
+	if _, done := s.walked[parent]; done {
 		return nil
 	}
 	k := known{kind: wire.Dir, mode: uint32(info.Mode().Perm()), stat: statOf(info)}
 	old, _ := s.before.get(path)
-	if old.isSame(k) {
+	if old.equals(k) {
 		return nil
 	}
 	sec := s.after.folders[parent]
 	next := &section{look: sec.look, entries: maps.Clone(sec.list())}
 	next.entries[name] = k
 	s.after.folders[parent] = next
-	if old.equals(k) {
+	if old.hasEqualEntry(k) {
 		return nil
 	}
 	e := &wire.Entry{Path: path, Kind: wire.Dir, Mode: k.mode, ModTime: info.ModTime()}
@@ -411,7 +411,7 @@ func (s *taking) done(folder string, listed bool) error {
 			if _, ok := sec.entries[name]; ok && listed {
 				continue
 			}
-			s.fresh[folder]++
+			s.walked[folder]++
 			path := folder + "/" + name
 			if k.kind == wire.Dir && !s.plan.full {
 				s.after.removeBelow(path)
@@ -466,7 +466,7 @@ func (s *taking) countMissed() (n uint32) {
 		return 0
 	}
 	var missed []string
-	for folder, changes := range s.fresh {
+	for folder, changes := range s.walked {
 		if changes > 0 && wire.IsBelow(folder, wire.Workspace) && !s.plan.covers(folder) {
 			missed = append(missed, folder)
 		}
@@ -508,7 +508,7 @@ func (s *taking) isSaved() bool {
 		if sec == old {
 			continue
 		}
-		if old == nil || old.look != sec.look || !maps.EqualFunc(old.list(), sec.list(), known.isSame) {
+		if old == nil || old.look != sec.look || !maps.EqualFunc(old.list(), sec.list(), known.equals) {
 			return false
 		}
 	}

@@ -78,15 +78,15 @@ type known struct {
 	blocks    []wire.Hash
 }
 
-// equals reports whether both have the same entry in a snapshot.
-func (k known) equals(l known) bool {
+// hasEqualEntry reports whether both have the same entry in a snapshot.
+func (k known) hasEqualEntry(l known) bool {
 	return k.kind == l.kind && k.mode == l.mode && k.size == l.size && k.unsettled == l.unsettled && k.target == l.target &&
 		(k.kind == wire.Symlink || k.stat.mtime == l.stat.mtime) && slices.Equal(k.blocks, l.blocks)
 }
 
-// isSame reports whether all fields are equal.
-func (k known) isSame(l known) bool {
-	return k.equals(l) && k.stat == l.stat && k.trusted == l.trusted && k.links == l.links
+// equals reports whether all fields are equal.
+func (k known) equals(l known) bool {
+	return k.hasEqualEntry(l) && k.stat == l.stat && k.trusted == l.trusted && k.links == l.links
 }
 
 // section is the listing of one folder.

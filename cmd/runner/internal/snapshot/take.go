@@ -113,13 +113,13 @@ type taking struct {
 	buf    []byte
 	read   uint64
 
-	last  known          // the file whose content was read last
-	send  *wire.Tree     // of a snapshot of version 1; nil with edits
-	end   wire.End       // what was found
-	query *watch.Query   // the watcher's answer; nil if there is none
-	plan  plan           // with edits
-	lines []lineHash     // of all entries, in a full walk with edits
-	fresh map[string]int // sections of after that the walk made, with the number of their changes
+	lastRead known          // the file whose content was read last
+	version1 *wire.Tree     // of a snapshot of version 1; nil with edits
+	end      wire.End       // what was found
+	query    *watch.Query   // the watcher's answer; nil if there is none
+	plan     plan           // with edits
+	lines    []lineHash     // of all entries, in a full walk with edits
+	walked   map[string]int // sections of after that the walk made, with the number of their changes
 }
 
 // walk calls w for every entry of both trees.
@@ -170,12 +170,12 @@ func (s *taking) sendTree() error {
 	if err != nil || !more {
 		return err
 	}
-	s.send, s.after, s.fresh = wire.NewTree(), newIndex(), map[string]int{}
+	s.version1, s.after, s.walked = wire.NewTree(), newIndex(), map[string]int{}
 	if err := s.walk(s.recording()); err != nil {
 		return err
 	}
 	s.saveIndex()
-	s.end.ID, s.end.Read = s.send.ID(), s.read
+	s.end.ID, s.end.Read = s.version1.ID(), s.read
 	return errors.Join(s.out.JSON(wire.FrameEnd, s.end), s.out.Flush())
 }
 
@@ -192,7 +192,7 @@ func (s *taking) saveIndex() bool {
 // file sends the content of a file, from the index if the host has all of it.
 func (s *taking) file(dir *os.Root, name string, e *wire.Entry, info fs.FileInfo) error {
 	if k, ok := s.trusted(e.Path); ok && k.stat == statOf(info) && s.hostHas(k.blocks) {
-		e.Size, e.Blocks, s.last = info.Size(), k.blocks, k
+		e.Size, e.Blocks, s.lastRead = info.Size(), k.blocks, k
 		return nil
 	}
 	for try := 1; ; try++ {
@@ -226,7 +226,7 @@ func (s *taking) useIndex(e *wire.Entry, info fs.FileInfo) bool {
 	if !ok || k.stat != now || !s.hostHas(k.blocks) {
 		return false
 	}
-	e.Size, e.Blocks, s.last = info.Size(), k.blocks, k
+	e.Size, e.Blocks, s.lastRead = info.Size(), k.blocks, k
 	e.Mode, e.ModTime = uint32(info.Mode().Perm()), info.ModTime()
 	return true
 }
@@ -309,7 +309,7 @@ func (s *taking) content(dir *os.Root, name string, e *wire.Entry, last bool) (s
 		}
 	}
 	stat.mtime = first.ModTime().UnixNano()
-	s.last = known{stat: stat, trusted: settled && stat.isSettled(began) && !s.plan.mapped[e.Path]}
+	s.lastRead = known{stat: stat, trusted: settled && stat.isSettled(began) && !s.plan.mapped[e.Path]}
 	return settled, nil
 }
 
