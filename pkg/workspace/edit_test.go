@@ -22,7 +22,7 @@ import (
 // folders.
 type editor struct {
 	tree map[string]string
-	sent map[string]string // the tree of the snapshot base
+	sent map[string]wire.Entry // the entries of the snapshot base
 	base string
 	full bool // send the id with edits too
 }
@@ -37,7 +37,7 @@ func (r *editor) box() *workspacetest.Box {
 	}}
 }
 
-// entries returns the entries of a tree by path.
+// entriesOf returns the entries of a tree by path.
 func entriesOf(tree map[string]string) map[string]wire.Entry {
 	when := time.Unix(1_700_000_000, 5)
 	out := map[string]wire.Entry{}
@@ -88,7 +88,7 @@ func (r *editor) run(in *wire.Reader, out *wire.Writer) error {
 	}
 	before, now := map[string]wire.Entry{}, entriesOf(r.tree)
 	if base != "" {
-		before = entriesOf(r.sent)
+		before = r.sent
 	}
 	end := wire.End{Full: base == "" || r.full}
 	for path, e := range now {
@@ -130,7 +130,7 @@ func (r *editor) run(in *wire.Reader, out *wire.Writer) error {
 	if err := in.Expect(wire.FrameNamed, &named); err != nil {
 		return err
 	}
-	r.base, r.sent = named.ID, maps.Clone(r.tree)
+	r.base, r.sent = named.ID, now
 	return nil
 }
 
@@ -161,7 +161,7 @@ func partsID(entries map[string]wire.Entry) string {
 	return id.ID()
 }
 
-// files returns the files of a tree, without folders.
+// filesOf returns the files of a tree, without folders.
 func filesOf(tree map[string]string) map[string]string {
 	out := maps.Clone(tree)
 	maps.DeleteFunc(out, func(path, _ string) bool { return strings.HasSuffix(path, "/") })
@@ -344,7 +344,7 @@ func TestEdits_AreTakenAgainAsAWhole(t *testing.T) {
 		t.Parallel()
 		store, r, o := fill(t)
 		r.full, r.tree["workspace/a"] = true, "2"
-		r.sent["workspace/a"] = "2" // the runner believes that the host has the change
+		r.sent = entriesOf(r.tree) // the runner believes that the host has the change
 		if got := check(t, store, r, o); !got.Diverged {
 			t.Errorf("%+v", got)
 		}
