@@ -85,10 +85,10 @@ func (s *taking) sendEdits(hello wire.Hello) error {
 		s.end.Full, s.end.ID, s.end.Missed = true, s.treeID(), s.countMissed()
 	}
 	s.end.Read = s.read
-	saved := s.saveEdits()
 	if err := errors.Join(s.out.JSON(wire.FrameEnd, s.end), s.out.Flush()); err != nil {
 		return err
 	}
+	saved := s.saveEdits() // while the host stores the snapshot
 	var named wire.Named
 	if err := s.in.Expect(wire.FrameNamed, &named); err != nil {
 		return fmt.Errorf("read the name of the snapshot: %w", err)
