@@ -35,7 +35,9 @@ var _ contents.Store = (*Workspaces)(nil)
 
 // New returns a Workspaces that writes snapshots of a version, see workspace.Options. The caller must call Open before it moves
 // workspaces.
-func New(version int, log *slog.Logger) *Workspaces { return &Workspaces{version: version, logger: log} }
+func New(version int, log *slog.Logger) *Workspaces {
+	return &Workspaces{version: version, logger: log}
+}
 
 // CheckRoom makes snapshots fail while the store of NATS has only its reserve left. It must be called before Open.
 func (w *Workspaces) CheckRoom(room *storage.Watch) { w.room = room }
