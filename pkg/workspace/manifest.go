@@ -33,6 +33,7 @@ type Manifest struct {
 	entries []Entry
 	packs   []pack
 	places  map[wire.Hash]place
+	parts   *parts // of version 2; nil for version 1
 }
 
 // pack is an object that contains blocks, one after the other.
@@ -123,6 +124,20 @@ func (m *Manifest) encode() ([]byte, error) {
 // Open reads the manifest of a snapshot. It returns ErrNotFound if it does not exist, and a *CorruptError if
 // its content does not match its name.
 func Open(ctx context.Context, store Store, tenant, session, id string) (*Manifest, error) {
+	m, err := openManifest(ctx, store, tenant, session, id)
+	if err == nil && m.parts != nil {
+		if err = m.load(ctx, store); err != nil {
+			err = fmt.Errorf("open snapshot %s: %w", Name(tenant, session, id), err)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+// openManifest is like Open, but does not read the parts of a manifest of version 2.
+func openManifest(ctx context.Context, store Store, tenant, session, id string) (*Manifest, error) {
 	if err := check(tenant, session, id); err != nil {
 		return nil, err
 	}
@@ -149,11 +164,17 @@ func (m *Manifest) decode(r io.Reader) error {
 		return err
 	}
 	defer z.Close()
-	lines := bufio.NewScanner(io.LimitReader(z, 2*maxManifest))
-	lines.Buffer(make([]byte, 64<<10), 64<<20) // the line of a pack with many small blocks is long
-	if !lines.Scan() || lines.Text() != wire.Header {
-		return errors.Join(errors.New("not a manifest"), lines.Err())
+	plain := bufio.NewReader(io.LimitReader(z, 2*maxManifest))
+	version, err := readHeader(plain)
+	if err != nil {
+		return err
 	}
+	if version == 2 {
+		m.parts, err = decodeParts(plain, m.ID)
+		return err
+	}
+	lines := bufio.NewScanner(plain)
+	lines.Buffer(make([]byte, 64<<10), 64<<20) // the line of a pack with many small blocks is long
 	tree := wire.NewTree()
 	var packs []packLine
 	for lines.Scan() {

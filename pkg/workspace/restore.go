@@ -45,7 +45,9 @@ func Restore(ctx context.Context, box sandbox.Sandbox, store Store, tenant, sess
 	err = r.send(ctx)
 	var end wire.End
 	if err == nil {
-		err = errors.Join(r.out.Greet(), r.out.Expect(wire.FrameEnd, &end))
+		if _, err = r.out.Greet(); err == nil {
+			err = r.out.Expect(wire.FrameEnd, &end)
+		}
 	}
 	if err := c.finish(err); err != nil {
 		return Result{}, err

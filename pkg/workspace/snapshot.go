@@ -16,15 +16,36 @@ import (
 // also works if the sandbox's disk is full.
 func Snapshot(ctx context.Context, box sandbox.Sandbox, store Store, o Options) (Result, error) {
 	began := time.Now()
-	prefix := Name(o.Tenant, o.Session, "")
 	if err := check(o.Tenant, o.Session, orValidID(o.Previous)); err != nil {
 		return Result{}, err
 	}
+	switch o.Version {
+	case 0:
+		o.Version = latestVersion
+	case 1, latestVersion:
+	default:
+		return Result{}, fmt.Errorf("snapshot: version %d is not 1 or %d", o.Version, latestVersion)
+	}
+	r, err := take(ctx, box, store, o, true)
+	if errors.Is(err, errDiverged) {
+		if r, err = take(ctx, box, store, o, false); err == nil {
+			r.Diverged = true
+		}
+	}
+	if err != nil {
+		return Result{}, err
+	}
+	r.Duration = time.Since(began)
+	return r, nil
+}
+
+// take takes one snapshot. useBase permits the runner to send edits to the previous snapshot.
+func take(ctx context.Context, box sandbox.Sandbox, store Store, o Options, useBase bool) (Result, error) {
 	c, err := start(ctx, box, "runner", "snapshot")
 	if err != nil {
 		return Result{}, err
 	}
-	s := &snapshot{store: store, prefix: prefix, o: o, in: wire.NewWriter(c.p.Stdin()), out: wire.NewReader(c.p.Stdout()), tree: wire.NewTree()}
+	s := &snapshot{store: store, prefix: Name(o.Tenant, o.Session, ""), o: o, useBase: useBase, in: wire.NewWriter(c.p.Stdin()), out: wire.NewReader(c.p.Stdout()), tree: wire.NewTree()}
 	if err := c.finish(s.run(ctx)); err != nil {
 		return Result{}, err
 	}
@@ -33,7 +54,6 @@ func Snapshot(ctx context.Context, box sandbox.Sandbox, store Store, o Options) 
 			return Result{}, err
 		}
 	}
-	s.r.Duration = time.Since(began)
 	return s.r, nil
 }
 
@@ -50,6 +70,8 @@ type snapshot struct {
 	store   Store
 	prefix  string
 	o       Options
+	useBase bool
+	last    *Manifest // the previous snapshot, without the parts of version 2; nil if there is none or it cannot be used
 	in      *wire.Writer
 	out     *wire.Reader
 	pack    *packer
@@ -61,11 +83,25 @@ type snapshot struct {
 
 // run runs the host's side of the snapshot protocol of package wire.
 func (s *snapshot) run(ctx context.Context) error {
-	if err := errors.Join(s.in.JSON(wire.FrameHello, wire.Hello{Protocol: wire.Protocol}), s.in.Flush()); err != nil {
+	hello := wire.Hello{Protocol: wire.Protocol}
+	if s.o.Version == latestVersion {
+		if err := s.openPrevious(ctx); err != nil {
+			return err
+		}
+		hello.Edits, hello.Full = true, s.o.Full
+		if s.last != nil && s.last.parts != nil && s.useBase {
+			hello.Base = s.o.Previous
+		}
+	}
+	if err := errors.Join(s.in.JSON(wire.FrameHello, hello), s.in.Flush()); err != nil {
 		return err
 	}
-	if err := s.out.Greet(); err != nil {
+	theirs, err := s.out.Greet()
+	if err != nil {
 		return err
+	}
+	if hello.Edits && theirs.Edits {
+		return s.runEdits(ctx, hello.Base)
 	}
 	found, err := s.readFound()
 	if err != nil {
@@ -126,20 +162,34 @@ func (s *snapshot) readFound() (found wire.Found, err error) {
 // sendKnown sends the hashes of stored blocks to the runner. If the previous snapshot is missing or corrupt, no block
 // counts as stored, so that the workspace can still be stored.
 func (s *snapshot) sendKnown(ctx context.Context) error {
-	var previous *Manifest
-	if s.o.Previous != "" {
-		var err error
-		previous, err = Open(ctx, s.store, s.o.Tenant, s.o.Session, s.o.Previous)
-		var bad *CorruptError
-		if errors.As(err, &bad) || errors.Is(err, ErrNotFound) {
-			s.r.Lost, previous = err, nil
-		} else if err != nil {
-			return err
-		}
+	previous, err := s.usable(func() (*Manifest, error) {
+		return Open(ctx, s.store, s.o.Tenant, s.o.Session, s.o.Previous)
+	})
+	if err != nil {
+		return err
 	}
 	s.pack = newPacker(s.store, s.prefix, previous)
+	return s.sendHashes(s.pack.places)
+}
+
+// usable opens the previous snapshot, and returns nil if there is none or it is missing or corrupt.
+func (s *snapshot) usable(open func() (*Manifest, error)) (*Manifest, error) {
+	if s.o.Previous == "" {
+		return nil, nil //nolint:nilnil // documented
+	}
+	m, err := open()
+	var bad *CorruptError
+	if errors.As(err, &bad) || errors.Is(err, ErrNotFound) {
+		s.r.Lost = err
+		return nil, nil //nolint:nilnil // documented
+	}
+	return m, err
+}
+
+// sendHashes sends the hashes of blocks and passes the turn.
+func (s *snapshot) sendHashes(places map[wire.Hash]place) error {
 	batch := make([]byte, 0, wire.BlockSize)
-	for h := range s.pack.places {
+	for h := range places {
 		if batch = append(batch, h[:]...); len(batch) == cap(batch) {
 			if err := s.in.Frame(wire.FrameKnown, batch); err != nil {
 				return err

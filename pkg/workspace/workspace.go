@@ -78,7 +78,16 @@ type Options struct {
 	Session string
 	// Previous is the id of the session's previous snapshot, "" for none. Its content is not stored again.
 	Previous string
+	// Full makes the runner look at every file, even at those that its watcher did not report. It is set before a
+	// sandbox is given up.
+	Full bool
+	// Version is the version of the manifest, 1 or 2; 0 for the latest. Builds before version 2 cannot read it.
+	Version int
 }
+
+// latestVersion is the version of the manifests that are written by default. It needs a runner that sends edits: with
+// an earlier one, version 1 is written.
+const latestVersion = 2
 
 // Result is the result of a snapshot or a restore.
 type Result struct {
@@ -93,6 +102,9 @@ type Result struct {
 	Skips     []Skip // files that are not in the snapshot, at most MaxSkips
 	Skipped   uint32 // number of files that are not in the snapshot
 	Unsettled uint32 // number of files that changed during every attempt to read them
+	Full      bool   // the runner looked at all files
+	Missed    uint32 // number of folders in which a full walk found changes that the runner's watcher had not reported
+	Diverged  bool   // a full walk found another tree than the edits had made of Previous, so the whole tree was taken again
 	Lost      error  // why Previous could not be used, so that all content was stored again; nil if it was used
 }
 

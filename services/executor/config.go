@@ -88,6 +88,8 @@ type Config struct {
 	SessionEvents         int64 `default:"2000000" env:"SPOOL_SESSION_EVENTS" help:"Events that agents may write in all executions of a session; beyond it an execution ends with OUTPUT_LIMIT."`
 	SessionBytes          int64 `default:"4294967296" env:"SPOOL_SESSION_BYTES" help:"Bytes of these events, with the same rule."`
 
+	SnapshotVersion int `default:"2" env:"SPOOL_SNAPSHOT_VERSION" help:"Version of the snapshots of workspaces that are written, 1 or 2. Services before version 2 cannot read snapshots of version 2: set 1 until all services of the installation are upgraded. Both versions are always read."`
+
 	KillAfter   time.Duration `default:"10s" env:"SPOOL_KILL_AFTER" help:"How long a turn that must end may continue before its process is killed, and after that before its sandbox is ended."`
 	MaxAttempts int           `default:"3" env:"SPOOL_MAX_ATTEMPTS" help:"Number of starts of an execution whose sandbox is lost, unless its agent has retries."`
 	lease.EngineSettings
@@ -171,6 +173,9 @@ func (c Config) withDefaults() (Config, error) {
 		if n.value < 0 || n.value > math.MaxInt32 {
 			return c, fmt.Errorf("%s: %d is not between 1 and %d", n.name, n.value, math.MaxInt32)
 		}
+	}
+	if c.SnapshotVersion != 1 && c.SnapshotVersion != 2 {
+		return c, fmt.Errorf("snapshot-version: %d is not 1 or 2", c.SnapshotVersion)
 	}
 	if c.SandboxCPUs < 0 {
 		return c, fmt.Errorf("sandbox-cpus: %g is negative", c.SandboxCPUs)

@@ -116,7 +116,7 @@ func build(cfg Config, deps Deps) (*Executor, error) {
 	}
 	e := &Executor{js: js, ready: make(chan struct{})}
 	if deps.Provider == nil {
-		e.store = workspaces.New(deps.Logger)
+		e.store = workspaces.New(cfg.SnapshotVersion, deps.Logger)
 		deps.Workspaces = e.store
 		if cfg, err = cfg.withRunner(); err != nil {
 			return nil, err

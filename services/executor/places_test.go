@@ -137,7 +137,7 @@ func (s *fakeStore) blockSnapshots() chan struct{} {
 	return s.block
 }
 
-func (s *fakeStore) Snapshot(ctx context.Context, box sandbox.Sandbox, _ topology.SessionRef, _ string) (contents.Snapshot, error) {
+func (s *fakeStore) Snapshot(ctx context.Context, box sandbox.Sandbox, _ topology.SessionRef, _ string, _ bool) (contents.Snapshot, error) {
 	s.mu.Lock()
 	block, fail := s.block, s.fail
 	s.mu.Unlock()

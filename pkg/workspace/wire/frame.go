@@ -24,6 +24,11 @@ type Type byte
 // otherwise it sends Known frames and Go. The runner then sends entries in order, each after those of its blocks that
 // the host does not have, and End. The runner reports skipped files with the entries, or before a Found with an id.
 //
+// Snapshot with edits, if both sides set Edits in their Hello: the runner sends Hello and Found. The host sends Known
+// frames if Found asks for them, and Go. The runner then sends entries and paths that are gone, each entry after those
+// of its blocks that the host does not have, in any order, and End. They change the tree that Found names as its base;
+// without a base they are the whole tree. When the snapshot is stored, the host sends Named.
+//
 // Restore: the host sends Hello, all entries in order and Go, each block once, and End; the runner sends Hello, and
 // End when all files are in place.
 const (
@@ -35,12 +40,20 @@ const (
 	FrameBlock Type = 'B' // a block's bytes
 	FrameEntry Type = 'E' // Entry
 	FrameSkip  Type = 'R' // Skip
+	FrameGone  Type = 'D' // the path of an entry that is gone, with everything below it
 	FrameEnd   Type = 'Z' // End
+	FrameNamed Type = 'N' // Named
 )
 
 // Hello opens a stream.
 type Hello struct {
 	Protocol int `json:"protocol"`
+	// Edits is set by a side that supports snapshots with edits. Earlier builds ignore it.
+	Edits bool `json:"edits,omitempty"`
+	// Base is the id of the snapshot that the host can apply edits to; "" for none.
+	Base string `json:"base,omitempty"`
+	// Full requests a walk over all files.
+	Full bool `json:"full,omitempty"`
 }
 
 // Found is the information about a tree that a runner has without reading any content.
@@ -48,6 +61,15 @@ type Found struct {
 	ID    string `json:"id,omitempty"` // "" if the id is known only after reading content
 	Files uint32 `json:"files,omitempty"`
 	Bytes uint64 `json:"bytes,omitempty"`
+	// Base is the id of the snapshot that the edits change; "" if the runner sends the whole tree. Only with edits.
+	Base string `json:"base,omitempty"`
+	// Known is set if the runner asks for the hashes of the blocks that the host has. Only with edits.
+	Known bool `json:"known,omitempty"`
+}
+
+// Named is the id of a snapshot that is stored.
+type Named struct {
+	ID string `json:"id"`
 }
 
 // Skip is a file that is not in the snapshot, and the reason.
@@ -71,10 +93,13 @@ const (
 
 // End ends a stream: all content was sent before it.
 type End struct {
-	ID    string `json:"id,omitempty"`
+	ID    string `json:"id,omitempty"` // with edits only after a full walk
 	Files uint32 `json:"files"`
 	Bytes uint64 `json:"bytes"` // total size of all files
 	Read  uint64 `json:"read,omitempty"`
+	Full  bool   `json:"full,omitempty"` // all files were looked at; ID, Files and Bytes are set. Only with edits.
+	// Missed is the number of folders in which a full walk found changes that the watcher of the files had not reported.
+	Missed uint32 `json:"missed,omitempty"`
 }
 
 // Exit codes of the runner's commands snapshot, restore and unpack. No other command of the runner uses them.
@@ -183,15 +208,14 @@ func (r *Reader) Expect(t Type, v any) error {
 }
 
 // Greet reads the other side's Hello and returns an error if the protocol versions differ.
-func (r *Reader) Greet() error {
-	var h Hello
+func (r *Reader) Greet() (h Hello, err error) {
 	if err := r.Expect(FrameHello, &h); err != nil {
-		return err
+		return h, err
 	}
 	if h.Protocol != Protocol {
-		return fmt.Errorf("the other side uses protocol %d, this side %d: runner and host must have the same version", h.Protocol, Protocol)
+		return h, fmt.Errorf("the other side uses protocol %d, this side %d: runner and host must have the same version", h.Protocol, Protocol)
 	}
-	return nil
+	return h, nil
 }
 
 // Decode decodes the JSON content of a frame of type t into v.

@@ -116,7 +116,7 @@ func (b *Box) entries() (out []wire.Entry) {
 
 // sendSnapshot is the runner's side of the snapshot protocol.
 func (b *Box) sendSnapshot(in *wire.Reader, out *wire.Writer) error {
-	if err := in.Greet(); err != nil {
+	if _, err := in.Greet(); err != nil {
 		return err
 	}
 	if err := errors.Join(out.JSON(wire.FrameHello, wire.Hello{Protocol: wire.Protocol}), out.JSON(wire.FrameFound, wire.Found{}), out.Flush()); err != nil {
@@ -162,7 +162,7 @@ func (b *Box) sendSnapshot(in *wire.Reader, out *wire.Writer) error {
 
 // receiveRestore is the runner's side of the restore protocol.
 func (b *Box) receiveRestore(in *wire.Reader, out *wire.Writer) error {
-	if err := in.Greet(); err != nil {
+	if _, err := in.Greet(); err != nil {
 		return err
 	}
 	var list []wire.Entry

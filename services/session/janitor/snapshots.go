@@ -157,11 +157,11 @@ func (p *pass) addNeeded(ctx context.Context, k sessionKey, manifest object, nee
 			return err
 		}
 	}
-	m, err := workspace.Open(ctx, p.store, k.Tenant, k.ID, manifest.id())
+	names, err := workspace.Packs(ctx, p.store, k.Tenant, k.ID, manifest.id())
 	if err != nil {
 		return fmt.Errorf("no snapshot is removed while one that stays cannot be read: %w", err)
 	}
-	for _, name := range m.Objects() {
+	for _, name := range names {
 		needed[name] = true
 	}
 	return nil

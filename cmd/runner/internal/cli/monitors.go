@@ -17,6 +17,9 @@ import (
 // monitors watch the files of the workspace and the disk usage while agents run.
 type monitors struct {
 	files *watch.Watcher
+	// serve answers snapshots what has changed, until ctx ends; nil for a folder of the host, whose snapshots look at all
+	// files.
+	serve func(ctx context.Context) error
 	disk  *watch.Disk
 	sup   *supervisor.Supervisor // set before run
 }
@@ -49,6 +52,9 @@ func newMonitors(place agent.Folders, d disk, descendants func() []int, log *slo
 	if err != nil {
 		return nil, err
 	}
+	if !d.stateOnly {
+		m.serve = func(ctx context.Context) error { return m.files.Serve(ctx, place.State, descendants) }
+	}
 	return m, nil
 }
 
@@ -67,9 +73,17 @@ func (m *monitors) activity() watch.Activity {
 	return watch.Idle
 }
 
-// run runs both monitors until ctx ends.
-func (m *monitors) run(ctx context.Context) error {
+// run runs the monitors until ctx ends.
+func (m *monitors) run(ctx context.Context, log *slog.Logger) error {
 	var both errgroup.Group
+	if m.serve != nil {
+		both.Go(func() error {
+			if err := m.serve(ctx); err != nil {
+				log.Warn("snapshots look at all files", "err", err)
+			}
+			return nil
+		})
+	}
 	both.Go(func() error {
 		if err := m.files.Run(ctx); err != nil {
 			return fmt.Errorf("watch the workspace: %w", err)

@@ -152,7 +152,7 @@ func (c *serveCommand) Run(ctx context.Context, sys *System, log *slog.Logger) e
 		if out != nil {
 			background.Go(func() error { return out.Run(whole) })
 		}
-		background.Go(func() error { return w.monitors.run(whole) })
+		background.Go(func() error { return w.monitors.run(whole, log) })
 		err := server.Run(ctx)
 		stop()
 		return errors.Join(err, background.Wait())

@@ -27,9 +27,9 @@ func (a Apply) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 		return err
 	}
 	defer open.close()
-	p := &applying{ctx: ctx, in: wire.NewReader(in), roots: open, places: map[wire.Hash][]blockPosition{}, index: index{}}
+	p := &applying{ctx: ctx, in: wire.NewReader(in), roots: open, places: map[wire.Hash][]blockPosition{}, index: newIndex()}
 	defer p.close()
-	if err := p.in.Greet(); err != nil {
+	if _, err := p.in.Greet(); err != nil {
 		return fmt.Errorf("greet the host: %w", err)
 	}
 	if err := p.entries(); err != nil {
@@ -66,7 +66,7 @@ type applying struct {
 	left    []int // missing blocks of each entry
 	places  map[wire.Hash][]blockPosition
 	pending int // number of incomplete files
-	index   index
+	index   *index
 	end     wire.End
 
 	dir     *os.Root // folder of the last file, at dirPath
@@ -304,7 +304,7 @@ func (p *applying) finish(e *wire.Entry, dir *os.Root, name string) error {
 	}
 	// The file system may store times with less precision than the snapshot.
 	if s := statOf(info); s.mtime == e.ModTime.UnixNano() && !e.Unsettled {
-		p.index[e.Path] = known{s, e.Blocks}
+		p.index.put(e.Path, known{kind: wire.File, mode: e.Mode, size: e.Size, stat: s, trusted: true, blocks: e.Blocks})
 	}
 	return nil
 }

@@ -38,12 +38,20 @@ func TestSnapshot_CutLeavesThePreviousOne(t *testing.T) {
 	put(t, b.workspace, "a", "first")
 	first := take(t, b, store, "")
 	want := tree(t, b.workspace)
+	path := filepath.Join(b.state, ".spool-index")
+	index, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
 	put(t, b.workspace, "big", random(1, 10<<20))
 	put(t, b.workspace, "z", "last")
 	counted := &counter{}
 	b.stdout = func(r io.Reader) io.Reader { counted.r = r; return counted }
 	probe := &workspacetest.Memory{}
-	take(t, b, probe, "")
+	for _, name := range store.Names() {
+		probe.Set(name, store.Object(name))
+	}
+	take(t, b, probe, first.ID)
 	named := manifests(store)
 	for _, kill := range []bool{false, true} {
 		for _, at := range []int64{0, 3, 40, 100, 1 << 20, 9 << 20, counted.n - 200, counted.n - 1} {
@@ -52,6 +60,9 @@ func TestSnapshot_CutLeavesThePreviousOne(t *testing.T) {
 					return &killer{r: r, left: at, b: b}
 				}
 				return io.LimitReader(r, at)
+			}
+			if err := os.WriteFile(path, index, 0o600); err != nil { // so that each attempt sends edits
+				t.Fatal(err)
 			}
 			o := options
 			o.Previous = first.ID

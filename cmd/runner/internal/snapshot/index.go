@@ -1,15 +1,17 @@
 package snapshot
 
 import (
-	"bufio"
 	"bytes"
-	"crypto/sha256"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"io/fs"
 	"os"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spoolhq/spool/pkg/workspace/wire"
@@ -18,8 +20,17 @@ import (
 // indexName is the index's file in the state folder. It is not part of snapshots.
 const indexName = ".spool-index"
 
-// indexMagic begins an index. An index of another version is not read.
-const indexMagic = "spool-index-1\n"
+const (
+	// indexMagic begins an index. An index of another version is not read.
+	indexMagic = "spool-index-2\n"
+	// headLen is the length of the part of the index after indexMagic that has the head in JSON, filled up with spaces,
+	// and its checksum.
+	headLen = 512
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+var errDamaged = errors.New("it is damaged")
 
 // stat identifies a version of a file: if it is unchanged, so is the content.
 type stat struct {
@@ -28,8 +39,14 @@ type stat struct {
 }
 
 func statOf(info fs.FileInfo) stat {
-	ctime, inode := identity(info)
+	ctime, inode, _ := identity(info)
 	return stat{info.Size(), info.ModTime().UnixNano(), ctime, inode}
+}
+
+// hasLinks reports whether a file has several names.
+func hasLinks(info fs.FileInfo) bool {
+	_, _, links := identity(info)
+	return links > 1
 }
 
 // The windows in which a file may change without a change of its times: the kernel's clock ticks, and some file systems
@@ -48,73 +65,251 @@ func (s stat) isSettled(read time.Time) bool {
 	return read.Sub(time.Unix(0, s.mtime)).Abs() > window
 }
 
-// known is the content of a file when it was last read.
+// known is an entry of a folder when it was last looked at.
 type known struct {
-	stat   stat
-	blocks []wire.Hash
+	kind      wire.Kind
+	mode      uint32
+	size      int64 // of the content; of a file that did not settle it may differ from that in stat
+	stat      stat
+	trusted   bool // a file with this stat has this content
+	links     bool // the file has several names
+	unsettled bool
+	target    string
+	blocks    []wire.Hash
 }
 
-// index has the content of the files that were read before, by path. It lies where the agent can write: a forged index
-// only damages the agent's own snapshots.
-type index map[string]known
+// hasEqualEntry reports whether both have the same entry in a snapshot.
+func (k known) hasEqualEntry(l known) bool {
+	return k.kind == l.kind && k.mode == l.mode && k.size == l.size && k.unsettled == l.unsettled && k.target == l.target &&
+		(k.kind == wire.Symlink || k.stat.mtime == l.stat.mtime) && slices.Equal(k.blocks, l.blocks)
+}
+
+// equals reports whether all fields are equal.
+func (k known) equals(l known) bool {
+	return k.hasEqualEntry(l) && k.stat == l.stat && k.trusted == l.trusted && k.links == l.links
+}
+
+// section is the listing of one folder.
+type section struct {
+	look    bool   // the folder has to be looked at in every snapshot
+	raw     []byte // as read from the file; nil if the section is new
+	entries map[string]known
+}
+
+// head is the head of an index.
+type head struct {
+	ID     string    `json:"id,omitempty"`    // the snapshot whose entries these are, "" if it was not stored
+	Token  string    `json:"token,omitempty"` // of the watcher's answer that this index includes
+	Since  int       `json:"since,omitempty"` // number of snapshots since the last full walk
+	FullAt time.Time `json:"fullAt"`          // time of the last full walk
+}
+
+// index has the content of the files that were read before, by folder and name. It lies where the agent can write: a
+// forged index only damages the agent's own snapshots.
+type index struct {
+	head
+	folders map[string]*section
+}
+
+func newIndex() *index { return &index{folders: map[string]*section{}} }
+
+// get returns an entry by its path. A section that cannot be parsed counts as absent.
+func (x *index) get(path string) (known, bool) {
+	folder, name := wire.Split(path)
+	s := x.folders[folder]
+	if s == nil {
+		return known{}, false
+	}
+	k, ok := s.list()[name]
+	return k, ok
+}
+
+// put adds an entry to a section that is new.
+func (x *index) put(path string, k known) {
+	folder, name := wire.Split(path)
+	s := x.folders[folder]
+	if s == nil {
+		s = &section{entries: map[string]known{}}
+		x.folders[folder] = s
+	}
+	s.entries[name] = k
+}
+
+// list returns the entries of a section, which the caller must not change.
+func (s *section) list() map[string]known {
+	if s.entries == nil {
+		s.entries = map[string]known{}
+		for r := bytes.NewReader(s.raw); r.Len() > 0; {
+			name, k, err := readKnown(r)
+			if err != nil {
+				s.entries = map[string]known{}
+				break
+			}
+			s.entries[name] = k
+		}
+	}
+	return s.entries
+}
+
+// removeBelow removes the sections of a folder and of all folders below it.
+func (x *index) removeBelow(folder string) {
+	for path := range x.folders {
+		if wire.IsBelow(path, folder) {
+			delete(x.folders, path)
+		}
+	}
+}
 
 // loadIndex reads the index. If it is absent or damaged, the only cost is that all files are read.
-func loadIndex(state *os.Root) (index, error) {
+func loadIndex(state *os.Root) (*index, error) {
 	raw, err := state.ReadFile(indexName)
 	if errors.Is(err, fs.ErrNotExist) {
-		return index{}, nil
+		return newIndex(), nil
 	}
 	if err != nil {
-		return index{}, err
+		return newIndex(), err
 	}
-	body, ok := bytes.CutPrefix(raw, []byte(indexMagic))
-	if !ok || len(body) < sha256.Size {
-		return index{}, errors.New("not an index of this version")
+	rest, ok := bytes.CutPrefix(raw, []byte(indexMagic))
+	if !ok || len(rest) < headLen+crc32.Size {
+		return newIndex(), errors.New("not an index of this version")
 	}
-	sum := sha256.Sum256(body[:len(body)-sha256.Size])
-	if !bytes.Equal(sum[:], body[len(body)-sha256.Size:]) {
-		return index{}, errors.New("it is damaged")
+	x := newIndex()
+	if err := x.readHead(rest[:headLen]); err != nil {
+		return newIndex(), err
 	}
-	x := index{}
-	for r := bytes.NewReader(body[:len(body)-sha256.Size]); r.Len() > 0; {
-		if err := x.read(r); err != nil {
-			return index{}, err
+	body := rest[headLen : len(rest)-crc32.Size]
+	if crc32.Checksum(body, castagnoli) != binary.BigEndian.Uint32(rest[len(rest)-crc32.Size:]) {
+		return newIndex(), errDamaged
+	}
+	for len(body) > 0 {
+		if body, err = x.readSection(body); err != nil {
+			return newIndex(), err
 		}
 	}
 	return x, nil
 }
 
-func (x index) read(r *bytes.Reader) error {
-	n, err := binary.ReadUvarint(r)
-	if err != nil || n > uint64(r.Len()) { //nolint:gosec // a length
-		return errors.New("it is damaged")
+func (x *index) readHead(raw []byte) error {
+	text := raw[:headLen-crc32.Size]
+	if crc32.Checksum(text, castagnoli) != binary.BigEndian.Uint32(raw[len(text):]) {
+		return errDamaged
 	}
-	path := make([]byte, n)
-	if _, err := io.ReadFull(r, path); err != nil {
-		return err
-	}
-	var fields [4]int64
-	for i := range fields {
-		if fields[i], err = binary.ReadVarint(r); err != nil {
-			return err
-		}
-	}
-	k := known{stat: stat{fields[0], fields[1], fields[2], uint64(fields[3])}} //nolint:gosec // bits
-	if k.stat.size < 0 || k.stat.size > wire.MaxFileSize || wire.Blocks(k.stat.size)*sha256.Size > r.Len() {
-		return errors.New("it is damaged")
-	}
-	k.blocks = make([]wire.Hash, wire.Blocks(k.stat.size))
-	for i := range k.blocks {
-		if _, err := io.ReadFull(r, k.blocks[i][:]); err != nil {
-			return err
-		}
-	}
-	x[string(path)] = k
-	return nil
+	return json.Unmarshal(text, &x.head)
 }
 
-// save replaces the index atomically.
-func (x index) save(state *os.Root) (err error) {
+// readSection reads the next section and returns the rest.
+func (x *index) readSection(body []byte) ([]byte, error) {
+	path, body, ok := cutBytes(body)
+	if !ok || len(body) == 0 {
+		return nil, errDamaged
+	}
+	look := body[0] != 0
+	raw, rest, ok := cutBytes(body[1:])
+	if !ok {
+		return nil, errDamaged
+	}
+	x.folders[string(path)] = &section{look: look, raw: raw}
+	return rest, nil
+}
+
+// cutBytes returns bytes with their length before them, and the rest.
+func cutBytes(b []byte) (content, rest []byte, ok bool) {
+	n, k := binary.Uvarint(b)
+	if k <= 0 || n > uint64(len(b)-k) {
+		return nil, nil, false
+	}
+	return b[k : k+int(n)], b[k+int(n):], true //nolint:gosec // not more than len(b)
+}
+
+func appendBytes[T ~string | ~[]byte](to []byte, b T) []byte {
+	return append(binary.AppendUvarint(to, uint64(len(b))), b...)
+}
+
+// The flags of an entry; the kind is in the lowest two bits.
+const (
+	flagTrusted = 1 << (iota + 2)
+	flagLinks
+	flagUnsettled
+)
+
+var kinds = [...]wire.Kind{wire.File, wire.Dir, wire.Symlink}
+
+func (k known) append(to []byte, name string) []byte {
+	to = appendBytes(to, name)
+	flags := byte(slices.Index(kinds[:], k.kind)) //nolint:gosec // 0 to 2
+	if k.trusted {
+		flags |= flagTrusted
+	}
+	if k.links {
+		flags |= flagLinks
+	}
+	if k.unsettled {
+		flags |= flagUnsettled
+	}
+	to = append(to, flags)
+	to = binary.AppendUvarint(to, uint64(k.mode))
+	for _, v := range [5]int64{k.size, k.stat.size, k.stat.mtime, k.stat.ctime, int64(k.stat.inode)} { //nolint:gosec // bits
+		to = binary.AppendVarint(to, v)
+	}
+	to = appendBytes(to, k.target)
+	for _, h := range k.blocks {
+		to = append(to, h[:]...)
+	}
+	return to
+}
+
+// readKnown reads what append wrote.
+func readKnown(r *bytes.Reader) (name string, k known, err error) {
+	if name, err = readString(r); err != nil {
+		return "", k, err
+	}
+	flags, err := r.ReadByte()
+	if err != nil || int(flags&3) >= len(kinds) {
+		return "", k, errDamaged
+	}
+	k = known{kind: kinds[flags&3], trusted: flags&flagTrusted != 0, links: flags&flagLinks != 0, unsettled: flags&flagUnsettled != 0}
+	mode, err := binary.ReadUvarint(r)
+	if err != nil || mode > 0o777 {
+		return "", k, errDamaged
+	}
+	k.mode = uint32(mode) //nolint:gosec // see above
+	var fields [5]int64
+	for i := range fields {
+		if fields[i], err = binary.ReadVarint(r); err != nil {
+			return "", k, err
+		}
+	}
+	k.size, k.stat = fields[0], stat{fields[1], fields[2], fields[3], uint64(fields[4])} //nolint:gosec // bits
+	if k.target, err = readString(r); err != nil {
+		return "", k, err
+	}
+	if k.kind != wire.File {
+		return name, k, nil
+	}
+	if k.size < 0 || k.size > wire.MaxFileSize || wire.Blocks(k.size)*len(wire.Hash{}) > r.Len() {
+		return "", k, errDamaged
+	}
+	k.blocks = make([]wire.Hash, wire.Blocks(k.size))
+	for i := range k.blocks {
+		if _, err := io.ReadFull(r, k.blocks[i][:]); err != nil {
+			return "", k, err
+		}
+	}
+	return name, k, nil
+}
+
+func readString(r *bytes.Reader) (string, error) {
+	n, err := binary.ReadUvarint(r)
+	if err != nil || n > uint64(r.Len()) { //nolint:gosec // a length
+		return "", errDamaged
+	}
+	b := make([]byte, n)
+	_, err = io.ReadFull(r, b)
+	return string(b), err
+}
+
+// save replaces the index atomically. The caller may change the head later with setHead.
+func (x *index) save(state *os.Root) (err error) {
 	const tmp = indexName + ".new"
 	if err := state.RemoveAll(tmp); err != nil {
 		return fmt.Errorf("write the index: %w", err)
@@ -123,7 +318,7 @@ func (x index) save(state *os.Root) (err error) {
 	if err != nil {
 		return fmt.Errorf("write the index: %w", err)
 	}
-	err = x.write(f)
+	_, err = f.Write(x.encode())
 	if err = errors.Join(err, f.Close()); err == nil {
 		err = state.Rename(tmp, indexName)
 	}
@@ -133,28 +328,55 @@ func (x index) save(state *os.Root) (err error) {
 	return nil
 }
 
-func (x index) write(to io.Writer) error {
-	w := bufio.NewWriterSize(to, 64<<10)
-	if _, err := w.WriteString(indexMagic); err != nil {
-		return err
-	}
-	sum := sha256.New()
-	both := io.MultiWriter(w, sum)
-	var buf []byte
-	for path, k := range x {
-		buf = append(binary.AppendUvarint(buf[:0], uint64(len(path))), path...)
-		for _, v := range [4]int64{k.stat.size, k.stat.mtime, k.stat.ctime, int64(k.stat.inode)} { //nolint:gosec // bits
-			buf = binary.AppendVarint(buf, v)
-		}
-		for _, h := range k.blocks {
-			buf = append(buf, h[:]...)
-		}
-		if _, err := both.Write(buf); err != nil {
-			return err
+func (x *index) encode() []byte {
+	size := 0
+	for path, s := range x.folders {
+		size += len(path) + len(s.raw) + 16
+		if s.raw == nil {
+			size += 128 * len(s.entries)
 		}
 	}
-	if _, err := w.Write(sum.Sum(nil)); err != nil {
-		return err
+	out := make([]byte, 0, size+headLen+len(indexMagic))
+	out = append(append(out, indexMagic...), x.encodeHead()...)
+	start := len(out)
+	var raw []byte
+	for path, s := range x.folders {
+		content := s.raw
+		if content == nil {
+			raw = raw[:0]
+			for name, k := range s.entries {
+				raw = k.append(raw, name)
+			}
+			content = raw
+		}
+		out = appendBytes(out, path)
+		look := byte(0)
+		if s.look {
+			look = 1
+		}
+		out = appendBytes(append(out, look), content)
 	}
-	return w.Flush()
+	return binary.BigEndian.AppendUint32(out, crc32.Checksum(out[start:], castagnoli))
+}
+
+func (x *index) encodeHead() []byte {
+	text, err := json.Marshal(x.head)
+	if err != nil || len(text) > headLen-crc32.Size { // a forged token or id
+		text = []byte("{}")
+	}
+	text = append(text, strings.Repeat(" ", headLen-crc32.Size-len(text))...)
+	return binary.BigEndian.AppendUint32(text, crc32.Checksum(text, castagnoli))
+}
+
+// setHead replaces the head of the saved index.
+func (x *index) setHead(state *os.Root) error {
+	f, err := state.OpenFile(indexName, os.O_WRONLY, 0)
+	if err != nil {
+		return fmt.Errorf("write the index: %w", err)
+	}
+	_, err = f.WriteAt(x.encodeHead(), int64(len(indexMagic)))
+	if err = errors.Join(err, f.Close()); err != nil {
+		return fmt.Errorf("write the index: %w", err)
+	}
+	return nil
 }

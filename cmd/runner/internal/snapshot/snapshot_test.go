@@ -96,7 +96,7 @@ func TestTreesComeBack(t *testing.T) {
 }
 
 // names collide often, and sort in ways that paths do not.
-var names = []string{"a", "a-b", "a b", "b", "B", "\xf0\x28", "ü", "new\nline", "..x", ".hidden"}
+var names = []string{"a", "a-b", "a b", "b", "B", "\xf0\x28", "ü", "new\nline", "..x", ".hidden", "node_modules"}
 
 func edit(t *testing.T, rt *rapid.T, b *box) {
 	dir := rapid.SampledFrom([]string{b.workspace, b.workspace, b.state}).Draw(rt, "tree")

@@ -10,20 +10,18 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
-	"maps"
 	"os"
 	"syscall"
 	"time"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/record"
+	"github.com/spoolhq/spool/cmd/runner/internal/watch"
 	"github.com/spoolhq/spool/pkg/workspace/wire"
 )
 
 var (
 	errUnreadable = errors.New("the file cannot be read")
 	errGrown      = errors.New("the file is larger than the limit of a snapshot")
-	// errUnread is returned for a file whose content is not known without reading it.
-	errUnread = errors.New("content has to be read")
 )
 
 // tries is the maximum number of times that a file is read if it changes while it is read.
@@ -56,14 +54,15 @@ func (t Take) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	if t.MaxFile == 0 {
 		t.MaxFile = wire.MaxFileSize
 	}
-	s := &taking{ctx: ctx, Take: t, roots: open, in: wire.NewReader(in), out: wire.NewWriter(out)}
+	s := &taking{ctx: ctx, Take: t, roots: open, in: wire.NewReader(in), out: wire.NewWriter(out), host: map[wire.Hash]struct{}{}, buf: make([]byte, wire.BlockSize)}
 	if s.before, err = loadIndex(open.state); err != nil {
 		t.Log.Warn("the index of files is not used; all are read", "err", err)
 	}
-	if err := s.in.Greet(); err != nil {
+	hello, err := s.in.Greet()
+	if err != nil {
 		return fmt.Errorf("greet the host: %w", err)
 	}
-	if err := s.out.JSON(wire.FrameHello, wire.Hello{Protocol: wire.Protocol}); err != nil {
+	if err := s.out.JSON(wire.FrameHello, wire.Hello{Protocol: wire.Protocol, Edits: true}); err != nil {
 		return err
 	}
 	switch whole, err := record.Await(ctx, open.state); {
@@ -72,14 +71,10 @@ func (t Take) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	case err != nil || !whole:
 		t.Log.Warn("the agent's record may lack the end of its last turn", "err", err)
 	}
-	if err := s.sendUnchanged(); err != nil {
-		return err
+	if !hello.Edits {
+		return s.sendTree()
 	}
-	more, err := s.readKnown()
-	if err != nil || !more {
-		return err
-	}
-	return s.send()
+	return s.sendEdits(hello)
 }
 
 // openRoots holds both roots, open. No path outside of them can be reached through them.
@@ -108,14 +103,23 @@ func (o openRoots) close() {
 // taking is a running snapshot.
 type taking struct {
 	Take
-	ctx           context.Context
-	roots         openRoots
-	in            *wire.Reader
-	out           *wire.Writer
-	before, after index
-	host          map[wire.Hash]struct{} // blocks that the host has
-	buf           []byte
-	read          uint64
+	ctx    context.Context
+	roots  openRoots
+	in     *wire.Reader
+	out    *wire.Writer
+	before *index
+	after  *index
+	host   map[wire.Hash]struct{} // blocks that the host has
+	buf    []byte
+	read   uint64
+
+	lastRead known          // the file whose content was read last
+	version1 *wire.Tree     // of a snapshot of version 1; nil with edits
+	end      wire.End       // what was found
+	query    *watch.Query   // the watcher's answer; nil if there is none
+	plan     plan           // with edits
+	lines    []lineHash     // of all entries, in a full walk with edits
+	walked   map[string]int // sections of after that the walk made, with the number of their changes
 }
 
 // walk calls w for every entry of both trees.
@@ -130,47 +134,10 @@ func (s *taking) walk(w *walk) error {
 	return w.tree(s.roots.workspace, wire.Workspace, 0)
 }
 
-// sendUnchanged sends the digest of the tree if the status of every file shows that no content has to be read. Otherwise it
-// returns errUnread.
-func (s *taking) sendUnchanged() error {
-	var found wire.Found
-	var skips []wire.Skip
-	tree := wire.NewTree()
-	err := s.walk(&walk{
-		file: func(_ *os.Root, _ string, e *wire.Entry, info fs.FileInfo) error {
-			k, ok := s.before[e.Path]
-			if !ok || k.stat != statOf(info) {
-				return errUnread
-			}
-			e.Size, e.Blocks = info.Size(), k.blocks
-			found.Files++
-			found.Bytes += uint64(e.Size) //nolint:gosec // a size
-			return nil
-		},
-		add:  func(e *wire.Entry) error { _, err := tree.Add(e); return err },
-		skip: func(path string, why wire.Reason) error { skips = append(skips, skipped(path, why)); return nil },
-	})
-	switch {
-	case errors.Is(err, errUnread):
-		found, skips = wire.Found{}, nil
-	case err != nil:
-		return err
-	default:
-		found.ID = tree.ID()
-	}
-	for _, k := range skips {
-		if err := s.out.JSON(wire.FrameSkip, k); err != nil {
-			return err
-		}
-	}
-	return errors.Join(s.out.JSON(wire.FrameFound, found), s.out.Flush())
-}
-
 func skipped(path string, why wire.Reason) wire.Skip { return wire.Skip{Path: path, Reason: why} }
 
 // readKnown reads the hashes that the host has. more is false when the host wants nothing else.
 func (s *taking) readKnown() (more bool, err error) {
-	s.host = map[wire.Hash]struct{}{}
 	for {
 		t, content, err := s.in.Next()
 		if err != nil {
@@ -194,47 +161,38 @@ func (s *taking) readKnown() (more bool, err error) {
 	}
 }
 
-// send sends every entry, with the content that the host does not have.
-func (s *taking) send() error {
-	var end wire.End
-	tree := wire.NewTree()
-	s.after = index{}
-	s.buf = make([]byte, wire.BlockSize)
-	err := s.walk(&walk{
-		file: s.file,
-		add: func(e *wire.Entry) error {
-			line, err := tree.Add(e)
-			if err != nil {
-				return err
-			}
-			if e.Kind == wire.File {
-				end.Files++
-				end.Bytes += uint64(e.Size) //nolint:gosec // a size
-			}
-			return s.out.Frame(wire.FrameEntry, line)
-		},
-		skip: func(path string, why wire.Reason) error {
-			return s.out.JSON(wire.FrameSkip, skipped(path, why))
-		},
-	})
-	if err != nil {
+// sendTree sends every entry, with the content that the host does not have: the protocol of hosts before edits.
+func (s *taking) sendTree() error {
+	if err := errors.Join(s.out.JSON(wire.FrameFound, wire.Found{}), s.out.Flush()); err != nil {
 		return err
 	}
-	if !maps.EqualFunc(s.before, s.after, func(a, b known) bool { return a.stat == b.stat }) {
-		// Without the index, for example after a failure on a full disk, the next snapshot reads more files, and is
-		// still correct.
-		if err := s.after.save(s.roots.state); err != nil {
-			s.Log.Warn("the index of files was not saved", "err", err)
-		}
+	more, err := s.readKnown()
+	if err != nil || !more {
+		return err
 	}
-	end.ID, end.Read = tree.ID(), s.read
-	return errors.Join(s.out.JSON(wire.FrameEnd, end), s.out.Flush())
+	s.version1, s.after, s.walked = wire.NewTree(), newIndex(), map[string]int{}
+	if err := s.walk(s.recording()); err != nil {
+		return err
+	}
+	s.saveIndex()
+	s.end.ID, s.end.Read = s.version1.ID(), s.read
+	return errors.Join(s.out.JSON(wire.FrameEnd, s.end), s.out.Flush())
+}
+
+// saveIndex saves the new index. Without it, for example after a failure on a full disk, the next snapshot reads more
+// files, and is still correct.
+func (s *taking) saveIndex() bool {
+	if err := s.after.save(s.roots.state); err != nil {
+		s.Log.Warn("the index of files was not saved", "err", err)
+		return false
+	}
+	return true
 }
 
 // file sends the content of a file, from the index if the host has all of it.
 func (s *taking) file(dir *os.Root, name string, e *wire.Entry, info fs.FileInfo) error {
-	if k, ok := s.before[e.Path]; ok && k.stat == statOf(info) && s.hostHas(k.blocks) {
-		e.Size, e.Blocks, s.after[e.Path] = info.Size(), k.blocks, k
+	if k, ok := s.trusted(e.Path); ok && k.stat == statOf(info) && s.hostHas(k.blocks) {
+		e.Size, e.Blocks, s.lastRead = info.Size(), k.blocks, k
 		return nil
 	}
 	for try := 1; ; try++ {
@@ -253,20 +211,31 @@ func (s *taking) file(dir *os.Root, name string, e *wire.Entry, info fs.FileInfo
 	}
 }
 
+// trusted returns the index's entry of a file whose content it can tell without reading it.
+func (s *taking) trusted(path string) (known, bool) {
+	k, ok := s.before.get(path)
+	return k, ok && k.kind == wire.File && k.trusted && !s.plan.mapped[path]
+}
+
 // useIndex uses the index for a file that has become unreadable, if its size and time are unchanged, and reports
 // whether it could.
 func (s *taking) useIndex(e *wire.Entry, info fs.FileInfo) bool {
-	k, now := s.before[e.Path], statOf(info)
+	k, ok := s.trusted(e.Path)
+	now := statOf(info)
 	k.stat.ctime = now.ctime
-	if k.stat != now || !s.hostHas(k.blocks) {
+	if !ok || k.stat != now || !s.hostHas(k.blocks) {
 		return false
 	}
-	e.Size, e.Blocks, s.after[e.Path] = info.Size(), k.blocks, k
+	e.Size, e.Blocks, s.lastRead = info.Size(), k.blocks, k
 	e.Mode, e.ModTime = uint32(info.Mode().Perm()), info.ModTime()
 	return true
 }
 
+// hostHas reports whether the host has the blocks of a file of the index: with a base it has those of all entries.
 func (s *taking) hostHas(blocks []wire.Hash) bool {
+	if s.plan.base != "" {
+		return true
+	}
 	for _, h := range blocks {
 		if _, ok := s.host[h]; !ok {
 			return false
@@ -297,6 +266,10 @@ func (s *taking) content(dir *os.Root, name string, e *wire.Entry, last bool) (s
 	if first.Size() > s.MaxFile {
 		return false, errGrown
 	}
+	var own map[wire.Hash]bool // blocks that the file had in the base
+	if s.plan.base != "" {
+		own = s.ownBlocks(e.Path)
+	}
 	e.Mode, e.ModTime, e.Size = uint32(first.Mode().Perm()), first.ModTime(), 0
 	e.Blocks = make([]wire.Hash, 0, wire.Blocks(first.Size()))
 	// Read no more than the size at the start: a file that grows as fast as it is read would have no end.
@@ -315,8 +288,8 @@ func (s *taking) content(dir *os.Root, name string, e *wire.Entry, last bool) (s
 		s.read += uint64(n) //nolint:gosec // a count
 		e.Size += int64(n)
 		e.Blocks = append(e.Blocks, wire.Sum(s.buf[:n]))
-		if first.Size() > wire.BlockSize {
-			if err := s.block(e.Blocks[len(e.Blocks)-1], s.buf[:n]); err != nil {
+		if h := e.Blocks[len(e.Blocks)-1]; first.Size() > wire.BlockSize && !own[h] {
+			if err := s.block(h, s.buf[:n]); err != nil {
 				return false, err
 			}
 		}
@@ -330,15 +303,24 @@ func (s *taking) content(dir *os.Root, name string, e *wire.Entry, last bool) (s
 	}
 	stat := statOf(then)
 	settled = stat == statOf(first) && e.Size == first.Size()
-	if first.Size() <= wire.BlockSize && e.Size > 0 && (settled || last) {
+	if first.Size() <= wire.BlockSize && e.Size > 0 && (settled || last) && !own[e.Blocks[0]] {
 		if err := s.block(e.Blocks[0], s.buf[:e.Size]); err != nil {
 			return false, err
 		}
 	}
-	if settled && stat.isSettled(began) {
-		s.after[e.Path] = known{stat, e.Blocks}
-	}
+	stat.mtime = first.ModTime().UnixNano()
+	s.lastRead = known{stat: stat, trusted: settled && stat.isSettled(began) && !s.plan.mapped[e.Path]}
 	return settled, nil
+}
+
+// ownBlocks returns the blocks of a file in the index.
+func (s *taking) ownBlocks(path string) map[wire.Hash]bool {
+	k, _ := s.before.get(path)
+	own := make(map[wire.Hash]bool, len(k.blocks))
+	for _, h := range k.blocks {
+		own[h] = true
+	}
+	return own
 }
 
 // block sends a block unless the host has it, or got it before.

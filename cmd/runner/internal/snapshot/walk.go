@@ -11,6 +11,7 @@ import (
 
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 	"github.com/spoolhq/spool/cmd/runner/internal/record"
+	"github.com/spoolhq/spool/cmd/runner/internal/watch"
 	"github.com/spoolhq/spool/pkg/workspace/wire"
 )
 
@@ -20,14 +21,21 @@ const maxDepth = 256
 // errGone is returned for a file that was removed or replaced meanwhile: a later snapshot would not have it.
 var errGone = errors.New("the file is gone")
 
-// walk visits all entries of both trees in the order of wire.Compare.
+// walk visits entries of both trees in the order of wire.Compare.
 type walk struct {
 	ctx     context.Context
 	maxFile int64
 	// file reads a regular file's content into the entry. When it returns errGone, the file is left out.
 	file func(dir *os.Root, name string, e *wire.Entry, info fs.FileInfo) error
-	add  func(e *wire.Entry) error
+	add  func(e *wire.Entry, info fs.FileInfo) error
 	skip func(path string, why wire.Reason) error
+	// descend reports whether the walk enters a folder. nil means always.
+	descend func(path string, info fs.FileInfo) bool
+	// done is called after all entries of a folder, and of the folders below it that the walk entered. listed is false if
+	// the folder cannot be read. It may be nil.
+	done func(folder string, listed bool) error
+	// refresh is called before a single folder is walked, with the folder's own properties. It may be nil.
+	refresh func(path string, info fs.FileInfo) error
 
 	sharing *sharing // for a workspace that is a person's folder; nil otherwise
 }
@@ -39,15 +47,34 @@ func (w *walk) tree(root *os.Root, prefix string, depth int) error {
 		return fmt.Errorf("read %s: %w", prefix, err)
 	}
 	if err != nil {
-		return w.skip(prefix, wire.Unreadable)
+		return errors.Join(w.skip(prefix, wire.Unreadable), w.end(prefix, false))
 	}
 	leave, err := w.sharing.enter(root, prefix)
 	if err != nil { // without its rules, no file of the folder is included
-		return w.skip(prefix, wire.Unreadable)
+		return errors.Join(w.skip(prefix, wire.Unreadable), w.end(prefix, false))
 	}
 	defer leave()
+	if err := w.entries(root, prefix, names, depth); err != nil {
+		return err
+	}
+	return w.end(prefix, true)
+}
+
+// end calls done.
+func (w *walk) end(folder string, listed bool) error {
+	if w.done == nil {
+		return nil
+	}
+	return w.done(folder, listed)
+}
+
+// unkept are the files of the state folder that no snapshot includes.
+var unkept = []string{indexName, indexName + ".new", record.Name, record.Name + ".new", watch.SocketName, agent.Unkept}
+
+// entries visits the entries of a folder.
+func (w *walk) entries(root *os.Root, prefix string, names []string, depth int) error {
 	for _, name := range names {
-		if prefix == wire.State && (name == indexName || name == indexName+".new" || name == record.Name || name == record.Name+".new" || name == agent.Unkept) {
+		if prefix == wire.State && slices.Contains(unkept, name) {
 			continue
 		}
 		if err := w.ctx.Err(); err != nil {
@@ -108,7 +135,7 @@ func (w *walk) entry(dir *os.Root, name, path string, info fs.FileInfo, depth in
 		case len(target) > wire.MaxPath:
 			return w.skip(path, wire.PathTooLong)
 		}
-		return w.add(&wire.Entry{Path: path, Kind: wire.Symlink, Target: target})
+		return w.add(&wire.Entry{Path: path, Kind: wire.Symlink, Target: target}, info)
 	case fs.ModeDir:
 		return w.folder(dir, name, e, info, depth)
 	}
@@ -134,7 +161,7 @@ func (w *walk) regular(dir *os.Root, name string, e *wire.Entry, info fs.FileInf
 	case err != nil:
 		return err
 	}
-	return w.add(e)
+	return w.add(e, info)
 }
 
 func (w *walk) folder(dir *os.Root, name string, e *wire.Entry, info fs.FileInfo, depth int) error {
@@ -142,15 +169,18 @@ func (w *walk) folder(dir *os.Root, name string, e *wire.Entry, info fs.FileInfo
 	if depth == maxDepth {
 		return w.skip(e.Path, wire.TooDeep)
 	}
-	if err := w.add(e); err != nil {
+	if err := w.add(e, info); err != nil {
 		return err
+	}
+	if w.descend != nil && !w.descend(e.Path, info) {
+		return nil
 	}
 	sub, err := dir.OpenRoot(name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
-		return w.skip(e.Path, wire.Unreadable)
+		return errors.Join(w.skip(e.Path, wire.Unreadable), w.end(e.Path, false))
 	}
 	defer sub.Close() //nolint:errcheck // only read
 	// A link may have replaced it meanwhile.

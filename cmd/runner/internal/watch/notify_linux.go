@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mask has the events of a folder that are watched. Changes of names and permissions alone do not change content.
-const mask = unix.IN_CREATE | unix.IN_MODIFY | unix.IN_CLOSE_WRITE | unix.IN_DELETE | unix.IN_MOVED_FROM | unix.IN_MOVED_TO |
+// mask has the events of a folder that are watched. Changes of permissions and times are only tracked for snapshots.
+const mask = unix.IN_ATTRIB | unix.IN_CREATE | unix.IN_MODIFY | unix.IN_CLOSE_WRITE | unix.IN_DELETE | unix.IN_MOVED_FROM | unix.IN_MOVED_TO |
 	unix.IN_ONLYDIR | unix.IN_DONT_FOLLOW | unix.IN_EXCL_UNLINK
 
 // notifier reads the kernel's inotify events.
@@ -89,6 +89,8 @@ func (n *notifier) read(buf []byte) ([]change, error) {
 			c.kind = written
 		case e.Mask&unix.IN_CLOSE_WRITE != 0:
 			c.kind = closed
+		case e.Mask&unix.IN_ATTRIB != 0:
+			c.kind = attributes
 		default:
 			continue
 		}

@@ -125,7 +125,9 @@ func (w *Watcher) relearn() {
 		w.notifier.remove(wd)
 	}
 	clear(w.watched)
+	w.forgetIgnored("")
 	w.root = &folder{wd: -1}
+	w.tracker.restart("other rules for ignored files apply")
 	w.readRules()
 	w.learn()
 }

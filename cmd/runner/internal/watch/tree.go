@@ -74,6 +74,7 @@ func (w *Watcher) forget(f *folder) {
 		w.notifier.remove(f.wd)
 		f.wd = -1
 	}
+	w.tracker.removed(f.path)
 	for name := range f.files {
 		w.suspect(f, name, false)
 	}
@@ -99,6 +100,7 @@ func (w *Watcher) resync(f *folder) {
 	entries, err := os.ReadDir(w.absolute(f.path))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		w.cfg.Log.Warn("look at a folder of the workspace", "folder", f.path, "err", err)
+		w.tracker.setWatched(f.path, false) // folders in it may have no watch
 		if len(entries) == 0 {
 			return // it must not count as an empty folder
 		}
@@ -108,6 +110,9 @@ func (w *Watcher) resync(f *folder) {
 		name, rel := e.Name(), join(f.path, e.Name())
 		switch {
 		case w.rules.Ignores(rel, e.IsDir()):
+			if e.IsDir() {
+				w.watchIgnored(rel)
+			}
 		case e.IsDir():
 			folders[name] = true
 			if sub := f.folders[name]; sub != nil {
@@ -127,6 +132,7 @@ func (w *Watcher) resync(f *folder) {
 	}
 	for name, sub := range f.folders {
 		if !folders[name] {
+			w.forgetIgnored(sub.path)
 			w.forget(sub)
 			delete(f.folders, name)
 		}
@@ -162,15 +168,24 @@ func (w *Watcher) listen(f *folder) {
 		if f.wd != wd {
 			delete(w.watched, f.wd)
 		}
+		if path, ok := w.ignored[wd]; ok { // it was ignored at its former path, or is a second place of the folder
+			delete(w.ignored, wd)
+			w.tracker.setWatched(path, false)
+		}
 		if other := w.watched[wd]; other != nil && other != f {
 			other.wd = -1 // the same folder, at its former path
+			w.tracker.setWatched(other.path, false)
 		}
 		f.wd = wd
 		w.watched[wd] = f
+		w.tracker.setWatched(f.path, true)
+	case isExhausted(err) && w.yieldIgnored():
+		w.listen(f)
 	case isExhausted(err):
 		w.fallBack(err)
 	case !errors.Is(err, fs.ErrNotExist):
 		w.cfg.Log.Warn("a folder of the workspace cannot be watched", "folder", f.path, "err", err)
+		w.tracker.setWatched(f.path, false)
 	}
 }
 

@@ -95,6 +95,8 @@ func (c *Config) validate() error {
 // Watcher watches one workspace.
 type Watcher struct {
 	cfg     Config
+	tracker *tracker
+	syncs   chan chan struct{} // requests that all earlier changes are tracked; the channel is closed when they are
 	flushes chan chan struct{} // requests a report of all earlier changes; the channel is closed when they were reported
 	hurry   chan struct{}      // ends the reader's pause
 
@@ -103,10 +105,12 @@ type Watcher struct {
 	root     *folder
 	learning bool            // present files are recorded without a report
 	watched  map[int]*folder // by watch number
+	ignored  map[int]string  // paths of watched folders that are ignored, by watch number
 	notifier kernel          // nil while the workspace is polled
 	dirty    map[string]*suspect
 	order    uint64                // number of the last suspect
 	marks    map[int]chan struct{} // flushes that wait for their mark in the queue
+	barriers map[int]chan struct{} // syncs that wait for their mark in the queue
 	answers  []chan struct{}       // flushes whose mark has arrived
 	flood    rateLimiter
 }
@@ -116,7 +120,7 @@ func New(cfg Config) (*Watcher, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	return &Watcher{cfg: cfg, flushes: make(chan chan struct{}), hurry: make(chan struct{}, 1), dirty: map[string]*suspect{}, watched: map[int]*folder{}, marks: map[int]chan struct{}{}}, nil
+	return &Watcher{tracker: newTracker(), syncs: make(chan chan struct{}), barriers: map[int]chan struct{}{}, ignored: map[int]string{}, cfg: cfg, flushes: make(chan chan struct{}), hurry: make(chan struct{}, 1), dirty: map[string]*suspect{}, watched: map[int]*folder{}, marks: map[int]chan struct{}{}}, nil
 }
 
 // Flush blocks until everything that happened before the call was reported, or ctx ends, or two seconds have passed.
@@ -153,6 +157,7 @@ const (
 	written                // a file's content changed
 	closed                 // a file that was open for writing was closed
 	ended                  // a watch ended
+	attributes             // properties of an entry, or of the folder itself, changed
 	overflowed             // the queue overflowed: changes were lost
 )
 
@@ -187,6 +192,8 @@ func (w *Watcher) Run(ctx context.Context) error {
 			}
 		case done := <-w.flushes:
 			w.flush(ctx, done)
+		case done := <-w.syncs:
+			w.barrier(done)
 		}
 		if w.notifier == nil && changes != nil { // the kernel's watches have run out
 			stop()
@@ -208,6 +215,9 @@ func (w *Watcher) begin(ctx context.Context) (changes chan []change, stop func()
 		} else {
 			w.notifier = n
 		}
+	}
+	if w.cfg.Polling {
+		w.tracker.goBlind("the workspace is polled")
 	}
 	n := w.notifier
 	w.readRules()
@@ -255,10 +265,12 @@ func (w *Watcher) begin(ctx context.Context) (changes chan []change, stop func()
 // fallBack switches to polling and reports why.
 func (w *Watcher) fallBack(why error) {
 	w.notifier = nil
+	w.tracker.goBlind("the kernel does not watch the workspace")
 	for wd, f := range w.watched {
 		f.wd = -1
 		delete(w.watched, wd)
 	}
+	clear(w.ignored)
 	w.flood.note(warning(fmt.Sprintf(
 		"the files of the workspace are looked at every %s, as the kernel does not watch them (%v): changes come later, and what comes and goes in between is not seen", w.cfg.Poll, why)))
 	w.cfg.Log.Warn("the workspace is polled", "every", w.cfg.Poll, "err", why)
@@ -271,13 +283,27 @@ func (w *Watcher) take(batch []change) {
 		switch {
 		case c.kind == overflowed:
 			w.cfg.Log.Info("the kernel's queue of changes overflowed: comparing all files")
+			w.tracker.markAll("the kernel's queue of changes overflowed")
 			w.look()
 		case c.kind == ended:
 			if done, ok := w.marks[c.wd]; ok {
 				w.release(c.wd, done)
+			} else if done, ok := w.barriers[c.wd]; ok {
+				delete(w.barriers, c.wd)
+				close(done)
 			} else if f != nil {
 				delete(w.watched, c.wd)
 				f.wd = -1
+				w.tracker.setWatched(f.path, false)
+			} else if rel, ok := w.ignored[c.wd]; ok {
+				w.ignoredChanged(rel, c)
+			}
+		case w.ignored[c.wd] != "":
+			w.ignoredChanged(w.ignored[c.wd], c)
+		case f != nil && c.kind == attributes:
+			w.tracker.mark(f.path, false)
+			if c.folder && c.name != "" {
+				w.tracker.mark(join(f.path, c.name), false)
 			}
 		case f == nil || c.name == "":
 			// Its folder is gone or was moved, and is compared again.
@@ -295,11 +321,24 @@ func (w *Watcher) look() {
 	for wd, done := range w.marks {
 		w.release(wd, done)
 	}
+	for wd, done := range w.barriers {
+		delete(w.barriers, wd)
+		close(done)
+	}
 }
 
 func (w *Watcher) folderChanged(f *folder, c change) {
 	rel := join(f.path, c.name)
+	w.tracker.mark(f.path, false)
+	w.tracker.removed(rel)
+	w.forgetIgnored(rel)
+	if c.kind == appeared {
+		w.tracker.mark(rel, true)
+	}
 	if w.rules.Ignores(rel, true) {
+		if c.kind == appeared {
+			w.watchIgnored(rel)
+		}
 		return
 	}
 	if old := f.folders[c.name]; old != nil {
@@ -313,10 +352,12 @@ func (w *Watcher) folderChanged(f *folder, c change) {
 
 func (w *Watcher) fileChanged(f *folder, c change) {
 	rel := join(f.path, c.name)
+	w.tracker.mark(f.path, false)
 	if w.rules.Ignores(rel, false) {
 		return
 	}
 	if old := f.folders[c.name]; old != nil && c.kind == appeared { // its removal was not reported
+		w.forgetIgnored(old.path)
 		w.forget(old)
 		delete(f.folders, c.name)
 	}
@@ -341,6 +382,26 @@ func (w *Watcher) flush(ctx context.Context, done chan struct{}) {
 	}
 	w.settle(ctx, time.Now(), true)
 	close(done)
+}
+
+// barrier puts a mark into the kernel's queue for a sync.
+func (w *Watcher) barrier(done chan struct{}) {
+	if w.notifier == nil {
+		close(done) // the tracker is blind
+		return
+	}
+	wd, err := w.notifier.mark()
+	if err != nil {
+		w.tracker.markAll("the kernel's queue takes no mark")
+		w.cfg.Log.Warn("the watcher does not know whether it has all changes", "err", err)
+		close(done)
+		return
+	}
+	w.barriers[wd] = done
+	select {
+	case w.hurry <- struct{}{}:
+	default: // a wake-up is pending already
+	}
 }
 
 // release answers a flush after the current batch.

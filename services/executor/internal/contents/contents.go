@@ -26,8 +26,9 @@ import (
 
 // Store moves workspaces between sandboxes and the object store.
 type Store interface {
-	// Snapshot stores what has changed since the previous snapshot; "" is none.
-	Snapshot(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, previous string) (Snapshot, error)
+	// Snapshot stores what has changed since the previous snapshot; "" is none. If full is set, the runner looks at every file, even
+	// at those whose changes it would have been told of.
+	Snapshot(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, previous string, full bool) (Snapshot, error)
 	// Restore fills a sandbox from a snapshot, or from some of its trees, and returns the number of files.
 	Restore(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, id string, trees ...workspace.Tree) (uint32, error)
 	// Put writes a file, or unpacks an archive, that is in the object store. The error wraps ErrRefused if the content or the path
@@ -52,6 +53,8 @@ type Snapshot struct {
 	NewBytes uint64 // that were not in the store
 	Stored   uint64 // size of the objects that were added
 	Skipped  uint32 // files that are not in the snapshot: unreadable, or of a kind that is not kept
+	Missed   uint32 // folders whose changes only a walk over all files has found
+	Diverged bool   // the whole tree was taken again, because the edits did not make the tree that the runner had found
 }
 
 // Timeout bounds one snapshot, one restore, and the change of one file.
@@ -62,18 +65,28 @@ type Mover struct {
 	Store    Store
 	Sessions eventlog.Sessions
 	Now      func() time.Time
-	// Measured is called after each snapshot with its duration and the bytes that had to be stored.
-	Measured func(ctx context.Context, took time.Duration, newBytes uint64, err error)
+	// Measured is called after each snapshot with its duration. After an error the snapshot is empty.
+	Measured func(ctx context.Context, took time.Duration, s Snapshot, err error)
 }
 
 // Snapshot stores a snapshot of a session's sandbox. The event names the last file change that l has as applied: one that arrives
 // during the snapshot is not in it.
 func (m *Mover) Snapshot(ctx context.Context, l eventlog.Loaded, box sandbox.Sandbox, reason string) (events.WorkspaceSynced, error) {
+	return m.snapshot(ctx, l, box, reason, false)
+}
+
+// FullSnapshot is like Snapshot, and looks at every file. It is called before a sandbox is given up: a change that is not in this
+// snapshot is lost.
+func (m *Mover) FullSnapshot(ctx context.Context, l eventlog.Loaded, box sandbox.Sandbox, reason string) (events.WorkspaceSynced, error) {
+	return m.snapshot(ctx, l, box, reason, true)
+}
+
+func (m *Mover) snapshot(ctx context.Context, l eventlog.Loaded, box sandbox.Sandbox, reason string, full bool) (events.WorkspaceSynced, error) {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
 	began := m.Now()
-	s, err := m.Store.Snapshot(ctx, box, topology.SessionRef{Tenant: l.Tenant, Session: l.ID}, l.Run.Snapshot.ID)
-	m.Measured(ctx, m.Now().Sub(began), s.NewBytes, err)
+	s, err := m.Store.Snapshot(ctx, box, topology.SessionRef{Tenant: l.Tenant, Session: l.ID}, l.Run.Snapshot.ID, full)
+	m.Measured(ctx, m.Now().Sub(began), s, err)
 	if err != nil {
 		return events.WorkspaceSynced{}, fmt.Errorf("snapshot of %s: %w", box.ID(), err)
 	}

@@ -33,12 +33,12 @@ func (s *store) Restore(_ context.Context, _ sandbox.Sandbox, ref topology.Sessi
 	return 3, s.err
 }
 
-func (s *store) Snapshot(_ context.Context, _ sandbox.Sandbox, _ topology.SessionRef, previous string) (contents.Snapshot, error) {
+func (s *store) Snapshot(_ context.Context, _ sandbox.Sandbox, _ topology.SessionRef, previous string, _ bool) (contents.Snapshot, error) {
 	return contents.Snapshot{ID: "after " + previous, NewBytes: 7}, s.err
 }
 
 func newMover(s *store, measured func(uint64, error)) *contents.Mover {
-	return &contents.Mover{Store: s, Now: time.Now, Measured: func(_ context.Context, _ time.Duration, n uint64, err error) { measured(n, err) }}
+	return &contents.Mover{Store: s, Now: time.Now, Measured: func(_ context.Context, _ time.Duration, s contents.Snapshot, err error) { measured(s.NewBytes, err) }}
 }
 
 // loaded returns a session whose sandbox is new, after some changes.

@@ -150,7 +150,7 @@ func (k *Keeper) LastSnapshot(ctx context.Context, l eventlog.Loaded, reason str
 	if err != nil {
 		return nil, err
 	}
-	s, err := k.Contents.Snapshot(ctx, l, box, reason)
+	s, err := k.Contents.FullSnapshot(ctx, l, box, reason)
 	if err != nil {
 		return nil, err
 	}

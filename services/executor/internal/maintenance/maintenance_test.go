@@ -41,7 +41,7 @@ type store struct {
 	err error
 }
 
-func (s *store) Snapshot(context.Context, sandbox.Sandbox, topology.SessionRef, string) (contents.Snapshot, error) {
+func (s *store) Snapshot(context.Context, sandbox.Sandbox, topology.SessionRef, string, bool) (contents.Snapshot, error) {
 	return contents.Snapshot{ID: "snp_1"}, s.err
 }
 
@@ -96,7 +96,7 @@ func newBed(t *testing.T) *bed {
 	b.meter = metering.New(proxy, b.tenants, x)
 	b.Maintainer = maintenance.New(maintenance.Config{
 		Beat: beat, Sandbox: engine{box: b.box}, Proxy: proxy, Now: clock,
-		Contents: &contents.Mover{Store: b.store, Sessions: log.Writer.Sessions, Now: clock, Measured: func(context.Context, time.Duration, uint64, error) {}},
+		Contents: &contents.Mover{Store: b.store, Sessions: log.Writer.Sessions, Now: clock, Measured: func(context.Context, time.Duration, contents.Snapshot, error) {}},
 	}, b.meter)
 	t.Cleanup(b.Close)
 	return b

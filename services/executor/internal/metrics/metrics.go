@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/executor/internal/contents"
 )
 
 // Metrics counts what an executor does. It is safe for concurrent use.
@@ -20,6 +21,8 @@ type Metrics struct {
 	snapshots       *prometheus.CounterVec
 	snapshotSeconds prometheus.Histogram
 	snapshotBytes   prometheus.Counter
+	missedFolders   prometheus.Counter
+	diverged        prometheus.Counter
 }
 
 // New returns Metrics that are not registered.
@@ -39,6 +42,8 @@ func New() *Metrics {
 		snapshots:       counter("snapshots_total", "Snapshots of workspaces that were stored, or failed."),
 		snapshotSeconds: seconds("snapshot_seconds", "Time to take a snapshot of a workspace and store it."),
 		snapshotBytes:   prometheus.NewCounter(prometheus.CounterOpts{Name: "spool_executor_snapshot_bytes_total", Help: "Bytes of snapshots that had to be stored, since the store did not have them."}),
+		missedFolders:   prometheus.NewCounter(prometheus.CounterOpts{Name: "spool_executor_snapshot_missed_folders_total", Help: "Folders in which a walk over all files found changes that the watcher in the sandbox had not reported."}),
+		diverged:        prometheus.NewCounter(prometheus.CounterOpts{Name: "spool_executor_snapshots_diverged_total", Help: "Snapshots that were taken again as a whole, because the runner's edits did not make the tree that it had found."}),
 	}
 }
 
@@ -56,7 +61,7 @@ func (m *Metrics) Register(r prometheus.Registerer, s Sources) {
 	gauge := func(name, help string, labels prometheus.Labels, value func() float64) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "spool_executor_" + name, Help: help, ConstLabels: labels}, value)
 	}
-	r.MustRegister(m.ended, m.sandboxes, m.sandboxSeconds, m.snapshots, m.snapshotSeconds, m.snapshotBytes,
+	r.MustRegister(m.ended, m.sandboxes, m.sandboxSeconds, m.snapshots, m.snapshotSeconds, m.snapshotBytes, m.missedFolders, m.diverged,
 		gauge("executions", "Executions that run.", nil, func() float64 { return float64(s.Executions()) }),
 		gauge("slots", "Executions that may run at once.", nil, func() float64 { return float64(s.Slots) }),
 	)
@@ -100,7 +105,7 @@ func (m *Metrics) Created(ctx context.Context, took time.Duration, err error) {
 func (m *Metrics) Pooled() { m.sandboxes.WithLabelValues("pooled").Inc() }
 
 // Snapshot counts a snapshot, unless it was cancelled.
-func (m *Metrics) Snapshot(ctx context.Context, took time.Duration, stored uint64, err error) {
+func (m *Metrics) Snapshot(ctx context.Context, took time.Duration, s contents.Snapshot, err error) {
 	if err != nil && errors.Is(ctx.Err(), context.Canceled) {
 		return
 	}
@@ -110,5 +115,9 @@ func (m *Metrics) Snapshot(ctx context.Context, took time.Duration, stored uint6
 	}
 	m.snapshots.WithLabelValues("stored").Inc()
 	m.snapshotSeconds.Observe(took.Seconds())
-	m.snapshotBytes.Add(float64(stored))
+	m.snapshotBytes.Add(float64(s.NewBytes))
+	m.missedFolders.Add(float64(s.Missed))
+	if s.Diverged {
+		m.diverged.Inc()
+	}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/executor/internal/contents"
 	"github.com/spoolhq/spool/services/executor/internal/metrics"
 )
 
@@ -34,14 +35,15 @@ func TestMetrics(t *testing.T) {
 	m.Created(t.Context(), time.Second, failed)
 	m.Created(cancelled, time.Second, failed)
 	m.Pooled()
-	m.Snapshot(t.Context(), time.Second, 100, nil)
-	m.Snapshot(t.Context(), time.Second, 7, failed)
-	m.Snapshot(cancelled, time.Second, 7, failed)
+	m.Snapshot(t.Context(), time.Second, contents.Snapshot{NewBytes: 100, Missed: 2, Diverged: true}, nil)
+	m.Snapshot(t.Context(), time.Second, contents.Snapshot{NewBytes: 7}, failed)
+	m.Snapshot(cancelled, time.Second, contents.Snapshot{NewBytes: 7}, failed)
 	got := values(t, r)
 	for name, want := range map[string]float64{
 		"executions_ended_total completed": 1, "executions_ended_total failed": 1, "executions_ended_total cancelled": 0,
 		"sandboxes_total created": 1, "sandboxes_total failed": 1, "sandboxes_total pooled": 1, "sandbox_create_seconds": 1,
 		"snapshots_total stored": 1, "snapshots_total failed": 1, "snapshot_seconds": 1, "snapshot_bytes_total": 100,
+		"snapshot_missed_folders_total": 2, "snapshots_diverged_total": 1,
 		"agents resting": 2, "agents working": 1, "agent_memory_bytes resting": 20, "agent_memory_bytes working": 10,
 		"pool_sandboxes spool": 1, "executions": 3, "slots": 4,
 	} {

@@ -25,15 +25,19 @@ import (
 
 // Workspaces implements contents.Store over the object store's bucket of workspaces.
 type Workspaces struct {
-	store  workspace.Store
-	room   *storage.Watch
-	logger *slog.Logger
+	store   workspace.Store
+	room    *storage.Watch
+	version int
+	logger  *slog.Logger
 }
 
 var _ contents.Store = (*Workspaces)(nil)
 
-// New returns a Workspaces. The caller must call Open before it moves workspaces.
-func New(log *slog.Logger) *Workspaces { return &Workspaces{logger: log} }
+// New returns a Workspaces that writes snapshots of a version, see workspace.Options. The caller must call Open before it moves
+// workspaces.
+func New(version int, log *slog.Logger) *Workspaces {
+	return &Workspaces{version: version, logger: log}
+}
 
 // CheckRoom makes snapshots fail while the store of NATS has only its reserve left. It must be called before Open.
 func (w *Workspaces) CheckRoom(room *storage.Watch) { w.room = room }
@@ -50,18 +54,24 @@ func (w *Workspaces) Open(ctx context.Context, js jetstream.JetStream) error {
 }
 
 // Snapshot stores what has changed since the previous snapshot.
-func (w *Workspaces) Snapshot(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, previous string) (contents.Snapshot, error) {
-	r, err := workspace.Snapshot(ctx, box, w.store, workspace.Options{Tenant: ref.Tenant, Session: ref.Session, Previous: previous})
+func (w *Workspaces) Snapshot(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, previous string, full bool) (contents.Snapshot, error) {
+	r, err := workspace.Snapshot(ctx, box, w.store, workspace.Options{Tenant: ref.Tenant, Session: ref.Session, Previous: previous, Full: full, Version: w.version})
 	if err != nil {
 		return contents.Snapshot{}, err
 	}
 	if r.Lost != nil {
 		w.logger.Warn("the previous snapshot could not be used: everything was stored again", "session", ref.Session, "snapshot", previous, "error", r.Lost)
 	}
+	if r.Missed > 0 {
+		w.logger.Warn("the runner's watcher had not reported all changes of files", "session", ref.Session, "folders", r.Missed)
+	}
+	if r.Diverged {
+		w.logger.Error("the edits of a runner did not make the tree that it had found: the whole tree was taken again", "session", ref.Session, "previous", previous)
+	}
 	for _, s := range r.Skips {
 		w.logger.Warn("not in the snapshot", "session", ref.Session, "path", s.Path, "reason", s.Reason)
 	}
-	return contents.Snapshot{ID: r.ID, Files: r.Files, Bytes: r.Bytes, NewBytes: r.NewBytes, Stored: r.Stored, Skipped: r.Skipped}, nil
+	return contents.Snapshot{ID: r.ID, Files: r.Files, Bytes: r.Bytes, NewBytes: r.NewBytes, Stored: r.Stored, Skipped: r.Skipped, Missed: r.Missed, Diverged: r.Diverged}, nil
 }
 
 // Restore fills a sandbox from a snapshot, or from some of its trees.

@@ -1,0 +1,534 @@
+package snapshot
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/watch"
+	"github.com/spoolhq/spool/pkg/workspace/wire"
+)
+
+const (
+	// fullEvery and fullAfter limit the number of snapshots, and the time, between two full walks.
+	fullEvery = 20
+	fullAfter = 10 * time.Minute
+	// maxUnknown is the number of new bytes above which the runner asks for the hashes that the host has, so that moved
+	// and copied files are not stored again. To send them the host reads the whole tree.
+	maxUnknown = 1 << 20
+	// rewritten is the number of bytes of a changed file that may be new besides those by which it has grown.
+	rewritten = 64 << 10
+)
+
+// plan is what a snapshot with edits looks at.
+type plan struct {
+	base    string          // the snapshot that the edits change; "" for the whole tree
+	full    bool            // all folders are looked at; otherwise those of the workspace in folders
+	folders map[string]bool // folders of the workspace in which something may have changed; true includes everything below
+	usable  bool            // folders has all changes that the watcher knows
+	mapped  map[string]bool // files that a process can change without a change of their times
+	doubt   bool            // the next snapshot has to be a full walk
+}
+
+// look adds a folder, without the folders below it.
+func (p *plan) look(folder string) {
+	if _, ok := p.folders[folder]; !ok {
+		p.folders[folder] = false
+	}
+}
+
+// covers reports whether a folder is looked at because of folders.
+func (p *plan) covers(folder string) bool {
+	if _, ok := p.folders[folder]; ok {
+		return true
+	}
+	for i := range len(folder) {
+		if folder[i] == '/' && p.folders[folder[:i]] {
+			return true
+		}
+	}
+	return false
+}
+
+// sendEdits sends what has changed since the host's base, or the whole tree.
+func (s *taking) sendEdits(hello wire.Hello) error {
+	if err := s.makePlan(hello); err != nil {
+		return err
+	}
+	defer s.query.Close()
+	found := wire.Found{Base: s.plan.base, Known: s.plan.full}
+	if !s.plan.full {
+		size, linked, err := s.survey()
+		if err != nil {
+			return err
+		}
+		if linked { // another name of the file may be in a folder that is not looked at
+			s.plan.full = true
+		}
+		found.Known = s.plan.full || size > maxUnknown
+	}
+	if err := errors.Join(s.out.JSON(wire.FrameFound, found), s.out.Flush()); err != nil {
+		return err
+	}
+	if more, err := s.readKnown(); err != nil || !more {
+		return err
+	}
+	if err := s.walkPlan(); err != nil {
+		return err
+	}
+	if s.plan.full {
+		s.end.Full, s.end.ID, s.end.Missed = true, s.treeID(), s.countMissed()
+	}
+	s.end.Read = s.read
+	if err := errors.Join(s.out.JSON(wire.FrameEnd, s.end), s.out.Flush()); err != nil {
+		return err
+	}
+	saved := s.saveEdits() // while the host stores the snapshot
+	var named wire.Named
+	if err := s.in.Expect(wire.FrameNamed, &named); err != nil {
+		return fmt.Errorf("read the name of the snapshot: %w", err)
+	}
+	if saved {
+		s.confirm(named.ID)
+	}
+	return nil
+}
+
+// makePlan decides what to look at.
+func (s *taking) makePlan(hello wire.Hello) error {
+	p := &s.plan
+	if hello.Base != "" && hello.Base == s.before.ID {
+		p.base = hello.Base
+	}
+	p.full = true
+	if s.Shared { // the host's processes may change the files, and the limits are those of the whole tree
+		return nil
+	}
+	var err error
+	if s.query, err = watch.Ask(s.ctx, s.Roots.State, s.before.Token); err != nil {
+		if s.ctx.Err() != nil {
+			return s.ctx.Err()
+		}
+		s.Log.Debug("no watcher reports changes: all files are looked at", "err", err)
+		return nil
+	}
+	p.mapped = map[string]bool{}
+	for _, rel := range s.query.Mapped {
+		p.mapped[inWorkspace(rel)] = true
+	}
+	if p.base == "" || s.query.All {
+		s.Log.Debug("all files are looked at", "base", p.base, "reason", s.query.Reason)
+		return nil
+	}
+	p.usable = true
+	age := time.Since(s.before.FullAt)
+	p.full = hello.Full || s.before.Since >= fullEvery || age > fullAfter || age < 0
+	p.folders = map[string]bool{}
+	for _, f := range s.query.Folders {
+		p.folders[inWorkspace(f.Path)] = f.Deep
+	}
+	for path := range p.mapped {
+		folder, _ := wire.Split(path)
+		p.look(folder)
+	}
+	for path, sec := range s.before.folders {
+		if sec.look && wire.IsBelow(path, wire.Workspace) {
+			p.look(path)
+		}
+	}
+	return nil
+}
+
+func inWorkspace(rel string) string {
+	if rel == "" {
+		return wire.Workspace
+	}
+	return wire.Workspace + "/" + rel
+}
+
+// targets returns the folders to look at, sorted. A folder that the index does not have is found by looking at the
+// nearest parent that it has.
+func (s *taking) targets() []string {
+	out := map[string]bool{}
+	for path := range s.plan.folders {
+		for path != wire.Workspace {
+			if k, ok := s.before.get(path); ok && k.kind == wire.Dir {
+				break
+			}
+			path, _ = wire.Split(path)
+		}
+		out[path] = true
+	}
+	return slices.SortedFunc(maps.Keys(out), wire.Compare)
+}
+
+// survey looks at everything that the plan names, without reading content. It returns the number of bytes that may be
+// new, and whether a file has become one with several names.
+func (s *taking) survey() (size int64, linked bool, err error) {
+	visited := map[string]bool{}
+	w := &walk{
+		ctx: s.ctx, maxFile: s.MaxFile, descend: s.descend,
+		file: func(_ *os.Root, _ string, e *wire.Entry, info fs.FileInfo) error {
+			k, ok := s.before.get(e.Path)
+			linked = linked || hasLinks(info) && !k.links
+			switch {
+			case ok && k.kind == wire.File && k.stat == statOf(info):
+			case ok && k.kind == wire.File && info.Size() >= k.size:
+				size += info.Size() - k.size + min(rewritten, info.Size())
+			default:
+				size += info.Size()
+			}
+			return nil
+		},
+		add:  func(*wire.Entry, fs.FileInfo) error { return nil },
+		skip: func(string, wire.Reason) error { return nil },
+		done: func(folder string, _ bool) error { visited[folder] = true; return nil },
+	}
+	if err := w.tree(s.roots.state, wire.State, 0); err != nil {
+		return 0, false, err
+	}
+	for _, path := range s.targets() {
+		if visited[path] {
+			continue
+		}
+		if _, err := s.walkFolder(w, path); err != nil {
+			return 0, false, err
+		}
+	}
+	return size, linked, nil
+}
+
+// descend reports whether the walk has to enter a folder of the workspace that it comes to: one that the index does not
+// have, that is another one than in the index, or in which everything may have changed.
+func (s *taking) descend(path string, info fs.FileInfo) bool {
+	if s.plan.full || wire.IsBelow(path, wire.State) || s.before.folders[path] == nil {
+		return true
+	}
+	k, ok := s.before.get(path)
+	if !ok || k.kind != wire.Dir || k.stat.inode != statOf(info).inode || s.plan.folders[path] {
+		return true
+	}
+	for i := range len(path) {
+		if path[i] == '/' && s.plan.folders[path[:i]] {
+			return true
+		}
+	}
+	return false
+}
+
+// walkFolder walks one folder of the workspace, and returns false if it does not exist.
+func (s *taking) walkFolder(w *walk, path string) (exists bool, err error) {
+	dir, info, depth, err := s.openFolder(path)
+	if err != nil || dir == nil {
+		return false, err
+	}
+	if dir != s.roots.workspace {
+		defer dir.Close() //nolint:errcheck // only read
+		if w.refresh != nil {
+			if err := w.refresh(path, info); err != nil {
+				return true, err
+			}
+		}
+	}
+	return true, w.tree(dir, path, depth)
+}
+
+// openFolder opens a folder of the workspace step by step, without following links. It returns nil if there is none.
+func (s *taking) openFolder(path string) (dir *os.Root, info fs.FileInfo, depth int, err error) {
+	dir = s.roots.workspace
+	_, rest, below := strings.Cut(path, "/")
+	if !below {
+		return dir, nil, 0, nil
+	}
+	for name := range strings.SplitSeq(rest, "/") {
+		sub, now, err := enter(dir, name)
+		if dir != s.roots.workspace {
+			_ = dir.Close() // only read
+		}
+		if err != nil || sub == nil {
+			return nil, nil, 0, err
+		}
+		dir, info = sub, now
+		depth++
+	}
+	return dir, info, depth, nil
+}
+
+// enter opens a folder in a folder; nil if there is none, or it cannot be opened.
+func enter(dir *os.Root, name string) (*os.Root, fs.FileInfo, error) {
+	info, err := dir.Lstat(name)
+	if err != nil || !info.IsDir() {
+		return nil, nil, nil //nolint:nilerr // the folder that it is in reports it
+	}
+	sub, err := dir.OpenRoot(name)
+	if err != nil {
+		return nil, nil, nil //nolint:nilerr // the folder that it is in reports it
+	}
+	if now, err := sub.Lstat("."); err != nil || !os.SameFile(now, info) {
+		return nil, nil, errors.Join(err, sub.Close())
+	}
+	return sub, info, nil
+}
+
+// walkPlan looks at everything that the plan names and sends what has changed.
+func (s *taking) walkPlan() error {
+	s.after, s.walked = newIndex(), map[string]int{}
+	w := s.recording()
+	if s.plan.full {
+		return s.walk(w)
+	}
+	s.after.folders = maps.Clone(s.before.folders)
+	w.ctx, w.maxFile, w.descend, w.refresh = s.ctx, s.MaxFile, s.descend, s.refresh
+	if err := w.tree(s.roots.state, wire.State, 0); err != nil {
+		return err
+	}
+	for _, path := range s.targets() {
+		if _, done := s.walked[path]; done {
+			continue
+		}
+		if s.after.folders[path] == nil && path != wire.Workspace {
+			continue // found to be gone with its parent
+		}
+		exists, err := s.walkFolder(w, path)
+		if err != nil {
+			return err
+		}
+		s.plan.doubt = s.plan.doubt || !exists
+	}
+	return nil
+}
+
+// recording returns a walk that makes sections of the new index and sends changes.
+func (s *taking) recording() *walk {
+	return &walk{
+		file: s.file, add: s.add, done: s.done,
+		skip: func(path string, why wire.Reason) error {
+			if folder, _ := wire.Split(path); folder != "" {
+				s.section(folder).look = true
+			}
+			return s.out.JSON(wire.FrameSkip, skipped(path, why))
+		},
+	}
+}
+
+// section returns the section of a folder that this walk makes.
+func (s *taking) section(folder string) *section {
+	if _, ok := s.walked[folder]; !ok {
+		s.walked[folder] = 0
+		s.after.folders[folder] = &section{entries: map[string]known{}}
+	}
+	return s.after.folders[folder]
+}
+
+// add records an entry, and sends it unless the host has it.
+func (s *taking) add(e *wire.Entry, info fs.FileInfo) error {
+	k := known{kind: e.Kind, mode: e.Mode, target: e.Target}
+	switch e.Kind {
+	case wire.File:
+		k.stat, k.trusted, k.size, k.blocks = s.lastRead.stat, s.lastRead.trusted, e.Size, e.Blocks
+		k.links, k.unsettled = hasLinks(info), e.Unsettled
+		s.end.Files++
+		s.end.Bytes += uint64(e.Size) //nolint:gosec // a size
+	case wire.Dir:
+		k.stat = statOf(info)
+	}
+	folder, name := wire.Split(e.Path)
+	sec := s.section(folder)
+	sec.entries[name] = k
+	sec.look = sec.look || e.Kind == wire.File && (!k.trusted || k.links)
+	if s.version1 != nil {
+		line, err := s.version1.Add(e)
+		if err != nil {
+			return err
+		}
+		return s.out.Frame(wire.FrameEntry, line)
+	}
+	return s.edit(e, k, folder)
+}
+
+// edit sends an entry if it has changed.
+func (s *taking) edit(e *wire.Entry, k known, folder string) error {
+	old, had := s.before.get(e.Path)
+	same := s.plan.base != "" && had && old.hasEqualEntry(k)
+	if same && !s.plan.full {
+		return nil
+	}
+	if err := e.Check(); err != nil {
+		return err
+	}
+	line, err := e.Line()
+	if err != nil {
+		return err
+	}
+	if s.plan.full {
+		s.lines = append(s.lines, lineHash{e.Path, wire.Sum(line), len(line)})
+	}
+	if same {
+		return nil
+	}
+	if !had || old.kind != wire.Dir || k.kind != wire.Dir {
+		s.walked[folder]++
+	}
+	if had && old.kind == wire.Dir && k.kind != wire.Dir && !s.plan.full {
+		s.after.removeBelow(e.Path)
+	}
+	return s.out.Frame(wire.FrameEntry, line)
+}
+
+// refresh records a folder whose parent is not looked at.
+func (s *taking) refresh(path string, info fs.FileInfo) error {
+	parent, name := wire.Split(path)
+	if _, done := s.walked[parent]; done {
+		return nil
+	}
+	k := known{kind: wire.Dir, mode: uint32(info.Mode().Perm()), stat: statOf(info)}
+	old, _ := s.before.get(path)
+	if old.equals(k) {
+		return nil
+	}
+	sec := s.after.folders[parent]
+	next := &section{look: sec.look, entries: maps.Clone(sec.list())}
+	next.entries[name] = k
+	s.after.folders[parent] = next
+	if old.hasEqualEntry(k) {
+		return nil
+	}
+	e := &wire.Entry{Path: path, Kind: wire.Dir, Mode: k.mode, ModTime: info.ModTime()}
+	return s.out.Entry(e)
+}
+
+// done sends which entries of a folder are gone.
+func (s *taking) done(folder string, listed bool) error {
+	sec := s.section(folder)
+	old := s.before.folders[folder]
+	if old != nil && s.plan.base != "" {
+		for name, k := range old.list() {
+			if _, ok := sec.entries[name]; ok && listed {
+				continue
+			}
+			s.walked[folder]++
+			path := folder + "/" + name
+			if k.kind == wire.Dir && !s.plan.full {
+				s.after.removeBelow(path)
+			}
+			if err := s.out.Frame(wire.FrameGone, []byte(path)); err != nil {
+				return err
+			}
+		}
+	}
+	if !listed {
+		s.after.removeBelow(folder)
+	}
+	return nil
+}
+
+// lineHash is the hash of an entry's line, and its length.
+type lineHash struct {
+	path string
+	hash wire.Hash
+	size int
+}
+
+// treeID returns the id of the tree that a full walk found.
+func (s *taking) treeID() string {
+	slices.SortFunc(s.lines, func(a, b lineHash) int { return wire.ComparePart(a.path, b.path) })
+	id, part, open := wire.NewPartsID(), wire.NewPartHash(), false
+	end := func() {
+		if open {
+			id.Add(part.Sum())
+			part, open = wire.NewPartHash(), false
+		}
+	}
+	var cut wire.Cutter
+	for _, l := range s.lines {
+		begins, ends := cut.Next(l.path, l.size)
+		if begins {
+			end()
+		}
+		part.Add(l.hash)
+		if open = true; ends {
+			end()
+		}
+	}
+	end()
+	return id.ID()
+}
+
+// countMissed returns the number of folders of the workspace in which a full walk found changes that the watcher has
+// not reported, not even by now.
+func (s *taking) countMissed() (n uint32) {
+	if !s.plan.usable {
+		return 0
+	}
+	var missed []string
+	for folder, changes := range s.walked {
+		if changes > 0 && wire.IsBelow(folder, wire.Workspace) && !s.plan.covers(folder) {
+			missed = append(missed, folder)
+		}
+	}
+	if len(missed) == 0 {
+		return 0
+	}
+	since, err := s.query.Again()
+	if err != nil || since.All {
+		return 0 // it does not know any more
+	}
+	for _, f := range since.Folders {
+		s.plan.folders[inWorkspace(f.Path)] = f.Deep || s.plan.folders[inWorkspace(f.Path)]
+	}
+	missed = slices.DeleteFunc(missed, s.plan.covers)
+	if len(missed) > 0 {
+		slices.Sort(missed)
+		s.Log.Warn("the watcher had not reported all changes: a full walk found them", "folders", len(missed), "first", missed[0])
+	}
+	return uint32(len(missed)) //nolint:gosec // bounded by wire.MaxEntries
+}
+
+// saveEdits saves the new index, without the name of the snapshot. It reports whether the index on disk is the new one.
+func (s *taking) saveEdits() bool {
+	s.after.head = head{Since: s.before.Since + 1, FullAt: s.before.FullAt}
+	if s.plan.full {
+		s.after.Since, s.after.FullAt = 0, time.Now()
+	}
+	return s.isSaved() || s.saveIndex()
+}
+
+// isSaved reports whether the sections of the index have not changed.
+func (s *taking) isSaved() bool {
+	if s.plan.base == "" || len(s.after.folders) != len(s.before.folders) {
+		return false
+	}
+	for path, sec := range s.after.folders {
+		old := s.before.folders[path]
+		if sec == old {
+			continue
+		}
+		if old == nil || old.look != sec.look || !maps.EqualFunc(old.list(), sec.list(), known.equals) {
+			return false
+		}
+	}
+	return true
+}
+
+// confirm records that the host has stored the snapshot, and that the watcher's answer is in it.
+func (s *taking) confirm(id string) {
+	s.after.ID = id
+	if s.query != nil && !s.plan.doubt {
+		s.after.Token = s.query.Token
+	}
+	if err := s.after.setHead(s.roots.state); err != nil {
+		s.Log.Warn("the index of files was not confirmed", "err", err)
+		return
+	}
+	if s.after.Token == "" {
+		return
+	}
+	if err := s.query.Confirm(); err != nil {
+		s.Log.Warn("the watcher repeats its changes: its next answer is to look at all files", "err", err)
+	}
+}

@@ -1,0 +1,192 @@
+package watch
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+	"sync"
+)
+
+// maxFolders is the largest number of folders that a tracker remembers. With more, all folders count as changed.
+const maxFolders = 4096
+
+// Folder is a folder of the workspace in which something may have changed.
+type Folder struct {
+	Path string // relative to the workspace, "" for itself
+	Deep bool   // also in all folders below it
+}
+
+// errUnconfirmed is returned for a confirmation of an answer that another one has replaced.
+var errUnconfirmed = errors.New("another snapshot has asked meanwhile")
+
+// tracker remembers in which folders something has changed since the last snapshot. It covers ignored files too: folders
+// that are not watched are in every answer. What an answer had is forgotten once a snapshot confirms that it has looked
+// there; otherwise it is in the next answer again. A tracker is safe for concurrent use.
+type tracker struct {
+	mu        sync.Mutex
+	name      string // of this tracker, which is in its tokens
+	answers   uint64
+	confirmed string          // token of the last confirmed answer
+	changes   changeSet       // since the last answer
+	open      *openAnswer     // not confirmed yet
+	unwatched map[string]bool // folders without a watch
+	blind     string          // why changes cannot be known at all; "" if they can
+}
+
+// changeSet is a set of changes.
+type changeSet struct {
+	reason  string // why everything may have changed; "" if folders has all changes
+	folders map[string]bool
+}
+
+type openAnswer struct {
+	token string
+	changeSet
+}
+
+func newTracker() *tracker {
+	return &tracker{name: rand.Text(), changes: changeSet{reason: "the watcher has just started", folders: map[string]bool{}}, unwatched: map[string]bool{}}
+}
+
+// mark records a change in a folder.
+func (t *tracker) mark(path string, deep bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.changes.mark(path, deep)
+}
+
+func (c *changeSet) mark(path string, deep bool) {
+	if c.reason != "" {
+		return
+	}
+	if c.folders[path] = c.folders[path] || deep; len(c.folders) > maxFolders {
+		c.markAll(fmt.Sprintf("more than %d folders have changed", maxFolders))
+	}
+}
+
+// markAll records that something may have changed anywhere.
+func (t *tracker) markAll(reason string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.changes.markAll(reason)
+}
+
+func (c *changeSet) markAll(reason string) {
+	if c.reason == "" {
+		c.reason, c.folders = reason, map[string]bool{}
+	}
+}
+
+// goBlind records that no changes are known from now on.
+func (t *tracker) goBlind(reason string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.blind = reason
+}
+
+// setWatched records whether a folder is watched. Changes of a folder that is not watched, and below it, are not known.
+func (t *tracker) setWatched(path string, watched bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if watched {
+		delete(t.unwatched, path)
+		return
+	}
+	t.unwatched[path] = true
+	t.changes.mark(path, true)
+}
+
+// removed records that a folder is gone from its place.
+func (t *tracker) removed(path string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	maps.DeleteFunc(t.unwatched, func(p string, _ bool) bool { return p == path || strings.HasPrefix(p, path+"/") })
+}
+
+// restart forgets which folders are not watched.
+func (t *tracker) restart(reason string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	clear(t.unwatched)
+	t.changes.markAll(reason)
+}
+
+// answer returns what may have changed since the answer with a token. The caller calls confirm or giveBack with the
+// token of the result.
+func (t *tracker) answer(since string) Answer {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.reopen()
+	if since == "" || since != t.confirmed {
+		t.changes.markAll("the last snapshot is not the one that the watcher knows")
+	}
+	if len(t.unwatched) > maxFolders {
+		t.changes.markAll(fmt.Sprintf("more than %d folders are not watched", maxFolders))
+	}
+	t.answers++
+	t.open = &openAnswer{token: fmt.Sprintf("%s-%d", t.name, t.answers), changeSet: t.changes}
+	t.changes = changeSet{folders: map[string]bool{}}
+	return t.list(t.open.token, t.open.changeSet)
+}
+
+// peek returns what has changed since the last answer, which stays in the next one.
+func (t *tracker) peek() Answer {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.list("", t.changes)
+}
+
+func (t *tracker) list(token string, c changeSet) Answer {
+	a := Answer{Token: token, Reason: c.reason}
+	if t.blind != "" {
+		a.Reason = t.blind
+	}
+	if a.All = a.Reason != ""; a.All {
+		return a
+	}
+	for path, deep := range c.folders {
+		a.Folders = append(a.Folders, Folder{path, deep || t.unwatched[path]})
+	}
+	for path := range t.unwatched {
+		if _, listed := c.folders[path]; !listed {
+			a.Folders = append(a.Folders, Folder{path, true})
+		}
+	}
+	return a
+}
+
+// confirm records that a snapshot has everything of an answer.
+func (t *tracker) confirm(token string) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.open == nil || t.open.token != token {
+		return errUnconfirmed
+	}
+	t.confirmed, t.open = token, nil
+	return nil
+}
+
+// giveBack puts what an answer had into the next one, unless it was confirmed.
+func (t *tracker) giveBack(token string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.open != nil && t.open.token == token {
+		t.reopen()
+	}
+}
+
+// reopen merges the answer that was not confirmed into the changes.
+func (t *tracker) reopen() {
+	if t.open == nil {
+		return
+	}
+	if t.open.reason != "" {
+		t.changes.markAll(t.open.reason)
+	}
+	for path, deep := range t.open.folders {
+		t.changes.mark(path, deep)
+	}
+	t.open = nil
+}

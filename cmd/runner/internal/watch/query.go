@@ -1,0 +1,282 @@
+package watch
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"time"
+)
+
+// SocketName is the name of the socket in the state folder at which a watcher answers what has changed. It is not part
+// of snapshots.
+const SocketName = ".spool-changes"
+
+const (
+	// answerWithin is the maximum time that an answer takes.
+	answerWithin = 5 * time.Second
+	// maxRequest is the largest size in bytes of a request.
+	maxRequest = 4 << 10
+	// maxQueries is the largest number of connections at a time.
+	maxQueries = 16
+	// maxAnswer is the largest size in bytes of all answers of a connection. The agent can listen in the watcher's place.
+	maxAnswer = 64 << 20
+)
+
+// Answer has the folders in which something may have changed.
+type Answer struct {
+	Token   string   `json:"token,omitempty"`
+	All     bool     `json:"all,omitempty"`    // something may have changed in any folder
+	Reason  string   `json:"reason,omitempty"` // of All
+	Folders []Folder `json:"-"`
+	// Mapped are files that a process has mapped into its memory for writing: it can change them without a change of
+	// their times.
+	Mapped []string `json:"-"`
+}
+
+// answerJSON is an Answer on the socket. Paths are bytes, because they need not be UTF-8.
+type answerJSON struct {
+	Answer
+	Shallow [][]byte `json:"shallow,omitempty"`
+	Deep    [][]byte `json:"deep,omitempty"`
+	Files   [][]byte `json:"mapped,omitempty"`
+	Error   string   `json:"error,omitempty"`
+}
+
+// request is one request of a connection. A connection sends one with Since, then others.
+type request struct {
+	Since   *string `json:"since,omitempty"`   // asks for changes after the answer with this token
+	Again   bool    `json:"again,omitempty"`   // asks for changes after the answer of this connection
+	Confirm bool    `json:"confirm,omitempty"` // the answer of this connection is in a snapshot
+}
+
+// Serve answers queries of snapshots at the socket in the state folder until ctx ends. Run must be running. processes
+// returns the processes whose mapped files are in answers; nil means none.
+func (w *Watcher) Serve(ctx context.Context, state string, processes func() []int) error {
+	dir, err := os.Open(state)
+	if err != nil {
+		return fmt.Errorf("answer what has changed: %w", err)
+	}
+	defer dir.Close()                                  //nolint:errcheck // only a handle
+	workspace, err := filepath.EvalSymlinks(w.cfg.Dir) // as the kernel names mapped files
+	if err != nil {
+		return fmt.Errorf("answer what has changed: %w", err)
+	}
+	own := filepath.Join(state, SocketName)
+	if err := os.Remove(own); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("answer what has changed: %w", err)
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socketPath(dir), Net: "unix"})
+	if err != nil {
+		return fmt.Errorf("answer what has changed: %w", err)
+	}
+	l.SetUnlinkOnClose(false)
+	if err := os.Chmod(own, 0o600); err != nil {
+		return errors.Join(fmt.Errorf("answer what has changed: %w", err), l.Close())
+	}
+	stop := context.AfterFunc(ctx, func() { _ = l.Close() }) // Accept returns the error
+	defer stop()
+	var all sync.WaitGroup
+	slots := make(chan struct{}, maxQueries)
+	for {
+		c, err := l.Accept()
+		if ctx.Err() != nil {
+			all.Wait()
+			if err == nil {
+				_ = c.Close()
+			}
+			if err := os.Remove(own); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				w.cfg.Log.Warn("the socket of changes stays", "err", err)
+			}
+			return nil
+		}
+		if err != nil {
+			all.Wait()
+			return errors.Join(fmt.Errorf("answer what has changed: %w", err), l.Close())
+		}
+		select {
+		case slots <- struct{}{}:
+		default:
+			_ = c.Close() // its snapshot looks at all files
+			continue
+		}
+		all.Go(func() {
+			defer func() { <-slots }()
+			end := context.AfterFunc(ctx, func() { _ = c.Close() }) // reads return the error
+			defer end()
+			w.converse(ctx, c, func() []string {
+				if processes == nil {
+					return nil
+				}
+				return mapped(workspace, processes())
+			})
+			_ = c.Close()
+		})
+	}
+}
+
+// socketPath returns a path of the socket that is short enough for the system, whatever the path of the folder.
+func socketPath(dir *os.File) string {
+	return "/proc/self/fd/" + strconv.Itoa(int(dir.Fd())) + "/" + SocketName //nolint:gosec // a descriptor
+}
+
+// converse answers the requests of one snapshot.
+func (w *Watcher) converse(ctx context.Context, c net.Conn, mapped func() []string) {
+	token := ""
+	defer func() { w.tracker.giveBack(token) }()
+	lines := bufio.NewScanner(c)
+	lines.Buffer(nil, maxRequest)
+	for lines.Scan() {
+		var r request
+		if err := json.Unmarshal(lines.Bytes(), &r); err != nil {
+			return
+		}
+		var out answerJSON
+		switch {
+		case r.Since != nil:
+			w.sync(ctx)
+			w.tracker.giveBack(token)
+			out.Answer = w.tracker.answer(*r.Since)
+			token = out.Token
+			out.Files = bytesOf(mapped())
+		case r.Again:
+			w.sync(ctx)
+			out.Answer = w.tracker.peek()
+		case r.Confirm:
+			if err := w.tracker.confirm(token); err != nil {
+				out.Error = err.Error()
+			}
+		}
+		for _, f := range out.Folders {
+			if f.Deep {
+				out.Deep = append(out.Deep, []byte(f.Path))
+			} else {
+				out.Shallow = append(out.Shallow, []byte(f.Path))
+			}
+		}
+		raw, err := json.Marshal(out)
+		if err == nil {
+			err = c.SetWriteDeadline(time.Now().Add(answerWithin))
+		}
+		if err == nil {
+			_, err = c.Write(append(raw, '\n'))
+		}
+		if err != nil {
+			w.cfg.Log.Debug("a snapshot did not take the answer", "err", err)
+			return
+		}
+	}
+}
+
+func bytesOf(list []string) [][]byte {
+	out := make([][]byte, len(list))
+	for i, s := range list {
+		out[i] = []byte(s)
+	}
+	return out
+}
+
+// sync blocks until the tracker has all changes that happened before the call. If that takes too long, everything
+// counts as changed.
+func (w *Watcher) sync(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, flushWithin)
+	defer cancel()
+	done := make(chan struct{})
+	select {
+	case w.syncs <- done:
+		select {
+		case <-done:
+			return
+		case <-ctx.Done():
+		}
+	case <-ctx.Done():
+	}
+	w.tracker.markAll("the watcher did not answer in time")
+}
+
+// Query is an answer that a snapshot uses. It is not safe for concurrent use.
+type Query struct {
+	Answer
+	c     net.Conn
+	lines *bufio.Reader
+}
+
+// Ask asks the watcher of a state folder what has changed since the answer with a token. The caller calls Confirm once
+// it has everything, and Close.
+func Ask(ctx context.Context, state, since string) (*Query, error) {
+	dir, err := os.Open(state)
+	if err != nil {
+		return nil, fmt.Errorf("ask what has changed: %w", err)
+	}
+	defer dir.Close() //nolint:errcheck // only a handle
+	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	defer cancel()
+	c, err := (&net.Dialer{}).DialContext(ctx, "unix", socketPath(dir))
+	if err != nil {
+		return nil, fmt.Errorf("ask what has changed: %w", err)
+	}
+	q := &Query{c: c, lines: bufio.NewReader(io.LimitReader(c, maxAnswer))}
+	if q.Answer, err = q.ask(request{Since: &since}); err != nil {
+		return nil, errors.Join(fmt.Errorf("ask what has changed: %w", err), c.Close())
+	}
+	return q, nil
+}
+
+// ask sends a request and returns the answer.
+func (q *Query) ask(r request) (Answer, error) {
+	raw, err := json.Marshal(r)
+	if err == nil {
+		err = q.c.SetDeadline(time.Now().Add(answerWithin))
+	}
+	if err == nil {
+		_, err = q.c.Write(append(raw, '\n'))
+	}
+	var line []byte
+	if err == nil {
+		line, err = q.lines.ReadBytes('\n')
+	}
+	var in answerJSON
+	if err == nil {
+		err = json.Unmarshal(line, &in)
+	}
+	if err == nil && in.Error != "" {
+		err = errors.New(in.Error)
+	}
+	if err != nil {
+		return Answer{}, err
+	}
+	for _, p := range in.Shallow {
+		in.Folders = append(in.Folders, Folder{string(p), false})
+	}
+	for _, p := range in.Deep {
+		in.Folders = append(in.Folders, Folder{string(p), true})
+	}
+	for _, p := range in.Files {
+		in.Mapped = append(in.Mapped, string(p))
+	}
+	return in.Answer, nil
+}
+
+// Again returns what has changed since the answer. The next snapshot gets it too.
+func (q *Query) Again() (Answer, error) { return q.ask(request{Again: true}) }
+
+// Confirm reports that the snapshot has everything of the answer.
+func (q *Query) Confirm() error {
+	_, err := q.ask(request{Confirm: true})
+	return err
+}
+
+// Close ends the query. Without Confirm the next answer has its changes again.
+func (q *Query) Close() {
+	if q != nil {
+		_ = q.c.Close() // nothing is buffered
+	}
+}

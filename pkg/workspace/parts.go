@@ -1,0 +1,390 @@
+package workspace
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/klauspost/compress/zstd"
+
+	"github.com/spoolhq/spool/pkg/workspace/wire"
+)
+
+// maxPart is the maximum size in bytes of a part that is not compressed.
+const maxPart = 16 << 20
+
+// parts is a manifest of version 2: the list of the parts of a tree, and of the packs with their content.
+type parts struct {
+	packs map[int32]pack // by number, which a pack keeps in later snapshots
+	next  int32          // number of the next pack
+	list  []partRef      // in the order of wire.ComparePart
+}
+
+// partRef describes a stored part of a tree.
+type partRef struct {
+	Digest    wire.Hash `json:"digest"`
+	Pack      int32     `json:"pack"`
+	Offset    int32     `json:"offset"`
+	Length    int32     `json:"length"`
+	First     []byte    `json:"first"` // path of the first entry
+	Last      []byte    `json:"last"`  // path of the last entry
+	Entries   uint32    `json:"entries"`
+	Lines     uint32    `json:"lines"` // length of the canonical form in bytes
+	Files     uint32    `json:"files,omitempty"`
+	Bytes     uint64    `json:"bytes,omitempty"`
+	Unsettled uint32    `json:"unsettled,omitempty"`
+	Uses      []use     `json:"uses,omitempty"`
+}
+
+// use is the number of bytes of a pack that the files of a part refer to. A block counts once for each reference.
+type use struct {
+	Pack  int32 `json:"pack"`
+	Bytes int64 `json:"bytes"`
+}
+
+// partsJSON is the form of parts in the manifest, after the line wire.Header2.
+type partsJSON struct {
+	Next  int32      `json:"next"`
+	Packs []packJSON `json:"packs"`
+	Parts []partRef  `json:"parts"`
+}
+
+type packJSON struct {
+	N    int32     `json:"n"`
+	Hash wire.Hash `json:"sha256"`
+	Size int64     `json:"size"`
+}
+
+// item is an entry with the locations of its blocks. The pack of a place is the number of the pack.
+type item struct {
+	Entry
+	places []place
+	hash   wire.Hash // of the line
+	line   int       // length of the line
+}
+
+// id returns the id of the snapshot.
+func (p *parts) id() string {
+	id := wire.NewPartsID()
+	for i := range p.list {
+		id.Add(p.list[i].Digest)
+	}
+	return id.ID()
+}
+
+// numbers returns the numbers of all packs in ascending order.
+func (p *parts) numbers() []int32 {
+	out := make([]int32, 0, len(p.packs))
+	for n := range p.packs {
+		out = append(out, n)
+	}
+	slices.Sort(out)
+	return out
+}
+
+// encode returns the manifest's object.
+func (p *parts) encode() ([]byte, error) {
+	doc := partsJSON{Next: p.next, Parts: p.list}
+	for _, n := range p.numbers() {
+		doc.Packs = append(doc.Packs, packJSON{n, p.packs[n].hash, p.packs[n].size})
+	}
+	var out bytes.Buffer
+	z, err := zstd.NewWriter(&out, zstd.WithEncoderConcurrency(1), zstd.WithEncoderLevel(zstd.SpeedFastest))
+	if err != nil {
+		return nil, err
+	}
+	_, err = io.WriteString(z, wire.Header2+"\n")
+	if err == nil {
+		err = json.NewEncoder(z).Encode(doc)
+	}
+	if err = errors.Join(err, z.Close()); err != nil {
+		return nil, err
+	}
+	return out.Bytes(), nil
+}
+
+// decodeParts reads the rest of a manifest of version 2, after its first line.
+func decodeParts(r io.Reader, id string) (*parts, error) {
+	var doc partsJSON
+	if err := json.NewDecoder(r).Decode(&doc); err != nil {
+		return nil, err
+	}
+	p := &parts{packs: make(map[int32]pack, len(doc.Packs)), next: doc.Next, list: doc.Parts}
+	if got := p.id(); got != id {
+		return nil, fmt.Errorf("the parts have the hash %s", got)
+	}
+	for _, k := range doc.Packs {
+		if k.Size < 0 || k.Size > packSize || k.N < 0 || k.N >= p.next {
+			return nil, fmt.Errorf("pack %s: invalid number or size", k.Hash)
+		}
+		p.packs[k.N] = pack{k.Hash, k.Size}
+	}
+	var entries, lines uint64
+	for i := range p.list {
+		ref := &p.list[i]
+		in, ok := p.packs[ref.Pack]
+		switch {
+		case !ok || ref.Offset < 0 || ref.Length < 0 || int64(ref.Offset)+int64(ref.Length) > in.size:
+			return nil, fmt.Errorf("part %s: is in no pack", ref.Digest)
+		case i > 0 && wire.ComparePart(string(p.list[i-1].Last), string(ref.First)) >= 0, wire.ComparePart(string(ref.First), string(ref.Last)) > 0:
+			return nil, fmt.Errorf("part %s: out of order", ref.Digest)
+		}
+		for _, u := range ref.Uses {
+			if _, ok := p.packs[u.Pack]; !ok {
+				return nil, fmt.Errorf("part %s: pack %d does not exist", ref.Digest, u.Pack)
+			}
+		}
+		entries, lines = entries+uint64(ref.Entries), lines+uint64(ref.Lines)
+	}
+	if entries > wire.MaxEntries || lines > maxManifest {
+		return nil, fmt.Errorf("%d entries of %d bytes exceed the limits of a snapshot", entries, lines)
+	}
+	return p, nil
+}
+
+// describe returns the description of a part with these items, without its location.
+func describe(items []item) partRef {
+	ref := partRef{First: []byte(items[0].Path), Last: []byte(items[len(items)-1].Path), Entries: uint32(len(items))} //nolint:gosec // bounded by wire.MaxEntries
+	digest := wire.NewPartHash()
+	for i := range items {
+		t := &items[i]
+		digest.Add(t.hash)
+		ref.Lines += uint32(t.line) //nolint:gosec // bounded by wire.MaxFrame and the entries of a part
+		if t.Kind == File {
+			ref.Files++
+			ref.Bytes += uint64(t.Size) //nolint:gosec // checked not to be negative
+		}
+		if t.Unsettled {
+			ref.Unsettled++
+		}
+		for _, at := range t.places {
+			n, found := slices.BinarySearchFunc(ref.Uses, at.pack, func(u use, pack int32) int { return cmp.Compare(u.Pack, pack) })
+			if !found {
+				ref.Uses = slices.Insert(ref.Uses, n, use{Pack: at.pack})
+			}
+			ref.Uses[n].Bytes += int64(at.length)
+		}
+	}
+	ref.Digest = digest.Sum()
+	return ref
+}
+
+// encodePart returns the stored form of a part: the lines of its entries, then the locations of their blocks as pairs
+// of pack and offset; compressed.
+func encodePart(z *zstd.Encoder, items []item) ([]byte, error) {
+	var out bytes.Buffer
+	var places []int32
+	for i := range items {
+		line, err := items[i].Line()
+		if err != nil {
+			return nil, err
+		}
+		out.Write(line)
+		out.WriteByte('\n')
+		for _, at := range items[i].places {
+			places = append(places, at.pack, at.offset)
+		}
+	}
+	raw, err := json.Marshal(places)
+	if err != nil {
+		return nil, err
+	}
+	out.Write(raw)
+	return z.EncodeAll(out.Bytes(), nil), nil
+}
+
+// decodePart reads the form of encodePart and verifies that it is the part of the description.
+func (p *parts) decodePart(z *zstd.Decoder, ref *partRef, stored []byte) ([]item, error) {
+	raw, err := z.DecodeAll(stored, nil)
+	if err != nil {
+		return nil, err
+	}
+	items := make([]item, 0, min(ref.Entries, maxPart/32))
+	for {
+		line, rest, more := bytes.Cut(raw, []byte{'\n'})
+		if !more {
+			break
+		}
+		e, err := wire.ParseEntry(line)
+		if err == nil {
+			err = e.Check()
+		}
+		if err != nil {
+			return nil, err
+		}
+		items = append(items, item{Entry: e, hash: wire.Sum(line), line: len(line)})
+		raw = rest
+	}
+	var places []int32
+	if err := json.Unmarshal(raw, &places); err != nil {
+		return nil, err
+	}
+	for i := range items {
+		t := &items[i]
+		for b := range t.Blocks {
+			if len(places) < 2 {
+				return nil, fmt.Errorf("entry %q: block %d has no location", t.Path, b)
+			}
+			at := place{places[0], places[1], int32(t.BlockLen(b))} //nolint:gosec // at most wire.BlockSize
+			places = places[2:]
+			in, ok := p.packs[at.pack]
+			if !ok || at.offset < 0 || int64(at.offset)+int64(at.length) > in.size {
+				return nil, fmt.Errorf("entry %q: block %d is in no pack", t.Path, b)
+			}
+			t.places = append(t.places, at)
+		}
+		if i > 0 && wire.ComparePart(items[i-1].Path, t.Path) >= 0 {
+			return nil, fmt.Errorf("entry %q: does not come after %q", t.Path, items[i-1].Path)
+		}
+	}
+	if len(items) == 0 {
+		return nil, errors.New("it has no entries")
+	}
+	if got := describe(items); got.Digest != ref.Digest || !bytes.Equal(got.First, ref.First) || !bytes.Equal(got.Last, ref.Last) || got.Entries != ref.Entries {
+		return nil, fmt.Errorf("it has the hash %s, from %q to %q", got.Digest, got.First, got.Last)
+	} else if !slices.Equal(got.Uses, ref.Uses) { // the packs of the manifest are those of the descriptions
+		return nil, errors.New("it uses other packs than the manifest says")
+	}
+	return items, nil
+}
+
+// partLoader reads parts and blocks. It keeps the packs that were used last.
+type partLoader struct {
+	store  Store
+	prefix string
+	z      *zstd.Decoder
+	kept   []loadedPack // in the order of their last use
+}
+
+type loadedPack struct {
+	pack    pack
+	content []byte
+}
+
+func newPartLoader(store Store, prefix string) (*partLoader, error) {
+	z, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(maxPart))
+	if err != nil {
+		return nil, err
+	}
+	return &partLoader{store: store, prefix: prefix, z: z}, nil
+}
+
+func (l *partLoader) close() { l.z.Close() }
+
+// pack returns the content of a pack, which the caller must not change.
+func (l *partLoader) pack(ctx context.Context, p pack) ([]byte, error) {
+	for i, k := range l.kept {
+		if k.pack == p {
+			l.kept = append(append(l.kept[:i:i], l.kept[i+1:]...), k)
+			return k.content, nil
+		}
+	}
+	content, err := p.read(ctx, l.store, l.prefix, nil)
+	if err != nil {
+		return nil, err
+	}
+	if len(l.kept) == keptPacks {
+		l.kept = l.kept[1:]
+	}
+	l.kept = append(l.kept, loadedPack{p, content})
+	return content, nil
+}
+
+// part reads a part. The error is a *CorruptError if the part is not what its description says.
+func (l *partLoader) part(ctx context.Context, p *parts, ref *partRef) ([]item, error) {
+	in := p.packs[ref.Pack]
+	content, err := l.pack(ctx, in)
+	if err != nil {
+		return nil, err
+	}
+	items, err := p.decodePart(l.z, ref, content[ref.Offset:ref.Offset+ref.Length])
+	if err != nil {
+		return nil, &CorruptError{Object: in.name(l.prefix), Err: fmt.Errorf("part %s: %w", ref.Digest, err)}
+	}
+	return items, nil
+}
+
+// load reads all parts into the manifest.
+func (m *Manifest) load(ctx context.Context, store Store) error {
+	l, err := newPartLoader(store, m.prefix)
+	if err != nil {
+		return err
+	}
+	defer l.close()
+	index := map[int32]int32{}
+	for _, n := range m.parts.numbers() {
+		index[n] = int32(len(m.packs)) //nolint:gosec // an index
+		m.packs = append(m.packs, m.parts.packs[n])
+	}
+	order := make([]int, len(m.parts.list))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortFunc(order, func(a, b int) int { // so that each pack is read once
+		return cmp.Or(cmp.Compare(m.parts.list[a].Pack, m.parts.list[b].Pack), cmp.Compare(a, b))
+	})
+	m.places = map[wire.Hash]place{}
+	for _, i := range order {
+		items, err := l.part(ctx, m.parts, &m.parts.list[i])
+		if err != nil {
+			return err
+		}
+		for t := range items {
+			for b, at := range items[t].places {
+				at.pack = index[at.pack]
+				m.places[items[t].Blocks[b]] = at
+			}
+			m.entries = append(m.entries, items[t].Entry)
+		}
+	}
+	slices.SortFunc(m.entries, func(a, b Entry) int { return wire.Compare(a.Path, b.Path) })
+	tree := wire.NewTree()
+	for i := range m.entries {
+		if _, err := tree.Add(&m.entries[i]); err != nil {
+			return &CorruptError{Object: m.prefix + m.ID, Err: err}
+		}
+	}
+	return nil
+}
+
+// Packs returns the names of the objects that a snapshot needs besides its manifest. Errors are those of Open. For a
+// manifest of version 2 it reads no other object.
+func Packs(ctx context.Context, store Store, tenant, session, id string) ([]string, error) {
+	m, err := openManifest(ctx, store, tenant, session, id)
+	if err != nil {
+		return nil, err
+	}
+	if m.parts == nil {
+		return m.Objects(), nil
+	}
+	var names []string
+	for _, n := range m.parts.numbers() {
+		names = append(names, m.parts.packs[n].name(m.prefix))
+	}
+	return names, nil
+}
+
+// readHeader reads the first line of a manifest and returns its version.
+func readHeader(r *bufio.Reader) (version int, err error) {
+	line, err := r.ReadSlice('\n')
+	switch strings.TrimSuffix(string(line), "\n") {
+	case wire.Header:
+		return 1, nil
+	case wire.Header2:
+		return 2, nil
+	}
+	var h struct {
+		Version int `json:"spoolWorkspace"`
+	}
+	if json.Unmarshal(line, &h) == nil && h.Version > 0 {
+		return 0, fmt.Errorf("it is a manifest of version %d, which this build does not read", h.Version)
+	}
+	return 0, errors.Join(errors.New("not a manifest"), err)
+}
