@@ -44,7 +44,7 @@ type Config struct {
 	HealthInterval time.Duration `default:"30s" env:"SPOOL_HEALTH_INTERVAL" help:"Interval of the health checks of a sandbox, unless the session sets another one."`
 	SandboxMaxAge  time.Duration `default:"24h" env:"SPOOL_SANDBOX_MAX_AGE" help:"Age at which a sandbox is replaced between two turns, unless the session sets another one."`
 	CommandWorkers int           `default:"64" env:"SPOOL_COMMAND_WORKERS" help:"Number of commands that one copy carries out at once."`
-	ReactorWorkers int           `default:"64" env:"SPOOL_REACTOR_WORKERS" help:"Number of commits of a shard that one copy handles at once."`
+	ReactorWorkers int           `default:"16" env:"SPOOL_REACTOR_WORKERS" help:"Number of commits of a shard that one copy handles at once."`
 	HostPaths      []string      `name:"host-paths" default:"" env:"SPOOL_HOST_PATHS" help:"Folders of this machine in which, and below which, sessions with local sandboxes may work instead of a workspace of their own; / allows all. Empty or none allows no folder, except that empty allows all for spool up on loopback. Executors need the same value."`
 	imagepolicy.ImageSettings
 	storage.ReserveSettings

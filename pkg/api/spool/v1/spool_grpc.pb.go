@@ -80,7 +80,7 @@ type SessionsClient interface {
 	// Lists the conversations of a session: main, the agent's own conversation, and the conversations of its sub-agents.
 	ListConversations(ctx context.Context, in *ListConversationsRequest, opts ...grpc.CallOption) (*ListConversationsResponse, error)
 	// Returns the state of a session directly after one of its events. Blocks that were still open contain the text
-	// that arrived before the next event, for as long as text in flight is stored: 7 days.
+	// that arrived before the next event, for as long as text in flight is stored: 24 hours by default.
 	GetSessionState(ctx context.Context, in *GetSessionStateRequest, opts ...grpc.CallOption) (*SessionState, error)
 	// Compares the states of a session after two of its events: blocks, statuses, usage and files.
 	DiffSession(ctx context.Context, in *DiffSessionRequest, opts ...grpc.CallOption) (*SessionDiff, error)
@@ -276,7 +276,7 @@ type SessionsServer interface {
 	// Lists the conversations of a session: main, the agent's own conversation, and the conversations of its sub-agents.
 	ListConversations(context.Context, *ListConversationsRequest) (*ListConversationsResponse, error)
 	// Returns the state of a session directly after one of its events. Blocks that were still open contain the text
-	// that arrived before the next event, for as long as text in flight is stored: 7 days.
+	// that arrived before the next event, for as long as text in flight is stored: 24 hours by default.
 	GetSessionState(context.Context, *GetSessionStateRequest) (*SessionState, error)
 	// Compares the states of a session after two of its events: blocks, statuses, usage and files.
 	DiffSession(context.Context, *DiffSessionRequest) (*SessionDiff, error)
