@@ -113,7 +113,7 @@ func (t *tracker) restart(reason string) {
 	t.changes.markAll(reason)
 }
 
-// answer returns what may have changed since the answer with a token. The caller calls confirm or giveBack with the
+// answer returns what may have changed since the answer with a token. The caller calls confirm or returnAnswer with the
 // token of the result.
 func (t *tracker) answer(since string) Answer {
 	t.mu.Lock()
@@ -168,8 +168,8 @@ func (t *tracker) confirm(token string) error {
 	return nil
 }
 
-// giveBack puts what an answer had into the next one, unless it was confirmed.
-func (t *tracker) giveBack(token string) {
+// returnAnswer puts what an answer had into the next one, unless it was confirmed.
+func (t *tracker) returnAnswer(token string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.open != nil && t.open.token == token {

@@ -156,7 +156,7 @@ func TestChanges_StayUntilConfirmed(t *testing.T) {
 	s.write("a/f", "2")
 	lost := s.answer(token)
 	s.wantFolders(lost, "a")
-	s.w.tracker.giveBack(lost.Token)
+	s.w.tracker.returnAnswer(lost.Token)
 	s.write("b/f", "2")
 	both := s.answer(token)
 	s.wantFolders(both, "a", "b")

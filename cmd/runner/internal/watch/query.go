@@ -131,7 +131,7 @@ func socketPath(dir *os.File) string {
 // converse answers the requests of one snapshot.
 func (w *Watcher) converse(ctx context.Context, c net.Conn, mapped func() []string) {
 	token := ""
-	defer func() { w.tracker.giveBack(token) }()
+	defer func() { w.tracker.returnAnswer(token) }()
 	lines := bufio.NewScanner(c)
 	lines.Buffer(nil, maxRequest)
 	for lines.Scan() {
@@ -143,7 +143,7 @@ func (w *Watcher) converse(ctx context.Context, c net.Conn, mapped func() []stri
 		switch {
 		case r.Since != nil:
 			w.sync(ctx)
-			w.tracker.giveBack(token)
+			w.tracker.returnAnswer(token)
 			out.Answer = w.tracker.answer(*r.Since)
 			token = out.Token
 			out.Files = bytesOf(mapped())

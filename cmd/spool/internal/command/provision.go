@@ -38,7 +38,7 @@ type provisionCommand struct {
 	Shards       int           `default:"0" env:"SPOOL_SHARDS" help:"Number of streams of the log: 1, 2, 4 or 8. It cannot be changed later. 0 means the installed number, or 4 for a new installation."`
 	Partitions   int           `default:"0" env:"SPOOL_PARTITIONS" help:"Number of partitions of the log, each of which a projector reads as one group: 1, 2, 4, 8, 16, 32 or 64, and not less than the number of shards. It cannot be changed later. 0 means the installed number, or 8 for a new installation."`
 	Replicas     int           `default:"0" env:"SPOOL_REPLICAS" help:"Replicas of each stream, 1 to 5. 0 means the installed number, or 1 for a new installation."`
-	TextAge      time.Duration `default:"24h" env:"SPOOL_TEXT_AGE" help:"How long text in flight is stored, at least a minute. Replays show it until then; a client that joins a block that is open for longer gets the block's text when it is complete. The text in flight of deleted sessions is removed after this time too."`
+	TextAge      time.Duration `env:"SPOOL_TEXT_AGE" placeholder:"DURATION" help:"How long text in flight is stored, at least a minute; 0 means 24 hours. Replays show it until then; a client that joins a block that is open for longer gets the block's text when it is complete. The text in flight of deleted sessions is removed after this time too."`
 	Wait         time.Duration `default:"1m" env:"SPOOL_PROVISION_WAIT" help:"How long to wait for NATS."`
 	JSON         bool          `help:"Print one JSON object."`
 }
@@ -80,7 +80,7 @@ func (c *provisionCommand) check() error {
 		return usageError("replicas: %d must be 1 to 5, or 0 for the installed number", c.Replicas)
 	case c.Commits < 0 || c.Commits > events.CommitVersion:
 		return usageError("commit-version: %d must be 1 to %d, or 0 for the newest", c.Commits, events.CommitVersion)
-	case c.TextAge < topology.MinDeltasAge:
+	case c.TextAge != 0 && c.TextAge < topology.MinDeltasAge:
 		return usageError("text-age: %s is less than %s", c.TextAge, topology.MinDeltasAge)
 	case c.Wait < 0:
 		return usageError("wait: %s is negative", c.Wait)

@@ -22,7 +22,7 @@ type upCommand struct {
 	RootKey    string        `env:"SPOOL_ROOT_KEY" help:"A key of 32 characters or more that may only create API keys and set limits and budgets."`
 	Sandbox    string        `enum:"local,docker,modal" default:"${executor_Sandbox}" env:"SPOOL_SANDBOX" help:"Where agents run: local (on this machine without isolation), docker (a container per session) or modal (a sandbox of modal.com per session)."`
 	MaxStore   int64         `env:"SPOOL_MAX_STORE" placeholder:"BYTES" help:"Disk limit of the streams and buckets of NATS in bytes, 671088640 or more; by default their present size plus three quarters of the free disk."`
-	TextAge    time.Duration `default:"24h" env:"SPOOL_TEXT_AGE" help:"How long text in flight is stored, at least a minute. Replays show it until then."`
+	TextAge    time.Duration `env:"SPOOL_TEXT_AGE" placeholder:"DURATION" help:"How long text in flight is stored, at least a minute; 0 means 24 hours. Replays show it until then."`
 	MockLLM    bool          `name:"mock-llm" env:"SPOOL_MOCK_LLM" help:"Use a scripted model server instead of real models."`
 	MockScript string        `env:"SPOOL_MOCKLLM_SCRIPT" type:"existingfile" placeholder:"FILE" help:"The script of --mock-llm; by default the built-in one."`
 	LogLevel   slog.Level    `default:"warn" env:"SPOOL_LOG_LEVEL" help:"Lowest level that is logged: debug, info, warn or error."`
@@ -35,7 +35,7 @@ func (c *upCommand) Run(a *app) (err error) {
 			return usageError("%s: %q is not an address such as 127.0.0.1:7700", l.flag, l.value)
 		}
 	}
-	if c.TextAge < topology.MinDeltasAge {
+	if c.TextAge != 0 && c.TextAge < topology.MinDeltasAge {
 		return usageError("text-age: %s is less than %s", c.TextAge, topology.MinDeltasAge)
 	}
 	dir, err := dataDir(a, c.Data)
