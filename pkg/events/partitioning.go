@@ -79,8 +79,3 @@ func (p Partitioning) ParseSubject(subject string) (Subject, error) {
 	}
 	return s, nil
 }
-
-// DeltaSubject returns the NATS subject on which the deltas of a session are published.
-func (p Partitioning) DeltaSubject(tenant, session string) string {
-	return "dl." + PartitionToken(p.Of(session)) + "." + tenant + "." + session
-}

@@ -22,8 +22,8 @@ func TestSubject_FixedVectors(t *testing.T) {
 	if got := events.RunOf("acme", id); got.ID != s.ID || got.Partition() != s.Partition() || !strings.HasSuffix(got.String(), ".run") {
 		t.Errorf("the run's subject is %s", got)
 	}
-	if got := events.Partitioning(0).DeltaSubject("acme", id); got != "dl.14.acme."+id {
-		t.Errorf("the deltas' subject is %s", got)
+	if got := events.FrameSubject(events.Partitioning(0).Of(id), "xtr_1"); got != "dl.14.xtr_1" {
+		t.Errorf("the subject of frames is %s", got)
 	}
 	if got := events.LiveSubject("acme", id); got != "live.acme."+id {
 		t.Errorf("the live subject is %s", got)

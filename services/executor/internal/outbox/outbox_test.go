@@ -203,7 +203,7 @@ func TestOutbox_ReadsDeltasOfEarlierBuilds(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, id := range []string{a, b} {
-			if _, err := w.js.Publish(t.Context(), partitions.DeltaSubject("acme", id), raw); err != nil {
+			if _, err := w.js.Publish(t.Context(), "dl."+events.PartitionToken(partitions.Of(id))+".acme."+id, raw); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -1,9 +1,9 @@
 // Package live is the shared implementation of WebSocket, SSE and gRPC streams. A feed follows one session for all
-// clients of this gateway: its events from LIVE and Postgres, its text in flight from the frames of executors and
-// DELTAS. It has one core NATS subscription and no JetStream consumer; frames have one subscription for each partition.
-// Each client has a
-// Reader, which pulls events: it holds its cursor and how much text of each open block it has returned. A slow
-// Reader blocks neither its feed nor other Readers. A Reader reads events that the feed no longer holds from Postgres.
+// clients of this gateway: its events from LIVE and Postgres, its text in flight from the frames of executors and from
+// DELTAS. A feed has one core NATS subscription and no JetStream consumer; frames have one subscription for each
+// partition. Each client has a Reader, which pulls events: it holds its cursor and how much text of each open block it
+// has returned. A slow Reader blocks neither its feed nor other Readers. A Reader reads events that the feed no longer
+// holds from Postgres, and text from DELTAS.
 package live
 
 import (

@@ -68,7 +68,7 @@ func New(also prometheus.Registerer) *Metrics {
 		cut:     counter("clients_cut_total", "Streams that this gateway ended, by error code.", "kind", "code"),
 		feeds:   gauge("feeds", "Sessions with at least one streaming client."),
 		readers: gauge("readers", "Streaming clients, counted once for each session."),
-		rereads: counter("rereads_total", "Reads of Postgres to bring a streamed session up to date, by cause.", "why"),
+		rereads: counter("rereads_total", "Reads of Postgres and DELTAS to bring streamed sessions up to date, by cause.", "why"),
 	}
 	held := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "spool_gateway_held_bytes", Help: "Bytes of max-bytes that are held by requests in progress and by unsent stream data."}, func() float64 {
 		if bytes := m.held.Load(); bytes != nil {
