@@ -49,9 +49,9 @@ func (s Start) Before(o Start) Start {
 // StartOf returns the start of the text of a block.
 func StartOf(b events.BlockStart) Start { return Start{After: b.TextAfter, Time: b.Block.Time} }
 
-// Stream reads the deltas of all sessions of one partition in the order of publication, without a consumer. It reads
-// frames, and the messages that executors of earlier builds published for single sessions. It is not safe for
-// concurrent use.
+// Stream reads the deltas of all sessions of one partition in the order of publication, without a JetStream consumer. It
+// reads both forms of message: frames, each of which holds deltas of several sessions, and the messages of earlier
+// builds, each of which holds one delta. It is not safe for concurrent use.
 type Stream struct {
 	nc     *nats.Conn
 	filter string

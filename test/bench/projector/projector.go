@@ -34,7 +34,7 @@ const (
 	copyShare     = 0.25
 )
 
-// Benchmark is the subcommand projector.
+// Benchmark is the subcommand "projector" of bench. It measures how fast the projector folds the log into Postgres.
 type Benchmark struct {
 	Turns      harness.Count `default:"10000" help:"Turns in the log; each has 23 events in 11 commits."`
 	Sessions   harness.Count `default:"500" help:"Sessions that have these turns."`

@@ -36,8 +36,8 @@ func (s *Stamps) Seq() uint32 { return s.seq }
 // block from its beginning.
 func (s *Stamps) Joined() { s.joined = 0 }
 
-// Add takes the next event and the time at which it was received. It returns the ages of the pieces of text that were
-// not received before. An event or a piece that is duplicated, lost or out of order is an error.
+// Add checks the next event, and returns the age at its receipt of each piece of text that it brings for the first
+// time. A block's end may repeat text that deltas brought; any other duplicate, a gap or a wrong order is an error.
 func (s *Stamps) Add(w events.Wire, received time.Time) (ages []time.Duration, err error) {
 	if w.Type != events.TextDelta {
 		switch {

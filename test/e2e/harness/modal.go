@@ -160,8 +160,8 @@ func (m *Modal) listener(t testing.TB, dir string) tlsListener {
 	return tlsListener{l.Addr().String(), filepath.Join(pair, certificate.CertificateFile), filepath.Join(pair, certificate.KeyFile), trusted}
 }
 
-// Up runs commands of spool as a new user does who starts Spool with Modal sandboxes: with a folder and environment
-// variables of their own.
+// Up runs the command spool in an empty folder and with only the environment variables of a new installation, as on a
+// new user's machine. Its sandboxes are Modal's.
 type Up struct {
 	t   testing.TB
 	dir string

@@ -20,8 +20,9 @@ type Files struct {
 	Start Start
 }
 
-// relative cleans a slash-separated path and returns an error if it is not below the workspace. It does not follow symbolic links:
-// the runner does that inside the sandbox, and refuses links that point out of the workspace.
+// relative returns a slash-separated path, relative to the workspace, in its shortest form. It returns an error for an absolute path and
+// for one that leads out of the workspace. It does not follow symbolic links: the runner does that inside the sandbox, and refuses links
+// that point out of the workspace.
 func relative(name string) (string, error) {
 	clean := path.Clean(name)
 	switch {

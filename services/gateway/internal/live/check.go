@@ -35,7 +35,7 @@ func (h *Hub) check(ctx context.Context, started <-chan *nats.Msg, connected <-c
 		case <-connected:
 			// Announcements and frames are lost until the server has the subscriptions again.
 			h.flush(ctx)
-			h.allTextLost("reconnect")
+			h.rereadAllText("reconnect")
 			h.compare(ctx, "reconnect", func(*feed) bool { return true })
 		case msg := <-started:
 			h.projectorStarted(ctx, msg.Data)

@@ -160,8 +160,8 @@ func (f *feed) loseText() {
 	f.losses++
 }
 
-// textLost records that frames of the session's partition may have been lost.
-func (f *feed) textLost() {
+// rereadText makes the feed read DELTAS for its open blocks, because frames of the session's partition may have been lost.
+func (f *feed) rereadText() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.loseText()

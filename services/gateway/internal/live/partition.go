@@ -101,7 +101,7 @@ func (h *Hub) handleFrame(p *partition, m *nats.Msg) {
 		d.feed.handleDelta(d.json, false)
 	}
 	if last > 0 && number > last+1 {
-		h.textLost(p, "frame")
+		h.rereadText(p, "frame")
 	}
 }
 
@@ -117,8 +117,8 @@ func liveSubject(b, session []byte) []byte {
 	return b
 }
 
-// textLost makes the feeds of a partition read DELTAS, because frames were lost.
-func (h *Hub) textLost(p *partition, why string) {
+// rereadText makes the feeds of a partition read DELTAS, because frames were lost.
+func (h *Hub) rereadText(p *partition, why string) {
 	h.cfg.Metrics.Reread("text-" + why)
 	h.mu.Lock()
 	var list []*feed
@@ -129,14 +129,14 @@ func (h *Hub) textLost(p *partition, why string) {
 	}
 	h.mu.Unlock()
 	for _, f := range list {
-		f.textLost()
+		f.rereadText()
 	}
 }
 
-// allTextLost makes all feeds read DELTAS.
-func (h *Hub) allTextLost(why string) {
+// rereadAllText makes all feeds read DELTAS.
+func (h *Hub) rereadAllText(why string) {
 	for _, p := range h.textPartitions() {
-		h.textLost(p, why)
+		h.rereadText(p, why)
 	}
 }
 
@@ -176,7 +176,7 @@ func (h *Hub) checkFrames(ctx context.Context) {
 		case <-time.After(checkGrace): // frames may still be on the way
 		}
 		if h.missesFrames(p, last) {
-			h.textLost(p, "behind")
+			h.rereadText(p, "behind")
 		}
 	}
 }

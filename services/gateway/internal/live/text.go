@@ -45,7 +45,8 @@ type openText struct {
 // known returns the offset up to which the text is known.
 func (b *openText) known() int { return b.base + len(b.text) }
 
-// add appends the new part of a delta. ok is false if text before the delta is missing.
+// add appends the part of a delta that b does not have yet. fresh reports whether there was such a part. ok is false, and
+// b is unchanged, if text before the delta is missing.
 func (b *openText) add(d events.Delta) (fresh, ok bool) {
 	skip := b.known() - int(d.Offset)
 	if skip < 0 {
