@@ -196,6 +196,15 @@ func (w *writer) publishText(b *writtenBlock, from, to int, lost bool) {
 	w.position = ack.Sequence
 }
 
+// publishEmpty publishes a frame without text of the session, whose number shows whether frames before it were lost.
+func (w *writer) publishEmpty() {
+	w.t.Helper()
+	w.number++
+	if _, err := w.js.Publish(w.t.Context(), events.FrameSubject(textPartitions.Of(w.session), "xtr_test"), events.AppendFrame(nil, w.number)); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
 // newHub runs a Hub on the writer's read models until the test ends.
 func (w *writer) newHub(checkEvery time.Duration) *live.Hub {
 	h := live.NewHub(live.Config{
@@ -387,9 +396,10 @@ func TestHub_DeliversTextOnceAndInOrder(t *testing.T) {
 			}
 			w.announce()
 			clients = append(clients, w.join(h))
-			for _, b := range open { // no later text shows that these pieces are missing
+			for _, b := range open { // no later text of the blocks shows that these pieces are missing
 				w.publishText(b, b.published, len(b.text), true)
 			}
+			w.publishEmpty()
 			for _, c := range clients {
 				c.awaitAll(t)
 				gone = append(gone, c.leave())
