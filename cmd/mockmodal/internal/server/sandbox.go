@@ -141,6 +141,9 @@ func (s *Server) launch(ctx context.Context, sb *sandbox) error {
 	return nil
 }
 
+// outputWait is how long a sandbox waits for the last output of its entrypoint.
+const outputWait = time.Second
+
 // watch ends the sandbox when its entrypoint exits or its container does.
 func (s *Server) watch(sb *sandbox) {
 	gone := make(chan struct{})
@@ -162,6 +165,13 @@ func (s *Server) watch(sb *sandbox) {
 			s.end(sb, lostResult)
 		}
 	case <-exited:
+		// What the entrypoint wrote last may still be on the way. A process that it left behind may keep its streams open.
+		select {
+		case <-sb.entrypoint.ended:
+		case <-sb.ended:
+		case <-gone:
+		case <-time.After(outputWait):
+		}
 		exit := sb.entrypoint.exit
 		code := exit.Code
 		if exit.Signal != 0 {
