@@ -94,15 +94,16 @@ func (s *Server) NATSURL() (string, error) {
 	return c.NATSURL, json.Unmarshal(raw, &c)
 }
 
-// CLI runs a command of the build with an API key, and returns its output.
+// CLI runs a command of the build with an API key, and returns its output without its messages.
 func (s *Server) CLI(key string, args ...string) (string, error) {
 	cmd := exec.CommandContext(s.ctx, s.Spool, args...)
 	cmd.Env = append(os.Environ(), "SPOOL_URL="+s.URL, "SPOOL_API_KEY="+key, "SPOOL_DATA_DIR="+s.Data)
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		return "", fmt.Errorf("spool %s: %w: %s", strings.Join(args, " "), err, out)
+	var out, messages bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &messages
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("spool %s: %w: %s%s", strings.Join(args, " "), err, &out, &messages)
 	}
-	return string(out), nil
+	return out.String(), nil
 }
 
 // Call sends a request. A status other than 2xx is an error.

@@ -28,19 +28,19 @@ const (
 )
 
 type provisionCommand struct {
-	NATSURL      string        `name:"nats-url" default:"${daemon_NATSURL}" env:"SPOOL_NATS_URL" help:"URL of NATS."`
-	NATSUser     string        `name:"nats-user" env:"SPOOL_NATS_USER" help:"NATS user that may create streams: admin. Empty for a server without users."`
-	NATSPassword string        `name:"nats-password" env:"SPOOL_NATS_PASSWORD" help:"Password of the NATS user."`
-	NATSCA       string        `name:"nats-ca" env:"SPOOL_NATS_CA" placeholder:"FILE" help:"PEM file of the authorities that NATS's certificate is checked against; with it the connection always has TLS."`
-	LogKeys      string        `name:"log-keys" env:"SPOOL_LOG_KEYS" help:"Keys that sign the commits of the log, role:key, separated by commas. Once keys are set, all new commits must be signed: stop services of earlier releases first. Empty changes nothing."`
-	LogKeysLost  bool          `help:"With --log-keys, if a key that signed commits is permanently lost: accept all present commits of the log as they are. Stop all services first, and run spool verify afterwards."`
-	Commits      int           `name:"commit-version" default:"0" env:"SPOOL_COMMIT_VERSION" help:"Version of the commits that services write from their next start on. Use 1 while services of releases that support only version 1 still run. 0 means the newest version. The version never decreases."`
-	Shards       int           `default:"0" env:"SPOOL_SHARDS" help:"Number of streams of the log: 1, 2, 4 or 8. It cannot be changed later. 0 means the installed number, or 4 for a new installation."`
-	Partitions   int           `default:"0" env:"SPOOL_PARTITIONS" help:"Number of partitions of the log, each of which a projector reads as one group: 1, 2, 4, 8, 16, 32 or 64, and not less than the number of shards. It cannot be changed later. 0 means the installed number, or 8 for a new installation."`
-	Replicas     int           `default:"0" env:"SPOOL_REPLICAS" help:"Replicas of each stream, 1 to 5. 0 means the installed number, or 1 for a new installation."`
-	TextAge      time.Duration `env:"SPOOL_TEXT_AGE" placeholder:"DURATION" help:"How long text in flight is stored, at least a minute; 0 means 24 hours. Replays show it until then; a client that joins a block that is open for longer gets the block's text when it is complete. The text in flight of deleted sessions is removed after this time too."`
-	Wait         time.Duration `default:"1m" env:"SPOOL_PROVISION_WAIT" help:"How long to wait for NATS."`
-	JSON         bool          `help:"Print one JSON object."`
+	NATSURL      string `name:"nats-url" default:"${daemon_NATSURL}" env:"SPOOL_NATS_URL" help:"URL of NATS."`
+	NATSUser     string `name:"nats-user" env:"SPOOL_NATS_USER" help:"NATS user that may create streams: admin. Empty for a server without users."`
+	NATSPassword string `name:"nats-password" env:"SPOOL_NATS_PASSWORD" help:"Password of the NATS user."`
+	NATSCA       string `name:"nats-ca" env:"SPOOL_NATS_CA" placeholder:"FILE" help:"PEM file of the authorities that NATS's certificate is checked against; with it the connection always has TLS."`
+	LogKeys      string `name:"log-keys" env:"SPOOL_LOG_KEYS" help:"Keys that sign the commits of the log, role:key, separated by commas. Once keys are set, all new commits must be signed: stop services of earlier releases first. Empty changes nothing."`
+	LogKeysLost  bool   `help:"With --log-keys, if a key that signed commits is permanently lost: accept all present commits of the log as they are. Stop all services first, and run spool verify afterwards."`
+	Commits      int    `name:"commit-version" default:"0" env:"SPOOL_COMMIT_VERSION" help:"Version of the commits that services write from their next start on. Use 1 while services of releases that support only version 1 still run. 0 means the newest version. The version never decreases."`
+	Shards       int    `default:"0" env:"SPOOL_SHARDS" help:"Number of streams of the log: 1, 2, 4 or 8. It cannot be changed later. 0 means the installed number, or 4 for a new installation."`
+	Partitions   int    `default:"0" env:"SPOOL_PARTITIONS" help:"Number of partitions of the log, each of which a projector reads as one group: 1, 2, 4, 8, 16, 32 or 64, and not less than the number of shards. It cannot be changed later. 0 means the installed number, or 8 for a new installation."`
+	Replicas     int    `default:"0" env:"SPOOL_REPLICAS" help:"Replicas of each stream, 1 to 5. 0 means the installed number, or 1 for a new installation."`
+	textAgeFlag
+	Wait time.Duration `default:"1m" env:"SPOOL_PROVISION_WAIT" help:"How long to wait for NATS."`
+	JSON bool          `help:"Print one JSON object."`
 }
 
 // Run creates or updates the streams and buckets.
@@ -80,10 +80,20 @@ func (c *provisionCommand) check() error {
 		return usageError("replicas: %d must be 1 to 5, or 0 for the installed number", c.Replicas)
 	case c.Commits < 0 || c.Commits > events.CommitVersion:
 		return usageError("commit-version: %d must be 1 to %d, or 0 for the newest", c.Commits, events.CommitVersion)
-	case c.TextAge != 0 && c.TextAge < topology.MinDeltasAge:
-		return usageError("text-age: %s is less than %s", c.TextAge, topology.MinDeltasAge)
 	case c.Wait < 0:
 		return usageError("wait: %s is negative", c.Wait)
+	}
+	return c.checkTextAge()
+}
+
+// textAgeFlag is the flag of commands that install the streams of NATS.
+type textAgeFlag struct {
+	TextAge time.Duration `default:"24h" env:"SPOOL_TEXT_AGE" help:"How long text in flight is stored, at least a minute. Replays show it until then; a client that joins a block that is open for longer gets the block's text when it is complete. The text in flight of deleted sessions is removed after this time too."`
+}
+
+func (f textAgeFlag) checkTextAge() error {
+	if f.TextAge < topology.MinDeltasAge {
+		return usageError("text-age: %s is less than %s", f.TextAge, topology.MinDeltasAge)
 	}
 	return nil
 }

@@ -5,27 +5,24 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"time"
-
-	"github.com/spoolhq/spool/pkg/topology"
 )
 
 type upCommand struct {
-	Data       string        `env:"SPOOL_DATA_DIR" placeholder:"DIR" help:"Folder of all persistent data; by default spool in the user's data folder."`
-	Listen     string        `default:"${gateway_Listen}" env:"SPOOL_LISTEN" help:"Address of REST, WebSocket and SSE; port 0 means any free port."`
-	GRPCListen string        `name:"grpc-listen" default:"${gateway_GRPCListen}" env:"SPOOL_GRPC_LISTEN" help:"Address of gRPC; port 0 means any free port."`
-	TLSCert    string        `name:"tls-cert" env:"SPOOL_TLS_CERT" placeholder:"FILE" help:"PEM file of the certificate, with its chain, for REST and gRPC; required for addresses other than loopback. It is reloaded when it changes."`
-	TLSKey     string        `name:"tls-key" env:"SPOOL_TLS_KEY" placeholder:"FILE" help:"PEM file of the private key of --tls-cert."`
-	TLSProxy   bool          `name:"behind-tls-proxy" default:"false" env:"SPOOL_BEHIND_TLS_PROXY" help:"A proxy in front of the gateway terminates TLS: allow addresses other than loopback without --tls-cert."`
-	Database   string        `name:"database-url" env:"SPOOL_DATABASE_URL" placeholder:"URL" help:"A Postgres to use; by default a private one in the data folder."`
-	Auth       string        `enum:"off,keys" default:"${gateway_Auth}" env:"SPOOL_AUTH" help:"Authentication of clients: keys, or off, which serves everybody and only on loopback."`
-	RootKey    string        `env:"SPOOL_ROOT_KEY" help:"A key of 32 characters or more that may only create API keys and set limits and budgets."`
-	Sandbox    string        `enum:"local,docker,modal" default:"${executor_Sandbox}" env:"SPOOL_SANDBOX" help:"Where agents run: local (on this machine without isolation), docker (a container per session) or modal (a sandbox of modal.com per session)."`
-	MaxStore   int64         `env:"SPOOL_MAX_STORE" placeholder:"BYTES" help:"Disk limit of the streams and buckets of NATS in bytes, 671088640 or more; by default their present size plus three quarters of the free disk."`
-	TextAge    time.Duration `env:"SPOOL_TEXT_AGE" placeholder:"DURATION" help:"How long text in flight is stored, at least a minute; 0 means 24 hours. Replays show it until then."`
-	MockLLM    bool          `name:"mock-llm" env:"SPOOL_MOCK_LLM" help:"Use a scripted model server instead of real models."`
-	MockScript string        `env:"SPOOL_MOCKLLM_SCRIPT" type:"existingfile" placeholder:"FILE" help:"The script of --mock-llm; by default the built-in one."`
-	LogLevel   slog.Level    `default:"warn" env:"SPOOL_LOG_LEVEL" help:"Lowest level that is logged: debug, info, warn or error."`
+	Data       string `env:"SPOOL_DATA_DIR" placeholder:"DIR" help:"Folder of all persistent data; by default spool in the user's data folder."`
+	Listen     string `default:"${gateway_Listen}" env:"SPOOL_LISTEN" help:"Address of REST, WebSocket and SSE; port 0 means any free port."`
+	GRPCListen string `name:"grpc-listen" default:"${gateway_GRPCListen}" env:"SPOOL_GRPC_LISTEN" help:"Address of gRPC; port 0 means any free port."`
+	TLSCert    string `name:"tls-cert" env:"SPOOL_TLS_CERT" placeholder:"FILE" help:"PEM file of the certificate, with its chain, for REST and gRPC; required for addresses other than loopback. It is reloaded when it changes."`
+	TLSKey     string `name:"tls-key" env:"SPOOL_TLS_KEY" placeholder:"FILE" help:"PEM file of the private key of --tls-cert."`
+	TLSProxy   bool   `name:"behind-tls-proxy" default:"false" env:"SPOOL_BEHIND_TLS_PROXY" help:"A proxy in front of the gateway terminates TLS: allow addresses other than loopback without --tls-cert."`
+	Database   string `name:"database-url" env:"SPOOL_DATABASE_URL" placeholder:"URL" help:"A Postgres to use; by default a private one in the data folder."`
+	Auth       string `enum:"off,keys" default:"${gateway_Auth}" env:"SPOOL_AUTH" help:"Authentication of clients: keys, or off, which serves everybody and only on loopback."`
+	RootKey    string `env:"SPOOL_ROOT_KEY" help:"A key of 32 characters or more that may only create API keys and set limits and budgets."`
+	Sandbox    string `enum:"local,docker,modal" default:"${executor_Sandbox}" env:"SPOOL_SANDBOX" help:"Where agents run: local (on this machine without isolation), docker (a container per session) or modal (a sandbox of modal.com per session)."`
+	MaxStore   int64  `env:"SPOOL_MAX_STORE" placeholder:"BYTES" help:"Disk limit of the streams and buckets of NATS in bytes, 671088640 or more; by default their present size plus three quarters of the free disk."`
+	textAgeFlag
+	MockLLM    bool       `name:"mock-llm" env:"SPOOL_MOCK_LLM" help:"Use a scripted model server instead of real models."`
+	MockScript string     `env:"SPOOL_MOCKLLM_SCRIPT" type:"existingfile" placeholder:"FILE" help:"The script of --mock-llm; by default the built-in one."`
+	LogLevel   slog.Level `default:"warn" env:"SPOOL_LOG_LEVEL" help:"Lowest level that is logged: debug, info, warn or error."`
 }
 
 // Run serves until it receives a signal to stop, which is not an error.
@@ -35,8 +32,8 @@ func (c *upCommand) Run(a *app) (err error) {
 			return usageError("%s: %q is not an address such as 127.0.0.1:7700", l.flag, l.value)
 		}
 	}
-	if c.TextAge != 0 && c.TextAge < topology.MinDeltasAge {
-		return usageError("text-age: %s is less than %s", c.TextAge, topology.MinDeltasAge)
+	if err := c.checkTextAge(); err != nil {
+		return err
 	}
 	dir, err := dataDir(a, c.Data)
 	if err != nil {
