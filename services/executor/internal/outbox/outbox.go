@@ -99,6 +99,9 @@ func (o *Outbox) Publish(tenant, session string, d events.Delta) error {
 	b := &o.boxes[partition]
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if b.frame != nil && len(b.frame)+len(raw) > maxFrame { // a large delta must not make the frame of others too large for NATS
+		o.flush(partition)
+	}
 	if b.frame == nil {
 		b.number++
 		b.frame = events.AppendFrame(make([]byte, 0, len(raw)+frameOverhead), b.number)

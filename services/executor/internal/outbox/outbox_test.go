@@ -101,7 +101,7 @@ func TestOutbox_SharesFramesBetweenSessions(t *testing.T) {
 	if texts, err := w.box.Texts(t.Context(), "acme", a, deltas.Start{}); err != nil || texts["x"] != "" {
 		t.Errorf("deltas were published before the interval had passed: %q, %v", texts["x"], err)
 	}
-	w.publish(t, a, "large", 0, strings.Repeat("x", 300<<10)) // a full frame does not wait
+	w.publish(t, a, "large", 0, strings.Repeat("x", 300<<10)) // neither the frame before a large delta waits, nor the large one
 	w.awaitText(t, a, "large", strings.Repeat("x", 300<<10))
 	var wantA, wantB strings.Builder
 	for i := range 100 {
@@ -111,9 +111,21 @@ func TestOutbox_SharesFramesBetweenSessions(t *testing.T) {
 	w.awaitText(t, a, "x", wantA.String())
 	w.awaitText(t, b, "x", wantB.String())
 	frames, err := deltas.LastFrames(t.Context(), w.nc, 0)
-	if err != nil || len(frames) != 1 || frames[0].Number != 2 || frames[0].Executor != "xtr_test" {
-		t.Errorf("last frames = %+v, %v; want frame 2", frames, err)
+	if err != nil || len(frames) != 1 || frames[0].Number != 3 || frames[0].Executor != "xtr_test" {
+		t.Errorf("last frames = %+v, %v; want frame 3", frames, err)
 	}
+}
+
+// TestOutbox_LargeDeltasDoNotDelayOthers checks that a delta that NATS refuses because of its size takes no text of other
+// sessions with it.
+func TestOutbox_LargeDeltasDoNotDelayOthers(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, time.Hour)
+	a, b := session(1), session(2)
+	w.publish(t, a, "first", 0, "at once")
+	w.publish(t, a, "x", 0, strings.Repeat("a", 200<<10)) // waits
+	w.publish(t, b, "y", 0, strings.Repeat("b", 9<<20))   // NATS accepts 8 MB
+	w.awaitText(t, a, "x", strings.Repeat("a", 200<<10))
 }
 
 // TestOutbox_PublishesWhatWaits checks that a waiting frame is published when the interval has passed, and one at the

@@ -39,10 +39,11 @@ func (h *Hub) enter(session string) error {
 	if p == nil {
 		p = &partition{n: n, began: time.Now(), seen: map[string]uint64{}, requests: map[*feed]bool{}}
 		sub, err := h.cfg.NATS.Subscribe(events.FrameSubject(n, "*"), func(m *nats.Msg) { h.handleFrame(p, m) })
-		if err == nil {
-			err = sub.SetPendingLimits(maxFrames, maxFrameBytes)
-		}
 		if err != nil {
+			return err
+		}
+		if err := sub.SetPendingLimits(maxFrames, maxFrameBytes); err != nil {
+			h.unsubscribe(sub)
 			return err
 		}
 		p.sub = sub
@@ -120,17 +121,21 @@ func liveSubject(b, session []byte) []byte {
 // rereadText makes the feeds of a partition read DELTAS, because frames were lost.
 func (h *Hub) rereadText(p *partition, why string) {
 	h.cfg.Metrics.Reread("text-" + why)
+	for _, f := range h.feedsOf(p) {
+		f.rereadText()
+	}
+}
+
+// feedsOf returns the feeds of a partition.
+func (h *Hub) feedsOf(p *partition) (list []*feed) {
 	h.mu.Lock()
-	var list []*feed
+	defer h.mu.Unlock()
 	for _, f := range h.feeds {
 		if h.cfg.Partitions.Of(f.session) == p.n {
 			list = append(list, f)
 		}
 	}
-	h.mu.Unlock()
-	for _, f := range list {
-		f.rereadText()
-	}
+	return list
 }
 
 // rereadAllText makes all feeds read DELTAS.
@@ -197,15 +202,7 @@ func (h *Hub) missesFrames(p *partition, last []deltas.Frame) bool {
 
 // hasOpenBlocks reports whether any feed of a partition has an open block.
 func (h *Hub) hasOpenBlocks(p *partition) bool {
-	h.mu.Lock()
-	var list []*feed
-	for _, f := range h.feeds {
-		if h.cfg.Partitions.Of(f.session) == p.n {
-			list = append(list, f)
-		}
-	}
-	h.mu.Unlock()
-	for _, f := range list {
+	for _, f := range h.feedsOf(p) {
 		f.mu.Lock()
 		open := len(f.open) > 0
 		f.mu.Unlock()
