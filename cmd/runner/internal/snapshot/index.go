@@ -12,6 +12,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spoolhq/spool/pkg/workspace/wire"
@@ -109,6 +110,7 @@ type head struct {
 type index struct {
 	head
 	folders map[string]*section
+	file    *os.File // from which it was read, or to which it was saved; nil if there is none
 }
 
 func newIndex() *index { return &index{folders: map[string]*section{}} }
@@ -162,31 +164,58 @@ func (x *index) removeBelow(folder string) {
 
 // loadIndex reads the index. If it is absent or damaged, the only cost is that all files are read.
 func loadIndex(state *os.Root) (*index, error) {
-	raw, err := state.ReadFile(indexName)
+	f, err := state.OpenFile(indexName, os.O_RDWR|syscall.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return newIndex(), nil
 	}
 	if err != nil {
 		return newIndex(), err
 	}
+	x := newIndex()
+	x.file = f
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() { // the agent can put a pipe there
+		err = errors.New("not a regular file")
+	}
+	var raw []byte
+	if err == nil {
+		raw, err = io.ReadAll(f)
+	}
+	if err == nil {
+		err = x.decode(raw)
+	}
+	if err != nil {
+		x.close()
+		return newIndex(), err
+	}
+	return x, nil
+}
+
+func (x *index) decode(raw []byte) error {
 	rest, ok := bytes.CutPrefix(raw, []byte(indexMagic))
 	if !ok || len(rest) < headLen+crc32.Size {
-		return newIndex(), errors.New("not an index of this version")
+		return errors.New("not an index of this version")
 	}
-	x := newIndex()
 	if err := x.readHead(rest[:headLen]); err != nil {
-		return newIndex(), err
+		return err
 	}
 	body := rest[headLen : len(rest)-crc32.Size]
 	if crc32.Checksum(body, castagnoli) != binary.BigEndian.Uint32(rest[len(rest)-crc32.Size:]) {
-		return newIndex(), errDamaged
+		return errDamaged
 	}
 	for len(body) > 0 {
+		var err error
 		if body, err = x.readSection(body); err != nil {
-			return newIndex(), err
+			return err
 		}
 	}
-	return x, nil
+	return nil
+}
+
+func (x *index) close() {
+	if x != nil && x.file != nil {
+		_ = x.file.Close() // setHead reports the errors of writing
+	}
 }
 
 func (x *index) readHead(raw []byte) error {
@@ -308,7 +337,7 @@ func readString(r *bytes.Reader) (string, error) {
 	return string(b), err
 }
 
-// save replaces the index atomically. The caller may change the head later with setHead.
+// save replaces the index atomically. The caller may change the head later with setHead, and calls close.
 func (x *index) save(state *os.Root) (err error) {
 	const tmp = indexName + ".new"
 	if err := state.RemoveAll(tmp); err != nil {
@@ -318,13 +347,13 @@ func (x *index) save(state *os.Root) (err error) {
 	if err != nil {
 		return fmt.Errorf("write the index: %w", err)
 	}
-	_, err = f.Write(x.encode())
-	if err = errors.Join(err, f.Close()); err == nil {
+	if _, err = f.Write(x.encode()); err == nil {
 		err = state.Rename(tmp, indexName)
 	}
 	if err != nil {
-		return errors.Join(fmt.Errorf("write the index: %w", err), state.RemoveAll(tmp))
+		return errors.Join(fmt.Errorf("write the index: %w", err), f.Close(), state.RemoveAll(tmp))
 	}
+	x.file = f
 	return nil
 }
 
@@ -368,14 +397,9 @@ func (x *index) encodeHead() []byte {
 	return binary.BigEndian.AppendUint32(text, crc32.Checksum(text, castagnoli))
 }
 
-// setHead replaces the head of the saved index.
-func (x *index) setHead(state *os.Root) error {
-	f, err := state.OpenFile(indexName, os.O_WRONLY, 0)
-	if err != nil {
-		return fmt.Errorf("write the index: %w", err)
-	}
-	_, err = f.WriteAt(x.encodeHead(), int64(len(indexMagic)))
-	if err = errors.Join(err, f.Close()); err != nil {
+// setHead replaces the head of the index in its file. If another snapshot has replaced the file, that has no effect.
+func (x *index) setHead() error {
+	if _, err := x.file.WriteAt(x.encodeHead(), int64(len(indexMagic))); err != nil {
 		return fmt.Errorf("write the index: %w", err)
 	}
 	return nil

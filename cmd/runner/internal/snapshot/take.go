@@ -58,6 +58,7 @@ func (t Take) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	if s.before, err = loadIndex(open.state); err != nil {
 		t.Log.Warn("the index of files is not used; all are read", "err", err)
 	}
+	defer func() { s.before.close(); s.after.close() }()
 	hello, err := s.in.Greet()
 	if err != nil {
 		return fmt.Errorf("greet the host: %w", err)
