@@ -19,9 +19,7 @@ type deliveryKey struct{}
 // delivery is a message that a handler processes.
 type delivery struct {
 	draining <-chan struct{}
-
-	releasing sync.Once
-	released  chan struct{} // closed by ReleaseSlot
+	release  func() // releases the slot; further calls do nothing
 }
 
 // Draining returns a channel that is closed when the Subscriber is shutting down: a handler that can hand over its
@@ -40,48 +38,35 @@ func Draining(ctx context.Context) <-chan struct{} {
 // a limit of its own. Further calls do nothing, as do calls with a ctx that does not belong to a handler.
 func ReleaseSlot(ctx context.Context) {
 	if d, ok := ctx.Value(deliveryKey{}).(*delivery); ok {
-		d.releasing.Do(func() { close(d.released) })
+		d.release()
 	}
 }
 
-// deliver passes one message to the handler, and returns when the message is
-// answered. It reports whether the caller still has its slot: if not, another goroutine has taken the slot over.
-func (u *subscription) deliver(m *nats.Msg) (slot bool) {
+// deliver passes one message to the handler, and returns when the message is answered. It calls releaseSlot then, or
+// earlier if the handler calls ReleaseSlot.
+func (u *subscription) deliver(m *nats.Msg, releaseSlot func()) {
+	release := sync.OnceFunc(releaseSlot)
+	defer release()
 	meta, err := m.Metadata()
 	if err != nil {
 		// The message did not come from a consumer, so it cannot be acknowledged.
 		u.logger.Error("drop a message without JetStream metadata", "subject", m.Subject, "error", err)
-		return true
+		return
 	}
 	msg := unmarshal(m, meta)
-	d := &delivery{draining: u.draining.Done(), released: make(chan struct{})}
-	ctx, cancel := context.WithCancel(context.WithValue(u.base, deliveryKey{}, d))
+	ctx, cancel := context.WithCancel(context.WithValue(u.base, deliveryKey{}, &delivery{draining: u.draining.Done(), release: release}))
 	msg.SetContext(ctx)
 	stopHeartbeat := u.startHeartbeat(m)
 	defer func() {
 		cancel()
 		stopHeartbeat()
 	}()
-
 	select {
 	case u.out <- msg:
+		u.settle(m, msg)
 	case <-u.draining.Done():
 		u.requeue(m)
-		return true
 	}
-	select {
-	case <-d.released:
-		// The caller's goroutine is one of the slots for which the subscription waits until this delivery is
-		// acknowledged.
-		u.slots.Go(u.handleMessages)
-		u.settle(m, msg)
-		return false
-	case <-msg.Acked():
-	case <-msg.Nacked():
-	case <-u.abandon:
-	}
-	u.settle(m, msg)
-	return true
 }
 
 // settle waits for the handler's result and sends it to the server.

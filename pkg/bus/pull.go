@@ -30,49 +30,49 @@ const (
 	statusConflict  = "409"
 )
 
-// pull requests one message at a time from a consumer: a prefetched message would wait without a heartbeat and be
-// redelivered to a second handler. nats.go's own iterator cannot be used for that. In v1.55.0 it has room for as
-// many responses as it requests messages, here one, and drops a message that arrives together with the end of a
-// request or with a heartbeat. It also sends no request if the goroutine that sent the previous one has not noticed
-// its end yet.
+// pull requests as many messages from a consumer as its group has free slots, so that each message that arrives is
+// handled at once: a prefetched message would wait without a heartbeat and be redelivered to a second handler. It has
+// one request at a time. nats.go's own iterator cannot be used for that. In v1.55.0 it has room for as many responses as
+// it requests messages, and drops a message that arrives together with the end of a request or with a heartbeat. It also
+// sends no request if the goroutine that sent the previous one has not noticed its end yet.
 //
 // A pull must be used by one goroutine only.
 type pull struct {
 	nc      *nats.Conn
 	subject string // of requests
-	request []byte
+	request pullRequest
 	silent  time.Duration // maximum time without a heartbeat of a request
 
-	sub     *nats.Subscription
-	answers chan *nats.Msg
-	closed  chan struct{} // closed when the server sends nothing more
-	status  chan nats.Status
-	asked   bool
+	sub       *nats.Subscription
+	answers   chan *nats.Msg
+	closed    chan struct{} // closed when the server sends nothing more
+	status    chan nats.Status
+	requested int // messages that the server may still send for the request; 0 if there is no request
+}
+
+type pullRequest struct {
+	Batch     int           `json:"batch"`
+	Expires   time.Duration `json:"expires"`
+	Heartbeat time.Duration `json:"idle_heartbeat,omitempty"`
 }
 
 // newPull opens a separate inbox: once it is closed, the server drops what was requested through it.
-func newPull(js jetstream.JetStream, stream, durable string, expires time.Duration) (*pull, error) {
-	// The end of a short request serves as a heartbeat; thousands of slots would otherwise receive many heartbeats.
+// slots is the largest number of messages of a request.
+func newPull(js jetstream.JetStream, stream, durable string, expires time.Duration, slots int) (*pull, error) {
+	// The end of a short request serves as a heartbeat.
 	heartbeat, silent := pullHeartbeat, 2*pullHeartbeat+pullGrace
 	if expires < silent {
 		heartbeat, silent = 0, expires+pullGrace
 	}
-	request, err := json.Marshal(struct {
-		Batch     int           `json:"batch"`
-		Expires   time.Duration `json:"expires"`
-		Heartbeat time.Duration `json:"idle_heartbeat,omitempty"`
-	}{1, expires, heartbeat})
-	if err != nil {
-		return nil, fmt.Errorf("pull request: %w", err)
-	}
 	p := &pull{
 		nc: js.Conn(), subject: apiPrefix(js.Options()) + "CONSUMER.MSG.NEXT." + stream + "." + durable,
-		request: request, silent: silent,
-		// A request is sent only after the end of the previous one was read, so only its heartbeats and its end can
-		// be queued.
-		answers: make(chan *nats.Msg, 2*expires/pullHeartbeat+4),
+		request: pullRequest{Expires: expires, Heartbeat: heartbeat}, silent: silent,
+		// A request is sent only after the end of the previous one was read, so only its messages, its heartbeats and
+		// its end can be queued. After a lost connection the server may still serve the previous request.
+		answers: make(chan *nats.Msg, 2*slots+int(2*expires/pullHeartbeat)+4),
 		closed:  make(chan struct{}),
 	}
+	var err error
 	if p.sub, err = p.nc.ChanSubscribe(p.nc.NewInbox(), p.answers); err != nil {
 		return nil, fmt.Errorf("pull from %s: %w", durable, err)
 	}
@@ -94,13 +94,17 @@ func apiPrefix(o jetstream.JetStreamOptions) string {
 	return jetstream.DefaultAPIPrefix
 }
 
-// next blocks until a message arrives. After an error the pull must be closed.
-func (p *pull) next(ctx context.Context) (*nats.Msg, error) {
+// next blocks until a message arrives. It requests messages for all free slots whenever there is no request, and free
+// returns more than 0; wake is received from after free may have changed. After an error the pull must be closed.
+func (p *pull) next(ctx context.Context, free func() int, wake <-chan struct{}) (*nats.Msg, error) {
 	silence := time.NewTimer(p.silent)
 	defer silence.Stop()
 	for {
-		if err := p.ask(); err != nil {
-			return nil, err
+		if n := free(); p.requested == 0 && n > 0 {
+			if err := p.ask(n); err != nil {
+				return nil, err
+			}
+			silence.Reset(p.silent)
 		}
 		select {
 		case m := <-p.answers:
@@ -109,27 +113,33 @@ func (p *pull) next(ctx context.Context) (*nats.Msg, error) {
 				return m, err
 			}
 			silence.Reset(p.silent)
+		case <-wake:
 		case <-silence.C:
-			return nil, errSilent
+			if p.requested > 0 {
+				return nil, errSilent
+			}
 		case status := <-p.status:
 			if status == nats.CLOSED {
 				return nil, nats.ErrConnectionClosed
 			}
-			p.asked = false // the request was lost with the connection
+			p.requested = 0 // the request was lost with the connection
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
 	}
 }
 
-func (p *pull) ask() error {
-	if p.asked {
-		return nil
+// ask requests n messages.
+func (p *pull) ask(n int) error {
+	p.request.Batch = n
+	request, err := json.Marshal(p.request)
+	if err == nil {
+		err = p.nc.PublishRequest(p.subject, p.sub.Subject, request)
 	}
-	if err := p.nc.PublishRequest(p.subject, p.sub.Subject, p.request); err != nil {
+	if err != nil {
 		return fmt.Errorf("pull: %w", err)
 	}
-	p.asked = true
+	p.requested = n
 	return nil
 }
 
@@ -138,12 +148,12 @@ func (p *pull) read(m *nats.Msg) (isMessage bool, err error) {
 	status := m.Header.Get("Status")
 	switch {
 	case status == "" || len(m.Data) > 0:
-		p.asked = false
+		p.requested = max(0, p.requested-1)
 		return true, nil
 	case status == statusHeartbeat:
 		return false, nil
 	case status == statusNone || status == statusExpired:
-		p.asked = false
+		p.requested = 0
 		return false, nil
 	}
 	why := m.Header.Get("Description")

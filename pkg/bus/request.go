@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -58,10 +59,14 @@ func Request(ctx context.Context, js jetstream.JetStream, cmd Command) (*Answer,
 	defer cancel()
 	nc := js.Conn()
 	inbox := nc.NewInbox()
-	sub, err := nc.SubscribeSync(inbox)
+	responses := make(chan *nats.Msg, 1) // SubscribeSync would allocate 512 KB
+	sub, err := nc.ChanSubscribe(inbox, responses)
 	if err != nil {
 		return nil, fmt.Errorf("command %s: %w: subscribe to the response: %w", cmd.ID, ErrUnavailable, err)
 	}
+	closed := make(chan struct{})
+	ended := sync.OnceFunc(func() { close(closed) })
+	sub.SetClosedHandler(func(string) { ended() })
 	// On a closed connection there is nothing left to unsubscribe from.
 	defer func() { _ = sub.Unsubscribe() }()
 
@@ -69,7 +74,14 @@ func Request(ctx context.Context, js jetstream.JetStream, cmd Command) (*Answer,
 	if err != nil {
 		return nil, fmt.Errorf("command %s: %w", cmd.ID, err)
 	}
-	msg, err := sub.NextMsgWithContext(ctx)
+	var msg *nats.Msg
+	select {
+	case msg = <-responses:
+	case <-closed:
+		err = nats.ErrConnectionClosed
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
 	if err != nil {
 		return nil, fmt.Errorf("command %s: %w: no response from %s: %w", cmd.ID, ErrOutcomeUnknown, cmd.Subject, errors.Join(sent, err))
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/natsserver"
+	"github.com/spoolhq/spool/pkg/natsserver/natstest"
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
@@ -87,6 +88,26 @@ func TestRouter_DeadLettersUnreadableDeadlines(t *testing.T) {
 		b.publish(t, "work.a", msg)
 	}
 	eventually(t, "both to be dead", func() bool { return b.messagesIn(t, "DEAD") == 2 })
+}
+
+// TestRequest_EndsWithItsConnection tests that a request whose command is stored does not wait for its deadline after the
+// connection is closed.
+func TestRequest_EndsWithItsConnection(t *testing.T) {
+	t.Parallel()
+	srv := natstest.RunRestartable(t)
+	b := newFixtureOn(t, srv.Conn())
+	nc := srv.Conn()
+	js := jetStream(t, nc)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := bus.Request(t.Context(), js, bus.Command{Subject: "work.a", ID: "c", Deadline: time.Now().Add(time.Hour)})
+		ended <- err
+	}()
+	eventually(t, "the command to be stored", func() bool { return b.messagesIn(t, "WORK") == 1 })
+	nc.Close()
+	if err := wait(t, ended, "the request to end"); !errors.Is(err, bus.ErrOutcomeUnknown) {
+		t.Errorf("got %v, want ErrOutcomeUnknown", err)
+	}
 }
 
 func TestRequest_ReportsWhyTheCommandWasNotStored(t *testing.T) {

@@ -26,8 +26,8 @@ const (
 	// setupTimeout is the time limit of one request for a consumer. A request that fails is repeated.
 	setupTimeout = 5 * time.Second
 	setupPause   = 200 * time.Millisecond
-	// maxWaiting is the maximum number of waiting pull requests of a consumer, over all subscribers: one per free
-	// slot. The server's default of 512 would silently leave slots without work.
+	// maxWaiting is the maximum number of waiting pull requests of a consumer, over all subscribers. Each has up
+	// to maxPulls; earlier builds had one for each free slot, and the limit of an existing consumer cannot be changed.
 	maxWaiting = 8192
 )
 
@@ -67,7 +67,7 @@ type SubscriberConfig struct {
 	// DoubleAck makes a slot wait until the server has confirmed an acknowledgement. Otherwise an acknowledgement
 	// may be lost with the connection, and the message is redelivered.
 	DoubleAck bool
-	// PullExpiry is the time for which the server keeps a free slot's request for a message; 0 means 30 s, the minimum is 1
+	// PullExpiry is the time for which the server keeps a request for messages of free slots; 0 means 30 s, the minimum is 1
 	// s. A suspended process still receives messages until its requests expire. If PullExpiry is shorter than
 	// AckWait, the redelivery of a message that it held goes to another subscriber.
 	PullExpiry time.Duration

@@ -246,44 +246,57 @@ func TestSubscriber_DeliversInOrder(t *testing.T) {
 	}
 }
 
-// TestSubscriber_FetchesOnlyWhatItHandles tests that at most Concurrency messages are delivered and that the client
+// TestSubscriber_FetchesOnlyWhatItHandles tests that as many messages as Concurrency are delivered and that the client
 // buffers none. The other messages stay on the server.
 func TestSubscriber_FetchesOnlyWhatItHandles(t *testing.T) {
 	t.Parallel()
-	b := newFixture(t)
-	messages := subscribe(t, b.subscriber(t, bus.SubscriberConfig{Concurrency: 3, Unrouted: true}), "work.job")
-	for i := range 10 {
-		b.publish(t, "work.job", message.NewMessage(fmt.Sprint(i), nil))
-	}
-	var out []*message.Message
-	for range 3 {
-		out = append(out, wait(t, messages, "a message"))
-	}
-	consumer, err := b.js.Consumer(t.Context(), "WORK", "worker")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var info *jetstream.ConsumerInfo
-	// The server updates the number of pending messages a moment after it stores a message.
-	eventually(t, "the server to have counted the rest", func() bool {
-		if info, err = consumer.Info(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		return info.NumPending == 7
-	})
-	if info.NumAckPending != 3 || info.NumWaiting != 0 {
-		t.Errorf("%d messages are unacknowledged and %d pull requests wait, want 3 and 0", info.NumAckPending, info.NumWaiting)
-	}
-	select {
-	case <-messages:
-		t.Error("a fourth message was delivered with Concurrency 3")
-	case <-time.After(100 * time.Millisecond):
-	}
-	for _, msg := range out {
-		msg.Ack()
-	}
-	for range 7 {
-		wait(t, messages, "the rest").Ack()
+	for _, concurrency := range []int{3, 40} {
+		t.Run(fmt.Sprint(concurrency), func(t *testing.T) {
+			t.Parallel()
+			b := newFixture(t)
+			messages := subscribe(t, b.subscriber(t, bus.SubscriberConfig{Concurrency: concurrency, Unrouted: true}), "work.job")
+			for i := range concurrency + 7 {
+				b.publish(t, "work.job", message.NewMessage(fmt.Sprint(i), nil))
+			}
+			var out []*message.Message
+			for range concurrency {
+				out = append(out, wait(t, messages, "a message"))
+			}
+			consumer, err := b.js.Consumer(t.Context(), "WORK", "worker")
+			if err != nil {
+				t.Fatal(err)
+			}
+			info := func() *jetstream.ConsumerInfo {
+				info, err := consumer.Info(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				return info
+			}
+			// The server updates the number of pending messages a moment after it stores a message.
+			eventually(t, "the server to have counted the rest", func() bool { return info().NumPending == 7 })
+			if i := info(); i.NumAckPending != concurrency || i.NumWaiting != 0 {
+				t.Errorf("%d messages are unacknowledged and %d pull requests wait, want %d and 0", i.NumAckPending, i.NumWaiting, concurrency)
+			}
+			select {
+			case <-messages:
+				t.Errorf("a message more was delivered with Concurrency %d", concurrency)
+			case <-time.After(100 * time.Millisecond):
+			}
+			for _, msg := range out {
+				msg.Ack()
+			}
+			for range 7 {
+				wait(t, messages, "the rest").Ack()
+			}
+			eventually(t, "requests for further messages", func() bool { return info().NumWaiting == min(concurrency, 16) })
+			for i := range concurrency { // all slots still work
+				b.publish(t, "work.job", message.NewMessage(fmt.Sprint("again", i), nil))
+			}
+			for range concurrency {
+				defer wait(t, messages, "a message of the second round").Ack()
+			}
+		})
 	}
 }
 

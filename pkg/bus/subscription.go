@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -18,12 +19,14 @@ const (
 	// pullGrace is the maximum delay of heartbeats and responses of the server.
 	pullGrace   = 2 * time.Second
 	reopenDelay = time.Second
+	// maxPulls is the largest number of pulls of a subscription. The server looks at all of them for each message.
+	maxPulls = 16
 	// drainTimeout is the time that the subscription waits for messages in transit after its end.
 	drainTimeout = time.Second
 )
 
-// subscription is the result of one call of Subscribe: Concurrency slots that share a consumer, and handlers that have
-// released their slots.
+// subscription is the result of one call of Subscribe: Concurrency slots, each of which handles one message at a time, and
+// handlers that have released their slots.
 type subscription struct {
 	s       *Subscriber
 	topic   string
@@ -37,8 +40,8 @@ type subscription struct {
 	kill     context.CancelFunc
 	abandon  chan struct{} // closed when Close no longer waits for handlers
 
-	slots sync.WaitGroup
-	idle  chan struct{} // closed when all slots have ended
+	running sync.WaitGroup // slot groups and deliveries
+	idle    chan struct{}  // closed when all of running have ended
 
 	reopening sync.Mutex
 	reopened  time.Time
@@ -59,11 +62,14 @@ func newSubscription(ctx context.Context, s *Subscriber, topic, durable string) 
 }
 
 func (u *subscription) start(ctx context.Context) {
-	for range u.s.cfg.Concurrency {
-		u.slots.Go(u.handleMessages)
+	pulls := min(maxPulls, u.s.cfg.Concurrency)
+	for i := range pulls {
+		g := &slotGroup{u: u, size: (u.s.cfg.Concurrency + i) / pulls, freed: make(chan struct{}, 1)}
+		g.free.Store(int64(g.size))
+		u.running.Go(g.pullMessages)
 	}
 	go func() {
-		u.slots.Wait()
+		u.running.Wait()
 		close(u.idle)
 	}()
 	go func() {
@@ -73,7 +79,7 @@ func (u *subscription) start(ctx context.Context) {
 	}()
 }
 
-// supervise returns when all slots have ended.
+// supervise returns when all slot groups and deliveries have ended.
 func (u *subscription) supervise(ctx context.Context) {
 	defer u.kill()
 	defer u.drain()
@@ -106,53 +112,8 @@ func (u *subscription) idleWithin(d time.Duration) bool {
 	}
 }
 
-// handleMessages runs a slot of the subscription: it handles one message at a time. It returns after a message whose
-// handler has released the slot: another goroutine then has the slot.
-func (u *subscription) handleMessages() {
-	for u.draining.Err() == nil {
-		p, err := newPull(u.s.cfg.JetStream, u.s.cfg.Stream, u.durable, u.s.cfg.PullExpiry)
-		slot := true
-		if err == nil {
-			slot, err = u.iterate(p)
-		}
-		switch {
-		case u.draining.Err() != nil, !slot:
-			return
-		case u.s.cfg.JetStream.Conn().IsClosed():
-			u.logger.Error("subscription ends: the connection is closed", "error", err)
-			return
-		case errors.Is(err, errSilent), errors.Is(err, errMoved):
-			u.logger.Debug("opening the consumer again", "error", err)
-		default:
-			u.logger.Warn("pull failed, opening the consumer again", "error", err)
-		}
-		u.reopen()
-	}
-}
-
-// iterate delivers messages until the pull fails. It returns the error of the pull, or nil if the subscription is
-// draining. slot is false if a handler has released the slot to another goroutine.
-func (u *subscription) iterate(p *pull) (slot bool, err error) {
-	defer p.close(u.requeue)
-	for {
-		m, err := p.next(u.draining)
-		switch {
-		case u.draining.Err() != nil:
-			if err == nil {
-				u.requeue(m)
-			}
-			return true, nil
-		case err != nil:
-			return true, err
-		}
-		if !u.deliver(m) {
-			return false, nil
-		}
-	}
-}
-
-// reopen waits for the connection and creates the consumer again if it does not exist. Concurrent calls of several slots
-// are serialized, at least reopenDelay apart.
+// reopen waits for the connection and creates the consumer again if it does not exist. Concurrent calls are serialized,
+// at least reopenDelay apart.
 func (u *subscription) reopen() {
 	u.reopening.Lock()
 	defer u.reopening.Unlock()
@@ -171,4 +132,68 @@ func (u *subscription) reopen() {
 		u.logger.Error("consumer cannot be opened again, retrying", "error", err)
 	}
 	u.reopened = time.Now()
+}
+
+// slotGroup is some of the slots of a subscription, which share one pull. A subscription has several groups, so that
+// slots that are released one after the other do not wait for each other's requests.
+type slotGroup struct {
+	u     *subscription
+	size  int
+	free  atomic.Int64  // slots without a message; only pullMessages takes slots
+	freed chan struct{} // receives after a slot was released; it has room for one value
+}
+
+// pullMessages requests messages for the free slots and starts a delivery for each, until the subscription drains or the
+// connection is closed.
+func (g *slotGroup) pullMessages() {
+	for g.u.draining.Err() == nil {
+		p, err := newPull(g.u.s.cfg.JetStream, g.u.s.cfg.Stream, g.u.durable, g.u.s.cfg.PullExpiry, g.size)
+		if err == nil {
+			err = g.iterate(p)
+		}
+		switch {
+		case g.u.draining.Err() != nil:
+			return
+		case g.u.s.cfg.JetStream.Conn().IsClosed():
+			g.u.logger.Error("subscription ends: the connection is closed", "error", err)
+			return
+		case errors.Is(err, errSilent), errors.Is(err, errMoved):
+			g.u.logger.Debug("opening the consumer again", "error", err)
+		default:
+			g.u.logger.Warn("pull failed, opening the consumer again", "error", err)
+		}
+		g.u.reopen()
+	}
+}
+
+// iterate starts deliveries until the pull fails or the subscription drains. It returns the error of the pull, or nil if
+// the subscription is draining.
+func (g *slotGroup) iterate(p *pull) error {
+	defer p.close(g.u.requeue)
+	for {
+		m, err := p.next(g.u.draining, func() int { return int(g.free.Load()) }, g.freed)
+		switch {
+		case g.u.draining.Err() != nil:
+			if err == nil {
+				g.u.requeue(m)
+			}
+			return nil
+		case err != nil:
+			return err
+		case g.free.Load() == 0:
+			g.u.requeue(m) // the server has served a request that was taken for lost
+			continue
+		}
+		g.free.Add(-1)
+		g.u.running.Go(func() { g.u.deliver(m, g.releaseSlot) })
+	}
+}
+
+// releaseSlot makes a slot available for another message.
+func (g *slotGroup) releaseSlot() {
+	g.free.Add(1)
+	select {
+	case g.freed <- struct{}{}:
+	default: // pullMessages has not yet received the previous one, and will look at free
+	}
 }

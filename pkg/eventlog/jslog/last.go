@@ -73,7 +73,8 @@ func (l *Log) lastBatch(ctx context.Context, stream string, r lastRequest, reach
 		return nil, 0, false, err
 	}
 	inbox := l.nc.NewInbox()
-	sub, err := l.nc.SubscribeSync(inbox)
+	replies := make(chan *nats.Msg, len(r.Subjects)+2) // SubscribeSync would allocate 512 KB
+	sub, err := l.nc.ChanSubscribe(inbox, replies)
 	if err != nil {
 		return nil, 0, false, err
 	}
@@ -83,9 +84,11 @@ func (l *Log) lastBatch(ctx context.Context, stream string, r lastRequest, reach
 	}
 	var last uint64 // sequence of the last message of this response
 	for {
-		reply, err := sub.NextMsgWithContext(ctx)
-		if err != nil {
-			return nil, 0, false, err
+		var reply *nats.Msg
+		select {
+		case reply = <-replies:
+		case <-ctx.Done():
+			return nil, 0, false, ctx.Err()
 		}
 		previous := serverHeader(reply, jetstream.LastSequenceHeader)
 		// The server adds a sequence to stored messages, which may have any other header.
