@@ -256,15 +256,12 @@ func joinEverywhere(ctx context.Context, sys *system.System) (leave func(), err 
 	return leave, nil
 }
 
-// watch blocks until the clients have read everything, restarts the gateway at the given time, and returns the largest
-// memory.
+// watch blocks until the clients have read everything, and returns the largest memory. At the given time it profiles the
+// memory and restarts the gateway, as the flags request.
 func (m *Benchmark) watch(ctx context.Context, sys *system.System, c *clients, nats int, r *result, middle time.Time) (peak usage, err error) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
-	restart := make(<-chan time.Time)
-	if m.RestartGateway {
-		restart = time.After(time.Until(middle))
-	}
+	half := time.After(time.Until(middle))
 	for {
 		select {
 		case <-tick.C:
@@ -274,7 +271,13 @@ func (m *Benchmark) watch(ctx context.Context, sys *system.System, c *clients, n
 			}
 			peak.services, peak.nats = max(peak.services, now.services), max(peak.nats, now.nats)
 			peak.postgres, peak.clients = max(peak.postgres, now.postgres), max(peak.clients, now.clients)
-		case <-restart:
+		case <-half:
+			if err := system.ProfileMemory(m.Profile); err != nil {
+				return peak, err
+			}
+			if !m.RestartGateway {
+				continue
+			}
 			begun := time.Now()
 			if err := sys.RestartGateway(ctx); err != nil {
 				return peak, err

@@ -2,14 +2,15 @@ package system
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
 	"runtime/pprof"
 )
 
-// Profile starts profiles of this process. stop writes the CPU, block, mutex, heap and goroutine profiles into dir. With
-// dir "" there are none.
+// Profile starts profiles of this process. stop writes the CPU, block, mutex and allocs profiles into dir. With dir ""
+// there are none.
 func Profile(dir string) (stop func() error, err error) {
 	if dir == "" {
 		return func() error { return nil }, nil
@@ -28,14 +29,31 @@ func Profile(dir string) (stop func() error, err error) {
 	}
 	return func() error {
 		pprof.StopCPUProfile()
-		errs := []error{cpu.Close()}
-		for _, name := range []string{"block", "mutex", "heap", "goroutine"} {
-			f, err := os.Create(filepath.Join(dir, name))
-			if err == nil {
-				err = errors.Join(pprof.Lookup(name).WriteTo(f, 0), f.Close())
-			}
-			errs = append(errs, err)
-		}
-		return errors.Join(errs...)
+		return errors.Join(cpu.Close(), writeProfiles(dir, "block", "mutex", "allocs"))
 	}, nil
+}
+
+// ProfileMemory writes the heap and goroutine profiles of this moment and the sizes of the runtime's memory into dir,
+// unless dir is "".
+func ProfileMemory(dir string) error {
+	if dir == "" {
+		return nil
+	}
+	runtime.GC() // the heap profile is that of the last collection
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	sizes := fmt.Sprintf("goroutines %d\nstacks %d\nlive heap %d\nheap in use %d\nnext collection at %d\n", runtime.NumGoroutine(), m.StackInuse, m.HeapAlloc, m.HeapInuse, m.NextGC)
+	return errors.Join(os.WriteFile(filepath.Join(dir, "memory"), []byte(sizes), 0o644), writeProfiles(dir, "heap", "goroutine")) //nolint:gosec // profiles are not secret
+}
+
+func writeProfiles(dir string, names ...string) error {
+	var errs []error
+	for _, name := range names {
+		f, err := os.Create(filepath.Join(dir, name))
+		if err == nil {
+			err = errors.Join(pprof.Lookup(name).WriteTo(f, 0), f.Close())
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
 }
