@@ -26,15 +26,15 @@ type Loaded struct {
 }
 
 // View returns the part of the run state on which the session's life depends.
-func (l Loaded) View() session.RunView { return l.Run.View(l.Life) }
+func (l *Loaded) View() session.RunView { return l.Run.View(l.Life) }
 
 // Due returns the work that the session requires from an executor.
-func (l Loaded) Due() run.Work { return run.Due(l.Life, l.Run) }
+func (l *Loaded) Due() run.Work { return run.Due(l.Life, l.Run) }
 
 // Load returns a session with one direct get per subject. A session that does not exist has Life.Status
 // session.None.
-func (s Sessions) Load(ctx context.Context, tenant, id string, f Freshness) (Loaded, error) {
-	l := Loaded{Tenant: tenant, ID: id}
+func (s Sessions) Load(ctx context.Context, tenant, id string, f Freshness) (*Loaded, error) {
+	l := &Loaded{Tenant: tenant, ID: id}
 	var err error
 	// The run head is read first. Life is then at least as new as run, so that an older life never hides an
 	// execution that run already shows as active.
@@ -118,7 +118,7 @@ func commits(ctx context.Context, l Log, h Head) func(func(Record, error) bool) 
 // CommandSeq returns the stream sequence of the commit that carried out a command, and whether there is one. It reads the
 // session's life only if the state may no longer remember the command: for a late retry, or for a command from a
 // gateway whose clock is behind.
-func (s Sessions) CommandSeq(ctx context.Context, l Loaded, command string) (at uint64, done bool, err error) {
+func (s Sessions) CommandSeq(ctx context.Context, l *Loaded, command string) (at uint64, done bool, err error) {
 	if at, done = l.Life.CommandSeq(command); done || !l.Life.MayHaveDropped(command) {
 		return at, done, nil
 	}
@@ -174,7 +174,7 @@ func (s Sessions) AppendRunPart(ctx context.Context, l *Loaded, actor events.Act
 }
 
 // Message returns the message_accepted of a query.
-func (s Sessions) Message(ctx context.Context, l Loaded, ref session.Ref) (events.MessageAccepted, error) {
+func (s Sessions) Message(ctx context.Context, l *Loaded, ref session.Ref) (events.MessageAccepted, error) {
 	rec, err := s.Log.At(ctx, s.Position(l.ID, ref.Message))
 	if err != nil {
 		return events.MessageAccepted{}, fmt.Errorf("message of %s: %w", ref.ExecutionID, err)
@@ -187,11 +187,11 @@ func (s Sessions) Message(ctx context.Context, l Loaded, ref session.Ref) (event
 	return events.MessageAccepted{}, fmt.Errorf("message of %s at %s: %w", ref.ExecutionID, rec.Position, ErrNotFound)
 }
 
-// OpenBlocks returns the open blocks of run as they were started, so that the caller can complete them.
-func (s Sessions) OpenBlocks(ctx context.Context, l Loaded) (map[string]events.Block, error) {
+// OpenBlocks returns open blocks of a session's runs as they were started, by id, so that the caller can complete them.
+func (s Sessions) OpenBlocks(ctx context.Context, session string, list []run.OpenBlock) (map[string]events.Block, error) {
 	blocks := map[string]events.Block{}
-	for _, open := range l.Run.Open {
-		rec, err := s.Log.At(ctx, s.Position(l.ID, open.At))
+	for _, open := range list {
+		rec, err := s.Log.At(ctx, s.Position(session, open.At))
 		if errors.Is(err, ErrNotFound) {
 			continue
 		}
@@ -213,7 +213,7 @@ func (s Sessions) Position(session string, seq uint64) Position {
 }
 
 // FileChanges returns the events of the given file changes, in order.
-func (s Sessions) FileChanges(ctx context.Context, l Loaded, list []session.Change) ([]events.Event, error) {
+func (s Sessions) FileChanges(ctx context.Context, l *Loaded, list []session.Change) ([]events.Event, error) {
 	var out []events.Event
 	for _, c := range list {
 		rec, err := s.Log.At(ctx, s.Position(l.ID, c.At))

@@ -70,7 +70,7 @@ func of1(refs ...events.Reference) func(*events.SessionCreated) {
 func (s *talk) postWith(text string, variables map[string]events.Variable) string {
 	s.b.t.Helper()
 	execution := mint(s.b.t, events.KindExecution)
-	s.life(func(base session.Base, l eventlog.Loaded) session.Command {
+	s.life(func(base session.Base, l *eventlog.Loaded) session.Command {
 		return session.Post{Base: base, ExecutionID: execution, Content: text, ActiveEnded: l.View().ActiveEnded, Environment: variables}
 	})
 	s.job()
@@ -209,10 +209,10 @@ func TestResolution_StaysForAllAttempts(t *testing.T) {
 	b.environment("e", 3, map[string]events.Variable{"V": {Value: "two"}})
 	a.wire.kill()
 	b.run()
-	s.until("the other has claimed", func(l eventlog.Loaded) bool { return l.Run.Epoch == 2 })
+	s.until("the other has claimed", func(l *eventlog.Loaded) bool { return l.Run.Epoch == 2 })
 	first := b.provider.onlyBox().runner
 	first.die() // its sandbox goes too
-	s.until("it starts again", func(l eventlog.Loaded) bool { return l.Run.Attempt == 2 })
+	s.until("it starts again", func(l *eventlog.Loaded) bool { return l.Run.Attempt == 2 })
 	allow <- struct{}{}
 	allow <- struct{}{}
 	s.untilEnded(execution)

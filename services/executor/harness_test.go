@@ -408,14 +408,14 @@ func (b *bench) sessionOf(tenant string, change ...func(*events.SessionCreated))
 	for _, f := range change {
 		f(&c)
 	}
-	s.life(func(base session.Base, _ eventlog.Loaded) session.Command {
+	s.life(func(base session.Base, _ *eventlog.Loaded) session.Command {
 		return session.Create{Base: base, SessionCreated: c}
 	})
 	return s
 }
 
 // life decides and appends a command, as the session service does.
-func (s *talk) life(command func(session.Base, eventlog.Loaded) session.Command) {
+func (s *talk) life(command func(session.Base, *eventlog.Loaded) session.Command) {
 	s.b.t.Helper()
 	l := s.load()
 	id := mint(s.b.t, events.KindCommand)
@@ -426,12 +426,12 @@ func (s *talk) life(command func(session.Base, eventlog.Loaded) session.Command)
 	if len(list) == 0 {
 		return
 	}
-	if err := s.b.sessions.AppendLife(s.b.ctx, &l, events.Actor{Kind: "service", ID: "session"}, id, list); err != nil {
+	if err := s.b.sessions.AppendLife(s.b.ctx, l, events.Actor{Kind: "service", ID: "session"}, id, list); err != nil {
 		s.b.t.Fatal(err)
 	}
 }
 
-func (s *talk) load() eventlog.Loaded {
+func (s *talk) load() *eventlog.Loaded {
 	s.b.t.Helper()
 	l, err := s.b.sessions.Load(s.b.ctx, s.tenant, s.id, eventlog.Leader)
 	if err != nil {
@@ -444,7 +444,7 @@ func (s *talk) load() eventlog.Loaded {
 func (s *talk) post(text string) (execution string) {
 	s.b.t.Helper()
 	execution = mint(s.b.t, events.KindExecution)
-	s.life(func(base session.Base, l eventlog.Loaded) session.Command {
+	s.life(func(base session.Base, l *eventlog.Loaded) session.Command {
 		return session.Post{Base: base, ExecutionID: execution, Content: text, ActiveEnded: l.View().ActiveEnded}
 	})
 	s.job()
@@ -452,19 +452,19 @@ func (s *talk) post(text string) (execution string) {
 }
 
 func (s *talk) interrupt() {
-	s.life(func(base session.Base, l eventlog.Loaded) session.Command {
+	s.life(func(base session.Base, l *eventlog.Loaded) session.Command {
 		return session.RequestInterrupt{Base: base, ActiveEnded: l.View().ActiveEnded}
 	})
 }
 
 func (s *talk) cancel(execution string) {
-	s.life(func(base session.Base, l eventlog.Loaded) session.Command {
+	s.life(func(base session.Base, l *eventlog.Loaded) session.Command {
 		return session.RequestCancel{Base: base, ExecutionID: execution, ActiveEnded: l.View().ActiveEnded}
 	})
 }
 
 func (s *talk) remove() {
-	s.life(func(base session.Base, l eventlog.Loaded) session.Command {
+	s.life(func(base session.Base, l *eventlog.Loaded) session.Command {
 		return session.Delete{Base: base, ActiveEnded: l.View().ActiveEnded}
 	})
 }
@@ -515,9 +515,9 @@ func types(list []events.Event) string {
 }
 
 // until polls the session's state.
-func (s *talk) until(what string, ok func(eventlog.Loaded) bool) eventlog.Loaded {
+func (s *talk) until(what string, ok func(*eventlog.Loaded) bool) *eventlog.Loaded {
 	s.b.t.Helper()
-	var last eventlog.Loaded
+	var last *eventlog.Loaded
 	s.b.until(what, func() bool {
 		last = s.load()
 		return ok(last)
@@ -525,9 +525,9 @@ func (s *talk) until(what string, ok func(eventlog.Loaded) bool) eventlog.Loaded
 	return last
 }
 
-func (s *talk) untilEnded(execution string) eventlog.Loaded {
+func (s *talk) untilEnded(execution string) *eventlog.Loaded {
 	s.b.t.Helper()
-	l := s.until("execution "+execution+" has ended", func(l eventlog.Loaded) bool { return l.Run.Ended(execution) })
+	l := s.until("execution "+execution+" has ended", func(l *eventlog.Loaded) bool { return l.Run.Ended(execution) })
 	s.check()
 	return l
 }
@@ -632,7 +632,7 @@ func (s *talk) last(execution string) events.Payload {
 // claimAs claims as an executor that does not exist any more.
 func (s *talk) claimAs(executor string) {
 	s.b.t.Helper()
-	s.decide(events.Actor{Kind: "executor", ID: executor}, func(l eventlog.Loaded) run.Command {
+	s.decide(events.Actor{Kind: "executor", ID: executor}, func(l *eventlog.Loaded) run.Command {
 		return run.Claim{
 			Meta:        events.Meta{CommandID: mint(s.b.t, events.KindCommand), Now: time.Now().UTC()},
 			ExecutionID: l.Life.Active.ExecutionID, Turn: l.Life.Active.Turn, Executor: executor,
@@ -642,7 +642,7 @@ func (s *talk) claimAs(executor string) {
 
 // decide appends the events of a command. Like the services, it decides again if another commit came first: the last
 // append of an executor that was cut off may still arrive.
-func (s *talk) decide(actor events.Actor, command func(eventlog.Loaded) run.Command) {
+func (s *talk) decide(actor events.Actor, command func(*eventlog.Loaded) run.Command) {
 	s.b.t.Helper()
 	for {
 		l := s.load()
@@ -650,7 +650,7 @@ func (s *talk) decide(actor events.Actor, command func(eventlog.Loaded) run.Comm
 		if err != nil {
 			s.b.t.Fatal(err)
 		}
-		err = s.b.sessions.AppendRun(s.b.ctx, &l, actor, mint(s.b.t, events.KindCommit), d)
+		err = s.b.sessions.AppendRun(s.b.ctx, l, actor, mint(s.b.t, events.KindCommit), d)
 		if conflict := (*eventlog.ConflictError)(nil); errors.As(err, &conflict) {
 			continue
 		}

@@ -35,12 +35,12 @@ func TestExecutorLost_LargerThanACommitIsSplit(t *testing.T) {
 	const blocks = 5
 	sid := s.create(events.Options{})
 	exe := s.post(sid)
-	l := s.await(sid, "dispatched", func(l eventlog.Loaded) bool { return l.Life.Active.ExecutionID == exe })
+	l := s.await(sid, "dispatched", func(l *eventlog.Loaded) bool { return l.Life.Active.ExecutionID == exe })
 	store := func(c run.Command) {
 		t.Helper()
 		d, err := run.Decide(l.Run, c)
 		must(t, err)
-		must(t, s.ses.AppendRun(t.Context(), &l, events.Actor{Kind: "executor"}, id(events.KindCommit), d))
+		must(t, s.ses.AppendRun(t.Context(), l, events.Actor{Kind: "executor"}, id(events.KindCommit), d))
 	}
 	store(run.Claim{Meta: events.Meta{CommandID: id(events.KindCommand), Now: time.Now()}, ExecutionID: exe, Turn: l.Life.Active.Turn, Executor: "xtr_gone"})
 	store(run.Record{Epoch: l.Run.Epoch, Events: []events.Event{{
@@ -55,7 +55,7 @@ func TestExecutorLost_LargerThanACommitIsSplit(t *testing.T) {
 	}
 	ahead.Store(int64(2 * time.Minute))
 	s.fireTimer(sid)
-	s.await(sid, "failed", func(l eventlog.Loaded) bool { return l.Run.Ended(exe) })
+	s.await(sid, "failed", func(l *eventlog.Loaded) bool { return l.Run.Ended(exe) })
 	var completed int
 	list := s.history(sid)
 	for _, e := range list {

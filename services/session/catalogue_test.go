@@ -54,7 +54,7 @@ func (s *stack) mustRefuse(c command.CreateSession, code, field string) {
 	}
 }
 
-func (s *stack) load(sid string) eventlog.Loaded {
+func (s *stack) load(sid string) *eventlog.Loaded {
 	s.t.Helper()
 	l, err := s.ses.Load(s.t.Context(), "default", sid, eventlog.Leader)
 	must(s.t, err)

@@ -62,7 +62,7 @@ func (s *stack) createLong(sid string, n int) {
 		for range 50 {
 			list = append(list, events.Event{ID: id(events.KindEvent), Source: events.FromRunner, Data: events.Log{Level: "info", Message: fmt.Sprint(i)}})
 		}
-		must(s.t, s.ses.AppendRunPart(s.t.Context(), &l, events.Actor{Kind: "executor", ID: "x"}, id(events.KindCommit), run.Decision{Epoch: 1, Events: list}))
+		must(s.t, s.ses.AppendRunPart(s.t.Context(), l, events.Actor{Kind: "executor", ID: "x"}, id(events.KindCommit), run.Decision{Epoch: 1, Events: list}))
 	}
 }
 
@@ -99,7 +99,7 @@ func TestFork_DoesNotReadTheLogTwice(t *testing.T) {
 	}
 	l, err := s.ses.Load(t.Context(), "default", sid, eventlog.Leader)
 	must(t, err)
-	must(t, s.ses.AppendRunPart(t.Context(), &l, events.Actor{Kind: "executor", ID: "x"}, id(events.KindCommit),
+	must(t, s.ses.AppendRunPart(t.Context(), l, events.Actor{Kind: "executor", ID: "x"}, id(events.KindCommit),
 		run.Decision{Epoch: 1, Events: []events.Event{{ID: id(events.KindEvent), Source: events.FromRunner, Data: events.Log{Level: "info", Message: "later"}}}}))
 	forked(0, 1)
 	forked(length+1, 0)

@@ -67,7 +67,7 @@ func TestRetry_AfterManyOtherCommands_ChangesNothing(t *testing.T) {
 					t.Fatal(first.Error)
 				}
 				if c.typ == command.TypePostMessage || c.typ == command.TypeStartExecution {
-					s.await(sid, "at the end of the query", func(l eventlog.Loaded) bool { return l.Run.Ended(exe) })
+					s.await(sid, "at the end of the query", func(l *eventlog.Loaded) bool { return l.Run.Ended(exe) })
 				}
 				began := time.Now()
 				for i := range 70 {
@@ -78,7 +78,7 @@ func TestRetry_AfterManyOtherCommands_ChangesNothing(t *testing.T) {
 					}
 				}
 				<-time.After(time.Until(began.Add(2 * window)))
-				s.await(sid, "at rest", func(l eventlog.Loaded) bool { return l.Due() == "" })
+				s.await(sid, "at rest", func(l *eventlog.Loaded) bool { return l.Due() == "" })
 				before := len(s.history(sid))
 				again, err := s.trySend(cmd, c.typ, sid, exe, c.body)
 				must(t, err)

@@ -250,7 +250,7 @@ func (s *stack) execute(ctx context.Context, name string, job []byte) {
 			s.t.Error(err)
 			return
 		}
-		err = s.ses.AppendRun(ctx, &l, events.Actor{Kind: "executor", ID: name}, id(events.KindCommit), d)
+		err = s.ses.AppendRun(ctx, l, events.Actor{Kind: "executor", ID: name}, id(events.KindCommit), d)
 		var conflict *eventlog.ConflictError
 		if err != nil && !errors.As(err, &conflict) && ctx.Err() == nil {
 			s.t.Error(err)
@@ -268,7 +268,7 @@ const pause = 5 * time.Millisecond
 
 // await loads a session until ok accepts its state. The state must persist, because two loads can miss a state that
 // another one follows. Use ended for the end of an execution that others follow.
-func (s *stack) await(sid, what string, ok func(eventlog.Loaded) bool) eventlog.Loaded {
+func (s *stack) await(sid, what string, ok func(*eventlog.Loaded) bool) *eventlog.Loaded {
 	s.t.Helper()
 	for deadline := time.Now().Add(within); ; time.Sleep(pause) {
 		l, err := s.ses.Load(s.t.Context(), "default", sid, eventlog.Leader)
@@ -337,7 +337,7 @@ func TestTwoCopies_EndEveryQueryOnce(t *testing.T) {
 				sent = append(sent, s.post(sid))
 			}
 			last := sent[len(sent)-1]
-			s.await(sid, "at the end of its last execution", func(l eventlog.Loaded) bool { return l.Run.Ended(last) && len(l.Life.Queue) == 0 })
+			s.await(sid, "at the end of its last execution", func(l *eventlog.Loaded) bool { return l.Run.Ended(last) && len(l.Life.Queue) == 0 })
 			s.checkOrder(sid, sent)
 		})
 	}
@@ -404,9 +404,9 @@ func TestControls_EndUnclaimedExecutions(t *testing.T) {
 	first, second, third := s.post(sid), s.post(sid), s.post(sid)
 	s.send(command.TypeCancel, sid, second, nil) // queued, so it is withdrawn
 	s.send(command.TypeCancel, sid, first, nil)  // dispatched, but never claimed
-	s.await(sid, "dispatched the third", func(l eventlog.Loaded) bool { return l.Life.Active.ExecutionID == third })
+	s.await(sid, "dispatched the third", func(l *eventlog.Loaded) bool { return l.Life.Active.ExecutionID == third })
 	s.send(command.TypeInterrupt, sid, "", nil)
-	s.await(sid, "idle", func(l eventlog.Loaded) bool { return l.Run.Ended(third) })
+	s.await(sid, "idle", func(l *eventlog.Loaded) bool { return l.Run.Ended(third) })
 	list := s.history(sid)
 	if count[events.ExecutionWithdrawn](list) != 1 || count[events.ExecutionCancelled](list) != 2 {
 		t.Fatalf("history %v", list)
@@ -433,12 +433,12 @@ func TestIdleTimeout_FiresOnce(t *testing.T) {
 		s.awaitEnd(sid, s.post(sid))
 	}
 	one.stop()
-	l := s.await(sid, "with its sandbox and not idle", func(l eventlog.Loaded) bool { return l.Run.Sandbox.ID != "" && !l.Life.Idle })
+	l := s.await(sid, "with its sandbox and not idle", func(l *eventlog.Loaded) bool { return l.Run.Sandbox.ID != "" && !l.Life.Idle })
 	at, _ := l.Life.Deadline(l.View())
 	<-time.After(time.Until(at))
 	s.startCopy("two", session.Config{})
 	s.startCopy("three", session.Config{})
-	s.await(sid, "idle with its sandbox gone", func(l eventlog.Loaded) bool { return l.Life.Idle && l.Run.Sandbox.ID == "" })
+	s.await(sid, "idle with its sandbox gone", func(l *eventlog.Loaded) bool { return l.Life.Idle && l.Run.Sandbox.ID == "" })
 	if n := count[events.SessionIdle](s.awaitEnd(sid, s.post(sid))); n != 1 {
 		t.Fatalf("idle %d times", n)
 	}
@@ -451,7 +451,7 @@ func TestSessionLimit_ClosesTheSession(t *testing.T) {
 	s.startCopy("one", session.Config{})
 	sid := s.create(events.Options{SessionLimitMs: 3000})
 	first, second := s.post(sid), s.post(sid)
-	s.await(sid, "closed", func(l eventlog.Loaded) bool { return l.Run.Ended(first) && l.Life.Status == "closed" })
+	s.await(sid, "closed", func(l *eventlog.Loaded) bool { return l.Run.Ended(first) && l.Life.Status == "closed" })
 	if n := count[events.ExecutionWithdrawn](s.history(sid)); n != 1 {
 		t.Fatalf("%s: withdrawn %d times", second, n)
 	}
@@ -479,10 +479,10 @@ func TestExecutorLost_FailsAfterTurnLimitAndGrace(t *testing.T) {
 	s.lease("xtr_alive")
 	for _, c := range []struct{ sid, holder string }{{gone, "xtr_gone"}, {alive, "xtr_alive"}} {
 		exe := s.post(c.sid)
-		l := s.await(c.sid, "dispatched", func(l eventlog.Loaded) bool { return l.Life.Active.ExecutionID == exe })
+		l := s.await(c.sid, "dispatched", func(l *eventlog.Loaded) bool { return l.Life.Active.ExecutionID == exe })
 		d, err := run.Decide(l.Run, run.Claim{Meta: events.Meta{CommandID: id(events.KindCommand), Now: time.Now()}, ExecutionID: exe, Turn: l.Life.Active.Turn, Executor: c.holder})
 		must(t, err)
-		must(t, s.ses.AppendRun(t.Context(), &l, events.Actor{Kind: "executor"}, id(events.KindCommit), d))
+		must(t, s.ses.AppendRun(t.Context(), l, events.Actor{Kind: "executor"}, id(events.KindCommit), d))
 	}
 	s.post(never)
 	mu.Lock()
@@ -492,12 +492,12 @@ func TestExecutorLost_FailsAfterTurnLimitAndGrace(t *testing.T) {
 		s.fireTimer(sid)
 	}
 	for _, sid := range []string{never, gone} {
-		l := s.await(sid, "failed", func(l eventlog.Loaded) bool { return l.Run.Phase == run.Failed })
+		l := s.await(sid, "failed", func(l *eventlog.Loaded) bool { return l.Run.Phase == run.Failed })
 		if f := last[events.ExecutionFailed](s.history(l.ID)); f.Code != "EXECUTOR_LOST" {
 			t.Fatalf("failed with %+v", f)
 		}
 	}
-	if l := s.await(alive, "there", func(eventlog.Loaded) bool { return true }); l.Run.Phase.Terminal() {
+	if l := s.await(alive, "there", func(*eventlog.Loaded) bool { return true }); l.Run.Phase.Terminal() {
 		t.Fatal("an execution whose holder is alive was ended")
 	}
 }

@@ -257,7 +257,7 @@ func TestMetrics_CountCommandsReactionsAndJobs(t *testing.T) {
 	s.executors(1)
 	sid := s.create(events.Options{})
 	exe := s.post(sid)
-	s.await(sid, "at the end", func(l eventlog.Loaded) bool { return l.Run.Ended(exe) })
+	s.await(sid, "at the end", func(l *eventlog.Loaded) bool { return l.Run.Ended(exe) })
 	s.send(command.TypePostMessage, id(events.KindSession), id(events.KindExecution), command.PostMessage{Content: "x"})
 	s.send("nonsense", sid, "", nil)
 	count := func(name string, labels ...string) float64 { return metricValue(t, registry, name, labels...) }

@@ -375,7 +375,7 @@ func leavesNoRecords(t *testing.T, c *harness.Cluster, id, other string, planted
 
 // refusesWrites appends to both subjects of a removed session like a late writer, with the head that it knew and with
 // none. Both must be refused.
-func refusesWrites(t *testing.T, c *harness.Cluster, stale eventlog.Loaded) {
+func refusesWrites(t *testing.T, c *harness.Cluster, stale *eventlog.Loaded) {
 	t.Helper()
 	for name, head := range map[string]eventlog.Head{
 		"life, as it was": stale.LifeHead, "run, as it was": stale.RunHead,

@@ -78,7 +78,7 @@ func (p *pass) removeUploads(ctx context.Context, k sessionKey, list []object) e
 
 // transcriptOf returns the transcript with which a session began, as a change that no snapshot contains, because forks
 // may begin with it too.
-func transcriptOf(l eventlog.Loaded) []fileChange {
+func transcriptOf(l *eventlog.Loaded) []fileChange {
 	if t := l.Life.Transcript; t != nil {
 		return []fileChange{{t.Object, math.MaxUint32}}
 	}
@@ -87,7 +87,7 @@ func transcriptOf(l eventlog.Loaded) []fileChange {
 
 // heldChange returns the sequence number of the last file change that the session's last snapshot contains. Executors do
 // not apply this change and earlier ones again. A folder of the host is never filled from a snapshot.
-func heldChange(l eventlog.Loaded) uint32 {
+func heldChange(l *eventlog.Loaded) uint32 {
 	if l.Life.Options.HostPath != "" {
 		return 0
 	}

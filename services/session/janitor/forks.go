@@ -106,7 +106,7 @@ func (p *pass) fork(ctx context.Context, k sessionKey) (string, error) {
 }
 
 // forkReason returns the reason why forks keep a deleted session, or "" if they do not.
-func (p *pass) forkReason(ctx context.Context, l eventlog.Loaded) (string, error) {
+func (p *pass) forkReason(ctx context.Context, l *eventlog.Loaded) (string, error) {
 	rec, err := p.log.At(ctx, p.sessions.Position(l.ID, l.LifeHead.Seq))
 	if err != nil {
 		return "", fmt.Errorf("read the deletion of session %s: %w", l.ID, err)

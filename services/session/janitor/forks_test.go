@@ -18,11 +18,11 @@ import (
 )
 
 // createFork creates a fork in the log.
-func (b *fixture) createFork(f events.SessionForked) eventlog.Loaded {
+func (b *fixture) createFork(f events.SessionForked) *eventlog.Loaded {
 	b.t.Helper()
-	l := eventlog.Loaded{Tenant: tenant, ID: newID(events.KindSession)}
+	l := &eventlog.Loaded{Tenant: tenant, ID: newID(events.KindSession)}
 	l.LifeHead.Subject, l.RunHead.Subject = events.LifeOf(tenant, l.ID), events.RunOf(tenant, l.ID)
-	b.decide(&l, func(base session.Base) session.Command {
+	b.decide(l, func(base session.Base) session.Command {
 		return session.Fork{Base: base, Create: events.SessionCreated{Agent: "spool", Architecture: "spool", Provider: "local"}, Forked: f}
 	})
 	return l
@@ -37,7 +37,7 @@ func (b *fixture) decide(l *eventlog.Loaded, command func(session.Base) session.
 }
 
 // projectFork adds a fork to the read models, like the projector.
-func (b *fixture) projectFork(l eventlog.Loaded, f events.SessionForked, snapshot string) {
+func (b *fixture) projectFork(l *eventlog.Loaded, f events.SessionForked, snapshot string) {
 	b.t.Helper()
 	text, err := json.Marshal(f)
 	must(b.t, err)
@@ -70,7 +70,7 @@ func TestPass_KeepsADeletedSessionWithForks(t *testing.T) {
 	ofChild := events.SessionForked{Parent: child.ID, Asked: 1, Effective: 1}
 	grandchild := b.createFork(ofChild)
 	j := b.janitor(janitor.Config{Grace: time.Millisecond})
-	waits := func(what string, l eventlog.Loaded, fork string) {
+	waits := func(what string, l *eventlog.Loaded, fork string) {
 		t.Helper()
 		report, err := j.Pass(t.Context(), false)
 		must(t, err)
@@ -86,17 +86,17 @@ func TestPass_KeepsADeletedSessionWithForks(t *testing.T) {
 	b.projectFork(child, ofParent, "")
 	b.projectFork(grandchild, ofChild, "")
 	waits("once they have", parent, child.ID)
-	b.deleteFork(&child, ofParent)
+	b.deleteFork(child, ofParent)
 	waits("while a fork of a deleted fork is there", parent, grandchild.ID)
 	waits("while a fork of it is there", child, grandchild.ID)
-	b.deleteFork(&grandchild, ofChild)
+	b.deleteFork(grandchild, ofChild)
 	for range 3 {
 		b.pass(j, false)
 		b.catchUp()
 		b.markRemoved()
 		b.now = b.now.Add(time.Minute)
 	}
-	for what, l := range map[string]eventlog.Loaded{"parent": parent, "child": child, "grandchild": grandchild} {
+	for what, l := range map[string]*eventlog.Loaded{"parent": parent, "child": child, "grandchild": grandchild} {
 		if !b.isRemoved(l.ID) {
 			t.Errorf("the content of the %s still exists", what)
 		}
@@ -131,7 +131,7 @@ func TestPass_KeepsSnapshotsThatForksBeginWith(t *testing.T) {
 	l := b.session(newID(events.KindSession))
 	var ids []string
 	for _, content := range []string{"one", "two", "three", "four", "five", "six"} {
-		ids = append(ids, b.snapshot(&l, &workspacetest.Box{Tree: map[string]string{"workspace/a": content}}))
+		ids = append(ids, b.snapshot(l, &workspacetest.Box{Tree: map[string]string{"workspace/a": content}}))
 	}
 	b.catchUp()
 	folded, unfolded := events.SessionForked{Parent: l.ID, Snapshot: ids[0], Records: ids[1]}, events.SessionForked{Parent: newID(events.KindSession), RecordsSession: l.ID, Records: ids[2]}

@@ -204,12 +204,12 @@ func checkList(t *testing.T, what string, got []string, want ...string) {
 }
 
 // session creates a session in the log.
-func (b *fixture) session(id string) eventlog.Loaded {
+func (b *fixture) session(id string) *eventlog.Loaded {
 	b.t.Helper()
 	return b.sessionWith(id, events.SessionCreated{Agent: "spool", Architecture: "spool", Provider: "local"})
 }
 
-func (b *fixture) sessionWith(id string, data events.SessionCreated) eventlog.Loaded {
+func (b *fixture) sessionWith(id string, data events.SessionCreated) *eventlog.Loaded {
 	b.t.Helper()
 	sessions := eventlog.Sessions{Log: b.log}
 	l, err := sessions.Load(b.t.Context(), tenant, id, eventlog.Leader)
@@ -217,16 +217,16 @@ func (b *fixture) sessionWith(id string, data events.SessionCreated) eventlog.Lo
 	command := newID(events.KindCommand)
 	list, err := session.Decide(l.Life, session.Create{Base: session.Base{Meta: events.Meta{CommandID: command, Now: b.now}}, SessionCreated: data})
 	must(b.t, err)
-	must(b.t, sessions.AppendLife(b.t.Context(), &l, events.Actor{Kind: "user", ID: "test"}, command, list))
+	must(b.t, sessions.AppendLife(b.t.Context(), l, events.Actor{Kind: "user", ID: "test"}, command, list))
 	return l
 }
 
 // reload loads a session that the janitor has written to.
 func (b *fixture) reload(l *eventlog.Loaded) {
 	b.t.Helper()
-	var err error
-	*l, err = eventlog.Sessions{Log: b.log}.Load(b.t.Context(), l.Tenant, l.ID, eventlog.Leader)
+	now, err := eventlog.Sessions{Log: b.log}.Load(b.t.Context(), l.Tenant, l.ID, eventlog.Leader)
 	must(b.t, err)
+	*l = *now
 }
 
 // snapshot takes a snapshot like an executor, and commits it.
@@ -255,7 +255,7 @@ func (b *fixture) record(l *eventlog.Loaded, p events.Payload) {
 }
 
 // checkRestores checks that a snapshot has the given content in file a.
-func (b *fixture) checkRestores(l eventlog.Loaded, id, content string) {
+func (b *fixture) checkRestores(l *eventlog.Loaded, id, content string) {
 	b.t.Helper()
 	box := &workspacetest.Box{}
 	if _, err := workspace.Restore(b.t.Context(), box, b.store(topology.BucketWorkspaces), l.Tenant, l.ID, id); err != nil || box.Tree["workspace/a"] != content {
@@ -274,11 +274,11 @@ func TestPass_RemovesSnapshotsBeyondTheRetention(t *testing.T) {
 	content := func(i int) string { return strings.Repeat(fmt.Sprintf("content-%d ", i), 1000) }
 	for i := range 5 {
 		box.Tree["workspace/a"] = content(i)
-		ids = append(ids, b.snapshot(&l, box))
+		ids = append(ids, b.snapshot(l, box))
 	}
 	// The session returns to its first snapshot, so that the snapshot with the first name is the newest.
 	box.Tree["workspace/a"] = content(0)
-	if id := b.snapshot(&l, box); id != ids[0] {
+	if id := b.snapshot(l, box); id != ids[0] {
 		t.Fatalf("the same files are snapshots %s and %s", ids[0], id)
 	}
 	keep2, keep500 := b.janitor(janitor.Config{Snapshots: 2}), b.janitor(janitor.Config{})
@@ -302,9 +302,9 @@ func TestPass_RemovesSnapshotsBeyondTheRetention(t *testing.T) {
 	if left := b.objectNames(topology.BucketWorkspaces); len(left) >= len(before)-3 {
 		t.Errorf("no pack was removed: before %q, now %q", before, left)
 	}
-	b.reload(&l)
+	b.reload(l)
 	box.Tree["workspace/a"] = content(9)
-	b.checkRestores(l, b.snapshot(&l, box), content(9))
+	b.checkRestores(l, b.snapshot(l, box), content(9))
 }
 
 // TestPass_LeavesASnapshotThatIsBeingTaken tests that a snapshot that an executor takes while the janitor removes
@@ -316,7 +316,7 @@ func TestPass_LeavesASnapshotThatIsBeingTaken(t *testing.T) {
 	box := &workspacetest.Box{Tree: map[string]string{}}
 	take := func(content string) string {
 		box.Tree["workspace/a"] = content
-		return b.snapshot(&l, box)
+		return b.snapshot(l, box)
 	}
 	first := take("first")
 	take("second")
@@ -332,8 +332,8 @@ func TestPass_LeavesASnapshotThatIsBeingTaken(t *testing.T) {
 	if found := b.pass(b.janitor(janitor.Config{Snapshots: 2}), false); !slices.Contains(found, "snapshots "+l.ID) {
 		t.Errorf("found %q", found)
 	}
-	b.reload(&l)
-	b.commit(&l, r.ID)
+	b.reload(l)
+	b.commit(l, r.ID)
 	b.checkRestores(l, r.ID, "first")
 }
 
@@ -351,7 +351,7 @@ func TestPass_RemovesFilesOfRefusedRequests(t *testing.T) {
 		objects[name] = tenant + "/" + name
 		b.putObject(topology.BucketWorkspaces, objects[name], name)
 	}
-	b.putFile(&l, objects[there+"/u-accepted"])
+	b.putFile(l, objects[there+"/u-accepted"])
 	j := b.janitor(janitor.Config{Uploads: time.Second})
 	b.now = b.now.Add(10 * time.Minute)
 	checkList(t, "found while they are new, with any setting", b.pass(j, false))
@@ -375,7 +375,7 @@ func TestPass_KeepsTheTranscriptOfASession(t *testing.T) {
 	for _, name := range []string{object, object + "-found", command.TranscriptObject(tenant, absent), command.TranscriptObject(tenant, absent) + "-found"} {
 		b.putObject(topology.BucketWorkspaces, name, "x")
 	}
-	b.snapshot(&l, &workspacetest.Box{})
+	b.snapshot(l, &workspacetest.Box{})
 	b.now = b.now.Add(2 * time.Hour)
 	j := b.janitor(janitor.Config{})
 	items := []string{"uploads " + absent, "uploads " + there}
@@ -399,7 +399,7 @@ func (b *fixture) putFile(l *eventlog.Loaded, object string) {
 }
 
 // trimmed returns the sum of what the log records as removed from a session's workspace.
-func (b *fixture) trimmed(l eventlog.Loaded) (sum events.WorkspaceTrimmed) {
+func (b *fixture) trimmed(l *eventlog.Loaded) (sum events.WorkspaceTrimmed) {
 	b.t.Helper()
 	for rec, err := range b.log.Read(b.t.Context(), eventlog.Position{}, eventlog.Filter{Subject: events.RunOf(l.Tenant, l.ID)}) {
 		must(b.t, err)
@@ -437,26 +437,26 @@ func TestPass_ReportsWhatItTrims(t *testing.T) {
 	prefix := tenant + "/" + l.ID + "/"
 	for _, name := range []string{"f-again", "u-held"} {
 		b.putObject(topology.BucketWorkspaces, prefix+name, "content of "+name)
-		b.putFile(&l, prefix+name)
+		b.putFile(l, prefix+name)
 	}
 	box := &workspacetest.Box{Tree: map[string]string{}}
 	stored := uint64(len("content of f-again") + len("content of u-held"))
 	for i := range 4 {
 		box.Tree["workspace/a"] = strings.Repeat(fmt.Sprintf("content-%d ", i), 1000)
-		b.snapshot(&l, box)
+		b.snapshot(l, box)
 		_, bytes := b.size()
 		if counted := stored + b.addedBytes(l); counted != bytes {
 			t.Fatalf("the bucket holds %d bytes, and the events say %d", bytes, counted)
 		}
 	}
 	// The first file is uploaded again, and no snapshot contains this upload yet.
-	b.putFile(&l, prefix+"f-again")
+	b.putFile(l, prefix+"f-again")
 	b.putObject(topology.BucketWorkspaces, prefix+"u-waits", "content of u-waits")
-	b.putFile(&l, prefix+"u-waits")
+	b.putFile(l, prefix+"u-waits")
 	exe := newID(events.KindExecution)
 	d, err := run.Decide(l.Run, run.Claim{Meta: events.Meta{CommandID: newID(events.KindCommand), Now: b.now}, ExecutionID: exe, Turn: 1, Executor: "x"})
 	must(t, err)
-	must(t, eventlog.Sessions{Log: b.log}.AppendRun(t.Context(), &l, actorOfTest, newID(events.KindCommit), d))
+	must(t, eventlog.Sessions{Log: b.log}.AppendRun(t.Context(), l, actorOfTest, newID(events.KindCommit), d))
 	b.now = b.now.Add(2 * time.Hour)
 	objects, bytes := b.size()
 	j := b.janitor(janitor.Config{Snapshots: 2})
@@ -473,12 +473,12 @@ func TestPass_ReportsWhatItTrims(t *testing.T) {
 	}
 	d, err = run.Decide(l.Run, run.End{Meta: events.Meta{CommandID: newID(events.KindCommand), Now: b.now}, Epoch: l.Run.Epoch, ExecutionID: exe, Outcome: events.ExecutionCompleted{}})
 	must(t, err)
-	must(t, eventlog.Sessions{Log: b.log}.AppendRun(t.Context(), &l, actorOfTest, newID(events.KindCommit), d))
+	must(t, eventlog.Sessions{Log: b.log}.AppendRun(t.Context(), l, actorOfTest, newID(events.KindCommit), d))
 	checkList(t, "found before the snapshot of the turn", b.pass(j, false))
 	if got := b.trimmed(l); got.Objects != 0 {
 		t.Errorf("before the snapshot of the turn the janitor recorded %+v", got)
 	}
-	b.record(&l, events.WorkspaceSynced{Snapshot: l.Run.Snapshot.ID, Reason: "turn"}) // the workspace did not change
+	b.record(l, events.WorkspaceSynced{Snapshot: l.Run.Snapshot.ID, Reason: "turn"}) // the workspace did not change
 	b.pass(j, false)
 	if got, want := b.trimmed(l), (events.WorkspaceTrimmed{Objects: objects - left, Bytes: bytes - leftBytes}); got != want || want.Objects < 3 {
 		t.Errorf("the log records %+v as removed, want %+v", got, want)
@@ -492,7 +492,7 @@ func TestPass_ReportsWhatItTrims(t *testing.T) {
 var actorOfTest = events.Actor{Kind: "executor", ID: "test"}
 
 // addedBytes returns the sum of the sizes that the snapshots of a session report as added.
-func (b *fixture) addedBytes(l eventlog.Loaded) (sum uint64) {
+func (b *fixture) addedBytes(l *eventlog.Loaded) (sum uint64) {
 	b.t.Helper()
 	for rec, err := range b.log.Read(b.t.Context(), eventlog.Position{}, eventlog.Filter{Subject: events.RunOf(l.Tenant, l.ID)}) {
 		must(b.t, err)
@@ -601,7 +601,7 @@ func TestPass_RemovesSecretsOfRefusedRequests(t *testing.T) {
 	command := newID(events.KindCommand)
 	list, err := session.Decide(l.Life, session.Post{Base: session.Base{Meta: events.Meta{CommandID: command, Now: b.now}}, ExecutionID: accepted, Content: "hello"})
 	must(t, err)
-	must(t, eventlog.Sessions{Log: b.log}.AppendLife(t.Context(), &l, events.Actor{Kind: "user", ID: "test"}, command, list))
+	must(t, eventlog.Sessions{Log: b.log}.AppendLife(t.Context(), l, events.Actor{Kind: "user", ID: "test"}, command, list))
 	// so large that the log stores its data as an object
 	spec := events.EnvironmentSpec{Variables: map[string]events.Variable{"TOKEN": {Secret: true, Sealed: ofEnvironment}, "A": {Value: strings.Repeat("x", 300<<10)}}}
 	ref := events.Reference{Slug: "env"}

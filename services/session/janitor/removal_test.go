@@ -54,13 +54,13 @@ func (b *fixture) appendLog(l *eventlog.Loaded, text string) {
 }
 
 // createDeleted creates a session with log events of the given texts, and deletes it.
-func (b *fixture) createDeleted(id string, texts ...string) eventlog.Loaded {
+func (b *fixture) createDeleted(id string, texts ...string) *eventlog.Loaded {
 	b.t.Helper()
 	l := b.session(id)
 	for _, text := range texts {
-		b.appendLog(&l, text)
+		b.appendLog(l, text)
 	}
-	b.delete(&l)
+	b.delete(l)
 	return l
 }
 
@@ -292,7 +292,7 @@ func TestPass_RemovesLegacyPayloads(t *testing.T) {
 	b := newFixture(t)
 	own, shared := "dunlin-own "+strings.Repeat("y", 300<<10), "dunlin-shared "+strings.Repeat("z", 300<<10)
 	other := b.session(newID(events.KindSession))
-	b.appendLog(&other, shared)
+	b.appendLog(other, shared)
 	gone := b.createDeleted(newID(events.KindSession), own, shared)
 	bucket, err := b.js.ObjectStore(t.Context(), topology.BucketPayloads)
 	must(t, err)
@@ -467,7 +467,7 @@ func TestPass_RemovesFromEveryReplica(t *testing.T) {
 	b := &fixture{t: t, dirs: cluster.Dirs, connect: func(_ string, opts ...nats.Option) (*nats.Conn, error) { return nats.Connect(cluster.URL, opts...) }}
 	b.install(topology.Config{Replicas: 3})
 	id, other := newID(events.KindSession), b.session(newID(events.KindSession))
-	b.appendLog(&other, "sanderling-kept")
+	b.appendLog(other, "sanderling-kept")
 	b.putObject(topology.BucketWorkspaces, tenant+"/"+id+"/f-1", "sanderling-gone-object")
 	b.createDeleted(id, append(many(50, "sanderling-gone"), "sanderling-gone-large "+strings.Repeat("y", 300<<10))...)
 	everywhere := func(text string, want bool) {
@@ -513,14 +513,14 @@ func TestPass_KeepsTheAuditInRunRetired(t *testing.T) {
 		if i == 1 {
 			actor.User = "bob"
 		}
-		must(t, eventlog.Sessions{Log: b.log}.AppendLife(t.Context(), &l, actor, newID(events.KindCommand), m.Events()))
+		must(t, eventlog.Sessions{Log: b.log}.AppendLife(t.Context(), l, actor, newID(events.KindCommand), m.Events()))
 	}
 	bucket, err := b.js.ObjectStore(t.Context(), topology.BucketPayloads)
 	must(t, err)
 	for _, name := range b.objectNames(topology.BucketPayloads) {
 		must(t, bucket.Delete(t.Context(), name))
 	}
-	b.delete(&l)
+	b.delete(l)
 	j := b.janitor(janitor.Config{})
 	b.pass(j, false)
 	l, err = eventlog.Sessions{Log: b.log}.Load(t.Context(), tenant, id, eventlog.Leader)

@@ -101,7 +101,7 @@ func (p *pass) advanceSession(ctx context.Context, k sessionKey) error {
 
 // waitReason returns the reason why a session cannot be removed yet, as a sentence: the service that still reads or writes
 // it up to a sequence. It returns "" if there is none.
-func (p *pass) waitReason(ctx context.Context, l eventlog.Loaded, at uint64) (string, error) {
+func (p *pass) waitReason(ctx context.Context, l *eventlog.Loaded, at uint64) (string, error) {
 	switch {
 	case l.Run.Retired:
 	case l.Due() != run.Nothing, !l.Run.IsIdle(), l.Life.Active.ExecutionID != "" && !l.Run.IsDone(l.Life.Active):
@@ -145,7 +145,7 @@ var janitorActor = events.Actor{Kind: "service", ID: "janitor"}.WrittenBy("janit
 
 // retire ends the session's runs. From then on the guard refuses every other writer, also one that read no commit,
 // because each subject keeps a commit.
-func (p *pass) retire(ctx context.Context, l eventlog.Loaded) error {
+func (p *pass) retire(ctx context.Context, l *eventlog.Loaded) error {
 	usage, stored, err := p.usage(ctx, l)
 	if err != nil {
 		return err
@@ -170,7 +170,7 @@ func (p *pass) retire(ctx context.Context, l eventlog.Loaded) error {
 
 // audit returns the audit entries that run_retired keeps of the session. It leaves out the deletion, whose commit is
 // not erased.
-func (p *pass) audit(ctx context.Context, l eventlog.Loaded) ([]events.AuditEntry, error) {
+func (p *pass) audit(ctx context.Context, l *eventlog.Loaded) ([]events.AuditEntry, error) {
 	var list []events.AuditEntry
 	for rec, err := range p.records(ctx, l.LifeHead.Subject) {
 		if err != nil {
@@ -206,13 +206,14 @@ func (p *pass) records(ctx context.Context, of events.Subject) iter.Seq2[eventlo
 
 // append writes the decision of a command to the session's runs. If another writer appended first, it returns no
 // error: the next pass checks again.
-func (p *pass) append(ctx context.Context, l eventlog.Loaded, step string, command func(events.Meta) run.Command) error {
+func (p *pass) append(ctx context.Context, l *eventlog.Loaded, step string, command func(events.Meta) run.Command) error {
 	id := events.Derive(events.KindCommand, "janitor", step, l.Tenant, l.ID)
 	d, err := run.Decide(l.Run, command(events.Meta{CommandID: id, Now: p.now()}))
 	if err != nil {
 		return fmt.Errorf("%s session %s: %w", step, l.ID, err)
 	}
-	err = p.sessions.AppendRun(ctx, &l, janitorActor, events.Derive(events.KindCommit, id), d)
+	next := *l
+	err = p.sessions.AppendRun(ctx, &next, janitorActor, events.Derive(events.KindCommit, id), d)
 	var conflict *eventlog.ConflictError
 	if errors.As(err, &conflict) {
 		p.logger.Info("another writer was faster", "step", step, "session", l.ID)
@@ -232,7 +233,7 @@ func (p *pass) commits(ctx context.Context, shard int, s events.Subject) (uint32
 
 // usage returns the usage that the session added to its tenant, and the bytes that it stores. The read models have
 // them, because waits found that they are past the session's last commit.
-func (p *pass) usage(ctx context.Context, l eventlog.Loaded) (out []events.DayUsage, stored uint64, err error) {
+func (p *pass) usage(ctx context.Context, l *eventlog.Loaded) (out []events.DayUsage, stored uint64, err error) {
 	var text string
 	if err := p.conn.QueryRow(ctx, "SELECT spent FROM deleted_sessions WHERE tenant = $1 AND id = $2", l.Tenant, l.ID).Scan(&text); err != nil {
 		return nil, 0, fmt.Errorf("read what session %s took: %w", l.ID, err)
@@ -262,7 +263,7 @@ func (p *pass) usage(ctx context.Context, l eventlog.Loaded) (out []events.DayUs
 
 // remove erases the session's content. Each step can be interrupted and repeated; content_removed is appended when
 // nothing is left.
-func (p *pass) remove(ctx context.Context, l eventlog.Loaded) error {
+func (p *pass) remove(ctx context.Context, l *eventlog.Loaded) error {
 	k := sessionKey{l.Tenant, l.ID}
 	held, err := p.readHeld(ctx, l)
 	if err != nil {
@@ -325,7 +326,7 @@ type heldObjects struct {
 
 // readHeld reads the remaining commits of the session. A payload that no longer exists does not prevent the reading of the
 // others.
-func (p *pass) readHeld(ctx context.Context, l eventlog.Loaded) (heldObjects, error) {
+func (p *pass) readHeld(ctx context.Context, l *eventlog.Loaded) (heldObjects, error) {
 	var h heldObjects
 	digests := map[string]bool{}
 	for rec, err := range p.records(ctx, events.Subject{Tenant: l.Tenant, ID: l.ID}) {
@@ -374,7 +375,7 @@ func (p *pass) readHeld(ctx context.Context, l eventlog.Loaded) (heldObjects, er
 
 // isMentioned reports whether another subject of the log refers to a payload by its digest alone. Commits of this
 // version never do, so no such reference can appear later.
-func (p *pass) isMentioned(ctx context.Context, digest string, l eventlog.Loaded) (bool, error) {
+func (p *pass) isMentioned(ctx context.Context, digest string, l *eventlog.Loaded) (bool, error) {
 	own := "." + l.Tenant + "." + l.ID + "."
 	for _, e := range p.streams {
 		found := false

@@ -62,7 +62,7 @@ func (p *pass) reportTrimmedOf(ctx context.Context, k sessionKey, t events.Works
 	if err != nil {
 		return err
 	}
-	err = p.sessions.AppendRun(ctx, &l, janitorActor, events.Derive(events.KindCommit, m.Events()[0].ID), d)
+	err = p.sessions.AppendRun(ctx, l, janitorActor, events.Derive(events.KindCommit, m.Events()[0].ID), d)
 	var conflict *eventlog.ConflictError
 	if errors.As(err, &conflict) {
 		return nil // the next pass tries again

@@ -167,7 +167,7 @@ func createSession(ctx context.Context, sys *system.System) (string, error) {
 		return "", err
 	}
 	sessions := eventlog.Sessions{Log: sys.Log}
-	l := eventlog.Loaded{Tenant: "default", ID: id, LifeHead: eventlog.Head{Subject: events.LifeOf("default", id)}}
+	l := &eventlog.Loaded{Tenant: "default", ID: id, LifeHead: eventlog.Head{Subject: events.LifeOf("default", id)}}
 	list, err := session.Decide(l.Life, session.Create{
 		Base: session.Base{Meta: events.Meta{CommandID: command, Now: time.Now().UTC()}},
 		SessionCreated: events.SessionCreated{
@@ -178,5 +178,5 @@ func createSession(ctx context.Context, sys *system.System) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return id, sessions.AppendLife(ctx, &l, events.Actor{Kind: "service", ID: "bench"}, command, list)
+	return id, sessions.AppendLife(ctx, l, events.Actor{Kind: "service", ID: "bench"}, command, list)
 }

@@ -56,11 +56,11 @@ func (t *testbed) seal(ctx context.Context, id string) error {
 	event := func(n string, data events.Payload) events.Event {
 		return events.Event{ID: events.Derive(events.KindEvent, id, n), Time: start, Source: events.FromServer, Data: data}
 	}
-	if err := sessions.AppendRunPart(ctx, &l, actor, events.Derive(events.KindCommit, id, "run"), runs.Decision{Epoch: 1, Events: []events.Event{event("run", events.WorkspaceSynced{Snapshot: t.snapshot})}}); err != nil {
+	if err := sessions.AppendRunPart(ctx, l, actor, events.Derive(events.KindCommit, id, "run"), runs.Decision{Epoch: 1, Events: []events.Event{event("run", events.WorkspaceSynced{Snapshot: t.snapshot})}}); err != nil {
 		return err
 	}
 	t.events += 2
-	return sessions.AppendLife(ctx, &l, actor, events.Derive(events.KindCommand, id, "life"), []events.Event{event("life", events.SessionOptionsUpdated{Options: l.Life.Options})})
+	return sessions.AppendLife(ctx, l, actor, events.Derive(events.KindCommand, id, "life"), []events.Event{event("life", events.SessionOptionsUpdated{Options: l.Life.Options})})
 }
 
 // reportForks measures forks of the session at some of its events, and reads of the history of a fork at its end.

@@ -43,7 +43,7 @@ func (l *leases) Renew(context.Context)                        { l.renewed++ }
 type unused struct{}
 
 func (unused) CheckReachable(run.Sandbox) error                   { return nil }
-func (unused) CheckUnused(context.Context, eventlog.Loaded) error { return nil }
+func (unused) CheckUnused(context.Context, *eventlog.Loaded) error { return nil }
 
 // engine has one sandbox, or is unavailable.
 type engine struct {
@@ -81,8 +81,8 @@ func newController(change func(*admission.Config)) *admission.Controller {
 }
 
 // claimed returns a session whose execution another executor has claimed and started in sandbox a.
-func claimed() eventlog.Loaded {
-	l := eventlog.Loaded{Tenant: "acme", ID: "ses_1"}
+func claimed() *eventlog.Loaded {
+	l := &eventlog.Loaded{Tenant: "acme", ID: "ses_1"}
 	l.Life.Active.ExecutionID = "exe_1"
 	l.Run.Execution, l.Run.Phase, l.Run.Holder = "exe_1", run.Starting, "xtr_other"
 	l.Run.Sandbox = run.Sandbox{ID: "a", Journal: "jnl_a", Provider: "fake", Engine: "here"}
@@ -90,8 +90,8 @@ func claimed() eventlog.Loaded {
 }
 
 // queued returns a session of a tenant whose execution no executor has claimed.
-func queued(tenant string) eventlog.Loaded {
-	l := eventlog.Loaded{Tenant: tenant, ID: "ses_" + tenant}
+func queued(tenant string) *eventlog.Loaded {
+	l := &eventlog.Loaded{Tenant: tenant, ID: "ses_" + tenant}
 	l.Life.Active.ExecutionID = "exe_" + tenant
 	return l
 }
@@ -106,7 +106,7 @@ func TestCheck(t *testing.T) {
 		engine error
 		want   bool
 	}{
-		"queued":                    {change: func(l *eventlog.Loaded) { *l = queued("acme") }, want: true},
+		"queued":                    {change: func(l *eventlog.Loaded) { *l = *queued("acme") }, want: true},
 		"its executor runs it":      {leases: leases{answer: topology.CtlAnswer{Running: "exe_1"}}},
 		"its executor runs another": {leases: leases{answer: topology.CtlAnswer{Running: "exe_2"}}, want: true},
 		"its executor is gone":      {leases: leases{err: lease.ErrNoLease}, want: true},
@@ -121,7 +121,7 @@ func TestCheck(t *testing.T) {
 	} {
 		l := claimed()
 		if c.change != nil {
-			c.change(&l)
+			c.change(l)
 		}
 		ctl := newController(func(cfg *admission.Config) { cfg.Leases, cfg.Sandbox = &c.leases, &engine{err: c.engine} })
 		if err := ctl.Check(t.Context(), l); (err == nil) != c.want {

@@ -33,7 +33,7 @@ type Buffer struct {
 
 // A Result is the end of a commit.
 type Result struct {
-	stored eventlog.Loaded // state after the last stored part, also with an error
+	stored *eventlog.Loaded // state after the last stored part, also with an error
 	err    error
 }
 

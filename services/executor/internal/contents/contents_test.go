@@ -42,10 +42,10 @@ func newMover(s *store, measured func(uint64, error)) *contents.Mover {
 }
 
 // loaded returns a session whose sandbox is new, after some changes.
-func loaded(change func(*eventlog.Loaded)) eventlog.Loaded {
-	l := eventlog.Loaded{Tenant: "default", ID: "ses_own"}
+func loaded(change func(*eventlog.Loaded)) *eventlog.Loaded {
+	l := &eventlog.Loaded{Tenant: "default", ID: "ses_own"}
 	l.Run.Sandbox.Empty = true
-	change(&l)
+	change(l)
 	return l
 }
 

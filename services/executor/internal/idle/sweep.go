@@ -89,7 +89,7 @@ func (k *Keeper) Sweep(ctx context.Context) error {
 
 // maintain stops an agent that still runs after its execution has ended, and ends an idle sandbox before its provider does. The next sweep tries
 // again after an error.
-func (k *Keeper) maintain(ctx context.Context, l eventlog.Loaded, info sandbox.Info) {
+func (k *Keeper) maintain(ctx context.Context, l *eventlog.Loaded, info sandbox.Info) {
 	var err error
 	switch {
 	case !l.Run.IsIdle():

@@ -26,15 +26,15 @@ import (
 // Turns runs executions.
 type Turns interface {
 	// Execute runs the active execution of a session to its end or its pause.
-	Execute(ctx context.Context, l eventlog.Loaded, s *handling.Session) error
+	Execute(ctx context.Context, l *eventlog.Loaded, s *handling.Session) error
 }
 
 // Idle works on the sandboxes of sessions in which nothing runs.
 type Idle interface {
 	// Release gives up the sandbox of a session.
-	Release(ctx context.Context, l eventlog.Loaded, s *handling.Session) error
+	Release(ctx context.Context, l *eventlog.Loaded, s *handling.Session) error
 	// Sync applies file changes and takes a snapshot.
-	Sync(ctx context.Context, l eventlog.Loaded, s *handling.Session) error
+	Sync(ctx context.Context, l *eventlog.Loaded, s *handling.Session) error
 }
 
 // A Handler handles jobs; every field is required. It is safe for concurrent use.
@@ -165,7 +165,7 @@ func isDraining(ctx context.Context) bool {
 }
 
 // refuse ends an execution that a control reached before any executor claimed it.
-func (h *Handler) refuse(ctx context.Context, l eventlog.Loaded) error {
+func (h *Handler) refuse(ctx context.Context, l *eventlog.Loaded) error {
 	active := l.Life.Active.ExecutionID
 	d, err := h.Runs.Decide(l.Run, run.Abandon{
 		Meta: h.Runs.Meta(), ExecutionID: active, Turn: l.Life.Active.Turn, By: h.Executor,
@@ -174,7 +174,7 @@ func (h *Handler) refuse(ctx context.Context, l eventlog.Loaded) error {
 	if err != nil {
 		return runlog.ErrChanged
 	}
-	return h.Runs.Append(ctx, &l, d)
+	return h.Runs.Append(ctx, l, d)
 }
 
 // moveJob handles the result of a job whose work only executors of another engine can do: it publishes the job for

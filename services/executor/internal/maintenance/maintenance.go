@@ -9,6 +9,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/session"
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/services/executor/internal/contents"
 	"github.com/spoolhq/spool/services/executor/internal/idle"
@@ -48,7 +49,8 @@ func New(cfg Config, m *metering.Meter) *Maintainer {
 
 // A Turn is the state of a turn at the start of a pass.
 type Turn struct {
-	Session  eventlog.Loaded // no append to its runs may be in flight
+	Session  *eventlog.Loaded // no append to its runs may be in flight
+	Life     *session.State   // may be newer than that of Session
 	Epoch    uint64
 	Link     *link.Link
 	Accepted bool // the runner has accepted the query
@@ -68,13 +70,13 @@ func (m *Maintainer) Start(ctx context.Context, t Turn) {
 	if m.running {
 		return
 	}
-	now, o := m.cfg.Now(), t.Session.Life.Options
+	now, o := m.cfg.Now(), t.Life.Options
 	due := func(last time.Time, ms uint32) bool {
 		return ms > 0 && now.Sub(last) >= time.Duration(ms)*time.Millisecond
 	}
 	stores := m.cfg.Contents.Store != nil
-	sync := stores && t.Accepted && (due(m.syncedAt, o.SyncIntervalMs) || t.Session.Life.Syncs > t.Session.Run.Synced)
-	change := stores && len(t.Session.Life.After(t.Session.Run.Applied)) > 0
+	sync := stores && t.Accepted && (due(m.syncedAt, o.SyncIntervalMs) || t.Life.Syncs > t.Session.Run.Synced)
+	change := stores && len(t.Life.After(t.Session.Run.Applied)) > 0
 	health := due(m.healthAt, o.HealthIntervalMs)
 	calls := m.cfg.Proxy.Egress != nil && now.Sub(m.egressAt) >= m.cfg.Beat
 	if !sync && !change && !health && !calls {
@@ -106,15 +108,17 @@ func (m *Maintainer) Start(ctx context.Context, t Turn) {
 		}
 		if (sync || change) && p.Err == nil {
 			var facts []events.Payload
-			facts, p.Err = m.syncContents(ctx, t.Session, sync)
+			l := *t.Session
+			l.Life = *t.Life
+			facts, p.Err = m.syncContents(ctx, &l, sync)
 			p.Facts = append(p.Facts, facts...)
 		}
 		m.done <- p
 	})
 }
 
-// syncContents applies file changes and takes a snapshot if wanted. It returns the events that record them.
-func (m *Maintainer) syncContents(ctx context.Context, l eventlog.Loaded, snapshot bool) ([]events.Payload, error) {
+// syncContents applies file changes and takes a snapshot if wanted. It updates l and returns the events that record them.
+func (m *Maintainer) syncContents(ctx context.Context, l *eventlog.Loaded, snapshot bool) ([]events.Payload, error) {
 	box, err := m.cfg.Sandbox.Attach(ctx, l.Run.Sandbox.ID)
 	if err != nil {
 		return nil, err

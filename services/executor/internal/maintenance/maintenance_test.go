@@ -90,7 +90,7 @@ func newBed(t *testing.T) *bed {
 	}
 	t.Cleanup(l.Close)
 	clock := func() time.Time { return b.now }
-	b.turn = maintenance.Turn{Session: x.Session, Epoch: x.Epoch, Link: l, Accepted: true}
+	b.turn = maintenance.Turn{Session: x.Session, Life: &x.Session.Life, Epoch: x.Epoch, Link: l, Accepted: true}
 	b.turn.Session.Life.Options = events.Options{SyncIntervalMs: uint32(interval.Milliseconds()), HealthIntervalMs: uint32(interval.Milliseconds())}
 	proxy := &metering.Proxy{Egress: b.egress, Now: clock}
 	b.meter = metering.New(proxy, b.tenants, x)

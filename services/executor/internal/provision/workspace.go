@@ -106,7 +106,7 @@ const codeTranscriptLost = "TRANSCRIPT_LOST"
 
 // Conversation returns the conversation that the agent continues if its process is gone: its own session; in a fork whose agent has none
 // yet, a copy of the session that the fork began with; or a copy of the transcript that the session began with.
-func Conversation(l eventlog.Loaded) (resume string, fork *runner.Fork) {
+func Conversation(l *eventlog.Loaded) (resume string, fork *runner.Fork) {
 	if own := l.Run.AgentSession; own != "" {
 		return own, nil
 	}

@@ -64,7 +64,7 @@ type Resolver struct {
 // An Execution is the part of an execution that a Resolver needs.
 type Execution struct {
 	ID      string
-	Session eventlog.Loaded
+	Session *eventlog.Loaded
 	Message events.MessageAccepted
 	// Report stores error events about skills that are not complete.
 	Report func(ctx context.Context, e events.Error) error

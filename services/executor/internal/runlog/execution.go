@@ -12,9 +12,9 @@ import (
 )
 
 // An Execution appends to the runs of a session under the claim of one execution. It holds the session as it was last loaded or
-// stored. Only the goroutine of the execution's turn uses it, except for AppendTo.
+// stored, which it replaces and never changes. Only the goroutine of the execution's turn uses it, except for AppendTo.
 type Execution struct {
-	Session eventlog.Loaded // as last loaded or stored; while an AppendTo runs, the state before it
+	Session *eventlog.Loaded // as last loaded or stored; while an AppendTo runs, the state before it
 	ID      string
 	Epoch   uint64 // of the claim
 	Log     *slog.Logger
@@ -23,7 +23,7 @@ type Execution struct {
 }
 
 // Execution returns the Execution that a session's runs have claimed last.
-func (w *Writer) Execution(l eventlog.Loaded, log *slog.Logger) *Execution {
+func (w *Writer) Execution(l *eventlog.Loaded, log *slog.Logger) *Execution {
 	id, epoch := l.Run.Execution, l.Run.Epoch
 	return &Execution{Session: l, ID: id, Epoch: epoch, Log: log.With("session", l.ID, "execution", id, "epoch", epoch), writer: w}
 }
@@ -56,7 +56,7 @@ func (x *Execution) AppendFacts(ctx context.Context, facts ...events.Payload) er
 // AppendTo appends events to the runs of l, in as many commits as it needs, and returns the state after the last commit that was
 // stored, also with an error. Events that no longer apply are left out. AppendTo does not use x.Session, so that it may run in
 // another goroutine.
-func (x *Execution) AppendTo(ctx context.Context, l eventlog.Loaded, list []events.Event) (eventlog.Loaded, error) {
+func (x *Execution) AppendTo(ctx context.Context, l *eventlog.Loaded, list []events.Event) (*eventlog.Loaded, error) {
 	d, err := x.writer.Decide(l.Run, run.Record{Epoch: x.Epoch, Events: list})
 	if err != nil || len(d.Events) == 0 {
 		return l, err
@@ -65,8 +65,10 @@ func (x *Execution) AppendTo(ctx context.Context, l eventlog.Loaded, list []even
 }
 
 // SetStored replaces the state of the runs by the one that AppendTo returned. It does not change the session's life.
-func (x *Execution) SetStored(stored eventlog.Loaded) {
-	x.Session.RunHead, x.Session.Run = stored.RunHead, stored.Run
+func (x *Execution) SetStored(stored *eventlog.Loaded) {
+	next := *x.Session
+	next.RunHead, next.Run = stored.RunHead, stored.Run
+	x.Session = &next
 }
 
 // AppendEnd appends the terminal event of the execution with what e adds to it, in as many commits as it needs. It sets the epoch and the
@@ -91,6 +93,8 @@ func (x *Execution) Refresh(ctx context.Context) error {
 	if l.Run.Epoch != x.Epoch {
 		return run.ErrFenced
 	}
-	x.Session.Life, x.Session.LifeHead = l.Life, l.LifeHead
+	next := *x.Session
+	next.Life, next.LifeHead = l.Life, l.LifeHead
+	x.Session = &next
 	return nil
 }

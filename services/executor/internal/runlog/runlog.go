@@ -78,33 +78,35 @@ func (w *Writer) Append(ctx context.Context, l *eventlog.Loaded, d run.Decision)
 }
 
 // AppendEvents appends events to a session in which nothing runs, under the next epoch. It returns ErrChanged if that is no longer so.
-func (w *Writer) AppendEvents(ctx context.Context, l eventlog.Loaded, list []events.Event) error {
+func (w *Writer) AppendEvents(ctx context.Context, l *eventlog.Loaded, list []events.Event) error {
 	d, err := w.Decide(l.Run, run.Record{Epoch: l.Run.Epoch + 1, Events: list})
 	if err != nil {
 		return ErrChanged
 	}
-	return w.Append(ctx, &l, d)
+	next := *l
+	return w.Append(ctx, &next, d)
 }
 
 // AppendFacts is AppendEvents for facts about the session.
-func (w *Writer) AppendFacts(ctx context.Context, l eventlog.Loaded, facts ...events.Payload) error {
+func (w *Writer) AppendFacts(ctx context.Context, l *eventlog.Loaded, facts ...events.Payload) error {
 	return w.AppendEvents(ctx, l, w.Events("", facts...))
 }
 
 // AppendAll appends a decision in as many commits as it needs, and returns the state after the last one that was stored, also with an
-// error. While the log is unavailable or full it tries again until ctx ends. The error wraps run.ErrFenced if another executor has
+// error. It does not change l. While the log is unavailable or full it tries again until ctx ends. The error wraps run.ErrFenced if another executor has
 // appended to the session's runs.
-func (w *Writer) AppendAll(ctx context.Context, l eventlog.Loaded, d run.Decision, log *slog.Logger) (eventlog.Loaded, error) {
+func (w *Writer) AppendAll(ctx context.Context, l *eventlog.Loaded, d run.Decision, log *slog.Logger) (*eventlog.Loaded, error) {
 	parts, err := d.Split()
 	if err != nil {
 		return l, fmt.Errorf("split events of %s: %w", l.Run.Execution, err)
 	}
+	next := *l
 	for _, part := range parts {
-		if l, err = w.appendPart(ctx, l, part, log); err != nil {
-			return l, err
+		if err := w.appendPart(ctx, &next, part, log); err != nil {
+			return &next, err
 		}
 	}
-	return l, nil
+	return &next, nil
 }
 
 // Pauses between two tries to append.
@@ -113,29 +115,29 @@ const (
 	maxPause   = time.Second
 )
 
-// appendPart appends a decision that fits into one commit.
-func (w *Writer) appendPart(ctx context.Context, l eventlog.Loaded, d run.Decision, log *slog.Logger) (eventlog.Loaded, error) {
+// appendPart appends a decision that fits into one commit, and updates l.
+func (w *Writer) appendPart(ctx context.Context, l *eventlog.Loaded, d run.Decision, log *slog.Logger) error {
 	id, err := w.NewID(events.KindCommit)
 	if err != nil {
-		return l, err
+		return err
 	}
 	pauses := retry.Doubling(firstPause, maxPause)
 	for {
-		err := w.Sessions.AppendRunPart(ctx, &l, w.actor(), id, d)
+		err := w.Sessions.AppendRunPart(ctx, l, w.actor(), id, d)
 		var conflict *eventlog.ConflictError
 		switch {
 		case err == nil:
 			w.Stored(d.Events)
-			return l, nil
+			return nil
 		case errors.As(err, &conflict):
-			return l, fmt.Errorf("%w: %w", run.ErrFenced, err)
+			return fmt.Errorf("%w: %w", run.ErrFenced, err)
 		case !errors.Is(err, eventlog.ErrUnavailable) && !errors.Is(err, eventlog.ErrFull):
-			return l, err
+			return err
 		}
 		pause := pauses.NextBackOff()
 		log.Warn("the log cannot be written, trying again", "error", err, "pause", pause)
 		if retry.Pause(ctx, pause) != nil {
-			return l, fmt.Errorf("%w: %w", ctx.Err(), err)
+			return fmt.Errorf("%w: %w", ctx.Err(), err)
 		}
 	}
 }

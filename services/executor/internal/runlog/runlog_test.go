@@ -44,7 +44,7 @@ func newWriter(t *testing.T) (*runlog.Writer, *flaky, *[]events.Event) {
 	}, f, stored
 }
 
-func load(t *testing.T, w *runlog.Writer) eventlog.Loaded {
+func load(t *testing.T, w *runlog.Writer) *eventlog.Loaded {
 	t.Helper()
 	l, err := w.Sessions.Load(t.Context(), "default", session, eventlog.Leader)
 	if err != nil {

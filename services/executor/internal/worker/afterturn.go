@@ -50,5 +50,8 @@ func (w *Worker) appendAfterTurn(ctx context.Context, t *turn, facts []events.Pa
 	if err != nil {
 		return err
 	}
-	return w.runlog.Append(ctx, &t.Session, d)
+	next := *t.Session
+	err = w.runlog.Append(ctx, &next, d)
+	t.Session = &next
+	return err
 }

@@ -13,7 +13,7 @@ import (
 
 // Execute claims the active execution of a session, or continues this executor's claim, and runs it to its end or its pause. It
 // implements jobs.Turns.
-func (w *Worker) Execute(ctx context.Context, l eventlog.Loaded, b *handling.Session) error {
+func (w *Worker) Execute(ctx context.Context, l *eventlog.Loaded, b *handling.Session) error {
 	if err := w.admission.Check(ctx, l); err != nil {
 		return err
 	}
@@ -28,7 +28,7 @@ func (w *Worker) Execute(ctx context.Context, l eventlog.Loaded, b *handling.Ses
 }
 
 // run runs the active execution to its end. It returns nil for the turn if the claim ended the execution.
-func (w *Worker) run(ctx context.Context, l eventlog.Loaded, b *handling.Session) (*turn, error) {
+func (w *Worker) run(ctx context.Context, l *eventlog.Loaded, b *handling.Session) (*turn, error) {
 	slot, err := w.admission.Acquire(ctx, l)
 	if err != nil {
 		return nil, err
@@ -42,7 +42,7 @@ func (w *Worker) run(ctx context.Context, l eventlog.Loaded, b *handling.Session
 	}
 	w.handling.SetExecution(b, execution)
 	defer w.handling.SetExecution(b, "")
-	if err := w.runlog.Append(ctx, &l, d); err != nil {
+	if err := w.runlog.Append(ctx, l, d); err != nil {
 		return nil, err
 	}
 	if l.Run.Ended(execution) {

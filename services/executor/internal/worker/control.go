@@ -15,9 +15,8 @@ import (
 
 // A lifeResult is the result of loading the session's life.
 type lifeResult struct {
-	life session.State
-	seq  uint64 // position of the last commit of the life
-	err  error
+	session *eventlog.Loaded
+	err     error
 }
 
 // readLife starts to load the session's life, which has the controls. While a load is in flight, another one follows it.
@@ -35,7 +34,7 @@ func (f *follower) readLife(freshness eventlog.Freshness) {
 		if err == nil && l.Run.Epoch > f.Epoch {
 			err = run.ErrFenced
 		}
-		f.lifeRead <- lifeResult{l.Life, l.LifeHead.Seq, err}
+		f.lifeRead <- lifeResult{l, err}
 	})
 }
 
@@ -50,8 +49,8 @@ func (f *follower) updateLife(l lifeResult) error {
 		f.readAgain = true
 		return nil
 	}
-	if l.seq > f.lifeSeq { // a replica that lags may have an older life
-		f.life, f.lifeSeq = l.life, l.seq
+	if s := l.session; s.LifeHead.Seq > f.lifeSeq { // a replica that lags may have an older life
+		f.life, f.lifeSeq = &s.Life, s.LifeHead.Seq
 	}
 	if f.readAgain {
 		f.readLife(eventlog.Leader)
@@ -99,9 +98,9 @@ func (f *follower) escalate() error {
 }
 
 // deadline returns the time by which the execution must have ended; the zero time if it has no limit.
-func (t *turn) deadline() time.Time { return t.deadlineOf(t.Session.Life) }
+func (t *turn) deadline() time.Time { return t.deadlineOf(&t.Session.Life) }
 
-func (t *turn) deadlineOf(life session.State) time.Time {
+func (t *turn) deadlineOf(life *session.State) time.Time {
 	if life.Options.TurnLimitMs == 0 {
 		return time.Time{}
 	}

@@ -66,8 +66,8 @@ type follower struct {
 	readingLife bool
 	readAgain   bool // the life has to be read again
 	lifeRead    chan lifeResult
-	life        session.State // as last loaded
-	lifeSeq     uint64        // position of its last commit
+	life        *session.State // as last loaded; it is replaced and never changed
+	lifeSeq     uint64         // position of its last commit
 	beats       uint64
 	stop        stopping.Plan
 	output      budgets.OutputMeter
@@ -91,7 +91,7 @@ func (t *turn) follow(ctx context.Context) error {
 		turn: t, ctx: ctx, replies: make(chan reply, 8), lifeRead: make(chan lifeResult, 1),
 		commits: commits.New(t.Execution, t.w.cfg.Window), stop: stopping.New(t.w.cfg.KillAfter),
 		output:   t.meterOutput(),
-		controls: t.w.controls.Watch(t.Session.LifeHead), life: t.Session.Life, lifeSeq: t.Session.LifeHead.Seq,
+		controls: t.w.controls.Watch(t.Session.LifeHead), life: &t.Session.Life, lifeSeq: t.Session.LifeHead.Seq,
 		maintenance: maintenance.New(t.w.maintenance, t.meter),
 	}
 	defer f.close(cancel)

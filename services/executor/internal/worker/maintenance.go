@@ -12,9 +12,7 @@ func (f *follower) maintain() {
 	if !f.commits.IsIdle() || f.ended != nil {
 		return
 	}
-	l := f.Session
-	l.Life = f.life
-	f.maintenance.Start(f.ctx, maintenance.Turn{Session: l, Epoch: f.Epoch, Link: f.agent.Link, Accepted: f.accepted})
+	f.maintenance.Start(f.ctx, maintenance.Turn{Session: f.Session, Life: f.life, Epoch: f.Epoch, Link: f.agent.Link, Accepted: f.accepted})
 }
 
 // recordMaintenance stores the result of a pass of the periodic work.

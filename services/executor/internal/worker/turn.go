@@ -40,7 +40,7 @@ type turn struct {
 	sockets    []string             // of the MCP servers in containers, in their order
 }
 
-func newTurn(w *Worker, l eventlog.Loaded, b *handling.Session) *turn {
+func newTurn(w *Worker, l *eventlog.Loaded, b *handling.Session) *turn {
 	x := w.runlog.Execution(l, w.deps.Logger)
 	return &turn{Execution: x, meter: metering.New(w.proxy, w.deps.Budgets, x), w: w, claimedAt: l.Run.ClaimedAt, changed: b.Changed()}
 }

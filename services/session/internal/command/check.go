@@ -154,7 +154,7 @@ func (h *Handler) options(o events.Options) events.Options {
 }
 
 // update merges changed options into the current ones. A cleared option has the service's default again.
-func (h *Handler) update(b command.UpdateSession, l eventlog.Loaded, base session.Base) (session.Command, error) {
+func (h *Handler) update(b command.UpdateSession, l *eventlog.Loaded, base session.Base) (session.Command, error) {
 	o, err := command.Merge(l.Life.Options, b.Options, b.Clear)
 	if err == nil && b.Options != nil { // the session's image was allowed when the session was created, and an executor checks it again
 		err = h.checkSessionImages(l.Life.Provider, b.Options.Image, nil)
@@ -177,7 +177,7 @@ func checkUpdate(b command.UpdateSession) error {
 	return checkMetadata(b.Metadata)
 }
 
-func post(c command.Command, b command.PostMessage, base session.Base, l eventlog.Loaded) session.Post {
+func post(c command.Command, b command.PostMessage, base session.Base, l *eventlog.Loaded) session.Post {
 	return session.Post{
 		Base: base, ExecutionID: c.ExecutionID, Content: b.Content, Parts: b.Parts, Metadata: b.Metadata,
 		Files: files(c, b.Files), Held: l.Run.Snapshot.Applied, ActiveEnded: l.View().ActiveEnded, Environment: b.Environment,

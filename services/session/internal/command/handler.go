@@ -168,7 +168,7 @@ func (h *Handler) do(ctx context.Context, c command.Command) (command.Answer, er
 
 // builder converts a request into a command on the session's life, for the loaded state of the session. It returns an
 // error if the request itself is invalid.
-type builder func(l eventlog.Loaded, base session.Base) (session.Command, error)
+type builder func(l *eventlog.Loaded, base session.Base) (session.Command, error)
 
 func (h *Handler) builder(ctx context.Context, c command.Command) (builder, error) {
 	switch c.Type {
@@ -184,7 +184,7 @@ func (h *Handler) builder(ctx context.Context, c command.Command) (builder, erro
 		if err == nil {
 			err = h.instantiate(ctx, c, &created)
 		}
-		return func(_ eventlog.Loaded, base session.Base) (session.Command, error) {
+		return func(_ *eventlog.Loaded, base session.Base) (session.Command, error) {
 			return session.Create{Base: base, SessionCreated: created, Files: files(c, b.Files)}, nil
 		}, err
 	case command.TypeStartExecution:
@@ -199,7 +199,7 @@ func (h *Handler) builder(ctx context.Context, c command.Command) (builder, erro
 		if err == nil {
 			err = h.instantiate(ctx, c, &created)
 		}
-		return func(l eventlog.Loaded, base session.Base) (session.Command, error) {
+		return func(l *eventlog.Loaded, base session.Base) (session.Command, error) {
 			return session.Start{Base: base, Create: created, Post: post(c, b.Post, base, l)}, nil
 		}, err
 	case command.TypeForkSession:
@@ -209,7 +209,7 @@ func (h *Handler) builder(ctx context.Context, c command.Command) (builder, erro
 		if err := decode(c, &b); err != nil {
 			return nil, err
 		}
-		return func(l eventlog.Loaded, base session.Base) (session.Command, error) {
+		return func(l *eventlog.Loaded, base session.Base) (session.Command, error) {
 			return post(c, b, base, l), nil
 		}, checkPost(c, b)
 	case command.TypeUpdateSession:
@@ -217,11 +217,11 @@ func (h *Handler) builder(ctx context.Context, c command.Command) (builder, erro
 		if err := decode(c, &b); err != nil {
 			return nil, err
 		}
-		return func(l eventlog.Loaded, base session.Base) (session.Command, error) {
+		return func(l *eventlog.Loaded, base session.Base) (session.Command, error) {
 			return h.update(b, l, base)
 		}, checkUpdate(b)
 	case command.TypeDeleteSession:
-		return func(l eventlog.Loaded, base session.Base) (session.Command, error) {
+		return func(l *eventlog.Loaded, base session.Base) (session.Command, error) {
 			return session.Delete{Base: base, ActiveEnded: l.View().ActiveEnded}, nil
 		}, nil
 	case command.TypePutFile, command.TypeRemoveFile:
@@ -234,28 +234,28 @@ func (h *Handler) builder(ctx context.Context, c command.Command) (builder, erro
 func controlBuilder(c command.Command) (builder, error) {
 	switch c.Type {
 	case command.TypeInterrupt:
-		return func(l eventlog.Loaded, base session.Base) (session.Command, error) {
+		return func(l *eventlog.Loaded, base session.Base) (session.Command, error) {
 			return session.RequestInterrupt{Base: base, ActiveEnded: l.View().ActiveEnded}, nil
 		}, nil
 	case command.TypeCancel:
-		return func(l eventlog.Loaded, base session.Base) (session.Command, error) {
+		return func(l *eventlog.Loaded, base session.Base) (session.Command, error) {
 			return session.RequestCancel{Base: base, ExecutionID: c.ExecutionID, ActiveEnded: l.View().ActiveEnded}, nil
 		}, nil
 	case command.TypePause:
-		return func(l eventlog.Loaded, base session.Base) (session.Command, error) {
+		return func(l *eventlog.Loaded, base session.Base) (session.Command, error) {
 			return session.RequestPause{Base: base, ExecutionID: c.ExecutionID, ActiveEnded: l.View().ActiveEnded}, nil
 		}, nil
 	case command.TypeResume:
-		return func(l eventlog.Loaded, base session.Base) (session.Command, error) {
+		return func(l *eventlog.Loaded, base session.Base) (session.Command, error) {
 			return session.RequestResume{Base: base, ExecutionID: c.ExecutionID, ActiveEnded: l.View().ActiveEnded}, nil
 		}, nil
 	case command.TypeTerminate:
-		return func(l eventlog.Loaded, base session.Base) (session.Command, error) {
+		return func(l *eventlog.Loaded, base session.Base) (session.Command, error) {
 			v := l.View()
 			return session.RequestTerminate{Base: base, ExecutionID: c.ExecutionID, ActiveEnded: v.ActiveEnded, HasSandbox: v.HasSandbox}, nil
 		}, nil
 	case command.TypeSync:
-		return func(_ eventlog.Loaded, base session.Base) (session.Command, error) {
+		return func(_ *eventlog.Loaded, base session.Base) (session.Command, error) {
 			return session.RequestSync{Base: base}, nil
 		}, nil
 	}
@@ -315,7 +315,7 @@ func (h *Handler) decide(ctx context.Context, c command.Command, build builder, 
 		if err := errors.Join(h.checkRoom(ctx, c.Type), h.checkEvents(ctx, c)); err != nil {
 			return true, err
 		}
-		if err := h.cfg.Sessions.AppendLife(ctx, &l, c.Actor, c.ID, list); err != nil {
+		if err := h.cfg.Sessions.AppendLife(ctx, l, c.Actor, c.ID, list); err != nil {
 			return true, err
 		}
 	}
@@ -352,7 +352,7 @@ func (h *Handler) checkEvents(ctx context.Context, c command.Command) error {
 }
 
 // decideWith returns the events of a command for the loaded state of a session.
-func decideWith(build builder, l eventlog.Loaded, base session.Base) ([]events.Event, error) {
+func decideWith(build builder, l *eventlog.Loaded, base session.Base) ([]events.Event, error) {
 	cmd, err := build(l, base)
 	if err != nil {
 		return nil, err
@@ -362,7 +362,7 @@ func decideWith(build builder, l eventlog.Loaded, base session.Base) ([]events.E
 
 // hint notifies the executor that holds the session of a stored control or workspace change. A lost hint does no
 // harm, because the executor also reads the log.
-func (h *Handler) hint(l eventlog.Loaded, list []events.Event) {
+func (h *Handler) hint(l *eventlog.Loaded, list []events.Event) {
 	if l.Run.IsIdle() || l.Run.Holder == "" {
 		return
 	}

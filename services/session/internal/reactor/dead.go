@@ -32,12 +32,12 @@ func (r *Reactor) DeadJob(ctx context.Context, msg *message.Message) error {
 		if err != nil || l.Due() != run.Execute || !jobOf(l, id) {
 			return err
 		}
-		return r.abandon(ctx, &l, events.ExecutionFailed{Code: "JOB_DEAD", Message: "the execution's job was given up: " + reason}, r.cfg.Now())
+		return r.abandon(ctx, l, events.ExecutionFailed{Code: "JOB_DEAD", Message: "the execution's job was given up: " + reason}, r.cfg.Now())
 	}))
 }
 
 // jobOf reports whether a job with this message id was published for the active execution.
-func jobOf(l eventlog.Loaded, id string) bool {
+func jobOf(l *eventlog.Loaded, id string) bool {
 	active := l.Life.Active
 	for _, cause := range []string{active.Dispatch, l.Life.Pause.Cause, l.Life.ControlOf(active.ExecutionID).Cause} {
 		if cause != "" && strings.HasPrefix(id, cause) {

@@ -189,13 +189,13 @@ func (r *Reactor) Timer(ctx context.Context, msg *message.Message) error {
 // settle loads the session and does one thing that is due, until nothing is due.
 // A conflict means that another writer did it first. It returns the session as
 // it was loaded last.
-func (r *Reactor) settle(ctx context.Context, tenant, id string) (eventlog.Loaded, error) {
+func (r *Reactor) settle(ctx context.Context, tenant, id string) (*eventlog.Loaded, error) {
 	for range maxRounds {
 		l, err := r.cfg.Sessions.Load(ctx, tenant, id, eventlog.Leader)
 		if err != nil {
 			return l, bus.Transient(err)
 		}
-		wrote, err := r.step(ctx, &l)
+		wrote, err := r.step(ctx, l)
 		var conflict *eventlog.ConflictError
 		switch {
 		case errors.As(err, &conflict), err == nil && wrote:
@@ -214,7 +214,7 @@ func (r *Reactor) settle(ctx context.Context, tenant, id string) (eventlog.Loade
 			return l, nil
 		}
 	}
-	return eventlog.Loaded{}, errMoving
+	return nil, errMoving
 }
 
 // step appends the one thing that is due on the log itself, if anything is.
@@ -255,11 +255,11 @@ func (r *Reactor) lostEnd(ctx context.Context, l *eventlog.Loaded, now time.Time
 		return events.ExecutionCancelled{Reason: l.Life.ControlOf(active).Reason}, nil
 	}
 	if l.Due() == run.Execute && l.Run.Execution != active {
-		if outcome, err := r.budgetEnd(ctx, *l, now); err != nil || outcome != nil {
+		if outcome, err := r.budgetEnd(ctx, l, now); err != nil || outcome != nil {
 			return outcome, err
 		}
 	}
-	if !r.overdue(*l, now) {
+	if !r.overdue(l, now) {
 		return nil, nil
 	}
 	if l.Run.Execution != active {
@@ -274,7 +274,7 @@ func (r *Reactor) lostEnd(ctx context.Context, l *eventlog.Loaded, now time.Time
 
 // budgetEnd returns the terminal event of the session's next execution if a budget, or the tenant's limit of events,
 // prevents its start.
-func (r *Reactor) budgetEnd(ctx context.Context, l eventlog.Loaded, now time.Time) (events.Payload, error) {
+func (r *Reactor) budgetEnd(ctx context.Context, l *eventlog.Loaded, now time.Time) (events.Payload, error) {
 	const code = "BUDGET_EXCEEDED"
 	if why := l.Life.Options.Budget.Exceeded(l.Run.SessionUsage(), "the session"); why != "" {
 		return events.ExecutionFailed{Code: code, Message: why}, nil
@@ -293,7 +293,7 @@ func (r *Reactor) budgetEnd(ctx context.Context, l eventlog.Loaded, now time.Tim
 }
 
 // overdue reports whether the active execution has run longer than its turn limit and grace.
-func (r *Reactor) overdue(l eventlog.Loaded, now time.Time) bool {
+func (r *Reactor) overdue(l *eventlog.Loaded, now time.Time) bool {
 	at, ok := l.Life.TurnDeadline(l.View())
 	return ok && !now.Before(at)
 }
@@ -304,7 +304,7 @@ func (r *Reactor) abandon(ctx context.Context, l *eventlog.Loaded, outcome event
 	if failed, ok := outcome.(events.ExecutionFailed); ok && l.Run.Execution == l.Life.Active.ExecutionID && l.Run.Sandbox.Journal != "" {
 		outcome = failed.NotStopped(errors.New("no executor holds the execution; the next sweep of an executor of its engine stops it"))
 	}
-	blocks, err := r.cfg.Sessions.OpenBlocks(ctx, *l)
+	blocks, err := r.cfg.Sessions.OpenBlocks(ctx, l.ID, l.Run.Open)
 	if err != nil {
 		return err
 	}
@@ -322,7 +322,7 @@ func (r *Reactor) abandon(ctx context.Context, l *eventlog.Loaded, outcome event
 }
 
 // publish stores the job that is due in JOBS, under its run.JobID, so that the queue holds it once.
-func (r *Reactor) publish(ctx context.Context, l eventlog.Loaded) error {
+func (r *Reactor) publish(ctx context.Context, l *eventlog.Loaded) error {
 	id := run.JobID(l.Life, l.Run)
 	if id == "" {
 		return nil
@@ -331,7 +331,7 @@ func (r *Reactor) publish(ctx context.Context, l eventlog.Loaded) error {
 }
 
 // putJob stores a job for a session in JOBS.
-func (r *Reactor) putJob(ctx context.Context, l eventlog.Loaded, id string) error {
+func (r *Reactor) putJob(ctx context.Context, l *eventlog.Loaded, id string) error {
 	subject := topology.JobAny(l.Life.Provider)
 	if box := l.Run.Sandbox; box.Engine != "" && r.cfg.Leases.EngineGone(box.Provider, box.Engine) < r.cfg.EngineGone {
 		subject = topology.JobOn(box.Provider, box.Engine)
@@ -349,7 +349,7 @@ func (r *Reactor) putJob(ctx context.Context, l eventlog.Loaded, id string) erro
 
 // arm sets the session's timer to its earliest deadline, unless the timer fires
 // before that anyway. It reports whether the state of the session changed meanwhile.
-func (r *Reactor) arm(ctx context.Context, l eventlog.Loaded) (moved bool, err error) {
+func (r *Reactor) arm(ctx context.Context, l *eventlog.Loaded) (moved bool, err error) {
 	at, ok := l.Life.Deadline(l.View())
 	if !ok {
 		return false, nil

@@ -13,7 +13,7 @@ import (
 )
 
 // schedule publishes the session's schedule, which replaces the one before.
-func (r *Reactor) schedule(ctx context.Context, l eventlog.Loaded, at time.Time) error {
+func (r *Reactor) schedule(ctx context.Context, l *eventlog.Loaded, at time.Time) error {
 	body, err := topology.SessionRef{Tenant: l.Tenant, Session: l.ID}.Encode()
 	if err != nil {
 		return err

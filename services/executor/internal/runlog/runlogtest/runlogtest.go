@@ -69,7 +69,7 @@ func (b *Fixture) Types() []events.Type {
 }
 
 // Load returns the session as the log has it.
-func (b *Fixture) Load() eventlog.Loaded {
+func (b *Fixture) Load() *eventlog.Loaded {
 	b.t.Helper()
 	l, err := b.Writer.Sessions.Load(b.t.Context(), Tenant, Session, eventlog.Leader)
 	if err != nil {
@@ -86,7 +86,7 @@ func (b *Fixture) Claim() *runlog.Execution {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	if err := b.Writer.Append(b.t.Context(), &l, d); err != nil {
+	if err := b.Writer.Append(b.t.Context(), l, d); err != nil {
 		b.t.Fatal(err)
 	}
 	return b.Writer.Execution(l, slog.New(slog.DiscardHandler))
@@ -100,7 +100,7 @@ func (b *Fixture) AppendLife(facts ...events.Payload) {
 	for _, f := range facts {
 		mint.Add(Execution, f)
 	}
-	if err := b.Writer.Sessions.AppendLife(b.t.Context(), &l, events.Actor{Kind: "service", ID: "session"}, b.Writer.Meta().CommandID, mint.Events()); err != nil {
+	if err := b.Writer.Sessions.AppendLife(b.t.Context(), l, events.Actor{Kind: "service", ID: "session"}, b.Writer.Meta().CommandID, mint.Events()); err != nil {
 		b.t.Fatal(err)
 	}
 }
