@@ -79,7 +79,7 @@ func (s *session) finish(e runner.Ended, t *agent.Turn) {
 	if e.Outcome == runner.Completed {
 		e.Result = s.main.last
 	}
-	s.settle(t)
+	s.completeOpenBlocks(t)
 	e.CostUSD = s.spent()
 	if s.ready {
 		if e.Usage != (events.Usage{}) || e.CostUSD > 0 {
@@ -91,8 +91,9 @@ func (s *session) finish(e runner.Ended, t *agent.Turn) {
 	t.End(e)
 }
 
-// settle finishes the blocks that the agent does not finish itself.
-func (s *session) settle(t *agent.Turn) {
+// completeOpenBlocks completes, at the end of a turn, what the agent itself does not end: the block of the to-do list, and the
+// sub-agents without a result, which end with an error. Turn.End ends all other open blocks with status error.
+func (s *session) completeOpenBlocks(t *agent.Turn) {
 	if s.todo != "" {
 		t.Complete(s.todo, nil)
 	}

@@ -68,7 +68,7 @@ func (s *session) handleResult(l line, raw []byte, t *agent.Turn) error {
 	if spent == (events.Usage{}) {
 		spent = s.turn.seen // an interrupted answer is not in the CLI's sums
 	}
-	s.settle(t)
+	s.completeOpenBlocks(t)
 	t.Emit(events.MainConversation, events.MetadataUpdate{Usage: spent, CostUSD: cost, Model: cmp.Or(s.turn.model, s.model)})
 	s.reportTranscript(cmp.Or(l.SessionID, s.agentSession), t)
 	s.expectLastLine(t)
@@ -79,8 +79,9 @@ func (s *session) handleResult(l line, raw []byte, t *agent.Turn) error {
 	return nil
 }
 
-// settle finishes the blocks that the CLI leaves open.
-func (s *session) settle(t *agent.Turn) {
+// completeOpenBlocks completes, at the end of a turn, the blocks for which the CLI prints no end: the to-do list, and the block of
+// each sub-agent without a result, which gets status error. Turn.End ends all other open blocks with status error.
+func (s *session) completeOpenBlocks(t *agent.Turn) {
 	if s.turn.todo != "" {
 		t.Complete(s.turn.todo, nil)
 	}

@@ -58,9 +58,9 @@ func (s *session) turnCompleted(n notification, t *agent.Turn) error {
 	return nil
 }
 
-// end finishes open blocks and the turn.
+// end ends the turn with the outcome e, after it has completed the open blocks and stopped the sub-agents.
 func (s *session) end(e runner.Ended, t *agent.Turn) {
-	s.settle(e.Outcome == runner.Interrupted, t)
+	s.completeOpenBlocks(e.Outcome == runner.Interrupted, t)
 	e.Usage = s.turn.usage.usage()
 	s.reportTranscript(t)
 	t.End(e)
@@ -70,10 +70,10 @@ func (s *session) end(e runner.Ended, t *agent.Turn) {
 	s.forget()
 }
 
-// settle finishes what the CLI leaves open. It stops sub-agents that still run, with their commands: after the turn
-// their events would not be recorded. Commands of the agent itself go on in the background, by the CLI's design, unless
-// the turn was interrupted.
-func (s *session) settle(interrupted bool, t *agent.Turn) {
+// completeOpenBlocks completes, at the end of a turn, the blocks for which the CLI prints no end. It also stops the sub-agents that
+// still run, and their commands: their events after the turn would not be recorded. By the CLI's design, commands of the main agent
+// continue in the background, except after an interrupted turn, when completeOpenBlocks stops them too.
+func (s *session) completeOpenBlocks(interrupted bool, t *agent.Turn) {
 	commands := map[string][]string{}
 	for _, id := range slices.Sorted(maps.Keys(s.turn.items)) {
 		w := s.turn.items[id]
