@@ -40,11 +40,12 @@ const (
 // runSize is the size of the runner's own folder, in bytes.
 const runSize = 1 << 20
 
-// attempts is the maximum number of attempts of Create. An attempt fails if another executor creates the same
-// sandbox, or if the sweep of another executor has removed a volume that this sandbox needs.
-const attempts = 20
+// maxAttempts is the maximum number of attempts to create a container. A further attempt is made only after errVanished; every other
+// error ends the creation.
+const maxAttempts = 20
 
-// errVanished is returned if a container or volume was removed after it was found.
+// errVanished is returned when another executor has changed what this one had just looked up: it has removed a container or a
+// volume, or has created the same container. Another attempt looks it up again.
 var errVanished = errors.New("it was removed meanwhile")
 
 // Create creates a sandbox and blocks until its runner answers. If there is one with the id, Create returns that one, and starts its
@@ -54,7 +55,7 @@ func (p *Provider) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandb
 		return nil, fmt.Errorf("create sandbox: %w", err)
 	}
 	var err error
-	for range attempts {
+	for range maxAttempts {
 		var b *box
 		var c listedSandbox
 		c, err = p.find(ctx, spec.ID)

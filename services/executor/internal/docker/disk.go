@@ -67,7 +67,8 @@ type disks struct {
 	sweepings sync.WaitGroup
 }
 
-// DiskLimit returns the mode that enforces the disk limits, "" if none is chosen yet.
+// DiskLimit returns the mode that enforces the disk limits: DiskLoop, DiskQuota or DiskWatch, or "" until ChooseDiskLimit has
+// chosen one.
 func (p *Provider) DiskLimit() string {
 	p.disks.mu.Lock()
 	defer p.disks.mu.Unlock()

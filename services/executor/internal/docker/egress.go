@@ -158,7 +158,7 @@ func (e *EgressProxy) forget(c *egressContainer) {
 // ensure finds or creates the container. The container's name is the lock: of concurrent creations one succeeds.
 func (e *EgressProxy) ensure(ctx context.Context) (*egressContainer, error) {
 	var err error
-	for range attempts {
+	for range maxAttempts {
 		var id string
 		if id, err = e.find(ctx); err == nil {
 			var c *egressContainer

@@ -32,7 +32,7 @@ const (
 type process struct {
 	b    *box
 	exec string // the engine's id
-	kill string // the runner's id; "" for the runner's own commands
+	kill string // the id by which "runner kill" ends the command; "" for the runner program itself and for the egress program
 	conn types.HijackedResponse
 
 	stdin          *input
@@ -136,8 +136,10 @@ func (p *process) Stdout() io.Reader { return p.stdout }
 // Stderr returns the command's stderr.
 func (p *process) Stderr() io.Reader { return p.stderr }
 
-// Wait blocks until the command has ended, and returns its exit code, see guest.ExitCode. It returns -1 when the container
-// does not exist any more, and for a command of the runner after Kill, which does not wait for its end. Wait may be called more than once.
+// Wait blocks until the command has ended, and returns its exit code, see guest.ExitCode. Exit code -1 without an error means that
+// the exit code is not known: the container does not exist any more; or Kill was called, and the command is the runner program
+// itself or had not started. An error means that the engine did not answer, or did not start the command. Wait may be called more
+// than once, also concurrently.
 func (p *process) Wait() (int, error) {
 	p.once.Do(func() {
 		<-p.ended
@@ -196,8 +198,8 @@ func (p *process) Abandon() {
 	<-p.ended
 }
 
-// Kill ends the command and its descendants, and closes its streams. A command
-// of the runner is not killed: it ends when its stdin is closed.
+// Kill ends the command and its descendants, and closes the command's streams. If the command is the runner program itself, Kill
+// only closes the streams, and the program ends at the end of its stdin.
 func (p *process) Kill() error {
 	p.Abandon()
 	if p.kill == "" {

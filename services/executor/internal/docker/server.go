@@ -156,7 +156,7 @@ func (p *Provider) Serve(ctx context.Context, id string, n int, s sandbox.Server
 	if n < 0 || uint64(n) >= box.servers {
 		return "", fmt.Errorf("sandbox %s has its limit of %d MCP servers: %w", id, box.servers, sandbox.ErrNotFound)
 	}
-	for range attempts {
+	for range maxAttempts {
 		var socket string
 		if socket, err = p.server(ctx, id, n, s); err == nil && socket == "" {
 			socket, err = p.makeServer(ctx, box, n, s)
