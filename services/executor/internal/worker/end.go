@@ -153,7 +153,9 @@ func (f *follower) failRefused(ctx context.Context, why *runner.Error) error {
 	return f.fail(ctx, events.ExecutionFailed{Code: why.Code, Message: why.Message})
 }
 
-// abort ends an execution and its sandbox without the runner, because the runner does not obey or is not reliable.
+// abort ends an execution without the runner, because the runner does not obey or is not reliable: it appends the pending events,
+// terminates the sandbox, and then appends outcome, the terminal event. The workspace is kept for the next sandbox. After an error
+// the execution has no terminal event yet.
 func (f *follower) abort(ctx context.Context, outcome events.Payload) error {
 	id := f.Session.Run.Sandbox.ID
 	if err := f.commits.Flush(ctx); err != nil {
