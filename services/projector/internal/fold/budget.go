@@ -361,7 +361,8 @@ func (w *lookup) requestTenant(tenant string, e events.Event) {
 	}
 }
 
-// putTenants adds the rows of tenants that were looked up.
+// putTenants puts the usage, budgets and limits of tenants into the model, as Put does. A requested row that p does not have is
+// recorded as not existing.
 func (m *Model) putTenants(asked Missing, p Present) {
 	for _, k := range asked.TenantUsage {
 		m.tenantUsage[k] = nil

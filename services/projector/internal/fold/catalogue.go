@@ -148,7 +148,8 @@ func (w *lookup) requestEntry(k Key, kind events.Aspect, e events.Event) {
 // entryRef identifies an entry of the catalogue in lookup.seen.
 type entryRef Key
 
-// putEntries adds the rows of the catalogue that were looked up.
+// putEntries puts the entries of the catalogue and their versions into the model, as Put does. A requested row that p does not have is
+// recorded as not existing.
 func (m *Model) putEntries(asked Missing, p Present) error {
 	for _, k := range asked.Entries {
 		m.entries[k] = nil

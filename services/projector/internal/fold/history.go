@@ -37,7 +37,7 @@ func (w *lookup) requestHistory(k Key, n int) {
 	}
 }
 
-// putHistories adds the states of sessions: the saved ones, with the events since.
+// putHistories puts the states of sessions into the model: the saved state of each, evolved with the events after it.
 func (m *Model) putHistories(asked Missing, p Present) error {
 	for _, k := range asked.Histories {
 		m.sessions[k].history = &history.State{}

@@ -256,7 +256,8 @@ func requireChild(w *lookup, k Key, a *aggregate, id string, kind int, present f
 	}
 }
 
-// Put adds the rows that were looked up. Rows that were requested and not found are recorded as not existing.
+// Put puts rows that were read from Postgres into the model. asked are the rows that were requested, and p are those that exist. The
+// other requested rows are recorded as not existing, so that the model does not request them again.
 func (m *Model) Put(asked Missing, p Present) error {
 	fresh := map[Key]*aggregate{}
 	for _, k := range asked.Sessions {
