@@ -6,12 +6,12 @@ import (
 	"strconv"
 )
 
-// ReplicaName returns the name of this process among the replicas of a service, for the actors of its commits: host name
-// and process id.
-func ReplicaName() (string, error) {
+// ProcessName returns "<host name>:<process id>". A service states it in the actor of its commits, so that the log shows which replica
+// of the service wrote them. It differs after each start.
+func ProcessName() (string, error) {
 	host, err := os.Hostname()
 	if err != nil {
-		return "", fmt.Errorf("name this replica: %w", err)
+		return "", fmt.Errorf("name this process: %w", err)
 	}
 	return host + ":" + strconv.Itoa(os.Getpid()), nil
 }
