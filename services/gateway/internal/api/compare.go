@@ -42,7 +42,7 @@ func (s *Server) CompareSessions(ctx context.Context, r *spoolv1.CompareSessions
 	}
 	b, err := s.newSessionReader(ctx, tenant, r.GetWith())
 	if err != nil {
-		return nil, withFieldError(err)
+		return nil, otherSessionError(err)
 	}
 	out := &spoolv1.SessionComparison{}
 	switch {
@@ -84,11 +84,12 @@ func (s *Server) checkComparable(ctx context.Context, tenant, with string) error
 	if err = reads.CheckSession(with); err == nil {
 		err = s.Reads.Visible(ctx, tenant, with, p.Agents)
 	}
-	return withFieldError(err)
+	return otherSessionError(err)
 }
 
-// withFieldError returns a problem about the other session, with the field "with".
-func withFieldError(err error) error {
+// otherSessionError returns an error about the other session as a problem whose field is "with" instead of "sessionId", so that the
+// client knows which of the two sessions it concerns. It returns nil for nil.
+func otherSessionError(err error) error {
 	if err == nil {
 		return nil
 	}
