@@ -139,7 +139,7 @@ func (r *reader) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// Close lets the garbage collector free the packs in memory.
+// Close makes further reads return io.EOF. It never fails.
 func (r *reader) Close() error {
 	r.left, r.have = nil, nil
 	return nil
