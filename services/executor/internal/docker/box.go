@@ -31,8 +31,9 @@ func (b *box) ID() string { return b.id }
 // Secret returns the secret with which executors prove themselves to the runner.
 func (b *box) Secret() string { return b.secret }
 
-// Kept reports whether the sandbox took over a workspace, has files and was started again, or was found by Attach. It is
-// false for a sandbox that Create finds running: its creator may have ended before it restored the workspace.
+// Kept reports whether the sandbox has its workspace already, so that the caller must not restore it: the sandbox took the workspace
+// over, its container was started again, or Attach found it. Kept returns false for a sandbox that Create found running: the executor
+// that created it may have crashed before it restored the workspace.
 func (b *box) Kept() bool { return b.kept }
 
 // Running reports whether the runner, which is the container's first process, runs.

@@ -38,8 +38,8 @@ type process struct {
 	stdin          *input
 	stdout, stderr *guest.Pipe
 	ended          chan struct{} // closed when the streams have ended
-	given          chan struct{} // closed by Kill if the command ends with its stdin, or will not begin: Wait then returns without the exit code
-	giveUp         sync.Once
+	killed         chan struct{} // closed by Kill. Wait then does not wait for the exit code of a command that has not started, or that ends with its stdin
+	killOnce       sync.Once     // closes killed
 	lost           atomic.Pointer[error]
 
 	once sync.Once
@@ -65,15 +65,15 @@ func (b *box) start(ctx context.Context, opts container.ExecOptions, kill string
 	}
 	proc := &process{
 		b: b, exec: made.ID, kill: kill, conn: conn, stdin: &input{conn: conn},
-		stdout: guest.NewPipe(outputBuffer), stderr: guest.NewPipe(outputBuffer), ended: make(chan struct{}), given: make(chan struct{}),
+		stdout: guest.NewPipe(outputBuffer), stderr: guest.NewPipe(outputBuffer), ended: make(chan struct{}), killed: make(chan struct{}),
 	}
 	b.p.watch.add(proc)
 	go proc.read()
 	return proc, nil
 }
 
-// join starts an exec and returns its connection. The client observes ctx only
-// while it dials, so join itself stops waiting for an engine that does not answer.
+// join starts an exec and returns the connection to its streams. The Docker client observes ctx only while it dials, so join itself
+// stops waiting for an engine that does not answer.
 func (b *box) join(ctx context.Context, exec string) (types.HijackedResponse, error) {
 	type result struct {
 		conn types.HijackedResponse
@@ -104,7 +104,7 @@ func (b *box) join(ctx context.Context, exec string) (types.HijackedResponse, er
 	return types.HijackedResponse{}, b.p.translate(ctx, "exec in sandbox "+b.id, err)
 }
 
-// read separates stdout from stderr until the connection ends.
+// read copies the output of the command to p.stdout and p.stderr until the connection ends, and then closes p.ended.
 func (p *process) read() {
 	defer close(p.ended)
 	defer p.b.p.watch.remove(p)
@@ -121,7 +121,7 @@ func (p *process) read() {
 	p.conn.Close()
 }
 
-// endStreams ends the streams of a command whose engine does not answer.
+// endStreams ends the streams of a command with an error, because the engine does not answer.
 func (p *process) endStreams(err error) {
 	p.lost.CompareAndSwap(nil, &err)
 	p.conn.Close()
@@ -148,6 +148,7 @@ func (p *process) Wait() (int, error) {
 	return p.code, p.err
 }
 
+// exit asks the engine for the exit code until the command has ended. Its results are those of Wait.
 func (p *process) exit() (int, error) {
 	since := time.Now()
 	for pause := firstLook; ; pause = min(2*pause, lastLook) {
@@ -164,14 +165,14 @@ func (p *process) exit() (int, error) {
 		if !got.Running && time.Since(since) > p.b.p.within {
 			return -1, fmt.Errorf("command in sandbox %s: the engine accepted it and did not start it within %s", p.b.id, p.b.p.within)
 		}
-		given := p.given
+		killed := p.killed
 		if p.kill != "" && got.Running {
-			given = nil // the engine reports the end of a command that runs
+			killed = nil // the engine reports the end of a command that runs
 		}
 		look := time.NewTimer(pause)
 		select {
 		case <-look.C:
-		case <-given:
+		case <-killed:
 			look.Stop()
 			return -1, nil
 		}
@@ -203,7 +204,7 @@ func (p *process) Abandon() {
 func (p *process) Kill() error {
 	p.Abandon()
 	if p.kill == "" {
-		p.giveUp.Do(func() { close(p.given) })
+		p.killOnce.Do(func() { close(p.killed) })
 		return nil
 	}
 	got, err := p.inspect()
@@ -225,7 +226,7 @@ func (p *process) Kill() error {
 	if out.Code != 0 {
 		return fmt.Errorf("kill a command in sandbox %s: exit code %d: %s", p.b.id, out.Code, out.Stderr)
 	}
-	p.giveUp.Do(func() { close(p.given) })
+	p.killOnce.Do(func() { close(p.killed) })
 	return nil
 }
 
