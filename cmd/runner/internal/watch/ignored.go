@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// maxIgnored is the largest number of ignored folders that are watched. Others are in every answer of the tracker.
+// maxIgnored is the largest number of ignored folders that are watched. Further ones are in every answer of the tracker.
 const maxIgnored = 4096
 
 // watchIgnored watches an ignored folder, and everything below it. Changes in these folders are not reported as events; only the tracker
@@ -45,7 +45,7 @@ func (w *Watcher) watchIgnored(rel string) {
 	}
 }
 
-// ignoredChanged handles a change in an ignored folder.
+// ignoredChanged records a change in the ignored folder rel in the tracker, and watches ignored folders that have appeared in it.
 func (w *Watcher) ignoredChanged(rel string, c change) {
 	w.tracker.mark(rel, false)
 	child := join(rel, c.name)
