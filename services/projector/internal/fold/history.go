@@ -25,8 +25,8 @@ const (
 	maxState = 256 << 10
 )
 
-// requestHistory requests a session's state if a batch with n events of the session passes a seq at which the state is
-// saved.
+// requestHistory requests the state of a session if it is not in memory and will be saved in a batch with n events of the session: it is saved at
+// every seq that is a multiple of the interval.
 func (w *lookup) requestHistory(k Key, n int) {
 	a := w.model.sessions[k]
 	if a == nil || a.session == nil || a.history != nil {
