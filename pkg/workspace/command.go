@@ -121,7 +121,8 @@ func Unpack(ctx context.Context, box sandbox.Sandbox, dir string, tar io.Reader)
 	return runWithInput(ctx, box, "the archive", tar, "runner", "unpack", "--", dir)
 }
 
-// Provide copies a transcript into a sandbox. A later query whose fork.provided has the same SHA-256, in hex, continues it.
+// Provide copies a transcript into a sandbox, where a query with fork.provided continues it. sha256 is the transcript's SHA-256 in hex, which
+// the runner verifies.
 func Provide(ctx context.Context, box sandbox.Sandbox, sha256 string, content io.Reader) error {
 	return runWithInput(ctx, box, "the transcript", content, "runner", "provide-transcript", "--sha256", sha256)
 }

@@ -58,8 +58,8 @@ type decision struct {
 	input  json.RawMessage // the input of the tool, if allowed
 }
 
-// decide returns the decision of the policy `workspace` on a permission request: it allows what stays inside the workspace and the tools that the
-// agent's definition names, and denies everything else.
+// decide returns the decision of the policy `workspace` on a permission request. It allows files inside the workspace, commands, which the sandbox
+// limits, sub-agents, MCP servers of the agent, and tools that the agent's definition names. It denies everything else.
 func decide(q question, s scope) decision {
 	var input map[string]json.RawMessage
 	if len(q.Input) == 0 || json.Unmarshal(q.Input, &input) != nil || input == nil {

@@ -235,7 +235,8 @@ func (p *Provider) checkVolumes(ctx context.Context, pl plan) error {
 	return err
 }
 
-// checkRunnerVolume returns errVanished unless the runner's volume, which a container now uses, is the volume that was filled.
+// checkRunnerVolume returns an error that wraps errVanished unless the runner's volume, which a container now uses, is the volume that was
+// filled.
 func (p *Provider) checkRunnerVolume(ctx context.Context, r *runnerBinary) error {
 	l, err := p.volumeLabels(ctx, r.volume())
 	if err != nil || l[labelRole] == roleRunner {

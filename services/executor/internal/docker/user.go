@@ -240,7 +240,8 @@ func (u user) wrapVanished(err error) error {
 	return err
 }
 
-// checkUserVolume returns errVanished unless the volume of a container's user has the labels of its reservation; see checkVolumes.
+// checkUserVolume returns an error that wraps errVanished unless the volume of a container's user has the labels of its reservation; see
+// checkVolumes.
 func (p *Provider) checkUserVolume(ctx context.Context, u user, labels map[string]string) error {
 	if u.dir == "" {
 		return nil

@@ -11,7 +11,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// errPaused is returned when the execution was paused. It then needs no slot and no job; a resume sends another job.
+// errPaused is returned when the execution was paused: until it is resumed, it has neither a slot nor a job.
 var errPaused = errors.New("the execution is paused")
 
 // recordResumed records that a paused execution continues, and sets t.pausedFor. It does nothing else for an execution that is not paused.

@@ -127,8 +127,8 @@ type FileAccepted struct {
 	Size     uint64 `json:"size"`
 }
 
-// PutFile stores the content of an upload, and requests that it is written into the session's workspace before the next turn. It reads at most
-// f.Limit bytes.
+// PutFile stores the content of an upload, and requests that an executor writes it into the session's workspace. It returns before that is
+// done, and reads at most f.Limit bytes.
 func (s *Server) PutFile(ctx context.Context, session string, f FileUpload) (FileAccepted, error) {
 	field := "path"
 	if f.Archive {
@@ -181,7 +181,7 @@ func tooLarge(what string, limit int64) error {
 	return problem.New(problem.PayloadTooLarge, "file", fmt.Sprintf("%s; the limit is %d bytes (--max-file)", what, limit))
 }
 
-// RemoveFile requests that a file, or a folder with everything below it, is removed from the session's workspace before the next turn.
+// RemoveFile requests that an executor removes a file, or a folder with everything below it, from the session's workspace.
 func (s *Server) RemoveFile(ctx context.Context, session, path string) (position string, err error) {
 	if err := command.CheckPath("path", path, false); err != nil {
 		return "", commandProblem(err)
