@@ -17,10 +17,10 @@ import (
 
 // Limits of definitions.
 const (
-	MinInstructions = 10      // characters
-	MaxText         = 1 << 20 // bytes of instructions, of a memory file, of a prompt
-	MaxDescription  = 16 << 10
-	MaxFiles        = 8 << 20 // bytes of all files of an agent
+	MinInstructions = 10       // characters
+	MaxText         = 1 << 20  // bytes of instructions, of a memory file, of a prompt
+	MaxDescription  = 16 << 10 // bytes
+	MaxFiles        = 8 << 20  // bytes of all files of an agent
 	MaxTimeoutMs    = 300_000
 	MaxAttempts     = 20   // starts of an agent in one execution
 	MaxEntries      = 1000 // of a list or a map

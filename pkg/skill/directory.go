@@ -22,7 +22,8 @@ const (
 	methodStore   = 0
 	methodDeflate = 8
 
-	// refusedFlags are the flags for encrypted content, patch data, strong encryption and masked headers.
+	// refusedFlags are the flags for encrypted content, patch data, strong encryption and masked headers. A ZIP that has an entry with
+	// one of them is refused.
 	refusedFlags = 1<<0 | 1<<5 | 1<<6 | 1<<13
 
 	creatorUnix  = 3
@@ -31,7 +32,8 @@ const (
 	extraUnix = 0x000d // PKWARE: a link or device has data after the fixed part
 	extraASi  = 0x756e // mode, device and the target of a link
 
-	// refusedAttributes are the DOS attributes volume label, device and reparse point.
+	// refusedAttributes are the DOS attributes volume label, device and reparse point. A ZIP that has an entry with one of them is
+	// refused.
 	refusedAttributes = 0x08 | 0x40 | 0x400
 )
 

@@ -15,13 +15,14 @@ import (
 )
 
 const (
-	// reasonTimeout is the time that a command has to report the reason after its stream was cut off.
+	// reasonTimeout is the time for which finish waits for the end of stderr, which has the reason, after a command's stream was cut
+	// off.
 	reasonTimeout = 2 * time.Second
 	// maxStderr is the maximum number of bytes that are kept of a command's error output.
 	maxStderr = 4 << 10
 )
 
-// command is a running command of the runner in a sandbox. It is killed when ctx ends.
+// command is a runner program that runs in a sandbox, for example "runner snapshot". It is killed when ctx ends.
 type command struct {
 	ctx        context.Context
 	name       string
@@ -31,6 +32,7 @@ type command struct {
 	stop       func() bool
 }
 
+// start starts a program in a sandbox. The first two of args name the command in errors. The caller must call finish.
 func start(ctx context.Context, box sandbox.Sandbox, args ...string) (*command, error) {
 	c := &command{ctx: ctx, name: strings.Join(args[:2], " "), stderrDone: make(chan struct{})}
 	var err error
@@ -45,8 +47,9 @@ func start(ctx context.Context, box sandbox.Sandbox, args ...string) (*command, 
 	return c, nil
 }
 
-// finish waits for the end of the command and returns err, the exit code or the context's error as one error. If err
-// is not nil, finish kills the command.
+// finish blocks until the command has ended. err is the error of the caller's exchange with the command; if it is not nil, finish kills
+// the command. finish returns nil if err is nil and the exit code is 0, and otherwise one error that states why the command failed: the
+// end of the context, the last line of stderr, or err.
 func (c *command) finish(err error) error {
 	_ = c.p.Stdin().Close() // it may be closed already
 	switch {
@@ -100,7 +103,7 @@ func (t *tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// last returns the last line, without the prefix of the runner's messages.
+// last returns the last line that was written, without the prefix of the runner's messages.
 func (t *tail) last() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -118,12 +121,14 @@ func Unpack(ctx context.Context, box sandbox.Sandbox, dir string, tar io.Reader)
 	return runWithInput(ctx, box, "the archive", tar, "runner", "unpack", "--", dir)
 }
 
-// Provide copies a transcript, identified by its SHA-256 in hex, into a sandbox, for a query with fork.provided.
+// Provide copies a transcript into a sandbox, where a query with fork.provided continues it. sha256 is the transcript's SHA-256 in hex, which
+// the runner verifies.
 func Provide(ctx context.Context, box sandbox.Sandbox, sha256 string, content io.Reader) error {
 	return runWithInput(ctx, box, "the transcript", content, "runner", "provide-transcript", "--sha256", sha256)
 }
 
-// runWithInput runs one of the runner's commands with content as its standard input.
+// runWithInput runs a runner program in a sandbox with content as its standard input, and blocks until it has ended. what names the
+// content in errors.
 func runWithInput(ctx context.Context, box sandbox.Sandbox, what string, content io.Reader, args ...string) error {
 	c, err := start(ctx, box, args...)
 	if err != nil {
@@ -144,7 +149,7 @@ func runWithInput(ctx context.Context, box sandbox.Sandbox, what string, content
 	return c.finish(err)
 }
 
-// source is a reader that records the error of the reader it wraps, except io.EOF.
+// source is a reader that passes on the reads of r and keeps the error of r, except io.EOF.
 type source struct {
 	r   io.Reader
 	err error

@@ -42,6 +42,7 @@ func (l *packCache) block(ctx context.Context, h wire.Hash) ([]byte, error) {
 	return b, nil
 }
 
+// pack returns the content of the pack with index n, from memory or from the store. The content is valid until the next call.
 func (l *packCache) pack(ctx context.Context, n int32) ([]byte, error) {
 	for i, s := range l.kept {
 		if s.pack == n {
@@ -61,7 +62,8 @@ func (l *packCache) pack(ctx context.Context, n int32) ([]byte, error) {
 	return content, nil
 }
 
-// read fetches a pack and verifies its hash. It uses the memory of buf if its capacity suffices.
+// read returns the content of a pack from the store. The content is in the memory of buf if its capacity suffices. The error is a
+// *CorruptError if the content does not have the pack's size and hash.
 func (p pack) read(ctx context.Context, store Store, prefix string, buf []byte) ([]byte, error) {
 	name := p.name(prefix)
 	r, err := store.Get(ctx, name)
@@ -86,8 +88,8 @@ func (p pack) read(ctx context.Context, store Store, prefix string, buf []byte) 
 }
 
 // Reader opens a file by its path relative to the workspace. It returns ErrNotFound if the path does not exist, and
-// ErrNotFile for a folder or a symbolic link; links are not followed. Read verifies the content block by block and
-// returns a *CorruptError that names the corrupt object.
+// ErrNotFile for a folder or a symbolic link; links are not followed. Read of the returned reader verifies each block and returns a
+// *CorruptError, which names the object, for one that is damaged.
 func (m *Manifest) Reader(ctx context.Context, store Store, path string) (io.ReadCloser, error) {
 	return (&Contents{packCache{store: store, m: m}}).Reader(ctx, path)
 }
@@ -96,7 +98,7 @@ func (m *Manifest) Reader(ctx context.Context, store Store, path string) (io.Rea
 // next file in the same pack needs no request. It is not safe for concurrent use.
 type Contents struct{ from packCache }
 
-// Contents returns a reader of many files.
+// Contents returns a Contents for the files of the snapshot, whose content is in store.
 func (m *Manifest) Contents(store Store) *Contents {
 	return &Contents{packCache{store: store, m: m, keep: 1}}
 }
@@ -137,7 +139,7 @@ func (r *reader) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// Close releases the content.
+// Close makes further reads return io.EOF. It never fails.
 func (r *reader) Close() error {
 	r.left, r.have = nil, nil
 	return nil

@@ -20,42 +20,45 @@ const onePack = 1 << 20
 // tinyPack is the size in bytes below which a pack counts as tiny: most are of snapshots of few changes.
 const tinyPack = smallPack / 8
 
-// editor makes a manifest of version 2 from the parts of a base and the edits of a runner.
+// editor creates a manifest of version 2: it applies the edits of a runner to the parts of an earlier snapshot, called the base. Its
+// methods are called in this order: addKnownBlocks; addBlock, addEdit and addRemoval for each frame of the runner; merge; totals;
+// storeParts.
 type editor struct {
 	store  Store
 	loader *partLoader
 	base   *parts // the tree that the edits change
-	whole  bool   // the edits are the whole tree: the parts of base are not kept, but stored parts are used again
+	whole  bool   // the edits are the whole tree: the result has no entry of base, but refers to parts of base that are equal to its own
 
-	places map[wire.Hash]place // blocks that edits may refer to
+	places map[wire.Hash]place // blocks that the runner sent or was told to be stored; edits may refer to them
 	edits  []edit
 	lines  int             // length in bytes of the edits' lines
-	gone   map[string]bool // paths that are removed, with everything below them
-	loaded map[int][]item  // parts of base, by index
+	gone   map[string]bool // paths whose entries are removed, with everything below them
+	loaded map[int][]item  // the parts of base that were read, by index
 
 	packs  map[int32]pack // the packs of base and the new ones
 	next   int32
-	buf    []byte // the next pack
+	buf    []byte // the content of the next pack, which is not stored yet
 	added  uint64 // size of new packs that the store did not have
 	result []editedPart
 	cut    wire.Cutter
-	open   []item // of the part that has not ended
+	open   []item // the items of the last part of the result, which has not ended
 }
 
 // edit is an entry that is new or has changed.
 type edit struct {
 	item
-	missing bool // some blocks are not in places: the base's entry of the same path must have them
+	missing bool // some blocks are not in editor.places: merge takes them from the base's entry of the same path
 }
 
-// editedPart is a part of the result. Its items are nil if it is stored already.
+// editedPart is a part of the result. If the part is stored already, items is nil and ref has its location.
 type editedPart struct {
 	ref      partRef
 	items    []item
-	repacked bool // it is stored again because of its pack, or of the packs that it uses
+	repacked bool // the part has not changed, and is stored again because repack removes its pack or a pack that it uses
 }
 
-// newEditor returns an editor. base is nil for a session without a snapshot of version 2.
+// newEditor returns an editor that stores objects under prefix. base is nil for a session without a snapshot of version 2; whole is the
+// field of editor. The caller must call close.
 func newEditor(store Store, prefix string, base *parts, whole bool) (*editor, error) {
 	l, err := newPartLoader(store, prefix)
 	if err != nil {
@@ -73,23 +76,24 @@ func newEditor(store Store, prefix string, base *parts, whole bool) (*editor, er
 
 func (e *editor) close() { e.loader.close() }
 
-// forget drops the base.
-func (e *editor) forget() {
+// dropBase makes the editor use nothing of the base, which cannot be read.
+func (e *editor) dropBase() {
 	e.base = &parts{next: e.base.next}
 	clear(e.packs)
 }
 
-// know makes the blocks of the previous snapshot available to the edits.
-func (e *editor) know(m *Manifest) {
-	numbers := m.base(e)
+// addKnownBlocks makes the blocks of the previous snapshot m available to the edits.
+func (e *editor) addKnownBlocks(m *Manifest) {
+	numbers := e.packNumbers(m)
 	for h, at := range m.places {
 		at.pack = numbers[at.pack]
 		e.places[h] = at
 	}
 }
 
-// base returns the numbers of the manifest's packs. For a manifest of version 1 it gives them numbers.
-func (m *Manifest) base(e *editor) []int32 {
+// packNumbers returns the numbers of the packs of m, in the order of m.packs. The packs of a manifest of version 1 have no numbers;
+// packNumbers adds them to e.packs under new ones.
+func (e *editor) packNumbers(m *Manifest) []int32 {
 	if m.parts != nil {
 		return m.parts.numbers()
 	}
@@ -101,8 +105,8 @@ func (m *Manifest) base(e *editor) []int32 {
 	return numbers
 }
 
-// block adds the content of a block that the runner sent.
-func (e *editor) block(ctx context.Context, h wire.Hash, content []byte) (added bool, err error) {
+// addBlock adds a block that the runner sent to the next pack. added is false if the block is known already.
+func (e *editor) addBlock(ctx context.Context, h wire.Hash, content []byte) (added bool, err error) {
 	if _, ok := e.places[h]; ok {
 		return false, nil
 	}
@@ -110,7 +114,7 @@ func (e *editor) block(ctx context.Context, h wire.Hash, content []byte) (added 
 	return true, err
 }
 
-// add appends content to the next pack and returns its location.
+// add appends content to the next pack and returns its location. If the content does not fit, add stores the pack and begins another.
 func (e *editor) add(ctx context.Context, content []byte) (place, error) {
 	if len(e.buf)+len(content) > packSize {
 		if err := e.flush(ctx); err != nil {
@@ -122,7 +126,7 @@ func (e *editor) add(ctx context.Context, content []byte) (place, error) {
 	return at, nil
 }
 
-// flush stores the next pack.
+// flush stores the next pack, unless it is empty, and begins another.
 func (e *editor) flush(ctx context.Context) error {
 	if len(e.buf) == 0 {
 		return nil
@@ -145,8 +149,9 @@ func (e *editor) flush(ctx context.Context) error {
 	return nil
 }
 
-// entry adds an edit.
-func (e *editor) entry(n Entry) error {
+// addEdit adds an entry that is new or has changed. It returns an error if the entry is invalid, or if the edits exceed the limits of a
+// snapshot, which wraps ErrTooLarge.
+func (e *editor) addEdit(n Entry) error {
 	if err := n.Check(); err != nil {
 		return err
 	}
@@ -173,8 +178,8 @@ func (e *editor) entry(n Entry) error {
 	return nil
 }
 
-// remove adds the removal of a path.
-func (e *editor) remove(path string) error {
+// addRemoval adds the removal of the entry at a path and of everything below it. The error for too many removals wraps ErrTooLarge.
+func (e *editor) addRemoval(path string) error {
 	if tree, rest, _ := strings.Cut(path, "/"); rest == "" || tree != wire.Workspace && tree != wire.State {
 		return fmt.Errorf("path %q cannot be removed", path)
 	}
@@ -185,8 +190,9 @@ func (e *editor) remove(path string) error {
 	return nil
 }
 
-// covering returns the path that is removed and has path below it or equal to it; "" if there is none.
-func (e *editor) covering(path string) string {
+// removedAncestor returns the removed path that removes the entry at path: path itself or a folder above it. It returns "" if the entry
+// is not removed.
+func (e *editor) removedAncestor(path string) string {
 	if len(e.gone) == 0 {
 		return ""
 	}
@@ -201,7 +207,8 @@ func (e *editor) covering(path string) string {
 	return ""
 }
 
-// merge applies the edits to the base. The result has all parts, of which the new ones are not stored.
+// merge applies the edits and removals to the base. Afterwards e.result has all parts of the new tree; those that have changed are not
+// stored yet.
 func (e *editor) merge(ctx context.Context) error {
 	slices.SortFunc(e.edits, func(a, b edit) int { return wire.ComparePart(a.Path, b.Path) })
 	for i := range e.edits {
@@ -221,7 +228,7 @@ func (e *editor) merge(ctx context.Context) error {
 		ref := &e.base.list[i]
 		first, last := string(ref.First), string(ref.Last)
 		if tree, _, _ := strings.Cut(first, "/"); len(e.open) > 0 && !strings.HasPrefix(e.open[0].Path, tree+"/") {
-			e.end()
+			e.endPart()
 		}
 		n := len(left) // edits that come before the next part
 		if i+1 < len(e.base.list) {
@@ -235,7 +242,7 @@ func (e *editor) merge(ctx context.Context) error {
 		}
 		var items []item
 		folder, _ := wire.Split(first)
-		if g := e.covering(folder); g == "" || !wire.IsBelow(last, g) || last == g {
+		if g := e.removedAncestor(folder); g == "" || !wire.IsBelow(last, g) || last == g {
 			var err error
 			if items, err = e.part(ctx, i); err != nil {
 				return err
@@ -247,15 +254,15 @@ func (e *editor) merge(ctx context.Context) error {
 		left = left[n:]
 	}
 	for i := range left {
-		if err := e.append(&left[i], nil); err != nil {
+		if err := e.appendEdit(&left[i], nil); err != nil {
 			return err
 		}
 	}
-	e.end()
+	e.endPart()
 	return e.checkFolders(ctx)
 }
 
-// sortGone returns the removed paths in the orders of wire.ComparePart and wire.Compare.
+// sortGone returns the removed paths twice: in the order of wire.ComparePart and in the order of wire.Compare.
 func (e *editor) sortGone() (byPart, byWalk []string) {
 	for path := range e.gone {
 		byPart = append(byPart, path)
@@ -266,12 +273,13 @@ func (e *editor) sortGone() (byPart, byWalk []string) {
 	return byPart, byWalk
 }
 
-// isTouched reports whether a removal concerns a part.
+// isTouched reports whether a removal may remove an entry of the part whose first and last paths are given. byPart and byWalk are the
+// results of sortGone.
 func (e *editor) isTouched(first, last string, byPart, byWalk []string) bool {
 	if len(e.gone) == 0 {
 		return false
 	}
-	if e.covering(first) != "" || e.covering(last) != "" {
+	if e.removedAncestor(first) != "" || e.removedAncestor(last) != "" {
 		return true
 	}
 	if n, _ := slices.BinarySearchFunc(byPart, first, wire.ComparePart); n < len(byPart) && wire.ComparePart(byPart[n], last) <= 0 {
@@ -283,7 +291,7 @@ func (e *editor) isTouched(first, last string, byPart, byWalk []string) bool {
 	return n < len(byWalk) && wire.Compare(byWalk[n], to) <= 0 // a folder within the part is removed
 }
 
-// part returns the items of a part of the base.
+// part returns the items of the base's part with index i, and keeps them in memory.
 func (e *editor) part(ctx context.Context, i int) ([]item, error) {
 	if items, ok := e.loaded[i]; ok {
 		return items, nil
@@ -295,7 +303,8 @@ func (e *editor) part(ctx context.Context, i int) ([]item, error) {
 	return items, err
 }
 
-// mergePart appends the items of a part that stay, and edits.
+// mergePart appends the items of one part that are neither removed nor replaced, and the edits, to the result. Both are in the order of
+// wire.ComparePart.
 func (e *editor) mergePart(items []item, edits []edit) error {
 	for len(items) > 0 || len(edits) > 0 {
 		c := 0
@@ -310,13 +319,13 @@ func (e *editor) mergePart(items []item, edits []edit) error {
 		var before *item
 		if c <= 0 {
 			if before, items = &items[0], items[1:]; c < 0 {
-				if e.covering(before.Path) == "" {
-					e.push(*before)
+				if e.removedAncestor(before.Path) == "" {
+					e.appendItem(*before)
 				}
 				continue
 			}
 		}
-		if err := e.append(&edits[0], before); err != nil {
+		if err := e.appendEdit(&edits[0], before); err != nil {
 			return err
 		}
 		edits = edits[1:]
@@ -324,12 +333,13 @@ func (e *editor) mergePart(items []item, edits []edit) error {
 	return nil
 }
 
-// append appends an edit. before is the base's entry of the same path, or nil.
-func (e *editor) append(d *edit, before *item) error {
+// appendEdit appends an edit to the result. before is the base's entry of the same path, or nil. The error means that a block of the
+// edit is neither known nor in before.
+func (e *editor) appendEdit(d *edit, before *item) error {
 	if d.missing {
 		for i, h := range d.Blocks {
 			if _, ok := e.places[h]; ok {
-				d.places[i] = e.places[h] // sent after it
+				d.places[i] = e.places[h] // the runner sent the block after the edit
 				continue
 			}
 			n := -1
@@ -342,25 +352,25 @@ func (e *editor) append(d *edit, before *item) error {
 			d.places[i] = before.places[n]
 		}
 	}
-	e.push(d.item)
+	e.appendItem(d.item)
 	return nil
 }
 
-// push appends an item to the result.
-func (e *editor) push(t item) {
+// appendItem appends an item to the result, and ends the open part where wire.Cutter requires it.
+func (e *editor) appendItem(t item) {
 	begins, ends := e.cut.Next(t.Path, t.line)
 	if begins {
-		e.end()
+		e.endPart()
 		_, ends = e.cut.Next(t.Path, t.line)
 	}
 	e.open = append(e.open, t)
 	if ends {
-		e.end()
+		e.endPart()
 	}
 }
 
-// end ends the open part.
-func (e *editor) end() {
+// endPart ends the open part of the result, if there is one.
+func (e *editor) endPart() {
 	e.cut = wire.Cutter{}
 	if len(e.open) > 0 {
 		e.result = append(e.result, editedPart{ref: describe(e.open), items: e.open})
@@ -412,7 +422,8 @@ func (e *editor) find(ctx context.Context, path string) (*item, error) {
 	return &items[n], nil
 }
 
-// totals returns the id, the number of files and of entries, and the sizes of the result.
+// totals returns the id of the new snapshot, and the sums over all parts of the result: entries, files, bytes, unsettled files and
+// lines.
 func (e *editor) totals() (id string, sum partRef) {
 	hash := wire.NewPartsID()
 	for i := range e.result {
@@ -424,8 +435,9 @@ func (e *editor) totals() (id string, sum partRef) {
 	return hash.ID(), sum
 }
 
-// storeParts stores the content and the new parts, and returns the manifest. Packs of which less than half is needed, and
-// small packs if there are many, are stored again.
+// storeParts stores the blocks and the new parts that are not stored yet, and returns the manifest, which the caller has to store. It
+// first stores the needed content of some packs again, so that the snapshot refers to fewer objects and to less that nothing needs;
+// see packsToRepack. repacked is the number of these bytes.
 func (e *editor) storeParts(ctx context.Context) (m *parts, repacked uint64, err error) {
 	e.useStoredParts()
 	repacked, err = e.repack(ctx)
@@ -476,7 +488,8 @@ func (e *editor) storeParts(ctx context.Context) (m *parts, repacked uint64, err
 	return m, repacked, nil
 }
 
-// partsAlone reports whether the first new part, at index i, must begin a pack of its own.
+// partsAlone reports whether the part with index i, whose stored form has size bytes, must begin another pack: it is the first new part,
+// and all new parts together with the content of the next pack exceed onePack.
 func (e *editor) partsAlone(size, i int) bool {
 	if slices.ContainsFunc(e.result[:i], func(p editedPart) bool { return p.items != nil }) {
 		return false
@@ -489,7 +502,7 @@ func (e *editor) partsAlone(size, i int) bool {
 	return len(e.buf)+size > onePack
 }
 
-// useStoredParts replaces new parts that the previous snapshot has stored.
+// useStoredParts replaces each new part that is equal to a part of the base by that stored part.
 func (e *editor) useStoredParts() {
 	stored := make(map[wire.Hash]*partRef, len(e.base.list))
 	for i := range e.base.list {
@@ -503,10 +516,11 @@ func (e *editor) useStoredParts() {
 	}
 }
 
-// repack makes the parts use as few packs as the limits of packer demand. A pack that cannot be read is not repacked.
+// repack copies the needed content of the packs of packsToRepack to new packs, and makes the parts of the result refer to those. It
+// returns the number of copied bytes. A pack that is missing or corrupt stays in use.
 func (e *editor) repack(ctx context.Context) (repacked uint64, err error) {
 	var bad *CorruptError
-	for _, n := range e.wasteful() {
+	for _, n := range e.packsToRepack() {
 		content, err := e.loader.pack(ctx, e.packs[n])
 		if errors.As(err, &bad) || errors.Is(err, ErrNotFound) {
 			continue // the snapshot is no worse than the previous one
@@ -551,9 +565,10 @@ func (e *editor) repack(ctx context.Context) (repacked uint64, err error) {
 	return repacked, nil
 }
 
-// wasteful returns the packs to repack, up to maxRepack: packs of which less than half is needed, and tiny or small packs
-// if there are many. Tiny ones are merged alone, so that most snapshots do not store the parts of the whole tree again.
-func (e *editor) wasteful() []int32 {
+// packsToRepack returns the numbers of the packs to repack: packs of which less than half is needed, all tiny packs if there are more than
+// maxSmall of them, and all small packs if there are more than maxSmall of those. In total they have at most maxRepack needed bytes. Tiny
+// packs are merged without the small ones, because repacking a pack stores all parts again that use it.
+func (e *editor) packsToRepack() []int32 {
 	live := map[int32]int64{}
 	for i := range e.result {
 		p := &e.result[i]

@@ -8,11 +8,11 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace/wire"
 )
 
-// errDiverged is returned if the edits of a runner make another tree than it found in a full walk: the previous
-// snapshot is not what the runner's index says.
+// errDiverged is returned if the runner's edits cannot be used: applied to the previous snapshot, they do not result in the tree that the
+// runner found in a full walk, or the previous snapshot cannot be read. Snapshot then lets the runner send the whole tree.
 var errDiverged = errors.New("the previous snapshot and the runner's edits do not make the tree that the runner found")
 
-// openPrevious opens the previous snapshot without its parts.
+// openPrevious sets s.last to the previous snapshot, without the parts of version 2. s.last is nil if there is none that can be used.
 func (s *snapshot) openPrevious(ctx context.Context) (err error) {
 	s.last, err = s.usable(func() (*Manifest, error) {
 		return openManifest(ctx, s.store, s.o.Tenant, s.o.Session, s.o.Previous)
@@ -20,7 +20,8 @@ func (s *snapshot) openPrevious(ctx context.Context) (err error) {
 	return err
 }
 
-// runEdits runs the host's side of a snapshot with edits, and stores the snapshot.
+// runEdits runs the host's side of a snapshot with edits, and stores the snapshot. base is the id of the snapshot to which the runner may
+// send edits, "" for none. The error wraps errDiverged if the whole tree must be sent instead.
 func (s *snapshot) runEdits(ctx context.Context, base string) error {
 	found, err := s.readFound()
 	if err != nil {
@@ -39,7 +40,7 @@ func (s *snapshot) runEdits(ctx context.Context, base string) error {
 	}
 	defer e.close()
 	if found.Known {
-		usable, err := s.know(ctx, e)
+		usable, err := s.addKnownBlocks(ctx, e)
 		if err != nil {
 			return err
 		}
@@ -72,15 +73,15 @@ func (s *snapshot) runEdits(ctx context.Context, base string) error {
 		}
 		return fmt.Errorf("the runner reports %d files of %d bytes as %s, but %d files of %d bytes were received as %s", end.Files, end.Bytes, end.ID, sum.Files, sum.Bytes, id)
 	}
-	if err := s.nameEdits(ctx, e, id, found.Base); err != nil {
+	if err := s.storeEdits(ctx, e, id, found.Base); err != nil {
 		return err
 	}
 	return errors.Join(s.in.JSON(wire.FrameNamed, wire.Named{ID: s.r.ID}), s.in.Flush())
 }
 
-// know makes the blocks of the previous snapshot known. usable is false if it exists and cannot be read: then nothing
-// of it is used.
-func (s *snapshot) know(ctx context.Context, e *editor) (usable bool, err error) {
+// addKnownBlocks adds the blocks of the previous snapshot to e. usable is false if the previous snapshot exists and cannot be read; e then
+// uses nothing of it.
+func (s *snapshot) addKnownBlocks(ctx context.Context, e *editor) (usable bool, err error) {
 	if s.last == nil {
 		return true, nil
 	}
@@ -90,15 +91,15 @@ func (s *snapshot) know(ctx context.Context, e *editor) (usable bool, err error)
 			return false, err
 		}
 		if m == nil {
-			e.forget()
+			e.dropBase()
 			return false, nil
 		}
 	}
-	e.know(s.last)
+	e.addKnownBlocks(s.last)
 	return true, nil
 }
 
-// receiveEdits receives blocks and edits until the runner has sent all.
+// receiveEdits passes the runner's blocks, edits and removals to e until the runner sends End, which it returns.
 func (s *snapshot) receiveEdits(ctx context.Context, e *editor) (end wire.End, err error) {
 	for {
 		t, content, err := s.out.Next()
@@ -107,16 +108,16 @@ func (s *snapshot) receiveEdits(ctx context.Context, e *editor) (end wire.End, e
 		}
 		switch t {
 		case wire.FrameBlock:
-			err = s.editBlock(ctx, e, content)
+			err = s.receiveEditBlock(ctx, e, content)
 		case wire.FrameEntry:
 			var n Entry
 			if n, err = wire.ParseEntry(content); err == nil {
-				err = e.entry(n)
+				err = e.addEdit(n)
 			}
 		case wire.FrameGone:
-			err = e.remove(string(content))
+			err = e.addRemoval(string(content))
 		case wire.FrameSkip:
-			err = s.skip(content)
+			err = s.receiveSkip(content)
 		case wire.FrameEnd:
 			return end, wire.Decode(t, content, &end)
 		default:
@@ -128,20 +129,22 @@ func (s *snapshot) receiveEdits(ctx context.Context, e *editor) (end wire.End, e
 	}
 }
 
-// editBlock stores a block that the runner sent as new, under the hash of its actual content.
-func (s *snapshot) editBlock(ctx context.Context, e *editor, content []byte) error {
+// receiveEditBlock adds a block that the runner sent to e. The host computes the block's hash, so a runner cannot pass off other content
+// under it.
+func (s *snapshot) receiveEditBlock(ctx context.Context, e *editor, content []byte) error {
 	if len(content) == 0 || len(content) > wire.BlockSize {
 		return fmt.Errorf("a block has %d bytes", len(content))
 	}
-	added, err := e.block(ctx, wire.Sum(content), content)
+	added, err := e.addBlock(ctx, wire.Sum(content), content)
 	if added {
 		s.r.NewBytes += uint64(len(content))
 	}
 	return err
 }
 
-// nameEdits stores the manifest, which makes the snapshot exist. If nothing has changed, nothing is stored.
-func (s *snapshot) nameEdits(ctx context.Context, e *editor, id, base string) error {
+// storeEdits stores the parts and then the manifest of the snapshot id; the snapshot exists from then on. It stores nothing if id is
+// that of base or of the previous snapshot, because nothing has changed then.
+func (s *snapshot) storeEdits(ctx context.Context, e *editor, id, base string) error {
 	if kept, err := s.kept(ctx, id); err != nil || kept || id == base {
 		s.r.ID = id
 		return err

@@ -26,7 +26,7 @@ const (
 	packPrefix = "p-"
 )
 
-// Manifest is the tree of a snapshot, with the location of its content.
+// Manifest is the list of the files, folders and links of a snapshot, with the location of their content.
 type Manifest struct {
 	ID      string
 	prefix  string // tenant/session/
@@ -44,7 +44,7 @@ type pack struct {
 
 func (p pack) name(prefix string) string { return prefix + packPrefix + p.hash.String() }
 
-// place is the location of a block.
+// place is the location of a block: a pack, the offset in it and the block's length in bytes.
 type place struct {
 	pack, offset, length int32
 }
@@ -158,6 +158,7 @@ func openManifest(ctx context.Context, store Store, tenant, session, id string) 
 	return m, nil
 }
 
+// decode reads the form of encode into m. It returns an error if the content is not that of the id of m.
 func (m *Manifest) decode(r io.Reader) error {
 	z, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(64<<20))
 	if err != nil {
@@ -204,7 +205,7 @@ func (m *Manifest) decode(r io.Reader) error {
 	return m.locate(packs)
 }
 
-// locate determines the location of every block.
+// locate sets m.packs and m.places from the packs of the manifest's object.
 func (m *Manifest) locate(packs []packLine) error {
 	type block struct {
 		hash   wire.Hash
@@ -270,6 +271,7 @@ func relative(e Entry) Entry {
 	return e
 }
 
+// find returns the entry at a path relative to the workspace and its index in m.entries, or ErrNotFound.
 func (m *Manifest) find(path string) (*Entry, int, error) {
 	i, ok := slices.BinarySearchFunc(m.entries, wire.Workspace+"/"+path, func(e Entry, path string) int { return wire.Compare(e.Path, path) })
 	if !ok {

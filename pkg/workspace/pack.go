@@ -10,22 +10,22 @@ import (
 )
 
 const (
-	// smallPack is the size in bytes below which a pack is merged with others.
+	// smallPack is the size in bytes below which a pack counts as small.
 	smallPack = packSize / 4
-	// maxSmall is the number of small packs of a snapshot above which they are merged.
+	// maxSmall is the number of small packs of a snapshot above which their content is copied to larger packs.
 	maxSmall = 16
-	// maxRepack is the maximum size in bytes of the packs that one snapshot stores again; the others wait for the
-	// next snapshot.
+	// maxRepack is the maximum number of bytes of packs that one snapshot copies to new packs. Further packs are copied by the next
+	// snapshot.
 	maxRepack = 4 * packSize
 )
 
-// packer collects blocks into packs. One pack at a time is in memory.
+// packer stores the blocks of a snapshot of version 1 in packs. One pack at a time is in memory.
 type packer struct {
 	store  Store
 	prefix string
 	packs  []pack // the packs of the previous snapshot, then new ones
 	places map[wire.Hash]place
-	buf    []byte // the next pack
+	buf    []byte // the content of the next pack, which is not stored yet
 	stored uint64 // size of new packs
 	added  uint64 // size of new packs that the store did not have
 }
@@ -38,7 +38,8 @@ func newPacker(store Store, prefix string, previous *Manifest) *packer {
 	return p
 }
 
-// add appends a block to the next pack, even if another pack contains the block.
+// add appends a block to the next pack, even if another pack contains the block. If the block does not fit, add stores the pack and begins
+// another.
 func (p *packer) add(ctx context.Context, h wire.Hash, block []byte) error {
 	if len(p.buf)+len(block) > packSize {
 		if err := p.flush(ctx); err != nil {
@@ -50,7 +51,7 @@ func (p *packer) add(ctx context.Context, h wire.Hash, block []byte) error {
 	return nil
 }
 
-// flush stores the next pack.
+// flush stores the next pack, unless it is empty, and begins another.
 func (p *packer) flush(ctx context.Context) error {
 	if len(p.buf) == 0 {
 		return nil
@@ -72,8 +73,8 @@ func (p *packer) flush(ctx context.Context) error {
 	return nil
 }
 
-// put stores an object even if one of that name exists, because an existing one may be about to be removed, see
-// snapshot.kept. Only the packs of the previous snapshot are safe.
+// put stores an object even if one of that name exists: the janitor may remove an existing one at any time, see snapshot.kept, unless it
+// is a pack of the previous snapshot.
 func put(ctx context.Context, store Store, name string, content []byte) error {
 	if err := store.Put(ctx, name, bytes.NewReader(content)); err != nil {
 		return fmt.Errorf("store %s: %w", name, err)
@@ -81,13 +82,13 @@ func put(ctx context.Context, store Store, name string, content []byte) error {
 	return nil
 }
 
-// manifest returns the snapshot of the entries, all of whose blocks are stored. It refers only to the packs that it
-// needs, and repacks the least used of them. Packs that older snapshots need remain. A pack that cannot be read is
-// not repacked.
+// manifest stores the last pack and returns the manifest of the snapshot id with the given entries, whose blocks must have been added. The
+// manifest refers only to packs that the entries need. Before, manifest copies the needed blocks of packsToRepack to new packs; repacked is
+// the number of these bytes. The old packs remain in the store for older snapshots. A pack that is missing or corrupt stays in use.
 func (p *packer) manifest(ctx context.Context, id string, entries []Entry) (m *Manifest, repacked uint64, err error) {
 	m = &Manifest{ID: id, prefix: p.prefix, entries: entries}
 	before := p.stored
-	for _, n := range p.wasteful(m) {
+	for _, n := range p.packsToRepack(m) {
 		if err := p.repack(ctx, m, n); err != nil {
 			var bad *CorruptError
 			if errors.As(err, &bad) || errors.Is(err, ErrNotFound) {
@@ -116,9 +117,9 @@ func (p *packer) manifest(ctx context.Context, id string, entries []Entry) (m *M
 	return m, repacked, nil
 }
 
-// wasteful returns the packs to repack, up to maxRepack: packs of which less than half is needed, and small packs if
-// there are many.
-func (p *packer) wasteful(m *Manifest) []int32 {
+// packsToRepack returns the indexes of the packs to repack: packs of which m needs less than half, and all small packs if m needs more than
+// maxSmall of them. In total they have at most maxRepack needed bytes.
+func (p *packer) packsToRepack(m *Manifest) []int32 {
 	live := make([]int64, len(p.packs)+1) // including the next pack
 	m.blocks(func(h wire.Hash, length int) { live[p.places[h].pack] += int64(length) })
 	small := 0
@@ -139,7 +140,7 @@ func (p *packer) wasteful(m *Manifest) []int32 {
 	return out
 }
 
-// repack adds the blocks of a pack that m needs to the next pack.
+// repack adds those blocks of the pack with index n that m needs to the next pack.
 func (p *packer) repack(ctx context.Context, m *Manifest, n int32) error {
 	content, err := p.packs[n].read(ctx, p.store, p.prefix, nil)
 	if err != nil {

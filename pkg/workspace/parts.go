@@ -17,10 +17,11 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace/wire"
 )
 
-// maxPart is the maximum size in bytes of a part that is not compressed.
+// maxPart is the maximum size in bytes of a part before compression.
 const maxPart = 16 << 20
 
-// parts is a manifest of version 2: the list of the parts of a tree, and of the packs with their content.
+// parts is the content of a manifest of version 2: the list of the parts of a tree, and the packs in which the parts and the blocks of
+// their files are stored.
 type parts struct {
 	packs map[int32]pack // by number, which a pack keeps in later snapshots
 	next  int32          // number of the next pack
@@ -62,15 +63,15 @@ type packJSON struct {
 	Size int64     `json:"size"`
 }
 
-// item is an entry with the locations of its blocks. The pack of a place is the number of the pack.
+// item is an entry of a part with the locations of its blocks. place.pack is the number of a pack in parts.packs.
 type item struct {
 	Entry
 	places []place
-	hash   wire.Hash // of the line
-	line   int       // length of the line
+	hash   wire.Hash // of the entry's canonical line
+	line   int       // length of that line in bytes
 }
 
-// id returns the id of the snapshot.
+// id returns the id of the snapshot with these parts.
 func (p *parts) id() string {
 	id := wire.NewPartsID()
 	for i := range p.list {
@@ -89,7 +90,7 @@ func (p *parts) numbers() []int32 {
 	return out
 }
 
-// encode returns the manifest's object.
+// encode returns the content of the manifest's object, compressed.
 func (p *parts) encode() ([]byte, error) {
 	doc := partsJSON{Next: p.next, Parts: p.list}
 	for _, n := range p.numbers() {
@@ -110,7 +111,8 @@ func (p *parts) encode() ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// decodeParts reads the rest of a manifest of version 2, after its first line.
+// decodeParts reads the rest of a manifest of version 2 from r, which is after the first line. It returns an error if the parts are not
+// those of the snapshot id, are out of order, or are in no pack of the manifest.
 func decodeParts(r io.Reader, id string) (*parts, error) {
 	var doc partsJSON
 	if err := json.NewDecoder(r).Decode(&doc); err != nil {
@@ -149,7 +151,7 @@ func decodeParts(r io.Reader, id string) (*parts, error) {
 	return p, nil
 }
 
-// describe returns the description of a part with these items, without its location.
+// describe returns the partRef of a part with these items, without the part's location: Pack, Offset and Length are 0.
 func describe(items []item) partRef {
 	ref := partRef{First: []byte(items[0].Path), Last: []byte(items[len(items)-1].Path), Entries: uint32(len(items))} //nolint:gosec // bounded by wire.MaxEntries
 	digest := wire.NewPartHash()
@@ -200,7 +202,8 @@ func encodePart(z *zstd.Encoder, items []item) ([]byte, error) {
 	return z.EncodeAll(out.Bytes(), nil), nil
 }
 
-// decodePart reads the form of encodePart and verifies that it is the part of the description.
+// decodePart returns the items of a part from its stored form. It returns an error if they are not those that ref describes, or if one
+// of their blocks is in no pack of the manifest.
 func (p *parts) decodePart(z *zstd.Decoder, ref *partRef, stored []byte) ([]item, error) {
 	raw, err := z.DecodeAll(stored, nil)
 	if err != nil {
@@ -255,7 +258,8 @@ func (p *parts) decodePart(z *zstd.Decoder, ref *partRef, stored []byte) ([]item
 	return items, nil
 }
 
-// partLoader reads parts and blocks. It keeps the packs that were used last.
+// partLoader reads packs, and parts in packs, and keeps the last keptPacks packs in memory. It is not safe for concurrent use. The caller
+// must call close.
 type partLoader struct {
 	store  Store
 	prefix string
@@ -297,7 +301,7 @@ func (l *partLoader) pack(ctx context.Context, p pack) ([]byte, error) {
 	return content, nil
 }
 
-// part reads a part. The error is a *CorruptError if the part is not what its description says.
+// part returns the items of the part of p that ref describes. The error is a *CorruptError if the stored part differs from ref.
 func (l *partLoader) part(ctx context.Context, p *parts, ref *partRef) ([]item, error) {
 	in := p.packs[ref.Pack]
 	content, err := l.pack(ctx, in)
@@ -311,7 +315,8 @@ func (l *partLoader) part(ctx context.Context, p *parts, ref *partRef) ([]item, 
 	return items, nil
 }
 
-// load reads all parts into the manifest.
+// load reads all parts of a manifest of version 2, and sets the entries, packs and places of m. The error is a *CorruptError if the parts
+// do not form a valid tree.
 func (m *Manifest) load(ctx context.Context, store Store) error {
 	l, err := newPartLoader(store, m.prefix)
 	if err != nil {
@@ -354,8 +359,8 @@ func (m *Manifest) load(ctx context.Context, store Store) error {
 	return nil
 }
 
-// Packs returns the names of the objects that a snapshot needs besides its manifest. Errors are those of Open. For a
-// manifest of version 2 it reads no other object.
+// Packs returns the names of the objects that a snapshot needs besides its manifest. It reads only the manifest. Its errors are those
+// of Open.
 func Packs(ctx context.Context, store Store, tenant, session, id string) ([]string, error) {
 	m, err := openManifest(ctx, store, tenant, session, id)
 	if err != nil {

@@ -63,7 +63,7 @@ type restore struct {
 	out   *wire.Reader
 }
 
-// send runs the host's side of the restore protocol of package wire. It reads each pack once.
+// send runs the host's side of the restore protocol of package wire, up to End. It reads each pack once.
 func (r *restore) send(ctx context.Context) error {
 	if err := r.in.JSON(wire.FrameHello, wire.Hello{Protocol: wire.Protocol}); err != nil {
 		return err

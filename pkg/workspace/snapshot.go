@@ -10,10 +10,10 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace/wire"
 )
 
-// Snapshot stores the changes of a sandbox's workspace and agent records, and the name of the complete snapshot.
-// The name exists only after Snapshot returns without an error: an interrupted Snapshot leaves objects that the
-// next one reuses, and the previous snapshot. The same files give the same id, and then nothing is stored. Snapshot
-// also works if the sandbox's disk is full.
+// Snapshot stores the changes of a sandbox's workspace and of the agent's records since the snapshot o.Previous, and last the manifest of
+// the new snapshot, whose id it returns. After an error the new snapshot does not exist and the previous one is unchanged; blocks that
+// were stored are used by the next Snapshot. The same files have the same id: if nothing has changed, nothing is stored. Snapshot also
+// works if the sandbox's disk is full.
 func Snapshot(ctx context.Context, box sandbox.Sandbox, store Store, o Options) (Result, error) {
 	began := time.Now()
 	if err := check(o.Tenant, o.Session, orValidID(o.Previous)); err != nil {
@@ -39,7 +39,8 @@ func Snapshot(ctx context.Context, box sandbox.Sandbox, store Store, o Options) 
 	return r, nil
 }
 
-// take takes one snapshot. useBase permits the runner to send edits to the previous snapshot.
+// take takes one snapshot. useBase permits the runner to send only edits to the previous snapshot; otherwise the runner sends the whole
+// tree. The error wraps errDiverged if the caller has to try again without useBase.
 func take(ctx context.Context, box sandbox.Sandbox, store Store, o Options, useBase bool) (Result, error) {
 	c, err := start(ctx, box, "runner", "snapshot")
 	if err != nil {
@@ -50,14 +51,14 @@ func take(ctx context.Context, box sandbox.Sandbox, store Store, o Options, useB
 		return Result{}, err
 	}
 	if s.r.ID == "" {
-		if err := s.name(ctx); err != nil {
+		if err := s.storeVersion1(ctx); err != nil {
 			return Result{}, err
 		}
 	}
 	return s.r, nil
 }
 
-// orValidID returns a valid id for an absent one, so that it passes validation.
+// orValidID returns id, or the id of the empty tree if id is "", so that check accepts an absent id.
 func orValidID(id string) string {
 	if id == "" {
 		return wire.NewTree().ID()
@@ -76,12 +77,13 @@ type snapshot struct {
 	out     *wire.Reader
 	pack    *packer
 	tree    *wire.Tree
-	size    int // size in bytes of the canonical form of the tree
+	size    int // size in bytes of the canonical form of the tree so far
 	entries []Entry
 	r       Result
 }
 
-// run runs the host's side of the snapshot protocol of package wire.
+// run runs the host's side of the snapshot protocol of package wire. Afterwards s.r.ID is set if the snapshot is stored; otherwise the
+// caller must store the manifest.
 func (s *snapshot) run(ctx context.Context) error {
 	hello := wire.Hello{Protocol: wire.Protocol}
 	if s.o.Version == latestVersion {
@@ -126,8 +128,8 @@ func (s *snapshot) run(ctx context.Context) error {
 	return s.receive(ctx)
 }
 
-// kept reports whether a snapshot is stored and will stay. Only the previous one will: the janitor may at any time
-// remove others beyond the retention. A snapshot that equals an older one is therefore stored again.
+// kept reports whether the snapshot id is stored and will not be removed. Only the previous snapshot is safe: the janitor may at any time
+// remove older ones that exceed the retention. Therefore a snapshot that equals an older one is stored again.
 func (s *snapshot) kept(ctx context.Context, id string) (bool, error) {
 	if id != s.o.Previous || s.r.Lost != nil {
 		return false, nil
@@ -139,7 +141,7 @@ func (s *snapshot) kept(ctx context.Context, id string) (bool, error) {
 	return has, nil
 }
 
-// readFound reads what the runner reports without reading content.
+// readFound returns the frame Found of the runner, and records the skipped files that the runner reports before it.
 func (s *snapshot) readFound() (found wire.Found, err error) {
 	for {
 		t, content, err := s.out.Next()
@@ -147,7 +149,7 @@ func (s *snapshot) readFound() (found wire.Found, err error) {
 		case err != nil:
 			return found, err
 		case t == wire.FrameSkip:
-			err = s.skip(content)
+			err = s.receiveSkip(content)
 		case t == wire.FrameFound:
 			return found, wire.Decode(t, content, &found)
 		default:
@@ -159,8 +161,8 @@ func (s *snapshot) readFound() (found wire.Found, err error) {
 	}
 }
 
-// sendKnown sends the hashes of stored blocks to the runner. If the previous snapshot is missing or corrupt, no block
-// counts as stored, so that the workspace can still be stored.
+// sendKnown sends the hashes of the previous snapshot's blocks to the runner, which then does not send these blocks. If the previous
+// snapshot is missing or corrupt, sendKnown sends no hash, so that the runner sends all content.
 func (s *snapshot) sendKnown(ctx context.Context) error {
 	previous, err := s.usable(func() (*Manifest, error) {
 		return Open(ctx, s.store, s.o.Tenant, s.o.Session, s.o.Previous)
@@ -172,7 +174,8 @@ func (s *snapshot) sendKnown(ctx context.Context) error {
 	return s.sendHashes(s.pack.places)
 }
 
-// usable opens the previous snapshot, and returns nil if there is none or it is missing or corrupt.
+// usable returns the previous snapshot, which it opens with open. It returns nil if there is no previous snapshot, and sets s.r.Lost and
+// returns nil if it is missing or corrupt. Other errors of open are returned.
 func (s *snapshot) usable(open func() (*Manifest, error)) (*Manifest, error) {
 	if s.o.Previous == "" {
 		return nil, nil //nolint:nilnil // documented
@@ -186,7 +189,7 @@ func (s *snapshot) usable(open func() (*Manifest, error)) (*Manifest, error) {
 	return m, err
 }
 
-// sendHashes sends the hashes of blocks and passes the turn.
+// sendHashes sends the hashes of blocks as Known frames, and then Go.
 func (s *snapshot) sendHashes(places map[wire.Hash]place) error {
 	batch := make([]byte, 0, wire.BlockSize)
 	for h := range places {
@@ -200,7 +203,7 @@ func (s *snapshot) sendHashes(places map[wire.Hash]place) error {
 	return errors.Join(s.in.Frame(wire.FrameKnown, batch), s.in.Frame(wire.FrameGo, nil), s.in.Flush())
 }
 
-// receive receives blocks and entries until the runner has sent all.
+// receive receives the runner's blocks and entries until the runner sends End.
 func (s *snapshot) receive(ctx context.Context) error {
 	for {
 		t, content, err := s.out.Next()
@@ -209,13 +212,13 @@ func (s *snapshot) receive(ctx context.Context) error {
 		}
 		switch t {
 		case wire.FrameBlock:
-			err = s.block(ctx, content)
+			err = s.receiveBlock(ctx, content)
 		case wire.FrameEntry:
-			err = s.entry(content)
+			err = s.receiveEntry(content)
 		case wire.FrameSkip:
-			err = s.skip(content)
+			err = s.receiveSkip(content)
 		case wire.FrameEnd:
-			return s.end(content)
+			return s.receiveEnd(content)
 		default:
 			err = wire.Unexpected(t)
 		}
@@ -225,8 +228,9 @@ func (s *snapshot) receive(ctx context.Context) error {
 	}
 }
 
-// block stores a block that the runner sent as new, under the hash of its actual content.
-func (s *snapshot) block(ctx context.Context, content []byte) error {
+// receiveBlock adds a block that the runner sent to the next pack. The host computes the block's hash, so a runner cannot pass off other
+// content under it.
+func (s *snapshot) receiveBlock(ctx context.Context, content []byte) error {
 	if len(content) == 0 || len(content) > wire.BlockSize {
 		return fmt.Errorf("a block has %d bytes", len(content))
 	}
@@ -238,7 +242,9 @@ func (s *snapshot) block(ctx context.Context, content []byte) error {
 	return s.pack.add(ctx, h, content)
 }
 
-func (s *snapshot) entry(content []byte) error {
+// receiveEntry adds an entry to the tree. It returns an error if the entry is invalid or has a block that is not known, and one that
+// wraps ErrTooLarge if the tree exceeds the limits of a snapshot.
+func (s *snapshot) receiveEntry(content []byte) error {
 	e, err := wire.ParseEntry(content)
 	if err != nil {
 		return err
@@ -269,7 +275,8 @@ func (s *snapshot) entry(content []byte) error {
 	return nil
 }
 
-func (s *snapshot) skip(content []byte) error {
+// receiveSkip records a file that the runner skipped in the Result.
+func (s *snapshot) receiveSkip(content []byte) error {
 	var k Skip
 	if err := wire.Decode(wire.FrameSkip, content, &k); err != nil {
 		return err
@@ -280,7 +287,8 @@ func (s *snapshot) skip(content []byte) error {
 	return nil
 }
 
-func (s *snapshot) end(content []byte) error {
+// receiveEnd returns an error if the tree that was received is not the one that the runner states in End.
+func (s *snapshot) receiveEnd(content []byte) error {
 	var e wire.End
 	if err := wire.Decode(wire.FrameEnd, content, &e); err != nil {
 		return err
@@ -292,8 +300,8 @@ func (s *snapshot) end(content []byte) error {
 	return nil
 }
 
-// name stores the manifest, which makes the snapshot exist.
-func (s *snapshot) name(ctx context.Context) error {
+// storeVersion1 stores the manifest of a snapshot of version 1, unless the previous snapshot is equal; the snapshot exists from then on.
+func (s *snapshot) storeVersion1(ctx context.Context) error {
 	id := s.tree.ID()
 	kept, err := s.kept(ctx, id)
 	if err != nil {

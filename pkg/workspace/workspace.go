@@ -2,6 +2,11 @@
 // object store. Snapshots are content-addressed: only changes are stored, and a snapshot can be restored into a new
 // sandbox. The runner inside the sandbox reads and writes the files; this package is the other end of the runner's
 // stream.
+//
+// A snapshot is one object, the manifest, which lists the files. Their content is divided into blocks of wire.BlockSize. Blocks of
+// many files are stored one after the other in objects called packs, each named by its SHA-256. A manifest of version 1 contains the
+// whole list of files. A manifest of version 2 refers to parts: pieces of the list that are stored in packs too, so that a small change
+// stores one part again and not the whole list. The runner sends the difference to the previous snapshot, called edits.
 package workspace
 
 import (
@@ -78,20 +83,20 @@ type Options struct {
 	Session string
 	// Previous is the id of the session's previous snapshot, "" for none. Its content is not stored again.
 	Previous string
-	// Full makes the runner look at every file, even at those that its watcher did not report. It is set before a
-	// sandbox is given up.
+	// Full makes the runner look at every file, and not only at those that its watcher reported. The caller sets it for the last
+	// snapshot before the sandbox is terminated.
 	Full bool
-	// Version is the version of the manifest, 1 or 2; 0 for the latest. Builds before version 2 cannot read it.
+	// Version is the version of the manifest to write, 1 or 2; 0 means the latest. Earlier builds of Spool read version 1 only.
 	Version int
 }
 
-// latestVersion is the version of the manifests that are written by default. It needs a runner that sends edits: with
-// an earlier one, version 1 is written.
+// latestVersion is the version of the manifests that are written by default. For a runner of an earlier build, which cannot send
+// edits, Snapshot writes version 1.
 const latestVersion = 2
 
 // Result is the result of a snapshot or a restore.
 type Result struct {
-	ID        string // m-…, the same for the same files
+	ID        string // id of the snapshot, m-…; the same files have the same id
 	Files     uint32
 	Bytes     uint64 // total size of all files
 	NewBytes  uint64 // size of the blocks that were not stored before
@@ -123,6 +128,7 @@ func ParseName(name string) (tenant, session, id string, err error) {
 	return parts[0], parts[1], parts[2], nil
 }
 
+// check returns an error if one of the arguments cannot be part of an object's name.
 func check(tenant, session, id string) error {
 	for _, f := range [][2]string{{"tenant", tenant}, {"session", session}} {
 		if f[1] == "" || strings.ContainsAny(f[1], "/ .*>") {

@@ -23,7 +23,8 @@ type item struct {
 // replica may lag.
 const payloadTries = 3
 
-// maxLateness is the maximum delay of a commit, compared with the fastest commit, before the reader switches to a catch-up.
+// maxLateness is how much longer than the fastest commit since the last catch-up a commit may take from its append to its arrival. After a
+// slower commit the reader leaves live delivery and catches up, together with other groups.
 const maxLateness = 2 * time.Second
 
 var errLate = errors.New("commits arrive too late")
@@ -75,7 +76,7 @@ type feeder struct {
 	push       func(it item, bytes int) error // called with each item; its error ends the read
 	retry      backoff
 	tries      int  // attempts to read the payload of the next commit
-	late       bool // whether push returned errBehind
+	late       bool // push returned errLate
 }
 
 // run pushes the records of an iterator and reports whether it reached the end.

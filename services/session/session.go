@@ -126,10 +126,10 @@ type Deps struct {
 	Clock  *bus.Clock       // of the streams; nil for one over this host's clock
 	// Metrics registers the metrics of the service; nil if they are not collected.
 	Metrics prometheus.Registerer
-	Copy    string // names this copy in the log; "" for host and process id
+	Copy    string // the name of this replica in the actors of its commits; "" means eventlog.ProcessName
 }
 
-// Service is one copy of the session service.
+// Service is one replica of the session service.
 type Service struct {
 	cfg     Config
 	deps    Deps
@@ -144,7 +144,7 @@ type Service struct {
 	signer  *signer.Signer // nil if no heads are signed
 }
 
-// New returns a copy of the service. It sends nothing before Run.
+// New returns a replica of the service. It sends nothing before Run.
 func New(cfg Config, deps Deps) (*Service, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -154,7 +154,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		return nil, errors.New("session service: NATS, Log and Logger are required")
 	}
 	if deps.Copy == "" {
-		if deps.Copy, err = eventlog.ReplicaName(); err != nil {
+		if deps.Copy, err = eventlog.ProcessName(); err != nil {
 			return nil, fmt.Errorf("session service: %w", err)
 		}
 	}

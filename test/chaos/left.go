@@ -82,7 +82,8 @@ func usesFolder(pid int, folder string) bool {
 	return false
 }
 
-// ownProcesses returns the processes of the run: the parts, and the processes that the servers start.
+// ownProcesses returns the ids of the processes in list that belong to the test itself and not to a sandbox: this program, the services
+// and servers that it started, and the processes that Postgres and NATS started.
 func (c *cluster) ownProcesses(list []task) []int {
 	own := []int{os.Getpid()}
 	for _, p := range c.processes() {

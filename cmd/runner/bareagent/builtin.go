@@ -31,19 +31,19 @@ func warmBuiltIn(path, dir, url string) (Conversation, error) {
 				SessionID: "bare", ExecutionID: fmt.Sprint("bare-", n), Attempt: 1, Architecture: architecture.Spool, Content: text, Policy: runner.PolicyWorkspace,
 			}}
 		},
-		read: func(line []byte) output {
+		read: func(line []byte) lineResult {
 			var l struct {
 				Op    string
 				Text  string
 				Ended *runner.Ended
 			}
 			if err := json.Unmarshal(line, &l); err != nil {
-				return output{err: err}
+				return lineResult{err: err}
 			}
 			if l.Ended != nil && l.Ended.Outcome != runner.Completed {
-				return output{err: fmt.Errorf("turn ended with %+v", *l.Ended)}
+				return lineResult{err: fmt.Errorf("turn ended with %+v", *l.Ended)}
 			}
-			return output{text: l.Op == "text" && l.Text != "", ended: l.Ended != nil}
+			return lineResult{text: l.Op == "text" && l.Text != "", ended: l.Ended != nil}
 		},
 	})
 }

@@ -34,7 +34,7 @@ func warmClaude(path, dir, url string) (Conversation, error) {
 		query: func(text string) any {
 			return object{"type": "user", "message": object{"role": "user", "content": text}}
 		},
-		read: func(line []byte) output { return readClaude(line, nil) },
+		read: func(line []byte) lineResult { return readClaude(line, nil) },
 	}, step{hello, func(line []byte) (bool, error) {
 		var l struct{ Type string }
 		err := json.Unmarshal(line, &l)
@@ -43,7 +43,7 @@ func warmClaude(path, dir, url string) (Conversation, error) {
 }
 
 // readClaude reads a line of --output-format stream-json. It sets session to the session's id, unless session is nil.
-func readClaude(line []byte, session *string) output {
+func readClaude(line []byte, session *string) lineResult {
 	var l struct {
 		Type    string
 		Subtype string
@@ -56,15 +56,15 @@ func readClaude(line []byte, session *string) output {
 		}
 	}
 	if err := json.Unmarshal(line, &l); err != nil {
-		return output{err: err}
+		return lineResult{err: err}
 	}
 	if l.Type == "result" && l.IsError {
-		return output{err: fmt.Errorf("turn ended with %s: %s", l.Subtype, l.Result)}
+		return lineResult{err: fmt.Errorf("turn ended with %s: %s", l.Subtype, l.Result)}
 	}
 	if session != nil && l.Session != "" {
 		*session = l.Session
 	}
-	return output{
+	return lineResult{
 		text:  l.Type == "stream_event" && l.Event.Type == "content_block_delta" && l.Event.Delta.Text != "",
 		ended: l.Type == "result",
 	}

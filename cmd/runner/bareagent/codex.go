@@ -74,7 +74,7 @@ func warmCodex(path, dir, url string) (Conversation, error) {
 }
 
 // readCodex reads a line of the app server.
-func readCodex(line []byte) output {
+func readCodex(line []byte) lineResult {
 	var l struct {
 		Method string
 		Params struct {
@@ -87,16 +87,16 @@ func readCodex(line []byte) output {
 		Error *struct{ Message string }
 	}
 	if err := json.Unmarshal(line, &l); err != nil {
-		return output{err: err}
+		return lineResult{err: err}
 	}
 	if l.Error != nil {
-		return output{err: fmt.Errorf("request: %s", l.Error.Message)}
+		return lineResult{err: fmt.Errorf("request: %s", l.Error.Message)}
 	}
 	ended := l.Method == "turn/completed"
 	if ended && l.Params.Turn.Status != "completed" {
-		return output{err: fmt.Errorf("turn ended as %s: %s", l.Params.Turn.Status, line)}
+		return lineResult{err: fmt.Errorf("turn ended as %s: %s", l.Params.Turn.Status, line)}
 	}
-	return output{text: l.Method == "item/agentMessage/delta" && l.Params.Delta != "", ended: ended}
+	return lineResult{text: l.Method == "item/agentMessage/delta" && l.Params.Delta != "", ended: ended}
 }
 
 // oneShotCodex runs `codex exec TEXT`, which continues its session with `resume`.
@@ -122,20 +122,20 @@ func oneShotCodex(path, dir, url string) (Conversation, error) {
 }
 
 // readCodexExec reads a line of `codex exec --json`.
-func readCodexExec(line []byte, session *string) output {
+func readCodexExec(line []byte, session *string) lineResult {
 	var l struct {
 		Type   string
 		Thread string `json:"thread_id"`
 		Item   struct{ Type, Text string }
 	}
 	if err := json.Unmarshal(line, &l); err != nil {
-		return output{err: fmt.Errorf("%w: %s", err, line)}
+		return lineResult{err: fmt.Errorf("%w: %s", err, line)}
 	}
 	if l.Thread != "" {
 		*session = l.Thread
 	}
 	if l.Type == "turn.failed" {
-		return output{err: fmt.Errorf("turn failed: %s", line)}
+		return lineResult{err: fmt.Errorf("turn failed: %s", line)}
 	}
-	return output{text: l.Type == "item.completed" && l.Item.Type == "agent_message" && l.Item.Text != "", ended: l.Type == "turn.completed"}
+	return lineResult{text: l.Type == "item.completed" && l.Item.Type == "agent_message" && l.Item.Text != "", ended: l.Type == "turn.completed"}
 }

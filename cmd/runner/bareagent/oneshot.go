@@ -10,8 +10,8 @@ import (
 // oneShot is a conversation in which every turn starts a process. It implements Conversation.
 type oneShot struct {
 	dir     string
-	command func(text, session string) *exec.Cmd      // session is "" in the first turn
-	read    func(line []byte, session *string) output // sets the id of the session when a line has it
+	command func(text, session string) *exec.Cmd          // session is "" in the first turn
+	read    func(line []byte, session *string) lineResult // sets the id of the session when a line has it
 	session string
 }
 
@@ -20,7 +20,7 @@ func (o *oneShot) Close() error { return nil }
 
 // Turn implements Conversation.
 func (o *oneShot) Turn(ctx context.Context, text string) (time.Duration, error) {
-	p := &process{read: func(line []byte) output { return o.read(line, &o.session) }}
+	p := &process{read: func(line []byte) lineResult { return o.read(line, &o.session) }}
 	start := time.Now()
 	if err := p.start(o.dir, o.command(text, o.session)); err != nil {
 		return 0, err

@@ -73,7 +73,7 @@ func warmOpenCode(path, dir, url string) (Conversation, error) {
 			id++
 			return request(id, "session/prompt", object{"sessionId": started.SessionID, "prompt": []object{{"type": "text", "text": text}}})
 		},
-		read: func(line []byte) output { return readACP(line, id) },
+		read: func(line []byte) lineResult { return readACP(line, id) },
 	},
 		step{request(1, "initialize", object{"protocolVersion": 1, "clientInfo": object{"name": "spool", "version": "1"}}), answers(1, &struct{}{})},
 		step{request(2, "session/new", object{"cwd": filepath.Join(dir, "workspace"), "mcpServers": []any{}}), answers(2, &started)})
@@ -94,23 +94,23 @@ type acpMessage struct {
 }
 
 // readACP reads a line of a turn. The turn ends with the response to the prompt.
-func readACP(line []byte, prompt int) output {
+func readACP(line []byte, prompt int) lineResult {
 	var m acpMessage
 	if err := json.Unmarshal(line, &m); err != nil {
-		return output{err: fmt.Errorf("%w: %s", err, line)}
+		return lineResult{err: fmt.Errorf("%w: %s", err, line)}
 	}
 	if m.Method == "" && m.ID == prompt {
 		if m.Error != nil || m.Result.StopReason != "end_turn" {
-			return output{err: fmt.Errorf("turn ended with %s", line)}
+			return lineResult{err: fmt.Errorf("turn ended with %s", line)}
 		}
-		return output{ended: true}
+		return lineResult{ended: true}
 	}
 	if m.Params.Update.Kind != "agent_message_chunk" {
-		return output{}
+		return lineResult{}
 	}
 	var content struct{ Text string }
 	err := json.Unmarshal(m.Params.Update.Content, &content)
-	return output{text: content.Text != "", err: err}
+	return lineResult{text: content.Text != "", err: err}
 }
 
 // oneShotOpenCode runs `opencode run TEXT`, which continues its session with --session.
@@ -132,20 +132,20 @@ func oneShotOpenCode(path, dir, url string) (Conversation, error) {
 }
 
 // readOpenCodeRun reads a line of `opencode run --format json`.
-func readOpenCodeRun(line []byte, session *string) output {
+func readOpenCodeRun(line []byte, session *string) lineResult {
 	var l struct {
 		Type    string
 		Session string `json:"sessionID"`
 		Part    struct{ Text, Reason string }
 	}
 	if err := json.Unmarshal(line, &l); err != nil {
-		return output{err: fmt.Errorf("%w: %s", err, line)}
+		return lineResult{err: fmt.Errorf("%w: %s", err, line)}
 	}
 	if l.Session != "" {
 		*session = l.Session
 	}
 	if l.Type == "error" {
-		return output{err: fmt.Errorf("turn failed: %s", line)}
+		return lineResult{err: fmt.Errorf("turn failed: %s", line)}
 	}
-	return output{text: l.Type == "text" && l.Part.Text != "", ended: l.Type == "step_finish" && l.Part.Reason == "stop"}
+	return lineResult{text: l.Type == "text" && l.Part.Text != "", ended: l.Type == "step_finish" && l.Part.Reason == "stop"}
 }

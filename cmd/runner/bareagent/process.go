@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// output is the meaning of one line of an agent's output.
-type output struct {
+// lineResult is what one line of an agent's standard output means for the turn.
+type lineResult struct {
 	text  bool // the line has text of the answer
 	ended bool // the turn has completed
 	err   error
@@ -27,8 +27,8 @@ type process struct {
 	in     io.WriteCloser
 	lines  *bufio.Reader
 	stderr bytes.Buffer
-	query  func(text string) any    // returns the request that begins a turn of a warm agent
-	read   func(line []byte) output // reads one line of a turn
+	query  func(text string) any        // returns the request that begins a turn of a warm agent
+	read   func(line []byte) lineResult // reads one line of a turn
 }
 
 // handshakeTimeout limits a handshake. It is long because the machine may be busy.
@@ -161,7 +161,7 @@ func (p *process) follow(ctx context.Context, start time.Time) (first time.Durat
 	for {
 		line, err := p.lines.ReadBytes('\n')
 		received := time.Now()
-		var o output
+		var o lineResult
 		if err == nil {
 			o = p.read(line)
 		}

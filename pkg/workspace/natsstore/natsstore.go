@@ -64,7 +64,7 @@ func Open(ctx context.Context, js jetstream.JetStream, bucket string) (*Store, e
 	return &Store{js: js, objects: o, stream: stream, bucket: bucket}, nil
 }
 
-// Put stores an object atomically.
+// Put stores an object, or nothing: readers see the object only after Put has stored all of it.
 //
 // The client's own Put sends as fast as it can read, and the server drops what it cannot write in time: above some
 // hundred megabytes nothing arrives. It also purges, for which services have no permission. Put therefore writes
@@ -94,7 +94,7 @@ func (s *Store) Put(ctx context.Context, name string, r io.Reader) error {
 	return nil
 }
 
-// chunks sends the content and waits until it is stored.
+// chunks publishes the content of r in chunks, blocks until all are stored, and sets the size, the digest and the number of chunks in info.
 func (s *Store) chunks(ctx context.Context, info *jetstream.ObjectInfo, r io.Reader) error {
 	subject := "$O." + s.bucket + ".C." + info.NUID
 	digest := sha256.New()
@@ -134,7 +134,7 @@ func (s *Store) chunks(ctx context.Context, info *jetstream.ObjectInfo, r io.Rea
 	return nil
 }
 
-// await waits until a chunk is stored.
+// await blocks until a chunk is stored. It returns errStalled if the server does not acknowledge the chunk within stall.
 func await(ctx context.Context, ack jetstream.PubAckFuture) error {
 	patience := time.NewTimer(stall)
 	defer patience.Stop()
@@ -170,7 +170,7 @@ func (s *Store) Get(ctx context.Context, name string) (io.ReadCloser, error) {
 	return &object{s: s, name: name, ctx: ctx, cancel: cancel, info: info, digest: sha256.New()}, nil
 }
 
-// getError returns the error for an object that could not be read.
+// getError returns err with the name of the object that could not be read. If ctx has ended, the cause of that replaces err.
 func (s *Store) getError(ctx context.Context, name string, err error) error {
 	if cause := context.Cause(ctx); cause != nil {
 		err = cause
@@ -211,8 +211,8 @@ func (o *object) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// fetch returns the next chunk. A missing chunk may not have reached the replica yet, and a server that does not
-// respond may come back: both are requested again.
+// fetch returns the next chunk. It requests a chunk again if the chunk is missing, because a replica of the stream may lag, and if the
+// server does not respond. It returns a *workspace.CorruptError after maxAbsent answers that the chunk is missing.
 func (o *object) fetch() ([]byte, error) {
 	ctx, cancel := context.WithTimeoutCause(o.ctx, stall, errStalled)
 	defer cancel()

@@ -56,7 +56,7 @@ type Hello struct {
 	Full bool `json:"full,omitempty"`
 }
 
-// Found is the information about a tree that a runner has without reading any content.
+// Found is what the runner knows about the tree before it has read any content.
 type Found struct {
 	ID    string `json:"id,omitempty"` // "" if the id is known only after reading content
 	Files uint32 `json:"files,omitempty"`
@@ -67,7 +67,7 @@ type Found struct {
 	Known bool `json:"known,omitempty"`
 }
 
-// Named is the id of a snapshot that is stored.
+// Named states the id of the snapshot that the host has stored.
 type Named struct {
 	ID string `json:"id"`
 }
@@ -91,7 +91,7 @@ const (
 	PathTooLong Reason = "path_too_long" // its path, or a link's target, is longer than MaxPath
 )
 
-// End ends a stream: all content was sent before it.
+// End is the last frame of a stream. A stream without it is incomplete.
 type End struct {
 	ID    string `json:"id,omitempty"` // with edits only after a full walk
 	Files uint32 `json:"files"`

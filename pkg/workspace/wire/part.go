@@ -13,7 +13,7 @@ import (
 const Header2 = `{"spoolWorkspace":2}`
 
 // Limits of a part. A part ends after an entry whose path has a hash that is divisible by partEntries, so that an edit
-// changes one part, and no later than at one of the other limits.
+// changes one part, and at the latest when it has maxPartEntries entries or lines of maxPartBytes bytes.
 const (
 	partEntries    = 128
 	maxPartEntries = 512
@@ -40,7 +40,7 @@ func ComparePart(a, b string) int {
 	return strings.Compare(nameA, nameB)
 }
 
-// IsBelow reports whether a path is that of a folder or lies below it.
+// IsBelow reports whether path is the path of the folder itself, or of something below it.
 func IsBelow(path, folder string) bool {
 	return strings.HasPrefix(path, folder) && (len(path) == len(folder) || path[len(folder)] == '/')
 }
@@ -53,8 +53,8 @@ type Cutter struct {
 	bytes   int
 }
 
-// Next reports for the next entry, with the length of its line, whether it begins another part, and whether a part
-// ends after it.
+// Next must be called for each entry in order, with the length of the entry's canonical line in bytes. begins reports whether the entry
+// begins another part because it is in the other tree, and ends reports whether a part ends after the entry.
 func (c *Cutter) Next(path string, line int) (begins, ends bool) {
 	tree, _, _ := strings.Cut(path, "/")
 	if begins = c.entries > 0 && tree != c.tree; begins {

@@ -146,8 +146,8 @@ func (s *Server) runningByName(a *app, name string) *sandbox {
 	return nil
 }
 
-// checkDefinition refuses what Modal refuses and what mockmodal does not
-// implement.
+// checkDefinition returns an error with code InvalidArgument for a definition that Modal refuses, and with code Unimplemented for one
+// that mockmodal does not implement.
 func checkDefinition(d *pb.Sandbox) error {
 	if err := refuseOtherFields(d, "entrypoint_args,image_id,secret_ids,timeout_secs,idle_timeout_secs,workdir,network_access,resources,open_ports,scheduler_placement,name,"+
 		"experimental_options_v2,cloud_provider_str,verbose"); err != nil {

@@ -60,9 +60,8 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	return agent.Command{Path: path, Args: slices.Clone(l.Command[1:]), Env: l.Environment(set, "XDG_")}, nil
 }
 
-// records returns the variables that name the folders in which an agent may keep its sessions. Only the agent knows
-// where they are, but they are below its home: so these folders are in the state folder, which goes with the session
-// into its next sandbox. Caches do not.
+// records returns HOME and XDG_CACHE_HOME for the agent, and creates the home. The home is in the state folder, because an agent keeps its
+// sessions somewhere below its home, and the state folder moves with the session into its next sandbox. Caches do not move.
 func records(l agent.Launch) (map[string]string, error) {
 	home := filepath.Join(l.State, "acp", "home")
 	if err := os.MkdirAll(home, 0o700); err != nil {
@@ -71,7 +70,7 @@ func records(l agent.Launch) (map[string]string, error) {
 	return map[string]string{"HOME": home, "XDG_CACHE_HOME": filepath.Join(os.TempDir(), "acp-cache")}, nil
 }
 
-// Open sends the handshake.
+// Open returns the session of an agent process that was started, and sends the handshake.
 func (a Adapter) Open(l agent.Launch, in agent.Stdin) agent.Session {
 	return Open(Dialect{
 		Now: a.Now, Model: l.Model, ModelSet: l.ModelSet, Instructions: Instructions(l), MCPServers: l.MCPServers, Skills: SkillDirs(l), Tool: plain(l),
@@ -108,7 +107,7 @@ func Find(l agent.Launch, program string) (string, error) {
 		return &runner.Error{Code: "AGENT_NOT_FOUND", Message: fmt.Sprintf("the agent's program %q %s", program, why)}
 	}
 	if filepath.IsAbs(program) {
-		if !executable(program) {
+		if !isExecutable(program) {
 			return "", missing("is not an executable file in the sandbox")
 		}
 		return program, nil
@@ -117,7 +116,7 @@ func Find(l agent.Launch, program string) (string, error) {
 		return "", missing("is a relative path: set an absolute path, or a name on the PATH")
 	}
 	for _, dir := range filepath.SplitList(Variable(l, "PATH")) {
-		if at := filepath.Join(dir, program); filepath.IsAbs(dir) && executable(at) {
+		if at := filepath.Join(dir, program); filepath.IsAbs(dir) && isExecutable(at) {
 			return at, nil
 		}
 	}
@@ -137,7 +136,8 @@ func Variable(l agent.Launch, name string) string {
 	return ""
 }
 
-func executable(path string) bool {
+// isExecutable reports whether path is a regular file with an execute bit.
+func isExecutable(path string) bool {
 	info, err := os.Stat(path)
 	return err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o111 != 0
 }

@@ -19,9 +19,9 @@ type textKey struct {
 	message string
 }
 
-// sayEarly appends a piece of text that the agent reports before the update with the same text. It ignores the piece
-// after a call, and after an update with text that was not reported early: the piece could be out of order then.
-func (s *session) sayEarly(x Text, t *agent.Turn) error {
+// appendEarlyText journals a piece of text that the agent reports in a notice, before the update with the same text. It ignores pieces after
+// a call of a tool, and after an update whose text no notice had: they could be out of order.
+func (s *session) appendEarlyText(x Text, t *agent.Turn) error {
 	if !s.pending || len(s.calls) > 0 {
 		s.early.closed = true
 	}
@@ -36,12 +36,12 @@ func (s *session) sayEarly(x Text, t *agent.Turn) error {
 		s.early.unrepeated = map[textKey]string{}
 	}
 	s.early.unrepeated[key] += x.Piece
-	return s.say(s.main, key.kind, chunk{MessageID: x.Message, Content: content{Type: "text", Text: x.Piece}}, t)
+	return s.appendText(s.main, key.kind, chunk{MessageID: x.Message, Content: content{Type: "text", Text: x.Piece}}, t)
 }
 
-// repeat returns the part of an update's text that no notice had. The text must not be empty. The updates have the same
-// text as the notices, in the same order, but the agent may leave out an update.
-func (e *earlyText) repeat(key textKey, piece string) string {
+// unreported returns the part of an update's text piece that no notice had, and which is therefore not journaled yet. piece must not be
+// empty. The updates have the same text as the notices, in the same order, but the agent may leave out an update.
+func (e *earlyText) unreported(key textKey, piece string) string {
 	reported := e.unrepeated[key]
 	if _, after, found := strings.Cut(reported, piece); found { // the agent left out what is before it
 		e.unrepeated[key] = after

@@ -11,7 +11,8 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// promptAnswered handles the answer to the query, which ends the turn.
+// promptAnswered handles the agent's answer to session/prompt, the request with the query. The answer ends the turn, unless the agent stopped
+// it because of an interrupt of the turn before: then the query is sent again.
 func (s *session) promptAnswered(m message, t *agent.Turn) error {
 	if !s.pending {
 		return nil // the turn has ended already
@@ -36,7 +37,7 @@ func (s *session) promptAnswered(m message, t *agent.Turn) error {
 		t.Emit(events.MainConversation, events.Log{Level: "info", Stream: "runner", Message: "the agent took the interrupt of the turn before for this one's: it is asked again"})
 		return s.ask(t)
 	}
-	e := s.stop(r.StopReason)
+	e := s.endOf(r.StopReason)
 	if r.StopReason != sdk.StopReasonCancelled {
 		s.closeMessage(s.main, t)
 	}
@@ -59,7 +60,8 @@ func (s *session) isMisdirected(r sdk.StopReason) bool {
 	return late && !s.shown && (r == sdk.StopReasonCancelled || r == sdk.StopReasonEndTurn)
 }
 
-// endAfterSubagents ends the turn after the conversations of its sub-agents have been repeated.
+// endAfterSubagents ends the turn with e. If the turn was completed, it first waits until the agent has repeated the conversations of all
+// sub-agents, see repeatSession.
 func (s *session) endAfterSubagents(e runner.Ended, t *agent.Turn) {
 	if len(s.subs) > 0 && e.Outcome == runner.Completed {
 		s.end = func(t *agent.Turn) { s.finish(e, t) }
@@ -68,7 +70,8 @@ func (s *session) endAfterSubagents(e runner.Ended, t *agent.Turn) {
 	s.finish(e, t)
 }
 
-// finish ends the turn.
+// finish ends the turn with e, to which it adds usage, cost and the result. Before, it completes open blocks and journals the usage and the
+// position of the transcript.
 func (s *session) finish(e runner.Ended, t *agent.Turn) {
 	s.mu.Lock()
 	s.asking = false
@@ -79,7 +82,7 @@ func (s *session) finish(e runner.Ended, t *agent.Turn) {
 	if e.Outcome == runner.Completed {
 		e.Result = s.main.last
 	}
-	s.settle(t)
+	s.completeOpenBlocks(t)
 	e.CostUSD = s.spent()
 	if s.ready {
 		if e.Usage != (events.Usage{}) || e.CostUSD > 0 {
@@ -91,8 +94,9 @@ func (s *session) finish(e runner.Ended, t *agent.Turn) {
 	t.End(e)
 }
 
-// settle finishes the blocks that the agent does not finish itself.
-func (s *session) settle(t *agent.Turn) {
+// completeOpenBlocks completes, at the end of a turn, what the agent itself does not end: the block of the to-do list, and the
+// sub-agents without a result, which end with an error. Turn.End ends all other open blocks with status error.
+func (s *session) completeOpenBlocks(t *agent.Turn) {
 	if s.todo != "" {
 		t.Complete(s.todo, nil)
 	}
@@ -103,8 +107,8 @@ func (s *session) settle(t *agent.Turn) {
 	}
 }
 
-// stop returns the end of the turn for a stop reason.
-func (s *session) stop(r sdk.StopReason) runner.Ended {
+// endOf returns the end of the turn for a stop reason of the protocol.
+func (s *session) endOf(r sdk.StopReason) runner.Ended {
 	fail := func(code, message string) runner.Ended {
 		return runner.Ended{Outcome: runner.Failed, Code: code, Message: message}
 	}
@@ -190,6 +194,7 @@ func describeRequestError(e *sdk.RequestError) string {
 	return text
 }
 
+// usage returns the token counts of the protocol as those of an event.
 func usage(u sdk.Usage) events.Usage {
 	count := func(n *int) uint32 {
 		if n == nil {

@@ -21,6 +21,7 @@ func (s *session) initialize() {
 	_ = s.sendInitialize(s.handleInitialized) //nolint:errcheck // see above
 }
 
+// sendInitialize sends the request initialize. done handles the answer.
 func (s *session) sendInitialize(done handler) error {
 	return s.call(sdk.AgentMethodInitialize, sdk.InitializeRequest{
 		ProtocolVersion: sdk.ProtocolVersionNumber,
@@ -28,7 +29,8 @@ func (s *session) sendInitialize(done handler) error {
 	}, done)
 }
 
-// handleInitialized handles the answer to initialize and opens the session.
+// handleInitialized handles the answer to initialize: it checks that the agent can be used, and opens a session, the earlier one or a copy of
+// it. If the agent cannot be used, the process takes no query.
 func (s *session) handleInitialized(m message, t *agent.Turn) error {
 	if m.Error != nil {
 		s.fail(t, "AGENT_PROTOCOL", "the agent refused to initialize: "+m.Error.Message)
@@ -64,23 +66,25 @@ func (s *session) handleInitialized(m message, t *agent.Turn) error {
 		s.noteLostTranscript(t, "the agent cannot cut a conversation")
 		return s.start()
 	}
-	s.waits = true
-	return s.useCopy(t)
+	s.awaitsCopy = true
+	return s.openCopy(t)
 }
 
-// forkDone handles the result of a fork. A process may report several, one for each of its parts that starts.
-func (s *session) forkDone(f *Forked, t *agent.Turn) error {
+// handleForked handles the agent's notice that it has forked the session. It ignores further notices: an agent of several processes sends
+// one from each.
+func (s *session) handleForked(f *Forked, t *agent.Turn) error {
 	if s.fork == nil || s.forked != nil {
 		return nil
 	}
 	s.forked = f
-	return s.useCopy(t)
+	return s.openCopy(t)
 }
 
-// useCopy opens the copy when both the process and the copy are ready.
-func (s *session) useCopy(t *agent.Turn) error {
+// openCopy opens the forked session, or a new one if the fork failed. It does nothing until both the answer to initialize and the notice of
+// the fork have arrived.
+func (s *session) openCopy(t *agent.Turn) error {
 	switch {
-	case !s.waits || s.forked == nil:
+	case !s.awaitsCopy || s.forked == nil:
 		return nil
 	case s.forked.Error != "":
 		s.noteLostTranscript(t, s.forked.Error)
@@ -90,7 +94,7 @@ func (s *session) useCopy(t *agent.Turn) error {
 	return s.openSession(t)
 }
 
-// openSession opens the earlier session, or a new one.
+// openSession requests the session s.resume, or a new one if that is "" or the agent cannot open earlier sessions.
 func (s *session) openSession(t *agent.Turn) error {
 	switch {
 	case s.resume == "":
@@ -101,22 +105,23 @@ func (s *session) openSession(t *agent.Turn) error {
 		}, s.sessionResumed)
 	case s.caps.LoadSession:
 		s.loading = true
-		return s.call(sdk.AgentMethodSessionLoad, s.load(sdk.SessionId(s.resume)), s.sessionResumed)
+		return s.call(sdk.AgentMethodSessionLoad, s.loadRequest(sdk.SessionId(s.resume)), s.sessionResumed)
 	}
 	s.noteLostTranscript(t, "the agent cannot go on with a session")
 	return s.start()
 }
 
-func (s *session) load(id sdk.SessionId) sdk.LoadSessionRequest {
+// loadRequest returns the parameters of session/load, with which an agent opens a session and repeats its conversation.
+func (s *session) loadRequest(id sdk.SessionId) sdk.LoadSessionRequest {
 	return sdk.LoadSessionRequest{SessionId: id, Cwd: s.place.Workspace, McpServers: s.servers()}
 }
 
-// start opens a new session.
+// start requests a new session. sessionStarted handles the answer.
 func (s *session) start() error {
 	return s.call(sdk.AgentMethodSessionNew, sdk.NewSessionRequest{Cwd: s.place.Workspace, McpServers: s.servers()}, s.sessionStarted)
 }
 
-// noteLostTranscript journals an event: the agent's session could not be resumed, so the agent does not know the
+// noteLostTranscript journals an event with code TRANSCRIPT_LOST: the agent's earlier session cannot be resumed, so the agent does not know the
 // earlier turns.
 func (s *session) noteLostTranscript(t *agent.Turn, why string) {
 	s.note(t, events.Error{
@@ -144,6 +149,7 @@ type configOption struct {
 	} `json:"options"`
 }
 
+// sessionStarted handles the answer to the request for a new session. If it is an error, the process takes no query.
 func (s *session) sessionStarted(m message, t *agent.Turn) error {
 	if m.Error != nil {
 		s.fail(t, s.code(m.Error), "the agent opened no session: "+describeRequestError(m.Error))
@@ -157,9 +163,10 @@ func (s *session) sessionStarted(m message, t *agent.Turn) error {
 		s.fail(t, "AGENT_PROTOCOL", err.Error())
 		return nil
 	}
-	return s.choose(o, t)
+	return s.chooseModel(o, t)
 }
 
+// sessionResumed handles the answer to the request for the earlier session. If it is an error, a new session is requested.
 func (s *session) sessionResumed(m message, t *agent.Turn) error {
 	s.loading = false
 	if m.Error != nil {
@@ -172,11 +179,12 @@ func (s *session) sessionResumed(m message, t *agent.Turn) error {
 		return nil
 	}
 	o.SessionID = sdk.SessionId(s.resume)
-	return s.choose(o, t)
+	return s.chooseModel(o, t)
 }
 
-// choose sets the model in the way that the agent offers.
-func (s *session) choose(o openResponse, t *agent.Turn) error {
+// chooseModel sets s.id to the opened session, and requests the model of the launch in the way that the agent offers: as an option of the
+// session or by session/set_model. Without such a request it ends the handshake.
+func (s *session) chooseModel(o openResponse, t *agent.Turn) error {
 	s.mu.Lock()
 	s.id = o.SessionID
 	s.mu.Unlock()
@@ -194,7 +202,7 @@ func (s *session) choose(o openResponse, t *agent.Turn) error {
 		if s.d.ModelSet && !slices.Contains(c.values(), s.d.Model) {
 			return s.handshakeDone(t)
 		}
-		return s.set(c.values(), sdk.AgentMethodSessionSetConfigOption, sdk.SetSessionConfigOptionValueId{
+		return s.setModel(c.values(), sdk.AgentMethodSessionSetConfigOption, sdk.SetSessionConfigOptionValueId{
 			SessionId: s.id, ConfigId: sdk.SessionConfigId(c.ID), Value: sdk.SessionConfigValueId(s.d.Model),
 		}, t)
 	}
@@ -209,7 +217,7 @@ func (s *session) choose(o openResponse, t *agent.Turn) error {
 		if s.d.ModelSet && !slices.Contains(names, s.d.Model) {
 			return s.handshakeDone(t)
 		}
-		return s.set(names, sdk.AgentMethodSessionSetModel, sdk.UnstableSetSessionModelRequest{SessionId: s.id, ModelId: sdk.UnstableModelId(s.d.Model)}, t)
+		return s.setModel(names, sdk.AgentMethodSessionSetModel, sdk.UnstableSetSessionModelRequest{SessionId: s.id, ModelId: sdk.UnstableModelId(s.d.Model)}, t)
 	}
 	if s.d.ModelSet {
 		return s.handshakeDone(t)
@@ -219,6 +227,7 @@ func (s *session) choose(o openResponse, t *agent.Turn) error {
 	return s.handshakeDone(t)
 }
 
+// values returns the values that can be chosen, including those in groups.
 func (c configOption) values() []string {
 	var all []string
 	for _, o := range c.Options {
@@ -235,8 +244,9 @@ func (c configOption) values() []string {
 // maxNames is the number of models that an error message lists.
 const maxNames = 20
 
-// set sends the choice of the model. The agent may know a model that it does not offer.
-func (s *session) set(offered []string, method string, params any, t *agent.Turn) error {
+// setModel sends the request that chooses the model, and ends the handshake after the answer. offered are the models that the agent lists,
+// for the error message: the agent may know others.
+func (s *session) setModel(offered []string, method string, params any, t *agent.Turn) error {
 	return s.call(method, params, func(m message, t *agent.Turn) error {
 		if m.Error != nil {
 			if len(offered) > maxNames {
@@ -268,7 +278,7 @@ func (s *session) transcriptWritten() events.TranscriptWritten {
 	return w
 }
 
-// fail ends a handshake with an error. The process takes no query after that.
+// fail makes the process unusable: every later query is refused with the error. A query that waits fails at once.
 func (s *session) fail(t *agent.Turn, code, message string) {
 	s.broken = &runner.Error{Code: code, Message: message}
 	if s.pending {
@@ -276,7 +286,8 @@ func (s *session) fail(t *agent.Turn, code, message string) {
 	}
 }
 
-// content returns the query as content blocks of the protocol.
+// content returns the query as content blocks of the protocol. The error names the part of the query that the protocol or the agent cannot
+// take.
 func (s *session) content(q runner.Query) ([]sdk.ContentBlock, error) {
 	var blocks []sdk.ContentBlock
 	if q.Content != "" {

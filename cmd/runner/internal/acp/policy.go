@@ -55,7 +55,7 @@ type decision struct {
 	reason string
 }
 
-// classify returns the kind of tool for which the policy decides, for a tool kind of the protocol.
+// classify returns a Tool with the Class for a tool kind of the protocol. The policy decides by that Class.
 func classify(k sdk.ToolKind) Tool {
 	switch k {
 	case sdk.ToolKindRead, sdk.ToolKindEdit, sdk.ToolKindDelete, sdk.ToolKindMove:
@@ -73,8 +73,8 @@ func classify(k sdk.ToolKind) Tool {
 	}
 }
 
-// decide applies the policy `workspace`: it allows what stays inside the workspace and denies everything else. It has
-// no side effect.
+// decide returns the decision of the policy `workspace` on a call: it allows what stays inside the workspace, root, and reading files of the
+// skills, and denies everything else.
 func decide(c Call, tool Tool, root string, skills []string) decision {
 	switch tool.Class {
 	case ClassFile:
@@ -144,7 +144,7 @@ func isInSkill(skills []string, path string) bool {
 }
 
 // inputPaths returns the paths among the arguments of a call. A glob pattern counts as a path if it could match files
-// outside of its folder.
+// outside of its folder. The bool is false if the arguments cannot be decoded.
 func inputPaths(input json.RawMessage) ([]string, bool) {
 	var all map[string]json.RawMessage
 	if json.Unmarshal(input, &all) != nil {
@@ -196,6 +196,7 @@ func inside(root, path string) bool {
 	return err == nil
 }
 
+// isWithin reports whether path is root itself or below it. Both are clean absolute paths.
 func isWithin(root, path string) bool {
 	rel, err := filepath.Rel(root, path)
 	return err == nil && filepath.IsLocal(rel)
@@ -228,7 +229,7 @@ func (s *session) answerPermission(m message, t *agent.Turn) error {
 	if s.pending && flow != nil {
 		d = decide(c, s.tool(c), s.place.Workspace, s.d.Skills)
 	}
-	outcome := choose(q.Options, &d)
+	outcome := chooseOption(q.Options, &d)
 	if s.isInterrupted() {
 		// The protocol demands this answer to every request after a cancellation.
 		outcome = sdk.NewRequestPermissionOutcomeCancelled()
@@ -245,9 +246,9 @@ func (s *session) answerPermission(m message, t *agent.Turn) error {
 	return answer(outcome)
 }
 
-// choose returns the option that expresses the decision for this call alone. With an option that the agent remembers,
-// it would not ask again.
-func choose(options []sdk.PermissionOption, d *decision) sdk.RequestPermissionOutcome {
+// chooseOption returns the answer to a permission request: the option that expresses d. It allows a call only by an option for this call alone,
+// because after "always" the agent would not ask again. If the agent offers no such option, chooseOption changes d to a denial.
+func chooseOption(options []sdk.PermissionOption, d *decision) sdk.RequestPermissionOutcome {
 	wanted := []sdk.PermissionOptionKind{sdk.PermissionOptionKindRejectOnce, sdk.PermissionOptionKindRejectAlways}
 	if d.allow {
 		wanted = []sdk.PermissionOptionKind{sdk.PermissionOptionKindAllowOnce}

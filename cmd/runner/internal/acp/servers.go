@@ -13,7 +13,8 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// servers returns the MCP servers in the form of the protocol, which cannot express timeouts and the choice of tools.
+// servers returns the MCP servers of the agent in the form of the protocol. Timeouts and lists of allowed tools are lost: the protocol cannot
+// express them.
 func (s *session) servers() []sdk.McpServer {
 	out := []sdk.McpServer{}
 	for _, m := range s.d.MCPServers {
@@ -56,7 +57,7 @@ func belongsToServer(servers []runner.MCPServer, name string) bool {
 	})
 }
 
-// plain returns a Dialect.Tool function that knows the MCP servers of the agent and nothing else.
+// plain returns the function Dialect.Tool for an agent without a dialect of its own: it recognises calls of the agent's MCP servers.
 func plain(l agent.Launch) func(Call) *Tool {
 	return func(c Call) *Tool {
 		tool := classify(c.Kind)

@@ -28,24 +28,24 @@ type session struct {
 
 	mu          sync.Mutex    // guards the fields below, which Interrupt shares with Line and Begin
 	id          sdk.SessionId // "" until there is a session
-	asking      bool          // the query was sent
+	asking      bool          // the query was sent, and the turn has not ended
 	interrupted bool          // the turn is to stop
 	late        bool          // a turn was asked to stop more than once: the agent may apply the last request to the next turn
 	requests    int
 	waiting     map[int]handler // requests without an answer, by id
 
 	// State of the process.
-	caps    sdk.AgentCapabilities
-	resume  string        // the session to resume
-	fork    *runner.Fork  // with resume: where to cut a copy of it; nil to resume the session itself
-	forked  *Forked       // the copy that the process made, once it is known
-	waits   bool          // the handshake waits for the copy
-	ready   bool          // the handshake is complete
-	loading bool          // the agent repeats the earlier conversation
-	broken  *runner.Error // why this process cannot take a query
-	notes   []events.Payload
-	told    bool    // the instructions were sent
-	cost    float64 // of the session, as last reported
+	caps       sdk.AgentCapabilities
+	resume     string        // the session to resume
+	fork       *runner.Fork  // with resume: where to cut a copy of it; nil to resume the session itself
+	forked     *Forked       // the copy that the process made, once it is known
+	awaitsCopy bool          // the handshake waits for the copy
+	ready      bool          // the handshake is complete
+	loading    bool          // the agent repeats the earlier conversation
+	broken     *runner.Error // why this process cannot take a query
+	notes      []events.Payload
+	instructed bool    // the instructions were sent
+	cost       float64 // of the session, as last reported
 
 	// State of the turn.
 	pending bool // a query runs
@@ -84,13 +84,15 @@ func Open(d Dialect, l agent.Launch, in agent.Stdin) agent.Session {
 	return s
 }
 
+// newTurn returns the state of a turn that begins when the session has cost the given dollars.
 func newTurn(cost float64) turnState {
 	return turnState{
 		main: &flow{conv: events.MainConversation}, subs: map[sdk.SessionId]*flow{}, calls: map[string]*call{}, began: cost,
 	}
 }
 
-// Begin sends the query, or keeps it until the handshake is complete.
+// Begin begins a turn: it sends the query, or keeps it until the handshake is complete. The error means that the process cannot take the
+// query.
 func (s *session) Begin(q runner.Query, t *agent.Turn) error {
 	if s.broken != nil {
 		return s.broken
@@ -124,7 +126,7 @@ func (s *session) Begin(q runner.Query, t *agent.Turn) error {
 	return s.ask(t)
 }
 
-// sendPing makes the agent print an answer without asking its model.
+// sendPing sends a request that the agent answers without its model, which shows that the agent is alive. done handles the answer.
 func (s *session) sendPing(done handler) error {
 	if s.caps.SessionCapabilities.List != nil {
 		return s.call(sdk.AgentMethodSessionList, sdk.ListSessionsRequest{Cwd: &s.place.Workspace}, done)
@@ -132,7 +134,7 @@ func (s *session) sendPing(done handler) error {
 	return s.call(ping, struct{}{}, done)
 }
 
-// ask sends the query, unless the turn was interrupted before.
+// ask sends the query, with the instructions before the first query of a process. If the turn was interrupted before, it ends the turn instead.
 func (s *session) ask(t *agent.Turn) error {
 	s.mu.Lock()
 	stopped := s.interrupted
@@ -143,14 +145,14 @@ func (s *session) ask(t *agent.Turn) error {
 		return nil
 	}
 	prompt := s.prompt
-	if s.d.Instructions != "" && !s.told {
+	if s.d.Instructions != "" && !s.instructed {
 		prompt = append([]sdk.ContentBlock{sdk.TextBlock("# Instructions\n" + s.d.Instructions)}, prompt...)
 	}
-	s.told = true
+	s.instructed = true
 	return s.call(sdk.AgentMethodSessionPrompt, sdk.PromptRequest{SessionId: s.id, Prompt: prompt}, s.promptAnswered)
 }
 
-// Interrupt asks the agent to stop the turn.
+// Interrupt asks the agent to stop the turn. If the query was not sent yet, the turn ends without it.
 func (s *session) Interrupt() error {
 	s.mu.Lock()
 	s.interrupted = true
@@ -165,8 +167,8 @@ func (s *session) Interrupt() error {
 // maxStopRequests is the maximum number of times that the session repeats a request to stop a turn that goes on.
 const maxStopRequests = 3
 
-// requestStop sends a request to stop, and repeats it when the agent has answered a later request: an agent that had not
-// begun the turn yet forgets the first one.
+// requestStop asks the agent to stop the turn, and sends a ping after that. If the turn goes on when the agent has answered the ping, requestStop
+// asks again, at most left times: an agent forgets a request that arrives before it has begun the turn.
 func (s *session) requestStop(id sdk.SessionId, left int) error {
 	if left < maxStopRequests {
 		s.mu.Lock()
@@ -187,12 +189,13 @@ func (s *session) requestStop(id sdk.SessionId, left int) error {
 	})
 }
 
+// cancel sends session/cancel, the protocol's request to stop a turn.
 func (s *session) cancel(id sdk.SessionId) error {
 	return s.in.Send(request{JSONRPC: "2.0", Method: sdk.AgentMethodSessionCancel, Params: sdk.CancelNotification{SessionId: id}})
 }
 
-// requestStopAgain repeats the request to stop when the agent begins something new after it: the agent may not have begun the
-// turn when it was asked first.
+// requestStopAgain asks the agent again to stop, if the turn was interrupted. It is called when the agent begins a message or a call: the
+// agent may not have begun the turn when it was asked first.
 func (s *session) requestStopAgain() error {
 	if !s.isInterrupted() || !s.pending {
 		return nil
@@ -206,7 +209,7 @@ func (s *session) isInterrupted() bool {
 	return s.interrupted
 }
 
-// call sends a request and passes the answer to done.
+// call sends a request and returns at once. done is called with the answer, in the goroutine of Line.
 func (s *session) call(method string, params any, done handler) error {
 	s.mu.Lock()
 	s.requests++
@@ -271,13 +274,13 @@ func (s *session) handleNotice(m message, raw json.RawMessage, t *agent.Turn) er
 		return nil
 	}
 	if n.Forked != nil {
-		return s.forkDone(n.Forked, t)
+		return s.handleForked(n.Forked, t)
 	}
 	if n.Text != nil {
 		if n.Session != string(s.id) {
 			return nil // of a sub-agent
 		}
-		return s.sayEarly(*n.Text, t)
+		return s.appendEarlyText(*n.Text, t)
 	}
 	if n.Warning != "" {
 		s.log(t, "warn", "%s", n.Warning)
@@ -310,7 +313,7 @@ func plus(a, b events.Usage) events.Usage {
 	}
 }
 
-// note journals an event in the running turn, or in the next one.
+// note journals an event in the running turn. If no turn runs, the event is kept for the next one.
 func (s *session) note(t *agent.Turn, p events.Payload) {
 	if !s.pending {
 		s.notes = append(s.notes, p)

@@ -31,7 +31,7 @@ type call struct {
 	over   bool
 }
 
-// with returns the call with the fields of an update.
+// with returns a copy of the call, with the fields that an update has.
 func (c Call) with(u toolUpdate) Call {
 	if u.Title != nil {
 		if c.Name == "" {
@@ -69,7 +69,7 @@ func (c Call) with(u toolUpdate) Call {
 	return c
 }
 
-// tool returns what is known about a call, from the protocol and from the dialect.
+// tool returns what the dialect knows about a call, or else what the protocol's tool kind says.
 func (s *session) tool(c Call) Tool {
 	if s.d.Tool != nil {
 		if known := s.d.Tool(c); known != nil {
@@ -79,7 +79,8 @@ func (s *session) tool(c Call) Tool {
 	return classify(c.Kind)
 }
 
-// handleTool handles a tool_call or a tool_call_update.
+// handleTool journals a tool_call or a tool_call_update of the conversation f: the call when its input is known, its output as it grows, and
+// its result.
 func (s *session) handleTool(f *flow, u toolUpdate, t *agent.Turn) error {
 	c := s.calls[u.ID]
 	if c == nil {
@@ -114,7 +115,7 @@ func (s *session) handleTool(f *flow, u toolUpdate, t *agent.Turn) error {
 			s.showTodos(tool.Todos, t)
 		}
 	case c.stated:
-		s.stream(c, t)
+		s.appendOutput(c, t)
 	}
 	return nil
 }
@@ -134,8 +135,8 @@ func (s *session) showUse(c *call, tool Tool, t *agent.Turn) {
 	})
 }
 
-// stream journals output as it arrives. Agents repeat the whole output in every update.
-func (s *session) stream(c *call, t *agent.Turn) {
+// appendOutput journals the new part of a running call's output. Agents repeat the whole output in every update.
+func (s *session) appendOutput(c *call, t *agent.Turn) {
 	text := output(c.content, nil)
 	rest, grown := strings.CutPrefix(text, c.shown)
 	if !grown || rest == "" {
@@ -160,7 +161,8 @@ func (s *session) journalResult(c *call, tool Tool, t *agent.Turn) {
 	t.Complete(c.result, func(b *events.Block) { b.Output, b.IsError, b.DurationMs = text, failed, took })
 }
 
-// showSubagent journals the call of a sub-agent. When it has ended, the agent is asked to repeat its conversation.
+// showSubagent journals the call of a sub-agent. At the end of the call it makes the agent repeat the sub-agent's conversation, if the agent
+// can, and journals the sub-agent's end after that.
 func (s *session) showSubagent(c *call, sub Subagent, t *agent.Turn) error {
 	if c.sub == "" {
 		if !isSet(c.Input) && !c.over {
@@ -194,11 +196,11 @@ func (s *session) showSubagent(c *call, sub Subagent, t *agent.Turn) error {
 	return s.repeatSession(sdk.SessionId(sub.Session), &flow{conv: c.ID}, finish)
 }
 
-// repeatSession makes the agent repeat the session of a sub-agent into a conversation of its own. Agents do not report it
-// while it runs.
+// repeatSession requests the session of a sub-agent, whose conversation the agent then repeats as updates; they are journaled in f. Agents do
+// not report that conversation while the sub-agent runs. finish is called after the last update, also if the request failed.
 func (s *session) repeatSession(id sdk.SessionId, f *flow, finish func(*agent.Turn)) error {
 	s.subs[id] = f
-	return s.call(sdk.AgentMethodSessionLoad, s.load(id), func(m message, t *agent.Turn) error {
+	return s.call(sdk.AgentMethodSessionLoad, s.loadRequest(id), func(m message, t *agent.Turn) error {
 		if s.subs[id] != f {
 			return nil // the turn has ended
 		}

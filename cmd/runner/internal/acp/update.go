@@ -10,17 +10,17 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// flow is the state of a conversation: that of the main agent, or of a sub-agent.
+// flow is the state of the conversation of the main agent or of a sub-agent.
 type flow struct {
 	conv    string
-	block   string // the open text, "" for none
+	block   string // id of the open text block, "" for none
 	kind    events.BlockKind
 	message string // the agent's id of the text's message
 	said    []byte
 	last    string // the last text that was finished
 }
 
-// flow returns the conversation of a session, or nil if the session is unknown.
+// flow returns the conversation of a session of the protocol, or nil if the session is unknown.
 func (s *session) flow(id sdk.SessionId) *flow {
 	if id == s.id {
 		return s.main
@@ -31,7 +31,8 @@ func (s *session) flow(id sdk.SessionId) *flow {
 // ignoredUpdates are the kinds of updates that are not journaled: options of the user interface, and titles.
 var ignoredUpdates = []string{"available_commands_update", "session_info_update", "config_option_update"}
 
-// handleUpdate handles a session/update.
+// handleUpdate handles a session/update: it journals messages and calls of known conversations. It ignores the updates with which an agent
+// repeats the earlier conversation of a session that it loads.
 func (s *session) handleUpdate(m message, t *agent.Turn) error {
 	u, err := decode[update](m.Params, "session/update")
 	if err != nil {
@@ -58,19 +59,19 @@ func (s *session) handleUpdate(m message, t *agent.Turn) error {
 		if err != nil {
 			return err
 		}
-		return s.sayUpdate(f, events.KindAssistantText, c, t)
+		return s.appendUpdate(f, events.KindAssistantText, c, t)
 	case "agent_thought_chunk":
 		c, err := decode[chunk](u.Update, kind.Kind)
 		if err != nil {
 			return err
 		}
-		return s.sayUpdate(f, events.KindThinking, c, t)
+		return s.appendUpdate(f, events.KindThinking, c, t)
 	case "user_message_chunk":
 		c, err := decode[chunk](u.Update, kind.Kind)
 		if err != nil || f == s.main {
 			return err // in the agent's own conversation it repeats the query
 		}
-		return s.say(f, events.KindUserMessage, c, t)
+		return s.appendText(f, events.KindUserMessage, c, t)
 	case "tool_call", "tool_call_update":
 		c, err := decode[toolUpdate](u.Update, kind.Kind)
 		if err != nil {
@@ -121,20 +122,21 @@ func (s *session) handleOtherUpdate(kind string, raw json.RawMessage, f *flow, t
 // spent returns the cost of the turn: that of the session less that of the turns before.
 func (s *session) spent() float64 { return max(0, s.cost-s.began) }
 
-// sayUpdate appends the text of an update, except for what a notice had before.
-func (s *session) sayUpdate(f *flow, kind events.BlockKind, c chunk, t *agent.Turn) error {
+// appendUpdate journals the text of an update, except for the part that a notice had before.
+func (s *session) appendUpdate(f *flow, kind events.BlockKind, c chunk, t *agent.Turn) error {
 	if piece := c.Content.String(); f == s.main && piece != "" {
-		rest := s.early.repeat(textKey{kind, c.MessageID}, piece)
+		rest := s.early.unreported(textKey{kind, c.MessageID}, piece)
 		if rest == "" {
 			return nil
 		}
 		c.Content = content{Type: "text", Text: rest}
 	}
-	return s.say(f, kind, c, t)
+	return s.appendText(f, kind, c, t)
 }
 
-// say appends to the open text, or opens another one.
-func (s *session) say(f *flow, kind events.BlockKind, c chunk, t *agent.Turn) error {
+// appendText journals a piece of text of a conversation: it appends to the open block, or completes that and opens another if the message or
+// the kind differs.
+func (s *session) appendText(f *flow, kind events.BlockKind, c chunk, t *agent.Turn) error {
 	piece := c.Content.String()
 	switch {
 	case f.block != "" && f.message != c.MessageID:
@@ -161,7 +163,7 @@ func (s *session) say(f *flow, kind events.BlockKind, c chunk, t *agent.Turn) er
 	return nil
 }
 
-// closeMessage finishes the open text, which is the last one of its message.
+// closeMessage completes the open text block at the end of its message. The block has an anchor if a fork can cut after the message.
 func (s *session) closeMessage(f *flow, t *agent.Turn) {
 	anchor := ""
 	if s.d.Anchors && f == s.main {
@@ -170,7 +172,7 @@ func (s *session) closeMessage(f *flow, t *agent.Turn) {
 	f.close(t, anchor)
 }
 
-// close finishes the open text with its anchor.
+// close completes the open text block, if there is one, with an anchor, "" for none.
 func (f *flow) close(t *agent.Turn, anchor string) {
 	if f.block == "" {
 		return
@@ -182,7 +184,7 @@ func (f *flow) close(t *agent.Turn, anchor string) {
 	f.block, f.said = "", nil
 }
 
-// showTodos journals the agent's list in one block per turn, which it updates.
+// showTodos journals the agent's to-do list. It opens one block in a turn, and updates it after that.
 func (s *session) showTodos(items []events.TodoItem, t *agent.Turn) {
 	if s.todo == "" {
 		s.todo = t.Open(events.MainConversation, events.Block{Kind: events.KindTodo, Todos: items})

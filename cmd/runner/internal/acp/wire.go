@@ -9,8 +9,7 @@ import (
 	sdk "github.com/coder/acp-go-sdk"
 )
 
-// message is any JSON-RPC message. The connection of the SDK runs goroutines, which a session may not, so only its
-// types are used.
+// message is any JSON-RPC message. Only the types of the SDK are used: its connection starts goroutines, which a session must not do.
 type message struct {
 	ID     json.RawMessage   `json:"id"`
 	Method string            `json:"method"`
@@ -35,7 +34,7 @@ type reply struct {
 	Error   *sdk.RequestError `json:"error,omitempty"`
 }
 
-// update is the part of a session/update that names its kind. The union type of the SDK takes an unknown kind for a
+// update is a session/update whose kind is not decoded yet. The union type of the SDK is not used, because it takes an unknown kind for a
 // known one of the same shape.
 type update struct {
 	SessionID sdk.SessionId   `json:"sessionId"`
@@ -110,7 +109,7 @@ type permissionRequest struct {
 	ToolCall  toolUpdate             `json:"toolCall"`
 }
 
-// decode decodes a part of a line. What names the part in the error.
+// decode decodes a part of a line as JSON. what names the part in the error.
 func decode[T any](raw json.RawMessage, what string) (T, error) {
 	var v T
 	if err := json.Unmarshal(raw, &v); err != nil {

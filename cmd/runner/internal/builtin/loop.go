@@ -66,7 +66,7 @@ func (l *Loop) Run(ctx context.Context, q runner.Query, said *Transcript, record
 	if ended.Outcome == runner.Interrupted {
 		reason = "interrupted by the user before the call was run"
 	}
-	if err := said.settle(reason); err != nil {
+	if err := said.answerOpenCalls(reason); err != nil {
 		record.Event(events.Error{Code: "INTERNAL", Message: err.Error()})
 	}
 	ended.Usage = t.usage

@@ -78,7 +78,7 @@ func (t *Transcript) load() error {
 	if _, err := t.file.Seek(t.bytes, io.SeekStart); err != nil {
 		return fmt.Errorf("repair transcript: %w", err)
 	}
-	return t.settle("the agent's process ended before the call was finished")
+	return t.answerOpenCalls("the agent's process ended before the call was finished")
 }
 
 // Add appends a message.
@@ -99,8 +99,9 @@ func (t *Transcript) Add(m model.Message) error {
 // Messages returns the messages so far. The caller must not change them.
 func (t *Transcript) Messages() []model.Message { return t.messages }
 
-// settle adds a result for each call that has none, because every model API requires one.
-func (t *Transcript) settle(reason string) error {
+// answerOpenCalls appends a result with the text "[reason]" for each tool call that has no result, because every model API requires
+// one.
+func (t *Transcript) answerOpenCalls(reason string) error {
 	open := map[string]bool{}
 	var order []string
 	for _, m := range t.messages {

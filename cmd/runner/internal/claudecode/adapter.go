@@ -26,8 +26,8 @@ import (
 // Architecture is the name of the architecture.
 const Architecture = architecture.ClaudeCode
 
-// Tested is the version of the CLI that was recorded. Another version is used all the same, and the session's log says
-// so.
+// Tested is the version of the CLI that the adapter was tested with. With another version the adapter works too, and writes a warning to the
+// session's log.
 const Tested = "2.1.197"
 
 // program is the name of the CLI on the PATH.
@@ -41,13 +41,13 @@ const maxRetries = "4"
 // has to print something before it is considered hung.
 const mcpPatience = "20000"
 
-// promptDigest is a variable of the command that holds a digest of the handshake. The prompts in the handshake are too
-// long for an argument, and a change of them needs another process.
+// promptDigest is an environment variable that holds a digest of the prompts in the handshake. The CLI does not read it: its value makes the
+// command differ when the prompts have changed, and the supervisor then starts another process.
 const promptDigest = "SPOOL_AGENT_PROMPT_SHA256"
 
-// withoutPeople are the tools that need a person to answer, or that begin turns by themselves, which would not be
-// recorded.
-var withoutPeople = []string{
+// excludedTools are the CLI's tools that an agent never has: they wait for the answer of a person, or begin turns without a query, whose events
+// would not be recorded.
+var excludedTools = []string{
 	"AskUserQuestion", "EnterPlanMode", "ExitPlanMode", "EnterWorktree", "ExitWorktree",
 	"CronCreate", "CronDelete", "CronList", "ScheduleWakeup",
 }
@@ -60,7 +60,7 @@ type Adapter struct {
 	Now func() time.Time // the clock for tool durations; nil for time.Now
 }
 
-// Command returns the `claude` on the agent's PATH, with its files in the state folder.
+// Command returns the command that starts `claude` from the agent's PATH, with the files that it reads in the state folder.
 func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	path, err := lookup(l)
 	if err != nil {
@@ -95,7 +95,7 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 		"CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1",
 		"CLAUDE_CODE_DISABLE_CRON":             "1",
 	}
-	if !has(l, "CLAUDE_CODE_MAX_RETRIES") {
+	if !hasVariable(l, "CLAUDE_CODE_MAX_RETRIES") {
 		set["CLAUDE_CODE_MAX_RETRIES"] = maxRetries
 	}
 	if shake := newHandshake(l); shake.hasContent() {
@@ -111,7 +111,8 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	return agent.Command{Path: path, Args: args, Env: l.Environment(set, parentVariables...), Files: files}, nil
 }
 
-// Open sends the handshake. The answer is the first line of the process, so it prints something before any query.
+// Open returns the session of a process that was started, and sends the handshake. The process answers the handshake before any query, which
+// shows that it has started.
 func (a Adapter) Open(l agent.Launch, in agent.Stdin) agent.Session {
 	if a.Now == nil {
 		a.Now = time.Now
@@ -152,7 +153,8 @@ func hasTranscript(p agent.Folders, agentSession string) bool {
 	return err == nil && info.Mode().IsRegular() && info.Size() > 0
 }
 
-func has(l agent.Launch, name string) bool {
+// hasVariable reports whether the launch, or else the runner, sets an environment variable.
+func hasVariable(l agent.Launch, name string) bool {
 	_, ok := l.Env[name]
 	return ok || slices.ContainsFunc(l.Environ, func(kv string) bool { return strings.HasPrefix(kv, name+"=") })
 }

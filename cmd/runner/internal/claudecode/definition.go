@@ -36,12 +36,12 @@ func checkTools(l agent.Launch) error {
 	return nil
 }
 
-// definitionArgs returns the flags for the definition of the agent.
+// definitionArgs returns the CLI's flags for the agent's definition: tools and MCP servers.
 func definitionArgs(l agent.Launch) []string {
 	// Only the MCP servers of the agent are started: those of a workspace would be unknown programs.
 	args := []string{
 		"--strict-mcp-config",
-		"--disallowedTools", strings.Join(append(slices.Clone(withoutPeople), l.Tools.Deny...), ","),
+		"--disallowedTools", strings.Join(append(slices.Clone(excludedTools), l.Tools.Deny...), ","),
 	}
 	if len(l.Tools.Allow) > 0 {
 		args = append(args, "--tools", strings.Join(ownTools(l), ","))
@@ -160,6 +160,7 @@ type subagent struct {
 	Model       string   `json:"model,omitempty"`
 }
 
+// subagents returns the sub-agents of the agent by name, nil if it has none.
 func subagents(l agent.Launch) map[string]subagent {
 	if len(l.Subagents) == 0 {
 		return nil
@@ -175,8 +176,8 @@ func subagents(l agent.Launch) map[string]subagent {
 	return out
 }
 
-// withServers limits a sub-agent to the MCP servers that it names. It may not start sub-agents, which could have other
-// servers, unless its list of tools has that tool.
+// withServers returns the tools that a sub-agent has and those that it has not, so that it can call only the MCP servers that it names. It
+// cannot start sub-agents either, which could call other servers, unless its list of tools has that tool.
 func withServers(l agent.Launch, a events.SubagentSpec) (tools, without []string) {
 	tools = slices.Clone(a.Tools)
 	for _, s := range l.MCPServers {
@@ -214,6 +215,7 @@ type mcpServed struct {
 	only   []string // full names; nil for all
 }
 
+// newScope returns the scope of the agent of a launch.
 func newScope(l agent.Launch) scope {
 	s := scope{root: l.Workspace, allow: l.Tools.Allow, deny: l.Tools.Deny}
 	for _, k := range l.Skills {
@@ -237,7 +239,7 @@ func newScope(l agent.Launch) scope {
 	return s
 }
 
-// belongsToServer reports whether a tool belongs to one of the agent's MCP servers, and whether the agent has it.
+// belongsToServer reports whether a tool belongs to an MCP server of the agent (known), and if so, whether the agent may call it (has).
 func (s scope) belongsToServer(tool string) (known, has bool) {
 	var of mcpServed // the longest match: a server's name may be a prefix of another's
 	for _, m := range s.servers {
@@ -248,7 +250,7 @@ func (s scope) belongsToServer(tool string) (known, has bool) {
 	return of.prefix != "", of.only == nil || slices.Contains(of.only, tool)
 }
 
-// skillFile returns the real path of a file in the folder of one of the skills.
+// skillFile returns an absolute path with its symbolic links resolved, and reports whether it is in the folder of one of the agent's skills.
 func (s scope) skillFile(path string) (string, bool) {
 	real, err := filepath.EvalSymlinks(path)
 	if err != nil || !filepath.IsAbs(path) {

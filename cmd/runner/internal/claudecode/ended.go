@@ -12,12 +12,13 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// tally is the usage and the cost of the process since it was started.
+// tally is the usage and the cost in dollars of a CLI process since it was started.
 type tally struct {
 	input, output, cacheRead, cacheWrite uint64
 	cost                                 float64
 }
 
+// tally returns the tally that a result line states, over all models.
 func (r result) tally() tally {
 	sum := tally{cost: r.TotalCostUSD}
 	for _, m := range r.ModelUsage {
@@ -29,7 +30,7 @@ func (r result) tally() tally {
 	return sum
 }
 
-// since returns the difference of two tallies. A counter that went down was reset in between.
+// since returns the usage and cost between two tallies. If a counter went down, the CLI has reset it in between, and its whole value counts.
 func (now tally) since(before tally) (events.Usage, float64) {
 	sub := func(a, b uint64) uint32 {
 		if a < b {
@@ -47,7 +48,8 @@ func (now tally) since(before tally) (events.Usage, float64) {
 	}, cost
 }
 
-// handleResult handles a result line, which ends the turn.
+// handleResult handles a result line: it completes open blocks, journals usage and cost, and ends the turn. It only logs the result of a turn
+// that the CLI began without a query.
 func (s *session) handleResult(l line, raw []byte, t *agent.Turn) error {
 	r, err := decode[result](raw, "result")
 	if err != nil {
@@ -68,7 +70,7 @@ func (s *session) handleResult(l line, raw []byte, t *agent.Turn) error {
 	if spent == (events.Usage{}) {
 		spent = s.turn.seen // an interrupted answer is not in the CLI's sums
 	}
-	s.settle(t)
+	s.completeOpenBlocks(t)
 	t.Emit(events.MainConversation, events.MetadataUpdate{Usage: spent, CostUSD: cost, Model: cmp.Or(s.turn.model, s.model)})
 	s.reportTranscript(cmp.Or(l.SessionID, s.agentSession), t)
 	s.expectLastLine(t)
@@ -79,8 +81,9 @@ func (s *session) handleResult(l line, raw []byte, t *agent.Turn) error {
 	return nil
 }
 
-// settle finishes the blocks that the CLI leaves open.
-func (s *session) settle(t *agent.Turn) {
+// completeOpenBlocks completes, at the end of a turn, the blocks for which the CLI prints no end: the to-do list, and the block of
+// each sub-agent without a result, which gets status error. Turn.End ends all other open blocks with status error.
+func (s *session) completeOpenBlocks(t *agent.Turn) {
 	if s.turn.todo != "" {
 		t.Complete(s.turn.todo, nil)
 	}
@@ -92,7 +95,8 @@ func (s *session) settle(t *agent.Turn) {
 	}
 }
 
-// outcome returns the end of the turn for a result. It uses is_error and not the subtype.
+// outcome returns the end of the turn for a result line. A result is a failure by is_error, because its subtype is success for some failures
+// too.
 func (s *session) outcome(r result) runner.Ended {
 	message := cmp.Or(r.Result, strings.Join(r.Errors, "; "), r.Subtype)
 	switch {
@@ -113,7 +117,8 @@ func (s *session) outcome(r result) runner.Ended {
 	}
 }
 
-// modelCode returns the code for a failure of the model: by the API's status, else by the CLI's own word for it.
+// modelCode returns Spool's error code for a failure of the model: by the HTTP status of the API, or for status 0 by why, the CLI's name of the
+// failure.
 func modelCode(status int, why string) string {
 	switch {
 	case status == 401, status == 403, status == 0 && why == "authentication_failed":
@@ -126,7 +131,8 @@ func modelCode(status int, why string) string {
 	return "MODEL_ERROR"
 }
 
-// reportTranscript journals the path of the transcript, at the first line with a session id and at every end.
+// reportTranscript journals the path of the transcript of the CLI's session. It is called at the first line with the session's id and at the end
+// of every turn.
 func (s *session) reportTranscript(agentSession string, t *agent.Turn) {
 	if agentSession == "" {
 		return

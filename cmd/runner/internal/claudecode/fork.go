@@ -13,7 +13,8 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/transcript"
 )
 
-// resumeArgs returns the arguments with which the CLI goes on with the session of a launch, none if it is not known.
+// resumeArgs returns the arguments with which the CLI resumes the session of a launch. For a fork it first copies the transcript. It returns none
+// if there is no session to resume, or its transcript is lost.
 //
 // A fork is a copy of the transcript, cut after the anchor's line, under an id of its own. It is on disk before the
 // CLI starts: with the CLI's --fork-session a process that is killed in its first turn leaves a session that knows
@@ -53,18 +54,18 @@ func resumeArgs(l agent.Launch) ([]string, error) {
 		}
 		return args, nil
 	}
-	return nil, forget(to)
+	return nil, removeCopy(to)
 }
 
-// forget removes the copy that an earlier attempt has written.
-func forget(to string) error {
+// removeCopy removes the copy of a transcript that an earlier attempt has written, if there is one.
+func removeCopy(to string) error {
 	if err := os.Remove(to); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove the copy of an earlier attempt: %w", err)
 	}
 	return nil
 }
 
-// whyNotResumable returns why the session of a launch cannot be resumed, or "".
+// whyNotResumable returns the reason why the session of a launch cannot be resumed, or "" if it can or there is none.
 func whyNotResumable(l agent.Launch) string {
 	switch {
 	case l.Resume == "" || l.Fork == nil && hasTranscript(l.Folders, l.Resume) || l.Fork != nil && hasTranscript(l.Folders, transcript.ForkID(l)):
@@ -99,10 +100,10 @@ func originals(l agent.Launch) ([]string, error) {
 // cutter cuts a transcript after the line of an anchor.
 type cutter struct {
 	anchor string
-	kind   string // of the line, once it is found
+	kind   string // type of the anchor's line; "" until cutLine has found it
 }
 
-// cutLine ends the copy after the line of the anchor.
+// cutLine keeps every line up to that of the anchor, which is the last one of the copy. It is a transcript.Edit.
 func (c *cutter) cutLine(raw transcript.Line) (transcript.Line, transcript.Verdict) {
 	if c.anchor == "" || !bytes.Contains(raw, []byte(c.anchor)) {
 		return raw, transcript.Keep

@@ -30,7 +30,7 @@ const (
 	ruleNoQuery    = "no-query"           // deny: its events would not be recorded
 )
 
-// paths has the argument with the path for each file tool. A search without that argument is in the workspace.
+// paths names for each file tool the argument with the path. A search tool's argument is optional: without it the tool searches the workspace.
 var paths = map[string]struct {
 	argument string
 	optional bool
@@ -58,8 +58,8 @@ type decision struct {
 	input  json.RawMessage // the input of the tool, if allowed
 }
 
-// decide applies the policy `workspace`: it allows what stays inside the workspace and denies everything else. It has
-// no side effect.
+// decide returns the decision of the policy `workspace` on a permission request. It allows files inside the workspace, commands, which the sandbox
+// limits, sub-agents, MCP servers of the agent, and tools that the agent's definition names. It denies everything else.
 func decide(q question, s scope) decision {
 	var input map[string]json.RawMessage
 	if len(q.Input) == 0 || json.Unmarshal(q.Input, &input) != nil || input == nil {
@@ -89,7 +89,8 @@ func decide(q question, s scope) decision {
 	return decision{rule: ruleUnknown, reason: fmt.Sprintf("The workspace policy does not know the tool %q and so does not allow it. Go on without it.", q.ToolName)}
 }
 
-// decidePath allows a file tool on a path inside the workspace. The CLI gets exactly the path that was checked.
+// decidePath returns the decision on a call of a file tool: it allows a path inside the workspace, and reading a file of a skill. The input of an
+// allowed call has the path that was checked. argument names the path's argument, which may be absent if optional is true.
 func decidePath(q question, input map[string]json.RawMessage, argument string, optional bool, s scope) decision {
 	root := s.root
 	var path string
@@ -131,11 +132,12 @@ func decidePath(q question, input map[string]json.RawMessage, argument string, o
 	return decision{allow: true, rule: rule, input: changed}
 }
 
+// outside returns the denial of a path outside the workspace.
 func outside(path, root string) decision {
 	return decision{rule: ruleOutside, reason: fmt.Sprintf("%s is outside of the workspace %s, and the workspace policy allows files inside it only.", path, root)}
 }
 
-// inside returns the path relative to the root of the workspace. It fails if a symbolic link leads out of the
+// inside returns a path relative to the root of the workspace. The bool is false if the path, with its symbolic links resolved, is outside the
 // workspace.
 func inside(root, path string) (string, bool) {
 	if strings.HasPrefix(path, "~") {

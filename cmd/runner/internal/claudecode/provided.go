@@ -17,7 +17,7 @@ func copyProvided(l agent.Launch, id, to string) ([]string, error) {
 	}
 	edit := adopter{id: id, workspace: workspace}.adoptLine
 	if err := transcript.Copy(filepath.Join(l.State, agent.Provided), to, "", edit); err != nil {
-		return nil, forget(to) // Open reports that the conversation is lost
+		return nil, removeCopy(to) // Open reports that the conversation is lost
 	}
 	return []string{"--resume", id}, nil
 }
@@ -29,7 +29,8 @@ var keptLines = []string{"user", "assistant", "system", "attachment", "progress"
 // adopter changes the lines of a foreign transcript to lines of a session in this workspace.
 type adopter struct{ id, workspace string }
 
-// adoptLine keeps the lines of the conversation and drops all others.
+// adoptLine keeps the lines of the conversation, with the session id and the folder of this workspace, and drops all others. It is a
+// transcript.Edit.
 func (a adopter) adoptLine(raw transcript.Line) (transcript.Line, transcript.Verdict) {
 	line := transcript.Members(raw)
 	if transcript.Text(line["uuid"]) == "" || !slices.Contains(keptLines, transcript.Text(line["type"])) {

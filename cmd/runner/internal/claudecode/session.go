@@ -82,7 +82,7 @@ func newHandshake(l agent.Launch) handshake {
 
 func (h handshake) hasContent() bool { return h.Prompt != "" || len(h.Subagents) > 0 }
 
-// bytes returns the same bytes for the same handshake.
+// bytes returns the handshake as JSON, for a digest. Equal handshakes have equal bytes.
 func (h handshake) bytes() []byte {
 	raw, err := json.Marshal(h)
 	if err != nil {
@@ -91,7 +91,7 @@ func (h handshake) bytes() []byte {
 	return raw
 }
 
-// initialize returns the request of the handshake.
+// initialize sends the request of the handshake.
 func (s *session) initialize(h handshake) {
 	request := map[string]any{"subtype": "initialize", "hooks": nil}
 	if h.Prompt != "" {
@@ -104,7 +104,7 @@ func (s *session) initialize(h handshake) {
 	_, _ = s.control(request) //nolint:errcheck // see above
 }
 
-// control sends a request and returns its id.
+// control sends a control request to the CLI and returns the request's id. It remembers interrupts until they are answered.
 func (s *session) control(request map[string]any) (string, error) {
 	s.mu.Lock()
 	s.requests++
@@ -116,7 +116,7 @@ func (s *session) control(request map[string]any) (string, error) {
 	return id, s.in.Send(controlRequest{Type: "control_request", RequestID: id, Request: request})
 }
 
-// Begin sends the query.
+// Begin begins a turn and sends the query. It first journals that the earlier conversation is lost, if so.
 func (s *session) Begin(q runner.Query, t *agent.Turn) error {
 	content, err := userContent(q)
 	if err != nil {
@@ -138,7 +138,8 @@ func (s *session) Begin(q runner.Query, t *agent.Turn) error {
 // imageTypes are the media types that the model's API accepts.
 var imageTypes = []string{"image/png", "image/jpeg", "image/gif", "image/webp"}
 
-// userContent returns the query as a text, or as content blocks of the Messages API.
+// userContent returns the content of a query: a string, or for a query with parts a list of content blocks of the Messages API. The error names
+// the part that the API cannot take.
 func userContent(q runner.Query) (any, error) {
 	if len(q.Parts) == 0 {
 		return q.Content, nil
@@ -185,7 +186,7 @@ func (s *session) Line(raw []byte, t *agent.Turn) error {
 	}
 	switch l.Type {
 	case "stream_event":
-		return s.stream(l, t)
+		return s.handleStream(l, t)
 	case "assistant":
 		return s.handleAssistant(l, t)
 	case "user":
@@ -210,7 +211,7 @@ func (s *session) Line(raw []byte, t *agent.Turn) error {
 	return nil
 }
 
-// handleAnswer handles the answer to a request of the session.
+// handleAnswer handles the CLI's answer to a control request of this session.
 func (s *session) handleAnswer(l line, t *agent.Turn) error {
 	a, err := decode[answer](l.Response, "control_response")
 	if err != nil {

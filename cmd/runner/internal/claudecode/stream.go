@@ -23,7 +23,7 @@ type conversation struct {
 type streamedAnswer struct {
 	id     string
 	model  string
-	again  bool // the CLI requested it again
+	again  bool // the stream broke, and the CLI requested the answer again
 	blocks []*streamedBlock
 }
 
@@ -31,13 +31,13 @@ type streamedAnswer struct {
 // the stream, or with neither; the order is not fixed.
 type streamedBlock struct {
 	index  int
-	part   part   // the part at its begin
-	block  string // the block, "" for a part that is shown when it is complete
-	open   bool
-	stated bool // the complete block has come
+	part   part   // the part as the stream began it
+	block  string // id of the open block in the journal, "" for a part that is journaled when it is complete
+	open   bool   // the block in the journal is not complete
+	stated bool   // the CLI has printed the whole part
 }
 
-// conversation returns the conversation of a line, and creates it if necessary.
+// conversation returns the conversation that a line belongs to. If the conversation is not known, it begins one, for a sub-agent with its block.
 func (s *session) conversation(l line, t *agent.Turn) *conversation {
 	key := l.parent()
 	if c := s.turn.conversations[key]; c != nil {
@@ -52,8 +52,8 @@ func (s *session) conversation(l line, t *agent.Turn) *conversation {
 	return s.spawn(events.MainConversation, part{ID: key, Name: l.SubagentType}, t)
 }
 
-// stream handles one event of the model's stream.
-func (s *session) stream(l line, t *agent.Turn) error {
+// handleStream handles one event of the model's stream: it opens blocks, appends their text and completes them, and counts the usage.
+func (s *session) handleStream(l line, t *agent.Turn) error {
 	e, err := decode[streamEvent](l.Event, "stream_event")
 	if err != nil {
 		return err
@@ -69,7 +69,7 @@ func (s *session) stream(l line, t *agent.Turn) error {
 		s.turn.seen = plus(s.turn.seen, usage{Input: e.Message.Usage.Input, CacheRead: e.Message.Usage.CacheRead, CacheWrite: e.Message.Usage.CacheWrite})
 		return s.interruptAgain()
 	case "content_block_start":
-		c.answer.blocks = append(c.answer.blocks, s.begin(c, e, t))
+		c.answer.blocks = append(c.answer.blocks, s.beginBlock(c, e, t))
 	case "content_block_delta":
 		if b := c.answer.blockAt(e.Index); b != nil && b.open && b.block != "" {
 			t.Text(b.block, e.Delta.Text+e.Delta.Thinking+e.Delta.JSON) // one of them; a signature is none
@@ -90,8 +90,8 @@ func (s *session) stream(l line, t *agent.Turn) error {
 	return nil
 }
 
-// begin opens a block for a content block if its kind is known.
-func (s *session) begin(c *conversation, e streamEvent, t *agent.Turn) *streamedBlock {
+// beginBlock returns the streamedBlock for a content block that the stream begins, and opens a block in the journal if its kind is known.
+func (s *session) beginBlock(c *conversation, e streamEvent, t *agent.Turn) *streamedBlock {
 	b := &streamedBlock{index: e.Index, part: e.Block, open: true}
 	switch e.Block.Type {
 	case "text":
@@ -112,7 +112,7 @@ func (s *session) begin(c *conversation, e streamEvent, t *agent.Turn) *streamed
 	return b
 }
 
-// abandon finishes the open blocks of an answer that another one replaces.
+// abandon completes the open blocks of the conversation's answer with status error, because another answer replaces it.
 func (s *session) abandon(c *conversation, t *agent.Turn) {
 	for _, b := range c.answer.blocks {
 		if b.open && b.block != "" {
@@ -122,6 +122,7 @@ func (s *session) abandon(c *conversation, t *agent.Turn) {
 	}
 }
 
+// blockAt returns the last block with an index of the stream, or nil.
 func (a *streamedAnswer) blockAt(index int) *streamedBlock {
 	for _, b := range slices.Backward(a.blocks) {
 		if b.index == index {
@@ -131,8 +132,8 @@ func (a *streamedAnswer) blockAt(index int) *streamedBlock {
 	return nil
 }
 
-// find returns the block that a whole part belongs to: by the id of the call, else the first block of its type that
-// has no whole part yet. A message that was requested again has other calls.
+// find returns the streamed block that a whole part belongs to, or nil: the first block of its type without a whole part and with the same id of
+// the call. In an answer that was requested again the ids of calls differ, so any open block of the type counts.
 func (a *streamedAnswer) find(p part) *streamedBlock {
 	for _, b := range a.blocks {
 		if !b.stated && b.part.Type == p.Type && (b.part.ID == p.ID || a.again && b.open) {
@@ -142,7 +143,7 @@ func (a *streamedAnswer) find(p part) *streamedBlock {
 	return nil
 }
 
-// handleAssistant handles a whole content block, or a message that was not streamed.
+// handleAssistant handles a line with whole parts of an answer: it completes the blocks that were streamed, and journals the parts that were not.
 func (s *session) handleAssistant(l line, t *agent.Turn) error {
 	m, err := decode[message](l.Message, "assistant message")
 	if err != nil {
@@ -171,18 +172,19 @@ func (s *session) handleAssistant(l line, t *agent.Turn) error {
 	return nil
 }
 
+// isUnfinished reports whether a block of the answer is open and the CLI has not printed its whole part.
 func (a *streamedAnswer) isUnfinished() bool {
 	return slices.ContainsFunc(a.blocks, func(b *streamedBlock) bool { return b.open && !b.stated })
 }
 
-// statement is a whole part of a message.
+// statement is a whole part of a message, as opposed to the pieces of a stream.
 type statement struct {
 	part
 	message message
 	anchor  string
 }
 
-// journalPart journals a whole part. If b is not nil, it finishes that streamed block.
+// journalPart journals a whole part. If b is not nil, it completes the streamed block b with the part; otherwise it journals a block of its own.
 func (s *session) journalPart(c *conversation, b *streamedBlock, p statement, t *agent.Turn) {
 	if b != nil {
 		b.stated = true
@@ -232,7 +234,7 @@ func (s *session) journalPart(c *conversation, b *streamedBlock, p statement, t 
 	})
 }
 
-// handleSynthetic handles messages of the CLI in place of the model: errors, and the answers of its own commands.
+// handleSynthetic journals a message that the CLI wrote in place of the model: an error of the model, or the answer of a command of the CLI.
 func (s *session) handleSynthetic(l line, m message, c *conversation, t *agent.Turn) {
 	why := ""
 	if len(l.Error) > 0 && !bytes.Equal(l.Error, []byte("null")) {
@@ -247,7 +249,7 @@ func (s *session) handleSynthetic(l line, m message, c *conversation, t *agent.T
 	t.Whole(c.id, events.Block{Kind: events.KindError, Code: modelCode(0, why), Message: text, Anchor: anchor})
 }
 
-// plus returns the sum, limited to the largest value of the counters.
+// plus returns the sum of two counts. A counter that would overflow has its largest value.
 func plus(sum events.Usage, u usage) events.Usage {
 	add := func(a, b uint32) uint32 { return uint32(min(uint64(a)+uint64(b), 1<<32-1)) } //nolint:gosec // bounded
 	return events.Usage{

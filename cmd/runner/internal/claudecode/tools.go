@@ -13,7 +13,7 @@ import (
 // isAgent reports whether a tool runs a sub-agent. The CLI lists it as Task and calls it Agent.
 func isAgent(tool string) bool { return tool == "Agent" || tool == "Task" }
 
-// display returns the name of a tool for people.
+// display returns the name of a tool that clients show: "server: tool" for a tool of an MCP server.
 func display(tool string) string {
 	if rest, ok := strings.CutPrefix(tool, "mcp__"); ok {
 		server, name, _ := strings.Cut(rest, "__")
@@ -52,7 +52,7 @@ func readArguments(input json.RawMessage) arguments {
 	return a
 }
 
-// describeInput returns a one-line description of a call.
+// describeInput returns a one-line description of a call by its most telling argument, or "". A path in the workspace is made relative.
 func describeInput(input json.RawMessage, workspace string) string {
 	a := readArguments(input)
 	for _, what := range []string{a.Subject, a.Description, a.FilePath, a.NotebookPath, a.Pattern, a.Command, a.URL, a.Query, a.Skill, a.Path} {
@@ -68,7 +68,8 @@ func describeInput(input json.RawMessage, workspace string) string {
 	return ""
 }
 
-// spawn begins the conversation of a sub-agent inside another conversation.
+// spawn begins the conversation of the sub-agent that the call p starts, and journals its block in the conversation parent. If the conversation
+// has begun already, spawn only returns it.
 func (s *session) spawn(parent string, p part, t *agent.Turn) *conversation {
 	if c := s.turn.conversations[p.ID]; c != nil {
 		return c
@@ -89,7 +90,8 @@ func (s *session) spawn(parent string, p part, t *agent.Turn) *conversation {
 	return c
 }
 
-// handleUser handles tool results, the prompt of a sub-agent, and the CLI's own notes.
+// handleUser handles a line of type user: it journals tool results, the prompt of a sub-agent and the note about an interrupt. A line that
+// repeats the query shows that the CLI has accepted it.
 func (s *session) handleUser(l line, t *agent.Turn) error {
 	if l.IsReplay {
 		s.taken = s.taken || s.pending
@@ -123,7 +125,8 @@ type toolResult struct {
 	anchor     string
 }
 
-// toolResult journals the result of a call. The structured result is used for the agent's list only.
+// toolResult journals the result of a call, and updates the agent's to-do list by the structured result. The result of a sub-agent ends its
+// conversation.
 func (s *session) toolResult(c *conversation, p toolResult, t *agent.Turn) {
 	var took time.Duration
 	conv := c.id
@@ -133,7 +136,7 @@ func (s *session) toolResult(c *conversation, p toolResult, t *agent.Turn) {
 		delete(s.turn.calls, p.ToolUseID)
 	}
 	if sub := s.turn.conversations[p.ToolUseID]; sub != nil && sub.block != "" {
-		s.finish(sub, p, took, t)
+		s.finishSubagent(sub, p, took, t)
 		return
 	}
 	t.Whole(conv, events.Block{
@@ -144,8 +147,9 @@ func (s *session) toolResult(c *conversation, p toolResult, t *agent.Turn) {
 	}
 }
 
-// finish ends the conversation of a sub-agent. Its last words are in the result of the call alone.
-func (s *session) finish(sub *conversation, p toolResult, took time.Duration, t *agent.Turn) {
+// finishSubagent ends the conversation of a sub-agent with the result of its call. It journals the sub-agent's last text, which may be in that
+// result alone.
+func (s *session) finishSubagent(sub *conversation, p toolResult, took time.Duration, t *agent.Turn) {
 	said := p.Content.text()
 	var own struct {
 		Content content `json:"content"`
@@ -168,15 +172,17 @@ func millis(d time.Duration) uint32 {
 	return uint32(min(max(d.Milliseconds(), 0), 1<<32-1)) //nolint:gosec // bounded
 }
 
-// task is an entry of the agent's list. Older tools write the whole list.
+// task is an entry of the agent's to-do list.
 type task struct {
 	id   string
 	item events.TodoItem
 }
 
+// tasks is the agent's to-do list.
 type tasks []task
 
-// apply updates the list after a successful call, and reports whether it may have changed.
+// apply updates the list after a successful call, and reports whether the call was one that changes the list. structured is the call's result in
+// the tool's own format.
 func (l *tasks) apply(c call, structured json.RawMessage) bool {
 	a := readArguments(c.input)
 	switch c.name {
@@ -203,7 +209,8 @@ func (l *tasks) apply(c call, structured json.RawMessage) bool {
 	return true
 }
 
-// update changes one entry. The text of an entry that an earlier process created is unknown.
+// update changes or removes one entry as the arguments of TaskUpdate say. If the entry is not known, because an earlier process created it,
+// update adds one.
 func (l *tasks) update(a arguments) {
 	for i := range *l {
 		t := &(*l)[i]
@@ -231,7 +238,7 @@ func (l *tasks) update(a arguments) {
 	}
 }
 
-// showTodos journals the list in one block per turn, which it updates.
+// showTodos journals the agent's to-do list. It opens one block in a turn, and updates it after that.
 func (s *session) showTodos(t *agent.Turn) {
 	items := make([]events.TodoItem, 0, len(s.tasks))
 	for _, task := range s.tasks {

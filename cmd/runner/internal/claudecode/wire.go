@@ -40,9 +40,8 @@ func (l line) parent() string {
 	return *l.Parent
 }
 
-// anchor returns the anchor of the block in part i of message m of a conversation. The CLI can cut after a line, so
-// only the last part of a line has an anchor. Lines of a sub-agent are not in the transcript of the session and have
-// none.
+// anchor returns the anchor of the block for part i of message m, or "": the id of the line. A fork can cut a transcript only after a
+// whole line, so only the last part of a line has an anchor. Lines of a sub-agent have none, because they are not in the session's transcript.
 func (l line) anchor(m message, i int, conversation string) string {
 	if i < len(m.Content)-1 || conversation != events.MainConversation {
 		return ""
@@ -204,7 +203,7 @@ type userMessage struct {
 	Content any    `json:"content"`
 }
 
-// decode decodes a part of a line. What names the part in the error.
+// decode decodes a part of a line as JSON. what names the part in the error.
 func decode[T any](raw json.RawMessage, what string) (T, error) {
 	var v T
 	if err := json.Unmarshal(raw, &v); err != nil {

@@ -36,8 +36,8 @@ const Tested = "0.169.0"
 // openAI is the address of the model API when OPENAI_BASE_URL is empty.
 const openAI = "https://api.openai.com/v1"
 
-// promptDigest is the variable with the hash of the prompts and MCP servers. They are sent when the thread begins: when
-// the hash changes, the supervisor starts another process.
+// promptDigest is an environment variable with the hash of the prompts and MCP servers, which are sent when the thread begins. The CLI does not
+// read it: its value makes the command differ when they have changed, and the supervisor then starts another process.
 const promptDigest = "SPOOL_AGENT_PROMPT_SHA256"
 
 // settings are passed as arguments, which take precedence over every config.toml: no file of the workspace or of an
@@ -111,7 +111,8 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	return agent.Command{Path: path, Args: args, Env: l.Environment(set, "CODEX_"), Files: definitionFiles(l)}, nil
 }
 
-// Open sends the handshake and begins or resumes the thread, so that a query takes a single request.
+// Open returns the session of a process that was started, and sends the handshake and the request for the thread, so that a query then takes a
+// single request.
 func (Adapter) Open(l agent.Launch, in agent.Stdin) agent.Session {
 	s := newSession(l, in)
 	if l.Resume == "" {
@@ -200,6 +201,7 @@ func escape(path string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(path)
 }
 
+// inheritedVariable returns the value of one of the runner's environment variables, "" if it is not set.
 func inheritedVariable(l agent.Launch, name string) string {
 	for _, kv := range l.Environ {
 		if v, ok := strings.CutPrefix(kv, name+"="); ok {

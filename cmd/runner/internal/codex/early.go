@@ -17,9 +17,10 @@ type earlyNotification struct {
 	raw  []byte
 }
 
-// keepEarlyNotification keeps a notification about a sub-agent that the CLI has not announced yet, and reports whether it did. The
-// CLI orders the notifications of one thread, not of two threads. This also holds for a sub-agent of an earlier turn.
-// Without the turn's id neither the sub-agent nor its commands could be stopped.
+// keepEarlyNotification keeps a notification about a thread that is not known yet, and reports whether it did. The CLI orders the
+// notifications of one thread, but not those of two: the first notifications of a sub-agent may come before the item that announces
+// the sub-agent, also for one of an earlier turn. The notifications are kept because one has the id of the sub-agent's turn, without which
+// the turn cannot be stopped.
 func (s *session) keepEarlyNotification(l line, n notification, raw []byte) bool {
 	_, stopping := s.stopping[n.ThreadID]
 	if !s.pending || n.ThreadID == "" || n.ThreadID == s.thread || stopping || s.turn.conversations[n.ThreadID] != nil || s.turn.kept >= maxEarly {
@@ -54,7 +55,8 @@ func (s *session) handleEarlyNotifications(t *agent.Turn) error {
 	return nil
 }
 
-// logUnclaimed logs the kept notifications of threads that the turn never announced.
+// logUnclaimed handles the kept notifications of threads that no item has announced by the end of the turn. Since their threads are unknown, they
+// are logged, and turns that they report are stopped.
 func (s *session) logUnclaimed(kept map[string][]earlyNotification, t *agent.Turn) error {
 	for _, thread := range slices.Sorted(maps.Keys(kept)) {
 		for _, e := range kept[thread] {

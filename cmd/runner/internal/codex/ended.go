@@ -11,6 +11,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
+// minus returns the tokens that were used since before. A counter that went down was reset, and its whole value counts.
 func (now tokens) minus(before tokens) tokens {
 	sub := func(a, b uint64) uint64 {
 		if a < b {
@@ -24,6 +25,7 @@ func (now tokens) minus(before tokens) tokens {
 	}
 }
 
+// plus returns the sum of two counts.
 func (now tokens) plus(more tokens) tokens {
 	return tokens{
 		Input: now.Input + more.Input, Cached: now.Cached + more.Cached,
@@ -41,7 +43,7 @@ func (now tokens) usage() events.Usage {
 	}
 }
 
-// turnCompleted handles the end of a turn.
+// turnCompleted handles the CLI's notification that a turn has ended: of the session's own turn, which it ends, or of a sub-agent's.
 func (s *session) turnCompleted(n notification, t *agent.Turn) error {
 	switch {
 	case n.ThreadID != s.thread:
@@ -58,22 +60,22 @@ func (s *session) turnCompleted(n notification, t *agent.Turn) error {
 	return nil
 }
 
-// end finishes open blocks and the turn.
+// end ends the turn with the outcome e, after it has completed the open blocks and stopped the sub-agents.
 func (s *session) end(e runner.Ended, t *agent.Turn) {
-	s.settle(e.Outcome == runner.Interrupted, t)
+	s.completeOpenBlocks(e.Outcome == runner.Interrupted, t)
 	e.Usage = s.turn.usage.usage()
 	s.reportTranscript(t)
 	t.End(e)
 	s.mu.Lock()
 	s.turnID, s.interrupted = "", false
 	s.mu.Unlock()
-	s.forget()
+	s.resetTurn()
 }
 
-// settle finishes what the CLI leaves open. It stops sub-agents that still run, with their commands: after the turn
-// their events would not be recorded. Commands of the agent itself go on in the background, by the CLI's design, unless
-// the turn was interrupted.
-func (s *session) settle(interrupted bool, t *agent.Turn) {
+// completeOpenBlocks completes, at the end of a turn, the blocks for which the CLI prints no end. It also stops the sub-agents that
+// still run, and their commands: their events after the turn would not be recorded. By the CLI's design, commands of the main agent
+// continue in the background, except after an interrupted turn, when completeOpenBlocks stops them too.
+func (s *session) completeOpenBlocks(interrupted bool, t *agent.Turn) {
 	commands := map[string][]string{}
 	for _, id := range slices.Sorted(maps.Keys(s.turn.items)) {
 		w := s.turn.items[id]
@@ -99,15 +101,15 @@ func (s *session) settle(interrupted bool, t *agent.Turn) {
 	}
 }
 
-// endCommands requests the processes of the commands, so that they can be ended. The CLI lists only the commands whose
-// turn is over.
+// endCommands requests the list of a thread's running commands; terminate then ends those of items. The CLI lists a command only after the turn
+// of the command has ended.
 func (s *session) endCommands(thread string, items []string) {
 	if len(items) > 0 {
 		s.ask("thread/backgroundTerminals/list", map[string]string{"threadId": thread}, pendingRequest{thread: thread, items: items})
 	}
 }
 
-// terminate ends those commands of an interrupted turn whose processes the CLI listed.
+// terminate handles the answer to the request of endCommands: it ends the commands of was.items that the CLI lists.
 func (s *session) terminate(was pendingRequest, result json.RawMessage) error {
 	r, err := decode[struct {
 		Data []struct {
@@ -126,7 +128,7 @@ func (s *session) terminate(was pendingRequest, result json.RawMessage) error {
 	return nil
 }
 
-// outcome returns the outcome of a turn from the status that the CLI reports.
+// outcome returns the end of a turn for the status and the error that the CLI reports.
 func (s *session) outcome(u turn) runner.Ended {
 	why := cmp.Or(u.Error, s.turn.why, &turnError{})
 	switch {
@@ -144,8 +146,8 @@ func (s *session) outcome(u turn) runner.Ended {
 	}
 }
 
-// modelCode returns the error code for a failure of the model API, by the HTTP status, or by the CLI's error word if
-// there is none.
+// modelCode returns Spool's error code for a failure of the model API: by the HTTP status, or for status 0 by word, the CLI's name of the
+// failure.
 func modelCode(word string, status int) string {
 	switch {
 	case status == 401, status == 403, word == "unauthorized":
@@ -174,7 +176,8 @@ func inner(message string) string {
 	return message
 }
 
-// reportTranscript records where the CLI keeps its transcript: when a turn has begun, and at every end.
+// reportTranscript journals the path of the CLI's transcript. It is called when the first turn of the process has begun, and at the end of every
+// turn.
 func (s *session) reportTranscript(t *agent.Turn) {
 	if s.thread != "" {
 		t.Emit(events.MainConversation, events.TranscriptWritten{AgentSessionID: s.thread, Path: s.path})

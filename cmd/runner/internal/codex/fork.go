@@ -26,7 +26,7 @@ func (s *session) anchor(n notification, i item) string {
 }
 
 // copyFork copies the transcript of the thread to fork, cut after the anchor, under the id of the new thread. The CLI's own
-// thread/fork can cut only between turns. If there is no transcript, or no anchor in it, fork leaves no copy, and Open
+// thread/fork can cut only between turns. If there is no transcript, or no anchor in it, copyFork leaves no copy, and Open
 // reports that the conversation is lost.
 func copyFork(l agent.Launch) error {
 	if l.Fork.Provided {
@@ -51,7 +51,7 @@ func tryCopy(from, to, anchor string, edit transcript.Edit) error {
 	return nil
 }
 
-// lostReason returns why the thread of a launch cannot be resumed.
+// lostReason returns the reason why the thread of a launch cannot be resumed, for the event TRANSCRIPT_LOST.
 func lostReason(l agent.Launch) string {
 	if l.Fork != nil && l.Fork.Anchor != "" {
 		return fmt.Sprintf("session %.100s of Codex has no transcript here with the item %.100q", l.Resume, l.Fork.Anchor)
@@ -86,8 +86,9 @@ type cutter struct {
 	written bool            // the model's entry for the anchor's item was written
 }
 
-// cutLine keeps what the agent knew at the anchor. The end of an item comes before the entry that the model sees, and the
-// outputs of parallel calls have the order of the calls, not of their ends.
+// cutLine keeps the lines with what the agent knew at the anchor; it is a transcript.Edit. It cannot cut at the line of the anchor's item alone:
+// that comes before the entry that the model sees, and the outputs of parallel calls are in the order of the calls, not of their ends.
+// Outputs of calls that ended after the anchor are dropped.
 func (c *cutter) cutLine(raw transcript.Line) (transcript.Line, transcript.Verdict) {
 	var e entry
 	if json.Unmarshal(raw, &e) != nil {

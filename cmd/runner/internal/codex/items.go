@@ -15,16 +15,16 @@ type runningItem struct {
 	conv   string
 	item   item
 	block  string // the open block that text is appended to, "" for none
-	half   bool   // the model is still writing it
-	gap    bool   // a paragraph of thinking has ended
-	denied string // why the policy denied it
-	anchor string // of the block that shows its end
+	half   bool   // the model is still writing the item
+	gap    bool   // a paragraph of thinking has ended; a blank line comes before the next text
+	denied string // why the policy denied the call, "" if it did not
+	anchor string // anchor of the block that shows the item's end
 }
 
-// key returns the key of an item: ids are unique within a thread.
-func key(thread, item string) string { return thread + "/" + item }
+// itemKey returns the key of an item in turnState.items. The ids of items are unique within a thread only.
+func itemKey(thread, item string) string { return thread + "/" + item }
 
-// isCurrent reports whether a notification is about the turn that is recorded.
+// isCurrent reports whether a notification is about the running turn or one of its sub-agents. Others are not journaled.
 func (s *session) isCurrent(n notification) bool {
 	if !s.pending {
 		return false
@@ -48,14 +48,14 @@ func (s *session) logLateItem(n notification, i item, t *agent.Turn) {
 	}
 }
 
-// itemStarted opens the block that shows an item.
+// itemStarted handles the start of an item: it journals a tool call, or opens the block of a message.
 func (s *session) itemStarted(n notification, t *agent.Turn) error {
 	i, err := decode[item](n.Item, "item")
 	if err != nil {
 		return err
 	}
 	if !s.isCurrent(n) {
-		return nil // isCurrent is false: its end is logged
+		return nil // itemCompleted logs the end of such an item
 	}
 	w := &runningItem{thread: n.ThreadID, conv: s.conversationOf(n.ThreadID), item: i}
 	switch i.Type {
@@ -75,11 +75,11 @@ func (s *session) itemStarted(n notification, t *agent.Turn) error {
 	default:
 		s.openCall(w, t)
 	}
-	s.turn.items[key(n.ThreadID, i.ID)] = w
+	s.turn.items[itemKey(n.ThreadID, i.ID)] = w
 	return nil
 }
 
-// openCall opens the block of a tool call.
+// openCall journals the tool_use block of an item that is a tool call. It does nothing for other items.
 func (s *session) openCall(w *runningItem, t *agent.Turn) {
 	u, ok := w.item.toolCall()
 	if !ok {
@@ -89,7 +89,8 @@ func (s *session) openCall(w *runningItem, t *agent.Turn) {
 	t.Whole(w.conv, u)
 }
 
-// toolCall returns the block of a tool call, and false for items that are not calls.
+// toolCall returns the name, the description and the input of a tool call, in a block without a kind. The bool is false for items that are not
+// tool calls.
 func (i item) toolCall() (events.Block, bool) {
 	b := func(tool, display, description string, input any) (events.Block, bool) {
 		raw, err := json.Marshal(input)
@@ -139,7 +140,8 @@ func (i item) summary() string {
 	return strings.Join(out, ", ")
 }
 
-// itemCompleted finishes the block that shows an item. The completed item takes precedence over the deltas before it.
+// itemCompleted handles the end of an item: it completes the item's block, or journals one. The text of the completed item replaces the text of
+// the deltas before it.
 func (s *session) itemCompleted(n notification, t *agent.Turn) error {
 	i, err := decode[item](n.Item, "item")
 	if err != nil {
@@ -149,7 +151,7 @@ func (s *session) itemCompleted(n notification, t *agent.Turn) error {
 		s.logLateItem(n, i, t)
 		return nil
 	}
-	at := key(n.ThreadID, i.ID)
+	at := itemKey(n.ThreadID, i.ID)
 	w := s.turn.items[at]
 	if w == nil {
 		w = &runningItem{thread: n.ThreadID, conv: s.conversationOf(n.ThreadID)}
@@ -192,7 +194,7 @@ func (s *session) itemCompleted(n notification, t *agent.Turn) error {
 	return nil
 }
 
-// finishMessage finishes a message.
+// finishMessage completes the block of a message of the model. The last message of the main agent is the result of the turn.
 func (s *session) finishMessage(w *runningItem, t *agent.Turn) {
 	if w.thread == s.thread {
 		s.turn.result = w.item.Text
@@ -206,7 +208,7 @@ func (s *session) finishMessage(w *runningItem, t *agent.Turn) {
 	t.Complete(w.block, func(b *events.Block) { b.Content, b.Anchor = w.item.Text, w.anchor })
 }
 
-// finishThinking finishes a thinking block. Most thinking items have no text to show.
+// finishThinking completes a thinking block. If no block is open, it journals one only if the item has text, which most have not.
 func finishThinking(w *runningItem, t *agent.Turn) {
 	summary, content := strings.Join(w.item.Summary, "\n\n"), strings.Join(w.item.texts(), "\n\n")
 	whole := events.Block{Kind: events.KindThinking, Content: content, Summary: summary}
@@ -225,7 +227,7 @@ func finishThinking(w *runningItem, t *agent.Turn) {
 	}
 }
 
-// finishCall shows the result of a tool call.
+// finishCall journals the result of a tool call, or completes the block in which its output was streamed.
 func (s *session) finishCall(w *runningItem, t *agent.Turn) {
 	i := w.item
 	r := events.Block{Kind: events.KindToolResult, ToolUseID: i.ID, DurationMs: i.duration(), Anchor: w.anchor}
@@ -242,7 +244,7 @@ func (s *session) finishCall(w *runningItem, t *agent.Turn) {
 		if i.Type == "mcpToolCall" || i.Output != nil || b.Output == "" {
 			b.Output = r.Output
 		} else {
-			b.Output += exit(b.Output, i.Exit)
+			b.Output += exitSuffix(b.Output, i.Exit)
 		}
 		b.IsError, b.DurationMs, b.Anchor = r.IsError, r.DurationMs, r.Anchor
 	})
@@ -256,7 +258,7 @@ func (i item) callOutput() (output string, failed bool) {
 		if i.Output != nil {
 			output = *i.Output
 		}
-		return output + exit(output, i.Exit), failed || i.Exit != nil && *i.Exit != 0
+		return output + exitSuffix(output, i.Exit), failed || i.Exit != nil && *i.Exit != 0
 	case "fileChange":
 		if failed {
 			return "The patch was not applied.", true
@@ -271,8 +273,9 @@ func (i item) callOutput() (output string, failed bool) {
 	return "", failed
 }
 
-// exit appends to the output how a command ended, unless it ended with exit code 0.
-func exit(output string, code *int) string {
+// exitSuffix returns the text about a command's exit code that is appended to its output: "Exit code 1", after a newline if the output does not
+// end in one. It returns "" for exit code 0 and for an unknown one.
+func exitSuffix(output string, code *int) string {
 	if code == nil || *code == 0 {
 		return ""
 	}
@@ -282,6 +285,7 @@ func exit(output string, code *int) string {
 	return fmt.Sprintf("Exit code %d", *code)
 }
 
+// text returns the result of an MCP tool as text. Content that is not text is named by its type.
 func (r *mcpResult) text() string {
 	if r == nil {
 		return ""
@@ -300,8 +304,8 @@ func (r *mcpResult) text() string {
 	return strings.Join(out, "\n")
 }
 
-// duration returns how long a call lasted in milliseconds, by the times of the item: its own duration leaves out the
-// time before the CLI first looked at the command.
+// duration returns the duration of a call in milliseconds: the longer of the item's own duration and the time from its start to its end. The own
+// duration leaves out the time before the CLI first looked at the command.
 func (i item) duration() uint32 {
 	ms := i.DurationMs
 	if i.StartedAt > 0 && i.CompletedAt > 0 {
@@ -310,7 +314,7 @@ func (i item) duration() uint32 {
 	return uint32(min(max(ms, 0), 1<<32-1)) //nolint:gosec // bounded
 }
 
-// showUnfinished shows that a call has no result because it was cut off, or still runs.
+// showUnfinished journals the result of a call that has not ended by the end of the turn: a note that it was interrupted or still runs.
 func showUnfinished(w *runningItem, interrupted bool, t *agent.Turn) {
 	if _, ok := w.item.toolCall(); !ok {
 		return

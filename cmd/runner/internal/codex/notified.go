@@ -17,7 +17,8 @@ var ignoredMethods = []string{
 	"item/commandExecution/terminalInteraction", "skills/changed", "thread/readState/changed", "thread/queue/changed", "rawResponseItem/completed", "rawResponse/completed",
 }
 
-// handleNotification decodes and handles a notification.
+// handleNotification decodes a notification and handles it, then those about sub-agents that it has made known. It keeps a notification about
+// a thread that is not known yet.
 func (s *session) handleNotification(l line, raw []byte, t *agent.Turn) error {
 	n, err := decode[notification](l.Params, l.Method)
 	if err != nil {
@@ -26,13 +27,14 @@ func (s *session) handleNotification(l line, raw []byte, t *agent.Turn) error {
 	if s.keepEarlyNotification(l, n, raw) {
 		return nil
 	}
-	if err := s.notify(l, n, raw, t); err != nil {
+	if err := s.dispatchNotification(l, n, raw, t); err != nil {
 		return err
 	}
 	return s.handleEarlyNotifications(t)
 }
 
-func (s *session) notify(l line, n notification, raw []byte, t *agent.Turn) error {
+// dispatchNotification handles a notification by its method. Unknown ones are logged.
+func (s *session) dispatchNotification(l line, n notification, raw []byte, t *agent.Turn) error {
 	switch l.Method {
 	case "turn/started":
 		s.turnStarted(n, t)
@@ -47,7 +49,7 @@ func (s *session) notify(l line, n notification, raw []byte, t *agent.Turn) erro
 	case "item/reasoning/summaryTextDelta", "item/reasoning/textDelta":
 		s.appendThinking(n, t)
 	case "item/reasoning/summaryPartAdded":
-		if w := s.turn.items[key(n.ThreadID, n.ItemID)]; w != nil && n.SummaryIndex > 0 {
+		if w := s.turn.items[itemKey(n.ThreadID, n.ItemID)]; w != nil && n.SummaryIndex > 0 {
 			w.gap = true
 		}
 	case "item/commandExecution/outputDelta", "item/mcpToolCall/progress":
@@ -73,6 +75,7 @@ func (s *session) notify(l line, n notification, raw []byte, t *agent.Turn) erro
 	return nil
 }
 
+// logWarning journals a warning of the CLI.
 func (s *session) logWarning(n notification, t *agent.Turn) {
 	level, message := "warn", strings.TrimSpace(strings.Join([]string{n.Message, n.Summary, n.Details}, " "))
 	if strings.Contains(message, "bubblewrap") {
@@ -81,7 +84,7 @@ func (s *session) logWarning(n notification, t *agent.Turn) {
 	s.logf(t, level, "%s", message)
 }
 
-// turnStarted records the id of a turn that has begun.
+// turnStarted stores the id of a turn that has begun, of the session or of a sub-agent. It stops a turn that belongs to no query.
 func (s *session) turnStarted(n notification, t *agent.Turn) {
 	if n.ThreadID != s.thread {
 		if c := s.turn.conversations[n.ThreadID]; c != nil {
@@ -100,18 +103,18 @@ func (s *session) turnStarted(n notification, t *agent.Turn) {
 	s.setTurnID(n.Turn.ID)
 }
 
-// appendText appends to the text of an item.
+// appendText appends text to the open block of a message.
 func (s *session) appendText(n notification, t *agent.Turn, text string) {
-	w := s.turn.items[key(n.ThreadID, n.ItemID)]
+	w := s.turn.items[itemKey(n.ThreadID, n.ItemID)]
 	if w == nil || w.block == "" || text == "" {
 		return
 	}
 	t.Text(w.block, text)
 }
 
-// appendThinking appends to a thinking block, which it opens with the first text.
+// appendThinking appends text to a thinking block. The first text opens the block.
 func (s *session) appendThinking(n notification, t *agent.Turn) {
-	w := s.turn.items[key(n.ThreadID, n.ItemID)]
+	w := s.turn.items[itemKey(n.ThreadID, n.ItemID)]
 	if w == nil || n.Delta == "" {
 		return
 	}
@@ -124,9 +127,9 @@ func (s *session) appendThinking(n notification, t *agent.Turn) {
 	t.Text(w.block, n.Delta)
 }
 
-// appendOutput appends to the output of a tool, whose block it opens with the first output.
+// appendOutput appends to the output of a tool call. The first output opens the block of the call's result.
 func (s *session) appendOutput(n notification, t *agent.Turn) {
-	w := s.turn.items[key(n.ThreadID, n.ItemID)]
+	w := s.turn.items[itemKey(n.ThreadID, n.ItemID)]
 	text := n.Delta
 	if n.Message != "" {
 		text = n.Message + "\n"
@@ -140,7 +143,7 @@ func (s *session) appendOutput(n notification, t *agent.Turn) {
 	t.Text(w.block, text)
 }
 
-// showPlan shows the agent's plan: one block per turn, which is updated.
+// showPlan journals the agent's plan as a to-do list. It opens one block in a turn, and updates it after that.
 func (s *session) showPlan(n notification, t *agent.Turn) {
 	items := make([]events.TodoItem, 0, len(n.Plan))
 	for _, p := range n.Plan {
@@ -157,8 +160,8 @@ func (s *session) showPlan(n notification, t *agent.Turn) {
 	t.Update(s.turn.todo, events.BlockUpdates{Todos: items})
 }
 
-// countUsage counts the tokens that the model used: the difference to the thread's total before, or the last request's
-// tokens if that total is not known.
+// countUsage adds the tokens that the model has used to the turn's usage, and journals the usage. The tokens are the difference to the
+// thread's total before, or those of the last request if no earlier total is known.
 func (s *session) countUsage(n notification, t *agent.Turn) {
 	total := n.TokenUsage.Total
 	before, known := s.totals[n.ThreadID]
@@ -177,7 +180,8 @@ func (s *session) countUsage(n notification, t *agent.Turn) {
 	t.Emit(s.conversationOf(n.ThreadID), events.MetadataUpdate{Usage: s.turn.usage.usage(), Model: s.model})
 }
 
-// modelFailed handles a failure of the model. A half-written message does not go on.
+// modelFailed handles a failed request to the model. It completes the blocks that the model was writing with status error, because they
+// will not continue. If the CLI does not retry, the failure becomes the reason why the turn fails.
 func (s *session) modelFailed(n notification, t *agent.Turn) {
 	for id, w := range s.turn.items {
 		if w.thread == n.ThreadID && w.half && w.block != "" {

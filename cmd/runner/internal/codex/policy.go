@@ -77,6 +77,7 @@ func inside(root, path string) bool {
 	return err == nil
 }
 
+// isWithin reports whether path is root itself or below it.
 func isWithin(root, path string) bool {
 	rel, err := filepath.Rel(root, path)
 	return err == nil && filepath.IsLocal(rel)
@@ -89,7 +90,7 @@ func (s *session) answerQuestion(l line, t *agent.Turn) error {
 		s.send(answer{ID: l.ID, Error: &rpcError{Code: -32602, Message: err.Error()}})
 		return err
 	}
-	w := s.turn.items[key(q.ThreadID, q.ItemID)]
+	w := s.turn.items[itemKey(q.ThreadID, q.ItemID)]
 	reply := func(result any) { s.send(answer{ID: l.ID, Result: result}) }
 	switch l.Method {
 	case "item/commandExecution/requestApproval":
@@ -137,7 +138,8 @@ func (s *session) answerServerQuestion(q question, t *agent.Turn) map[string]any
 	return map[string]any{"action": "decline", "content": nil, "_meta": nil}
 }
 
-// findCall returns the call that such a question is about. The question does not name it.
+// findCall returns the running call that a question about an MCP server is about, or nil. The question does not have the call's id, so findCall
+// takes a call of the same server and tool.
 func (s *session) findCall(q question) *runningItem {
 	for _, w := range s.turn.items {
 		if w.thread == q.ThreadID && w.item.Type == "mcpToolCall" && w.item.Server == q.ServerName && (q.Meta.Tool == "" || w.item.Tool == q.Meta.Tool) {
@@ -147,6 +149,7 @@ func (s *session) findCall(q question) *runningItem {
 	return nil
 }
 
+// verdict returns the answer of the protocol for a decision.
 func verdict(d decision) map[string]string {
 	if d.allow {
 		return map[string]string{"decision": "accept"}
@@ -154,7 +157,8 @@ func verdict(d decision) map[string]string {
 	return map[string]string{"decision": "decline"}
 }
 
-// recordDecision records a decision and returns it.
+// recordDecision journals a decision about a tool and returns it. Without a running turn it changes the decision to a denial. w is the item of
+// the call, nil if it is not known.
 func (s *session) recordDecision(tool string, q question, w *runningItem, d decision, t *agent.Turn) decision {
 	if !s.pending {
 		d = decision{rule: ruleNoQuery, reason: "No query is being answered."}

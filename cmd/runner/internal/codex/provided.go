@@ -34,7 +34,8 @@ type adopter struct {
 	begun         bool // the first line was kept
 }
 
-// adoptLine keeps the lines of the conversation.
+// adoptLine keeps the lines of the conversation, with the id and the folder of the new thread in the first one, and drops all others. It is a
+// transcript.Edit.
 func (a *adopter) adoptLine(raw transcript.Line) (transcript.Line, transcript.Verdict) {
 	line := transcript.Members(raw)
 	kind, payload := transcript.Text(line["type"]), transcript.Members(line["payload"])

@@ -34,17 +34,17 @@ type session struct {
 	thread      string // id of the thread, once it has begun
 	turnID      string // id of the running turn, once it is known
 	interrupted bool   // the turn is to stop
-	heard       bool   // the CLI was asked to stop it, and did not refuse
+	heard       bool   // the CLI was asked to stop the turn, and did not refuse
 
 	// State of the process.
-	broken error  // why the process has no thread and will get none
-	lost   string // why the earlier thread cannot be resumed, until that is reported
-	model  string
-	path   string            // of the transcript
-	told   bool              // the transcript was reported
-	totals map[string]tokens // by thread, as last reported
-	queued []events.Payload  // events between turns, for the next turn
-	notes  []string          // to the agent, that came too late for their turn
+	broken   error  // why the process has no thread and will get none
+	lost     string // why the earlier thread cannot be resumed, until that is reported
+	model    string
+	path     string            // of the transcript
+	reported bool              // the transcript was reported
+	totals   map[string]tokens // by thread, as last reported
+	queued   []events.Payload  // events between turns, for the next turn
+	notes    []string          // notes to the agent that came too late for their turn; they are sent with the next query
 	// The commands of sub-agents that were stopped at the end of their turn, by thread.
 	stopping map[string][]string
 
@@ -77,27 +77,28 @@ type turnState struct {
 
 func newSession(l agent.Launch, in agent.Stdin) *session {
 	s := &session{launch: l, in: in, resume: l.Resume, unanswered: map[int]pendingRequest{}, totals: map[string]tokens{}, stopping: map[string][]string{}}
-	s.forget()
+	s.resetTurn()
 	return s
 }
 
-func (s *session) forget() {
+// resetTurn drops the state of the turn.
+func (s *session) resetTurn() {
 	s.turn = turnState{conversations: map[string]*conversation{}, items: map[string]*runningItem{}}
 	s.pending, s.query = false, nil
 }
 
-// open sends the handshake and begins the thread, or resumes the known one.
+// open sends the handshake and the request for the thread.
 func (s *session) open() {
 	s.ask("initialize", map[string]any{
 		"clientInfo":   map[string]string{"name": "spool", "title": "Spool", "version": "1"},
 		"capabilities": map[string]bool{"experimentalApi": true}, // thread/backgroundTerminals/…
 	}, pendingRequest{})
 	s.send(request{Method: "initialized"})
-	s.begin()
+	s.requestThread()
 }
 
-// begin requests the thread.
-func (s *session) begin() {
+// requestThread sends the request for the thread: for s.resume, or for a new one if that is "". threadStarted handles the answer.
+func (s *session) requestThread() {
 	params := map[string]any{
 		"cwd": s.launch.Workspace, "approvalPolicy": "untrusted", "approvalsReviewer": "user",
 		// If the thread may write, the CLI trusts the workspace and loads its settings, hooks and MCP servers. Each
@@ -121,7 +122,7 @@ func (s *session) begin() {
 	s.ask("thread/resume", params, pendingRequest{})
 }
 
-// ask sends a request and keeps it until its answer.
+// ask sends a request to the CLI and returns at once. It keeps a, which handleAnswer or handleError gets with the answer.
 func (s *session) ask(method string, params any, a pendingRequest) {
 	a.method = method
 	s.mu.Lock()
@@ -137,7 +138,7 @@ func (s *session) send(v any) {
 	_ = s.in.Send(v) //nolint:errcheck // see above
 }
 
-// Begin sends the query, or keeps it until the thread has begun.
+// Begin begins a turn: it sends the query, or keeps it until the thread has begun. The error means that the process cannot take the query.
 func (s *session) Begin(q runner.Query, t *agent.Turn) error {
 	if s.broken != nil {
 		return s.broken
@@ -149,7 +150,7 @@ func (s *session) Begin(q runner.Query, t *agent.Turn) error {
 	s.interrupted, s.heard, s.turnID = false, false, ""
 	thread := s.thread
 	s.mu.Unlock()
-	s.forget()
+	s.resetTurn()
 	s.pending, s.query = true, &q
 	if s.lost != "" {
 		s.reportLostTranscript(t)
@@ -161,9 +162,10 @@ func (s *session) Begin(q runner.Query, t *agent.Turn) error {
 	if thread == "" {
 		return nil // threadStarted sends the query
 	}
-	return s.start()
+	return s.sendQuery()
 }
 
+// reportLostTranscript journals that the agent does not know the earlier turns, because its thread is lost.
 func (s *session) reportLostTranscript(t *agent.Turn) {
 	t.Emit(events.MainConversation, events.Error{
 		Code: "TRANSCRIPT_LOST", Message: s.lost + ": the agent does not know the turns before",
@@ -175,8 +177,8 @@ func (s *session) reportLostTranscript(t *agent.Turn) {
 // the sandbox does not have.
 var externalSandbox = map[string]string{"type": "externalSandbox", "networkAccess": "enabled"}
 
-// start sends the query to the thread.
-func (s *session) start() error {
+// sendQuery sends the query that Begin has kept, after the notes for it, and so starts the CLI's turn.
+func (s *session) sendQuery() error {
 	parts, err := input(*s.query)
 	if err != nil {
 		return err
@@ -226,12 +228,12 @@ func (s *session) Interrupt() error {
 	s.mu.Lock()
 	s.interrupted = true
 	s.mu.Unlock()
-	s.stopAgain()
+	s.stopIfDue()
 	return nil
 }
 
-// stopAgain sends the request to stop the turn, if it is due: the turn's id is known and the CLI was not asked yet.
-func (s *session) stopAgain() {
+// stopIfDue asks the CLI to stop the turn if the turn was interrupted, its id is known, and the CLI was not asked yet or has refused.
+func (s *session) stopIfDue() {
 	s.mu.Lock()
 	thread, turn := s.thread, s.turnID
 	due := s.interrupted && !s.heard && turn != ""
@@ -244,6 +246,7 @@ func (s *session) stopAgain() {
 	}
 }
 
+// stop asks the CLI to stop a turn of a thread.
 func (s *session) stop(thread, turn string) {
 	s.ask("turn/interrupt", map[string]string{"threadId": thread, "turnId": turn}, pendingRequest{turn: turn})
 }
@@ -304,8 +307,8 @@ func (s *session) handleAnswer(l line, t *agent.Turn) error {
 			return err
 		}
 		s.setTurnID(r.Turn.ID)
-		if s.pending && !s.told {
-			s.told = true
+		if s.pending && !s.reported {
+			s.reported = true
 			s.reportTranscript(t)
 		}
 	case "thread/backgroundTerminals/list":
@@ -353,7 +356,7 @@ func (s *session) threadStarted(resumed bool, result json.RawMessage, t *agent.T
 		}}}, pendingRequest{})
 	}
 	if s.query != nil {
-		return s.start()
+		return s.sendQuery()
 	}
 	return nil
 }
@@ -365,10 +368,11 @@ func (s *session) setTurnID(turn string) {
 		s.turnID = turn
 	}
 	s.mu.Unlock()
-	s.stopAgain()
+	s.stopIfDue()
 }
 
-// handleError handles an answer that is an error.
+// handleError handles an error of the CLI in answer to the request was. If a thread cannot be resumed, it requests a new one; if no thread can be
+// had, the process takes no query.
 func (s *session) handleError(was pendingRequest, e *rpcError, t *agent.Turn) {
 	err := fmt.Errorf("%s was refused: %s (code %d)", was.method, e.Message, e.Code)
 	switch was.method {
@@ -378,7 +382,7 @@ func (s *session) handleError(was pendingRequest, e *rpcError, t *agent.Turn) {
 		if s.pending {
 			s.reportLostTranscript(t)
 		}
-		s.begin()
+		s.requestThread()
 	case "turn/interrupt":
 		// The turn does not run yet, or has ended: turn/started asks again.
 		s.mu.Lock()
@@ -409,8 +413,8 @@ func (s *session) fail(err error, t *agent.Turn) {
 	}
 }
 
-// say records an event now, or when the next turn begins.
-func (s *session) say(t *agent.Turn, p events.Payload) {
+// emit journals an event in the running turn. Between turns it keeps up to maxQueued events for the next turn.
+func (s *session) emit(t *agent.Turn, p events.Payload) {
 	switch {
 	case s.pending:
 		t.Emit(events.MainConversation, p)
@@ -420,5 +424,5 @@ func (s *session) say(t *agent.Turn, p events.Payload) {
 }
 
 func (s *session) logf(t *agent.Turn, level, format string, args ...any) {
-	s.say(t, events.Log{Level: level, Stream: "stdout", Message: fmt.Sprintf(format, args...)})
+	s.emit(t, events.Log{Level: level, Stream: "stdout", Message: fmt.Sprintf(format, args...)})
 }

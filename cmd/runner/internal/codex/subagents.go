@@ -25,25 +25,28 @@ func (s *session) conversationOf(thread string) string {
 	return thread
 }
 
-// handleActivity handles an event of a sub-agent in the format of newer models, whose blocks come in a thread of their own.
+// handleActivity handles an item of type subAgentActivity, with which newer models report that a sub-agent has started or got a message. The
+// sub-agent's own items come as notifications of its thread.
 func (s *session) handleActivity(parent string, i item, t *agent.Turn) {
 	switch i.Kind {
 	case "started":
 		s.openSubagent(parent, i.AgentThread, i.ID, path.Base(i.AgentPath), i.Prompt, t)
 	case "interacted":
-		s.addEarlier(parent, i.AgentThread)
+		s.addEarlierSubagent(parent, i.AgentThread)
 	}
 	// The end of its turn reports the rest.
 }
 
-// addEarlier adds a sub-agent of an earlier turn, which has no block in this turn.
-func (s *session) addEarlier(parent, thread string) {
+// addEarlierSubagent makes the thread of a sub-agent of an earlier turn known to this turn, so that its items are journaled. It has no block in
+// this turn.
+func (s *session) addEarlierSubagent(parent, thread string) {
 	if thread != "" && s.turn.conversations[thread] == nil {
 		s.turn.conversations[thread] = &conversation{id: thread, parent: s.conversationOf(parent)}
 	}
 }
 
-// handleCollaboration handles a call with which an agent starts or controls sub-agents.
+// handleCollaboration handles the end of a call with which an agent starts or controls sub-agents: it opens their blocks, or journals the call's
+// result.
 func (s *session) handleCollaboration(thread string, w *runningItem, t *agent.Turn) {
 	i := w.item
 	if i.Tool == "spawnAgent" {
@@ -57,7 +60,7 @@ func (s *session) handleCollaboration(thread string, w *runningItem, t *agent.Tu
 	}
 	if i.Tool != "closeAgent" {
 		for _, r := range i.Receivers {
-			s.addEarlier(thread, r)
+			s.addEarlierSubagent(thread, r)
 		}
 	}
 	out := ""
@@ -69,7 +72,8 @@ func (s *session) handleCollaboration(thread string, w *runningItem, t *agent.Tu
 	})
 }
 
-// openSubagent opens the block of a sub-agent, once.
+// openSubagent begins the conversation of a sub-agent and opens its block in the conversation of parent, both threads. It does nothing if
+// the conversation has begun.
 func (s *session) openSubagent(parent, thread, call, name, prompt string, t *agent.Turn) {
 	if thread == "" || s.turn.conversations[thread] != nil {
 		return
@@ -89,7 +93,7 @@ func (s *session) openSubagent(parent, thread, call, name, prompt string, t *age
 	})
 }
 
-// subagentDone finishes a sub-agent whose turn has ended.
+// subagentDone completes the block of a sub-agent whose turn has ended.
 func (s *session) subagentDone(thread string, ended turn, t *agent.Turn) {
 	c := s.turn.conversations[thread]
 	if c == nil {
@@ -99,6 +103,7 @@ func (s *session) subagentDone(thread string, ended turn, t *agent.Turn) {
 	s.closeSubagent(c, ended.Status != "completed", t)
 }
 
+// closeSubagent completes the block of a sub-agent, if it is open, with its last message.
 func (s *session) closeSubagent(c *conversation, failed bool, t *agent.Turn) {
 	if c.block == "" {
 		return

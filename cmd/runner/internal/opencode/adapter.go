@@ -90,10 +90,10 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	if l.Fork == nil || !l.Fork.Provided {
 		return command, nil
 	}
-	return importing(l, command)
+	return importCommand(l, command)
 }
 
-// forkVariable is the variable that asks plugin.js for a fork.
+// forkVariable is the environment variable that makes plugin.js fork a session when the CLI starts.
 const forkVariable = "SPOOL_AGENT_FORK"
 
 // missingCLIError returns the error for a missing CLI, with the remedy.
@@ -108,7 +108,7 @@ func missingCLIError(err error) error {
 	return err
 }
 
-// Open sends the handshake.
+// Open returns the session of a process that was started, and sends the handshake.
 func (a Adapter) Open(l agent.Launch, in agent.Stdin) agent.Session {
 	return acp.Open(dialect(l, a.Now), l, in)
 }

@@ -45,7 +45,7 @@ func configuration(l agent.Launch, model string, f files) (string, error) {
 	}
 	raw, err := json.Marshal(object{
 		"$schema":           schema,
-		"skills":            object{"paths": native(l)},
+		"skills":            object{"paths": nativeSkillDirs(l)},
 		"autoupdate":        false,
 		"share":             "disabled",
 		"lsp":               false,
@@ -74,10 +74,9 @@ func configuration(l agent.Launch, model string, f files) (string, error) {
 	return string(raw), err
 }
 
-// native returns the folders of the skills that the CLI offers with its own tool. That tool lists the files of a skill
-// with ripgrep, which the CLI would download if it is missing. Without ripgrep the agent has its skills from its
-// instructions only.
-func native(l agent.Launch) []string {
+// nativeSkillDirs returns the folders of the skills that the CLI offers with its own tool for skills; none if ripgrep is not installed. The tool
+// needs ripgrep, and the CLI would download it. The agent then learns about its skills from its instructions only.
+func nativeSkillDirs(l agent.Launch) []string {
 	dirs := []string{}
 	if _, err := acp.Find(l, "rg"); err != nil {
 		return dirs
@@ -88,6 +87,7 @@ func native(l agent.Launch) []string {
 	return dirs
 }
 
+// subagentModels returns the models that sub-agents name.
 func subagentModels(l agent.Launch) []string {
 	var names []string
 	for _, a := range l.Subagents {
@@ -111,7 +111,7 @@ type files struct {
 	plugin       string
 }
 
-// writeFiles creates the files.
+// writeFiles creates the files that the CLI reads when it starts, unless they exist, and returns their paths.
 func writeFiles(l agent.Launch) (f files, err error) {
 	config := filepath.Join(home(l.Folders, "config"), "opencode")
 	// This looks like an installed package to the CLI, because no npm registry can be reached.
@@ -141,7 +141,7 @@ func writeFiles(l agent.Launch) (f files, err error) {
 	return f, nil
 }
 
-// writeNamed creates a file whose name depends on its content.
+// writeNamed creates a file whose name contains a hash of its content, and returns its path.
 func writeNamed(l agent.Launch, name, ext string, content []byte) (string, error) {
 	sum := sha256.Sum256(content)
 	path := filepath.Join(l.State, "opencode", name+"-"+hex.EncodeToString(sum[:8])+ext)

@@ -92,7 +92,7 @@ func agentRules(l agent.Launch) rules {
 			rs = rs.add(permission(t), "ask")
 		}
 	}
-	if len(native(l)) > 0 { // skills cannot be used without it
+	if len(nativeSkillDirs(l)) > 0 { // skills cannot be used without it
 		rs = rs.add("skill", "ask")
 	}
 	rs = addServers(rs, l, "ask")
@@ -104,7 +104,7 @@ func agentRules(l agent.Launch) rules {
 	rs = rs.add("doom_loop", "deny").add("question", "deny")
 	// Other sub-agents would ask in vain: the CLI does not pass on the questions of sub-agents.
 	task := rules{{"*", "deny"}}
-	if has(l, "task") {
+	if hasTool(l, "task") {
 		task = append(task, rule{"general", "ask"}, rule{"explore", "ask"})
 	}
 	for _, a := range l.Subagents {
@@ -116,12 +116,12 @@ func agentRules(l agent.Launch) rules {
 	return rs.add("task", task)
 }
 
-// has reports whether the definition allows one of the CLI's own tools.
-func has(l agent.Launch, tool string) bool {
+// hasTool reports whether the definition allows one of the CLI's own tools.
+func hasTool(l agent.Launch, tool string) bool {
 	return (len(l.Tools.Allow) == 0 || slices.Contains(l.Tools.Allow, tool)) && !slices.Contains(l.Tools.Deny, tool)
 }
 
-// addServers adds rules for the tools of MCP servers.
+// addServers returns rs with rules for the tools of the agent's MCP servers: action for those that the agent has, deny for all others.
 func addServers(rs rules, l agent.Launch, action string) rules {
 	for _, s := range l.MCPServers {
 		only := allowedTools(s, l.Tools.Allow)
@@ -140,6 +140,7 @@ func addServers(rs rules, l agent.Launch, action string) rules {
 // notInNames matches the characters that the CLI replaces by an underscore in the names of servers and their tools.
 var notInNames = regexp.MustCompile(`[^A-Za-z0-9_-]`)
 
+// serverPrefix returns the prefix of the names that the CLI gives to the tools of an MCP server.
 func serverPrefix(s runner.MCPServer) string { return notInNames.ReplaceAllString(s.Name, "_") + "_" }
 
 // allowedTools returns the full names of a server's tools that the agent has, nil for all: the tools to which the
@@ -165,7 +166,7 @@ func subagentRules(l agent.Launch, tools, servers []string) rules {
 	rs := rules{{"*", "deny"}}
 	if len(tools) == 0 {
 		for _, t := range []string{"read", "glob", "grep", "list", "bash", "edit", "todowrite"} {
-			if has(l, t) {
+			if hasTool(l, t) {
 				rs = rs.add(t, "allow")
 			}
 		}
@@ -190,7 +191,7 @@ func subagentRules(l agent.Launch, tools, servers []string) rules {
 	return rs.add("external_directory", outside)
 }
 
-// addChosenServers adds rules for a sub-agent that lists its MCP servers, and possibly some of their tools.
+// addChosenServers returns rs with rules for a sub-agent that lists its MCP servers, and possibly some of their tools: it may use these only.
 func addChosenServers(rs rules, l agent.Launch, tools, servers []string) rules {
 	all := slices.Clone(l.MCPServers)
 	// The name of a server may be a prefix of another's: the rule for the longer name comes last and applies.
@@ -223,7 +224,7 @@ func addChosenServers(rs rules, l agent.Launch, tools, servers []string) rules {
 	return rs
 }
 
-// definition returns the content of the file, "" for none.
+// definition returns the content of definitionFile, or "" if the agent needs none.
 func definition(l agent.Launch) (string, error) {
 	if len(l.Subagents)+len(l.Commands)+len(l.MCPServers) == 0 {
 		return "", nil
@@ -262,7 +263,8 @@ func definition(l agent.Launch) (string, error) {
 	return strings.NewReplacer("{env:", `\u007benv:`, "{file:", `\u007bfile:`).Replace(string(raw)), err
 }
 
-// definitionFiles returns the files of the definition, and sets the variable that names the first.
+// definitionFiles returns the files of the agent's definition. If there is a definitionFile, it sets the environment variable in set that names
+// the file.
 func definitionFiles(l agent.Launch, set map[string]string) ([]agent.File, error) {
 	content, err := definition(l)
 	if content == "" || err != nil {
@@ -272,7 +274,8 @@ func definitionFiles(l agent.Launch, set map[string]string) ([]agent.File, error
 	return []agent.File{{Path: definitionFile, Content: content}}, nil
 }
 
-// classifier returns a Dialect.Tool function that takes the agent's definition into account.
+// classifier returns the function Dialect.Tool for an agent: it classifies the CLI's tools as tool does, and also knows the agent's MCP servers
+// and the tools that the definition names or excludes.
 func classifier(l agent.Launch) func(acp.Call) *acp.Tool {
 	return func(c acp.Call) *acp.Tool {
 		known := tool(c)

@@ -63,7 +63,8 @@ type result struct {
 	Output string `json:"output"`
 }
 
-// tool classifies a call. Arguments of an unexpected shape are ignored.
+// tool returns the class of a call, and for some of the CLI's own tools more; another tool has ClassUnknown. Arguments of an unexpected type are
+// ignored.
 func tool(c acp.Call) *acp.Tool {
 	name := c.Name
 	if c.Kind == sdk.ToolKindExecute {
@@ -94,7 +95,7 @@ func tool(c acp.Call) *acp.Tool {
 	return &known
 }
 
-// answerOf returns the answer of a sub-agent without the CLI's note to the model around it.
+// answerOf returns the answer of a sub-agent from the output of its call, without the CLI's text for the model around it.
 func answerOf(output string) string {
 	_, rest, ok := strings.Cut(output, "<task_result>")
 	if !ok {
@@ -104,7 +105,7 @@ func answerOf(output string) string {
 	return strings.TrimSpace(text)
 }
 
-// report is a notification of the plugin, see plugin.js.
+// report is a notification that plugin.js sends from within the CLI.
 type report struct {
 	Kind    string  `json:"kind"` // retry, error, usage, over, forked, text
 	Session string  `json:"session"`
@@ -129,7 +130,7 @@ type report struct {
 	} `json:"tokens"`
 }
 
-// notice decodes a notification of the plugin.
+// notice returns the Notice for a notification of plugin.js, or nil for another notification.
 func notice(method string, params json.RawMessage) *acp.Notice {
 	var e report
 	if method != "_spool/event" || json.Unmarshal(params, &e) != nil {

@@ -17,10 +17,10 @@ import (
 // importFile is the file that `opencode import` reads, below the state folder.
 const importFile = agent.Unkept + "/opencode-import.json"
 
-// importing returns the command that first makes the CLI import the conversation of a provided transcript. plugin.js
-// then forks that session, as it forks sessions of the CLI's own. If the import fails, the session does not exist. A
+// importCommand returns a command that first makes the CLI import the conversation of a provided transcript, and then runs c. plugin.js then
+// forks the imported session, as it forks the CLI's own. If the import fails, the session does not exist, and the fork fails. A
 // second import of the same file changes nothing.
-func importing(l agent.Launch, c agent.Command) (agent.Command, error) {
+func importCommand(l agent.Launch, c agent.Command) (agent.Command, error) {
 	shell, err := acp.Find(l, "sh")
 	if err != nil {
 		return c, err
@@ -99,6 +99,7 @@ func adopt(root *os.Root, session string) ([]byte, error) {
 	return json.Marshal(t)
 }
 
+// pick returns the members of m that names lists.
 func pick(m members, names []string) members {
 	out := members{}
 	for _, name := range names {

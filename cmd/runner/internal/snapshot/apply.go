@@ -32,16 +32,16 @@ func (a Apply) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	if _, err := p.in.Greet(); err != nil {
 		return fmt.Errorf("greet the host: %w", err)
 	}
-	if err := p.entries(); err != nil {
+	if err := p.readTree(); err != nil {
 		return err
 	}
 	if err := p.prepare(); err != nil {
 		return err
 	}
-	if err := p.blocks(); err != nil {
+	if err := p.readBlocks(); err != nil {
 		return err
 	}
-	if err := p.folders(); err != nil {
+	if err := p.finishFolders(); err != nil {
 		return err
 	}
 	if err := p.index.save(open.state); err != nil {
@@ -51,10 +51,10 @@ func (a Apply) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	return errors.Join(w.JSON(wire.FrameHello, wire.Hello{Protocol: wire.Protocol}), w.JSON(wire.FrameEnd, p.end), w.Flush())
 }
 
-// blockPosition is the place of a block in a file.
+// blockPosition is the place of a block in the tree that is restored.
 type blockPosition struct {
-	entry int
-	block int
+	entry int // index of the file in applying.list
+	block int // index of the block in the file
 }
 
 // applying is a running restore.
@@ -85,8 +85,8 @@ func (p *applying) close() {
 	}
 }
 
-// entries reads the tree.
-func (p *applying) entries() error {
+// readTree reads the entries of the snapshot from the host, up to the frame Go.
+func (p *applying) readTree() error {
 	tree := wire.NewTree()
 	for {
 		t, content, err := p.in.Next()
@@ -114,7 +114,7 @@ func (p *applying) entries() error {
 	}
 }
 
-// within returns the root of a path, and the path below it.
+// within returns the root, workspace or state folder, that a path of the snapshot is in, and the path relative to that root.
 func (p *applying) within(path string) (*os.Root, string) {
 	if rest, ok := strings.CutPrefix(path, wire.State+"/"); ok {
 		return p.roots.state, rest
@@ -122,7 +122,7 @@ func (p *applying) within(path string) (*os.Root, string) {
 	return p.roots.workspace, strings.TrimPrefix(path, wire.Workspace+"/")
 }
 
-// prepare makes folders, links and empty files, and reserves the other files.
+// prepare creates the folders, the links and the empty files, and removes what is in the place of other files.
 func (p *applying) prepare() error {
 	for i := range p.list {
 		if err := p.ctx.Err(); err != nil {
@@ -155,7 +155,7 @@ func (p *applying) prepare() error {
 	return nil
 }
 
-// folder opens the folder of a path. The last one stays open.
+// folder returns the open folder that a path is in, and the name of the path in it. The folder is valid until the next call.
 func (p *applying) folder(path string) (*os.Root, string, error) {
 	cut := strings.LastIndexByte(path, '/')
 	if p.dir != nil && p.dirPath == path[:cut] {
@@ -177,7 +177,7 @@ func (p *applying) folder(path string) (*os.Root, string, error) {
 	return dir, path[cut+1:], nil
 }
 
-// makeFolder makes a folder that is writable for now, and replaces anything else of that name.
+// makeFolder creates a folder, or makes an existing one writable until finishFolders sets its mode. A file or link of that name is replaced.
 func makeFolder(dir *os.Root, name string) error {
 	info, err := dir.Lstat(name)
 	if err == nil && info.IsDir() {
@@ -192,7 +192,7 @@ func makeFolder(dir *os.Root, name string) error {
 	return dir.Mkdir(name, 0o700)
 }
 
-// clearPath removes anything of that name.
+// clearPath removes whatever has the name in dir: a file, a link, or a folder with everything below it.
 func clearPath(dir *os.Root, name string) error {
 	err := dir.Remove(name)
 	if err == nil || errors.Is(err, fs.ErrNotExist) {
@@ -201,8 +201,8 @@ func clearPath(dir *os.Root, name string) error {
 	return dir.RemoveAll(name)
 }
 
-// blocks writes blocks as they come, until the host sends the end.
-func (p *applying) blocks() error {
+// readBlocks writes the host's blocks into their files, up to the frame End. It returns an error if a file is not complete then.
+func (p *applying) readBlocks() error {
 	for {
 		if err := p.ctx.Err(); err != nil {
 			return err
@@ -235,7 +235,7 @@ func (p *applying) blocks() error {
 	}
 }
 
-// write writes a block into its file. It creates the file with the first block and finishes it with the last.
+// write writes a block into the file with index i. It creates the file with the first block that arrives, and finishes it with the last.
 func (p *applying) write(i, block int, content []byte) (err error) {
 	e := &p.list[i]
 	if len(e.Blocks) > 0 && len(content) != e.BlockLen(block) {
@@ -249,7 +249,7 @@ func (p *applying) write(i, block int, content []byte) (err error) {
 		return err
 	}
 	// A block of zeros stays a hole.
-	if !zero(content) {
+	if !isZero(content) {
 		if _, err := p.f.WriteAt(content, int64(block)*wire.BlockSize); err != nil {
 			return err
 		}
@@ -263,6 +263,7 @@ func (p *applying) write(i, block int, content []byte) (err error) {
 	return p.finish(e, dir, name)
 }
 
+// openFile sets p.f to the file with index i, which it creates if no block of the file has arrived yet.
 func (p *applying) openFile(i int, dir *os.Root, name string) (err error) {
 	if p.f != nil && p.at == i {
 		return nil
@@ -287,7 +288,7 @@ func (p *applying) openFile(i int, dir *os.Root, name string) (err error) {
 	return p.f.Truncate(e.Size)
 }
 
-// finish sets the mode and time of a file.
+// finish closes a file, sets its mode and modification time, and records it in the index, so that the next snapshot need not read it.
 func (p *applying) finish(e *wire.Entry, dir *os.Root, name string) error {
 	err := p.f.Chmod(fs.FileMode(e.Mode))
 	err = errors.Join(err, p.f.Close())
@@ -310,9 +311,8 @@ func (p *applying) finish(e *wire.Entry, dir *os.Root, name string) error {
 	return nil
 }
 
-// folders sets the modes and times of folders, the deepest first: writing into a folder changes its time, and may need
-// a wider mode.
-func (p *applying) folders() error {
+// finishFolders sets the modes and times of folders, the deepest first: writing into a folder changes its time, and may need a wider mode.
+func (p *applying) finishFolders() error {
 	for i := len(p.list) - 1; i >= 0; i-- {
 		e := &p.list[i]
 		if e.Kind != wire.Dir {
@@ -332,7 +332,8 @@ func (p *applying) folders() error {
 	return nil
 }
 
-func zero(b []byte) bool {
+// isZero reports whether all bytes are zero.
+func isZero(b []byte) bool {
 	for _, c := range b {
 		if c != 0 {
 			return false

@@ -18,31 +18,31 @@ const (
 	// fullEvery and fullAfter limit the number of snapshots, and the time, between two full walks.
 	fullEvery = 20
 	fullAfter = 10 * time.Minute
-	// maxUnknown is the number of new bytes above which the runner asks for the hashes that the host has, so that moved
-	// and copied files are not stored again. To send them the host reads the whole tree.
+	// maxUnknown is the number of new bytes above which the runner asks for the hashes that the host has, so that it does not
+	// send the content of moved and copied files again. Below it the question is not worth its cost: the host reads the whole tree to answer.
 	maxUnknown = 1 << 20
-	// rewritten is the number of bytes of a changed file that may be new besides those by which it has grown.
+	// rewritten is the number of bytes that survey counts as new for a changed file, besides those by which the file has grown.
 	rewritten = 64 << 10
 )
 
-// plan is what a snapshot with edits looks at.
+// plan says which folders a snapshot with edits walks.
 type plan struct {
 	base    string          // the snapshot that the edits change; "" for the whole tree
-	full    bool            // all folders are looked at; otherwise those of the workspace in folders
-	folders map[string]bool // folders of the workspace in which something may have changed; true includes everything below
+	full    bool            // all folders are walked; otherwise the state folder, and those of the workspace in folders
+	folders map[string]bool // folders of the workspace in which something may have changed; true: or in any folder below
 	usable  bool            // folders has all changes that the watcher knows
 	mapped  map[string]bool // files that a process can change without a change of their times
-	doubt   bool            // the next snapshot has to be a full walk
+	doubt   bool            // a folder of the plan does not exist any more: the next snapshot has to be a full walk
 }
 
-// look adds a folder, without the folders below it.
-func (p *plan) look(folder string) {
+// addFolder adds a folder to the plan, without the folders below it.
+func (p *plan) addFolder(folder string) {
 	if _, ok := p.folders[folder]; !ok {
 		p.folders[folder] = false
 	}
 }
 
-// covers reports whether a folder is looked at because of folders.
+// covers reports whether folders has a folder, or has one above it with everything below.
 func (p *plan) covers(folder string) bool {
 	if _, ok := p.folders[folder]; ok {
 		return true
@@ -55,7 +55,8 @@ func (p *plan) covers(folder string) bool {
 	return false
 }
 
-// sendEdits sends what has changed since the host's base, or the whole tree.
+// sendEdits runs the runner's side of a snapshot with edits: it sends what has changed since the base, or the whole tree, and saves the index.
+// After the host has stored the snapshot, sendEdits confirms it in the index and to the watcher.
 func (s *taking) sendEdits(hello wire.Hello) error {
 	if err := s.makePlan(hello); err != nil {
 		return err
@@ -67,7 +68,7 @@ func (s *taking) sendEdits(hello wire.Hello) error {
 		if err != nil {
 			return err
 		}
-		if linked { // another name of the file may be in a folder that is not looked at
+		if linked { // another name of the file may be in a folder that is not walked
 			s.plan.full = true
 		}
 		found.Known = s.plan.full || size > maxUnknown
@@ -99,7 +100,8 @@ func (s *taking) sendEdits(hello wire.Hello) error {
 	return nil
 }
 
-// makePlan decides what to look at.
+// makePlan sets s.plan to what the snapshot walks: everything, or the folders in which something may have changed according to the watcher.
+// Without an answer of the watcher everything is walked.
 func (s *taking) makePlan(hello wire.Hello) error {
 	p := &s.plan
 	if hello.Base != "" && hello.Base == s.before.ID {
@@ -134,16 +136,17 @@ func (s *taking) makePlan(hello wire.Hello) error {
 	}
 	for path := range p.mapped {
 		folder, _ := wire.Split(path)
-		p.look(folder)
+		p.addFolder(folder)
 	}
 	for path, sec := range s.before.folders {
-		if sec.look && wire.IsBelow(path, wire.Workspace) {
-			p.look(path)
+		if sec.always && wire.IsBelow(path, wire.Workspace) {
+			p.addFolder(path)
 		}
 	}
 	return nil
 }
 
+// inWorkspace returns the path in a snapshot of a path relative to the workspace.
 func inWorkspace(rel string) string {
 	if rel == "" {
 		return wire.Workspace
@@ -151,8 +154,8 @@ func inWorkspace(rel string) string {
 	return wire.Workspace + "/" + rel
 }
 
-// targets returns the folders to look at, sorted. A folder that the index does not have is found by looking at the
-// nearest parent that it has.
+// targets returns the folders of the plan, sorted. In place of a folder that the index does not have, it returns the nearest parent that the
+// index has: walking that finds the new folder.
 func (s *taking) targets() []string {
 	out := map[string]bool{}
 	for path := range s.plan.folders {
@@ -167,8 +170,8 @@ func (s *taking) targets() []string {
 	return slices.SortedFunc(maps.Keys(out), wire.Compare)
 }
 
-// survey looks at everything that the plan names, without reading content. It returns the number of bytes that may be
-// new, and whether a file has become one with several names.
+// survey walks the folders of the plan without reading content. size is an estimate of the bytes that are new. linked reports whether a
+// file has got a second name.
 func (s *taking) survey() (size int64, linked bool, err error) {
 	visited := map[string]bool{}
 	w := &walk{
@@ -203,8 +206,8 @@ func (s *taking) survey() (size int64, linked bool, err error) {
 	return size, linked, nil
 }
 
-// descend reports whether the walk has to enter a folder of the workspace that it comes to: one that the index does not
-// have, that is another one than in the index, or in which everything may have changed.
+// descend reports whether a walk has to enter a folder that it finds. It need not if the index has the same folder, and the plan does not cover
+// it with everything below; a folder that the plan names is walked on its own.
 func (s *taking) descend(path string, info fs.FileInfo) bool {
 	if s.plan.full || wire.IsBelow(path, wire.State) || s.before.folders[path] == nil {
 		return true
@@ -221,7 +224,7 @@ func (s *taking) descend(path string, info fs.FileInfo) bool {
 	return false
 }
 
-// walkFolder walks one folder of the workspace, and returns false if it does not exist.
+// walkFolder walks one folder of the workspace. exists is false if there is no such folder.
 func (s *taking) walkFolder(w *walk, path string) (exists bool, err error) {
 	dir, info, depth, err := s.openFolder(path)
 	if err != nil || dir == nil {
@@ -246,7 +249,7 @@ func (s *taking) openFolder(path string) (dir *os.Root, info fs.FileInfo, depth 
 		return dir, nil, 0, nil
 	}
 	for name := range strings.SplitSeq(rest, "/") {
-		sub, now, err := enter(dir, name)
+		sub, now, err := openSubfolder(dir, name)
 		if dir != s.roots.workspace {
 			_ = dir.Close() // only read
 		}
@@ -259,8 +262,8 @@ func (s *taking) openFolder(path string) (dir *os.Root, info fs.FileInfo, depth 
 	return dir, info, depth, nil
 }
 
-// enter opens a folder in a folder; nil if there is none, or it cannot be opened.
-func enter(dir *os.Root, name string) (*os.Root, fs.FileInfo, error) {
+// openSubfolder opens the folder name in dir, without following a link. It returns nil if there is no such folder, or it cannot be opened.
+func openSubfolder(dir *os.Root, name string) (*os.Root, fs.FileInfo, error) {
 	info, err := dir.Lstat(name)
 	if err != nil || !info.IsDir() {
 		return nil, nil, nil //nolint:nilerr // the folder that it is in reports it
@@ -275,7 +278,7 @@ func enter(dir *os.Root, name string) (*os.Root, fs.FileInfo, error) {
 	return sub, info, nil
 }
 
-// walkPlan looks at everything that the plan names and sends what has changed.
+// walkPlan walks everything that the plan names, sends what has changed, and sets s.after to the new index.
 func (s *taking) walkPlan() error {
 	s.after, s.walked = newIndex(), map[string]int{}
 	w := s.recording()
@@ -283,7 +286,7 @@ func (s *taking) walkPlan() error {
 		return s.walk(w)
 	}
 	s.after.folders = maps.Clone(s.before.folders)
-	w.ctx, w.maxFile, w.descend, w.refresh = s.ctx, s.MaxFile, s.descend, s.refresh
+	w.ctx, w.maxFile, w.descend, w.refresh = s.ctx, s.MaxFile, s.descend, s.recordFolder
 	if err := w.tree(s.roots.state, wire.State, 0); err != nil {
 		return err
 	}
@@ -303,20 +306,20 @@ func (s *taking) walkPlan() error {
 	return nil
 }
 
-// recording returns a walk that makes sections of the new index and sends changes.
+// recording returns a walk that records what it finds in the new index, and sends it to the host.
 func (s *taking) recording() *walk {
 	return &walk{
-		file: s.file, add: s.add, done: s.done,
+		file: s.readFile, add: s.recordEntry, done: s.finishFolder,
 		skip: func(path string, why wire.Reason) error {
 			if folder, _ := wire.Split(path); folder != "" {
-				s.section(folder).look = true
+				s.section(folder).always = true
 			}
 			return s.out.JSON(wire.FrameSkip, skipped(path, why))
 		},
 	}
 }
 
-// section returns the section of a folder that this walk makes.
+// section returns the new section of a folder, and begins one for a folder that this walk has not visited before.
 func (s *taking) section(folder string) *section {
 	if _, ok := s.walked[folder]; !ok {
 		s.walked[folder] = 0
@@ -325,8 +328,8 @@ func (s *taking) section(folder string) *section {
 	return s.after.folders[folder]
 }
 
-// add records an entry, and sends it unless the host has it.
-func (s *taking) add(e *wire.Entry, info fs.FileInfo) error {
+// recordEntry records an entry in the new index, and sends it if the host may not have it. info is the entry's own, with which a file was opened.
+func (s *taking) recordEntry(e *wire.Entry, info fs.FileInfo) error {
 	k := known{kind: e.Kind, mode: e.Mode, target: e.Target}
 	switch e.Kind {
 	case wire.File:
@@ -340,7 +343,7 @@ func (s *taking) add(e *wire.Entry, info fs.FileInfo) error {
 	folder, name := wire.Split(e.Path)
 	sec := s.section(folder)
 	sec.entries[name] = k
-	sec.look = sec.look || e.Kind == wire.File && (!k.trusted || k.links)
+	sec.always = sec.always || e.Kind == wire.File && (!k.trusted || k.links)
 	if s.version1 != nil {
 		line, err := s.version1.Add(e)
 		if err != nil {
@@ -348,11 +351,11 @@ func (s *taking) add(e *wire.Entry, info fs.FileInfo) error {
 		}
 		return s.out.Frame(wire.FrameEntry, line)
 	}
-	return s.edit(e, k, folder)
+	return s.sendEdit(e, k, folder)
 }
 
-// edit sends an entry if it has changed.
-func (s *taking) edit(e *wire.Entry, k known, folder string) error {
+// sendEdit sends an entry of a folder if it differs from the index, which has the base. k is the entry's form in the index.
+func (s *taking) sendEdit(e *wire.Entry, k known, folder string) error {
 	old, had := s.before.get(e.Path)
 	same := s.plan.base != "" && had && old.hasEqualEntry(k)
 	if same && !s.plan.full {
@@ -380,8 +383,8 @@ func (s *taking) edit(e *wire.Entry, k known, folder string) error {
 	return s.out.Frame(wire.FrameEntry, line)
 }
 
-// refresh records a folder whose parent is not looked at.
-func (s *taking) refresh(path string, info fs.FileInfo) error {
+// recordFolder records the properties of a folder that is walked although its parent is not, and sends them if they have changed.
+func (s *taking) recordFolder(path string, info fs.FileInfo) error {
 	parent, name := wire.Split(path)
 	if _, done := s.walked[parent]; done {
 		return nil
@@ -392,7 +395,7 @@ func (s *taking) refresh(path string, info fs.FileInfo) error {
 		return nil
 	}
 	sec := s.after.folders[parent]
-	next := &section{look: sec.look, entries: maps.Clone(sec.list())}
+	next := &section{always: sec.always, entries: maps.Clone(sec.list())}
 	next.entries[name] = k
 	s.after.folders[parent] = next
 	if old.hasEqualEntry(k) {
@@ -402,8 +405,9 @@ func (s *taking) refresh(path string, info fs.FileInfo) error {
 	return s.out.Entry(e)
 }
 
-// done sends which entries of a folder are gone.
-func (s *taking) done(folder string, listed bool) error {
+// finishFolder is called after the entries of a folder were recorded: it sends which entries of the base are gone. If listed is false, the
+// folder cannot be read, and all of its entries are gone.
+func (s *taking) finishFolder(folder string, listed bool) error {
 	sec := s.section(folder)
 	old := s.before.folders[folder]
 	if old != nil && s.plan.base != "" {
@@ -427,14 +431,14 @@ func (s *taking) done(folder string, listed bool) error {
 	return nil
 }
 
-// lineHash is the hash of an entry's line, and its length.
+// lineHash is the hash of an entry's canonical line, and the line's length in bytes.
 type lineHash struct {
 	path string
 	hash wire.Hash
 	size int
 }
 
-// treeID returns the id of the tree that a full walk found.
+// treeID returns the id of the tree that a full walk found, by which the host checks the result of the edits.
 func (s *taking) treeID() string {
 	slices.SortFunc(s.lines, func(a, b lineHash) int { return wire.ComparePart(a.path, b.path) })
 	id, part, open := wire.NewPartsID(), wire.NewPartHash(), false
@@ -459,8 +463,8 @@ func (s *taking) treeID() string {
 	return id.ID()
 }
 
-// countMissed returns the number of folders of the workspace in which a full walk found changes that the watcher has
-// not reported, not even by now.
+// countMissed returns the number of folders of the workspace in which a full walk found changes that the watcher has not reported, neither
+// before the walk nor since. It returns 0 if that is not known.
 func (s *taking) countMissed() (n uint32) {
 	if !s.plan.usable {
 		return 0
@@ -502,7 +506,7 @@ func (s *taking) saveEdits() bool {
 	return s.saveIndex()
 }
 
-// isSaved reports whether the sections of the index have not changed.
+// isSaved reports whether the new index has the same sections as the one on disk, so that it need not be written.
 func (s *taking) isSaved() bool {
 	if s.plan.base == "" || len(s.after.folders) != len(s.before.folders) {
 		return false
@@ -512,14 +516,15 @@ func (s *taking) isSaved() bool {
 		if sec == old {
 			continue
 		}
-		if old == nil || old.look != sec.look || !maps.EqualFunc(old.list(), sec.list(), known.equals) {
+		if old == nil || old.always != sec.always || !maps.EqualFunc(old.list(), sec.list(), known.equals) {
 			return false
 		}
 	}
 	return true
 }
 
-// confirm records that the host has stored the snapshot, and that the watcher's answer is in it.
+// confirm records in the index on disk that the host has stored the snapshot id, and confirms to the watcher that its answer is in the
+// snapshot. Errors are only logged: the next snapshot then walks more.
 func (s *taking) confirm(id string) {
 	s.after.ID = id
 	if s.query != nil && !s.plan.doubt {

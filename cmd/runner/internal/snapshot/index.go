@@ -33,12 +33,13 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 var errDamaged = errors.New("it is damaged")
 
-// stat identifies a version of a file: if it is unchanged, so is the content.
+// stat has the properties of a file by which a change of the content shows.
 type stat struct {
 	size, mtime, ctime int64 // bytes, nanoseconds
 	inode              uint64
 }
 
+// statOf returns the stat of a file.
 func statOf(info fs.FileInfo) stat {
 	ctime, inode, _ := identity(info)
 	return stat{info.Size(), info.ModTime().UnixNano(), ctime, inode}
@@ -57,7 +58,8 @@ const (
 	tickSecond = 2 * time.Second
 )
 
-// isSettled reports whether a change after the given time of reading would show in the times.
+// isSettled reports whether a change of the file after read, the time at which it was read, would change its stat. If not, the file
+// has to be read again for the next snapshot.
 func (s stat) isSettled(read time.Time) bool {
 	window := tick
 	if s.mtime%int64(time.Second) == 0 {
@@ -66,15 +68,15 @@ func (s stat) isSettled(read time.Time) bool {
 	return read.Sub(time.Unix(0, s.mtime)).Abs() > window
 }
 
-// known is an entry of a folder when it was last looked at.
+// known is an entry of a folder as the last walk found it.
 type known struct {
 	kind      wire.Kind
 	mode      uint32
-	size      int64 // of the content; of a file that did not settle it may differ from that in stat
+	size      int64 // of the content; for a file that changed while it was read, stat.size may differ
 	stat      stat
-	trusted   bool // a file with this stat has this content
+	trusted   bool // a file with this stat has this content, so it need not be read
 	links     bool // the file has several names
-	unsettled bool
+	unsettled bool // the file changed during every attempt to read it
 	target    string
 	blocks    []wire.Hash
 }
@@ -90,9 +92,9 @@ func (k known) equals(l known) bool {
 	return k.hasEqualEntry(l) && k.stat == l.stat && k.trusted == l.trusted && k.links == l.links
 }
 
-// section is the listing of one folder.
+// section is the part of the index with the entries of one folder.
 type section struct {
-	look    bool   // the folder has to be looked at in every snapshot
+	always  bool   // every snapshot has to walk the folder
 	raw     []byte // as read from the file; nil if the section is new
 	entries map[string]known
 }
@@ -162,7 +164,8 @@ func (x *index) removeBelow(folder string) {
 	}
 }
 
-// loadIndex reads the index. If it is absent or damaged, the only cost is that all files are read.
+// loadIndex reads the index from the state folder. If the index does not exist, it returns an empty one; after an error it returns an empty one
+// too, which can be used: all files are read then.
 func loadIndex(state *os.Root) (*index, error) {
 	f, err := state.OpenFile(indexName, os.O_RDWR|syscall.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -191,6 +194,7 @@ func loadIndex(state *os.Root) (*index, error) {
 	return x, nil
 }
 
+// decode reads the content of an index file. It returns an error if the file is damaged or of another version.
 func (x *index) decode(raw []byte) error {
 	rest, ok := bytes.CutPrefix(raw, []byte(indexMagic))
 	if !ok || len(rest) < headLen+crc32.Size {
@@ -226,22 +230,22 @@ func (x *index) readHead(raw []byte) error {
 	return json.Unmarshal(text, &x.head)
 }
 
-// readSection reads the next section and returns the rest.
+// readSection reads the first section of body into x and returns the rest of body.
 func (x *index) readSection(body []byte) ([]byte, error) {
 	path, body, ok := cutBytes(body)
 	if !ok || len(body) == 0 {
 		return nil, errDamaged
 	}
-	look := body[0] != 0
+	always := body[0] != 0
 	raw, rest, ok := cutBytes(body[1:])
 	if !ok {
 		return nil, errDamaged
 	}
-	x.folders[string(path)] = &section{look: look, raw: raw}
+	x.folders[string(path)] = &section{always: always, raw: raw}
 	return rest, nil
 }
 
-// cutBytes returns bytes with their length before them, and the rest.
+// cutBytes reads the form of appendBytes: it returns the bytes, and the rest after them. ok is false if b is too short.
 func cutBytes(b []byte) (content, rest []byte, ok bool) {
 	n, k := binary.Uvarint(b)
 	if k <= 0 || n > uint64(len(b)-k) {
@@ -250,6 +254,7 @@ func cutBytes(b []byte) (content, rest []byte, ok bool) {
 	return b[k : k+int(n)], b[k+int(n):], true //nolint:gosec // not more than len(b)
 }
 
+// appendBytes appends the length of b, and b, to to.
 func appendBytes[T ~string | ~[]byte](to []byte, b T) []byte {
 	return append(binary.AppendUvarint(to, uint64(len(b))), b...)
 }
@@ -263,6 +268,7 @@ const (
 
 var kinds = [...]wire.Kind{wire.File, wire.Dir, wire.Symlink}
 
+// append appends the binary form of an entry and its name to to.
 func (k known) append(to []byte, name string) []byte {
 	to = appendBytes(to, name)
 	flags := byte(slices.Index(kinds[:], k.kind)) //nolint:gosec // 0 to 2
@@ -357,6 +363,7 @@ func (x *index) save(state *os.Root) (err error) {
 	return nil
 }
 
+// encode returns the content of the index file.
 func (x *index) encode() []byte {
 	size := 0
 	for path, s := range x.folders {
@@ -379,15 +386,16 @@ func (x *index) encode() []byte {
 			content = raw
 		}
 		out = appendBytes(out, path)
-		look := byte(0)
-		if s.look {
-			look = 1
+		always := byte(0)
+		if s.always {
+			always = 1
 		}
-		out = appendBytes(append(out, look), content)
+		out = appendBytes(append(out, always), content)
 	}
 	return binary.BigEndian.AppendUint32(out, crc32.Checksum(out[start:], castagnoli))
 }
 
+// encodeHead returns the head with its checksum, headLen bytes. A head that is too long is replaced by an empty one.
 func (x *index) encodeHead() []byte {
 	text, err := json.Marshal(x.head)
 	if err != nil || len(text) > headLen-crc32.Size { // a forged token or id

@@ -15,7 +15,7 @@ var sharedLimits = struct {
 	bytes, file int64
 }{files: 20_000, bytes: 1 << 30, file: 64 << 20}
 
-// sharing applies ignore rules and sharedLimits to the walk of a person's folder. A nil sharing admits everything.
+// sharing applies ignore rules and sharedLimits to the walk of a workspace that is a person's folder. A nil sharing admits everything.
 type sharing struct {
 	rules ignore.Tree
 	files int
@@ -42,7 +42,7 @@ func (s *sharing) ignores(path string, info fs.FileInfo) bool {
 	return s != nil && s.rules.Ignores(strings.TrimPrefix(path, wire.Workspace+"/"), info.IsDir())
 }
 
-// admit reports whether a file fits into what a snapshot may hold.
+// admit reports whether a file is within sharedLimits, together with all files admitted before, and counts it.
 func (s *sharing) admit(info fs.FileInfo) bool {
 	if s == nil {
 		return true
@@ -58,5 +58,5 @@ func (s *sharing) admit(info fs.FileInfo) bool {
 	return true
 }
 
-// full reports whether no more of the folder fits into the snapshot.
+// full reports whether admit has refused a file because of the limits of all files together.
 func (s *sharing) full() bool { return s != nil && s.over }

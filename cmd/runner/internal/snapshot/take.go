@@ -24,8 +24,8 @@ var (
 	errGrown      = errors.New("the file is larger than the limit of a snapshot")
 )
 
-// tries is the maximum number of times that a file is read if it changes while it is read.
-const tries = 3
+// maxReads is the maximum number of times that a file is read if it changes while it is read.
+const maxReads = 3
 
 // Roots are the two trees of a snapshot.
 type Roots struct {
@@ -43,8 +43,8 @@ type Take struct {
 	Log    *slog.Logger
 }
 
-// Run answers the host until the snapshot is sent. ctx ends the walk; blocked reads of in and writes to out end when
-// the caller closes them.
+// Run takes a snapshot: it reads the host's frames from in and writes the runner's to out, until the host has the snapshot. The end of ctx ends the
+// walk; blocked reads of in and writes to out end only when the caller closes them.
 func (t Take) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	open, err := t.Roots.open()
 	if err != nil {
@@ -81,6 +81,7 @@ func (t Take) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 // openRoots holds both roots, open. No path outside of them can be reached through them.
 type openRoots struct{ workspace, state *os.Root }
 
+// open opens both roots. It creates the state folder if that does not exist.
 func (r Roots) open() (openRoots, error) {
 	ws, err := os.OpenRoot(r.Workspace)
 	if err != nil {
@@ -108,22 +109,22 @@ type taking struct {
 	roots  openRoots
 	in     *wire.Reader
 	out    *wire.Writer
-	before *index
-	after  *index
+	before *index                 // the index of the last snapshot
+	after  *index                 // the index of this snapshot
 	host   map[wire.Hash]struct{} // blocks that the host has
 	buf    []byte
-	read   uint64
+	read   uint64 // number of bytes that were read
 
 	lastRead known          // the file whose content was read last
 	version1 *wire.Tree     // of a snapshot of version 1; nil with edits
-	end      wire.End       // what was found
+	end      wire.End       // the totals for the frame End
 	query    *watch.Query   // the watcher's answer; nil if there is none
 	plan     plan           // with edits
 	lines    []lineHash     // of all entries, in a full walk with edits
-	walked   map[string]int // sections of after that the walk made, with the number of their changes
+	walked   map[string]int // folders that were walked, with the number of changes in each
 }
 
-// walk calls w for every entry of both trees.
+// walk walks both trees with w, the state folder first.
 func (s *taking) walk(w *walk) error {
 	w.ctx, w.maxFile = s.ctx, s.MaxFile
 	if err := w.tree(s.roots.state, wire.State, 0); err != nil {
@@ -135,9 +136,11 @@ func (s *taking) walk(w *walk) error {
 	return w.tree(s.roots.workspace, wire.Workspace, 0)
 }
 
+// skipped returns the report that a file is not in the snapshot.
 func skipped(path string, why wire.Reason) wire.Skip { return wire.Skip{Path: path, Reason: why} }
 
-// readKnown reads the hashes that the host has. more is false when the host wants nothing else.
+// readKnown reads the frames Known, with the hashes of the blocks that the host has, until Go or Stop. more is false after Stop: the host has the
+// snapshot already.
 func (s *taking) readKnown() (more bool, err error) {
 	for {
 		t, content, err := s.in.Next()
@@ -162,7 +165,8 @@ func (s *taking) readKnown() (more bool, err error) {
 	}
 }
 
-// sendTree sends every entry, with the content that the host does not have: the protocol of hosts before edits.
+// sendTree runs the runner's side of a snapshot without edits, for a host of an earlier build: it sends every entry, and the content that the host
+// does not have.
 func (s *taking) sendTree() error {
 	if err := errors.Join(s.out.JSON(wire.FrameFound, wire.Found{}), s.out.Flush()); err != nil {
 		return err
@@ -180,8 +184,8 @@ func (s *taking) sendTree() error {
 	return errors.Join(s.out.JSON(wire.FrameEnd, s.end), s.out.Flush())
 }
 
-// saveIndex saves the new index. Without it, for example after a failure on a full disk, the next snapshot reads more
-// files, and is still correct.
+// saveIndex writes the new index to the state folder and reports whether that succeeded. A failure, for example on a full disk, is only logged: the
+// next snapshot reads more files, and is still correct.
 func (s *taking) saveIndex() bool {
 	if err := s.after.save(s.roots.state); err != nil {
 		s.Log.Warn("the index of files was not saved", "err", err)
@@ -190,14 +194,15 @@ func (s *taking) saveIndex() bool {
 	return true
 }
 
-// file sends the content of a file, from the index if the host has all of it.
-func (s *taking) file(dir *os.Root, name string, e *wire.Entry, info fs.FileInfo) error {
+// readFile sets the size and the blocks of a file's entry, and sends the content that the host does not have. It does not read a file that is
+// unchanged since the index. A file that changes during every attempt is marked as unsettled.
+func (s *taking) readFile(dir *os.Root, name string, e *wire.Entry, info fs.FileInfo) error {
 	if k, ok := s.trusted(e.Path); ok && k.stat == statOf(info) && s.hostHas(k.blocks) {
 		e.Size, e.Blocks, s.lastRead = info.Size(), k.blocks, k
 		return nil
 	}
 	for try := 1; ; try++ {
-		settled, err := s.content(dir, name, e, try == tries)
+		settled, err := s.readContent(dir, name, e, try == maxReads)
 		switch {
 		case errors.Is(err, errUnreadable) && s.useIndex(e, info):
 			return nil
@@ -205,21 +210,21 @@ func (s *taking) file(dir *os.Root, name string, e *wire.Entry, info fs.FileInfo
 			return err
 		case settled:
 			return nil
-		case try == tries:
+		case try == maxReads:
 			e.Unsettled = true
 			return nil
 		}
 	}
 }
 
-// trusted returns the index's entry of a file whose content it can tell without reading it.
+// trusted returns the index's entry of a file. The bool is false if the file has to be read even if its stat has not changed.
 func (s *taking) trusted(path string) (known, bool) {
 	k, ok := s.before.get(path)
 	return k, ok && k.kind == wire.File && k.trusted && !s.plan.mapped[path]
 }
 
-// useIndex uses the index for a file that has become unreadable, if its size and time are unchanged, and reports
-// whether it could.
+// useIndex sets a file's entry from the index if the file has become unreadable and its size and modification time are unchanged. It
+// reports whether it did.
 func (s *taking) useIndex(e *wire.Entry, info fs.FileInfo) bool {
 	k, ok := s.trusted(e.Path)
 	now := statOf(info)
@@ -232,7 +237,7 @@ func (s *taking) useIndex(e *wire.Entry, info fs.FileInfo) bool {
 	return true
 }
 
-// hostHas reports whether the host has the blocks of a file of the index: with a base it has those of all entries.
+// hostHas reports whether the host has the blocks of a file of the index. If there is a base, the host has the blocks of all files of the index.
 func (s *taking) hostHas(blocks []wire.Hash) bool {
 	if s.plan.base != "" {
 		return true
@@ -245,9 +250,10 @@ func (s *taking) hostHas(blocks []wire.Hash) bool {
 	return true
 }
 
-// content reads a file once, and sends those of its blocks that the host does not have. settled is false if the file
-// changed meanwhile. In that case, for a file of one block, nothing is sent unless last is set.
-func (s *taking) content(dir *os.Root, name string, e *wire.Entry, last bool) (settled bool, err error) {
+// readContent reads a file once into its entry, and sends those of its blocks that the host does not have. settled is false if the file
+// changed meanwhile. The block of a small file is not sent then, unless last is set, which means the last attempt. The error is errGone,
+// errUnreadable, errGrown, or a failure of the stream.
+func (s *taking) readContent(dir *os.Root, name string, e *wire.Entry, last bool) (settled bool, err error) {
 	f, err := dir.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, errGone
@@ -290,7 +296,7 @@ func (s *taking) content(dir *os.Root, name string, e *wire.Entry, last bool) (s
 		e.Size += int64(n)
 		e.Blocks = append(e.Blocks, wire.Sum(s.buf[:n]))
 		if h := e.Blocks[len(e.Blocks)-1]; first.Size() > wire.BlockSize && !own[h] {
-			if err := s.block(h, s.buf[:n]); err != nil {
+			if err := s.sendBlock(h, s.buf[:n]); err != nil {
 				return false, err
 			}
 		}
@@ -305,7 +311,7 @@ func (s *taking) content(dir *os.Root, name string, e *wire.Entry, last bool) (s
 	stat := statOf(then)
 	settled = stat == statOf(first) && e.Size == first.Size()
 	if first.Size() <= wire.BlockSize && e.Size > 0 && (settled || last) && !own[e.Blocks[0]] {
-		if err := s.block(e.Blocks[0], s.buf[:e.Size]); err != nil {
+		if err := s.sendBlock(e.Blocks[0], s.buf[:e.Size]); err != nil {
 			return false, err
 		}
 	}
@@ -314,7 +320,7 @@ func (s *taking) content(dir *os.Root, name string, e *wire.Entry, last bool) (s
 	return settled, nil
 }
 
-// ownBlocks returns the blocks of a file in the index.
+// ownBlocks returns the blocks that a file has in the index.
 func (s *taking) ownBlocks(path string) map[wire.Hash]bool {
 	k, _ := s.before.get(path)
 	own := make(map[wire.Hash]bool, len(k.blocks))
@@ -324,8 +330,8 @@ func (s *taking) ownBlocks(path string) map[wire.Hash]bool {
 	return own
 }
 
-// block sends a block unless the host has it, or got it before.
-func (s *taking) block(h wire.Hash, content []byte) error {
+// sendBlock sends a block unless the host has it.
+func (s *taking) sendBlock(h wire.Hash, content []byte) error {
 	if _, ok := s.host[h]; ok {
 		return nil
 	}

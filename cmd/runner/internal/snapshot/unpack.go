@@ -23,7 +23,7 @@ type Unpack struct {
 	MaxBytes   int64 // limit for all files together
 }
 
-// Unpacked counts what one archive had.
+// Unpacked counts the files of one archive.
 type Unpacked struct {
 	Files uint32 `json:"files"`
 	Bytes int64  `json:"bytes"`
@@ -42,7 +42,7 @@ func (u Unpack) Run(ctx context.Context, in io.Reader) (Unpacked, error) {
 	}
 	defer root.Close() //nolint:errcheck // nothing is buffered
 	p := &unpacking{Unpack: u, root: root, made: map[string]bool{}}
-	if p.base, err = local(u.Dir); err != nil {
+	if p.base, err = cleanPath(u.Dir); err != nil {
 		return Unpacked{}, fmt.Errorf("folder %q: %w", u.Dir, err)
 	}
 	if p.base != "." {
@@ -80,12 +80,14 @@ type unpacking struct {
 	done    Unpacked
 }
 
+// refuse returns an error that wraps ErrRefused.
 func refuse(format string, args ...any) error {
 	return fmt.Errorf(format+": %w", append(args, ErrRefused)...)
 }
 
-// local cleans a path. A path that leads out of its start is an error.
-func local(name string) (string, error) {
+// cleanPath returns a relative path in its shortest form, "." for "". The error for a path that leads out of the workspace, or may, wraps
+// ErrRefused.
+func cleanPath(name string) (string, error) {
 	if name == "" {
 		return ".", nil
 	}
@@ -104,6 +106,7 @@ func local(name string) (string, error) {
 	return clean, nil
 }
 
+// entry unpacks one entry of the archive, and creates the folders that it is in.
 func (p *unpacking) entry(h *tar.Header, content io.Reader) error {
 	if h.Typeflag == tar.TypeXGlobalHeader {
 		return nil
@@ -111,7 +114,7 @@ func (p *unpacking) entry(h *tar.Header, content io.Reader) error {
 	if p.entries++; p.entries > p.MaxEntries {
 		return refuse("the archive has more than %d entries", p.MaxEntries)
 	}
-	name, err := local(h.Name)
+	name, err := cleanPath(h.Name)
 	if err != nil {
 		return err
 	}
@@ -137,7 +140,7 @@ func (p *unpacking) entry(h *tar.Header, content io.Reader) error {
 	return refuse("it is neither a file, a folder nor a link (tar type %q)", h.Typeflag)
 }
 
-// folders makes a folder and its parents. None may be a link: files would be written to another place than their name.
+// folders creates a folder and its parents. A link in their place is refused: files would be written to another place than their name.
 func (p *unpacking) folders(dir string) error {
 	for i := 0; i <= len(dir); i++ {
 		if i < len(dir) && dir[i] != '/' {
@@ -157,6 +160,7 @@ func (p *unpacking) folders(dir string) error {
 	return nil
 }
 
+// folder creates a folder, which stays writable until finish sets its mode.
 func (p *unpacking) folder(name string, h *tar.Header) error {
 	if name != "." {
 		if err := p.folders(name); err != nil {
@@ -172,8 +176,8 @@ func (p *unpacking) folder(name string, h *tar.Header) error {
 	return nil
 }
 
-// clear removes a file or link that is to be replaced. A folder is not removed.
-func (p *unpacking) clear(name string) error {
+// removeFile removes the file or link in whose place an entry is created. A folder in its place is refused.
+func (p *unpacking) removeFile(name string) error {
 	info, err := p.root.Lstat(name)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -187,11 +191,12 @@ func (p *unpacking) clear(name string) error {
 	return p.root.Remove(name)
 }
 
+// file creates a regular file with its content, mode and modification time.
 func (p *unpacking) file(name string, h *tar.Header, content io.Reader) error {
 	if h.Size > p.MaxBytes-p.done.Bytes {
 		return refuse("the archive's files have more than %d bytes", p.MaxBytes)
 	}
-	if err := p.clear(name); err != nil {
+	if err := p.removeFile(name); err != nil {
 		return err
 	}
 	f, err := p.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
@@ -217,8 +222,8 @@ func (p *unpacking) file(name string, h *tar.Header, content io.Reader) error {
 	return nil
 }
 
-// link makes a symbolic link that stays inside. A .. after a name is refused: where it leads depends on where the name
-// leads.
+// link creates a symbolic link whose target is inside the workspace. A ".." after a name in the target is refused, because the name may be a
+// link to another folder.
 func (p *unpacking) link(name string, h *tar.Header) error {
 	target := h.Linkname
 	if target == "" || len(target) > wire.MaxPath || strings.IndexByte(target, 0) >= 0 || path.IsAbs(target) {
@@ -237,15 +242,15 @@ func (p *unpacking) link(name string, h *tar.Header) error {
 			up--
 		}
 	}
-	if err := p.clear(name); err != nil {
+	if err := p.removeFile(name); err != nil {
 		return err
 	}
 	return p.root.Symlink(target, name)
 }
 
-// hardLink makes a second name for a file of this archive.
+// hardLink creates a second name for an earlier file of this archive. A link to another file is refused.
 func (p *unpacking) hardLink(name string, h *tar.Header) error {
-	target, err := local(h.Linkname)
+	target, err := cleanPath(h.Linkname)
 	if err != nil {
 		return err
 	}
@@ -253,7 +258,7 @@ func (p *unpacking) hardLink(name string, h *tar.Header) error {
 	if !p.made[target] || target == name {
 		return refuse("it is a hard link to %q, which is not an earlier file of the archive", h.Linkname)
 	}
-	if err := p.clear(name); err != nil {
+	if err := p.removeFile(name); err != nil {
 		return err
 	}
 	if err := p.root.Link(target, name); err != nil {
@@ -264,7 +269,7 @@ func (p *unpacking) hardLink(name string, h *tar.Header) error {
 	return nil
 }
 
-// finish sets the modes and times of folders, the last first.
+// finish sets the modes and times of the archive's folders, the last first.
 func (p *unpacking) finish() error {
 	for i := len(p.dirs) - 1; i >= 0; i-- {
 		d := p.dirs[i]

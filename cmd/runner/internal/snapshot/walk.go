@@ -18,7 +18,7 @@ import (
 // maxDepth is the largest number of nested folders. Each is an open file descriptor.
 const maxDepth = 256
 
-// errGone is returned for a file that was removed or replaced meanwhile: a later snapshot would not have it.
+// errGone is returned for a file that was removed or replaced during the walk. The snapshot leaves it out, as a later one would.
 var errGone = errors.New("the file is gone")
 
 // walk visits entries of both trees in the order of wire.Compare.
@@ -27,20 +27,23 @@ type walk struct {
 	maxFile int64
 	// file reads a regular file's content into the entry. When it returns errGone, the file is left out.
 	file func(dir *os.Root, name string, e *wire.Entry, info fs.FileInfo) error
-	add  func(e *wire.Entry, info fs.FileInfo) error
+	// add is called with each entry; a file's content was read before.
+	add func(e *wire.Entry, info fs.FileInfo) error
+	// skip is called for each file or folder that the snapshot cannot contain.
 	skip func(path string, why wire.Reason) error
 	// descend reports whether the walk enters a folder. nil means always.
 	descend func(path string, info fs.FileInfo) bool
 	// done is called after all entries of a folder, and of the folders below it that the walk entered. listed is false if
 	// the folder cannot be read. It may be nil.
 	done func(folder string, listed bool) error
-	// refresh is called before a single folder is walked, with the folder's own properties. It may be nil.
+	// refresh is called before a folder is walked whose parent is not, with the folder's own properties. It may be nil.
 	refresh func(path string, info fs.FileInfo) error
 
 	sharing *sharing // for a workspace that is a person's folder; nil otherwise
 }
 
-// tree walks below root. The paths of its entries begin with prefix.
+// tree walks the folder root and everything below it. prefix is the path of root in the snapshot, depth the number of folders above it in its tree.
+// An unreadable folder is skipped, unless it is the root of a tree, which is an error.
 func (w *walk) tree(root *os.Root, prefix string, depth int) error {
 	names, err := list(root)
 	if err != nil && depth == 0 { // an empty snapshot would be wrong
@@ -60,7 +63,7 @@ func (w *walk) tree(root *os.Root, prefix string, depth int) error {
 	return w.end(prefix, true)
 }
 
-// end calls done.
+// end calls w.done, if it is set.
 func (w *walk) end(folder string, listed bool) error {
 	if w.done == nil {
 		return nil
@@ -120,6 +123,7 @@ func list(root *os.Root) ([]string, error) {
 	return names, nil
 }
 
+// entry visits one entry of a folder by its type.
 func (w *walk) entry(dir *os.Root, name, path string, info fs.FileInfo, depth int) error {
 	e := &wire.Entry{Path: path, Mode: uint32(info.Mode().Perm()), ModTime: info.ModTime()}
 	switch info.Mode().Type() {
@@ -142,6 +146,7 @@ func (w *walk) entry(dir *os.Root, name, path string, info fs.FileInfo, depth in
 	return w.skip(path, wire.Special)
 }
 
+// regular reads a regular file and adds its entry, or skips it.
 func (w *walk) regular(dir *os.Root, name string, e *wire.Entry, info fs.FileInfo) error {
 	if info.Size() > w.maxFile {
 		return w.skip(e.Path, wire.TooLarge)
@@ -164,6 +169,7 @@ func (w *walk) regular(dir *os.Root, name string, e *wire.Entry, info fs.FileInf
 	return w.add(e, info)
 }
 
+// folder adds the entry of a folder, and walks the folder if descend allows it.
 func (w *walk) folder(dir *os.Root, name string, e *wire.Entry, info fs.FileInfo, depth int) error {
 	e.Kind = wire.Dir
 	if depth == maxDepth {

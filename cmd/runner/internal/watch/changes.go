@@ -21,9 +21,9 @@ type Folder struct {
 // errUnconfirmed is returned for a confirmation of an answer that another one has replaced.
 var errUnconfirmed = errors.New("another snapshot has asked meanwhile")
 
-// tracker remembers in which folders something has changed since the last snapshot. It covers ignored files too: folders
-// that are not watched are in every answer. What an answer had is forgotten once a snapshot confirms that it has looked
-// there; otherwise it is in the next answer again. A tracker is safe for concurrent use.
+// tracker records, for snapshots, in which folders of the workspace something has changed since the last snapshot. It covers ignored files too.
+// Folders that are not watched are in every answer. A changed folder is in the answers until a snapshot confirms an answer that has it.
+// A tracker is safe for concurrent use.
 type tracker struct {
 	mu        sync.Mutex
 	name      string // of this tracker, which is in its tokens
@@ -32,7 +32,7 @@ type tracker struct {
 	changes   changeSet       // since the last answer
 	open      *openAnswer     // not confirmed yet
 	unwatched map[string]bool // folders without a watch
-	blind     string          // why changes cannot be known at all; "" if they can
+	blind     string          // why no changes are recorded, so that every answer is "everything"; "" if they are
 }
 
 // changeSet is a set of changes.
@@ -41,16 +41,18 @@ type changeSet struct {
 	folders map[string]bool
 }
 
+// openAnswer is an answer that no snapshot has confirmed.
 type openAnswer struct {
 	token string
 	changeSet
 }
 
+// newTracker returns a tracker whose first answer is that everything may have changed.
 func newTracker() *tracker {
 	return &tracker{name: rand.Text(), changes: changeSet{reason: "the watcher has just started", folders: map[string]bool{}}, unwatched: map[string]bool{}}
 }
 
-// mark records a change in a folder.
+// mark records that something has changed in a folder, and if deep is set, in any folder below it.
 func (t *tracker) mark(path string, deep bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -98,14 +100,14 @@ func (t *tracker) setWatched(path string, watched bool) {
 	t.changes.mark(path, true)
 }
 
-// removed records that a folder is gone from its place.
+// removed records that a folder no longer exists at a path: neither it nor what was below it counts as unwatched.
 func (t *tracker) removed(path string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	maps.DeleteFunc(t.unwatched, func(p string, _ bool) bool { return p == path || strings.HasPrefix(p, path+"/") })
 }
 
-// restart forgets which folders are not watched.
+// restart records that everything may have changed, and that all watches are added again.
 func (t *tracker) restart(reason string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -113,8 +115,8 @@ func (t *tracker) restart(reason string) {
 	t.changes.markAll(reason)
 }
 
-// answer returns what may have changed since the answer with a token. The caller calls confirm or returnAnswer with the
-// token of the result.
+// answer returns what may have changed since the answer with the token since. If that is not the last confirmed answer, everything may have
+// changed. The caller must call confirm or returnAnswer with the token of the result.
 func (t *tracker) answer(since string) Answer {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -131,13 +133,14 @@ func (t *tracker) answer(since string) Answer {
 	return t.list(t.open.token, t.open.changeSet)
 }
 
-// peek returns what has changed since the last answer, which stays in the next one.
+// peek returns what has changed since the last answer. The next answer has it again.
 func (t *tracker) peek() Answer {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.list("", t.changes)
 }
 
+// list returns a set of changes as an Answer, with the folders that are not watched.
 func (t *tracker) list(token string, c changeSet) Answer {
 	a := Answer{Token: token, Reason: c.reason}
 	if t.blind != "" {
@@ -157,7 +160,7 @@ func (t *tracker) list(token string, c changeSet) Answer {
 	return a
 }
 
-// confirm records that a snapshot has everything of an answer.
+// confirm records that a snapshot contains everything of the answer with a token. It returns errUnconfirmed if there was another answer since.
 func (t *tracker) confirm(token string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -168,7 +171,7 @@ func (t *tracker) confirm(token string) error {
 	return nil
 }
 
-// returnAnswer puts what an answer had into the next one, unless it was confirmed.
+// returnAnswer makes the next answer contain what the answer with a token contained, unless that was confirmed.
 func (t *tracker) returnAnswer(token string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -177,7 +180,7 @@ func (t *tracker) returnAnswer(token string) {
 	}
 }
 
-// reopen merges the answer that was not confirmed into the changes.
+// reopen adds the changes of the open answer, if there is one, to those since.
 func (t *tracker) reopen() {
 	if t.open == nil {
 		return

@@ -29,7 +29,7 @@ const (
 	maxTouched = 4096
 )
 
-// Activity describes whether something may write.
+// Activity says how likely processes in the sandbox write to disk.
 type Activity int
 
 // The activities.
@@ -47,7 +47,7 @@ type DiskConfig struct {
 	Estimate time.Duration
 	Measure  time.Duration
 	Activity func() Activity // nil for Working
-	// Exceeded is called when a measurement finds that the limit is reached. It must not block.
+	// Exceeded is called with a message each time that a measurement finds that the limit is reached. It must not block.
 	Exceeded func(message string)
 	// Processes returns the processes whose open files count even if they have no name any more. nil means none.
 	Processes func() []int
@@ -112,7 +112,7 @@ func NewDisk(cfg DiskConfig) (*Disk, error) {
 	return &Disk{cfg: cfg, wake: make(chan struct{}, 1), touched: map[string]int64{}}, nil
 }
 
-// Wake reports that something may write from now on.
+// Wake makes Run check the usage now. It must be called when the Activity rises, because Run sleeps while nothing runs.
 func (d *Disk) Wake() {
 	select {
 	case d.wake <- struct{}{}:
@@ -120,7 +120,7 @@ func (d *Disk) Wake() {
 	}
 }
 
-// Touched reports that a file changes which had the given number of bytes before.
+// Touched records that a file changes; Disk adds the growth of the file to its estimates. before is the number of bytes that the file had on disk.
 func (d *Disk) Touched(path string, before int64) {
 	d.mu.Lock()
 	first := !d.dirty
@@ -141,16 +141,18 @@ func (d *Disk) Used() int64 {
 	return d.used
 }
 
-// Over reports whether the limit is reached, with a message. It measures again if the limit was reached before.
+// Over reports whether the limit is reached, with a message for the user. If the last estimate reached it, Over measures again, which takes
+// time: files may have been removed.
 func (d *Disk) Over() (message string, over bool) {
 	if d.cfg.Limit == 0 || d.Used() < d.cfg.Limit {
 		return "", false
 	}
 	d.measure()
-	return d.verdict()
+	return d.exceeded()
 }
 
-func (d *Disk) verdict() (string, bool) {
+// exceeded reports whether the last measurement or estimate reached the limit, with a message for the user.
+func (d *Disk) exceeded() (string, bool) {
 	used := d.Used()
 	if d.cfg.Limit == 0 || used < d.cfg.Limit {
 		return "", false
@@ -179,7 +181,7 @@ func (d *Disk) Run(ctx context.Context) error {
 	}
 }
 
-// pause returns the time until the next estimate, 0 to sleep until woken.
+// pause returns the time until the next check; 0 means that Run sleeps until Wake is called.
 func (d *Disk) pause() time.Duration {
 	activity := d.cfg.Activity()
 	d.mu.Lock()
@@ -195,7 +197,8 @@ func (d *Disk) pause() time.Duration {
 	return d.cfg.Estimate
 }
 
-// check estimates, and measures if the limit may be reached or the last measurement is old.
+// check estimates the usage, and measures it if the limit may be reached or the last measurement is old. It calls Exceeded if the
+// measurement reaches the limit.
 func (d *Disk) check(now time.Time) {
 	atMost := d.estimate()
 	d.mu.Lock()
@@ -206,12 +209,13 @@ func (d *Disk) check(now time.Time) {
 		return
 	}
 	d.measure()
-	if message, over := d.verdict(); over {
+	if message, over := d.exceeded(); over {
 		d.cfg.Exceeded(message)
 	}
 }
 
-// estimate returns an upper bound of the present usage.
+// estimate updates d.used and returns an upper bound of the present usage in bytes: the greater of the growth of touched files and the decrease of
+// free space, added to the last measurement.
 func (d *Disk) estimate() int64 {
 	free, idle := freeSpace(d.cfg.Dirs), d.cfg.Activity() == Idle
 	d.mu.Lock()
@@ -235,7 +239,7 @@ func (d *Disk) estimate() int64 {
 	return max(d.used, d.measured+gone)
 }
 
-// measure examines every file.
+// measure adds up the size on disk of every file, and sets d.measured and d.used to the sum.
 func (d *Disk) measure() {
 	d.measuring.Lock()
 	defer d.measuring.Unlock()

@@ -18,6 +18,7 @@ func look(path string) (stat, bool) {
 	return convert(st), true
 }
 
+// convert returns the stat for the result of a system call.
 func convert(st unix.Stat_t) stat {
 	kind := st.Mode & unix.S_IFMT
 	return stat{
@@ -42,7 +43,7 @@ func freeSpace(dirs []string) map[uint64]int64 {
 	return out
 }
 
-// addUnnamed adds files that processes have open though their names in the folders are gone.
+// addUnnamed adds the files of the folders dirs that the processes pids have open and that have no name any more: they still take space.
 func (m *meter) addUnnamed(dirs []string, pids []int) {
 	for _, pid := range pids {
 		fds, err := filepath.Glob("/proc/" + strconv.Itoa(pid) + "/fd/*")

@@ -7,11 +7,12 @@ import (
 	"strings"
 )
 
-// maxIgnored is the largest number of ignored folders that are watched. Others are in every answer of the tracker.
+// maxIgnored is the largest number of ignored folders that are watched. Further ones are in every answer of the tracker.
 const maxIgnored = 4096
 
-// watchIgnored watches an ignored folder, and everything below it, for the tracker alone: nothing is reported, and only
-// paths are remembered. A folder without a watch is in every answer of the tracker.
+// watchIgnored watches an ignored folder, and everything below it. Changes in these folders are not reported as events; only the tracker
+// records in which folders they were, for the next snapshot. A folder that cannot be watched, or that exceeds maxIgnored, is in every
+// answer of the tracker, so that snapshots always look into it.
 func (w *Watcher) watchIgnored(rel string) {
 	if w.notifier == nil {
 		return // the tracker is blind
@@ -44,7 +45,7 @@ func (w *Watcher) watchIgnored(rel string) {
 	}
 }
 
-// ignoredChanged handles a change in an ignored folder.
+// ignoredChanged records a change in the ignored folder rel in the tracker, and watches ignored folders that have appeared in it.
 func (w *Watcher) ignoredChanged(rel string, c change) {
 	w.tracker.mark(rel, false)
 	child := join(rel, c.name)

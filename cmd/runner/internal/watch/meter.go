@@ -24,11 +24,12 @@ type stat struct {
 type meter struct {
 	log   *slog.Logger
 	seen  map[inode]bool   // files with several names that were counted
-	named map[string]int64 // the files whose sizes go into found
-	found map[string]int64
-	bytes int64
+	named map[string]int64 // paths of files whose sizes go into found
+	found map[string]int64 // size on disk in bytes of the files of named that exist
+	bytes int64            // sum of the sizes on disk
 }
 
+// walk adds a file, or a folder with everything below it. It logs folders that it cannot read, and leaves them out.
 func (m *meter) walk(path string) {
 	st, ok := look(path)
 	if !ok {
@@ -54,6 +55,7 @@ func (m *meter) walk(path string) {
 	}
 }
 
+// add adds one file or folder.
 func (m *meter) add(path string, st stat) {
 	if st.links > 1 && !st.folder {
 		if m.seen[st.inode] {

@@ -43,7 +43,7 @@ func (n *notifier) remove(wd int) {
 	_, _ = unix.InotifyRmWatch(n.fd, uint32(wd)) //nolint:gosec // from the kernel
 }
 
-// mark ends a watch that exists only for this purpose, and returns it.
+// mark adds a watch and removes it at once. The kernel reports the end of that watch after all earlier changes; mark returns its number.
 func (n *notifier) mark() (int, error) {
 	wd, err := unix.InotifyAddWatch(n.fd, "/", unix.IN_DELETE_SELF)
 	if err != nil {

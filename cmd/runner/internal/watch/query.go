@@ -128,7 +128,8 @@ func socketPath(dir *os.File) string {
 	return "/proc/self/fd/" + strconv.Itoa(int(dir.Fd())) + "/" + SocketName //nolint:gosec // a descriptor
 }
 
-// converse answers the requests of one snapshot.
+// converse answers the requests of one snapshot over a connection. If the connection ends without a confirmation, the next snapshot gets the
+// same changes.
 func (w *Watcher) converse(ctx context.Context, c net.Conn, mapped func() []string) {
 	token := ""
 	defer func() { w.tracker.returnAnswer(token) }()
@@ -176,6 +177,7 @@ func (w *Watcher) converse(ctx context.Context, c net.Conn, mapped func() []stri
 	}
 }
 
+// bytesOf converts paths to bytes, which JSON encodes without loss.
 func bytesOf(list []string) [][]byte {
 	out := make([][]byte, len(list))
 	for i, s := range list {
@@ -184,8 +186,8 @@ func bytesOf(list []string) [][]byte {
 	return out
 }
 
-// sync blocks until the tracker has all changes that happened before the call. If that takes too long, everything
-// counts as changed.
+// sync blocks until the tracker has recorded all changes that happened before the call. If that takes longer than flushWithin, sync records that
+// everything may have changed.
 func (w *Watcher) sync(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, flushWithin)
 	defer cancel()
@@ -202,15 +204,16 @@ func (w *Watcher) sync(ctx context.Context) {
 	w.tracker.markAll("the watcher did not answer in time")
 }
 
-// Query is an answer that a snapshot uses. It is not safe for concurrent use.
+// Query is a snapshot's question to the watcher, with the answer. It is not safe for concurrent use.
 type Query struct {
 	Answer
 	c     net.Conn
 	lines *bufio.Reader
 }
 
-// Ask asks the watcher of a state folder what has changed since the answer with a token. The caller calls Confirm once
-// it has everything, and Close.
+// Ask asks the watcher that serves in the state folder what may have changed since the answer with the token since. The caller calls Confirm
+// once the snapshot with these changes is stored, and Close in any case. An error means that no watcher answers, so that anything may have
+// changed.
 func Ask(ctx context.Context, state, since string) (*Query, error) {
 	dir, err := os.Open(state)
 	if err != nil {
@@ -265,16 +268,16 @@ func (q *Query) ask(r request) (Answer, error) {
 	return in.Answer, nil
 }
 
-// Again returns what has changed since the answer. The next snapshot gets it too.
+// Again returns what has changed since the answer of Ask. The next snapshot gets these changes too.
 func (q *Query) Again() (Answer, error) { return q.ask(request{Again: true}) }
 
-// Confirm reports that the snapshot has everything of the answer.
+// Confirm tells the watcher that a stored snapshot contains everything of the answer, so that later answers leave it out.
 func (q *Query) Confirm() error {
 	_, err := q.ask(request{Confirm: true})
 	return err
 }
 
-// Close ends the query. Without Confirm the next answer has its changes again.
+// Close closes the connection to the watcher. Without Confirm, the next answer has the same changes again.
 func (q *Query) Close() {
 	if q != nil {
 		_ = q.c.Close() // nothing is buffered

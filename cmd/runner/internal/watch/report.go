@@ -21,11 +21,12 @@ import (
 // binaryWithin is the number of bytes at the beginning of a file that are searched for a NUL.
 const binaryWithin = 8000
 
-// settle reports the files that no longer change, or all dirty files if all is set.
-func (w *Watcher) settle(ctx context.Context, now time.Time, all bool) {
+// reportDue reports the changes of files that have not changed for Config.Quiet, or have changed for Config.Latest. If all is set, it reports
+// the changes of all files at once.
+func (w *Watcher) reportDue(ctx context.Context, now time.Time, all bool) {
 	due := slices.SortedFunc(maps.Values(w.dirty), func(a, b *suspect) int { return cmp.Compare(a.order, b.order) })
 	if len(due) > 0 {
-		w.flood.begins(w.cfg.Sink.Tell(ctx))
+		w.flood.setExecution(w.cfg.Sink.Tell(ctx))
 	}
 	newRules := false
 	var tell []events.Payload
@@ -35,7 +36,7 @@ func (w *Watcher) settle(ctx context.Context, now time.Time, all bool) {
 		}
 		rel := join(s.in.path, s.name)
 		delete(w.dirty, rel)
-		p := w.verdict(s, rel)
+		p := w.changeOf(s, rel)
 		if p == nil {
 			continue
 		}
@@ -48,18 +49,19 @@ func (w *Watcher) settle(ctx context.Context, now time.Time, all bool) {
 		w.cfg.Sink.Tell(ctx, tell...)
 	}
 	if newRules {
-		w.relearn()
+		w.applyNewRules()
 		if notes := w.flood.report(now, false); len(notes) > 0 {
 			w.cfg.Sink.Tell(ctx, notes...)
 		}
 	}
 }
 
-// pending reports whether settle has something to do soon.
+// pending reports whether reportDue has to be called soon.
 func (w *Watcher) pending() bool { return len(w.dirty) > 0 || w.flood.waiting() }
 
-// verdict compares a file with what was last reported about it, and returns nil if nothing changed.
-func (w *Watcher) verdict(s *suspect, rel string) events.Payload {
+// changeOf returns the event for the difference between a file and what was last reported about it: created, modified or deleted. It returns nil if
+// nothing has changed.
+func (w *Watcher) changeOf(s *suspect, rel string) events.Payload {
 	info, err := os.Lstat(w.absolute(rel))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR) {
 		w.cfg.Log.Warn("look at a file of the workspace", "path", rel, "err", err)
@@ -91,7 +93,7 @@ func (f file) equals(g file) bool {
 	return f.size == g.size && f.modTime == g.modTime && f.inode == g.inode
 }
 
-// complete adds the fields for which the file has to be read.
+// complete returns an event with the fields for which the file has to be read.
 func (w *Watcher) complete(p events.Payload) events.Payload {
 	switch e := p.(type) {
 	case events.FileCreated:
@@ -104,7 +106,7 @@ func (w *Watcher) complete(p events.Payload) events.Payload {
 	return p
 }
 
-// binary reports whether a file has a NUL at its beginning. It reports false for a file that is gone or unreadable.
+// binary reports whether a file has a NUL in its first binaryWithin bytes. It reports false for a file that does not exist or cannot be read.
 func (w *Watcher) binary(rel string) bool {
 	f, err := os.OpenFile(w.absolute(rel), os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
 	if err != nil {
@@ -119,8 +121,8 @@ func (w *Watcher) binary(rel string) bool {
 	return bytes.IndexByte(head[:n], 0) >= 0
 }
 
-// relearn begins again with other rules, and does not report what they change.
-func (w *Watcher) relearn() {
+// applyNewRules reads the ignore file and adds all watches again. It reports no event for files that are ignored from now on, or no longer.
+func (w *Watcher) applyNewRules() {
 	for wd := range w.watched {
 		w.notifier.remove(wd)
 	}
@@ -129,17 +131,17 @@ func (w *Watcher) relearn() {
 	w.root = &folder{wd: -1}
 	w.tracker.restart("other rules for ignored files apply")
 	w.readRules()
-	w.learn()
+	w.recordPresent()
 }
 
-// learn records all present files as known.
-func (w *Watcher) learn() {
+// recordPresent records all files that exist, without events, and adds the watches of their folders.
+func (w *Watcher) recordPresent() {
 	w.learning = true
 	w.resync(w.root)
 	w.learning = false
 }
 
-// readBounded reads an ignore file, up to its size limit.
+// readBounded reads and closes an ignore file. If the file is too large, it returns the lines within maxIgnore, and an error.
 func readBounded(f *os.File) ([]byte, error) {
 	raw, err := io.ReadAll(io.LimitReader(f, maxIgnore+1))
 	if err = errors.Join(err, f.Close()); err != nil {
@@ -151,6 +153,7 @@ func readBounded(f *os.File) ([]byte, error) {
 	return raw, nil
 }
 
+// warning returns a log event of level warn.
 func warning(message string) events.Payload {
 	return events.Log{Level: "warn", Stream: "runner", Message: message}
 }
@@ -200,7 +203,7 @@ func (f *rateLimiter) countUnreported() int {
 	return f.counts.created + f.counts.modified + f.counts.deleted
 }
 
-// waiting reports whether flood has something to report although nothing changes any more.
+// waiting reports whether report has something to return later, even if no file changes any more.
 func (f *rateLimiter) waiting() bool { return len(f.notes) > 0 || f.countUnreported() > 0 && !f.full }
 
 // report returns the queued notes, and the counts once the flood is over: after a second in which all events were
@@ -215,8 +218,8 @@ func (f *rateLimiter) report(now time.Time, all bool) []events.Payload {
 	return out
 }
 
-// begins sets the running execution.
-func (f *rateLimiter) begins(execution string) {
+// setExecution sets the running execution. For another one than before, the counts of the execution begin at 0.
+func (f *rateLimiter) setExecution(execution string) {
 	if execution != f.execution {
 		f.execution, f.inTurn, f.warned, f.full = execution, 0, false, false
 	}

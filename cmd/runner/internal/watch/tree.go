@@ -38,6 +38,7 @@ type suspect struct {
 	order       uint64
 }
 
+// join returns the path of an entry of a folder, both relative to the workspace. dir is "" for the workspace itself.
 func join(dir, name string) string {
 	if dir == "" {
 		return name
@@ -45,12 +46,12 @@ func join(dir, name string) string {
 	return dir + "/" + name
 }
 
-// absolute returns the absolute path.
+// absolute returns the absolute path for a path relative to the workspace.
 func (w *Watcher) absolute(rel string) string {
 	return filepath.Join(w.cfg.Dir, filepath.FromSlash(rel))
 }
 
-// suspect records that a file may have changed.
+// suspect records that a file may have changed; reportDue compares it later. written is set if the kernel reported a change of the content.
 func (w *Watcher) suspect(f *folder, name string, written bool) {
 	now := time.Now()
 	rel := join(f.path, name)
@@ -66,9 +67,8 @@ func (w *Watcher) suspect(f *folder, name string, written bool) {
 	s.written = s.written || written
 }
 
-// forget stops watching a folder and everything below it. Its files become suspects, so that removed files are
-// reported.
-func (w *Watcher) forget(f *folder) {
+// dropFolder stops watching a folder and everything below it. The files become suspects, so that their removal is reported.
+func (w *Watcher) dropFolder(f *folder) {
 	if f.wd >= 0 {
 		delete(w.watched, f.wd)
 		w.notifier.remove(f.wd)
@@ -79,12 +79,12 @@ func (w *Watcher) forget(f *folder) {
 		w.suspect(f, name, false)
 	}
 	for _, sub := range f.folders {
-		w.forget(sub)
+		w.dropFolder(sub)
 	}
 }
 
-// adopt begins to watch a folder, and makes all files that it finds there suspects.
-func (w *Watcher) adopt(parent *folder, name string) {
+// addFolder begins to watch a folder that has appeared in parent, and makes all files in it suspects.
+func (w *Watcher) addFolder(parent *folder, name string) {
 	f := &folder{path: join(parent.path, name), wd: -1}
 	if parent.folders == nil {
 		parent.folders = map[string]*folder{}
@@ -93,10 +93,10 @@ func (w *Watcher) adopt(parent *folder, name string) {
 	w.resync(f)
 }
 
-// resync compares a folder, and everything below it, with its last known state. It adds the watch first: the kernel
-// reports files that are created during the comparison.
+// resync compares a folder, and everything below it, with its last known state, and makes what differs suspects. It adds the watches first,
+// so that the kernel reports files that are created during the comparison.
 func (w *Watcher) resync(f *folder) {
-	w.listen(f)
+	w.addWatch(f)
 	entries, err := os.ReadDir(w.absolute(f.path))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		w.cfg.Log.Warn("look at a folder of the workspace", "folder", f.path, "err", err)
@@ -118,7 +118,7 @@ func (w *Watcher) resync(f *folder) {
 			if sub := f.folders[name]; sub != nil {
 				w.resync(sub)
 			} else {
-				w.adopt(f, name)
+				w.addFolder(f, name)
 			}
 		case e.Type().IsRegular():
 			files[name] = true
@@ -133,14 +133,13 @@ func (w *Watcher) resync(f *folder) {
 	for name, sub := range f.folders {
 		if !folders[name] {
 			w.forgetIgnored(sub.path)
-			w.forget(sub)
+			w.dropFolder(sub)
 			delete(f.folders, name)
 		}
 	}
 }
 
-// compare makes an entry that has changed a suspect. During the first pass over the workspace it records the entry as
-// known.
+// compare makes a file that has changed a suspect. During recordPresent it records the file as known instead.
 func (w *Watcher) compare(f *folder, name string, e fs.DirEntry) {
 	info, err := e.Info()
 	if err != nil {
@@ -157,8 +156,9 @@ func (w *Watcher) compare(f *folder, name string, e fs.DirEntry) {
 	w.suspect(f, name, false)
 }
 
-// listen adds the kernel's watch of a folder.
-func (w *Watcher) listen(f *folder) {
+// addWatch makes the kernel report the changes of a folder. If the kernel has no more watches, it ends those of ignored folders, and if that
+// does not suffice, it falls back to polling.
+func (w *Watcher) addWatch(f *folder) {
 	if w.notifier == nil {
 		return
 	}
@@ -180,7 +180,7 @@ func (w *Watcher) listen(f *folder) {
 		w.watched[wd] = f
 		w.tracker.setWatched(f.path, true)
 	case isExhausted(err) && w.yieldIgnored():
-		w.listen(f)
+		w.addWatch(f)
 	case isExhausted(err):
 		w.fallBack(err)
 	case !errors.Is(err, fs.ErrNotExist):
@@ -189,6 +189,7 @@ func (w *Watcher) listen(f *folder) {
 	}
 }
 
+// put records the state of a file in the folder.
 func (f *folder) put(name string, now file) {
 	if f.files == nil {
 		f.files = map[string]file{}
@@ -209,17 +210,18 @@ func (w *Watcher) readRules() {
 	if err == nil {
 		own, err := readBounded(f)
 		if err != nil {
-			w.tellRules(err)
+			w.reportRulesError(err)
 		}
 		text = append(text, own...)
 	} else if !errors.Is(err, fs.ErrNotExist) {
-		w.tellRules(err)
+		w.reportRulesError(err)
 	}
 	if w.rules, err = ignore.Parse(text); err != nil {
-		w.tellRules(err)
+		w.reportRulesError(err)
 	}
 }
 
-func (w *Watcher) tellRules(err error) {
+// reportRulesError queues a warning about the ignore file.
+func (w *Watcher) reportRulesError(err error) {
 	w.flood.note(warning(IgnoreFile + ": " + strings.ReplaceAll(err.Error(), "\n", "; ")))
 }

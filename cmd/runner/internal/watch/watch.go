@@ -59,11 +59,11 @@ type Config struct {
 	open func() (kernel, error) // nil for inotify
 }
 
-// kernel reports changes of folders.
+// kernel reports changes of watched folders; notifier implements it by inotify.
 type kernel interface {
 	add(dir string) (int, error)       // returns the same number for the same folder
-	remove(wd int)                     // not an error if it has ended by itself
-	mark() (int, error)                // queues a change of kind ended after all earlier changes
+	remove(wd int)                     // ends the watch of a folder, if it has not ended by itself
+	mark() (int, error)                // queues a change of kind ended after all earlier changes, and returns its watch number
 	read(buf []byte) ([]change, error) // blocks; fails when the kernel was closed
 	close() error
 }
@@ -98,12 +98,12 @@ type Watcher struct {
 	tracker *tracker
 	syncs   chan chan struct{} // requests that all earlier changes are tracked; the channel is closed when they are
 	flushes chan chan struct{} // requests a report of all earlier changes; the channel is closed when they were reported
-	hurry   chan struct{}      // ends the reader's pause
+	hurry   chan struct{}      // ends the pause between two reads of the kernel's queue
 
 	// The fields below are owned by Run.
 	rules    ignore.Rules
 	root     *folder
-	learning bool            // present files are recorded without a report
+	learning bool            // recordPresent runs: files are recorded without an event
 	watched  map[int]*folder // by watch number
 	ignored  map[int]string  // paths of watched folders that are ignored, by watch number
 	notifier kernel          // nil while the workspace is polled
@@ -115,7 +115,7 @@ type Watcher struct {
 	flood    rateLimiter
 }
 
-// New returns a watcher. The caller calls Run.
+// New returns a Watcher, which watches once Run is called.
 func New(cfg Config) (*Watcher, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
@@ -149,6 +149,7 @@ type change struct {
 	folder bool
 }
 
+// kind is the kind of a change.
 type kind int
 
 const (
@@ -180,32 +181,33 @@ func (w *Watcher) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case batch := <-changes:
-			w.take(batch)
+			w.handleBatch(batch)
 		case <-tick.C:
 			armed = false
-			w.settle(ctx, time.Now(), false)
+			w.reportDue(ctx, time.Now(), false)
 		case <-poll.C:
 			if w.notifier == nil {
 				began := time.Now()
-				w.look()
+				w.compareAll()
 				poll.Reset(max(w.cfg.Poll, pollShare*time.Since(began)))
 			}
 		case done := <-w.flushes:
-			w.flush(ctx, done)
+			w.startFlush(ctx, done)
 		case done := <-w.syncs:
-			w.barrier(done)
+			w.startSync(done)
 		}
 		if w.notifier == nil && changes != nil { // the kernel's watches have run out
 			stop()
 			changes, stop = nil, func() {}
-			w.look()
+			w.compareAll()
 			poll.Reset(w.cfg.Poll)
 		}
 		w.answerFlushes(ctx)
 	}
 }
 
-// begin reads the present files and starts to listen.
+// begin records the present files and starts to read the kernel's changes, or falls back to polling. changes receives them in batches; it is nil
+// when the workspace is polled. The caller must call stop.
 func (w *Watcher) begin(ctx context.Context) (changes chan []change, stop func()) {
 	w.root = &folder{wd: -1}
 	if !w.cfg.Polling {
@@ -221,7 +223,7 @@ func (w *Watcher) begin(ctx context.Context) (changes chan []change, stop func()
 	}
 	n := w.notifier
 	w.readRules()
-	w.learn()
+	w.recordPresent()
 	if n == nil {
 		return nil, func() {}
 	}
@@ -262,7 +264,7 @@ func (w *Watcher) begin(ctx context.Context) (changes chan []change, stop func()
 	}
 }
 
-// fallBack switches to polling and reports why.
+// fallBack switches from the kernel's watches to polling, and queues a warning with the reason.
 func (w *Watcher) fallBack(why error) {
 	w.notifier = nil
 	w.tracker.goBlind("the kernel does not watch the workspace")
@@ -276,18 +278,18 @@ func (w *Watcher) fallBack(why error) {
 	w.cfg.Log.Warn("the workspace is polled", "every", w.cfg.Poll, "err", why)
 }
 
-// take handles a batch of changes from the kernel.
-func (w *Watcher) take(batch []change) {
+// handleBatch handles a batch of changes from the kernel: it updates the tracker and makes changed files suspects.
+func (w *Watcher) handleBatch(batch []change) {
 	for _, c := range batch {
 		f := w.watched[c.wd]
 		switch {
 		case c.kind == overflowed:
 			w.cfg.Log.Info("the kernel's queue of changes overflowed: comparing all files")
 			w.tracker.markAll("the kernel's queue of changes overflowed")
-			w.look()
+			w.compareAll()
 		case c.kind == ended:
 			if done, ok := w.marks[c.wd]; ok {
-				w.release(c.wd, done)
+				w.queueAnswer(c.wd, done)
 			} else if done, ok := w.barriers[c.wd]; ok {
 				delete(w.barriers, c.wd)
 				close(done)
@@ -315,11 +317,12 @@ func (w *Watcher) take(batch []change) {
 	}
 }
 
-// look compares everything, because reports of the kernel were lost, among them the marks of flushes.
-func (w *Watcher) look() {
+// compareAll compares the whole workspace with its last known state, because it is polled or changes of the kernel were lost. Lost changes may
+// include marks, so compareAll also answers all flushes and syncs.
+func (w *Watcher) compareAll() {
 	w.resync(w.root)
 	for wd, done := range w.marks {
-		w.release(wd, done)
+		w.queueAnswer(wd, done)
 	}
 	for wd, done := range w.barriers {
 		delete(w.barriers, wd)
@@ -327,6 +330,7 @@ func (w *Watcher) look() {
 	}
 }
 
+// folderChanged handles a change of a folder within the watched folder f.
 func (w *Watcher) folderChanged(f *folder, c change) {
 	rel := join(f.path, c.name)
 	w.tracker.mark(f.path, false)
@@ -342,14 +346,15 @@ func (w *Watcher) folderChanged(f *folder, c change) {
 		return
 	}
 	if old := f.folders[c.name]; old != nil {
-		w.forget(old)
+		w.dropFolder(old)
 		delete(f.folders, c.name)
 	}
 	if c.kind == appeared {
-		w.adopt(f, c.name)
+		w.addFolder(f, c.name)
 	}
 }
 
+// fileChanged handles a change of a file in the watched folder f.
 func (w *Watcher) fileChanged(f *folder, c change) {
 	rel := join(f.path, c.name)
 	w.tracker.mark(f.path, false)
@@ -358,14 +363,15 @@ func (w *Watcher) fileChanged(f *folder, c change) {
 	}
 	if old := f.folders[c.name]; old != nil && c.kind == appeared { // its removal was not reported
 		w.forgetIgnored(old.path)
-		w.forget(old)
+		w.dropFolder(old)
 		delete(f.folders, c.name)
 	}
 	w.suspect(f, c.name, c.kind == written)
 }
 
-// flush puts a mark into the kernel's queue: when it arrives, all earlier changes have arrived.
-func (w *Watcher) flush(ctx context.Context, done chan struct{}) {
+// startFlush puts a mark into the kernel's queue for a flush. All earlier changes arrive before the mark, and then answerFlushes closes done. If
+// there is no kernel to take a mark, startFlush reports all changes and closes done itself.
+func (w *Watcher) startFlush(ctx context.Context, done chan struct{}) {
 	if w.notifier != nil {
 		wd, err := w.notifier.mark()
 		if err == nil {
@@ -380,12 +386,12 @@ func (w *Watcher) flush(ctx context.Context, done chan struct{}) {
 	} else {
 		w.resync(w.root)
 	}
-	w.settle(ctx, time.Now(), true)
+	w.reportDue(ctx, time.Now(), true)
 	close(done)
 }
 
-// barrier puts a mark into the kernel's queue for a sync.
-func (w *Watcher) barrier(done chan struct{}) {
+// startSync puts a mark into the kernel's queue for a sync. When the mark arrives, the tracker has all earlier changes, and done is closed.
+func (w *Watcher) startSync(done chan struct{}) {
 	if w.notifier == nil {
 		close(done) // the tracker is blind
 		return
@@ -404,17 +410,18 @@ func (w *Watcher) barrier(done chan struct{}) {
 	}
 }
 
-// release answers a flush after the current batch.
-func (w *Watcher) release(wd int, done chan struct{}) {
+// queueAnswer makes answerFlushes answer a flush whose mark has arrived, after the batch that is being handled.
+func (w *Watcher) queueAnswer(wd int, done chan struct{}) {
 	delete(w.marks, wd)
 	w.answers = append(w.answers, done)
 }
 
+// answerFlushes reports all changes, if marks of flushes have arrived, and ends these flushes.
 func (w *Watcher) answerFlushes(ctx context.Context) {
 	if len(w.answers) == 0 {
 		return
 	}
-	w.settle(ctx, time.Now(), true)
+	w.reportDue(ctx, time.Now(), true)
 	for _, done := range w.answers {
 		close(done)
 	}

@@ -47,7 +47,7 @@ type budgetsSet struct {
 	budgetFlags
 }
 
-// Run sets a budget.
+// Run replaces the tenant's budget of a period by the one of the flags. Without its flag, a quantity has no limit.
 func (c *budgetsSet) Run(a *app) error {
 	if err := events.CheckPeriod("period", events.Period(c.Period)); err != nil {
 		return usageError("%v", err)
@@ -66,7 +66,7 @@ func (c *budgetsSet) Run(a *app) error {
 
 type budgetsLs struct{ tenantServer }
 
-// Run lists budgets.
+// Run prints a tenant's budgets and what was spent of each.
 func (c *budgetsLs) Run(a *app) error {
 	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		budgets := client.List[*spoolv1.TenantBudget](ctx, cl.Budgets.ListBudgets, &spoolv1.ListBudgetsRequest{Tenant: c.Tenant})
@@ -102,7 +102,7 @@ type budgetsRm struct {
 	Periods []string `arg:"" name:"period" help:"day, month or total."`
 }
 
-// Run removes budgets.
+// Run removes the tenant's budgets of the given periods.
 func (c *budgetsRm) Run(a *app) error {
 	for _, p := range c.Periods {
 		if err := events.CheckPeriod("period", events.Period(p)); err != nil {

@@ -203,17 +203,17 @@ type (
 	envsRm      struct{ catalogueRm }
 )
 
-// Run removes agents.
+// Run hides all versions of agents: new sessions cannot use them.
 func (c *agentsRm) Run(a *app) error { return c.removeEntries(a, definition.KindAgent) }
 
-// Run removes instances.
+// Run hides all versions of agent instances.
 func (c *instancesRm) Run(a *app) error { return c.removeEntries(a, definition.KindInstance) }
 
-// Run removes environments.
+// Run hides all versions of environments.
 func (c *envsRm) Run(a *app) error { return c.removeEntries(a, definition.KindEnvironment) }
 
-// removeEntries removes entries. It checks all references before the first removal. After a failure it continues, and returns
-// the joined errors at the end.
+// removeEntries hides the entries of a kind that c.Refs names. It checks all references before the first removal. After a failure it continues,
+// and returns the joined errors at the end.
 func (c *catalogueRm) removeEntries(a *app, kind definition.Kind) error {
 	refs := make([]events.Reference, len(c.Refs))
 	for i, s := range c.Refs {
@@ -237,7 +237,7 @@ type envsExplain struct {
 	Env      []string `placeholder:"REF" sep:"none" help:"An environment above these; a later one overrides an earlier one."`
 }
 
-// Run prints where variables and hosts come from.
+// Run prints the variables and hosts that an execution would have, with the layer that each comes from.
 func (c *envsExplain) Run(a *app) error {
 	if c.Agent == "" && c.Instance == "" && len(c.Env) == 0 {
 		return usageError("agent: name an agent, an instance, or environments with --env")

@@ -20,7 +20,7 @@ type deadLs struct {
 	Limit int `default:"100" help:"Maximum number of entries; 0 means all."`
 }
 
-// Run lists dead letters.
+// Run prints the caller's dead letters, at most c.Limit.
 func (c *deadLs) Run(a *app) error {
 	if c.Limit < 0 {
 		return usageError("limit: %d is less than 0", c.Limit)
@@ -42,7 +42,7 @@ type deadShow struct {
 	ID string `arg:"" help:"Id of the letter, from dead ls."`
 }
 
-// Run shows a dead letter.
+// Run prints a dead letter: why the message was given up, and the message.
 func (c *deadShow) Run(a *app) error {
 	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		doc, err := client.Call(ctx, cl.DeadLetters.GetDeadLetter, &spoolv1.GetDeadLetterRequest{Id: c.ID})
@@ -64,7 +64,7 @@ type deadRetry struct {
 	IDs []string `arg:"" name:"id" help:"Ids of the letters, from dead ls."`
 }
 
-// Run retries dead letters.
+// Run makes the services look at the sessions of dead letters again, and removes the letters.
 func (c *deadRetry) Run(a *app) error {
 	return forEachName(c.server, a, c.IDs, "retried", func(ctx context.Context, cl *client.Client, id string) (any, error) {
 		return client.Call(ctx, cl.DeadLetters.RetryDeadLetter, &spoolv1.RetryDeadLetterRequest{Id: id})
@@ -76,7 +76,7 @@ type deadDrop struct {
 	IDs []string `arg:"" name:"id" help:"Ids of the letters, from dead ls."`
 }
 
-// Run removes dead letters.
+// Run removes dead letters without any other effect.
 func (c *deadDrop) Run(a *app) error {
 	return forEachName(c.server, a, c.IDs, "dropped", func(ctx context.Context, cl *client.Client, id string) (any, error) {
 		return client.Call(ctx, cl.DeadLetters.DropDeadLetter, &spoolv1.DropDeadLetterRequest{Id: id})

@@ -131,7 +131,7 @@ type executionsCancel struct {
 	Executions []string `arg:"" name:"execution" help:"Ids of the executions."`
 }
 
-// Run cancels executions.
+// Run requests that executions are cancelled.
 func (c *executionsCancel) Run(a *app) error {
 	return c.eachID(a, events.KindExecution, "execution", c.Executions, "requested to cancel", func(ctx context.Context, cl *client.Client, id string) (any, error) {
 		return client.Call(ctx, cl.Executions.CancelExecution, &spoolv1.CancelExecutionRequest{ExecutionId: id})
@@ -143,7 +143,7 @@ type executionsPause struct {
 	Executions []string `arg:"" name:"execution" help:"Ids of the executions."`
 }
 
-// Run pauses executions.
+// Run requests that executions pause.
 func (c *executionsPause) Run(a *app) error {
 	return c.eachID(a, events.KindExecution, "execution", c.Executions, "requested to pause", func(ctx context.Context, cl *client.Client, id string) (any, error) {
 		return client.Call(ctx, cl.Executions.PauseExecution, &spoolv1.PauseExecutionRequest{ExecutionId: id})
@@ -155,7 +155,7 @@ type executionsResume struct {
 	Executions []string `arg:"" name:"execution" help:"Ids of the executions."`
 }
 
-// Run resumes executions.
+// Run requests that paused executions continue.
 func (c *executionsResume) Run(a *app) error {
 	return c.eachID(a, events.KindExecution, "execution", c.Executions, "requested to resume", func(ctx context.Context, cl *client.Client, id string) (any, error) {
 		return client.Call(ctx, cl.Executions.ResumeExecution, &spoolv1.ResumeExecutionRequest{ExecutionId: id})
@@ -167,7 +167,7 @@ type executionsTerminate struct {
 	Executions []string `arg:"" name:"execution" help:"Ids of the executions."`
 }
 
-// Run terminates executions and their sandboxes.
+// Run requests the end of executions and of their sandboxes.
 func (c *executionsTerminate) Run(a *app) error {
 	return c.eachID(a, events.KindExecution, "execution", c.Executions, "requested to terminate", func(ctx context.Context, cl *client.Client, id string) (any, error) {
 		return client.Call(ctx, cl.Executions.TerminateExecution, &spoolv1.TerminateExecutionRequest{ExecutionId: id})

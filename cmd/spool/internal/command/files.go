@@ -110,7 +110,7 @@ type filesGet struct {
 	At    *uint32 `xor:"as" placeholder:"N" help:"The file in the last snapshot before event N."`
 }
 
-// Run gets a file.
+// Run downloads a file of a session's workspace into a local file, or to standard output.
 func (c *filesGet) Run(a *app) error {
 	return c.withClientAndPath(a, "path", c.Path, func(ctx context.Context, cl *client.Client) error {
 		r, _, err := cl.GetFile(ctx, c.Session, c.Path, client.AsOf{Live: c.Live, At: c.At})
@@ -143,7 +143,8 @@ func (c sessionServer) printSaved(a *app, to string, n int64, err error) error {
 	return err
 }
 
-// save writes a file atomically.
+// save writes the content of r to the file to, and returns its size in bytes. After an error the file is as it was. It replaces an existing file
+// only if force is set.
 func save(to string, r io.Reader, force bool) (n int64, err error) {
 	if _, err := os.Lstat(to); err == nil && !force {
 		return 0, usageError("to: %s already exists; overwrite it with --force, or name another file", to)
@@ -170,7 +171,7 @@ type filesTar struct {
 	At     *uint32 `placeholder:"N" help:"The files in the last snapshot before event N."`
 }
 
-// Run gets a tar.
+// Run downloads a folder of a session's workspace as a tar, into a local file or to standard output.
 func (c *filesTar) Run(a *app) error {
 	if (c.Output == "" || c.Output == "-") && a.OutTTY {
 		return usageError("output: a tar cannot be shown on a terminal: name a file with -o, or use a pipe, as in `spool files tar SESSION | tar x`")
@@ -197,7 +198,7 @@ type filesPut struct {
 	Tar  bool   `help:"The input is a tar, whose files go into the folder Path."`
 }
 
-// Run puts a file, a folder or a tar.
+// Run uploads a local file, folder or tar into a session's workspace.
 func (c *filesPut) Run(a *app) error {
 	to := filepath.ToSlash(c.Path)
 	if c.From == "-" {

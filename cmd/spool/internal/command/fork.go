@@ -19,7 +19,7 @@ type forkCommand struct {
 	Metadata string  `placeholder:"JSON" help:"Metadata of the new session; by default the session's."`
 }
 
-// Run forks a session.
+// Run creates a session that continues after an event of another session, and prints its id.
 func (c *forkCommand) Run(a *app) error {
 	if err := checkID("session", events.KindSession, c.Session); err != nil {
 		return err

@@ -77,7 +77,7 @@ type keysRevoke struct {
 	Keys []string `arg:"" name:"key" help:"Ids of the keys."`
 }
 
-// Run revokes keys.
+// Run revokes API keys, and the keys that descend from them.
 func (c *keysRevoke) Run(a *app) error {
 	if err := checkTenant(c.Tenant); err != nil {
 		return err

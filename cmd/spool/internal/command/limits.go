@@ -30,7 +30,7 @@ type limitsSet struct {
 	StorageBytes      uint64  `placeholder:"N" help:"Bytes that the tenant's sessions, their files and snapshots, and skills may occupy."`
 }
 
-// Run sets limits.
+// Run replaces all limits of the tenant's own by those of the flags. For a limit without a flag, the server's setting applies.
 func (c *limitsSet) Run(a *app) error {
 	l := &spoolv1.TenantLimits{
 		Slots: c.Slots, Sandboxes: c.Sandboxes, Sessions: c.Sessions, Streams: c.Streams, RequestsPerSecond: c.RequestsPerSecond, RequestBurst: c.RequestBurst,
@@ -46,7 +46,7 @@ func (c *limitsSet) Run(a *app) error {
 
 type limitsLs struct{ tenantServer }
 
-// Run lists limits.
+// Run prints the tenant's own limits, and the usage where the server counts it.
 func (c *limitsLs) Run(a *app) error {
 	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		doc, err := client.Call(ctx, cl.Limits.GetLimits, &spoolv1.GetLimitsRequest{Tenant: c.Tenant})
@@ -86,7 +86,7 @@ func limitRows(own, used *spoolv1.TenantLimits) [][]any {
 
 type limitsRm struct{ tenantServer }
 
-// Run removes limits.
+// Run removes all limits of the tenant's own, so that the server's settings apply.
 func (c *limitsRm) Run(a *app) error {
 	return c.change(a, "removed", func(ctx context.Context, cl *client.Client) (any, error) {
 		return client.Call(ctx, cl.Limits.RemoveLimits, &spoolv1.RemoveLimitsRequest{Tenant: c.Tenant})

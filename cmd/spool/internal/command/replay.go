@@ -25,7 +25,7 @@ type replayCommand struct {
 	Execution string  `placeholder:"ID" help:"Replay only this execution."`
 }
 
-// Run replays a session as it looked live.
+// Run prints the events of a session with the pauses that they had live, divided by the speed.
 func (c *replayCommand) Run(a *app) error {
 	speed, err := c.check()
 	if err != nil {

@@ -40,7 +40,8 @@ type runCommand struct {
 	Query         string `arg:"" optional:"" help:"The query; without it, or with -, it is read from standard input."`
 }
 
-// Run carries out the query.
+// Run sends a query to a new or an existing session, and prints the output of its execution until the execution has ended. With c.Detach it only
+// prints the ids.
 func (c *runCommand) Run(a *app) error {
 	query, err := c.query(a)
 	if err != nil {

@@ -24,7 +24,7 @@ type secretsKeygenCommand struct {
 	JSON      bool   `help:"Print one JSON object."`
 }
 
-// Run creates the key pair.
+// Run creates a key pair for secrets, or keeps the one in the file, and prints it or writes its public key to a file.
 func (c *secretsKeygenCommand) Run(a *app) error {
 	if c.Key == "" {
 		if c.Recipient != "" {

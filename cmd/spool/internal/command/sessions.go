@@ -195,7 +195,7 @@ type sessionsRm struct {
 	Sessions []string `arg:"" name:"session" help:"Ids of the sessions."`
 }
 
-// Run deletes sessions.
+// Run deletes sessions permanently.
 func (c *sessionsRm) Run(a *app) error {
 	return c.eachID(a, events.KindSession, "session", c.Sessions, "deleted", func(ctx context.Context, cl *client.Client, id string) (any, error) {
 		return client.Call(ctx, cl.Sessions.DeleteSession, &spoolv1.DeleteSessionRequest{SessionId: id})
@@ -207,7 +207,7 @@ type sessionsSync struct {
 	Sessions []string `arg:"" name:"session" help:"Ids of the sessions."`
 }
 
-// Run requests snapshots.
+// Run requests snapshots of the workspaces of sessions.
 func (c *sessionsSync) Run(a *app) error {
 	return c.eachID(a, events.KindSession, "session", c.Sessions, "requested a snapshot of", func(ctx context.Context, cl *client.Client, id string) (any, error) {
 		return client.Call(ctx, cl.Sessions.SyncSession, &spoolv1.SyncSessionRequest{SessionId: id})
@@ -219,7 +219,7 @@ type sessionsTerminate struct {
 	Sessions []string `arg:"" name:"session" help:"Ids of the sessions."`
 }
 
-// Run terminates sandboxes.
+// Run requests the end of the sandboxes of sessions.
 func (c *sessionsTerminate) Run(a *app) error {
 	return c.eachID(a, events.KindSession, "session", c.Sessions, "asked to end the sandbox of", func(ctx context.Context, cl *client.Client, id string) (any, error) {
 		return client.Call(ctx, cl.Sessions.TerminateEnvironment, &spoolv1.TerminateEnvironmentRequest{SessionId: id})

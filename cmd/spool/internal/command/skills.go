@@ -63,7 +63,7 @@ func (c *skillsLs) Run(a *app) error {
 
 type skillsShow struct{ skillServer }
 
-// Run shows a skill.
+// Run prints the SKILL.md of a skill, after a summary on standard error.
 func (c *skillsShow) Run(a *app) error {
 	return c.withClientAndSkill(a, func(ctx context.Context, cl *client.Client, ref events.Reference) error {
 		doc, err := getSkill(ctx, cl, ref)
@@ -94,7 +94,7 @@ type skillsTag struct {
 	Tag string `arg:"" help:"The tag: a-z, 0-9, dots, hyphens and underscores."`
 }
 
-// Run moves a tag.
+// Run makes a tag name the given version of the skill. A tag that names another version is moved.
 func (c *skillsTag) Run(a *app) error {
 	if !events.IsTag(c.Tag) {
 		return usageError("tag: %q must have 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores", truncate.Text(c.Tag, 64))

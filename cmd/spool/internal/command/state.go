@@ -16,7 +16,7 @@ type stateCommand struct {
 	At *uint32 `placeholder:"N" help:"Seq of the event; by default the last one."`
 }
 
-// Run shows the state of a session after an event.
+// Run prints the state of a session as it was after an event.
 func (c *stateCommand) Run(a *app) error {
 	return c.withClientAndPath(a, "", "", func(ctx context.Context, cl *client.Client) error {
 		doc, err := cl.State(ctx, c.Session, c.At)

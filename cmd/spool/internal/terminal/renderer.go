@@ -222,8 +222,8 @@ func (r *Renderer) show(b *events.Block) {
 	}
 }
 
-// showReady shows everything that can be shown now. It writes one block at a time: blocks of other conversations wait
-// until it is complete.
+// showReady shows everything that can be shown now. It writes one block at a time: until that block is complete, all other blocks wait
+// in the queue.
 func (r *Renderer) showReady() {
 	for {
 		i := slices.IndexFunc(r.queue, func(it *item) bool { return it.begun })

@@ -31,8 +31,9 @@ func (b *box) ID() string { return b.id }
 // Secret returns the secret with which executors prove themselves to the runner.
 func (b *box) Secret() string { return b.secret }
 
-// Kept reports whether the sandbox took over a workspace, has files and was started again, or was found by Attach. It is
-// false for a sandbox that Create finds running: its creator may have ended before it restored the workspace.
+// Kept reports whether the sandbox has its workspace already, so that the caller must not restore it: the sandbox took the workspace
+// over, its container was started again, or Attach found it. Kept returns false for a sandbox that Create found running: the executor
+// that created it may have crashed before it restored the workspace.
 func (b *box) Kept() bool { return b.kept }
 
 // Running reports whether the runner, which is the container's first process, runs.
@@ -72,9 +73,8 @@ func (b *box) awaitReady(ctx context.Context) error {
 	return guest.WithCode(sandbox.CodeRunnerSilent, fmt.Sprintf("the runner of sandbox %s does not answer: see whether the image can run it; it last said: %s", b.id, said), err)
 }
 
-// Exec starts a command in the workspace. ctx bounds only the start. A command
-// of the runner ends with its stdin; every other command can be killed together
-// with its descendants.
+// Exec starts a command in the workspace, or in its subfolder c.Dir. ctx bounds only the start. If the first argument is "runner", the
+// command is the runner program, which ends at the end of its stdin. Process.Kill ends every other command and its descendants.
 func (b *box) Exec(ctx context.Context, c sandbox.Command) (sandbox.Process, error) {
 	if len(c.Args) == 0 {
 		return nil, errors.New("exec: args are empty")
@@ -98,7 +98,7 @@ func (b *box) Exec(ctx context.Context, c sandbox.Command) (sandbox.Process, err
 	return b.start(ctx, opts, id)
 }
 
-// command starts a command of the runner.
+// command starts the runner program in the container with the arguments args.
 func (b *box) command(ctx context.Context, args ...string) (guest.Process, error) {
 	proc, err := b.start(ctx, container.ExecOptions{WorkingDir: "/", Cmd: append([]string{runnerPath}, args...)}, "")
 	if err != nil {
@@ -107,7 +107,8 @@ func (b *box) command(ctx context.Context, args ...string) (guest.Process, error
 	return proc, nil
 }
 
-// runner runs a command of the runner and blocks until it has ended; see guest.Start.Run.
+// runner runs the runner program in the container with the arguments args, and blocks until the program has ended. feed writes the
+// program's stdin; see guest.Start.Run.
 func (b *box) runner(ctx context.Context, feed func(io.Writer) error, args ...string) (guest.Answer, error) {
 	return guest.Start(b.command).Run(ctx, feed, args...)
 }

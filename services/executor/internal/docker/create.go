@@ -40,11 +40,12 @@ const (
 // runSize is the size of the runner's own folder, in bytes.
 const runSize = 1 << 20
 
-// attempts is the maximum number of attempts of Create. An attempt fails if another executor creates the same
-// sandbox, or if the sweep of another executor has removed a volume that this sandbox needs.
-const attempts = 20
+// maxAttempts is the maximum number of attempts to create a container. A further attempt is made only after errVanished; every other
+// error ends the creation.
+const maxAttempts = 20
 
-// errVanished is returned if a container or volume was removed after it was found.
+// errVanished is returned when another executor has changed what this one had just looked up: it has removed a container or a
+// volume, or has created the same container. Another attempt looks it up again.
 var errVanished = errors.New("it was removed meanwhile")
 
 // Create creates a sandbox and blocks until its runner answers. If there is one with the id, Create returns that one, and starts its
@@ -54,7 +55,7 @@ func (p *Provider) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandb
 		return nil, fmt.Errorf("create sandbox: %w", err)
 	}
 	var err error
-	for range attempts {
+	for range maxAttempts {
 		var b *box
 		var c listedSandbox
 		c, err = p.find(ctx, spec.ID)
@@ -76,6 +77,7 @@ func (p *Provider) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandb
 	return nil, guest.WithCode(sandbox.CodeSandboxFailed, "create sandbox "+spec.ID, err)
 }
 
+// check returns an error for a Spec that is invalid, or that this provider cannot fulfil.
 func (p *Provider) check(spec sandbox.Spec) error {
 	err := errors.Join(events.CheckID("sandbox id", events.KindSandbox, spec.ID), p.checkLabels(spec.Labels))
 	if spec.Workspace != "" {
@@ -105,13 +107,14 @@ type plan struct {
 	limits sandbox.Limits
 	pic    imageInfo
 	runner *runnerBinary
-	secret string // executors prove it to the runner
+	secret string // the secret with which executors prove themselves to the runner
 	owner  string // the sandbox after which the volumes are named
 	user   user   // of the processes and the volumes
 	kept   bool
 }
 
-// make creates a new sandbox. It returns errVanished when another attempt may succeed.
+// make creates a new sandbox and blocks until its runner answers. After an error it has removed what it created. The error wraps errVanished
+// if another attempt may succeed.
 func (p *Provider) make(ctx context.Context, spec sandbox.Spec) (*box, error) {
 	pl, err := p.prepare(ctx, spec)
 	if err != nil {
@@ -155,7 +158,7 @@ func (p *Provider) make(ctx context.Context, spec sandbox.Spec) (*box, error) {
 	return b, nil
 }
 
-// prepare creates everything on the engine that the container needs.
+// prepare creates everything on the engine that the container needs: the image, the volumes and the user. It returns the container's plan.
 func (p *Provider) prepare(ctx context.Context, spec sandbox.Spec) (plan, error) {
 	pl := plan{spec: spec, owner: spec.ID, secret: runner.NewSecret(), limits: overlay(p.cfg.Limits, spec.Limits)}
 	cpus, err := p.processors(ctx)
@@ -200,9 +203,10 @@ func (p *Provider) prepare(ctx context.Context, spec sandbox.Spec) (plan, error)
 }
 
 // checkVolumes returns an error unless the volumes of the new container are those that were prepared. A sweep may have
-// removed a volume before the container used it; the engine then created an empty one in its place.
+// removed a volume before the container used it; the engine then created an empty one in its place. The error then wraps errVanished,
+// except for a layer, which the caller cannot create again.
 func (p *Provider) checkVolumes(ctx context.Context, pl plan) error {
-	if err := p.hasRunner(ctx, pl.runner); err != nil {
+	if err := p.checkRunnerVolume(ctx, pl.runner); err != nil {
 		return err
 	}
 	skills := SkillsVolume(p.cfg.Engine)
@@ -221,7 +225,7 @@ func (p *Provider) checkVolumes(ctx context.Context, pl plan) error {
 			return err
 		}
 	}
-	if err := p.reliableUser(ctx, pl.user, p.reservation(pl.owner)); err != nil {
+	if err := p.checkUserVolume(ctx, pl.user, p.reservation(pl.owner)); err != nil {
 		return err
 	}
 	there, err := p.volumesExist(ctx, pl.owner)
@@ -231,8 +235,9 @@ func (p *Provider) checkVolumes(ctx context.Context, pl plan) error {
 	return err
 }
 
-// hasRunner returns an error unless the runner's volume, which a container now uses, is the volume that was filled.
-func (p *Provider) hasRunner(ctx context.Context, r *runnerBinary) error {
+// checkRunnerVolume returns an error that wraps errVanished unless the runner's volume, which a container now uses, is the volume that was
+// filled.
+func (p *Provider) checkRunnerVolume(ctx context.Context, r *runnerBinary) error {
 	l, err := p.volumeLabels(ctx, r.volume())
 	if err != nil || l[labelRole] == roleRunner {
 		return err
@@ -277,7 +282,7 @@ func (p *Provider) undo(ctx context.Context, pl plan, containerID string) error 
 		_, rerr := p.removeVolume(ctx, v)
 		err = errors.Join(err, rerr)
 	}
-	p.reclaim()
+	p.reclaimSpace()
 	return errors.Join(err, p.releaseUsers(ctx, pl.owner)) // keeps the user while the workspace exists
 }
 
@@ -327,6 +332,7 @@ func (p *Provider) start(ctx context.Context, containerID string) error {
 	return p.startOnce(ctx, containerID)
 }
 
+// startOnce starts a container; it returns nil for one that runs.
 func (p *Provider) startOnce(ctx context.Context, containerID string) error {
 	return p.do(ctx, "start the container", func(ctx context.Context) error {
 		return p.api.ContainerStart(ctx, containerID, container.StartOptions{})
@@ -437,6 +443,7 @@ func (p *Provider) tmpfs(pic imageInfo, u user) map[string]string {
 	return out
 }
 
+// mounts returns the volumes of a sandbox's container, and their places in it.
 func (p *Provider) mounts(pl plan) []mount.Mount {
 	work := volumeAt{name: workVolume(pl.owner)}
 	out := []mount.Mount{

@@ -67,7 +67,8 @@ type disks struct {
 	sweepings sync.WaitGroup
 }
 
-// DiskLimit returns the mode that enforces the disk limits, "" if none is chosen yet.
+// DiskLimit returns the mode that enforces the disk limits: DiskLoop, DiskQuota or DiskWatch, or "" until ChooseDiskLimit has
+// chosen one.
 func (p *Provider) DiskLimit() string {
 	p.disks.mu.Lock()
 	defer p.disks.mu.Unlock()
@@ -150,7 +151,7 @@ func diskOptions(mode, name string, bytes int64) map[string]string {
 // isDisk reports whether a volume is a file system of its own.
 func isDisk(v volume.Volume) bool { return v.Options["device"] == diskNodes+v.Name }
 
-// makeLimited creates volumes of a limited size, or finds them.
+// makeLimited creates volumes with the given names and labels, each of which can hold the given number of bytes, or finds them.
 func (p *Provider) makeLimited(ctx context.Context, bytes int64, labels map[string]string, names ...string) error {
 	mode, err := p.diskLimit(ctx)
 	if err != nil {
@@ -160,6 +161,7 @@ func (p *Provider) makeLimited(ctx context.Context, bytes int64, labels map[stri
 	return p.makeDisks(ctx, mode, bytes, min(p.cfg.Files, max(bytes/bytesForFile, fewFiles)), labels, names...)
 }
 
+// makeDisks creates volumes in a mode, or finds them. With DiskLoop it also creates their file systems of the given size and number of files.
 func (p *Provider) makeDisks(ctx context.Context, mode string, bytes, files int64, labels map[string]string, names ...string) error {
 	for _, name := range names {
 		err := p.do(ctx, "make volume "+name, func(ctx context.Context) error {
@@ -271,7 +273,7 @@ func (p *Provider) runTool(ctx context.Context, what string, r *runnerBinary, co
 		return err
 	}
 	defer p.discard(ctx, made.ID)
-	if err := p.hasRunner(ctx, r); err != nil {
+	if err := p.checkRunnerVolume(ctx, r); err != nil {
 		p.discard(ctx, made.ID)
 		_, rerr := p.removeVolume(ctx, r.volume()) // empty, created by the engine
 		return fmt.Errorf("%s: %w", what, errors.Join(err, rerr))
@@ -342,12 +344,12 @@ func (p *Provider) removeDisks(ctx context.Context, names ...string) {
 			p.cfg.Logger.Warn("a volume stays until the sweep", "volume", name, "error", err)
 		}
 	}
-	p.reclaim()
+	p.reclaimSpace()
 }
 
-// reclaim detaches the loop devices of removed volumes in the background: until then they keep the space. Concurrent
-// calls share the next run.
-func (p *Provider) reclaim() {
+// reclaimSpace detaches the loop devices of removed volumes in the background; until then the devices keep the space of the
+// volumes. Calls during a run share the next run.
+func (p *Provider) reclaimSpace() {
 	d := &p.disks
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -368,6 +370,7 @@ func (p *Provider) reclaim() {
 	})
 }
 
+// nextSweep reports whether reclaimSpace was called since the last run began. If not, it records that no run is in progress.
 func (p *Provider) nextSweep() bool {
 	p.disks.mu.Lock()
 	defer p.disks.mu.Unlock()
@@ -376,7 +379,7 @@ func (p *Provider) nextSweep() bool {
 	return next
 }
 
-// sweepDisks detaches loop devices whose volume was removed, by any program.
+// sweepDisks detaches the loop devices whose volume was removed, by this or another program.
 func (p *Provider) sweepDisks(ctx context.Context) error {
 	err := p.volumeTool(ctx, nil, "sweep")
 	if errors.Is(err, errVanished) { // the runner's volume, which another executor's sweep removed
@@ -391,9 +394,9 @@ func (p *Provider) sweepDisks(ctx context.Context) error {
 	return err
 }
 
-// oldDisks detaches unused loop devices if a sweep is due. A sweep is also due for volumes that another executor, or
-// an earlier setting, created.
-func (p *Provider) oldDisks(ctx context.Context, list []*volume.Volume) error {
+// sweepDisksIfDue calls sweepDisks if the last time was sweepDisksEvery ago and loop devices may exist. list are the volumes of the engine: a
+// volume that another executor, or an earlier setting, created on a loop device counts too.
+func (p *Provider) sweepDisksIfDue(ctx context.Context, list []*volume.Volume) error {
 	seen := slices.ContainsFunc(list, func(v *volume.Volume) bool { return isDisk(*v) })
 	p.disks.mu.Lock()
 	p.disks.used = p.disks.used || seen

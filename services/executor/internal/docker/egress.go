@@ -146,7 +146,7 @@ func (e *EgressProxy) ensureShared(ctx context.Context) (*egressContainer, error
 	}
 }
 
-// forget makes the next call look for the container again.
+// forget makes the next call of ensureShared look for the container again, if c is the one that is in use.
 func (e *EgressProxy) forget(c *egressContainer) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -158,7 +158,7 @@ func (e *EgressProxy) forget(c *egressContainer) {
 // ensure finds or creates the container. The container's name is the lock: of concurrent creations one succeeds.
 func (e *EgressProxy) ensure(ctx context.Context) (*egressContainer, error) {
 	var err error
-	for range attempts {
+	for range maxAttempts {
 		var id string
 		if id, err = e.find(ctx); err == nil {
 			var c *egressContainer
@@ -300,7 +300,7 @@ func (e *EgressProxy) start(ctx context.Context, id string, found bool) (*egress
 		return nil, fmt.Errorf("the container: %w", errVanished)
 	}
 	if found {
-		if err := e.compare(ctx, got); err != nil {
+		if err := e.logDifferences(ctx, got); err != nil {
 			return nil, err
 		}
 	}
@@ -318,6 +318,7 @@ func (e *EgressProxy) start(ctx context.Context, id string, found bool) (*egress
 	return c, e.awaitReady(ctx, c, got.RestartCount)
 }
 
+// inspect returns the engine's description of the container with an id. The error wraps errVanished if the container does not exist.
 func (e *EgressProxy) inspect(ctx context.Context, id string) (container.InspectResponse, error) {
 	got, err := call(ctx, e.p, "look at the container", func(ctx context.Context) (container.InspectResponse, error) { return e.p.api.ContainerInspect(ctx, id) })
 	if errdefs.IsNotFound(err) {
@@ -326,10 +327,10 @@ func (e *EgressProxy) inspect(ctx context.Context, id string) (container.Inspect
 	return got, err
 }
 
-// compare logs the settings in which a container differs from those of this executor, once for each container. It logs names only,
-// since values may be secret.
-func (e *EgressProxy) compare(ctx context.Context, got container.InspectResponse) error {
-	other, err := e.otherImage(ctx, got)
+// logDifferences logs the names of the settings in which the running container differs from e's config, once for each container. It does not
+// log their values, which may be secret.
+func (e *EgressProxy) logDifferences(ctx context.Context, got container.InspectResponse) error {
+	other, err := e.hasOtherImage(ctx, got)
 	if err != nil {
 		return err
 	}
@@ -362,9 +363,9 @@ func (e *EgressProxy) compare(ctx context.Context, got container.InspectResponse
 	return nil
 }
 
-// otherImage reports whether a container was created from another image than the one that the config names now. If that image is
-// not on the engine any more, otherImage compares the names.
-func (e *EgressProxy) otherImage(ctx context.Context, got container.InspectResponse) (bool, error) {
+// hasOtherImage reports whether a container was created from another image than the one that the config names now. If that image is
+// not on the engine any more, hasOtherImage compares the names.
+func (e *EgressProxy) hasOtherImage(ctx context.Context, got container.InspectResponse) (bool, error) {
 	img, err := call(ctx, e.p, "look up image "+e.cfg.Image, func(ctx context.Context) (image.InspectResponse, error) {
 		return e.p.api.ImageInspect(ctx, e.cfg.Image)
 	})
@@ -411,7 +412,7 @@ func (e *EgressProxy) awaitReady(ctx context.Context, c *egressContainer, restar
 	}
 }
 
-// command runs a command of the egress program in the container, and returns its output and exit code.
+// command runs the egress program in the proxy's container with the arguments args, and returns its output and exit code.
 func (e *EgressProxy) command(ctx context.Context, c *egressContainer, args ...string) (guest.Answer, error) {
 	proc, err := e.exec(ctx, c, args...)
 	if err != nil {
@@ -434,7 +435,7 @@ func (e *EgressProxy) command(ctx context.Context, c *egressContainer, args ...s
 	return guest.Answer{Stdout: string(out), Stderr: string(errs), Code: code}, errors.Join(err, werr)
 }
 
-// exec starts a command of the egress program in the container.
+// exec starts the egress program in the proxy's container with the arguments args.
 func (e *EgressProxy) exec(ctx context.Context, c *egressContainer, args ...string) (*process, error) {
 	b := &box{p: e.p, id: e.Name(), container: c.id}
 	return b.start(ctx, container.ExecOptions{WorkingDir: "/", Cmd: append(slices.Clone(c.entrypoint), args...)}, "")

@@ -119,6 +119,7 @@ func (p *Provider) pullNow(ctx context.Context, ref string) error {
 	return guest.WithCode(sandbox.CodeImageNotFound, fmt.Sprintf("image %q is not on the engine and cannot be pulled: check its name, or have the operator, whose log says why, build or load it there", ref), nil)
 }
 
+// fetch makes the engine pull an image, and blocks until that has ended. The error is the engine's or the registry's.
 func (p *Provider) fetch(ctx context.Context, ref string) error {
 	stream, err := p.api.ImagePull(ctx, ref, image.PullOptions{})
 	if err != nil {

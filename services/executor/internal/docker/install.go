@@ -29,6 +29,7 @@ var installEnv = map[string]string{
 	"TMPDIR": workspaceDir + "/tmp", "npm_config_cache": workspaceDir + "/npm",
 }
 
+// errTooSlow is the cause with which the context of an installation ends at its time limit.
 var errTooSlow = errors.New("the time limit was reached")
 
 // install runs the installers in a sandbox that fills a layer. Processes that a package's script leaves running end
@@ -39,7 +40,7 @@ func (p *Provider) install(ctx context.Context, box sandbox.Sandbox, image strin
 	defer cancel()
 	for _, i := range cfg.Installers(want.Set, layerDir) {
 		var said layer.Tail
-		code, err := p.installer(ctx, box, i, &said)
+		code, err := p.runInstaller(ctx, box, i, &said)
 		switch {
 		case context.Cause(ctx) == errTooSlow: //nolint:errorlint // the cause is never wrapped
 			return cfg.TooSlow(said.String())
@@ -64,18 +65,19 @@ func (p *Provider) install(ctx context.Context, box sandbox.Sandbox, image strin
 	return err
 }
 
-// makeReadable makes a layer readable for every user.
+// makeReadable makes all files of a layer readable for every user, and its folders searchable.
 func (p *Provider) makeReadable(ctx context.Context, box sandbox.Sandbox) error {
 	var said layer.Tail
-	code, err := p.installer(ctx, box, layer.Installer{Name: "chmod", Args: []string{"chmod", "-R", "a+rX", layerDir}}, &said)
+	code, err := p.runInstaller(ctx, box, layer.Installer{Name: "chmod", Args: []string{"chmod", "-R", "a+rX", layerDir}}, &said)
 	if err == nil && code != 0 {
 		err = layer.Failed("chmod ended with code %d; it last said: %s", code, layer.LastLines(said.String()))
 	}
 	return err
 }
 
-// installer runs one installer until it ends, or until it has written too much.
-func (p *Provider) installer(ctx context.Context, box sandbox.Sandbox, i layer.Installer, said *layer.Tail) (code int, err error) {
+// runInstaller runs one installer in a sandbox and returns its exit code. It copies the installer's output to said. If the installer
+// writes too much, or if ctx ends, runInstaller kills it and returns an error.
+func (p *Provider) runInstaller(ctx context.Context, box sandbox.Sandbox, i layer.Installer, said *layer.Tail) (code int, err error) {
 	proc, err := box.Exec(ctx, sandbox.Command{Args: append([]string{"sh", "-c", `mkdir -p "$TMPDIR" && exec "$@"`, "sh"}, i.Args...), Env: installEnv})
 	if err != nil {
 		return 0, err

@@ -108,7 +108,8 @@ func (p *Provider) touch(ctx context.Context, digest string) error {
 	return p.makeVolume(ctx, name, map[string]string{labelVersion: layoutVersion, labelRole: roleLastUse, labelEngine: p.cfg.Engine, labelLayer: digest})
 }
 
-// makeLayer creates the layer of a digest, unless another executor does.
+// makeLayer creates the layer of a digest and returns its volume. If another executor creates it at the same time, makeLayer waits for that
+// and returns that volume.
 func (p *Provider) makeLayer(ctx context.Context, digest, image string, want sandbox.Packages, use sandbox.LayerBuilder) (is string, err error) {
 	helper, err := p.lockLayer(ctx, digest, image)
 	if err != nil {
@@ -142,8 +143,8 @@ func (p *Provider) makeLayer(ctx context.Context, digest, image string, want san
 	return p.publish(ctx, digest, name)
 }
 
-// publish records that a layer is complete, and returns the volume that counts: creating an existing volume is not an
-// error, and another executor that considered the lock abandoned may have been faster.
+// publish records that the volume name is the complete layer of a digest, and returns the volume that is recorded. That is another one if an
+// executor that considered the lock abandoned has published its volume first.
 func (p *Provider) publish(ctx context.Context, digest, name string) (string, error) {
 	err := p.makeVolume(ctx, p.completeNote(digest), map[string]string{labelVersion: layoutVersion, labelRole: roleComplete, labelEngine: p.cfg.Engine, labelLayer: name})
 	if err != nil {
@@ -194,7 +195,7 @@ func (p *Provider) lockLayer(ctx context.Context, digest, image string) (string,
 	}
 }
 
-// removeAbandoned removes a lock whose holder fills no layer, and returns the engine's time.
+// removeAbandoned removes the lock on a digest if no sandbox fills a layer of that digest. It returns the engine's time.
 func (p *Provider) removeAbandoned(ctx context.Context, digest, lock string) (time.Time, error) {
 	filling, _, err := p.layersInUse(ctx)
 	if err != nil {
@@ -210,7 +211,7 @@ func (p *Provider) removeAbandoned(ctx context.Context, digest, lock string) (ti
 	return time.Now(), nil
 }
 
-// layersInUse returns the volumes that sandboxes fill, and those that sandboxes see.
+// layersInUse returns the names of the volumes into which sandboxes install packages, and of the layers that sandboxes mount.
 func (p *Provider) layersInUse(ctx context.Context) (filled, seen map[string]bool, err error) {
 	list, err := call(ctx, p, "list containers", func(ctx context.Context) ([]container.Summary, error) {
 		return p.api.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(filters.Arg("label", labelRole+"="+roleSandbox))})
@@ -224,9 +225,9 @@ func (p *Provider) layersInUse(ctx context.Context) (filled, seen map[string]boo
 	return filled, seen, err
 }
 
-// oldLayers removes layers that were not used for Config.Layers.Keep, and volumes that never became a layer. It removes
-// the note first, so that no executor finds the layer any more.
-func (p *Provider) oldLayers(ctx context.Context, now time.Time) error {
+// removeOldLayers removes the layers that were not used for Config.Layers.Keep, and the volumes that never became a layer. now is the
+// engine's time.
+func (p *Provider) removeOldLayers(ctx context.Context, now time.Time) error {
 	answer, err := call(ctx, p, "list layers", func(ctx context.Context) (volume.ListResponse, error) {
 		return p.api.VolumeList(ctx, volume.ListOptions{Filters: filters.NewArgs(
 			filters.Arg("label", labelLayer), filters.Arg("label", labelEngine+"="+p.cfg.Engine))})
@@ -276,6 +277,8 @@ func (p *Provider) oldLayers(ctx context.Context, now time.Time) error {
 	return errors.Join(errs...)
 }
 
+// dropLayer removes the layer in the volume name. It first removes the notes about the layer, so that no executor finds the layer any more;
+// note is "" if it has none.
 func (p *Provider) dropLayer(ctx context.Context, name, digest, note string) error {
 	if note != "" {
 		for _, n := range []string{note, p.lastUseNote(digest)} {
@@ -285,7 +288,7 @@ func (p *Provider) dropLayer(ctx context.Context, name, digest, note string) err
 		}
 	}
 	_, err := p.removeVolume(ctx, name)
-	p.reclaim()
+	p.reclaimSpace()
 	return err
 }
 

@@ -308,7 +308,7 @@ func TestOrphans_RemovesUnusedLayers(t *testing.T) {
 	create(t, p, spec)
 	sweep := func(in time.Duration) []string {
 		t.Helper()
-		if err := p.oldLayers(t.Context(), time.Now().Add(in)); err != nil {
+		if err := p.removeOldLayers(t.Context(), time.Now().Add(in)); err != nil {
 			t.Fatal(err)
 		}
 		return b.volumes()

@@ -92,7 +92,7 @@ func (p *Provider) wipe(ctx context.Context, id, owner string) error {
 			return err
 		}
 	}
-	p.reclaim()
+	p.reclaimSpace()
 	if labels, err := p.volumeLabels(ctx, workVolume(owner)); err != nil || labels != nil {
 		return err // another container uses them by now
 	}
@@ -162,6 +162,8 @@ func (p *Provider) Resume(ctx context.Context, id string) error {
 	return p.freeze(ctx, id, container.StatePaused, container.StateRunning, "resume", p.api.ContainerUnpause)
 }
 
+// freeze calls f, which pauses or resumes a container, for the container of a sandbox that is in the state from. It returns nil if the
+// container is in the state to already.
 func (p *Provider) freeze(ctx context.Context, id string, from, to container.ContainerState, what string, f func(context.Context, string) error) error {
 	c, err := p.find(ctx, id)
 	switch {

@@ -32,14 +32,14 @@ const (
 type process struct {
 	b    *box
 	exec string // the engine's id
-	kill string // the runner's id; "" for the runner's own commands
+	kill string // the id by which "runner kill" ends the command; "" for the runner program itself and for the egress program
 	conn types.HijackedResponse
 
 	stdin          *input
 	stdout, stderr *guest.Pipe
 	ended          chan struct{} // closed when the streams have ended
-	given          chan struct{} // closed by Kill if the command ends with its stdin, or will not begin: Wait then returns without the exit code
-	giveUp         sync.Once
+	killed         chan struct{} // closed by Kill. Wait then does not wait for the exit code of a command that has not started, or that ends with its stdin
+	killOnce       sync.Once     // closes killed
 	lost           atomic.Pointer[error]
 
 	once sync.Once
@@ -65,15 +65,15 @@ func (b *box) start(ctx context.Context, opts container.ExecOptions, kill string
 	}
 	proc := &process{
 		b: b, exec: made.ID, kill: kill, conn: conn, stdin: &input{conn: conn},
-		stdout: guest.NewPipe(outputBuffer), stderr: guest.NewPipe(outputBuffer), ended: make(chan struct{}), given: make(chan struct{}),
+		stdout: guest.NewPipe(outputBuffer), stderr: guest.NewPipe(outputBuffer), ended: make(chan struct{}), killed: make(chan struct{}),
 	}
 	b.p.watch.add(proc)
 	go proc.read()
 	return proc, nil
 }
 
-// join starts an exec and returns its connection. The client observes ctx only
-// while it dials, so join itself stops waiting for an engine that does not answer.
+// join starts an exec and returns the connection to its streams. The Docker client observes ctx only while it dials, so join itself
+// stops waiting for an engine that does not answer.
 func (b *box) join(ctx context.Context, exec string) (types.HijackedResponse, error) {
 	type result struct {
 		conn types.HijackedResponse
@@ -104,7 +104,7 @@ func (b *box) join(ctx context.Context, exec string) (types.HijackedResponse, er
 	return types.HijackedResponse{}, b.p.translate(ctx, "exec in sandbox "+b.id, err)
 }
 
-// read separates stdout from stderr until the connection ends.
+// read copies the output of the command to p.stdout and p.stderr until the connection ends, and then closes p.ended.
 func (p *process) read() {
 	defer close(p.ended)
 	defer p.b.p.watch.remove(p)
@@ -121,7 +121,7 @@ func (p *process) read() {
 	p.conn.Close()
 }
 
-// endStreams ends the streams of a command whose engine does not answer.
+// endStreams ends the streams of a command with an error, because the engine does not answer.
 func (p *process) endStreams(err error) {
 	p.lost.CompareAndSwap(nil, &err)
 	p.conn.Close()
@@ -136,8 +136,10 @@ func (p *process) Stdout() io.Reader { return p.stdout }
 // Stderr returns the command's stderr.
 func (p *process) Stderr() io.Reader { return p.stderr }
 
-// Wait blocks until the command has ended, and returns its exit code, see guest.ExitCode. It returns -1 when the container
-// does not exist any more, and for a command of the runner after Kill, which does not wait for its end. Wait may be called more than once.
+// Wait blocks until the command has ended, and returns its exit code, see guest.ExitCode. Exit code -1 without an error means that
+// the exit code is not known: the container does not exist any more; or Kill was called, and the command is the runner program
+// itself or had not started. An error means that the engine did not answer, or did not start the command. Wait may be called more
+// than once, also concurrently.
 func (p *process) Wait() (int, error) {
 	p.once.Do(func() {
 		<-p.ended
@@ -146,6 +148,7 @@ func (p *process) Wait() (int, error) {
 	return p.code, p.err
 }
 
+// exit asks the engine for the exit code until the command has ended. Its results are those of Wait.
 func (p *process) exit() (int, error) {
 	since := time.Now()
 	for pause := firstLook; ; pause = min(2*pause, lastLook) {
@@ -162,14 +165,14 @@ func (p *process) exit() (int, error) {
 		if !got.Running && time.Since(since) > p.b.p.within {
 			return -1, fmt.Errorf("command in sandbox %s: the engine accepted it and did not start it within %s", p.b.id, p.b.p.within)
 		}
-		given := p.given
+		killed := p.killed
 		if p.kill != "" && got.Running {
-			given = nil // the engine reports the end of a command that runs
+			killed = nil // the engine reports the end of a command that runs
 		}
 		look := time.NewTimer(pause)
 		select {
 		case <-look.C:
-		case <-given:
+		case <-killed:
 			look.Stop()
 			return -1, nil
 		}
@@ -196,12 +199,12 @@ func (p *process) Abandon() {
 	<-p.ended
 }
 
-// Kill ends the command and its descendants, and closes its streams. A command
-// of the runner is not killed: it ends when its stdin is closed.
+// Kill ends the command and its descendants, and closes the command's streams. If the command is the runner program itself, Kill
+// only closes the streams, and the program ends at the end of its stdin.
 func (p *process) Kill() error {
 	p.Abandon()
 	if p.kill == "" {
-		p.giveUp.Do(func() { close(p.given) })
+		p.killOnce.Do(func() { close(p.killed) })
 		return nil
 	}
 	got, err := p.inspect()
@@ -223,7 +226,7 @@ func (p *process) Kill() error {
 	if out.Code != 0 {
 		return fmt.Errorf("kill a command in sandbox %s: exit code %d: %s", p.b.id, out.Code, out.Stderr)
 	}
-	p.giveUp.Do(func() { close(p.given) })
+	p.killOnce.Do(func() { close(p.killed) })
 	return nil
 }
 

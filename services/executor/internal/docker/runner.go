@@ -114,8 +114,8 @@ func digest(path string, to io.Writer) (int64, string, error) {
 	return n, hex.EncodeToString(sum.Sum(nil)), err
 }
 
-// fill creates and fills the runner's volume unless it is complete. The name of the helper container is the lock among
-// executors.
+// fill creates the volume of the runner and copies the runner into it, unless the volume is complete. Of several executors only the one that
+// holds the lock does; the lock is the name of the helper container.
 func (p *Provider) fill(ctx context.Context, r *runnerBinary, image string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -176,6 +176,7 @@ func (p *Provider) lock(ctx context.Context, name, image string, volumes ...volu
 	}
 }
 
+// isComplete reports whether the runner's volume has the file completeFile. It reads the volume through a helper.
 func (p *Provider) isComplete(ctx context.Context, helper string, r *runnerBinary) (bool, error) {
 	for name, size := range map[string]int64{"runner": r.size, completeFile: int64(len(r.digest))} {
 		stat, err := call(ctx, p, "look at the runner's volume", func(ctx context.Context) (container.PathStat, error) {
@@ -210,6 +211,7 @@ func (p *Provider) copyRunner(ctx context.Context, helper string, r *runnerBinar
 	return p.translate(ctx, "bring the runner to the engine", err)
 }
 
+// writeArchive writes a tar with the runner, and with completeFile at its end.
 func (r *runnerBinary) writeArchive(to io.Writer) error {
 	out := tar.NewWriter(to)
 	if err := out.WriteHeader(&tar.Header{Name: "v/runner/runner", Mode: 0o555, Size: r.size, Typeflag: tar.TypeReg}); err != nil {

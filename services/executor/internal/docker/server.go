@@ -66,7 +66,7 @@ func (p *Provider) createSockets(ctx context.Context, spec sandbox.Spec) error {
 	return nil
 }
 
-// removeServerVolumes removes the volumes of sockets, and releases the users of the servers.
+// removeServerVolumes removes the socket volumes of a sandbox's servers, and releases the users of the servers.
 func (p *Provider) removeServerVolumes(ctx context.Context, id string) error {
 	list, err := call(ctx, p, "list volumes of "+id, func(ctx context.Context) (volume.ListResponse, error) {
 		return p.api.VolumeList(ctx, volume.ListOptions{Filters: filters.NewArgs(
@@ -147,7 +147,8 @@ func (p *Provider) freezeServers(ctx context.Context, id string, from container.
 	return nil
 }
 
-// Serve makes sure that the n-th MCP server of a sandbox runs.
+// Serve starts the n-th MCP server of a sandbox, counted from 0, unless it runs already, and returns the path of its socket below the folder
+// of sockets in the sandbox.
 func (p *Provider) Serve(ctx context.Context, id string, n int, s sandbox.Server) (string, error) {
 	box, err := p.find(ctx, id)
 	if err != nil {
@@ -156,7 +157,7 @@ func (p *Provider) Serve(ctx context.Context, id string, n int, s sandbox.Server
 	if n < 0 || uint64(n) >= box.servers {
 		return "", fmt.Errorf("sandbox %s has its limit of %d MCP servers: %w", id, box.servers, sandbox.ErrNotFound)
 	}
-	for range attempts {
+	for range maxAttempts {
 		var socket string
 		if socket, err = p.server(ctx, id, n, s); err == nil && socket == "" {
 			socket, err = p.makeServer(ctx, box, n, s)
@@ -210,7 +211,8 @@ func serverLabel(n int, s sandbox.Server) string {
 	return strconv.Itoa(n) + " " + hex.EncodeToString(sum[:8])
 }
 
-// makeServer creates a server and returns its socket.
+// makeServer creates the container of the n-th server and returns the name of its socket. The error wraps errVanished if another attempt may
+// succeed.
 func (p *Provider) makeServer(ctx context.Context, box listedSandbox, n int, s sandbox.Server) (string, error) {
 	pic, err := p.image(ctx, "", s.Image)
 	if err != nil {
@@ -250,13 +252,13 @@ func (p *Provider) makeServer(ctx context.Context, box listedSandbox, n int, s s
 	}
 	err = u.wrapVanished(err)
 	if err == nil {
-		err = errors.Join(p.reliableServer(ctx, box.id, n, r), p.reliableUser(ctx, u, reserved))
+		err = errors.Join(p.checkServerVolumes(ctx, box.id, n, r), p.checkUserVolume(ctx, u, reserved))
 	}
 	if err == nil {
 		err = p.start(ctx, made.ID)
 	}
 	if err == nil {
-		err = p.serverReady(ctx, box.id, made.ID, socket)
+		err = p.awaitServerReady(ctx, box.id, made.ID, socket)
 	}
 	if err == nil {
 		return socket, nil
@@ -275,9 +277,9 @@ func (p *Provider) makeServer(ctx context.Context, box listedSandbox, n int, s s
 // errNoSocket is returned when the sandbox was removed while a server was created for it.
 var errNoSocket = fmt.Errorf("its volume for the socket is gone: %w", sandbox.ErrNotFound)
 
-// reliableServer returns an error unless the volumes are those that were prepared; see reliable.
-func (p *Provider) reliableServer(ctx context.Context, id string, n int, r *runnerBinary) error {
-	if err := p.hasRunner(ctx, r); err != nil {
+// checkServerVolumes returns an error unless the volumes of a server's container are those that were prepared; see checkVolumes.
+func (p *Provider) checkServerVolumes(ctx context.Context, id string, n int, r *runnerBinary) error {
+	if err := p.checkRunnerVolume(ctx, r); err != nil {
 		return err
 	}
 	l, err := p.volumeLabels(ctx, socketVolume(id, n))
@@ -287,8 +289,8 @@ func (p *Provider) reliableServer(ctx context.Context, id string, n int, r *runn
 	return err
 }
 
-// serverReady blocks until a server's first process answers.
-func (p *Provider) serverReady(ctx context.Context, id, containerID, socket string) error {
+// awaitServerReady blocks until the runner of a server's container listens on the socket.
+func (p *Provider) awaitServerReady(ctx context.Context, id, containerID, socket string) error {
 	b := &box{p: p, id: id, container: containerID}
 	out, err := b.runner(ctx, nil, "mcp-ready", "--socket", path.Join(serversDir, socket), "--within", readyWithin.String())
 	if err == nil && out.Code == 0 {

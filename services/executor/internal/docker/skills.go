@@ -56,7 +56,7 @@ func (p *Provider) createSkillsVolume(ctx context.Context, image string) error {
 	})
 }
 
-// wantedSkill is a skill for which a caller waits.
+// wantedSkill is a skill for whose copy on the engine a caller of StoreSkill waits.
 type wantedSkill struct {
 	digest string
 	zip    func(context.Context) (*os.File, error)
@@ -147,7 +147,7 @@ func (p *Provider) copyWanted(ctx context.Context) {
 func (p *Provider) copySome(ctx context.Context, list []*wantedSkill, errs map[string]error) (left []*wantedSkill) {
 	helper, err := p.skillsHelper(ctx)
 	if err != nil {
-		fail(list, errs, err)
+		failSkills(list, errs, err)
 		return nil
 	}
 	defer p.discard(ctx, helper)
@@ -168,13 +168,14 @@ func (p *Provider) copySome(ctx context.Context, list []*wantedSkill, errs map[s
 	}
 	n, err := p.copySkills(ctx, helper, missing, errs)
 	if err != nil {
-		fail(missing, errs, err)
+		failSkills(missing, errs, err)
 		return nil
 	}
 	return missing[n:]
 }
 
-func fail(list []*wantedSkill, errs map[string]error, err error) {
+// failSkills sets err as the error of each skill of list that has no error yet.
+func failSkills(list []*wantedSkill, errs map[string]error, err error) {
 	for _, w := range list {
 		if errs[w.digest] == nil {
 			errs[w.digest] = fmt.Errorf("copy skill %s to the engine: %w", w.digest, err)
@@ -182,6 +183,7 @@ func fail(list []*wantedSkill, errs map[string]error, err error) {
 	}
 }
 
+// skillsHelper creates the volume of skills and a helper for it, and returns the helper. The helper's name is the lock on the volume.
 func (p *Provider) skillsHelper(ctx context.Context) (string, error) {
 	if err := p.createSkillsVolume(ctx, p.cfg.Image); err != nil {
 		return "", err

@@ -240,8 +240,9 @@ func (u user) wrapVanished(err error) error {
 	return err
 }
 
-// reliableUser returns an error unless the volume of a container's user is its reservation; see reliable.
-func (p *Provider) reliableUser(ctx context.Context, u user, labels map[string]string) error {
+// checkUserVolume returns an error that wraps errVanished unless the volume of a container's user has the labels of its reservation; see
+// checkVolumes.
+func (p *Provider) checkUserVolume(ctx context.Context, u user, labels map[string]string) error {
 	if u.dir == "" {
 		return nil
 	}
@@ -281,8 +282,8 @@ func (p *Provider) releaseUsers(ctx context.Context, owner string) error {
 	return err
 }
 
-// oldUsers releases the users whose owner no container has, and that were reserved before the given time.
-func (p *Provider) oldUsers(ctx context.Context, used map[string]bool, before time.Time) error {
+// releaseOldUsers releases the users that were reserved before the given time and whose owner is not in used.
+func (p *Provider) releaseOldUsers(ctx context.Context, used map[string]bool, before time.Time) error {
 	list, err := p.userVolumes(ctx, labelEngine+"="+p.cfg.Engine)
 	if err != nil {
 		return err

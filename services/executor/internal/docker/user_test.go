@@ -240,7 +240,7 @@ func TestUser_AfterAVolumeOfTheEngine(t *testing.T) {
 	if id := userIn(t, create(t, p, spec)); id != 30010 {
 		t.Errorf("user %d", id)
 	}
-	if err := p.reliableUser(t.Context(), user{id: 30010, dir: "/"}, p.reservation(newSpec(t).ID)); !errors.Is(err, errVanished) {
+	if err := p.checkUserVolume(t.Context(), user{id: 30010, dir: "/"}, p.reservation(newSpec(t).ID)); !errors.Is(err, errVanished) {
 		t.Errorf("another sandbox's reservation counts: %v", err)
 	}
 }

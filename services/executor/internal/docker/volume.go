@@ -96,7 +96,8 @@ func (p *Provider) userAndVolumes(ctx context.Context, pl plan) (user, error) {
 // neverStarted is the program of helpers that are not volume tools.
 const neverStarted = "/never-started"
 
-// helper creates a container that is never started. Files are copied into volumes through it.
+// helper creates a container that is never started, and returns its id. Files are copied into the given volumes through it. The caller must
+// call discard.
 func (p *Provider) helper(ctx context.Context, name, image string, volumes ...volumeAt) (string, error) {
 	host := &container.HostConfig{NetworkMode: "none", LogConfig: container.LogConfig{Type: "none"}}
 	for _, v := range volumes {
@@ -165,10 +166,10 @@ func (p *Provider) Orphans(ctx context.Context, olderThan time.Duration) (remove
 		return 0, fmt.Errorf("the engine's time: %w", err)
 	}
 	before := now.Add(-olderThan)
-	if err := p.oldHelpers(ctx, now, before); err != nil {
+	if err := p.removeOldHelpers(ctx, now, before); err != nil {
 		return 0, err
 	}
-	if err := p.oldLayers(ctx, now); err != nil {
+	if err := p.removeOldLayers(ctx, now); err != nil {
 		return 0, err
 	}
 	if err := p.removeOrphanServers(ctx); err != nil {
@@ -196,9 +197,9 @@ func (p *Provider) Orphans(ctx context.Context, olderThan time.Duration) (remove
 		}
 	}
 	if removed > 0 {
-		p.reclaim()
+		p.reclaimSpace()
 	}
-	return removed, errors.Join(p.oldUsers(ctx, used, before), p.oldDisks(ctx, list))
+	return removed, errors.Join(p.releaseOldUsers(ctx, used, before), p.sweepDisksIfDue(ctx, list))
 }
 
 // ownerOf returns the owner of a volume: its sandbox, or the runner's digest.
@@ -229,7 +230,7 @@ func (p *Provider) usedOwners(ctx context.Context) (map[string]bool, error) {
 	return used, nil
 }
 
-// ownVolumes returns the volumes, and when each owner last used them.
+// ownVolumes returns the volumes of this provider's engine, and by owner the time at which the owner's volumes were last used.
 func (p *Provider) ownVolumes(ctx context.Context) ([]*volume.Volume, map[string]time.Time, error) {
 	answer, err := call(ctx, p, "list volumes", func(ctx context.Context) (volume.ListResponse, error) {
 		return p.api.VolumeList(ctx, volume.ListOptions{Filters: filters.NewArgs(
@@ -256,9 +257,9 @@ func (p *Provider) ownVolumes(ctx context.Context) ([]*volume.Volume, map[string
 	return out, last, nil
 }
 
-// oldHelpers removes abandoned helpers. A running volume tool ends by itself, and one that was just created is about to
-// be started.
-func (p *Provider) oldHelpers(ctx context.Context, now, before time.Time) error {
+// removeOldHelpers removes helpers that no executor uses any more. It keeps a running volume tool, which ends by itself, and one that was
+// just created, which is about to be started.
+func (p *Provider) removeOldHelpers(ctx context.Context, now, before time.Time) error {
 	list, err := call(ctx, p, "list helpers", func(ctx context.Context) ([]container.Summary, error) {
 		return p.api.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(
 			filters.Arg("label", labelRole+"="+roleHelper), filters.Arg("label", labelEngine+"="+p.cfg.Engine))})

@@ -26,6 +26,7 @@ type watch struct {
 	stop context.CancelFunc // of ask; nil while it does not run
 }
 
+// add begins to ping the engine on behalf of a process, until remove is called for it.
 func (w *watch) add(proc *process) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -47,7 +48,7 @@ func (w *watch) remove(proc *process) {
 	}
 }
 
-// ask pings the engine until the last stream has ended.
+// ask pings the engine at the interval w.every until ctx ends. After maxMissedPings failed pings in a row it ends the streams of all processes.
 func (w *watch) ask(ctx context.Context) {
 	tick := time.NewTicker(w.every)
 	defer tick.Stop()

@@ -145,8 +145,8 @@ func (c Config) checkSockets() error {
 	return nil
 }
 
-// closedPrefixes returns the parsed setting Closed.
-func (c Config) closedPrefixes() ([]netip.Prefix, error) {
+// parseClosed parses the setting Closed: the networks that no sandbox reaches, in addition to those that are not public.
+func (c Config) parseClosed() ([]netip.Prefix, error) {
 	var out []netip.Prefix
 	for _, s := range c.Closed {
 		p, err := netip.ParsePrefix(s)
@@ -158,8 +158,8 @@ func (c Config) closedPrefixes() ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// openTargets returns the parsed setting Open.
-func (c Config) openTargets() ([]egress.Target, error) {
+// parseOpen parses the setting Open: the MCP servers that agents may use although their addresses are not public.
+func (c Config) parseOpen() ([]egress.Target, error) {
 	var out []egress.Target
 	for _, s := range c.Open {
 		if s == "" {

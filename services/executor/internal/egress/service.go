@@ -77,11 +77,11 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	if err != nil {
 		return nil, err
 	}
-	open, err := cfg.openTargets()
+	open, err := cfg.parseOpen()
 	if err != nil {
 		return nil, err
 	}
-	closed, err := cfg.closedPrefixes()
+	closed, err := cfg.parseClosed()
 	if err != nil {
 		return nil, err
 	}

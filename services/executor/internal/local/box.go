@@ -303,7 +303,7 @@ func (b *box) findProcesses(known map[int]string) (alive []int) {
 	return alive
 }
 
-// Exec starts a command in the workspace. ctx bounds only the start.
+// Exec starts a command in the workspace, or in its subfolder c.Dir. ctx bounds only the start.
 func (b *box) Exec(ctx context.Context, c sandbox.Command) (sandbox.Process, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err

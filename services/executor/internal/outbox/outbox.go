@@ -31,7 +31,7 @@ const (
 	textsTimeout = 10 * time.Second
 )
 
-// Config configures an Outbox. Every field is required.
+// Config holds the settings of an Outbox, which publishes the deltas of open blocks. Every field is required; New does not check that.
 type Config struct {
 	NATS       *nats.Conn // the connection of the commits, so that text arrives before the commit that follows it
 	Executor   string
@@ -66,13 +66,13 @@ type box struct {
 	pending bool      // a timer will publish the frame
 }
 
-// New returns an Outbox. It sends nothing to NATS.
+// New returns an Outbox. New itself sends nothing to NATS.
 func New(cfg Config) *Outbox {
 	return &Outbox{cfg: cfg, boxes: make([]box, cfg.Partitions.Count())}
 }
 
-// Open begins to follow the sequence of the stream. Without it, the positions of blocks are unknown. stop ends it and publishes
-// what is waiting.
+// Open subscribes to the acknowledgements of frames, from which the Outbox learns the sequence of the stream DELTAS. Without it, the
+// positions of blocks are unknown. stop publishes the waiting deltas and ends the subscription.
 func (o *Outbox) Open() (stop func() error, err error) {
 	inbox := o.cfg.NATS.NewInbox()
 	sub, err := o.cfg.NATS.Subscribe(inbox, o.acknowledged)

@@ -13,8 +13,8 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/link"
 )
 
-// findAgent returns the agent of the session's present sandbox, and creates the first sandbox. The error wraps agents.ErrLost if the sandbox is
-// gone.
+// findAgent returns the agent of the session's sandbox: the resting agent of this executor, or a new stream to the sandbox's runner. If the
+// session has no sandbox, or has a retired one, findAgent creates one. The error wraps agents.ErrLost if the sandbox is gone.
 func (p *preparation) findAgent(ctx context.Context) (*agents.Agent, error) {
 	if err := p.retireSandbox(ctx); err != nil {
 		return nil, err
@@ -58,7 +58,8 @@ func (p *preparation) findAgent(ctx context.Context) (*agents.Agent, error) {
 	return a, nil
 }
 
-// createSandbox creates the session's sandbox. The log names it before it exists.
+// createSandbox creates the session's sandbox, or takes one from the pool, and returns its agent. The log names a sandbox before it is created,
+// so that the next executor finds it after a crash. An *Error ends the execution.
 func (p *preparation) createSandbox(ctx context.Context) (*agents.Agent, error) {
 	id := p.Session.Run.Sandbox.ID
 	layer, err := p.dependencyLayer(ctx)
@@ -116,8 +117,8 @@ func (p *preparation) createSandbox(ctx context.Context) (*agents.Agent, error) 
 	return a, p.Refresh(ctx)
 }
 
-// endFailedSandbox ends what exists of a sandbox that could not be created or filled, and returns a *Error; only the error of ctx if that has
-// ended.
+// endFailedSandbox terminates what exists of a sandbox that could not be created or filled, and returns an *Error with the cause. If ctx has
+// ended, it terminates nothing and returns the error of ctx.
 func (p *preparation) endFailedSandbox(ctx context.Context, id string, cause error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -128,7 +129,8 @@ func (p *preparation) endFailedSandbox(ctx context.Context, id string, cause err
 	return &Error{SandboxID: id, Err: cause}
 }
 
-// replaceSandbox ends the session's sandbox, unless its engine is gone, and records in the log that another one replaces it.
+// replaceSandbox terminates the lost sandbox of the session if it is on this engine, completes the open blocks, and records in the log that
+// another sandbox will replace it. The caller then creates that one.
 func (p *preparation) replaceSandbox(ctx context.Context) error {
 	old := p.Session.Run.Sandbox
 	lost, kept := "its processes and what they had in memory", true
@@ -145,7 +147,8 @@ func (p *preparation) replaceSandbox(ctx context.Context) error {
 	return p.AppendFacts(ctx, append(facts, closed...)...)
 }
 
-// takePooled takes a sandbox from the pool for the session. It returns nil if no sandbox fits.
+// takePooled takes a sandbox from the pool for the session and records it in the log. It returns nil without an error if the pool has no
+// sandbox that the session can use.
 func (p *preparation) takePooled(ctx context.Context) (*agents.Agent, error) {
 	o, architecture := p.Session.Life.Options, p.Session.Life.Architecture
 	adopter, ok := p.Provider.(sandbox.Adopter)

@@ -12,8 +12,9 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/references"
 )
 
-// dependencyLayer returns the layer with the agent's dependencies, or "" if the agent has none. While the layer is
-// built, an event in the log states that, and controls are obeyed. A *references.Error ends the execution.
+// dependencyLayer returns the name of the layer with the agent's dependencies, or "" if the agent has none. If the layer does not exist yet,
+// dependencyLayer blocks until it is built; an event in the log says so, and a control ends the wait. A *references.Error means that the
+// execution has to fail.
 func (p *preparation) dependencyLayer(ctx context.Context) (string, error) {
 	set, err := dependency.Parse(p.Resolved.Definition.Dependencies)
 	if err != nil { // it was checked when the agent was applied
@@ -29,7 +30,8 @@ func (p *preparation) dependencyLayer(ctx context.Context) (string, error) {
 	return p.awaitLayer(ctx, layerer, sandbox.Packages{Set: set, Image: p.Session.Life.Options.Image})
 }
 
-// awaitLayer waits for a layer.
+// awaitLayer blocks until the layer with the packages of want exists, which layerer may have to build, and returns the layer's name. Errors are
+// those of unlessCancelled and dependencyError.
 func (p *preparation) awaitLayer(ctx context.Context, layerer sandbox.Layerer, want sandbox.Packages) (name string, err error) {
 	begun := make(chan struct{}, 1)
 	builder := p.layerBuilder(func() {
@@ -76,8 +78,8 @@ func dependencyError(err error) error {
 	return &references.Error{Code: code, Err: err}
 }
 
-// layerBuilder returns the LayerBuilder that a provider uses to build a layer in a sandbox of the pool. begun is
-// called when the layer does not exist yet.
+// layerBuilder returns the LayerBuilder with which a provider builds a layer. If sandboxes reach the network through the egress proxy only, the
+// layer is built in a sandbox that may reach the registries. begun is called when a build begins, because the layer does not exist.
 func (p *preparation) layerBuilder(begun func()) sandbox.LayerBuilder {
 	b := sandbox.LayerBuilder{Begun: begun}
 	if p.Proxied {

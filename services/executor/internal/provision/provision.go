@@ -30,12 +30,12 @@ type Registries struct {
 
 // Config configures a Provisioner. Every field is required.
 type Config struct {
-	ProviderName string        // name of the sandbox provider
-	Engine       string        // of this executor
-	Beat         time.Duration // interval at which controls are read during a wait
-	Registries   Registries    // hosts that a sandbox may reach while dependencies are installed
-	Proxied      bool          // sandboxes reach the network through the egress proxy only
-	MaxSandboxes func(tenant string) int
+	ProviderName string                  // name of the sandbox provider
+	Engine       string                  // the engine on which this executor creates sandboxes
+	Beat         time.Duration           // interval at which controls are read during a wait
+	Registries   Registries              // hosts that a sandbox may reach while dependencies are installed
+	Proxied      bool                    // sandboxes reach the network through the egress proxy only
+	MaxSandboxes func(tenant string) int // returns the maximum number of sandboxes of a tenant on this engine; 0 means no limit
 
 	Provider   sandbox.Provider
 	Sandboxes  *sandboxes.Manager
@@ -112,6 +112,7 @@ func (p *Provisioner) Attach(ctx context.Context, r Request) (Ready, error) {
 	return Ready{prep.agent, prep.sockets}, err
 }
 
+// attach carries out Provisioner.Attach. It sets p.agent and p.sockets, also if it returns an error.
 func (p *preparation) attach(ctx context.Context) error {
 	a, err := p.findAgent(ctx)
 	if err == nil {
@@ -133,7 +134,7 @@ func (p *preparation) attach(ctx context.Context) error {
 	return p.prepare(ctx, a)
 }
 
-// prepare registers the sandbox of an agent at the egress proxy, and prepares its MCP servers, skills and workspace.
+// prepare sets p.agent, registers the agent's sandbox at the egress proxy, starts its MCP servers, and loads skills and workspace into it.
 func (p *preparation) prepare(ctx context.Context, a *agents.Agent) error {
 	p.agent = a
 	p.Agents.Use(a, p.Epoch)
@@ -158,7 +159,8 @@ func (p *preparation) detach() {
 	}
 }
 
-// register registers the sandbox at the egress proxy. It waits for an unavailable proxy.
+// register registers the sandbox at the egress proxy. While the proxy does not answer it tries again, as sandboxes.Manager.Retry does, and
+// then returns an *Error.
 func (p *preparation) register(ctx context.Context) error {
 	err := p.Sandboxes.Retry(ctx, p.agent.Sandbox, func() error { return p.Meter.Register(ctx, p.agent.Sandbox) })
 	if sandboxes.Unavailable(err) {
@@ -167,10 +169,9 @@ func (p *preparation) register(ctx context.Context) error {
 	return err
 }
 
-// unlessCancelled runs work that may take long, in another goroutine. It ends the work early if a control stops the
-// execution (ErrCancelled), or if this executor stops (permits.ErrStopping). The work must not use the execution. To
-// run code in the goroutine of the turn, the work signals notice, and unlessCancelled calls handle. notice may be
-// nil.
+// unlessCancelled runs work that may take long in another goroutine, and returns its error. It cancels the context of work and returns
+// ErrCancelled if a control stops the execution, or permits.ErrStopping if this executor stops. work must not use the execution. To
+// run code in the goroutine of the turn, work signals notice, and unlessCancelled calls handle. notice may be nil.
 func (p *preparation) unlessCancelled(ctx context.Context, work func(context.Context) error, notice <-chan struct{}, handle func() error) error {
 	inner, cancel := context.WithCancel(ctx)
 	defer cancel()

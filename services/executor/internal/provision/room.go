@@ -19,9 +19,9 @@ const (
 	roomPause = 500 * time.Millisecond
 )
 
-// reserveSandbox reserves room for the session's sandbox among those of its tenant on this engine. If there is none, the sandbox that has been
-// idle for the longest ends. Without an error the caller must call unreserve once
-// the sandbox exists, or is not created after all.
+// reserveSandbox reserves one of the sandboxes that the tenant may have on this engine. If the tenant has as many as it may have, its sandbox
+// that has been idle for the longest is terminated. If none becomes free within roomTimeout, the error is a *references.Error, which ends
+// the execution. Without an error the caller must call unreserve once the sandbox exists, or is not created after all.
 func (p *preparation) reserveSandbox(ctx context.Context) (unreserve func(), err error) {
 	most := p.MaxSandboxes(p.Session.Tenant)
 	if most == 0 {
@@ -52,7 +52,8 @@ func (p *preparation) reserveSandbox(ctx context.Context) (unreserve func(), err
 	return unreserve, nil
 }
 
-// retireSandbox ends a sandbox that is too old, between two turns.
+// retireSandbox terminates the session's sandbox after a last snapshot if it is older than the session's limit or near the end of its life at
+// the provider. It does nothing if an execution may run in it. The caller creates another sandbox.
 func (p *preparation) retireSandbox(ctx context.Context) error {
 	sb, limit := p.Session.Run.Sandbox, p.Session.Life.Options.SandboxMaxAgeMs
 	old := limit > 0 && !sb.ReadyAt.IsZero() && p.Now().Sub(sb.ReadyAt) > time.Duration(limit)*time.Millisecond || p.Idle.NearsEnd(sb)

@@ -11,7 +11,8 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/agents"
 )
 
-// startServers starts the MCP servers that run in containers next to the turn's sandbox, unless they run already.
+// startServers starts the agent's MCP servers of type docker, each in a container next to the sandbox, unless they run already, and sets
+// p.sockets to their sockets. The error is an *Error if a server cannot be started, and wraps agents.ErrLost if the sandbox is gone.
 func (p *preparation) startServers(ctx context.Context) error {
 	all := p.Resolved.Containers()
 	host, ok := p.Provider.(sandbox.ServerHost)

@@ -16,7 +16,8 @@ type skillLoader interface {
 	LoadSkills(ctx context.Context, id string, digests []string) error
 }
 
-// loadSkills makes sure that the sandbox has the execution's skills.
+// loadSkills copies the execution's skills into the sandbox, if the provider's sandboxes do not share a folder of skills. The error wraps
+// agents.ErrLost if the sandbox is gone.
 func (p *preparation) loadSkills(ctx context.Context) error {
 	loader, ok := p.Provider.(skillLoader)
 	if !ok {

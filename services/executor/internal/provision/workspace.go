@@ -14,7 +14,8 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/contents"
 )
 
-// fillWorkspace fills a new workspace, and applies file changes.
+// fillWorkspace fills a new workspace from the session's snapshot and with the files of the agent's definition, then applies the file changes
+// that clients requested since, and records each step in the log.
 func (p *preparation) fillWorkspace(ctx context.Context) error {
 	sb := p.Session.Run.Sandbox
 	if err := p.provideTranscript(ctx); err != nil {
@@ -57,8 +58,8 @@ func (p *preparation) fillWorkspace(ctx context.Context) error {
 	return p.AppendFacts(ctx, *done)
 }
 
-// provideTranscript copies the transcript that the agent starts with into the sandbox. It is in no snapshot, and no event says that a sandbox has
-// it, so that every turn provides it until the agent has a session of its own.
+// provideTranscript copies the transcript that a client uploaded for the session into the sandbox, so that the agent can continue it. No snapshot
+// contains the transcript and no event records the copy, so every turn copies it until the agent has a session of its own.
 func (p *preparation) provideTranscript(ctx context.Context) error {
 	if _, fork := Conversation(p.Session); p.Contents.Store == nil || fork == nil || !fork.Provided {
 		return nil
@@ -79,7 +80,8 @@ func (p *preparation) provideTranscript(ctx context.Context) error {
 	return nil
 }
 
-// restore fills a new workspace, unless the execution is cancelled meanwhile.
+// restore writes snapshots into a new workspace and returns the event that records it. It returns ErrCancelled if a control stops the execution
+// meanwhile, and an *Error, after it has terminated the sandbox, if the workspace cannot be filled.
 func (p *preparation) restore(ctx context.Context, box sandbox.Sandbox, from []contents.Source) (events.WorkspaceRestored, error) {
 	l := p.Session
 	var restored events.WorkspaceRestored
@@ -92,7 +94,8 @@ func (p *preparation) restore(ctx context.Context, box sandbox.Sandbox, from []c
 	return restored, err
 }
 
-// writeAgentFiles writes the files of the agent's definition, and returns the event that records it.
+// writeAgentFiles writes the files of the agent's definition into the workspace, and returns the event that records it. After a failure it
+// terminates the sandbox and returns an *Error.
 func (p *preparation) writeAgentFiles(ctx context.Context, box sandbox.Sandbox) (events.Payload, error) {
 	written, err := p.Contents.Write(ctx, box, p.Resolved.Definition.Files)
 	if err != nil {
@@ -104,8 +107,9 @@ func (p *preparation) writeAgentFiles(ctx context.Context, box sandbox.Sandbox) 
 // codeTranscriptLost is the code of an execution without the conversation that it was to continue.
 const codeTranscriptLost = "TRANSCRIPT_LOST"
 
-// Conversation returns the conversation that the agent continues if its process is gone: its own session; in a fork whose agent has none
-// yet, a copy of the session that the fork began with; or a copy of the transcript that the session began with.
+// Conversation returns the conversation that a new agent process has to continue, in the fields of runner.Query. resume is the agent's own id of
+// its conversation, "" for a new one. If fork is not nil, the agent continues a copy of it: of the conversation that a fork began with,
+// cut after fork.Anchor, or of the transcript that the session began with.
 func Conversation(l *eventlog.Loaded) (resume string, fork *runner.Fork) {
 	if own := l.Run.AgentSession; own != "" {
 		return own, nil

@@ -11,8 +11,8 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/runlog"
 )
 
-// snapshotAfterTurn takes the snapshot after a turn. If other work is due, it takes none: the snapshot after the next
-// turn has the changes of both.
+// snapshotAfterTurn takes a snapshot of the sandbox's workspace after a turn and records it in the log. If the session has other work, or
+// the snapshot fails, snapshotAfterTurn returns nil without a snapshot: the snapshot after the next turn contains the changes of both turns.
 func (w *Worker) snapshotAfterTurn(ctx context.Context, t *turn, b *handling.Session) error {
 	if w.deps.Workspaces == nil || t.Session.Run.Sandbox.ID == "" || t.Session.Run.Sandbox.Engine != w.cfg.Engine {
 		return nil
@@ -25,7 +25,7 @@ func (w *Worker) snapshotAfterTurn(ctx context.Context, t *turn, b *handling.Ses
 		return nil
 	}
 	defer release()
-	facts, err := w.turnEnd(work, t)
+	facts, err := w.takeSnapshot(work, t)
 	if err == nil {
 		err = w.appendAfterTurn(ctx, t, facts)
 	}
@@ -35,7 +35,8 @@ func (w *Worker) snapshotAfterTurn(ctx context.Context, t *turn, b *handling.Ses
 	return nil
 }
 
-func (w *Worker) turnEnd(ctx context.Context, t *turn) ([]events.Payload, error) {
+// takeSnapshot takes a snapshot of the sandbox of a turn that has ended, and returns the event that records it.
+func (w *Worker) takeSnapshot(ctx context.Context, t *turn) ([]events.Payload, error) {
 	box, err := w.deps.Sandbox.Attach(ctx, t.Session.Run.Sandbox.ID)
 	if err != nil {
 		return nil, err
@@ -44,7 +45,7 @@ func (w *Worker) turnEnd(ctx context.Context, t *turn) ([]events.Payload, error)
 	return []events.Payload{s}, err
 }
 
-// appendAfterTurn appends facts about the session after a turn, under the epoch of the turn.
+// appendAfterTurn appends facts about the session to its run after a turn, under the epoch of the turn.
 func (w *Worker) appendAfterTurn(ctx context.Context, t *turn, facts []events.Payload) error {
 	d, err := w.runlog.Decide(t.Session.Run, run.Record{Epoch: t.Epoch, Events: w.runlog.Events("", facts...)})
 	if err != nil {

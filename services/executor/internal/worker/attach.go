@@ -15,8 +15,8 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/translate"
 )
 
-// resolve resolves the references of the execution, and stores the result unless the log has it. A *references.Error
-// means that the execution cannot start.
+// resolve sets t.resolved to the versions of everything that the execution refers to, and records them in the log unless the log has them
+// already. A *references.Error means that the execution cannot start and has to fail.
 func (t *turn) resolve(ctx context.Context) error {
 	r, err := t.w.references.Resolve(ctx, references.Execution{
 		ID: t.ID, Session: t.Session, Message: t.message,
@@ -33,7 +33,8 @@ func (t *turn) resolve(ctx context.Context) error {
 	return t.AppendFacts(ctx, r.ExecutionResolved)
 }
 
-// attach makes the session's sandbox ready for the turn, with a stream to its runner.
+// attach makes the session's sandbox ready for the turn, and sets t.agent to a stream to the sandbox's runner, t.attempt, and
+// t.translator. Its errors are those of provision.Provisioner.Attach.
 func (t *turn) attach(ctx context.Context) error {
 	t.detach()
 	ready, err := t.w.provisioner.Attach(ctx, provision.Request{Execution: t.Execution, Resolved: t.resolved, Meter: t.meter, Changed: t.changed})
@@ -55,7 +56,8 @@ func (t *turn) attach(ctx context.Context) error {
 	return nil
 }
 
-// releaseAgent keeps the agent warm for the next turn, or closes its stream if the turn failed.
+// releaseAgent ends the turn's use of its agent. If err, the turn's error, is nil, the agent stays warm for the next turn; otherwise
+// releaseAgent closes the stream to it.
 func (t *turn) releaseAgent(err error) {
 	if t.agent == nil {
 		return
@@ -70,7 +72,7 @@ func (t *turn) releaseAgent(err error) {
 	t.detach()
 }
 
-// detach closes the stream to the agent. The agent continues to run.
+// detach closes the stream to the agent, if there is one. The agent continues to run.
 func (t *turn) detach() {
 	if t.agent != nil {
 		t.w.agents.Remove(t.agent)
@@ -79,7 +81,8 @@ func (t *turn) detach() {
 	}
 }
 
-// reattach opens a new stream to the same runner, after the last line that was read.
+// reattach opens a new stream to the same runner, which sends the journal after the last line that was read. The error wraps
+// run.ErrFenced if another executor has claimed the session, and agents.ErrLost if the sandbox is gone.
 func (t *turn) reattach(ctx context.Context) error {
 	a := t.agent
 	a.Link.Close()

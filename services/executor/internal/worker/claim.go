@@ -11,8 +11,8 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/runlog"
 )
 
-// Execute claims the active execution of a session, or continues this executor's claim, and runs it to its end or its pause. It
-// implements jobs.Turns.
+// Execute claims the active execution of a session, or continues this executor's claim, and runs the execution to its end or its pause.
+// After the end it takes a snapshot. It implements jobs.Turns.
 func (w *Worker) Execute(ctx context.Context, l *eventlog.Loaded, b *handling.Session) error {
 	if err := w.admission.Check(ctx, l); err != nil {
 		return err
@@ -27,7 +27,8 @@ func (w *Worker) Execute(ctx context.Context, l *eventlog.Loaded, b *handling.Se
 	return w.snapshotAfterTurn(ctx, t, b)
 }
 
-// run runs the active execution to its end. It returns nil for the turn if the claim ended the execution.
+// run waits for a slot, claims the active execution and runs it to its end. The turn is nil if the claim itself failed the execution,
+// because too many claims before it made no progress. The error is runlog.ErrChanged if the execution can no longer be claimed.
 func (w *Worker) run(ctx context.Context, l *eventlog.Loaded, b *handling.Session) (*turn, error) {
 	slot, err := w.admission.Acquire(ctx, l)
 	if err != nil {
@@ -46,7 +47,7 @@ func (w *Worker) run(ctx context.Context, l *eventlog.Loaded, b *handling.Sessio
 		return nil, err
 	}
 	if l.Run.Ended(execution) {
-		return nil, nil // the claim failed it, after too many claims without progress
+		return nil, nil // the claim has failed the execution
 	}
 	t := newTurn(w, l, b)
 	t.slot = slot

@@ -19,7 +19,8 @@ type lifeResult struct {
 	err     error
 }
 
-// readLife starts to load the session's life, which has the controls. While a load is in flight, another one follows it.
+// readLife starts to load the session's life, which has the controls; f.lifeRead receives the result. If a load is in flight, readLife
+// returns, and updateLife starts another load after it.
 func (f *follower) readLife(freshness eventlog.Freshness) {
 	if f.readingLife {
 		f.readAgain = true
@@ -38,7 +39,8 @@ func (f *follower) readLife(freshness eventlog.Freshness) {
 	})
 }
 
-// updateLife acts on the loaded life. A life that could not be loaded is loaded again with the next beat.
+// updateLife applies the controls and options of a loaded life to the turn. After a failed load it returns nil, and the next beat loads the
+// life again. The only error is run.ErrFenced: another executor has claimed the session.
 func (f *follower) updateLife(l lifeResult) error {
 	f.readingLife = false
 	if errors.Is(l.err, run.ErrFenced) {
@@ -63,7 +65,8 @@ func (f *follower) updateLife(l lifeResult) error {
 // that sooner: the log refuses its commits, and the runner ends its stream.
 const fenceBeats = 10
 
-// handleBeat does the periodic work.
+// handleBeat is called at the interval of Config.Beat. It loads the life again if that is due, and applies controls and limits, which may
+// have become due with time.
 func (f *follower) handleBeat() {
 	f.beats++
 	switch {
@@ -75,7 +78,7 @@ func (f *follower) handleBeat() {
 	f.checkControls()
 }
 
-// checkControls applies the controls and limits as last loaded.
+// checkControls updates f.stop, the plan to stop the turn, with the controls, the deadline and the budgets as they were last loaded.
 func (f *follower) checkControls() {
 	f.stop.Update(f.life.ControlOf(f.ID), f.deadlineOf(f.life), f.w.deps.Now())
 	if err := f.checkBudgets(nil); err != nil {
@@ -83,8 +86,8 @@ func (f *follower) checkControls() {
 	}
 }
 
-// escalate takes the next step to stop the turn, if one is due: an interrupt, then a kill. It returns errUnresponsive
-// when the sandbox has to be ended.
+// escalate takes the next step to stop the turn, if one is due: it sends an interrupt to the runner, and later a kill. It returns
+// errUnresponsive if the kill had no effect in time, so that the caller has to terminate the sandbox.
 func (f *follower) escalate() error {
 	switch f.stop.Next(f.w.deps.Now(), f.accepted) {
 	case stopping.Interrupt:
@@ -100,6 +103,7 @@ func (f *follower) escalate() error {
 // deadline returns the time by which the execution must have ended; the zero time if it has no limit.
 func (t *turn) deadline() time.Time { return t.deadlineOf(&t.Session.Life) }
 
+// deadlineOf returns the deadline by the time limit in life: the limit counts from the first claim of the execution, without pauses.
 func (t *turn) deadlineOf(life *session.State) time.Time {
 	if life.Options.TurnLimitMs == 0 {
 		return time.Time{}
@@ -107,8 +111,8 @@ func (t *turn) deadlineOf(life *session.State) time.Time {
 	return t.claimedAt.Add(time.Duration(life.Options.TurnLimitMs)*time.Millisecond + t.pausedFor)
 }
 
-// checkBudgets stops the turn if its usage, including that of unstored events, exhausts a budget. If the limits
-// cannot be read, it applies the limits that were read last, and returns the error.
+// checkBudgets begins to stop the turn if its usage exceeds a budget. The usage of unstored, which are events that are not in the log yet,
+// counts too. If the budgets cannot be read, checkBudgets applies those that were read last, and returns the error.
 func (f *follower) checkBudgets(unstored []events.Event) error {
 	err := f.meter.Update(f.ctx, f.life.Options.Budget)
 	if code, message := f.meter.ExceededLimit(unstored); code != "" {

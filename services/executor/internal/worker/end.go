@@ -15,13 +15,14 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
 )
 
-// fail ends the execution with an outcome that this executor decided. The facts are stored in the same commit as the
-// end.
+// fail ends the execution with the terminal event outcome, which this executor decided and not the agent. The events with are stored in
+// the same commit.
 func (t *turn) fail(ctx context.Context, outcome events.Payload, with ...events.Payload) error {
 	return t.end(ctx, run.End{Meta: t.w.runlog.Meta(), Outcome: outcome, With: t.NewEvents(with...)})
 }
 
-// end completes the open blocks with the content that is known, and appends the terminal event, in as many commits as it needs.
+// end ends the charging of the execution, completes its open blocks with the text that is known, and appends the terminal event. The events
+// may need several commits; the terminal event is in the last one.
 func (t *turn) end(ctx context.Context, e run.End) error {
 	t.meter.Unregister(ctx)
 	var err error
@@ -35,8 +36,8 @@ func (t *turn) end(ctx context.Context, e run.End) error {
 	return nil
 }
 
-// cancel ends an execution that a control stopped, without its runner: no agent of the execution runs, or the control
-// terminates its sandbox.
+// cancel ends an execution that a control stopped, as cancelled, without its runner. The caller must know that no agent of the execution
+// runs, or the control must be a terminate, for which cancel terminates the sandbox first.
 func (t *turn) cancel(ctx context.Context) error {
 	c, sb := t.Control(), t.Session.Run.Sandbox
 	outcome := events.ExecutionCancelled{Reason: c.Reason}
@@ -81,8 +82,9 @@ func (t *turn) stopAndFail(ctx context.Context, failed events.ExecutionFailed) e
 	return t.fail(ctx, failed, events.SandboxTerminated{SandboxID: sb.ID, Reason: "unhealthy", Kept: true})
 }
 
-// recordHandedOver records that the turn ends because this executor stops, so that its claim does not count as one without progress. If that
-// fails, the claim counts until the next executor attaches.
+// recordHandedOver records that this executor leaves the execution to another one, because it stops or has no slot. Its claim then does not
+// count as one without progress, after too many of which an execution fails. If the record cannot be appended, recordHandedOver logs
+// that, and the claim counts.
 func (t *turn) recordHandedOver(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTimeout)
 	defer cancel()
@@ -94,7 +96,8 @@ func (t *turn) recordHandedOver(ctx context.Context) {
 	}
 }
 
-// finish records the end of the turn that the journal has, or the death of its attempt.
+// finish acts on the end of the turn in the journal, f.ended: it appends the last events and the terminal event. If the attempt died and
+// another one follows, finish appends the events alone and returns a *deathError.
 func (f *follower) finish(ctx context.Context) error {
 	// As in any commit, events that no longer apply are left out.
 	d, err := run.Decide(f.Session.Run, run.Record{Epoch: f.Epoch, Events: f.commits.Take()})
@@ -123,7 +126,8 @@ func (f *follower) finish(ctx context.Context) error {
 	return err
 }
 
-// outcome returns the terminal event for the end of the turn that the journal has.
+// outcome returns the terminal event for an end of the turn in the journal. If the turn was being stopped, the reason for that
+// determines the event.
 func (f *follower) outcome(e runner.Ended) events.Payload {
 	if e.Outcome == runner.Completed && !f.output.Cut() {
 		return events.ExecutionCompleted{Usage: e.Usage, CostUSD: e.CostUSD, Result: e.Result}
@@ -144,7 +148,7 @@ func (f *follower) outcome(e runner.Ended) events.Payload {
 	return events.ExecutionFailed{Code: code, Message: message, Usage: e.Usage}
 }
 
-// failRefused fails an execution that the runner refused to start.
+// failRefused fails the execution with the error with which the runner refused to start it, after it has stored the pending events.
 func (f *follower) failRefused(ctx context.Context, why *runner.Error) error {
 	if err := f.commits.Flush(ctx); err != nil {
 		return err
@@ -153,7 +157,9 @@ func (f *follower) failRefused(ctx context.Context, why *runner.Error) error {
 	return f.fail(ctx, events.ExecutionFailed{Code: why.Code, Message: why.Message})
 }
 
-// abort ends an execution and its sandbox without the runner, because the runner does not obey or is not reliable.
+// abort ends an execution without the runner, because the runner does not obey or is not reliable: it appends the pending events,
+// terminates the sandbox, and then appends outcome, the terminal event. The workspace is kept for the next sandbox. After an error
+// the execution has no terminal event yet.
 func (f *follower) abort(ctx context.Context, outcome events.Payload) error {
 	id := f.Session.Run.Sandbox.ID
 	if err := f.commits.Flush(ctx); err != nil {
@@ -170,7 +176,8 @@ func (f *follower) abort(ctx context.Context, outcome events.Payload) error {
 	return f.fail(ctx, outcome, events.SandboxTerminated{SandboxID: id, Reason: reason, Kept: true})
 }
 
-// handover stores the pending events. The next executor continues the execution.
+// handover stores the pending events, so that the next executor can continue the execution. It always returns permits.ErrStopping. Events
+// that cannot be stored are still in the runner's journal, where the next executor reads them.
 func (f *follower) handover(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, flushTimeout)
 	defer cancel()

@@ -48,14 +48,14 @@ type follower struct {
 
 	commits *commits.Buffer
 	ended   *translate.Ended
-	gap     string // message about missing lines of the journal; "" if there are none
+	gap     string // message about lines that are missing in the journal; "" if none is missing
 	done    bool   // the terminal event is stored
 
 	startAfter uint64 // number of the line after which the query is sent
-	queried    bool   // the query was sent
-	accepted   bool
-	killFirst  bool // the runner runs another execution
-	busyCount  int  // number of refusals by the runner because of that
+	queried    bool   // the query was sent, or need not be sent
+	accepted   bool   // the runner has accepted the query
+	killFirst  bool   // the runner runs another execution, which has to be killed before the query is sent
+	busyCount  int    // number of times that the runner refused the query because it runs another execution
 
 	adopted          bool // the runner was already running the execution when it sent its hello
 	attachedRecorded bool // execution_attached is in the log, or pending
@@ -125,8 +125,8 @@ func (t *turn) follow(ctx context.Context) error {
 	}
 }
 
-// close ends the goroutines of the loop and waits for them. If an append was in flight, close adds the commits that
-// it has stored to the turn's state.
+// close ends the goroutines that the loop has started, and blocks until they have ended. If an append was in flight, close updates the turn's
+// state with the commits that the append has stored.
 func (f *follower) close(cancel context.CancelFunc) {
 	cancel()
 	f.waiting.Wait()
@@ -135,7 +135,8 @@ func (f *follower) close(cancel context.CancelFunc) {
 	f.commits.Close()
 }
 
-// wait blocks until something happens that the loop has to act on, and acts on it.
+// wait blocks until one event of the loop happens, and handles it: lines or the end of the stream, the result of a commit, of a call of the
+// runner, of a load of the life or of maintenance, the beat, a change of the session, or the stop of this executor. An error ends the loop.
 func (f *follower) wait(ctx context.Context, beat <-chan time.Time) error {
 	select {
 	case <-f.linesReady():
@@ -166,8 +167,8 @@ func (f *follower) wait(ctx context.Context, beat <-chan time.Time) error {
 	return nil
 }
 
-// linesReady returns a channel that is signalled when there are lines to read. It returns nil, which blocks for ever,
-// while no line may be read.
+// linesReady returns a channel that is signalled when the stream has lines to read. While the follower may not read lines, see isFull, it
+// returns nil, which is never signalled.
 func (f *follower) linesReady() <-chan struct{} {
 	if f.isFull() {
 		return nil
@@ -175,8 +176,8 @@ func (f *follower) linesReady() <-chan struct{} {
 	return f.agent.Link.Ready()
 }
 
-// streamEnded returns a channel that is closed when the stream has ended. It returns nil, which blocks for ever,
-// while no line may be read.
+// streamEnded returns a channel that is closed when the stream has ended. While the follower may not read lines, see isFull, it returns
+// nil, which is never closed: the lines that have arrived are read first.
 func (f *follower) streamEnded() <-chan struct{} {
 	if f.isFull() {
 		return nil
@@ -188,8 +189,8 @@ func (f *follower) streamEnded() <-chan struct{} {
 // many events wait to be stored.
 func (f *follower) isFull() bool { return f.ended != nil || f.gap != "" || f.commits.IsFull() }
 
-// readHello determines from the runner's hello which lines of the journal are missing, and whether the query has to
-// be sent.
+// readHello sets f.gap if the runner's hello shows that lines of the journal are lost, and sets whether the query still has to be sent and
+// whether another execution has to be killed before.
 func (f *follower) readHello() {
 	f.queried, f.accepted, f.startAfter, f.killFirst = false, false, 0, false
 	hello := f.agent.Hello
@@ -212,9 +213,9 @@ func (f *follower) readHello() {
 	}
 }
 
-// recordAttached records, once, that this executor follows a running agent that it took over. It does so only when
-// the log has all lines that the journal held when the runner sent its hello. If an executor crashes because of one
-// of these lines, its claim therefore counts as one without progress.
+// recordAttached records, once, that this executor follows a running agent that it took over. The record makes the claim count as one with
+// progress. Therefore recordAttached waits until the log has all lines that the journal held when the runner sent its hello: if one of these
+// lines makes every executor crash, the claims of all of them count as without progress, and the execution fails in the end.
 func (f *follower) recordAttached() {
 	if f.Session.Run.Claims < 2 || !f.adopted || f.ended != nil || f.attachedRecorded || !f.commits.IsStored() || f.translator.Last < f.startAfter {
 		return
@@ -225,8 +226,8 @@ func (f *follower) recordAttached() {
 	}
 }
 
-// sendQuery sends the query after the older lines of the journal were read. It returns permits.ErrNoneFree if the
-// turn needs a slot and none is free.
+// sendQuery sends the query, which starts the execution in the runner, once the older lines of the journal were read. If the runner runs
+// another execution, sendQuery kills that first. It returns permits.ErrNoneFree if no slot is free; another job then tries again.
 func (f *follower) sendQuery(ctx context.Context) error {
 	if f.queried || f.ended != nil || f.translator.Last < f.startAfter {
 		return nil
@@ -244,8 +245,8 @@ func (f *follower) sendQuery(ctx context.Context) error {
 	return nil
 }
 
-// leaveWithoutSlot ends a turn that has no slot and no agent to follow. If a control stopped the execution, it is
-// cancel; otherwise it waits for a slot.
+// leaveWithoutSlot ends a turn that has neither a slot nor a running agent. If a control has stopped the execution, leaveWithoutSlot cancels
+// it. Otherwise it returns permits.ErrNoneFree, and the execution waits for a slot.
 func (f *follower) leaveWithoutSlot(ctx context.Context) error {
 	if err := f.commits.Flush(ctx); err != nil {
 		return err
@@ -257,7 +258,7 @@ func (f *follower) leaveWithoutSlot(ctx context.Context) error {
 	return permits.ErrNoneFree
 }
 
-// send sends a command without waiting for the reply.
+// send sends a command to the runner and returns at once. f.replies receives the reply, or an error if there is none within callTimeout.
 func (f *follower) send(c runner.Command) {
 	l := f.agent.Link
 	f.waiting.Go(func() {
@@ -271,7 +272,8 @@ func (f *follower) send(c runner.Command) {
 	})
 }
 
-// handleReply acts on a runner's reply.
+// handleReply handles the runner's reply to a command. A refused query fails the execution, unless the runner runs another execution: then
+// that is killed and the query is sent again, up to maxBusy times. An error ends the loop.
 func (f *follower) handleReply(ctx context.Context, r reply) error {
 	if r.link != f.agent.Link {
 		return nil // of an earlier stream
@@ -311,7 +313,8 @@ func (f *follower) handleReply(ctx context.Context, r reply) error {
 	return nil
 }
 
-// reconnect opens a new stream after the last one has ended.
+// reconnect opens a new stream to the runner after the stream has ended, and continues after the last line that was read. The error wraps
+// run.ErrFenced or agents.ErrLost, or is an error of the log.
 func (f *follower) reconnect(ctx context.Context) error {
 	f.readLines()
 	if f.isFull() {

@@ -9,7 +9,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/translate"
 )
 
-// readLines handles the lines that have arrived.
+// readLines translates the lines of the journal that have arrived, and handles the results, until no line is left or isFull.
 func (f *follower) readLines() {
 	for !f.isFull() {
 		it, ok := f.agent.Link.Next()
@@ -27,13 +27,14 @@ func (f *follower) readLines() {
 	}
 }
 
-// garbageID returns an id for a line that cannot be read. Such lines have no number, so the id is unique within this
-// stream only.
+// garbageID returns the id from which the translator derives the ids of lines that are not journal lines. Such lines have no number. The
+// id contains journal, epoch and attempt, so that lines of different streams have different ids.
 func (f *follower) garbageID() string {
 	return f.translator.Journal + "/" + strconv.FormatUint(f.Epoch, 10) + "/" + strconv.FormatUint(uint64(f.Session.Run.DiedAttempts), 10)
 }
 
-// handleResult publishes text at once, and keeps events for the next commit.
+// handleResult handles a result of the translator: it publishes a delta at once, adds an event to the next commit, and records the end of the
+// turn or a gap in f. It drops what exceeds the output limits.
 func (f *follower) handleResult(r translate.Result) {
 	switch {
 	case r.Delta != nil && (!f.keepsText(len(r.Delta.Text)) || f.w.deps.Room.Low()): // the complete block will have the text
@@ -63,7 +64,8 @@ func (f *follower) handleResult(r translate.Result) {
 	}
 }
 
-// startCommit starts a commit of the pending events if one is due.
+// startCommit starts a commit of the pending events if one is due and there is room in the store. The runner may drop the lines that the
+// commit has stored.
 func (f *follower) startCommit() {
 	if !f.commits.IsDue() || f.waitsForRoom() {
 		return
@@ -79,7 +81,7 @@ func (f *follower) acknowledge(l *link.Link, n uint64) {
 	}
 }
 
-// meterOutput returns the meter of the agent's output in this execution.
+// meterOutput returns a meter that counts the agent's output against the output limits, beginning with the output that the log has.
 func (t *turn) meterOutput() budgets.OutputMeter {
 	limits := budgets.OutputLimits{Execution: t.w.cfg.Output, Session: t.w.cfg.SessionOutput}
 	if t.resolved != nil {
@@ -88,14 +90,16 @@ func (t *turn) meterOutput() budgets.OutputMeter {
 	return budgets.NewOutputMeter(limits, t.Session.Run.OutputBefore, t.Session.Run.Output)
 }
 
-// keepsEvent reports whether an event of the journal is kept. The first one over a limit stops the turn.
+// keepsEvent reports whether an event of the journal is within the output limits, and counts it. The first event that exceeds a limit also
+// stops the turn.
 func (f *follower) keepsEvent(e events.Event) bool {
 	keep, message := f.output.Event(e, func() bool { return f.stop.IsStopping() && f.w.deps.Room.Low() })
 	f.cutOutput(message)
 	return keep
 }
 
-// keepsText reports whether a piece of text in flight is published.
+// keepsText reports whether bytes more bytes of text in flight are within the output limits, and counts them. The first text that
+// exceeds a limit also stops the turn.
 func (f *follower) keepsText(bytes int) bool {
 	keep, message := f.output.Text(bytes)
 	f.cutOutput(message)
@@ -117,9 +121,9 @@ func (f *follower) cutOutput(message string) {
 // codeStorageFull is the code of the error event about output that waits for room.
 const codeStorageFull = "STORAGE_FULL"
 
-// waitsForRoom reports whether the pending events have to wait because only the reserve of the NATS store is left.
-// When enough events are pending, the agent waits too. The end of a turn does not wait, and neither does the output
-// of a turn that is being stopped.
+// waitsForRoom reports whether the pending events have to wait because only the reserve of the NATS store is left. Before the first wait, an
+// error event is stored that says so. Once the commits are full, the follower reads no more lines, so the agent waits too. The end
+// of a turn does not wait, and neither does the output of a turn that is being stopped.
 func (f *follower) waitsForRoom() bool {
 	if f.ended != nil || f.stop.IsStopping() || !f.w.deps.Room.Low() {
 		return false

@@ -7,7 +7,8 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/maintenance"
 )
 
-// maintain starts the periodic work that is due, unless a commit is in flight or the turn has ended.
+// maintain starts a pass of maintenance if one is due: workspace changes, snapshots, health checks and egress usage. It starts none while a
+// commit is in flight, or after the turn has ended.
 func (f *follower) maintain() {
 	if !f.commits.IsIdle() || f.ended != nil {
 		return
@@ -15,7 +16,8 @@ func (f *follower) maintain() {
 	f.maintenance.Start(f.ctx, maintenance.Turn{Session: f.Session, Life: f.life, Epoch: f.Epoch, Link: f.agent.Link, Accepted: f.accepted})
 }
 
-// recordMaintenance stores the result of a pass of the periodic work.
+// recordMaintenance appends the events of a pass of maintenance, and the usage that the egress proxy reported in it. It logs the
+// error of the pass. If the proxy has lost the agent's MCP servers in a restart, recordMaintenance registers them again.
 func (f *follower) recordMaintenance(ctx context.Context, p maintenance.Pass) error {
 	f.maintenance.Finish(p)
 	if p.Err != nil && ctx.Err() == nil {
@@ -42,7 +44,7 @@ func (f *follower) recordMaintenance(ctx context.Context, p maintenance.Pass) er
 	return nil
 }
 
-// flushFacts stores the pending events, and then facts about the execution.
+// flushFacts stores the pending events, and then the given facts about the execution.
 func (f *follower) flushFacts(ctx context.Context, facts ...events.Payload) error {
 	if err := f.commits.Flush(ctx); err != nil {
 		return err

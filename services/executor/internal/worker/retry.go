@@ -12,7 +12,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/translate"
 )
 
-// A death is the end of an attempt that is not the end of the turn.
+// A death is the unexpected end of an attempt, after which another attempt may follow: the agent's process exited, or the sandbox was lost.
 type death struct {
 	code, message string
 	n             uint64 // number of the journal line of the end; 0 if the journal has none
@@ -34,13 +34,14 @@ func (t *turn) retries() retries.Policy {
 	return p
 }
 
-// nextWait returns how long the next attempt waits. ok is false if there is no further attempt.
+// nextWait returns the wait before the next attempt, after the present one died with an error code. ok is false if the retry policy or the
+// deadline allows no further attempt.
 func (t *turn) nextWait(code string) (wait time.Duration, ok bool) {
 	return t.retries().Next(code, t.Session.Run.CurrentAttempt(), t.w.deps.Now(), t.deadline())
 }
 
-// deathOf reports whether the end that the journal has is the death of an attempt: no control requested it, and
-// another attempt follows. It returns the death.
+// deathOf returns the death that an end in the journal stands for. The bool is true if the attempt died unexpectedly, without a control or a
+// limit that stopped it, and another attempt follows.
 func (f *follower) deathOf(e *translate.Ended) (death, bool) {
 	if !retries.IsDeath(e.Code) || e.Outcome != runner.Failed || f.stop.Outcome(e.Usage) != nil || f.life.ControlOf(f.ID).N > 0 {
 		return death{}, false
@@ -49,8 +50,9 @@ func (f *follower) deathOf(e *translate.Ended) (death, bool) {
 	return death{e.Code, e.Message, e.N, f.translator.Journal, e.Time}, ok
 }
 
-// recordDeath records that an attempt died, and the wait before the next one. It returns nil if the next attempt is
-// due at once, and otherwise an error with the delay of the job. If no attempt follows, it ends the execution.
+// recordDeath records that an attempt died, and the wait before the next one. If the next attempt is due at once, it returns nil; if the next
+// attempt has to wait, it returns an error that makes the bus deliver the job again later. If no attempt follows, recordDeath fails the
+// execution.
 func (t *turn) recordDeath(ctx context.Context, d death) error {
 	wait, ok := t.nextWait(d.code)
 	if !ok {
@@ -82,7 +84,8 @@ func (t *turn) recordDeath(ctx context.Context, d death) error {
 	return nil
 }
 
-// failAfterDeath fails an execution after its last attempt, and ends its sandbox if that was lost.
+// failAfterDeath fails an execution whose last attempt died. If the sandbox was lost, failAfterDeath first terminates what is left of it on
+// this engine.
 func (t *turn) failAfterDeath(ctx context.Context, d death) error {
 	failed := events.ExecutionFailed{Code: d.code, Message: d.message + t.retries().Suffix(d.code, t.Session.Run.CurrentAttempt())}
 	end := run.End{Meta: t.w.runlog.Meta(), N: d.n, Outcome: failed}

@@ -40,12 +40,14 @@ type turn struct {
 	sockets    []string             // of the MCP servers in containers, in their order
 }
 
+// newTurn returns a turn for the active execution of l, which this executor has claimed.
 func newTurn(w *Worker, l *eventlog.Loaded, b *handling.Session) *turn {
 	x := w.runlog.Execution(l, w.deps.Logger)
 	return &turn{Execution: x, meter: metering.New(w.proxy, w.deps.Budgets, x), w: w, claimedAt: l.Run.ClaimedAt, changed: b.Changed()}
 }
 
-// run runs the execution to its end. It returns nil when the execution has ended.
+// run runs attempts of the execution until it has ended, and then returns nil. Other errors leave the execution to another delivery or
+// executor: errPaused, permits.ErrStopping, permits.ErrNoneFree, run.ErrFenced, the wait for the next attempt, and failures of the log.
 func (t *turn) run(ctx context.Context) (err error) {
 	defer func() { t.releaseAgent(err) }()
 	defer func() {
@@ -96,8 +98,8 @@ func (t *turn) run(ctx context.Context) (err error) {
 	}
 }
 
-// runAttempt runs an attempt, or follows one that runs already. It returns nil when the execution has ended. After a *deathError or an
-// error that wraps agents.ErrLost another attempt may follow.
+// runAttempt starts an attempt, or follows one that runs already, and returns nil when the execution has ended. After a *deathError, or an
+// error that wraps agents.ErrLost because the sandbox is gone, another attempt may follow.
 func (t *turn) runAttempt(ctx context.Context) error {
 	if err := t.attach(ctx); err != nil {
 		var wrong *references.Error
@@ -123,7 +125,7 @@ func (t *turn) runAttempt(ctx context.Context) error {
 	return t.follow(ctx)
 }
 
-// query returns the query that starts the execution in the runner.
+// query returns the query that starts the execution in the runner: the user's message, the agent's definition and its secrets.
 func (t *turn) query() *runner.Query {
 	launch := t.w.cfg.Agent(t.Session.Life.Architecture, t.Session.Life.Options)
 	q := &runner.Query{

@@ -50,7 +50,7 @@ import (
 type Config struct {
 	Executor string // xtr_…
 	Provider string // name of the sandbox provider
-	Engine   string
+	Engine   string // the engine on which this executor creates sandboxes
 
 	Slots           int           // maximum number of concurrent executions
 	Reserved        int           // number of further executions, for tenants that run none here
@@ -145,7 +145,7 @@ type Worker struct {
 	admission   *admission.Controller
 	provisioner *provision.Provisioner
 	maintenance maintenance.Config
-	idlePermits *permits.Limiter // of the work on sandboxes in which nothing runs
+	idlePermits *permits.Limiter // limits concurrent work on idle sandboxes, such as snapshots
 }
 
 // New returns a Worker.
@@ -203,15 +203,16 @@ func (w *Worker) warmQuery(architecture string) *runner.Query {
 	return &runner.Query{Architecture: architecture, Model: launch.Model, Env: launch.Env, Policy: runner.PolicyWorkspace}
 }
 
-// Handle carries out the work that is due for the session of a job. It is a handler of the bus.
+// Handle does the work that is due for the session that a job names. It is a handler of package bus: an error makes the bus deliver the job
+// again.
 func (w *Worker) Handle(ctx context.Context, msg *message.Message) error {
 	return w.jobs.Handle(ctx, msg)
 }
 
-// Working returns the number of executions that run here, by tenant.
+// Working returns the number of executions that this executor runs, by tenant.
 func (w *Worker) Working() map[string]int { return w.admission.Working() }
 
-// Hint wakes the handler of a session that has a new event.
+// Hint makes the turn of a session, if one runs here, read the session's new events at once. id is the session's id.
 func (w *Worker) Hint(id string) { w.handling.Wake(id) }
 
 // Answer returns what this executor does for a session, for another executor that has work for that session. If this

@@ -41,7 +41,7 @@ func (s *Server) GetAgent(ctx context.Context, r *spoolv1.GetAgentRequest) (*spo
 	return s.getDefinition(ctx, agents(), r)
 }
 
-// RemoveAgent hides an agent.
+// RemoveAgent hides an agent: new sessions cannot use it, and sessions that have pinned a version continue.
 func (s *Server) RemoveAgent(ctx context.Context, r *spoolv1.RemoveAgentRequest) (*spoolv1.RemoveResponse, error) {
 	ref, err := entryReference(r, "")
 	if err != nil {
@@ -81,7 +81,7 @@ func (s *Server) GetInstance(ctx context.Context, r *spoolv1.GetInstanceRequest)
 	return s.getDefinition(ctx, instances(), r)
 }
 
-// RemoveInstance hides an agent instance.
+// RemoveInstance hides an agent instance, as RemoveAgent hides an agent.
 func (s *Server) RemoveInstance(ctx context.Context, r *spoolv1.RemoveInstanceRequest) (*spoolv1.RemoveResponse, error) {
 	ref, err := entryReference(r, "")
 	if err != nil {

@@ -92,7 +92,8 @@ func idempotencyKey(ctx context.Context) (string, error) {
 	return list[0], nil
 }
 
-// sendCreate sends a command that creates something, under the request's Idempotency-Key.
+// sendCreate sends a command that creates something, for the caller and under the request's Idempotency-Key, and returns the answer of the
+// service. The error is a *problem.Error.
 func (s *Server) sendCreate(ctx context.Context, r commands.Request) (command.Answer, error) {
 	p, err := auth.From(ctx)
 	if err != nil {
@@ -105,7 +106,8 @@ func (s *Server) sendCreate(ctx context.Context, r commands.Request) (command.An
 	return s.Send.Send(ctx, r)
 }
 
-// sendChange sends a command whose repeats have no effect, and which therefore needs no Idempotency-Key.
+// sendChange sends a command for the caller, and returns the answer of the service. A repeat of the command has no effect, so it needs no
+// Idempotency-Key.
 func (s *Server) sendChange(ctx context.Context, r commands.Request) (command.Answer, error) {
 	p, err := auth.From(ctx)
 	if err != nil {
@@ -115,8 +117,8 @@ func (s *Server) sendChange(ctx context.Context, r commands.Request) (command.An
 	return s.Send.Send(ctx, r)
 }
 
-// checkSession checks a session id, and that the caller may see the session, and waits for minPosition. It returns the
-// caller's tenant.
+// checkSession checks a session id and that the caller may see the session, and blocks until the read models have reached minPosition. It
+// returns the caller's tenant.
 func (s *Server) checkSession(ctx context.Context, id, minPosition string) (tenant string, err error) {
 	p, err := auth.From(ctx)
 	if err != nil {
@@ -131,6 +133,7 @@ func (s *Server) checkSession(ctx context.Context, id, minPosition string) (tena
 	return p.Tenant, s.Reads.WaitPosition(ctx, id, minPosition)
 }
 
+// checkMetadata returns a problem if metadata is too large.
 func checkMetadata(m *spoolv1.Json) error {
 	if n := len(m.GetText()); n > MaxMetadata {
 		return problem.New(problem.PayloadTooLarge, "metadata", sizeDetail("the metadata", n, MaxMetadata))
@@ -152,7 +155,7 @@ func modelSettings(s *spoolv1.ModelSettings) events.ModelSettings {
 	return events.ModelSettings{Preset: s.GetPreset(), Env: s.GetEnv(), Args: s.GetArgs()}
 }
 
-// commandProblem converts a *command.Error to a problem.
+// commandProblem converts a *command.Error to a problem. It returns other errors unchanged.
 func commandProblem(err error) error {
 	var refused *command.Error
 	if errors.As(err, &refused) {
@@ -161,6 +164,7 @@ func commandProblem(err error) error {
 	return err
 }
 
+// raw returns the text of a JSON value, nil if it is absent.
 func raw(m *spoolv1.Json) []byte {
 	if m == nil {
 		return nil

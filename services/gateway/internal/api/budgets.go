@@ -14,7 +14,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// SetBudget sets a tenant's budget for a period.
+// SetBudget replaces a tenant's budget for a period. Like RemoveBudget, it returns when the services that enforce the budget have received it.
 func (s *Server) SetBudget(ctx context.Context, r *spoolv1.SetBudgetRequest) (*spoolv1.SetBudgetResponse, error) {
 	limit, err := parseBudget("budget", r.GetBudget())
 	if err != nil {
@@ -38,8 +38,9 @@ func (s *Server) RemoveBudget(ctx context.Context, r *spoolv1.RemoveBudgetReques
 // awaitTimeout bounds the wait for the services that enforce a budget or limits to receive a change.
 const awaitTimeout = 5 * time.Second
 
-// changeBudget sends a command about a tenant's budget. Only the root key may do so, because a tenant must not raise
-// its own budget.
+// changeBudget sends a command that changes a tenant's budget to limit, and blocks until the services that enforce budgets have received it. of is
+// the tenant. Only the root key may do so, because a tenant must not raise its own budget. The problem READ_MODEL_BEHIND means that the change
+// is in the log, and is not in effect everywhere yet.
 func (s *Server) changeBudget(ctx context.Context, tenant string, period events.Period, limit events.Budget, t command.Type, body any) (of, position string, err error) {
 	p, err := auth.From(ctx)
 	if err != nil {
@@ -67,6 +68,7 @@ func (s *Server) changeBudget(ctx context.Context, tenant string, period events.
 	return of, a.Position, nil
 }
 
+// checkPeriod returns a problem for a period that does not exist.
 func checkPeriod(p events.Period) error {
 	if events.CheckPeriod("period", p) != nil {
 		return problem.Invalid("period", "%.64q is not day, month or total", p)

@@ -118,8 +118,8 @@ func entryReference(r entryRequest, version string) (events.Reference, error) {
 	return shortScope(ref), nil
 }
 
-// mayWrite refuses to write platform entries, except with a key of tenant platform, which only the root key can
-// create, and on a server without keys.
+// mayWrite returns a problem if the principal may not change the entry ref. Platform entries can be changed only with a key of tenant platform, which
+// the root key creates, and on a server without keys. A key that is limited to agents can change only these.
 func mayWrite(p auth.Principal, ref events.Reference, field string) error {
 	if ref.Scope == events.ScopePlatform && !p.Admin && p.Tenant != events.PlatformTenant {
 		return problem.New(problem.Forbidden, field, "the platform's entries are written with a key of tenant platform, which the root key creates; every tenant may read them")
@@ -138,7 +138,8 @@ type applyRequest interface {
 	GetSpec() *spoolv1.Json
 }
 
-// decodeApply validates a request to create a version, and decodes its definition into spec.
+// decodeApply validates a request to create a version, except for the content of its definition, which it decodes into spec. It returns the reference of
+// the entry.
 func decodeApply(p auth.Principal, r applyRequest, spec any) (events.Reference, error) {
 	given := r.GetRef()
 	if given == nil {
@@ -168,6 +169,7 @@ func decodeApply(p auth.Principal, r applyRequest, spec any) (events.Reference, 
 	return shortScope(ref), nil
 }
 
+// checkTags returns a problem for the first tag that is not valid, or if there are too many. field is the name of the list.
 func checkTags(field string, tags []string) error {
 	if len(tags) > maxTags {
 		return problem.Invalid(field, "has %d entries; the limit is %d", len(tags), maxTags)
@@ -180,7 +182,7 @@ func checkTags(field string, tags []string) error {
 	return nil
 }
 
-// withSubject sets the subject of a command about an entry.
+// withSubject returns r with the tenant and the id of the catalogue entry that the command is about.
 func withSubject(n entryKind, p auth.Principal, ref events.Reference, r commands.Request) commands.Request {
 	subject := ref.Subject(n.kind, p.Tenant)
 	r.Tenant, r.About, r.Kind = subject.Tenant, subject.ID, n.kind
@@ -207,7 +209,7 @@ func referenceMessage(ref events.Reference) *spoolv1.Reference {
 	return out
 }
 
-// removeEntry hides an entry, or the version that ref names.
+// removeEntry sends the command r, which hides an entry, or the version of a skill that ref names.
 func (s *Server) removeEntry(ctx context.Context, n entryKind, r commands.Request, ref events.Reference) (*spoolv1.RemoveResponse, error) {
 	p, err := auth.From(ctx)
 	if err != nil {
@@ -228,7 +230,8 @@ func (s *Server) removeEntry(ctx context.Context, n entryKind, r commands.Reques
 	return &spoolv1.RemoveResponse{Position: a.Position}, nil
 }
 
-// readVersion returns a version of an entry.
+// readVersion returns a version of an entry, or the problem of n if it does not exist or the caller may not see it. It first blocks until the read
+// models have reached minPosition.
 func (s *Server) readVersion(ctx context.Context, n entryKind, ref events.Reference, minPosition string) (reads.Version, error) {
 	p, err := auth.From(ctx)
 	if err != nil {
@@ -261,6 +264,7 @@ func visible(p auth.Principal, kind events.Aspect, v reads.Version) (bool, error
 	return true, nil
 }
 
+// definitionMessage converts a version to an API message.
 func definitionMessage(v reads.Version) *spoolv1.Definition {
 	return &spoolv1.Definition{Ref: referenceMessage(v.Ref), Tags: v.Tags, Spec: wirejson.Raw(v.Spec), CreatedAt: wirejson.Time(v.CreatedAt)}
 }
@@ -272,6 +276,7 @@ type versionRequest interface {
 	GetMinPosition() string
 }
 
+// getDefinition returns the version that a request names, as an API message.
 func (s *Server) getDefinition(ctx context.Context, n entryKind, r versionRequest) (*spoolv1.Definition, error) {
 	ref, err := entryReference(r, r.GetVersion())
 	if err != nil {
@@ -290,6 +295,7 @@ type pageRequest interface {
 	GetPageSize() uint32
 }
 
+// readVersions returns a page of the entries of a kind that the caller may see, each in its latest version, and the token of the next page.
 func (s *Server) readVersions(ctx context.Context, n entryKind, r pageRequest) ([]reads.Version, string, error) {
 	p, err := auth.From(ctx)
 	if err != nil {
@@ -298,6 +304,7 @@ func (s *Server) readVersions(ctx context.Context, n entryKind, r pageRequest) (
 	return s.Reads.Definitions(ctx, n.kind, p.Tenant, p.Agents, r.GetPageToken(), r.GetPageSize())
 }
 
+// listDefinitions is readVersions with API messages.
 func (s *Server) listDefinitions(ctx context.Context, n entryKind, r pageRequest) ([]*spoolv1.Definition, string, error) {
 	list, next, err := s.readVersions(ctx, n, r)
 	var out []*spoolv1.Definition

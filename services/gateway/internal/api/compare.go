@@ -23,8 +23,8 @@ const (
 	compareCost = 6 << 20
 )
 
-// CompareSessions finds the first event at which two sessions differ. A fork is compared with the part of its parent
-// after the fork. Other sessions are compared from their first messages on.
+// CompareSessions returns the first events at which two sessions differ, or that they are equal. If one is a fork of the other, the fork's
+// events are compared with the parent's events after the fork. Other sessions are compared from their first messages on.
 func (s *Server) CompareSessions(ctx context.Context, r *spoolv1.CompareSessionsRequest) (*spoolv1.SessionComparison, error) {
 	tenant, err := s.checkSession(ctx, r.GetSessionId(), r.GetMinPosition())
 	if err != nil {
@@ -42,7 +42,7 @@ func (s *Server) CompareSessions(ctx context.Context, r *spoolv1.CompareSessions
 	}
 	b, err := s.newSessionReader(ctx, tenant, r.GetWith())
 	if err != nil {
-		return nil, withFieldError(err)
+		return nil, otherSessionError(err)
 	}
 	out := &spoolv1.SessionComparison{}
 	switch {
@@ -84,11 +84,12 @@ func (s *Server) checkComparable(ctx context.Context, tenant, with string) error
 	if err = reads.CheckSession(with); err == nil {
 		err = s.Reads.Visible(ctx, tenant, with, p.Agents)
 	}
-	return withFieldError(err)
+	return otherSessionError(err)
 }
 
-// withFieldError returns a problem about the other session, with the field "with".
-func withFieldError(err error) error {
+// otherSessionError returns an error about the other session as a problem whose field is "with" instead of "sessionId", so that the
+// client knows which of the two sessions it concerns. It returns nil for nil.
+func otherSessionError(err error) error {
 	if err == nil {
 		return nil
 	}
@@ -183,7 +184,7 @@ func (r *sessionReader) next(ctx context.Context) (*comparedEvent, error) {
 	return &first, nil
 }
 
-// process adds an event that was read to waiting, unless the comparison ignores it.
+// process appends an event to r.waiting, from which next returns it, unless the comparison ignores the event.
 func (r *sessionReader) process(kept reads.StoredEvent) error {
 	var w events.Wire
 	if err := json.Unmarshal(kept.JSON, &w); err != nil {

@@ -23,8 +23,8 @@ const (
 	maxDeadPage = 100
 )
 
-// deadReader returns the reader for the caller. Without authentication there is only one tenant, which also sees
-// letters that name no tenant.
+// deadReader returns the caller as a dead.Reader, which determines the letters that the caller sees. Without authentication there is only one
+// tenant, which also sees letters that name no tenant.
 func deadReader(ctx context.Context) (dead.Reader, auth.Principal, error) {
 	p, err := auth.From(ctx)
 	return dead.Reader{Tenant: p.Tenant, All: p.Admin}, p, err
@@ -75,18 +75,18 @@ func (s *Server) GetDeadLetter(ctx context.Context, r *spoolv1.GetDeadLetterRequ
 	return out, nil
 }
 
-// RetryDeadLetter causes the session of a dead letter to be evaluated again.
+// RetryDeadLetter makes the services look at the session of a dead letter again, and removes the letter.
 func (s *Server) RetryDeadLetter(ctx context.Context, r *spoolv1.RetryDeadLetterRequest) (*spoolv1.RetryDeadLetterResponse, error) {
-	return &spoolv1.RetryDeadLetterResponse{Id: r.GetId()}, s.settleDead(ctx, command.TypeRetryDead, r.GetId())
+	return &spoolv1.RetryDeadLetterResponse{Id: r.GetId()}, s.sendDeadCommand(ctx, command.TypeRetryDead, r.GetId())
 }
 
 // DropDeadLetter removes a dead letter.
 func (s *Server) DropDeadLetter(ctx context.Context, r *spoolv1.DropDeadLetterRequest) (*spoolv1.DropDeadLetterResponse, error) {
-	return &spoolv1.DropDeadLetterResponse{Id: r.GetId()}, s.settleDead(ctx, command.TypeDropDead, r.GetId())
+	return &spoolv1.DropDeadLetterResponse{Id: r.GetId()}, s.sendDeadCommand(ctx, command.TypeDropDead, r.GetId())
 }
 
-// settleDead sends a command about a dead letter that the caller may see.
-func (s *Server) settleDead(ctx context.Context, t command.Type, id string) error {
+// sendDeadCommand sends a command of type t about the dead letter with an id. It returns a problem if the caller may not see the letter.
+func (s *Server) sendDeadCommand(ctx context.Context, t command.Type, id string) error {
 	d, p, err := s.getDead(ctx, id)
 	if err != nil {
 		return err
@@ -99,7 +99,7 @@ func (s *Server) settleDead(ctx context.Context, t command.Type, id string) erro
 	return err
 }
 
-// getDead returns the letter with an id from a request.
+// getDead returns the dead letter with an id, or a problem if it does not exist or the caller may not see it.
 func (s *Server) getDead(ctx context.Context, id string) (topology.DeadLetter, auth.Principal, error) {
 	reader, p, err := deadReader(ctx)
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 // maxBlocksDiff is the largest number of blocks in a SessionDiff.
 const maxBlocksDiff = 200
 
-// DiffSession compares the states of a session after two of its events.
+// DiffSession returns the differences between the states of a session after two of its events: blocks, statuses, usage and files.
 func (s *Server) DiffSession(ctx context.Context, r *spoolv1.DiffSessionRequest) (*spoolv1.SessionDiff, error) {
 	tenant, err := s.checkSession(ctx, r.GetSessionId(), r.GetMinPosition())
 	if err != nil {

@@ -54,7 +54,7 @@ func (s *Server) GetEnvironment(ctx context.Context, r *spoolv1.GetEnvironmentRe
 	return s.getDefinition(ctx, environments(), r)
 }
 
-// RemoveEnvironment hides an environment.
+// RemoveEnvironment hides an environment, as RemoveAgent hides an agent.
 func (s *Server) RemoveEnvironment(ctx context.Context, r *spoolv1.RemoveEnvironmentRequest) (*spoolv1.RemoveResponse, error) {
 	ref, err := entryReference(r, "")
 	if err != nil {
@@ -66,7 +66,8 @@ func (s *Server) RemoveEnvironment(ctx context.Context, r *spoolv1.RemoveEnviron
 // builtIn is the slug of the built-in agent, which is not a catalogue entry.
 const builtIn = "default"
 
-// ExplainEnvironment merges variables and allowlists in the same way as an execution.
+// ExplainEnvironment returns the variables and the allowlist that an execution with the requested agent and environments would have, with the
+// source of each. It starts nothing.
 func (s *Server) ExplainEnvironment(ctx context.Context, r *spoolv1.ExplainEnvironmentRequest) (*spoolv1.ExplainEnvironmentResponse, error) {
 	p, err := auth.From(ctx)
 	if err != nil {
@@ -111,7 +112,7 @@ func allowedHosts(agent events.AgentSpec, list []layers.Environment) ([]egress.S
 	return hosts, nil
 }
 
-// requestedLayers returns the agent that the request refers to, and its environments in order.
+// requestedLayers returns the definition of the agent that the request refers to, and the environments in the order in which they are merged.
 func (s *Server) requestedLayers(ctx context.Context, p auth.Principal, r *spoolv1.ExplainEnvironmentRequest) (agent events.AgentSpec, list []layers.Environment, err error) {
 	ref, refs, err := s.selectReferences(ctx, p, r)
 	if err != nil {
@@ -152,8 +153,8 @@ type fieldReference struct {
 	field string
 }
 
-// selectReferences returns the agent and the environments that a request refers to. The environments of the instance come
-// first.
+// selectReferences returns the references of the agent and the environments that a request refers to, directly or by its instance. The
+// environments of the instance come first.
 func (s *Server) selectReferences(ctx context.Context, p auth.Principal, r *spoolv1.ExplainEnvironmentRequest) (agent events.Reference, out []fieldReference, err error) {
 	agent, instance, list, err := requestReferences(r)
 	if err != nil {

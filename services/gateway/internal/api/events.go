@@ -113,7 +113,7 @@ func splitTypes(given []string) []string {
 	return list
 }
 
-// StreamEvents streams a session from a cursor.
+// StreamEvents sends the events of a session after a cursor, and its text in flight, until the client or the gateway ends the call.
 func (s *Server) StreamEvents(r *spoolv1.StreamEventsRequest, out grpc.ServerStreamingServer[spoolv1.StreamEventsResponse]) error {
 	p, err := auth.From(out.Context())
 	if err != nil {
@@ -151,9 +151,9 @@ type source interface {
 	Cursor() uint32
 }
 
-// sendFrames sends frames until it fails, and returns the reason. send blocks without a limit for a slow client and
-// returns only when the call has ended. It therefore runs in its own goroutine, and stream returns without waiting
-// for it.
+// sendFrames sends the frames of from with send until that fails, or no more frames come, and returns the reason. send may block for as long as
+// the call lasts if the client is slow. It therefore runs in its own goroutine: if a batch takes longer than WriteTimeout, sendFrames returns
+// without waiting for it.
 func (s *Server) sendFrames(ctx context.Context, from source, metadata bool, send func(f live.Frame, metadata bool) error) error {
 	cursor := from.Cursor()
 	for {

@@ -70,6 +70,7 @@ func (s *Server) GetExecution(ctx context.Context, r *spoolv1.GetExecutionReques
 	return s.getExecution(ctx, r.GetExecutionId(), r.GetMinPosition())
 }
 
+// getExecution returns an execution that the caller may see, after the read models have reached minPosition.
 func (s *Server) getExecution(ctx context.Context, id, minPosition string) (*spoolv1.Execution, error) {
 	p, err := auth.From(ctx)
 	if err != nil {
@@ -86,7 +87,7 @@ func (s *Server) getExecution(ctx context.Context, id, minPosition string) (*spo
 	return s.Reads.Execution(ctx, p.Tenant, id, minPosition)
 }
 
-// CancelExecution ends an execution.
+// CancelExecution requests the end of an execution; its agent is interrupted.
 func (s *Server) CancelExecution(ctx context.Context, r *spoolv1.CancelExecutionRequest) (*spoolv1.CancelExecutionResponse, error) {
 	position, err := s.sendControl(ctx, command.TypeCancel, r.GetExecutionId())
 	if err != nil {
@@ -95,7 +96,7 @@ func (s *Server) CancelExecution(ctx context.Context, r *spoolv1.CancelExecution
 	return &spoolv1.CancelExecutionResponse{Position: position}, nil
 }
 
-// PauseExecution asks an execution to pause.
+// PauseExecution requests that an execution pauses. It returns when the request is in the log, before the execution has paused.
 func (s *Server) PauseExecution(ctx context.Context, r *spoolv1.PauseExecutionRequest) (*spoolv1.PauseExecutionResponse, error) {
 	position, err := s.sendControl(ctx, command.TypePause, r.GetExecutionId())
 	if err != nil {
@@ -104,7 +105,7 @@ func (s *Server) PauseExecution(ctx context.Context, r *spoolv1.PauseExecutionRe
 	return &spoolv1.PauseExecutionResponse{Position: position}, nil
 }
 
-// ResumeExecution resumes a paused execution.
+// ResumeExecution requests that a paused execution continues.
 func (s *Server) ResumeExecution(ctx context.Context, r *spoolv1.ResumeExecutionRequest) (*spoolv1.ResumeExecutionResponse, error) {
 	position, err := s.sendControl(ctx, command.TypeResume, r.GetExecutionId())
 	if err != nil {
@@ -113,7 +114,7 @@ func (s *Server) ResumeExecution(ctx context.Context, r *spoolv1.ResumeExecution
 	return &spoolv1.ResumeExecutionResponse{Position: position}, nil
 }
 
-// TerminateExecution ends an execution and its sandbox.
+// TerminateExecution requests the end of an execution and of its session's sandbox.
 func (s *Server) TerminateExecution(ctx context.Context, r *spoolv1.TerminateExecutionRequest) (*spoolv1.TerminateExecutionResponse, error) {
 	position, err := s.sendControl(ctx, command.TypeTerminate, r.GetExecutionId())
 	if err != nil {
@@ -122,8 +123,8 @@ func (s *Server) TerminateExecution(ctx context.Context, r *spoolv1.TerminateExe
 	return &spoolv1.TerminateExecutionResponse{Position: position}, nil
 }
 
-// sendControl sends a control command for an execution. The session of the execution is looked up in the read models and
-// then in the log.
+// sendControl sends a control command for an execution and returns the position of the control in the log. It looks up the execution's session in
+// the read models, and then in the log.
 func (s *Server) sendControl(ctx context.Context, typ command.Type, id string) (position string, err error) {
 	p, err := auth.From(ctx)
 	if err != nil {

@@ -57,8 +57,8 @@ func workspaceFiles(r filesRequest) (files, error) {
 	return out, nil
 }
 
-// content returns the content of a file. Absent content is an error, because it is more likely forgotten than meant
-// as an empty file.
+// content returns the content of a file of a request; field is the file's name in the request. Absent content is an error, because it is more
+// likely forgotten than meant as an empty file.
 func content(field string, f *spoolv1.WorkspaceFile) ([]byte, error) {
 	switch {
 	case f.Content != nil && f.ContentBase64 != nil:
@@ -127,7 +127,8 @@ type FileAccepted struct {
 	Size     uint64 `json:"size"`
 }
 
-// PutFile stores content and puts it into the session's workspace. It reads at most the limit.
+// PutFile stores the content of an upload, and requests that an executor writes it into the session's workspace. It returns before that is
+// done, and reads at most f.Limit bytes.
 func (s *Server) PutFile(ctx context.Context, session string, f FileUpload) (FileAccepted, error) {
 	field := "path"
 	if f.Archive {
@@ -175,11 +176,12 @@ func (s *Server) PutFile(ctx context.Context, session string, f FileUpload) (Fil
 	return FileAccepted{Position: a.Position, SHA256: stored.SHA256, Size: stored.Size}, err
 }
 
+// tooLarge returns the problem PAYLOAD_TOO_LARGE for an upload that exceeds limit.
 func tooLarge(what string, limit int64) error {
 	return problem.New(problem.PayloadTooLarge, "file", fmt.Sprintf("%s; the limit is %d bytes (--max-file)", what, limit))
 }
 
-// RemoveFile removes a file, or a folder with everything below it.
+// RemoveFile requests that an executor removes a file, or a folder with everything below it, from the session's workspace.
 func (s *Server) RemoveFile(ctx context.Context, session, path string) (position string, err error) {
 	if err := command.CheckPath("path", path, false); err != nil {
 		return "", commandProblem(err)
@@ -203,8 +205,8 @@ type Workspace struct {
 	At       time.Time
 }
 
-// Workspace opens a session's last snapshot or, for a fork without a snapshot of its own, the snapshot that it began
-// with. It returns NO_SNAPSHOT if there is none.
+// Workspace opens a session's last snapshot or, for a fork without a snapshot of its own, the snapshot that it began with. If a turn has just
+// ended, it first waits up to snapshotTimeout for the turn's snapshot. It returns NO_SNAPSHOT if there is none.
 func (s *Server) Workspace(ctx context.Context, session, minPosition string) (Workspace, error) {
 	tenant, err := s.checkSession(ctx, session, minPosition)
 	if err != nil {
@@ -286,7 +288,7 @@ func snapshotError(err error) error {
 	return problem.New(problem.Unavailable, "", "the object store does not answer; try again").WithCause(err)
 }
 
-// Find returns a file of the snapshot.
+// Find returns the entry of a regular file of the snapshot. Other paths are FILE_NOT_FOUND.
 func (w Workspace) Find(path string) (workspace.Entry, error) {
 	if err := command.CheckPath("path", path, false); err != nil {
 		return workspace.Entry{}, commandProblem(err)
@@ -303,7 +305,7 @@ func (w Workspace) Find(path string) (workspace.Entry, error) {
 	return e, nil
 }
 
-// EntriesBelow returns the entries below a folder; "" is the workspace.
+// EntriesBelow returns the entries below a folder of the snapshot at any depth; "" is the workspace.
 func (w Workspace) EntriesBelow(dir string) ([]workspace.Entry, error) {
 	if err := command.CheckPath("dir", dir, true); err != nil {
 		return nil, commandProblem(err)
@@ -315,7 +317,7 @@ func (w Workspace) EntriesBelow(dir string) ([]workspace.Entry, error) {
 	return list, nil
 }
 
-// Open returns a file's content.
+// Open opens the content of a file of w. The caller must close it.
 func (s *Server) Open(ctx context.Context, w Workspace, path string) (io.ReadCloser, error) {
 	r, err := w.Reader(ctx, s.Objects, path)
 	if err != nil {
@@ -324,7 +326,7 @@ func (s *Server) Open(ctx context.Context, w Workspace, path string) (io.ReadClo
 	return r, nil
 }
 
-// Tar writes everything below a folder as a tar.
+// Tar writes everything below a folder of w to to, as a tar.
 func (s *Server) Tar(ctx context.Context, w Workspace, dir string, to io.Writer) error {
 	return w.Tar(ctx, s.Objects, dir, to)
 }

@@ -148,7 +148,7 @@ func (d *filesDiff) compareEntry(ctx context.Context, a, b *workspace.Entry) err
 	}
 	f := &spoolv1.FileDiff{Path: strings.ToValidUTF8(path, "\uFFFD"), Change: change, From: version(a), To: version(b)}
 	d.out.Files = append(d.out.Files, f)
-	omitted, err := d.compare(ctx, f, a, b)
+	omitted, err := d.setTextDiff(ctx, f, a, b)
 	if omitted != "" {
 		f.Omitted = &omitted
 	}
@@ -161,6 +161,7 @@ func sameEntry(a, b *workspace.Entry) bool {
 	return a.Kind == b.Kind && a.Size == b.Size && a.Mode == b.Mode && a.Target == b.Target && slices.Equal(a.Blocks, b.Blocks)
 }
 
+// version converts an entry to an API message, nil to nil.
 func version(e *workspace.Entry) *spoolv1.FileVersion {
 	if e == nil {
 		return nil
@@ -173,8 +174,8 @@ func version(e *workspace.Entry) *spoolv1.FileVersion {
 	return v
 }
 
-// compare sets the text diff of a file, or returns the reason why it has none.
-func (d *filesDiff) compare(ctx context.Context, f *spoolv1.FileDiff, a, b *workspace.Entry) (omitted string, err error) {
+// setTextDiff sets the text diff of the file f between its versions a and b, or returns the reason why it has none.
+func (d *filesDiff) setTextDiff(ctx context.Context, f *spoolv1.FileDiff, a, b *workspace.Entry) (omitted string, err error) {
 	if !isFile(a) && !isFile(b) || isFile(a) && isFile(b) && slices.Equal(a.Blocks, b.Blocks) {
 		return omittedMode, nil
 	}
@@ -217,7 +218,7 @@ func quoteName(name string) string {
 
 func isFile(e *workspace.Entry) bool { return e != nil && e.Kind == workspace.File }
 
-// readWhole returns the content of a small file, or nothing if the entry is not a regular file.
+// readWhole returns the whole content of a file, or nil if the entry is not a regular file. The file must be small.
 func readWhole(ctx context.Context, from *workspace.Contents, e *workspace.Entry) ([]byte, error) {
 	if !isFile(e) {
 		return nil, nil
@@ -253,8 +254,8 @@ func (d *filesDiff) setSums(ctx context.Context, f *spoolv1.FileDiff, a, b *work
 	return nil
 }
 
-// sum returns the SHA-256 of a file. A file with a single block has the hash of that block; others are read. It
-// returns "" once maxSummed bytes were read.
+// sum returns the SHA-256 of a file in hex. It has to read files of more than one block, and returns "" once all calls together have read
+// maxSummed bytes.
 func (d *filesDiff) sum(ctx context.Context, from *workspace.Contents, e *workspace.Entry) (string, error) {
 	if len(e.Blocks) == 1 {
 		return e.Blocks[0].String(), nil

@@ -20,8 +20,8 @@ import (
 
 const maxKeyName = 100 // characters
 
-// CreateKey creates an API key and returns it; no later call does. It returns when gateways accept the key, unless
-// the read models are behind.
+// CreateKey creates an API key and returns it. The key cannot be read again later. CreateKey blocks until gateways accept the key, unless the read
+// models are behind.
 func (s *Server) CreateKey(ctx context.Context, r *spoolv1.CreateKeyRequest) (*spoolv1.CreateKeyResponse, error) {
 	p, err := auth.From(ctx)
 	if err != nil {
@@ -126,7 +126,7 @@ func (s *Server) ListKeys(ctx context.Context, r *spoolv1.ListKeysRequest) (*spo
 	return &spoolv1.ListKeysResponse{Keys: list}, err
 }
 
-// RevokeKey revokes a key and the keys that descend from it. It returns when all gateways refuse them.
+// RevokeKey revokes a key and all keys that were created with it, and with those. It blocks until all gateways refuse them.
 func (s *Server) RevokeKey(ctx context.Context, r *spoolv1.RevokeKeyRequest) (*spoolv1.RevokeKeyResponse, error) {
 	p, err := auth.From(ctx)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// SetLimits sets a tenant's own limits.
+// SetLimits replaces all limits of a tenant's own. Like RemoveLimits, it returns when the services that enforce the limits have received them.
 func (s *Server) SetLimits(ctx context.Context, r *spoolv1.SetLimitsRequest) (*spoolv1.SetLimitsResponse, error) {
 	l, err := tenantLimits("limits", r.GetLimits())
 	if err != nil {
@@ -28,8 +28,8 @@ func (s *Server) RemoveLimits(ctx context.Context, r *spoolv1.RemoveLimitsReques
 	return &spoolv1.RemoveLimitsResponse{Tenant: tenant, Position: position}, err
 }
 
-// changeLimits sends a command about a tenant's limits. Only the root key may do so, because a tenant must not raise
-// its own limits.
+// changeLimits sends a command that changes a tenant's limits to l, and blocks until the services that enforce limits have received them. of is the
+// tenant. Only the root key may do so, because a tenant must not raise its own limits.
 func (s *Server) changeLimits(ctx context.Context, tenant string, l events.TenantLimits, t command.Type, body any) (of, position string, err error) {
 	p, err := auth.From(ctx)
 	if err != nil {

@@ -31,7 +31,7 @@ const (
 	maxVariableBytes = 512 << 10 // total bytes of their values
 )
 
-// canSeal returns an error if the server has no key to encrypt secrets with.
+// canSeal returns a problem for the field if the server has no key with which it can encrypt secrets.
 func (s *Server) canSeal(field string) error {
 	if s.Sealer == nil {
 		return problem.New(problem.SecretsUnavailable, field, "this server does not accept secrets: it has no public key to encrypt them with; set --secrets-recipient (SPOOL_SECRETS_RECIPIENT)")
@@ -116,8 +116,8 @@ func checkVariable(field, value string) error {
 	return nil
 }
 
-// withSecrets returns a command request that seals the secrets once the execution's id is known. body returns the
-// command's body for the given variables.
+// withSecrets returns r with a function Seal, which is called when the execution's id is known: it encrypts and stores the secrets, and returns the
+// command's body with their keys. body returns the command's body for the given variables.
 func (v variables) withSecrets(s *Server, r commands.Request, body func(map[string]events.Variable) any) commands.Request {
 	r.Body = body(v.public)
 	if len(v.secrets) == 0 {
@@ -199,7 +199,8 @@ func checkDraft(spec events.EnvironmentSpec) error {
 	return problem.Invalid("spec."+wrong[0].Field, "%s", detail)
 }
 
-// keptSecrets returns the keys of secrets that have no value in the request.
+// keptSecrets returns, by name, the keys of the secrets without a value in the request: the key that the request names, which a version of the
+// environment must have, or else that of the latest version.
 func (s *Server) keptSecrets(ctx context.Context, tenant string, ref events.Reference, spec events.EnvironmentSpec) (map[string]string, error) {
 	kept := map[string]string{}
 	var latest *events.EnvironmentSpec

@@ -67,7 +67,8 @@ func (s *Server) withSessionLimit(r commands.Request) (_ commands.Request, done 
 	}
 }
 
-// countSession adds a session to the new ones, unless the tenant has reached its limit.
+// countSession adds a session to the tenant's new ones. It returns the problem TENANT_SESSIONS if the tenant has most sessions already. A session
+// that the read models have is not counted again.
 func (s *Server) countSession(ctx context.Context, tenant, session string, most int) error {
 	n := s.newSessions.forTenant(tenant)
 	n.mu.Lock()
@@ -98,6 +99,7 @@ func (s *Server) countSession(ctx context.Context, tenant, session string, most 
 	return nil
 }
 
+// remove removes a session whose command was refused.
 func (n *tenantSessions) remove(session string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -37,7 +37,7 @@ type resolvedRequest struct {
 // GetAgent returns the agent from either field.
 func (a resolvedRequest) GetAgent() string { return a.agent }
 
-// resolveAlias evaluates agentProfileRef, which is an alias of agent.
+// resolveAlias returns the request with the agent that its field agent or agentProfileRef, an alias, names. Different agents in both are a problem.
 func resolveAlias(r createRequest) (resolvedRequest, error) {
 	given, err := parseReference(fieldProfile, r.GetAgentProfileRef())
 	if err != nil || given == (events.Reference{}) {
@@ -66,7 +66,7 @@ func withAliasField(r createRequest, err error) error {
 	return err
 }
 
-// createCommand validates a request that creates a session, and returns the command without files.
+// createCommand validates a request that creates a session, and returns the command's body without the request's files.
 func createCommand(request createRequest) (command.CreateSession, error) {
 	r, err := resolveAlias(request)
 	if err != nil {
@@ -192,6 +192,7 @@ type filterRequest interface {
 	GetOrder() string
 }
 
+// newFilter returns the filter of a list request for what the principal may see.
 func newFilter(p auth.Principal, state string, r filterRequest, metadataValue *string) reads.Filter {
 	return reads.Filter{
 		State: state, Agent: r.GetAgent(), Architecture: r.GetArchitecture(), MetadataKey: r.GetMetadataKey(), MetadataValue: metadataValue,
@@ -254,7 +255,7 @@ type messageRequest interface {
 	GetMetadata() *spoolv1.Json
 }
 
-// postCommand validates the message of a request, and returns the command without files and variables.
+// postCommand validates the message of a request, and returns the command's body without the request's files and variables.
 func postCommand(r messageRequest) (command.PostMessage, error) {
 	m := command.PostMessage{Content: r.GetContent(), Metadata: raw(r.GetMetadata())}
 	size := len(m.Content)
@@ -273,7 +274,7 @@ func postCommand(r messageRequest) (command.PostMessage, error) {
 	return m, checkJSON("metadata", r.GetMetadata())
 }
 
-// PostMessage accepts a query.
+// PostMessage stores a query for a session, as a new execution, and returns before the execution has begun.
 func (s *Server) PostMessage(ctx context.Context, r *spoolv1.PostMessageRequest) (*spoolv1.PostMessageResponse, error) {
 	if err := reads.CheckSession(r.GetSessionId()); err != nil {
 		return nil, err
@@ -310,7 +311,7 @@ func (s *Server) PostMessage(ctx context.Context, r *spoolv1.PostMessageRequest)
 	return &spoolv1.PostMessageResponse{SessionId: r.GetSessionId(), ExecutionId: a.ExecutionID, Position: a.Position}, nil
 }
 
-// InterruptSession asks the running turn to stop.
+// InterruptSession requests that the running turn of a session stops.
 func (s *Server) InterruptSession(ctx context.Context, r *spoolv1.InterruptSessionRequest) (*spoolv1.InterruptSessionResponse, error) {
 	if err := reads.CheckSession(r.GetSessionId()); err != nil {
 		return nil, err
@@ -322,7 +323,7 @@ func (s *Server) InterruptSession(ctx context.Context, r *spoolv1.InterruptSessi
 	return &spoolv1.InterruptSessionResponse{Position: a.Position}, nil
 }
 
-// SyncSession asks for a snapshot of the workspace.
+// SyncSession requests a snapshot of the session's workspace, and returns before it is taken.
 func (s *Server) SyncSession(ctx context.Context, r *spoolv1.SyncSessionRequest) (*spoolv1.SyncSessionResponse, error) {
 	if err := reads.CheckSession(r.GetSessionId()); err != nil {
 		return nil, err
@@ -334,7 +335,7 @@ func (s *Server) SyncSession(ctx context.Context, r *spoolv1.SyncSessionRequest)
 	return &spoolv1.SyncSessionResponse{Position: a.Position}, nil
 }
 
-// TerminateEnvironment ends the session's sandbox.
+// TerminateEnvironment requests the end of the session's sandbox.
 func (s *Server) TerminateEnvironment(ctx context.Context, r *spoolv1.TerminateEnvironmentRequest) (*spoolv1.TerminateEnvironmentResponse, error) {
 	if err := reads.CheckSession(r.GetSessionId()); err != nil {
 		return nil, err
@@ -356,6 +357,7 @@ func (s *Server) ListConversations(ctx context.Context, r *spoolv1.ListConversat
 	return &spoolv1.ListConversationsResponse{Conversations: list}, err
 }
 
+// sizeDetail returns the text of a problem about something that is too large, in bytes.
 func sizeDetail(what string, have, limit int) string {
 	return fmt.Sprintf("%s has %d bytes; the limit is %d", what, have, limit)
 }

@@ -52,8 +52,8 @@ type SkillRef struct {
 	Version string `json:"version,omitempty"`
 }
 
-// PushSkill stores a ZIP and has the skills service check it. It reads at most the limit, and does not hold the ZIP
-// in memory.
+// PushSkill stores a ZIP as an upload and sends a command to the skills service, which checks the ZIP and creates the version of the skill. It
+// reads at most skill.MaxPacked bytes, and does not hold the ZIP in memory. With from.DryRun no version is created.
 func (s *Server) PushSkill(ctx context.Context, from SkillUpload) (SkillPushed, error) {
 	p, err := auth.From(ctx)
 	if err != nil {
@@ -99,7 +99,8 @@ func (s *Server) PushSkill(ctx context.Context, from SkillUpload) (SkillPushed, 
 	return skillPushed(ref, a), nil
 }
 
-// pushStored has the skills service check an uploaded ZIP.
+// pushStored sends the command about an uploaded ZIP to the skills service. It returns SKILL_DIGEST_MISMATCH if the ZIP does not have the SHA-256 that the
+// client expects.
 func (s *Server) pushStored(ctx context.Context, r commands.Request, from SkillUpload, body command.PushSkill) (command.Answer, error) {
 	if from.SHA256 != "" && from.SHA256 != body.SHA256 {
 		return command.Answer{}, problem.New(problem.SkillDigest, "sha256", fmt.Sprintf("the received ZIP has the SHA-256 %s", body.SHA256))
@@ -133,6 +134,7 @@ func skillTooLarge(what string) error {
 	return problem.New(problem.PayloadTooLarge, "zip", fmt.Sprintf("%s; the limit is %d bytes", what, skill.MaxPacked))
 }
 
+// skillPushed converts the answer of the skills service.
 func skillPushed(ref events.Reference, a command.Answer) SkillPushed {
 	if a.Ref != nil {
 		ref = *a.Ref
@@ -253,7 +255,7 @@ func (s *Server) Archive(ctx context.Context, ref events.Reference, minPosition 
 	return Archive{Slug: ref.Slug, Digest: v.Ref.Version, Size: int64(one.Bytes)}, nil
 }
 
-// OpenArchive returns the ZIP's content.
+// OpenArchive opens the content of a skill's ZIP. The caller must close it.
 func (s *Server) OpenArchive(ctx context.Context, a Archive) (io.ReadCloser, error) {
 	r, err := s.Skills.Get(ctx, a.Digest)
 	var refused *problem.Error

@@ -23,7 +23,8 @@ const (
 	maxFileChanges     = 200
 )
 
-// stateAfter returns the state of a session after an event, if the caller may see the session.
+// stateAfter returns the state of a session after the event at, or after the last event if at is nil. It returns a problem if the caller may not
+// see the session. field is the request field with the event.
 func (s *Server) stateAfter(ctx context.Context, session, minPosition, field string, at *uint32) (reads.SessionState, error) {
 	tenant, err := s.checkSession(ctx, session, minPosition)
 	if err != nil {
@@ -77,8 +78,8 @@ func (s *Server) GetSessionState(ctx context.Context, r *spoolv1.GetSessionState
 	return out, err
 }
 
-// setOpenText sets the text in flight that open blocks had before the next event, and returns the blocks whose text is
-// incomplete.
+// setOpenText sets, in the open ones of blocks, the text in flight that they had before the event after p. incomplete lists the blocks for which
+// not all of that text is stored any more.
 func (s *Server) setOpenText(ctx context.Context, p reads.SessionState, blocks []*spoolv1.Block) (incomplete []*spoolv1.IncompleteText, err error) {
 	var pending []string
 	for _, b := range blocks {
@@ -110,7 +111,7 @@ func (s *Server) setOpenText(ctx context.Context, p reads.SessionState, blocks [
 	return incomplete, err
 }
 
-// workspaceState returns the known state of the workspace after an event.
+// workspaceState returns what is known about the workspace after an event: the last snapshot, and the file events since.
 func (s *Server) workspaceState(ctx context.Context, p reads.SessionState) (*spoolv1.WorkspaceState, error) {
 	out := &spoolv1.WorkspaceState{ChangeCount: p.FileChanges}
 	var err error
@@ -175,7 +176,8 @@ func snapshotEvent(p reads.SessionState) string {
 	return fmt.Sprintf("event %d", p.Workspace.Seq)
 }
 
-// oldestPhrase returns a phrase about the oldest snapshot that still exists.
+// oldestPhrase returns a phrase about the oldest snapshot that still exists, for the problem SNAPSHOT_GONE. oldest is the seq of its event, 0 for
+// none.
 func oldestPhrase(oldest uint32) string {
 	if oldest == 0 {
 		return "and none is left"

@@ -24,8 +24,8 @@ const fieldTranscript = "transcript"
 // janitor removes unreferenced content.
 const transcriptTTL = 10 * time.Minute
 
-// TranscriptAccepted describes a valid transcript. Transcript is its reference: the id of the session that will
-// continue it.
+// TranscriptAccepted is the response to the upload of a valid transcript. Transcript identifies the upload: it is the id of a session that
+// does not exist yet. The client has transcriptTTL to create that session, which then continues the transcript.
 type TranscriptAccepted struct {
 	Transcript string `json:"transcript"`
 	transcript.Info

@@ -54,7 +54,7 @@ func (h *Hub) projectorStarted(ctx context.Context, data []byte) {
 	h.compare(ctx, "projector", func(f *feed) bool { return h.cfg.Partitions.Group(f.session) == s.Group })
 }
 
-// flush blocks until NATS has all subscriptions, at most a second.
+// flush blocks until the NATS server has all subscriptions of the gateway, for a second at most.
 func (h *Hub) flush(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
@@ -63,7 +63,8 @@ func (h *Hub) flush(ctx context.Context) {
 	}
 }
 
-// compare compares feeds with Postgres and makes the ones that are behind read from it.
+// compare compares the feeds for which which returns true with Postgres, and makes those that are behind read from it. why is the reason for
+// the metric Reread.
 func (h *Hub) compare(ctx context.Context, why string, which func(*feed) bool) {
 	type stored struct {
 		feeds []*feed
@@ -102,7 +103,7 @@ func (h *Hub) compare(ctx context.Context, why string, which func(*feed) bool) {
 	}
 }
 
-// started returns the feeds that have started, by tenant.
+// started returns the feeds that have started and for which which returns true, by tenant.
 func (h *Hub) started(which func(*feed) bool) map[string][]*feed {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -119,8 +120,8 @@ func (h *Hub) started(which func(*feed) bool) map[string][]*feed {
 	return out
 }
 
-// compare makes the feed read Postgres if it is behind tip, the session's last event there, requests missing text, and
-// drops events that every Reader has returned.
+// compare makes the feed read Postgres if the feed is behind tip, the session's last event there, or if Postgres does not have the session
+// (found is false). It also requests missing text, and drops events that every Reader has returned.
 func (f *feed) compare(tip uint32, found bool, why string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

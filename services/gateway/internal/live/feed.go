@@ -16,8 +16,8 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// feed follows one session. It holds the last events up to tip in the ring, and the text of the blocks that are open
-// at tip.
+// feed follows one session for all its Readers. It holds the last events of the session in a ring, up to the event tip, and the text of
+// the blocks that are open after tip.
 type feed struct {
 	hub             *Hub
 	tenant, session string
@@ -34,8 +34,8 @@ type feed struct {
 	bytes    int                     // bytes in the ring
 	metadata metadata                // the metadata of events at tip
 	open     []*openText             // blocks that are open at tip, in the order of their start
-	early    map[string]*waitingText // text of blocks that have not begun, by block
-	waiting  int                     // bytes of early text and of text after a gap
+	early    map[string]*waitingText // text of blocks whose block_start the feed does not have yet, by block
+	waiting  int                     // bytes of early, and of text after a gap in the text of open blocks
 	released bool                    // the feed has ended and keeps no text
 	// complete is a sequence of DELTAS: all frames after it were received. The text of a block that begins after it needs no
 	// read of DELTAS.
@@ -50,7 +50,8 @@ type feed struct {
 	readAgain bool // whether it must read once more
 }
 
-// start reads the end of the session. Messages of LIVE that arrive in the meantime cause another read.
+// start sets the feed to the session's last event and its open blocks, as Postgres has them, and then closes f.ready. Messages of LIVE that
+// arrive in the meantime cause another read of Postgres. After a failure it sets f.startErr.
 func (f *feed) start(ctx context.Context) {
 	defer close(f.ready)
 	// Once the server has the subscription, no event is lost between the read and LIVE. Without NATS the comparisons
@@ -85,9 +86,9 @@ func (f *feed) start(ctx context.Context) {
 	}
 }
 
-// readTip reads the end of the session from Postgres.
+// readTip reads the session's last event and its open blocks from Postgres.
 func (f *feed) readTip(ctx context.Context) (reads.Tip, error) {
-	release, err := f.hub.slot(ctx)
+	release, err := f.hub.acquireRead(ctx)
 	if err != nil {
 		return reads.Tip{}, err
 	}
@@ -95,8 +96,9 @@ func (f *feed) readTip(ctx context.Context) (reads.Tip, error) {
 	return f.hub.cfg.Source.Tip(ctx, f.tenant, f.session)
 }
 
-// slot blocks until the caller may read Postgres.
-func (h *Hub) slot(ctx context.Context) (release func(), err error) {
+// acquireRead blocks until fewer than maxReads reads of Postgres are in progress. The caller must call release after its read. The error is that of
+// a Hub that stops.
+func (h *Hub) acquireRead(ctx context.Context) (release func(), err error) {
 	select {
 	case h.slots <- struct{}{}:
 		return func() { <-h.slots }, nil
@@ -105,7 +107,7 @@ func (h *Hub) slot(ctx context.Context) (release func(), err error) {
 	}
 }
 
-// handleMessage handles one message of LIVE.
+// handleMessage appends the events of one message of LIVE, and makes the feed read Postgres if the message shows that an event is missing.
 func (f *feed) handleMessage(data []byte) {
 	m, err := decodeMessage(data)
 	if err != nil {
@@ -130,7 +132,8 @@ func (f *feed) handleMessage(data []byte) {
 	}
 }
 
-// apply applies a message of LIVE. why is the reason to read Postgres, or "" if nothing is missing. mu must be held.
+// apply appends the events of a message of LIVE. changed reports whether Readers have something new. why is the reason to read Postgres, or
+// "" if nothing is missing. mu must be held.
 func (f *feed) apply(m liveMessage) (changed bool, why string) {
 	for _, raw := range m.Events {
 		switch took, err := f.append(raw, nil); {
@@ -141,7 +144,7 @@ func (f *feed) apply(m liveMessage) (changed bool, why string) {
 			return changed, "hole"
 		case took == noMetadata:
 			return changed, "metadata"
-		case took == taken:
+		case took == appended:
 			changed = true
 		}
 	}
@@ -156,13 +159,13 @@ type appendResult int
 
 const (
 	alreadyKnown appendResult = iota // the feed has the event already
-	taken
-	gap        // an event before it is missing
-	noMetadata // the metadata of its execution is not known
+	appended                         // the event is the new tip
+	gap                              // an event before this one is missing
+	noMetadata                       // the metadata of the event's execution is not known
 )
 
-// append adds the next event. An event of LIVE has no metadata: stored is nil, and the feed derives the metadata from
-// the events that set it. mu must be held.
+// append appends the event raw to the ring if it is the next one, and updates the open blocks. stored is the same event with its metadata, if
+// it comes from Postgres. For an event of LIVE stored is nil, and the feed derives the metadata from the events that set it. mu must be held.
 func (f *feed) append(raw []byte, stored *reads.StoredEvent) (appendResult, error) {
 	w, err := events.DecodeWire(raw)
 	if err != nil {
@@ -195,7 +198,7 @@ func (f *feed) append(raw []byte, stored *reads.StoredEvent) (appendResult, erro
 		f.evict(1)
 	}
 	f.track(e)
-	return taken, nil
+	return appended, nil
 }
 
 // usedEvent returns the event with its data if observe or track may use it, and otherwise without, because decoding is
@@ -222,7 +225,7 @@ func (f *feed) evict(n int) {
 	f.ring = slices.Delete(f.ring, 0, n)
 }
 
-// track updates the list of open blocks, and detects the end of the session. mu must be held.
+// track updates the list of open blocks for an event that was appended, and ends the feed if the session was deleted. mu must be held.
 func (f *feed) track(e events.Event) {
 	switch d := e.Data.(type) {
 	case events.BlockStart:
@@ -237,6 +240,7 @@ func (f *feed) track(e events.Event) {
 	}
 }
 
+// errDeleted returns the error with which the Readers of a deleted session end.
 func errDeleted() error {
 	return problem.New(problem.SessionNotFound, "", "the session was deleted")
 }
@@ -261,7 +265,8 @@ func (f *feed) reread(why string) {
 	f.hub.work.Go(func() { f.read(ctx) })
 }
 
-// read reads events from Postgres until the feed has all of them.
+// read reads events from Postgres until the feed has all of them. After a failure it stops; the next comparison with Postgres starts
+// another read.
 func (f *feed) read(ctx context.Context) {
 	for {
 		more, err := f.readOnce(ctx)
@@ -286,9 +291,9 @@ func (f *feed) read(ctx context.Context) {
 	}
 }
 
-// readOnce reads a page of events. more reports whether there are more pages.
+// readOnce reads a page of events after tip from Postgres and appends them. more reports whether there are more pages.
 func (f *feed) readOnce(ctx context.Context) (more bool, err error) {
-	release, err := f.hub.slot(ctx)
+	release, err := f.hub.acquireRead(ctx)
 	if err != nil {
 		return false, err
 	}
@@ -318,8 +323,8 @@ func (f *feed) appendAll(list []reads.StoredEvent) error {
 	return nil
 }
 
-// fail ends the feed for all its Readers.
-func (f *feed) fail(err error) {
+// end makes all Readers of the feed return err, after the events that the feed has. Only the first call has an effect.
+func (f *feed) end(err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.ended == nil {

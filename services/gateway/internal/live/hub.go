@@ -104,10 +104,10 @@ const (
 type Hub struct {
 	cfg   Config
 	lanes [lanes]chan *nats.Msg
-	slots chan struct{} // of reads of Postgres
+	slots chan struct{} // limits concurrent reads of Postgres
 	lag   lag
 
-	textSlots chan struct{} // of reads of DELTAS
+	textSlots chan struct{} // limits concurrent reads of DELTAS
 	waiting   atomic.Int64  // bytes of text that waits in all feeds
 
 	mu         sync.Mutex
@@ -165,11 +165,12 @@ func (h *Hub) close() {
 	}
 	h.mu.Unlock()
 	for _, f := range list {
-		f.fail(errStopping())
+		f.end(errStopping())
 	}
 	h.work.Wait()
 }
 
+// errStopping returns the error with which Readers end when the Hub stops.
 func errStopping() error {
 	return problem.New(problem.Unavailable, "", "this gateway is stopping; connect again with your cursor")
 }
@@ -203,12 +204,12 @@ func (h *Hub) Join(ctx context.Context, tenant string, agents []string, session 
 	return h.join(ctx, tenant, agents, session, func(uint32) uint32 { return after })
 }
 
-// JoinTip is like Join with the session's last event as cursor.
+// JoinTip is like Join with the session's last event as the cursor.
 func (h *Hub) JoinTip(ctx context.Context, tenant string, agents []string, session string) (*Reader, error) {
 	return h.join(ctx, tenant, agents, session, func(tip uint32) uint32 { return tip })
 }
 
-// join returns a Reader whose cursor is computed from the session's tip.
+// join returns a Reader whose cursor is the result of cursor for the session's tip. Its errors are those of Join.
 func (h *Hub) join(ctx context.Context, tenant string, agents []string, session string, cursor func(tip uint32) uint32) (*Reader, error) {
 	if err := h.cfg.Source.Visible(ctx, tenant, session, agents); err != nil {
 		return nil, err
@@ -226,7 +227,7 @@ func (h *Hub) join(ctx context.Context, tenant string, agents []string, session 
 	}
 	if err == nil {
 		r.cursor = cursor(r.Tip())
-		err = f.admit(ctx, r)
+		err = f.addReader(ctx, r)
 	}
 	if err != nil {
 		h.leave(f)
@@ -251,7 +252,7 @@ func (h *Hub) feed(tenant, session string) (*feed, error) {
 	f := &feed{hub: h, tenant: tenant, session: session, ready: make(chan struct{}), users: 1, complete: never}
 	sub, err := h.cfg.NATS.ChanSubscribe(subject, h.lane(session))
 	if err == nil {
-		if err = h.enter(session); err != nil {
+		if err = h.usePartition(session); err != nil {
 			h.unsubscribe(sub)
 		}
 	}
@@ -265,7 +266,7 @@ func (h *Hub) feed(tenant, session string) (*feed, error) {
 	return f, nil
 }
 
-// leave ends the use of a feed; the feed ends with its last user.
+// leave must be called once for each call of feed, when the caller no longer uses the feed f. The feed ends with its last user.
 func (h *Hub) leave(f *feed) {
 	h.mu.Lock()
 	f.users--
@@ -288,9 +289,10 @@ func (h *Hub) removeFeed(f *feed) {
 	delete(h.feeds, subject)
 	h.cfg.Metrics.Feeds(-1)
 	h.unsubscribe(f.sub)
-	h.exit(f)
+	h.leavePartition(f)
 }
 
+// unsubscribe ends a subscription. It logs failures.
 func (h *Hub) unsubscribe(sub *nats.Subscription) {
 	if err := sub.Unsubscribe(); err != nil && !errors.Is(err, nats.ErrConnectionClosed) && !errors.Is(err, nats.ErrBadSubscription) {
 		h.cfg.Logger.Warn("unsubscribe", "subject", sub.Subject, "error", err)

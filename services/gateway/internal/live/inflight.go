@@ -28,7 +28,8 @@ const (
 // never is larger than every sequence of DELTAS.
 const never = math.MaxUint64
 
-// handleDelta adds a delta that was published or that DELTAS has, as JSON.
+// handleDelta adds a delta, as JSON, to its block and wakes the Readers. stored means that the delta was read from DELTAS, and not received from
+// an executor.
 func (f *feed) handleDelta(raw []byte, stored bool) {
 	d, err := events.DecodeDelta(raw)
 	if err != nil {
@@ -45,8 +46,9 @@ func (f *feed) handleDelta(raw []byte, stored bool) {
 	}
 }
 
-// addDelta adds a delta to its block. stored means that it was read from DELTAS, which also has the text of blocks that
-// ended. changed reports whether Readers have something new. mu must be held.
+// addDelta adds a delta to its block. If text before the delta is missing, the delta waits, and the feed reads DELTAS. A delta of a block that is
+// not open waits for its block_start, unless it is stored: then the block has ended. changed reports whether Readers have something new.
+// mu must be held.
 func (f *feed) addDelta(d events.Delta, stored bool) (changed bool) {
 	i := slices.IndexFunc(f.open, func(b *openText) bool { return b.block == d.BlockID })
 	if i < 0 {
@@ -59,7 +61,7 @@ func (f *feed) addDelta(d events.Delta, stored bool) (changed bool) {
 	fresh, ok := b.add(d)
 	switch {
 	case !ok:
-		if f.hold(d) {
+		if f.reserveWaiting(d) {
 			b.later.add(d, time.Now())
 		}
 		b.whole = false
@@ -67,15 +69,15 @@ func (f *feed) addDelta(d events.Delta, stored bool) (changed bool) {
 			f.requestText()
 		}
 	case fresh && len(b.later.list) > 0:
-		f.release(b.addLater())
+		f.releaseWaiting(b.addLater())
 	}
 	return fresh
 }
 
-// addEarly keeps a delta of a block that has not begun. mu must be held.
+// addEarly keeps a delta of a block whose block_start the feed does not have yet. mu must be held.
 func (f *feed) addEarly(d events.Delta) {
-	if !f.hold(d) {
-		f.loseText()
+	if !f.reserveWaiting(d) {
+		f.recordLoss()
 		return
 	}
 	if f.early == nil {
@@ -89,13 +91,13 @@ func (f *feed) addEarly(d events.Delta) {
 	w.add(d, time.Now())
 }
 
-// openBlock begins the text of a block. mu must be held.
+// openBlock adds a block to the open ones, with its text that has arrived before, and requests the text that may be missing. mu must be held.
 func (f *feed) openBlock(b *openText) {
 	f.open = append(f.open, b)
 	b.whole = b.from.After > 0 && b.from.After >= f.complete
 	if w := f.early[b.block]; w != nil {
 		delete(f.early, b.block)
-		f.release(w.bytes)
+		f.releaseWaiting(w.bytes)
 		for _, d := range w.list {
 			f.addDelta(d, false)
 		}
@@ -105,32 +107,32 @@ func (f *feed) openBlock(b *openText) {
 	}
 }
 
-// closeBlock drops the text of a block. mu must be held.
+// closeBlock removes a block from the open ones, with its text: the event that ended the block has the whole text. mu must be held.
 func (f *feed) closeBlock(id string) {
 	f.open = slices.DeleteFunc(f.open, func(b *openText) bool {
 		if b.block == id {
-			f.release(b.later.bytes)
+			f.releaseWaiting(b.later.bytes)
 		}
 		return b.block == id
 	})
 }
 
-// hold counts a delta that waits. It returns false if there is no room for it. mu must be held.
-func (f *feed) hold(d events.Delta) bool {
+// reserveWaiting counts a delta that waits, and returns false if the limits maxWaiting and maxAllWaiting leave no room for it. mu must be held.
+func (f *feed) reserveWaiting(d events.Delta) bool {
 	n := deltaSize(d)
 	if f.released || f.waiting+n > maxWaiting {
 		return false
 	}
 	f.waiting += n
 	if f.hub.waiting.Add(int64(n)) > maxAllWaiting {
-		f.release(n)
+		f.releaseWaiting(n)
 		return false
 	}
 	return true
 }
 
-// release ends the wait of deltas. mu must be held.
-func (f *feed) release(bytes int) {
+// releaseWaiting counts that deltas of the given size no longer wait. mu must be held.
+func (f *feed) releaseWaiting(bytes int) {
 	f.waiting -= bytes
 	f.hub.waiting.Add(int64(-bytes))
 }
@@ -139,23 +141,23 @@ func (f *feed) release(bytes int) {
 func (f *feed) releaseText() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.release(f.waiting)
+	f.releaseWaiting(f.waiting)
 	f.released, f.early = true, nil
 }
 
-// dropEarly drops text whose block did not begin in time. mu must be held.
+// dropEarly drops the text that has waited for its block_start for longer than earlyAge. mu must be held.
 func (f *feed) dropEarly(now time.Time) {
 	for id, w := range f.early {
 		if now.Sub(w.at) > earlyAge {
 			delete(f.early, id)
-			f.release(w.bytes)
-			f.loseText()
+			f.releaseWaiting(w.bytes)
+			f.recordLoss()
 		}
 	}
 }
 
-// loseText records that the feed did not receive or keep a delta. mu must be held.
-func (f *feed) loseText() {
+// recordLoss records that the feed has not received or not kept a delta, so that blocks that begin later need a read of DELTAS. mu must be held.
+func (f *feed) recordLoss() {
 	f.complete = never
 	f.losses++
 }
@@ -164,7 +166,7 @@ func (f *feed) loseText() {
 func (f *feed) rereadText() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.loseText()
+	f.recordLoss()
 	for _, b := range f.open {
 		b.whole = false
 	}
@@ -173,7 +175,7 @@ func (f *feed) rereadText() {
 	}
 }
 
-// checkText requests a read of DELTAS for blocks whose text is not certain. mu must be held.
+// checkText drops early text that is too old, and requests a read of DELTAS for the open blocks whose text may be incomplete. mu must be held.
 func (f *feed) checkText(now time.Time) {
 	f.dropEarly(now)
 	missing := false
@@ -195,7 +197,8 @@ func (f *feed) requestText() {
 	}
 }
 
-// beginText returns where the read of DELTAS for the feed begins; ok is false if it needs none.
+// beginText is called before DELTAS is read for the feed, and returns the position from which it must be read; ok is false if no open block
+// needs it.
 func (f *feed) beginText() (from deltas.Start, ok bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -213,12 +216,13 @@ func (f *feed) beginText() (from deltas.Start, ok bool) {
 	return from, ok
 }
 
-// endText records that DELTAS was read up to a sequence.
+// endText is called after DELTAS was read for the feed up to the sequence last, or until the failure err. The text of the blocks is complete then,
+// unless a delta was lost in the meantime.
 func (f *feed) endText(last uint64, err error) {
 	now := time.Now()
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	certain := err == nil && f.losses == f.lossesAtRead // otherwise what was lost meanwhile may come after last
+	certain := err == nil && f.losses == f.lossesAtRead // a delta that was lost since the read began may be stored after last
 	for _, b := range f.open {
 		if !b.reading {
 			continue

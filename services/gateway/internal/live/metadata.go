@@ -47,6 +47,7 @@ func (m *metadata) setStored(id string, shown *reads.Metadata) {
 	}
 }
 
+// set sets the metadata of the session.
 func (m *metadata) set(session string) {
 	if session == m.session {
 		return
@@ -57,6 +58,8 @@ func (m *metadata) set(session string) {
 	}
 }
 
+// setMessage sets the metadata of the message of an execution, unless it is known. It drops that of the execution that was used least recently
+// if there are maxExecutions.
 func (m *metadata) setMessage(id, message string) {
 	if m.find(id) >= 0 {
 		return // a message's metadata never changes
@@ -67,6 +70,7 @@ func (m *metadata) setMessage(id, message string) {
 	m.executions = append(m.executions, execution{id: id, message: message})
 }
 
+// find returns the index of an execution in m.executions, or -1.
 func (m *metadata) find(id string) int {
 	return slices.IndexFunc(m.executions, func(x execution) bool { return x.id == id })
 }

@@ -32,8 +32,9 @@ type partition struct {
 	reading  bool              // whether a goroutine reads DELTAS
 }
 
-// enter counts a feed of a partition and subscribes to the partition's frames for the first one. mu must be held.
-func (h *Hub) enter(session string) error {
+// usePartition counts a feed of the session's partition, and for the first one subscribes to the partition's frames. leavePartition must be called
+// when the feed ends. mu must be held.
+func (h *Hub) usePartition(session string) error {
 	n := h.cfg.Partitions.Of(session)
 	p := h.partitions[n]
 	if p == nil {
@@ -53,8 +54,8 @@ func (h *Hub) enter(session string) error {
 	return nil
 }
 
-// exit ends the use of a partition by a feed. mu must be held.
-func (h *Hub) exit(f *feed) {
+// leavePartition ends the use of a partition by a feed. After the last one, the subscription ends. mu must be held.
+func (h *Hub) leavePartition(f *feed) {
 	n := h.cfg.Partitions.Of(f.session)
 	p := h.partitions[n]
 	delete(p.requests, f)
@@ -65,7 +66,8 @@ func (h *Hub) exit(f *feed) {
 	h.unsubscribe(p.sub)
 }
 
-// handleFrame passes the deltas of a frame to the feeds of their sessions.
+// handleFrame passes the deltas of a frame to the feeds of their sessions. If the frame's number shows that frames of the executor were lost, the
+// feeds of the partition read DELTAS.
 func (h *Hub) handleFrame(p *partition, m *nats.Msg) {
 	executor, ok := events.FrameExecutor(m.Subject)
 	number, err := events.FrameNumber(m.Data)
@@ -156,14 +158,14 @@ func (h *Hub) textPartitions() []*partition {
 	return list
 }
 
-// checkFrames compares the frames that were received with the last ones of each executor that DELTAS has, for
-// partitions with open blocks.
+// checkFrames finds lost frames after which no other frame came: for each partition with open blocks it compares the number of the last frame
+// that was received from each executor with the last one in DELTAS. The feeds of a partition that misses one read DELTAS.
 func (h *Hub) checkFrames(ctx context.Context) {
 	for _, p := range h.textPartitions() {
 		if !h.hasOpenBlocks(p) {
 			continue
 		}
-		release, err := h.textSlot(ctx)
+		release, err := h.acquireTextRead(ctx)
 		if err != nil {
 			return
 		}
@@ -280,7 +282,7 @@ func (h *Hub) readTextOf(ctx context.Context, p *partition, requests map[*feed]b
 
 // readTextPage reads one page of DELTAS and adds the deltas of some feeds.
 func (h *Hub) readTextPage(ctx context.Context, stream *deltas.Stream, feeds map[string]*feed) error {
-	release, err := h.textSlot(ctx)
+	release, err := h.acquireTextRead(ctx)
 	if err != nil {
 		return err
 	}
@@ -292,8 +294,8 @@ func (h *Hub) readTextPage(ctx context.Context, stream *deltas.Stream, feeds map
 	})
 }
 
-// textSlot blocks until the caller may read DELTAS.
-func (h *Hub) textSlot(ctx context.Context) (release func(), err error) {
+// acquireTextRead blocks until fewer than maxReads reads of DELTAS are in progress. The caller must call release after its read.
+func (h *Hub) acquireTextRead(ctx context.Context) (release func(), err error) {
 	select {
 	case h.textSlots <- struct{}{}:
 		return func() { <-h.textSlots }, nil

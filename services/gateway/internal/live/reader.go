@@ -57,7 +57,8 @@ const (
 	pageRoom = maxBatch + 1<<20
 )
 
-// Reader is the position of one client in a session. Next and Close must be called by one goroutine.
+// Reader returns the events and the text of a session to one client, from the client's cursor on. Next and Close must be called by one
+// goroutine.
 type Reader struct {
 	held *admission.Request // the bytes that the last Next returned
 	wait time.Time          // deadline of the present wait for bytes; zero if there is none
@@ -78,8 +79,9 @@ type sentText struct {
 	lost   bool // DELTAS does not have the text after offset: no more text of the block is returned
 }
 
-// admit registers a Reader if events after its cursor are available.
-func (f *feed) admit(ctx context.Context, r *Reader) error {
+// addReader adds a Reader to the feed. The error is that of Source.Events if the events after the Reader's cursor are not available, or the
+// reason why the feed has ended.
+func (f *feed) addReader(ctx context.Context, r *Reader) error {
 	f.mu.Lock()
 	available := r.cursor <= f.tip && r.cursor >= f.oldest()
 	ended := f.ended
@@ -88,7 +90,7 @@ func (f *feed) admit(ctx context.Context, r *Reader) error {
 		return ended
 	}
 	if !available {
-		release, err := f.hub.slot(ctx)
+		release, err := f.hub.acquireRead(ctx)
 		if err != nil {
 			return err
 		}
@@ -142,7 +144,7 @@ func (r *Reader) Next(ctx context.Context) ([]Frame, error) {
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
-		frames, err := r.batch(ctx)
+		frames, err := r.nextFrames(ctx)
 		if len(frames) > 0 || err != nil {
 			return frames, err
 		}
@@ -166,9 +168,9 @@ func (r *Reader) Ended() error {
 // Changed returns a channel that receives a value when Next or Ended may have something new to return.
 func (r *Reader) Changed() <-chan struct{} { return r.wake }
 
-// batch returns the next frames, or none if there are none yet. It takes their bytes from the limit first.
-func (r *Reader) batch(ctx context.Context) ([]Frame, error) {
-	size, from := r.pending()
+// nextFrames returns the next frames, or none if there are none yet. It first takes their bytes from the gateway's limit.
+func (r *Reader) nextFrames(ctx context.Context) ([]Frame, error) {
+	size, from := r.nextSource()
 	if from != inFeed {
 		size = pageRoom
 	}
@@ -189,7 +191,7 @@ func (r *Reader) batch(ctx context.Context) ([]Frame, error) {
 	return frames, err
 }
 
-// reserve takes bytes from the gateway's limit, and waits until they are available.
+// reserve takes bytes from the gateway's limit. It blocks until they are available, for Config.BytesTimeout at most.
 func (r *Reader) reserve(ctx context.Context, size int) error {
 	if size == 0 {
 		return nil
@@ -218,17 +220,17 @@ func (r *Reader) unsentEvents() (list []Frame, size int) {
 	return f.ring[first:], size
 }
 
-// place is where the next frames of a Reader are.
-type place int
+// source is where the next frames of a Reader are read from.
+type source int
 
 const (
-	inFeed     place = iota
-	inPostgres       // events that the feed no longer has
-	inDeltas         // text of an open block that the feed no longer has
+	inFeed     source = iota // events and text in the feed, or nothing yet
+	inPostgres               // events that the feed no longer has
+	inDeltas                 // text of an open block that the feed no longer has
 )
 
-// pending returns where the next frames are, and how many bytes takeFrames would return.
-func (r *Reader) pending() (size int, from place) {
+// nextSource returns where the next frames are, and for inFeed how many bytes takeFrames would return.
+func (r *Reader) nextSource() (size int, from source) {
 	f := r.feed
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -285,7 +287,7 @@ func (r *Reader) takeFrames(size int) (frames []Frame, err error) {
 	return frames, nil
 }
 
-// text returns the text of the open blocks that was not returned yet. The feed's mu must be held.
+// text returns frames with the text of the open blocks that was not returned yet, until they have room bytes. The feed's mu must be held.
 func (r *Reader) text(room int) (frames []Frame, err error) {
 	f := r.feed
 	r.sent = slices.DeleteFunc(r.sent, func(g sentText) bool {
@@ -308,7 +310,7 @@ func (r *Reader) text(room int) (frames []Frame, err error) {
 	return frames, nil
 }
 
-// sentOf returns how much of a block's text Next has returned.
+// sentOf returns a copy of the entry of a block in r.sent, or an entry at offset 0 if there is none.
 func (r *Reader) sentOf(block string) sentText {
 	for _, g := range r.sent {
 		if g.block == block {
@@ -318,7 +320,7 @@ func (r *Reader) sentOf(block string) sentText {
 	return sentText{block: block}
 }
 
-// positionOf returns the entry of a block in sent, and adds it if there is none.
+// positionOf returns the entry of a block in r.sent, which the caller may change, and adds one if there is none.
 func (r *Reader) positionOf(block string) *sentText {
 	i := slices.IndexFunc(r.sent, func(g sentText) bool { return g.block == block })
 	if i < 0 {
@@ -334,7 +336,8 @@ type pastText struct {
 	deltas *deltas.Reader
 }
 
-// readText reads text of an open block that the feed no longer has from DELTAS. The Reader holds pageRoom bytes.
+// readText returns frames with text of an open block that the feed no longer has, read from DELTAS. The caller must have reserved pageRoom bytes;
+// readText keeps as many as it returns.
 func (r *Reader) readText(ctx context.Context) ([]Frame, error) {
 	f := r.feed
 	f.mu.Lock()
@@ -378,11 +381,11 @@ func (r *Reader) readText(ctx context.Context) ([]Frame, error) {
 	return frames, nil
 }
 
-// nextPast returns the next text of a block from DELTAS. It sets lost if DELTAS does not have it.
+// nextPast returns the next text of the block of g, read from DELTAS. It sets g.lost and returns "" if DELTAS does not have that text.
 func (r *Reader) nextPast(ctx context.Context, g *sentText) (string, error) {
 	from := r.past.deltas
 	if !from.Buffered() {
-		release, err := r.feed.hub.textSlot(ctx)
+		release, err := r.feed.hub.acquireTextRead(ctx)
 		if err != nil {
 			return "", err
 		}
@@ -406,10 +409,10 @@ func (r *Reader) nextPast(ctx context.Context, g *sentText) (string, error) {
 	}
 }
 
-// readPage reads the next events from Postgres. The Reader holds pageRoom bytes and keeps as many as were read.
+// readPage returns the next events, read from Postgres. The caller must have reserved pageRoom bytes; readPage keeps as many as it returns.
 func (r *Reader) readPage(ctx context.Context) ([]Frame, error) {
 	f := r.feed
-	release, err := f.hub.slot(ctx)
+	release, err := f.hub.acquireRead(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -448,7 +451,7 @@ func (r *Reader) wakeUp() {
 	}
 }
 
-// Close ends the Reader.
+// Close ends the Reader and returns its bytes to the gateway's limit. It may be called more than once.
 func (r *Reader) Close() {
 	r.close.Do(func() {
 		r.feed.mu.Lock()

@@ -19,7 +19,7 @@ const (
 	keptText = 1 << 20
 )
 
-// openText is the text of one open block, as far as it is known without a gap.
+// openText is the text of one open block: from offset base up to the first gap, and what has arrived after the gap.
 type openText struct {
 	block, execution, conversation string
 	from                           deltas.Start
@@ -31,7 +31,7 @@ type openText struct {
 	// whole means that the text is known as far as DELTAS had it when that was last certain. Otherwise it has to be read
 	// from DELTAS.
 	whole   bool
-	reading bool      // a read of DELTAS that began after the block includes it
+	reading bool      // a read of DELTAS is in progress that includes the block
 	readAt  time.Time // when DELTAS was last read for the block
 	// checkAt is when DELTAS is read once more, because the stream may store a delta after the core subscription
 	// would have received it. Zero means that this is not necessary.
@@ -45,8 +45,8 @@ type openText struct {
 // known returns the offset up to which the text is known.
 func (b *openText) known() int { return b.base + len(b.text) }
 
-// add appends the part of a delta that b does not have yet. fresh reports whether there was such a part. ok is false, and
-// b is unchanged, if text before the delta is missing.
+// add appends the part of a delta that b does not have yet. fresh reports whether there was such a part. If text before the delta is missing,
+// ok is false and b is unchanged.
 func (b *openText) add(d events.Delta) (fresh, ok bool) {
 	skip := b.known() - int(d.Offset)
 	if skip < 0 {
@@ -65,7 +65,7 @@ func (b *openText) add(d events.Delta) (fresh, ok bool) {
 	return true, true
 }
 
-// trim drops the beginning of the text, up to a complete character.
+// trim drops the beginning of the text, so that about keptText bytes are left. The rest begins with a complete character.
 func (b *openText) trim() {
 	cut := len(b.text) - keptText
 	for cut < len(b.text) && !utf8.RuneStart(b.text[cut]) {
@@ -75,7 +75,7 @@ func (b *openText) trim() {
 	b.lastFrame = Frame{}
 }
 
-// addLater adds the text after a gap that has been closed, and returns how many bytes it held.
+// addLater appends the deltas of b.later that no gap precedes any more, and returns the number of bytes for which they were counted as waiting.
 func (b *openText) addLater() (released int) {
 	for i := 0; i < len(b.later.list); {
 		d := b.later.list[i]
@@ -90,8 +90,8 @@ func (b *openText) addLater() (released int) {
 	return released
 }
 
-// frame returns the text from an offset on, or a first part of it that ends with a complete character. The feed must
-// have the text at the offset.
+// frame returns a frame with the text from the offset from on, and the offset after it. The frame has at most maxText bytes of text and ends with
+// a complete character. from must be at least b.base.
 func (b *openText) frame(from int, session string, seq uint32, position string) (Frame, int, error) {
 	to := from + textEnd(b.text[from-b.base:])
 	if b.lastFrame.JSON != nil && b.frameFrom == from && b.to == to && b.lastFrame.Seq == seq {
@@ -130,7 +130,7 @@ func (b *openText) frameOf(text string, offset int, session string, seq uint32, 
 	return Frame{Seq: seq, Type: events.TextDelta, JSON: raw}, nil
 }
 
-// waitingText holds deltas that cannot be shown yet.
+// waitingText holds deltas of a block that cannot be shown yet, because text before them or the block_start is missing.
 type waitingText struct {
 	list  []events.Delta
 	bytes int

@@ -65,7 +65,7 @@ type ledger struct {
 type leftover struct {
 	since   time.Time
 	bytes   int64
-	removed func(context.Context) (bool, error) // reports whether the janitor has removed the last object
+	removed func(context.Context) (bool, error) // reports whether the janitor has removed the last object; see usedBytes
 }
 
 // ledger returns the ledger of a tenant, and creates it if needed.
@@ -153,8 +153,8 @@ func (l *ledger) refresh(ctx context.Context, q *Quota, tenant string) error {
 	return nil
 }
 
-// usedBytes returns how many bytes the tenant uses. It first drops holds that the read models count now. If more bytes do
-// not fit, it also drops leftovers that the janitor has removed.
+// usedBytes returns the number of bytes that the tenant uses. It first drops the holds that the read models count now. If more bytes do not
+// fit then, it also asks which leftovers the janitor has removed, and drops these. The error is an error of that question.
 func (l *ledger) usedBytes(ctx context.Context, q *Quota, limit, more int64) (used int64, err error) {
 	now := q.cfg.Now()
 	for h := range l.holds {
@@ -300,7 +300,8 @@ func (h *Hold) AcceptCopy(about, position string, gone func(context.Context) (bo
 	h.settle(func() { h.ledger.accepted = h.quota.addLeftover(h.ledger.accepted, h.taken, gone) })
 }
 
-// Refuse ends an upload to which no event refers. The upload counts until gone reports true.
+// Refuse ends an upload to which no event refers. The upload counts until gone reports true. The quota calls gone only when another
+// upload of the tenant would not fit, which fails if gone returns an error.
 func (h *Hold) Refuse(gone func(context.Context) (bool, error)) {
 	h.settle(func() {
 		delete(h.ledger.holds, h)

@@ -48,7 +48,7 @@ func (m *Model) usageDay(tenant, day string) Key {
 	return Key{tenant, day + "/" + strconv.Itoa(int(m.group))}
 }
 
-// usageRow returns the row of a tenant and a day.
+// usageRow returns the row of tenant_usage of a tenant and a day, which counts as changed.
 func (f *folding) usageRow(tenant, day string) *TenantUsage {
 	k := f.model.usageDay(tenant, day)
 	x := f.model.tenantUsage[k]
@@ -112,7 +112,7 @@ func retiredUsage(d events.RunRetired) (string, error) {
 	return marshal(shares)
 }
 
-// addUsage adds usage on the day of an event to the session and its tenant.
+// addUsage adds the usage d, on the day of an event, to the session's share and to its tenant's row.
 func (f *folding) addUsage(a *aggregate, e events.Event, d dayUsage) error {
 	on := f.model.day(e.Time)
 	row := f.usageRow(a.key.Tenant, on)
@@ -136,7 +136,7 @@ func (f *folding) addUsage(a *aggregate, e events.Event, d dayUsage) error {
 	return nil
 }
 
-// encodeShares sets Session.Spent if usage was added.
+// encodeShares sets Session.Spent to the session's shares, if usage was added since it was set.
 func (a *aggregate) encodeShares() (err error) {
 	if a.sharesChanged && a.session != nil {
 		a.session.row.Spent, err = marshal(a.shares)
@@ -148,6 +148,7 @@ func (a *aggregate) encodeShares() (err error) {
 // finite limits a sum to values that JSON can encode.
 func finite(usd float64) float64 { return max(-math.MaxFloat64, min(usd, math.MaxFloat64)) }
 
+// add adds usage to the row.
 func (u *TenantUsage) add(d dayUsage) {
 	u.Turns += d.Turns
 	u.Tokens += d.Tokens
@@ -278,7 +279,7 @@ func (f *folding) addUsageAtEnd(a *aggregate, x *Execution, e events.Event) erro
 
 func (x *Execution) tokens() int64 { return x.Input + x.Output + x.CacheRead + x.CacheWrite }
 
-// budgetPeriod returns the period of an event about a tenant's budget.
+// budgetPeriod returns the period of an event about a tenant's budget, "" for another event.
 func budgetPeriod(e events.Event) string {
 	switch d := e.Data.(type) {
 	case events.TenantBudgetSet:
@@ -361,7 +362,8 @@ func (w *lookup) requestTenant(tenant string, e events.Event) {
 	}
 }
 
-// putTenants adds the rows of tenants that were looked up.
+// putTenants puts the usage, budgets and limits of tenants into the model, as Put does. A requested row that p does not have is
+// recorded as not existing.
 func (m *Model) putTenants(asked Missing, p Present) {
 	for _, k := range asked.TenantUsage {
 		m.tenantUsage[k] = nil

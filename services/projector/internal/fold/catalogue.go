@@ -38,6 +38,7 @@ func (f *folding) foldKey(rec eventlog.Record) {
 	}
 }
 
+// keyID returns the row key of the API key that an event is about, or "".
 func keyID(e events.Event) string {
 	switch d := e.Data.(type) {
 	case events.KeyCreated:
@@ -50,8 +51,8 @@ func keyID(e events.Event) string {
 
 // entryChange is the change of a catalogue entry that an event describes.
 type entryChange struct {
-	ref            events.Reference // with parts that are valid in rows
-	event          events.Event     // the event for versions.Evolve, with the same values
+	ref            events.Reference // the entry and its version, as valid row values
+	event          events.Event     // the event with the same row values, for versions.Evolve
 	createsVersion bool             // whether the event creates a version, whose content follows
 	spec           any
 	document       string
@@ -66,7 +67,7 @@ type skillSpec struct {
 	Files         uint32 `json:"files"`
 }
 
-// entryChangeOf returns the change that an event describes; ok is false if the event is not of the kind.
+// entryChangeOf returns the change of an entry of a kind that an event describes; ok is false if the event describes none.
 func entryChangeOf(kind events.Aspect, e events.Event) (c entryChange, ok bool) {
 	if known, found := events.Lookup(e.Type()); !found || known.Aspect != kind {
 		return c, false
@@ -110,7 +111,7 @@ func entryChangeOf(kind events.Aspect, e events.Event) (c entryChange, ok bool) 
 	return c, true
 }
 
-// reference returns a reference with valid row values.
+// reference returns r with parts that are valid row values, and with its scope in full.
 func reference(r events.Reference) events.Reference {
 	if r.Scope == "" {
 		r.Scope = events.ScopeOrganization
@@ -119,6 +120,7 @@ func reference(r events.Reference) events.Reference {
 	return r
 }
 
+// rowKeys returns the row keys of a list of ids.
 func rowKeys(list []string) []string {
 	out := make([]string, len(list))
 	for i, s := range list {
@@ -148,7 +150,8 @@ func (w *lookup) requestEntry(k Key, kind events.Aspect, e events.Event) {
 // entryRef identifies an entry of the catalogue in lookup.seen.
 type entryRef Key
 
-// putEntries adds the rows of the catalogue that were looked up.
+// putEntries puts the entries of the catalogue and their versions into the model, as Put does. A requested row that p does not have is
+// recorded as not existing.
 func (m *Model) putEntries(asked Missing, p Present) error {
 	for _, k := range asked.Entries {
 		m.entries[k] = nil
@@ -168,8 +171,8 @@ func (m *Model) putEntries(asked Missing, p Present) error {
 	return nil
 }
 
-// catalogueCommit folds a commit about an agent, an instance, an environment or a skill.
-func (f *folding) catalogueCommit(rec eventlog.Record) error {
+// foldCatalogue folds a commit about an agent, an instance, an environment or a skill.
+func (f *folding) foldCatalogue(rec eventlog.Record) error {
 	if f.bare {
 		return nil
 	}
@@ -199,7 +202,7 @@ func (f *folding) catalogueCommit(rec eventlog.Record) error {
 	return nil
 }
 
-// foldVersion folds the change of the version that an event names.
+// foldVersion folds the change c into the row of the version v. before is the state of the entry before the change.
 func (f *folding) foldVersion(v Child, c entryChange, before versions.State, position string) error {
 	was, known := find(before, v.ID)
 	x := f.model.versions[v]
@@ -241,6 +244,7 @@ func zipBytes(v Version) int64 {
 	return clampInt64(spec.Bytes)
 }
 
+// find returns the version of an entry with a digest. The bool is false if there is none.
 func find(s versions.State, digest string) (versions.Version, bool) {
 	i := slices.IndexFunc(s.Versions, func(v versions.Version) bool { return v.Digest == digest })
 	if i < 0 {

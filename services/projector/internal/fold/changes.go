@@ -12,7 +12,8 @@ import (
 type Batch struct {
 	Records []eventlog.Record
 	Poison  []Poison
-	// Bare folds only the events of the records, for a commit that Postgres would otherwise refuse.
+	// Bare means that only the rows of the events are written, without their data and without any effect on other rows. It is for a commit
+	// whose rows Postgres refuses.
 	Bare bool
 }
 
@@ -72,7 +73,7 @@ func (c *Changes) Empty() bool {
 		c.Entries.Len()+c.Versions.Len()+c.TenantUsage.Len()+c.TenantBudgets.Len()+c.TenantLimits.Len() == 0
 }
 
-// splitRows divides the dirty rows into new and changed ones, and marks them as stored.
+// splitRows returns the dirty rows of list, the new and the changed ones, and marks them as stored and clean: the caller stores them.
 func splitRows[R any](list []*entry[R]) (rows Rows[R]) {
 	for _, e := range list {
 		if !e.dirty {
@@ -88,7 +89,7 @@ func splitRows[R any](list []*entry[R]) (rows Rows[R]) {
 	return rows
 }
 
-// markChanged marks a row as changed.
+// markChanged adds e to list, the rows that this fold has changed, unless it is there, and returns the row, which the caller may then change.
 func markChanged[R any](list *[]*entry[R], e *entry[R]) *R {
 	if !e.dirty {
 		e.dirty = true

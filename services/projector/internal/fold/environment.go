@@ -7,6 +7,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
+// sandboxID returns the row key of the sandbox that an event is about, or "".
 func sandboxID(e events.Event) string {
 	switch d := e.Data.(type) {
 	case events.SandboxCreating:
@@ -29,7 +30,8 @@ func sandboxID(e events.Event) string {
 	return ""
 }
 
-// foldSandbox folds the events of a sandbox, which may outlast executions.
+// foldSandbox folds an event into the row of the sandbox that it is about. A sandbox may outlast executions, so the event may come after the
+// end of its execution.
 func (f *folding) foldSandbox(a *aggregate, e events.Event) {
 	id := sandboxID(e)
 	if id == "" {
@@ -65,7 +67,7 @@ func (f *folding) foldSandbox(a *aggregate, e events.Event) {
 	}
 }
 
-// fileID returns the row key of the file that an event is about.
+// fileID returns the row key of the file that an event is about, or "".
 func fileID(e events.Event) string {
 	switch d := e.Data.(type) {
 	case events.FileCreated:
@@ -78,7 +80,7 @@ func fileID(e events.Event) string {
 	return ""
 }
 
-// foldFile folds a change of a path, which may come after the end of its execution.
+// foldFile folds a change of a file into the file's row. The event may come after the end of its execution.
 func (f *folding) foldFile(a *aggregate, s *Session, e events.Event) {
 	id := fileID(e)
 	if id == "" {
@@ -101,7 +103,7 @@ func (f *folding) foldFile(a *aggregate, s *Session, e events.Event) {
 	}
 }
 
-// usageID returns the row key of the sum that a model request is added to.
+// usageID returns the row key of the row of usage to which an event adds a model request, or "".
 func usageID(e events.Event) string {
 	d, ok := e.Data.(events.ModelCalled)
 	if !ok {
@@ -110,6 +112,7 @@ func usageID(e events.Event) string {
 	return rowKey(e.ExecutionID + " " + day(e.Time) + " " + d.Provider + " " + d.Model)
 }
 
+// day returns the UTC day of a time, such as 2026-01-31.
 func day(t time.Time) string { return clampTime(t).Format(time.DateOnly) }
 
 // day returns the result of the function day. It formats the day only if it is another one than that of the last call.
@@ -122,8 +125,8 @@ func (m *Model) day(t time.Time) string {
 	return m.lastDay
 }
 
-// modelCalled adds a model request.
-func (f *folding) modelCalled(a *aggregate, e events.Event) {
+// foldModelCall adds a model request, if the event is one, to the row of usage of its execution, day, provider and model.
+func (f *folding) foldModelCall(a *aggregate, e events.Event) {
 	d, ok := e.Data.(events.ModelCalled)
 	if !ok {
 		return

@@ -4,7 +4,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// execution returns an execution's row, which its first event creates.
+// execution returns an execution's row. If there is none, it creates the row and counts the execution in the session: e is its first event.
 func (f *folding) execution(a *aggregate, s *Session, id string, e events.Event) *entry[Execution] {
 	x := a.executions[id]
 	if x == nil {
@@ -19,8 +19,8 @@ func (f *folding) execution(a *aggregate, s *Session, id string, e events.Event)
 	return x
 }
 
-// executionEvent folds an event into its execution, which has not ended.
-func (f *folding) executionEvent(a *aggregate, s *Session, x *entry[Execution], e events.Event) {
+// foldExecution folds an event into the row of its execution, which has not ended, and into the counts of the session.
+func (f *folding) foldExecution(a *aggregate, s *Session, x *entry[Execution], e events.Event) {
 	waited := x.row.waiting()
 	switch d := e.Data.(type) {
 	case events.MessageAccepted:
@@ -96,12 +96,13 @@ func messageStart(m events.MessageAccepted) string {
 	return text
 }
 
+// setUsage sets the token counts that the agent reports.
 func (x *Execution) setUsage(u events.Usage) {
 	x.Input, x.Output = int64(u.InputTokens), int64(u.OutputTokens)
 	x.CacheRead, x.CacheWrite = int64(u.CacheReadTokens), int64(u.CacheWriteTokens)
 }
 
-// foldEnd folds the terminal event of an execution.
+// foldEnd folds the terminal event of an execution: it ends the execution's row, and the open calls and sub-agents of the execution.
 func (f *folding) foldEnd(a *aggregate, s *Session, x *entry[Execution], e events.Event) {
 	row := markChanged(&f.executions, x)
 	switch d := e.Data.(type) {
@@ -146,7 +147,7 @@ func (f *folding) foldEnd(a *aggregate, s *Session, x *entry[Execution], e event
 	}
 }
 
-// callID returns the row key of the tool call that an event is about.
+// callID returns the row key of the tool call that an event is about, or "".
 func callID(e events.Event) string {
 	switch d := e.Data.(type) {
 	case events.BlockStart:
@@ -159,6 +160,7 @@ func callID(e events.Event) string {
 	return ""
 }
 
+// blockCallID returns the row key of the tool call that a block is about, or "".
 func blockCallID(b events.Block) string {
 	switch {
 	case b.Kind == events.KindToolUse && b.ToolUseID == "":
@@ -169,7 +171,7 @@ func blockCallID(b events.Block) string {
 	return ""
 }
 
-// foldCall folds the beginning, the decision and the end of a tool call.
+// foldCall folds an event into the row of the tool call that it is about: the begin of the call, the permission decision, or the result.
 func (f *folding) foldCall(a *aggregate, s *Session, e events.Event) {
 	id := callID(e)
 	if id == "" {
@@ -210,7 +212,8 @@ func (f *folding) foldCall(a *aggregate, s *Session, e events.Event) {
 	}
 }
 
-// foldResult ends a call. A result without its call is stored only as a block.
+// foldResult ends the call id with its result, the block b, if whole is set, which means that the block is complete. A result of an unknown call
+// has no effect here; it is stored as a block.
 func (f *folding) foldResult(a *aggregate, id string, b events.Block, whole bool, e events.Event) {
 	c := a.calls[id]
 	if !whole || c == nil || c.row.Status != statusPending {
@@ -223,6 +226,7 @@ func (f *folding) foldResult(a *aggregate, id string, b events.Block, whole bool
 	}
 }
 
+// conversationID returns the row key of the conversation that an event begins or ends, or "".
 func conversationID(e events.Event) string {
 	switch d := e.Data.(type) {
 	case events.SubagentSpawned:
@@ -233,7 +237,7 @@ func conversationID(e events.Event) string {
 	return ""
 }
 
-// foldConversation folds the start and end of a sub-agent.
+// foldConversation folds an event about the start or end of a sub-agent into the row of the sub-agent's conversation.
 func (f *folding) foldConversation(a *aggregate, s *Session, e events.Event) {
 	id := conversationID(e)
 	if id == "" {

@@ -38,8 +38,9 @@ type folding struct {
 	deleted       []*entry[Deleted]
 }
 
-// Fold applies a batch to the model and returns the changes. All rows that Missing returns for the batch must have
-// been Put. Folding a batch in pieces yields the same rows. After an error the model must be discarded.
+// Fold applies a batch of commits to the model and returns the changed rows, which the caller stores. The caller must have put all rows that
+// Missing returns for the batch. A batch that is folded in pieces results in the same rows. After an error, and if the changes cannot be stored,
+// the model must be discarded.
 func (m *Model) Fold(b Batch) (Changes, error) {
 	f := folding{model: m, bare: b.Bare, live: map[Key]*Live{}}
 	for _, rec := range b.Records {
@@ -53,9 +54,9 @@ func (m *Model) Fold(b Batch) (Changes, error) {
 		case rec.Subject.Aspect == events.LimitsAspect:
 			err = f.foldLimits(rec)
 		case rec.Subject.Aspect.Catalogued():
-			err = f.catalogueCommit(rec)
+			err = f.foldCatalogue(rec)
 		default:
-			err = f.foldRecord(rec)
+			err = f.foldSessionCommit(rec)
 		}
 		if err != nil {
 			return Changes{}, fmt.Errorf("fold %s: %w", rec.Position, err)
@@ -67,7 +68,7 @@ func (m *Model) Fold(b Batch) (Changes, error) {
 	return f.changes()
 }
 
-// changes encodes the changed rows and returns all changes.
+// changes returns the rows that this fold has changed, encoded for Postgres.
 func (f *folding) changes() (Changes, error) {
 	if err := encodeBlocks(f.blocks); err != nil {
 		return Changes{}, err
@@ -105,14 +106,15 @@ func (f *folding) changes() (Changes, error) {
 	return c, nil
 }
 
+// useSession returns a session of the model, and records that this fold uses it.
 func (f *folding) useSession(k Key) *aggregate {
 	a := f.model.useSession(k)
 	f.used = append(f.used, a)
 	return a
 }
 
-// announce returns the session's announcement.
-func (f *folding) announce(k Key) *Live {
+// announcement returns the message that announces this fold's changes of a session to gateways, which the caller may change.
+func (f *folding) announcement(k Key) *Live {
 	l := f.live[k]
 	if l == nil {
 		l = &Live{Session: k}
@@ -122,8 +124,8 @@ func (f *folding) announce(k Key) *Live {
 	return l
 }
 
-// foldRecord folds a commit of a session.
-func (f *folding) foldRecord(rec eventlog.Record) error {
+// foldSessionCommit folds a commit of a session.
+func (f *folding) foldSessionCommit(rec eventlog.Record) error {
 	k := Key{rec.Subject.Tenant, rec.Subject.ID}
 	a := f.useSession(k)
 	if err := f.countEvents(a, rec); err != nil {
@@ -133,7 +135,7 @@ func (f *folding) foldRecord(rec eventlog.Record) error {
 	for _, e := range rec.Events {
 		e.Time = clampTime(e.Time)
 		if a.deleted {
-			if err := f.afterDeletion(a, rec, e); err != nil {
+			if err := f.foldAfterDeletion(a, rec, e); err != nil {
 				return err
 			}
 			continue
@@ -145,7 +147,8 @@ func (f *folding) foldRecord(rec eventlog.Record) error {
 	return nil
 }
 
-// foldEvent counts and stores an event, then folds its meaning.
+// foldEvent gives an event the session's next seq, adds its row, and then applies the event to the session's other rows. With bare it
+// only adds the row.
 func (f *folding) foldEvent(a *aggregate, position string, e events.Event) error {
 	s := f.session(a, e)
 	s.Tip++
@@ -158,7 +161,7 @@ func (f *folding) foldEvent(a *aggregate, position string, e events.Event) error
 	if err := f.evolveState(a, s, e); err != nil {
 		return err
 	}
-	l := f.announce(a.key)
+	l := f.announcement(a.key)
 	l.Events = append(l.Events, row)
 	l.Tip = s.Tip
 	if _, gone := e.Data.(events.SessionDeleted); gone {
@@ -167,7 +170,7 @@ func (f *folding) foldEvent(a *aggregate, position string, e events.Event) error
 	if f.bare {
 		return nil
 	}
-	f.sessionEvent(s, e)
+	f.foldSession(s, e)
 	ended := false
 	if id := rowKey(e.ExecutionID); id != "" {
 		x := f.execution(a, s, id, e)
@@ -176,7 +179,7 @@ func (f *folding) foldEvent(a *aggregate, position string, e events.Event) error
 		}
 		ended = x.row.ended()
 		if !ended {
-			f.executionEvent(a, s, x, e)
+			f.foldExecution(a, s, x, e)
 			if x.row.ended() {
 				if err := f.addUsageAtEnd(a, &x.row, e); err != nil {
 					return err
@@ -196,11 +199,11 @@ func (f *folding) foldEvent(a *aggregate, position string, e events.Event) error
 	}
 	f.foldSandbox(a, e)
 	f.foldFile(a, s, e)
-	f.modelCalled(a, e)
+	f.foldModelCall(a, e)
 	return nil
 }
 
-// eventRow returns the row of an event, which gets the seq of the session's tip.
+// eventRow returns the row of an event. Its seq is the session's tip, which counts the event already.
 func (f *folding) eventRow(a *aggregate, s *Session, position string, e events.Event) (*Event, error) {
 	name := e.Type()
 	if f.bare {
@@ -213,8 +216,8 @@ func (f *folding) eventRow(a *aggregate, s *Session, position string, e events.E
 	return &Event{Tenant: a.key.Tenant, Session: a.key.ID, Seq: s.Tip, Type: clean(string(name)), JSON: clean(string(f.scratch))}, nil
 }
 
-// session returns the session's row. Any first event creates it, because the first commit of the session may be
-// unreadable.
+// session returns the session's row, which counts as changed. The first event of any type creates the row, because the first commit of the
+// session may be unreadable.
 func (f *folding) session(a *aggregate, e events.Event) *Session {
 	if a.session == nil {
 		a.session = &entry[Session]{row: Session{
@@ -224,9 +227,8 @@ func (f *folding) session(a *aggregate, e events.Event) *Session {
 	return markChanged(&f.sessions, a.session)
 }
 
-// afterDeletion folds events after session_deleted. Only sandbox_usage, run_retired and content_removed have an
-// effect.
-func (f *folding) afterDeletion(a *aggregate, rec eventlog.Record, e events.Event) error {
+// foldAfterDeletion folds an event after session_deleted. Only sandbox_usage, run_retired and content_removed have an effect.
+func (f *folding) foldAfterDeletion(a *aggregate, rec eventlog.Record, e events.Event) error {
 	switch d := e.Data.(type) {
 	case events.SandboxUsage:
 		return f.addUsageAfterDeletion(a, e, d)
@@ -241,8 +243,8 @@ func (f *folding) afterDeletion(a *aggregate, rec eventlog.Record, e events.Even
 	return nil
 }
 
-// sessionEvent folds events of the session itself.
-func (f *folding) sessionEvent(s *Session, e events.Event) {
+// foldSession folds an event into the session's row.
+func (f *folding) foldSession(s *Session, e events.Event) {
 	switch d := e.Data.(type) {
 	case events.SessionCreated:
 		s.Agent, s.AgentVersion, s.Architecture, s.Provider = clean(d.Agent), clean(d.AgentVersion), clean(d.Architecture), clean(d.Provider)
@@ -271,7 +273,8 @@ func (f *folding) sessionEvent(s *Session, e events.Event) {
 	}
 }
 
-// deleteSession deletes a session, except its events and blocks: forks inherit them until the session is retired.
+// deleteSession deletes the rows of a session, except its events and blocks: forks read them until the session is retired. Rows that this fold has
+// changed are not written.
 func (f *folding) deleteSession(a *aggregate, e events.Event) error {
 	if err := a.encodeShares(); err != nil {
 		return err
@@ -300,7 +303,7 @@ func (f *folding) deleteSession(a *aggregate, e events.Event) error {
 	return nil
 }
 
-// deleteContent deletes the events and blocks of a deleted session.
+// deleteContent deletes the events and blocks of a session that was deleted before, when it is retired.
 func (f *folding) deleteContent(a *aggregate) {
 	discardChanges(a.kept)
 	f.out.Events = remove(f.out.Events, func(r *Event) bool { return r.Tenant == a.key.Tenant && r.Session == a.key.ID })
@@ -367,6 +370,7 @@ func (f *folding) executionOrd(a *aggregate, e events.Event) int32 {
 	return 0
 }
 
+// optionsValue returns the row value of session options: JSON.
 func optionsValue(o events.Options) string {
 	// A struct of strings and numbers: it always encodes.
 	text, _ := marshal(o)

@@ -25,8 +25,8 @@ const (
 	maxState = 256 << 10
 )
 
-// requestHistory requests a session's state if a batch with n events of the session passes a seq at which the state is
-// saved.
+// requestHistory requests the state of a session if it is not in memory and will be saved in a batch with n events of the session: it is saved at
+// every seq that is a multiple of the interval.
 func (w *lookup) requestHistory(k Key, n int) {
 	a := w.model.sessions[k]
 	if a == nil || a.session == nil || a.history != nil {
@@ -37,7 +37,7 @@ func (w *lookup) requestHistory(k Key, n int) {
 	}
 }
 
-// putHistories adds the states of sessions: the saved ones, with the events since.
+// putHistories puts the states of sessions into the model: the saved state of each, evolved with the events after it.
 func (m *Model) putHistories(asked Missing, p Present) error {
 	for _, k := range asked.Histories {
 		m.sessions[k].history = &history.State{}

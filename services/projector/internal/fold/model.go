@@ -10,8 +10,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events/history"
 )
 
-// Model holds the rows of one projector group that are in memory. It must be used by one goroutine. After a change
-// that could not be stored it must be discarded.
+// Model holds the rows of one projector group that are in memory. It must be used by one goroutine. If a change could not be stored, the Model must
+// be discarded, because it has the change.
 type Model struct {
 	group         int16
 	limit         int
@@ -48,7 +48,7 @@ type entry[R any] struct {
 	dirty  bool // whether the present fold changed the row
 }
 
-// aggregate holds a session's rows.
+// aggregate holds the rows of one session that are in memory.
 type aggregate struct {
 	key       Key
 	element   *list.Element
@@ -86,7 +86,7 @@ func (a *aggregate) size() int {
 	return 1 + len(a.executions) + len(a.blocks) + len(a.calls) + len(a.conversations) + len(a.sandboxes) + len(a.files) + len(a.usage)
 }
 
-// Missing lists the rows that must be looked up before a batch can be folded.
+// Missing lists the rows that the caller must read from Postgres before a batch can be folded.
 type Missing struct {
 	Sessions      []Key
 	Histories     []Key // sessions whose last saved state, and the events since, are needed
@@ -111,7 +111,7 @@ func (m Missing) Empty() bool {
 		len(m.TenantUsage)+len(m.TenantBudgets)+len(m.TenantLimits) == 0
 }
 
-// Present holds the rows that were found.
+// Present holds those of the rows of a Missing that Postgres has.
 type Present struct {
 	Sessions      []Session
 	Deleted       []Deleted
@@ -184,6 +184,7 @@ func (w *lookup) requestSession(k Key) *aggregate {
 // keyRef identifies an API key in lookup.seen.
 type keyRef Key
 
+// requestKey requests the row of the API key that an event is about.
 func (w *lookup) requestKey(tenant string, e events.Event) {
 	id := keyID(e)
 	k := Key{tenant, id}
@@ -214,12 +215,14 @@ func (w *lookup) requestEvent(k Key, a *aggregate, e events.Event) {
 	}
 }
 
+// requestExecution requests the row of an execution; id may be "".
 func (w *lookup) requestExecution(k Key, a *aggregate, id string) {
 	if id = rowKey(id); id != "" {
 		requireChild(w, k, a, id, childExecution, func(a *aggregate) bool { _, ok := a.executions[id]; return ok }, &w.out.Executions)
 	}
 }
 
+// requestBlock requests the row of a block; id may be "".
 func (w *lookup) requestBlock(k Key, a *aggregate, id string) {
 	if id = rowKey(id); id != "" {
 		requireChild(w, k, a, id, childBlock, func(a *aggregate) bool { _, ok := a.blocks[id]; return ok }, &w.out.Blocks)
@@ -244,7 +247,8 @@ type childRef struct {
 	kind int
 }
 
-// requireChild requests a child of a session, unless it is known whether the child exists.
+// requireChild requests a row that belongs to a session, by adding it to list, unless the model knows whether the row exists. present reports that
+// for a session in memory.
 func requireChild(w *lookup, k Key, a *aggregate, id string, kind int, present func(*aggregate) bool, list *[]Child) {
 	if a != nil && (a.complete || a.deleted || present(a)) {
 		return
@@ -256,7 +260,8 @@ func requireChild(w *lookup, k Key, a *aggregate, id string, kind int, present f
 	}
 }
 
-// Put adds the rows that were looked up. Rows that were requested and not found are recorded as not existing.
+// Put puts rows that were read from Postgres into the model. asked are the rows that were requested, and p are those that exist. The
+// other requested rows are recorded as not existing, so that the model does not request them again.
 func (m *Model) Put(asked Missing, p Present) error {
 	fresh := map[Key]*aggregate{}
 	for _, k := range asked.Sessions {
@@ -292,6 +297,7 @@ func (m *Model) Put(asked Missing, p Present) error {
 	return m.putChildren(asked, p)
 }
 
+// putChildren puts the rows that belong to sessions into the model, as Put does.
 func (m *Model) putChildren(asked Missing, p Present) error {
 	recordAbsent(m, asked.Executions, func(a *aggregate, id string) { a.executions[id] = nil })
 	recordAbsent(m, asked.Blocks, func(a *aggregate, id string) { a.blocks[id] = nil })
@@ -330,8 +336,8 @@ func (m *Model) putChildren(asked Missing, p Present) error {
 	return nil
 }
 
-// recordAbsent records requested rows as not existing before the found ones replace them. A complete session needs no such
-// record.
+// recordAbsent calls record for each requested row, to record it as not existing; putChildren then replaces those that exist. A complete session
+// needs no such record.
 func recordAbsent(m *Model, asked []Child, record func(*aggregate, string)) {
 	for _, c := range asked {
 		if a := m.sessions[c.Session]; !a.complete {

@@ -1,4 +1,5 @@
-// Package fold computes the read models from the log: a pure function from events and present rows to changed rows.
+// Package fold computes the read models from the log: the rows that a batch of commits changes, given the rows that exist. It does no I/O.
+// To fold a commit means to apply its events, in order, to the rows.
 package fold
 
 import (
@@ -252,6 +253,7 @@ const (
 	statusError    = "error"
 )
 
+// ended reports whether the execution has had its terminal event.
 func (x *Execution) ended() bool {
 	return x.Phase == phaseCompleted || x.Phase == phaseFailed || x.Phase == phaseCancelled
 }
@@ -259,13 +261,14 @@ func (x *Execution) ended() bool {
 // waiting reports whether the execution counts among its session's queued ones.
 func (x *Execution) waiting() bool { return x.Phase == phaseQueued && x.DispatchedAt == nil }
 
+// final reports whether the block has ended, so that no event changes it any more.
 func (b *Block) final() bool { return b.Status != statusPending }
 
 // maxKey is the longest value of a primary key, in bytes. Agents choose some of these values, and an index refuses
 // long ones.
 const maxKey = 200
 
-// rowKey returns an id as a valid key of a row.
+// rowKey returns an id in a form that can be a key in Postgres: without invalid characters, and a long id cut and with a hash at its end.
 func rowKey(id string) string {
 	id = clean(id)
 	if len(id) <= maxKey {
@@ -301,6 +304,7 @@ func clampTime(t time.Time) time.Time {
 // pgTime returns a time with the microsecond precision of Postgres.
 func pgTime(t time.Time) time.Time { return clampTime(t).Truncate(time.Microsecond) }
 
+// pgTimePointer returns a pointer to pgTime of t.
 func pgTimePointer(t time.Time) *time.Time {
 	m := pgTime(t)
 	return &m

@@ -28,7 +28,7 @@ type Write struct {
 	LockedBy uint32
 }
 
-// Bulk reports whether the write has so many new rows that Apply copies them. ApplyTogether is not meant for it.
+// Bulk reports whether the write has so many new rows that Apply uses COPY. Such a write should not be passed to ApplyTogether, which does not.
 func (w Write) Bulk() bool {
 	c := w.Changes
 	return len(c.Events)+len(c.Blocks.New)+len(c.Executions.New)+len(c.Sessions.New)+len(c.Calls.New)+len(c.Files.New) >= copyRows
@@ -47,6 +47,7 @@ func (s *Store) advance(b *pgx.Batch, w Write) {
 // a crash of Postgres must not put the read models behind a cursor that a client has received.
 const waitForDisk = "SELECT set_config('synchronous_commit', 'on', true)"
 
+// waitsForDisk reports whether the transaction of a write has to wait for the disk.
 func (s *Store) waitsForDisk(w Write) bool { return len(w.Changes.Events) > 0 && !s.Disposable }
 
 // Apply writes changes and checkpoint of a group in one transaction. It returns ErrMoved if the checkpoint is not at
@@ -72,9 +73,9 @@ func (s *Store) Apply(ctx context.Context, w Write) error {
 	return refusedError(s.conn.SendBatch(ctx, &b).Close())
 }
 
-// ApplyTogether writes the changes and checkpoints of several groups, ascending, in one transaction and one round trip.
-// If it fails, nothing is written, or, if the connection is closed, it is unknown whether all or nothing is. failed is
-// the index of the write that failed, with an error like that of Apply; -1 if the error concerns all writes.
+// ApplyTogether writes the changes and checkpoints of several groups, in ascending order of the groups, in one transaction and one round trip.
+// After an error nothing is written; if the connection is closed, it is not known whether everything or nothing is. failed is the index of
+// the write that failed, with an error like that of Apply, or -1 if the error concerns all writes.
 func (s *Store) ApplyTogether(ctx context.Context, list []Write) (failed int, err error) {
 	if len(list) > 1 {
 		err := s.applyMerged(ctx, list)
@@ -115,7 +116,8 @@ func (s *Store) applyMerged(ctx context.Context, list []Write) error {
 	return s.conn.SendBatch(ctx, &b).Close()
 }
 
-// applyInOrder writes one group after the other, so that an error can be assigned to one of them.
+// applyInOrder writes the groups in one transaction with separate statements, so that it can tell which write failed. Its results are those of
+// ApplyTogether.
 func (s *Store) applyInOrder(ctx context.Context, list []Write) (failed int, err error) {
 	var b pgx.Batch
 	var owners []int // by statement: the index of its write
@@ -173,10 +175,12 @@ func merge(list []Write) *fold.Changes {
 	return &all
 }
 
+// addRows appends rows to to.
 func addRows[R any](to *fold.Rows[R], rows fold.Rows[R]) {
 	to.New, to.Changed = append(to.New, rows.New...), append(to.Changed, rows.Changed...)
 }
 
+// beforeEventsLookup calls BeforeEventsLookup, if it is set.
 func (s *Store) beforeEventsLookup(ctx context.Context) error {
 	if s.BeforeEventsLookup == nil {
 		return nil
@@ -184,7 +188,7 @@ func (s *Store) beforeEventsLookup(ctx context.Context) error {
 	return s.BeforeEventsLookup(ctx)
 }
 
-// bulk is Apply for many rows.
+// bulk writes changes with many new rows in the transaction tx: it sends the statements first, copies the new rows with COPY, and then sends the rest.
 func (s *Store) bulk(ctx context.Context, tx pgx.Tx, first *pgx.Batch, c *fold.Changes) error {
 	if err := tx.SendBatch(ctx, first).Close(); err != nil {
 		return err
@@ -215,8 +219,8 @@ func (s *Store) bulk(ctx context.Context, tx pgx.Tx, first *pgx.Batch, c *fold.C
 	return tx.SendBatch(ctx, &last).Close()
 }
 
-// copyNew copies a table's new rows and leaves the changed ones in rest. If there are few new rows, it leaves all of
-// them in rest.
+// copyNew writes a table's new rows with COPY, and sets rest to the rows that are still to be written: the changed ones, and the new ones if they
+// are few.
 func copyNew[R any](ctx context.Context, tx pgx.Tx, t table[R], rows fold.Rows[R], rest *fold.Rows[R]) error {
 	rest.Changed = rows.Changed
 	if len(rows.New) < copyRows/5 {
@@ -226,6 +230,7 @@ func copyNew[R any](ctx context.Context, tx pgx.Tx, t table[R], rows fold.Rows[R
 	return copyInto(ctx, tx, t, rows.New)
 }
 
+// copyInto writes rows to a table with COPY.
 func copyInto[R any](ctx context.Context, tx pgx.Tx, t table[R], rows []*R) error {
 	if len(rows) == 0 {
 		return nil
@@ -234,7 +239,7 @@ func copyInto[R any](ctx context.Context, tx pgx.Tx, t table[R], rows []*R) erro
 	return err
 }
 
-// deletions queues the deletion of rows.
+// deletions queues the statements that delete the rows of c.Gone, c.AuditGone and c.Retired.
 func (s *Store) deletions(b *pgx.Batch, c *fold.Changes) {
 	if len(c.Gone) > 0 {
 		tenants, ids := splitKeys(c.Gone)
@@ -263,7 +268,7 @@ func deleteStatement(table string) string {
 	return "DELETE FROM " + table + " r USING unnest($1::text[], $2::text[]) AS k(tenant, session) WHERE r.tenant = k.tenant AND r.session = k.session"
 }
 
-// rows queues new and changed rows.
+// rows queues the statements that write new and changed rows.
 func (s *Store) rows(b *pgx.Batch, c *fold.Changes) {
 	t := s.tables
 	upsert(b, t.sessions, c.Sessions)
@@ -298,7 +303,7 @@ func (s *Store) rows(b *pgx.Batch, c *fold.Changes) {
 	}
 }
 
-// endExecutions queues changes of rows that end with an execution and were not in memory.
+// endExecutions queues the statements that end the open calls and sub-agents of c.Ended, because some of their rows may not have been in memory.
 func (s *Store) endExecutions(b *pgx.Batch, c *fold.Changes) {
 	if len(c.Ended) == 0 {
 		return
@@ -316,6 +321,7 @@ func (s *Store) endExecutions(b *pgx.Batch, c *fold.Changes) {
 	}
 }
 
+// upsert queues the statement that writes the new and changed rows of a table, if there are any.
 func upsert[R any](b *pgx.Batch, t table[R], rows fold.Rows[R]) {
 	if rows.Len() > 0 {
 		all := append(append(make([]*R, 0, rows.Len()), rows.New...), rows.Changed...)
@@ -323,7 +329,7 @@ func upsert[R any](b *pgx.Batch, t table[R], rows fold.Rows[R]) {
 	}
 }
 
-// splitKeys returns the columns of keys, as arguments for unnest.
+// splitKeys returns the tenants and the ids of keys, as arguments of a statement that unnests them.
 func splitKeys(list []fold.Key) (tenants, ids []string) {
 	for _, k := range list {
 		tenants, ids = append(tenants, k.Tenant), append(ids, k.ID)
@@ -331,7 +337,7 @@ func splitKeys(list []fold.Key) (tenants, ids []string) {
 	return tenants, ids
 }
 
-// splitChildren returns the columns of children, as arguments for unnest.
+// splitChildren returns the tenants, the sessions and the ids of children, as arguments of a statement that unnests them.
 func splitChildren(list []fold.Child) (tenants, sessions, ids []string) {
 	for _, c := range list {
 		tenants, sessions, ids = append(tenants, c.Session.Tenant), append(sessions, c.Session.ID), append(ids, c.ID)

@@ -10,7 +10,7 @@ import (
 	"github.com/spoolhq/spool/services/projector/internal/fold"
 )
 
-// Load looks up the missing rows of a model in one round trip.
+// Load returns those of the rows of m that Postgres has. It needs one round trip.
 func (s *Store) Load(ctx context.Context, m fold.Missing) (p fold.Present, err error) {
 	if len(m.Histories) > 0 {
 		if err := s.beforeEventsLookup(ctx); err != nil {
@@ -73,6 +73,7 @@ const (
 		CROSS JOIN LATERAL (SELECT * FROM events WHERE tenant = k.tenant AND session = k.session AND seq > coalesce(s.seq, 0) ORDER BY seq) e`
 )
 
+// children queues the look-up of rows that belong to a session or an entry; found receives them when the batch is sent.
 func children[R any](b *pgx.Batch, t table[R], asked []fold.Child, found *[]R) {
 	if len(asked) > 0 {
 		tenants, sessions, ids := splitChildren(asked)
@@ -80,6 +81,7 @@ func children[R any](b *pgx.Batch, t table[R], asked []fold.Child, found *[]R) {
 	}
 }
 
+// fetch queues the look-up of rows by the columns of their primary keys; found receives them when the batch is sent.
 func fetch[R any](b *pgx.Batch, t table[R], found *[]R, keys ...[]string) {
 	args := make([]any, len(keys))
 	for i, k := range keys {
@@ -88,6 +90,7 @@ func fetch[R any](b *pgx.Batch, t table[R], found *[]R, keys ...[]string) {
 	b.Queue(t.lookup, args...).Query(func(rows pgx.Rows) error { return scanInto(t, rows, found) })
 }
 
+// scanInto sets found to the rows of a result.
 func scanInto[R any](t table[R], rows pgx.Rows, found *[]R) (err error) {
 	*found, err = t.scan(rows)
 	return err

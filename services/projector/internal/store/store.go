@@ -46,8 +46,7 @@ type Store struct {
 	// BeforeEventsLookup is called before a statement that finds rows of events by their key, outside of any
 	// transaction. A rebuild creates the key then. It may be nil.
 	BeforeEventsLookup func(context.Context) error
-	// Disposable means that transactions with events do not wait for the disk either, because a crash of Postgres
-	// ends the rebuild and its rows are dropped.
+	// Disposable is set for a rebuild: no transaction waits for the disk, because a crash of Postgres ends the rebuild, whose rows are then dropped.
 	Disposable bool
 }
 
@@ -60,7 +59,7 @@ var settings = map[string]string{
 	"synchronous_commit": "off", "idle_in_transaction_session_timeout": "60s", "application_name": "spool-projector",
 }
 
-// Open connects to the read models in a schema.
+// Open connects to the Postgres at url and returns a Store of the read models in a schema.
 func Open(ctx context.Context, url, schema string) (*Store, error) {
 	conn, err := readmodel.Connect(ctx, url, schema)
 	if err != nil {
@@ -148,8 +147,8 @@ func (s *Store) Checkpoint(ctx context.Context, group int) (c Checkpoint, err er
 	return c, nil
 }
 
-// Reset deletes a group's rows and sets its checkpoint before the first commit. The checkpoint is the first row that
-// is written: an Apply that began before is waited for, and its rows are deleted too.
+// Reset deletes all rows of a group and sets the group's checkpoint to the beginning of the log, so that the group is folded again. It first writes
+// the checkpoint, which waits for an Apply in progress, so that the rows of that Apply are deleted too.
 func (s *Store) Reset(ctx context.Context, group int) error {
 	var b pgx.Batch
 	b.Queue(`UPDATE checkpoints SET position = 0, commit_id = '', log_time = NULL, lag_ms = 0, caught_up = false,

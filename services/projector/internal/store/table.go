@@ -1,4 +1,4 @@
-// Package store stores the rows of fold in Postgres.
+// Package store writes the rows of package fold to Postgres, together with the checkpoint of their group, and reads them.
 package store
 
 import (
@@ -19,6 +19,7 @@ type column[R any] struct {
 	array   func([]*R) any // the field of many rows, for unnest
 }
 
+// col returns a column whose value is the field that at returns a pointer to. typ is Postgres's name of its type.
 func col[R, T any](name, typ string, at func(*R) *T) column[R] {
 	return column[R]{
 		name: name, typ: typ,
@@ -40,11 +41,12 @@ type table[R any] struct {
 	keys    int // number of leading columns that are the primary key
 	columns []column[R]
 	names   []string
-	insert  string // inserts many rows with unnest
-	upsert  string
-	lookup  string // selects rows by unnested keys
+	insert  string // inserts rows; the arguments are those of args
+	upsert  string // inserts rows, or replaces rows with the same keys; the arguments are those of args
+	lookup  string // selects rows; the arguments are the key columns, each as an array
 }
 
+// newTable returns a table with its statements. The first keys columns are the primary key.
 func newTable[R any](name string, keys int, columns ...column[R]) table[R] {
 	t := table[R]{name: name, keys: keys, columns: columns}
 	var quoted, params, sets, on, keyNames []string
@@ -68,7 +70,7 @@ func newTable[R any](name string, keys int, columns ...column[R]) table[R] {
 	return t
 }
 
-// args returns the columns of rows as arguments for unnest.
+// args returns the arguments of insert and upsert for rows: one array for each column.
 func (t table[R]) args(rows []*R) []any {
 	out := make([]any, len(t.columns))
 	for i, c := range t.columns {
@@ -88,7 +90,7 @@ func (t table[R]) copySource(rows []*R) pgx.CopyFromSource {
 	})
 }
 
-// scan scans the rows of lookup.
+// scan returns the rows of a result of lookup, and closes it.
 func (t table[R]) scan(rows pgx.Rows) ([]R, error) {
 	defer rows.Close()
 	var out []R

@@ -18,6 +18,7 @@ const (
 	timestamptz = "timestamptz"
 )
 
+// newTables returns the tables of the read models, with their columns as in the migrations of package readmodel.
 func newTables() *tables {
 	return &tables{
 		sessions: sessionTable(), executions: executionTable(), blocks: blockTable(),

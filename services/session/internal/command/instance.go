@@ -24,9 +24,9 @@ const (
 	platformOrg = "platform"
 )
 
-// DefaultInstance returns the reference of an agent's default instance: the agent's slug with ".default" appended, in
-// the agent's scope and organization. For a platform agent each tenant has a default instance of its own, in
-// organization platform. A slug or an organization that would be too long is cut and ends in a hash.
+// DefaultInstance returns the reference of an agent's default instance, without a version: the agent's slug with ".default" appended, in
+// the agent's scope and organization. For a platform agent each tenant has a default instance of its own, in organization platform,
+// or platform.ORG for an agent of organization ORG. A slug or an organization that would be too long is cut and ends in a hash.
 func DefaultInstance(agent events.Reference) events.Reference {
 	ref := events.Reference{Scope: agent.Scope, Org: agent.Org, Slug: fit(agent.Slug, defaultSuffix)}
 	if agent.Scope == events.ScopePlatform {

@@ -176,7 +176,8 @@ type item struct {
 	end bool
 }
 
-// lead takes over the checkpoint and folds until a failure. It calls progressed after each write.
+// lead writes the checkpoint, after which the writes of other copies fail, and folds the log until a failure, which it returns. The
+// error wraps errMoved if another copy has taken over. lead calls progressed after each write to the bucket.
 func (f *Folder) lead(ctx context.Context, progressed func()) error {
 	l, err := f.begin(ctx)
 	if err != nil {

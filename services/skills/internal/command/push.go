@@ -163,7 +163,8 @@ type upload struct {
 
 func (u *upload) close() { _ = u.file.Close() } // the file has no name, so closing it removes it
 
-// fetch reads an upload into a file.
+// fetch copies the ZIP of a push from the object store into a temporary file. The caller must close the upload, which removes the
+// file. The error is a *command.Error if the object does not exist or is damaged, and a *skill.Error if it is too large.
 func (h *Handler) fetch(ctx context.Context, b command.PushSkill) (*upload, error) {
 	content, err := h.keeper.store.Get(ctx, b.Object)
 	if err != nil {

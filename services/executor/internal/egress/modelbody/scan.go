@@ -105,10 +105,10 @@ func (s *scanner) skipSpace() {
 func (s *scanner) readValue(in place) (value, error) {
 	switch c := s.peek(); {
 	case c == '"':
-		text, escaped, err := s.string()
+		text, escaped, err := s.readString()
 		return value{kind: '"', text: text, escaped: escaped, present: len(text) > 0}, err
 	case c == '{':
-		return s.object(in)
+		return s.readObject(in)
 	case c == '[':
 		return s.readArray(in)
 	case c == 't':
@@ -164,7 +164,7 @@ func (s *scanner) skipNumber() error {
 	return nil
 }
 
-// unescapedBytes are the bytes that stand for themselves in a string.
+// unescapedBytes holds true for the bytes that a string can contain without an escape.
 var unescapedBytes = func() (t [256]bool) {
 	for c := range t {
 		t[c] = c >= ' ' && c != '"' && c != '\\'
@@ -172,8 +172,8 @@ var unescapedBytes = func() (t [256]bool) {
 	return t
 }()
 
-// string reads a string and returns what is between its quotes.
-func (s *scanner) string() (text []byte, escaped bool, err error) {
+// readString reads a string and returns the text between its quotes, and whether the text has escapes. The next byte must be a quote.
+func (s *scanner) readString() (text []byte, escaped bool, err error) {
 	s.at++
 	from := s.at
 	for {
@@ -188,7 +188,7 @@ func (s *scanner) string() (text []byte, escaped bool, err error) {
 			return s.body[from : s.at-1], escaped, nil
 		case '\\':
 			escaped = true
-			if err := s.escape(); err != nil {
+			if err := s.skipEscape(); err != nil {
 				return nil, false, err
 			}
 		default:
@@ -197,7 +197,8 @@ func (s *scanner) string() (text []byte, escaped bool, err error) {
 	}
 }
 
-func (s *scanner) escape() error {
+// skipEscape reads an escape. The next byte must be a backslash.
+func (s *scanner) skipEscape() error {
 	s.at++
 	switch s.peek() {
 	case '"', '\\', '/', 'b', 'f', 'n', 'r', 't':
@@ -217,6 +218,7 @@ func (s *scanner) escape() error {
 	return s.unreadableError("an escape that is none")
 }
 
+// enter reads the bracket that opens an object or an array. The caller lowers s.depth at its end.
 func (s *scanner) enter() error {
 	s.at++
 	if s.depth++; s.depth > maxDepth {
@@ -226,6 +228,7 @@ func (s *scanner) enter() error {
 	return nil
 }
 
+// readArray reads an array, whose elements have the position in, as the array itself. The next byte must be '['.
 func (s *scanner) readArray(in place) (value, error) {
 	if err := s.enter(); err != nil {
 		return value{}, err
@@ -246,7 +249,7 @@ func (s *scanner) readArray(in place) (value, error) {
 	}
 }
 
-// more reads what follows an element or a member, and reports whether another one comes.
+// more reads the comma or the closing bracket end after an element or a member, and reports whether another one follows.
 func (s *scanner) more(end byte) (bool, error) {
 	s.skipSpace()
 	switch s.peek() {
@@ -261,7 +264,8 @@ func (s *scanner) more(end byte) (bool, error) {
 	return false, s.unreadableError("no comma and no end")
 }
 
-func (s *scanner) object(in place) (value, error) {
+// readObject reads an object at the position in, and checks its members by the rules of that position. The next byte must be '{'.
+func (s *scanner) readObject(in place) (value, error) {
 	if err := s.enter(); err != nil {
 		return value{}, err
 	}
@@ -277,7 +281,7 @@ func (s *scanner) object(in place) (value, error) {
 	var o object
 	var seen map[string]bool // of the keys, once there are many
 	for {
-		key, err := s.key(outer, &seen)
+		key, err := s.readKey(outer, &seen)
 		if err != nil {
 			return value{}, err
 		}
@@ -294,12 +298,13 @@ func (s *scanner) object(in place) (value, error) {
 	}
 }
 
-// key reads a key and its colon. It is not among the object's earlier ones, which stand in s.keys from outer on.
-func (s *scanner) key(outer int, seen *map[string]bool) ([]byte, error) {
+// readKey reads a key of an object and the colon after it. A key that the object already has is an error. The earlier keys are in s.keys
+// from index outer on, and in seen if there are more than linearKeys.
+func (s *scanner) readKey(outer int, seen *map[string]bool) ([]byte, error) {
 	if s.peek() != '"' {
 		return nil, s.unreadableError("no key")
 	}
-	key, escaped, err := s.string()
+	key, escaped, err := s.readString()
 	if err != nil {
 		return nil, err
 	}

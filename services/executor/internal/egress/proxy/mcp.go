@@ -25,7 +25,8 @@ const mcpPath = runner.EgressMCP
 // mcpMethods are the methods of MCP's streamable HTTP.
 var mcpMethods = []string{http.MethodGet, http.MethodPost, http.MethodDelete, http.MethodHead, http.MethodOptions}
 
-// dialServer connects to an MCP server, after a check of its addresses unless the operator opened it.
+// dialServer connects to an MCP server. It refuses addresses that are not public, as policy.Dialer does, unless the operator lists
+// the server's host and port in the setting Open.
 func (s *Server) dialServer(ctx context.Context, network, address string) (net.Conn, error) {
 	t, err := egress.ParseTarget(address, 0)
 	if err != nil {

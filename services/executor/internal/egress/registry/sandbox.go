@@ -138,8 +138,9 @@ func (s *Sandbox) AllowsProvider(feature string) bool {
 	return s.allow.AllowsProvider(feature)
 }
 
-// AddTunnel records a tunnel whose requests the proxy does not see, until the caller calls remove. The tunnel is closed when a
-// new registration does not allow all methods of its target any more. ok is false if that is already so.
+// AddTunnel records the client's connection of a tunnel, in which the proxy sees no requests, until the caller calls remove. The
+// Sandbox closes c when a new registration of the sandbox no longer allows all methods of the target. If the present registration
+// does not allow them, ok is false, remove is nil, and c is neither recorded nor closed.
 func (s *Sandbox) AddTunnel(c net.Conn, t egress.Target) (remove func(), ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
