@@ -42,7 +42,7 @@ func (l *leases) Renew(context.Context)                        { l.renewed++ }
 // unused is a session whose sandbox nobody uses.
 type unused struct{}
 
-func (unused) CheckReachable(run.Sandbox) error                   { return nil }
+func (unused) CheckReachable(run.Sandbox) error                    { return nil }
 func (unused) CheckUnused(context.Context, *eventlog.Loaded) error { return nil }
 
 // engine has one sandbox, or is unavailable.
