@@ -26,10 +26,10 @@ type Loaded struct {
 }
 
 // View returns the part of the run state on which the session's life depends.
-func (l *Loaded) View() session.RunView { return l.Run.View(l.Life) }
+func (l *Loaded) View() session.RunView { return l.Run.View(&l.Life) }
 
 // Due returns the work that the session requires from an executor.
-func (l *Loaded) Due() run.Work { return run.Due(l.Life, l.Run) }
+func (l *Loaded) Due() run.Work { return run.Due(&l.Life, &l.Run) }
 
 // Load returns a session with one direct get per subject. A session that does not exist has Life.Status
 // session.None.

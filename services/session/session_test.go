@@ -226,7 +226,7 @@ func (s *stack) execute(ctx context.Context, name string, job []byte) {
 		case run.Release:
 			d, err = run.Decide(l.Run, run.Record{Epoch: l.Run.Epoch + 1, Events: []events.Event{{
 				ID: id(events.KindEvent), Time: time.Now(), Source: events.FromServer,
-				Data: events.SandboxTerminated{SandboxID: l.Run.Sandbox.ID, Reason: run.ReleaseReason(l.Life)},
+				Data: events.SandboxTerminated{SandboxID: l.Run.Sandbox.ID, Reason: run.ReleaseReason(&l.Life)},
 			}}})
 		case run.Sync:
 			d, err = run.Decide(l.Run, run.Record{Epoch: l.Run.Epoch + 1, Events: []events.Event{{

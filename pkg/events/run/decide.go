@@ -187,7 +187,7 @@ func abandon(s State, c Abandon) (Decision, error) {
 }
 
 // isOver reports whether the execution of a dispatch has ended or was followed by a later one.
-func (s State) isOver(execution string, turn uint32) bool {
+func (s *State) isOver(execution string, turn uint32) bool {
 	return s.IsDone(session.Ref{ExecutionID: execution, Turn: turn})
 }
 
@@ -266,7 +266,7 @@ func record(s State, c Record) (Decision, error) {
 }
 
 // isNewLine reports whether a line of the egress proxy's journal is not in the log yet.
-func (s State) isNewLine(l Line) bool { return l.Journal != s.Egress.Journal || l.N > s.Egress.N }
+func (s *State) isNewLine(l Line) bool { return l.Journal != s.Egress.Journal || l.N > s.Egress.N }
 
 // finish completes the open blocks and appends the terminal event. The id of a completion is derived from the block
 // and not from its index: a holder that continues after some completions were stored writes the others under the

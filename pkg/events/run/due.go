@@ -24,7 +24,7 @@ const (
 )
 
 // Due returns the work that is due, from both halves of a session's state. A job contains nothing else.
-func Due(l session.State, s State) Work {
+func Due(l *session.State, s *State) Work {
 	active := l.Active.ExecutionID
 	if active != "" && !s.IsDone(l.Active) {
 		if s.Execution != active && l.ControlOf(active).N > 0 {
@@ -51,7 +51,7 @@ func Due(l session.State, s State) Work {
 // JetStream drops a job whose message id it has stored within the last two minutes, even if that job was acknowledged
 // meanwhile. An executor acknowledges a job as soon as no work is due, for example while an execution is paused. The id
 // must therefore change whenever work becomes due again: it contains the id of the event that made it due.
-func JobID(l session.State, s State) string {
+func JobID(l *session.State, s *State) string {
 	active := l.Active
 	switch Due(l, s) {
 	case Execute:
@@ -75,7 +75,7 @@ func JobID(l session.State, s State) string {
 
 // afterExecution returns the id of a job for a sandbox between turns. The id contains the cause and the last
 // execution, so that the same cause makes the job due again after an execution that ran in between.
-func afterExecution(cause string, s State) string {
+func afterExecution(cause string, s *State) string {
 	if s.Execution == "" {
 		return cause
 	}
@@ -83,7 +83,7 @@ func afterExecution(cause string, s State) string {
 }
 
 // ReleaseReason returns the reason for sandbox_terminated when Release is due.
-func ReleaseReason(l session.State) string {
+func ReleaseReason(l *session.State) string {
 	switch l.Status {
 	case session.Closed:
 		return "session_closed"
@@ -97,6 +97,6 @@ func ReleaseReason(l session.State) string {
 }
 
 // Unsynced reports whether a client waits for a snapshot, or for file changes to be applied.
-func (s State) Unsynced(l session.State) bool {
+func (s *State) Unsynced(l *session.State) bool {
 	return l.Syncs > s.Synced || len(l.After(s.Applied)) > 0
 }

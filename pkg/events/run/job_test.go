@@ -21,7 +21,7 @@ type jobs struct {
 // publish stores the job that is due, like the reactor.
 func (j *jobs) publish() {
 	l := j.w.load(false)
-	if id := run.JobID(l.life, l.run); id != "" && !j.seen[id] {
+	if id := run.JobID(&l.life, &l.run); id != "" && !j.seen[id] {
 		j.seen[id] = true
 		j.waiting++
 	}
@@ -40,7 +40,7 @@ func (j *jobs) work() {
 	record := run.Record{Epoch: l.run.Epoch + 1}
 	var d run.Decision
 	var err error
-	switch run.Due(l.life, l.run) {
+	switch run.Due(&l.life, &l.run) {
 	case run.Refuse:
 		return // the reactor ends the execution
 	case run.Nothing:
@@ -93,7 +93,7 @@ func TestJobID_IsNewWheneverSomethingIsDueAgain(t *testing.T) {
 		w := newWorld(t)
 		j := &jobs{w: w, seen: map[string]bool{}}
 		for range rapid.IntRange(20, 200).Draw(t, "steps") {
-			if len(w.life.list) == 1 || run.Due(w.life.state(), w.run.state()) == run.Nothing && !w.life.state().Pause.Wanted {
+			if len(w.life.list) == 1 || run.Due(w.life.current(), w.run.current()) == run.Nothing && !w.life.state().Pause.Wanted {
 				w.send(session.Post{Base: w.base(), ExecutionID: w.id("exe"), Content: "hello"})
 				j.publish()
 			}
@@ -119,8 +119,8 @@ func TestJobID_IsNewWheneverSomethingIsDueAgain(t *testing.T) {
 			j.work()
 		}
 		l := w.load(false)
-		if due := run.Due(l.life, l.run); due != run.Nothing {
-			t.Fatalf("%s is due and the queue is empty: job id %q was used before", due, run.JobID(l.life, l.run))
+		if due := run.Due(&l.life, &l.run); due != run.Nothing {
+			t.Fatalf("%s is due and the queue is empty: job id %q was used before", due, run.JobID(&l.life, &l.run))
 		}
 	})
 }

@@ -38,6 +38,9 @@ type chain[S any] struct {
 
 func (c *chain[S]) state() S { return c.states[len(c.states)-1] }
 
+// current returns the current state, which the caller must not change.
+func (c *chain[S]) current() *S { return &c.states[len(c.states)-1] }
+
 var errConflict = errors.New("conflict")
 
 // loaded holds the states of both subjects as a reader loaded them, possibly stale.
@@ -155,14 +158,14 @@ func idOf(c session.Command) string {
 // react does the work of the reactor, which reads from the leader.
 func (w *world) react() {
 	l := w.load(false)
-	view := l.run.View(l.life)
+	view := l.run.View(&l.life)
 	for _, c := range []session.Command{session.Expire{Base: w.base(), Run: view}, session.Advance{Base: w.base(), ActiveEnded: view.ActiveEnded}} {
 		if list, err := session.Decide(l.life, c); err == nil && len(list) > 0 {
 			w.must(w.appendLife(l, idOf(c), list))
 			return
 		}
 	}
-	if run.Due(l.life, l.run) == run.Refuse {
+	if run.Due(&l.life, &l.run) == run.Refuse {
 		d, err := run.Decide(l.run, run.Abandon{Meta: w.base().Meta, ExecutionID: l.life.Active.ExecutionID, Turn: l.life.Active.Turn, Outcome: events.ExecutionCancelled{Reason: "x"}})
 		w.must(err)
 		w.must(w.appendRun(l, d))
@@ -224,7 +227,7 @@ func (x *executor) pause() {
 
 func (x *executor) claim() {
 	l := x.w.load(rapid.Bool().Draw(x.w.t, "stale claim"))
-	if run.Due(l.life, l.run) != run.Execute {
+	if run.Due(&l.life, &l.run) != run.Execute {
 		return
 	}
 	d, err := run.Decide(l.run, run.Claim{Meta: x.w.base().Meta, ExecutionID: l.life.Active.ExecutionID, Turn: l.life.Active.Turn, Executor: x.id})
@@ -331,7 +334,7 @@ func (w *world) drain() bool {
 		w.command(session.RequestResume{Base: w.base(), ExecutionID: active})
 		return false
 	}
-	if run.Due(l.life, l.run) != run.Execute {
+	if run.Due(&l.life, &l.run) != run.Execute {
 		return true
 	}
 	x := &executor{w: w, id: "last"}

@@ -336,7 +336,7 @@ func TestDue_NamesTheNextStep(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			if got := run.Due(c.l, c.s); got != c.want {
+			if got := run.Due(&c.l, &c.s); got != c.want {
 				t.Fatalf("due %q, want %q", got, c.want)
 			}
 		})
@@ -349,7 +349,7 @@ func TestEvolve_LostWorkspaceLacksItsChanges(t *testing.T) {
 	t.Parallel()
 	life := session.State{Pending: []session.Change{{N: 1, At: 7}, {N: 2, At: 8}}}
 	s := given(box, fact("", 0, events.FilesApplied{N: 1}), fact("", 0, events.WorkspaceSynced{Snapshot: "m", Applied: 1}), fact("", 0, events.FilesApplied{N: 2}))
-	if s.Unsynced(life) {
+	if s.Unsynced(&life) {
 		t.Fatal("changes count as unsynced although all were applied")
 	}
 	lost := run.Fold(s, 0, []events.Event{fact("", 0, events.SandboxReplaced{SandboxID: "sbx"}), fact("", 0, events.SandboxReady{SandboxID: "s2", Empty: true})})
@@ -365,7 +365,7 @@ func TestEvolve_LostWorkspaceLacksItsChanges(t *testing.T) {
 		t.Fatalf("the workspace is at %+v", kept.Lost)
 	}
 	kept = run.Fold(kept, 0, []events.Event{fact("", 0, events.SandboxReady{SandboxID: "s2", Workspace: "sbx"})})
-	if kept.Unsynced(life) || kept.Sandbox.Workspace != "sbx" || kept.Lost.Workspace != "" {
+	if kept.Unsynced(&life) || kept.Sandbox.Workspace != "sbx" || kept.Lost.Workspace != "" {
 		t.Fatalf("taken over: %+v", kept)
 	}
 }

@@ -83,12 +83,12 @@ type WorkspaceLocation struct {
 }
 
 // TotalUsage returns the usage of the execution so far: the greater of the measured and the reported values.
-func (s State) TotalUsage() events.BudgetUsage {
+func (s *State) TotalUsage() events.BudgetUsage {
 	return s.Metered.Max(s.ReportedBefore.Plus(s.Reported))
 }
 
 // SessionUsage returns the usage of the session so far, including the current execution.
-func (s State) SessionUsage() events.BudgetUsage { return s.Before.Plus(s.TotalUsage()) }
+func (s *State) SessionUsage() events.BudgetUsage { return s.Before.Plus(s.TotalUsage()) }
 
 // Resolved is the location of an execution_resolved event.
 type Resolved struct {
@@ -135,30 +135,30 @@ type OpenBlock struct {
 }
 
 // Ended reports whether execution is the last one and has ended.
-func (s State) Ended(execution string) bool {
+func (s *State) Ended(execution string) bool {
 	return s.Execution == execution && s.Phase.Terminal()
 }
 
 // IsDone reports whether a dispatched execution has ended or was followed by a later one. The reader's view of the
 // session's life may be old. Once true, the result stays true.
-func (s State) IsDone(r session.Ref) bool { return s.Turn > r.Turn || s.Ended(r.ExecutionID) }
+func (s *State) IsDone(r session.Ref) bool { return s.Turn > r.Turn || s.Ended(r.ExecutionID) }
 
 // IsIdle reports whether no execution runs: none was claimed, or the last one has ended.
-func (s State) IsIdle() bool { return s.Execution == "" || s.Phase.Terminal() }
+func (s *State) IsIdle() bool { return s.Execution == "" || s.Phase.Terminal() }
 
 // Exhausted reports whether the current claim exceeds the allowed number without progress: its holder stops the
 // agent and ends the execution.
-func (s State) Exhausted() bool { return !s.IsIdle() && s.Claims > MaxClaims }
+func (s *State) Exhausted() bool { return !s.IsIdle() && s.Claims > MaxClaims }
 
 // TakenOver reports whether another holder claimed the execution before the current claim, and may have started it
 // in the runner.
-func (s State) TakenOver() bool { return !s.IsIdle() && (s.Claims > 1 || s.Attempt > 0) }
+func (s *State) TakenOver() bool { return !s.IsIdle() && (s.Claims > 1 || s.Attempt > 0) }
 
 // CurrentAttempt returns the number of the attempt that ends if the agent or its sandbox dies now.
-func (s State) CurrentAttempt() uint32 { return max(s.Attempt, s.DiedAttempts+1) }
+func (s *State) CurrentAttempt() uint32 { return max(s.Attempt, s.DiedAttempts+1) }
 
 // View returns the part of the state that the session's life depends on.
-func (s State) View(l session.State) session.RunView {
+func (s *State) View(l *session.State) session.RunView {
 	return session.RunView{
 		ActiveEnded: s.IsDone(l.Active), ActiveClaimed: s.Execution == l.Active.ExecutionID,
 		Paused: s.Phase == Paused && s.Execution == l.Active.ExecutionID, PausedFor: time.Duration(s.PausedMs) * time.Millisecond, //nolint:gosec // no pause is long enough to overflow
@@ -363,7 +363,7 @@ func (s State) end(e events.Event, p Phase, u events.Usage) State {
 
 // Ran returns how many milliseconds the execution has run by now, without its pauses. The execution must not have
 // ended.
-func (s State) Ran(now time.Time) uint64 {
+func (s *State) Ran(now time.Time) uint64 {
 	if !s.PausedAt.IsZero() && now.After(s.PausedAt) {
 		now = s.PausedAt
 	}

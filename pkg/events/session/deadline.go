@@ -7,7 +7,7 @@ import "time"
 const TurnGrace = 30 * time.Second
 
 // Deadline returns the session's earliest deadline, and false if there is none.
-func (s State) Deadline(r RunView) (time.Time, bool) {
+func (s *State) Deadline(r RunView) (time.Time, bool) {
 	var best time.Time
 	offer := func(at time.Time, ok bool) {
 		if ok && (best.IsZero() || at.Before(best)) {
@@ -21,20 +21,20 @@ func (s State) Deadline(r RunView) (time.Time, bool) {
 }
 
 // sessionDeadline returns when the session closes, and false if it is closed or deleted.
-func (s State) sessionDeadline() (time.Time, bool) {
+func (s *State) sessionDeadline() (time.Time, bool) {
 	return s.CreatedAt.Add(ms(s.Options.SessionLimitMs)), s.Status == Open
 }
 
 // idleDeadline returns when the sandbox is released because the session is idle. It returns false if an execution runs
 // or waits, or if there is no sandbox to release.
-func (s State) idleDeadline(r RunView) (time.Time, bool) {
+func (s *State) idleDeadline(r RunView) (time.Time, bool) {
 	rests := s.Status == Open && !s.isRunning(r.ActiveEnded) && len(s.Queue) == 0
 	return s.lastActivity(r).Add(ms(s.Options.IdleTimeoutMs)), rests && r.HasSandbox && !s.Idle
 }
 
 // TurnDeadline returns when a dispatched execution must have ended, and false if none runs or the execution is
 // paused.
-func (s State) TurnDeadline(r RunView) (time.Time, bool) {
+func (s *State) TurnDeadline(r RunView) (time.Time, bool) {
 	if !s.isRunning(r.ActiveEnded) {
 		return time.Time{}, false
 	}
@@ -45,7 +45,7 @@ func (s State) TurnDeadline(r RunView) (time.Time, bool) {
 }
 
 // lastActivity returns the time of the last message or the end of the last execution, whichever is later.
-func (s State) lastActivity(r RunView) time.Time {
+func (s *State) lastActivity(r RunView) time.Time {
 	if r.EndedAt.After(s.TouchedAt) {
 		return r.EndedAt
 	}

@@ -318,4 +318,4 @@ func expire(s State, c Expire, m *events.EventList) {
 }
 
 // isRunning reports whether an execution was dispatched and has not ended.
-func (s State) isRunning(activeEnded bool) bool { return s.Active.ExecutionID != "" && !activeEnded }
+func (s *State) isRunning(activeEnded bool) bool { return s.Active.ExecutionID != "" && !activeEnded }

@@ -63,7 +63,7 @@ func terminate(s State, c RequestTerminate, m *events.EventList) {
 }
 
 // isActive reports whether execution is the running one.
-func (s State) isActive(execution string, activeEnded bool) bool {
+func (s *State) isActive(execution string, activeEnded bool) bool {
 	return execution != "" && s.Active.ExecutionID == execution && s.isRunning(activeEnded)
 }
 

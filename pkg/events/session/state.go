@@ -138,7 +138,7 @@ type CompletedCommand struct {
 func CommitID(command string) string { return events.Derive(events.KindCommit, command) }
 
 // CommandSeq returns the stream sequence of the commit that carried out a command, and whether there is one.
-func (s State) CommandSeq(command string) (at uint64, ok bool) {
+func (s *State) CommandSeq(command string) (at uint64, ok bool) {
 	id := CommitID(command)
 	for _, d := range s.Commands {
 		if d.ID == command || d.ID == id {
@@ -149,10 +149,10 @@ func (s State) CommandSeq(command string) (at uint64, ok bool) {
 }
 
 // MayHaveDropped reports whether a command that CommandSeq does not find may have been carried out nevertheless.
-func (s State) MayHaveDropped(command string) bool { return command <= s.Forgotten }
+func (s *State) MayHaveDropped(command string) bool { return command <= s.Forgotten }
 
 // ControlOf returns the control on an execution, with N 0 if there is none.
-func (s State) ControlOf(execution string) Control {
+func (s *State) ControlOf(execution string) Control {
 	if s.Control.ExecutionID != execution {
 		return Control{}
 	}
@@ -181,7 +181,7 @@ func (s State) Settle(seq uint64) State {
 
 // Waker returns the id of the event that ends a pause of the active execution: the control on the execution, or else the
 // last resume_requested.
-func (s State) Waker() string {
+func (s *State) Waker() string {
 	if c := s.ControlOf(s.Active.ExecutionID); c.N > 0 {
 		return c.Cause
 	}
@@ -189,7 +189,7 @@ func (s State) Waker() string {
 }
 
 // PausedNow reports whether an execution is to be paused.
-func (s State) PausedNow(execution string) bool {
+func (s *State) PausedNow(execution string) bool {
 	return s.Pause.Wanted && s.Pause.ExecutionID == execution && s.ControlOf(execution).N == 0
 }
 
@@ -332,7 +332,7 @@ func (s State) withChange(n, held uint32, cause string) State {
 }
 
 // After returns the pending changes with a number greater than n.
-func (s State) After(n uint32) []Change {
+func (s *State) After(n uint32) []Change {
 	i := slices.IndexFunc(s.Pending, func(c Change) bool { return c.N > n })
 	if i < 0 {
 		return nil
@@ -341,6 +341,6 @@ func (s State) After(n uint32) []Change {
 }
 
 // queueIndex returns an execution's index in the queue, or -1.
-func (s State) queueIndex(execution string) int {
+func (s *State) queueIndex(execution string) int {
 	return slices.IndexFunc(s.Queue, func(r Ref) bool { return r.ExecutionID == execution })
 }

@@ -35,7 +35,7 @@ func (k *Keeper) Release(ctx context.Context, l *eventlog.Loaded, s *handling.Se
 	var synced *events.WorkspaceSynced
 	if here {
 		work, stop := k.Interruptible(ctx, topology.SessionRef{Tenant: l.Tenant, Session: l.ID}, s, delayedByRelease)
-		synced, err = k.LastSnapshot(work, l, run.ReleaseReason(l.Life))
+		synced, err = k.LastSnapshot(work, l, run.ReleaseReason(&l.Life))
 		interrupted := work.Err() != nil && ctx.Err() == nil
 		stop()
 		if err != nil && interrupted {
@@ -52,7 +52,7 @@ func (k *Keeper) Release(ctx context.Context, l *eventlog.Loaded, s *handling.Se
 	if synced != nil {
 		facts = append(facts, *synced)
 	}
-	ended := events.SandboxTerminated{SandboxID: sb.ID, Reason: run.ReleaseReason(l.Life), Kept: here && synced == nil && !deleted}
+	ended := events.SandboxTerminated{SandboxID: sb.ID, Reason: run.ReleaseReason(&l.Life), Kept: here && synced == nil && !deleted}
 	if err := k.Runs.AppendEvents(ctx, l, append(k.EgressEvents(ctx, l.Run), k.Runs.Events("", append(facts, ended)...)...)); err != nil {
 		return err
 	}

@@ -27,7 +27,7 @@ func (r *Reactor) Again(ctx context.Context, tenant, id, cause string) error {
 	case run.Execute:
 		of = l.Life.Active.Dispatch
 	case run.Release, run.Sync:
-		of = run.JobID(l.Life, l.Run)
+		of = run.JobID(&l.Life, &l.Run)
 	default:
 		return nil
 	}

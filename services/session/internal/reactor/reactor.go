@@ -323,7 +323,7 @@ func (r *Reactor) abandon(ctx context.Context, l *eventlog.Loaded, outcome event
 
 // publish stores the job that is due in JOBS, under its run.JobID, so that the queue holds it once.
 func (r *Reactor) publish(ctx context.Context, l *eventlog.Loaded) error {
-	id := run.JobID(l.Life, l.Run)
+	id := run.JobID(&l.Life, &l.Run)
 	if id == "" {
 		return nil
 	}
