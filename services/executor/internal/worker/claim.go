@@ -37,13 +37,9 @@ func (w *Worker) run(ctx context.Context, l *eventlog.Loaded, b *handling.Sessio
 	defer slot.Close()
 	bus.ReleaseSlot(ctx)
 	execution := l.Life.Active.ExecutionID
-	d, err := w.runlog.Decide(l.Run, run.Claim{Meta: w.runlog.Meta(), ExecutionID: execution, Turn: l.Life.Active.Turn, Executor: w.cfg.Executor})
-	if err != nil {
-		return nil, runlog.ErrChanged
-	}
 	w.handling.SetExecution(b, execution)
 	defer w.handling.SetExecution(b, "")
-	if err := w.runlog.Append(ctx, l, d); err != nil {
+	if err := w.claim(ctx, l); err != nil {
 		return nil, err
 	}
 	if l.Run.Ended(execution) {
@@ -53,4 +49,15 @@ func (w *Worker) run(ctx context.Context, l *eventlog.Loaded, b *handling.Sessio
 	t.slot = slot
 	t.Log.Info("execution claimed", "sandbox", l.Run.Sandbox.ID, "slot", slot.IsHeld())
 	return t, t.run(ctx)
+}
+
+// claim appends this executor's claim of the active execution and updates l. It returns runlog.ErrChanged if the execution can no longer
+// be claimed.
+func (w *Worker) claim(ctx context.Context, l *eventlog.Loaded) error {
+	active := l.Life.Active
+	d, err := w.runlog.Decide(l.Run, run.Claim{Meta: w.runlog.Meta(), ExecutionID: active.ExecutionID, Turn: active.Turn, Executor: w.cfg.Executor})
+	if err != nil {
+		return runlog.ErrChanged
+	}
+	return w.runlog.Append(ctx, l, d)
 }

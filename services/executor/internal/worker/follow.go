@@ -87,15 +87,8 @@ type reply struct {
 // wraps agents.ErrLost, run.ErrFenced or permits.ErrStopping, or is an error of the log.
 func (t *turn) follow(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
-	f := &follower{
-		turn: t, ctx: ctx, replies: make(chan reply, 8), lifeRead: make(chan lifeResult, 1),
-		commits: commits.New(t.Execution, t.w.cfg.Window), stop: stopping.New(t.w.cfg.KillAfter),
-		output:   t.meterOutput(),
-		controls: t.w.controls.Watch(t.Session.LifeHead), life: &t.Session.Life, lifeSeq: t.Session.LifeHead.Seq,
-		maintenance: maintenance.New(t.w.maintenance, t.meter),
-	}
+	f := t.newFollower(ctx)
 	defer f.close(cancel)
-	f.stop.Update(t.Control(), t.deadline(), t.w.deps.Now())
 	f.readHello()
 	beat := time.NewTicker(t.w.cfg.Beat)
 	defer beat.Stop()
@@ -123,6 +116,19 @@ func (t *turn) follow(ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+// newFollower returns a follower of the turn's agent, for which the caller calls close.
+func (t *turn) newFollower(ctx context.Context) *follower {
+	f := &follower{
+		turn: t, ctx: ctx, replies: make(chan reply, 8), lifeRead: make(chan lifeResult, 1),
+		commits: commits.New(t.Execution, t.w.cfg.Window), stop: stopping.New(t.w.cfg.KillAfter),
+		output:   t.meterOutput(),
+		controls: t.w.controls.Watch(t.Session.LifeHead), life: &t.Session.Life, lifeSeq: t.Session.LifeHead.Seq,
+		maintenance: maintenance.New(t.w.maintenance, t.meter),
+	}
+	f.stop.Update(t.Control(), t.deadline(), t.w.deps.Now())
+	return f
 }
 
 // close ends the goroutines that the loop has started, and blocks until they have ended. If an append was in flight, close updates the turn's
