@@ -56,6 +56,8 @@ type commands struct {
 
 	FanoutClients fanout.Clients `cmd:"" name:"fanout-clients" hidden:"" help:"Clients of the benchmark fanout."`
 
+	FanoutRunners fanout.Runners `cmd:"" name:"fanout-runners" hidden:"" help:"Runners of the benchmark fanout."`
+
 	NATS        harness.NATSProcess `cmd:"" name:"nats" hidden:"" help:"NATS server of the benchmarks idle and fanout."`
 	IdleSockets idle.Sockets        `cmd:"" name:"idle-sockets" hidden:"" help:"WebSockets of the benchmark idle."`
 }

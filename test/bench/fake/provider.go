@@ -1,5 +1,5 @@
-// Package fake is a sandbox provider without sandboxes: every runner is a goroutine of this process that speaks the
-// runner's protocol and plays a script in place of an agent. A benchmark can thereby load everything behind the
+// Package fake is a sandbox provider without sandboxes: every runner is some goroutines, of this process or of another
+// one, that speak the runner's protocol and play a script in place of an agent. A benchmark can thereby load everything behind the
 // runners with any number of them, over the executor's normal path.
 package fake
 
@@ -20,14 +20,26 @@ type Script func(ctx context.Context, t *Turn)
 
 // Provider holds the sandboxes.
 type Provider struct {
-	script Script
+	runner func(id string) boxRunner // of a new sandbox
 
 	mu    sync.Mutex
 	boxes map[string]*box
 }
 
-// New returns a provider.
-func New(s Script) *Provider { return &Provider{script: s, boxes: map[string]*box{}} }
+// boxRunner is the runner of a sandbox.
+type boxRunner interface {
+	attach(runner.Attach) (sandbox.Process, error)
+	end()
+}
+
+// New returns a provider whose runners are in this process.
+func New(s Script) *Provider {
+	return newProvider(func(id string) boxRunner { return newRunner(s, events.Derive(events.KindJournal, id)) })
+}
+
+func newProvider(r func(id string) boxRunner) *Provider {
+	return &Provider{runner: r, boxes: map[string]*box{}}
+}
 
 // Create creates a sandbox, or returns the existing one with the id.
 func (p *Provider) Create(_ context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
@@ -36,7 +48,7 @@ func (p *Provider) Create(_ context.Context, spec sandbox.Spec) (sandbox.Sandbox
 	if b, ok := p.boxes[spec.ID]; ok {
 		return b, nil
 	}
-	b := &box{spec: spec, runner: newRunner(p.script, events.Derive(events.KindJournal, spec.ID))}
+	b := &box{spec: spec, runner: p.runner(spec.ID)}
 	p.boxes[spec.ID] = b
 	return b, nil
 }
@@ -83,7 +95,7 @@ func (p *Provider) Len() int {
 
 type box struct {
 	spec   sandbox.Spec
-	runner *fakeRunner
+	runner boxRunner
 }
 
 func (b *box) Secret() string                        { return "" } // like the sandboxes of releases without secrets

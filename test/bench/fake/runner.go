@@ -143,23 +143,37 @@ func (r *fakeRunner) start(q *runner.Query) {
 // stream is one `runner attach`.
 type stream struct {
 	r      *fakeRunner
-	in     *io.PipeReader
-	out    *io.PipeWriter
-	stdin  *io.PipeWriter
-	stdout *io.PipeReader
+	in     io.ReadCloser
+	out    io.WriteCloser
 	more   chan struct{}
 	closed chan struct{}
 	once   sync.Once
 	write  sync.Mutex
 }
 
+// localStream is a stream of this process.
+type localStream struct {
+	*stream
+	stdin  *io.PipeWriter
+	stdout *io.PipeReader
+}
+
 func (r *fakeRunner) attach(a runner.Attach) (sandbox.Process, error) {
+	in, stdin := io.Pipe()
+	stdout, out := io.Pipe()
+	s, err := r.attachTo(a, in, out)
+	if err != nil {
+		return nil, err
+	}
+	return &localStream{s, stdin, stdout}, nil
+}
+
+// attachTo starts a stream of commands from in and of messages to out, in place of the runner's present stream.
+func (r *fakeRunner) attachTo(a runner.Attach, in io.ReadCloser, out io.WriteCloser) (*stream, error) {
 	if r.ctx.Err() != nil {
 		return nil, sandbox.ErrNotFound
 	}
-	s := &stream{r: r, more: make(chan struct{}, 1), closed: make(chan struct{})}
-	s.in, s.stdin = io.Pipe()
-	s.stdout, s.out = io.Pipe()
+	s := &stream{r: r, in: in, out: out, more: make(chan struct{}, 1), closed: make(chan struct{})}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.stream != nil {
@@ -236,17 +250,17 @@ func (s *stream) receive() {
 // close ends the stream. It may be called more than once.
 func (s *stream) close() {
 	s.once.Do(func() {
-		_ = s.in.Close()  // closing a pipe never fails
-		_ = s.out.Close() // as above
+		_ = s.in.Close() // nothing is buffered
+		_ = s.out.Close()
 		close(s.closed)
 	})
 }
 
-func (s *stream) Stdin() io.WriteCloser { return s.stdin }
-func (s *stream) Stdout() io.Reader     { return s.stdout }
-func (s *stream) Stderr() io.Reader     { return strings.NewReader("") }
-func (s *stream) Wait() (int, error)    { <-s.closed; return 0, nil }
-func (s *stream) Kill() error {
+func (s *localStream) Stdin() io.WriteCloser { return s.stdin }
+func (s *localStream) Stdout() io.Reader     { return s.stdout }
+func (s *localStream) Stderr() io.Reader     { return strings.NewReader("") }
+func (s *localStream) Wait() (int, error)    { <-s.closed; return 0, nil }
+func (s *localStream) Kill() error {
 	_ = s.stdin.Close()  // closing a pipe never fails
 	_ = s.stdout.Close() // as above
 	s.close()

@@ -54,7 +54,7 @@ type Benchmark struct {
 	RestartGateway bool `help:"Restart the gateway in the middle of each load. The clients connect again with their cursors."`
 
 	MoreGateways int  `help:"Further gateways, each with a client of one session in every partition, so that each receives all text in flight."`
-	NATSProcess  bool `name:"nats-process" help:"Run NATS in a process of its own, without users, so that the memory of the services can be told from that of NATS."`
+	Apart        bool `help:"Run NATS, without users, and the played runners in processes of their own, so that the memory of the services can be told from theirs."`
 
 	Profile string `placeholder:"FOLDER" help:"Write profiles of all parts except Postgres and the clients to this folder."`
 }
@@ -144,12 +144,12 @@ func (m *Benchmark) report(b *harness.Bench, r *result) error {
 		What: "the same: memory of an active session", Target: fmt.Sprintf("under %.0f KB in all services, NATS and Postgres apart", maxMemory/1e3),
 		Measured: fmt.Sprintf("%.0f KB", perSession(r.services)/1e3),
 		Against:  fmt.Sprintf("NATS %.0f, Postgres %.0f; clients %.0f", perSession(r.nats)/1e3, perSession(r.postgres)/1e3, perSession(r.clients)/1e3),
-		OK:       m.NATSProcess && perSession(r.services) < maxMemory, Command: command,
-		Note: "the largest resident memory under load, less that before the sessions were created; the runners of the sessions are played in the process of the services",
+		OK:       m.Apart && perSession(r.services) < maxMemory, Command: command,
+		Note: "the largest resident memory under load, less that before the sessions were created",
 	}
-	if !m.NATSProcess {
+	if !m.Apart {
 		memory.Against = fmt.Sprintf("Postgres %.0f; clients %.0f", perSession(r.postgres)/1e3, perSession(r.clients)/1e3)
-		memory.Note += ", which includes NATS; --nats-process measures them apart"
+		memory.Note += ", which includes NATS and the played runners; --apart measures them apart"
 	}
 	return errors.Join(b.Report(age), b.Report(cpu), b.Report(memory))
 }
@@ -168,8 +168,8 @@ func (m *Benchmark) disturbances() (flags string) {
 	if m.MoreGateways > 0 {
 		flags += fmt.Sprint(" --more-gateways ", m.MoreGateways)
 	}
-	if m.NATSProcess {
-		flags += " --nats-process"
+	if m.Apart {
+		flags += " --apart"
 	}
 	return flags
 }

@@ -50,6 +50,12 @@ type script struct {
 	late [1001]atomic.Int64 // lines by their lateness in milliseconds, the last also for more
 }
 
+func newScript(mode string, blocks, runners int) *script {
+	s := &script{mode: mode, blocks: blocks, start: make(chan struct{}), total: runners}
+	s.waiting.Add(runners)
+	return s
+}
+
 // phase returns the time from the start of the load to the first line of the next runner.
 func (s *script) phase() time.Duration {
 	s.mu.Lock()
@@ -109,16 +115,23 @@ func (s *script) play(ctx context.Context, t *fake.Turn) {
 	}
 }
 
-// lateness returns the 99th percentile of the lateness in milliseconds.
-func (s *script) lateness() int {
+// begin implements runners.
+func (s *script) begin(started time.Time) error {
+	s.started = started
+	close(s.start)
+	return nil
+}
+
+// lateness implements runners.
+func (s *script) lateness() (int, error) {
 	histogram := make([]int64, len(s.late))
 	for i := range s.late {
 		histogram[i] = s.late[i].Load()
 	}
-	return percentile(histogram, 0.99)
+	return percentile(histogram, 0.99), nil
 }
 
-// awaitQueries blocks until every runner has its query.
+// awaitQueries implements runners.
 func (s *script) awaitQueries(ctx context.Context) error {
 	all := make(chan struct{})
 	go func() { s.waiting.Wait(); close(all) }()
@@ -137,42 +150,61 @@ func (m *Benchmark) runLoad(ctx context.Context, b *harness.Bench, mode string, 
 	ctx, cancel := context.WithTimeout(ctx, startTimeout+m.Each+2*drainTimeout)
 	defer cancel()
 	err = b.Part(fmt.Sprintf("%s, %d sessions", mode, sessions), func(b *harness.Bench) error {
-		s := &script{mode: mode, blocks: int(m.Each / blockTime), start: make(chan struct{}), total: sessions}
-		s.waiting.Add(sessions)
+		l := &load{mode: mode, blocks: int(m.Each / blockTime), sessions: sessions}
+		s := newScript(mode, l.blocks, sessions)
+		l.runners = s
+		provider := fake.New(s.play)
 		var url string
-		var nats int
-		if m.NATSProcess {
+		if m.Apart {
+			var nats int
 			if url, nats, err = b.StartNATS(false); err != nil {
 				return err
 			}
+			p, remote, err := startRunners(ctx, b, runnersConfig{Mode: mode, Blocks: l.blocks, Runners: sessions})
+			if err != nil {
+				return err
+			}
+			l.runners, provider, l.pids = p, remote, pids{nats: nats, runners: p.pid}
 		}
 		sys, err := b.System(ctx, system.Config{
-			NATSURL: url, MoreGateways: m.MoreGateways, Provider: fake.New(s.play), Executors: (sessions + slots - 1) / slots, Executor: executor.Config{Engine: "bench", Slots: min(sessions, slots)},
+			NATSURL: url, MoreGateways: m.MoreGateways, Provider: provider, Executors: (sessions + slots - 1) / slots, Executor: executor.Config{Engine: "bench", Slots: min(sessions, slots)},
 			Gateway: gateway.Config{MaxTenantStreams: 2*sessions + slowJoins*(m.Stalled+m.Trickling)},
 		})
 		if err != nil {
 			return err
 		}
-		r, err = m.drive(ctx, b, sys, s, nats)
+		r, err = m.drive(ctx, b, sys, l)
 		return err
 	})
 	return r, err
 }
 
-// drive starts the clients and then the runners, and returns when the clients have ended. nats is the process of NATS, or 0.
-func (m *Benchmark) drive(ctx context.Context, b *harness.Bench, sys *system.System, s *script, nats int) (*result, error) {
-	idle, err := measureUsage(0, nats)
+// load is a load of one run.
+type load struct {
+	mode             string
+	blocks, sessions int
+	runners          runners
+	pids             pids
+}
+
+// pids are the processes whose usage is measured apart from that of the services; 0 for those that do not exist.
+type pids struct{ clients, nats, runners int }
+
+// drive starts the clients and then the runners, and returns when the clients have ended.
+func (m *Benchmark) drive(ctx context.Context, b *harness.Bench, sys *system.System, l *load) (*result, error) {
+	idle, err := measureUsage(l.pids)
 	if err != nil {
 		return nil, err
 	}
-	c, err := startClients(ctx, b, clientsConfig{URL: sys.URL, Sessions: s.total, Blocks: s.blocks, Stalled: m.Stalled, Trickling: m.Trickling})
+	c, err := startClients(ctx, b, clientsConfig{URL: sys.URL, Sessions: l.sessions, Blocks: l.blocks, Stalled: m.Stalled, Trickling: m.Trickling})
 	if err != nil {
 		return nil, err
 	}
 	if err := c.awaitJoined(); err != nil {
 		return nil, err
 	}
-	if err := s.awaitQueries(ctx); err != nil {
+	l.pids.clients = c.pid
+	if err := l.runners.awaitQueries(ctx); err != nil {
 		return nil, err
 	}
 	leave, err := joinEverywhere(ctx, sys)
@@ -180,24 +212,26 @@ func (m *Benchmark) drive(ctx context.Context, b *harness.Bench, sys *system.Sys
 		return nil, err
 	}
 	defer leave()
-	before, err := measureUsage(c.pid, nats)
+	before, err := measureUsage(l.pids)
 	if err != nil {
 		return nil, err
 	}
-	s.started = time.Now()
-	length := blockTime * time.Duration(s.blocks)
+	started := time.Now()
+	length := blockTime * time.Duration(l.blocks)
 	// In staggered mode all sessions are active from the end of the first block to the time at which the first ends.
-	w := window{From: s.started.Add(blockTime), To: s.started.Add(length), Deadline: s.started.Add(length + blockTime + drainTimeout)}
+	w := window{From: started.Add(blockTime), To: started.Add(length), Deadline: started.Add(length + blockTime + drainTimeout)}
 	if err := c.begin(w); err != nil {
 		return nil, err
 	}
-	close(s.start)
-	r := &result{mode: s.mode, sessions: s.total, window: w.To.Sub(w.From)}
-	peak, err := m.watch(ctx, sys, c, nats, r, s.started.Add(length/2))
+	if err := l.runners.begin(started); err != nil {
+		return nil, err
+	}
+	r := &result{mode: l.mode, sessions: l.sessions, window: w.To.Sub(w.From)}
+	peak, err := m.watch(ctx, sys, c, l.pids, r, started.Add(length/2))
 	if err != nil {
 		return nil, err
 	}
-	after, err := measureUsage(c.pid, nats)
+	after, err := measureUsage(l.pids)
 	if err != nil {
 		return nil, err
 	}
@@ -208,7 +242,10 @@ func (m *Benchmark) drive(ctx context.Context, b *harness.Bench, sys *system.Sys
 	r.cpu = r.cpuServices + r.cpuPostgres + r.cpuClients
 	r.neighbours = max(0, (after.machine-before.machine-r.cpu).Seconds()/after.at.Sub(before.at).Seconds())
 	r.services, r.nats, r.postgres, r.clients = peak.services-idle.services, peak.nats-idle.nats, peak.postgres-idle.postgres, peak.clients
-	r.lateMs, r.warnings = s.lateness(), sys.Warnings()
+	if r.lateMs, err = l.runners.lateness(); err != nil {
+		return nil, err
+	}
+	r.warnings = sys.Warnings()
 	if m.Stalled+m.Trickling > 0 {
 		r.cut, err = cutStreams(ctx, sys.URL)
 	}
@@ -258,14 +295,14 @@ func joinEverywhere(ctx context.Context, sys *system.System) (leave func(), err 
 
 // watch blocks until the clients have read everything, and returns the largest memory. At the given time it profiles the
 // memory and restarts the gateway, as the flags request.
-func (m *Benchmark) watch(ctx context.Context, sys *system.System, c *clients, nats int, r *result, middle time.Time) (peak usage, err error) {
+func (m *Benchmark) watch(ctx context.Context, sys *system.System, c *clients, p pids, r *result, middle time.Time) (peak usage, err error) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	half := time.After(time.Until(middle))
 	for {
 		select {
 		case <-tick.C:
-			now, err := measureUsage(c.pid, nats)
+			now, err := measureUsage(p)
 			if err != nil {
 				return peak, err
 			}
@@ -299,21 +336,21 @@ type usage struct {
 	at                                   time.Time
 }
 
-// measureUsage measures this process, which runs the services, the processes of the clients and of NATS, unless they are 0,
-// and all others below this process, which are those of Postgres. The processor time of the services includes that of
-// NATS.
-func measureUsage(clients, nats int) (u usage, err error) {
+// measureUsage measures this process, which runs the services, the given ones, and all others below this process, which
+// are those of Postgres. The processor time of the services includes that of NATS and of the runners.
+func measureUsage(p pids) (u usage, err error) {
 	all, err := harness.Processes(os.Getpid())
 	if err != nil {
 		return u, err
 	}
-	in, others := harness.Subtree(all, clients)
-	broker, others := harness.Subtree(others, nats)
+	in, others := harness.Subtree(all, p.clients)
+	broker, others := harness.Subtree(others, p.nats)
+	played, others := harness.Subtree(others, p.runners)
 	self, postgres := others[:1], others[1:]
 	machine, err := harness.MachineCPU()
 	return usage{
 		machine: machine, at: time.Now(),
-		cpuServices: harness.TotalCPU(self) + harness.TotalCPU(broker), nats: int64(harness.Memory(broker)), cpuPostgres: harness.TotalCPU(postgres), cpuClients: harness.TotalCPU(in),
+		cpuServices: harness.TotalCPU(self) + harness.TotalCPU(broker) + harness.TotalCPU(played), nats: int64(harness.Memory(broker)), cpuPostgres: harness.TotalCPU(postgres), cpuClients: harness.TotalCPU(in),
 		services: int64(harness.Memory(self)), postgres: int64(harness.Memory(postgres)), clients: int64(harness.Memory(in)), //nolint:gosec // far below the limit
 	}, err
 }

@@ -42,7 +42,8 @@ func ProfileMemory(dir string) error {
 	runtime.GC() // the heap profile is that of the last collection
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
-	sizes := fmt.Sprintf("goroutines %d\nstacks %d\nlive heap %d\nheap in use %d\nnext collection at %d\n", runtime.NumGoroutine(), m.StackInuse, m.HeapAlloc, m.HeapInuse, m.NextGC)
+	sizes := fmt.Sprintf("goroutines %d\nstacks %d\nlive heap %d\nheap in use %d\nheap free %d\nruntime %d\nnext collection at %d\n",
+		runtime.NumGoroutine(), m.StackInuse, m.HeapAlloc, m.HeapInuse, m.HeapIdle-m.HeapReleased, m.GCSys+m.OtherSys+m.MSpanInuse+m.MCacheInuse+m.BuckHashSys, m.NextGC)
 	return errors.Join(os.WriteFile(filepath.Join(dir, "memory"), []byte(sizes), 0o644), writeProfiles(dir, "heap", "goroutine")) //nolint:gosec // profiles are not secret
 }
 

@@ -80,10 +80,10 @@ func (q *queue) close() {
 
 const (
 	// firstBuffer is the size of a lineReader's buffer at first, and again after a long line.
-	firstBuffer = 4 << 10
+	firstBuffer = 2 << 10
 	// keptBuffer is the largest buffer that a lineReader keeps while it waits for a line. A session writes long lines rarely, and an
 	// executor has a thousand sessions.
-	keptBuffer = 16 << 10
+	keptBuffer = 4 << 10
 	// maxEmptyReads is the maximum number of consecutive reads of a stream that return neither bytes nor an error.
 	maxEmptyReads = 100
 )

@@ -52,7 +52,8 @@ func (f *follower) updateLife(l lifeResult) error {
 		return nil
 	}
 	if s := l.session; s.LifeHead.Seq > f.lifeSeq { // a replica that lags may have an older life
-		f.life, f.lifeSeq = &s.Life, s.LifeHead.Seq
+		life := s.Life // without the runs
+		f.life, f.lifeSeq = &life, s.LifeHead.Seq
 	}
 	if f.readAgain {
 		f.readLife(eventlog.Leader)

@@ -12,7 +12,9 @@ const (
 	// batchBytes is the number of bytes that a batch collects before it is written to the network.
 	batchBytes = 16 << 10
 	// frameBytes is the buffer in which one WebSocket frame is put together. A longer frame is written in parts.
-	frameBytes = 4 << 10
+	frameBytes = 2 << 10
+	// readBytes is the size of the buffer for frames of the client.
+	readBytes = 512
 )
 
 // batchConn is the network connection of a WebSocket. The WebSocket writes each message to it on its own; between
@@ -106,5 +108,9 @@ func (h *hijacker) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 		return nil, nil, err
 	}
 	h.conn = &batchConn{Conn: conn, timeout: h.timeout}
-	return h.conn, bufio.NewReadWriter(rw.Reader, bufio.NewWriterSize(h.conn, frameBytes)), nil
+	reader := rw.Reader
+	if reader.Buffered() == 0 { // clients send little
+		reader = bufio.NewReaderSize(h.conn, readBytes)
+	}
+	return h.conn, bufio.NewReadWriter(reader, bufio.NewWriterSize(h.conn, frameBytes)), nil
 }
