@@ -117,6 +117,7 @@ func (p *program) main(args []string, stdout, stderr io.Writer) int {
 	if _, err := parser.Parse(args); err != nil {
 		return fail(err, 2)
 	}
+	SetGCPercent()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	if asked {

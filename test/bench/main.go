@@ -16,6 +16,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
+	"github.com/spoolhq/spool/pkg/daemon"
 	appendlog "github.com/spoolhq/spool/test/bench/append"
 	"github.com/spoolhq/spool/test/bench/egress"
 	"github.com/spoolhq/spool/test/bench/fanout"
@@ -90,6 +91,7 @@ func run(ctx context.Context, args []string, std *streams) error {
 		return err
 	}
 	if m, ok := benchmark(parsed.Selected()); ok {
+		daemon.SetGCPercent() // services run in this process
 		return harness.Run(ctx, parsed.Selected().Name, m, c.Dir, std.out, std.err)
 	}
 	parsed.BindTo(ctx, (*context.Context)(nil))

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+
+	"github.com/spoolhq/spool/pkg/daemon"
 )
 
 type upCommand struct {
@@ -41,6 +43,7 @@ func (c *upCommand) Run(a *app) (err error) {
 	}
 	ctx, cancel := a.interruptible()
 	defer cancel()
+	daemon.SetGCPercent()
 	stack, err := a.Local.Start(ctx, StackOptions{
 		DataDir: dir, DatabaseURL: c.Database, Listen: c.Listen, GRPCListen: c.GRPCListen, Sandbox: c.Sandbox,
 		Auth: c.Auth, RootKey: c.RootKey, MaxStore: c.MaxStore, TextAge: c.TextAge, TLSCert: c.TLSCert, TLSKey: c.TLSKey, TLSProxy: c.TLSProxy,

@@ -96,6 +96,7 @@ func (f *folding) changes() (Changes, error) {
 		}
 		c.Live = append(c.Live, *l)
 	}
+	f.forgetFinalBlocks()
 	for _, a := range f.used {
 		a.kept = nil
 		if n := a.size(); n != a.counted {
@@ -104,6 +105,16 @@ func (f *folding) changes() (Changes, error) {
 		}
 	}
 	return c, nil
+}
+
+// forgetFinalBlocks releases the content of blocks that no further event changes. Only their ids stay in memory, because a long execution
+// has many.
+func (f *folding) forgetFinalBlocks() {
+	for _, e := range f.blocks {
+		if a := f.model.sessions[Key{e.row.Tenant, e.row.Session}]; e.row.final() && a.blocks[e.row.ID] == e {
+			a.blocks[e.row.ID] = f.model.final
+		}
+	}
 }
 
 // useSession returns a session of the model, and records that this fold uses it.

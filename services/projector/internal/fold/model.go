@@ -23,6 +23,9 @@ type Model struct {
 	rows          int
 	stateInterval int64 // defaultStateInterval, except in tests
 
+	// final stands for each block that is complete and stored, of which no further event changes anything.
+	final *entry[Block]
+
 	lastDay  string // result of the last call of day
 	dayBegin int64  // Unix time at which lastDay begins; not set while lastDay is ""
 
@@ -38,6 +41,7 @@ func New(group, limit int) *Model {
 		entries: map[Key]*entry[Entry]{}, versions: map[Child]*entry[Version]{},
 		tenantUsage: map[Key]*entry[TenantUsage]{}, tenantBudgets: map[Key]*entry[TenantBudget]{},
 		tenantLimits: map[string]*entry[TenantLimits]{}, stateInterval: defaultStateInterval,
+		final: &entry[Block]{row: Block{Status: string(events.StatusComplete)}, stored: true},
 	}
 }
 
