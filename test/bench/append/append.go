@@ -33,7 +33,7 @@ const minAppends = 4
 const ackTimeout = 2 * time.Minute
 
 // target is the required share of the rate of raw guarded publishes.
-const target = 0.8
+const target = 0.85
 
 // Benchmark is the subcommand append.
 type Benchmark struct {
@@ -156,29 +156,33 @@ func measure(ctx context.Context, b *harness.Bench, sessions, rounds int, each t
 	if err != nil {
 		return row.Row{}, err
 	}
-	var raws, logs []func(context.Context) error
+	var raws, owners, logs []func(context.Context) error
 	for i := range sessions {
 		logs = append(logs, logWriter(log, i))
-		w, err := rawWriter(t.owner, i)
+		raw, err := rawWriter(t.executor, "raw", i)
 		if err != nil {
 			return row.Row{}, err
 		}
-		raws = append(raws, w)
+		owner, err := rawWriter(t.owner, "owner", i)
+		if err != nil {
+			return row.Row{}, err
+		}
+		raws, owners = append(raws, raw), append(owners, owner)
 	}
-	// Warm up both, so that neither pays for the first files and subjects.
-	for _, writers := range [][]func(context.Context) error{raws, logs} {
+	// Warm up all, so that none pays for the first files and subjects.
+	for _, writers := range [][]func(context.Context) error{raws, owners, logs} {
 		if _, _, err := drive(ctx, writers, each/4); err != nil {
 			return row.Row{}, err
 		}
 	}
-	var raw, through result
+	var raw, owner, through result
 	for i := range rounds {
 		kinds := []struct {
 			writers []func(context.Context) error
 			into    *result
-		}{{raws, &raw}, {logs, &through}}
+		}{{raws, &raw}, {owners, &owner}, {logs, &through}}
 		if i%2 == 1 {
-			kinds[0], kinds[1] = kinds[1], kinds[0]
+			slices.Reverse(kinds)
 		}
 		for _, k := range kinds {
 			took, samples, err := drive(ctx, k.writers, each)
@@ -188,21 +192,21 @@ func measure(ctx context.Context, b *harness.Bench, sessions, rounds int, each t
 			k.into.add(took, samples)
 		}
 	}
-	return toRow(sessions, &raw, &through), nil
+	return toRow(sessions, &raw, &owner, &through), nil
 }
 
 // toRow compares round by round: measurements of the same round shared the same disk and cores.
-func toRow(sessions int, raw, through *result) row.Row {
+func toRow(sessions int, raw, owner, through *result) row.Row {
 	var ratios []float64
 	for i, r := range raw.rates {
 		ratios = append(ratios, through.rates[i]/r)
 	}
 	ratio := harness.Median(ratios)
 	return row.Row{
-		What:     fmt.Sprintf("append through jslog, signed, in an account of its own, sessions: %d", sessions),
-		Target:   "80 % of raw guarded publishes in one account",
+		What:     fmt.Sprintf("append through jslog, signed, sessions: %d", sessions),
+		Target:   fmt.Sprintf("%.0f %% of raw guarded publishes of the same user", 100*target),
 		Measured: fmt.Sprintf("%.0f/s", harness.Median(through.rates)),
-		Against:  fmt.Sprintf("raw %.0f/s, p50 %.2f ms, p99 %.2f ms", harness.Median(raw.rates), row.Percentile(raw.samples, 0.5), row.Percentile(raw.samples, 0.99)),
+		Against:  fmt.Sprintf("raw %.0f/s, p50 %.2f ms, p99 %.2f ms; raw in the account of the stream %.0f/s", harness.Median(raw.rates), row.Percentile(raw.samples, 0.5), row.Percentile(raw.samples, 0.99), harness.Median(owner.rates)),
 		Ratio:    ratio,
 		P50Ms:    row.Percentile(through.samples, 0.5),
 		P99Ms:    row.Percentile(through.samples, 0.99),
@@ -297,8 +301,8 @@ func logWriter(log *jslog.Log, i int) func(context.Context) error {
 }
 
 // rawWriter publishes the bytes of such a commit, encoded beforehand.
-func rawWriter(js jetstream.JetStream, i int) (func(context.Context) error, error) {
-	s := subject("raw", i)
+func rawWriter(js jetstream.JetStream, kind string, i int) (func(context.Context) error, error) {
+	s := subject(kind, i)
 	c, err := newWriter(s.ID).next(i).Seal(s, "")
 	if err != nil {
 		return nil, err
