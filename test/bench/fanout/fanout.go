@@ -116,6 +116,9 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 // report writes the rows of one load.
 func (m *Benchmark) report(b *harness.Bench, r *result) error {
 	load := fmt.Sprintf("at %d sessions, 10 events/s each (9 of 10 text), %s, %.0f s", r.sessions, r.mode, m.Each.Seconds())
+	if flags := m.disturbances(); flags != "" {
+		load += "," + flags
+	}
 	command := harness.Command(fmt.Sprintf("fanout --sessions %d --modes %s --each %s%s", r.sessions, r.mode, m.Each, m.disturbances()))
 	age := row.Row{
 		What:   "runner's line to WebSocket " + load,
