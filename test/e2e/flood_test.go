@@ -2,13 +2,11 @@ package e2e
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -21,19 +19,12 @@ import (
 // playedSystem starts all services with a gateway for many clients and runners that play a script.
 func playedSystem(t *testing.T, script fake.Script) (*system.System, *system.Client) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "spool-played-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // Postgres, which runs as another user, enters it
-		t.Fatal(err)
-	}
-	s, err := system.Start(t.Context(), system.Config{Dir: filepath.Join(dir, "data"), Provider: fake.New(script), Gateway: gateway.Config{MaxTenantStreams: 10_000, MaxConnections: 10_000, MaxAddressConns: 10_000}})
+	s, err := system.Start(t.Context(), system.Config{Dir: t.TempDir(), Provider: fake.New(script), Gateway: gateway.Config{MaxTenantStreams: 10_000, MaxConnections: 10_000, MaxAddressConns: 10_000}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := errors.Join(s.Close(), os.RemoveAll(dir)); err != nil {
+		if err := s.Close(); err != nil {
 			t.Error(err)
 		}
 	})
@@ -182,10 +173,15 @@ func TestFlood_OfTextReachesEveryClientOnce(t *testing.T) {
 }
 
 // TestFlood_OfReconnectingClients tests that 5,000 clients whose gateway is replaced connect again at once, and that each
-// receives every event of its session once.
+// receives every event of its session once. They are fewer where this process may not open so many files.
 func TestFlood_OfReconnectingClients(t *testing.T) {
 	t.Parallel()
-	const clients, sessions, pieces = 5000, 50, 20
+	const sessions, pieces = 50, 20
+	var files syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files); err != nil {
+		t.Fatal(err)
+	}
+	clients := min(5000, int64(files.Cur/3)) //nolint:gosec // far below the limit
 	begin, goOn := make(chan struct{}), make(chan struct{})
 	s, c := playedSystem(t, func(ctx context.Context, turn *fake.Turn) {
 		text := ""
@@ -265,12 +261,12 @@ func readAcross(ctx context.Context, c *system.Client, session string, dials cha
 			if err != nil {
 				break
 			}
-			if w.Seq == 0 {
-				continue // text in flight
+			if w.Type == events.TextDelta {
+				continue // text in flight has the seq of the event before it
 			}
 			if w.Seq != seq+1 {
 				socket.Close()
-				return fmt.Errorf("event %d after %d", w.Seq, seq)
+				return fmt.Errorf("event %d, %s, after %d", w.Seq, w.Type, seq)
 			}
 			if seq = w.Seq; events.Terminal(w.Type) {
 				socket.Close()
