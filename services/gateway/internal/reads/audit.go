@@ -124,6 +124,7 @@ func (s *Store) keyIDsByName(ctx context.Context, tenant, name string) ([]string
 	return append(ids, name), err
 }
 
+// auditEntry converts a row of the audit to an API message, and returns the cursor after that row.
 func auditEntry(r pgx.Rows) (*spoolv1.AuditEntry, auditCursor, error) {
 	e := &spoolv1.AuditEntry{Actor: &spoolv1.AuditActor{}}
 	var at time.Time
@@ -143,11 +144,13 @@ func auditEntry(r pgx.Rows) (*spoolv1.AuditEntry, auditCursor, error) {
 	return e, p, nil
 }
 
+// auditDigest returns a digest of the tenant and the filter, by which a page token of another list is recognized.
 func auditDigest(tenant string, f AuditFilter) string {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%q", []string{tenant, f.Session, f.Actor, f.Since}))
 	return hex.EncodeToString(sum[:8])
 }
 
+// token returns the page token of a page that ended at p.
 func (p auditCursor) token(digest string) string {
 	p.Filter = digest
 	b, err := json.Marshal(p)

@@ -215,7 +215,7 @@ func (s *Store) OpenTexts(ctx context.Context, p SessionState, ids []string) (li
 	return list, err
 }
 
-// Tip is the end of a session, and its open blocks.
+// Tip is the end of a session: its last event, its metadata and its open blocks.
 type Tip struct {
 	Seq      uint32
 	Position string
@@ -223,7 +223,7 @@ type Tip struct {
 	Open     []OpenText
 }
 
-// Tip returns a session's end.
+// Tip returns the seq and the position of a session's last event, the session's metadata, and its open blocks.
 func (s *Store) Tip(ctx context.Context, tenant, session string) (Tip, error) {
 	var t Tip
 	err := s.awaitRead(ctx, s.searchSession(tenant, session), func() error {

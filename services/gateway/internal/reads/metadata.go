@@ -130,6 +130,7 @@ type change struct {
 	metadata string
 }
 
+// readChange decodes the JSON of an event that sets the session's metadata. seq is the seq of the event.
 func readChange(seq uint32, event string) (change, error) {
 	var w struct {
 		Data struct {

@@ -165,9 +165,11 @@ func trimPage[T any](list []T, size uint32) ([]T, bool) {
 	return list[:size], true
 }
 
-// makeToken returns the page token for the last id of a page. It is opaque to clients, so that it may change.
+// makeToken returns the page token for a page that ended at an id. The token is opaque to clients, so that its form may change.
 func makeToken(id string) string { return base64.RawURLEncoding.EncodeToString([]byte(id)) }
 
+// readToken returns the id in a token from makeToken, or "" for "". It returns INVALID_REQUEST for other text, and for an id of another
+// kind.
 func readToken(kind events.Kind, token string) (string, error) {
 	if token == "" {
 		return "", nil

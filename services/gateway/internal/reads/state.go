@@ -426,7 +426,7 @@ func (s *Store) inheritedSnapshot(ctx context.Context, tenant string, f *events.
 	return out, err
 }
 
-// SnapshotEvent is a snapshot and the event that names it.
+// SnapshotEvent is the seq of an event that names a snapshot, and the snapshot's name.
 type SnapshotEvent struct {
 	Seq  uint32
 	Name string

@@ -208,7 +208,7 @@ func admissionOf(r *http.Request) *admission.Request {
 	return admission.From(r.Context())
 }
 
-// streamHandler returns the handler of a streaming route, or nil for other routes.
+// streamHandler returns the handler of a WebSocket or SSE route, or nil for other routes.
 func (h *Handler) streamHandler(w *statusRecorder, r *http.Request) func() error {
 	session, streams := strings.CutPrefix(r.URL.Path, streamPrefix)
 	session, ends := strings.CutSuffix(session, streamSuffix)
@@ -329,6 +329,7 @@ func (a *statusRecorder) Write(b []byte) (int, error) {
 // Unwrap returns the wrapped ResponseWriter.
 func (a *statusRecorder) Unwrap() http.ResponseWriter { return a.ResponseWriter }
 
+// code returns the status that was sent, or 200 if the handler has written nothing.
 func (a *statusRecorder) code() int {
 	if a.status == 0 {
 		return http.StatusOK

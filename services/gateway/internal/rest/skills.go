@@ -35,7 +35,7 @@ func (h *Handler) skillHandler(r *http.Request) func(*statusRecorder, *http.Requ
 	return func(w *statusRecorder, r *http.Request) error { return h.getArchive(w, r, slug) }
 }
 
-// pushSkill uploads a skill ZIP.
+// pushSkill stores the request body, a ZIP, as a version of a skill.
 func (h *Handler) pushSkill(w *statusRecorder, r *http.Request) error {
 	w.route = skillsPath
 	if err := allow(w, r); err != nil {
@@ -77,7 +77,7 @@ func (h *Handler) pushSkill(w *statusRecorder, r *http.Request) error {
 	return nil
 }
 
-// getArchive returns the ZIP of a version.
+// getArchive writes the ZIP of a skill's version.
 func (h *Handler) getArchive(w *statusRecorder, r *http.Request, slug string) error {
 	w.route = skillsPath + "/{slug}" + archiveSuffix
 	if !slices.Contains([]string{http.MethodGet, http.MethodHead}, r.Method) {

@@ -53,6 +53,7 @@ func isHealth(method string) bool {
 	return strings.HasPrefix(method, "/"+healthv1.Health_ServiceDesc.ServiceName+"/")
 }
 
+// authorization returns the first value of the call's authorization metadata, or "" if it has none.
 func authorization(md metadata.MD) string {
 	if list := md.Get("authorization"); len(list) > 0 {
 		return list[0]
@@ -70,7 +71,7 @@ func userOf(md metadata.MD) (string, error) {
 	return auth.User(name, md.Get(name))
 }
 
-// decidedKey is the context key of the function that ends the wait for the look-up of a call's key.
+// decidedKey is the context key of a func() that admit calls when the API key of the call was looked up, or was refused.
 type decidedKey struct{}
 
 // tap runs before a call gets a stream, in the goroutine that reads the connection. It refuses a call whose key is

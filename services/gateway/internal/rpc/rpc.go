@@ -154,6 +154,7 @@ func (s *Server) Health(ctx context.Context, check func(context.Context) map[str
 	}
 }
 
+// services returns the full names of the services that the health service reports on.
 func services() (names []string) {
 	list := spoolv1.File_spool_v1_spool_proto.Services()
 	for i := range list.Len() {
