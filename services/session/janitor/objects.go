@@ -78,8 +78,8 @@ func (b *bucket) sessions(ctx context.Context) (map[sessionKey][]object, error) 
 	return list, nil
 }
 
-// of returns the objects of a session.
-func (b *bucket) of(ctx context.Context, k sessionKey) ([]object, error) {
+// objectsOf returns the objects of a session.
+func (b *bucket) objectsOf(ctx context.Context, k sessionKey) ([]object, error) {
 	list, err := b.sessions(ctx)
 	return list[k], err
 }

@@ -53,7 +53,7 @@ func (h *Handler) resolveSession(ctx context.Context, c command.Command, b comma
 	if b.Transcript != nil && agent == nil {
 		b.Architecture = cmp.Or(b.Architecture, b.Transcript.Architecture)
 	}
-	if out.Architecture, err = resolve(b.Architecture, agent); err != nil {
+	if out.Architecture, err = resolveArchitecture(b.Architecture, agent); err != nil {
 		return out, err
 	}
 	if out.Transcript = b.Transcript; out.Transcript != nil {
@@ -95,8 +95,8 @@ func checkTranscript(c command.Command, t events.Transcript, architecture string
 	return nil
 }
 
-// resolve returns the agent's architecture or, without an agent, that of the request.
-func resolve(asked string, agent *events.AgentSpec) (string, error) {
+// resolveArchitecture returns the agent's architecture or, without an agent, that of the request.
+func resolveArchitecture(asked string, agent *events.AgentSpec) (string, error) {
 	name := cmp.Or(asked, architecture.Spool)
 	if agent != nil {
 		name = cmp.Or(asked, agent.Architecture)
@@ -153,7 +153,8 @@ func (h *Handler) options(o events.Options) events.Options {
 	return o
 }
 
-// update merges changed options into the current ones. A cleared option has the service's default again.
+// update returns the command that changes a session's options: the current ones, merged with the changed ones. A cleared option has the
+// service's default again.
 func (h *Handler) update(b command.UpdateSession, l *eventlog.Loaded, base session.Base) (session.Command, error) {
 	o, err := command.Merge(l.Life.Options, b.Options, b.Clear)
 	if err == nil && b.Options != nil { // the session's image was allowed when the session was created, and an executor checks it again
@@ -165,6 +166,7 @@ func (h *Handler) update(b command.UpdateSession, l *eventlog.Loaded, base sessi
 	return session.UpdateOptions{Base: base, Options: h.options(o), Metadata: b.Metadata}, err
 }
 
+// checkUpdate refuses an invalid change of a session's options.
 func checkUpdate(b command.UpdateSession) error {
 	if b.Options != nil {
 		if err := errors.Join(command.CheckUnchanged(b.Options), command.CheckOptions(*b.Options)); err != nil {
@@ -177,6 +179,7 @@ func checkUpdate(b command.UpdateSession) error {
 	return checkMetadata(b.Metadata)
 }
 
+// post returns the command that adds a message to a loaded session.
 func post(c command.Command, b command.PostMessage, base session.Base, l *eventlog.Loaded) session.Post {
 	return session.Post{
 		Base: base, ExecutionID: c.ExecutionID, Content: b.Content, Parts: b.Parts, Metadata: b.Metadata,
@@ -184,6 +187,7 @@ func post(c command.Command, b command.PostMessage, base session.Base, l *eventl
 	}
 }
 
+// checkPost refuses an invalid message.
 func checkPost(c command.Command, b command.PostMessage) error {
 	if err := errors.Join(checkFiles(c, b.Files), checkEnvironment(b.Environment)); err != nil {
 		return err

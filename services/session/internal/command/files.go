@@ -30,6 +30,7 @@ func fileBuilder(c command.Command) (builder, error) {
 	}
 }
 
+// checkFiles refuses an invalid uploaded file.
 func checkFiles(c command.Command, list []command.File) error {
 	for i, f := range list {
 		if err := f.Check(fmt.Sprintf("workspaceFiles[%d]", i), c.Tenant, c.SessionID); err != nil {
@@ -47,6 +48,7 @@ func files(c command.Command, list []command.File) []session.File {
 	return out
 }
 
+// file converts an uploaded file. Its object has the name that the gateway gave it or, without one, that of its SHA-256.
 func file(c command.Command, f command.File) session.File {
 	if f.Object == "" {
 		f.Object = command.FileObject(c.Tenant, c.SessionID, f.SHA256)

@@ -166,6 +166,7 @@ func (h *Handler) read(ctx context.Context, parent *eventlog.Loaded, walk *fork.
 	return last, nil
 }
 
+// cutError converts an error of a fork.Walk to the refusal of the fork.
 func cutError(err error) error {
 	var ahead *fork.AheadError
 	switch {
@@ -193,7 +194,7 @@ func (h *Handler) forkAgent(ctx context.Context, c command.Command, name string,
 	if err != nil {
 		return err
 	}
-	if _, err := resolve(before.Architecture, agent); err != nil {
+	if _, err := resolveArchitecture(before.Architecture, agent); err != nil {
 		return invalid("agent", fmt.Sprintf("the agent is made for %s, and the session is of %s: the conversation can be continued by an agent of the same architecture only", agent.Architecture, before.Architecture))
 	}
 	if agent != nil && agent.Limits.Turns > 0 && !definition.CountsTurns(out.Architecture) && !isolated(out.Provider) {

@@ -142,6 +142,7 @@ func checkIDs(c command.Command) error {
 	return events.CheckID("sessionId", events.KindSession, c.SessionID)
 }
 
+// do carries out a command of any type. The error is a *command.Error if the command is refused.
 func (h *Handler) do(ctx context.Context, c command.Command) (command.Answer, error) {
 	switch c.Type {
 	case command.TypeCreateKey:
@@ -170,6 +171,7 @@ func (h *Handler) do(ctx context.Context, c command.Command) (command.Answer, er
 // error if the request itself is invalid.
 type builder func(l *eventlog.Loaded, base session.Base) (session.Command, error)
 
+// builder decodes and checks a command on a session, and returns its builder.
 func (h *Handler) builder(ctx context.Context, c command.Command) (builder, error) {
 	switch c.Type {
 	case command.TypeCreateSession:

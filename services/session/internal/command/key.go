@@ -142,6 +142,7 @@ func (h *Handler) isRevoked(ctx context.Context, tenant, keyID string) (bool, er
 	return key.revoked, err
 }
 
+// makerRevoked returns the refusal for a key whose maker, the actor's key, was revoked meanwhile.
 func makerRevoked() error {
 	return &command.Error{Code: "UNAUTHENTICATED", Field: "Authorization", Detail: "the API key was revoked; no key was made"}
 }

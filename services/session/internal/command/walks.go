@@ -10,10 +10,10 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// Limits of walks.
+// Limits of a walkCache.
 const (
-	maxWalked  = 64   // sessions
-	maxMarks   = 64   // of a session
+	maxWalked  = 64   // sessions in the cache
+	maxMarks   = 64   // marks of a session
 	firstMarks = 1000 // events between two marks of a session, as long as they are not too many
 )
 

@@ -12,7 +12,7 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// schedule publishes the session's schedule, which replaces the one before.
+// schedule stores the message that sets the session's timer to fire at a time. It replaces the timer that was set before.
 func (r *Reactor) schedule(ctx context.Context, l *eventlog.Loaded, at time.Time) error {
 	body, err := topology.SessionRef{Tenant: l.Tenant, Session: l.ID}.Encode()
 	if err != nil {

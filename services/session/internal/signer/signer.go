@@ -56,13 +56,13 @@ type Signer struct {
 	mu    sync.Mutex
 	ended []map[session]bool // sessions whose execution has ended, by shard
 
-	last []tip // by shard: the last entry that this copy has seen
+	last []chainEnd // by shard: the last entry that this copy has seen
 }
 
 type session struct{ tenant, id string }
 
-// tip is the end of a shard's chain.
-type tip struct {
+// chainEnd is the end of a shard's chain.
+type chainEnd struct {
 	seq   uint64 // sequence in the stream of heads, 0 for none
 	entry heads.Entry
 	hash  string
@@ -73,7 +73,7 @@ type tip struct {
 func New(cfg Config) *Signer {
 	s := &Signer{
 		cfg: cfg, stream: bus.NewStreamHandle(cfg.JetStream, topology.StreamHeads), wake: make(chan struct{}, 1),
-		ended: make([]map[session]bool, cfg.Log.Shards()), last: make([]tip, cfg.Log.Shards()),
+		ended: make([]map[session]bool, cfg.Log.Shards()), last: make([]chainEnd, cfg.Log.Shards()),
 	}
 	for i := range s.ended {
 		s.ended[i] = map[session]bool{}
@@ -117,6 +117,7 @@ func (s *Signer) Run(ctx context.Context) error {
 	}
 }
 
+// pass calls sign for each shard, and logs and counts its errors.
 func (s *Signer) pass(ctx context.Context, sign func(context.Context, int) error) {
 	for shard := range s.ended {
 		within, cancel := context.WithTimeout(ctx, passTime)
@@ -136,7 +137,7 @@ func (s *Signer) pass(ctx context.Context, sign func(context.Context, int) error
 func (s *Signer) signChanges(ctx context.Context, shard int) error {
 	again := false // this copy has just stored an entry that did not hold all changes
 	for {
-		t, err := s.tip(ctx, shard)
+		t, err := s.readEnd(ctx, shard)
 		if err != nil {
 			return err
 		}
@@ -245,7 +246,7 @@ func (s *Signer) signEnded(ctx context.Context, shard int) error {
 	}
 	slices.SortFunc(list, func(a, b heads.Head) int { return cmp.Compare(a.Seq, b.Seq) })
 	for {
-		t, err := s.tip(ctx, shard)
+		t, err := s.readEnd(ctx, shard)
 		if err != nil {
 			return err
 		}
@@ -259,23 +260,23 @@ func (s *Signer) signEnded(ctx context.Context, shard int) error {
 	}
 }
 
-// tip reads the end of a shard's chain. If the chain ends before an entry that this copy has seen, it was cut. Then
+// readEnd reads the end of a shard's chain. If the chain ends before an entry that this copy has seen, it was cut. Then
 // nothing more is signed, because the next entry would hide the cut.
-func (s *Signer) tip(ctx context.Context, shard int) (tip, error) {
+func (s *Signer) readEnd(ctx context.Context, shard int) (chainEnd, error) {
 	stream, err := s.stream.Open(ctx)
 	if err != nil {
-		return tip{}, err
+		return chainEnd{}, err
 	}
 	m, err := stream.GetLastMsgForSubject(ctx, topology.HeadSubject(shard))
 	seen := s.last[shard]
 	if errors.Is(err, jetstream.ErrMsgNotFound) {
 		if seen.seq > 0 {
-			return tip{}, cutError(shard, seen)
+			return chainEnd{}, cutError(shard, seen)
 		}
-		return tip{}, nil
+		return chainEnd{}, nil
 	}
 	if err != nil {
-		return tip{}, fmt.Errorf("read the last signed heads: %w", err)
+		return chainEnd{}, fmt.Errorf("read the last signed heads: %w", err)
 	}
 	if m.Sequence == seen.seq {
 		return seen, nil
@@ -283,12 +284,12 @@ func (s *Signer) tip(ctx context.Context, shard int) (tip, error) {
 	e, hash, err := heads.Open(m.Data)
 	if err != nil {
 		s.cfg.Logger.Error("the last signed heads cannot be read; a new chain begins after them", "shard", shard, "sequence", m.Sequence, "error", err)
-		return tip{seq: m.Sequence}, nil
+		return chainEnd{seq: m.Sequence}, nil
 	}
 	if e.N <= seen.entry.N && m.Sequence < seen.seq {
-		return tip{}, cutError(shard, seen)
+		return chainEnd{}, cutError(shard, seen)
 	}
-	t := tip{seq: m.Sequence, entry: e, hash: hash, at: seen.at}
+	t := chainEnd{seq: m.Sequence, entry: e, hash: hash, at: seen.at}
 	if e.Through > seen.entry.Through {
 		t.at = e.Time
 	}
@@ -296,13 +297,14 @@ func (s *Signer) tip(ctx context.Context, shard int) (tip, error) {
 	return t, nil
 }
 
-func cutError(shard int, seen tip) error {
+// cutError returns the error for a chain that no longer has the entry seen.
+func cutError(shard int, seen chainEnd) error {
 	return fmt.Errorf("%s ends before entry %d, which was there at %s: the stream %s was cut; look at the log with spool verify, and restart the service to go on",
 		heads.Subject(shard), seen.entry.N, seen.entry.Time.UTC().Format(time.RFC3339), topology.StreamHeads)
 }
 
 // store appends an entry. It returns false if another copy appended first.
-func (s *Signer) store(ctx context.Context, shard int, t tip, through uint64, list []heads.Head) (bool, error) {
+func (s *Signer) store(ctx context.Context, shard int, t chainEnd, through uint64, list []heads.Head) (bool, error) {
 	e := heads.Entry{Shard: shard, N: t.entry.N + 1, Prev: t.hash, Time: s.cfg.Now().UTC(), Through: through, Heads: list}
 	data, hash, err := e.Seal(s.cfg.Key)
 	if err != nil {
@@ -316,7 +318,7 @@ func (s *Signer) store(ctx context.Context, shard int, t tip, through uint64, li
 	if err != nil {
 		return false, fmt.Errorf("store signed heads: %w", err)
 	}
-	next := tip{seq: ack.Sequence, entry: e, hash: hash, at: t.at}
+	next := chainEnd{seq: ack.Sequence, entry: e, hash: hash, at: t.at}
 	if through > t.entry.Through {
 		next.at = e.Time
 	}

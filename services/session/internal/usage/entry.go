@@ -39,6 +39,7 @@ func month(day string) string { return day[:len("2006-01")] }
 // window is the range of days and months that an entry keeps: from these on.
 type window struct{ day, month string }
 
+// windowAt returns the window that an entry keeps at a time.
 func windowAt(now time.Time) window {
 	now = now.UTC()
 	return window{now.Add(-keepDays).Format(time.DateOnly), month(now.Add(-keepMonths).Format(time.DateOnly))}
@@ -196,6 +197,7 @@ func (e *entry) since(period events.Period, from string) budget.Usage {
 	return sum
 }
 
+// dropBefore removes the days or months before first.
 func dropBefore(usage map[string]budget.Usage, first string) {
 	for k := range usage {
 		if k < first {

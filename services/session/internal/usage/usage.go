@@ -445,11 +445,11 @@ func (l *leader) write(ctx context.Context, all bool) error {
 	if !all {
 		return nil
 	}
-	return l.check(ctx)
+	return l.writeCheckpoint(ctx)
 }
 
-// check writes the checkpoint if its positions changed.
-func (l *leader) check(ctx context.Context) error {
+// writeCheckpoint writes the checkpoint if its positions changed.
+func (l *leader) writeCheckpoint(ctx context.Context) error {
 	if slices.Equal(l.positions, l.stored) {
 		return nil
 	}
