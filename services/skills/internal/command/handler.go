@@ -130,6 +130,7 @@ func notFound(ref events.Reference) *command.Error {
 	return &command.Error{Code: codeNotFound, Field: "version", Detail: fmt.Sprintf("there is no skill %s, or no such version of it", ref)}
 }
 
+// do carries out a command of any type.
 func (h *Handler) do(ctx context.Context, c command.Command) (command.Answer, error) {
 	switch c.Type {
 	case command.TypePushSkill:
@@ -167,6 +168,7 @@ func checkReference(ref events.Reference) error {
 	}
 }
 
+// badReference converts the error of an invalid reference to a refusal.
 func badReference(bad *events.ReferenceError) error {
 	if bad.Field == "" {
 		return invalid("ref", bad.Detail)
