@@ -117,6 +117,7 @@ func (g *group) begin(ctx context.Context) (err error) {
 	return nil
 }
 
+// readCheckpoint loads the group's checkpoint from Postgres.
 func (g *group) readCheckpoint(ctx context.Context) error {
 	return g.p.writer.use(ctx, g.conn, func(c *lockConnection) (err error) {
 		g.checkpoint, err = c.store.Checkpoint(ctx, g.n)
@@ -184,7 +185,7 @@ func (g *group) projectWaiting(ctx context.Context) error {
 		return nil
 	}
 	g.p.counts.stepBegan(g.n, items)
-	t := turn{w: g.p.writer}
+	t := roundMember{w: g.p.writer}
 	if !more {
 		var err error
 		if t, err = g.p.writer.begin(ctx); err != nil {
