@@ -162,16 +162,18 @@ type sessionCheck struct {
 	suspects []Problem
 }
 
+// chain is the state of the check for one subject.
 type chain struct {
 	begun bool
 	hash  string // "" if the last commit could not be read: then any link is accepted
 	v     int    // the newest commit version so far
 }
 
+// executionCheck is the state of the check for one execution.
 type executionCheck struct {
 	accepted Position
 	end      events.Type // "" while it is open
-	at       Position
+	at       Position    // of its end
 }
 
 // full reports whether the report has no room for further problems.

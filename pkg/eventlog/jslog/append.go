@@ -47,6 +47,8 @@ type attempt struct {
 	joined      bool // the first publish went through the stream's batcher
 }
 
+// run publishes the commit until its outcome is known: it is stored, another commit took its place (*eventlog.ConflictError), or the
+// server refuses it.
 func (a *attempt) run(ctx context.Context) (eventlog.Head, error) {
 	b := a.log.backoff()
 	for {
@@ -123,6 +125,7 @@ func (a *attempt) message() *nats.Msg {
 	return msg
 }
 
+// publishSingly publishes the commit in a message of its own. It returns nats.ErrTimeout if there is no acknowledgement in time.
 func (a *attempt) publishSingly(ctx context.Context, timeout time.Duration) (*jetstream.PubAck, error) {
 	future, err := a.log.pub.PublishMsgAsync(a.message(), jetstream.WithRetryAttempts(0))
 	if err != nil {

@@ -138,6 +138,7 @@ func (c *count) isExact(later *jetstream.StreamInfo) bool {
 		second.LastSeq >= first.LastSeq && second.Msgs == first.Msgs+(second.LastSeq-first.LastSeq)
 }
 
+// leader returns the name of the server that leads the stream, or "" without a cluster.
 func leader(info *jetstream.StreamInfo) string {
 	if info.Cluster == nil {
 		return ""

@@ -185,6 +185,7 @@ func (l *Log) lastBefore(ctx context.Context, foreign *eventlog.ForeignError, s 
 	return head, nil
 }
 
+// headOf decodes the last message of a subject to a head. The error wraps *eventlog.ForeignError if it is not part of the log.
 func (l *Log) headOf(ctx context.Context, s events.Subject, m message) (eventlog.Head, error) {
 	c, err := l.decode(ctx, s, m)
 	if err != nil {
@@ -246,7 +247,7 @@ func (l *Log) fromLeader(ctx context.Context, stream string, r getRequest) (mess
 	if err != nil {
 		return message{}, err
 	}
-	for b := l.reading(); ; {
+	for b := l.readBackoff(); ; {
 		m, err := l.askLeader(ctx, stream, req)
 		if err == nil || !transient(err) {
 			return m, err
@@ -257,6 +258,8 @@ func (l *Log) fromLeader(ctx context.Context, stream string, r getRequest) (mess
 	}
 }
 
+// askLeader sends one request to the stream's leader. It returns eventlog.ErrNotFound if there is no such message, and a transient
+// error (see transient) if the leader cannot answer now.
 func (l *Log) askLeader(ctx context.Context, stream string, req []byte) (message, error) {
 	reply, err := l.request(ctx, "STREAM.MSG.GET."+stream, req)
 	if err != nil {
@@ -288,7 +291,7 @@ func (l *Log) askLeader(ctx context.Context, stream string, req []byte) (message
 	return m, nil
 }
 
-// direct asks any replica. The response is the message itself, with its position in headers.
+// direct requests a message from any replica. It returns eventlog.ErrNotFound if the replica has no such message.
 func (l *Log) direct(ctx context.Context, api string, req []byte) (message, error) {
 	reply, err := l.request(ctx, api, req)
 	if err != nil {
@@ -331,7 +334,7 @@ func serverHeader(reply *nats.Msg, name string) string {
 
 // request repeats a read, which is idempotent, until the server responds or ctx is done.
 func (l *Log) request(ctx context.Context, api string, req []byte) (*nats.Msg, error) {
-	b := l.reading()
+	b := l.readBackoff()
 	for {
 		try, cancel := context.WithTimeout(ctx, b.timeout())
 		reply, err := l.nc.RequestWithContext(try, l.prefix+api, req)

@@ -22,6 +22,7 @@ type payloads struct {
 	bucket jetstream.ObjectStore
 }
 
+// open returns the bucket.
 func (p *payloads) open(ctx context.Context) (jetstream.ObjectStore, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -33,10 +33,11 @@ func newBackoff(first time.Duration) *backoff {
 	return &backoff{first: first, pauses: retry.Doubling(firstPause, lastPause)}
 }
 
+// backoff returns the backoff for an append.
 func (l *Log) backoff() *backoff { return newBackoff(l.ackTimeout) }
 
-// reading returns the backoff for reads, which are idempotent and can be repeated soon.
-func (l *Log) reading() *backoff { return newBackoff(l.ackTimeout / 5) }
+// readBackoff returns the backoff for reads, which are idempotent and can be repeated soon.
+func (l *Log) readBackoff() *backoff { return newBackoff(l.ackTimeout / 5) }
 
 // reset starts again with the first timeout and pause.
 func (b *backoff) reset() {
