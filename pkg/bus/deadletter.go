@@ -19,10 +19,9 @@ import (
 // advisory.
 const maxReason = 500
 
-// deadLetter moves a message to DEAD if its handler returns Poison, or after MaxDeliveries deliveries. The message is
-// acknowledged only after DEAD has stored the copy; until then it is redelivered. Watermill's PoisonQueue publishes
-// the message itself, to one topic and with the error's text as it is, see
-// TestWatermillPoisonQueue_CannotStoreDeadLetters.
+// deadLetter returns the middleware that moves a message to DEAD if its handler returns Poison, or after MaxDeliveries deliveries. The
+// message is acknowledged only after DEAD has stored the copy; until then it is redelivered. Watermill's PoisonQueue publishes the
+// message itself, to one topic and with the error's text as it is, see TestWatermillPoisonQueue_CannotStoreDeadLetters.
 func deadLetter(name string, cfg RouterConfig) message.HandlerMiddleware {
 	return func(next message.HandlerFunc) message.HandlerFunc {
 		return func(msg *message.Message) ([]*message.Message, error) {

@@ -143,7 +143,8 @@ func (p *pull) ask(n int) error {
 	return nil
 }
 
-// read reports whether m is a message of the stream; otherwise it is a response about the request.
+// read reports whether m is a message of the stream. Otherwise m is a response about the request; the error says why the pull must end,
+// and is nil if it may continue.
 func (p *pull) read(m *nats.Msg) (isMessage bool, err error) {
 	status := m.Header.Get("Status")
 	switch {
@@ -163,7 +164,7 @@ func (p *pull) read(m *nats.Msg) (isMessage bool, err error) {
 	return false, fmt.Errorf("pull: the server responded with %s %s", status, why)
 }
 
-// close closes the inbox and calls back for messages that still arrive.
+// close closes the inbox, and calls back for messages of the stream that still arrive.
 func (p *pull) close(back func(*nats.Msg)) {
 	p.nc.RemoveStatusListener(p.status)
 	if err := p.sub.Drain(); err == nil {

@@ -6,8 +6,8 @@ import (
 	"github.com/spoolhq/spool/pkg/retry"
 )
 
-// retryTransient runs the handler again while its error is Transient. The pause ends early with the message's context;
-// the handler's error is returned then too, because it becomes the reason of a dead letter. Watermill's Retry returns
+// retryTransient returns the middleware that runs the handler again while its error is Transient. The pause ends early with the
+// message's context; the handler's error is returned then too, because it becomes the reason of a dead letter. Watermill's Retry returns
 // the context's error instead, and omits every second pause if it may not retry all errors: see
 // TestWatermillRetry_LosesTheErrorAndSkipsPauses.
 func retryTransient(name string, cfg RouterConfig) message.HandlerMiddleware {

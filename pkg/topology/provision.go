@@ -275,6 +275,7 @@ func serverLimit(n int64) int64 {
 	return n
 }
 
+// equal reports whether two configurations agree in the settings that Spool owns and the server can change.
 func equal(a, b jetstream.StreamConfig) bool {
 	return a.Description == b.Description && sameSubjects(a.Subjects, b.Subjects) && a.Replicas == b.Replicas &&
 		a.Discard == b.Discard && a.MaxAge == b.MaxAge && a.MaxMsgs == b.MaxMsgs && a.MaxBytes == b.MaxBytes &&
@@ -283,6 +284,7 @@ func equal(a, b jetstream.StreamConfig) bool {
 		maps.Equal(a.Metadata, b.Metadata)
 }
 
+// provisionBuckets creates or updates the key-value and object buckets.
 func provisionBuckets(ctx context.Context, js jetstream.JetStream, replicas int) error {
 	for _, kv := range KeyValues() {
 		c := kv.Config
