@@ -51,6 +51,7 @@ func (x *text) finish() {
 	}
 }
 
+// show redacts more of the text and adds what is safe to journal.
 func (x *text) show(b []byte) {
 	if x.typed != nil && len(*x.typed) <= maxText {
 		*x.typed = append(*x.typed, b...)
@@ -58,6 +59,7 @@ func (x *text) show(b []byte) {
 	x.keep(x.redact.Write(b))
 }
 
+// keep adds redacted text. If the text gets too long, keep cuts it and adds cutNote.
 func (x *text) keep(b []byte) {
 	if len(x.known)+len(b) > maxText {
 		b = truncate.Prefix(b, maxText-len(x.known))
@@ -67,6 +69,7 @@ func (x *text) keep(b []byte) {
 	x.known = append(x.known, b...)
 }
 
+// waiting reports whether a part of the text is not journaled yet.
 func (x *text) waiting() bool { return x.sent < len(x.known) }
 
 // take returns the next piece to send, at most limit bytes of whole runes, and its offset.

@@ -246,6 +246,7 @@ func (t *Turn) setFields(conversation string, b events.Block, s events.BlockStat
 	return b
 }
 
+// find returns the open block with an id, or nil if there is none.
 func (t *Turn) find(id string) *openBlock {
 	i := slices.IndexFunc(t.open, func(b *openBlock) bool { return b.block.ID == id })
 	if i < 0 {
@@ -317,6 +318,7 @@ func (t *Turn) write(typ events.Type, conversation string, data any) {
 	t.put(typ, conversation, data)
 }
 
+// put journals a line, redacted and cut to the size of a line. After the end of the turn it drops the line.
 func (t *Turn) put(typ events.Type, conversation string, data any) {
 	if t.end != nil || t.cfg.Journal == nil {
 		t.cfg.Log.Debug("dropped outside a turn", "type", typ)

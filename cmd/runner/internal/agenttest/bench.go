@@ -360,6 +360,7 @@ func (b *Bench) Put(name, content string) {
 	b.put(filepath.Join(b.Folders.Workspace, name), content)
 }
 
+// put writes a file, and creates its folders.
 func (b *Bench) put(path, content string) {
 	b.t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {

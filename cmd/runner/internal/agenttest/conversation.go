@@ -83,7 +83,7 @@ type Confinement struct {
 // isDelta reports whether the line is a text delta.
 func isDelta(l runner.Line) bool { return l.Type == events.TextDelta }
 
-// sameProcess returns a function that checks that a turn was done by the warm process pid.
+// sameProcess returns a function that checks that the warm process with the id pid did a turn, and returns the turn.
 func sameProcess(t testing.TB, pid int) func(Turn) Turn {
 	return func(x Turn) Turn {
 		t.Helper()
@@ -94,6 +94,7 @@ func sameProcess(t testing.TB, pid int) func(Turn) Turn {
 	}
 }
 
+// anyProcess returns the turn without a check, where sameProcess does not apply.
 func anyProcess(x Turn) Turn { return x }
 
 // oneProcess checks that one process does all turns of a session, and what each of them leaves behind.
@@ -158,6 +159,7 @@ func oneProcess(t *testing.T, s Subject, c Conversation, confined *Confinement) 
 	noSecrets(t, b, c.Secrets)
 }
 
+// checkExtras sends the queries and checks their answers. same checks which process did each turn.
 func checkExtras(t testing.TB, b *Bench, all []Extra, same func(Turn) Turn) {
 	t.Helper()
 	for _, e := range all {
@@ -259,6 +261,7 @@ func CheckNothingSleeps(t testing.TB, b *Bench) {
 	await(t, "the interrupted command still runs", func() bool { return !isSleeping(t, b) })
 }
 
+// await waits until condition returns true, and fails the test with otherwise after waitTimeout.
 func await(t testing.TB, otherwise string, condition func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(waitTimeout); !condition(); time.Sleep(20 * time.Millisecond) {

@@ -74,6 +74,7 @@ func checkGoldens(t *testing.T, s Subject, g Goldens) {
 	}
 }
 
+// recordings returns the paths of all recordings in testdata.
 func recordings(t testing.TB) []string {
 	t.Helper()
 	paths, err := filepath.Glob("testdata/*/recording.jsonl")
@@ -176,6 +177,7 @@ func (g Goldens) replay(t testing.TB, place agent.Folders, steps []Step) ([]runn
 	return journal.Lines(), stdin.Sent()
 }
 
+// placeholders returns all placeholders, each followed by the text that it stands for.
 func (g Goldens) placeholders(place agent.Folders) []string {
 	pairs := []string{"{{workspace}}", place.Workspace, "{{state}}", place.State}
 	if g.Placeholders != nil {

@@ -104,6 +104,7 @@ func (r *recorder) Send(v any) error {
 	return err
 }
 
+// step writes one step to the recording.
 func (r *recorder) step(s Step) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -73,6 +73,8 @@ func (l *Loop) Run(ctx context.Context, q runner.Query, said *Transcript, record
 	return ended
 }
 
+// run alternates between answers of the model and tool calls, until an answer has no call, ctx ends or the limit is reached. An error
+// means that the transcript cannot be written.
 func (t *turn) run(ctx context.Context) (runner.Ended, error) {
 	if err := t.said.Add(userMessage(t.query)); err != nil {
 		return runner.Ended{}, err
@@ -135,6 +137,7 @@ func userMessage(q runner.Query) model.Message {
 	return m
 }
 
+// interruptedEnd returns the outcome of a turn that was interrupted.
 func interruptedEnd() runner.Ended { return runner.Ended{Outcome: runner.Interrupted} }
 
 // modelErrorEnd returns the outcome of a turn whose model gave no answer.
@@ -177,6 +180,7 @@ func (t *turn) system() string {
 	return s
 }
 
+// offers returns the tools in the form that the model receives.
 func (t *turn) offers() []model.Offer {
 	var out []model.Offer
 	for _, tl := range t.tools {
@@ -199,6 +203,7 @@ func (t *turn) do(ctx context.Context, call model.Call) string {
 	return text
 }
 
+// result runs a call if the policy allows it. Everything that goes wrong, including a panic of the tool, is in the result.
 func (t *turn) result(ctx context.Context, call model.Call) (r tool.Result) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -249,8 +254,10 @@ type answerBlocks struct {
 	order          []*shownCall
 }
 
+// shownCall is the open block of a tool call: its reference, and the id of the call.
 type shownCall struct{ ref, id string }
 
+// addDelta shows a piece of the answer. It opens a block for the first piece of a kind, and completes the block before it.
 func (s *answerBlocks) addDelta(d model.Delta) {
 	switch {
 	case d.Thinking != "":
@@ -280,6 +287,7 @@ func (s *answerBlocks) addDelta(d model.Delta) {
 	}
 }
 
+// stopThinking completes the open block of thinking, if there is one, with the fields of b.
 func (s *answerBlocks) stopThinking(b events.Block) {
 	if s.thinking != "" {
 		s.record.Complete(s.thinking, b)
@@ -287,6 +295,7 @@ func (s *answerBlocks) stopThinking(b events.Block) {
 	}
 }
 
+// stopText completes the open block of text, if there is one, with the fields of b.
 func (s *answerBlocks) stopText(b events.Block) {
 	if s.text != "" {
 		s.record.Complete(s.text, b)

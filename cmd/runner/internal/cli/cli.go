@@ -90,14 +90,14 @@ func Run(ctx context.Context, args []string, sys System) int {
 		kong.Vars{"egress": runner.EgressAddress, "journal_limit": strconv.Itoa(journal.DefaultLimit)},
 	)
 	if err != nil {
-		return say(sys, err, exitUsage)
+		return printError(sys, err, exitUsage)
 	}
 	k, err := parser.Parse(args)
 	if status >= 0 { // --help
 		return status
 	}
 	if err != nil {
-		return say(sys, err, exitUsage)
+		return printError(sys, err, exitUsage)
 	}
 	log := slog.New(slog.NewTextHandler(sys.Stderr, &slog.HandlerOptions{Level: c.LogLevel}))
 	if sys.Getenv(tokenVariable) != "" {
@@ -112,12 +112,13 @@ func Run(ctx context.Context, args []string, sys System) int {
 	case errors.As(err, &code):
 		return int(code)
 	case errors.As(err, &failed):
-		return say(sys, err, failed.code)
+		return printError(sys, err, failed.code)
 	}
-	return say(sys, err, exitFailed)
+	return printError(sys, err, exitFailed)
 }
 
-func say(sys System, err error, code int) int {
+// printError prints err on stderr, and returns the exit code.
+func printError(sys System, err error, code int) int {
 	if _, werr := fmt.Fprintf(sys.Stderr, "runner: %v\n", err); werr != nil {
 		return exitFailed
 	}

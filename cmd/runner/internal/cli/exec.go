@@ -79,6 +79,7 @@ type killableCommands struct {
 	Socket string `help:"Path of the serving runner's socket." env:"SPOOL_RUNNER_SOCKET"`
 }
 
+// prepare creates the folder, and returns the paths of <id>.pid and <id>.kill in it.
 func (r killableCommands) prepare() (pid, kill string, err error) {
 	if !commandID.MatchString(r.ID) {
 		return "", "", fmt.Errorf("id: %.100q: want 1 to 100 letters, digits, - and _", r.ID)

@@ -63,6 +63,7 @@ func (m *monitors) Tell(ctx context.Context, payloads ...events.Payload) string 
 	return m.sup.Tell(ctx, payloads...)
 }
 
+// activity returns what the agent does now, which determines how often the disk usage is measured.
 func (m *monitors) activity() watch.Activity {
 	switch running, resting := m.sup.Busy(); {
 	case running:

@@ -33,9 +33,11 @@ func (c *provideCommand) Run(sys *System) error {
 	if err != nil {
 		return withExitCode(fmt.Errorf("write the provided transcript: %w", err))
 	}
-	return sys.say(map[string]any{"type": "transcript_provided", "bytes": n})
+	return sys.printJSON(map[string]any{"type": "transcript_provided", "bytes": n})
 }
 
+// write copies the transcript from from into the state folder, and returns the number of bytes. It returns an error if the SHA-256 does
+// not match.
 func (c *provideCommand) write(root *os.Root, from io.Reader) (int64, error) {
 	const tmp = agent.Provided + ".new"
 	if err := errors.Join(root.MkdirAll(path.Dir(tmp), 0o700), root.RemoveAll(tmp)); err != nil {

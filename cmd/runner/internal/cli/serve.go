@@ -45,8 +45,8 @@ type disk struct {
 	stateOnly bool  // the workspace is not measured
 }
 
-// build returns a runtime of the agent that works in the folders of place. If disk is nil, neither files nor disk
-// usage are watched.
+// build returns the runtime of an agent that works in the folders of place; no process is started. disk is nil for a single query, whose
+// files and disk usage are not watched.
 func (l limits) build(sys *System, log *slog.Logger, place agent.Folders, disk *disk) (*agentRuntime, error) {
 	exe, err := sys.Executable()
 	if err != nil {
@@ -168,7 +168,7 @@ func ignoreHangups() (undo func()) {
 	return func() { signal.Stop(dropped) }
 }
 
-// egressFlags are the flags of the forwarder to the egress proxy.
+// egressFlags are the flags of the forwarder that connects agents to the egress proxy.
 type egressFlags struct {
 	Socket    string `help:"Path of the egress proxy's Unix socket; without it and without a server nothing listens. The variable SPOOL_RUNNER_EGRESS_TOKEN holds the sandbox's token." env:"SPOOL_RUNNER_EGRESS_SOCKET"`
 	Server    string `help:"Address (host:port) at which the egress proxy speaks TLS, in place of its socket." env:"SPOOL_RUNNER_EGRESS_SERVER"`

@@ -74,7 +74,7 @@ func (c *putCommand) Run(sys *System) error {
 		if err != nil {
 			return err
 		}
-		return sys.say(map[string]any{"type": "file_put", "path": path, "bytes": n})
+		return sys.printJSON(map[string]any{"type": "file_put", "path": path, "bytes": n})
 	})
 }
 

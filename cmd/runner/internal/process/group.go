@@ -62,7 +62,7 @@ func (g *Group) start(cmd *exec.Cmd) error {
 		return err
 	}
 	g.own[cmd.Process.Pid] = true
-	if err := sacrifice(cmd.Process.Pid); err != nil {
+	if err := raiseOOMScore(cmd.Process.Pid); err != nil {
 		g.log.Debug("tell the kernel to end the agent before the runner", "err", err)
 	}
 	return nil

@@ -31,6 +31,7 @@ func (r Root) Kill(log *slog.Logger) error {
 	return NewGroup(log).killTree(r.PID)
 }
 
+// find returns the entry of a process in the process table, and false if the process has ended.
 func find(pid int) (proc, bool) {
 	all := snapshot()
 	i := slices.IndexFunc(all, func(p proc) bool { return p.pid == pid })

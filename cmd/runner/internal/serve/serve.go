@@ -103,6 +103,7 @@ func (s *Server) Run(ctx context.Context) error {
 	return errors.Join(runErr, closeErr, <-accepting)
 }
 
+// accept serves connections until the listener is closed.
 func (s *Server) accept() error {
 	for {
 		c, err := s.listener.AcceptUnix()
@@ -135,6 +136,7 @@ func (s *Server) serve(c *net.UnixConn) {
 	})
 }
 
+// forget removes a connection that has ended.
 func (s *Server) forget(c net.Conn) {
 	if err := c.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
 		s.cfg.Log.Debug("close connection", "err", err)
@@ -229,7 +231,8 @@ func (s *Server) prove(c *net.UnixConn) (conn net.Conn, in *bufio.Reader, proved
 	return conn, bufio.NewReaderSize(conn, lineBuffer), true, nil
 }
 
-// executeSingle executes one command of a caller without an epoch.
+// executeSingle executes the only command of a connection that does not follow, and answers it. proved is true if the peer has proved the
+// sandbox's secret.
 func (s *Server) executeSingle(c net.Conn, cmd runner.Claim, proved bool) {
 	switch cmd.Op {
 	case runner.OpClaim:
@@ -253,7 +256,8 @@ func (s *Server) executeSingle(c net.Conn, cmd runner.Claim, proved bool) {
 	}
 }
 
-// claim accepts the secret of a runner that has none and that was never followed: no agent runs in its sandbox yet.
+// claim stores the secret that executors must prove from then on. It refuses with FORBIDDEN if the runner has another secret or was
+// followed already: until then no agent runs in its sandbox.
 func (s *Server) claim(secret string) *runner.Error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -270,13 +274,14 @@ func (s *Server) claim(secret string) *runner.Error {
 	return nil
 }
 
-// checkProof refuses a peer that has not proved the secret of a claimed runner.
+// checkProof refuses with FORBIDDEN if the runner was claimed and the peer has not proved its secret.
 func (s *Server) checkProof(proved bool) *runner.Error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.checkProofLocked(proved)
 }
 
+// checkProofLocked is checkProof for a caller that holds mu.
 func (s *Server) checkProofLocked(proved bool) *runner.Error {
 	if proved || s.secret == "" {
 		return nil
@@ -284,7 +289,8 @@ func (s *Server) checkProofLocked(proved bool) *runner.Error {
 	return &runner.Error{Code: "FORBIDDEN", Message: "the runner obeys only an executor that proves the sandbox's secret"}
 }
 
-// admit makes f the follower in place of the current one, unless f is fenced.
+// admit makes f the follower in place of the current one, which it ends. It refuses with FENCED if a higher epoch was seen, and with
+// FORBIDDEN if the runner was claimed and proved is false: the executor has not proved the sandbox's secret.
 func (s *Server) admit(f *follower, proved bool) *runner.Error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -302,7 +308,7 @@ func (s *Server) admit(f *follower, proved bool) *runner.Error {
 	return nil
 }
 
-// fence checks the epoch of a command and stores a higher one.
+// fence refuses a command with FENCED if a higher epoch was seen. Otherwise it stores the epoch.
 func (s *Server) fence(epoch uint64) *runner.Error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -317,6 +323,7 @@ func fencedError(got, highest uint64) *runner.Error {
 	return &runner.Error{Code: "FENCED", Message: fmt.Sprintf("epoch %d is over; the highest seen is %d", got, highest)}
 }
 
+// refuse sends an error as the only answer on a connection.
 func (s *Server) refuse(c net.Conn, code, message string) {
 	s.send(c, runner.Message{Reply: &runner.Reply{Error: &runner.Error{Code: code, Message: message}}})
 }

@@ -50,6 +50,7 @@ type Servers struct {
 	open map[string]*connection // by name
 }
 
+// connection is a connection to one server.
 type connection struct {
 	server  runner.MCPServer
 	session *mcp.ClientSession
@@ -95,6 +96,7 @@ func (s *Servers) Close() error {
 	return errors.Join(all...)
 }
 
+// alive reports whether the connection has not ended.
 func (c *connection) alive() bool {
 	select {
 	case <-c.gone:
@@ -104,6 +106,7 @@ func (c *connection) alive() bool {
 	}
 }
 
+// connect starts or reaches a server, and lists its tools. The connection outlives ctx; only connecting ends with it.
 func (s *Servers) connect(ctx context.Context, server runner.MCPServer) (*connection, error) {
 	transport, err := s.transport(server)
 	if err != nil {
@@ -139,6 +142,7 @@ func (s *Servers) connect(ctx context.Context, server runner.MCPServer) (*connec
 	return c, nil
 }
 
+// transport returns the transport to a server: HTTP, or the stdio of a new process.
 func (s *Servers) transport(server runner.MCPServer) (mcp.Transport, error) {
 	if server.Type == "http" {
 		return &mcp.StreamableClientTransport{
@@ -178,6 +182,7 @@ type remote struct {
 // notInNames matches the characters that model APIs do not accept in a name.
 var notInNames = regexp.MustCompile(`[^A-Za-z0-9_-]`)
 
+// newTool returns a tool of a server. A name that models would not accept is replaced and shortened.
 func newTool(c *connection, t *mcp.Tool) remote {
 	r := remote{c: c, tool: t, name: Prefix + c.server.Name + "__" + notInNames.ReplaceAllString(t.Name, "_"), schema: json.RawMessage(`{"type":"object"}`)}
 	if len(r.name) > maxName {
@@ -226,7 +231,7 @@ func (r remote) Run(ctx context.Context, arguments json.RawMessage) tool.Result 
 	return result
 }
 
-// text returns the readable parts of a result.
+// text returns the parts of a result that a model can read.
 func text(out *mcp.CallToolResult) string {
 	var parts []string
 	for _, c := range out.Content {

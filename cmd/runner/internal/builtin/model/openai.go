@@ -114,6 +114,7 @@ type assembly struct {
 	filtered bool
 }
 
+// add adds a chunk, and passes its pieces of text, thinking and tool calls to each.
 func (a *assembly) add(c openai.ChatCompletionChunk, each func(Delta)) {
 	a.begun = true
 	a.model = cmp.Or(c.Model, a.model)
@@ -216,6 +217,7 @@ func params(r Request) openai.ChatCompletionNewParams {
 	return p
 }
 
+// message converts a message to the API's format.
 func message(m Message) openai.ChatCompletionMessageParamUnion {
 	switch m.Role {
 	case Tool:
