@@ -38,6 +38,7 @@ func (c *counts) take(r *rule, conversation *Conversation) bool {
 	return true
 }
 
+// add counts a use of key and returns how many there were before. The caller must hold the lock.
 func (c *counts) add(key string) int {
 	if c.used == nil {
 		c.used = map[string]int{}

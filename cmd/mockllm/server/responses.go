@@ -11,6 +11,7 @@ import (
 // responses is the dialect of OpenAI Responses.
 type responses struct{}
 
+// responsesItem is an input item of a request.
 type responsesItem struct {
 	Type      string          `json:"type"`
 	Role      string          `json:"role"`
@@ -124,6 +125,7 @@ func (i responsesItem) name() string {
 	return i.Namespace + "." + i.Name
 }
 
+// addMessage adds an item of type message to the conversation.
 func (i responsesItem) addMessage(c *Conversation) error {
 	all, err := texts(i.Content)
 	if err != nil {
@@ -219,6 +221,7 @@ func responsesObject(h header, output []object, e *ending) object {
 		"parallel_tool_calls", true, "temperature", nil, "tool_choice", "auto", "tools", []any{}, "top_p", nil, "usage", usage}
 }
 
+// responsesCode returns the error code of a response that failed.
 func responsesCode(f *fault) string {
 	switch {
 	case f.kind != "":
@@ -232,6 +235,7 @@ func responsesCode(f *fault) string {
 	}
 }
 
+// responsesStream is the sink of a streamed answer.
 type responsesStream struct {
 	out      events
 	header   header
