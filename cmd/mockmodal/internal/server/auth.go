@@ -34,6 +34,7 @@ func (s *Server) sign(subject string, life time.Duration) string {
 	return signed + "." + encode(s.mac(signed))
 }
 
+// mac returns the HMAC-SHA-256 of the signed part of a token.
 func (s *Server) mac(signed string) []byte {
 	hash := hmac.New(sha256.New, s.secret)
 	hash.Write([]byte(signed))

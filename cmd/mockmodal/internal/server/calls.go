@@ -45,6 +45,7 @@ type violation struct {
 	What   string    `json:"what"`
 }
 
+// count counts a call of a method.
 func (c *calls) count(method string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -91,6 +92,7 @@ func (c *calls) nextFault(method string, after bool) error {
 	return nil
 }
 
+// violate records a violation.
 func (c *calls) violate(method, what string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -66,6 +66,7 @@ func (s *Server) controlAPI() http.Handler {
 	return mux
 }
 
+// decode decodes the body of a request. If it is invalid, decode answers with 400 and returns false.
 func decode(w http.ResponseWriter, r *http.Request, body any) bool {
 	decoder := json.NewDecoder(r.Body)
 	decoder.DisallowUnknownFields()
@@ -76,6 +77,7 @@ func decode(w http.ResponseWriter, r *http.Request, body any) bool {
 	return true
 }
 
+// reply answers with 204, or with 400 and the error.
 func reply(w http.ResponseWriter, err error) {
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
@@ -84,6 +86,7 @@ func reply(w http.ResponseWriter, err error) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
+// show answers with a value as JSON.
 func show(w http.ResponseWriter, value any) {
 	w.Header().Set("Content-Type", "application/json")
 	_, _ = w.Write(marshal(value)) // a client that is gone needs no answer
@@ -92,6 +95,7 @@ func show(w http.ResponseWriter, value any) {
 // endResults maps each way in which the control API can end a sandbox to the result that clients get.
 var endResults = map[string]*pb.GenericResult{"preempted": preemptedResult, "timeout": timeoutResult, "oom": outOfMemoryResult}
 
+// endByControl ends the running sandbox with the id or name in the path, in the way that the body names.
 func (s *Server) endByControl(w http.ResponseWriter, r *http.Request) {
 	var body struct {
 		How string `json:"how"`

@@ -30,6 +30,7 @@ type image struct {
 	failure    string // of the build
 }
 
+// isExpired reports whether the time for which the image is kept has passed.
 func (i *image) isExpired() bool { return !i.expires.IsZero() && time.Now().After(i.expires) }
 
 // findImage returns an image by id. The caller holds s.mu.

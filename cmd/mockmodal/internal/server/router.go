@@ -97,6 +97,7 @@ func (r *router) TaskExecStart(ctx context.Context, request *pb.TaskExecStartReq
 	return &pb.TaskExecStartResponse{}, nil
 }
 
+// execSpec checks the request for an exec, and returns what the guest must start.
 func (r *router) execSpec(sb *sandbox, request *pb.TaskExecStartRequest) (guest.Exec, error) {
 	if err := require("exec_id", request.GetExecId()); err != nil {
 		return guest.Exec{}, err
@@ -130,6 +131,7 @@ func (r *router) execSpec(sb *sandbox, request *pb.TaskExecStartRequest) (guest.
 	}, nil
 }
 
+// startExec starts the process of e and sets e.process, or e.err if that fails.
 func (r *router) startExec(ctx context.Context, sb *sandbox, e *execution, spec guest.Exec, prefix string, request *pb.TaskExecStartRequest) {
 	b, err := sb.running()
 	if err == nil {

@@ -74,6 +74,7 @@ func (s *sandbox) state() string {
 	return "starting"
 }
 
+// isClosed reports whether a channel is closed.
 func isClosed(c <-chan struct{}) bool {
 	select {
 	case <-c:

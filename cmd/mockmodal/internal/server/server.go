@@ -117,6 +117,7 @@ func Run(ctx context.Context, cfg Config, out io.Writer, logger *slog.Logger) (e
 	return nil
 }
 
+// newServer checks the config, takes the data folder and connects to the engine.
 func newServer(ctx context.Context, cfg Config, logger *slog.Logger) (*Server, error) {
 	data, err := filepath.Abs(cfg.Data)
 	if err != nil {

@@ -91,6 +91,8 @@ func (s *Server) keep(made *image, life time.Duration) *image {
 	return made
 }
 
+// imageLife returns the time for which a snapshot is kept, from ttl_seconds of a request. It is negative for a snapshot that is kept for
+// ever.
 func imageLife(isSet bool, seconds int64) (time.Duration, error) {
 	switch {
 	case !isSet:
@@ -160,6 +162,7 @@ func (r *router) TaskSnapshotDirectory(ctx context.Context, request *pb.TaskSnap
 	return pb.TaskSnapshotDirectoryResponse_builder{ImageId: id}.Build(), nil
 }
 
+// absolute returns a clean path, or an error with code InvalidArgument if it is not absolute.
 func absolute(path []byte) (string, error) {
 	if !strings.HasPrefix(string(path), "/") {
 		return "", status.Errorf(codes.InvalidArgument, "path must be absolute, got: %q", path)
@@ -261,6 +264,7 @@ func (r *router) TaskUnmountDirectory(ctx context.Context, request *pb.TaskUnmou
 	return &emptypb.Empty{}, nil
 }
 
+// mountPoint returns the running container of a task, and the clean absolute path in it.
 func (r *router) mountPoint(ctx context.Context, task string, path []byte) (*box, string, error) {
 	sb, err := r.task(ctx, task)
 	if err != nil {
@@ -342,6 +346,7 @@ func (c *controlPlane) SandboxGetExitSnapshotV2(ctx context.Context, r *pb.Sandb
 	return c.getExitSnapshot(ctx, r, true)
 }
 
+// getExitSnapshot implements SandboxGetExitSnapshot of both backends.
 func (c *controlPlane) getExitSnapshot(ctx context.Context, r *pb.SandboxGetExitSnapshotRequest, v2 bool) (*pb.SandboxGetExitSnapshotResponse, error) {
 	sb, err := c.lockedFindSandbox(r.GetSandboxId(), v2)
 	if err != nil {
