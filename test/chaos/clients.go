@@ -55,6 +55,7 @@ type client struct {
 	connections   int
 }
 
+// cursor returns the seq of the last event that the client has received.
 func (c *client) cursor() uint32 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -117,6 +118,7 @@ func (d *driver) callUntilKnown(ctx context.Context, method, path, key string, b
 	}
 }
 
+// recordViolation records an answer that no client should receive.
 func (d *driver) recordViolation(format string, args ...any) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -133,6 +135,7 @@ func (d *driver) create(ctx context.Context, key string) (string, error) {
 	return s.SessionID, err
 }
 
+// texts are the first words of the messages that clients post. The rules of the model's script (script.yaml) match them.
 var texts = []string{"text", "text", "silent", "files", "error", "hello"}
 
 // post posts messages to a session until the faults end. At most three messages are queued.
@@ -263,6 +266,7 @@ func (d *driver) follow(ctx context.Context, c *client, first int) {
 	}
 }
 
+// followSSE follows the session over SSE, after the client's cursor, until the stream ends. Its error contains the code of a refusal.
 func (d *driver) followSSE(ctx context.Context, c *client, gateway int) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -302,6 +306,7 @@ func (d *driver) followSSE(ctx context.Context, c *client, gateway int) error {
 	return lines.Err()
 }
 
+// followSocket is like followSSE over a WebSocket.
 func (d *driver) followSocket(ctx context.Context, c *client, gateway int) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -57,8 +57,8 @@ func startCluster(ctx context.Context, bin, dir string) (*cluster, error) {
 	return c, nil
 }
 
-// free is an address of loopback that nothing listens on.
-func free() (string, error) {
+// freeAddress returns an address of loopback on which nothing listens.
+func freeAddress() (string, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return "", err
@@ -70,6 +70,7 @@ func free() (string, error) {
 // run.
 func password(user string) string { return "chaos" + user }
 
+// add starts a process that faults affect.
 func (c *cluster) add(name string, start func() *exec.Cmd) error {
 	p, err := run(c.dir, name, start)
 	if err == nil {
@@ -84,11 +85,11 @@ func (c *cluster) startNATS(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	addr, err := free()
+	addr, err := freeAddress()
 	if err != nil {
 		return err
 	}
-	if c.natsHTTP, err = free(); err != nil {
+	if c.natsHTTP, err = freeAddress(); err != nil {
 		return err
 	}
 	text := string(conf)
@@ -162,7 +163,7 @@ func (c *cluster) startPostgres(ctx context.Context) error {
 	if out, err := command(initdb, "-D", data, "-U", "spool", "-A", "trust", "-E", "UTF8", "--locale=C").CombinedOutput(); err != nil {
 		return fmt.Errorf("initdb: %w: %s", err, out)
 	}
-	addr, err := free()
+	addr, err := freeAddress()
 	if err != nil {
 		return err
 	}
@@ -199,7 +200,7 @@ func ownPostgres(data string) (*syscall.Credential, error) {
 
 // startModel runs the scripted model server, which faults do not affect.
 func (c *cluster) startModel(context.Context) error {
-	addr, err := free()
+	addr, err := freeAddress()
 	if err != nil {
 		return err
 	}
@@ -239,7 +240,7 @@ func (c *cluster) startServices(ctx context.Context) error {
 			}
 			env = append(env, s.env...)
 			if s.name == "gateway" {
-				addr, err := free()
+				addr, err := freeAddress()
 				if err != nil {
 					return err
 				}

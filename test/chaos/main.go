@@ -33,6 +33,7 @@ const (
 	proofTimeout = 3 * time.Minute
 )
 
+// settings are the flags of the command.
 type settings struct {
 	bin, dir string
 	seed     uint64

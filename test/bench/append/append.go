@@ -86,6 +86,7 @@ type result struct {
 	samples []time.Duration
 }
 
+// add adds a round that took the given time, with the duration of each append.
 func (r *result) add(took time.Duration, samples []time.Duration) {
 	r.rates = append(r.rates, float64(len(samples))/took.Seconds())
 	r.samples = append(r.samples, samples...)
@@ -121,6 +122,7 @@ type testbed struct {
 	signing         topology.Signing
 }
 
+// open starts the server, installs the log, and connects as owner and as executor.
 func open(ctx context.Context, b *harness.Bench) (*testbed, error) {
 	srv, err := b.NATS(natsserver.Config{Port: natsserver.RandomPort, Accounts: true})
 	if err != nil {
@@ -147,6 +149,7 @@ func open(ctx context.Context, b *harness.Bench) (*testbed, error) {
 	return t, err
 }
 
+// measure compares appends to the log with raw publishes for a number of sessions.
 func measure(ctx context.Context, b *harness.Bench, sessions, rounds int, each time.Duration) (row.Row, error) {
 	t, err := open(ctx, b)
 	if err != nil {
@@ -272,6 +275,7 @@ func newWriter(session string) *writer {
 	}}
 }
 
+// next returns the draft of the next commit, with new ids.
 func (w *writer) next(session int) events.Draft {
 	w.n++
 	id := fmt.Sprintf("%010d%016d", session, w.n)
@@ -282,10 +286,12 @@ func (w *writer) next(session int) events.Draft {
 	return d
 }
 
+// subject returns the run subject of the i-th session of a kind of writer.
 func subject(kind string, i int) events.Subject {
 	return events.RunOf("default", events.Derive(events.KindSession, "bench", kind, fmt.Sprint(i)))
 }
 
+// logWriter returns a function that appends the next commit of the i-th session to the log.
 func logWriter(log *jslog.Log, i int) func(context.Context) error {
 	head := eventlog.Head{Subject: subject("log", i)}
 	w := newWriter(head.Subject.ID)
@@ -296,7 +302,7 @@ func logWriter(log *jslog.Log, i int) func(context.Context) error {
 	}
 }
 
-// rawWriter publishes the bytes of such a commit, encoded beforehand.
+// rawWriter returns a function that publishes the bytes of a commit of the i-th session, with a guard. The bytes are encoded beforehand.
 func rawWriter(js jetstream.JetStream, i int) (func(context.Context) error, error) {
 	s := subject("raw", i)
 	c, err := newWriter(s.ID).next(i).Seal(s, "")

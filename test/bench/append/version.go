@@ -88,6 +88,7 @@ func compareVersions(ctx context.Context, b *harness.Bench, rounds int, each tim
 	}, nil
 }
 
+// versionWriter returns a function that appends the next commit of the i-th session, in a version.
 func versionWriter(log *jslog.Log, version, i int) func(context.Context) error {
 	head := eventlog.Head{Subject: subject(fmt.Sprint("version", version), i)}
 	w := newWriter(head.Subject.ID)

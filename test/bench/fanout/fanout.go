@@ -1,6 +1,6 @@
 // Package fanout measures the age of text and events when WebSockets receive them, with a number of active sessions,
 // each with its own WebSocket: runners write 10 lines per second, 9 of them text, through executor, log, DELTAS,
-// projector, Postgres, LIVE and gateway.
+// projector, Postgres and gateway.
 //
 // The load is open: the clock fixes when a line is due, and a line that is late does not delay the next ones. The rows
 // name the share of this rate that the clients received in time, the processor time that an event costs, and the memory

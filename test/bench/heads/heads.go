@@ -93,12 +93,14 @@ type testbed struct {
 	seq     uint64
 }
 
+// writer appends commits to one session.
 type writer struct {
 	actor events.Actor
 	head  eventlog.Head
 	n     int
 }
 
+// newTestbed starts a server, installs a log of one shard, and creates the writers of the sessions.
 func newTestbed(ctx context.Context, b *harness.Bench, sessions int) (*testbed, error) {
 	t := &testbed{}
 	var err error
@@ -149,6 +151,7 @@ func (t *testbed) append(ctx context.Context, commits int) error {
 	return <-errs
 }
 
+// write appends one commit to the i-th session.
 func (w *writer) write(ctx context.Context, log *jslog.Log, i int) error {
 	w.n++
 	id := fmt.Sprintf("%010d%016d", i, w.n)

@@ -1,6 +1,6 @@
 // Package latency measures the age of a piece of an agent's text when a WebSocket receives it, on an otherwise idle
 // system: a model that stamps every piece with the time, the built-in agent in a local sandbox, its runner with its
-// coalescing, executor, DELTAS, projector, Postgres, LIVE and gateway.
+// coalescing, executor, DELTAS, projector, Postgres and gateway.
 package latency
 
 import (

@@ -185,6 +185,7 @@ type viaPeer struct {
 
 const peerPath = "/v1/acp/bench"
 
+// startPeer starts sandbox-agent and a session in it. agents is the folder with the program of OpenCode.
 func startPeer(ctx context.Context, binary, agents, dir, modelURL string) (conversation, error) {
 	address, port, err := freeAddress()
 	if err != nil {

@@ -149,6 +149,7 @@ func (m *Benchmark) start(ctx context.Context, b *harness.Bench, key, path, mode
 	return c, nil
 }
 
+// takeTurn takes a turn within turnTimeout, and returns the time to the first text.
 func takeTurn(ctx context.Context, c conversation, text string) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, turnTimeout)
 	defer cancel()
@@ -192,6 +193,7 @@ func (m *Benchmark) measure(ctx context.Context, model *model, list []*comparedS
 	return nil
 }
 
+// report writes the rows of a system. The rows of other systems than base are compared with those of base.
 func (m *Benchmark) report(b *harness.Bench, c, base *comparedSystem) error {
 	ms := func(list []time.Duration, share float64) float64 { return row.Percentile(list, share) }
 	command := harness.Command("peer")
@@ -224,6 +226,7 @@ type model struct {
 	last   atomic.Int64 // Unix time in nanoseconds
 }
 
+// newModel starts a proxy in front of the model at the URL target.
 func newModel(target string) (*model, error) {
 	u, err := url.Parse(target)
 	if err != nil {

@@ -90,6 +90,7 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 // session is created, and bare, which are the turns of the bare processes.
 type results struct{ bare, created, ready, started, text []time.Duration }
 
+// add adds the times of a session, and of the bare turn next to it.
 func (r *results) add(bare time.Duration, s times) {
 	r.bare = append(r.bare, bare)
 	r.created = append(r.created, s.FirstText.Sub(s.created))

@@ -89,6 +89,7 @@ func (t *testbed) turn(ctx context.Context, w *writer, n int) error {
 	return t.append(ctx, w, events.Run, "", events.WorkspaceSynced{Snapshot: t.snapshot})
 }
 
+// append publishes a commit with the events to a subject of the writer's session.
 func (t *testbed) append(ctx context.Context, w *writer, aspect events.Aspect, execution string, list ...events.Payload) error {
 	subject := events.Subject{Tenant: w.tenant, ID: w.id, Aspect: aspect}
 	d := events.Draft{Actor: events.Actor{Kind: "executor", ID: "xtr_bench"}, Epoch: 1}

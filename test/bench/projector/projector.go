@@ -1,5 +1,5 @@
 // Package projector measures how fast the log becomes rows in Postgres: on the live path, which also announces
-// every batch on LIVE, and in a rebuild. Both are compared with COPY of the resulting rows into empty tables with
+// every batch to gateways, and in a rebuild. Both are compared with COPY of the resulting rows into empty tables with
 // the same indexes. It also measures how long a gateway takes to compute the state of a long session after one of
 // its events, and how long a fork of that session takes.
 package projector
@@ -255,6 +255,7 @@ func (t *testbed) copy(ctx context.Context) (took time.Duration, rows int64, err
 	return took, rows, nil
 }
 
+// copyTable copies a table into a new one with the same columns and indexes. It returns the time of the COPY and the number of rows.
 func copyTable(ctx context.Context, conn *pgx.Conn, table string) (time.Duration, int64, error) {
 	// COPY cannot write generated columns.
 	var names []string

@@ -92,6 +92,7 @@ type timings struct {
 	allocated uint64 // bytes for each request, in the whole process
 }
 
+// reportStates measures requests for states, with the saved states and without them, and writes the rows.
 func (t *testbed) reportStates(ctx context.Context, b *harness.Bench, pool *pgxpool.Pool, url string) error {
 	if _, err := pool.Exec(ctx, "ANALYZE"); err != nil {
 		return err

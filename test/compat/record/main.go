@@ -42,6 +42,7 @@ func main() {
 	}
 }
 
+// record runs the build at spool, records the sessions, and writes the data folder and the manifest into out.
 func record(ctx context.Context, spool, commit, script, out string) error {
 	if spool == "" || commit == "" || out == "" {
 		return errors.New("name -spool, -commit and -out")
@@ -237,14 +238,15 @@ func (w *work) readShown() error {
 		if s.Listed = listed[s.ID]; s.Listed == nil {
 			return fmt.Errorf("session %s (%s) is not listed", s.ID, s.Name)
 		}
-		if err := w.runSession(s); err != nil {
+		if err := w.readSession(s); err != nil {
 			return fmt.Errorf("session %s (%s): %w", s.ID, s.Name, err)
 		}
 	}
 	return nil
 }
 
-func (w *work) runSession(s *compat.Session) error {
+// readSession reads everything that the build shows of one session.
+func (w *work) readSession(s *compat.Session) error {
 	key, path := w.manifest.Keys[s.Tenant], "/api/sessions/"+s.ID
 	var x struct{ Executions []json.RawMessage }
 	var b struct{ Blocks []json.RawMessage }

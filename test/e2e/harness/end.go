@@ -157,6 +157,7 @@ func Processes(marks ...string) (found []Process) {
 	return found
 }
 
+// show formats processes for a message, one a line.
 func show(list []Process) string {
 	var s strings.Builder
 	for _, p := range list {
