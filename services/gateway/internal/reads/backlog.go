@@ -257,6 +257,7 @@ func (s *Store) VisibleExecution(ctx context.Context, tenant, execution string, 
 	return session, err
 }
 
+// errNoExecution returns EXECUTION_NOT_FOUND.
 func errNoExecution() error {
 	return problem.New(problem.ExecutionNotFound, "", "there is no such execution")
 }

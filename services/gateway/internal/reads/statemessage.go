@@ -34,6 +34,7 @@ func (p SessionState) SessionMessage() *spoolv1.Session {
 	return out
 }
 
+// references returns the string forms of references.
 func references(list []events.Reference) (out []string) {
 	for _, r := range list {
 		out = append(out, r.String())

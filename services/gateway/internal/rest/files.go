@@ -133,6 +133,7 @@ func (h *Handler) upload(w *statusRecorder, r *http.Request, session string, f a
 	return nil
 }
 
+// removeFile removes a file or a folder from the workspace.
 func (h *Handler) removeFile(w *statusRecorder, r *http.Request, session, file string) error {
 	if _, err := queryParameters(r); err != nil {
 		return err

@@ -292,14 +292,17 @@ func manages(path string) bool {
 	return false
 }
 
+// notAllowed returns the problem for a method that a route does not have.
 func notAllowed(r *http.Request) error {
 	return problem.New(problem.MethodNotAllowed, "", fmt.Sprintf("%s does not support the method %.20s", truncate.Text(r.URL.Path, 100), r.Method))
 }
 
+// notFound returns the problem for a path that is not a route.
 func notFound(r *http.Request) error {
 	return problem.New(problem.NotFound, "", fmt.Sprintf("there is no route %+q; /api/openapi.json lists them", truncate.Text(r.URL.Path, 100)))
 }
 
+// openAPI serves the OpenAPI document.
 func openAPI(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	_, _ = w.Write(spoolv1.OpenAPI) // the client may be gone

@@ -139,6 +139,7 @@ type conn struct {
 	closing sync.Once
 }
 
+// errClosed is the cause with which the joins of a connection are cancelled after the connection has ended.
 var errClosed = errors.New("the connection is closed")
 
 // serve handles the connection until it ends.
@@ -233,4 +234,5 @@ func (c *conn) timedWrite(write func() error) error {
 	return err
 }
 
+// errSlow is returned for a write that succeeded after the write timeout.
 var errSlow = errors.New("the client is too slow")

@@ -321,6 +321,7 @@ func encodeEvent(id, event string, data []byte) []byte {
 	return appendData(appendHead(nil, id, event), data)
 }
 
+// appendHead appends the lines id, unless it is "", and event.
 func appendHead(b []byte, id, event string) []byte {
 	if id != "" {
 		b = append(append(append(b, "id: "...), id...), '\n')
@@ -351,6 +352,7 @@ type writer struct {
 	timeout time.Duration
 }
 
+// write writes and flushes b. It fails if the client does not read for twice the timeout.
 func (w *writer) write(b []byte) error {
 	if err := w.control.SetWriteDeadline(time.Now().Add(2 * w.timeout)); err != nil {
 		return err
