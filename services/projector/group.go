@@ -156,6 +156,7 @@ func (p *Projector) mismatch(ctx context.Context, c store.Checkpoint, shard int)
 	return "", nil
 }
 
+// position returns the position up to which the group is folded.
 func (g *group) position() eventlog.Position {
 	return eventlog.Position{Shard: g.shard, Seq: uint64(g.checkpoint.Position)}
 }

@@ -135,6 +135,7 @@ func (t *roundMember) leave() {
 	signal(t.w.wake)
 }
 
+// leaveLocked is leave for a caller that holds the lock of the writer.
 func (t *roundMember) leaveLocked() {
 	if t.round > 0 && t.round == t.w.round {
 		t.w.folding--

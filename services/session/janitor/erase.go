@@ -13,6 +13,7 @@ import (
 // delete the bytes stay in the server's block files.
 type eraser struct{ stream jetstream.Stream }
 
+// openEraser returns the eraser of a stream.
 func openEraser(ctx context.Context, js jetstream.JetStream, name string) (eraser, error) {
 	s, err := js.Stream(ctx, name)
 	if err != nil {

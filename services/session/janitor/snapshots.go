@@ -45,6 +45,7 @@ func (p *pass) workspaceObjects(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
+// compareKeys orders sessions by tenant, and then by id.
 func compareKeys(a, b sessionKey) int {
 	return cmp.Or(cmp.Compare(a.Tenant, b.Tenant), cmp.Compare(a.ID, b.ID))
 }

@@ -230,6 +230,7 @@ func checkEnvironment(list map[string]events.Variable) error {
 	return nil
 }
 
+// checkMetadata refuses metadata of more than MaxMetadata bytes.
 func checkMetadata(m json.RawMessage) error {
 	if len(m) > MaxMetadata {
 		return &command.Error{Code: "PAYLOAD_TOO_LARGE", Field: "metadata", Detail: fmt.Sprintf("the metadata has %d bytes; the limit is %d", len(m), MaxMetadata)}

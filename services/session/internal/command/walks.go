@@ -74,6 +74,7 @@ func (w *walkCache) own(ctx context.Context, ref topology.SessionRef) (*walkEntr
 	}
 }
 
+// release gives the entry to the next fork that waits in own.
 func (w *walkEntry) release() { w.owner <- struct{}{} }
 
 // walk returns the walk from which a fork at a seq continues, and the last event that the walk has read.

@@ -59,6 +59,7 @@ type Signer struct {
 	last []chainEnd // by shard: the last entry that this copy has seen
 }
 
+// session names a session.
 type session struct{ tenant, id string }
 
 // chainEnd is the end of a shard's chain.
