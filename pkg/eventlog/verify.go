@@ -324,6 +324,7 @@ func (v *Verifier) checkLink(rec Record, s *sessionCheck) string {
 	return ""
 }
 
+// isDeletion reports whether an event is session_deleted.
 func isDeletion(e events.Event) bool { return e.Type() == events.SessionDeleted{}.EventType() }
 
 // checkUnique checks that no commit and no event of the session is stored twice.
@@ -456,6 +457,7 @@ func (v *Verifier) allProblems() []Problem {
 	return list[:min(len(list), maxProblems)]
 }
 
+// compare orders positions by shard, and then by sequence.
 func (p Position) compare(o Position) int {
 	return cmp.Or(cmp.Compare(p.Shard, o.Shard), cmp.Compare(p.Seq, o.Seq))
 }

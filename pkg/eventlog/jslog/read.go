@@ -145,6 +145,7 @@ type reader struct {
 	renew      time.Time // time after which within is replaced
 }
 
+// reader returns a reader that starts after a position. It sends no request. The error names what is wrong with the filter.
 func (l *Log) reader(after eventlog.Position, f eventlog.Filter) (*reader, error) {
 	if err := f.Check(l.partitions, after.Shard, l.shards); err != nil {
 		return nil, err
