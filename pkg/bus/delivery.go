@@ -14,6 +14,7 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
+// deliveryKey is the context key of a *delivery.
 type deliveryKey struct{}
 
 // delivery is a message that a handler processes.

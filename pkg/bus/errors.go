@@ -50,11 +50,13 @@ func (e *PublishError) Error() string {
 // Unwrap returns the cause.
 func (e *PublishError) Unwrap() error { return e.Err }
 
+// transientError is an error that Transient has marked.
 type transientError struct{ err error }
 
 func (e *transientError) Error() string { return e.err.Error() }
 func (e *transientError) Unwrap() error { return e.err }
 
+// poisonError is an error that Poison has marked.
 type poisonError struct{ err error }
 
 func (e *poisonError) Error() string { return e.err.Error() }

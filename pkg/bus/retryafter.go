@@ -8,6 +8,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 )
 
+// laterError is an error that RetryAfter has marked, with the delay.
 type laterError struct {
 	err   error
 	delay time.Duration

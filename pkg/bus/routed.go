@@ -23,6 +23,7 @@ func Routed(ctx context.Context) error {
 	return nil
 }
 
+// fromRouter reports whether ctx is one with which a Router subscribes.
 func fromRouter(ctx context.Context) bool { return ctx.Value(routerKey{}) != nil }
 
 // markRouted returns the innermost middleware. It marks the context of a message, so that Routed returns nil in the

@@ -61,6 +61,7 @@ func newSubscription(ctx context.Context, s *Subscriber, topic, durable string) 
 	return u
 }
 
+// start starts the slot groups, and the goroutine that ends them; see supervise.
 func (u *subscription) start(ctx context.Context) {
 	pulls := min(maxPulls, u.s.cfg.Concurrency)
 	for i := range pulls {

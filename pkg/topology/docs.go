@@ -128,6 +128,7 @@ func shards(list []string) string {
 
 func code(s string) string { return "`" + s + "`" }
 
+// age formats a duration for the documents; 0 means no limit.
 func age(d time.Duration) string {
 	switch {
 	case d == 0:
@@ -138,6 +139,7 @@ func age(d time.Duration) string {
 	return d.String()
 }
 
+// limit formats a limit for the documents.
 func limit(n int64) string {
 	if n <= 0 {
 		return "no limit"
