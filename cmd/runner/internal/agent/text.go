@@ -30,6 +30,7 @@ type text struct {
 	typed  *[]byte // for the input of a call: the JSON text as it was written, because its decoded form is redacted separately
 }
 
+// add adds a piece, and keeps the beginning of an incomplete rune at its end for the next piece.
 func (x *text) add(piece string) {
 	if x.cut {
 		return

@@ -30,6 +30,7 @@ const exitSignal = 128
 // maxSecret is the longest secret of a sandbox, in bytes.
 const maxSecret = 1 << 10
 
+// waitReadyCommand waits until a runner serves at the socket. Optionally it sends the runner the sandbox's secret.
 type waitReadyCommand struct {
 	Socket string        `required:"" help:"Path of the serving runner's socket." env:"SPOOL_RUNNER_SOCKET"`
 	Within time.Duration `help:"How long to wait." default:"30s"`

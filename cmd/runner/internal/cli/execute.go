@@ -17,7 +17,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-type executeCommand struct {
+type executeQueryCommand struct {
 	Message      string `arg:"" help:"What the agent is asked."`
 	Architecture string `required:"" help:"The agent to run, such as spool or claude-code."`
 	SessionID    string `required:"" help:"Id of the session, whose transcript the agent continues."`
@@ -28,7 +28,7 @@ type executeCommand struct {
 	Limits       limits `embed:""`
 }
 
-func (c *executeCommand) Run(ctx context.Context, sys *System, log *slog.Logger) error {
+func (c *executeQueryCommand) Run(ctx context.Context, sys *System, log *slog.Logger) error {
 	if c.State == "" {
 		if filepath.Base(c.SessionID) != c.SessionID || strings.HasPrefix(c.SessionID, ".") {
 			return fmt.Errorf("session-id: %q cannot name a folder; give --state", c.SessionID)

@@ -178,6 +178,7 @@ func encode(l runner.Line) []byte {
 	return raw
 }
 
+// marshal returns JSON without HTML escapes.
 func marshal(v any) ([]byte, error) {
 	var buf bytes.Buffer
 	enc := json.NewEncoder(&buf)

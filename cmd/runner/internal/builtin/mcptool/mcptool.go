@@ -163,6 +163,7 @@ func (s *Servers) transport(server runner.MCPServer) (mcp.Transport, error) {
 // headers adds a server's headers to every request.
 type headers struct{ set map[string]string }
 
+// RoundTrip implements http.RoundTripper.
 func (h headers) RoundTrip(r *http.Request) (*http.Response, error) {
 	r = r.Clone(r.Context())
 	for k, v := range h.set {
