@@ -159,6 +159,7 @@ type anthropicStream struct {
 	now    block
 }
 
+// begin sends the event message_start, once.
 func (s *anthropicStream) begin() error {
 	if s.begun {
 		return nil

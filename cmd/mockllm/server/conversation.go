@@ -38,6 +38,7 @@ type Conversation struct {
 	entries     []entry
 }
 
+// entryKind is the author and type of an entry.
 type entryKind int
 
 const (

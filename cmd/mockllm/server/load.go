@@ -94,6 +94,7 @@ func resolve(n *yaml.Node) *yaml.Node {
 	return n
 }
 
+// join returns the path of a field, for errors.
 func join(path, key string) string {
 	if path == "" {
 		return key
@@ -101,6 +102,7 @@ func join(path, key string) string {
 	return path + "." + key
 }
 
+// names returns the sorted names of fields, for errors.
 func names(fields map[string]field) string {
 	var all []string
 	for name := range fields {

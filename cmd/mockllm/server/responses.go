@@ -194,6 +194,7 @@ func (b block) inNamespace(call object) object {
 	return append(call, "namespace", b.namespace)
 }
 
+// responsesText returns a part of an output message with text.
 func responsesText(text string) object {
 	return object{"type", "output_text", "text", text, "annotations", []any{}, "logprobs", []any{}}
 }
@@ -254,6 +255,7 @@ func (s *responsesStream) send(kind string, fields ...any) error {
 	return s.out.send(kind, data)
 }
 
+// begin sends the events before the first item, once.
 func (s *responsesStream) begin() error {
 	if s.begun {
 		return nil

@@ -154,6 +154,7 @@ func checkNode(n parse.Node) error {
 	return nil
 }
 
+// checkAll returns the first error of checkNode.
 func checkAll(nodes []parse.Node) error {
 	for _, n := range nodes {
 		if err := checkNode(n); err != nil {

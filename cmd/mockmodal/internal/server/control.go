@@ -142,12 +142,14 @@ type description struct {
 	Execs     int               `json:"execs"`
 }
 
+// networkState is the network policy of a sandbox.
 type networkState struct {
 	Type    string   `json:"type"` // OPEN, BLOCKED or ALLOWLIST
 	CIDRs   []string `json:"cidrs"`
 	Domains []string `json:"domains"`
 }
 
+// resourceState holds the resources that a sandbox requested and its limits.
 type resourceState struct {
 	MilliCPU    uint32 `json:"milliCPU"`
 	MilliCPUMax uint32 `json:"milliCPUMax"`

@@ -21,14 +21,17 @@ type controlPlane struct {
 	*Server
 }
 
+// environment is one of Modal's environments, which hold apps, secrets and published images.
 type environment struct{ id, name string }
 
+// app is one of Modal's apps, to which sandboxes belong.
 type app struct {
 	id, name string
 	env      *environment
 	created  time.Time
 }
 
+// secret is one of Modal's secrets: environment variables for sandboxes.
 type secret struct {
 	id, name string
 	env      *environment

@@ -162,6 +162,7 @@ func (c *controlPlane) ImageJoinStreaming(r *pb.ImageJoinStreamingRequest, strea
 	}
 }
 
+// seconds converts a number of seconds to a duration.
 func seconds(s float32) time.Duration { return time.Duration(float64(s) * float64(time.Second)) }
 
 // ImageFromId reports whether an image exists.
