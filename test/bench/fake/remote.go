@@ -104,6 +104,7 @@ func Serve(ctx context.Context, l net.Listener, script Script) error {
 	}
 }
 
+// server plays the runners for the connections of Serve.
 type server struct {
 	script  Script
 	mu      sync.Mutex

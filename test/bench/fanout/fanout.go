@@ -196,10 +196,12 @@ func (r *result) met() bool {
 	return r.Failed == 0 && (r.restart > 0 || r.P99Ms < maxAge(r.mode) && r.delivered() >= minDelivered)
 }
 
+// offered returns the events per second that the runners write, rate those that the clients received, and delivered the ratio of both.
 func (r *result) offered() float64   { return float64(r.sessions) / interval.Seconds() }
 func (r *result) rate() float64      { return float64(r.InWindow) / r.window.Seconds() }
 func (r *result) delivered() float64 { return r.rate() / r.offered() }
 
+// cpuMicros returns the microseconds of processor time for each event.
 func (r *result) cpuMicros(cpu time.Duration) float64 {
 	return float64(cpu.Microseconds()) / float64(max(1, r.Events))
 }

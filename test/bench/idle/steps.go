@@ -31,6 +31,7 @@ type usage struct {
 	goroutines int
 }
 
+// measureUsage collects garbage and returns the usage of this process.
 func measureUsage() usage {
 	runtime.GC()
 	debug.FreeOSMemory()

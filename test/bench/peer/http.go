@@ -95,6 +95,7 @@ func (s *server) Close() error {
 	return err
 }
 
+// call sends a request with a JSON body and returns the body of the response. A status other than 2xx is an error.
 func (s *server) call(ctx context.Context, method, path string, body any) (json.RawMessage, error) {
 	raw, err := json.Marshal(body)
 	if err != nil {
