@@ -102,7 +102,7 @@ func (p *pull) next(ctx context.Context, free func() int, wake <-chan struct{}) 
 	defer silence.Stop()
 	for {
 		if n := free(); p.requested == 0 && n > 0 {
-			if err := p.ask(n); err != nil {
+			if err := p.requestMessages(n); err != nil {
 				return nil, err
 			}
 			silence.Reset(p.silent)
@@ -130,8 +130,8 @@ func (p *pull) next(ctx context.Context, free func() int, wake <-chan struct{}) 
 	}
 }
 
-// ask requests n messages.
-func (p *pull) ask(n int) error {
+// requestMessages requests n messages.
+func (p *pull) requestMessages(n int) error {
 	p.request.Batch = n
 	request, err := json.Marshal(p.request)
 	if err == nil {
