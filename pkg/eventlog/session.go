@@ -124,7 +124,7 @@ func (s Sessions) CommandSeq(ctx context.Context, l *Loaded, command string) (at
 	if at, done = l.Life.CommandSeq(command); done || !l.Life.MayHaveDropped(command) {
 		return at, done, nil
 	}
-	return find(ctx, s.Log, l.LifeHead, session.CommitID(command))
+	return findCommit(ctx, s.Log, l.LifeHead, session.CommitID(command))
 }
 
 // AppendLife appends events to the session's life. The id of the commit is derived from the command.

@@ -57,10 +57,10 @@ func (a *attempt) run(ctx context.Context) (eventlog.Head, error) {
 			return eventlog.Head{Subject: a.head.Subject, Seq: ack.Sequence, Hash: a.commit.Hash, Commit: a.commit}, nil
 		}
 		if err == nil {
-			return a.duplicate(ctx)
+			return a.handleDuplicate(ctx)
 		}
-		guarded := wrongSequence(err)
-		if !guarded && !transient(err) {
+		guarded := isWrongSequence(err)
+		if !guarded && !isTransient(err) {
 			return a.handleRefusal(ctx, err)
 		}
 		if !guarded {
@@ -145,9 +145,9 @@ func (a *attempt) publishSingly(ctx context.Context, timeout time.Duration) (*je
 	}
 }
 
-// duplicate handles a commit id that the server already knows while the expected sequence matches: either this
+// handleDuplicate handles a commit id that the server already knows while the expected sequence matches: either this
 // append was stored by an earlier try, or the stored commit was purged since and the append is a conflict.
-func (a *attempt) duplicate(ctx context.Context) (eventlog.Head, error) {
+func (a *attempt) handleDuplicate(ctx context.Context) (eventlog.Head, error) {
 	next, known, err := a.settle(ctx)
 	if err == nil && !known {
 		err = &eventlog.ConflictError{Subject: a.head.Subject, Expected: a.head.Expected()}
@@ -195,7 +195,7 @@ func (a *attempt) checkHead(ctx context.Context) error {
 // handleRefusal returns the result of an append whose last try was finally refused. An earlier try may still have
 // been stored.
 func (a *attempt) handleRefusal(ctx context.Context, why error) (eventlog.Head, error) {
-	why = classify(why)
+	why = wrapError(why)
 	if !a.lost && !a.maybeStored {
 		return eventlog.Head{}, why
 	}
@@ -210,9 +210,9 @@ func (a *attempt) handleRefusal(ctx context.Context, why error) (eventlog.Head, 
 	return eventlog.Head{}, fmt.Errorf("%w: an earlier try was not acknowledged, then: %w", eventlog.ErrUnavailable, why)
 }
 
-// wrongSequence reports whether the server refused the expected sequence. Replicated streams use a different error
+// isWrongSequence reports whether the server refused the expected sequence. Replicated streams use a different error
 // code for it.
-func wrongSequence(err error) bool {
+func isWrongSequence(err error) bool {
 	var api *jetstream.APIError
 	return errors.As(err, &api) &&
 		(api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence || api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant)
@@ -226,8 +226,8 @@ const (
 	codeStoreFailed           jetstream.ErrorCode = 10077 // a limit of the stream was reached, or the disk failed
 )
 
-// classify wraps an error so that callers can test for it.
-func classify(err error) error {
+// wrapError wraps an error so that callers can test for it.
+func wrapError(err error) error {
 	var api *jetstream.APIError
 	switch {
 	case errors.Is(err, nats.ErrMaxPayload):

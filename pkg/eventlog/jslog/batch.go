@@ -114,14 +114,14 @@ func decodeBatchAck(data []byte, id string, n int) (last uint64, err error) {
 // then maybeStored is true.
 func batchRefused(err error) (refused, maybeStored bool) {
 	var api *jetstream.APIError
-	if !errors.As(err, &api) || transient(err) {
+	if !errors.As(err, &api) || isTransient(err) {
 		return false, false
 	}
 	switch api.ErrorCode {
 	case codeAtomicDisabled, codeAtomicIncomplete, codeAtomicTooLarge, codeAtomicDuplicate, codeAtomicTooManyOpen:
 		return true, false
 	}
-	return true, !wrongSequence(err)
+	return true, !isWrongSequence(err)
 }
 
 // atomicUnsupported reports whether an error shows that the stream or the server does not support atomic batches.

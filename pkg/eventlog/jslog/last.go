@@ -46,7 +46,7 @@ func (l *Log) lastMessages(ctx context.Context, after eventlog.Position, reached
 		switch {
 		case err == nil:
 			b.reset()
-		case b.try+1 < batchTries && (errors.Is(err, errBehind) || transient(err)):
+		case b.try+1 < batchTries && (errors.Is(err, errBehind) || isTransient(err)):
 			if err := b.wait(ctx, err); err != nil {
 				return 0, err
 			}

@@ -89,7 +89,7 @@ func (p *payloads) retry(ctx context.Context, digest string, do func(context.Con
 			return eventlog.ErrNotFound
 		case errors.Is(err, jetstream.ErrDigestMismatch):
 			return &eventlog.PayloadError{Digest: digest, Reason: "the stored bytes do not match their digest"}
-		case !transient(err):
+		case !isTransient(err):
 			return fmt.Errorf("%w: %w", eventlog.ErrUnavailable, err)
 		}
 		if err := t.wait(ctx, err); err != nil {

@@ -109,7 +109,7 @@ func (l *Log) Tail(ctx context.Context, after eventlog.Position, f eventlog.Filt
 			case err == nil:
 				err = r.yield(ctx, m, yield)
 			case errors.Is(err, errQuiet):
-				r.check(ctx)
+				r.closeIfBehind(ctx)
 				continue
 			}
 			if errors.Is(err, errStop) || ctx.Err() != nil {
@@ -222,7 +222,7 @@ var errQuiet = errors.New("no message arrived")
 // error that a retry cannot resolve.
 func (r *reader) next(ctx context.Context) (jetstream.Msg, error) {
 	for {
-		m, err := r.take(ctx)
+		m, err := r.nextDelivery(ctx)
 		if err == nil {
 			r.backoff.reset()
 			return m, nil
@@ -247,9 +247,9 @@ func (r *reader) next(ctx context.Context) (jetstream.Msg, error) {
 // errGap is returned if a consumer skipped a message.
 var errGap = errors.New("a delivery is missing")
 
-// take returns the next message of the current consumer, and creates a consumer if there is none. The error is errQuiet, errGap, that of
+// nextDelivery returns the next message of the current consumer, and creates a consumer if there is none. The error is errQuiet, errGap, that of
 // ctx, or an error of the consumer.
-func (r *reader) take(ctx context.Context) (jetstream.Msg, error) {
+func (r *reader) nextDelivery(ctx context.Context) (jetstream.Msg, error) {
 	if r.pull == nil {
 		if err := r.open(ctx); err != nil {
 			return nil, err
@@ -321,9 +321,9 @@ func (r *reader) open(ctx context.Context) error {
 	return nil
 }
 
-// check closes the consumer if it has sent more than has arrived: its last messages were in transit when the
+// closeIfBehind closes the consumer if it has sent more than has arrived: its last messages were in transit when the
 // connection broke, and no later delivery would reveal the gap.
-func (r *reader) check(ctx context.Context) {
+func (r *reader) closeIfBehind(ctx context.Context) {
 	try, cancel := context.WithTimeout(ctx, r.backoff.timeout())
 	defer cancel()
 	info, err := r.source.Info(try)
@@ -363,7 +363,7 @@ func (r *reader) yield(ctx context.Context, m jetstream.Msg, yield func(eventlog
 		message{Subject: m.Subject(), Seq: meta.Sequence.Stream, Data: m.Data(), Time: meta.Timestamp, header: m.Headers()})
 	var foreign *eventlog.ForeignError
 	if !r.foreign && errors.As(err, &foreign) {
-		r.log.report(ctx, foreign)
+		r.log.logForeign(ctx, foreign)
 		return nil
 	}
 	if err != nil && ctx.Err() != nil {

@@ -80,9 +80,9 @@ func isConnectionError(err error) bool {
 	return errors.As(err, &network) || errors.Is(err, net.ErrClosed) || errors.Is(err, io.ErrClosedPipe) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 }
 
-// transient reports whether a retry may succeed: the request or its response was lost or late, or no server was
+// isTransient reports whether a retry may succeed: the request or its response was lost or late, or no server was
 // available.
-func transient(err error) bool {
+func isTransient(err error) bool {
 	var api *jetstream.APIError
 	switch {
 	case errors.Is(err, eventlog.ErrUnavailable):
