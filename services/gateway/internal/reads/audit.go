@@ -136,11 +136,11 @@ func auditEntry(r pgx.Rows) (*spoolv1.AuditEntry, auditCursor, error) {
 	}
 	p.Micros = at.UnixMicro()
 	e.Time, e.Position = wirejson.Time(at), eventlog.Position{Shard: int(p.Shard), Seq: uint64(p.Seq)}.String()
-	e.Types, e.About, e.ExecutionId = strings.Split(types, ","), optional(about), optional(execution)
+	e.Types, e.About, e.ExecutionId = strings.Split(types, ","), nilIfEmpty(about), nilIfEmpty(execution)
 	if e.Aspect == string(events.Life) {
 		e.SessionId = &subject
 	}
-	e.Actor.KeyId, e.Actor.KeyName, e.Actor.User, e.Actor.Service, e.Actor.Address = optional(key), optional(name), optional(user), optional(service), optional(address)
+	e.Actor.KeyId, e.Actor.KeyName, e.Actor.User, e.Actor.Service, e.Actor.Address = nilIfEmpty(key), nilIfEmpty(name), nilIfEmpty(user), nilIfEmpty(service), nilIfEmpty(address)
 	return e, p, nil
 }
 

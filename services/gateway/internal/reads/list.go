@@ -100,8 +100,8 @@ func (q *statementBuilder) add(condition string, args ...any) {
 	q.where = append(q.where, fmt.Sprintf(condition, holders...))
 }
 
-// page reads the page that begins at a token, and reports whether there are more rows. R is the row of l.single.
-func page[R any](ctx context.Context, s *Store, l listTable, tenant string, f Filter, token string, size uint32) (list []R, more bool, err error) {
+// readPage reads the page that begins at a token, and reports whether there are more rows. R is the row of l.single.
+func readPage[R any](ctx context.Context, s *Store, l listTable, tenant string, f Filter, token string, size uint32) (list []R, more bool, err error) {
 	sql, args, err := l.statement(tenant, f, token, size)
 	if err != nil {
 		return nil, false, err

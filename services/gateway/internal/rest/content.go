@@ -68,15 +68,15 @@ func (h *Handler) getFile(w *statusRecorder, r *http.Request, session, file stri
 func (h *Handler) setDownloadHeaders(w http.ResponseWriter, kind, name string) {
 	head := w.Header()
 	head.Set("Content-Type", kind)
-	head.Set("Content-Disposition", disposition(name))
+	head.Set("Content-Disposition", contentDisposition(name))
 	head.Set("X-Content-Type-Options", "nosniff")
 	head.Set("Content-Security-Policy", "default-src 'none'; sandbox")
 	head.Set("Cache-Control", "private, no-cache")
 }
 
-// disposition returns a Content-Disposition for an attachment, with an encoded name if it has characters beyond ASCII
+// contentDisposition returns a Content-Disposition for an attachment, with an encoded name if it has characters beyond ASCII
 // (RFC 6266).
-func disposition(name string) string {
+func contentDisposition(name string) string {
 	plain := strings.Map(func(r rune) rune {
 		if r < ' ' || r > '~' || r == '"' || r == '\\' {
 			return '_'

@@ -113,7 +113,7 @@ func (i *interceptor) admit(ctx context.Context, method string) (_ context.Conte
 	if from, ok := peer.FromContext(ctx); ok {
 		p.Address = i.Proxies.Client(from.Addr.String(), md.Get("x-forwarded-for"))
 	}
-	if !p.Admin || !manages(method) { // rate limits of a tenant must not lock out the operator
+	if !p.Admin || !isManagement(method) { // rate limits of a tenant must not lock out the operator
 		if err := i.Admission.Rate(p.Tenant); err != nil {
 			return ctx, "", err
 		}
@@ -121,7 +121,7 @@ func (i *interceptor) admit(ctx context.Context, method string) (_ context.Conte
 	if strings.HasPrefix(method, "/grpc.") { // reflection is available with every key
 		return ctx, p.Tenant, nil
 	}
-	if ctx, err = auth.With(ctx, p, manages(method)); err == nil {
+	if ctx, err = auth.With(ctx, p, isManagement(method)); err == nil {
 		err = auth.Allow(ctx, method)
 	}
 	return ctx, p.Tenant, err

@@ -163,8 +163,8 @@ func services() (names []string) {
 	return names
 }
 
-// manages reports whether a method manages API keys, limits or budgets.
-func manages(method string) bool {
+// isManagement reports whether a method manages API keys, limits or budgets.
+func isManagement(method string) bool {
 	service, _, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
 	switch service {
 	case spoolv1.Keys_ServiceDesc.ServiceName, spoolv1.Budgets_ServiceDesc.ServiceName, spoolv1.Limits_ServiceDesc.ServiceName:
