@@ -151,11 +151,11 @@ func (p *pass) retire(ctx context.Context, l *eventlog.Loaded) error {
 		return err
 	}
 	shard := p.sessions.Position(l.ID, 1).Shard
-	life, err := p.commits(ctx, shard, l.LifeHead.Subject)
+	life, err := p.countCommits(ctx, shard, l.LifeHead.Subject)
 	if err != nil {
 		return err
 	}
-	runs, err := p.commits(ctx, shard, events.RunOf(l.Tenant, l.ID))
+	runs, err := p.countCommits(ctx, shard, events.RunOf(l.Tenant, l.ID))
 	if err != nil {
 		return err
 	}
@@ -222,8 +222,8 @@ func (p *pass) append(ctx context.Context, l *eventlog.Loaded, step string, comm
 	return err
 }
 
-// commits returns the number of commits of a subject from the stream's leader.
-func (p *pass) commits(ctx context.Context, shard int, s events.Subject) (uint32, error) {
+// countCommits returns the number of commits of a subject from the stream's leader.
+func (p *pass) countCommits(ctx context.Context, shard int, s events.Subject) (uint32, error) {
 	info, err := p.streams[shard].stream.Info(ctx, jetstream.WithSubjectFilter(s.String()))
 	if err != nil {
 		return 0, fmt.Errorf("count commits of %s: %w", s, err)

@@ -34,7 +34,7 @@ func (h *Handler) apply(ctx context.Context, c command.Command) (command.Answer,
 	case events.EnvironmentSpec:
 		apply.Data = events.EnvironmentApplied{Ref: ref, Tags: tags, Spec: s}
 	}
-	answer, err := h.entry(ctx, c, ref.Subject(kind, c.Tenant), func(m events.Meta) versions.Command {
+	answer, err := h.decideEntry(ctx, c, ref.Subject(kind, c.Tenant), func(m events.Meta) versions.Command {
 		apply.Meta = m
 		return apply
 	})
@@ -115,7 +115,7 @@ func (h *Handler) remove(ctx context.Context, c command.Command) (command.Answer
 	default:
 		kind, data = events.Environment, events.EnvironmentRemoved{Ref: b.Ref}
 	}
-	answer, err := h.entry(ctx, c, b.Ref.Subject(kind, c.Tenant), func(m events.Meta) versions.Command {
+	answer, err := h.decideEntry(ctx, c, b.Ref.Subject(kind, c.Tenant), func(m events.Meta) versions.Command {
 		return versions.Remove{Meta: m, Data: data}
 	})
 	answer.Ref = &b.Ref
@@ -126,9 +126,9 @@ func (h *Handler) remove(ctx context.Context, c command.Command) (command.Answer
 	return answer, err
 }
 
-// entry decides on the command that build returns for a catalogue entry, appends the events, and returns the answer. Answer.Same is set
+// decideEntry decides on the command that build returns for a catalogue entry, appends the events, and returns the answer. Answer.Same is set
 // if the entry already is as the command requests. The error is a *command.Error if the command is refused.
-func (h *Handler) entry(ctx context.Context, c command.Command, subject events.Subject, build func(events.Meta) versions.Command) (command.Answer, error) {
+func (h *Handler) decideEntry(ctx context.Context, c command.Command, subject events.Subject, build func(events.Meta) versions.Command) (command.Answer, error) {
 	entries := eventlog.Entries{Log: h.cfg.Sessions.Log}
 	var answer command.Answer
 	err := eventlog.Decide(func() error {

@@ -67,10 +67,10 @@ func (h *Handler) resolveSession(ctx context.Context, c command.Command, b comma
 	if !slices.Contains(h.cfg.Providers, out.Provider) {
 		return out, invalid("sandbox", fmt.Sprintf("there is no sandbox provider %.64q here; this installation offers %s", b.Provider, strings.Join(h.cfg.Providers, ", ")))
 	}
-	if agent != nil && agent.Limits.Turns > 0 && !definition.CountsTurns(out.Architecture) && !isolated(out.Provider) {
+	if agent != nil && agent.Limits.Turns > 0 && !definition.CountsTurns(out.Architecture) && !isIsolated(out.Provider) {
 		return out, invalid("sandbox", fmt.Sprintf("the agent has limits.turns, which for architecture %s the egress proxy of the providers docker and modal holds to; provider %s has none", out.Architecture, out.Provider))
 	}
-	options := inherit(b.Options, agent)
+	options := inheritOptions(b.Options, agent)
 	if err := errors.Join(command.CheckOptions(options), command.CheckCommand(out.Architecture, options.Command), command.CheckModelProvider(out.Architecture, options.ModelProvider), command.CheckModelSettings(out.Architecture, options)); err != nil {
 		return out, err
 	}
@@ -80,7 +80,7 @@ func (h *Handler) resolveSession(ctx context.Context, c command.Command, b comma
 	if options.HostPath, err = h.hostPath(options.HostPath, b, out.Provider, agent); err != nil {
 		return out, err
 	}
-	out.Options = h.options(options)
+	out.Options = h.defaultOptions(options)
 	return out, checkMetadata(b.Metadata)
 }
 
@@ -114,9 +114,9 @@ func resolveArchitecture(asked string, agent *events.AgentSpec) (string, error) 
 	return known, nil
 }
 
-// inherit uses the agent's settings for options that the session does not set. The agent's hosts are added to the
+// inheritOptions uses the agent's settings for options that the session does not set. The agent's hosts are added to the
 // session's.
-func inherit(o events.Options, agent *events.AgentSpec) events.Options {
+func inheritOptions(o events.Options, agent *events.AgentSpec) events.Options {
 	if agent == nil {
 		return o
 	}
@@ -137,8 +137,8 @@ func inherit(o events.Options, agent *events.AgentSpec) events.Options {
 	return o
 }
 
-// options fills in the service's defaults.
-func (h *Handler) options(o events.Options) events.Options {
+// defaultOptions fills in the service's defaults.
+func (h *Handler) defaultOptions(o events.Options) events.Options {
 	for _, f := range []struct {
 		ms    *uint32
 		unset time.Duration
@@ -163,7 +163,7 @@ func (h *Handler) update(b command.UpdateSession, l *eventlog.Loaded, base sessi
 	if err == nil && l.Life.Status != session.None {
 		err = errors.Join(command.CheckCommand(l.Life.Architecture, o.Command), command.CheckModelProvider(l.Life.Architecture, o.ModelProvider), command.CheckModelSettings(l.Life.Architecture, o))
 	}
-	return session.UpdateOptions{Base: base, Options: h.options(o), Metadata: b.Metadata}, err
+	return session.UpdateOptions{Base: base, Options: h.defaultOptions(o), Metadata: b.Metadata}, err
 }
 
 // checkUpdate refuses an invalid change of a session's options.
@@ -183,7 +183,7 @@ func checkUpdate(b command.UpdateSession) error {
 func post(c command.Command, b command.PostMessage, base session.Base, l *eventlog.Loaded) session.Post {
 	return session.Post{
 		Base: base, ExecutionID: c.ExecutionID, Content: b.Content, Parts: b.Parts, Metadata: b.Metadata,
-		Files: files(c, b.Files), Held: l.Run.Snapshot.Applied, ActiveEnded: l.View().ActiveEnded, Environment: b.Environment,
+		Files: sessionFiles(c, b.Files), Held: l.Run.Snapshot.Applied, ActiveEnded: l.View().ActiveEnded, Environment: b.Environment,
 	}
 }
 

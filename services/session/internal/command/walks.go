@@ -42,8 +42,8 @@ type mark struct {
 	at   eventlog.Numbered
 }
 
-// own blocks until no other fork reads the session's log, and returns its cache entry. The caller must release it.
-func (w *walkCache) own(ctx context.Context, ref topology.SessionRef) (*walkEntry, error) {
+// acquire blocks until no other fork reads the session's log, and returns its cache entry. The caller must release it.
+func (w *walkCache) acquire(ctx context.Context, ref topology.SessionRef) (*walkEntry, error) {
 	w.mu.Lock()
 	one := w.sessions[ref]
 	if one == nil {

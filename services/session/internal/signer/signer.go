@@ -54,13 +54,13 @@ type Signer struct {
 	wake   chan struct{}
 
 	mu    sync.Mutex
-	ended []map[session]bool // sessions whose execution has ended, by shard
+	ended []map[sessionKey]bool // sessions whose execution has ended, by shard
 
 	last []chainEnd // by shard: the last entry that this copy has seen
 }
 
-// session names a session.
-type session struct{ tenant, id string }
+// sessionKey names a session.
+type sessionKey struct{ tenant, id string }
 
 // chainEnd is the end of a shard's chain.
 type chainEnd struct {
@@ -74,10 +74,10 @@ type chainEnd struct {
 func New(cfg Config) *Signer {
 	s := &Signer{
 		cfg: cfg, stream: bus.NewStreamHandle(cfg.JetStream, topology.StreamHeads), wake: make(chan struct{}, 1),
-		ended: make([]map[session]bool, cfg.Log.Shards()), last: make([]chainEnd, cfg.Log.Shards()),
+		ended: make([]map[sessionKey]bool, cfg.Log.Shards()), last: make([]chainEnd, cfg.Log.Shards()),
 	}
 	for i := range s.ended {
-		s.ended[i] = map[session]bool{}
+		s.ended[i] = map[sessionKey]bool{}
 	}
 	return s
 }
@@ -87,7 +87,7 @@ func (s *Signer) Ended(tenant, id string) {
 	shard := events.Partition(id) % len(s.ended)
 	s.mu.Lock()
 	if len(s.ended[shard]) < maxEnded {
-		s.ended[shard][session{tenant, id}] = true
+		s.ended[shard][sessionKey{tenant, id}] = true
 	}
 	s.mu.Unlock()
 	select {
@@ -98,7 +98,7 @@ func (s *Signer) Ended(tenant, id string) {
 
 // Run signs until ctx ends. A pass that fails is logged, and a later pass signs the same subjects.
 func (s *Signer) Run(ctx context.Context) error {
-	s.pass(ctx, s.signChanges) // sign commits that were stored while no copy ran
+	s.forEachShard(ctx, s.signChanges) // sign commits that were stored while no copy ran
 	changed := time.NewTicker(s.cfg.Every)
 	defer changed.Stop()
 	for {
@@ -106,20 +106,20 @@ func (s *Signer) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-changed.C:
-			s.pass(ctx, s.signChanges)
+			s.forEachShard(ctx, s.signChanges)
 		case <-s.wake:
 			select {
 			case <-ctx.Done():
 				return nil
 			case <-time.After(collectTime):
 			}
-			s.pass(ctx, s.signEnded)
+			s.forEachShard(ctx, s.signEnded)
 		}
 	}
 }
 
-// pass calls sign for each shard, and logs and counts its errors.
-func (s *Signer) pass(ctx context.Context, sign func(context.Context, int) error) {
+// forEachShard calls sign for each shard, and logs and counts its errors.
+func (s *Signer) forEachShard(ctx context.Context, sign func(context.Context, int) error) {
 	for shard := range s.ended {
 		within, cancel := context.WithTimeout(ctx, passTime)
 		err := sign(within, shard)
@@ -156,7 +156,7 @@ func (s *Signer) signChanges(ctx context.Context, shard int) error {
 		if err != nil {
 			return err
 		}
-		stored, err := s.store(ctx, shard, t, changes.Through.Seq, list)
+		stored, err := s.storeEntry(ctx, shard, t, changes.Through.Seq, list)
 		if err != nil || stored && !changes.More {
 			return err
 		}
@@ -228,7 +228,7 @@ func (s *Signer) head(ctx context.Context, shard int, after uint64, subject stri
 func (s *Signer) signEnded(ctx context.Context, shard int) error {
 	s.mu.Lock()
 	waiting := s.ended[shard]
-	s.ended[shard] = map[session]bool{}
+	s.ended[shard] = map[sessionKey]bool{}
 	s.mu.Unlock()
 	if len(waiting) == 0 {
 		return nil
@@ -255,7 +255,7 @@ func (s *Signer) signEnded(ctx context.Context, shard int) error {
 		if len(fresh) == 0 {
 			return nil // a later pass over the changed subjects signs them
 		}
-		if stored, err := s.store(ctx, shard, t, t.entry.Through, fresh); err != nil || stored {
+		if stored, err := s.storeEntry(ctx, shard, t, t.entry.Through, fresh); err != nil || stored {
 			return err
 		}
 	}
@@ -304,8 +304,8 @@ func cutError(shard int, seen chainEnd) error {
 		heads.Subject(shard), seen.entry.N, seen.entry.Time.UTC().Format(time.RFC3339), topology.StreamHeads)
 }
 
-// store appends an entry. It returns false if another copy appended first.
-func (s *Signer) store(ctx context.Context, shard int, t chainEnd, through uint64, list []heads.Head) (bool, error) {
+// storeEntry appends an entry. It returns false if another copy appended first.
+func (s *Signer) storeEntry(ctx context.Context, shard int, t chainEnd, through uint64, list []heads.Head) (bool, error) {
 	e := heads.Entry{Shard: shard, N: t.entry.N + 1, Prev: t.hash, Time: s.cfg.Now().UTC(), Through: through, Heads: list}
 	data, hash, err := e.Seal(s.cfg.Key)
 	if err != nil {

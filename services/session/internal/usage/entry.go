@@ -75,13 +75,13 @@ func (e *entry) add(stream string, rec eventlog.Record, usage map[string]budget.
 		}
 	}
 	for _, event := range rec.Events {
-		s.set(rec.Subject.Aspect, event)
+		s.applyEvent(rec.Subject.Aspect, event)
 	}
 	return true
 }
 
-// set applies an event of the chains of budgets and limits. Events on other chains change nothing.
-func (s *shardUsage) set(aspect events.Aspect, e events.Event) {
+// applyEvent applies an event of the chains of budgets and limits. Events on other chains change nothing.
+func (s *shardUsage) applyEvent(aspect events.Aspect, e events.Event) {
 	switch d := e.Data.(type) {
 	case events.TenantBudgetSet:
 		if aspect == events.TenantBudget {
@@ -157,7 +157,7 @@ func (e *entry) publish(streams []string, now time.Time) {
 			}
 			b := budget.Budget{Period: period, Limit: limit}
 			b.From, b.Until = period.Span(now)
-			b.Spent = e.since(period, b.From).Spent()
+			b.Spent = e.usageSince(period, b.From).Spent()
 			e.Budgets = append(e.Budgets, b)
 		}
 	}
@@ -168,13 +168,13 @@ func (e *entry) publish(streams []string, now time.Time) {
 	}
 	if e.LimitsEvents() {
 		e.Used.Day, _ = events.PeriodDay.Span(now)
-		e.Used.Logged = e.since(events.PeriodDay, e.Used.Day).Logged()
+		e.Used.Logged = e.usageSince(events.PeriodDay, e.Used.Day).Logged()
 	}
 }
 
-// since returns the usage of a window from its first day on. It includes days that the clock has not reached yet,
+// usageSince returns the usage of a window from its first day on. It includes days that the clock has not reached yet,
 // because the clock that set an event's time may be ahead.
-func (e *entry) since(period events.Period, from string) budget.Usage {
+func (e *entry) usageSince(period events.Period, from string) budget.Usage {
 	var sum budget.Usage
 	for _, s := range e.Shards {
 		switch period {
