@@ -100,7 +100,7 @@ func (g *group) begin(ctx context.Context) (err error) {
 	if err = g.readCheckpoint(ctx); err != nil {
 		return err
 	}
-	reason, err := g.p.mismatch(ctx, g.checkpoint, g.shard)
+	reason, err := g.p.findMismatch(ctx, g.checkpoint, g.shard)
 	if err != nil {
 		return fmt.Errorf("verify checkpoint %s: %w", g.position(), err)
 	}
@@ -125,8 +125,8 @@ func (g *group) readCheckpoint(ctx context.Context) error {
 	})
 }
 
-// mismatch returns why a checkpoint does not match the log, or "" if it does.
-func (p *Projector) mismatch(ctx context.Context, c store.Checkpoint, shard int) (string, error) {
+// findMismatch returns why a checkpoint does not match the log, or "" if it does.
+func (p *Projector) findMismatch(ctx context.Context, c store.Checkpoint, shard int) (string, error) {
 	if c.Position == 0 {
 		return "", nil
 	}

@@ -64,7 +64,7 @@ func (w *writer) run(ctx context.Context) {
 	timer := time.NewTimer(math.MaxInt64)
 	defer timer.Stop()
 	for {
-		list, wait := w.next(time.Now())
+		list, wait := w.nextCommit(time.Now())
 		if len(list) > 0 {
 			w.commit(ctx, list)
 			continue
@@ -79,9 +79,9 @@ func (w *writer) run(ctx context.Context) {
 	}
 }
 
-// next begins a round if one is due, and returns what is to be committed now, or else the time until it must be called
+// nextCommit begins a round if one is due, and returns what is to be committed now, or else the time until it must be called
 // again.
-func (w *writer) next(now time.Time) (list []*submission, wait time.Duration) {
+func (w *writer) nextCommit(now time.Time) (list []*submission, wait time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	age := now.Sub(w.began)
@@ -178,7 +178,7 @@ func (w *writer) commitAll(ctx context.Context, list []*submission) {
 			return nil
 		})
 		if err != nil {
-			answer(same, err)
+			sendResult(same, err)
 		}
 		list = others
 	}
@@ -194,16 +194,16 @@ func commitTogether(ctx context.Context, s *store.Store, list []*submission) {
 		}
 		failed, err := s.ApplyTogether(ctx, writes)
 		if failed < 0 {
-			answer(list, err)
+			sendResult(list, err)
 			return
 		}
-		answer(list[failed:failed+1], err)
+		sendResult(list[failed:failed+1], err)
 		list = slices.Delete(list, failed, failed+1)
 	}
 }
 
-// answer reports the result of a transaction to the groups that submitted to it.
-func answer(list []*submission, err error) {
+// sendResult reports the result of a transaction to the groups that submitted to it.
+func sendResult(list []*submission, err error) {
 	for _, s := range list {
 		s.done <- err
 	}

@@ -36,7 +36,7 @@ func newRounds(t *testing.T) *rounds {
 		r.log = append(r.log, line)
 		r.mu.Unlock()
 		time.Sleep(r.took)
-		answer(list, nil)
+		sendResult(list, nil)
 	}
 	var running sync.WaitGroup
 	running.Go(func() { r.run(ctx) })
