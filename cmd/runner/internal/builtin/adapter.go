@@ -35,7 +35,7 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	}
 	set := map[string]string{}
 	if digest := serversDigest(l); digest != "" {
-		set[setup] = digest
+		set[setupVariable] = digest
 	}
 	return agent.Command{Path: l.Executable, Args: args, Env: l.Environment(set)}, nil
 }

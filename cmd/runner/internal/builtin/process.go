@@ -25,8 +25,8 @@ import (
 // defaultModel is used when neither the query nor OPENAI_MODEL names a model.
 const defaultModel = "gpt-4.1-mini"
 
-// prompt is the system prompt for a query without one.
-const prompt = `You are an agent that works in a sandbox. The folder /mnt/workspace is yours: read, write and list files there with your tools, and run Python or bash programs with run_code.
+// defaultPrompt is the system prompt for a query without one.
+const defaultPrompt = `You are an agent that works in a sandbox. The folder /mnt/workspace is yours: read, write and list files there with your tools, and run Python or bash programs with run_code.
 Do what you are asked, check that it works, and then say briefly what you did.`
 
 // Process is the process of `runner agent`.
@@ -85,7 +85,7 @@ func (p Process) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	}
 	environ := withoutOwnVariables(p.Environ)
 	loop := &Loop{
-		Model: model.NewClient(cfg), DefaultModel: name, Workspace: w, System: prompt, MaxSteps: steps, Now: time.Now, Log: p.Log,
+		Model: model.NewClient(cfg), DefaultModel: name, Workspace: w, System: defaultPrompt, MaxSteps: steps, Now: time.Now, Log: p.Log,
 	}
 	s := &server{
 		loop: loop, said: said, state: p.State, lost: lost, pipe: newPipe(out),

@@ -80,8 +80,8 @@ type killableCommands struct {
 	Socket string `help:"Path of the serving runner's socket." env:"SPOOL_RUNNER_SOCKET"`
 }
 
-// prepare creates the folder, and returns the paths of <id>.pid and <id>.kill in it.
-func (r killableCommands) prepare() (pid, kill string, err error) {
+// filePaths creates the folder, and returns the paths of <id>.pid and <id>.kill in it.
+func (r killableCommands) filePaths() (pid, kill string, err error) {
 	if !commandID.MatchString(r.ID) {
 		return "", "", fmt.Errorf("id: %.100q: want 1 to 100 letters, digits, - and _", r.ID)
 	}
@@ -112,7 +112,7 @@ func (c *execCommand) Run(ctx context.Context, sys *System, log *slog.Logger) (e
 	if len(args) == 0 {
 		return errors.New("command: give a program after --")
 	}
-	pidFile, killFile, err := c.Running.prepare()
+	pidFile, killFile, err := c.Running.filePaths()
 	if err != nil {
 		return err
 	}
@@ -186,7 +186,7 @@ type killCommand struct {
 }
 
 func (c *killCommand) Run(log *slog.Logger) error {
-	pidFile, killFile, err := c.Running.prepare()
+	pidFile, killFile, err := c.Running.filePaths()
 	if err != nil {
 		return err
 	}

@@ -36,11 +36,11 @@ func (c *executeQueryCommand) Run(ctx context.Context, sys *System, log *slog.Lo
 		base := cmp.Or(sys.Getenv("XDG_STATE_HOME"), filepath.Join(cmp.Or(sys.Getenv("HOME"), "."), ".local", "state"))
 		c.State = filepath.Join(base, "spool", "runner", c.SessionID)
 	}
-	place, err := prepare(c.Cwd, c.State)
+	place, err := prepareFolders(c.Cwd, c.State)
 	if err != nil {
 		return err
 	}
-	w, err := c.Limits.build(sys, log, place, nil)
+	w, err := c.Limits.buildRuntime(sys, log, place, nil)
 	if err != nil {
 		return err
 	}

@@ -56,7 +56,7 @@ func (c transcriptFlags) path(sys *System) (string, error) {
 	if !ok {
 		return "", fmt.Errorf("architecture: %q is not known to this runner", c.Architecture)
 	}
-	place, err := prepare(c.Workspace, c.State)
+	place, err := prepareFolders(c.Workspace, c.State)
 	if err != nil {
 		return "", err
 	}
@@ -72,15 +72,15 @@ func (c *loadTranscriptCommand) Run(sys *System) error {
 	if err != nil {
 		return err
 	}
-	n, err := replace(path, sys.Stdin)
+	n, err := replaceFile(path, sys.Stdin)
 	if err != nil {
 		return err
 	}
 	return sys.printJSON(map[string]any{"type": "session_transcript_loaded", "agentSessionId": c.At.AgentSession, "path": path, "bytes": n})
 }
 
-// replace writes from to the file at path atomically, and returns the number of bytes.
-func replace(path string, from io.Reader) (int64, error) {
+// replaceFile writes from to the file at path atomically, and returns the number of bytes.
+func replaceFile(path string, from io.Reader) (int64, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return 0, fmt.Errorf("make transcript folder: %w", err)
 	}

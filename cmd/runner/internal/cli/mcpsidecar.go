@@ -29,7 +29,7 @@ type mcpServeCommand struct {
 
 func (c *mcpServeCommand) Run(ctx context.Context, sys *System, log *slog.Logger) error {
 	c.Egress.hostsOnly = true
-	out, err := c.Egress.open(ctx, sys, log)
+	out, err := c.Egress.openForwarder(ctx, sys, log)
 	if err != nil {
 		return err
 	}

@@ -20,7 +20,7 @@ type provideTranscriptCommand struct {
 // Run writes the transcript atomically. An earlier attempt may have left links in the folder: none is followed out of
 // the state folder.
 func (c *provideTranscriptCommand) Run(sys *System) error {
-	place, err := prepare(c.Trees.Workspace, c.Trees.State)
+	place, err := prepareFolders(c.Trees.Workspace, c.Trees.State)
 	if err != nil {
 		return err
 	}

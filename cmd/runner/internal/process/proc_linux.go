@@ -25,8 +25,8 @@ func raiseOOMScore(pid int) error {
 	return os.WriteFile("/proc/"+strconv.Itoa(pid)+"/oom_score_adj", []byte(agentOOMScore), 0)
 }
 
-// snapshot returns the processes; those that end meanwhile are left out.
-func snapshot() []proc {
+// listProcesses returns the processes; those that end meanwhile are left out.
+func listProcesses() []proc {
 	dir, err := os.Open("/proc")
 	if err != nil {
 		return nil

@@ -10,8 +10,8 @@ var errNoReaper = errors.New("not possible on this system: what leaves an agent'
 // becomeSubreaper returns errNoReaper.
 func becomeSubreaper() error { return errNoReaper }
 
-// snapshot returns nil: processes are ended only by their group.
-func snapshot() []proc { return nil }
+// listProcesses returns nil: processes are ended only by their group.
+func listProcesses() []proc { return nil }
 
 // raiseOOMScore does nothing on this system.
 func raiseOOMScore(int) error { return nil }

@@ -98,7 +98,7 @@ func (s *Server) Run(ctx context.Context) error {
 	go func() { accepting <- s.accept() }()
 	runErr := s.cfg.Supervisor.Run(ctx)
 	closeErr := s.listener.Close()
-	s.dismiss()
+	s.closeConnections()
 	s.wg.Wait()
 	return errors.Join(runErr, closeErr, <-accepting)
 }
@@ -121,7 +121,7 @@ func (s *Server) accept() error {
 }
 
 // serve handles a connection in its own goroutine. A connection that was accepted before the listener closed, but comes here after
-// dismiss, is closed: nothing else would ever end its goroutine, and Run waits for it.
+// closeConnections, is closed: nothing else would ever end its goroutine, and Run waits for it.
 func (s *Server) serve(c *net.UnixConn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -146,8 +146,8 @@ func (s *Server) forget(c net.Conn) {
 	delete(s.conns, c)
 }
 
-// dismiss closes every connection, the follower's after the last lines were sent.
-func (s *Server) dismiss() {
+// closeConnections closes every connection, the follower's after the last lines were sent.
+func (s *Server) closeConnections() {
 	s.mu.Lock()
 	f := s.follower
 	s.mu.Unlock()
@@ -175,7 +175,7 @@ func (s *Server) handle(c *net.UnixConn) {
 	if err := c.SetDeadline(time.Now().Add(firstLineWithin)); err != nil {
 		return
 	}
-	conn, in, proved, err := s.prove(c)
+	conn, in, proved, err := s.acceptProof(c)
 	if err != nil {
 		s.cfg.Log.Warn("a connection without a proof of the sandbox's secret is refused", "err", err)
 		return
@@ -210,9 +210,9 @@ func (s *Server) handle(c *net.UnixConn) {
 	s.mu.Unlock()
 }
 
-// prove returns the stream to use for a connection. If the executor proves the sandbox's secret, that is an encrypted stream
+// acceptProof returns the stream to use for a connection. If the executor proves the sandbox's secret, that is an encrypted stream
 // over the connection, and proved is true; otherwise it is the connection itself.
-func (s *Server) prove(c *net.UnixConn) (conn net.Conn, in *bufio.Reader, proved bool, err error) {
+func (s *Server) acceptProof(c *net.UnixConn) (conn net.Conn, in *bufio.Reader, proved bool, err error) {
 	in = bufio.NewReaderSize(c, lineBuffer)
 	head, err := in.Peek(1)
 	if err != nil || !runner.IsSealed(head[0]) {

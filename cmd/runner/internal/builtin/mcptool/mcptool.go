@@ -146,7 +146,7 @@ func (s *Servers) connect(ctx context.Context, server runner.MCPServer) (*connec
 func (s *Servers) transport(server runner.MCPServer) (mcp.Transport, error) {
 	if server.Type == "http" {
 		return &mcp.StreamableClientTransport{
-			Endpoint: server.URL, HTTPClient: &http.Client{Transport: headers{server.Headers}}, DisableStandaloneSSE: true,
+			Endpoint: server.URL, HTTPClient: &http.Client{Transport: headerTransport{server.Headers}}, DisableStandaloneSSE: true,
 		}, nil
 	}
 	if len(server.Command) == 0 {
@@ -160,11 +160,11 @@ func (s *Servers) transport(server runner.MCPServer) (mcp.Transport, error) {
 	return &mcp.CommandTransport{Command: cmd, TerminateDuration: endLimit}, nil
 }
 
-// headers adds a server's headers to every request.
-type headers struct{ set map[string]string }
+// headerTransport adds a server's headers to every request.
+type headerTransport struct{ set map[string]string }
 
 // RoundTrip implements http.RoundTripper.
-func (h headers) RoundTrip(r *http.Request) (*http.Response, error) {
+func (h headerTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	r = r.Clone(r.Context())
 	for k, v := range h.set {
 		r.Header.Set(k, v)
@@ -172,8 +172,8 @@ func (h headers) RoundTrip(r *http.Request) (*http.Response, error) {
 	return http.DefaultTransport.RoundTrip(r)
 }
 
-// remote is a tool of a server.
-type remote struct {
+// serverTool is a tool of a server.
+type serverTool struct {
 	c      *connection
 	tool   *mcp.Tool
 	name   string
@@ -184,8 +184,8 @@ type remote struct {
 var notInNames = regexp.MustCompile(`[^A-Za-z0-9_-]`)
 
 // newTool returns a tool of a server. A name that models would not accept is replaced and shortened.
-func newTool(c *connection, t *mcp.Tool) remote {
-	r := remote{c: c, tool: t, name: Prefix + c.server.Name + "__" + notInNames.ReplaceAllString(t.Name, "_"), schema: json.RawMessage(`{"type":"object"}`)}
+func newTool(c *connection, t *mcp.Tool) serverTool {
+	r := serverTool{c: c, tool: t, name: Prefix + c.server.Name + "__" + notInNames.ReplaceAllString(t.Name, "_"), schema: json.RawMessage(`{"type":"object"}`)}
 	if len(r.name) > maxName {
 		sum := sha256.Sum256([]byte(r.name))
 		r.name = r.name[:maxName-9] + "_" + hex.EncodeToString(sum[:4])
@@ -197,19 +197,19 @@ func newTool(c *connection, t *mcp.Tool) remote {
 }
 
 // Name returns mcp__server__tool.
-func (r remote) Name() string { return r.name }
+func (r serverTool) Name() string { return r.name }
 
 // Description returns the server's description.
-func (r remote) Description() string { return r.tool.Description }
+func (r serverTool) Description() string { return r.tool.Description }
 
 // Schema returns the server's schema.
-func (r remote) Schema() json.RawMessage { return r.schema }
+func (r serverTool) Schema() json.RawMessage { return r.schema }
 
 // Paths returns none: the sandbox limits the files that a server can use.
-func (r remote) Paths(json.RawMessage) ([]string, error) { return nil, nil }
+func (r serverTool) Paths(json.RawMessage) ([]string, error) { return nil, nil }
 
 // Run calls the tool, with the server's time limit.
-func (r remote) Run(ctx context.Context, arguments json.RawMessage) tool.Result {
+func (r serverTool) Run(ctx context.Context, arguments json.RawMessage) tool.Result {
 	limit := time.Duration(r.c.server.TimeoutMs) * time.Millisecond
 	if limit == 0 {
 		limit = connectLimit
