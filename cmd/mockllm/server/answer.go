@@ -44,7 +44,7 @@ func (s *Server) answer(d dialect) http.HandlerFunc {
 			return
 		}
 		rec.setRule(p.rule)
-		p, ok := s.opening(r.Context(), p)
+		p, ok := s.playLeadingDelays(r.Context(), p)
 		switch {
 		case !ok:
 			outcome = "interrupted"
@@ -85,9 +85,9 @@ func (s *Server) read(w http.ResponseWriter, r *http.Request, d dialect, rec *re
 	return c, nil
 }
 
-// opening waits for the delays before the first output, so that an error after them still has its HTTP status. It returns the plan without
-// them, and false if the client is gone.
-func (s *Server) opening(ctx context.Context, p plan) (plan, bool) {
+// playLeadingDelays waits for the delays before the first output, so that an error after them still has its HTTP status. It returns the
+// plan without them, and false if the client is gone.
+func (s *Server) playLeadingDelays(ctx context.Context, p plan) (plan, bool) {
 	for len(p.parts) > 0 && p.parts[0].kind == stepDelay {
 		if wait(ctx, p.parts[0].delay) != nil {
 			return p, false
@@ -100,7 +100,7 @@ func (s *Server) opening(ctx context.Context, p plan) (plan, bool) {
 // send sends the answer of a plan and returns its outcome: complete, broken, interrupted, or an error with its status.
 func (s *Server) send(w http.ResponseWriter, r *http.Request, d dialect, c *Conversation, p plan) string {
 	content := c.digest()
-	h := header{id: answerID(content, s.counts.next("request\x00"+content)), model: c.Model, created: s.config.Now().Unix(),
+	h := header{id: answerID(content, s.counts.countUse("request\x00"+content)), model: c.Model, created: s.config.Now().Unix(),
 		input: tokens(c.inputBytes), usage: c.Usage}
 	w.Header().Set("Request-Id", "req_"+h.id)
 	w.Header().Set("X-Request-Id", "req_"+h.id)

@@ -146,8 +146,8 @@ func (c *Conversation) digest() string {
 	return digest(string(c.API), c.Model, c.entries)
 }
 
-// origin identifies the conversation: it stays the same while the conversation grows.
-func (c *Conversation) origin() string {
+// identity identifies the conversation: it stays the same while the conversation grows.
+func (c *Conversation) identity() string {
 	var first []entry
 	for _, e := range c.entries {
 		if e.kind != userText {

@@ -58,8 +58,8 @@ func (s *Server) plan(c *Conversation) (plan, error) {
 			if !ok {
 				continue
 			}
-			answer := r.replies[r.progress(len(v.last().results))]
-			if answer.tail || !s.counts.take(r, c) {
+			answer := r.replies[r.completedReplies(len(v.last().results))]
+			if answer.tail || !s.counts.useRule(r, c) {
 				continue
 			}
 			v.captures = captures
@@ -70,9 +70,9 @@ func (s *Server) plan(c *Conversation) (plan, error) {
 		len(v.turns), lastOf(texts), len(v.last().results))
 }
 
-// progress returns the number of replies that the tool results after the last user text have completed. It depends on
+// completedReplies returns the number of replies that the tool results after the last user text have completed. It depends on
 // the conversation only, so concurrent conversations do not affect each other.
-func (r *rule) progress(results int) int {
+func (r *rule) completedReplies(results int) int {
 	if r.match.toolResult != nil {
 		return 0
 	}

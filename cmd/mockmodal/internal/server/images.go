@@ -232,7 +232,7 @@ func (c *controlPlane) ImageDelete(ctx context.Context, r *pb.ImageDeleteRequest
 	c.mu.Lock()
 	found, err := c.findImage(r.GetImageId())
 	if err == nil {
-		c.drop(found)
+		c.unregisterImage(found)
 	}
 	c.mu.Unlock()
 	if err != nil {
@@ -241,8 +241,8 @@ func (c *controlPlane) ImageDelete(ctx context.Context, r *pb.ImageDeleteRequest
 	return &emptypb.Empty{}, c.discardImage(ctx, found)
 }
 
-// drop removes an image and its names from the registry. The caller holds s.mu.
-func (s *Server) drop(i *image) {
+// unregisterImage removes an image and its names from the registry. The caller holds s.mu.
+func (s *Server) unregisterImage(i *image) {
 	delete(s.images, i.id)
 	for key, named := range s.published {
 		if named == i {

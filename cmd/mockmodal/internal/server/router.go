@@ -120,7 +120,7 @@ func (r *router) execSpec(sb *sandbox, request *pb.TaskExecStartRequest) (guest.
 	for name, value := range request.GetEnv() {
 		env = append(env, name+"="+value)
 	}
-	if _, err := sb.running(); err != nil {
+	if _, err := sb.runningBox(); err != nil {
 		return guest.Exec{}, err
 	}
 	return guest.Exec{
@@ -133,7 +133,7 @@ func (r *router) execSpec(sb *sandbox, request *pb.TaskExecStartRequest) (guest.
 
 // startExec starts the process of e and sets e.process, or e.err if that fails.
 func (r *router) startExec(ctx context.Context, sb *sandbox, e *execution, spec guest.Exec, prefix string, request *pb.TaskExecStartRequest) {
-	b, err := sb.running()
+	b, err := sb.runningBox()
 	if err == nil {
 		err = os.MkdirAll(sb.folder, 0o700)
 	}

@@ -85,7 +85,7 @@ func Run(ctx context.Context, cfg Config, out io.Writer, logger *slog.Logger) (e
 		return fmt.Errorf("listen on the control address: %w", err)
 	}
 	api := grpc.NewServer(
-		grpc.ChainUnaryInterceptor(s.unary), grpc.ChainStreamInterceptor(s.stream),
+		grpc.ChainUnaryInterceptor(s.interceptUnary), grpc.ChainStreamInterceptor(s.interceptStream),
 		grpc.UnknownServiceHandler(s.refuseUnknownMethod), grpc.WaitForHandlers(true),
 		grpc.MaxRecvMsgSize(100<<20), grpc.MaxSendMsgSize(100<<20),
 		grpc.InitialWindowSize(1<<20), grpc.InitialConnWindowSize(4<<20),

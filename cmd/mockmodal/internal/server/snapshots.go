@@ -44,7 +44,7 @@ func (s *Server) snapshot(sb *sandbox, id string, take func(context.Context, *bo
 	}
 	sb.mu.Unlock()
 	found.once.Do(func() {
-		b, err := sb.running()
+		b, err := sb.runningBox()
 		if err == nil {
 			found.image, err = take(context.Background(), b)
 		}
@@ -65,8 +65,8 @@ func (s *Server) snapshot(sb *sandbox, id string, take func(context.Context, *bo
 	return "", status.Errorf(codes.Internal, "Snapshot failed: %v", found.err)
 }
 
-// keep registers a snapshot's image for a time. A negative one is for ever.
-func (s *Server) keep(made *image, life time.Duration) *image {
+// registerSnapshot registers a snapshot's image for a time. A negative one is for ever.
+func (s *Server) registerSnapshot(made *image, life time.Duration) *image {
 	made.id, made.built = newID("im"), make(chan struct{})
 	close(made.built)
 	s.mu.Lock()
@@ -79,7 +79,7 @@ func (s *Server) keep(made *image, life time.Duration) *image {
 	time.AfterFunc(life, func() {
 		s.mu.Lock()
 		_, isKept := s.images[made.id]
-		s.drop(made)
+		s.unregisterImage(made)
 		s.mu.Unlock()
 		if !isKept {
 			return
@@ -123,7 +123,7 @@ func (r *router) TaskSnapshotFilesystem(ctx context.Context, request *pb.TaskSna
 		if err != nil {
 			return nil, err
 		}
-		return r.keep(&image{docker: committed, isSnapshot: true}, life), nil
+		return r.registerSnapshot(&image{docker: committed, isSnapshot: true}, life), nil
 	})
 	if err != nil {
 		return nil, err
@@ -154,7 +154,7 @@ func (r *router) TaskSnapshotDirectory(ctx context.Context, request *pb.TaskSnap
 			_ = os.Remove(archive) // it may not exist
 			return nil, status.Errorf(codes.FailedPrecondition, "Snapshot of %s failed: %v", path, err)
 		}
-		return r.keep(&image{archive: archive}, life), nil
+		return r.registerSnapshot(&image{archive: archive}, life), nil
 	})
 	if err != nil {
 		return nil, err
@@ -274,7 +274,7 @@ func (r *router) mountPoint(ctx context.Context, task string, path []byte) (*box
 	if err != nil {
 		return nil, "", err
 	}
-	b, err := sb.running()
+	b, err := sb.runningBox()
 	return b, clean, err
 }
 
@@ -288,7 +288,7 @@ func (r *router) TaskSetNetworkAccess(ctx context.Context, request *pb.TaskSetNe
 	if access.GetNetworkAccessType() != pb.NetworkAccess_ALLOWLIST {
 		return nil, status.Errorf(codes.InvalidArgument, "network_access must be an allowlist, got %s", access.GetNetworkAccessType())
 	}
-	if _, err := sb.running(); err != nil {
+	if _, err := sb.runningBox(); err != nil {
 		return nil, err
 	}
 	sb.mu.Lock()
@@ -328,7 +328,7 @@ func (s *Server) exitSnapshot(sb *sandbox, b *box) {
 	if err == nil {
 		var committed string
 		if committed, err = s.engine.commit(context.Background(), b.id); err == nil {
-			made = s.keep(&image{docker: committed, isSnapshot: true}, defaultImageLife)
+			made = s.registerSnapshot(&image{docker: committed, isSnapshot: true}, defaultImageLife)
 		}
 	}
 	sb.mu.Lock()
