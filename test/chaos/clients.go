@@ -149,7 +149,7 @@ func (d *driver) post(ctx context.Context, until <-chan struct{}, session string
 			return
 		case <-time.After(time.Duration(r.IntN(1500)) * time.Millisecond):
 		}
-		if d.waiting(session) >= 3 {
+		if d.countOpen(session) >= 3 {
 			continue
 		}
 		var a struct{ ExecutionID string }
@@ -185,8 +185,8 @@ func (d *driver) sendControl(ctx context.Context, execution string, r *rand.Rand
 	}
 }
 
-// waiting returns the number of queries of a session whose end no client has received.
-func (d *driver) waiting(session string) (n int) {
+// countOpen returns the number of queries of a session whose end no client has received.
+func (d *driver) countOpen(session string) (n int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for x := range d.open {
@@ -205,7 +205,7 @@ func (d *driver) store(c *client, w events.Wire) {
 		return
 	}
 	c.mu.Lock()
-	c.events = append(c.events, check.Event{Seq: w.Seq, ID: w.ID, Type: w.Type, ExecutionID: w.ExecutionID, Data: compact(w.Data)})
+	c.events = append(c.events, check.Event{Seq: w.Seq, ID: w.ID, Type: w.Type, ExecutionID: w.ExecutionID, Data: canonicalJSON(w.Data)})
 	c.mu.Unlock()
 	now := time.Now()
 	d.mu.Lock()
@@ -233,8 +233,8 @@ func (d *driver) storePiece(c *client, w events.Wire) {
 	c.pieces = append(c.pieces, check.Piece{Block: delta.BlockID, Offset: delta.Offset, Text: delta.Text, Seq: w.Seq, After: after})
 }
 
-// compact returns the canonical form of a JSON text.
-func compact(raw []byte) string {
+// canonicalJSON returns the canonical form of a JSON text.
+func canonicalJSON(raw []byte) string {
 	var v any
 	if err := json.Unmarshal(raw, &v); err != nil {
 		return string(raw)

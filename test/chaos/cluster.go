@@ -120,15 +120,15 @@ func (c *cluster) startNATS(ctx context.Context) error {
 	}); err != nil {
 		return err
 	}
-	out, err := c.spool(ctx, "provision", "--nats-user", topology.UserAdmin)
+	out, err := c.runSpool(ctx, "provision", "--nats-user", topology.UserAdmin)
 	if err != nil {
 		return fmt.Errorf("%w: %s", err, out)
 	}
 	return nil
 }
 
-// spool runs the command line tool with this cluster.
-func (c *cluster) spool(ctx context.Context, args ...string) (string, error) {
+// runSpool runs the command line tool with this cluster.
+func (c *cluster) runSpool(ctx context.Context, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, filepath.Join(c.bin, "spool"), args...)
 	cmd.Env = append(os.Environ(), "SPOOL_NATS_URL="+c.nats, "SPOOL_NATS_USER="+topology.UserAdmin,
 		"SPOOL_NATS_PASSWORD="+password(topology.UserAdmin), "SPOOL_LOG_KEYS="+logKeys(eventlog.Writers()...), "SPOOL_DATABASE_URL="+c.database)
@@ -225,7 +225,7 @@ func (c *cluster) startServices(ctx context.Context) error {
 		{"janitor", 2, []string{"SPOOL_DATABASE_URL=" + c.database, "SPOOL_GC_INTERVAL=500ms", "SPOOL_GC_GRACE=1s", "SPOOL_GC_UPLOADS=30s"}},
 		{"skills", 1, []string{"SPOOL_SKILL_SCRATCH=" + c.dir}},
 		{"executor", 2, []string{
-			"SPOOL_DATA_DIR=" + c.sandboxes(), "SPOOL_RUNNER=" + filepath.Join(c.bin, "runner"), "SPOOL_ENGINE=chaos",
+			"SPOOL_DATA_DIR=" + c.sandboxFolder(), "SPOOL_RUNNER=" + filepath.Join(c.bin, "runner"), "SPOOL_ENGINE=chaos",
 			"SPOOL_SLOTS=" + strconv.Itoa(slots), "SPOOL_OPENAI_BASE_URL=" + c.model + "/v1", "OPENAI_API_KEY=mock", "SPOOL_SWEEP_EVERY=5s",
 		}},
 		{"gateway", 2, []string{"SPOOL_DATABASE_URL=" + c.database, "SPOOL_GRPC_LISTEN=127.0.0.1:0"}},
@@ -286,11 +286,11 @@ func (c *cluster) awaitReady(ctx context.Context) error {
 	return nil
 }
 
-// sandboxes returns the folder of the executors.
-func (c *cluster) sandboxes() string { return filepath.Join(c.dir, "executor") }
+// sandboxFolder returns the folder of the executors.
+func (c *cluster) sandboxFolder() string { return filepath.Join(c.dir, "executor") }
 
-// log opens the log with the rights of admin.
-func (c *cluster) log(ctx context.Context) (*nats.Conn, *jslog.Log, error) {
+// openLog opens the log with the rights of admin.
+func (c *cluster) openLog(ctx context.Context) (*nats.Conn, *jslog.Log, error) {
 	nc, err := nats.Connect(c.nats, nats.UserInfo(topology.UserAdmin, password(topology.UserAdmin)), nats.CustomInboxPrefix(topology.InboxPrefix(topology.UserAdmin)))
 	if err != nil {
 		return nil, nil, err

@@ -20,9 +20,9 @@ import (
 // marker is part of every message to a session that is deleted during the faults, and of nothing else.
 const marker = "to-be-erased"
 
-// churn creates sessions, posts a message to each and deletes the session, whether its query has ended or not, until
+// createAndDelete creates sessions, posts a message to each and deletes the session, whether its query has ended or not, until
 // the faults end.
-func (d *driver) churn(ctx context.Context, until <-chan struct{}, r *rand.Rand) {
+func (d *driver) createAndDelete(ctx context.Context, until <-chan struct{}, r *rand.Rand) {
 	defer d.posts.Done()
 	for n := 0; ; n++ {
 		id, err := d.create(ctx, fmt.Sprintf("deleted-%d", n))

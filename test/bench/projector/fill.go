@@ -34,7 +34,7 @@ func (t *testbed) fill(ctx context.Context, sessions, turns int) error {
 		}
 	}
 	for n := range turns {
-		if err := t.turn(ctx, writers[n%sessions], n); err != nil {
+		if err := t.appendTurn(ctx, writers[n%sessions], n); err != nil {
 			return err
 		}
 	}
@@ -46,8 +46,8 @@ func (t *testbed) fill(ctx context.Context, sessions, turns int) error {
 	return t.findEnds(ctx, writers)
 }
 
-// turn appends a turn with some text and three tool calls: 23 events in 11 commits.
-func (t *testbed) turn(ctx context.Context, w *writer, n int) error {
+// appendTurn appends a turn with some text and three tool calls: 23 events in 11 commits.
+func (t *testbed) appendTurn(ctx context.Context, w *writer, n int) error {
 	x := events.Derive(events.KindExecution, w.id, fmt.Sprint(n))
 	block := func(name string) string { return events.Derive(events.KindBlock, x, name) }
 	text := events.Block{ID: block("text"), Kind: events.KindAssistantText, Status: events.StatusPending}

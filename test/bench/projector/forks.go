@@ -45,8 +45,8 @@ func (t *testbed) storeSnapshot(ctx context.Context, tenant, session string) err
 	return err
 }
 
-// seal appends a commit with the state to both subjects of a session. The commits of fill have no state.
-func (t *testbed) seal(ctx context.Context, id string) error {
+// appendStates appends a commit with the state to both subjects of a session. The commits of fill have no state.
+func (t *testbed) appendStates(ctx context.Context, id string) error {
 	sessions := eventlog.Sessions{Log: t.log}
 	l, err := sessions.Load(ctx, "default", id, eventlog.Leader)
 	if err != nil {
