@@ -98,7 +98,7 @@ func (h *Handler) getArchive(w *statusRecorder, r *http.Request, slug string) er
 	if err := admissionOf(r).Take(min(a.Size, admission.TransferCost)); err != nil {
 		return err
 	}
-	content := &seeker{ctx: r.Context(), open: func(ctx context.Context) (io.ReadCloser, error) { return h.cfg.API.OpenArchive(ctx, a) }, size: a.Size}
+	content := &contentSeeker{ctx: r.Context(), open: func(ctx context.Context) (io.ReadCloser, error) { return h.cfg.API.OpenArchive(ctx, a) }, size: a.Size}
 	defer content.Close()
 	// The first bytes are read before the header is sent, to find out whether the content is available.
 	first := make([]byte, min(a.Size, 512))

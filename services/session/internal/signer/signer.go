@@ -29,8 +29,8 @@ const (
 	// maxEnded is the maximum number of sessions of one shard that wait for this early signature. Further sessions are
 	// signed with the next changed subjects.
 	maxEnded = heads.MaxHeads / 2
-	// readers is the number of heads that are read at once.
-	readers = 16
+	// headReaders is the number of heads that are read at once.
+	headReaders = 16
 	// passTime is the timeout of one pass over a shard.
 	passTime = time.Minute
 )
@@ -169,7 +169,7 @@ func (s *Signer) headsOf(ctx context.Context, shard int, after uint64, changes e
 	list := make([]heads.Head, 0, len(changes.Last))
 	var mu sync.Mutex
 	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(readers)
+	g.SetLimit(headReaders)
 	for subject, seq := range changes.Last {
 		if hash := changes.Hash[subject]; hash != "" {
 			mu.Lock()

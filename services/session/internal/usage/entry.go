@@ -36,18 +36,18 @@ const (
 // month returns the month of a day.
 func month(day string) string { return day[:len("2006-01")] }
 
-// window is the range of days and months that an entry keeps: from these on.
-type window struct{ day, month string }
+// keptWindow is the range of days and months that an entry keeps: from these on.
+type keptWindow struct{ day, month string }
 
-// windowAt returns the window that an entry keeps at a time.
-func windowAt(now time.Time) window {
+// keptWindowAt returns the window that an entry keeps at a time.
+func keptWindowAt(now time.Time) keptWindow {
 	now = now.UTC()
-	return window{now.Add(-keepDays).Format(time.DateOnly), month(now.Add(-keepMonths).Format(time.DateOnly))}
+	return keptWindow{now.Add(-keepDays).Format(time.DateOnly), month(now.Add(-keepMonths).Format(time.DateOnly))}
 }
 
 // add applies a commit and the usage that the commit adds, by day. It reports whether the entry changed. A commit at
 // or before the shard's position was already applied and changes nothing.
-func (e *entry) add(stream string, rec eventlog.Record, usage map[string]budget.Usage, keep window) bool {
+func (e *entry) add(stream string, rec eventlog.Record, usage map[string]budget.Usage, keep keptWindow) bool {
 	if s := e.Shards[stream]; s != nil && rec.Position.Seq <= s.Seq {
 		return false
 	}
@@ -137,7 +137,7 @@ func (e *entry) hasLimits() bool {
 // publish computes the figures that services read, as of a time. It drops the days and months that no window includes
 // any more, and the shards of streams that no longer exist.
 func (e *entry) publish(streams []string, now time.Time) {
-	keep := windowAt(now)
+	keep := keptWindowAt(now)
 	shards := map[string]*shardUsage{}
 	for _, stream := range streams {
 		s := e.Shards[stream]

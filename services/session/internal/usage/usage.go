@@ -33,8 +33,8 @@ const (
 	// standByTime is the interval at which a copy on standby checks the checkpoint. The copy starts to fold if the
 	// checkpoint was not written since the last check and is behind the log.
 	standByTime = 3 * time.Second
-	// writers is the number of entries that are written at once.
-	writers = 16
+	// entryWriters is the number of entries that are written at once.
+	entryWriters = 16
 	// writeTime is the timeout of each write.
 	writeTime = 10 * time.Second
 
@@ -376,7 +376,7 @@ func (l *leader) apply(ctx context.Context, batch []item) error {
 	if err := l.sessions.load(ctx, records); err != nil {
 		return err
 	}
-	keep := windowAt(l.cfg.Now())
+	keep := keptWindowAt(l.cfg.Now())
 	for _, it := range batch {
 		p := it.rec.Position
 		if it.end {
@@ -417,7 +417,7 @@ func (l *leader) write(ctx context.Context, all bool) error {
 	now := l.cfg.Now()
 	var written []*tenant
 	g, within := errgroup.WithContext(ctx)
-	g.SetLimit(writers)
+	g.SetLimit(entryWriters)
 	for _, t := range l.dirty {
 		if !all && !t.published && !t.entry.hasLimits() {
 			continue
