@@ -38,7 +38,7 @@ var errNoBatch = errors.New("the server does not support atomic batches")
 // batcher returns the batcher of an append that may share a batch, or nil. Only run commits share batches: their writers
 // hold the epoch and rarely meet a stale guard, which would have the whole batch refused. Two writers of life commits
 // meet more often.
-func (l *Log) batcher(a *attempt) *batcher {
+func (l *Log) batcher(a *appendAttempt) *batcher {
 	s := a.head.Subject
 	if s.Aspect != events.Run && !l.batchAll || len(a.data) > min(maxShared, l.maxPayload()/2) {
 		return nil

@@ -42,7 +42,7 @@ type batcher struct {
 
 // member is an append that waits in a batcher.
 type member struct {
-	a *attempt
+	a *appendAttempt
 	// msg is prepared by the appending goroutine, which the batch would otherwise wait for. Only the batch changes it.
 	msg *nats.Msg
 	// state is guarded by batcher.mu.
@@ -72,7 +72,7 @@ type outcome struct {
 
 // join returns nil if the append may be published singly at once; the caller must call leave afterwards. Otherwise it
 // returns the member as which the append waits.
-func (b *batcher) join(a *attempt) *member {
+func (b *batcher) join(a *appendAttempt) *member {
 	if b.enter() {
 		return nil
 	}

@@ -62,9 +62,9 @@ type Log struct {
 	payloads   *payloads
 	keys       eventlog.Keys
 	signing    topology.Signing
-	counts     []atomic.Pointer[count] // by shard: the last count of Changed, nil for none
-	batchers   []*batcher              // by shard
-	batchAll   bool                    // in tests: commits of all aspects share batches
+	counts     []atomic.Pointer[subjectCounts] // by shard: the last count of Changed, nil for none
+	batchers   []*batcher                      // by shard
+	batchAll   bool                            // in tests: commits of all aspects share batches
 }
 
 var _ eventlog.Log = (*Log)(nil)
@@ -112,7 +112,7 @@ func New(cfg Config) (*Log, error) {
 	l := &Log{
 		js: cfg.JetStream, pub: pub, nc: cfg.Conn, prefix: prefix, shards: cfg.Shards, partitions: cfg.Partitions, ackTimeout: cfg.AckTimeout,
 		logger: cfg.Logger.With("component", "jslog"), keys: cfg.Keys, signing: cfg.Signing,
-		counts: make([]atomic.Pointer[count], cfg.Shards),
+		counts: make([]atomic.Pointer[subjectCounts], cfg.Shards),
 	}
 	l.payloads = &payloads{log: l}
 	for range cfg.Shards {
