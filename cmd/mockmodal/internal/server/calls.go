@@ -212,9 +212,9 @@ func unknownField(message protoreflect.Message) (where string) {
 	return where
 }
 
-// require refuses a request in which one of the named fields is empty. Names
+// requireFields refuses a request in which one of the named fields is empty. Names
 // and values alternate.
-func require(fields ...string) error {
+func requireFields(fields ...string) error {
 	for i := 0; i < len(fields); i += 2 {
 		if fields[i+1] == "" {
 			return status.Errorf(codes.InvalidArgument, "%s is required", fields[i])

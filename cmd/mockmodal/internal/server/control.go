@@ -50,18 +50,18 @@ func (s *Server) controlAPI() http.Handler {
 		reply(w, s.port.turnOn())
 	})
 	mux.HandleFunc("POST /sandboxes/{sandbox}/end", s.endByControl)
-	mux.HandleFunc("GET /sandboxes", func(w http.ResponseWriter, _ *http.Request) { show(w, s.describe()) })
+	mux.HandleFunc("GET /sandboxes", func(w http.ResponseWriter, _ *http.Request) { replyJSON(w, s.describe()) })
 	mux.HandleFunc("GET /calls", func(w http.ResponseWriter, _ *http.Request) {
 		s.calls.mu.Lock()
 		counts := maps.Clone(s.calls.counts)
 		s.calls.mu.Unlock()
-		show(w, counts)
+		replyJSON(w, counts)
 	})
 	mux.HandleFunc("GET /violations", func(w http.ResponseWriter, _ *http.Request) {
 		s.calls.mu.Lock()
 		violations := append([]violation{}, s.calls.violations...)
 		s.calls.mu.Unlock()
-		show(w, violations)
+		replyJSON(w, violations)
 	})
 	return mux
 }
@@ -86,8 +86,8 @@ func reply(w http.ResponseWriter, err error) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// show answers with a value as JSON.
-func show(w http.ResponseWriter, value any) {
+// replyJSON answers with a value as JSON.
+func replyJSON(w http.ResponseWriter, value any) {
 	w.Header().Set("Content-Type", "application/json")
 	_, _ = w.Write(marshal(value)) // a client that is gone needs no answer
 }

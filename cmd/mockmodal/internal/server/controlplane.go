@@ -98,7 +98,7 @@ func (c *controlPlane) EnvironmentList(context.Context, *emptypb.Empty) (*pb.Env
 
 // findApp returns an app by id. The caller holds s.mu.
 func (s *Server) findApp(id string) (*app, error) {
-	if err := require("app_id", id); err != nil {
+	if err := requireFields("app_id", id); err != nil {
 		return nil, err
 	}
 	if a := s.apps[id]; a != nil {

@@ -35,7 +35,7 @@ func (i *image) isExpired() bool { return !i.expires.IsZero() && time.Now().Afte
 
 // findImage returns an image by id. The caller holds s.mu.
 func (s *Server) findImage(id string) (*image, error) {
-	if err := require("image_id", id); err != nil {
+	if err := requireFields("image_id", id); err != nil {
 		return nil, err
 	}
 	if found := s.images[id]; found != nil && !found.isExpired() && found.failure == "" {
@@ -53,7 +53,7 @@ func (c *controlPlane) ImageGetOrCreate(_ context.Context, r *pb.ImageGetOrCreat
 	if err := refuseOtherFields(r.GetImage(), "dockerfile_commands,base_images,image_registry_config,secret_ids,gpu_config"); err != nil {
 		return nil, err
 	}
-	if err := require("builder_version", r.GetBuilderVersion()); err != nil {
+	if err := requireFields("builder_version", r.GetBuilderVersion()); err != nil {
 		return nil, err
 	}
 	c.mu.Lock()

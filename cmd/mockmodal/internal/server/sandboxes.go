@@ -21,7 +21,7 @@ const listPage = 10
 
 // findSandbox returns a sandbox of one of the two backends. The caller holds s.mu.
 func (s *Server) findSandbox(id string, v2 bool) (*sandbox, error) {
-	if err := require("sandbox_id", id); err != nil {
+	if err := requireFields("sandbox_id", id); err != nil {
 		return nil, err
 	}
 	for _, sb := range s.sandboxes {
@@ -352,7 +352,7 @@ func (c *controlPlane) SandboxGetFromNameV2(_ context.Context, r *pb.SandboxGetF
 
 // fromName implements SandboxGetFromName of both backends.
 func (c *controlPlane) fromName(r *pb.SandboxGetFromNameRequest, v2 bool) (*pb.SandboxGetFromNameResponse, error) {
-	if err := require("app_name", r.GetAppName(), "sandbox_name", r.GetSandboxName()); err != nil {
+	if err := requireFields("app_name", r.GetAppName(), "sandbox_name", r.GetSandboxName()); err != nil {
 		return nil, err
 	}
 	c.mu.Lock()
@@ -473,7 +473,7 @@ func (c *controlPlane) SandboxGetCommandRouterAccess(_ context.Context, r *pb.Sa
 
 // findTask returns the sandbox of a task.
 func (s *Server) findTask(id string) (*sandbox, error) {
-	if err := require("task_id", id); err != nil {
+	if err := requireFields("task_id", id); err != nil {
 		return nil, err
 	}
 	s.mu.Lock()

@@ -33,7 +33,7 @@ type snapshot struct {
 // snapshot returns the image of a snapshot id, which take makes the first time.
 // A snapshot that failed is made again.
 func (s *Server) snapshot(sb *sandbox, id string, take func(context.Context, *box) (*image, error)) (string, error) {
-	if err := require("snapshot_id", id); err != nil {
+	if err := requireFields("snapshot_id", id); err != nil {
 		return "", err
 	}
 	sb.mu.Lock()

@@ -17,7 +17,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-var update = flag.Bool("update", false, "write the golden files from what the adapter does now")
+var updateGoldens = flag.Bool("update", false, "write the golden files from what the adapter does now")
 
 // Goldens describe the recordings of an agent's CLI: the folders testdata/NAME, one for each scenario, with
 //   - recording.jsonl: the queries and interrupts that the CLI was given, and every line that it printed,
@@ -219,7 +219,7 @@ func CompareJournal(t testing.TB, path string, journal []runner.Line, stable fun
 // Compare compares got with the golden file at path line by line. With -update it writes the file instead.
 func Compare(t testing.TB, path string, got []byte) {
 	t.Helper()
-	if *update {
+	if *updateGoldens {
 		if err := os.WriteFile(path, got, 0o644); err != nil { //nolint:gosec // a golden file
 			t.Fatal(err)
 		}

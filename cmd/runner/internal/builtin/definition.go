@@ -65,11 +65,11 @@ func expandCommand(content string, commands []events.CommandSpec) string {
 		return content
 	}
 	prompt := commands[i].Prompt
-	if arguments != "" && !strings.Contains(prompt, placeholder) {
+	if arguments != "" && !strings.Contains(prompt, argumentsPlaceholder) {
 		return prompt + "\n\nARGUMENTS: " + arguments
 	}
-	return strings.ReplaceAll(prompt, placeholder, arguments)
+	return strings.ReplaceAll(prompt, argumentsPlaceholder, arguments)
 }
 
-// placeholder is replaced by the text after a command's name.
-const placeholder = "$ARGUMENTS"
+// argumentsPlaceholder is replaced by the text after a command's name.
+const argumentsPlaceholder = "$ARGUMENTS"

@@ -25,14 +25,14 @@ import (
 )
 
 const (
-	// connectLimit is the maximum time that a server may take until its tools are known.
-	connectLimit = 30 * time.Second
+	// connectTimeout is the maximum time that a server may take until its tools are known.
+	connectTimeout = 30 * time.Second
 	// maxOutput is the number of bytes of a result that are kept.
 	maxOutput = 128 << 10
 	// maxName is the longest name of a tool that model APIs accept.
 	maxName = 64
-	// endLimit is the maximum time that a server may take to end after its stdin is closed.
-	endLimit = time.Second
+	// endTimeout is the maximum time that a server may take to end after its stdin is closed.
+	endTimeout = time.Second
 )
 
 // Prefix is the prefix of the names of the tools: mcp__server__tool.
@@ -115,7 +115,7 @@ func (s *Servers) connect(ctx context.Context, server runner.MCPServer) (*connec
 	// The connection outlives the turn, so its context may not end with it.
 	whole, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, cancel)
-	late := time.AfterFunc(connectLimit, cancel)
+	late := time.AfterFunc(connectTimeout, cancel)
 	client := mcp.NewClient(&mcp.Implementation{Name: "spool", Version: "1"}, nil)
 	session, err := client.Connect(whole, transport, nil)
 	if err != nil {
@@ -157,7 +157,7 @@ func (s *Servers) transport(server runner.MCPServer) (mcp.Transport, error) {
 	for k, v := range server.Env {
 		cmd.Env = append(cmd.Env, k+"="+v)
 	}
-	return &mcp.CommandTransport{Command: cmd, TerminateDuration: endLimit}, nil
+	return &mcp.CommandTransport{Command: cmd, TerminateDuration: endTimeout}, nil
 }
 
 // headerTransport adds a server's headers to every request.
@@ -212,7 +212,7 @@ func (r serverTool) Paths(json.RawMessage) ([]string, error) { return nil, nil }
 func (r serverTool) Run(ctx context.Context, arguments json.RawMessage) tool.Result {
 	limit := time.Duration(r.c.server.TimeoutMs) * time.Millisecond
 	if limit == 0 {
-		limit = connectLimit
+		limit = connectTimeout
 	}
 	limited, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
