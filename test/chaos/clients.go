@@ -135,8 +135,8 @@ func (d *driver) create(ctx context.Context, key string) (string, error) {
 	return s.SessionID, err
 }
 
-// texts are the first words of the messages that clients post. The rules of the model's script (script.yaml) match them.
-var texts = []string{"text", "text", "silent", "files", "error", "hello"}
+// messageTexts are the first words of the messages that clients post. The rules of the model's script (script.yaml) match them.
+var messageTexts = []string{"text", "text", "silent", "files", "error", "hello"}
 
 // post posts messages to a session until the faults end. At most three messages are queued.
 func (d *driver) post(ctx context.Context, until <-chan struct{}, session string, r *rand.Rand) {
@@ -153,7 +153,7 @@ func (d *driver) post(ctx context.Context, until <-chan struct{}, session string
 			continue
 		}
 		var a struct{ ExecutionID string }
-		text := fmt.Sprintf("%s %d", texts[r.IntN(len(texts))], n)
+		text := fmt.Sprintf("%s %d", messageTexts[r.IntN(len(messageTexts))], n)
 		status, answer, err := d.callUntilKnown(ctx, http.MethodPost, "/api/sessions/"+session+"/messages", fmt.Sprintf("%s-%d", session, n), map[string]any{"content": text}, &a)
 		if err != nil || status != http.StatusAccepted {
 			d.recordViolation("message %d of %s: %d %s %v", n, session, status, answer, err)

@@ -29,9 +29,9 @@ import (
 // startTime is the time limit for the start of all processes, and for the stop of one.
 const startTime = 90 * time.Second
 
-// slots is the number of slots of one executor. It is lower than the number of sessions, so that executions wait for
+// executorSlots is the number of slots of one executor. It is lower than the number of sessions, so that executions wait for
 // a slot.
-const slots = 3
+const executorSlots = 3
 
 // cluster is an installation of Spool whose services are processes of this machine.
 type cluster struct {
@@ -226,7 +226,7 @@ func (c *cluster) startServices(ctx context.Context) error {
 		{"skills", 1, []string{"SPOOL_SKILL_SCRATCH=" + c.dir}},
 		{"executor", 2, []string{
 			"SPOOL_DATA_DIR=" + c.sandboxFolder(), "SPOOL_RUNNER=" + filepath.Join(c.bin, "runner"), "SPOOL_ENGINE=chaos",
-			"SPOOL_SLOTS=" + strconv.Itoa(slots), "SPOOL_OPENAI_BASE_URL=" + c.model + "/v1", "OPENAI_API_KEY=mock", "SPOOL_SWEEP_EVERY=5s",
+			"SPOOL_SLOTS=" + strconv.Itoa(executorSlots), "SPOOL_OPENAI_BASE_URL=" + c.model + "/v1", "OPENAI_API_KEY=mock", "SPOOL_SWEEP_EVERY=5s",
 		}},
 		{"gateway", 2, []string{"SPOOL_DATABASE_URL=" + c.database, "SPOOL_GRPC_LISTEN=127.0.0.1:0"}},
 	} {

@@ -27,7 +27,7 @@ func (d *driver) createAndDelete(ctx context.Context, until <-chan struct{}, r *
 	for n := 0; ; n++ {
 		id, err := d.create(ctx, fmt.Sprintf("deleted-%d", n))
 		if err == nil {
-			err = d.postAndDelete(ctx, until, id, fmt.Sprintf("%s %s", texts[r.IntN(len(texts))], marker), time.Duration(r.IntN(6000))*time.Millisecond)
+			err = d.postAndDelete(ctx, until, id, fmt.Sprintf("%s %s", messageTexts[r.IntN(len(messageTexts))], marker), time.Duration(r.IntN(6000))*time.Millisecond)
 		}
 		if err != nil {
 			d.recordViolation("session %d that is deleted at once: %v", n, err)

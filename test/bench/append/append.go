@@ -32,8 +32,8 @@ const minAppends = 4
 // ackTimeout is the time after the end of a round in which all acknowledgements have to arrive.
 const ackTimeout = 2 * time.Minute
 
-// target is the required share of the rate of raw guarded publishes.
-const target = 0.8
+// minRateShare is the required share of the rate of raw guarded publishes.
+const minRateShare = 0.8
 
 // Benchmark is the subcommand append.
 type Benchmark struct {
@@ -209,7 +209,7 @@ func toRow(sessions int, raw, through *result) row.Row {
 		Ratio:    ratio,
 		P50Ms:    row.Percentile(through.samples, 0.5),
 		P99Ms:    row.Percentile(through.samples, 0.99),
-		OK:       ratio >= target,
+		OK:       ratio >= minRateShare,
 		Note:     fmt.Sprintf("medians of %d rounds; every message synced, one stream, one connection each", len(ratios)),
 	}
 }

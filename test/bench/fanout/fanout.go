@@ -197,7 +197,7 @@ func (r *result) met() bool {
 }
 
 // offered returns the events per second that the runners write, rate those that the clients received, and delivered the ratio of both.
-func (r *result) offered() float64   { return float64(r.sessions) / interval.Seconds() }
+func (r *result) offered() float64   { return float64(r.sessions) / lineInterval.Seconds() }
 func (r *result) rate() float64      { return float64(r.InWindow) / r.window.Seconds() }
 func (r *result) delivered() float64 { return r.rate() / r.offered() }
 

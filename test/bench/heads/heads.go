@@ -24,8 +24,8 @@ import (
 	"github.com/spoolhq/spool/test/bench/row"
 )
 
-// limit is the maximum processor time of signing, as a share of that of appending.
-const limit = 0.05
+// maxSigningShare is the maximum processor time of signing, as a share of that of appending.
+const maxSigningShare = 0.05
 
 // Benchmark is the subcommand heads.
 type Benchmark struct {
@@ -75,7 +75,7 @@ func (m *Benchmark) reportPasses(ctx context.Context, b *harness.Bench) error {
 		Measured: fmt.Sprintf("%.1f µs", harness.Median(passes)*1e6),
 		Against:  fmt.Sprintf("append %.1f µs", harness.Median(appends)*1e6),
 		Ratio:    ratio,
-		OK:       ratio <= limit,
+		OK:       ratio <= maxSigningShare,
 		Note:     fmt.Sprintf("medians of %d rounds; server, writers and signer in one process; the work of the session service's pass without its timer", m.Rounds),
 	})
 }

@@ -61,7 +61,7 @@ const warmUp = 50
 
 // measure runs a warm-up turn and the measured turn. It returns the age of every piece of the measured turn.
 func measure(ctx context.Context, sys *system.System, llm *model, pieces int) (ages []time.Duration, err error) {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute+time.Duration(pieces)*longest)
+	ctx, cancel := context.WithTimeout(ctx, time.Minute+time.Duration(pieces)*maxPause)
 	defer cancel()
 	c := system.NewClient(sys.URL)
 	session, err := c.Create(ctx, system.SessionSpec{Architecture: "spool"})

@@ -13,8 +13,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// start is the time of the first event.
-var start = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+// firstEventTime is the time of the first event.
+var firstEventTime = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // writer chains the commits of one session.
 type writer struct {
@@ -95,7 +95,7 @@ func (t *testbed) append(ctx context.Context, w *writer, aspect events.Aspect, e
 	d := events.Draft{Actor: events.Actor{Kind: "executor", ID: "xtr_bench"}, Epoch: 1}
 	for _, p := range list {
 		w.n++
-		e := events.Event{ID: events.Derive(events.KindEvent, w.id, fmt.Sprint(w.n)), Time: start.Add(time.Duration(t.events) * time.Millisecond), ExecutionID: execution, Source: events.FromRunner, Data: p}
+		e := events.Event{ID: events.Derive(events.KindEvent, w.id, fmt.Sprint(w.n)), Time: firstEventTime.Add(time.Duration(t.events) * time.Millisecond), ExecutionID: execution, Source: events.FromRunner, Data: p}
 		if execution != "" {
 			e.ConversationID = events.MainConversation
 		}
