@@ -67,6 +67,7 @@ func (c *Clock) Now() time.Time {
 	return c.now()
 }
 
+// now is Now for a caller that holds the lock.
 func (c *Clock) now() time.Time {
 	if !c.measured {
 		return c.cfg.Host()

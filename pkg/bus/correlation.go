@@ -8,6 +8,7 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
+// correlationKey is the context key of a correlation id.
 type correlationKey struct{}
 
 // WithCorrelationID returns a context whose messages (NewMessage, Request) carry id.
@@ -21,10 +22,10 @@ func CorrelationID(ctx context.Context) string {
 	return id
 }
 
-// correlation passes a message's correlation id to the messages that its handler publishes with the handler's
-// context. If the message has none, the chain starts with its command id, or else its own id. Watermill's CorrelationID
-// only knows the messages that a handler returns: see TestWatermillCorrelationID_MissesWhatTheHandlerPublishes.
-func correlation() message.HandlerMiddleware {
+// correlationMiddleware returns the middleware that passes a message's correlation id to the messages that its handler publishes with the
+// handler's context. If the message has none, the chain starts with its command id, or else its own id. Watermill's CorrelationID only
+// knows the messages that a handler returns: see TestWatermillCorrelationID_MissesWhatTheHandlerPublishes.
+func correlationMiddleware() message.HandlerMiddleware {
 	return func(next message.HandlerFunc) message.HandlerFunc {
 		return func(msg *message.Message) ([]*message.Message, error) {
 			id := msg.UUID

@@ -19,11 +19,10 @@ import (
 // advisory.
 const maxReason = 500
 
-// deadLetter moves a message to DEAD if its handler returns Poison, or after MaxDeliveries deliveries. The message is
-// acknowledged only after DEAD has stored the copy; until then it is redelivered. Watermill's PoisonQueue publishes
-// the message itself, to one topic and with the error's text as it is, see
-// TestWatermillPoisonQueue_CannotStoreDeadLetters.
-func deadLetter(name string, cfg RouterConfig) message.HandlerMiddleware {
+// deadLetterMiddleware returns the middleware that moves a message to DEAD if its handler returns Poison, or after MaxDeliveries deliveries. The
+// message is acknowledged only after DEAD has stored the copy; until then it is redelivered. Watermill's PoisonQueue publishes the
+// message itself, to one topic and with the error's text as it is, see TestWatermillPoisonQueue_CannotStoreDeadLetters.
+func deadLetterMiddleware(name string, cfg RouterConfig) message.HandlerMiddleware {
 	return func(next message.HandlerFunc) message.HandlerFunc {
 		return func(msg *message.Message) ([]*message.Message, error) {
 			delivered := Delivered(msg)
@@ -45,7 +44,7 @@ func deadLetter(name string, cfg RouterConfig) message.HandlerMiddleware {
 				return out, nil
 			case IsPoison(err):
 				return nil, storeDeadLetter(name, cfg, msg, err)
-			case bounded && delivered >= bound && !stopping(msg):
+			case bounded && delivered >= bound && !isStopping(msg):
 				return nil, storeDeadLetter(name, cfg, msg, fmt.Errorf("failed in delivery %d of %d: %w", delivered, bound, err))
 			}
 			return out, err
@@ -53,8 +52,8 @@ func deadLetter(name string, cfg RouterConfig) message.HandlerMiddleware {
 	}
 }
 
-// stopping reports whether a handler's error may only be caused by the shutdown.
-func stopping(msg *message.Message) bool {
+// isStopping reports whether a handler's error may only be caused by the shutdown.
+func isStopping(msg *message.Message) bool {
 	select {
 	case <-Draining(msg.Context()):
 		return true

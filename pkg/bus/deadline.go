@@ -10,9 +10,9 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// deadline drops a message whose time to live has passed since the stream stored it: its sender has given up, and
-// may have sent another. A message with an invalid header is poison.
-func deadline(name string, cfg RouterConfig) message.HandlerMiddleware {
+// deadlineMiddleware returns the middleware that drops a message whose time to live has passed since the stream stored it: its sender has given
+// up, and may have sent another. A message with an invalid header is poison.
+func deadlineMiddleware(name string, cfg RouterConfig) message.HandlerMiddleware {
 	return func(next message.HandlerFunc) message.HandlerFunc {
 		return func(msg *message.Message) ([]*message.Message, error) {
 			until, err := expiryOf(msg)

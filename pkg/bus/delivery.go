@@ -14,6 +14,7 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
+// deliveryKey is the context key of a *delivery.
 type deliveryKey struct{}
 
 // delivery is a message that a handler processes.
@@ -87,6 +88,8 @@ func (u *subscription) settle(m *nats.Msg, msg *message.Message) {
 	}
 }
 
+// acknowledge acknowledges a message, or terminates it if its handler called setTerm. A failure is only logged: the server then
+// redelivers the message.
 func (u *subscription) acknowledge(m *nats.Msg, msg *message.Message) {
 	var err error
 	switch reason := msg.Metadata.Get(keyTerm); {

@@ -21,7 +21,7 @@ var (
 	ErrNoStream = errors.New("bus: no stream has this subject")
 	// ErrFull means that the stream or the server has no room and refused the message.
 	ErrFull = errors.New("bus: stream is full")
-	// ErrTooLarge means that the message exceeds the limit of the server or the stream.
+	// ErrTooLarge means that the message exceeds the limit of the server or the stream, so it was not stored and never will be.
 	ErrTooLarge = errors.New("bus: message is too large")
 	// ErrRefused means that the stream refused the message for another reason, an expected sequence for example; the
 	// *jetstream.APIError in the chain has the code.
@@ -50,11 +50,13 @@ func (e *PublishError) Error() string {
 // Unwrap returns the cause.
 func (e *PublishError) Unwrap() error { return e.Err }
 
+// transientError is an error that Transient has marked.
 type transientError struct{ err error }
 
 func (e *transientError) Error() string { return e.err.Error() }
 func (e *transientError) Unwrap() error { return e.err }
 
+// poisonError is an error that Poison has marked.
 type poisonError struct{ err error }
 
 func (e *poisonError) Error() string { return e.err.Error() }
@@ -121,6 +123,7 @@ func publishCause(err error) error {
 	}
 }
 
+// refusalError returns the error of this package for a refusal of the stream: ErrFull, ErrTooLarge or ErrRefused.
 func refusalError(api *jetstream.APIError) error {
 	switch api.ErrorCode {
 	case codeAccountFull, codeServerFull, codeMemoryFull, codeStorageFull:

@@ -58,6 +58,7 @@ func SetNakDelay(msg *message.Message, d time.Duration) {
 // setTerm turns the acknowledgement of msg into a termination, for which the server publishes an advisory.
 func setTerm(msg *message.Message, reason string) { setMetadata(msg, keyTerm, reason) }
 
+// setMetadata sets a metadata value, also of a message without metadata.
 func setMetadata(msg *message.Message, key, value string) {
 	if msg.Metadata == nil {
 		msg.Metadata = message.Metadata{}
@@ -65,6 +66,7 @@ func setMetadata(msg *message.Message, key, value string) {
 	msg.Metadata.Set(key, value)
 }
 
+// metadataNumber returns a metadata value as a number, or 0 if the message does not have it.
 func metadataNumber(msg *message.Message, key string) uint64 {
 	n, err := strconv.ParseUint(msg.Metadata.Get(key), 10, 64)
 	if err != nil {

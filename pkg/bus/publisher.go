@@ -90,6 +90,7 @@ func NewMessage(ctx context.Context, uuid string, payload []byte) *message.Messa
 	return message.NewMessageWithContext(ctx, uuid, payload)
 }
 
+// publish stores one message and waits for the acknowledgement. Its error wraps one of this package.
 func (p *Publisher) publish(topic string, msg *message.Message) error {
 	if p.closed.Load() {
 		return ErrClosed
@@ -137,6 +138,8 @@ func waitConnected(ctx context.Context, nc *nats.Conn) error {
 	}
 }
 
+// marshal converts a message to one for NATS: its metadata become headers, except those of a delivery. It returns ErrInvalidMessage for
+// a subject or header that cannot be sent.
 func marshal(topic string, msg *message.Message, deduplicate bool) (*nats.Msg, error) {
 	if err := CheckSubject(topic); err != nil {
 		return nil, err

@@ -50,6 +50,7 @@ type pull struct {
 	requested int // messages that the server may still send for the request; 0 if there is no request
 }
 
+// pullRequest is the body of a request for messages.
 type pullRequest struct {
 	Batch     int           `json:"batch"`
 	Expires   time.Duration `json:"expires"`
@@ -101,7 +102,7 @@ func (p *pull) next(ctx context.Context, free func() int, wake <-chan struct{}) 
 	defer silence.Stop()
 	for {
 		if n := free(); p.requested == 0 && n > 0 {
-			if err := p.ask(n); err != nil {
+			if err := p.requestMessages(n); err != nil {
 				return nil, err
 			}
 			silence.Reset(p.silent)
@@ -129,8 +130,8 @@ func (p *pull) next(ctx context.Context, free func() int, wake <-chan struct{}) 
 	}
 }
 
-// ask requests n messages.
-func (p *pull) ask(n int) error {
+// requestMessages requests n messages.
+func (p *pull) requestMessages(n int) error {
 	p.request.Batch = n
 	request, err := json.Marshal(p.request)
 	if err == nil {
@@ -143,7 +144,8 @@ func (p *pull) ask(n int) error {
 	return nil
 }
 
-// read reports whether m is a message of the stream; otherwise it is a response about the request.
+// read reports whether m is a message of the stream. Otherwise m is a response about the request; the error says why the pull must end,
+// and is nil if it may continue.
 func (p *pull) read(m *nats.Msg) (isMessage bool, err error) {
 	status := m.Header.Get("Status")
 	switch {
@@ -163,7 +165,7 @@ func (p *pull) read(m *nats.Msg) (isMessage bool, err error) {
 	return false, fmt.Errorf("pull: the server responded with %s %s", status, why)
 }
 
-// close closes the inbox and calls back for messages that still arrive.
+// close closes the inbox, and calls back for messages of the stream that still arrive.
 func (p *pull) close(back func(*nats.Msg)) {
 	p.nc.RemoveStatusListener(p.status)
 	if err := p.sub.Drain(); err == nil {

@@ -70,7 +70,7 @@ func Request(ctx context.Context, js jetstream.JetStream, cmd Command) (*Answer,
 	// On a closed connection there is nothing left to unsubscribe from.
 	defer func() { _ = sub.Unsubscribe() }()
 
-	sent, err := send(ctx, js, cmd, inbox, deadline)
+	sent, err := storeCommand(ctx, js, cmd, inbox, deadline)
 	if err != nil {
 		return nil, fmt.Errorf("command %s: %w", cmd.ID, err)
 	}
@@ -94,6 +94,7 @@ func Request(ctx context.Context, js jetstream.JetStream, cmd Command) (*Answer,
 	return answer, nil
 }
 
+// commandDeadline returns the earlier one of the command's deadline and that of ctx, or 10 s from now if there is neither.
 func commandDeadline(ctx context.Context, cmd Command) time.Time {
 	deadline := cmd.Deadline
 	if until, ok := ctx.Deadline(); ok && (deadline.IsZero() || until.Before(deadline)) {
@@ -105,9 +106,9 @@ func commandDeadline(ctx context.Context, cmd Command) time.Time {
 	return deadline
 }
 
-// send returns err if the command was certainly not stored. It returns unknown if that is uncertain: a response may
+// storeCommand returns err if the command was certainly not stored. It returns unknown if that is uncertain: a response may
 // still arrive.
-func send(ctx context.Context, js jetstream.JetStream, cmd Command, inbox string, deadline time.Time) (unknown, err error) {
+func storeCommand(ctx context.Context, js jetstream.JetStream, cmd Command, inbox string, deadline time.Time) (unknown, err error) {
 	// The deduplication id is new for each request: the stream would drop a retry with the same id, and it would
 	// never be answered.
 	msg := NewMessage(ctx, watermill.NewUUID(), cmd.Payload)

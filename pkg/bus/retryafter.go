@@ -8,6 +8,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 )
 
+// laterError is an error that RetryAfter has marked, with the delay.
 type laterError struct {
 	err   error
 	delay time.Duration
@@ -26,9 +27,9 @@ func RetryAfter(err error, d time.Duration) error {
 	return &laterError{err: err, delay: d}
 }
 
-// retryLater is the outermost middleware. It naks the message itself, because watermill's Router would log every error
-// at level Error.
-func retryLater(name string, cfg RouterConfig) message.HandlerMiddleware {
+// laterMiddleware returns the outermost middleware, which naks a message whose handler returned RetryAfter. It does so itself, because
+// watermill's Router would log every error at level Error.
+func laterMiddleware(name string, cfg RouterConfig) message.HandlerMiddleware {
 	return func(next message.HandlerFunc) message.HandlerFunc {
 		return func(msg *message.Message) ([]*message.Message, error) {
 			out, err := next(msg)

@@ -23,11 +23,12 @@ func Routed(ctx context.Context) error {
 	return nil
 }
 
+// fromRouter reports whether ctx is one with which a Router subscribes.
 func fromRouter(ctx context.Context) bool { return ctx.Value(routerKey{}) != nil }
 
-// markRouted returns the innermost middleware. It marks the context of a message, so that Routed returns nil in the
+// routedMiddleware returns the innermost middleware. It marks the context of a message, so that Routed returns nil in the
 // handler.
-func markRouted() message.HandlerMiddleware {
+func routedMiddleware() message.HandlerMiddleware {
 	return func(next message.HandlerFunc) message.HandlerFunc {
 		return func(msg *message.Message) ([]*message.Message, error) {
 			return withContext(msg, context.WithValue(msg.Context(), routedKey{}, true), next)

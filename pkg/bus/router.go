@@ -158,13 +158,13 @@ func (r *Router) Handle(name, topic string, subscriber message.Subscriber, fn Ha
 	if s, ok := subscriber.(*Subscriber); ok {
 		r.initialize = append(r.initialize, func(ctx context.Context) error { return s.initialize(ctx, topic) })
 	}
-	// The first middleware is the outermost. deadLetter decides last, also about errors that a panic or the timeout
+	// The first middleware is the outermost. deadLetterMiddleware decides last, also about errors that a panic or the timeout
 	// caused. Recoverer is inside the others, so that they never see a panic.
-	handler.AddMiddleware(retryLater(name, cfg), correlation(), deadLetter(name, cfg), deadline(name, cfg))
+	handler.AddMiddleware(laterMiddleware(name, cfg), correlationMiddleware(), deadLetterMiddleware(name, cfg), deadlineMiddleware(name, cfg))
 	if cfg.Timeout > 0 {
 		handler.AddMiddleware(middleware.Timeout(cfg.Timeout))
 	}
-	handler.AddMiddleware(retryTransient(name, cfg), middleware.Recoverer, markRouted())
+	handler.AddMiddleware(transientMiddleware(name, cfg), middleware.Recoverer, routedMiddleware())
 	return nil
 }
 

@@ -20,6 +20,7 @@ func CheckFilter(filter string) error {
 	return checkSubject(filter, true)
 }
 
+// checkSubject implements CheckSubject and, with wildcards, CheckFilter.
 func checkSubject(subject string, wildcards bool) error {
 	if subject == "" {
 		return fmt.Errorf("%w: the subject is empty", ErrInvalidMessage)

@@ -305,6 +305,8 @@ func (s *Subscriber) consumer(ctx context.Context, topic string) (string, error)
 	return durable, nil
 }
 
+// durable returns the name of the durable for topic, and reserves the durable for it. It returns an error if the durable belongs to
+// another topic.
 func (s *Subscriber) durable(topic string) (string, error) {
 	durable := s.cfg.Durable
 	if s.cfg.DurableFor != nil {
@@ -322,6 +324,7 @@ func (s *Subscriber) durable(topic string) (string, error) {
 	return durable, nil
 }
 
+// consumerConfig returns the configuration of the consumer durable for topic.
 func (s *Subscriber) consumerConfig(durable, topic string) jetstream.ConsumerConfig {
 	unlimited := func(n int) int {
 		if n == 0 {

@@ -61,6 +61,7 @@ func newSubscription(ctx context.Context, s *Subscriber, topic, durable string) 
 	return u
 }
 
+// start starts the slot groups, and the goroutine that ends them; see supervise.
 func (u *subscription) start(ctx context.Context) {
 	pulls := min(maxPulls, u.s.cfg.Concurrency)
 	for i := range pulls {
@@ -79,7 +80,8 @@ func (u *subscription) start(ctx context.Context) {
 	}()
 }
 
-// supervise returns when all slot groups and deliveries have ended.
+// supervise ends the subscription when ctx ends or Close is called: it drains, cancels the handlers after CloseTimeout, and abandons
+// those that do not return. It returns when all slot groups and deliveries have ended.
 func (u *subscription) supervise(ctx context.Context) {
 	defer u.kill()
 	defer u.drain()
@@ -101,6 +103,7 @@ func (u *subscription) supervise(ctx context.Context) {
 	<-u.idle
 }
 
+// idleWithin reports whether all slot groups and deliveries end within d.
 func (u *subscription) idleWithin(d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -74,7 +74,7 @@ func (s Entries) HasCommand(ctx context.Context, e Entry, command string) (bool,
 	if e.State.HasCommand(id) || !e.State.MayHaveDropped() {
 		return e.State.HasCommand(id), nil
 	}
-	_, done, err := find(ctx, s.Log, e.Head, id)
+	_, done, err := findCommit(ctx, s.Log, e.Head, id)
 	return done, err
 }
 

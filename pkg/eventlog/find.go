@@ -9,12 +9,12 @@ import (
 
 // HasCommand reports whether a command was carried out on a subject whose commits have no state.
 func HasCommand(ctx context.Context, l Log, head Head, command string) (bool, error) {
-	_, done, err := find(ctx, l, head, events.Derive(events.KindCommit, command))
+	_, done, err := findCommit(ctx, l, head, events.Derive(events.KindCommit, command))
 	return done, err
 }
 
-// find reads a subject up to its head and returns the stream sequence of a commit, if it exists.
-func find(ctx context.Context, l Log, head Head, commit string) (seq uint64, found bool, err error) {
+// findCommit reads a subject up to its head and returns the stream sequence of a commit, if it exists.
+func findCommit(ctx context.Context, l Log, head Head, commit string) (seq uint64, found bool, err error) {
 	if head.Seq == 0 {
 		return 0, false, nil
 	}

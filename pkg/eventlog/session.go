@@ -51,6 +51,7 @@ func (s Sessions) Load(ctx context.Context, tenant, id string, f Freshness) (*Lo
 	return l, err
 }
 
+// lifeState returns the state in a life commit. If the commit has none of this version, lifeState folds the subject up to the commit.
 func (s Sessions) lifeState(ctx context.Context, h Head) (session.State, error) {
 	var st session.State
 	if h.Seq == 0 {
@@ -69,6 +70,7 @@ func (s Sessions) lifeState(ctx context.Context, h Head) (session.State, error) 
 	return st, nil
 }
 
+// runState is lifeState for a run commit.
 func (s Sessions) runState(ctx context.Context, h Head) (run.State, error) {
 	var st run.State
 	if h.Seq == 0 {
@@ -122,7 +124,7 @@ func (s Sessions) CommandSeq(ctx context.Context, l *Loaded, command string) (at
 	if at, done = l.Life.CommandSeq(command); done || !l.Life.MayHaveDropped(command) {
 		return at, done, nil
 	}
-	return find(ctx, s.Log, l.LifeHead, session.CommitID(command))
+	return findCommit(ctx, s.Log, l.LifeHead, session.CommitID(command))
 }
 
 // AppendLife appends events to the session's life. The id of the commit is derived from the command.

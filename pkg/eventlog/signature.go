@@ -42,6 +42,7 @@ type Keys struct {
 	ids   []string                     // of all keys, as KeyIDs returns them
 }
 
+// key is the secret of a role. id identifies it without revealing it.
 type key struct {
 	role, id string
 	secret   []byte

@@ -162,16 +162,18 @@ type sessionCheck struct {
 	suspects []Problem
 }
 
+// chain is the state of the check for one subject.
 type chain struct {
 	begun bool
 	hash  string // "" if the last commit could not be read: then any link is accepted
 	v     int    // the newest commit version so far
 }
 
+// executionCheck is the state of the check for one execution.
 type executionCheck struct {
 	accepted Position
 	end      events.Type // "" while it is open
-	at       Position
+	at       Position    // of its end
 }
 
 // full reports whether the report has no room for further problems.
@@ -322,6 +324,7 @@ func (v *Verifier) checkLink(rec Record, s *sessionCheck) string {
 	return ""
 }
 
+// isDeletion reports whether an event is session_deleted.
 func isDeletion(e events.Event) bool { return e.Type() == events.SessionDeleted{}.EventType() }
 
 // checkUnique checks that no commit and no event of the session is stored twice.
@@ -454,6 +457,7 @@ func (v *Verifier) allProblems() []Problem {
 	return list[:min(len(list), maxProblems)]
 }
 
+// compare orders positions by shard, and then by sequence.
 func (p Position) compare(o Position) int {
 	return cmp.Or(cmp.Compare(p.Shard, o.Shard), cmp.Compare(p.Seq, o.Seq))
 }

@@ -17,7 +17,7 @@ func (v *Verifier) compareWith(c *heads.Chain, session events.Subject) {
 	}
 	v.heads = c.Check(covers)
 	for _, f := range c.Faults() {
-		v.problemOf(heads.Fault{Subject: f.Subject, Seq: f.Seq, Why: "signed heads: " + f.Why}, c.Shard())
+		v.addFault(heads.Fault{Subject: f.Subject, Seq: f.Seq, Why: "signed heads: " + f.Why}, c.Shard())
 	}
 }
 
@@ -28,7 +28,7 @@ func (v *Verifier) checkSignedHead(rec Record, _ *sessionCheck) string {
 	}
 	why, before := v.heads.Add(rec.Subject.String(), rec.Position.Seq, rec.Commit.Hash)
 	for _, f := range before {
-		v.problemOf(f, rec.Position.Shard)
+		v.addFault(f, rec.Position.Shard)
 	}
 	return why
 }
@@ -41,12 +41,12 @@ func (v *Verifier) endOfHeads(shard int) {
 	}
 	faults, missing := v.heads.End()
 	for _, f := range faults {
-		v.problemOf(f, shard)
+		v.addFault(f, shard)
 	}
 	for _, f := range missing {
 		subject, err := events.ParseSubject(f.Subject)
 		if err != nil {
-			v.problemOf(f, shard)
+			v.addFault(f, shard)
 			continue
 		}
 		rec := Record{Subject: subject, Position: Position{Shard: shard, Seq: f.Seq}}
@@ -55,7 +55,8 @@ func (v *Verifier) endOfHeads(shard int) {
 	v.heads = nil
 }
 
-func (v *Verifier) problemOf(f heads.Fault, shard int) {
+// addFault adds a fault of a shard's signed heads to the report, if the report has room for it.
+func (v *Verifier) addFault(f heads.Fault, shard int) {
 	if !v.full() {
 		at := Position{Shard: shard, Seq: f.Seq}
 		v.problems = append(v.problems, Problem{Position: at, Subject: f.Subject, Why: f.Why, Accepted: slices.Contains(v.accept, at)})

@@ -73,8 +73,10 @@ func mutualTLS(secret, own, peer string) (*tls.Config, error) {
 	}, nil
 }
 
+// errProof is returned for a peer whose key is not derived from the sandbox's secret.
 var errProof = errors.New("the peer does not prove the sandbox's secret")
 
+// partyKey derives the key of a party from the secret, so that both parties can compute both keys.
 func partyKey(secret, party string) (ed25519.PrivateKey, error) {
 	if secret == "" {
 		return nil, errors.New("the sandbox's secret is empty")

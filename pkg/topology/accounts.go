@@ -72,10 +72,10 @@ func subscriberAccount(subject string) string {
 	return AccountLog
 }
 
-// streams returns the subjects of other accounts to which the account of a service listens; To is empty. Push
+// streamImports returns the subjects of other accounts to which the account of a service listens; To is empty. Push
 // consumers deliver to inboxes in AccountLog. Announcements come from the account of the projector, and text in flight
 // from that of the executor, because NATS does not export as a stream what reached AccountLog through a service import.
-func (u User) streams() []Import {
+func (u User) streamImports() []Import {
 	list := []Import{{Account: AccountLog, Subject: inbox(u.Name)}}
 	for _, s := range u.Subscribe {
 		switch s {
@@ -159,7 +159,7 @@ func writeAccount(b *strings.Builder, u User, users []User, password func(user s
 		}
 		b.WriteString(" }\n")
 	}
-	for _, i := range u.streams() {
+	for _, i := range u.streamImports() {
 		fmt.Fprintf(b, "      { stream: { account: %s, subject: %q } }\n", i.Account, i.Subject)
 	}
 	b.WriteString("    ]\n  }\n")
@@ -171,7 +171,7 @@ func writeStreamExports(b *strings.Builder, account string, users []User) {
 		if Account(u.Name) == AccountLog {
 			continue
 		}
-		for _, i := range u.streams() {
+		for _, i := range u.streamImports() {
 			if i.Account == account {
 				fmt.Fprintf(b, "      { stream: %q, accounts: [%s] }\n", i.Subject, Account(u.Name))
 			}

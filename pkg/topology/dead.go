@@ -40,7 +40,7 @@ func ParseDeadLetter(sequence uint64, stored time.Time, subject string, header n
 	if at, err := time.Parse(time.RFC3339Nano, header.Get(HeaderDeadTime)); err == nil {
 		d.Time = at
 	}
-	d.Tenant, d.Session = owner(d.Subject, data)
+	d.Tenant, d.Session = messageOwner(d.Subject, data)
 	return d
 }
 
@@ -54,8 +54,8 @@ func parseAnyPartition(subject string) (events.Subject, bool) {
 	return events.Subject{}, false
 }
 
-// owner returns the tenant and the session that a message names. Each is "" if the message does not name it.
-func owner(subject string, data []byte) (tenant, session string) {
+// messageOwner returns the tenant and the session that a message names. Each is "" if the message does not name it.
+func messageOwner(subject string, data []byte) (tenant, session string) {
 	switch kind, _, _ := strings.Cut(subject, "."); kind {
 	case "job", "timer":
 		if ref, err := DecodeSessionRef(data); err == nil {

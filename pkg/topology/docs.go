@@ -31,17 +31,17 @@ func docStreams(b *strings.Builder) {
 		"| stream | subjects | kind | written by | read by | content |\n| --- | --- | --- | --- | --- | --- |\n")
 	for _, s := range Streams(docLayout) {
 		fmt.Fprintf(b, "| %s | %s | %s | %s | %s | %s |\n",
-			s.Config.Name, code(subjectsBrief(s.Config.Subjects)), s.Kind, s.Writes, s.Reads, s.Config.Description)
+			s.Config.Name, codeSpan(subjectsBrief(s.Config.Subjects)), s.Kind, s.Writes, s.Reads, s.Config.Description)
 	}
 	b.WriteString("\n| setting | " + "retention | discard | storage | age | messages | bytes | per subject | persist mode |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n")
 	for _, s := range Streams(docLayout) {
 		c := s.Config
 		fmt.Fprintf(b, "| %s | %s | %s | %s | %s | %s | %s | %s | %s |\n", c.Name, c.Retention, c.Discard, c.Storage,
-			age(c.MaxAge), limit(c.MaxMsgs), limit(c.MaxBytes), limit(c.MaxMsgsPerSubject), c.PersistMode)
+			formatAge(c.MaxAge), formatLimit(c.MaxMsgs), formatLimit(c.MaxBytes), formatLimit(c.MaxMsgsPerSubject), c.PersistMode)
 	}
 	b.WriteString("\nThe subjects, token by token:\n\n")
 	for _, l := range subjectLines() {
-		fmt.Fprintf(b, "- %s: %s\n", code(l[0]), l[1])
+		fmt.Fprintf(b, "- %s: %s\n", codeSpan(l[0]), l[1])
 	}
 }
 
@@ -57,7 +57,7 @@ func subjectLines() [][2]string {
 		{CommandPattern, "a command; the id is that of its target"},
 		{JobAny("<provider>"), "a job for any executor of the provider"},
 		{JobOn("<provider>", "<engine>"), "a job for the executors of one engine"},
-		{TimerAt("<session>"), "the session's schedule"},
+		{TimerSchedule("<session>"), "the session's schedule"},
 		{TimerDue("<session>"), "the fired schedule of a session"},
 		{Dead("<origin>"), "a message whose processing was given up"},
 	}
@@ -69,10 +69,10 @@ const CommandPattern = "cmd.<service>.<partition>.<tenant>.<id>"
 func docBuckets(b *strings.Builder) {
 	b.WriteString("\n## Buckets\n\n| bucket | kind | names | age | storage | written by | read by | content |\n| --- | --- | --- | --- | --- | --- | --- | --- |\n")
 	for _, k := range KeyValues() {
-		fmt.Fprintf(b, "| %s | key-value | %s | %s | %s | %s | %s | %s |\n", k.Config.Bucket, code(k.Keys), age(k.Config.TTL), k.Config.Storage, k.Writes, k.Reads, k.Config.Description)
+		fmt.Fprintf(b, "| %s | key-value | %s | %s | %s | %s | %s | %s |\n", k.Config.Bucket, codeSpan(k.Keys), formatAge(k.Config.TTL), k.Config.Storage, k.Writes, k.Reads, k.Config.Description)
 	}
 	for _, o := range ObjectBuckets() {
-		fmt.Fprintf(b, "| %s | objects | %s | %s | %s | %s | %s | %s |\n", o.Config.Bucket, code(o.Names), age(o.Config.TTL), o.Config.Storage, o.Writes, o.Reads, o.Config.Description)
+		fmt.Fprintf(b, "| %s | objects | %s | %s | %s | %s | %s | %s |\n", o.Config.Bucket, codeSpan(o.Names), formatAge(o.Config.TTL), o.Config.Storage, o.Writes, o.Reads, o.Config.Description)
 	}
 }
 
@@ -83,33 +83,33 @@ func docDurables(b *strings.Builder) {
 		if d.Config.FilterSubject != "" {
 			filters = []string{d.Config.FilterSubject}
 		}
-		fmt.Fprintf(b, "| %s | %s | %s | %s | %s | %s |\n", code(d.Config.Durable), d.Stream, code(strings.Join(filters, ", ")),
-			d.Config.AckWait, limit(int64(d.Config.MaxDeliver)), limit(int64(d.Config.MaxAckPending)))
+		fmt.Fprintf(b, "| %s | %s | %s | %s | %s | %s |\n", codeSpan(d.Config.Durable), d.Stream, codeSpan(strings.Join(filters, ", ")),
+			d.Config.AckWait, formatLimit(int64(d.Config.MaxDeliver)), formatLimit(int64(d.Config.MaxAckPending)))
 	}
 }
 
 func docCore(b *strings.Builder) {
 	b.WriteString("\n## Core subjects\n\nNo durable state depends on these subjects.\n\n")
-	fmt.Fprintf(b, "- %s: hints to an executor that an event was stored, and requests for its current work on a session.\n", code(Ctl("<executor>")))
-	fmt.Fprintf(b, "- %s: a projector announces changes of the read models of a session; gateways subscribe. No stream stores them: a gateway that misses one reads Postgres (adr/0068).\n", code("live.<tenant>.<session>"))
-	fmt.Fprintf(b, "- %s: a projector started; gateways look for events that they missed.\n", code(CtlProjector))
-	fmt.Fprintf(b, "- %s: a gateway asks the executors of an engine for a file of a running sandbox, which it sends in chunks on %s; the gateway acknowledges them on %s (adr/0038).\n", code(FilesOn("<provider>", "<engine>")), code(FilesTo("<transfer>")), code(FilesAck("<transfer>")))
-	fmt.Fprintf(b, "- %s: inboxes of a user; the response to a command is sent to the subject in header %s.\n", code("_INBOX_<user>.>"), code(HeaderReply))
+	fmt.Fprintf(b, "- %s: hints to an executor that an event was stored, and requests for its current work on a session.\n", codeSpan(Ctl("<executor>")))
+	fmt.Fprintf(b, "- %s: a projector announces changes of the read models of a session; gateways subscribe. No stream stores them: a gateway that misses one reads Postgres (adr/0068).\n", codeSpan("live.<tenant>.<session>"))
+	fmt.Fprintf(b, "- %s: a projector started; gateways look for events that they missed.\n", codeSpan(CtlProjector))
+	fmt.Fprintf(b, "- %s: a gateway asks the executors of an engine for a file of a running sandbox, which it sends in chunks on %s; the gateway acknowledges them on %s (adr/0038).\n", codeSpan(FilesOn("<provider>", "<engine>")), codeSpan(FilesTo("<transfer>")), codeSpan(FilesAck("<transfer>")))
+	fmt.Fprintf(b, "- %s: inboxes of a user; the response to a command is sent to the subject in header %s.\n", codeSpan("_INBOX_<user>.>"), codeSpan(HeaderReply))
 }
 
 func docUsers(b *strings.Builder) {
 	fmt.Fprintf(b, "\n## Accounts\n\nAccount %s owns JetStream; users admin and gate are in it. Each service has an account of its own, which imports what its user "+
 		"may publish and nothing else, so that the response to a request stays in the requesting account ([adr/0042](adr/0042-nats-accounts.md)). "+
-		"Requests for consumers, %s, reach JetStream through the gate, on %s.\n", code(AccountLog), code(consumerCreate+">"), code(GatePrefix+"<user>.>"))
+		"Requests for consumers, %s, reach JetStream through the gate, on %s.\n", codeSpan(AccountLog), codeSpan(consumerCreate+">"), codeSpan(GatePrefix+"<user>.>"))
 	fmt.Fprintf(b, "\n## Users\n\nEach service has a NATS user with these rights and no others; inboxes have the prefix %s. "+
-		"Only the janitor may delete messages, and purge two key-value buckets. EVENTS-n means each of the %d possible shards.\n", code("_INBOX_<user>"), MaxShards)
+		"Only the janitor may delete messages, and purge two key-value buckets. EVENTS-n means each of the %d possible shards.\n", codeSpan("_INBOX_<user>"), MaxShards)
 	for _, u := range Users() {
-		fmt.Fprintf(b, "\n### %s\n\n%s.\n\n- publish: %s\n- subscribe: %s\n", u.Name, u.Doc, shards(u.Publish), shards(u.Subscribe))
+		fmt.Fprintf(b, "\n### %s\n\n%s.\n\n- publish: %s\n- subscribe: %s\n", u.Name, u.Doc, formatPermissions(u.Publish), formatPermissions(u.Subscribe))
 	}
 }
 
-// shards formats the permissions on shard 0 as EVENTS-n and omits those on the other shards.
-func shards(list []string) string {
+// formatPermissions formats the permissions on shard 0 as EVENTS-n and omits those on the other shards.
+func formatPermissions(list []string) string {
 	var out []string
 	seen := map[string]bool{}
 	for _, s := range list {
@@ -120,15 +120,17 @@ func shards(list []string) string {
 		s = strings.ReplaceAll(strings.ReplaceAll(s, EventsStream(0), "EVENTS-n"), ReactorDurable(0), "reactor-n")
 		if !skip && !seen[s] {
 			seen[s] = true
-			out = append(out, code(s))
+			out = append(out, codeSpan(s))
 		}
 	}
 	return strings.Join(out, ", ")
 }
 
-func code(s string) string { return "`" + s + "`" }
+// codeSpan returns s as code in Markdown.
+func codeSpan(s string) string { return "`" + s + "`" }
 
-func age(d time.Duration) string {
+// formatAge formats a duration for the documents; 0 means no limit.
+func formatAge(d time.Duration) string {
 	switch {
 	case d == 0:
 		return "no limit"
@@ -138,7 +140,8 @@ func age(d time.Duration) string {
 	return d.String()
 }
 
-func limit(n int64) string {
+// formatLimit formats a limit for the documents.
+func formatLimit(n int64) string {
 	if n <= 0 {
 		return "no limit"
 	}

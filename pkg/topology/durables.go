@@ -104,17 +104,17 @@ func DeadJobsConsumer() Durable {
 
 // JobsAnyConsumer returns the consumer of jobs for any executor of a provider.
 func JobsAnyConsumer(provider string) Durable {
-	return jobs(JobsAny(provider), JobAny(provider))
+	return jobsConsumer(JobsAny(provider), JobAny(provider))
 }
 
 // JobsOnConsumer returns the consumer of jobs for one engine.
 func JobsOnConsumer(provider, engine string) Durable {
-	return jobs(JobsOn(provider, engine), JobOn(provider, engine))
+	return jobsConsumer(JobsOn(provider, engine), JobOn(provider, engine))
 }
 
-// jobs returns a consumer of jobs. A job stays unacknowledged while its execution runs, on any number of executors:
+// jobsConsumer returns a consumer of jobs. A job stays unacknowledged while its execution runs, on any number of executors:
 // the consumer limits neither deliveries nor pending messages.
-func jobs(name, filter string) Durable {
+func jobsConsumer(name, filter string) Durable {
 	return Durable{StreamJobs, jetstream.ConsumerConfig{
 		Durable: name, Description: "Jobs of executors.",
 		FilterSubject: filter, AckPolicy: jetstream.AckExplicitPolicy,

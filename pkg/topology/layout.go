@@ -165,8 +165,8 @@ func (l Layout) check(shard int, have jetstream.StreamConfig) error {
 	}
 	for _, f := range l.subjects(shard) {
 		if l.Partitions != 0 || !slices.Contains(have.Subjects, f) {
-			return &LayoutError{have.Name, l.field(), fmt.Sprintf("is %s, but the stream has the subjects %s: the metadata was changed after the log was installed; restore it",
-				have.Metadata[l.field()], subjectsBrief(have.Subjects))}
+			return &LayoutError{have.Name, l.metadataField(), fmt.Sprintf("is %s, but the stream has the subjects %s: the metadata was changed after the log was installed; restore it",
+				have.Metadata[l.metadataField()], subjectsBrief(have.Subjects))}
 		}
 	}
 	return nil // a log without recorded partitions, to which an operator added subjects; Provision removes them
@@ -188,8 +188,8 @@ func (l Layout) checkMetadata(have jetstream.StreamConfig) error {
 	return nil
 }
 
-// field returns the metadata key that identifies the layout.
-func (l Layout) field() string {
+// metadataField returns the metadata key that identifies the layout.
+func (l Layout) metadataField() string {
 	if l.Partitions == 0 {
 		return shardsKey
 	}

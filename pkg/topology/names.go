@@ -55,11 +55,12 @@ func JobAny(provider string) string { return "job." + provider + ".any" }
 // JobOn returns the subject of jobs for the executors of the engine that has the session's sandbox.
 func JobOn(provider, engine string) string { return "job." + provider + ".on." + engine }
 
-// TimerAt returns the subject of a session's schedule. Publishing again replaces the schedule.
-func TimerAt(session string) string { return "timer.at." + session }
+// TimerSchedule returns the subject on which the message with a session's schedule is stored: when and with what TimerDue is published.
+// Publishing again replaces the schedule.
+func TimerSchedule(session string) string { return "timer.at." + session }
 
-// TimerDue returns the subject to which a session's schedule publishes when it fires. One message is kept per
-// session.
+// TimerDue returns the subject to which the server publishes when a session's schedule fires, and on which the session service receives
+// the timer. One message is kept per session.
 func TimerDue(session string) string { return "timer.due." + session }
 
 // TimerDueFilter matches every fired timer.

@@ -203,8 +203,8 @@ func ensureStream(ctx context.Context, js jetstream.JetStream, want jetstream.St
 	if err := logMetadata(want, *s.CachedInfo(), cfg); err != nil {
 		return err
 	}
-	next := merge(have, want)
-	if equal(have, next) {
+	next := mergeSettings(have, want)
+	if sameSettings(have, next) {
 		return nil
 	}
 	_, err = js.UpdateStream(ctx, next)
@@ -247,8 +247,8 @@ func checkImmutable(have, want jetstream.StreamConfig) error {
 	return nil
 }
 
-// merge returns have with the settings that Spool owns, and keeps the operator's other settings, such as placement.
-func merge(have, want jetstream.StreamConfig) jetstream.StreamConfig {
+// mergeSettings returns have with the settings that Spool owns, and keeps the operator's other settings, such as placement.
+func mergeSettings(have, want jetstream.StreamConfig) jetstream.StreamConfig {
 	next := have
 	next.Description, next.Subjects, next.Replicas = want.Description, want.Subjects, want.Replicas
 	next.Discard, next.MaxAge = want.Discard, want.MaxAge
@@ -275,7 +275,8 @@ func serverLimit(n int64) int64 {
 	return n
 }
 
-func equal(a, b jetstream.StreamConfig) bool {
+// sameSettings reports whether two configurations agree in the settings that Spool owns and the server can change.
+func sameSettings(a, b jetstream.StreamConfig) bool {
 	return a.Description == b.Description && sameSubjects(a.Subjects, b.Subjects) && a.Replicas == b.Replicas &&
 		a.Discard == b.Discard && a.MaxAge == b.MaxAge && a.MaxMsgs == b.MaxMsgs && a.MaxBytes == b.MaxBytes &&
 		a.MaxMsgsPerSubject == b.MaxMsgsPerSubject && a.AllowDirect == b.AllowDirect && a.AllowRollup == b.AllowRollup &&
@@ -283,6 +284,7 @@ func equal(a, b jetstream.StreamConfig) bool {
 		maps.Equal(a.Metadata, b.Metadata)
 }
 
+// provisionBuckets creates or updates the key-value and object buckets.
 func provisionBuckets(ctx context.Context, js jetstream.JetStream, replicas int) error {
 	for _, kv := range KeyValues() {
 		c := kv.Config

@@ -35,18 +35,18 @@ func Users() []User {
 func gatewayUser() User {
 	return User{
 		Name: UserGateway, Doc: "serves clients: writes commands, reads LIVE and Postgres, and reads from the log what Postgres does not have yet",
-		Publish: join(
+		Publish: concat(
 			[]string{accountInfo, "cmd.*.*.*.*", FilesOn("*", "*"), FilesAck("*")},
-			useKV(BucketIdempotency), []string{"$KV." + BucketIdempotency + ".>"},
-			info(StreamCommands), writeObjects(BucketWorkspaces),
+			keyValuePermissions(BucketIdempotency), []string{"$KV." + BucketIdempotency + ".>"},
+			infoPermission(StreamCommands), writeObjectsPermissions(BucketWorkspaces),
 			// Uploads, and secrets that a client or the gateway encrypted: the gateway cannot decrypt them.
-			writeObjects(BucketSkills), useKV(BucketSecrets), []string{"$KV." + BucketSecrets + ".>"},
+			writeObjectsPermissions(BucketSkills), keyValuePermissions(BucketSecrets), []string{"$KV." + BucketSecrets + ".>"},
 			// The limits of tenants, and whether the services know a new budget.
-			useKV(BucketBudgets),
+			keyValuePermissions(BucketBudgets),
 			// Operators read dead letters; commands retry or drop them.
-			get(StreamDead),
+			getPermissions(StreamDead),
 			// Events that are in the log and not yet in the read models.
-			findInLog(),
+			findInLogPermissions(),
 			// Text in flight: of a replay, and what a subscription missed.
 			[]string{"$JS.API.DIRECT.GET." + StreamDeltas},
 		),
@@ -57,24 +57,24 @@ func gatewayUser() User {
 func sessionUser() User {
 	return User{
 		Name: UserSession, Doc: "decides what sessions do; writes life, keys, jobs and timers",
-		Publish: join(
+		Publish: concat(
 			[]string{accountInfo, LifeFilter, RunFilter, KeyFilter, AgentFilter, InstanceFilter, EnvironmentFilter, BudgetFilter, LimitsFilter, "job.*.any", "job.*.on.*", "timer.at.*", "dead.>", "ctl.*", HeadFilter},
 			// Responses to commands go to the gateway that sent them.
 			[]string{inbox(UserGateway)},
-			readLog(), writePayloads(), useKV(BucketLeases),
+			readLogPermissions(), writePayloadsPermissions(), keyValuePermissions(BucketLeases),
 			// The limits of tenants, and the usage that the session service counts.
-			useKV(BucketBudgets), []string{"$KV." + BucketBudgets + ".*"},
+			keyValuePermissions(BucketBudgets), []string{"$KV." + BucketBudgets + ".*"},
 			// A fork is refused if its snapshots no longer exist.
-			readObjects(BucketWorkspaces),
+			readObjectsPermissions(BucketWorkspaces),
 			// The secrets of an execution are removed after its end. The session service reads only their encrypted
 			// form.
-			useKV(BucketSecrets), []string{"$KV." + BucketSecrets + ".*.x.>"},
-			durable(StreamCommands, CommandsSession, CommandFilter(ServiceSession)),
-			durable(StreamTimers, TimersDue, TimerDueFilter), get(StreamTimers),
-			reactors(), info(StreamJobs), get(StreamHeads),
+			keyValuePermissions(BucketSecrets), []string{"$KV." + BucketSecrets + ".*.x.>"},
+			durablePermissions(StreamCommands, CommandsSession, CommandFilter(ServiceSession)),
+			durablePermissions(StreamTimers, TimersDue, TimerDueFilter), getPermissions(StreamTimers),
+			reactorPermissions(), infoPermission(StreamJobs), getPermissions(StreamHeads),
 			// The session service fails executions whose job is dead, and removes dead letters that operators have
 			// handled.
-			durable(StreamDead, DeadJobs, DeadJobFilter), get(StreamDead), []string{"$JS.API.STREAM.MSG.DELETE." + StreamDead},
+			durablePermissions(StreamDead, DeadJobs, DeadJobFilter), getPermissions(StreamDead), []string{"$JS.API.STREAM.MSG.DELETE." + StreamDead},
 		),
 		Subscribe: []string{inbox(UserSession)},
 	}
@@ -83,17 +83,17 @@ func sessionUser() User {
 func executorUser() User {
 	return User{
 		Name: UserExecutor, Doc: "runs agents; writes run and deltas",
-		Publish: join(
+		Publish: concat(
 			// A job that reaches an executor of the wrong engine is moved to the right engine.
 			[]string{accountInfo, RunFilter, FrameFilter, "job.*.on.*", "dead.>", "ctl.*"},
 			// An executor asks another one on ctl whether it still holds a run.
 			[]string{inbox(UserExecutor), FilesTo("*")},
-			readLog(), writePayloads(), writeObjects(BucketWorkspaces), useKV(BucketLeases), []string{"$KV." + BucketLeases + ".>"},
-			readObjects(BucketSkills), useKV(BucketSecrets), useKV(BucketBudgets),
+			readLogPermissions(), writePayloadsPermissions(), writeObjectsPermissions(BucketWorkspaces), keyValuePermissions(BucketLeases), []string{"$KV." + BucketLeases + ".>"},
+			readObjectsPermissions(BucketSkills), keyValuePermissions(BucketSecrets), keyValuePermissions(BucketBudgets),
 			// A durable for an engine has the engine's name, which is not known here.
-			durable(StreamJobs, "*", "job.*.any"), durable(StreamJobs, "*", "job.*.on.*"),
+			durablePermissions(StreamJobs, "*", "job.*.any"), durablePermissions(StreamJobs, "*", "job.*.on.*"),
 			// The deltas of blocks whose sandbox was lost.
-			[]string{"$JS.API.DIRECT.GET." + StreamDeltas}, info(StreamDead),
+			[]string{"$JS.API.DIRECT.GET." + StreamDeltas}, infoPermission(StreamDead),
 		),
 		Subscribe: []string{inbox(UserExecutor), "ctl.*", FilesOn("*", "*"), FilesAck("*")},
 	}
@@ -102,9 +102,9 @@ func executorUser() User {
 func projectorUser() User {
 	return User{
 		Name: UserProjector, Doc: "folds the log into Postgres; announces changes on LIVE",
-		Publish: join(
+		Publish: concat(
 			[]string{LiveFilter, "dead.>", CtlProjector},
-			readLog(), readPayloads(), info(StreamDead),
+			readLogPermissions(), readPayloadsPermissions(), infoPermission(StreamDead),
 		),
 		Subscribe: []string{inbox(UserProjector)},
 	}
@@ -113,12 +113,12 @@ func projectorUser() User {
 func skillsUser() User {
 	return User{
 		Name: UserSkills, Doc: "validates and stores skills; writes skill",
-		Publish: join(
+		Publish: concat(
 			[]string{SkillFilter, "dead.>"},
 			// Responses to commands go to the gateway that sent them.
 			[]string{inbox(UserGateway)},
-			readLog(), writePayloads(), writeObjects(BucketSkills),
-			durable(StreamCommands, CommandsSkills, CommandFilter(ServiceSkills)), info(StreamDead),
+			readLogPermissions(), writePayloadsPermissions(), writeObjectsPermissions(BucketSkills),
+			durablePermissions(StreamCommands, CommandsSkills, CommandFilter(ServiceSkills)), infoPermission(StreamDead),
 		),
 		Subscribe: []string{inbox(UserSkills)},
 	}
@@ -134,16 +134,16 @@ func janitorUser() User {
 	}
 	return User{
 		Name: UserJanitor, Doc: "erases the content of deleted sessions and unreferenced objects",
-		Publish: join(
-			[]string{RunFilter}, readLog(), log,
-			readPayloads(), erase("OBJ_"+BucketPayloads),
-			readObjects(BucketWorkspaces), erase("OBJ_"+BucketWorkspaces),
-			readObjects(BucketSkills), erase("OBJ_"+BucketSkills),
+		Publish: concat(
+			[]string{RunFilter}, readLogPermissions(), log,
+			readPayloadsPermissions(), erase("OBJ_"+BucketPayloads),
+			readObjectsPermissions(BucketWorkspaces), erase("OBJ_"+BucketWorkspaces),
+			readObjectsPermissions(BucketSkills), erase("OBJ_"+BucketSkills),
 			// NATS creates the streams of key-value buckets with deletion denied, so the janitor purges keys.
-			useKV(BucketSecrets), []string{"$JS.API.STREAM.PURGE.KV_" + BucketSecrets},
-			useKV(BucketIdempotency), []string{"$JS.API.STREAM.PURGE.KV_" + BucketIdempotency},
+			keyValuePermissions(BucketSecrets), []string{"$JS.API.STREAM.PURGE.KV_" + BucketSecrets},
+			keyValuePermissions(BucketIdempotency), []string{"$JS.API.STREAM.PURGE.KV_" + BucketIdempotency},
 			// How far the usage of tenants is counted.
-			get("KV_"+BucketBudgets),
+			getPermissions("KV_"+BucketBudgets),
 		),
 		Subscribe: []string{inbox(UserJanitor)},
 	}
@@ -167,7 +167,7 @@ func gateUser() User {
 
 func inbox(user string) string { return InboxPrefix(user) + ".>" }
 
-func join(lists ...[]string) []string {
+func concat(lists ...[]string) []string {
 	var out []string
 	for _, l := range lists {
 		out = append(out, l...)
@@ -175,24 +175,24 @@ func join(lists ...[]string) []string {
 	return out
 }
 
-// info returns the permission that a client needs before it uses a stream.
-func info(stream string) []string { return []string{"$JS.API.STREAM.INFO." + stream} }
+// infoPermission returns the permission that a client needs before it uses a stream.
+func infoPermission(stream string) []string { return []string{"$JS.API.STREAM.INFO." + stream} }
 
-// get returns the permissions to read single messages: from any replica, and from the leader.
-func get(stream string) []string {
-	return append(info(stream), "$JS.API.DIRECT.GET."+stream, "$JS.API.DIRECT.GET."+stream+".>", "$JS.API.STREAM.MSG.GET."+stream)
+// getPermissions returns the permissions to read single messages: from any replica, and from the leader.
+func getPermissions(stream string) []string {
+	return append(infoPermission(stream), "$JS.API.DIRECT.GET."+stream, "$JS.API.DIRECT.GET."+stream+".>", "$JS.API.STREAM.MSG.GET."+stream)
 }
 
 // orderedReadPermissions returns the permissions to read a stream in order with temporary consumers. Their deletion is left to the
 // inactivity threshold, because the permission to delete them would cover durables as well.
 func orderedReadPermissions(stream string) []string {
-	return append(get(stream),
+	return append(getPermissions(stream),
 		"$JS.API.CONSUMER.CREATE."+stream+".*", "$JS.API.CONSUMER.CREATE."+stream+".*.>",
 		"$JS.API.CONSUMER.INFO."+stream+".*", "$JS.API.CONSUMER.MSG.NEXT."+stream+".*")
 }
 
-// readLog returns the permissions to read every possible shard.
-func readLog() []string {
+// readLogPermissions returns the permissions to read every possible shard.
+func readLogPermissions() []string {
 	var out []string
 	for i := range MaxShards {
 		out = append(out, orderedReadPermissions(EventsStream(i))...)
@@ -200,8 +200,8 @@ func readLog() []string {
 	return out
 }
 
-// findInLog returns the permissions to request single commits from the leader of every shard.
-func findInLog() []string {
+// findInLogPermissions returns the permissions to request single commits from the leader of every shard.
+func findInLogPermissions() []string {
 	var out []string
 	for i := range MaxShards {
 		out = append(out, "$JS.API.STREAM.MSG.GET."+EventsStream(i))
@@ -209,18 +209,18 @@ func findInLog() []string {
 	return out
 }
 
-// durable returns the permissions to create and use one durable.
-func durable(stream, name, filter string) []string {
-	return append(info(stream),
+// durablePermissions returns the permissions to create and use one durable.
+func durablePermissions(stream, name, filter string) []string {
+	return append(infoPermission(stream),
 		"$JS.API.CONSUMER.CREATE."+stream+"."+name+"."+filter,
 		"$JS.API.CONSUMER.INFO."+stream+"."+name,
 		"$JS.API.CONSUMER.MSG.NEXT."+stream+"."+name,
 		"$JS.ACK."+stream+"."+name+".>")
 }
 
-// reactors returns the permissions for the reactor's durables, in addition to those of readLog, which include their
+// reactorPermissions returns the permissions for the reactor's durables, in addition to those of readLogPermissions, which include their
 // creation with any filter.
-func reactors() []string {
+func reactorPermissions() []string {
 	var out []string
 	for i := range MaxShards {
 		stream, name := EventsStream(i), ReactorDurable(i)
@@ -229,24 +229,26 @@ func reactors() []string {
 	return out
 }
 
-// useKV returns the permissions to read and watch a bucket. Writing also needs the bucket's subject.
-func useKV(bucket string) []string { return readStream("KV_" + bucket) }
+// keyValuePermissions returns the permissions to read and watch a bucket. Writing also needs the bucket's subject.
+func keyValuePermissions(bucket string) []string { return readStreamPermissions("KV_" + bucket) }
 
-// readPayloads returns the permissions to fetch objects, for which the client creates temporary consumers.
-func readPayloads() []string { return readObjects(BucketPayloads) }
+// readPayloadsPermissions returns the permissions to fetch objects, for which the client creates temporary consumers.
+func readPayloadsPermissions() []string { return readObjectsPermissions(BucketPayloads) }
 
-// writePayloads returns the permissions to add objects, but not to delete or purge them.
-func writePayloads() []string { return writeObjects(BucketPayloads) }
+// writePayloadsPermissions returns the permissions to add objects, but not to delete or purge them.
+func writePayloadsPermissions() []string { return writeObjectsPermissions(BucketPayloads) }
 
-// readObjects returns the permissions to fetch objects of a bucket.
-func readObjects(bucket string) []string { return readStream("OBJ_" + bucket) }
+// readObjectsPermissions returns the permissions to fetch objects of a bucket.
+func readObjectsPermissions(bucket string) []string { return readStreamPermissions("OBJ_" + bucket) }
 
-// writeObjects returns the permissions of readObjects and those to put an object.
-func writeObjects(bucket string) []string { return append(readObjects(bucket), "$O."+bucket+".>") }
+// writeObjectsPermissions returns the permissions of readObjectsPermissions and those to put an object.
+func writeObjectsPermissions(bucket string) []string {
+	return append(readObjectsPermissions(bucket), "$O."+bucket+".>")
+}
 
-// readStream returns the permissions to read a bucket's stream by get requests and by push consumers with flow
+// readStreamPermissions returns the permissions to read a bucket's stream by get requests and by push consumers with flow
 // control.
-func readStream(stream string) []string {
+func readStreamPermissions(stream string) []string {
 	return append(orderedReadPermissions(stream), "$JS.API.CONSUMER.DELETE."+stream+".*", "$JS.FC."+stream+".>", "$JS.ACK."+stream+".>")
 }
 

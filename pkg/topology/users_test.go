@@ -122,7 +122,7 @@ func checkPublish(t *testing.T, ns *server.Server) {
 		topology.CommandSubject(topology.ServiceSession, "default", session):            {topology.UserGateway},
 		topology.JobAny("local"):                                                        {topology.UserSession},
 		topology.JobOn("local", "host"):                                                 {topology.UserSession, topology.UserExecutor},
-		topology.TimerAt(session):                                                       {topology.UserSession},
+		topology.TimerSchedule(session):                                                       {topology.UserSession},
 		topology.TimerDue(session):                                                      {},
 		events.LiveSubject("default", session):                                          {topology.UserProjector},
 		topology.CtlProjector:                                                           {topology.UserProjector, topology.UserSession, topology.UserExecutor},
@@ -294,7 +294,7 @@ func checkWork(t *testing.T, ns *server.Server) {
 	take("session", sess, topology.ReactorConsumer(0, topology.DefaultPartitions))
 	_, err = sess.Publish(ctx, topology.JobAny("local"), []byte("{}"))
 	must("session publishes a job", err)
-	timer := nats.NewMsg(topology.TimerAt(session))
+	timer := nats.NewMsg(topology.TimerSchedule(session))
 	timer.Header.Set("Nats-Schedule", "@at "+time.Now().Add(-time.Second).UTC().Format(time.RFC3339))
 	timer.Header.Set("Nats-Schedule-Target", topology.TimerDue(session))
 	_, err = sess.PublishMsg(ctx, timer)

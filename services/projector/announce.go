@@ -15,7 +15,7 @@ import (
 	"github.com/spoolhq/spool/services/projector/internal/fold"
 )
 
-// maxLive is the largest message on LIVE in bytes. NATS accepts 1 MB.
+// maxLive is the largest message to gateways in bytes. NATS accepts 1 MB.
 const maxLive = 900_000
 
 // announcer announces committed changes to gateways. It must be used by one goroutine.

@@ -27,6 +27,7 @@ const payloadTries = 3
 // slower commit the reader leaves live delivery and catches up, together with other groups.
 const maxLateness = 2 * time.Second
 
+// errLate is the error of the push function of failWhenLate.
 var errLate = errors.New("commits arrive too late")
 
 // feed reads the group's commits after a position, up to the end of the log and then new ones, until ctx ends.

@@ -100,7 +100,7 @@ func (g *group) begin(ctx context.Context) (err error) {
 	if err = g.readCheckpoint(ctx); err != nil {
 		return err
 	}
-	reason, err := g.p.mismatch(ctx, g.checkpoint, g.shard)
+	reason, err := g.p.findMismatch(ctx, g.checkpoint, g.shard)
 	if err != nil {
 		return fmt.Errorf("verify checkpoint %s: %w", g.position(), err)
 	}
@@ -117,6 +117,7 @@ func (g *group) begin(ctx context.Context) (err error) {
 	return nil
 }
 
+// readCheckpoint loads the group's checkpoint from Postgres.
 func (g *group) readCheckpoint(ctx context.Context) error {
 	return g.p.writer.use(ctx, g.conn, func(c *lockConnection) (err error) {
 		g.checkpoint, err = c.store.Checkpoint(ctx, g.n)
@@ -124,8 +125,8 @@ func (g *group) readCheckpoint(ctx context.Context) error {
 	})
 }
 
-// mismatch returns why a checkpoint does not match the log, or "" if it does.
-func (p *Projector) mismatch(ctx context.Context, c store.Checkpoint, shard int) (string, error) {
+// findMismatch returns why a checkpoint does not match the log, or "" if it does.
+func (p *Projector) findMismatch(ctx context.Context, c store.Checkpoint, shard int) (string, error) {
 	if c.Position == 0 {
 		return "", nil
 	}
@@ -155,6 +156,7 @@ func (p *Projector) mismatch(ctx context.Context, c store.Checkpoint, shard int)
 	return "", nil
 }
 
+// position returns the position up to which the group is folded.
 func (g *group) position() eventlog.Position {
 	return eventlog.Position{Shard: g.shard, Seq: uint64(g.checkpoint.Position)}
 }
@@ -184,7 +186,7 @@ func (g *group) projectWaiting(ctx context.Context) error {
 		return nil
 	}
 	g.p.counts.stepBegan(g.n, items)
-	t := turn{w: g.p.writer}
+	t := roundMember{w: g.p.writer}
 	if !more {
 		var err error
 		if t, err = g.p.writer.begin(ctx); err != nil {

@@ -1,4 +1,4 @@
-// Package projector folds the log into the read models in Postgres and announces committed changes on LIVE. Any
+// Package projector folds the log into the read models in Postgres and announces committed changes to gateways (topology.LiveFilter). Any
 // number of replicas may run: each partition group is projected by one replica at a time.
 package projector
 
@@ -117,6 +117,7 @@ func New(cfg Config, deps Deps) (*Projector, error) {
 	return p, nil
 }
 
+// streamTip returns the sequence of the last message in a shard's stream.
 func streamTip(ctx context.Context, js jetstream.JetStream, shard int) (uint64, error) {
 	s, err := js.Stream(ctx, topology.EventsStream(shard))
 	if err != nil {

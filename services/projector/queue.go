@@ -17,6 +17,7 @@ type queue[T any] struct {
 	bytes int
 }
 
+// newQueue returns an empty queue of up to maxBytes bytes.
 func newQueue[T any](maxBytes int) *queue[T] {
 	return &queue[T]{max: maxBytes, ready: make(chan struct{}, 1), space: make(chan struct{}, 1)}
 }

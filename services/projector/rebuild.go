@@ -364,15 +364,15 @@ func foldShard(ctx context.Context, log eventlog.Log, shard int, groups []*shado
 	return writers.Wait()
 }
 
-// undecodedLog is a log that leaves it to its user to decode events. Then the writers decode them concurrently, and the
-// items that wait for a writer are bytes, which cost the garbage collector less than events.
+// undecodedLog is a log that can yield records without their events, which Resolve decodes later. The writers then decode them
+// concurrently, and the items that wait for a writer are bytes, which cost the garbage collector less than events.
 type undecodedLog interface {
 	ReadUndecoded(ctx context.Context, after eventlog.Position, f eventlog.Filter) iter.Seq2[eventlog.Record, error]
 	Resolve(ctx context.Context, rec eventlog.Record) (eventlog.Record, error)
 }
 
-// decode decodes the events of items that were read without. Commits that cannot be decoded become poison, as if the
-// feeder had decoded them.
+// decode decodes the events of items that an undecodedLog yielded. Commits that cannot be decoded become poison, as if the feeder had
+// decoded them.
 func (g *shadow) decode(ctx context.Context, items []item) error {
 	log, ok := g.p.deps.Log.(undecodedLog)
 	if !ok {

@@ -64,7 +64,7 @@ func (w *writer) run(ctx context.Context) {
 	timer := time.NewTimer(math.MaxInt64)
 	defer timer.Stop()
 	for {
-		list, wait := w.next(time.Now())
+		list, wait := w.nextCommit(time.Now())
 		if len(list) > 0 {
 			w.commit(ctx, list)
 			continue
@@ -79,9 +79,9 @@ func (w *writer) run(ctx context.Context) {
 	}
 }
 
-// next begins a round if one is due, and returns what is to be committed now, or else the time until it must be called
+// nextCommit begins a round if one is due, and returns what is to be committed now, or else the time until it must be called
 // again.
-func (w *writer) next(now time.Time) (list []*submission, wait time.Duration) {
+func (w *writer) nextCommit(now time.Time) (list []*submission, wait time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	age := now.Sub(w.began)
@@ -106,14 +106,14 @@ func (w *writer) next(now time.Time) (list []*submission, wait time.Duration) {
 	return nil, wait
 }
 
-// turn is the place of a group in a round, from its beginning until the group submits a write or leaves.
-type turn struct {
+// roundMember is a group's membership of a round. It ends when the group submits a write or leaves.
+type roundMember struct {
 	w     *writer
 	round int // 0 for none: the group did not wait for a round
 }
 
 // begin waits until the next round begins.
-func (w *writer) begin(ctx context.Context) (turn, error) {
+func (w *writer) begin(ctx context.Context) (roundMember, error) {
 	begin := make(chan int, 1)
 	w.mu.Lock()
 	w.waiting = append(w.waiting, begin)
@@ -121,21 +121,22 @@ func (w *writer) begin(ctx context.Context) (turn, error) {
 	signal(w.wake)
 	select {
 	case round := <-begin:
-		return turn{w, round}, nil
+		return roundMember{w, round}, nil
 	case <-ctx.Done():
-		return turn{}, ctx.Err()
+		return roundMember{}, ctx.Err()
 	}
 }
 
-// leave gives the place up: the transaction does not wait for the group. It has no effect after submit or leave.
-func (t *turn) leave() {
+// leave ends the membership, so that the transaction does not wait for the group. It has no effect after submit or leave.
+func (t *roundMember) leave() {
 	t.w.mu.Lock()
 	defer t.w.mu.Unlock()
 	t.leaveLocked()
 	signal(t.w.wake)
 }
 
-func (t *turn) leaveLocked() {
+// leaveLocked is leave for a caller that holds the lock of the writer.
+func (t *roundMember) leaveLocked() {
 	if t.round > 0 && t.round == t.w.round {
 		t.w.folding--
 	}
@@ -144,7 +145,7 @@ func (t *turn) leaveLocked() {
 
 // submit commits a write in the transaction of the round, or in the next one if it comes too late. conn is the
 // connection that holds the group's lock.
-func (t *turn) submit(ctx context.Context, conn *lockConnection, write store.Write) error {
+func (t *roundMember) submit(ctx context.Context, conn *lockConnection, write store.Write) error {
 	s := &submission{conn, write, make(chan error, 1)}
 	t.w.mu.Lock()
 	t.w.pending = append(t.w.pending, s)
@@ -177,7 +178,7 @@ func (w *writer) commitAll(ctx context.Context, list []*submission) {
 			return nil
 		})
 		if err != nil {
-			answer(same, err)
+			sendResult(same, err)
 		}
 		list = others
 	}
@@ -193,15 +194,16 @@ func commitTogether(ctx context.Context, s *store.Store, list []*submission) {
 		}
 		failed, err := s.ApplyTogether(ctx, writes)
 		if failed < 0 {
-			answer(list, err)
+			sendResult(list, err)
 			return
 		}
-		answer(list[failed:failed+1], err)
+		sendResult(list[failed:failed+1], err)
 		list = slices.Delete(list, failed, failed+1)
 	}
 }
 
-func answer(list []*submission, err error) {
+// sendResult reports the result of a transaction to the groups that submitted to it.
+func sendResult(list []*submission, err error) {
 	for _, s := range list {
 		s.done <- err
 	}

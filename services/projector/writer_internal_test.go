@@ -36,7 +36,7 @@ func newRounds(t *testing.T) *rounds {
 		r.log = append(r.log, line)
 		r.mu.Unlock()
 		time.Sleep(r.took)
-		answer(list, nil)
+		sendResult(list, nil)
 	}
 	var running sync.WaitGroup
 	running.Go(func() { r.run(ctx) })
@@ -130,7 +130,7 @@ func TestWriter_CommitsAFullBatchAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRounds(t)
 		for g := range 3 {
-			full := turn{w: r.writer}
+			full := roundMember{w: r.writer}
 			if err := full.submit(r.ctx, nil, store.Write{Group: g}); err != nil {
 				t.Fatal(err)
 			}
@@ -151,7 +151,7 @@ func TestWriter_StopsWithoutAnswer(t *testing.T) {
 			}
 		})
 		all.Go(func() {
-			full := turn{w: w}
+			full := roundMember{w: w}
 			if err := full.submit(ctx, nil, store.Write{}); err == nil {
 				t.Error("a write was committed without a writer")
 			}

@@ -101,7 +101,7 @@ func TestArmTimer_LooksUpTheStreamOnce(t *testing.T) {
 		stream, err := s.js.Stream(t.Context(), topology.StreamTimers)
 		must(t, err)
 		eventually(t, "the timer", func() bool {
-			_, err := stream.GetLastMsgForSubject(t.Context(), topology.TimerAt(sid))
+			_, err := stream.GetLastMsgForSubject(t.Context(), topology.TimerSchedule(sid))
 			return err == nil
 		})
 	}

@@ -30,7 +30,7 @@ func (c Config) readHeadsKey() (heads.PrivateKey, error) {
 	return key, nil
 }
 
-// executionEnded tells the signer, if there is one, that an execution of a session has ended.
+// executionEnded requests that the signer, if there is one, sign the heads of a session whose execution has ended.
 func (s *Service) executionEnded(tenant, id string) {
 	if s.signer != nil {
 		s.signer.Ended(tenant, id)

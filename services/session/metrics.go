@@ -9,7 +9,7 @@ import (
 	"github.com/spoolhq/spool/services/session/internal/usage"
 )
 
-// metrics are the metrics of a copy.
+// metrics are the metrics of one replica of the service.
 type metrics struct {
 	commands       *prometheus.CounterVec
 	commandSeconds *prometheus.HistogramVec

@@ -55,6 +55,7 @@ type client struct {
 	connections   int
 }
 
+// cursor returns the seq of the last event that the client has received.
 func (c *client) cursor() uint32 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -117,6 +118,7 @@ func (d *driver) callUntilKnown(ctx context.Context, method, path, key string, b
 	}
 }
 
+// recordViolation records an answer that no client should receive.
 func (d *driver) recordViolation(format string, args ...any) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -133,7 +135,8 @@ func (d *driver) create(ctx context.Context, key string) (string, error) {
 	return s.SessionID, err
 }
 
-var texts = []string{"text", "text", "silent", "files", "error", "hello"}
+// messageTexts are the first words of the messages that clients post. The rules of the model's script (script.yaml) match them.
+var messageTexts = []string{"text", "text", "silent", "files", "error", "hello"}
 
 // post posts messages to a session until the faults end. At most three messages are queued.
 func (d *driver) post(ctx context.Context, until <-chan struct{}, session string, r *rand.Rand) {
@@ -146,11 +149,11 @@ func (d *driver) post(ctx context.Context, until <-chan struct{}, session string
 			return
 		case <-time.After(time.Duration(r.IntN(1500)) * time.Millisecond):
 		}
-		if d.waiting(session) >= 3 {
+		if d.countOpen(session) >= 3 {
 			continue
 		}
 		var a struct{ ExecutionID string }
-		text := fmt.Sprintf("%s %d", texts[r.IntN(len(texts))], n)
+		text := fmt.Sprintf("%s %d", messageTexts[r.IntN(len(messageTexts))], n)
 		status, answer, err := d.callUntilKnown(ctx, http.MethodPost, "/api/sessions/"+session+"/messages", fmt.Sprintf("%s-%d", session, n), map[string]any{"content": text}, &a)
 		if err != nil || status != http.StatusAccepted {
 			d.recordViolation("message %d of %s: %d %s %v", n, session, status, answer, err)
@@ -182,8 +185,8 @@ func (d *driver) sendControl(ctx context.Context, execution string, r *rand.Rand
 	}
 }
 
-// waiting returns the number of queries of a session whose end no client has received.
-func (d *driver) waiting(session string) (n int) {
+// countOpen returns the number of queries of a session whose end no client has received.
+func (d *driver) countOpen(session string) (n int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for x := range d.open {
@@ -202,7 +205,7 @@ func (d *driver) store(c *client, w events.Wire) {
 		return
 	}
 	c.mu.Lock()
-	c.events = append(c.events, check.Event{Seq: w.Seq, ID: w.ID, Type: w.Type, ExecutionID: w.ExecutionID, Data: compact(w.Data)})
+	c.events = append(c.events, check.Event{Seq: w.Seq, ID: w.ID, Type: w.Type, ExecutionID: w.ExecutionID, Data: canonicalJSON(w.Data)})
 	c.mu.Unlock()
 	now := time.Now()
 	d.mu.Lock()
@@ -230,8 +233,8 @@ func (d *driver) storePiece(c *client, w events.Wire) {
 	c.pieces = append(c.pieces, check.Piece{Block: delta.BlockID, Offset: delta.Offset, Text: delta.Text, Seq: w.Seq, After: after})
 }
 
-// compact returns the canonical form of a JSON text.
-func compact(raw []byte) string {
+// canonicalJSON returns the canonical form of a JSON text.
+func canonicalJSON(raw []byte) string {
 	var v any
 	if err := json.Unmarshal(raw, &v); err != nil {
 		return string(raw)
@@ -263,6 +266,7 @@ func (d *driver) follow(ctx context.Context, c *client, first int) {
 	}
 }
 
+// followSSE follows the session over SSE, after the client's cursor, until the stream ends. Its error contains the code of a refusal.
 func (d *driver) followSSE(ctx context.Context, c *client, gateway int) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -302,6 +306,7 @@ func (d *driver) followSSE(ctx context.Context, c *client, gateway int) error {
 	return lines.Err()
 }
 
+// followSocket is like followSSE over a WebSocket.
 func (d *driver) followSocket(ctx context.Context, c *client, gateway int) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

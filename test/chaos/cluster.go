@@ -29,9 +29,9 @@ import (
 // startTime is the time limit for the start of all processes, and for the stop of one.
 const startTime = 90 * time.Second
 
-// slots is the number of slots of one executor. It is lower than the number of sessions, so that executions wait for
+// executorSlots is the number of slots of one executor. It is lower than the number of sessions, so that executions wait for
 // a slot.
-const slots = 3
+const executorSlots = 3
 
 // cluster is an installation of Spool whose services are processes of this machine.
 type cluster struct {
@@ -57,8 +57,8 @@ func startCluster(ctx context.Context, bin, dir string) (*cluster, error) {
 	return c, nil
 }
 
-// free is an address of loopback that nothing listens on.
-func free() (string, error) {
+// freeAddress returns an address of loopback on which nothing listens.
+func freeAddress() (string, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return "", err
@@ -70,6 +70,7 @@ func free() (string, error) {
 // run.
 func password(user string) string { return "chaos" + user }
 
+// add starts a process that faults affect.
 func (c *cluster) add(name string, start func() *exec.Cmd) error {
 	p, err := run(c.dir, name, start)
 	if err == nil {
@@ -84,11 +85,11 @@ func (c *cluster) startNATS(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	addr, err := free()
+	addr, err := freeAddress()
 	if err != nil {
 		return err
 	}
-	if c.natsHTTP, err = free(); err != nil {
+	if c.natsHTTP, err = freeAddress(); err != nil {
 		return err
 	}
 	text := string(conf)
@@ -119,15 +120,15 @@ func (c *cluster) startNATS(ctx context.Context) error {
 	}); err != nil {
 		return err
 	}
-	out, err := c.spool(ctx, "provision", "--nats-user", topology.UserAdmin)
+	out, err := c.runSpool(ctx, "provision", "--nats-user", topology.UserAdmin)
 	if err != nil {
 		return fmt.Errorf("%w: %s", err, out)
 	}
 	return nil
 }
 
-// spool runs the command line tool with this cluster.
-func (c *cluster) spool(ctx context.Context, args ...string) (string, error) {
+// runSpool runs the command line tool with this cluster.
+func (c *cluster) runSpool(ctx context.Context, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, filepath.Join(c.bin, "spool"), args...)
 	cmd.Env = append(os.Environ(), "SPOOL_NATS_URL="+c.nats, "SPOOL_NATS_USER="+topology.UserAdmin,
 		"SPOOL_NATS_PASSWORD="+password(topology.UserAdmin), "SPOOL_LOG_KEYS="+logKeys(eventlog.Writers()...), "SPOOL_DATABASE_URL="+c.database)
@@ -162,7 +163,7 @@ func (c *cluster) startPostgres(ctx context.Context) error {
 	if out, err := command(initdb, "-D", data, "-U", "spool", "-A", "trust", "-E", "UTF8", "--locale=C").CombinedOutput(); err != nil {
 		return fmt.Errorf("initdb: %w: %s", err, out)
 	}
-	addr, err := free()
+	addr, err := freeAddress()
 	if err != nil {
 		return err
 	}
@@ -199,7 +200,7 @@ func ownPostgres(data string) (*syscall.Credential, error) {
 
 // startModel runs the scripted model server, which faults do not affect.
 func (c *cluster) startModel(context.Context) error {
-	addr, err := free()
+	addr, err := freeAddress()
 	if err != nil {
 		return err
 	}
@@ -224,8 +225,8 @@ func (c *cluster) startServices(ctx context.Context) error {
 		{"janitor", 2, []string{"SPOOL_DATABASE_URL=" + c.database, "SPOOL_GC_INTERVAL=500ms", "SPOOL_GC_GRACE=1s", "SPOOL_GC_UPLOADS=30s"}},
 		{"skills", 1, []string{"SPOOL_SKILL_SCRATCH=" + c.dir}},
 		{"executor", 2, []string{
-			"SPOOL_DATA_DIR=" + c.sandboxes(), "SPOOL_RUNNER=" + filepath.Join(c.bin, "runner"), "SPOOL_ENGINE=chaos",
-			"SPOOL_SLOTS=" + strconv.Itoa(slots), "SPOOL_OPENAI_BASE_URL=" + c.model + "/v1", "OPENAI_API_KEY=mock", "SPOOL_SWEEP_EVERY=5s",
+			"SPOOL_DATA_DIR=" + c.sandboxFolder(), "SPOOL_RUNNER=" + filepath.Join(c.bin, "runner"), "SPOOL_ENGINE=chaos",
+			"SPOOL_SLOTS=" + strconv.Itoa(executorSlots), "SPOOL_OPENAI_BASE_URL=" + c.model + "/v1", "OPENAI_API_KEY=mock", "SPOOL_SWEEP_EVERY=5s",
 		}},
 		{"gateway", 2, []string{"SPOOL_DATABASE_URL=" + c.database, "SPOOL_GRPC_LISTEN=127.0.0.1:0"}},
 	} {
@@ -239,7 +240,7 @@ func (c *cluster) startServices(ctx context.Context) error {
 			}
 			env = append(env, s.env...)
 			if s.name == "gateway" {
-				addr, err := free()
+				addr, err := freeAddress()
 				if err != nil {
 					return err
 				}
@@ -285,11 +286,11 @@ func (c *cluster) awaitReady(ctx context.Context) error {
 	return nil
 }
 
-// sandboxes returns the folder of the executors.
-func (c *cluster) sandboxes() string { return filepath.Join(c.dir, "executor") }
+// sandboxFolder returns the folder of the executors.
+func (c *cluster) sandboxFolder() string { return filepath.Join(c.dir, "executor") }
 
-// log opens the log with the rights of admin.
-func (c *cluster) log(ctx context.Context) (*nats.Conn, *jslog.Log, error) {
+// openLog opens the log with the rights of admin.
+func (c *cluster) openLog(ctx context.Context) (*nats.Conn, *jslog.Log, error) {
 	nc, err := nats.Connect(c.nats, nats.UserInfo(topology.UserAdmin, password(topology.UserAdmin)), nats.CustomInboxPrefix(topology.InboxPrefix(topology.UserAdmin)))
 	if err != nil {
 		return nil, nil, err

@@ -20,14 +20,14 @@ import (
 // marker is part of every message to a session that is deleted during the faults, and of nothing else.
 const marker = "to-be-erased"
 
-// churn creates sessions, posts a message to each and deletes the session, whether its query has ended or not, until
+// createAndDelete creates sessions, posts a message to each and deletes the session, whether its query has ended or not, until
 // the faults end.
-func (d *driver) churn(ctx context.Context, until <-chan struct{}, r *rand.Rand) {
+func (d *driver) createAndDelete(ctx context.Context, until <-chan struct{}, r *rand.Rand) {
 	defer d.posts.Done()
 	for n := 0; ; n++ {
 		id, err := d.create(ctx, fmt.Sprintf("deleted-%d", n))
 		if err == nil {
-			err = d.postAndDelete(ctx, until, id, fmt.Sprintf("%s %s", texts[r.IntN(len(texts))], marker), time.Duration(r.IntN(6000))*time.Millisecond)
+			err = d.postAndDelete(ctx, until, id, fmt.Sprintf("%s %s", messageTexts[r.IntN(len(messageTexts))], marker), time.Duration(r.IntN(6000))*time.Millisecond)
 		}
 		if err != nil {
 			d.recordViolation("session %d that is deleted at once: %v", n, err)
@@ -46,12 +46,13 @@ func (d *driver) churn(ctx context.Context, until <-chan struct{}, r *rand.Rand)
 	}
 }
 
+// postAndDelete posts a message to a session, and deletes the session after a time or when the faults end.
 func (d *driver) postAndDelete(ctx context.Context, until <-chan struct{}, id, text string, after time.Duration) error {
 	status, answer, err := d.callUntilKnown(ctx, http.MethodPost, "/api/sessions/"+id+"/messages", id, map[string]any{"content": text}, nil)
 	if err != nil || status != http.StatusAccepted {
 		return errors.Join(fmt.Errorf("message to %s: %d %s", id, status, answer), err)
 	}
-	// The message was accepted, so it is on the disk. This shows that the search in erased can find it.
+	// The message was accepted, so it is on the disk. This shows that the search in awaitErased can find it.
 	if found, err := streamsWith(filepath.Join(d.c.dir, "nats"), marker); err != nil || len(found) == 0 {
 		return errors.Join(fmt.Errorf("the message to %s is in the files of no stream", id), err)
 	}

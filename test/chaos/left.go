@@ -105,7 +105,7 @@ func (c *cluster) leftProcesses() (pids []int, err error) {
 	}
 	own, descendants := c.ownProcesses(list), descendants(list, os.Getpid())
 	for _, t := range list {
-		if !t.dead && !slices.Contains(own, t.pid) && (slices.Contains(descendants, t.pid) || usesFolder(t.pid, c.sandboxes())) {
+		if !t.dead && !slices.Contains(own, t.pid) && (slices.Contains(descendants, t.pid) || usesFolder(t.pid, c.sandboxFolder())) {
 			pids = append(pids, t.pid)
 		}
 	}
@@ -115,7 +115,7 @@ func (c *cluster) leftProcesses() (pids []int, err error) {
 // leftFolders returns what sessions have left in the executors' folder: workspaces, sandboxes and the state of
 // agents.
 func (c *cluster) leftFolders() ([]string, error) {
-	return filepath.Glob(filepath.Join(c.sandboxes(), "*", "[a-z][a-z][a-z]_*"))
+	return filepath.Glob(filepath.Join(c.sandboxFolder(), "*", "[a-z][a-z][a-z]_*"))
 }
 
 // reap waits for the ended orphans that this program has adopted, as process 1 does elsewhere.

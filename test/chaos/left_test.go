@@ -57,7 +57,7 @@ func mustLeft(t *testing.T, c *cluster) []int {
 // folder was deleted. A process that does not use the folder is not found.
 func TestLeft_FindsProcessesOfSandboxes(t *testing.T) { //nolint:paralleltest // the next test changes the parent of these orphans
 	c := &cluster{dir: t.TempDir()}
-	workspace := filepath.Join(c.sandboxes(), "workspaces", "ses_1")
+	workspace := filepath.Join(c.sandboxFolder(), "workspaces", "ses_1")
 	if err := os.MkdirAll(workspace, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -85,7 +85,7 @@ func TestLeft_FindsProcessesOfSandboxes(t *testing.T) { //nolint:paralleltest //
 		"runs a program that is stored in it": startOrphan(t, "/", "env -i "+outside+" 600"),
 	}
 	other := startOrphan(t, "/", "env -i sleep 600")
-	if err := os.RemoveAll(c.sandboxes()); err != nil {
+	if err := os.RemoveAll(c.sandboxFolder()); err != nil {
 		t.Fatal(err)
 	}
 	left := mustLeft(t, c)
@@ -186,7 +186,7 @@ func TestLeftFolders_FindsWhatSessionsLeave(t *testing.T) {
 	c := &cluster{dir: t.TempDir()}
 	var want []string
 	for _, path := range []string{"sandboxes/sbx_1", "states/ses_1", "workspaces/ses_1"} {
-		want = append(want, filepath.Join(c.sandboxes(), filepath.FromSlash(path)))
+		want = append(want, filepath.Join(c.sandboxFolder(), filepath.FromSlash(path)))
 		if err := os.MkdirAll(want[len(want)-1], 0o700); err != nil {
 			t.Fatal(err)
 		}

@@ -33,6 +33,7 @@ const (
 	proofTimeout = 3 * time.Minute
 )
 
+// settings are the flags of the command.
 type settings struct {
 	bin, dir string
 	seed     uint64
@@ -118,7 +119,7 @@ func runWork(ctx context.Context, c *cluster, s settings) error {
 		go d.post(ctx, calm, id, rand.New(rand.NewPCG(s.seed, uint64(n)+2))) //nolint:gosec // runs must be repeatable
 	}
 	d.posts.Add(1)
-	go d.churn(ctx, calm, rand.New(rand.NewPCG(s.seed, uint64(s.sessions)+2))) //nolint:gosec // runs must be repeatable
+	go d.createAndDelete(ctx, calm, rand.New(rand.NewPCG(s.seed, uint64(s.sessions)+2))) //nolint:gosec // runs must be repeatable
 	began := time.Now()
 	err := inject(ctx, c, s)
 	close(calm)
@@ -143,7 +144,7 @@ func runWork(ctx context.Context, c *cluster, s settings) error {
 	if !slices.ContainsFunc(evidence.Streams, func(s check.Stream) bool { return len(s.Pieces) > 0 }) {
 		errs = append(errs, errors.New("no client received text in flight, so the run proves nothing about it"))
 	}
-	errs = append(errs, c.runProofs(ctx), d.awaitErased(ctx), d.remove(ctx, sessions))
+	errs = append(errs, c.runProofs(ctx), d.awaitErased(ctx), d.deleteSessions(ctx, sessions))
 	d.report(c, s, evidence, faulty)
 	return errors.Join(errs...)
 }
@@ -226,7 +227,7 @@ func (d *driver) awaitSettled(ctx context.Context) error {
 // collectEvidence reads the log, and blocks until every client has as many events as its session.
 func (d *driver) collectEvidence(ctx context.Context, sessions []string) (check.Evidence, error) {
 	e := check.Evidence{Log: map[string][]check.Event{}, Texts: map[string]string{}}
-	nc, log, err := d.c.log(ctx)
+	nc, log, err := d.c.openLog(ctx)
 	if nc != nil {
 		defer nc.Close()
 	}
@@ -249,7 +250,7 @@ func (d *driver) collectEvidence(ctx context.Context, sessions []string) (check.
 				if err != nil {
 					return e, err
 				}
-				list = append(list, check.Event{Seq: w.Seq, ID: w.ID, Type: w.Type, ExecutionID: w.ExecutionID, Data: compact(w.Data)})
+				list = append(list, check.Event{Seq: w.Seq, ID: w.ID, Type: w.Type, ExecutionID: w.ExecutionID, Data: canonicalJSON(w.Data)})
 			}
 			e.Log[id] = list
 		}
@@ -284,7 +285,7 @@ func (c *cluster) runProofs(ctx context.Context) error {
 		args []string
 		says []string
 	}{{[]string{"verify", "--public-key", key}, []string{"no commit is missing up to ", "\nsound: "}}, {[]string{"rebuild", "--compare"}, []string{"equal: "}}} {
-		out, err := c.spool(ctx, p.args...)
+		out, err := c.runSpool(ctx, p.args...)
 		if missing := slices.ContainsFunc(p.says, func(s string) bool { return !strings.Contains(out, s) }); err != nil || missing {
 			errs = append(errs, errors.Join(fmt.Errorf("spool %s: %s", strings.Join(p.args, " "), out), err))
 			continue
@@ -294,8 +295,8 @@ func (c *cluster) runProofs(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// remove deletes the sessions and blocks until no process and no folder of a sandbox is left.
-func (d *driver) remove(ctx context.Context, sessions []string) error {
+// deleteSessions deletes the sessions and blocks until no process and no folder of a sandbox is left.
+func (d *driver) deleteSessions(ctx context.Context, sessions []string) error {
 	for _, id := range sessions {
 		if err := d.delete(ctx, id); err != nil {
 			return err

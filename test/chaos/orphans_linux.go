@@ -2,7 +2,7 @@ package main
 
 import "golang.org/x/sys/unix"
 
-// adoptOrphans makes this program the parent of each of its descendants whose own parent dies.
+// adoptOrphans makes this program the parent of each of its descendants whose own parent ends. With false it no longer is.
 func adoptOrphans(adopt bool) error {
 	var on uintptr
 	if adopt {

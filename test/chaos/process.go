@@ -46,6 +46,7 @@ func run(dir, name string, start func() *exec.Cmd) (*process, error) {
 	return p, nil
 }
 
+// begin starts the program, unless the run is over.
 func (p *process) begin(log *os.File) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -69,6 +70,7 @@ func (p *process) begin(log *os.File) error {
 	return nil
 }
 
+// supervise starts the program again whenever it has ended, until end is called. It records ends that no fault caused.
 func (p *process) supervise(log *os.File) {
 	defer close(p.done)
 	defer log.Close() //nolint:errcheck // this program did not write to the file
@@ -99,6 +101,7 @@ func (p *process) supervise(log *os.File) {
 	}
 }
 
+// ended reports whether the process has ended for good.
 func (p *process) ended() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -172,6 +175,7 @@ func (p *process) pid() int {
 	return p.cmd.Process.Pid
 }
 
+// ignoreGone returns nil for the error of a signal to a process that has ended.
 func ignoreGone(err error) error {
 	if errors.Is(err, os.ErrProcessDone) || errors.Is(err, syscall.ESRCH) {
 		return nil

@@ -79,7 +79,7 @@ func causes(e unexpectedEnd, faults []injectedFault) (list []string) {
 	return list
 }
 
-var digits = regexp.MustCompile(`[0-9]+`)
+var digitRuns = regexp.MustCompile(`[0-9]+`)
 
 // writeTerminalEvents writes each end with its status and the faults before it. Log lines that differ from earlier ones only in
 // numbers are written once.
@@ -101,7 +101,7 @@ func writeTerminalEvents(w io.Writer, ends []unexpectedEnd, faults []injectedFau
 			after = []string{fmt.Sprintf("no fault of it, NATS or Postgres within %s", causeWithin)}
 		}
 		fmt.Fprintf(w, "    after: %s\n", strings.Join(after, ", "))
-		kind := digits.ReplaceAllString(e.part+strings.Join(e.lines[max(0, len(e.lines)-1):], ""), "0")
+		kind := digitRuns.ReplaceAllString(e.part+strings.Join(e.lines[max(0, len(e.lines)-1):], ""), "0")
 		if written[kind] {
 			fmt.Fprintln(w, "    log: as above")
 			continue

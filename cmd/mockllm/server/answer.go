@@ -17,12 +17,17 @@ import (
 
 // dialect is the wire format of one API.
 type dialect interface {
+	// parse decodes a request.
 	parse(body []byte) (*Conversation, error)
+	// stream returns a sink that streams an answer to w.
 	stream(w http.ResponseWriter, h header) sink
+	// whole returns the body of an answer that is not streamed.
 	whole(h header, blocks []block, e ending) any
+	// fault returns the body of an error.
 	fault(f *fault) any
 }
 
+// answer returns the handler of a dialect's requests for answers.
 func (s *Server) answer(d dialect) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		rec := s.records.begin(r, s.config.Now())
@@ -39,7 +44,7 @@ func (s *Server) answer(d dialect) http.HandlerFunc {
 			return
 		}
 		rec.setRule(p.rule)
-		p, ok := s.opening(r.Context(), p)
+		p, ok := s.playLeadingDelays(r.Context(), p)
 		switch {
 		case !ok:
 			outcome = "interrupted"
@@ -80,8 +85,9 @@ func (s *Server) read(w http.ResponseWriter, r *http.Request, d dialect, rec *re
 	return c, nil
 }
 
-// opening waits for the delays before the first output, so that an error after them still has its HTTP status.
-func (s *Server) opening(ctx context.Context, p plan) (plan, bool) {
+// playLeadingDelays waits for the delays before the first output, so that an error after them still has its HTTP status. It returns the
+// plan without them, and false if the client is gone.
+func (s *Server) playLeadingDelays(ctx context.Context, p plan) (plan, bool) {
 	for len(p.parts) > 0 && p.parts[0].kind == stepDelay {
 		if wait(ctx, p.parts[0].delay) != nil {
 			return p, false
@@ -91,9 +97,10 @@ func (s *Server) opening(ctx context.Context, p plan) (plan, bool) {
 	return p, true
 }
 
+// send sends the answer of a plan and returns its outcome: complete, broken, interrupted, or an error with its status.
 func (s *Server) send(w http.ResponseWriter, r *http.Request, d dialect, c *Conversation, p plan) string {
 	content := c.digest()
-	h := header{id: answerID(content, s.counts.next("request\x00"+content)), model: c.Model, created: s.config.Now().Unix(),
+	h := header{id: answerID(content, s.counts.countUse("request\x00"+content)), model: c.Model, created: s.config.Now().Unix(),
 		input: tokens(c.inputBytes), usage: c.Usage}
 	w.Header().Set("Request-Id", "req_"+h.id)
 	w.Header().Set("X-Request-Id", "req_"+h.id)
@@ -133,12 +140,13 @@ func answerID(content string, before int) string {
 	return hex.EncodeToString(sum[:12])
 }
 
+// blockID returns the id of a block of an answer.
 func blockID(answer string, index int) string {
 	sum := sha256.Sum256([]byte(answer + "/" + strconv.Itoa(index)))
 	return hex.EncodeToString(sum[:12])
 }
 
-// fail answers with an error in the dialect's format.
+// fail answers with an error in the dialect's format, and returns the outcome.
 func (s *Server) fail(w http.ResponseWriter, d dialect, f *fault) string {
 	if f.retryAfter > 0 {
 		seconds := math.Ceil(f.retryAfter.Seconds())
@@ -162,6 +170,7 @@ func (s *Server) write(w http.ResponseWriter, status int, v any) {
 	}
 }
 
+// countTokens answers a request of Anthropic's that counts tokens.
 func (s *Server) countTokens(w http.ResponseWriter, r *http.Request) {
 	d := anthropic{counting: true}
 	rec := s.records.begin(r, s.config.Now())

@@ -11,6 +11,7 @@ import (
 // anthropic is the dialect of Anthropic Messages.
 type anthropic struct{ counting bool }
 
+// anthropicBlock is a block of content in a request.
 type anthropicBlock struct {
 	Type      string          `json:"type"`
 	Text      string          `json:"text"`
@@ -117,6 +118,7 @@ func (anthropic) whole(h header, blocks []block, e ending) any {
 
 func (anthropic) fault(f *fault) any { return anthropicFault(f) }
 
+// anthropicFault returns the body of an error.
 func anthropicFault(f *fault) object {
 	kind := f.kind
 	if kind == "" {
@@ -128,11 +130,13 @@ func anthropicFault(f *fault) object {
 	return object{"type", "error", "error", object{"type", kind, "message", f.message}}
 }
 
+// anthropicKinds maps statuses to the types of Anthropic's errors.
 var anthropicKinds = map[int]string{
 	400: "invalid_request_error", 401: "authentication_error", 402: "billing_error", 403: "permission_error", 404: "not_found_error",
 	413: "request_too_large", 429: "rate_limit_error", 500: "api_error", 504: "timeout_error", 529: "overloaded_error",
 }
 
+// anthropicStopReason returns the stop reason in Anthropic's words.
 func anthropicStopReason(stop string) string {
 	return map[string]string{stopEnd: "end_turn", stopLength: "max_tokens", stopRefusal: "refusal", stopTools: "tool_use"}[stop]
 }
@@ -146,6 +150,7 @@ func anthropicUsage(input, output int) object {
 // checked.
 func signature(b block) string { return "mockllm-" + b.id }
 
+// anthropicStream is the sink of a streamed answer.
 type anthropicStream struct {
 	out    events
 	header header
@@ -154,6 +159,7 @@ type anthropicStream struct {
 	now    block
 }
 
+// begin sends the event message_start, once.
 func (s *anthropicStream) begin() error {
 	if s.begun {
 		return nil

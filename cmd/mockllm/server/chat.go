@@ -39,6 +39,7 @@ func (chat) parse(body []byte) (*Conversation, error) {
 	return c, nil
 }
 
+// chatMessage is a message in a request.
 type chatMessage struct {
 	Role       string          `json:"role"`
 	Content    json.RawMessage `json:"content"`
@@ -52,6 +53,7 @@ type chatMessage struct {
 	} `json:"tool_calls"`
 }
 
+// addTo adds the message to the conversation.
 func (m chatMessage) addTo(c *Conversation) error {
 	all, err := texts(m.Content)
 	if err != nil {
@@ -116,6 +118,7 @@ func (chat) whole(h header, blocks []block, e ending) any {
 		"usage", chatUsage(h.input, e.output)}
 }
 
+// nilIfEmpty returns s, or nil, which is null in JSON, if s is empty.
 func nilIfEmpty(s string) any {
 	if s == "" {
 		return nil
@@ -142,6 +145,7 @@ var openaiKinds = map[int]string{
 	413: "invalid_request_error", 429: "rate_limit_exceeded",
 }
 
+// chatStop returns the finish reason in the words of Chat Completions.
 func chatStop(stop string) string {
 	return map[string]string{stopEnd: "stop", stopLength: "length", stopRefusal: "content_filter", stopTools: "tool_calls"}[stop]
 }
@@ -150,6 +154,7 @@ func chatUsage(input, output int) object {
 	return object{"prompt_tokens", input, "completion_tokens", output, "total_tokens", input + output}
 }
 
+// chatStream is the sink of a streamed answer.
 type chatStream struct {
 	out    events
 	header header

@@ -38,6 +38,7 @@ type Conversation struct {
 	entries     []entry
 }
 
+// entryKind is the author and type of an entry.
 type entryKind int
 
 const (
@@ -67,11 +68,13 @@ var reminder = regexp.MustCompile(`(?s)<system-reminder>.*?</system-reminder>|<e
 // follows belongs to the next turn, although no assistant message is in between.
 var interruptions = []string{"[Request interrupted by user", "<turn_aborted>"}
 
+// add appends an entry and counts its bytes.
 func (c *Conversation) add(kind entryKind, text string) {
 	c.inputBytes += len(text)
 	c.entries = append(c.entries, entry{kind, text})
 }
 
+// addSystem appends a system or developer text.
 func (c *Conversation) addSystem(text string) {
 	if text == "" {
 		return
@@ -117,6 +120,7 @@ func (c *Conversation) turns() []turn {
 	return all
 }
 
+// interruption reports whether a text records that a turn was interrupted.
 func interruption(text string) bool {
 	for _, prefix := range interruptions {
 		if strings.HasPrefix(text, prefix) {
@@ -142,8 +146,8 @@ func (c *Conversation) digest() string {
 	return digest(string(c.API), c.Model, c.entries)
 }
 
-// origin identifies the conversation: it stays the same while the conversation grows.
-func (c *Conversation) origin() string {
+// identity identifies the conversation: it stays the same while the conversation grows.
+func (c *Conversation) identity() string {
 	var first []entry
 	for _, e := range c.entries {
 		if e.kind != userText {
@@ -154,6 +158,7 @@ func (c *Conversation) origin() string {
 	return digest(string(c.API), c.Model, first)
 }
 
+// digest returns a hash of a conversation: the API, the model and the entries.
 func digest(api, model string, entries []entry) string {
 	h := sha256.New()
 	fmt.Fprintf(h, "%s\x00%s\x00", api, model)
@@ -176,11 +181,13 @@ func (c *Conversation) addUser(text string) error {
 	return nil
 }
 
+// addCall adds a tool call of the assistant, which needs a result.
 func (c *Conversation) addCall(id, name, input string) {
 	c.add(toolCall, name+" "+input)
 	c.calls = append(c.calls, id)
 }
 
+// addResult adds the result of the open tool call with an id. It returns an error if there is no such call.
 func (c *Conversation) addResult(id, text string) error {
 	i := slices.Index(c.calls, id)
 	if i < 0 {

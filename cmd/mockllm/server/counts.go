@@ -13,21 +13,21 @@ type counts struct {
 	order []string
 }
 
-// next counts one more use of key and returns how many there were before.
-func (c *counts) next(key string) int {
+// countUse counts one more use of key and returns how many there were before.
+func (c *counts) countUse(key string) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.add(key)
 }
 
-// take reports whether the rule may be used once more, and counts the use.
-func (c *counts) take(r *rule, conversation *Conversation) bool {
+// useRule reports whether the rule may be used once more, and counts the use.
+func (c *counts) useRule(r *rule, conversation *Conversation) bool {
 	if r.times == 0 {
 		return true
 	}
 	key := "rule\x00" + r.name
 	if r.each {
-		key += "\x00" + conversation.origin()
+		key += "\x00" + conversation.identity()
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -38,6 +38,7 @@ func (c *counts) take(r *rule, conversation *Conversation) bool {
 	return true
 }
 
+// add counts a use of key and returns how many there were before. The caller must hold the lock.
 func (c *counts) add(key string) int {
 	if c.used == nil {
 		c.used = map[string]int{}

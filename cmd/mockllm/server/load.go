@@ -54,10 +54,12 @@ type loader struct {
 	errs []error
 }
 
+// fail records an error at a node. path is the path of the field in the script.
 func (l *loader) fail(n *yaml.Node, path, format string, args ...any) {
 	l.errs = append(l.errs, fmt.Errorf("%s:%d: %s: %s", l.file, n.Line, path, fmt.Sprintf(format, args...)))
 }
 
+// field reads the value of a field. Errors are recorded by loader.fail.
 type field func(n *yaml.Node, path string)
 
 // object passes each field to its function and refuses unknown fields. It returns the fields that are present.
@@ -84,6 +86,7 @@ func (l *loader) object(n *yaml.Node, path string, fields map[string]field) map[
 	return seen
 }
 
+// resolve returns the node that an alias stands for, or the node itself.
 func resolve(n *yaml.Node) *yaml.Node {
 	if n.Kind == yaml.AliasNode {
 		return n.Alias
@@ -91,6 +94,7 @@ func resolve(n *yaml.Node) *yaml.Node {
 	return n
 }
 
+// join returns the path of a field, for errors.
 func join(path, key string) string {
 	if path == "" {
 		return key
@@ -98,6 +102,7 @@ func join(path, key string) string {
 	return path + "." + key
 }
 
+// names returns the sorted names of fields, for errors.
 func names(fields map[string]field) string {
 	var all []string
 	for name := range fields {
@@ -107,6 +112,7 @@ func names(fields map[string]field) string {
 	return strings.Join(all, ", ")
 }
 
+// list calls each for every item of a list.
 func (l *loader) list(n *yaml.Node, path string, each field) {
 	if n.Kind != yaml.SequenceNode {
 		l.fail(n, path, "must be a list")
@@ -117,6 +123,7 @@ func (l *loader) list(n *yaml.Node, path string, each field) {
 	}
 }
 
+// string returns the field that stores a text, which must not be empty, in to.
 func (l *loader) string(to *string) field {
 	return func(n *yaml.Node, path string) {
 		switch {
@@ -130,6 +137,7 @@ func (l *loader) string(to *string) field {
 	}
 }
 
+// strings returns the field that appends a list of texts to to.
 func (l *loader) strings(to *[]string) field {
 	return func(n *yaml.Node, path string) {
 		l.list(n, path, func(n *yaml.Node, path string) {
@@ -140,6 +148,7 @@ func (l *loader) strings(to *[]string) field {
 	}
 }
 
+// oneOf returns the field that stores one of the allowed words in to.
 func (l *loader) oneOf(to *string, allowed ...string) field {
 	return func(n *yaml.Node, path string) {
 		if n.Kind != yaml.ScalarNode || !slices.Contains(allowed, n.Value) {
@@ -150,6 +159,7 @@ func (l *loader) oneOf(to *string, allowed ...string) field {
 	}
 }
 
+// integer returns the field that stores a number in to, which must be in the range.
 func (l *loader) integer(to *int, from, upTo int) field {
 	return func(n *yaml.Node, path string) {
 		i, err := strconv.Atoi(n.Value)
@@ -161,6 +171,7 @@ func (l *loader) integer(to *int, from, upTo int) field {
 	}
 }
 
+// boolean returns the field that stores true or false in to.
 func (l *loader) boolean(to *bool) field {
 	return func(n *yaml.Node, path string) {
 		if n.Tag != "!!bool" || n.Decode(to) != nil {
@@ -169,6 +180,7 @@ func (l *loader) boolean(to *bool) field {
 	}
 }
 
+// duration returns the field that stores a duration of at least 0 in to.
 func (l *loader) duration(to *time.Duration) field {
 	return func(n *yaml.Node, path string) {
 		d, err := time.ParseDuration(n.Value)
@@ -180,6 +192,7 @@ func (l *loader) duration(to *time.Duration) field {
 	}
 }
 
+// regex returns the field that compiles a regular expression into to.
 func (l *loader) regex(to **regexp.Regexp) field {
 	return func(n *yaml.Node, path string) {
 		re, err := regexp.Compile(n.Value)

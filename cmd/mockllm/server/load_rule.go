@@ -7,6 +7,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
+// script reads a whole script.
 func (l *loader) script(n *yaml.Node) *Script {
 	s := &Script{stream: pacing{piece: 24}}
 	var rules *yaml.Node
@@ -29,10 +30,12 @@ func (l *loader) script(n *yaml.Node) *Script {
 	return s
 }
 
+// pacing returns the fields of a pacing, which store its values in p.
 func (l *loader) pacing(p *pacing) map[string]field {
 	return map[string]field{"piece": l.integer(&p.piece, 1, math.MaxInt32), "delay": l.duration(&p.delay)}
 }
 
+// rule reads a rule. Its steps inherit the pacing of the script.
 func (l *loader) rule(n *yaml.Node, path string, s *Script) *rule {
 	r := &rule{name: path}
 	var steps []step
@@ -89,6 +92,7 @@ func (l *loader) replies(n *yaml.Node, path string, steps []step) []reply {
 	return all
 }
 
+// match reads the conditions of a rule into m.
 func (l *loader) match(n *yaml.Node, path string, m *match) {
 	var turns struct{ min, max int }
 	var stream bool

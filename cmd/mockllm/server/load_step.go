@@ -7,6 +7,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
+// step reads a step. Its texts have the inherited pacing, unless the step has its own.
 func (l *loader) step(n *yaml.Node, path string, inherited pacing) step {
 	s := step{line: n.Line, pacing: inherited}
 	is := func(kind stepKind, set field) field {
@@ -54,6 +55,7 @@ func (l *loader) pacedText(s *step, name string) field {
 	}
 }
 
+// template returns the field that stores a template in to.
 func (l *loader) template(to **template.Template) field {
 	return func(n *yaml.Node, path string) {
 		var source string
@@ -67,6 +69,7 @@ func (l *loader) template(to **template.Template) field {
 	}
 }
 
+// loadFault reads a step of type error into s.
 func (l *loader) loadFault(n *yaml.Node, path string, s *step) {
 	s.fault = faultSpec{status: 500}
 	s.text = template.Must(parseTemplate("scripted error"))
@@ -81,6 +84,7 @@ func (l *loader) loadFault(n *yaml.Node, path string, s *step) {
 	}
 }
 
+// call reads a tool call.
 func (l *loader) call(n *yaml.Node, path string) callSpec {
 	var c callSpec
 	seen := l.object(n, path, map[string]field{
@@ -105,6 +109,7 @@ func (l *loader) input(n *yaml.Node, path string) any {
 	return nil
 }
 
+// value reads a value of any type, in which every string is a template.
 func (l *loader) value(n *yaml.Node, path string) any {
 	n = resolve(n)
 	switch n.Kind {

@@ -23,6 +23,7 @@ type plan struct {
 	stop  string
 }
 
+// part is one piece of a plan: a text, a tool call, a delay, an error or a break.
 type part struct {
 	kind   stepKind // stepTools stands for one call here
 	text   string
@@ -57,8 +58,8 @@ func (s *Server) plan(c *Conversation) (plan, error) {
 			if !ok {
 				continue
 			}
-			answer := r.replies[r.progress(len(v.last().results))]
-			if answer.tail || !s.counts.take(r, c) {
+			answer := r.replies[r.completedReplies(len(v.last().results))]
+			if answer.tail || !s.counts.useRule(r, c) {
 				continue
 			}
 			v.captures = captures
@@ -69,9 +70,9 @@ func (s *Server) plan(c *Conversation) (plan, error) {
 		len(v.turns), lastOf(texts), len(v.last().results))
 }
 
-// progress returns the number of replies that the tool results after the last user text have completed. It depends on
+// completedReplies returns the number of replies that the tool results after the last user text have completed. It depends on
 // the conversation only, so concurrent conversations do not affect each other.
-func (r *rule) progress(results int) int {
+func (r *rule) completedReplies(results int) int {
 	if r.match.toolResult != nil {
 		return 0
 	}
@@ -103,6 +104,7 @@ func (m *match) holds(v *view, text string) ([]string, bool) {
 	return m.user.find(text)
 }
 
+// matches reports whether a text meets a condition. Every text meets the nil condition.
 func matches(m *textMatch, text string) bool {
 	if m == nil {
 		return true
@@ -115,6 +117,7 @@ func containsFold(text, part string) bool {
 	return strings.Contains(strings.ToLower(text), strings.ToLower(part))
 }
 
+// fill returns the plan of a reply with the templates filled in.
 func (r *rule) fill(answer reply, v *view) (plan, error) {
 	p := plan{rule: r.name, stop: stopEnd}
 	for _, s := range answer.steps {
@@ -125,6 +128,7 @@ func (r *rule) fill(answer reply, v *view) (plan, error) {
 	return p, nil
 }
 
+// add appends the parts of a step.
 func (p *plan) add(s step, v *view) error {
 	out := part{kind: s.kind, pacing: s.pacing, delay: s.delay}
 	var err error
@@ -156,6 +160,7 @@ func (p *plan) add(s step, v *view) error {
 	return err
 }
 
+// fillCall returns the part of a tool call. A call of free text is an error unless the request offers such a tool.
 func fillCall(call callSpec, pace pacing, v *view) (part, error) {
 	out := part{kind: stepTools, pacing: pace}
 	out.namespace, out.name = v.conversation.splitName(call.name)

@@ -35,9 +35,13 @@ type ending struct {
 
 // sink receives an answer and writes it in a dialect. It returns an error when the client is gone.
 type sink interface {
+	// open starts a block; its text follows.
 	open(b block) error
+	// piece adds text to the open block.
 	piece(text string) error
+	// close ends the open block.
 	close() error
+	// finish ends the answer.
 	finish(e ending) error
 }
 
@@ -100,6 +104,7 @@ func playBlock(ctx context.Context, p part, b block, out sink) error {
 	return nil
 }
 
+// wait waits for a duration. It returns the error of ctx if ctx ends before.
 func wait(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
 		return ctx.Err()

@@ -38,6 +38,7 @@ type record struct {
 	req *Request
 }
 
+// begin records a new request, whose outcome is open. Keys in its headers are redacted.
 func (rs *records) begin(r *http.Request, now time.Time) *record {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
@@ -55,6 +56,7 @@ func (rs *records) begin(r *http.Request, now time.Time) *record {
 	return &record{in: rs, req: req}
 }
 
+// trim drops the oldest requests beyond the limits. The caller must hold mu.
 func (rs *records) trim() {
 	for len(rs.all) > rs.max || len(rs.all) > 1 && rs.bytes > rs.maxBytes {
 		rs.bytes -= int64(len(rs.all[0].Body))
@@ -63,12 +65,14 @@ func (rs *records) trim() {
 	}
 }
 
+// change calls f with the request while it holds the lock.
 func (r *record) change(f func(*Request)) {
 	r.in.mu.Lock()
 	defer r.in.mu.Unlock()
 	f(r.req)
 }
 
+// setBody stores the body if it is JSON.
 func (r *record) setBody(b []byte) {
 	r.change(func(req *Request) {
 		if !json.Valid(b) {
@@ -86,6 +90,7 @@ func (r *record) setConversation(c *Conversation) {
 
 func (r *record) setRule(name string) { r.change(func(req *Request) { req.Rule = name }) }
 
+// end stores the outcome of the request.
 func (r *record) end(outcome string) { r.change(func(req *Request) { req.Outcome = outcome }) }
 
 // Requests returns the newest requests, oldest first. Keys are redacted.

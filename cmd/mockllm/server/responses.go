@@ -11,6 +11,7 @@ import (
 // responses is the dialect of OpenAI Responses.
 type responses struct{}
 
+// responsesItem is an input item of a request.
 type responsesItem struct {
 	Type      string          `json:"type"`
 	Role      string          `json:"role"`
@@ -124,6 +125,7 @@ func (i responsesItem) name() string {
 	return i.Namespace + "." + i.Name
 }
 
+// addMessage adds an item of type message to the conversation.
 func (i responsesItem) addMessage(c *Conversation) error {
 	all, err := texts(i.Content)
 	if err != nil {
@@ -192,6 +194,7 @@ func (b block) inNamespace(call object) object {
 	return append(call, "namespace", b.namespace)
 }
 
+// responsesText returns a part of an output message with text.
 func responsesText(text string) object {
 	return object{"type", "output_text", "text", text, "annotations", []any{}, "logprobs", []any{}}
 }
@@ -219,6 +222,7 @@ func responsesObject(h header, output []object, e *ending) object {
 		"parallel_tool_calls", true, "temperature", nil, "tool_choice", "auto", "tools", []any{}, "top_p", nil, "usage", usage}
 }
 
+// responsesCode returns the error code of a response that failed.
 func responsesCode(f *fault) string {
 	switch {
 	case f.kind != "":
@@ -232,6 +236,7 @@ func responsesCode(f *fault) string {
 	}
 }
 
+// responsesStream is the sink of a streamed answer.
 type responsesStream struct {
 	out      events
 	header   header
@@ -250,6 +255,7 @@ func (s *responsesStream) send(kind string, fields ...any) error {
 	return s.out.send(kind, data)
 }
 
+// begin sends the events before the first item, once.
 func (s *responsesStream) begin() error {
 	if s.begun {
 		return nil

@@ -19,6 +19,7 @@ type pacing struct {
 	delay time.Duration // between two pieces
 }
 
+// rule is a rule of the script: its conditions, and the replies to requests that meet them.
 type rule struct {
 	name  string
 	match match
@@ -65,6 +66,7 @@ func (m *textMatch) find(text string) ([]string, bool) {
 	return captures, captures != nil
 }
 
+// stepKind is the type of a step.
 type stepKind int
 
 const (
@@ -78,6 +80,7 @@ const (
 	stepStop
 )
 
+// step is one step of a rule as the script has it; kind determines which fields are set.
 type step struct {
 	kind   stepKind
 	line   int
@@ -89,11 +92,13 @@ type step struct {
 	stop   string
 }
 
+// callSpec is a tool call of a step.
 type callSpec struct {
 	name  string
 	input any // map[string]any, or *template.Template for a free-text tool
 }
 
+// faultSpec is the error of a step.
 type faultSpec struct {
 	status     int
 	kind       string // "" means the API's own type for the status

@@ -16,6 +16,7 @@ type view struct {
 	captures     []string
 }
 
+// last returns the last turn, or the zero turn if there is none.
 func (v *view) last() turn {
 	if len(v.turns) == 0 {
 		return turn{}
@@ -23,6 +24,7 @@ func (v *view) last() turn {
 	return v.turns[len(v.turns)-1]
 }
 
+// functions returns the functions of templates.
 func (v *view) functions() template.FuncMap {
 	return template.FuncMap{
 		"user":    func() string { return lastOf(v.last().texts) },
@@ -106,6 +108,7 @@ func toJSON(v any) (string, error) {
 	return string(b), err
 }
 
+// lastOf returns the last element, or "" if there is none.
 func lastOf(list []string) string {
 	if len(list) == 0 {
 		return ""
@@ -151,6 +154,7 @@ func checkNode(n parse.Node) error {
 	return nil
 }
 
+// checkAll returns the first error of checkNode.
 func checkAll(nodes []parse.Node) error {
 	for _, n := range nodes {
 		if err := checkNode(n); err != nil {
@@ -160,6 +164,7 @@ func checkAll(nodes []parse.Node) error {
 	return nil
 }
 
+// checkCommand is checkNode for one command of a template.
 func checkCommand(c *parse.CommandNode) error {
 	name := ""
 	for i, arg := range c.Args {
@@ -185,6 +190,7 @@ func checkCommand(c *parse.CommandNode) error {
 	return nil
 }
 
+// text executes a template.
 func (v *view) text(t *template.Template) (string, error) {
 	// All requests share the template, but its functions are those of this request.
 	own, err := t.Clone()

@@ -58,6 +58,7 @@ func (s *events) send(name string, data any) error {
 	return s.sendRaw(name, string(body))
 }
 
+// sendRaw writes one event whose data is encoded already.
 func (s *events) sendRaw(name, data string) error {
 	if !s.started {
 		s.started = true
@@ -100,6 +101,7 @@ func texts(raw json.RawMessage) ([]string, error) {
 	return all, nil
 }
 
+// joinedText returns the text parts of content, joined by newlines.
 func joinedText(raw json.RawMessage) (string, error) {
 	all, err := texts(raw)
 	return strings.Join(all, "\n"), err

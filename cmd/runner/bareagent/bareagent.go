@@ -34,7 +34,8 @@ type Agent struct {
 	OneShot *OneShot
 }
 
-// OneShot describes the one-shot form of a CLI.
+// OneShot describes how to run a CLI that takes one text, prints the answer and ends. A conversation starts a new process for every
+// turn.
 type OneShot struct {
 	Command string // the command as users type it, without the text
 	// Whole means that the CLI prints the text of a turn when it is complete.

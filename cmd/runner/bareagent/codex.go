@@ -73,7 +73,8 @@ func warmCodex(path, dir, url string) (Conversation, error) {
 		step{object{"id": 2, "method": "thread/start", "params": start}, answers(2, &started)})
 }
 
-// readCodex reads a line of the app server.
+// readCodex reads a line that `codex app-server` printed. The result has an error if the line is not JSON or refuses a request, or if it
+// ends the turn and the turn has failed.
 func readCodex(line []byte) lineResult {
 	var l struct {
 		Method string

@@ -108,6 +108,7 @@ func Fill(t *testing.T, l eventlog.Log, s events.Subject, name string, n int) []
 	return heads
 }
 
+// appendAndLoad checks that commits are chained by their hashes, and that Last returns the last one with every freshness.
 func appendAndLoad(t *testing.T, l eventlog.Log) {
 	ctx := t.Context()
 	s := Session(l.Shards()-1, l.Shards(), "load")
@@ -146,6 +147,7 @@ func appendAndLoad(t *testing.T, l eventlog.Log) {
 	}
 }
 
+// sameHead fails the test unless two heads have the same position, hash and commit.
 func sameHead(t *testing.T, got, want eventlog.Head) {
 	t.Helper()
 	a, err1 := got.Commit.Encode()
@@ -158,6 +160,7 @@ func sameHead(t *testing.T, got, want eventlog.Head) {
 	}
 }
 
+// staleHead checks that Append returns a *ConflictError for every head that is not the subject's last commit.
 func staleHead(t *testing.T, l eventlog.Log) {
 	ctx := t.Context()
 	s := Session(0, l.Shards(), "stale")
@@ -229,6 +232,7 @@ func count(t *testing.T, l eventlog.Log, s events.Subject) int {
 	return len(collect(t, l, eventlog.Position{Shard: s.Partition() % l.Shards()}, eventlog.Filter{Subject: s}))
 }
 
+// collect reads all commits after a position that match a filter.
 func collect(t *testing.T, l eventlog.Log, after eventlog.Position, f eventlog.Filter) []eventlog.Record {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), stepTimeout)
@@ -287,6 +291,7 @@ func concurrentWriters(t *testing.T, l eventlog.Log) {
 	}
 }
 
+// badDrafts checks that Append refuses an invalid subject, id or event, with an error that names it.
 func badDrafts(t *testing.T, l eventlog.Log) {
 	s := Session(0, l.Shards(), "bad")
 	ok := Draft("ok", "ok")
@@ -318,6 +323,7 @@ func badDrafts(t *testing.T, l eventlog.Log) {
 	}
 }
 
+// readOne checks that At returns one commit, and ErrNotFound for a position without one.
 func readOne(t *testing.T, l eventlog.Log) {
 	s := Session(l.Shards()-1, l.Shards(), "one")
 	h := Fill(t, l, s, "one", 2)[1]
@@ -339,6 +345,7 @@ func readOne(t *testing.T, l eventlog.Log) {
 	}
 }
 
+// readInOrder checks that Read yields every commit of a shard once and in order.
 func readInOrder(t *testing.T, l eventlog.Log) {
 	if got := collect(t, l, eventlog.Position{}, eventlog.Filter{}); len(got) != 0 {
 		t.Fatalf("an empty log has %d commits", len(got))
@@ -365,6 +372,7 @@ func readInOrder(t *testing.T, l eventlog.Log) {
 	}
 }
 
+// readFiltered checks that Read yields only what a filter of a subject, a session or partitions matches.
 func readFiltered(t *testing.T, l eventlog.Log) {
 	a, b := Session(0, l.Shards(), "a"), Session(0, l.Shards(), "b")
 	for i := 0; l.Partitioning().Of(b.ID) == l.Partitioning().Of(a.ID); i++ {
@@ -400,6 +408,7 @@ func readFiltered(t *testing.T, l eventlog.Log) {
 	}
 }
 
+// badFilters checks that reads with a filter that cannot match, or of a shard that does not exist, return an error.
 func badFilters(t *testing.T, l eventlog.Log) {
 	s := Session(0, l.Shards(), "filters")
 	elsewhere := (l.Partitioning().Of(s.ID) + l.Shards()) % l.Partitioning().Count() // in the same shard

@@ -54,6 +54,7 @@ func Expect(ctx context.Context, t *testing.T, tail <-chan eventlog.Record, want
 	panic("unreachable")
 }
 
+// tailWaits checks that Tail yields the commits that exist, and then new ones, from any position.
 func tailWaits(t *testing.T, l eventlog.Log) {
 	ctx, cancel := context.WithTimeout(t.Context(), stepTimeout)
 	defer cancel()
@@ -85,6 +86,7 @@ func tailWaits(t *testing.T, l eventlog.Log) {
 	}
 }
 
+// tailFiltered checks that Tail yields only what its filter matches.
 func tailFiltered(t *testing.T, l eventlog.Log) {
 	ctx, cancel := context.WithTimeout(t.Context(), stepTimeout)
 	defer cancel()
@@ -104,6 +106,7 @@ func tailFiltered(t *testing.T, l eventlog.Log) {
 	}
 }
 
+// sessionNumbers checks that Session numbers the events of both subjects of a session without a gap.
 func sessionNumbers(t *testing.T, l eventlog.Log) {
 	ctx := t.Context()
 	s := Session(l.Shards()-1, l.Shards(), "numbers")
@@ -129,6 +132,7 @@ func sessionNumbers(t *testing.T, l eventlog.Log) {
 	}
 }
 
+// largeData checks that large data is moved out of the commit, and read back unchanged.
 func largeData(t *testing.T, l eventlog.Log) {
 	ctx := t.Context()
 	s := Session(0, l.Shards(), "large")
@@ -175,6 +179,7 @@ func largeData(t *testing.T, l eventlog.Log) {
 	}
 }
 
+// tooLarge checks that Append returns ErrTooLarge, and stores nothing, for a commit that exceeds the limit.
 func tooLarge(t *testing.T, l eventlog.Log) {
 	ctx := t.Context()
 	s := Session(0, l.Shards(), "too large")
@@ -205,6 +210,7 @@ func tooLarge(t *testing.T, l eventlog.Log) {
 	}
 }
 
+// unknownTypes checks that an event of an unknown type is read back with the same bytes.
 func unknownTypes(t *testing.T, l eventlog.Log) {
 	ctx := t.Context()
 	s := Session(0, l.Shards(), "unknown")
@@ -221,6 +227,7 @@ func unknownTypes(t *testing.T, l eventlog.Log) {
 	}
 }
 
+// readerStops checks that a caller may end Read and Tail early.
 func readerStops(t *testing.T, l eventlog.Log) {
 	s := Session(0, l.Shards(), "stops")
 	Fill(t, l, s, "stops", 5)
@@ -240,6 +247,7 @@ func readerStops(t *testing.T, l eventlog.Log) {
 	}
 }
 
+// endedContext checks that calls with an ended context return an error that wraps ErrUnavailable.
 func endedContext(t *testing.T, l eventlog.Log) {
 	s := Session(0, l.Shards(), "ended")
 	Fill(t, l, s, "ended", 1)

@@ -34,6 +34,7 @@ type window struct {
 	last    map[string]uint64 // sequence of the last commit, by subject
 }
 
+// signedHead is a head of an entry, with the number and the time of the entry.
 type signedHead struct {
 	Head
 	n    uint64
@@ -78,6 +79,7 @@ func (c *Chain) Add(seq uint64, stored []byte, keys ...PublicKey) error {
 	return nil
 }
 
+// take adds a valid entry. hash is the hash of its bytes.
 func (c *Chain) take(e Entry, hash string) {
 	c.n, c.hash, c.last = e.N, hash, e.Time
 	for _, h := range e.Heads {

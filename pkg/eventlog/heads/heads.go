@@ -77,7 +77,7 @@ func ParsePublicKey(text string) (PublicKey, error) {
 	return PublicKey{key}, nil
 }
 
-// parseHex never repeats the text in an error, because it may be a private key.
+// parseHex decodes size bytes from hexadecimal text. Its errors do not contain the text, which may be a private key.
 func parseHex(text string, size int) ([]byte, error) {
 	b, err := hex.DecodeString(strings.TrimSpace(text))
 	if err != nil || len(b) != size {
@@ -129,8 +129,10 @@ func encode(v any) ([]byte, error) {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
 }
 
+// signedBytes returns the bytes that the signature of an entry covers.
 func signedBytes(entry []byte) []byte { return append([]byte(domain), entry...) }
 
+// hashOf returns the SHA-256 of an entry's bytes, in hex.
 func hashOf(entry []byte) string {
 	sum := sha256.Sum256(entry)
 	return hex.EncodeToString(sum[:])
@@ -169,6 +171,7 @@ func Open(stored []byte, keys ...PublicKey) (e Entry, hash string, err error) {
 	return e, hashOf(m.Entry), nil
 }
 
+// check returns ErrSignature unless one of the keys signed the message, or *UnknownKeyError if none of them is the message's key.
 func (m message) check(keys []PublicKey) error {
 	for _, k := range keys {
 		if k.ID() != m.Key {

@@ -23,7 +23,7 @@ func (l *Log) Append(ctx context.Context, head eventlog.Head, draft events.Draft
 	if err != nil {
 		return eventlog.Head{}, err
 	}
-	a := attempt{log: l, head: head, commit: c, data: data}
+	a := appendAttempt{log: l, head: head, commit: c, data: data}
 	next, err := a.run(ctx)
 	if err != nil {
 		var conflict *eventlog.ConflictError
@@ -35,8 +35,8 @@ func (l *Log) Append(ctx context.Context, head eventlog.Head, draft events.Draft
 	return next, nil
 }
 
-// attempt is the state of one Append.
-type attempt struct {
+// appendAttempt is the state of one Append.
+type appendAttempt struct {
 	log    *Log
 	head   eventlog.Head
 	commit events.Commit
@@ -47,7 +47,9 @@ type attempt struct {
 	joined      bool // the first publish went through the stream's batcher
 }
 
-func (a *attempt) run(ctx context.Context) (eventlog.Head, error) {
+// run publishes the commit until its outcome is known: it is stored, another commit took its place (*eventlog.ConflictError), or the
+// server refuses it.
+func (a *appendAttempt) run(ctx context.Context) (eventlog.Head, error) {
 	b := a.log.backoff()
 	for {
 		ack, err := a.publish(ctx, b.timeout())
@@ -55,10 +57,10 @@ func (a *attempt) run(ctx context.Context) (eventlog.Head, error) {
 			return eventlog.Head{Subject: a.head.Subject, Seq: ack.Sequence, Hash: a.commit.Hash, Commit: a.commit}, nil
 		}
 		if err == nil {
-			return a.duplicate(ctx)
+			return a.handleDuplicate(ctx)
 		}
-		guarded := wrongSequence(err)
-		if !guarded && !transient(err) {
+		guarded := isWrongSequence(err)
+		if !guarded && !isTransient(err) {
 			return a.handleRefusal(ctx, err)
 		}
 		if !guarded {
@@ -88,7 +90,7 @@ func (a *attempt) run(ctx context.Context) (eventlog.Head, error) {
 
 // publish sends the commit once. It returns at once if the connection breaks. Only the first publish of an append may
 // share a batch: after a lost acknowledgement the other members of the batch must not depend on this one.
-func (a *attempt) publish(ctx context.Context, timeout time.Duration) (*jetstream.PubAck, error) {
+func (a *appendAttempt) publish(ctx context.Context, timeout time.Duration) (*jetstream.PubAck, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -112,7 +114,7 @@ func (a *attempt) publish(ctx context.Context, timeout time.Duration) (*jetstrea
 }
 
 // message returns the message of the commit, with the guard.
-func (a *attempt) message() *nats.Msg {
+func (a *appendAttempt) message() *nats.Msg {
 	msg := &nats.Msg{Subject: a.log.subject(a.head.Subject), Data: a.data, Header: nats.Header{
 		jetstream.ExpectedLastSubjSeqHeader: {strconv.FormatUint(a.head.Expected(), 10)},
 		jetstream.MsgIDHeader:               {a.commit.ID},
@@ -123,7 +125,8 @@ func (a *attempt) message() *nats.Msg {
 	return msg
 }
 
-func (a *attempt) publishSingly(ctx context.Context, timeout time.Duration) (*jetstream.PubAck, error) {
+// publishSingly publishes the commit in a message of its own. It returns nats.ErrTimeout if there is no acknowledgement in time.
+func (a *appendAttempt) publishSingly(ctx context.Context, timeout time.Duration) (*jetstream.PubAck, error) {
 	future, err := a.log.pub.PublishMsgAsync(a.message(), jetstream.WithRetryAttempts(0))
 	if err != nil {
 		return nil, err
@@ -142,9 +145,9 @@ func (a *attempt) publishSingly(ctx context.Context, timeout time.Duration) (*je
 	}
 }
 
-// duplicate handles a commit id that the server already knows while the expected sequence matches: either this
+// handleDuplicate handles a commit id that the server already knows while the expected sequence matches: either this
 // append was stored by an earlier try, or the stored commit was purged since and the append is a conflict.
-func (a *attempt) duplicate(ctx context.Context) (eventlog.Head, error) {
+func (a *appendAttempt) handleDuplicate(ctx context.Context) (eventlog.Head, error) {
 	next, known, err := a.settle(ctx)
 	if err == nil && !known {
 		err = &eventlog.ConflictError{Subject: a.head.Subject, Expected: a.head.Expected()}
@@ -154,7 +157,7 @@ func (a *attempt) duplicate(ctx context.Context) (eventlog.Head, error) {
 
 // settle reads the first commit after the expected sequence. If there is one, the outcome is known: it is this
 // commit, or a conflict.
-func (a *attempt) settle(ctx context.Context) (next eventlog.Head, known bool, err error) {
+func (a *appendAttempt) settle(ctx context.Context) (next eventlog.Head, known bool, err error) {
 	s := a.head.Subject
 	m, err := a.log.fromLeader(ctx, a.log.stream(s), getRequest{Seq: a.head.Expected() + 1, NextFor: a.log.subject(s)})
 	if errors.Is(err, eventlog.ErrNotFound) {
@@ -178,7 +181,7 @@ func (a *attempt) settle(ctx context.Context) (next eventlog.Head, known bool, e
 }
 
 // checkHead returns a conflict if the head is not the subject's last commit.
-func (a *attempt) checkHead(ctx context.Context) error {
+func (a *appendAttempt) checkHead(ctx context.Context) error {
 	last, err := a.log.Last(ctx, a.head.Subject, eventlog.Leader)
 	if err != nil {
 		return err
@@ -191,8 +194,8 @@ func (a *attempt) checkHead(ctx context.Context) error {
 
 // handleRefusal returns the result of an append whose last try was finally refused. An earlier try may still have
 // been stored.
-func (a *attempt) handleRefusal(ctx context.Context, why error) (eventlog.Head, error) {
-	why = classify(why)
+func (a *appendAttempt) handleRefusal(ctx context.Context, why error) (eventlog.Head, error) {
+	why = wrapError(why)
 	if !a.lost && !a.maybeStored {
 		return eventlog.Head{}, why
 	}
@@ -207,9 +210,9 @@ func (a *attempt) handleRefusal(ctx context.Context, why error) (eventlog.Head, 
 	return eventlog.Head{}, fmt.Errorf("%w: an earlier try was not acknowledged, then: %w", eventlog.ErrUnavailable, why)
 }
 
-// wrongSequence reports whether the server refused the expected sequence. Replicated streams use a different error
+// isWrongSequence reports whether the server refused the expected sequence. Replicated streams use a different error
 // code for it.
-func wrongSequence(err error) bool {
+func isWrongSequence(err error) bool {
 	var api *jetstream.APIError
 	return errors.As(err, &api) &&
 		(api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence || api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant)
@@ -223,8 +226,8 @@ const (
 	codeStoreFailed           jetstream.ErrorCode = 10077 // a limit of the stream was reached, or the disk failed
 )
 
-// classify wraps an error so that callers can test for it.
-func classify(err error) error {
+// wrapError wraps an error so that callers can test for it.
+func wrapError(err error) error {
 	var api *jetstream.APIError
 	switch {
 	case errors.Is(err, nats.ErrMaxPayload):

@@ -38,7 +38,7 @@ var errNoBatch = errors.New("the server does not support atomic batches")
 // batcher returns the batcher of an append that may share a batch, or nil. Only run commits share batches: their writers
 // hold the epoch and rarely meet a stale guard, which would have the whole batch refused. Two writers of life commits
 // meet more often.
-func (l *Log) batcher(a *attempt) *batcher {
+func (l *Log) batcher(a *appendAttempt) *batcher {
 	s := a.head.Subject
 	if s.Aspect != events.Run && !l.batchAll || len(a.data) > min(maxShared, l.maxPayload()/2) {
 		return nil
@@ -114,14 +114,14 @@ func decodeBatchAck(data []byte, id string, n int) (last uint64, err error) {
 // then maybeStored is true.
 func batchRefused(err error) (refused, maybeStored bool) {
 	var api *jetstream.APIError
-	if !errors.As(err, &api) || transient(err) {
+	if !errors.As(err, &api) || isTransient(err) {
 		return false, false
 	}
 	switch api.ErrorCode {
 	case codeAtomicDisabled, codeAtomicIncomplete, codeAtomicTooLarge, codeAtomicDuplicate, codeAtomicTooManyOpen:
 		return true, false
 	}
-	return true, !wrongSequence(err)
+	return true, !isWrongSequence(err)
 }
 
 // atomicUnsupported reports whether an error shows that the stream or the server does not support atomic batches.

@@ -42,7 +42,7 @@ type batcher struct {
 
 // member is an append that waits in a batcher.
 type member struct {
-	a *attempt
+	a *appendAttempt
 	// msg is prepared by the appending goroutine, which the batch would otherwise wait for. Only the batch changes it.
 	msg *nats.Msg
 	// state is guarded by batcher.mu.
@@ -51,13 +51,14 @@ type member struct {
 	done chan outcome
 }
 
+// memberState is where a member is on its way from join to its outcome.
 type memberState int
 
 const (
-	memberWaiting memberState = iota
-	memberReleased
-	memberSent // in a batch
-	memberGone // its caller gave up while it was in a batch
+	memberWaiting  memberState = iota
+	memberReleased             // it may be published singly
+	memberSent                 // in a batch
+	memberGone                 // its caller gave up while it was in a batch
 )
 
 // outcome is what a batcher reports to a member: an acknowledgement, an error of a batch whose outcome is unknown, or
@@ -71,7 +72,7 @@ type outcome struct {
 
 // join returns nil if the append may be published singly at once; the caller must call leave afterwards. Otherwise it
 // returns the member as which the append waits.
-func (b *batcher) join(a *attempt) *member {
+func (b *batcher) join(a *appendAttempt) *member {
 	if b.enter() {
 		return nil
 	}
@@ -98,7 +99,7 @@ func (b *batcher) enter() bool {
 // isPaused reports whether the stream did not allow batches recently. The caller must hold the lock.
 func (b *batcher) isPaused() bool { return !b.paused.IsZero() && time.Now().Before(b.paused) }
 
-// leave ends a single publish.
+// leave ends a publish that join or await permitted, and starts waiting appends.
 func (b *batcher) leave() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -122,7 +123,7 @@ func (b *batcher) abandon(m *member) {
 	}
 }
 
-// startNext starts what may start now. The caller must hold the lock.
+// startNext starts waiting appends, as a batch or singly, as far as the publishes in flight allow it. The caller must hold the lock.
 func (b *batcher) startNext() {
 	paused := b.isPaused()
 	for len(b.waiting) > 0 && !b.batch {

@@ -32,8 +32,8 @@ func worthCounting(state jetstream.StreamState, after uint64) bool {
 	return state.LastSeq > after && state.LastSeq-after >= state.NumSubjects && state.NumSubjects <= maxCounted
 }
 
-// count is the number of messages of each subject of a stream, exactly as of one sequence.
-type count struct {
+// subjectCounts is the number of messages of each subject of a stream, exactly as of one sequence.
+type subjectCounts struct {
 	stream   jetstream.StreamInfo // without Subjects
 	at       uint64               // stream sequence
 	subjects map[string]uint64
@@ -68,7 +68,7 @@ func (l *Log) Changed(ctx context.Context, after eventlog.Position, maxSubjects 
 
 // scan reads the headers of all messages after a position, up to the sequence of a count or, without one, up to the
 // current end.
-func (l *Log) scan(ctx context.Context, after eventlog.Position, upTo *count, maxSubjects int) (eventlog.Changes, error) {
+func (l *Log) scan(ctx context.Context, after eventlog.Position, upTo *subjectCounts, maxSubjects int) (eventlog.Changes, error) {
 	c := eventlog.Changes{Through: after, Last: map[string]uint64{}}
 	r, err := l.reader(after, eventlog.Filter{})
 	if err != nil {
@@ -99,7 +99,7 @@ func (l *Log) scan(ctx context.Context, after eventlog.Position, upTo *count, ma
 
 // count counts the messages of every subject. It returns nil if this is not worth it, or if the count is not exact
 // as of one sequence. Its requests are not repeated, because the headers can be read instead.
-func (l *Log) count(ctx context.Context, after eventlog.Position) *count {
+func (l *Log) count(ctx context.Context, after eventlog.Position) *subjectCounts {
 	ctx, cancel := context.WithTimeout(ctx, l.ackTimeout)
 	defer cancel()
 	stream, err := l.js.Stream(ctx, topology.EventsStream(after.Shard))
@@ -115,7 +115,7 @@ func (l *Log) count(ctx context.Context, after eventlog.Position) *count {
 		if err != nil {
 			return nil
 		}
-		c := &count{stream: *first, at: first.State.LastSeq, subjects: first.State.Subjects}
+		c := &subjectCounts{stream: *first, at: first.State.LastSeq, subjects: first.State.Subjects}
 		c.stream.State.Subjects = nil
 		if c.isExact(second) && worthCounting(first.State, after.Seq) {
 			return c
@@ -128,7 +128,7 @@ func (l *Log) count(ctx context.Context, after eventlog.Position) *count {
 // the sequence first and counts afterwards. A message that was stored in between makes the sum too large. A message
 // that was removed in between could hide this, so later has to show that none was removed. Both responses have to
 // come from one leader: another one may not have applied a removal yet.
-func (c *count) isExact(later *jetstream.StreamInfo) bool {
+func (c *subjectCounts) isExact(later *jetstream.StreamInfo) bool {
 	var sum uint64
 	for _, n := range c.subjects {
 		sum += n
@@ -138,6 +138,7 @@ func (c *count) isExact(later *jetstream.StreamInfo) bool {
 		second.LastSeq >= first.LastSeq && second.Msgs == first.Msgs+(second.LastSeq-first.LastSeq)
 }
 
+// leader returns the name of the server that leads the stream, or "" without a cluster.
 func leader(info *jetstream.StreamInfo) string {
 	if info.Cluster == nil {
 		return ""
@@ -148,7 +149,7 @@ func leader(info *jetstream.StreamInfo) string {
 // changedSince returns the subjects that have messages after an earlier count. ok is false if the counts do not show
 // this. A subject grows by the number of its new messages, or by less if messages of it were also removed. So if the
 // growth of all subjects adds up to the number of new sequences, every subject with a new message has grown.
-func (c *count) changedSince(earlier *count) (subjects []string, ok bool) {
+func (c *subjectCounts) changedSince(earlier *subjectCounts) (subjects []string, ok bool) {
 	if c.at < earlier.at || !c.stream.Created.Equal(earlier.stream.Created) {
 		return nil, false
 	}

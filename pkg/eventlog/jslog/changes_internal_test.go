@@ -33,7 +33,7 @@ func TestCount_IsExact(t *testing.T) {
 		{"the leader lost its end", map[string]uint64{"a": 3, "b": 2}, infoOf("s1", 5, 9), infoOf("s1", 4, 8), false},
 		{"the stream was replaced", map[string]uint64{"a": 3, "b": 2}, infoOf("s1", 5, 9), created(infoOf("s1", 5, 9), time.Unix(2, 0)), false},
 	} {
-		if got := (&count{stream: c.first, at: c.first.State.LastSeq, subjects: c.subjects}).isExact(&c.second); got != c.want {
+		if got := (&subjectCounts{stream: c.first, at: c.first.State.LastSeq, subjects: c.subjects}).isExact(&c.second); got != c.want {
 			t.Errorf("%s: %v, want %v", c.name, got, c.want)
 		}
 	}
@@ -42,7 +42,7 @@ func TestCount_IsExact(t *testing.T) {
 // TestCount_ChangedSince tests that subjects are named only if the counts show all that changed.
 func TestCount_ChangedSince(t *testing.T) {
 	t.Parallel()
-	earlier := &count{stream: infoOf("s1", 6, 9), at: 9, subjects: map[string]uint64{"a": 3, "b": 2, "c": 1}}
+	earlier := &subjectCounts{stream: infoOf("s1", 6, 9), at: 9, subjects: map[string]uint64{"a": 3, "b": 2, "c": 1}}
 	for _, c := range []struct {
 		name     string
 		at       uint64
@@ -56,13 +56,13 @@ func TestCount_ChangedSince(t *testing.T) {
 		{"a subject that grew less than it was appended to", 12, map[string]uint64{"a": 5, "b": 2, "c": 1}, nil},
 		{"a shorter stream", 8, map[string]uint64{"a": 2, "b": 2, "c": 1}, nil},
 	} {
-		now := &count{stream: infoOf("s1", 0, c.at), at: c.at, subjects: c.subjects}
+		now := &subjectCounts{stream: infoOf("s1", 0, c.at), at: c.at, subjects: c.subjects}
 		got, ok := now.changedSince(earlier)
 		if ok != (c.want != nil) || ok && !maps.Equal(set(got), set(c.want)) {
 			t.Errorf("%s: %v, %v, want %v", c.name, got, ok, c.want)
 		}
 	}
-	replaced := &count{stream: infoOf("s1", 0, 10), at: 10, subjects: map[string]uint64{"a": 4, "b": 2, "c": 1}}
+	replaced := &subjectCounts{stream: infoOf("s1", 0, 10), at: 10, subjects: map[string]uint64{"a": 4, "b": 2, "c": 1}}
 	replaced.stream.Created = time.Unix(2, 0)
 	if got, ok := replaced.changedSince(earlier); ok {
 		t.Errorf("a replaced stream: %v", got)

@@ -88,7 +88,7 @@ func (l *Log) unknownKey(ctx context.Context, unknown *eventlog.UnknownKeyError,
 	return foreign("it is signed with the key " + unknown.Key + ", which the installation does not know")
 }
 
-// report logs a message that is not part of the log and that a read skips.
-func (l *Log) report(ctx context.Context, foreign *eventlog.ForeignError) {
+// logForeign logs a message that is not part of the log and that a read skips.
+func (l *Log) logForeign(ctx context.Context, foreign *eventlog.ForeignError) {
 	l.logger.ErrorContext(ctx, "skip a message that is not part of the log", "position", foreign.Position.String(), "subject", foreign.Subject, "reason", foreign.Reason)
 }

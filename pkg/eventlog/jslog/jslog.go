@@ -62,9 +62,9 @@ type Log struct {
 	payloads   *payloads
 	keys       eventlog.Keys
 	signing    topology.Signing
-	counts     []atomic.Pointer[count] // by shard: the last count of Changed, nil for none
-	batchers   []*batcher              // by shard
-	batchAll   bool                    // in tests: commits of all aspects share batches
+	counts     []atomic.Pointer[subjectCounts] // by shard: the last count of Changed, nil for none
+	batchers   []*batcher                      // by shard
+	batchAll   bool                            // in tests: commits of all aspects share batches
 }
 
 var _ eventlog.Log = (*Log)(nil)
@@ -112,7 +112,7 @@ func New(cfg Config) (*Log, error) {
 	l := &Log{
 		js: cfg.JetStream, pub: pub, nc: cfg.Conn, prefix: prefix, shards: cfg.Shards, partitions: cfg.Partitions, ackTimeout: cfg.AckTimeout,
 		logger: cfg.Logger.With("component", "jslog"), keys: cfg.Keys, signing: cfg.Signing,
-		counts: make([]atomic.Pointer[count], cfg.Shards),
+		counts: make([]atomic.Pointer[subjectCounts], cfg.Shards),
 	}
 	l.payloads = &payloads{log: l}
 	for range cfg.Shards {
@@ -155,7 +155,7 @@ func (l *Log) Last(ctx context.Context, s events.Subject, f eventlog.Freshness) 
 	if f == eventlog.Leader {
 		m, err = l.fromLeader(ctx, l.stream(s), getRequest{LastFor: l.subject(s)})
 	} else {
-		m, err = l.direct(ctx, "DIRECT.GET."+l.stream(s)+"."+l.subject(s), nil)
+		m, err = l.getDirect(ctx, "DIRECT.GET."+l.stream(s)+"."+l.subject(s), nil)
 	}
 	if errors.Is(err, eventlog.ErrNotFound) {
 		return eventlog.Head{Subject: s}, nil
@@ -173,7 +173,7 @@ func (l *Log) Last(ctx context.Context, s events.Subject, f eventlog.Freshness) 
 
 // lastBefore returns the head of a subject whose last message is not part of the log.
 func (l *Log) lastBefore(ctx context.Context, foreign *eventlog.ForeignError, s events.Subject) (eventlog.Head, error) {
-	l.report(ctx, foreign)
+	l.logForeign(ctx, foreign)
 	head := eventlog.Head{Subject: s}
 	for rec, err := range l.Read(ctx, eventlog.Position{Shard: foreign.Position.Shard}, eventlog.Filter{Subject: s}) {
 		if err != nil {
@@ -185,6 +185,7 @@ func (l *Log) lastBefore(ctx context.Context, foreign *eventlog.ForeignError, s 
 	return head, nil
 }
 
+// headOf decodes the last message of a subject to a head. The error wraps *eventlog.ForeignError if it is not part of the log.
 func (l *Log) headOf(ctx context.Context, s events.Subject, m message) (eventlog.Head, error) {
 	c, err := l.decode(ctx, s, m)
 	if err != nil {
@@ -220,7 +221,7 @@ func (l *Log) At(ctx context.Context, p eventlog.Position) (eventlog.Record, err
 	if err != nil {
 		return eventlog.Record{}, fmt.Errorf("read %s: %w", p, err)
 	}
-	m, err := l.direct(ctx, "DIRECT.GET."+stream, req)
+	m, err := l.getDirect(ctx, "DIRECT.GET."+stream, req)
 	if errors.Is(err, eventlog.ErrNotFound) {
 		// The replica that answered may not have the position yet.
 		m, err = l.fromLeader(ctx, stream, getRequest{Seq: p.Seq})
@@ -246,9 +247,9 @@ func (l *Log) fromLeader(ctx context.Context, stream string, r getRequest) (mess
 	if err != nil {
 		return message{}, err
 	}
-	for b := l.reading(); ; {
+	for b := l.readBackoff(); ; {
 		m, err := l.askLeader(ctx, stream, req)
-		if err == nil || !transient(err) {
+		if err == nil || !isTransient(err) {
 			return m, err
 		}
 		if err := b.wait(ctx, err); err != nil {
@@ -257,6 +258,8 @@ func (l *Log) fromLeader(ctx context.Context, stream string, r getRequest) (mess
 	}
 }
 
+// askLeader sends one request to the stream's leader. It returns eventlog.ErrNotFound if there is no such message, and a transient
+// error (see isTransient) if the leader cannot answer now.
 func (l *Log) askLeader(ctx context.Context, stream string, req []byte) (message, error) {
 	reply, err := l.request(ctx, "STREAM.MSG.GET."+stream, req)
 	if err != nil {
@@ -272,7 +275,7 @@ func (l *Log) askLeader(ctx context.Context, stream string, req []byte) (message
 	switch {
 	case resp.Error != nil && resp.Error.ErrorCode == jetstream.JSErrCodeMessageNotFound:
 		return message{}, eventlog.ErrNotFound
-	case resp.Error != nil && transient(resp.Error):
+	case resp.Error != nil && isTransient(resp.Error):
 		return message{}, resp.Error
 	case resp.Error != nil:
 		return message{}, fmt.Errorf("%w: %w", eventlog.ErrUnavailable, resp.Error)
@@ -288,8 +291,8 @@ func (l *Log) askLeader(ctx context.Context, stream string, req []byte) (message
 	return m, nil
 }
 
-// direct asks any replica. The response is the message itself, with its position in headers.
-func (l *Log) direct(ctx context.Context, api string, req []byte) (message, error) {
+// getDirect requests a message from any replica. It returns eventlog.ErrNotFound if the replica has no such message.
+func (l *Log) getDirect(ctx context.Context, api string, req []byte) (message, error) {
 	reply, err := l.request(ctx, api, req)
 	if err != nil {
 		return message{}, err
@@ -331,7 +334,7 @@ func serverHeader(reply *nats.Msg, name string) string {
 
 // request repeats a read, which is idempotent, until the server responds or ctx is done.
 func (l *Log) request(ctx context.Context, api string, req []byte) (*nats.Msg, error) {
-	b := l.reading()
+	b := l.readBackoff()
 	for {
 		try, cancel := context.WithTimeout(ctx, b.timeout())
 		reply, err := l.nc.RequestWithContext(try, l.prefix+api, req)
@@ -339,7 +342,7 @@ func (l *Log) request(ctx context.Context, api string, req []byte) (*nats.Msg, e
 		if err == nil {
 			return reply, nil
 		}
-		if !transient(err) {
+		if !isTransient(err) {
 			return nil, fmt.Errorf("%w: %w", eventlog.ErrUnavailable, err)
 		}
 		if err := b.wait(ctx, err); err != nil {

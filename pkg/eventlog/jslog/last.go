@@ -39,14 +39,14 @@ var errBehind = errors.New("the replica lags")
 // has, or 0 if reached is 0 and the replica has no message of any subject.
 func (l *Log) lastMessages(ctx context.Context, after eventlog.Position, reached uint64, subjects []string, take func(message)) (end uint64, err error) {
 	req := lastRequest{Subjects: subjects, Seq: after.Seq + 1, MaxBytes: batchBytes}
-	for b := l.reading(); ; {
+	for b := l.readBackoff(); ; {
 		try, cancel := context.WithTimeout(ctx, b.timeout())
 		list, has, more, err := l.lastBatch(try, topology.EventsStream(after.Shard), req, reached)
 		cancel()
 		switch {
 		case err == nil:
 			b.reset()
-		case b.try+1 < batchTries && (errors.Is(err, errBehind) || transient(err)):
+		case b.try+1 < batchTries && (errors.Is(err, errBehind) || isTransient(err)):
 			if err := b.wait(ctx, err); err != nil {
 				return 0, err
 			}

@@ -22,6 +22,7 @@ type payloads struct {
 	bucket jetstream.ObjectStore
 }
 
+// open returns the bucket.
 func (p *payloads) open(ctx context.Context) (jetstream.ObjectStore, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -88,7 +89,7 @@ func (p *payloads) retry(ctx context.Context, digest string, do func(context.Con
 			return eventlog.ErrNotFound
 		case errors.Is(err, jetstream.ErrDigestMismatch):
 			return &eventlog.PayloadError{Digest: digest, Reason: "the stored bytes do not match their digest"}
-		case !transient(err):
+		case !isTransient(err):
 			return fmt.Errorf("%w: %w", eventlog.ErrUnavailable, err)
 		}
 		if err := t.wait(ctx, err); err != nil {

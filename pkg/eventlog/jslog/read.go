@@ -40,6 +40,7 @@ func (l *Log) ReadUndecoded(ctx context.Context, after eventlog.Position, f even
 	return l.read(ctx, after, f, true)
 }
 
+// read is Read, or with undecoded ReadUndecoded.
 func (l *Log) read(ctx context.Context, after eventlog.Position, f eventlog.Filter, undecoded bool) iter.Seq2[eventlog.Record, error] {
 	return func(yield func(eventlog.Record, error) bool) {
 		if err := l.readTo(ctx, after, f, undecoded, yield); err != nil {
@@ -51,6 +52,7 @@ func (l *Log) read(ctx context.Context, after eventlog.Position, f eventlog.Filt
 // errStop stops a read: the caller stopped, or has received an error.
 var errStop = errors.New("stop")
 
+// readTo yields the commits up to the current end. It returns errStop after it has yielded an error, or when yield returns false.
 func (l *Log) readTo(ctx context.Context, after eventlog.Position, f eventlog.Filter, undecoded bool, yield func(eventlog.Record, error) bool) error {
 	r, err := l.reader(after, f)
 	if err != nil {
@@ -107,7 +109,7 @@ func (l *Log) Tail(ctx context.Context, after eventlog.Position, f eventlog.Filt
 			case err == nil:
 				err = r.yield(ctx, m, yield)
 			case errors.Is(err, errQuiet):
-				r.check(ctx)
+				r.closeIfBehind(ctx)
 				continue
 			}
 			if errors.Is(err, errStop) || ctx.Err() != nil {
@@ -143,12 +145,13 @@ type reader struct {
 	renew      time.Time // time after which within is replaced
 }
 
+// reader returns a reader that starts after a position. It sends no request. The error names what is wrong with the filter.
 func (l *Log) reader(after eventlog.Position, f eventlog.Filter) (*reader, error) {
 	if err := f.Check(l.partitions, after.Shard, l.shards); err != nil {
 		return nil, err
 	}
 	return &reader{
-		log: l, shard: after.Shard, stream: topology.EventsStream(after.Shard), filters: l.filters(f), aspects: aspects(f), foreign: f.Foreign, seq: after.Seq, backoff: l.reading(),
+		log: l, shard: after.Shard, stream: topology.EventsStream(after.Shard), filters: l.filters(f), aspects: aspects(f), foreign: f.Foreign, seq: after.Seq, backoff: l.readBackoff(),
 	}, nil
 }
 
@@ -177,7 +180,7 @@ func aspects(f eventlog.Filter) []string {
 	return []string{string(events.Life), string(events.Run)}
 }
 
-// end returns the sequence of the last message that matches the filter, or 0.
+// end returns the sequence of the last message that matches the filter, or 0 if there is none.
 func (r *reader) end(ctx context.Context) (uint64, error) {
 	filters := r.filters
 	if len(filters) == 0 {
@@ -219,7 +222,7 @@ var errQuiet = errors.New("no message arrived")
 // error that a retry cannot resolve.
 func (r *reader) next(ctx context.Context) (jetstream.Msg, error) {
 	for {
-		m, err := r.take(ctx)
+		m, err := r.nextDelivery(ctx)
 		if err == nil {
 			r.backoff.reset()
 			return m, nil
@@ -244,7 +247,9 @@ func (r *reader) next(ctx context.Context) (jetstream.Msg, error) {
 // errGap is returned if a consumer skipped a message.
 var errGap = errors.New("a delivery is missing")
 
-func (r *reader) take(ctx context.Context) (jetstream.Msg, error) {
+// nextDelivery returns the next message of the current consumer, and creates a consumer if there is none. The error is errQuiet, errGap, that of
+// ctx, or an error of the consumer.
+func (r *reader) nextDelivery(ctx context.Context) (jetstream.Msg, error) {
 	if r.pull == nil {
 		if err := r.open(ctx); err != nil {
 			return nil, err
@@ -316,9 +321,9 @@ func (r *reader) open(ctx context.Context) error {
 	return nil
 }
 
-// check closes the consumer if it has sent more than has arrived: its last messages were in transit when the
+// closeIfBehind closes the consumer if it has sent more than has arrived: its last messages were in transit when the
 // connection broke, and no later delivery would reveal the gap.
-func (r *reader) check(ctx context.Context) {
+func (r *reader) closeIfBehind(ctx context.Context) {
 	try, cancel := context.WithTimeout(ctx, r.backoff.timeout())
 	defer cancel()
 	info, err := r.source.Info(try)
@@ -340,6 +345,8 @@ func (r *reader) close() {
 	}
 }
 
+// yield decodes a message and yields its record, unless the filter does not match it or it is not part of the log. It returns errStop
+// when the read must end.
 func (r *reader) yield(ctx context.Context, m jetstream.Msg, yield func(eventlog.Record, error) bool) error {
 	if r.aspects != nil && !slices.Contains(r.aspects, m.Subject()[strings.LastIndexByte(m.Subject(), '.')+1:]) {
 		return nil
@@ -356,7 +363,7 @@ func (r *reader) yield(ctx context.Context, m jetstream.Msg, yield func(eventlog
 		message{Subject: m.Subject(), Seq: meta.Sequence.Stream, Data: m.Data(), Time: meta.Timestamp, header: m.Headers()})
 	var foreign *eventlog.ForeignError
 	if !r.foreign && errors.As(err, &foreign) {
-		r.log.report(ctx, foreign)
+		r.log.logForeign(ctx, foreign)
 		return nil
 	}
 	if err != nil && ctx.Err() != nil {

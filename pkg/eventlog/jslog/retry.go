@@ -33,10 +33,11 @@ func newBackoff(first time.Duration) *backoff {
 	return &backoff{first: first, pauses: retry.Doubling(firstPause, lastPause)}
 }
 
+// backoff returns the backoff for an append.
 func (l *Log) backoff() *backoff { return newBackoff(l.ackTimeout) }
 
-// reading returns the backoff for reads, which are idempotent and can be repeated soon.
-func (l *Log) reading() *backoff { return newBackoff(l.ackTimeout / 5) }
+// readBackoff returns the backoff for reads, which are idempotent and can be repeated soon.
+func (l *Log) readBackoff() *backoff { return newBackoff(l.ackTimeout / 5) }
 
 // reset starts again with the first timeout and pause.
 func (b *backoff) reset() {
@@ -79,9 +80,9 @@ func isConnectionError(err error) bool {
 	return errors.As(err, &network) || errors.Is(err, net.ErrClosed) || errors.Is(err, io.ErrClosedPipe) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 }
 
-// transient reports whether a retry may succeed: the request or its response was lost or late, or no server was
+// isTransient reports whether a retry may succeed: the request or its response was lost or late, or no server was
 // available.
-func transient(err error) bool {
+func isTransient(err error) bool {
 	var api *jetstream.APIError
 	switch {
 	case errors.Is(err, eventlog.ErrUnavailable):

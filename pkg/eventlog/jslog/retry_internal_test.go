@@ -22,12 +22,12 @@ func TestTransient_CoversBrokenConnections(t *testing.T) {
 		&net.OpError{Op: "write", Net: "tcp", Err: syscall.ECONNRESET},
 		net.ErrClosed, io.ErrClosedPipe, io.EOF, nats.ErrDisconnected,
 	} {
-		if !transient(fmt.Errorf("publish: %w", err)) {
+		if !isTransient(fmt.Errorf("publish: %w", err)) {
 			t.Errorf("%v is not transient", err)
 		}
 	}
 	for _, err := range []error{nats.ErrMaxPayload, nats.ErrConnectionClosed, errors.New("unknown"), fmt.Errorf("%w: %w", eventlog.ErrUnavailable, io.EOF)} {
-		if transient(err) {
+		if isTransient(err) {
 			t.Errorf("%v is transient", err)
 		}
 	}

@@ -33,6 +33,7 @@ func (l *Log) SetFaults(f Faults) {
 	l.faults = f
 }
 
+// currentFaults returns the faults that SetFaults has set.
 func (l *Log) currentFaults() Faults {
 	l.mu.Lock()
 	defer l.mu.Unlock()

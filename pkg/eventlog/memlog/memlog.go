@@ -35,6 +35,7 @@ type Log struct {
 	faults   Faults
 }
 
+// shard holds the commits of one shard, in order.
 type shard struct {
 	stored []message
 	grew   chan struct{} // closed when a message is added
@@ -242,6 +243,7 @@ func (l *Log) Tail(ctx context.Context, after eventlog.Position, f eventlog.Filt
 	return l.read(ctx, after, f, true)
 }
 
+// read yields commits after a position. With wait it waits for new ones until ctx ends; otherwise it ends with the last one.
 func (l *Log) read(ctx context.Context, after eventlog.Position, f eventlog.Filter, wait bool) iter.Seq2[eventlog.Record, error] {
 	f.Partitions = slices.Clone(f.Partitions)
 	return func(yield func(eventlog.Record, error) bool) {
@@ -296,4 +298,5 @@ func (l *Log) Changed(ctx context.Context, after eventlog.Position, maxSubjects 
 	}
 }
 
+// unavailable wraps the error of a context that has ended.
 func unavailable(err error) error { return fmt.Errorf("%w: %w", eventlog.ErrUnavailable, err) }

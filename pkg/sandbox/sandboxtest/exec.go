@@ -9,6 +9,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
+// execStreams checks that stdin, stdout and stderr carry all bytes, large ones and interactive ones, each on its own stream.
 func execStreams(f *fixture) {
 	box := f.create(f.spec())
 	out, errs, code := f.exec(box, sandbox.Command{Args: []string{"sh", "-c", `read line; echo "got $line"; echo bad >&2; exit 3`}}, "hello\n")
@@ -51,6 +52,7 @@ func execStreams(f *fixture) {
 	f.must(err)
 }
 
+// execExitCodes checks the result of Wait for commands that exit or are ended by a signal.
 func execExitCodes(f *fixture) {
 	box := f.create(f.spec())
 	for line, want := range map[string]int{"true": 0, "exit 1": 1, "exit 255": 255, "kill -9 $$": -1} {
@@ -70,6 +72,7 @@ func execExitCodes(f *fixture) {
 	}
 }
 
+// execOutlivesItsContext checks that a command continues after the context of Exec has ended.
 func execOutlivesItsContext(f *fixture) {
 	box := f.create(f.spec())
 	ctx, cancel := context.WithCancel(f.ctx)
@@ -86,6 +89,7 @@ func execOutlivesItsContext(f *fixture) {
 	}
 }
 
+// execKill checks that Kill ends a command and its streams, and not the sandbox.
 func execKill(f *fixture) {
 	box := f.create(f.spec())
 	p, err := box.Exec(f.ctx, sandbox.Command{Args: []string{"sh", "-c", `echo up; sleep 1000 & wait`}})
@@ -108,6 +112,7 @@ func execKill(f *fixture) {
 	}
 }
 
+// execRunner checks that "runner" as the first argument means the runner's own binary.
 func execRunner(f *fixture) {
 	box := f.create(f.spec())
 	out, errs, code := f.exec(box, sandbox.Command{Args: []string{"runner", "--help"}}, "")
@@ -116,6 +121,7 @@ func execRunner(f *fixture) {
 	}
 }
 
+// execEnvironment checks that a command has the sandbox's variables and its own, and none of the executor's.
 func execEnvironment(f *fixture) {
 	box := f.create(f.spec())
 	out, _, _ := f.exec(box, sandbox.Command{Args: []string{"env"}, Env: map[string]string{"GIVEN": "a b"}}, "")
@@ -138,6 +144,7 @@ func execEnvironment(f *fixture) {
 	}
 }
 
+// execDir checks the working directory of a command: Command.Dir, or else the workspace.
 func execDir(f *fixture) {
 	box := f.create(f.spec())
 	f.must(box.Files().Put(f.ctx, "sub/deep/file", strings.NewReader("x")))

@@ -11,6 +11,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
+// filesPutGet checks that Put and Get carry content unchanged, and that an upload that breaks off leaves nothing.
 func filesPutGet(f *fixture) {
 	files := f.create(f.spec()).Files()
 	body := make([]byte, 3<<20)
@@ -39,10 +40,12 @@ func filesPutGet(f *fixture) {
 	}
 }
 
+// errReader is a reader that returns err.
 type errReader struct{ err error }
 
 func (r errReader) Read([]byte) (int, error) { return 0, r.err }
 
+// checkContent checks the content of a file.
 func (f *fixture) checkContent(files sandbox.Files, name string, want []byte) {
 	f.Helper()
 	r, err := files.Get(f.ctx, name)
@@ -54,6 +57,7 @@ func (f *fixture) checkContent(files sandbox.Files, name string, want []byte) {
 	}
 }
 
+// filesList checks the entries of the workspace and of a folder, and their order.
 func filesList(f *fixture) {
 	files := f.create(f.spec()).Files()
 	empty, err := files.List(f.ctx, "")
@@ -87,6 +91,7 @@ func filesList(f *fixture) {
 	f.checkError(err, sandbox.ErrNotFound)
 }
 
+// filesOutside checks that no file outside the workspace can be written or read.
 func filesOutside(f *fixture) {
 	files := f.create(f.spec()).Files()
 	for _, name := range []string{"../x", "..", "a/../../x", "/etc/passwd", "a/../../workspace-evil/x"} {
@@ -103,6 +108,7 @@ func filesOutside(f *fixture) {
 	}
 }
 
+// filesSymlinks checks that files behind links are neither written, read nor listed if the links lead outside.
 func filesSymlinks(f *fixture) {
 	box := f.create(f.spec())
 	files := box.Files()
@@ -130,6 +136,7 @@ func filesSymlinks(f *fixture) {
 	}
 }
 
+// filesRemove checks that Remove removes files and folders, and nothing outside the workspace.
 func filesRemove(f *fixture) {
 	box := f.create(f.spec())
 	files := box.Files()

@@ -11,6 +11,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
+// createTwice checks that a second Create with the same id, by another provider, returns the first sandbox.
 func createTwice(f *fixture) {
 	spec := f.spec()
 	first := f.create(spec)
@@ -69,6 +70,7 @@ func createAgain(f *fixture) {
 	}
 }
 
+// attachAnew checks that another provider of the engine can attach to a sandbox.
 func attachAnew(f *fixture) {
 	spec := f.spec()
 	f.must(f.create(spec).Files().Put(f.ctx, "mark", strings.NewReader("2")))
@@ -79,6 +81,7 @@ func attachAnew(f *fixture) {
 	}
 }
 
+// attachUnknown checks that Attach returns ErrNotFound for a sandbox that does not exist.
 func attachUnknown(f *fixture) {
 	_, err := f.p.Attach(f.ctx, f.id(events.KindSandbox))
 	f.checkError(err, sandbox.ErrNotFound)
@@ -86,6 +89,7 @@ func attachUnknown(f *fixture) {
 	f.checkError(err, sandbox.ErrNotFound)
 }
 
+// list checks that List returns each sandbox once, with its labels.
 func list(f *fixture) {
 	a, b := f.spec(), f.spec()
 	f.create(a)

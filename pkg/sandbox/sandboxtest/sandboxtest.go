@@ -80,6 +80,7 @@ func Exercise(t *testing.T, s Subject) {
 	}
 }
 
+// run runs a test of the suite, in parallel with the others.
 func (s Subject) run(t *testing.T, name string, test func(*fixture)) {
 	t.Run(name, func(t *testing.T) {
 		t.Parallel()
@@ -89,6 +90,7 @@ func (s Subject) run(t *testing.T, name string, test func(*fixture)) {
 	})
 }
 
+// fixture is a running test of the suite, with a provider of its own.
 type fixture struct {
 	*testing.T
 	s   Subject
@@ -96,6 +98,7 @@ type fixture struct {
 	ctx context.Context
 }
 
+// id returns a new id.
 func (f *fixture) id(kind events.Kind) string {
 	f.Helper()
 	id, err := events.NewID(kind, time.Now(), rand.Reader)
@@ -118,6 +121,7 @@ func (f *fixture) checkError(err, target error) {
 	}
 }
 
+// spec returns the spec of a new sandbox of a new session.
 func (f *fixture) spec() sandbox.Spec {
 	f.Helper()
 	return sandbox.Spec{ID: f.id(events.KindSandbox), Labels: sandbox.Labels{
@@ -144,6 +148,7 @@ func (f *fixture) sh(box sandbox.Sandbox, line string) (stdout, stderr string, c
 	return f.exec(box, sandbox.Command{Args: []string{"sh", "-c", line}}, "")
 }
 
+// exec runs a command with the given input, and returns its output and exit code.
 func (f *fixture) exec(box sandbox.Sandbox, c sandbox.Command, stdin string) (stdout, stderr string, code int) {
 	f.Helper()
 	p, err := box.Exec(f.ctx, c)

@@ -61,6 +61,7 @@ func terminateLeavesNoProcess(f *fixture) {
 	}
 }
 
+// terminateTwice checks that Terminate returns no error for a sandbox that does not exist any more.
 func terminateTwice(f *fixture) {
 	spec := f.spec()
 	f.create(spec)
@@ -82,6 +83,7 @@ func terminateOneOfTwo(f *fixture) {
 	}
 }
 
+// wipe checks that a workspace is empty again after Terminate has wiped it.
 func wipe(f *fixture) {
 	spec := f.spec()
 	f.must(f.create(spec).Files().Put(f.ctx, "private", strings.NewReader("x")))

@@ -13,6 +13,7 @@ import (
 // delete the bytes stay in the server's block files.
 type eraser struct{ stream jetstream.Stream }
 
+// openEraser returns the eraser of a stream.
 func openEraser(ctx context.Context, js jetstream.JetStream, name string) (eraser, error) {
 	s, err := js.Stream(ctx, name)
 	if err != nil {
@@ -65,7 +66,7 @@ func (e eraser) checkErased(ctx context.Context, subject string, below uint64) e
 	}
 	left := info.State.Subjects[subject]
 	if below > 0 {
-		kept, err := e.from(ctx, subject, below)
+		kept, err := e.countFrom(ctx, subject, below)
 		if err != nil {
 			return err
 		}
@@ -77,8 +78,8 @@ func (e eraser) checkErased(ctx context.Context, subject string, below uint64) e
 	return nil
 }
 
-// from returns the number of messages on a subject from a sequence on.
-func (e eraser) from(ctx context.Context, subject string, seq uint64) (n uint64, err error) {
+// countFrom returns the number of messages on a subject whose sequence is seq or higher.
+func (e eraser) countFrom(ctx context.Context, subject string, seq uint64) (n uint64, err error) {
 	for {
 		m, err := e.stream.GetMsg(ctx, seq, jetstream.WithGetMsgSubject(subject))
 		if errors.Is(err, jetstream.ErrMsgNotFound) {
@@ -106,13 +107,13 @@ func newestConsumer(filter string) jetstream.ConsumerConfig {
 	return jetstream.ConsumerConfig{FilterSubjects: []string{filter}, DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy}
 }
 
-// all selects every message on subjects that match.
-func all(filter string) jetstream.ConsumerConfig {
+// allMessages returns the configuration of a consumer of every message whose subject matches the filter.
+func allMessages(filter string) jetstream.ConsumerConfig {
 	return jetstream.ConsumerConfig{FilterSubjects: []string{filter}}
 }
 
-// since selects every message on subjects that match and that was stored at a time or later.
-func since(filter string, t time.Time) jetstream.ConsumerConfig {
+// messagesSince is like allMessages, for messages that were stored at t or later.
+func messagesSince(filter string, t time.Time) jetstream.ConsumerConfig {
 	return jetstream.ConsumerConfig{FilterSubjects: []string{filter}, DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &t}
 }
 

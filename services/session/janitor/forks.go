@@ -56,9 +56,9 @@ func (p *pass) unfoldedForks(ctx context.Context) ([]unfoldedFork, error) {
 	return out, nil
 }
 
-// fork returns a session that is not deleted and that was forked from a session, directly or through other forks; ""
+// liveFork returns a session that is not deleted and that was forked from a session, directly or through other forks; ""
 // for none. The log is read once in a pass: a session that was deleted long enough before the pass gets no new forks.
-func (p *pass) fork(ctx context.Context, k sessionKey) (string, error) {
+func (p *pass) liveFork(ctx context.Context, k sessionKey) (string, error) {
 	if p.forks == nil {
 		list, err := p.unfoldedForks(ctx)
 		if err != nil {
@@ -114,7 +114,7 @@ func (p *pass) forkReason(ctx context.Context, l *eventlog.Loaded) (string, erro
 	if p.now().Before(rec.Time.Add(min(forkTimeout, p.cfg.Grace))) {
 		return "a fork may be under way", nil
 	}
-	fork, err := p.fork(ctx, sessionKey{l.Tenant, l.ID})
+	fork, err := p.liveFork(ctx, sessionKey{l.Tenant, l.ID})
 	if err != nil || fork == "" {
 		return "", err
 	}

@@ -184,6 +184,7 @@ type pass struct {
 	requests             map[sessionKey][]string // keys of idempotency records; nil until they are listed
 }
 
+// open returns a pass that works over conn, with the streams and buckets of the log.
 func (j *Janitor) open(ctx context.Context, conn *pgx.Conn, dry bool) (*pass, error) {
 	p := &pass{
 		cfg: j.cfg, log: j.deps.Log, sessions: eventlog.Sessions{Log: j.deps.Log}, logger: j.deps.Logger, now: j.deps.Now,
@@ -207,6 +208,7 @@ func (j *Janitor) open(ctx context.Context, conn *pgx.Conn, dry bool) (*pass, er
 
 func (p *pass) addItem(i Item) { p.report.Items = append(p.report.Items, i) }
 
+// run makes all steps of the pass. An error in one step does not prevent the others.
 func (p *pass) run(ctx context.Context) error {
 	return errors.Join(p.deletedSessions(ctx), p.workspaceObjects(ctx), p.reportTrimmed(ctx), p.skillObjects(ctx), p.refusedSecrets(ctx), p.eraseChunks(ctx))
 }

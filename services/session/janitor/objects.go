@@ -32,15 +32,18 @@ type object struct {
 // id returns the last part of the object's name.
 func (o object) id() string { return o.Name[strings.LastIndexByte(o.Name, '/')+1:] }
 
+// openBucket returns the bucket with a name.
 func openBucket(ctx context.Context, js jetstream.JetStream, name string) (*bucket, error) {
 	e, err := openEraser(ctx, js, "OBJ_"+name)
 	return &bucket{eraser: e, bucket: name}, err
 }
 
+// nameSubject returns the subject of the message that holds an object's name and describes the object.
 func (b *bucket) nameSubject(name string) string {
 	return "$O." + b.bucket + ".M." + base64.URLEncoding.EncodeToString([]byte(name))
 }
 
+// chunkSubject returns the subject of the chunks of an object's content.
 func (b *bucket) chunkSubject(nuid string) string { return "$O." + b.bucket + ".C." + nuid }
 
 // list returns the objects for which keep reports true.
@@ -78,8 +81,8 @@ func (b *bucket) sessions(ctx context.Context) (map[sessionKey][]object, error) 
 	return list, nil
 }
 
-// of returns the objects of a session.
-func (b *bucket) of(ctx context.Context, k sessionKey) ([]object, error) {
+// objectsOf returns the objects of a session.
+func (b *bucket) objectsOf(ctx context.Context, k sessionKey) ([]object, error) {
 	list, err := b.sessions(ctx)
 	return list[k], err
 }

@@ -109,7 +109,7 @@ func (p *pass) unmentionedSecrets(ctx context.Context, list []sealedSecret) ([]s
 	found := map[string]bool{}
 	environments := map[string]bool{}
 	for _, e := range p.streams {
-		err := e.eachMessage(ctx, since(topology.LifeFilter, from), func(m message) {
+		err := e.eachMessage(ctx, messagesSince(topology.LifeFilter, from), func(m message) {
 			for _, s := range list {
 				if id, ok := s.execution(); ok && bytes.Contains(m.data, []byte(id)) {
 					found[s.key] = true
@@ -119,7 +119,7 @@ func (p *pass) unmentionedSecrets(ctx context.Context, list []sealedSecret) ([]s
 		if err != nil {
 			return nil, err
 		}
-		err = e.eachMessage(ctx, since(topology.EnvironmentFilter, from), func(m message) { environments[m.subject] = true })
+		err = e.eachMessage(ctx, messagesSince(topology.EnvironmentFilter, from), func(m message) { environments[m.subject] = true })
 		if err != nil {
 			return nil, err
 		}

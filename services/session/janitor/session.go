@@ -151,11 +151,11 @@ func (p *pass) retire(ctx context.Context, l *eventlog.Loaded) error {
 		return err
 	}
 	shard := p.sessions.Position(l.ID, 1).Shard
-	life, err := p.commits(ctx, shard, l.LifeHead.Subject)
+	life, err := p.countCommits(ctx, shard, l.LifeHead.Subject)
 	if err != nil {
 		return err
 	}
-	runs, err := p.commits(ctx, shard, events.RunOf(l.Tenant, l.ID))
+	runs, err := p.countCommits(ctx, shard, events.RunOf(l.Tenant, l.ID))
 	if err != nil {
 		return err
 	}
@@ -222,8 +222,8 @@ func (p *pass) append(ctx context.Context, l *eventlog.Loaded, step string, comm
 	return err
 }
 
-// commits returns the number of commits of a subject from the stream's leader.
-func (p *pass) commits(ctx context.Context, shard int, s events.Subject) (uint32, error) {
+// countCommits returns the number of commits of a subject from the stream's leader.
+func (p *pass) countCommits(ctx context.Context, shard int, s events.Subject) (uint32, error) {
 	info, err := p.streams[shard].stream.Info(ctx, jetstream.WithSubjectFilter(s.String()))
 	if err != nil {
 		return 0, fmt.Errorf("count commits of %s: %w", s, err)
@@ -232,7 +232,7 @@ func (p *pass) commits(ctx context.Context, shard int, s events.Subject) (uint32
 }
 
 // usage returns the usage that the session added to its tenant, and the bytes that it stores. The read models have
-// them, because waits found that they are past the session's last commit.
+// them, because waitReason found that they are past the session's last commit.
 func (p *pass) usage(ctx context.Context, l *eventlog.Loaded) (out []events.DayUsage, stored uint64, err error) {
 	var text string
 	if err := p.conn.QueryRow(ctx, "SELECT spent FROM deleted_sessions WHERE tenant = $1 AND id = $2", l.Tenant, l.ID).Scan(&text); err != nil {
@@ -269,11 +269,11 @@ func (p *pass) remove(ctx context.Context, l *eventlog.Loaded) error {
 	if err != nil {
 		return err
 	}
-	files, err := p.workspaces.of(ctx, k)
+	files, err := p.workspaces.objectsOf(ctx, k)
 	if err != nil {
 		return err
 	}
-	payloads, err := p.payloads.of(ctx, k)
+	payloads, err := p.payloads.objectsOf(ctx, k)
 	if err != nil {
 		return err
 	}
@@ -379,7 +379,7 @@ func (p *pass) isMentioned(ctx context.Context, digest string, l *eventlog.Loade
 	own := "." + l.Tenant + "." + l.ID + "."
 	for _, e := range p.streams {
 		found := false
-		err := e.eachMessage(ctx, all("ev.>"), func(m message) {
+		err := e.eachMessage(ctx, allMessages("ev.>"), func(m message) {
 			found = found || !strings.Contains(m.subject, own) && bytes.Contains(m.data, []byte(digest))
 		})
 		if found || err != nil {

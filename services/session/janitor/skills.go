@@ -71,7 +71,7 @@ func (p *pass) withoutVersion(ctx context.Context, zips []object) ([]object, err
 func (p *pass) referredZIPs(ctx context.Context, digests []string) (map[string]bool, error) {
 	by := map[string]map[string]bool{} // digests by the subject that mentions them
 	for _, e := range p.streams {
-		err := e.eachMessage(ctx, all(topology.SkillFilter), func(m message) {
+		err := e.eachMessage(ctx, allMessages(topology.SkillFilter), func(m message) {
 			for _, d := range digests {
 				if bytes.Contains(m.data, []byte(d)) {
 					if by[m.subject] == nil {

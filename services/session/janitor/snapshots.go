@@ -45,6 +45,7 @@ func (p *pass) workspaceObjects(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
+// compareKeys orders sessions by tenant, and then by id.
 func compareKeys(a, b sessionKey) int {
 	return cmp.Or(cmp.Compare(a.Tenant, b.Tenant), cmp.Compare(a.ID, b.ID))
 }
@@ -90,15 +91,15 @@ func (p *pass) removeUnowned(ctx context.Context, k sessionKey, list []object) e
 
 // trimSession removes the objects that an existing session does not need.
 func (p *pass) trimSession(ctx context.Context, k sessionKey, list []object) error {
-	return errors.Join(p.trim(ctx, k, list), p.removeUploads(ctx, k, list))
+	return errors.Join(p.trimSnapshots(ctx, k, list), p.removeUploads(ctx, k, list))
 }
 
-// trim removes a session's snapshots beyond the retention, and the packs that no other snapshot needs.
+// trimSnapshots removes a session's snapshots beyond the retention, and the packs that no other snapshot needs.
 //
 // An executor may be taking a snapshot at the same time. The new snapshot refers to packs of the session's last
 // snapshot, which stay, and to packs that it stores itself, also if equal packs exist; see workspace.Snapshot. Only
 // that executor can commit the snapshot, and no other commit can come in between: the log's guard refuses it.
-func (p *pass) trim(ctx context.Context, k sessionKey, list []object) error {
+func (p *pass) trimSnapshots(ctx context.Context, k sessionKey, list []object) error {
 	var manifests, packs []object
 	for _, o := range list {
 		switch id := o.id(); {

@@ -43,6 +43,7 @@ func (p *pass) reportTrimmed(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
+// reportTrimmedOf does the work of reportTrimmed for one session.
 func (p *pass) reportTrimmedOf(ctx context.Context, k sessionKey, t events.WorkspaceTrimmed) error {
 	l, err := p.sessions.Load(ctx, k.Tenant, k.ID, eventlog.Leader)
 	switch {

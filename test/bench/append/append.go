@@ -32,14 +32,14 @@ const minAppends = 4
 // ackTimeout is the time after the end of a round in which all acknowledgements have to arrive.
 const ackTimeout = 2 * time.Minute
 
-// target is the required share of the rate of raw guarded publishes.
-const target = 0.85
+// minRateShare is the required share of the rate of raw guarded publishes.
+const minRateShare = 0.85
 
 // Benchmark is the subcommand append.
 type Benchmark struct {
-	Sessions []harness.Count `default:"1,64,1000" help:"Numbers of sessions, each of which appends one commit after the other."`
-	Writers  harness.Count   `default:"1000" help:"Number of sessions of the comparison of batches with single publishes."`
-	Rounds   harness.Count   `default:"15" help:"Measurements of each kind, in turn."`
+	Sessions []harness.PositiveCount `default:"1,64,1000" help:"Numbers of sessions, each of which appends one commit after the other."`
+	Writers  harness.PositiveCount   `default:"1000" help:"Number of sessions of the comparison of batches with single publishes."`
+	Rounds   harness.PositiveCount   `default:"15" help:"Measurements of each kind, in turn."`
 	Each     time.Duration   `default:"700ms" help:"Duration of one measurement."`
 }
 
@@ -86,6 +86,7 @@ type result struct {
 	samples []time.Duration
 }
 
+// add adds a round that took the given time, with the duration of each append.
 func (r *result) add(took time.Duration, samples []time.Duration) {
 	r.rates = append(r.rates, float64(len(samples))/took.Seconds())
 	r.samples = append(r.samples, samples...)
@@ -121,6 +122,7 @@ type testbed struct {
 	signing         topology.Signing
 }
 
+// open starts the server, installs the log, and connects as owner and as executor.
 func open(ctx context.Context, b *harness.Bench) (*testbed, error) {
 	srv, err := b.NATS(natsserver.Config{Port: natsserver.RandomPort, Accounts: true})
 	if err != nil {
@@ -147,6 +149,7 @@ func open(ctx context.Context, b *harness.Bench) (*testbed, error) {
 	return t, err
 }
 
+// measure compares appends to the log with raw publishes for a number of sessions.
 func measure(ctx context.Context, b *harness.Bench, sessions, rounds int, each time.Duration) (row.Row, error) {
 	t, err := open(ctx, b)
 	if err != nil {
@@ -204,13 +207,13 @@ func toRow(sessions int, raw, owner, through *result) row.Row {
 	ratio := harness.Median(ratios)
 	return row.Row{
 		What:     fmt.Sprintf("append through jslog, signed, sessions: %d", sessions),
-		Target:   fmt.Sprintf("%.0f %% of raw guarded publishes of the same user", 100*target),
+		Target:   fmt.Sprintf("%.0f %% of raw guarded publishes of the same user", 100*minRateShare),
 		Measured: fmt.Sprintf("%.0f/s", harness.Median(through.rates)),
 		Against:  fmt.Sprintf("raw %.0f/s, p50 %.2f ms, p99 %.2f ms; raw in the account of the stream %.0f/s", harness.Median(raw.rates), row.Percentile(raw.samples, 0.5), row.Percentile(raw.samples, 0.99), harness.Median(owner.rates)),
 		Ratio:    ratio,
 		P50Ms:    row.Percentile(through.samples, 0.5),
 		P99Ms:    row.Percentile(through.samples, 0.99),
-		OK:       ratio >= target,
+		OK:       ratio >= minRateShare,
 		Note:     fmt.Sprintf("medians of %d rounds; every message synced, one stream, one connection each", len(ratios)),
 	}
 }
@@ -276,6 +279,7 @@ func newWriter(session string) *writer {
 	}}
 }
 
+// next returns the draft of the next commit, with new ids.
 func (w *writer) next(session int) events.Draft {
 	w.n++
 	id := fmt.Sprintf("%010d%016d", session, w.n)
@@ -286,10 +290,12 @@ func (w *writer) next(session int) events.Draft {
 	return d
 }
 
+// subject returns the run subject of the i-th session of a kind of writer.
 func subject(kind string, i int) events.Subject {
 	return events.RunOf("default", events.Derive(events.KindSession, "bench", kind, fmt.Sprint(i)))
 }
 
+// logWriter returns a function that appends the next commit of the i-th session to the log.
 func logWriter(log *jslog.Log, i int) func(context.Context) error {
 	head := eventlog.Head{Subject: subject("log", i)}
 	w := newWriter(head.Subject.ID)
@@ -300,7 +306,8 @@ func logWriter(log *jslog.Log, i int) func(context.Context) error {
 	}
 }
 
-// rawWriter publishes the bytes of such a commit, encoded beforehand.
+// rawWriter returns a function that publishes the bytes of a commit of the i-th session of a kind, with a guard. The bytes are
+// encoded beforehand.
 func rawWriter(js jetstream.JetStream, kind string, i int) (func(context.Context) error, error) {
 	s := subject(kind, i)
 	c, err := newWriter(s.ID).next(i).Seal(s, "")

@@ -13,7 +13,7 @@ import (
 func TestMeasure_ReportsAllRows(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
-	m := &Benchmark{Sessions: []harness.Count{1, 8}, Writers: 40, Rounds: 2, Each: 50 * time.Millisecond}
+	m := &Benchmark{Sessions: []harness.PositiveCount{1, 8}, Writers: 40, Rounds: 2, Each: 50 * time.Millisecond}
 	if err := harness.Run(t.Context(), "append", m, t.TempDir(), &out, t.Output()); err != nil {
 		t.Fatal(err)
 	}
@@ -24,11 +24,11 @@ func TestMeasure_ReportsAllRows(t *testing.T) {
 	if r := rows[2]; r.Ratio <= 0 || r.P99Ms < r.P50Ms || r.P50Ms <= 0 {
 		t.Errorf("the row of batches is %+v", r)
 	}
-	if r := rows[3]; r.Ratio <= 0 || r.OK != (r.Ratio <= mostCPU) {
+	if r := rows[3]; r.Ratio <= 0 || r.OK != (r.Ratio <= maxCPURatio) {
 		t.Errorf("the row of versions is %+v", r)
 	}
 	for _, r := range rows[:2] {
-		if r.Ratio <= 0 || r.P50Ms <= 0 || r.P99Ms < r.P50Ms || r.OK != (r.Ratio >= target) {
+		if r.Ratio <= 0 || r.P50Ms <= 0 || r.P99Ms < r.P50Ms || r.OK != (r.Ratio >= minRateShare) {
 			t.Errorf("row is %+v", r)
 		}
 	}

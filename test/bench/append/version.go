@@ -22,8 +22,8 @@ const (
 	versionShorter = 7
 )
 
-// mostCPU is the maximum CPU cost of a commit of version 2 relative to one of version 1.
-const mostCPU = 1.05
+// maxCPURatio is the maximum CPU cost of a commit of version 2 relative to one of version 1.
+const maxCPURatio = 1.05
 
 // author is an actor with every field of version 2, as in a commit that a client causes.
 func author() events.Actor {
@@ -83,11 +83,12 @@ func compareVersions(ctx context.Context, b *harness.Bench, rounds int, each tim
 		Measured: fmt.Sprintf("%.1f µs a commit", harness.Median(costs[1])),
 		Against:  fmt.Sprintf("version 1 %.1f µs a commit", harness.Median(costs[0])),
 		Ratio:    ratio,
-		OK:       ratio <= mostCPU,
+		OK:       ratio <= maxCPURatio,
 		Note:     fmt.Sprintf("median of %d pairs of rounds of %s, 95 %% interval %.3f to %.3f; signed; each with key, user, service and address", pairs, each, low, high),
 	}, nil
 }
 
+// versionWriter returns a function that appends the next commit of the i-th session, in a version.
 func versionWriter(log *jslog.Log, version, i int) func(context.Context) error {
 	head := eventlog.Head{Subject: subject(fmt.Sprint("version", version), i)}
 	w := newWriter(head.Subject.ID)

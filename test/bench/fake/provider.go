@@ -28,7 +28,9 @@ type Provider struct {
 
 // boxRunner is the runner of a sandbox.
 type boxRunner interface {
+	// attach returns the process of a `runner attach` that follows the journal.
 	attach(runner.Attach) (sandbox.Process, error)
+	// end ends the runner and its turn.
 	end()
 }
 
@@ -37,6 +39,7 @@ func New(s Script) *Provider {
 	return newProvider(func(id string) boxRunner { return newRunner(s, events.Derive(events.KindJournal, id)) })
 }
 
+// newProvider returns a provider. r returns the runner of a new sandbox.
 func newProvider(r func(id string) boxRunner) *Provider {
 	return &Provider{runner: r, boxes: map[string]*box{}}
 }
@@ -93,6 +96,7 @@ func (p *Provider) Len() int {
 	return len(p.boxes)
 }
 
+// box is a sandbox of the provider.
 type box struct {
 	spec   sandbox.Spec
 	runner boxRunner

@@ -24,28 +24,28 @@ type request struct {
 
 // NewRemote returns a provider whose runners are in the process that serves a unix socket with Serve.
 func NewRemote(socket string) *Provider {
-	return newProvider(func(id string) boxRunner { return &remoteRunner{id, socket} })
+	return newProvider(func(id string) boxRunner { return &socketRunner{id, socket} })
 }
 
-// remoteRunner is a runner in another process.
-type remoteRunner struct{ id, socket string }
+// socketRunner is a runner in another process, which is reached over a Unix socket.
+type socketRunner struct{ id, socket string }
 
-func (r *remoteRunner) attach(a runner.Attach) (sandbox.Process, error) {
+func (r *socketRunner) attach(a runner.Attach) (sandbox.Process, error) {
 	conn, err := r.dial(request{r.id, &a})
 	if err != nil {
 		return nil, err
 	}
-	return &remoteStream{UnixConn: conn, closed: make(chan struct{})}, nil
+	return &socketStream{UnixConn: conn, closed: make(chan struct{})}, nil
 }
 
 // end ends the runner. The end of its process ends it too.
-func (r *remoteRunner) end() {
+func (r *socketRunner) end() {
 	if conn, err := r.dial(request{Sandbox: r.id}); err == nil {
 		_ = conn.Close() // the request is written
 	}
 }
 
-func (r *remoteRunner) dial(q request) (*net.UnixConn, error) {
+func (r *socketRunner) dial(q request) (*net.UnixConn, error) {
 	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: r.socket, Net: "unix"})
 	if err != nil {
 		return nil, fmt.Errorf("runners' process: %w", err)
@@ -56,20 +56,20 @@ func (r *remoteRunner) dial(q request) (*net.UnixConn, error) {
 	return conn, nil
 }
 
-// remoteStream is one `runner attach` in another process.
-type remoteStream struct {
+// socketStream is the process of one `runner attach`, whose streams are a connection to the process of the runners.
+type socketStream struct {
 	*net.UnixConn
 	once   sync.Once
 	closed chan struct{}
 }
 
-func (s *remoteStream) Stdin() io.WriteCloser { return writeHalf{s.UnixConn} }
-func (s *remoteStream) Stdout() io.Reader     { return s }
-func (s *remoteStream) Stderr() io.Reader     { return strings.NewReader("") }
-func (s *remoteStream) Wait() (int, error)    { <-s.closed; return 0, nil }
+func (s *socketStream) Stdin() io.WriteCloser { return writeHalf{s.UnixConn} }
+func (s *socketStream) Stdout() io.Reader     { return s }
+func (s *socketStream) Stderr() io.Reader     { return strings.NewReader("") }
+func (s *socketStream) Wait() (int, error)    { <-s.closed; return 0, nil }
 
-// Read ends the process at the end of its output.
-func (s *remoteStream) Read(b []byte) (int, error) {
+// Read reads the runner's output. At the end of the output, or after an error, Wait returns.
+func (s *socketStream) Read(b []byte) (int, error) {
 	n, err := s.UnixConn.Read(b)
 	if err != nil {
 		s.once.Do(func() { close(s.closed) })
@@ -77,7 +77,7 @@ func (s *remoteStream) Read(b []byte) (int, error) {
 	return n, err
 }
 
-func (s *remoteStream) Kill() error {
+func (s *socketStream) Kill() error {
 	s.once.Do(func() { close(s.closed) })
 	return s.Close()
 }
@@ -104,6 +104,7 @@ func Serve(ctx context.Context, l net.Listener, script Script) error {
 	}
 }
 
+// server plays the runners for the connections of Serve.
 type server struct {
 	script  Script
 	mu      sync.Mutex

@@ -205,7 +205,7 @@ type reader struct {
 
 // read reads until the end of the execution. It connects again with its cursor after the connection has failed.
 func (c *reader) read(ctx context.Context, w window) error {
-	c.samples = make([]time.Duration, 0, c.blocks*(pieces+2))
+	c.samples = make([]time.Duration, 0, c.blocks*(blockPieces+2))
 	defer func() { c.socket.Close() }()
 	for {
 		event, received, err := c.socket.Next(ctx)
@@ -260,8 +260,8 @@ func (c *reader) add(w events.Wire, received time.Time, in window) (ended bool, 
 	if w.ExecutionID != c.execution || !events.Terminal(w.Type) {
 		return false, nil
 	}
-	if c.stamps.Pieces != c.blocks*pieces || c.runner != 2*c.blocks || w.Type != (events.ExecutionCompleted{}).EventType() {
-		return true, fmt.Errorf("%s after %d pieces of text and %d events, want %d and %d", w.Type, c.stamps.Pieces, c.runner, c.blocks*pieces, 2*c.blocks)
+	if c.stamps.Pieces != c.blocks*blockPieces || c.runner != 2*c.blocks || w.Type != (events.ExecutionCompleted{}).EventType() {
+		return true, fmt.Errorf("%s after %d pieces of text and %d events, want %d and %d", w.Type, c.stamps.Pieces, c.runner, c.blocks*blockPieces, 2*c.blocks)
 	}
 	return true, nil
 }

@@ -29,7 +29,7 @@ func session(t *testing.T, written time.Time) (list []events.Wire) {
 	}
 	block := events.Block{ID: "b", Kind: events.KindAssistantText}
 	add(events.BlockStart{}.EventType(), events.BlockStart{Block: block})
-	for i := range pieces {
+	for i := range blockPieces {
 		add(events.TextDelta, map[string]any{"blockId": "b", "offset": len(block.Content), "delta": system.Stamp(written.Add(time.Duration(i)))})
 		block.Content += system.Stamp(written.Add(time.Duration(i)))
 	}
@@ -54,8 +54,8 @@ func TestReader_FailsUnlessEverythingCameOnceAndInOrder(t *testing.T) {
 	}
 	list := session(t, written)
 	c, err := read(1, list)
-	if err != nil || len(c.samples) != pieces+2 || c.inWindow != pieces+2 {
-		t.Errorf("%d samples, %d in the window, %v; want %d", len(c.samples), c.inWindow, err, pieces+2)
+	if err != nil || len(c.samples) != blockPieces+2 || c.inWindow != blockPieces+2 {
+		t.Errorf("%d samples, %d in the window, %v; want %d", len(c.samples), c.inWindow, err, blockPieces+2)
 	}
 	last := len(list) - 1
 	swapped := slices.Clone(list)

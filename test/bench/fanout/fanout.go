@@ -1,6 +1,6 @@
 // Package fanout measures the age of text and events when WebSockets receive them, with a number of active sessions,
 // each with its own WebSocket: runners write 10 lines per second, 9 of them text, through executor, log, DELTAS,
-// projector, Postgres, LIVE and gateway.
+// projector, Postgres and gateway.
 //
 // The load is open: the clock fixes when a line is due, and a line that is late does not delay the next ones. The rows
 // name the share of this rate that the clients received in time, the processor time that an event costs, and the memory
@@ -212,10 +212,12 @@ func (r *result) met() bool {
 	return r.Failed == 0 && (r.restart > 0 || r.P99Ms < maxAge(r.mode) && r.delivered() >= minDelivered)
 }
 
-func (r *result) offered() float64   { return float64(r.sessions) / interval.Seconds() }
+// offered returns the events per second that the runners write, rate those that the clients received, and delivered the ratio of both.
+func (r *result) offered() float64   { return float64(r.sessions) / lineInterval.Seconds() }
 func (r *result) rate() float64      { return float64(r.InWindow) / r.window.Seconds() }
 func (r *result) delivered() float64 { return r.rate() / r.offered() }
 
+// cpuMicros returns the microseconds of processor time for each event.
 func (r *result) cpuMicros(cpu time.Duration) float64 {
 	return float64(cpu.Microseconds()) / float64(max(1, r.Events))
 }

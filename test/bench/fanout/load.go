@@ -20,19 +20,19 @@ import (
 )
 
 const (
-	// interval is the time from line to line of one runner.
-	interval = 100 * time.Millisecond
-	// pieces is the number of pieces of text in a block. A block also has one event at its start and one at its end, so
+	// lineInterval is the time from line to line of one runner.
+	lineInterval = 100 * time.Millisecond
+	// blockPieces is the number of pieces of text in a block. A block also has one event at its start and one at its end, so
 	// 9 of 10 lines are text.
-	pieces = 18
+	blockPieces = 18
 	// blockTime is the time in which a runner writes a block.
-	blockTime = (pieces + 2) * interval
+	blockTime = (blockPieces + 2) * lineInterval
 	// startTimeout is the time in which all sessions have to be active.
 	startTimeout = 2 * time.Minute
 	// drainTimeout is the time after the last line in which all events have to arrive.
 	drainTimeout = 30 * time.Second
-	// slots is the number of sessions of an executor, which is its limit.
-	slots = 1024
+	// executorSlots is the number of sessions of an executor, which is its limit.
+	executorSlots = 1024
 )
 
 // script is the script of all runners.
@@ -62,7 +62,7 @@ func (s *script) phase() time.Duration {
 	defer s.mu.Unlock()
 	spread := blockTime
 	if s.mode == lockStep {
-		spread = interval
+		spread = lineInterval
 	}
 	s.runners++
 	return spread * time.Duration(s.runners-1) / time.Duration(s.total)
@@ -89,7 +89,7 @@ func (s *script) play(ctx context.Context, t *fake.Turn) {
 		}
 		late := max(0, time.Since(due)).Milliseconds()
 		s.late[min(late, int64(len(s.late)-1))].Add(1)
-		due = due.Add(interval)
+		due = due.Add(lineInterval)
 		timer.Reset(time.Until(due))
 		return true
 	}
@@ -100,7 +100,7 @@ func (s *script) play(ctx context.Context, t *fake.Turn) {
 			return
 		}
 		t.Open(id)
-		for range pieces {
+		for range blockPieces {
 			if !next() {
 				return
 			}
@@ -167,7 +167,7 @@ func (m *Benchmark) runLoad(ctx context.Context, b *harness.Bench, mode string, 
 			l.runners, provider, l.pids = p, remote, pids{nats: nats, runners: p.pid}
 		}
 		sys, err := b.System(ctx, system.Config{
-			NATSURL: url, MoreGateways: m.MoreGateways, Provider: provider, Executors: (sessions + slots - 1) / slots, Executor: executor.Config{Engine: "bench", Slots: min(sessions, slots)},
+			NATSURL: url, MoreGateways: m.MoreGateways, Provider: provider, Executors: (sessions + executorSlots - 1) / executorSlots, Executor: executor.Config{Engine: "bench", Slots: min(sessions, executorSlots)},
 			Gateway: gateway.Config{MaxTenantStreams: 2*sessions + slowJoins*(m.Stalled+m.Trickling)},
 		})
 		if err != nil {

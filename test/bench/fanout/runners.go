@@ -123,13 +123,13 @@ func (Runners) Run(ctx context.Context) error {
 	group.Go(func() error { return fake.Serve(ctx, l, s.play) })
 	group.Go(func() error {
 		defer stop()
-		return s.obey(ctx, in, out)
+		return s.serveRequests(ctx, in, out)
 	})
 	return group.Wait()
 }
 
-// obey answers the lines of runnersProcess.
-func (s *script) obey(ctx context.Context, in *json.Decoder, out *json.Encoder) error {
+// serveRequests answers the lines of runnersProcess.
+func (s *script) serveRequests(ctx context.Context, in *json.Decoder, out *json.Encoder) error {
 	err := out.Encode(struct{}{})
 	next := func(line any, do func() (any, error)) {
 		if err != nil {

@@ -9,11 +9,11 @@ import (
 	"time"
 )
 
-// Count is a flag for a number of at least 1.
-type Count int
+// PositiveCount is a flag for a number of at least 1.
+type PositiveCount int
 
 // Validate is called by kong.
-func (n Count) Validate() error {
+func (n PositiveCount) Validate() error {
 	if n < 1 {
 		return errors.New("must be positive")
 	}

@@ -98,6 +98,7 @@ func Memory(list []Process) (sum uint64) {
 	return sum
 }
 
+// kibibytes returns a value, in bytes, of a /proc file of "name: value kB" lines, and false if the file does not have it.
 func kibibytes(file, name string) (uint64, bool) {
 	for line := range strings.Lines(file) {
 		if f := strings.Fields(line); len(f) > 1 && f[0] == name {

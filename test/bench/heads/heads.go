@@ -24,14 +24,14 @@ import (
 	"github.com/spoolhq/spool/test/bench/row"
 )
 
-// limit is the maximum processor time of signing, as a share of that of appending.
-const limit = 0.05
+// maxSigningShare is the maximum processor time of signing, as a share of that of appending.
+const maxSigningShare = 0.05
 
 // Benchmark is the subcommand heads.
 type Benchmark struct {
-	Rounds   harness.Count `default:"9" help:"Passes."`
-	Sessions harness.Count `default:"200" help:"Sessions that write."`
-	Commits  harness.Count `default:"60" help:"Commits of each session between two passes. The default is one a second, with one pass a minute."`
+	Rounds   harness.PositiveCount `default:"9" help:"Passes."`
+	Sessions harness.PositiveCount `default:"200" help:"Sessions that write."`
+	Commits  harness.PositiveCount `default:"60" help:"Commits of each session between two passes. The default is one a second, with one pass a minute."`
 }
 
 // Measure implements harness.Benchmark.
@@ -75,7 +75,7 @@ func (m *Benchmark) reportPasses(ctx context.Context, b *harness.Bench) error {
 		Measured: fmt.Sprintf("%.1f µs", harness.Median(passes)*1e6),
 		Against:  fmt.Sprintf("append %.1f µs", harness.Median(appends)*1e6),
 		Ratio:    ratio,
-		OK:       ratio <= limit,
+		OK:       ratio <= maxSigningShare,
 		Note:     fmt.Sprintf("medians of %d rounds; server, writers and signer in one process; the work of the session service's pass without its timer", m.Rounds),
 	})
 }
@@ -93,12 +93,14 @@ type testbed struct {
 	seq     uint64
 }
 
+// writer appends commits to one session.
 type writer struct {
 	actor events.Actor
 	head  eventlog.Head
 	n     int
 }
 
+// newTestbed starts a server, installs a log of one shard, and creates the writers of the sessions.
 func newTestbed(ctx context.Context, b *harness.Bench, sessions int) (*testbed, error) {
 	t := &testbed{}
 	var err error
@@ -149,6 +151,7 @@ func (t *testbed) append(ctx context.Context, commits int) error {
 	return <-errs
 }
 
+// write appends one commit to the i-th session.
 func (w *writer) write(ctx context.Context, log *jslog.Log, i int) error {
 	w.n++
 	id := fmt.Sprintf("%010d%016d", i, w.n)

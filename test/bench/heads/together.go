@@ -74,7 +74,7 @@ func compareTogether(ctx context.Context, b *harness.Bench, rounds, sessions, co
 		Measured: fmt.Sprintf("%.1f µs", harness.Median(costs[1])+pass),
 		Against:  fmt.Sprintf("version 1 without signed heads %.1f µs", without),
 		Ratio:    ratio,
-		OK:       ratio <= 1+limit,
+		OK:       ratio <= 1+maxSigningShare,
 		Note: fmt.Sprintf("commits: median of the ratios of %d adjacent slices, 95 %% interval %.3f to %.3f; signing: median of %d passes, %.3f of version 1; commits are signed; those of version 2 have key, user, service and address; server, writers and signer in one process",
 			len(ratios), low, high, len(passes), pass/without),
 	}, nil

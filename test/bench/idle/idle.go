@@ -35,8 +35,8 @@ const (
 
 // Benchmark is the subcommand idle.
 type Benchmark struct {
-	Sessions harness.Count `default:"100000" help:"Idle sessions."`
-	Sockets  harness.Count `default:"2000" help:"Idle WebSockets, each of a session of its own."`
+	Sessions harness.PositiveCount `default:"100000" help:"Idle sessions."`
+	Sockets  harness.PositiveCount `default:"2000" help:"Idle WebSockets, each of a session of its own."`
 	Worked   int           `default:"100" help:"Sessions that take a turn before they are idle, 1 to 1,024."`
 }
 

@@ -31,6 +31,7 @@ type usage struct {
 	goroutines int
 }
 
+// measureUsage collects garbage and returns the usage of this process.
 func measureUsage() usage {
 	runtime.GC()
 	debug.FreeOSMemory()
@@ -107,8 +108,8 @@ func takeTurns(ctx context.Context, c *system.Client, sys *system.System, provid
 	})
 }
 
-// writers is the number of sessions that are created at once.
-const writers = 64
+// concurrentCreates is the number of sessions that are created at once.
+const concurrentCreates = 64
 
 // createSessions writes sessions to the log, as the session service does, and blocks until the session service has set
 // their timers and the projector has written their rows.
@@ -122,7 +123,7 @@ func createSessions(ctx context.Context, sys *system.System, sessions int) ([]st
 	var mu sync.Mutex
 	var ids []string
 	var group errgroup.Group
-	for range writers {
+	for range concurrentCreates {
 		group.Go(func() error {
 			for next.Add(1) <= int64(sessions) && time.Now().Before(deadline) {
 				id, err := createSession(ctx, sys)

@@ -1,6 +1,6 @@
 // Package latency measures the age of a piece of an agent's text when a WebSocket receives it, on an otherwise idle
 // system: a model that stamps every piece with the time, the built-in agent in a local sandbox, its runner with its
-// coalescing, executor, DELTAS, projector, Postgres, LIVE and gateway.
+// coalescing, executor, DELTAS, projector, Postgres and gateway.
 package latency
 
 import (
@@ -23,7 +23,7 @@ const (
 
 // Benchmark is the subcommand latency.
 type Benchmark struct {
-	Pieces harness.Count `default:"1500" help:"Pieces of text in the measured turn, 5 to 35 ms apart."`
+	Pieces harness.PositiveCount `default:"1500" help:"Pieces of text in the measured turn, 5 to 35 ms apart."`
 }
 
 // Measure implements harness.Benchmark.
@@ -61,7 +61,7 @@ const warmUp = 50
 
 // measure runs a warm-up turn and the measured turn. It returns the age of every piece of the measured turn.
 func measure(ctx context.Context, sys *system.System, llm *model, pieces int) (ages []time.Duration, err error) {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute+time.Duration(pieces)*longest)
+	ctx, cancel := context.WithTimeout(ctx, time.Minute+time.Duration(pieces)*maxPause)
 	defer cancel()
 	c := system.NewClient(sys.URL)
 	session, err := c.Create(ctx, system.SessionSpec{Architecture: "spool"})

@@ -15,8 +15,8 @@ import (
 // Limits of the time between two pieces. The model streams 50 pieces a second on average, unevenly, so that they arrive
 // at any moment of the runner's coalescing.
 const (
-	shortest = 5 * time.Millisecond
-	longest  = 35 * time.Millisecond
+	minPause = 5 * time.Millisecond
+	maxPause = 35 * time.Millisecond
 )
 
 // model answers every Chat Completions request with pieces of text that hold the times at which they were sent.
@@ -57,7 +57,7 @@ func (m *model) answer(w http.ResponseWriter, r *http.Request) {
 	flush := http.NewResponseController(w).Flush
 	chance := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // the same in every run
 	for range pieces {
-		if !pause(r.Context(), shortest+time.Duration(chance.Int64N(int64(longest-shortest)))) {
+		if !pause(r.Context(), minPause+time.Duration(chance.Int64N(int64(maxPause-minPause)))) {
 			return
 		}
 		sendChunk(w, fmt.Sprintf(`{"role":"assistant","content":%q}`, system.Stamp(time.Now())), "null")

@@ -95,6 +95,7 @@ func (s *server) Close() error {
 	return err
 }
 
+// call sends a request with a JSON body and returns the body of the response. A status other than 2xx is an error.
 func (s *server) call(ctx context.Context, method, path string, body any) (json.RawMessage, error) {
 	raw, err := json.Marshal(body)
 	if err != nil {
@@ -185,6 +186,7 @@ type viaPeer struct {
 
 const peerPath = "/v1/acp/bench"
 
+// startPeer starts sandbox-agent and a session in it. agents is the folder with the program of OpenCode.
 func startPeer(ctx context.Context, binary, agents, dir, modelURL string) (conversation, error) {
 	address, port, err := freeAddress()
 	if err != nil {

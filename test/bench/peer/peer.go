@@ -44,8 +44,8 @@ func script() string {
 
 // Benchmark is the subcommand peer. The subcommand `all` does not run it, because it installs the peer.
 type Benchmark struct {
-	Turns   harness.Count `default:"15" help:"Measured warm turns of each system, in alternation."`
-	Long    harness.Count `default:"3" help:"Measured long answers of each system."`
+	Turns   harness.PositiveCount `default:"15" help:"Measured warm turns of each system, in alternation."`
+	Long    harness.PositiveCount `default:"3" help:"Measured long answers of each system."`
 	Systems []string      `default:"acp,peer,spool" enum:"acp,peer,spool" help:"Systems to measure: bare OpenCode over ACP, sandbox-agent, Spool."`
 	Binary  string        `placeholder:"FILE" help:"The program sandbox-agent; by default npm installs the version of test/bench/peer/package.json into .tools/peer."`
 }
@@ -149,6 +149,7 @@ func (m *Benchmark) start(ctx context.Context, b *harness.Bench, key, path, mode
 	return c, nil
 }
 
+// takeTurn takes a turn within turnTimeout, and returns the time to the first text.
 func takeTurn(ctx context.Context, c conversation, text string) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, turnTimeout)
 	defer cancel()
@@ -192,6 +193,7 @@ func (m *Benchmark) measure(ctx context.Context, model *model, list []*comparedS
 	return nil
 }
 
+// report writes the rows of a system. The rows of other systems than base are compared with those of base.
 func (m *Benchmark) report(b *harness.Bench, c, base *comparedSystem) error {
 	ms := func(list []time.Duration, share float64) float64 { return row.Percentile(list, share) }
 	command := harness.Command("peer")
@@ -224,6 +226,7 @@ type model struct {
 	last   atomic.Int64 // Unix time in nanoseconds
 }
 
+// newModel starts a proxy in front of the model at the URL target.
 func newModel(target string) (*model, error) {
 	u, err := url.Parse(target)
 	if err != nil {

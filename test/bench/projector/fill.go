@@ -13,8 +13,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// start is the time of the first event.
-var start = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+// firstEventTime is the time of the first event.
+var firstEventTime = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // writer chains the commits of one session.
 type writer struct {
@@ -34,7 +34,7 @@ func (t *testbed) fill(ctx context.Context, sessions, turns int) error {
 		}
 	}
 	for n := range turns {
-		if err := t.turn(ctx, writers[n%sessions], n); err != nil {
+		if err := t.appendTurn(ctx, writers[n%sessions], n); err != nil {
 			return err
 		}
 	}
@@ -46,8 +46,8 @@ func (t *testbed) fill(ctx context.Context, sessions, turns int) error {
 	return t.findEnds(ctx, writers)
 }
 
-// turn appends a turn with some text and three tool calls: 23 events in 11 commits.
-func (t *testbed) turn(ctx context.Context, w *writer, n int) error {
+// appendTurn appends a turn with some text and three tool calls: 23 events in 11 commits.
+func (t *testbed) appendTurn(ctx context.Context, w *writer, n int) error {
 	x := events.Derive(events.KindExecution, w.id, fmt.Sprint(n))
 	block := func(name string) string { return events.Derive(events.KindBlock, x, name) }
 	text := events.Block{ID: block("text"), Kind: events.KindAssistantText, Status: events.StatusPending}
@@ -89,12 +89,13 @@ func (t *testbed) turn(ctx context.Context, w *writer, n int) error {
 	return t.append(ctx, w, events.Run, "", events.WorkspaceSynced{Snapshot: t.snapshot})
 }
 
+// append publishes a commit with the events to a subject of the writer's session.
 func (t *testbed) append(ctx context.Context, w *writer, aspect events.Aspect, execution string, list ...events.Payload) error {
 	subject := events.Subject{Tenant: w.tenant, ID: w.id, Aspect: aspect}
 	d := events.Draft{Actor: events.Actor{Kind: "executor", ID: "xtr_bench"}, Epoch: 1}
 	for _, p := range list {
 		w.n++
-		e := events.Event{ID: events.Derive(events.KindEvent, w.id, fmt.Sprint(w.n)), Time: start.Add(time.Duration(t.events) * time.Millisecond), ExecutionID: execution, Source: events.FromRunner, Data: p}
+		e := events.Event{ID: events.Derive(events.KindEvent, w.id, fmt.Sprint(w.n)), Time: firstEventTime.Add(time.Duration(t.events) * time.Millisecond), ExecutionID: execution, Source: events.FromRunner, Data: p}
 		if execution != "" {
 			e.ConversationID = events.MainConversation
 		}

@@ -45,8 +45,8 @@ func (t *testbed) storeSnapshot(ctx context.Context, tenant, session string) err
 	return err
 }
 
-// seal appends a commit with the state to both subjects of a session. The commits of fill have no state.
-func (t *testbed) seal(ctx context.Context, id string) error {
+// appendStates appends a commit with the state to both subjects of a session. The commits of fill have no state.
+func (t *testbed) appendStates(ctx context.Context, id string) error {
 	sessions := eventlog.Sessions{Log: t.log}
 	l, err := sessions.Load(ctx, "default", id, eventlog.Leader)
 	if err != nil {
@@ -54,7 +54,7 @@ func (t *testbed) seal(ctx context.Context, id string) error {
 	}
 	actor := events.Actor{Kind: "executor", ID: "xtr_bench"}
 	event := func(n string, data events.Payload) events.Event {
-		return events.Event{ID: events.Derive(events.KindEvent, id, n), Time: start, Source: events.FromServer, Data: data}
+		return events.Event{ID: events.Derive(events.KindEvent, id, n), Time: firstEventTime, Source: events.FromServer, Data: data}
 	}
 	if err := sessions.AppendRunPart(ctx, l, actor, events.Derive(events.KindCommit, id, "run"), runs.Decision{Epoch: 1, Events: []events.Event{event("run", events.WorkspaceSynced{Snapshot: t.snapshot})}}); err != nil {
 		return err

@@ -1,5 +1,5 @@
 // Package projector measures how fast the log becomes rows in Postgres: on the live path, which also announces
-// every batch on LIVE, and in a rebuild. Both are compared with COPY of the resulting rows into empty tables with
+// every batch to gateways, and in a rebuild. Both are compared with COPY of the resulting rows into empty tables with
 // the same indexes. It also measures how long a gateway takes to compute the state of a long session after one of
 // its events, and how long a fork of that session takes.
 package projector
@@ -36,8 +36,8 @@ const (
 
 // Benchmark is the subcommand "projector" of bench. It measures how fast the projector folds the log into Postgres.
 type Benchmark struct {
-	Turns      harness.Count `default:"10000" help:"Turns in the log; each has 23 events in 11 commits."`
-	Sessions   harness.Count `default:"500" help:"Sessions that have these turns."`
+	Turns      harness.PositiveCount `default:"10000" help:"Turns in the log; each has 23 events in 11 commits."`
+	Sessions   harness.PositiveCount `default:"500" help:"Sessions that have these turns."`
 	Rounds     int           `default:"3" help:"Measurements of each kind, in turn, each in a database of its own; the median counts; 0 skips them."`
 	StateTurns int           `default:"4166" help:"Turns of the session that is forked and whose states are measured; each has 24 events; 0 skips this part."`
 }
@@ -78,7 +78,7 @@ func (m *Benchmark) measureRounds(ctx context.Context, b *harness.Bench, pg *pgs
 		return fmt.Errorf("fill the log: %w", err)
 	}
 	for i := range m.Rounds {
-		if err := t.round(ctx, pg, i); err != nil {
+		if err := t.measureRound(ctx, pg, i); err != nil {
 			return err
 		}
 	}
@@ -128,8 +128,8 @@ func newTestbed(ctx context.Context, b *harness.Bench) (*testbed, error) {
 	return &testbed{nc: nc, js: js, log: log}, nil
 }
 
-// round measures each kind once, in an empty database.
-func (t *testbed) round(ctx context.Context, pg *pgserver.Server, n int) error {
+// measureRound measures each kind once, in an empty database.
+func (t *testbed) measureRound(ctx context.Context, pg *pgserver.Server, n int) error {
 	admin, err := pgx.Connect(ctx, pg.DatabaseURL("postgres"))
 	if err != nil {
 		return err
@@ -143,7 +143,7 @@ func (t *testbed) round(ctx context.Context, pg *pgserver.Server, n int) error {
 	if err := readmodel.Migrate(ctx, t.url); err != nil {
 		return err
 	}
-	live, err := t.live(ctx)
+	live, err := t.measureLive(ctx)
 	if err != nil {
 		return fmt.Errorf("live: %w", err)
 	}
@@ -151,7 +151,7 @@ func (t *testbed) round(ctx context.Context, pg *pgserver.Server, n int) error {
 	if err != nil {
 		return err
 	}
-	raw, rows, err := t.copy(ctx)
+	raw, rows, err := t.measureCopy(ctx)
 	if err != nil {
 		return fmt.Errorf("copy: %w", err)
 	}
@@ -186,8 +186,8 @@ func (t *testbed) report(b *harness.Bench) error {
 	return nil
 }
 
-// live returns how long a projector takes from its start to the end of the log.
-func (t *testbed) live(ctx context.Context) (time.Duration, error) {
+// measureLive returns how long a projector takes from its start to the end of the log.
+func (t *testbed) measureLive(ctx context.Context) (time.Duration, error) {
 	p, err := projector.New(projector.Config{DatabaseURL: t.url}, projector.Deps{NATS: t.nc, Log: t.log})
 	if err != nil {
 		return 0, err
@@ -196,7 +196,7 @@ func (t *testbed) live(ctx context.Context) (time.Duration, error) {
 	done := make(chan error, 1)
 	from := time.Now()
 	go func() { done <- p.Run(running) }()
-	err = t.reached(ctx)
+	err = t.awaitEnd(ctx)
 	took := time.Since(from)
 	stop()
 	if stopped := <-done; err == nil {
@@ -205,8 +205,8 @@ func (t *testbed) live(ctx context.Context) (time.Duration, error) {
 	return took, err
 }
 
-// reached blocks until every group is at the end of the log.
-func (t *testbed) reached(ctx context.Context) error {
+// awaitEnd blocks until every group is at the end of the log.
+func (t *testbed) awaitEnd(ctx context.Context) error {
 	conn, err := readmodel.Connect(ctx, t.url, readmodel.Schema)
 	if err != nil {
 		return err
@@ -236,8 +236,8 @@ func (t *testbed) reached(ctx context.Context) error {
 	}
 }
 
-// copy reads the rows into memory and copies them into tables with the same columns and indexes.
-func (t *testbed) copy(ctx context.Context) (took time.Duration, rows int64, err error) {
+// measureCopy reads the rows into memory and copies them into tables with the same columns and indexes.
+func (t *testbed) measureCopy(ctx context.Context) (took time.Duration, rows int64, err error) {
 	conn, err := readmodel.Connect(ctx, t.url, readmodel.Schema)
 	if err != nil {
 		return 0, 0, err
@@ -255,6 +255,7 @@ func (t *testbed) copy(ctx context.Context) (took time.Duration, rows int64, err
 	return took, rows, nil
 }
 
+// copyTable copies a table into a new one with the same columns and indexes. It returns the time of the COPY and the number of rows.
 func copyTable(ctx context.Context, conn *pgx.Conn, table string) (time.Duration, int64, error) {
 	// COPY cannot write generated columns.
 	var names []string

@@ -44,7 +44,7 @@ func measureStates(ctx context.Context, b *harness.Bench, pg *pgserver.Server, t
 	if err := t.fill(ctx, 1, turns); err != nil {
 		return fmt.Errorf("fill the log: %w", err)
 	}
-	if err := t.seal(ctx, id); err != nil {
+	if err := t.appendStates(ctx, id); err != nil {
 		return fmt.Errorf("fill the log: %w", err)
 	}
 	t.url = pg.DatabaseURL("postgres")
@@ -52,7 +52,7 @@ func measureStates(ctx context.Context, b *harness.Bench, pg *pgserver.Server, t
 	if err := readmodel.Migrate(ctx, t.url); err != nil {
 		return err
 	}
-	if _, err := t.live(ctx); err != nil {
+	if _, err := t.measureLive(ctx); err != nil {
 		return err
 	}
 	if _, err := projector.Rebuild(ctx, projector.Config{DatabaseURL: t.url}, projector.Deps{Log: t.log}, true); err != nil {
@@ -92,6 +92,7 @@ type timings struct {
 	allocated uint64 // bytes for each request, in the whole process
 }
 
+// reportStates measures requests for states, with the saved states and without them, and writes the rows.
 func (t *testbed) reportStates(ctx context.Context, b *harness.Bench, pool *pgxpool.Pool, url string) error {
 	if _, err := pool.Exec(ctx, "ANALYZE"); err != nil {
 		return err

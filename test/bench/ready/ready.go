@@ -31,7 +31,7 @@ const startTimeout = 30 * time.Second
 
 // Benchmark is the subcommand ready.
 type Benchmark struct {
-	Rounds harness.Count `default:"3" help:"Data folders, in each of which Spool starts twice; the slowest start counts."`
+	Rounds harness.PositiveCount `default:"3" help:"Data folders, in each of which Spool starts twice; the slowest start counts."`
 }
 
 // Measure implements harness.Benchmark.

@@ -81,6 +81,7 @@ func Table(w io.Writer, rows []Row) error {
 	return err
 }
 
+// number formats a number, or returns "" for 0.
 func number(n float64, format string) string {
 	if n == 0 {
 		return ""

@@ -123,6 +123,7 @@ func unpack(dir string, zips [][]byte) (took time.Duration, err error) {
 	return time.Since(started), nil
 }
 
+// extract writes a file or folder of a ZIP to a path.
 func extract(path string, f *zip.File) error {
 	if f.FileInfo().IsDir() {
 		return os.MkdirAll(path, 0o750)

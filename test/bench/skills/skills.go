@@ -17,8 +17,8 @@ const turnTimeout = 2 * time.Minute
 
 // Benchmark is the subcommand skills.
 type Benchmark struct {
-	Rounds harness.Count `default:"10" help:"Measured rounds, each of three sessions."`
-	Skills harness.Count `default:"20" help:"Skills of the agent."`
+	Rounds harness.PositiveCount `default:"10" help:"Measured rounds, each of three sessions."`
+	Skills harness.PositiveCount `default:"20" help:"Skills of the agent."`
 }
 
 // testbed is a running Spool and the number of skills of an agent.

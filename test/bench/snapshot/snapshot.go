@@ -42,7 +42,7 @@ const maxFiles = 200_000
 // Benchmark is the subcommand snapshot.
 type Benchmark struct {
 	Files  int           `default:"20000" help:"Files in the workspace, 100 to 200,000."`
-	Rounds harness.Count `default:"8" help:"Turns of each kind."`
+	Rounds harness.PositiveCount `default:"8" help:"Turns of each kind."`
 }
 
 // Validate is called by kong.

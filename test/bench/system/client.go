@@ -47,6 +47,7 @@ func (c *Client) call(ctx context.Context, method, path string, body, out any) e
 	return c.do(req, out)
 }
 
+// do sends a request and decodes the response into out, unless that is nil. A status other than 2xx is an error.
 func (c *Client) do(req *http.Request, out any) error {
 	resp, err := c.HTTP.Do(req)
 	if err != nil {

@@ -78,6 +78,7 @@ func Build(ctx context.Context, dir, command string) (string, error) {
 	return build(ctx, dir, command, "github.com/spoolhq/spool/cmd/"+command)
 }
 
+// build builds a package into a folder under the name of a command, and returns the path of the binary.
 func build(ctx context.Context, dir, command, source string) (string, error) {
 	path := filepath.Join(dir, command)
 	cmd := exec.CommandContext(ctx, "go", "build", "-o", path, source) //nolint:gosec // a package of this repository
@@ -166,6 +167,7 @@ func (s *System) startServers(ctx context.Context) (databaseURL string, err erro
 	return pg.URL(), topology.Provision(ctx, js, topology.Config{Shards: 1, Partitions: topology.DefaultPartitions})
 }
 
+// dial connects to a server without users, and opens the log over the connection.
 func dial(url string) (*nats.Conn, eventlog.Log, error) {
 	nc, err := nats.Connect(url)
 	if err != nil {
@@ -184,6 +186,7 @@ func dial(url string) (*nats.Conn, eventlog.Log, error) {
 	return nc, log, nil
 }
 
+// open connects as a user, and opens the log over the connection. Close closes the connection.
 func (s *System) open(user string) (*nats.Conn, eventlog.Log, error) {
 	nc, log, err := s.connect(user)
 	if err != nil {

@@ -42,6 +42,7 @@ func main() {
 	}
 }
 
+// record runs the build at spool, records the sessions, and writes the data folder and the manifest into out.
 func record(ctx context.Context, spool, commit, script, out string) error {
 	if spool == "" || commit == "" || out == "" {
 		return errors.New("name -spool, -commit and -out")
@@ -78,10 +79,10 @@ func record(ctx context.Context, spool, commit, script, out string) error {
 	if err := trimWAL(ctx, filepath.Join(data, "postgres", "cluster"), filepath.Join(dir, "trimmed")); err != nil {
 		return err
 	}
-	if err := pack(data, filepath.Join(out, "data.tar.gz")); err != nil {
+	if err := packData(data, filepath.Join(out, "data.tar.gz")); err != nil {
 		return err
 	}
-	if err := w.log(ctx, data); err != nil {
+	if err := w.readLog(ctx, data); err != nil {
 		return err
 	}
 	// The build opens the data again to show it.
@@ -135,8 +136,8 @@ func trimWAL(ctx context.Context, cluster, temporary string) error {
 	return os.Rename(temporary, cluster)
 }
 
-// pack archives a stopped data folder, without the files that name processes of this machine.
-func pack(data, path string) error {
+// packData archives a stopped data folder, without the files that name processes of this machine.
+func packData(data, path string) error {
 	return write(path, func(to io.Writer) error {
 		t := tar.NewWriter(to)
 		err := filepath.WalkDir(data, func(p string, d fs.DirEntry, err error) error {
@@ -147,7 +148,7 @@ func pack(data, path string) error {
 			if err != nil {
 				return err
 			}
-			if transient(name) || !d.IsDir() && !d.Type().IsRegular() && d.Type() != fs.ModeSymlink {
+			if isTransient(name) || !d.IsDir() && !d.Type().IsRegular() && d.Type() != fs.ModeSymlink {
 				return nil
 			}
 			info, err := d.Info()
@@ -179,8 +180,8 @@ func pack(data, path string) error {
 	})
 }
 
-// transient reports whether a path of a data folder belongs to a single run.
-func transient(name string) bool {
+// isTransient reports whether a path of a data folder belongs to a single run.
+func isTransient(name string) bool {
 	switch base := filepath.Base(name); base {
 	case "lock", "spool.json", "postmaster.pid", "postmaster.opts":
 		return true
@@ -189,8 +190,8 @@ func transient(name string) bool {
 	}
 }
 
-// log lists every message of EVENTS-0.
-func (w *work) log(ctx context.Context, data string) (err error) {
+// readLog lists every message of EVENTS-0.
+func (w *work) readLog(ctx context.Context, data string) (err error) {
 	// The server writes to the folder that it opens, so it gets a copy.
 	copied := filepath.Join(w.dir, "copy")
 	if out, err := exec.CommandContext(ctx, "cp", "-a", filepath.Join(data, "nats"), copied).CombinedOutput(); err != nil {
@@ -237,14 +238,15 @@ func (w *work) readShown() error {
 		if s.Listed = listed[s.ID]; s.Listed == nil {
 			return fmt.Errorf("session %s (%s) is not listed", s.ID, s.Name)
 		}
-		if err := w.runSession(s); err != nil {
+		if err := w.readSession(s); err != nil {
 			return fmt.Errorf("session %s (%s): %w", s.ID, s.Name, err)
 		}
 	}
 	return nil
 }
 
-func (w *work) runSession(s *compat.Session) error {
+// readSession reads everything that the build shows of one session.
+func (w *work) readSession(s *compat.Session) error {
 	key, path := w.manifest.Keys[s.Tenant], "/api/sessions/"+s.ID
 	var x struct{ Executions []json.RawMessage }
 	var b struct{ Blocks []json.RawMessage }

@@ -84,6 +84,7 @@ func (w *work) recordAllSessions() error {
 	return nil
 }
 
+// createKeys creates an API key of each tenant.
 func (w *work) createKeys() error {
 	w.manifest.Keys = map[string]string{}
 	for _, tenant := range []string{"default", acme} {
@@ -96,6 +97,7 @@ func (w *work) createKeys() error {
 	return nil
 }
 
+// applyCatalogue pushes a skill and applies the definitions.
 func (w *work) applyCatalogue() error {
 	skill := filepath.Join(w.dir, "style")
 	if err := os.MkdirAll(skill, 0o700); err != nil {
@@ -185,11 +187,13 @@ func (w *work) runTurns(tenant, name string, body map[string]any, texts ...strin
 	return nil
 }
 
+// recordConversation creates a session with two turns of the built-in agent.
 func (w *work) recordConversation() error {
 	return w.runTurns("default", compat.Conversation, map[string]any{"architecture": "spool"},
 		"Remember the code word heron, then write a program that prints the first ten primes and run it.", "What did I ask you to remember?")
 }
 
+// recordFiles creates a session with files that a client uploaded, and with a message that is too large for a commit.
 func (w *work) recordFiles() error {
 	s, err := w.create("default", "files", map[string]any{
 		"architecture": "spool", "workspaceFiles": []map[string]any{{"path": "notes.txt", "content": "the notes\n"}},
@@ -208,10 +212,12 @@ func (w *work) recordFiles() error {
 	return w.runTurn(s, "large "+strings.Repeat("a message of many words ", 20<<10), completed)
 }
 
+// recordDefined creates a session of an applied agent, in an environment with a secret.
 func (w *work) recordDefined() error {
 	return w.runTurns("default", compat.Defined, map[string]any{"instance": "reviewer", "environments": []string{"staging"}}, "hello", "and again")
 }
 
+// recordAgents creates a session of each CLI.
 func (w *work) recordAgents() error {
 	for _, a := range []string{compat.ClaudeCode, compat.Codex, compat.OpenCode} {
 		if err := w.runTurns("default", a, map[string]any{"architecture": a}, "Remember the code word heron.", program); err != nil {
@@ -286,6 +292,7 @@ func (w *work) recordControls() error {
 	return err
 }
 
+// recordFailures creates a session whose turn fails.
 func (w *work) recordFailures() error {
 	s, err := w.create("default", "failed", map[string]any{"architecture": "spool"})
 	if err != nil {
@@ -312,6 +319,7 @@ func (w *work) recordBudget() error {
 	return nil
 }
 
+// recordDeleted creates a session and deletes it.
 func (w *work) recordDeleted() error {
 	s, err := w.create("default", compat.Deleted, map[string]any{"architecture": "spool"})
 	if err != nil {

@@ -79,6 +79,7 @@ type collector struct {
 	comments, names []string
 }
 
+// addDeclaration adds the names of a declaration, and its comments.
 func (c *collector) addDeclaration(d ast.Decl) {
 	switch d := d.(type) {
 	case *ast.FuncDecl:

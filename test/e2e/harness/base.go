@@ -47,6 +47,7 @@ func (c *Cluster) open() {
 	c.Base = &Base{DatabaseURL: db.Projector, GatewayDatabaseURL: db.Gateway, Log: base.Log, Connect: base.Connect, NATSURL: base.NATSURL()}
 }
 
+// openRestartable starts NATS and Postgres so that Cluster.Outage can stop them.
 func (c *Cluster) openRestartable() {
 	o := &Outage{nats: natstest.RunRestartable(c.T), postgres: pgtest.RunRestartable(c.T)}
 	c.Outage = o

@@ -212,6 +212,7 @@ func (c *Cluster) SSE(i int, session string, from *Stream) (*Stream, error) {
 	return s, nil
 }
 
+// resume returns a stream that continues from another one, or a new one for nil.
 func resume(from *Stream) *Stream {
 	if from == nil {
 		return &Stream{View: blocks.NewView()}

@@ -106,6 +106,7 @@ func (c *Cluster) startDocker() {
 // RealKey stands for the models' keys, which no sandbox may have.
 const RealKey = "sk-the-real-key-of-the-models-0123456789"
 
+// testWriter writes the output of a process to the log of a test.
 type testWriter struct {
 	t    testing.TB
 	name string

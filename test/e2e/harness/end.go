@@ -157,7 +157,8 @@ func Processes(marks ...string) (found []Process) {
 	return found
 }
 
-func show(list []Process) string {
+// formatProcesses formats processes for a message, one a line.
+func formatProcesses(list []Process) string {
 	var s strings.Builder
 	for _, p := range list {
 		fmt.Fprintf(&s, "\n%d %.200s", p.PID, p.Command)
@@ -171,7 +172,7 @@ func (c *Cluster) checkNoProcesses() {
 	if len(left) == 0 {
 		return
 	}
-	c.T.Errorf("processes of sandboxes outlive the test: %s", show(left))
+	c.T.Errorf("processes of sandboxes outlive the test: %s", formatProcesses(left))
 	for _, p := range left {
 		if err := syscall.Kill(p.PID, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
 			c.T.Errorf("kill process %d: %v", p.PID, err)

@@ -145,6 +145,7 @@ func New(t testing.TB, opts Options) *Cluster {
 	return c
 }
 
+// must ends the test if err is not nil.
 func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
@@ -152,6 +153,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
+// check fails the test if err is not nil, and continues.
 func check(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
@@ -203,6 +205,7 @@ func (c *Cluster) run(nc *nats.Conn, ready <-chan struct{}, part func(context.Co
 	return stop
 }
 
+// connect opens a connection with a user's rights, and the log over it.
 func (c *Cluster) connect(user string) (*nats.Conn, eventlog.Log) {
 	c.T.Helper()
 	nc, log, err := c.Base.Connect(user)
@@ -210,6 +213,7 @@ func (c *Cluster) connect(user string) (*nats.Conn, eventlog.Log) {
 	return nc, log
 }
 
+// logger returns the logger of a part, whose records Cluster.Logs returns with Options.KeepLogs.
 func (c *Cluster) logger(part string) *slog.Logger {
 	log := natstest.Logger(c.T)
 	if c.opts.KeepLogs {

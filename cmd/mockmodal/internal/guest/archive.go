@@ -28,6 +28,7 @@ func pack(w io.Writer, folder string) error {
 	return errors.Join(err, archive.Close())
 }
 
+// packEntry writes the file, folder or link at path to the archive under name. A socket, or a file that is gone, is left out.
 func packEntry(archive *tar.Writer, path, name string, entry fs.DirEntry) error {
 	info, err := entry.Info()
 	if errors.Is(err, fs.ErrNotExist) || err == nil && info.Mode()&fs.ModeSocket != 0 {
@@ -77,6 +78,7 @@ func unpack(r io.Reader, folder string) error {
 	}
 }
 
+// unpackEntry creates the file, folder or link of an entry at path.
 func unpackEntry(archive io.Reader, header *tar.Header, path string) error {
 	mode := header.FileInfo().Mode()
 	switch header.Typeflag {

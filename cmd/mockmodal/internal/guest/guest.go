@@ -19,6 +19,7 @@ func Run() error {
 	return err
 }
 
+// run accepts connections until the connection with the lease ends, or accepting fails.
 func run() error {
 	listener, err := net.Listen("unix", Socket)
 	if err != nil {

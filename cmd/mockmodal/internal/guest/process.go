@@ -59,6 +59,7 @@ func startFailureCode(err error) int {
 	return 126
 }
 
+// exitOf returns how a process ended. err is the error of waiting for it.
 func exitOf(state *os.ProcessState, err error) Exit {
 	if state == nil {
 		return Exit{Code: 1, Error: err.Error()}
@@ -188,6 +189,7 @@ func (p *process) writeInput() {
 	_ = p.stdin.Close()
 }
 
+// copyOutput sends what the process writes to a stream, and then the end of the stream.
 func (p *process) copyOutput(kind Kind, file *os.File) {
 	defer file.Close() //nolint:errcheck // read only
 	buffer := make([]byte, 64<<10)
@@ -206,6 +208,7 @@ func (p *process) copyOutput(kind Kind, file *os.File) {
 	}
 }
 
+// sendExit sends how the process ended.
 func (p *process) sendExit(exit Exit) {
 	data, err := json.Marshal(exit)
 	if err != nil {

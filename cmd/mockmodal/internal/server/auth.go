@@ -34,6 +34,7 @@ func (s *Server) sign(subject string, life time.Duration) string {
 	return signed + "." + encode(s.mac(signed))
 }
 
+// mac returns the HMAC-SHA-256 of the signed part of a token.
 func (s *Server) mac(signed string) []byte {
 	hash := hmac.New(sha256.New, s.secret)
 	hash.Write([]byte(signed))
@@ -67,7 +68,7 @@ func (s *Server) subject(token string) (string, error) {
 // AuthTokenGet with unary calls alone.
 func (s *Server) authenticate(ctx context.Context, fullMethod string, isStream bool) error {
 	headers, _ := metadata.FromIncomingContext(ctx)
-	header := func(name string) string { return last(headers, name) }
+	header := func(name string) string { return lastHeader(headers, name) }
 	if strings.HasPrefix(fullMethod, "/"+pb.TaskCommandRouter_ServiceDesc.ServiceName+"/") {
 		_, err := s.taskOf(ctx)
 		return err
@@ -93,9 +94,9 @@ func (s *Server) authenticate(ctx context.Context, fullMethod string, isStream b
 	return nil
 }
 
-// last returns the last value of a header. The SDK's AuthTokenGet inherits the
+// lastHeader returns the last value of a header. The SDK's AuthTokenGet inherits the
 // headers of the call that needs the token, so it sends some twice.
-func last(headers metadata.MD, name string) string {
+func lastHeader(headers metadata.MD, name string) string {
 	values := headers.Get(name)
 	if len(values) == 0 {
 		return ""
@@ -106,7 +107,7 @@ func last(headers metadata.MD, name string) string {
 // taskOf returns the task that the caller of a command router may use.
 func (s *Server) taskOf(ctx context.Context) (string, error) {
 	headers, _ := metadata.FromIncomingContext(ctx)
-	token, ok := strings.CutPrefix(last(headers, "authorization"), "Bearer ")
+	token, ok := strings.CutPrefix(lastHeader(headers, "authorization"), "Bearer ")
 	if !ok {
 		return "", status.Error(codes.Unauthenticated, "authorization header is missing")
 	}

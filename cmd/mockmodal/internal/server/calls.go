@@ -45,6 +45,7 @@ type violation struct {
 	What   string    `json:"what"`
 }
 
+// count counts a call of a method.
 func (c *calls) count(method string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -91,7 +92,8 @@ func (c *calls) nextFault(method string, after bool) error {
 	return nil
 }
 
-func (c *calls) violate(method, what string) {
+// recordViolation records a violation.
+func (c *calls) recordViolation(method, what string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.violations = append(c.violations, violation{time.Now().UTC(), method, what})
@@ -106,11 +108,11 @@ func (s *Server) admit(ctx context.Context, fullMethod string, isStream bool) er
 	return s.calls.nextFault(path.Base(fullMethod), false)
 }
 
-// conclude records a call that failed for something that is not implemented,
+// finishCall records a call that failed for something that is not implemented,
 // and applies the faults that let a call take effect.
-func (s *Server) conclude(method string, err error) error {
+func (s *Server) finishCall(method string, err error) error {
 	if status.Code(err) == codes.Unimplemented {
-		s.calls.violate(method, status.Convert(err).Message())
+		s.calls.recordViolation(method, status.Convert(err).Message())
 	}
 	if err == nil {
 		err = s.calls.nextFault(method, true)
@@ -118,8 +120,8 @@ func (s *Server) conclude(method string, err error) error {
 	return err
 }
 
-// unary is the interceptor of unary calls.
-func (s *Server) unary(ctx context.Context, request any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+// interceptUnary is the interceptor of unary calls.
+func (s *Server) interceptUnary(ctx context.Context, request any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 	method := path.Base(info.FullMethod)
 	if err := s.admit(ctx, info.FullMethod, false); err != nil {
 		return nil, err
@@ -128,19 +130,19 @@ func (s *Server) unary(ctx context.Context, request any, info *grpc.UnaryServerI
 		return nil, err
 	}
 	response, err := handle(ctx, request)
-	if err := s.conclude(method, err); err != nil {
+	if err := s.finishCall(method, err); err != nil {
 		return nil, err
 	}
 	return response, nil
 }
 
-// stream is the interceptor of streaming calls.
-func (s *Server) stream(service any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+// interceptStream is the interceptor of streaming calls.
+func (s *Server) interceptStream(service any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
 	if err := s.admit(stream.Context(), info.FullMethod, true); err != nil {
 		return err
 	}
 	method := path.Base(info.FullMethod)
-	return s.conclude(method, handle(service, &checkedStream{stream, s, method}))
+	return s.finishCall(method, handle(service, &checkedStream{stream, s, method}))
 }
 
 // checkedStream refuses messages with unknown fields.
@@ -176,7 +178,7 @@ func (s *Server) checkUnknown(method string, message any) error {
 		return nil
 	}
 	what := "unknown field in " + where
-	s.calls.violate(method, what)
+	s.calls.recordViolation(method, what)
 	return status.Error(codes.InvalidArgument, what)
 }
 
@@ -210,9 +212,9 @@ func unknownField(message protoreflect.Message) (where string) {
 	return where
 }
 
-// require refuses a request in which one of the named fields is empty. Names
+// requireFields refuses a request in which one of the named fields is empty. Names
 // and values alternate.
-func require(fields ...string) error {
+func requireFields(fields ...string) error {
 	for i := 0; i < len(fields); i += 2 {
 		if fields[i+1] == "" {
 			return status.Errorf(codes.InvalidArgument, "%s is required", fields[i])

@@ -50,22 +50,23 @@ func (s *Server) controlAPI() http.Handler {
 		reply(w, s.port.turnOn())
 	})
 	mux.HandleFunc("POST /sandboxes/{sandbox}/end", s.endByControl)
-	mux.HandleFunc("GET /sandboxes", func(w http.ResponseWriter, _ *http.Request) { show(w, s.describe()) })
+	mux.HandleFunc("GET /sandboxes", func(w http.ResponseWriter, _ *http.Request) { replyJSON(w, s.describe()) })
 	mux.HandleFunc("GET /calls", func(w http.ResponseWriter, _ *http.Request) {
 		s.calls.mu.Lock()
 		counts := maps.Clone(s.calls.counts)
 		s.calls.mu.Unlock()
-		show(w, counts)
+		replyJSON(w, counts)
 	})
 	mux.HandleFunc("GET /violations", func(w http.ResponseWriter, _ *http.Request) {
 		s.calls.mu.Lock()
 		violations := append([]violation{}, s.calls.violations...)
 		s.calls.mu.Unlock()
-		show(w, violations)
+		replyJSON(w, violations)
 	})
 	return mux
 }
 
+// decode decodes the body of a request. If it is invalid, decode answers with 400 and returns false.
 func decode(w http.ResponseWriter, r *http.Request, body any) bool {
 	decoder := json.NewDecoder(r.Body)
 	decoder.DisallowUnknownFields()
@@ -76,6 +77,7 @@ func decode(w http.ResponseWriter, r *http.Request, body any) bool {
 	return true
 }
 
+// reply answers with 204, or with 400 and the error.
 func reply(w http.ResponseWriter, err error) {
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
@@ -84,7 +86,8 @@ func reply(w http.ResponseWriter, err error) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-func show(w http.ResponseWriter, value any) {
+// replyJSON answers with a value as JSON.
+func replyJSON(w http.ResponseWriter, value any) {
 	w.Header().Set("Content-Type", "application/json")
 	_, _ = w.Write(marshal(value)) // a client that is gone needs no answer
 }
@@ -92,6 +95,7 @@ func show(w http.ResponseWriter, value any) {
 // endResults maps each way in which the control API can end a sandbox to the result that clients get.
 var endResults = map[string]*pb.GenericResult{"preempted": preemptedResult, "timeout": timeoutResult, "oom": outOfMemoryResult}
 
+// endByControl ends the running sandbox with the id or name in the path, in the way that the body names.
 func (s *Server) endByControl(w http.ResponseWriter, r *http.Request) {
 	var body struct {
 		How string `json:"how"`
@@ -138,12 +142,14 @@ type description struct {
 	Execs     int               `json:"execs"`
 }
 
+// networkState is the network policy of a sandbox.
 type networkState struct {
 	Type    string   `json:"type"` // OPEN, BLOCKED or ALLOWLIST
 	CIDRs   []string `json:"cidrs"`
 	Domains []string `json:"domains"`
 }
 
+// resourceState holds the resources that a sandbox requested and its limits.
 type resourceState struct {
 	MilliCPU    uint32 `json:"milliCPU"`
 	MilliCPUMax uint32 `json:"milliCPUMax"`

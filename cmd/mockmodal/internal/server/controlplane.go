@@ -21,14 +21,17 @@ type controlPlane struct {
 	*Server
 }
 
+// environment is one of Modal's environments, which hold apps, secrets and published images.
 type environment struct{ id, name string }
 
+// app is one of Modal's apps, to which sandboxes belong.
 type app struct {
 	id, name string
 	env      *environment
 	created  time.Time
 }
 
+// secret is one of Modal's secrets: environment variables for sandboxes.
 type secret struct {
 	id, name string
 	env      *environment
@@ -95,7 +98,7 @@ func (c *controlPlane) EnvironmentList(context.Context, *emptypb.Empty) (*pb.Env
 
 // findApp returns an app by id. The caller holds s.mu.
 func (s *Server) findApp(id string) (*app, error) {
-	if err := require("app_id", id); err != nil {
+	if err := requireFields("app_id", id); err != nil {
 		return nil, err
 	}
 	if a := s.apps[id]; a != nil {

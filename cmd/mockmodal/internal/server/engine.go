@@ -73,6 +73,7 @@ func newEngine(ctx context.Context, cfg Config, logger *slog.Logger) (*engine, e
 	return e, nil
 }
 
+// createNetwork creates the network of the sandboxes, and sets network and gateway.
 func (e *engine) createNetwork(ctx context.Context) error {
 	made, err := e.api.NetworkCreate(ctx, "mockmodal-"+newSuffix(8), network.CreateOptions{Driver: "bridge", Labels: e.labels()})
 	if err != nil {
@@ -91,6 +92,7 @@ func (e *engine) createNetwork(ctx context.Context) error {
 	return fmt.Errorf("the sandboxes' network has no gateway: %v", state.IPAM.Config)
 }
 
+// labels returns the labels of everything that this server creates on the engine.
 func (e *engine) labels() map[string]string { return map[string]string{ownerLabel: e.owner} }
 
 // close removes all that the server made on the engine.
@@ -139,6 +141,7 @@ func (e *engine) removeImage(ctx context.Context, id string) error {
 	return ignoreMissing(err)
 }
 
+// ignoreMissing returns nil for the error of an object that the engine does not have.
 func ignoreMissing(err error) error {
 	if errdefs.IsNotFound(err) {
 		return nil
@@ -188,6 +191,7 @@ func (e *engine) run(ctx context.Context, spec containerSpec) (*box, error) {
 	return b, nil
 }
 
+// create creates a container that is not started, and returns its id. folder is mounted as guest.Folder.
 func (e *engine) create(ctx context.Context, spec containerSpec, folder string) (string, error) {
 	withInit := true
 	host := &container.HostConfig{
@@ -213,6 +217,7 @@ func (e *engine) create(ctx context.Context, spec containerSpec, folder string) 
 	return made.ID, err
 }
 
+// start starts a container and takes the lease of its guest.
 func (e *engine) start(ctx context.Context, b *box) error {
 	if err := e.api.ContainerStart(context.WithoutCancel(ctx), b.id, container.StartOptions{}); err != nil {
 		return err

@@ -45,4 +45,5 @@ var (
 	imageTag        = regexp.MustCompile(`^([a-zA-Z0-9\-_.]+/)*([a-zA-Z0-9\-_.]{1,64}):([a-zA-Z0-9\-_.]{1,64})$`)
 )
 
+// isObjectName reports whether Modal accepts a name for an object. A name must not look like the id of an app.
 func isObjectName(name string) bool { return objectName.MatchString(name) && !appID.MatchString(name) }

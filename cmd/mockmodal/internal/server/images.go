@@ -30,11 +30,12 @@ type image struct {
 	failure    string // of the build
 }
 
+// isExpired reports whether the time for which the image is kept has passed.
 func (i *image) isExpired() bool { return !i.expires.IsZero() && time.Now().After(i.expires) }
 
 // findImage returns an image by id. The caller holds s.mu.
 func (s *Server) findImage(id string) (*image, error) {
-	if err := require("image_id", id); err != nil {
+	if err := requireFields("image_id", id); err != nil {
 		return nil, err
 	}
 	if found := s.images[id]; found != nil && !found.isExpired() && found.failure == "" {
@@ -52,7 +53,7 @@ func (c *controlPlane) ImageGetOrCreate(_ context.Context, r *pb.ImageGetOrCreat
 	if err := refuseOtherFields(r.GetImage(), "dockerfile_commands,base_images,image_registry_config,secret_ids,gpu_config"); err != nil {
 		return nil, err
 	}
-	if err := require("builder_version", r.GetBuilderVersion()); err != nil {
+	if err := requireFields("builder_version", r.GetBuilderVersion()); err != nil {
 		return nil, err
 	}
 	c.mu.Lock()
@@ -161,6 +162,7 @@ func (c *controlPlane) ImageJoinStreaming(r *pb.ImageJoinStreamingRequest, strea
 	}
 }
 
+// seconds converts a number of seconds to a duration.
 func seconds(s float32) time.Duration { return time.Duration(float64(s) * float64(time.Second)) }
 
 // ImageFromId reports whether an image exists.
@@ -230,7 +232,7 @@ func (c *controlPlane) ImageDelete(ctx context.Context, r *pb.ImageDeleteRequest
 	c.mu.Lock()
 	found, err := c.findImage(r.GetImageId())
 	if err == nil {
-		c.drop(found)
+		c.unregisterImage(found)
 	}
 	c.mu.Unlock()
 	if err != nil {
@@ -239,8 +241,8 @@ func (c *controlPlane) ImageDelete(ctx context.Context, r *pb.ImageDeleteRequest
 	return &emptypb.Empty{}, c.discardImage(ctx, found)
 }
 
-// drop removes an image and its names from the registry. The caller holds s.mu.
-func (s *Server) drop(i *image) {
+// unregisterImage removes an image and its names from the registry. The caller holds s.mu.
+func (s *Server) unregisterImage(i *image) {
 	delete(s.images, i.id)
 	for key, named := range s.published {
 		if named == i {

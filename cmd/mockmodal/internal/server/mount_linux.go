@@ -18,6 +18,7 @@ func (b *box) mount(folder, path string) error {
 	})
 }
 
+// unmount removes the last mount over a path in the container.
 func (b *box) unmount(path string) error {
 	return b.inMountNamespace(func() error { return unix.Unmount(path, unix.MNT_DETACH) })
 }

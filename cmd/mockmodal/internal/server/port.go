@@ -29,6 +29,7 @@ type port struct {
 	closed   bool
 }
 
+// openPort reserves an address and listens on it. Port 0 means any free one.
 func openPort(address netip.AddrPort) (*port, error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -44,6 +45,7 @@ func openPort(address netip.AddrPort) (*port, error) {
 	return p, nil
 }
 
+// reserve binds a socket that never listens to the address, and sets address to the one that was bound.
 func (p *port) reserve(address netip.AddrPort) error {
 	if err := sharePort(p.reserved); err != nil {
 		return err
@@ -99,6 +101,7 @@ func (p *port) turnOff() {
 	}
 }
 
+// notify wakes the callers that wait for a change. The caller holds mu.
 func (p *port) notify() {
 	close(p.changed)
 	p.changed = make(chan struct{})
@@ -150,12 +153,14 @@ func (p *port) setLatency(oneWay time.Duration) {
 	p.oneWay = oneWay
 }
 
+// latency returns the present delay of each direction.
 func (p *port) latency() time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.oneWay
 }
 
+// track wraps an accepted connection, so that it has the latency and turnOff cuts it.
 func (p *port) track(raw net.Conn) net.Conn {
 	conn := newSlowConn(raw, p)
 	p.mu.Lock()
@@ -168,6 +173,7 @@ func (p *port) track(raw net.Conn) net.Conn {
 	return conn
 }
 
+// forget removes a connection that was closed.
 func (p *port) forget(conn net.Conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

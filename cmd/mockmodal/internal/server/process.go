@@ -92,6 +92,7 @@ func (p *process) readFrames(reader io.Reader) {
 	}
 }
 
+// finish sets how the process ended, from the data of an Exited frame.
 func (p *process) finish(data []byte) {
 	if err := json.Unmarshal(data, &p.exit); err != nil {
 		p.exit = guest.Exit{Code: 1, Error: err.Error()}
@@ -100,8 +101,8 @@ func (p *process) finish(data []byte) {
 	p.stdin.discard()
 }
 
-// closeStreams ends the streams and, for a process whose container is gone,
-// makes it one that was killed.
+// closeStreams ends the streams of the process. If the process has not ended, its container is gone, and closeStreams sets its exit to
+// signal 9.
 func (p *process) closeStreams() {
 	select {
 	case <-p.done:
@@ -116,6 +117,7 @@ func (p *process) closeStreams() {
 	close(p.ended)
 }
 
+// kill requests that the guest kill the process group.
 func (p *process) kill() { _ = p.send(guest.Kill, nil) }
 
 // killAfter kills the process when it has not ended within d.
@@ -129,6 +131,7 @@ func (p *process) killAfter(d time.Duration) {
 	}
 }
 
+// send writes a frame to the guest.
 func (p *process) send(kind guest.Kind, data []byte) error {
 	p.sending.Lock()
 	defer p.sending.Unlock()
@@ -171,6 +174,7 @@ type inputQueue struct {
 
 func newInputQueue() *inputQueue { return &inputQueue{changed: make(chan struct{})} }
 
+// notify wakes the callers that wait for a change. The caller holds mu.
 func (q *inputQueue) notify() {
 	close(q.changed)
 	q.changed = make(chan struct{})
@@ -293,6 +297,7 @@ func (l *outputLog) receive(data []byte) error {
 	return l.append(data)
 }
 
+// append adds data to the file and wakes readers.
 func (l *outputLog) append(data []byte) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -310,6 +315,7 @@ func (l *outputLog) append(data []byte) error {
 	return err
 }
 
+// end ends the stream. It may be called more than once.
 func (l *outputLog) end() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

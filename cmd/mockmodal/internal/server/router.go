@@ -34,7 +34,7 @@ type execution struct {
 
 // task returns the sandbox of a request's task, which must be the token's.
 func (r *router) task(ctx context.Context, id string) (*sandbox, error) {
-	if err := require("task_id", id); err != nil {
+	if err := requireFields("task_id", id); err != nil {
 		return nil, err
 	}
 	allowed, err := r.taskOf(ctx)
@@ -58,7 +58,7 @@ func (r *router) process(ctx context.Context, task, exec string) (*sandbox, *pro
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := require("exec_id", exec); err != nil {
+	if err := requireFields("exec_id", exec); err != nil {
 		return nil, nil, err
 	}
 	sb.mu.Lock()
@@ -97,8 +97,9 @@ func (r *router) TaskExecStart(ctx context.Context, request *pb.TaskExecStartReq
 	return &pb.TaskExecStartResponse{}, nil
 }
 
+// execSpec checks the request for an exec, and returns what the guest must start.
 func (r *router) execSpec(sb *sandbox, request *pb.TaskExecStartRequest) (guest.Exec, error) {
-	if err := require("exec_id", request.GetExecId()); err != nil {
+	if err := requireFields("exec_id", request.GetExecId()); err != nil {
 		return guest.Exec{}, err
 	}
 	if err := refuseOtherFields(request, "task_id,exec_id,command_args,stdout_config,stderr_config,timeout_secs,workdir,secret_ids,env,secret_sources,runtime_debug"); err != nil {
@@ -119,7 +120,7 @@ func (r *router) execSpec(sb *sandbox, request *pb.TaskExecStartRequest) (guest.
 	for name, value := range request.GetEnv() {
 		env = append(env, name+"="+value)
 	}
-	if _, err := sb.running(); err != nil {
+	if _, err := sb.runningBox(); err != nil {
 		return guest.Exec{}, err
 	}
 	return guest.Exec{
@@ -130,8 +131,9 @@ func (r *router) execSpec(sb *sandbox, request *pb.TaskExecStartRequest) (guest.
 	}, nil
 }
 
+// startExec starts the process of e and sets e.process, or e.err if that fails.
 func (r *router) startExec(ctx context.Context, sb *sandbox, e *execution, spec guest.Exec, prefix string, request *pb.TaskExecStartRequest) {
-	b, err := sb.running()
+	b, err := sb.runningBox()
 	if err == nil {
 		err = os.MkdirAll(sb.folder, 0o700)
 	}

@@ -74,6 +74,7 @@ func (s *sandbox) state() string {
 	return "starting"
 }
 
+// isClosed reports whether a channel is closed.
 func isClosed(c <-chan struct{}) bool {
 	select {
 	case <-c:
@@ -219,8 +220,8 @@ func (s *sandbox) workdir(asked string) string {
 	return "/"
 }
 
-// running returns the sandbox's container. An ended sandbox has none.
-func (s *sandbox) running() (*box, error) {
+// runningBox returns the sandbox's container. An ended sandbox has none.
+func (s *sandbox) runningBox() (*box, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.result != nil || s.box == nil {

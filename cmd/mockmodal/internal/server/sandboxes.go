@@ -21,7 +21,7 @@ const listPage = 10
 
 // findSandbox returns a sandbox of one of the two backends. The caller holds s.mu.
 func (s *Server) findSandbox(id string, v2 bool) (*sandbox, error) {
-	if err := require("sandbox_id", id); err != nil {
+	if err := requireFields("sandbox_id", id); err != nil {
 		return nil, err
 	}
 	for _, sb := range s.sandboxes {
@@ -32,6 +32,7 @@ func (s *Server) findSandbox(id string, v2 bool) (*sandbox, error) {
 	return nil, status.Errorf(codes.NotFound, "Sandbox '%s' not found", id)
 }
 
+// lockedFindSandbox calls findSandbox while it holds s.mu.
 func (s *Server) lockedFindSandbox(id string, v2 bool) (*sandbox, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -178,6 +179,7 @@ func checkDefinition(d *pb.Sandbox) error {
 // regions are the regions that a sandbox may ask for.
 var regions = []string{"us", "us-east", "us-east-1", "us-central", "us-west", "us-west-2", "eu", "eu-west", "eu-west-1", "eu-north", "eu-south", "ap", "ap-northeast", "ap-southeast", "uk", "ca", "me", "sa", "af", "mx"}
 
+// checkRegions returns an error with code InvalidArgument for a region that Modal does not have.
 func checkRegions(asked []string) error {
 	for _, region := range asked {
 		if !slices.Contains(regions, region) {
@@ -187,6 +189,7 @@ func checkRegions(asked []string) error {
 	return nil
 }
 
+// tagMap returns the values of tags by name.
 func tagMap(tags []*pb.SandboxTag) (map[string]string, error) {
 	values := map[string]string{}
 	for _, tag := range tags {
@@ -198,6 +201,7 @@ func tagMap(tags []*pb.SandboxTag) (map[string]string, error) {
 	return values, nil
 }
 
+// tagList is the inverse of tagMap.
 func tagList(tags map[string]string) []*pb.SandboxTag {
 	list := []*pb.SandboxTag{}
 	for name, value := range tags {
@@ -217,6 +221,7 @@ func (c *controlPlane) SandboxGetTaskIdV2(ctx context.Context, r *pb.SandboxGetT
 	return c.taskID(ctx, r, true)
 }
 
+// taskID implements SandboxGetTaskId of both backends.
 func (c *controlPlane) taskID(ctx context.Context, r *pb.SandboxGetTaskIdRequest, v2 bool) (*pb.SandboxGetTaskIdResponse, error) {
 	sb, err := c.lockedFindSandbox(r.GetSandboxId(), v2)
 	if err != nil {
@@ -251,6 +256,7 @@ func (c *controlPlane) SandboxWaitV2(ctx context.Context, r *pb.SandboxWaitReque
 	return c.wait(ctx, r, true)
 }
 
+// wait implements SandboxWait of both backends.
 func (c *controlPlane) wait(ctx context.Context, r *pb.SandboxWaitRequest, v2 bool) (*pb.SandboxWaitResponse, error) {
 	sb, err := c.lockedFindSandbox(r.GetSandboxId(), v2)
 	if err != nil {
@@ -275,6 +281,7 @@ func (c *controlPlane) SandboxTerminateV2(_ context.Context, r *pb.SandboxTermin
 	return c.terminate(r, true)
 }
 
+// terminate implements SandboxTerminate of both backends.
 func (c *controlPlane) terminate(r *pb.SandboxTerminateRequest, v2 bool) (*pb.SandboxTerminateResponse, error) {
 	sb, err := c.lockedFindSandbox(r.GetSandboxId(), v2)
 	if err != nil {
@@ -295,6 +302,7 @@ func (c *controlPlane) SandboxTagsSetV2(_ context.Context, r *pb.SandboxTagsSetR
 	return c.setTags(r, true)
 }
 
+// setTags implements SandboxTagsSet of both backends.
 func (c *controlPlane) setTags(r *pb.SandboxTagsSetRequest, v2 bool) (*emptypb.Empty, error) {
 	tags, err := tagMap(r.GetTags())
 	if err != nil {
@@ -320,6 +328,7 @@ func (c *controlPlane) SandboxTagsGetV2(_ context.Context, r *pb.SandboxTagsGetR
 	return c.getTags(r, true)
 }
 
+// getTags implements SandboxTagsGet of both backends.
 func (c *controlPlane) getTags(r *pb.SandboxTagsGetRequest, v2 bool) (*pb.SandboxTagsGetResponse, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -341,8 +350,9 @@ func (c *controlPlane) SandboxGetFromNameV2(_ context.Context, r *pb.SandboxGetF
 	return c.fromName(r, true)
 }
 
+// fromName implements SandboxGetFromName of both backends.
 func (c *controlPlane) fromName(r *pb.SandboxGetFromNameRequest, v2 bool) (*pb.SandboxGetFromNameResponse, error) {
-	if err := require("app_name", r.GetAppName(), "sandbox_name", r.GetSandboxName()); err != nil {
+	if err := requireFields("app_name", r.GetAppName(), "sandbox_name", r.GetSandboxName()); err != nil {
 		return nil, err
 	}
 	c.mu.Lock()
@@ -379,6 +389,7 @@ func (c *controlPlane) SandboxListV2(_ context.Context, r *pb.SandboxListRequest
 	return c.list(r, func(*sandbox) bool { return true })
 }
 
+// list implements SandboxList of both backends. isListed selects the sandboxes of the backend.
 func (c *controlPlane) list(r *pb.SandboxListRequest, isListed func(*sandbox) bool) (*pb.SandboxListResponse, error) {
 	want, err := tagMap(r.GetTags())
 	if err != nil {
@@ -409,6 +420,7 @@ func (c *controlPlane) list(r *pb.SandboxListRequest, isListed func(*sandbox) bo
 	return pb.SandboxListResponse_builder{Sandboxes: found}.Build(), nil
 }
 
+// hasTags reports whether all wanted tags are among tags, with the same values.
 func hasTags(tags, want map[string]string) bool {
 	for name, value := range want {
 		if got, ok := tags[name]; !ok || got != value {
@@ -461,7 +473,7 @@ func (c *controlPlane) SandboxGetCommandRouterAccess(_ context.Context, r *pb.Sa
 
 // findTask returns the sandbox of a task.
 func (s *Server) findTask(id string) (*sandbox, error) {
-	if err := require("task_id", id); err != nil {
+	if err := requireFields("task_id", id); err != nil {
 		return nil, err
 	}
 	s.mu.Lock()

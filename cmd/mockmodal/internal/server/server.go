@@ -85,7 +85,7 @@ func Run(ctx context.Context, cfg Config, out io.Writer, logger *slog.Logger) (e
 		return fmt.Errorf("listen on the control address: %w", err)
 	}
 	api := grpc.NewServer(
-		grpc.ChainUnaryInterceptor(s.unary), grpc.ChainStreamInterceptor(s.stream),
+		grpc.ChainUnaryInterceptor(s.interceptUnary), grpc.ChainStreamInterceptor(s.interceptStream),
 		grpc.UnknownServiceHandler(s.refuseUnknownMethod), grpc.WaitForHandlers(true),
 		grpc.MaxRecvMsgSize(100<<20), grpc.MaxSendMsgSize(100<<20),
 		grpc.InitialWindowSize(1<<20), grpc.InitialConnWindowSize(4<<20),
@@ -117,6 +117,7 @@ func Run(ctx context.Context, cfg Config, out io.Writer, logger *slog.Logger) (e
 	return nil
 }
 
+// newServer checks the config, takes the data folder and connects to the engine.
 func newServer(ctx context.Context, cfg Config, logger *slog.Logger) (*Server, error) {
 	data, err := filepath.Abs(cfg.Data)
 	if err != nil {

@@ -20,6 +20,7 @@ type slowConn struct {
 	err  error // of closing
 }
 
+// newSlowConn returns a connection over raw with the latency of the port.
 func newSlowConn(raw net.Conn, p *port) *slowConn {
 	c := &slowConn{Conn: raw, port: p, incoming: newDelayLine(), outgoing: newDelayLine()}
 	go c.receive()
@@ -94,6 +95,7 @@ type delayLine struct {
 	err     error
 }
 
+// delayed is data, and the time from which it may be taken.
 type delayed struct {
 	due  time.Time
 	data []byte

@@ -33,7 +33,7 @@ type snapshot struct {
 // snapshot returns the image of a snapshot id, which take makes the first time.
 // A snapshot that failed is made again.
 func (s *Server) snapshot(sb *sandbox, id string, take func(context.Context, *box) (*image, error)) (string, error) {
-	if err := require("snapshot_id", id); err != nil {
+	if err := requireFields("snapshot_id", id); err != nil {
 		return "", err
 	}
 	sb.mu.Lock()
@@ -44,7 +44,7 @@ func (s *Server) snapshot(sb *sandbox, id string, take func(context.Context, *bo
 	}
 	sb.mu.Unlock()
 	found.once.Do(func() {
-		b, err := sb.running()
+		b, err := sb.runningBox()
 		if err == nil {
 			found.image, err = take(context.Background(), b)
 		}
@@ -65,8 +65,8 @@ func (s *Server) snapshot(sb *sandbox, id string, take func(context.Context, *bo
 	return "", status.Errorf(codes.Internal, "Snapshot failed: %v", found.err)
 }
 
-// keep registers a snapshot's image for a time. A negative one is for ever.
-func (s *Server) keep(made *image, life time.Duration) *image {
+// registerSnapshot registers a snapshot's image for a time. A negative one is for ever.
+func (s *Server) registerSnapshot(made *image, life time.Duration) *image {
 	made.id, made.built = newID("im"), make(chan struct{})
 	close(made.built)
 	s.mu.Lock()
@@ -79,7 +79,7 @@ func (s *Server) keep(made *image, life time.Duration) *image {
 	time.AfterFunc(life, func() {
 		s.mu.Lock()
 		_, isKept := s.images[made.id]
-		s.drop(made)
+		s.unregisterImage(made)
 		s.mu.Unlock()
 		if !isKept {
 			return
@@ -91,6 +91,8 @@ func (s *Server) keep(made *image, life time.Duration) *image {
 	return made
 }
 
+// imageLife returns the time for which a snapshot is kept, from ttl_seconds of a request. It is negative for a snapshot that is kept for
+// ever.
 func imageLife(isSet bool, seconds int64) (time.Duration, error) {
 	switch {
 	case !isSet:
@@ -121,7 +123,7 @@ func (r *router) TaskSnapshotFilesystem(ctx context.Context, request *pb.TaskSna
 		if err != nil {
 			return nil, err
 		}
-		return r.keep(&image{docker: committed, isSnapshot: true}, life), nil
+		return r.registerSnapshot(&image{docker: committed, isSnapshot: true}, life), nil
 	})
 	if err != nil {
 		return nil, err
@@ -152,7 +154,7 @@ func (r *router) TaskSnapshotDirectory(ctx context.Context, request *pb.TaskSnap
 			_ = os.Remove(archive) // it may not exist
 			return nil, status.Errorf(codes.FailedPrecondition, "Snapshot of %s failed: %v", path, err)
 		}
-		return r.keep(&image{archive: archive}, life), nil
+		return r.registerSnapshot(&image{archive: archive}, life), nil
 	})
 	if err != nil {
 		return nil, err
@@ -160,6 +162,7 @@ func (r *router) TaskSnapshotDirectory(ctx context.Context, request *pb.TaskSnap
 	return pb.TaskSnapshotDirectoryResponse_builder{ImageId: id}.Build(), nil
 }
 
+// absolute returns a clean path, or an error with code InvalidArgument if it is not absolute.
 func absolute(path []byte) (string, error) {
 	if !strings.HasPrefix(string(path), "/") {
 		return "", status.Errorf(codes.InvalidArgument, "path must be absolute, got: %q", path)
@@ -261,6 +264,7 @@ func (r *router) TaskUnmountDirectory(ctx context.Context, request *pb.TaskUnmou
 	return &emptypb.Empty{}, nil
 }
 
+// mountPoint returns the running container of a task, and the clean absolute path in it.
 func (r *router) mountPoint(ctx context.Context, task string, path []byte) (*box, string, error) {
 	sb, err := r.task(ctx, task)
 	if err != nil {
@@ -270,7 +274,7 @@ func (r *router) mountPoint(ctx context.Context, task string, path []byte) (*box
 	if err != nil {
 		return nil, "", err
 	}
-	b, err := sb.running()
+	b, err := sb.runningBox()
 	return b, clean, err
 }
 
@@ -284,7 +288,7 @@ func (r *router) TaskSetNetworkAccess(ctx context.Context, request *pb.TaskSetNe
 	if access.GetNetworkAccessType() != pb.NetworkAccess_ALLOWLIST {
 		return nil, status.Errorf(codes.InvalidArgument, "network_access must be an allowlist, got %s", access.GetNetworkAccessType())
 	}
-	if _, err := sb.running(); err != nil {
+	if _, err := sb.runningBox(); err != nil {
 		return nil, err
 	}
 	sb.mu.Lock()
@@ -324,7 +328,7 @@ func (s *Server) exitSnapshot(sb *sandbox, b *box) {
 	if err == nil {
 		var committed string
 		if committed, err = s.engine.commit(context.Background(), b.id); err == nil {
-			made = s.keep(&image{docker: committed, isSnapshot: true}, defaultImageLife)
+			made = s.registerSnapshot(&image{docker: committed, isSnapshot: true}, defaultImageLife)
 		}
 	}
 	sb.mu.Lock()
@@ -342,6 +346,7 @@ func (c *controlPlane) SandboxGetExitSnapshotV2(ctx context.Context, r *pb.Sandb
 	return c.getExitSnapshot(ctx, r, true)
 }
 
+// getExitSnapshot implements SandboxGetExitSnapshot of both backends.
 func (c *controlPlane) getExitSnapshot(ctx context.Context, r *pb.SandboxGetExitSnapshotRequest, v2 bool) (*pb.SandboxGetExitSnapshotResponse, error) {
 	sb, err := c.lockedFindSandbox(r.GetSandboxId(), v2)
 	if err != nil {

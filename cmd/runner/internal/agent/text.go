@@ -30,6 +30,7 @@ type text struct {
 	typed  *[]byte // for the input of a call: the JSON text as it was written, because its decoded form is redacted separately
 }
 
+// add adds a piece, and keeps the beginning of an incomplete rune at its end for the next piece.
 func (x *text) add(piece string) {
 	if x.cut {
 		return
@@ -37,28 +38,30 @@ func (x *text) add(piece string) {
 	b := append(x.half, piece...)
 	whole := len(b) - incompleteRune(b)
 	x.half = bytes.Clone(b[whole:])
-	x.show(bytes.ToValidUTF8(b[:whole], []byte("\uFFFD")))
+	x.addUnredacted(bytes.ToValidUTF8(b[:whole], []byte("\uFFFD")))
 }
 
 // finish drops an incomplete rune and releases text that was held back for redaction.
 func (x *text) finish() {
 	if len(x.half) > 0 && !x.cut {
-		x.show([]byte("\uFFFD"))
+		x.addUnredacted([]byte("\uFFFD"))
 	}
 	x.half = nil
 	if rest := x.redact.Close(); !x.cut {
-		x.keep(rest)
+		x.addRedacted(rest)
 	}
 }
 
-func (x *text) show(b []byte) {
+// addUnredacted redacts more of the text and adds what is safe to journal.
+func (x *text) addUnredacted(b []byte) {
 	if x.typed != nil && len(*x.typed) <= maxText {
 		*x.typed = append(*x.typed, b...)
 	}
-	x.keep(x.redact.Write(b))
+	x.addRedacted(x.redact.Write(b))
 }
 
-func (x *text) keep(b []byte) {
+// addRedacted adds redacted text. If the text gets too long, addRedacted cuts it and adds cutNote.
+func (x *text) addRedacted(b []byte) {
 	if len(x.known)+len(b) > maxText {
 		b = truncate.Prefix(b, maxText-len(x.known))
 		b = append(bytes.Clone(b), cutNote...)
@@ -67,6 +70,7 @@ func (x *text) keep(b []byte) {
 	x.known = append(x.known, b...)
 }
 
+// waiting reports whether a part of the text is not journaled yet.
 func (x *text) waiting() bool { return x.sent < len(x.known) }
 
 // take returns the next piece to send, at most limit bytes of whole runes, and its offset.
@@ -108,8 +112,8 @@ func incompleteRune(b []byte) int {
 	return 0
 }
 
-// apply applies an update to the block that End would finish.
-func apply(b *events.Block, u events.BlockUpdates) {
+// applyUpdates applies an update to the block that End would finish.
+func applyUpdates(b *events.Block, u events.BlockUpdates) {
 	if len(u.Input) > 0 {
 		b.Input = u.Input
 	}
@@ -125,8 +129,8 @@ func apply(b *events.Block, u events.BlockUpdates) {
 	}
 }
 
-// fit encodes data as valid UTF-8 JSON and cuts long texts until the result fits into a line.
-func fit(data any) (raw json.RawMessage, cut bool, err error) {
+// encodeLine encodes data as valid UTF-8 JSON and cuts long texts until the result fits into a line.
+func encodeLine(data any) (raw json.RawMessage, cut bool, err error) {
 	for _, limit := range []int{maxText + len(cutNote), maxText / 8} {
 		small, wasCut := shorten(data, limit)
 		raw, err := encode(small)

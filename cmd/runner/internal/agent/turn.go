@@ -13,7 +13,7 @@ import (
 	"github.com/spoolhq/spool/pkg/truncate"
 )
 
-// Limits of what one block carries; see fit for lines.
+// Limits of what one block carries; see encodeLine for lines.
 const (
 	// DefaultCoalesce is the least time between two text deltas of a block. Text that arrives earlier is joined.
 	DefaultCoalesce = 20 * time.Millisecond
@@ -178,7 +178,7 @@ func (t *Turn) Update(id string, u events.BlockUpdates) {
 		t.journalUnknownBlock("update", id)
 		return
 	}
-	apply(&b.block, u)
+	applyUpdates(&b.block, u)
 	t.write(events.BlockUpdate{}.EventType(), b.conversation, events.BlockUpdate{BlockID: id, Updates: u})
 }
 
@@ -246,6 +246,7 @@ func (t *Turn) setFields(conversation string, b events.Block, s events.BlockStat
 	return b
 }
 
+// find returns the open block with an id, or nil if there is none.
 func (t *Turn) find(id string) *openBlock {
 	i := slices.IndexFunc(t.open, func(b *openBlock) bool { return b.block.ID == id })
 	if i < 0 {
@@ -317,12 +318,13 @@ func (t *Turn) write(typ events.Type, conversation string, data any) {
 	t.put(typ, conversation, data)
 }
 
+// put journals a line, redacted and cut to the size of a line. After the end of the turn it drops the line.
 func (t *Turn) put(typ events.Type, conversation string, data any) {
 	if t.end != nil || t.cfg.Journal == nil {
 		t.cfg.Log.Debug("dropped outside a turn", "type", typ)
 		return
 	}
-	raw, cut, err := fit(Redacted(t.cfg.Redact, data))
+	raw, cut, err := encodeLine(Redacted(t.cfg.Redact, data))
 	conversation = redactConversation(t.cfg.Redact, conversation)
 	line := runner.Line{Type: typ, Time: t.cfg.Now().UTC(), ExecutionID: t.cfg.ExecutionID, ConversationID: conversation, Data: raw}
 	// The note comes before the line, because the end of a turn is its last line.
@@ -338,7 +340,7 @@ func (t *Turn) put(typ events.Type, conversation string, data any) {
 
 // note journals that a line was changed or dropped.
 func (t *Turn) note(line runner.Line, code string, err error) {
-	raw, _, encErr := fit(events.Error{Code: code, Message: string(line.Type) + ": " + err.Error()})
+	raw, _, encErr := encodeLine(events.Error{Code: code, Message: string(line.Type) + ": " + err.Error()})
 	if encErr != nil {
 		t.cfg.Log.Error("cannot encode an error", "type", line.Type, "err", encErr)
 		return

@@ -156,7 +156,7 @@ func Rule(text string, tools ...Tool) string {
 	return "  - " + string(raw) + "\n"
 }
 
-// Start sends a query to the agent. Change may be nil.
+// Start sends a query to the agent, and returns the supervisor's refusal or nil. change, which may be nil, modifies the query before.
 func (b *Bench) Start(content string, change func(*runner.Query)) *runner.Error {
 	b.executions++
 	q := b.Query
@@ -167,7 +167,7 @@ func (b *Bench) Start(content string, change func(*runner.Query)) *runner.Error 
 	return b.Supervisor.Start(q)
 }
 
-// MustStart is Start for a query that the supervisor has to accept.
+// MustStart is Start for a query that the supervisor must accept.
 func (b *Bench) MustStart(content string, change func(*runner.Query)) Turn {
 	b.t.Helper()
 	if refusal := b.Start(content, change); refusal != nil {
@@ -176,7 +176,8 @@ func (b *Bench) MustStart(content string, change func(*runner.Query)) Turn {
 	return Turn{t: b.t}
 }
 
-// Until reads the journal up to the first line for which wanted returns true. What describes that line in the error.
+// Until reads the journal up to the first line for which wanted returns true, and returns so with these lines added. The test fails if no
+// such line comes; what describes the line in the error.
 func (b *Bench) Until(what string, wanted func(runner.Line) bool, so Turn) Turn {
 	b.t.Helper()
 	timeout := time.After(waitTimeout)
@@ -202,7 +203,7 @@ func (b *Bench) Until(what string, wanted func(runner.Line) bool, so Turn) Turn 
 	}
 }
 
-// End reads the journal up to the end of the turn.
+// End reads the journal up to the end of the turn, and returns so with these lines added.
 func (b *Bench) End(so Turn) Turn {
 	b.t.Helper()
 	return b.Until("end", func(l runner.Line) bool { return l.Type == runner.TurnEnded }, so)
@@ -360,6 +361,7 @@ func (b *Bench) Put(name, content string) {
 	b.put(filepath.Join(b.Folders.Workspace, name), content)
 }
 
+// put writes a file, and creates its folders.
 func (b *Bench) put(path, content string) {
 	b.t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {

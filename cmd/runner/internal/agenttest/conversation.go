@@ -83,7 +83,7 @@ type Confinement struct {
 // isDelta reports whether the line is a text delta.
 func isDelta(l runner.Line) bool { return l.Type == events.TextDelta }
 
-// sameProcess returns a function that checks that a turn was done by the warm process pid.
+// sameProcess returns a function that checks that the warm process with the id pid did a turn, and returns the turn.
 func sameProcess(t testing.TB, pid int) func(Turn) Turn {
 	return func(x Turn) Turn {
 		t.Helper()
@@ -94,6 +94,7 @@ func sameProcess(t testing.TB, pid int) func(Turn) Turn {
 	}
 }
 
+// anyProcess returns the turn without a check, where sameProcess does not apply.
 func anyProcess(x Turn) Turn { return x }
 
 // oneProcess checks that one process does all turns of a session, and what each of them leaves behind.
@@ -158,6 +159,7 @@ func oneProcess(t *testing.T, s Subject, c Conversation, confined *Confinement) 
 	noSecrets(t, b, c.Secrets)
 }
 
+// checkExtras sends the queries and checks their answers. same checks which process did each turn.
 func checkExtras(t testing.TB, b *Bench, all []Extra, same func(Turn) Turn) {
 	t.Helper()
 	for _, e := range all {
@@ -231,7 +233,7 @@ func checkInterrupts(t testing.TB, b *Bench, c Conversation, same func(Turn) Tur
 	}
 }
 
-// Interrupt asks, interrupts the turn at a moment and checks how it ends.
+// Interrupt sends a query, interrupts the turn at a moment, and checks that the turn ends as interrupted.
 func Interrupt(t testing.TB, b *Bench, content string, when When, same func(Turn) Turn) {
 	t.Helper()
 	x := b.MustStart(content, nil)
@@ -259,6 +261,7 @@ func CheckNothingSleeps(t testing.TB, b *Bench) {
 	await(t, "the interrupted command still runs", func() bool { return !isSleeping(t, b) })
 }
 
+// await waits until condition returns true, and fails the test with otherwise after waitTimeout.
 func await(t testing.TB, otherwise string, condition func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(waitTimeout); !condition(); time.Sleep(20 * time.Millisecond) {
@@ -307,7 +310,7 @@ func checkTranscript(t testing.TB, s Subject, b *Bench, c Conversation, x Turn) 
 	}
 }
 
-// noSecrets checks that no file that the agent can have written contains a secret.
+// noSecrets checks that no file in the agent's folders contains a secret.
 func noSecrets(t testing.TB, b *Bench, secrets []string) {
 	t.Helper()
 	for _, root := range []string{b.Folders.State, b.Folders.Workspace} {
@@ -348,7 +351,7 @@ func checkMissingCLI(t *testing.T, s Subject) {
 	}
 }
 
-// Resume describes how a new process goes on with the session of one that is gone.
+// Resume describes how a new process continues the session of a process that has ended.
 type Resume struct {
 	Usage bool // as Conversation.Usage
 	// UnknownSession is the id of a session that the agent does not have.
@@ -359,7 +362,7 @@ type Resume struct {
 	Rules string
 }
 
-// resume checks that a process that is gone, or that has to be replaced, is followed by one that knows the session.
+// resume checks that the process after one that has ended, or that must be replaced, knows the session.
 func resume(t *testing.T, s Subject, r Resume) {
 	b := NewBench(t, s)
 	pid := 0
@@ -407,7 +410,7 @@ func resume(t *testing.T, s Subject, r Resume) {
 	}
 }
 
-// otherModel checks that another model and another prompt lead to another process, which knows the session.
+// otherModel checks that another model or system prompt leads to another process, which knows the session.
 func otherModel(t *testing.T, b *Bench, r Resume, cold func(Turn) Turn) {
 	t.Helper()
 	want := []string{"PROMPT-OF-THE-AGENT", "MEMORY-OF-THE-PROJECT"}

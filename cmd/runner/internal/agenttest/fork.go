@@ -13,7 +13,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// Fork describes how an agent goes on with a copy of a session. The parent's queries are those of Parent, in order.
+// Fork describes how an agent continues with a copy of a session. The parent's queries are those of Parent, in order.
 type Fork struct {
 	// Copy copies the agent's records from one state folder to another.
 	Copy func(t testing.TB, from, to string)
@@ -134,7 +134,7 @@ func checkFork(t *testing.T, s Subject, f Fork) {
 	})
 }
 
-// sameRecords checks that the files in one place that match the pattern are unchanged in the other.
+// sameRecords checks that the files of parent that match the pattern have the same content in copied.
 func sameRecords(t testing.TB, parent, copied agent.Folders, pattern string) {
 	t.Helper()
 	found, err := filepath.Glob(filepath.Join(parent.State, pattern))
@@ -157,7 +157,7 @@ func sameRecords(t testing.TB, parent, copied agent.Folders, pattern string) {
 	}
 }
 
-// Provided describes how an agent goes on with a transcript that the caller of Spool provides.
+// Provided describes how an agent continues with a transcript that the caller of Spool provides.
 type Provided struct {
 	// Bare holds the conversation "Remember the number 11 please" with the CLI without Spool, and returns its session
 	// and transcript. Env is that of the queries.

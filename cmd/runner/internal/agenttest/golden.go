@@ -17,7 +17,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-var update = flag.Bool("update", false, "write the golden files from what the adapter does now")
+var updateGoldens = flag.Bool("update", false, "write the golden files from what the adapter does now")
 
 // Goldens describe the recordings of an agent's CLI: the folders testdata/NAME, one for each scenario, with
 //   - recording.jsonl: the queries and interrupts that the CLI was given, and every line that it printed,
@@ -68,12 +68,13 @@ func checkGoldens(t *testing.T, s Subject, g Goldens) {
 			place := agent.Folders{Workspace: t.TempDir(), State: t.TempDir()}
 			journal, sent := g.replay(t, place, g.load(t, filepath.Join(dir, "recording.jsonl"), place))
 			CheckAnchors(t, journal, g.Anchored...)
-			Compare(t, filepath.Join(dir, "journal.jsonl"), g.neutral(encodeLines(t, journal), place))
-			Compare(t, filepath.Join(dir, "sent.jsonl"), g.neutral(encodeLines(t, sent), place))
+			Compare(t, filepath.Join(dir, "journal.jsonl"), g.withPlaceholders(encodeLines(t, journal), place))
+			Compare(t, filepath.Join(dir, "sent.jsonl"), g.withPlaceholders(encodeLines(t, sent), place))
 		})
 	}
 }
 
+// recordings returns the paths of all recordings in testdata.
 func recordings(t testing.TB) []string {
 	t.Helper()
 	paths, err := filepath.Glob("testdata/*/recording.jsonl")
@@ -129,7 +130,7 @@ func replayDisorder(t *testing.T, s Subject, g Goldens) {
 	}
 }
 
-// load reads a recording and inserts the paths of place.
+// load reads a recording, and replaces its placeholders by the paths of place.
 func (g Goldens) load(t testing.TB, path string, place agent.Folders) []Step {
 	t.Helper()
 	raw, err := os.ReadFile(path)
@@ -148,7 +149,7 @@ func (g Goldens) load(t testing.TB, path string, place agent.Folders) []Step {
 	return steps
 }
 
-// replay performs the steps of a recording on a new session.
+// replay performs the steps of a recording on a new session. It returns the journal, and the values that were sent to stdin.
 func (g Goldens) replay(t testing.TB, place agent.Folders, steps []Step) ([]runner.Line, []json.RawMessage) {
 	t.Helper()
 	var journal Journal
@@ -176,6 +177,7 @@ func (g Goldens) replay(t testing.TB, place agent.Folders, steps []Step) ([]runn
 	return journal.Lines(), stdin.Sent()
 }
 
+// placeholders returns all placeholders, each followed by the text that it stands for.
 func (g Goldens) placeholders(place agent.Folders) []string {
 	pairs := []string{"{{workspace}}", place.Workspace, "{{state}}", place.State}
 	if g.Placeholders != nil {
@@ -184,8 +186,8 @@ func (g Goldens) placeholders(place agent.Folders) []string {
 	return pairs
 }
 
-// neutral replaces the paths of place by placeholders.
-func (g Goldens) neutral(raw []byte, place agent.Folders) []byte {
+// withPlaceholders replaces the paths of place by placeholders, so that golden files do not depend on the machine.
+func (g Goldens) withPlaceholders(raw []byte, place agent.Folders) []byte {
 	pairs := g.placeholders(place)
 	for i := 0; i < len(pairs); i += 2 {
 		pairs[i], pairs[i+1] = pairs[i+1], pairs[i]
@@ -217,7 +219,7 @@ func CompareJournal(t testing.TB, path string, journal []runner.Line, stable fun
 // Compare compares got with the golden file at path line by line. With -update it writes the file instead.
 func Compare(t testing.TB, path string, got []byte) {
 	t.Helper()
-	if *update {
+	if *updateGoldens {
 		if err := os.WriteFile(path, got, 0o644); err != nil { //nolint:gosec // a golden file
 			t.Fatal(err)
 		}

@@ -104,6 +104,7 @@ func (r *recorder) Send(v any) error {
 	return err
 }
 
+// step writes one step to the recording.
 func (r *recorder) step(s Step) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -163,7 +164,7 @@ func record(t *testing.T, s Subject, g Goldens, dir string, scenario Scenario) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	raw := g.Recording.Normalize(g.neutral(r.out.Bytes(), place))
+	raw := g.Recording.Normalize(g.withPlaceholders(r.out.Bytes(), place))
 	if err := os.WriteFile(filepath.Join(dir, "recording.jsonl"), raw, 0o644); err != nil { //nolint:gosec // a golden file
 		t.Fatal(err)
 	}
@@ -222,6 +223,7 @@ func (r *recorder) recordTurn(i int, ask Ask) {
 	}
 }
 
+// exists reports whether a file exists.
 func exists(path string) bool {
 	_, err := os.Stat(path)
 	return err == nil

@@ -35,7 +35,7 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	}
 	set := map[string]string{}
 	if digest := serversDigest(l); digest != "" {
-		set[setup] = digest
+		set[setupVariable] = digest
 	}
 	return agent.Command{Path: l.Executable, Args: args, Env: l.Environment(set)}, nil
 }
@@ -53,6 +53,7 @@ func (Adapter) Transcript(p agent.Folders, agentSession string) (string, error) 
 // sessionName matches the ids of sessions, which become a part of file names.
 var sessionName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$`)
 
+// transcriptPath returns the path of an agent session's messages, or an error for an id that cannot be part of a file name.
 func transcriptPath(state, agentSession string) (string, error) {
 	if !sessionName.MatchString(agentSession) {
 		return "", fmt.Errorf("agent session %.100q: want 1 to 100 letters, digits, - and _", agentSession)
@@ -60,6 +61,7 @@ func transcriptPath(state, agentSession string) (string, error) {
 	return filepath.Join(state, "spool", agentSession+".jsonl"), nil
 }
 
+// session implements agent.Session. refs maps the process's references of blocks to the ids of the turn's blocks.
 type session struct {
 	in   agent.Stdin
 	refs map[string]string

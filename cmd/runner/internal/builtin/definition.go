@@ -13,9 +13,9 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// setup is the variable with the hash of the MCP servers: the process keeps their connections, so other servers need
+// setupVariable is the variable with the hash of the MCP servers: the process keeps their connections, so other servers need
 // another process.
-const setup = "SPOOL_AGENT_SETUP_SHA256"
+const setupVariable = "SPOOL_AGENT_SETUP_SHA256"
 
 // serversDigest returns the hash of the MCP servers, "" without servers. The rest of a definition comes with each
 // query.
@@ -31,9 +31,9 @@ func serversDigest(l agent.Launch) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// choose returns the tools that the agent has. It has all tools of an MCP server, unless the definition allows some of
+// chooseTools returns the tools that the agent has. It has all tools of an MCP server, unless the definition allows some of
 // that server's tools by name.
-func choose(all []tool.Tool, c events.ToolChoice) []tool.Tool {
+func chooseTools(all []tool.Tool, c events.ToolChoice) []tool.Tool {
 	return slices.DeleteFunc(slices.Clone(all), func(t tool.Tool) bool {
 		name := t.Name()
 		if slices.Contains(c.Deny, name) {
@@ -50,8 +50,8 @@ func choose(all []tool.Tool, c events.ToolChoice) []tool.Tool {
 	})
 }
 
-// expand replaces /name and its arguments by the prompt of the command of that name.
-func expand(content string, commands []events.CommandSpec) string {
+// expandCommand replaces /name and its arguments by the prompt of the command of that name.
+func expandCommand(content string, commands []events.CommandSpec) string {
 	rest, ok := strings.CutPrefix(content, "/")
 	if !ok {
 		return content
@@ -65,11 +65,11 @@ func expand(content string, commands []events.CommandSpec) string {
 		return content
 	}
 	prompt := commands[i].Prompt
-	if arguments != "" && !strings.Contains(prompt, placeholder) {
+	if arguments != "" && !strings.Contains(prompt, argumentsPlaceholder) {
 		return prompt + "\n\nARGUMENTS: " + arguments
 	}
-	return strings.ReplaceAll(prompt, placeholder, arguments)
+	return strings.ReplaceAll(prompt, argumentsPlaceholder, arguments)
 }
 
-// placeholder is replaced by the text after a command's name.
-const placeholder = "$ARGUMENTS"
+// argumentsPlaceholder is replaced by the text after a command's name.
+const argumentsPlaceholder = "$ARGUMENTS"

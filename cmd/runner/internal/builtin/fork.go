@@ -9,8 +9,8 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/transcript"
 )
 
-// anchor returns the anchor of the last block of the message that is added next: the number of messages with it.
-func anchor(said *Transcript) string { return strconv.Itoa(len(said.Messages()) + 1) }
+// nextAnchor returns the anchor of the last block of the message that is added next: the number of messages with it.
+func nextAnchor(said *Transcript) string { return strconv.Itoa(len(said.Messages()) + 1) }
 
 // forkID returns the id of the new agent session of a launch with a Fork.
 func forkID(l agent.Launch) string { return "agt-" + transcript.ForkID(l) }

@@ -54,7 +54,7 @@ type turn struct {
 // Run runs one turn: it appends to the transcript and reports to the record. Cancelling ctx interrupts the turn.
 // However the turn ends, a model accepts the transcript.
 func (l *Loop) Run(ctx context.Context, q runner.Query, said *Transcript, record Record) runner.Ended {
-	t := &turn{Loop: l, query: q, record: record, tools: choose(l.Tools, q.Tools), said: said, model: q.Model}
+	t := &turn{Loop: l, query: q, record: record, tools: chooseTools(l.Tools, q.Tools), said: said, model: q.Model}
 	if t.model == "" {
 		t.model = l.DefaultModel
 	}
@@ -73,6 +73,8 @@ func (l *Loop) Run(ctx context.Context, q runner.Query, said *Transcript, record
 	return ended
 }
 
+// run alternates between answers of the model and tool calls, until an answer has no call, ctx ends or the limit is reached. An error
+// means that the transcript cannot be written.
 func (t *turn) run(ctx context.Context) (runner.Ended, error) {
 	if err := t.said.Add(userMessage(t.query)); err != nil {
 		return runner.Ended{}, err
@@ -104,7 +106,7 @@ func (t *turn) run(ctx context.Context) (runner.Ended, error) {
 			if ctx.Err() != nil {
 				return interruptedEnd(), nil
 			}
-			if err := t.said.Add(model.Message{Role: model.Tool, CallID: call.ID, Text: t.do(ctx, call)}); err != nil {
+			if err := t.said.Add(model.Message{Role: model.Tool, CallID: call.ID, Text: t.runToolCall(ctx, call)}); err != nil {
 				return runner.Ended{}, err
 			}
 		}
@@ -120,7 +122,7 @@ func (t *turn) run(ctx context.Context) (runner.Ended, error) {
 
 // userMessage returns the query as a message for the model.
 func userMessage(q runner.Query) model.Message {
-	m := model.Message{Role: model.User, Text: expand(q.Content, q.Commands)}
+	m := model.Message{Role: model.User, Text: expandCommand(q.Content, q.Commands)}
 	for _, p := range q.Parts {
 		switch p.Type {
 		case "image":
@@ -135,6 +137,7 @@ func userMessage(q runner.Query) model.Message {
 	return m
 }
 
+// interruptedEnd returns the outcome of a turn that was interrupted.
 func interruptedEnd() runner.Ended { return runner.Ended{Outcome: runner.Interrupted} }
 
 // modelErrorEnd returns the outcome of a turn whose model gave no answer.
@@ -153,7 +156,7 @@ func (t *turn) modelErrorEnd(ctx context.Context, err error) runner.Ended {
 func (t *turn) ask(ctx context.Context) (model.Answer, error) {
 	s := &answerBlocks{turn: t, calls: map[int]*shownCall{}}
 	answer, err := t.Model.Stream(ctx, model.Request{
-		Model: t.model, System: t.system(), Messages: t.said.Messages(), Tools: t.offers(),
+		Model: t.model, System: t.system(), Messages: t.said.Messages(), Tools: t.toolOffers(),
 	}, s.addDelta)
 	s.finish(answer, err)
 	t.usage.InputTokens += answer.Usage.Input
@@ -177,7 +180,8 @@ func (t *turn) system() string {
 	return s
 }
 
-func (t *turn) offers() []model.Offer {
+// toolOffers returns the tools in the form that the model receives.
+func (t *turn) toolOffers() []model.Offer {
 	var out []model.Offer
 	for _, tl := range t.tools {
 		out = append(out, model.Offer{Name: tl.Name(), Description: tl.Description(), Schema: tl.Schema()})
@@ -185,21 +189,22 @@ func (t *turn) offers() []model.Offer {
 	return out
 }
 
-// do runs one call if the policy allows it, and returns its result for the model.
-func (t *turn) do(ctx context.Context, call model.Call) string {
+// runToolCall runs one call if the policy allows it, and returns its result for the model.
+func (t *turn) runToolCall(ctx context.Context, call model.Call) string {
 	ref := t.record.Open(events.Block{Kind: events.KindToolResult, ToolUseID: call.ID})
 	start := t.Now()
-	result := t.result(ctx, call)
+	result := t.callResult(ctx, call)
 	took := t.Now().Sub(start)
 	t.Log.Debug("tool", "name", call.Name, "call", call.ID, "code", result.Code, "took", took)
 	text := result.Text()
 	t.record.Complete(ref, events.Block{
-		Output: text, IsError: result.Code != "", DurationMs: uint32(took.Milliseconds()), Anchor: anchor(t.said), //nolint:gosec // a minute
+		Output: text, IsError: result.Code != "", DurationMs: uint32(took.Milliseconds()), Anchor: nextAnchor(t.said), //nolint:gosec // a minute
 	})
 	return text
 }
 
-func (t *turn) result(ctx context.Context, call model.Call) (r tool.Result) {
+// callResult runs a call if the policy allows it. Everything that goes wrong, including a panic of the tool, is in the result.
+func (t *turn) callResult(ctx context.Context, call model.Call) (r tool.Result) {
 	defer func() {
 		if p := recover(); p != nil {
 			t.Log.Error("panic in a tool", "name", call.Name, "panic", p)
@@ -249,8 +254,10 @@ type answerBlocks struct {
 	order          []*shownCall
 }
 
+// shownCall is the open block of a tool call: its reference, and the id of the call.
 type shownCall struct{ ref, id string }
 
+// addDelta shows a piece of the answer. It opens a block for the first piece of a kind, and completes the block before it.
 func (s *answerBlocks) addDelta(d model.Delta) {
 	switch {
 	case d.Thinking != "":
@@ -280,6 +287,7 @@ func (s *answerBlocks) addDelta(d model.Delta) {
 	}
 }
 
+// stopThinking completes the open block of thinking, if there is one, with the fields of b.
 func (s *answerBlocks) stopThinking(b events.Block) {
 	if s.thinking != "" {
 		s.record.Complete(s.thinking, b)
@@ -287,6 +295,7 @@ func (s *answerBlocks) stopThinking(b events.Block) {
 	}
 }
 
+// stopText completes the open block of text, if there is one, with the fields of b.
 func (s *answerBlocks) stopText(b events.Block) {
 	if s.text != "" {
 		s.record.Complete(s.text, b)
@@ -297,7 +306,7 @@ func (s *answerBlocks) stopText(b events.Block) {
 // finish completes the blocks that the answer opened; if err is not nil, as cut short. A transcript can be cut after a
 // whole message, so only the last block has an anchor.
 func (s *answerBlocks) finish(a model.Answer, err error) {
-	status, last := events.StatusComplete, anchor(s.said)
+	status, last := events.StatusComplete, nextAnchor(s.said)
 	if err != nil {
 		status, last = events.StatusError, ""
 	}

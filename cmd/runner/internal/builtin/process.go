@@ -25,8 +25,8 @@ import (
 // defaultModel is used when neither the query nor OPENAI_MODEL names a model.
 const defaultModel = "gpt-4.1-mini"
 
-// prompt is the system prompt for a query without one.
-const prompt = `You are an agent that works in a sandbox. The folder /mnt/workspace is yours: read, write and list files there with your tools, and run Python or bash programs with run_code.
+// defaultPrompt is the system prompt for a query without one.
+const defaultPrompt = `You are an agent that works in a sandbox. The folder /mnt/workspace is yours: read, write and list files there with your tools, and run Python or bash programs with run_code.
 Do what you are asked, check that it works, and then say briefly what you did.`
 
 // Process is the process of `runner agent`.
@@ -85,7 +85,7 @@ func (p Process) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	}
 	environ := withoutOwnVariables(p.Environ)
 	loop := &Loop{
-		Model: model.NewClient(cfg), DefaultModel: name, Workspace: w, System: prompt, MaxSteps: steps, Now: time.Now, Log: p.Log,
+		Model: model.NewClient(cfg), DefaultModel: name, Workspace: w, System: defaultPrompt, MaxSteps: steps, Now: time.Now, Log: p.Log,
 	}
 	s := &server{
 		loop: loop, said: said, state: p.State, lost: lost, pipe: newPipe(out),
@@ -102,12 +102,12 @@ func (p Process) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 
 // server reads orders and runs turns.
 type server struct {
-	loop  *Loop
-	said  *Transcript
-	state string
-	lost  string // why the transcript is missing, until that is reported
-	told  bool   // the path of the transcript was reported
-	pipe  *pipe
+	loop     *Loop
+	said     *Transcript
+	state    string
+	lost     string // why the transcript is missing, until that is reported
+	reported bool   // the path of the transcript was reported
+	pipe     *pipe
 
 	own     []tool.Tool
 	servers *mcptool.Servers
@@ -119,6 +119,7 @@ type runningTurn struct {
 	done chan struct{} // closed when the turn has ended
 }
 
+// end interrupts the turn and waits until it has ended. It does nothing for nil.
 func (r *runningTurn) end() {
 	if r != nil {
 		r.stop()
@@ -126,6 +127,7 @@ func (r *runningTurn) end() {
 	}
 }
 
+// run executes orders until in or ctx ends. A query waits for the end of the turn before it.
 func (s *server) run(ctx context.Context, in io.Reader) error {
 	orders := make(chan order)
 	readErr := make(chan error, 1)
@@ -161,6 +163,7 @@ func (s *server) run(ctx context.Context, in io.Reader) error {
 	}
 }
 
+// start starts a turn in the background.
 func (s *server) start(ctx context.Context, q runner.Query) *runningTurn {
 	ctx, stop := context.WithCancel(ctx)
 	r := &runningTurn{stop: stop, done: make(chan struct{})}
@@ -171,6 +174,7 @@ func (s *server) start(ctx context.Context, q runner.Query) *runningTurn {
 	return r
 }
 
+// readOrders sends each order in in to orders, until in or ctx ends.
 func readOrders(ctx context.Context, in io.Reader, orders chan<- order) error {
 	lines := bufio.NewReader(in)
 	for {
@@ -200,8 +204,8 @@ func (s *server) runTurn(ctx context.Context, q runner.Query) {
 		s.pipe.Event(events.Error{Code: "TRANSCRIPT_LOST", Message: s.lost + ": the agent does not know the turns before"})
 		s.lost = ""
 	}
-	if !s.told {
-		s.told = true
+	if !s.reported {
+		s.reported = true
 		s.reportTranscript() // if the process dies in its first turn, the session can be resumed
 	}
 	if s.loop.Memory = q.MemoryFile; q.MemoryFile == "" {
@@ -221,6 +225,7 @@ func (s *server) runTurn(ctx context.Context, q runner.Query) {
 	s.pipe.write(report{Op: "end", Ended: &ended})
 }
 
+// reportTranscript reports the transcript's path and size.
 func (s *server) reportTranscript() {
 	s.pipe.Event(events.TranscriptWritten{AgentSessionID: s.said.ID, Path: s.said.path, Bytes: uint32(min(s.said.bytes, 1<<32-1))}) //nolint:gosec // bounded
 }

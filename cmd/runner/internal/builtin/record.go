@@ -59,6 +59,7 @@ func newPipe(w io.Writer) *pipe {
 	return &pipe{enc: enc}
 }
 
+// write writes a report as a line.
 func (p *pipe) write(r report) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

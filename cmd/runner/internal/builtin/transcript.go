@@ -53,8 +53,7 @@ func openTranscript(state, resume string) (*Transcript, error) {
 	return t, nil
 }
 
-// load reads the messages. It removes a last line that was cut by a crash, so that further messages begin on a new
-// line.
+// load reads the messages from disk. It removes a last line that was cut by a crash, so that further messages begin on a new line.
 func (t *Transcript) load() error {
 	in := bufio.NewReader(t.file)
 	for {

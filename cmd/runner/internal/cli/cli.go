@@ -47,29 +47,29 @@ func (e exit) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
 type commands struct {
 	settings.Logging
 
-	Serve                 serveCommand          `cmd:"" help:"Supervise agents: a Unix socket, one agent process that stays warm, a journal."`
-	Attach                attachCommand         `cmd:"" help:"Join stdin and stdout to a serving runner: commands in, journal out. Ends with stdin."`
-	ExecuteQuery          executeCommand        `cmd:"" help:"Run one query and print its journal. Exit code 0 completed, 1 failed, 130 interrupted."`
-	LoadAgentProfile      loadProfileCommand    `cmd:"" help:"Read a profile {systemPrompt, memoryFile, model, tools, subagents, commands, mcpServers, skills, maxTurns} from stdin for the queries that follow."`
-	LoadSessionTranscript loadTranscriptCommand `cmd:"" help:"Put a transcript from stdin where the agent looks for it."`
-	ReadSessionTranscript readTranscriptCommand `cmd:"" help:"Print an agent's transcript as the agent wrote it, one JSON object a line."`
-	ProvideTranscript     provideCommand        `cmd:"" help:"Keep a transcript from stdin that came from outside, for a query with fork.provided to begin with."`
-	Interrupt             interruptCommand      `cmd:"" help:"Ask the agent of a serving runner to stop its turn."`
-	WaitReady             waitReadyCommand      `cmd:"" help:"Wait until a runner serves at the socket, and print its status."`
-	Exec                  execCommand           `cmd:"" help:"Run a command that runner kill can end, with all that it started. Exit code the command's, 128 + signal if it was killed."`
-	Kill                  killCommand           `cmd:"" help:"End a command of runner exec, with all that it started."`
-	List                  listCommand           `cmd:"" help:"Print what is below a folder of the workspace, one object a line, sorted by path. Exit code of this and the next three: 3 no such file, 4 outside the workspace."`
-	Get                   getCommand            `cmd:"" help:"Print a file of the workspace."`
-	Put                   putCommand            `cmd:"" help:"Write stdin to a file of the workspace, in one step."`
-	Snapshot              snapshotCommand       `cmd:"" help:"Send the changes of workspace and state to the host, in frames on stdin and stdout."`
-	Restore               restoreCommand        `cmd:"" help:"Lay down the workspace and state that the host sends."`
-	Unpack                unpackCommand         `cmd:"" help:"Unpack a tar from stdin into a folder of the workspace. No file is written outside of the workspace."`
-	Remove                removeCommand         `cmd:"" help:"Remove a file of the workspace, or a folder with all below it."`
-	McpServe              mcpServeCommand       `cmd:"" help:"First process of an MCP server's container: starts the server anew for each connection to a Unix socket."`
-	McpReady              mcpReadyCommand       `cmd:"" help:"Wait until mcp-serve answers at the socket."`
-	McpJoin               mcpJoinCommand        `cmd:"" help:"Stand for an MCP server that runs in a container: join stdin, stdout and stderr to it. Exit code the server's."`
-	Volume                volumeCommand         `cmd:"" help:"Volumes of a fixed size, on the engine's machine."`
-	Agent                 agentCommand          `cmd:"" help:"The built-in agent's process: JSON lines on stdin and stdout. Started by the runner itself."`
+	Serve                 serveCommand             `cmd:"" help:"Supervise agents: a Unix socket, one agent process that stays warm, a journal."`
+	Attach                attachCommand            `cmd:"" help:"Join stdin and stdout to a serving runner: commands in, journal out. Ends with stdin."`
+	ExecuteQuery          executeQueryCommand      `cmd:"" help:"Run one query and print its journal. Exit code 0 completed, 1 failed, 130 interrupted."`
+	LoadAgentProfile      loadProfileCommand       `cmd:"" help:"Read a profile {systemPrompt, memoryFile, model, tools, subagents, commands, mcpServers, skills, maxTurns} from stdin for the queries that follow."`
+	LoadSessionTranscript loadTranscriptCommand    `cmd:"" help:"Put a transcript from stdin where the agent looks for it."`
+	ReadSessionTranscript readTranscriptCommand    `cmd:"" help:"Print an agent's transcript as the agent wrote it, one JSON object a line."`
+	ProvideTranscript     provideTranscriptCommand `cmd:"" help:"Keep a transcript from stdin that came from outside, for a query with fork.provided to begin with."`
+	Interrupt             interruptCommand         `cmd:"" help:"Ask the agent of a serving runner to stop its turn."`
+	WaitReady             waitReadyCommand         `cmd:"" help:"Wait until a runner serves at the socket, and print its status."`
+	Exec                  execCommand              `cmd:"" help:"Run a command that runner kill can end, with all that it started. Exit code the command's, 128 + signal if it was killed."`
+	Kill                  killCommand              `cmd:"" help:"End a command of runner exec, with all that it started."`
+	List                  listCommand              `cmd:"" help:"Print what is below a folder of the workspace, one object a line, sorted by path. Exit code of this and the next three: 3 no such file, 4 outside the workspace."`
+	Get                   getCommand               `cmd:"" help:"Print a file of the workspace."`
+	Put                   putCommand               `cmd:"" help:"Write stdin to a file of the workspace, in one step."`
+	Snapshot              snapshotCommand          `cmd:"" help:"Send the changes of workspace and state to the host, in frames on stdin and stdout."`
+	Restore               restoreCommand           `cmd:"" help:"Lay down the workspace and state that the host sends."`
+	Unpack                unpackCommand            `cmd:"" help:"Unpack a tar from stdin into a folder of the workspace. No file is written outside of the workspace."`
+	Remove                removeCommand            `cmd:"" help:"Remove a file of the workspace, or a folder with all below it."`
+	McpServe              mcpServeCommand          `cmd:"" help:"First process of an MCP server's container: starts the server anew for each connection to a Unix socket."`
+	McpReady              mcpReadyCommand          `cmd:"" help:"Wait until mcp-serve answers at the socket."`
+	McpJoin               mcpJoinCommand           `cmd:"" help:"Stand for an MCP server that runs in a container: join stdin, stdout and stderr to it. Exit code the server's."`
+	Volume                volumeCommand            `cmd:"" help:"Volumes of a fixed size, on the engine's machine."`
+	Agent                 agentCommand             `cmd:"" help:"The built-in agent's process: JSON lines on stdin and stdout. Started by the runner itself."`
 }
 
 // Run runs the command line and returns the exit code. The caller ends ctx on SIGINT and SIGTERM.
@@ -90,14 +90,14 @@ func Run(ctx context.Context, args []string, sys System) int {
 		kong.Vars{"egress": runner.EgressAddress, "journal_limit": strconv.Itoa(journal.DefaultLimit)},
 	)
 	if err != nil {
-		return say(sys, err, exitUsage)
+		return printError(sys, err, exitUsage)
 	}
 	k, err := parser.Parse(args)
 	if status >= 0 { // --help
 		return status
 	}
 	if err != nil {
-		return say(sys, err, exitUsage)
+		return printError(sys, err, exitUsage)
 	}
 	log := slog.New(slog.NewTextHandler(sys.Stderr, &slog.HandlerOptions{Level: c.LogLevel}))
 	if sys.Getenv(tokenVariable) != "" {
@@ -112,12 +112,13 @@ func Run(ctx context.Context, args []string, sys System) int {
 	case errors.As(err, &code):
 		return int(code)
 	case errors.As(err, &failed):
-		return say(sys, err, failed.code)
+		return printError(sys, err, failed.code)
 	}
-	return say(sys, err, exitFailed)
+	return printError(sys, err, exitFailed)
 }
 
-func say(sys System, err error, code int) int {
+// printError prints err on stderr, and returns the exit code.
+func printError(sys System, err error, code int) int {
 	if _, werr := fmt.Fprintf(sys.Stderr, "runner: %v\n", err); werr != nil {
 		return exitFailed
 	}

@@ -30,6 +30,7 @@ const exitSignal = 128
 // maxSecret is the longest secret of a sandbox, in bytes.
 const maxSecret = 1 << 10
 
+// waitReadyCommand waits until a runner serves at the socket. Optionally it sends the runner the sandbox's secret.
 type waitReadyCommand struct {
 	Socket string        `required:"" help:"Path of the serving runner's socket." env:"SPOOL_RUNNER_SOCKET"`
 	Within time.Duration `help:"How long to wait." default:"30s"`
@@ -79,7 +80,8 @@ type killableCommands struct {
 	Socket string `help:"Path of the serving runner's socket." env:"SPOOL_RUNNER_SOCKET"`
 }
 
-func (r killableCommands) prepare() (pid, kill string, err error) {
+// filePaths creates the folder, and returns the paths of <id>.pid and <id>.kill in it.
+func (r killableCommands) filePaths() (pid, kill string, err error) {
 	if !commandID.MatchString(r.ID) {
 		return "", "", fmt.Errorf("id: %.100q: want 1 to 100 letters, digits, - and _", r.ID)
 	}
@@ -110,7 +112,7 @@ func (c *execCommand) Run(ctx context.Context, sys *System, log *slog.Logger) (e
 	if len(args) == 0 {
 		return errors.New("command: give a program after --")
 	}
-	pidFile, killFile, err := c.Running.prepare()
+	pidFile, killFile, err := c.Running.filePaths()
 	if err != nil {
 		return err
 	}
@@ -184,7 +186,7 @@ type killCommand struct {
 }
 
 func (c *killCommand) Run(log *slog.Logger) error {
-	pidFile, killFile, err := c.Running.prepare()
+	pidFile, killFile, err := c.Running.filePaths()
 	if err != nil {
 		return err
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-type executeCommand struct {
+type executeQueryCommand struct {
 	Message      string `arg:"" help:"What the agent is asked."`
 	Architecture string `required:"" help:"The agent to run, such as spool or claude-code."`
 	SessionID    string `required:"" help:"Id of the session, whose transcript the agent continues."`
@@ -28,7 +28,7 @@ type executeCommand struct {
 	Limits       limits `embed:""`
 }
 
-func (c *executeCommand) Run(ctx context.Context, sys *System, log *slog.Logger) error {
+func (c *executeQueryCommand) Run(ctx context.Context, sys *System, log *slog.Logger) error {
 	if c.State == "" {
 		if filepath.Base(c.SessionID) != c.SessionID || strings.HasPrefix(c.SessionID, ".") {
 			return fmt.Errorf("session-id: %q cannot name a folder; give --state", c.SessionID)
@@ -36,11 +36,11 @@ func (c *executeCommand) Run(ctx context.Context, sys *System, log *slog.Logger)
 		base := cmp.Or(sys.Getenv("XDG_STATE_HOME"), filepath.Join(cmp.Or(sys.Getenv("HOME"), "."), ".local", "state"))
 		c.State = filepath.Join(base, "spool", "runner", c.SessionID)
 	}
-	place, err := prepare(c.Cwd, c.State)
+	place, err := prepareFolders(c.Cwd, c.State)
 	if err != nil {
 		return err
 	}
-	w, err := c.Limits.build(sys, log, place, nil)
+	w, err := c.Limits.buildRuntime(sys, log, place, nil)
 	if err != nil {
 		return err
 	}

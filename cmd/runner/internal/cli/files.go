@@ -16,8 +16,8 @@ import (
 	"github.com/spoolhq/spool/pkg/architecture"
 )
 
-// say prints v as one line of JSON.
-func (s *System) say(v any) error {
+// printJSON prints v as one line of JSON.
+func (s *System) printJSON(v any) error {
 	if err := json.NewEncoder(s.Stdout).Encode(v); err != nil {
 		return fmt.Errorf("print: %w", err)
 	}
@@ -36,18 +36,19 @@ func (c *loadProfileCommand) Run(sys *System) error {
 	if err := profile.Save(c.State, p); err != nil {
 		return err
 	}
-	return sys.say(map[string]any{"type": "agent_profile_loaded", "systemPromptBytes": len(p.SystemPrompt), "memoryFileBytes": len(p.MemoryFile), "model": p.Model})
+	return sys.printJSON(map[string]any{"type": "agent_profile_loaded", "systemPromptBytes": len(p.SystemPrompt), "memoryFileBytes": len(p.MemoryFile), "model": p.Model})
 }
 
-// transcriptAt identifies the transcript of an agent session.
-type transcriptAt struct {
+// transcriptFlags are the flags that identify the transcript of an agent session.
+type transcriptFlags struct {
 	Architecture string `required:"" help:"Architecture of the agent that wrote the transcript, such as spool or claude-code."`
 	AgentSession string `required:"" help:"The agent's own session id."`
 	Workspace    string `required:"" help:"The workspace, an existing folder." env:"SPOOL_RUNNER_WORKSPACE"`
 	State        string `required:"" help:"The state folder." env:"SPOOL_RUNNER_STATE"`
 }
 
-func (c transcriptAt) path(sys *System) (string, error) {
+// path returns the path at which the agent stores the transcript.
+func (c transcriptFlags) path(sys *System) (string, error) {
 	if name, ok := architecture.Canonical(c.Architecture); ok {
 		c.Architecture = name
 	}
@@ -55,7 +56,7 @@ func (c transcriptAt) path(sys *System) (string, error) {
 	if !ok {
 		return "", fmt.Errorf("architecture: %q is not known to this runner", c.Architecture)
 	}
-	place, err := prepare(c.Workspace, c.State)
+	place, err := prepareFolders(c.Workspace, c.State)
 	if err != nil {
 		return "", err
 	}
@@ -63,7 +64,7 @@ func (c transcriptAt) path(sys *System) (string, error) {
 }
 
 type loadTranscriptCommand struct {
-	At transcriptAt `embed:""`
+	At transcriptFlags `embed:""`
 }
 
 func (c *loadTranscriptCommand) Run(sys *System) error {
@@ -71,15 +72,15 @@ func (c *loadTranscriptCommand) Run(sys *System) error {
 	if err != nil {
 		return err
 	}
-	n, err := replace(path, sys.Stdin)
+	n, err := replaceFile(path, sys.Stdin)
 	if err != nil {
 		return err
 	}
-	return sys.say(map[string]any{"type": "session_transcript_loaded", "agentSessionId": c.At.AgentSession, "path": path, "bytes": n})
+	return sys.printJSON(map[string]any{"type": "session_transcript_loaded", "agentSessionId": c.At.AgentSession, "path": path, "bytes": n})
 }
 
-// replace writes a file atomically.
-func replace(path string, from io.Reader) (int64, error) {
+// replaceFile writes from to the file at path atomically, and returns the number of bytes.
+func replaceFile(path string, from io.Reader) (int64, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return 0, fmt.Errorf("make transcript folder: %w", err)
 	}
@@ -98,7 +99,7 @@ func replace(path string, from io.Reader) (int64, error) {
 }
 
 type readTranscriptCommand struct {
-	At transcriptAt `embed:""`
+	At transcriptFlags `embed:""`
 }
 
 func (c *readTranscriptCommand) Run(sys *System) error {

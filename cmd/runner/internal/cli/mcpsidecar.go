@@ -18,6 +18,7 @@ type stringList []string
 // UnmarshalText parses the list.
 func (w *stringList) UnmarshalText(raw []byte) error { return json.Unmarshal(raw, (*[]string)(w)) }
 
+// mcpServeCommand is the first process of an MCP server's container: it starts the server for each connection to its socket.
 type mcpServeCommand struct {
 	Socket     string      `required:"" help:"Path of the Unix socket; sockets beside it at which nobody answers are removed."`
 	Entrypoint stringList  `help:"The server's program and its first arguments, as a JSON list." default:"[]"`
@@ -28,7 +29,7 @@ type mcpServeCommand struct {
 
 func (c *mcpServeCommand) Run(ctx context.Context, sys *System, log *slog.Logger) error {
 	c.Egress.hostsOnly = true
-	out, err := c.Egress.open(ctx, sys, log)
+	out, err := c.Egress.openForwarder(ctx, sys, log)
 	if err != nil {
 		return err
 	}
@@ -66,6 +67,7 @@ func (c *mcpServeCommand) Run(ctx context.Context, sys *System, log *slog.Logger
 	})
 }
 
+// mcpReadyCommand waits until mcp-serve accepts connections at its socket.
 type mcpReadyCommand struct {
 	Socket string        `required:"" help:"Path of the server's socket."`
 	Within time.Duration `help:"How long to wait." default:"30s"`
@@ -78,6 +80,8 @@ func (c *mcpReadyCommand) Run(ctx context.Context) error {
 	return nil
 }
 
+// mcpJoinCommand takes the place of an MCP server that runs in another container: an agent starts it, and it connects stdin, stdout and
+// stderr to the server.
 type mcpJoinCommand struct {
 	Socket string        `required:"" help:"Path of the server's socket."`
 	Env    []string      `help:"Name of a variable that the server gets." sep:"none"`

@@ -25,7 +25,7 @@ type monitors struct {
 }
 
 // newMonitors returns the monitors of an agent's folders. The caller sets sup before it calls run.
-func newMonitors(place agent.Folders, d disk, descendants func() []int, log *slog.Logger) (*monitors, error) {
+func newMonitors(place agent.Folders, d diskConfig, descendants func() []int, log *slog.Logger) (*monitors, error) {
 	m := &monitors{}
 	dirs := []string{place.Workspace, place.State}
 	if d.stateOnly {
@@ -63,6 +63,7 @@ func (m *monitors) Tell(ctx context.Context, payloads ...events.Payload) string 
 	return m.sup.Tell(ctx, payloads...)
 }
 
+// activity returns what the agent does now, which determines how often the disk usage is measured.
 func (m *monitors) activity() watch.Activity {
 	switch running, resting := m.sup.Busy(); {
 	case running:

@@ -12,15 +12,15 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 )
 
-type provideCommand struct {
+type provideTranscriptCommand struct {
 	Trees  snapshotFolders `embed:""`
 	SHA256 string          `name:"sha256" required:"" help:"SHA-256 of the transcript in hex."`
 }
 
 // Run writes the transcript atomically. An earlier attempt may have left links in the folder: none is followed out of
 // the state folder.
-func (c *provideCommand) Run(sys *System) error {
-	place, err := prepare(c.Trees.Workspace, c.Trees.State)
+func (c *provideTranscriptCommand) Run(sys *System) error {
+	place, err := prepareFolders(c.Trees.Workspace, c.Trees.State)
 	if err != nil {
 		return err
 	}
@@ -33,10 +33,12 @@ func (c *provideCommand) Run(sys *System) error {
 	if err != nil {
 		return withExitCode(fmt.Errorf("write the provided transcript: %w", err))
 	}
-	return sys.say(map[string]any{"type": "transcript_provided", "bytes": n})
+	return sys.printJSON(map[string]any{"type": "transcript_provided", "bytes": n})
 }
 
-func (c *provideCommand) write(root *os.Root, from io.Reader) (int64, error) {
+// write copies the transcript from from into the state folder, and returns the number of bytes. It returns an error if the SHA-256 does
+// not match.
+func (c *provideTranscriptCommand) write(root *os.Root, from io.Reader) (int64, error) {
 	const tmp = agent.Provided + ".new"
 	if err := errors.Join(root.MkdirAll(path.Dir(tmp), 0o700), root.RemoveAll(tmp)); err != nil {
 		return 0, err

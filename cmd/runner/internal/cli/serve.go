@@ -39,15 +39,15 @@ type agentRuntime struct {
 	monitors     *monitors // nil for a single query
 }
 
-// disk configures how the disk usage of an agent's folders is watched.
-type disk struct {
+// diskConfig configures how the disk usage of an agent's folders is watched.
+type diskConfig struct {
 	limit     int64 // bytes; 0 for none
 	stateOnly bool  // the workspace is not measured
 }
 
-// build returns a runtime of the agent that works in the folders of place. If disk is nil, neither files nor disk
-// usage are watched.
-func (l limits) build(sys *System, log *slog.Logger, place agent.Folders, disk *disk) (*agentRuntime, error) {
+// buildRuntime returns the runtime of an agent that works in the folders of place; no process is started. disk is nil for a single query, whose
+// files and disk usage are not watched.
+func (l limits) buildRuntime(sys *System, log *slog.Logger, place agent.Folders, disk *diskConfig) (*agentRuntime, error) {
 	exe, err := sys.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("find the runner's own binary: %w", err)
@@ -78,8 +78,8 @@ func (l limits) build(sys *System, log *slog.Logger, place agent.Folders, disk *
 	return w, nil
 }
 
-// prepare returns the folders with absolute paths. The workspace has to exist; the state folder is created.
-func prepare(workspace, state string) (agent.Folders, error) {
+// prepareFolders returns the folders with absolute paths. The workspace has to exist; the state folder is created.
+func prepareFolders(workspace, state string) (agent.Folders, error) {
 	ws, err := filepath.Abs(workspace)
 	if err != nil {
 		return agent.Folders{}, fmt.Errorf("workspace %s: %w", workspace, err)
@@ -125,16 +125,16 @@ type serveCommand struct {
 }
 
 func (c *serveCommand) Run(ctx context.Context, sys *System, log *slog.Logger) error {
-	place, err := prepare(c.Workspace, c.State)
+	place, err := prepareFolders(c.Workspace, c.State)
 	if err != nil {
 		return err
 	}
-	w, err := c.Limits.build(sys, log, place, &disk{limit: c.DiskLimit, stateOnly: c.Shared})
+	w, err := c.Limits.buildRuntime(sys, log, place, &diskConfig{limit: c.DiskLimit, stateOnly: c.Shared})
 	if err != nil {
 		return err
 	}
 	defer ignoreHangups()()
-	out, err := c.Egress.open(ctx, sys, log)
+	out, err := c.Egress.openForwarder(ctx, sys, log)
 	if err != nil {
 		return err
 	}
@@ -168,7 +168,7 @@ func ignoreHangups() (undo func()) {
 	return func() { signal.Stop(dropped) }
 }
 
-// egressFlags are the flags of the forwarder to the egress proxy.
+// egressFlags are the flags of the forwarder that connects agents to the egress proxy.
 type egressFlags struct {
 	Socket    string `help:"Path of the egress proxy's Unix socket; without it and without a server nothing listens. The variable SPOOL_RUNNER_EGRESS_TOKEN holds the sandbox's token." env:"SPOOL_RUNNER_EGRESS_SOCKET"`
 	Server    string `help:"Address (host:port) at which the egress proxy speaks TLS, in place of its socket." env:"SPOOL_RUNNER_EGRESS_SERVER"`
@@ -181,8 +181,8 @@ type egressFlags struct {
 // tokenVariable has no flag: arguments can be read by every process.
 const tokenVariable = "SPOOL_RUNNER_EGRESS_TOKEN"
 
-// open listens on the loopback port and removes the token from the environment. It returns nil if neither a socket nor a server is set.
-func (o egressFlags) open(ctx context.Context, sys *System, log *slog.Logger) (*loopback.Forwarder, error) {
+// openForwarder listens on the loopback port and removes the token from the environment. It returns nil if neither a socket nor a server is set.
+func (o egressFlags) openForwarder(ctx context.Context, sys *System, log *slog.Logger) (*loopback.Forwarder, error) {
 	token := sys.Getenv(tokenVariable)
 	if token != "" {
 		if err := sys.Unsetenv(tokenVariable); err != nil {

@@ -18,7 +18,7 @@ type snapshotFolders struct {
 
 // roots returns the folders. It refuses the same folders as serve.
 func (t snapshotFolders) roots() (snapshot.Roots, error) {
-	place, err := prepare(t.Workspace, t.State)
+	place, err := prepareFolders(t.Workspace, t.State)
 	return snapshot.Roots{Workspace: place.Workspace, State: place.State}, err
 }
 

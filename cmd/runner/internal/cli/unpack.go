@@ -23,5 +23,5 @@ func (c *unpackCommand) Run(ctx context.Context, sys *System) error {
 	if err != nil {
 		return withExitCode(err)
 	}
-	return sys.say(map[string]any{"type": "archive_unpacked", "files": done.Files, "bytes": done.Bytes})
+	return sys.printJSON(map[string]any{"type": "archive_unpacked", "files": done.Files, "bytes": done.Bytes})
 }

@@ -8,10 +8,10 @@ import (
 
 // volumeCommand groups the commands for volumes of a fixed size, which run on the engine's machine.
 type volumeCommand struct {
-	Make   volumeMakeCommand   `cmd:"" help:"Make the file systems of volumes, or find them, and attach them to loop devices."`
-	Attach volumeAttachCommand `cmd:"" help:"Attach the file systems of volumes to loop devices again."`
-	Sweep  volumeSweepCommand  `cmd:"" help:"Detach loop devices of volumes that were removed."`
-	Exceed volumeExceedCommand `cmd:"" help:"Write more into a folder than its limits; exit code 0 if that is refused."`
+	Make   makeFileSystemsCommand   `cmd:"" help:"Make the file systems of volumes, or find them, and attach them to loop devices."`
+	Attach attachFileSystemsCommand `cmd:"" help:"Attach the file systems of volumes to loop devices again."`
+	Sweep  detachLoopDevicesCommand `cmd:"" help:"Detach loop devices of volumes that were removed."`
+	Exceed exceedLimitsCommand      `cmd:"" help:"Write more into a folder than its limits; exit code 0 if that is refused."`
 }
 
 // volumeLimits are the flags for the limits of a volume.
@@ -20,22 +20,25 @@ type volumeLimits struct {
 	Files int64 `required:"" help:"How many files and folders there may be."`
 }
 
-type volumeMakeCommand struct {
+// makeFileSystemsCommand makes, in files of fixed size, the file systems of volumes that do not exist, and attaches them to loop devices.
+type makeFileSystemsCommand struct {
 	Limits  volumeLimits    `embed:""`
 	Volumes []volume.Volume `arg:"" help:"NAME=/folder of each volume."`
 }
 
-func (c *volumeMakeCommand) Run() error { return volume.Make(volume.Limits(c.Limits), c.Volumes) }
+func (c *makeFileSystemsCommand) Run() error { return volume.Make(volume.Limits(c.Limits), c.Volumes) }
 
-type volumeAttachCommand struct {
+// attachFileSystemsCommand attaches file systems that were made before to loop devices, after a restart of the machine.
+type attachFileSystemsCommand struct {
 	Volumes []volume.Volume `arg:"" help:"NAME=/folder of each volume."`
 }
 
-func (c *volumeAttachCommand) Run() error { return volume.Attach(c.Volumes) }
+func (c *attachFileSystemsCommand) Run() error { return volume.Attach(c.Volumes) }
 
-type volumeSweepCommand struct{}
+// detachLoopDevicesCommand detaches the loop devices of volumes that were removed.
+type detachLoopDevicesCommand struct{}
 
-func (c *volumeSweepCommand) Run(sys *System) error {
+func (c *detachLoopDevicesCommand) Run(sys *System) error {
 	n, err := volume.Sweep()
 	if err != nil {
 		return err
@@ -44,9 +47,10 @@ func (c *volumeSweepCommand) Run(sys *System) error {
 	return err
 }
 
-type volumeExceedCommand struct {
+// exceedLimitsCommand checks that the limits of a volume are enforced: it writes more into a folder than they allow.
+type exceedLimitsCommand struct {
 	Limits volumeLimits `embed:""`
 	Dir    string       `arg:"" help:"The folder."`
 }
 
-func (c *volumeExceedCommand) Run() error { return volume.Exceed(c.Dir, volume.Limits(c.Limits)) }
+func (c *exceedLimitsCommand) Run() error { return volume.Exceed(c.Dir, volume.Limits(c.Limits)) }

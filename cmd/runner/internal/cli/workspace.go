@@ -67,14 +67,14 @@ func (c *putCommand) Run(sys *System) error {
 	}
 	content := sys.Stdin
 	if c.Chunked {
-		content = &chunks{in: bufio.NewReader(sys.Stdin)}
+		content = &chunkReader{in: bufio.NewReader(sys.Stdin)}
 	}
 	return c.At.withWorkspace(func(w *workspace.Workspace) error {
 		path, n, err := w.Write(c.Path, content, fs.FileMode(c.Mode))
 		if err != nil {
 			return err
 		}
-		return sys.say(map[string]any{"type": "file_put", "path": path, "bytes": n})
+		return sys.printJSON(map[string]any{"type": "file_put", "path": path, "bytes": n})
 	})
 }
 
@@ -129,15 +129,15 @@ func (c *removeCommand) Run() error {
 	return c.At.withWorkspace(func(w *workspace.Workspace) error { return w.Remove(c.Path) })
 }
 
-// chunks reads content that marks its own end: if the stream breaks off before the mark, Read returns an error, so that
+// chunkReader reads content that marks its own end: if the stream breaks off before the mark, Read returns an error, so that
 // the file is not stored incomplete.
-type chunks struct {
+type chunkReader struct {
 	in   *bufio.Reader
 	left int64
 	done bool
 }
 
-func (c *chunks) Read(p []byte) (int, error) {
+func (c *chunkReader) Read(p []byte) (int, error) {
 	if c.done {
 		return 0, io.EOF
 	}

@@ -72,8 +72,8 @@ func (j *Journal) SetPace(p runner.Pace) {
 func (j *Journal) Slowed() bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	slowed := j.pace.slowed && !j.pace.told
-	j.pace.told = j.pace.slowed
+	slowed := j.pace.slowed && !j.pace.reported
+	j.pace.reported = j.pace.slowed
 	return slowed
 }
 
@@ -159,6 +159,7 @@ func (j *Journal) Bounds() (first, last uint64) {
 	return j.first, j.first + uint64(len(j.lines)) - 1
 }
 
+// wake notifies callers that wait for a change. The caller must hold mu.
 func (j *Journal) wake() {
 	close(j.changed)
 	j.changed = make(chan struct{})
@@ -177,6 +178,7 @@ func encode(l runner.Line) []byte {
 	return raw
 }
 
+// marshal returns JSON without HTML escapes.
 func marshal(v any) ([]byte, error) {
 	var buf bytes.Buffer
 	enc := json.NewEncoder(&buf)

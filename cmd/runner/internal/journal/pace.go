@@ -9,10 +9,11 @@ import (
 
 // pace measures how far the journal is ahead of a runner.Pace. The zero value has no limit.
 type pace struct {
-	events, bytes bucket
-	slowed, told  bool
+	events, bytes    bucket
+	slowed, reported bool
 }
 
+// newPace returns a pace that starts with a full burst.
 func newPace(p runner.Pace, now time.Time) pace {
 	return pace{events: newBucket(p.EventsPerSecond, now), bytes: newBucket(p.BytesPerSecond, now)}
 }
@@ -39,14 +40,17 @@ type bucket struct {
 	at   time.Time // when left was computed
 }
 
+// newBucket returns a full bucket.
 func newBucket(rate uint32, now time.Time) bucket {
 	b := bucket{rate: float64(rate), at: now}
 	b.left = b.burst()
 	return b
 }
 
+// burst returns the size of the bucket.
 func (b *bucket) burst() float64 { return b.rate * runner.PaceBurst.Seconds() }
 
+// wait refills the bucket for the time that has passed, and returns how long the next line has to wait.
 func (b *bucket) wait(now time.Time) time.Duration {
 	if b.rate == 0 {
 		return 0

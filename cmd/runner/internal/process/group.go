@@ -62,7 +62,7 @@ func (g *Group) start(cmd *exec.Cmd) error {
 		return err
 	}
 	g.own[cmd.Process.Pid] = true
-	if err := sacrifice(cmd.Process.Pid); err != nil {
+	if err := raiseOOMScore(cmd.Process.Pid); err != nil {
 		g.log.Debug("tell the kernel to end the agent before the runner", "err", err)
 	}
 	return nil
@@ -86,7 +86,7 @@ func (g *Group) reap() {
 		return
 	}
 	self := os.Getpid()
-	for _, p := range snapshot() {
+	for _, p := range listProcesses() {
 		if p.parent == self && p.dead && !g.own[p.pid] {
 			if _, err := syscall.Wait4(p.pid, nil, syscall.WNOHANG, nil); err != nil {
 				g.log.Debug("reap", "pid", p.pid, "err", err)
@@ -120,7 +120,7 @@ func (g *Group) killTree(pid int) error {
 
 // Descendants returns the ids of all running descendants of this process.
 func (g *Group) Descendants() []int {
-	all := snapshot()
+	all := listProcesses()
 	tree := map[int]bool{os.Getpid(): true}
 	var out []int
 	for grown := true; grown; {
@@ -169,7 +169,7 @@ func (g *Group) survivors(pid int, doomed map[int]uint64) []int {
 		own[p] = true
 	}
 	g.mu.Unlock()
-	all := snapshot()
+	all := listProcesses()
 	self := os.Getpid()
 	belongs := func(p proc) bool {
 		start, known := doomed[p.pid]
@@ -196,7 +196,7 @@ func (g *Group) survivors(pid int, doomed map[int]uint64) []int {
 
 // Memory returns the sum of the resident sizes of all descendants of this process, in bytes.
 func (g *Group) Memory() uint64 {
-	all := snapshot()
+	all := listProcesses()
 	tree := map[int]bool{os.Getpid(): true}
 	var sum uint64
 	for grown := true; grown; {

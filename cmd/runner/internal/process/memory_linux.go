@@ -65,6 +65,7 @@ func (g MemoryGroup) Kills() (uint64, bool) {
 // a cgroup of its own.
 func (g MemoryGroup) IsExclusive() bool { return g.own }
 
+// readKills returns the counter oom_kill in a file of a control group, and false if the file does not have it.
 func readKills(file string) (uint64, bool) {
 	raw, err := os.ReadFile(file)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

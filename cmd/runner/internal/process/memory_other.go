@@ -11,5 +11,5 @@ func FindMemoryGroup(string) MemoryGroup { return MemoryGroup{} }
 // Kills returns false: the number is unknown.
 func (MemoryGroup) Kills() (uint64, bool) { return 0, false }
 
-// Own returns false.
+// IsExclusive returns false.
 func (MemoryGroup) IsExclusive() bool { return false }

@@ -90,6 +90,7 @@ type tail struct {
 	end []byte
 }
 
+// add appends a line and drops what no longer fits.
 func (t *tail) add(line []byte) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -124,6 +125,7 @@ type queue struct {
 
 func newQueue(f *os.File) *queue { return &queue{file: f, wake: make(chan struct{}, 1)} }
 
+// add queues a line. It drops the line if the queue is closed.
 func (q *queue) add(line []byte) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

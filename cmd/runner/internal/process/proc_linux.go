@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// becomeSubreaper makes the kernel give this process the orphans of its descendants.
 func becomeSubreaper() error {
 	if os.Getpid() == 1 {
 		return nil
@@ -19,12 +20,13 @@ func becomeSubreaper() error {
 // before it ends the runner, and with it the sandbox.
 const agentOOMScore = "500"
 
-func sacrifice(pid int) error {
+// raiseOOMScore sets a process's oom_score_adj to agentOOMScore, so that the kernel ends it before the runner.
+func raiseOOMScore(pid int) error {
 	return os.WriteFile("/proc/"+strconv.Itoa(pid)+"/oom_score_adj", []byte(agentOOMScore), 0)
 }
 
-// snapshot returns the processes; those that end meanwhile are left out.
-func snapshot() []proc {
+// listProcesses returns the processes; those that end meanwhile are left out.
+func listProcesses() []proc {
 	dir, err := os.Open("/proc")
 	if err != nil {
 		return nil

@@ -14,7 +14,7 @@ type Root struct {
 // Tree returns the Root of a process that has just been started.
 func Tree(log *slog.Logger, pid int) Root {
 	r := Root{PID: pid}
-	if p, ok := find(pid); ok {
+	if p, ok := findProcess(pid); ok {
 		r.Start = p.start
 	} else {
 		log.Debug("read the start time of a process: not found", "pid", pid)
@@ -25,14 +25,15 @@ func Tree(log *slog.Logger, pid int) Root {
 // Kill kills the process with its group, its session and its descendants, and returns when none is left. It returns
 // nil if the process has ended, and does not touch another process that got its pid.
 func (r Root) Kill(log *slog.Logger) error {
-	if p, ok := find(r.PID); r.Start != 0 && (!ok || p.start != r.Start) {
+	if p, ok := findProcess(r.PID); r.Start != 0 && (!ok || p.start != r.Start) {
 		return nil
 	}
 	return NewGroup(log).killTree(r.PID)
 }
 
-func find(pid int) (proc, bool) {
-	all := snapshot()
+// findProcess returns the entry of a process in the process table, and false if the process has ended.
+func findProcess(pid int) (proc, bool) {
+	all := listProcesses()
 	i := slices.IndexFunc(all, func(p proc) bool { return p.pid == pid })
 	if i < 0 {
 		return proc{}, false

@@ -88,6 +88,7 @@ func Claim(ctx context.Context, socket, secret string) error {
 	return runner.GiveSecret(c, secret)
 }
 
+// dial connects to the runner's socket.
 func dial(ctx context.Context, socket string) (net.Conn, error) {
 	var d net.Dialer
 	c, err := d.DialContext(ctx, "unix", socket)

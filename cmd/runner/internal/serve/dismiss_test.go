@@ -28,7 +28,7 @@ func TestServe_ClosesConnectionAfterDismissal(t *testing.T) {
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	s.dismiss()
+	s.closeConnections()
 	s.serve(accepted)
 	s.wg.Wait() // as Run does
 	if _, err := client.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {

@@ -36,6 +36,7 @@ type follower struct {
 	work    sync.WaitGroup
 }
 
+// newFollower returns the follower of a connection that has sent its Attach line.
 func newFollower(s *Server, c net.Conn, a runner.Attach) *follower {
 	f := &follower{s: s, conn: c, attach: a, replies: make(chan runner.Reply, maxReplies), last: make(chan struct{}), sent: make(chan struct{})}
 	f.ctx, f.cancel = context.WithCancel(context.Background())
@@ -183,6 +184,7 @@ func (f *follower) read(in *bufio.Reader) {
 	}
 }
 
+// executeCommand executes a command of the follower, unless it is fenced, and queues the reply.
 func (f *follower) executeCommand(c runner.Command) {
 	sup := f.s.cfg.Supervisor
 	r := runner.Reply{ID: c.ID}

@@ -98,11 +98,12 @@ func (s *Server) Run(ctx context.Context) error {
 	go func() { accepting <- s.accept() }()
 	runErr := s.cfg.Supervisor.Run(ctx)
 	closeErr := s.listener.Close()
-	s.dismiss()
+	s.closeConnections()
 	s.wg.Wait()
 	return errors.Join(runErr, closeErr, <-accepting)
 }
 
+// accept serves connections until the listener is closed.
 func (s *Server) accept() error {
 	for {
 		c, err := s.listener.AcceptUnix()
@@ -120,7 +121,7 @@ func (s *Server) accept() error {
 }
 
 // serve handles a connection in its own goroutine. A connection that was accepted before the listener closed, but comes here after
-// dismiss, is closed: nothing else would ever end its goroutine, and Run waits for it.
+// closeConnections, is closed: nothing else would ever end its goroutine, and Run waits for it.
 func (s *Server) serve(c *net.UnixConn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -135,6 +136,7 @@ func (s *Server) serve(c *net.UnixConn) {
 	})
 }
 
+// forget removes a connection that has ended.
 func (s *Server) forget(c net.Conn) {
 	if err := c.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
 		s.cfg.Log.Debug("close connection", "err", err)
@@ -144,8 +146,8 @@ func (s *Server) forget(c net.Conn) {
 	delete(s.conns, c)
 }
 
-// dismiss closes every connection, the follower's after the last lines were sent.
-func (s *Server) dismiss() {
+// closeConnections closes every connection, the follower's after the last lines were sent.
+func (s *Server) closeConnections() {
 	s.mu.Lock()
 	f := s.follower
 	s.mu.Unlock()
@@ -173,7 +175,7 @@ func (s *Server) handle(c *net.UnixConn) {
 	if err := c.SetDeadline(time.Now().Add(firstLineWithin)); err != nil {
 		return
 	}
-	conn, in, proved, err := s.prove(c)
+	conn, in, proved, err := s.acceptProof(c)
 	if err != nil {
 		s.cfg.Log.Warn("a connection without a proof of the sandbox's secret is refused", "err", err)
 		return
@@ -208,9 +210,9 @@ func (s *Server) handle(c *net.UnixConn) {
 	s.mu.Unlock()
 }
 
-// prove returns the stream to use for a connection. If the executor proves the sandbox's secret, that is an encrypted stream
+// acceptProof returns the stream to use for a connection. If the executor proves the sandbox's secret, that is an encrypted stream
 // over the connection, and proved is true; otherwise it is the connection itself.
-func (s *Server) prove(c *net.UnixConn) (conn net.Conn, in *bufio.Reader, proved bool, err error) {
+func (s *Server) acceptProof(c *net.UnixConn) (conn net.Conn, in *bufio.Reader, proved bool, err error) {
 	in = bufio.NewReaderSize(c, lineBuffer)
 	head, err := in.Peek(1)
 	if err != nil || !runner.IsSealed(head[0]) {
@@ -229,7 +231,8 @@ func (s *Server) prove(c *net.UnixConn) (conn net.Conn, in *bufio.Reader, proved
 	return conn, bufio.NewReaderSize(conn, lineBuffer), true, nil
 }
 
-// executeSingle executes one command of a caller without an epoch.
+// executeSingle executes the only command of a connection that does not follow, and answers it. proved is true if the peer has proved the
+// sandbox's secret.
 func (s *Server) executeSingle(c net.Conn, cmd runner.Claim, proved bool) {
 	switch cmd.Op {
 	case runner.OpClaim:
@@ -253,7 +256,8 @@ func (s *Server) executeSingle(c net.Conn, cmd runner.Claim, proved bool) {
 	}
 }
 
-// claim accepts the secret of a runner that has none and that was never followed: no agent runs in its sandbox yet.
+// claim stores the secret that executors must prove from then on. It refuses with FORBIDDEN if the runner has another secret or was
+// followed already: until then no agent runs in its sandbox.
 func (s *Server) claim(secret string) *runner.Error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -270,13 +274,14 @@ func (s *Server) claim(secret string) *runner.Error {
 	return nil
 }
 
-// checkProof refuses a peer that has not proved the secret of a claimed runner.
+// checkProof refuses with FORBIDDEN if the runner was claimed and the peer has not proved its secret.
 func (s *Server) checkProof(proved bool) *runner.Error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.checkProofLocked(proved)
 }
 
+// checkProofLocked is checkProof for a caller that holds mu.
 func (s *Server) checkProofLocked(proved bool) *runner.Error {
 	if proved || s.secret == "" {
 		return nil
@@ -284,7 +289,8 @@ func (s *Server) checkProofLocked(proved bool) *runner.Error {
 	return &runner.Error{Code: "FORBIDDEN", Message: "the runner obeys only an executor that proves the sandbox's secret"}
 }
 
-// admit makes f the follower in place of the current one, unless f is fenced.
+// admit makes f the follower in place of the current one, which it ends. It refuses with FENCED if a higher epoch was seen, and with
+// FORBIDDEN if the runner was claimed and proved is false: the executor has not proved the sandbox's secret.
 func (s *Server) admit(f *follower, proved bool) *runner.Error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -302,7 +308,7 @@ func (s *Server) admit(f *follower, proved bool) *runner.Error {
 	return nil
 }
 
-// fence checks the epoch of a command and stores a higher one.
+// fence refuses a command with FENCED if a higher epoch was seen. Otherwise it stores the epoch.
 func (s *Server) fence(epoch uint64) *runner.Error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -317,6 +323,7 @@ func fencedError(got, highest uint64) *runner.Error {
 	return &runner.Error{Code: "FENCED", Message: fmt.Sprintf("epoch %d is over; the highest seen is %d", got, highest)}
 }
 
+// refuse sends an error as the only answer on a connection.
 func (s *Server) refuse(c net.Conn, code, message string) {
 	s.send(c, runner.Message{Reply: &runner.Reply{Error: &runner.Error{Code: code, Message: message}}})
 }

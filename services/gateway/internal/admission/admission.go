@@ -178,7 +178,7 @@ func (r *Request) count(n int64) {
 	}
 }
 
-// Return returns n bytes before the request ends.
+// Return releases n of the bytes that the request holds, before the request ends.
 func (r *Request) Return(n int64) {
 	a := r.admission
 	a.mu.Lock()
@@ -186,7 +186,7 @@ func (r *Request) Return(n int64) {
 	r.release(min(n, r.held))
 }
 
-// Keep returns all bytes that the request holds beyond n.
+// Keep releases the bytes that the request holds beyond n.
 func (r *Request) Keep(n int64) {
 	a := r.admission
 	a.mu.Lock()
@@ -194,7 +194,7 @@ func (r *Request) Keep(n int64) {
 	r.release(max(0, r.held-n))
 }
 
-// End returns all bytes that the request holds. It may be called more than once.
+// End releases all bytes that the request holds. It may be called more than once.
 func (r *Request) End() {
 	a := r.admission
 	a.mu.Lock()
@@ -203,7 +203,7 @@ func (r *Request) End() {
 	r.release(r.held)
 }
 
-// release returns n bytes and wakes waiters. admission.mu must be held.
+// release subtracts n bytes from all counters, and wakes waiters. admission.mu must be held.
 func (r *Request) release(n int64) {
 	if n == 0 {
 		return
@@ -230,9 +230,10 @@ func From(ctx context.Context) *Request {
 	return r
 }
 
-// Reader returns a reader that takes each piece of from before it is read.
+// Reader returns a reader of from that calls Take for each piece before it reads the piece. Read returns the error of Take.
 func (r *Request) Reader(from io.Reader) io.Reader { return &reader{request: r, from: from} }
 
+// reader is the result of Request.Reader.
 type reader struct {
 	request *Request
 	from    io.Reader
@@ -259,7 +260,7 @@ func (r *reader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Stream admits a stream of a tenant. The caller must call end. The error is TOO_MANY_STREAMS.
+// Stream counts an open stream of a tenant. The caller must call end when the stream ends. The error is TOO_MANY_STREAMS.
 func (a *Admission) Stream(tenant string) (end func(), err error) {
 	most, of := a.limits.TenantStreams, " (--max-tenant-streams)"
 	if own := a.limits.TenantLimits(tenant).Streams; own > 0 {
@@ -298,7 +299,7 @@ func (a *Admission) forget(tenant string) {
 	}
 }
 
-// Bytes returns the bytes that all requests in flight hold.
+// Bytes returns the number of bytes that all requests in flight hold.
 func (a *Admission) Bytes() int64 {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -39,7 +39,7 @@ func (h *headers) take(n int) bool {
 	return true
 }
 
-// release returns n counted bytes.
+// release subtracts n bytes from the count.
 func (h *headers) release(n int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -79,7 +79,7 @@ func (c *limitedConn) expectHeader() {
 	c.inHeader, c.read = true, 0
 }
 
-// headerRead ends the header and returns its counted bytes.
+// headerRead ends the header, so that its bytes no longer count.
 func (c *limitedConn) headerRead() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -8,9 +8,9 @@ import (
 )
 
 const (
-	// answers is the largest number of refused connections that are being answered at the same time; further ones are closed
+	// maxAnswering is the largest number of refused connections that are being answered at the same time; further ones are closed
 	// without an answer.
-	answers = 64
+	maxAnswering = 64
 	// answerTime bounds how long a refused connection stays open for its answer.
 	answerTime = time.Second
 )
@@ -33,7 +33,7 @@ type Listener struct {
 // NewListener limits l to total connections, and to each connections from one address. answer is sent on refused
 // connections before they are closed; nil sends nothing.
 func NewListener(l net.Listener, total, each int, answer []byte) *Listener {
-	return &Listener{Listener: l, total: total, each: each, answer: answer, answering: make(chan struct{}, answers), hosts: map[string]int{}}
+	return &Listener{Listener: l, total: total, each: each, answer: answer, answering: make(chan struct{}, maxAnswering), hosts: map[string]int{}}
 }
 
 // Accept returns the next connection that is within the limits.

@@ -101,6 +101,7 @@ func (s *Sender) Send(ctx context.Context, r Request) (command.Answer, error) {
 	return answer, err
 }
 
+// send implements Send, which counts the outcome.
 func (s *Sender) send(ctx context.Context, r Request) (command.Answer, error) {
 	if r.Tenant == "" {
 		r.Tenant = r.Principal.Tenant

@@ -118,6 +118,7 @@ func (i *idempotency) release(ctx context.Context, name string) error {
 	return kv.Delete(ctx, name)
 }
 
+// errNotClaimed returns the problem for a request whose key could not be stored, so that nothing was done.
 func errNotClaimed(err error) error {
 	return problem.New(problem.Unavailable, "", "NATS does not answer, so the Idempotency-Key could not be stored; nothing was done, try again").WithCause(err)
 }

@@ -158,24 +158,24 @@ func (l *ledger) refresh(ctx context.Context, q *Quota, tenant string) error {
 func (l *ledger) usedBytes(ctx context.Context, q *Quota, limit, more int64) (used int64, err error) {
 	now := q.cfg.Now()
 	for h := range l.holds {
-		if h.counted(l.positions, now) {
+		if h.isCounted(l.positions, now) {
 			delete(l.holds, h)
 		}
 	}
-	if used = l.sum(); used+more <= limit {
+	if used = l.countedBytes(); used+more <= limit {
 		return used, nil
 	}
 	for _, list := range []*[]leftover{&l.refused, &l.accepted} {
-		if *list, err = prune(ctx, *list); err != nil {
+		if *list, err = pruneLeftovers(ctx, *list); err != nil {
 			return 0, err
 		}
 	}
-	return l.sum(), nil
+	return l.countedBytes(), nil
 }
 
-// sum returns the bytes that count against the tenant's limit. The field stored includes accepted uploads after a delay,
+// countedBytes returns the bytes that count against the tenant's limit. The field stored includes accepted uploads after a delay,
 // so accepted uploads count only if they are larger than stored. That bounds a client that stores and deletes alternately.
-func (l *ledger) sum() int64 {
+func (l *ledger) countedBytes() int64 {
 	var accepted int64
 	for _, x := range l.accepted {
 		accepted += x.bytes
@@ -190,8 +190,8 @@ func (l *ledger) sum() int64 {
 	return used
 }
 
-// prune drops leftovers that the janitor has removed. The janitor removes older content first.
-func prune(ctx context.Context, list []leftover) ([]leftover, error) {
+// pruneLeftovers drops leftovers that the janitor has removed. The janitor removes older content first.
+func pruneLeftovers(ctx context.Context, list []leftover) ([]leftover, error) {
 	for len(list) > 0 {
 		gone, err := list[0].removed(ctx)
 		if err != nil || !gone {
@@ -237,8 +237,8 @@ type Hold struct {
 	until time.Time // when it stops counting, if no event determines that
 }
 
-// counted reports whether the read models count the upload, or never will.
-func (h *Hold) counted(positions map[int]uint64, now time.Time) bool {
+// isCounted reports whether the read models count the upload, so that the ledger must not, or whether they never will.
+func (h *Hold) isCounted(positions map[int]uint64, now time.Time) bool {
 	return h.seq > 0 && positions[h.group] >= h.seq || !h.until.IsZero() && now.After(h.until)
 }
 

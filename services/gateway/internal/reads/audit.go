@@ -124,6 +124,7 @@ func (s *Store) keyIDsByName(ctx context.Context, tenant, name string) ([]string
 	return append(ids, name), err
 }
 
+// auditEntry converts a row of the audit to an API message, and returns the cursor after that row.
 func auditEntry(r pgx.Rows) (*spoolv1.AuditEntry, auditCursor, error) {
 	e := &spoolv1.AuditEntry{Actor: &spoolv1.AuditActor{}}
 	var at time.Time
@@ -135,19 +136,21 @@ func auditEntry(r pgx.Rows) (*spoolv1.AuditEntry, auditCursor, error) {
 	}
 	p.Micros = at.UnixMicro()
 	e.Time, e.Position = wirejson.Time(at), eventlog.Position{Shard: int(p.Shard), Seq: uint64(p.Seq)}.String()
-	e.Types, e.About, e.ExecutionId = strings.Split(types, ","), optional(about), optional(execution)
+	e.Types, e.About, e.ExecutionId = strings.Split(types, ","), nilIfEmpty(about), nilIfEmpty(execution)
 	if e.Aspect == string(events.Life) {
 		e.SessionId = &subject
 	}
-	e.Actor.KeyId, e.Actor.KeyName, e.Actor.User, e.Actor.Service, e.Actor.Address = optional(key), optional(name), optional(user), optional(service), optional(address)
+	e.Actor.KeyId, e.Actor.KeyName, e.Actor.User, e.Actor.Service, e.Actor.Address = nilIfEmpty(key), nilIfEmpty(name), nilIfEmpty(user), nilIfEmpty(service), nilIfEmpty(address)
 	return e, p, nil
 }
 
+// auditDigest returns a digest of the tenant and the filter, by which a page token of another list is recognized.
 func auditDigest(tenant string, f AuditFilter) string {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%q", []string{tenant, f.Session, f.Actor, f.Since}))
 	return hex.EncodeToString(sum[:8])
 }
 
+// token returns the page token of a page that ended at p.
 func (p auditCursor) token(digest string) string {
 	p.Filter = digest
 	b, err := json.Marshal(p)

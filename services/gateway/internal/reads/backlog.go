@@ -163,7 +163,8 @@ func (s *Store) searchPartition(ctx context.Context, at eventlog.Position, filte
 	}
 }
 
-// next reads the log. It returns READ_MODEL_BEHIND if the backlog is too long to be read in time.
+// next returns the first commit after a position whose subject matches the filter; see Log.Next. It returns READ_MODEL_BEHIND if the
+// backlog is too long to be read in time.
 func (s *Store) next(ctx context.Context, after eventlog.Position, filter string) (eventlog.Head, error) {
 	if ctx.Err() != nil {
 		return eventlog.Head{}, errBehind()
@@ -256,6 +257,7 @@ func (s *Store) VisibleExecution(ctx context.Context, tenant, execution string, 
 	return session, err
 }
 
+// errNoExecution returns EXECUTION_NOT_FOUND.
 func errNoExecution() error {
 	return problem.New(problem.ExecutionNotFound, "", "there is no such execution")
 }

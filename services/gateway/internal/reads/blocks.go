@@ -65,11 +65,11 @@ func (s *Store) Blocks(ctx context.Context, tenant, session, conversation string
 func Block(b events.Block) *spoolv1.Block {
 	out := &spoolv1.Block{
 		Id: b.ID, Kind: string(b.Kind), Status: string(b.Status), Timestamp: wirejson.Time(b.Time),
-		ExecutionId: optional(b.ExecutionID), ConversationId: optional(b.ConversationID),
-		Content: optional(b.Content), Model: optional(b.Model), Summary: optional(b.Summary),
-		ToolName: optional(b.ToolName), ToolUseId: optional(b.ToolUseID), Input: wirejson.Raw(string(b.Input)),
-		DisplayName: optional(b.DisplayName), Description: optional(b.Description), Output: optional(b.Output),
-		SubagentId: optional(b.SubagentID), Name: optional(b.Name), Subtype: optional(b.Subtype), Code: optional(b.Code), Message: optional(b.Message), Anchor: optional(b.Anchor),
+		ExecutionId: nilIfEmpty(b.ExecutionID), ConversationId: nilIfEmpty(b.ConversationID),
+		Content: nilIfEmpty(b.Content), Model: nilIfEmpty(b.Model), Summary: nilIfEmpty(b.Summary),
+		ToolName: nilIfEmpty(b.ToolName), ToolUseId: nilIfEmpty(b.ToolUseID), Input: wirejson.Raw(string(b.Input)),
+		DisplayName: nilIfEmpty(b.DisplayName), Description: nilIfEmpty(b.Description), Output: nilIfEmpty(b.Output),
+		SubagentId: nilIfEmpty(b.SubagentID), Name: nilIfEmpty(b.Name), Subtype: nilIfEmpty(b.Subtype), Code: nilIfEmpty(b.Code), Message: nilIfEmpty(b.Message), Anchor: nilIfEmpty(b.Anchor),
 	}
 	if b.IsError {
 		out.IsError = &b.IsError
@@ -78,7 +78,7 @@ func Block(b events.Block) *spoolv1.Block {
 		out.DurationMs = &b.DurationMs
 	}
 	for _, p := range b.Parts {
-		out.Parts = append(out.Parts, &spoolv1.Part{Type: p.Type, Text: optional(p.Text), MediaType: optional(p.MediaType), Data: optional(p.Data)})
+		out.Parts = append(out.Parts, &spoolv1.Part{Type: p.Type, Text: nilIfEmpty(p.Text), MediaType: nilIfEmpty(p.MediaType), Data: nilIfEmpty(p.Data)})
 	}
 	for _, t := range b.Todos {
 		out.Todos = append(out.Todos, &spoolv1.TodoItem{Content: t.Content, Status: t.Status})
@@ -107,8 +107,8 @@ func (s *Store) Conversations(ctx context.Context, tenant, session string) ([]*s
 // conversation converts the conversation of a sub-agent to an API message.
 func conversation(r queries.ConversationsRow) *spoolv1.Conversation {
 	return &spoolv1.Conversation{
-		ConversationId: r.ID, ParentConversationId: optional(r.Parent), ExecutionId: optional(r.Execution), SubagentId: optional(r.Subagent),
-		ToolUseId: optional(r.ToolUseID), Name: optional(r.Name), Status: r.Status,
+		ConversationId: r.ID, ParentConversationId: nilIfEmpty(r.Parent), ExecutionId: nilIfEmpty(r.Execution), SubagentId: nilIfEmpty(r.Subagent),
+		ToolUseId: nilIfEmpty(r.ToolUseID), Name: nilIfEmpty(r.Name), Status: r.Status,
 		StartedAt: wirejson.Time(r.StartedAt), EndedAt: timestamp(r.EndedAt), DurationMs: uint32(r.DurationMs),
 	}
 }

@@ -125,11 +125,12 @@ func (s *Store) Definitions(ctx context.Context, kind events.Aspect, tenant stri
 	return list, "", nil
 }
 
-// entryToken returns the page token for the entry at which a page ended.
+// entryToken returns the page token of a page that ended at the entry.
 func entryToken(r events.Reference) string {
 	return base64.RawURLEncoding.EncodeToString([]byte(string(r.Scope) + "/" + r.Org + "/" + r.Slug))
 }
 
+// readEntryToken returns the entry of a token from entryToken, or the zero reference for "". It returns INVALID_REQUEST for other text.
 func readEntryToken(token string) (events.Reference, error) {
 	if token == "" {
 		return events.Reference{}, nil

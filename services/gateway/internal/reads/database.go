@@ -87,6 +87,7 @@ func (r *rows) Scan(dest ...any) error { return r.convertError(r.Rows.Scan(dest.
 
 func (r *rows) Err() error { return r.convertError(r.Rows.Err()) }
 
+// convertError converts an error of the statement to a problem; see readError.
 func (r *rows) convertError(err error) error {
 	if err != nil && errors.Is(context.Cause(r.ctx), errTimeout) {
 		err = fmt.Errorf("%w: %w", errTimeout, err)

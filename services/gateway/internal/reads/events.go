@@ -135,8 +135,8 @@ func (k StoredEvent) Event() (*spoolv1.Event, error) {
 // Event converts an event to an API message.
 func Event(w events.Wire) *spoolv1.Event {
 	return &spoolv1.Event{
-		Seq: w.Seq, Position: w.Position, Id: optional(w.ID), Type: string(w.Type), Time: wirejson.Time(w.Time), SessionId: w.SessionID,
-		ExecutionId: optional(w.ExecutionID), ConversationId: optional(w.ConversationID), Source: string(w.Source), Data: wirejson.Raw(string(w.Data)),
+		Seq: w.Seq, Position: w.Position, Id: nilIfEmpty(w.ID), Type: string(w.Type), Time: wirejson.Time(w.Time), SessionId: w.SessionID,
+		ExecutionId: nilIfEmpty(w.ExecutionID), ConversationId: nilIfEmpty(w.ConversationID), Source: string(w.Source), Data: wirejson.Raw(string(w.Data)),
 	}
 }
 
@@ -215,7 +215,7 @@ func (s *Store) OpenTexts(ctx context.Context, p SessionState, ids []string) (li
 	return list, err
 }
 
-// Tip is the end of a session, and its open blocks.
+// Tip is the end of a session: its last event, its metadata and its open blocks.
 type Tip struct {
 	Seq      uint32
 	Position string
@@ -223,7 +223,7 @@ type Tip struct {
 	Open     []OpenText
 }
 
-// Tip returns a session's end.
+// Tip returns the seq and the position of a session's last event, the session's metadata, and its open blocks.
 func (s *Store) Tip(ctx context.Context, tenant, session string) (Tip, error) {
 	var t Tip
 	err := s.awaitRead(ctx, s.searchSession(tenant, session), func() error {

@@ -22,8 +22,8 @@ var phases = []string{"queued", "starting", "running", "paused", "completed", "f
 // execution converts an execution to an API message.
 func execution(r queries.ExecutionRow) (*spoolv1.Execution, error) {
 	e := &spoolv1.Execution{
-		ExecutionId: r.ID, SessionId: r.Session, Phase: r.Phase, Code: optional(r.Code), Message: optional(r.Message), Reason: optional(r.Reason),
-		Attempt: uint32(r.Attempt), Executor: optional(r.Executor), Model: optional(r.Model), CostUsd: r.CostUsd, Result: optional(r.Result),
+		ExecutionId: r.ID, SessionId: r.Session, Phase: r.Phase, Code: nilIfEmpty(r.Code), Message: nilIfEmpty(r.Message), Reason: nilIfEmpty(r.Reason),
+		Attempt: uint32(r.Attempt), Executor: nilIfEmpty(r.Executor), Model: nilIfEmpty(r.Model), CostUsd: r.CostUsd, Result: nilIfEmpty(r.Result),
 		QueuedAt: wirejson.Time(r.QueuedAt), DispatchedAt: timestamp(r.DispatchedAt), StartedAt: timestamp(r.StartedAt), EndedAt: timestamp(r.EndedAt),
 		UpdatedAt: timestamp(r.UpdatedAt), DurationMs: uint32(r.DurationMs), FirstSeq: uint32(r.FirstSeq), Query: r.Query,
 		SandboxMs: float64(r.SandboxMs), SandboxCostUsd: r.SandboxCostUsd,
@@ -33,7 +33,7 @@ func execution(r queries.ExecutionRow) (*spoolv1.Execution, error) {
 		},
 	}
 	if r.Agent != nil {
-		e.Agent, e.Architecture, e.AgentRef, e.Instance = *r.Agent, *r.Architecture, optional(*r.AgentRef), optional(*r.Instance)
+		e.Agent, e.Architecture, e.AgentRef, e.Instance = *r.Agent, *r.Architecture, nilIfEmpty(*r.AgentRef), nilIfEmpty(*r.Instance)
 	}
 	if r.Metadata != nil {
 		e.Metadata = wirejson.Raw(*r.Metadata)
@@ -82,17 +82,17 @@ func addMeteredUsage(e *spoolv1.Execution, rows []byte) error {
 	}
 	for _, u := range list {
 		e.Metered = append(e.Metered, &spoolv1.MeteredUsage{
-			Provider: u.Provider, Model: u.Model, Day: u.Day, Requests: clamp(u.Requests), Failed: clamp(u.Failed),
-			Usage:   &spoolv1.Usage{InputTokens: clamp(u.Input), OutputTokens: clamp(u.Output), CacheReadTokens: clamp(u.CacheRead), CacheWriteTokens: clamp(u.CacheWrite)},
-			CostUsd: u.CostUSD, Prices: u.Prices, FirstByteMs: clamp(u.FirstByteMs), DurationMs: clamp(u.DurationMs),
+			Provider: u.Provider, Model: u.Model, Day: u.Day, Requests: clampUint32(u.Requests), Failed: clampUint32(u.Failed),
+			Usage:   &spoolv1.Usage{InputTokens: clampUint32(u.Input), OutputTokens: clampUint32(u.Output), CacheReadTokens: clampUint32(u.CacheRead), CacheWriteTokens: clampUint32(u.CacheWrite)},
+			CostUsd: u.CostUSD, Prices: u.Prices, FirstByteMs: clampUint32(u.FirstByteMs), DurationMs: clampUint32(u.DurationMs),
 		})
 		e.MeteredCostUsd += u.CostUSD
 	}
 	return nil
 }
 
-// clamp limits a sum to 32 bits, as the API requires.
-func clamp(n uint64) uint32 { return uint32(min(n, math.MaxUint32)) }
+// clampUint32 limits a sum to 32 bits, as the API requires.
+func clampUint32(n uint64) uint32 { return uint32(min(n, math.MaxUint32)) }
 
 // Execution returns one execution. minPosition is a position of its session, or "".
 func (s *Store) Execution(ctx context.Context, tenant, id, minPosition string) (*spoolv1.Execution, error) {
@@ -147,7 +147,7 @@ func (s *Store) Executions(ctx context.Context, tenant string, f Filter, token s
 		return nil, "", err
 	}
 	l := executionList()
-	rows, more, err := page[queries.ExecutionRow](ctx, s, l, tenant, f, token, size)
+	rows, more, err := readPage[queries.ExecutionRow](ctx, s, l, tenant, f, token, size)
 	if err != nil {
 		return nil, "", err
 	}

@@ -61,6 +61,7 @@ type listTable struct {
 	rowQuery string   // the statement for one row, which has the columns and joins of the list
 }
 
+// sessionList returns the table of sessions, with the columns of the API's list.
 func sessionList() listTable {
 	return listTable{
 		name: "sessions", state: "status", states: []string{"open", "closed"}, created: "created_at",
@@ -69,6 +70,7 @@ func sessionList() listTable {
 	}
 }
 
+// executionList returns the table of executions, with the columns of the API's list.
 func executionList() listTable {
 	return listTable{
 		name: "executions", state: "phase", states: phases, created: "queued_at",
@@ -98,8 +100,8 @@ func (q *statementBuilder) add(condition string, args ...any) {
 	q.where = append(q.where, fmt.Sprintf(condition, holders...))
 }
 
-// page reads the page that begins at a token, and reports whether there are more rows. R is the row of l.single.
-func page[R any](ctx context.Context, s *Store, l listTable, tenant string, f Filter, token string, size uint32) (list []R, more bool, err error) {
+// readPage reads the page that begins at a token, and reports whether there are more rows. R is the row of l.single.
+func readPage[R any](ctx context.Context, s *Store, l listTable, tenant string, f Filter, token string, size uint32) (list []R, more bool, err error) {
 	sql, args, err := l.statement(tenant, f, token, size)
 	if err != nil {
 		return nil, false, err
@@ -365,6 +367,7 @@ func (l listTable) digest(f Filter) string {
 	return hex.EncodeToString(sum[:8])
 }
 
+// token returns the page token of a page that ended at p.
 func (l listTable) token(f Filter, p pagePosition) string {
 	f.Sort, f.Order = orDefault(f.Sort, "created"), orDefault(f.Order, "desc")
 	b, err := json.Marshal(pageToken{l.digest(f), p.at.UnixMicro(), p.id})
@@ -374,6 +377,7 @@ func (l listTable) token(f Filter, p pagePosition) string {
 	return base64.RawURLEncoding.EncodeToString(b)
 }
 
+// orDefault returns s, or unset if s is empty.
 func orDefault(s, unset string) string {
 	if s == "" {
 		return unset

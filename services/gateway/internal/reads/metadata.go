@@ -86,7 +86,7 @@ func (s *Store) addMetadata(ctx context.Context, tenant, session string, list []
 	if err != nil {
 		return err
 	}
-	var changes []change // ascending by seq
+	var changes []metadataChange // ascending by seq
 	messages := map[string]string{}
 	found := false
 	for _, r := range rows {
@@ -124,22 +124,23 @@ func (s *Store) addMetadata(ctx context.Context, tenant, session string, list []
 	return nil
 }
 
-// change is the session's metadata from an event on.
-type change struct {
+// metadataChange is the session's metadata from an event on.
+type metadataChange struct {
 	seq      uint32
 	metadata string
 }
 
-func readChange(seq uint32, event string) (change, error) {
+// readChange decodes the JSON of an event that sets the session's metadata. seq is the seq of the event.
+func readChange(seq uint32, event string) (metadataChange, error) {
 	var w struct {
 		Data struct {
 			Metadata json.RawMessage `json:"metadata"`
 		} `json:"data"`
 	}
 	if err := json.Unmarshal([]byte(event), &w); err != nil {
-		return change{}, errUnreadableEvent(err)
+		return metadataChange{}, errUnreadableEvent(err)
 	}
-	return change{seq, string(w.Data.Metadata)}, nil
+	return metadataChange{seq, string(w.Data.Metadata)}, nil
 }
 
 func errUnreadableEvent(err error) error {

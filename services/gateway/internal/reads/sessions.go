@@ -22,10 +22,10 @@ func session(r queries.SessionRow) (*spoolv1.Session, error) {
 	s := &spoolv1.Session{
 		SessionId: r.ID, Status: r.Status, Agent: r.Agent, AgentVersion: r.AgentVersion, Architecture: r.Architecture, Sandbox: r.Provider,
 		CreatedAt: wirejson.Time(r.CreatedAt), UpdatedAt: wirejson.Time(r.UpdatedAt), Tip: uint32(r.Tip), Position: r.TipPosition,
-		ActiveExecutionId: optional(r.ActiveExecution), Queued: uint32(r.Queued), Executions: uint32(r.Executions), Idle: r.Idle, Title: r.Title,
-		AgentRef: optional(r.AgentRef), Instance: optional(r.Instance), Forks: uint32(r.Forks),
+		ActiveExecutionId: nilIfEmpty(r.ActiveExecution), Queued: uint32(r.Queued), Executions: uint32(r.Executions), Idle: r.Idle, Title: r.Title,
+		AgentRef: nilIfEmpty(r.AgentRef), Instance: nilIfEmpty(r.Instance), Forks: uint32(r.Forks),
 		SandboxMs: float64(r.SandboxMs), SandboxCostUsd: r.SandboxCostUsd,
-		Snapshot: optional(r.Snapshot), SnapshotAt: timestamp(r.SnapshotAt), WorkspaceFiles: uint32(r.WorkspaceFiles), WorkspaceBytes: float64(r.WorkspaceBytes),
+		Snapshot: nilIfEmpty(r.Snapshot), SnapshotAt: timestamp(r.SnapshotAt), WorkspaceFiles: uint32(r.WorkspaceFiles), WorkspaceBytes: float64(r.WorkspaceBytes),
 	}
 	var o events.Options
 	if err := json.Unmarshal([]byte(r.Options), &o); err != nil {
@@ -47,8 +47,8 @@ func session(r queries.SessionRow) (*spoolv1.Session, error) {
 	}
 	if r.SandboxID != "" {
 		s.CurrentSandbox = &spoolv1.CurrentSandbox{
-			SandboxId: r.SandboxID, State: r.SandboxStatus, Health: optional(r.SandboxHealth), Reason: optional(r.SandboxReason),
-			Provider: r.SandboxProvider, Engine: r.SandboxEngine, Image: optional(r.SandboxImage),
+			SandboxId: r.SandboxID, State: r.SandboxStatus, Health: nilIfEmpty(r.SandboxHealth), Reason: nilIfEmpty(r.SandboxReason),
+			Provider: r.SandboxProvider, Engine: r.SandboxEngine, Image: nilIfEmpty(r.SandboxImage),
 			CreatedAt: wirejson.Time(r.SandboxCreatedAt), EndedAt: timestamp(r.SandboxEndedAt),
 			MemoryBytes: float64(r.SandboxMemoryBytes), DiskBytes: float64(r.SandboxDiskBytes),
 		}
@@ -71,7 +71,7 @@ func Parent(f *events.SessionForked) *spoolv1.ParentSession {
 		return nil
 	}
 	return &spoolv1.ParentSession{
-		SessionId: f.Parent, Asked: f.Asked, Effective: f.Effective, Reason: optional(f.Reason), Snapshot: optional(f.Snapshot), SnapshotSeq: f.SnapshotSeq,
+		SessionId: f.Parent, Asked: f.Asked, Effective: f.Effective, Reason: nilIfEmpty(f.Reason), Snapshot: nilIfEmpty(f.Snapshot), SnapshotSeq: f.SnapshotSeq,
 	}
 }
 
@@ -117,7 +117,7 @@ func (s *Store) Sessions(ctx context.Context, tenant string, f Filter, token str
 		return nil, "", err
 	}
 	l := sessionList()
-	rows, more, err := page[queries.SessionRow](ctx, s, l, tenant, f, token, size)
+	rows, more, err := readPage[queries.SessionRow](ctx, s, l, tenant, f, token, size)
 	if err != nil {
 		return nil, "", err
 	}
@@ -165,9 +165,11 @@ func trimPage[T any](list []T, size uint32) ([]T, bool) {
 	return list[:size], true
 }
 
-// makeToken returns the page token for the last id of a page. It is opaque to clients, so that it may change.
+// makeToken returns the page token for a page that ended at an id. The token is opaque to clients, so that its form may change.
 func makeToken(id string) string { return base64.RawURLEncoding.EncodeToString([]byte(id)) }
 
+// readToken returns the id in a token from makeToken, or "" for "". It returns INVALID_REQUEST for other text, and for an id of another
+// kind.
 func readToken(kind events.Kind, token string) (string, error) {
 	if token == "" {
 		return "", nil
@@ -182,8 +184,8 @@ func readToken(kind events.Kind, token string) (string, error) {
 	return string(b), nil
 }
 
-// optional returns a pointer to s, or nil if s is empty.
-func optional(s string) *string {
+// nilIfEmpty returns a pointer to s, or nil if s is empty.
+func nilIfEmpty(s string) *string {
 	if s == "" {
 		return nil
 	}

@@ -315,11 +315,11 @@ func withoutValues(resolved string) (string, error) {
 
 // setUnfinished sets the fields of an execution to its state before it ended.
 func (p SessionState) setUnfinished(x *spoolv1.Execution, was history.Execution) {
-	x.Phase, x.Attempt, x.Executor, x.Model = was.Phase, was.Attempt, optional(was.Executor), optional(was.Model)
+	x.Phase, x.Attempt, x.Executor, x.Model = was.Phase, was.Attempt, nilIfEmpty(was.Executor), nilIfEmpty(was.Model)
 	x.Code, x.Message, x.Reason, x.Result, x.DurationMs = nil, nil, nil, nil, 0
 	x.Usage = &spoolv1.Usage{
-		InputTokens: clamp(was.Usage.InputTokens), OutputTokens: clamp(was.Usage.OutputTokens),
-		CacheReadTokens: clamp(was.Usage.CacheReadTokens), CacheWriteTokens: clamp(was.Usage.CacheWriteTokens),
+		InputTokens: clampUint32(was.Usage.InputTokens), OutputTokens: clampUint32(was.Usage.OutputTokens),
+		CacheReadTokens: clampUint32(was.Usage.CacheReadTokens), CacheWriteTokens: clampUint32(was.Usage.CacheWriteTokens),
 	}
 	x.CostUsd, x.SandboxMs, x.SandboxCostUsd = was.Usage.CostUSD, float64(was.Sandboxed.Ms), was.Sandboxed.CostUSD
 	x.DispatchedAt, x.StartedAt, x.EndedAt = timestamp(was.DispatchedAt), timestamp(was.StartedAt), nil
@@ -344,7 +344,7 @@ func (s *Store) ConversationsAt(ctx context.Context, p, since SessionState, limi
 	}
 	main := &spoolv1.Conversation{ConversationId: events.MainConversation, Status: "completed", StartedAt: timestamp(&p.State.Session.CreatedAt)}
 	if x := p.Active(); x != nil {
-		main.Status, main.ExecutionId = "running", optional(x.ID)
+		main.Status, main.ExecutionId = "running", nilIfEmpty(x.ID)
 	}
 	list := []*spoolv1.Conversation{main}
 	rows, err := s.queries.ConversationsAt(ctx, queries.ConversationsAtParams{
@@ -378,7 +378,7 @@ func (s *Store) FileEvents(ctx context.Context, p SessionState, limit int) (list
 			return errUnreadableEvent(err)
 		}
 		list = append(list, &spoolv1.FileChange{
-			Seq: w.Seq, Type: string(w.Type), Path: data.Path, Size: float64(data.Size), ExecutionId: optional(w.ExecutionID), Time: timestamp(&w.Time),
+			Seq: w.Seq, Type: string(w.Type), Path: data.Path, Size: float64(data.Size), ExecutionId: nilIfEmpty(w.ExecutionID), Time: timestamp(&w.Time),
 		})
 		return nil
 	})
@@ -426,7 +426,7 @@ func (s *Store) inheritedSnapshot(ctx context.Context, tenant string, f *events.
 	return out, err
 }
 
-// SnapshotEvent is a snapshot and the event that names it.
+// SnapshotEvent is the seq of an event that names a snapshot, and the snapshot's name.
 type SnapshotEvent struct {
 	Seq  uint32
 	Name string

@@ -16,7 +16,7 @@ func (p SessionState) SessionMessage() *spoolv1.Session {
 		CreatedAt: wirejson.Time(was.CreatedAt), UpdatedAt: wirejson.Time(p.Time), Tip: p.Seq, Position: p.Position,
 		Queued: p.Queued(), Executions: p.Count.Executions, Idle: was.Idle, Title: p.Title,
 		SandboxMs: float64(p.Sandboxed.Ms), SandboxCostUsd: p.Sandboxed.CostUSD,
-		AgentRef: optional(was.AgentRef.String()), Instance: optional(was.Instance.String()), Environments: references(was.Environments),
+		AgentRef: nilIfEmpty(was.AgentRef.String()), Instance: nilIfEmpty(was.Instance.String()), Environments: references(was.Environments),
 		Parent: Parent(p.Parent),
 	}
 	if x := p.Active(); x != nil {
@@ -27,13 +27,14 @@ func (p SessionState) SessionMessage() *spoolv1.Session {
 	}
 	if b := p.State.Sandbox; b != nil {
 		out.CurrentSandbox = &spoolv1.CurrentSandbox{
-			SandboxId: b.ID, State: b.Status, Health: optional(b.Health), Reason: optional(b.Reason), Provider: b.Provider, Engine: b.Engine, Image: optional(b.Image),
+			SandboxId: b.ID, State: b.Status, Health: nilIfEmpty(b.Health), Reason: nilIfEmpty(b.Reason), Provider: b.Provider, Engine: b.Engine, Image: nilIfEmpty(b.Image),
 			CreatedAt: wirejson.Time(b.CreatedAt), EndedAt: timestamp(b.EndedAt), MemoryBytes: float64(b.MemoryBytes), DiskBytes: float64(b.DiskBytes),
 		}
 	}
 	return out
 }
 
+// references returns the string forms of references.
 func references(list []events.Reference) (out []string) {
 	for _, r := range list {
 		out = append(out, r.String())
@@ -64,7 +65,7 @@ func (p SessionState) Versions() *spoolv1.ResolvedVersions {
 		return nil
 	}
 	out := &spoolv1.ResolvedVersions{
-		Seq: r.Seq, ExecutionId: r.ExecutionID, Agent: optional(r.Agent.String()), Instance: optional(r.Instance.String()),
+		Seq: r.Seq, ExecutionId: r.ExecutionID, Agent: nilIfEmpty(r.Agent.String()), Instance: nilIfEmpty(r.Instance.String()),
 		Environments: references(r.Environments), McpServers: r.MCPServers,
 	}
 	for _, skill := range r.Skills {

@@ -110,6 +110,7 @@ func CheckExecution(s string) error { return checkID("executionId", events.KindE
 // CheckKey returns INVALID_REQUEST unless s is the id of a key.
 func CheckKey(s string) error { return checkID("keyId", events.KindKey, s) }
 
+// checkID returns INVALID_REQUEST for the field unless s is an id of the kind.
 func checkID(field string, kind events.Kind, s string) error {
 	if events.CheckID(field, kind, s) == nil {
 		return nil

@@ -13,9 +13,10 @@ import (
 	"github.com/spoolhq/spool/pkg/api/wirejson"
 )
 
-// codec adapts wirejson to grpc-gateway.
+// codec is the runtime.Marshaler of grpc-gateway for messages of spool.v1. It encodes and decodes them with package wirejson.
 type codec struct{}
 
+// errNoMessage is returned for a Go value that is not a message of spool.v1.
 var errNoMessage = errors.New("not a message of spool.v1")
 
 // Marshal encodes a message.

@@ -38,7 +38,7 @@ func (h *Handler) getFile(w *statusRecorder, r *http.Request, session, file stri
 	if err := admissionOf(r).Take(min(e.Size, admission.TransferCost)); err != nil {
 		return err
 	}
-	content := &seeker{ctx: r.Context(), open: func(ctx context.Context) (io.ReadCloser, error) { return h.cfg.API.Open(ctx, ws, file) }, size: e.Size}
+	content := &contentSeeker{ctx: r.Context(), open: func(ctx context.Context) (io.ReadCloser, error) { return h.cfg.API.Open(ctx, ws, file) }, size: e.Size}
 	defer content.Close()
 	kind := mime.TypeByExtension(path.Ext(file))
 	// The first bytes are read before the header is sent: they determine the type, and show whether the content is
@@ -68,15 +68,15 @@ func (h *Handler) getFile(w *statusRecorder, r *http.Request, session, file stri
 func (h *Handler) setDownloadHeaders(w http.ResponseWriter, kind, name string) {
 	head := w.Header()
 	head.Set("Content-Type", kind)
-	head.Set("Content-Disposition", disposition(name))
+	head.Set("Content-Disposition", contentDisposition(name))
 	head.Set("X-Content-Type-Options", "nosniff")
 	head.Set("Content-Security-Policy", "default-src 'none'; sandbox")
 	head.Set("Cache-Control", "private, no-cache")
 }
 
-// disposition returns a Content-Disposition for an attachment, with an encoded name if it has characters beyond ASCII
+// contentDisposition returns a Content-Disposition for an attachment, with an encoded name if it has characters beyond ASCII
 // (RFC 6266).
-func disposition(name string) string {
+func contentDisposition(name string) string {
 	plain := strings.Map(func(r rune) rune {
 		if r < ' ' || r > '~' || r == '"' || r == '\\' {
 			return '_'
@@ -90,8 +90,8 @@ func disposition(name string) string {
 	return s
 }
 
-// seeker implements io.ReadSeeker for content that can only be read from its beginning.
-type seeker struct {
+// contentSeeker implements io.ReadSeeker for content that can only be read from its beginning.
+type contentSeeker struct {
 	ctx    context.Context
 	open   func(context.Context) (io.ReadCloser, error)
 	size   int64
@@ -103,10 +103,10 @@ type seeker struct {
 }
 
 // rewind sets the offset to 0; first are the first bytes of the content.
-func (s *seeker) rewind(first []byte) { s.first, s.offset = first, 0 }
+func (s *contentSeeker) rewind(first []byte) { s.first, s.offset = first, 0 }
 
 // Seek implements io.Seeker.
-func (s *seeker) Seek(offset int64, whence int) (int64, error) {
+func (s *contentSeeker) Seek(offset int64, whence int) (int64, error) {
 	switch whence {
 	case io.SeekCurrent:
 		offset += s.offset
@@ -121,7 +121,7 @@ func (s *seeker) Seek(offset int64, whence int) (int64, error) {
 }
 
 // Read implements io.Reader.
-func (s *seeker) Read(p []byte) (int, error) {
+func (s *contentSeeker) Read(p []byte) (int, error) {
 	if s.offset < int64(len(s.first)) {
 		n := copy(p, s.first[s.offset:])
 		s.offset += int64(n)
@@ -141,7 +141,7 @@ func (s *seeker) Read(p []byte) (int, error) {
 }
 
 // skipTo opens the content if needed, and skips it up to the offset of the next read.
-func (s *seeker) skipTo() (err error) {
+func (s *contentSeeker) skipTo() (err error) {
 	if s.from != nil && s.read > s.offset {
 		s.Close()
 	}
@@ -158,7 +158,7 @@ func (s *seeker) skipTo() (err error) {
 }
 
 // Close closes the open content.
-func (s *seeker) Close() {
+func (s *contentSeeker) Close() {
 	if s.from != nil {
 		_ = s.from.Close() // its content was only read
 		s.from, s.read = nil, 0

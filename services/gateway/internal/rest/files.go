@@ -87,7 +87,7 @@ func requestedVersion(q url.Values) (live bool, at *uint32, err error) {
 	return false, &n, fieldProblem(err)
 }
 
-// putFile uploads a file.
+// putFile stores the request body as a file of the workspace, and answers with the result.
 func (h *Handler) putFile(w *statusRecorder, r *http.Request, session, file string) error {
 	q, err := queryParameters(r, "mode")
 	if err != nil {
@@ -104,7 +104,7 @@ func (h *Handler) putFile(w *statusRecorder, r *http.Request, session, file stri
 	return h.upload(w, r, session, f)
 }
 
-// putTar uploads an archive.
+// putTar unpacks the request body, a tar archive, into the workspace.
 func (h *Handler) putTar(w *statusRecorder, r *http.Request, session string) error {
 	q, err := queryParameters(r, "dir")
 	if err != nil {
@@ -116,7 +116,7 @@ func (h *Handler) putTar(w *statusRecorder, r *http.Request, session string) err
 	return h.upload(w, r, session, api.FileUpload{Path: q.Get("dir"), Archive: true})
 }
 
-// upload stores a file or an archive, at a minimum speed of the client.
+// upload stores the request body as f describes. It refuses a client that sends more slowly than minRate.
 func (h *Handler) upload(w *statusRecorder, r *http.Request, session string, f api.FileUpload) error {
 	if err := admissionOf(r).Take(admission.TransferCost); err != nil {
 		return err
@@ -133,6 +133,7 @@ func (h *Handler) upload(w *statusRecorder, r *http.Request, session string, f a
 	return nil
 }
 
+// removeFile removes a file or a folder from the workspace.
 func (h *Handler) removeFile(w *statusRecorder, r *http.Request, session, file string) error {
 	if _, err := queryParameters(r); err != nil {
 		return err
@@ -207,6 +208,7 @@ func (h *Handler) abort(r *http.Request, err error) {
 	panic(http.ErrAbortHandler)
 }
 
+// wantsTar reports whether the client accepts a tar archive instead of a JSON list.
 func wantsTar(r *http.Request) bool {
 	for _, accept := range r.Header.Values("Accept") {
 		for one := range strings.SplitSeq(accept, ",") {
@@ -218,7 +220,7 @@ func wantsTar(r *http.Request) bool {
 	return false
 }
 
-// fileEntry is an entry in the API's JSON form.
+// fileEntry is the JSON form of a workspace entry in the API.
 type fileEntry struct {
 	Path        string     `json:"path"`
 	PathBase64  []byte     `json:"pathBase64,omitempty"` // bytes of a path that is not UTF-8
@@ -232,7 +234,8 @@ type fileEntry struct {
 	ExecutionID string     `json:"executionId,omitempty"` // the execution that changed it last
 }
 
-// writeListing writes entries one by one, because there may be a hundred thousand.
+// writeListing writes the entries as JSON. by holds, by path, the execution that changed a file last. Each entry is encoded and written
+// separately, because a workspace may have a hundred thousand of them.
 func writeListing(w io.Writer, ws api.Workspace, list []workspace.Entry, by map[string]string) error {
 	head, err := json.Marshal(map[string]any{"snapshot": ws.Snapshot, "at": ws.At})
 	if err != nil {

@@ -19,6 +19,7 @@ import (
 // paramLive is the parameter that selects files of the running sandbox instead of the last snapshot.
 const paramLive = "live"
 
+// isLive reports whether the parameter live is set. It returns INVALID_REQUEST for an invalid value, or together with minPosition.
 func isLive(q url.Values) (bool, error) {
 	switch v := q.Get(paramLive); {
 	case !q.Has(paramLive) || v == "0" || v == "false":

@@ -141,6 +141,7 @@ func (h *Handler) mux() (http.Handler, error) {
 	)
 }
 
+// recorderOf returns w if it is a statusRecorder, and otherwise a new statusRecorder around it.
 func recorderOf(w http.ResponseWriter) *statusRecorder {
 	if a, ok := w.(*statusRecorder); ok {
 		return a
@@ -209,8 +210,7 @@ func fieldProblem(err error) error {
 	return err
 }
 
-// body is a request's body in memory. It keeps the error of the codec, because the generated code passes on only the
-// error's text.
+// body is a request's body in memory. grpc-gateway passes on only the text of a codec's error, so body keeps the error itself.
 type body struct {
 	io.Reader
 	data   []byte

@@ -20,8 +20,8 @@ const (
 // write, and in total the allowance plus the time that the bytes take at minRate.
 type transferLimit struct {
 	allowance time.Duration
-	bytes     int64 // bytes
-	waited    time.Duration
+	bytes     int64         // moved so far
+	waited    time.Duration // total time of the reads or writes so far
 }
 
 // deadline returns the deadline of a wait that begins now.
@@ -90,6 +90,7 @@ type pacedResponse struct {
 	control *http.ResponseController
 }
 
+// pacedResponse returns a response that fails when the client reads more slowly than the minimum speed.
 func (h *Handler) pacedResponse(w *statusRecorder) *pacedResponse {
 	return &pacedResponse{transferLimit: transferLimit{allowance: h.cfg.ReadTimeout}, statusRecorder: w, control: http.NewResponseController(w)}
 }

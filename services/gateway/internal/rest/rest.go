@@ -74,7 +74,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			h.cfg.Logger.Error("panic in request", "method", r.Method, "path", r.URL.Path, "panic", v)
 			h.refuse(out, r, fmt.Errorf("panic: %v", v))
 		}
-		h.cfg.Metrics.Request(method(r.Method), out.route, out.code(), time.Since(began), strings.HasSuffix(out.route, streamSuffix))
+		h.cfg.Metrics.Request(methodLabel(r.Method), out.route, out.code(), time.Since(began), strings.HasSuffix(out.route, streamSuffix))
 		h.cfg.Logger.Debug("answered", "method", r.Method, "path", r.URL.Path, "status", out.code(), "took", time.Since(began))
 	}()
 	if err := h.serve(out, r); err != nil {
@@ -82,8 +82,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// method returns the HTTP method as a metric label; unknown methods share one label.
-func method(m string) string {
+// methodLabel returns the HTTP method as a metric label; unknown methods share one label.
+func methodLabel(m string) string {
 	switch m {
 	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPatch, http.MethodPut, http.MethodDelete, http.MethodOptions:
 		return m
@@ -171,11 +171,11 @@ func (h *Handler) serve(w *statusRecorder, r *http.Request) error {
 		return err
 	}
 	p.Address = h.cfg.Proxies.Client(r.RemoteAddr, r.Header.Values("X-Forwarded-For"))
-	ctx, err := auth.With(r.Context(), p, manages(r.URL.Path))
+	ctx, err := auth.With(r.Context(), p, isManagement(r.URL.Path))
 	if err != nil {
 		return err
 	}
-	if !p.Admin || !manages(r.URL.Path) { // rate limits of a tenant must not lock out the operator
+	if !p.Admin || !isManagement(r.URL.Path) { // rate limits of a tenant must not lock out the operator
 		if err := h.cfg.Admission.Rate(p.Tenant); err != nil {
 			return err
 		}
@@ -208,7 +208,7 @@ func admissionOf(r *http.Request) *admission.Request {
 	return admission.From(r.Context())
 }
 
-// streamHandler returns the handler of a streaming route, or nil for other routes.
+// streamHandler returns the handler of a WebSocket or SSE route, or nil for other routes.
 func (h *Handler) streamHandler(w *statusRecorder, r *http.Request) func() error {
 	session, streams := strings.CutPrefix(r.URL.Path, streamPrefix)
 	session, ends := strings.CutSuffix(session, streamSuffix)
@@ -282,8 +282,8 @@ func (h *Handler) checkOperator(r *http.Request) error {
 	return err
 }
 
-// manages reports whether a route manages API keys, limits or budgets.
-func manages(path string) bool {
+// isManagement reports whether a route manages API keys, limits or budgets.
+func isManagement(path string) bool {
 	for _, route := range []string{"/api/keys", "/api/budgets", "/api/limits"} {
 		if path == route || strings.HasPrefix(path, route+"/") {
 			return true
@@ -292,14 +292,17 @@ func manages(path string) bool {
 	return false
 }
 
+// notAllowed returns the problem for a method that a route does not have.
 func notAllowed(r *http.Request) error {
 	return problem.New(problem.MethodNotAllowed, "", fmt.Sprintf("%s does not support the method %.20s", truncate.Text(r.URL.Path, 100), r.Method))
 }
 
+// notFound returns the problem for a path that is not a route.
 func notFound(r *http.Request) error {
 	return problem.New(problem.NotFound, "", fmt.Sprintf("there is no route %+q; /api/openapi.json lists them", truncate.Text(r.URL.Path, 100)))
 }
 
+// openAPI serves the OpenAPI document.
 func openAPI(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	_, _ = w.Write(spoolv1.OpenAPI) // the client may be gone
@@ -329,6 +332,7 @@ func (a *statusRecorder) Write(b []byte) (int, error) {
 // Unwrap returns the wrapped ResponseWriter.
 func (a *statusRecorder) Unwrap() http.ResponseWriter { return a.ResponseWriter }
 
+// code returns the status that was sent, or 200 if the handler has written nothing.
 func (a *statusRecorder) code() int {
 	if a.status == 0 {
 		return http.StatusOK

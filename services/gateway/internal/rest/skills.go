@@ -35,7 +35,7 @@ func (h *Handler) skillHandler(r *http.Request) func(*statusRecorder, *http.Requ
 	return func(w *statusRecorder, r *http.Request) error { return h.getArchive(w, r, slug) }
 }
 
-// pushSkill uploads a skill ZIP.
+// pushSkill stores the request body, a ZIP, as a version of a skill.
 func (h *Handler) pushSkill(w *statusRecorder, r *http.Request) error {
 	w.route = skillsPath
 	if err := allow(w, r); err != nil {
@@ -77,7 +77,7 @@ func (h *Handler) pushSkill(w *statusRecorder, r *http.Request) error {
 	return nil
 }
 
-// getArchive returns the ZIP of a version.
+// getArchive writes the ZIP of a skill's version.
 func (h *Handler) getArchive(w *statusRecorder, r *http.Request, slug string) error {
 	w.route = skillsPath + "/{slug}" + archiveSuffix
 	if !slices.Contains([]string{http.MethodGet, http.MethodHead}, r.Method) {
@@ -98,7 +98,7 @@ func (h *Handler) getArchive(w *statusRecorder, r *http.Request, slug string) er
 	if err := admissionOf(r).Take(min(a.Size, admission.TransferCost)); err != nil {
 		return err
 	}
-	content := &seeker{ctx: r.Context(), open: func(ctx context.Context) (io.ReadCloser, error) { return h.cfg.API.OpenArchive(ctx, a) }, size: a.Size}
+	content := &contentSeeker{ctx: r.Context(), open: func(ctx context.Context) (io.ReadCloser, error) { return h.cfg.API.OpenArchive(ctx, a) }, size: a.Size}
 	defer content.Close()
 	// The first bytes are read before the header is sent, to find out whether the content is available.
 	first := make([]byte, min(a.Size, 512))

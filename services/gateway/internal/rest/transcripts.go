@@ -10,7 +10,7 @@ import (
 
 const transcriptsPath = "/api/transcripts"
 
-// putTranscript uploads a transcript.
+// putTranscript stores the request body as a transcript, and answers with the reference to it.
 func (h *Handler) putTranscript(w *statusRecorder, r *http.Request) error {
 	w.route = transcriptsPath
 	if r.Method != http.MethodPost {

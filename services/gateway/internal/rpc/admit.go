@@ -53,6 +53,7 @@ func isHealth(method string) bool {
 	return strings.HasPrefix(method, "/"+healthv1.Health_ServiceDesc.ServiceName+"/")
 }
 
+// authorization returns the first value of the call's authorization metadata, or "" if it has none.
 func authorization(md metadata.MD) string {
 	if list := md.Get("authorization"); len(list) > 0 {
 		return list[0]
@@ -70,7 +71,7 @@ func userOf(md metadata.MD) (string, error) {
 	return auth.User(name, md.Get(name))
 }
 
-// decidedKey is the context key of the function that ends the wait for the look-up of a call's key.
+// decidedKey is the context key of a func() that admit calls when the API key of the call was looked up, or was refused.
 type decidedKey struct{}
 
 // tap runs before a call gets a stream, in the goroutine that reads the connection. It refuses a call whose key is
@@ -112,7 +113,7 @@ func (i *interceptor) admit(ctx context.Context, method string) (_ context.Conte
 	if from, ok := peer.FromContext(ctx); ok {
 		p.Address = i.Proxies.Client(from.Addr.String(), md.Get("x-forwarded-for"))
 	}
-	if !p.Admin || !manages(method) { // rate limits of a tenant must not lock out the operator
+	if !p.Admin || !isManagement(method) { // rate limits of a tenant must not lock out the operator
 		if err := i.Admission.Rate(p.Tenant); err != nil {
 			return ctx, "", err
 		}
@@ -120,7 +121,7 @@ func (i *interceptor) admit(ctx context.Context, method string) (_ context.Conte
 	if strings.HasPrefix(method, "/grpc.") { // reflection is available with every key
 		return ctx, p.Tenant, nil
 	}
-	if ctx, err = auth.With(ctx, p, manages(method)); err == nil {
+	if ctx, err = auth.With(ctx, p, isManagement(method)); err == nil {
 		err = auth.Allow(ctx, method)
 	}
 	return ctx, p.Tenant, err

@@ -37,6 +37,7 @@ type pieceReader interface {
 	Read(n int) (mem.BufferSlice, error)
 }
 
+// errNoFrames is returned if a stream of grpc-go does not implement pieceReader.
 var errNoFrames = errors.New("the gRPC transport does not support partial reads")
 
 // receiver is a stream that takes the bytes of messages from the gateway's limit before it reads them.

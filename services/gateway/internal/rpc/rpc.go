@@ -154,6 +154,7 @@ func (s *Server) Health(ctx context.Context, check func(context.Context) map[str
 	}
 }
 
+// services returns the full names of the services that the health service reports on.
 func services() (names []string) {
 	list := spoolv1.File_spool_v1_spool_proto.Services()
 	for i := range list.Len() {
@@ -162,8 +163,8 @@ func services() (names []string) {
 	return names
 }
 
-// manages reports whether a method manages API keys, limits or budgets.
-func manages(method string) bool {
+// isManagement reports whether a method manages API keys, limits or budgets.
+func isManagement(method string) bool {
 	service, _, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
 	switch service {
 	case spoolv1.Keys_ServiceDesc.ServiceName, spoolv1.Budgets_ServiceDesc.ServiceName, spoolv1.Limits_ServiceDesc.ServiceName:

@@ -32,13 +32,13 @@ type Config struct {
 	Reads        *reads.Store
 	Watch        *auth.Watch
 	Logger       *slog.Logger
-	ReadTimeout  time.Duration // maximum time that a message may take to arrive
-	Ping         time.Duration // interval of pings; 0 means 30 s
-	WriteTimeout time.Duration // maximum time that a client may take for one message; 0 means 10 s
-	MaxSessions  int           // sessions that one connection may join; 0 means 256
-	Opened       func() (done func())
-	Sent         func(bytes int)
-	Cut          func(code string)
+	ReadTimeout  time.Duration        // maximum time that a message may take to arrive
+	Ping         time.Duration        // interval of pings; 0 means 30 s
+	WriteTimeout time.Duration        // maximum time that a client may take for one message; 0 means 10 s
+	MaxSessions  int                  // sessions that one connection may join; 0 means 256
+	Opened       func() (done func()) // called when a connection opens; done is called when it ends
+	Sent         func(bytes int)      // called for each frame, with its size
+	Cut          func(code string)    // called with the error code when the server ends a connection or a join
 }
 
 // Handler serves GET /api/ws.
@@ -118,6 +118,7 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
+// forget removes a connection that has ended from those that Close ends.
 func (h *Handler) forget(c *conn) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -138,6 +139,7 @@ type conn struct {
 	closing sync.Once
 }
 
+// errClosed is the cause with which the joins of a connection are cancelled after the connection has ended.
 var errClosed = errors.New("the connection is closed")
 
 // serve handles the connection until it ends.
@@ -232,4 +234,5 @@ func (c *conn) timedWrite(write func() error) error {
 	return err
 }
 
+// errSlow is returned for a write that succeeded after the write timeout.
 var errSlow = errors.New("the client is too slow")

@@ -89,6 +89,7 @@ type errMalformed struct{ detail string }
 
 func (e errMalformed) Error() string { return e.detail }
 
+// maxRequestID is the largest length of a requestId, in bytes.
 const maxRequestID = 128
 
 // parse decodes a message. With an error it returns the fields that could be decoded, so that the answer can name the
@@ -152,12 +153,14 @@ func (m message) encode() []byte {
 	return b
 }
 
+// errorMessage encodes an error that answers a request, or with the zero request one that concerns the connection.
 func errorMessage(p *problem.Error, about request) []byte {
 	return message{
 		Type: typeError, RequestID: about.RequestID, SessionID: about.SessionID, Code: p.Code, Message: p.Detail, Field: p.Field, Tip: p.Tip,
 	}.encode()
 }
 
+// snapshotMessage encodes the blocks of a session as of the event seq.
 func snapshotMessage(about request, seq uint32, blocks []*spoolv1.Block) []byte {
 	m := message{Type: typeSnapshot, RequestID: about.RequestID, SessionID: about.SessionID, Seq: &seq, Blocks: []json.RawMessage{}}
 	for _, b := range blocks {

@@ -30,11 +30,11 @@ type Config struct {
 	Live         *live.Hub
 	Player       *replay.Player
 	Watch        *auth.Watch
-	Comment      time.Duration // interval of comments that keep the connection open; 0 means 15 s
-	WriteTimeout time.Duration // maximum time that a client may take to read one batch; 0 means 10 s
-	Opened       func() (done func())
-	Sent         func(bytes int)
-	Cut          func(code string)
+	Comment      time.Duration        // interval of comments that keep the connection open; 0 means 15 s
+	WriteTimeout time.Duration        // maximum time that a client may take to read one batch; 0 means 10 s
+	Opened       func() (done func()) // called when a stream opens; done is called when it ends
+	Sent         func(bytes int)      // called for each frame, with its size
+	Cut          func(code string)    // called with the error code when the server ends a stream
 }
 
 // Handler serves GET /api/sessions/{id}/events/stream.
@@ -201,7 +201,7 @@ func replayRequest(r *http.Request, q url.Values) (replay.Request, error) {
 // reconnecting.
 var errReplayed = errors.New("the replay has ended")
 
-// replay opens a replay; back reports whether the client is reconnecting.
+// replay opens a replay. back is set if the client reconnects: replay then returns errReplayed if no event is left to send.
 func (h *Handler) replay(ctx context.Context, ask replay.Request, back bool) (source, error) {
 	if back && ask.To != nil && ask.From == *ask.To+1 {
 		return nil, errReplayed
@@ -321,6 +321,7 @@ func encodeEvent(id, event string, data []byte) []byte {
 	return appendData(appendHead(nil, id, event), data)
 }
 
+// appendHead appends the lines id, unless it is "", and event.
 func appendHead(b []byte, id, event string) []byte {
 	if id != "" {
 		b = append(append(append(b, "id: "...), id...), '\n')
@@ -351,6 +352,7 @@ type writer struct {
 	timeout time.Duration
 }
 
+// write writes and flushes b. It fails if the client does not read for twice the timeout.
 func (w *writer) write(b []byte) error {
 	if err := w.control.SetWriteDeadline(time.Now().Add(2 * w.timeout)); err != nil {
 		return err

@@ -34,7 +34,7 @@ func (h *Handler) apply(ctx context.Context, c command.Command) (command.Answer,
 	case events.EnvironmentSpec:
 		apply.Data = events.EnvironmentApplied{Ref: ref, Tags: tags, Spec: s}
 	}
-	answer, err := h.entry(ctx, c, ref.Subject(kind, c.Tenant), func(m events.Meta) versions.Command {
+	answer, err := h.decideEntry(ctx, c, ref.Subject(kind, c.Tenant), func(m events.Meta) versions.Command {
 		apply.Meta = m
 		return apply
 	})
@@ -115,7 +115,7 @@ func (h *Handler) remove(ctx context.Context, c command.Command) (command.Answer
 	default:
 		kind, data = events.Environment, events.EnvironmentRemoved{Ref: b.Ref}
 	}
-	answer, err := h.entry(ctx, c, b.Ref.Subject(kind, c.Tenant), func(m events.Meta) versions.Command {
+	answer, err := h.decideEntry(ctx, c, b.Ref.Subject(kind, c.Tenant), func(m events.Meta) versions.Command {
 		return versions.Remove{Meta: m, Data: data}
 	})
 	answer.Ref = &b.Ref
@@ -126,8 +126,9 @@ func (h *Handler) remove(ctx context.Context, c command.Command) (command.Answer
 	return answer, err
 }
 
-// entry carries a command out on an entry of the catalogue.
-func (h *Handler) entry(ctx context.Context, c command.Command, subject events.Subject, build func(events.Meta) versions.Command) (command.Answer, error) {
+// decideEntry decides on the command that build returns for a catalogue entry, appends the events, and returns the answer. Answer.Same is set
+// if the entry already is as the command requests. The error is a *command.Error if the command is refused.
+func (h *Handler) decideEntry(ctx context.Context, c command.Command, subject events.Subject, build func(events.Meta) versions.Command) (command.Answer, error) {
 	entries := eventlog.Entries{Log: h.cfg.Sessions.Log}
 	var answer command.Answer
 	err := eventlog.Decide(func() error {
@@ -187,7 +188,9 @@ func missingError(kind events.Aspect, field string, ref events.Reference) error 
 	return &command.Error{Code: strings.ToUpper(string(kind)) + "_NOT_FOUND", Field: field, Detail: err.Error()}
 }
 
-// pin resolves the agent of a new session and returns the pinned version, or nil for the built-in agent.
+// pin resolves the agent or instance that a new session names to an exact version, and stores its references in out. It returns the
+// definition of the agent, or nil for the built-in agent (DefaultAgent). An entry that does not exist, or that the API key may not use,
+// is a refusal.
 func (h *Handler) pin(ctx context.Context, c command.Command, b command.CreateSession, out *events.SessionCreated) (*events.AgentSpec, error) {
 	for i, s := range b.Environments {
 		field := fmt.Sprintf("environments[%d]", i)
@@ -258,6 +261,7 @@ func checkAgent(c command.Command, slug string) error {
 	return &command.Error{Code: "FORBIDDEN", Field: "agent", Detail: "the API key is limited to the agents " + strings.Join(c.Agents, ", ")}
 }
 
+// reference parses a reference. The error is a refusal that names the field.
 func reference(field, s string) (events.Reference, error) {
 	ref, err := events.ParseReference(s)
 	if err != nil {

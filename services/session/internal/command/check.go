@@ -53,7 +53,7 @@ func (h *Handler) resolveSession(ctx context.Context, c command.Command, b comma
 	if b.Transcript != nil && agent == nil {
 		b.Architecture = cmp.Or(b.Architecture, b.Transcript.Architecture)
 	}
-	if out.Architecture, err = resolve(b.Architecture, agent); err != nil {
+	if out.Architecture, err = resolveArchitecture(b.Architecture, agent); err != nil {
 		return out, err
 	}
 	if out.Transcript = b.Transcript; out.Transcript != nil {
@@ -67,10 +67,10 @@ func (h *Handler) resolveSession(ctx context.Context, c command.Command, b comma
 	if !slices.Contains(h.cfg.Providers, out.Provider) {
 		return out, invalid("sandbox", fmt.Sprintf("there is no sandbox provider %.64q here; this installation offers %s", b.Provider, strings.Join(h.cfg.Providers, ", ")))
 	}
-	if agent != nil && agent.Limits.Turns > 0 && !definition.CountsTurns(out.Architecture) && !isolated(out.Provider) {
+	if agent != nil && agent.Limits.Turns > 0 && !definition.CountsTurns(out.Architecture) && !isIsolated(out.Provider) {
 		return out, invalid("sandbox", fmt.Sprintf("the agent has limits.turns, which for architecture %s the egress proxy of the providers docker and modal holds to; provider %s has none", out.Architecture, out.Provider))
 	}
-	options := inherit(b.Options, agent)
+	options := inheritOptions(b.Options, agent)
 	if err := errors.Join(command.CheckOptions(options), command.CheckCommand(out.Architecture, options.Command), command.CheckModelProvider(out.Architecture, options.ModelProvider), command.CheckModelSettings(out.Architecture, options)); err != nil {
 		return out, err
 	}
@@ -80,7 +80,7 @@ func (h *Handler) resolveSession(ctx context.Context, c command.Command, b comma
 	if options.HostPath, err = h.hostPath(options.HostPath, b, out.Provider, agent); err != nil {
 		return out, err
 	}
-	out.Options = h.options(options)
+	out.Options = h.defaultOptions(options)
 	return out, checkMetadata(b.Metadata)
 }
 
@@ -95,8 +95,8 @@ func checkTranscript(c command.Command, t events.Transcript, architecture string
 	return nil
 }
 
-// resolve returns the agent's architecture or, without an agent, that of the request.
-func resolve(asked string, agent *events.AgentSpec) (string, error) {
+// resolveArchitecture returns the agent's architecture or, without an agent, that of the request.
+func resolveArchitecture(asked string, agent *events.AgentSpec) (string, error) {
 	name := cmp.Or(asked, architecture.Spool)
 	if agent != nil {
 		name = cmp.Or(asked, agent.Architecture)
@@ -114,9 +114,9 @@ func resolve(asked string, agent *events.AgentSpec) (string, error) {
 	return known, nil
 }
 
-// inherit uses the agent's settings for options that the session does not set. The agent's hosts are added to the
+// inheritOptions uses the agent's settings for options that the session does not set. The agent's hosts are added to the
 // session's.
-func inherit(o events.Options, agent *events.AgentSpec) events.Options {
+func inheritOptions(o events.Options, agent *events.AgentSpec) events.Options {
 	if agent == nil {
 		return o
 	}
@@ -137,8 +137,8 @@ func inherit(o events.Options, agent *events.AgentSpec) events.Options {
 	return o
 }
 
-// options fills in the service's defaults.
-func (h *Handler) options(o events.Options) events.Options {
+// defaultOptions fills in the service's defaults.
+func (h *Handler) defaultOptions(o events.Options) events.Options {
 	for _, f := range []struct {
 		ms    *uint32
 		unset time.Duration
@@ -153,7 +153,8 @@ func (h *Handler) options(o events.Options) events.Options {
 	return o
 }
 
-// update merges changed options into the current ones. A cleared option has the service's default again.
+// update returns the command that changes a session's options: the current ones, merged with the changed ones. A cleared option has the
+// service's default again.
 func (h *Handler) update(b command.UpdateSession, l *eventlog.Loaded, base session.Base) (session.Command, error) {
 	o, err := command.Merge(l.Life.Options, b.Options, b.Clear)
 	if err == nil && b.Options != nil { // the session's image was allowed when the session was created, and an executor checks it again
@@ -162,9 +163,10 @@ func (h *Handler) update(b command.UpdateSession, l *eventlog.Loaded, base sessi
 	if err == nil && l.Life.Status != session.None {
 		err = errors.Join(command.CheckCommand(l.Life.Architecture, o.Command), command.CheckModelProvider(l.Life.Architecture, o.ModelProvider), command.CheckModelSettings(l.Life.Architecture, o))
 	}
-	return session.UpdateOptions{Base: base, Options: h.options(o), Metadata: b.Metadata}, err
+	return session.UpdateOptions{Base: base, Options: h.defaultOptions(o), Metadata: b.Metadata}, err
 }
 
+// checkUpdate refuses an invalid change of a session's options.
 func checkUpdate(b command.UpdateSession) error {
 	if b.Options != nil {
 		if err := errors.Join(command.CheckUnchanged(b.Options), command.CheckOptions(*b.Options)); err != nil {
@@ -177,13 +179,15 @@ func checkUpdate(b command.UpdateSession) error {
 	return checkMetadata(b.Metadata)
 }
 
+// post returns the command that adds a message to a loaded session.
 func post(c command.Command, b command.PostMessage, base session.Base, l *eventlog.Loaded) session.Post {
 	return session.Post{
 		Base: base, ExecutionID: c.ExecutionID, Content: b.Content, Parts: b.Parts, Metadata: b.Metadata,
-		Files: files(c, b.Files), Held: l.Run.Snapshot.Applied, ActiveEnded: l.View().ActiveEnded, Environment: b.Environment,
+		Files: sessionFiles(c, b.Files), Held: l.Run.Snapshot.Applied, ActiveEnded: l.View().ActiveEnded, Environment: b.Environment,
 	}
 }
 
+// checkPost refuses an invalid message.
 func checkPost(c command.Command, b command.PostMessage) error {
 	if err := errors.Join(checkFiles(c, b.Files), checkEnvironment(b.Environment)); err != nil {
 		return err
@@ -226,6 +230,7 @@ func checkEnvironment(list map[string]events.Variable) error {
 	return nil
 }
 
+// checkMetadata refuses metadata of more than MaxMetadata bytes.
 func checkMetadata(m json.RawMessage) error {
 	if len(m) > MaxMetadata {
 		return &command.Error{Code: "PAYLOAD_TOO_LARGE", Field: "metadata", Detail: fmt.Sprintf("the metadata has %d bytes; the limit is %d", len(m), MaxMetadata)}

@@ -15,8 +15,8 @@ type DeadLetters interface {
 	Drop(ctx context.Context, tenant string, sequence uint64) error
 }
 
-// dead retries or drops a dead letter.
-func (h *Handler) dead(ctx context.Context, c command.Command) (command.Answer, error) {
+// handleDeadLetter retries or drops a dead letter.
+func (h *Handler) handleDeadLetter(ctx context.Context, c command.Command) (command.Answer, error) {
 	var b command.DeadLetter
 	if err := decode(c, &b); err != nil {
 		return command.Answer{}, err

@@ -17,7 +17,7 @@ func fileBuilder(c command.Command) (builder, error) {
 			return nil, err
 		}
 		return func(l *eventlog.Loaded, base session.Base) (session.Command, error) {
-			return session.PutFile{Base: base, File: file(c, b.File), Held: l.Run.Snapshot.Applied}, nil
+			return session.PutFile{Base: base, File: sessionFile(c, b.File), Held: l.Run.Snapshot.Applied}, nil
 		}, b.Check("file", c.Tenant, c.SessionID)
 	default:
 		var b command.RemoveFile
@@ -30,6 +30,7 @@ func fileBuilder(c command.Command) (builder, error) {
 	}
 }
 
+// checkFiles refuses an invalid uploaded file.
 func checkFiles(c command.Command, list []command.File) error {
 	for i, f := range list {
 		if err := f.Check(fmt.Sprintf("workspaceFiles[%d]", i), c.Tenant, c.SessionID); err != nil {
@@ -39,15 +40,16 @@ func checkFiles(c command.Command, list []command.File) error {
 	return nil
 }
 
-func files(c command.Command, list []command.File) []session.File {
+func sessionFiles(c command.Command, list []command.File) []session.File {
 	var out []session.File
 	for _, f := range list {
-		out = append(out, file(c, f))
+		out = append(out, sessionFile(c, f))
 	}
 	return out
 }
 
-func file(c command.Command, f command.File) session.File {
+// sessionFile converts an uploaded file. Its object has the name that the gateway gave it or, without one, that of its SHA-256.
+func sessionFile(c command.Command, f command.File) session.File {
 	if f.Object == "" {
 		f.Object = command.FileObject(c.Tenant, c.SessionID, f.SHA256)
 	}

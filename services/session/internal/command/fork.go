@@ -46,7 +46,7 @@ func (h *Handler) forkBuilder(ctx context.Context, c command.Command) (builder, 
 	read := false
 	return func(l *eventlog.Loaded, base session.Base) (session.Command, error) {
 		if !read && l.Life.Status == session.None {
-			made, err = h.fork(ctx, c, b)
+			made, err = h.initialFork(ctx, c, b)
 			read = true
 		}
 		made.Base = base
@@ -54,8 +54,8 @@ func (h *Handler) forkBuilder(ctx context.Context, c command.Command) (builder, 
 	}, nil
 }
 
-// fork reads the parent and returns the initial state of the fork.
-func (h *Handler) fork(ctx context.Context, c command.Command, b command.ForkSession) (session.Fork, error) {
+// initialFork reads the parent and returns the initial state of the fork.
+func (h *Handler) initialFork(ctx context.Context, c command.Command, b command.ForkSession) (session.Fork, error) {
 	parent, err := h.parent(ctx, c, b.Parent)
 	if err != nil {
 		return session.Fork{}, err
@@ -107,7 +107,7 @@ func (h *Handler) findCut(ctx context.Context, parent *eventlog.Loaded, at *uint
 		asked = *at
 	}
 	until := time.Now().Add(snapshotWait)
-	walk, last, err := h.walk(ctx, parent, asked)
+	walk, last, err := h.walkParent(ctx, parent, asked)
 	for {
 		if err != nil {
 			return fork.Cut{}, fmt.Errorf("read session %s: %w", parent.ID, err)
@@ -125,19 +125,19 @@ func (h *Handler) findCut(ctx context.Context, parent *eventlog.Loaded, at *uint
 		if retry.Pause(ctx, snapshotPoll) != nil {
 			return cut, ctx.Err()
 		}
-		last, err = h.read(ctx, parent, walk, last, nil)
+		last, err = h.readParent(ctx, parent, walk, last, nil)
 	}
 }
 
-// walk reads the parent's log as far as a fork at a seq needs it, starting where an earlier fork stopped reading.
-func (h *Handler) walk(ctx context.Context, parent *eventlog.Loaded, asked uint32) (*fork.Walk, eventlog.Numbered, error) {
-	known, err := h.walks.own(ctx, topology.SessionRef{Tenant: parent.Tenant, Session: parent.ID})
+// walkParent reads the parent's log as far as a fork at a seq needs it, starting where an earlier fork stopped reading.
+func (h *Handler) walkParent(ctx context.Context, parent *eventlog.Loaded, asked uint32) (*fork.Walk, eventlog.Numbered, error) {
+	known, err := h.walks.acquire(ctx, topology.SessionRef{Tenant: parent.Tenant, Session: parent.ID})
 	if err != nil {
 		return nil, eventlog.Numbered{}, err
 	}
 	defer known.release()
 	walk, last := known.walk(asked)
-	last, err = h.read(ctx, parent, walk, last, func(at eventlog.Numbered, whole bool) {
+	last, err = h.readParent(ctx, parent, walk, last, func(at eventlog.Numbered, whole bool) {
 		if at.Seq <= asked {
 			known.keep(walk, at, whole)
 		}
@@ -145,9 +145,9 @@ func (h *Handler) walk(ctx context.Context, parent *eventlog.Loaded, asked uint3
 	return walk, last, err
 }
 
-// read adds the parent's events after a seq to a walk until later events have no effect on the fork. keep, unless nil,
+// readParent adds the parent's events after a seq to a walk until later events have no effect on the fork. keep, unless nil,
 // is called after each complete commit.
-func (h *Handler) read(ctx context.Context, parent *eventlog.Loaded, walk *fork.Walk, last eventlog.Numbered, keep func(at eventlog.Numbered, whole bool)) (eventlog.Numbered, error) {
+func (h *Handler) readParent(ctx context.Context, parent *eventlog.Loaded, walk *fork.Walk, last eventlog.Numbered, keep func(at eventlog.Numbered, whole bool)) (eventlog.Numbered, error) {
 	for e, err := range eventlog.SessionAfter(ctx, h.cfg.Sessions.Log, parent.Tenant, parent.ID, last) {
 		if err != nil {
 			return last, err
@@ -166,6 +166,7 @@ func (h *Handler) read(ctx context.Context, parent *eventlog.Loaded, walk *fork.
 	return last, nil
 }
 
+// cutError converts an error of a fork.Walk to the refusal of the fork.
 func cutError(err error) error {
 	var ahead *fork.AheadError
 	switch {
@@ -193,10 +194,10 @@ func (h *Handler) forkAgent(ctx context.Context, c command.Command, name string,
 	if err != nil {
 		return err
 	}
-	if _, err := resolve(before.Architecture, agent); err != nil {
+	if _, err := resolveArchitecture(before.Architecture, agent); err != nil {
 		return invalid("agent", fmt.Sprintf("the agent is made for %s, and the session is of %s: the conversation can be continued by an agent of the same architecture only", agent.Architecture, before.Architecture))
 	}
-	if agent != nil && agent.Limits.Turns > 0 && !definition.CountsTurns(out.Architecture) && !isolated(out.Provider) {
+	if agent != nil && agent.Limits.Turns > 0 && !definition.CountsTurns(out.Architecture) && !isIsolated(out.Provider) {
 		return invalid("agent", fmt.Sprintf("the agent has limits.turns, which for architecture %s the egress proxy of the providers docker and modal holds to; the session's provider %s has none", out.Architecture, out.Provider))
 	}
 	if err := h.checkSessionImages(out.Provider, out.Options.Image, agent); err != nil {
@@ -206,7 +207,7 @@ func (h *Handler) forkAgent(ctx context.Context, c command.Command, name string,
 		return nil
 	}
 	out.Instance = events.Reference{}
-	return h.instantiate(ctx, c, out)
+	return h.setDefaultInstance(ctx, c, out)
 }
 
 // checkSnapshots refuses a fork if its snapshots are no longer in the object store, or cannot be read.

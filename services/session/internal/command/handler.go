@@ -91,8 +91,8 @@ func (h *Handler) Handle(ctx context.Context, msg *message.Message) error {
 	outcome := "ok"
 	defer func() {
 		took := time.Since(began)
-		h.cfg.Done(label(c.Type), outcome, took)
-		h.cfg.Logger.Debug("command", "command", c.ID, "type", label(c.Type), "tenant", c.Tenant, "session", c.SessionID, "execution", c.ExecutionID, "outcome", outcome, "took", took)
+		h.cfg.Done(typeLabel(c.Type), outcome, took)
+		h.cfg.Logger.Debug("command", "command", c.ID, "type", typeLabel(c.Type), "tenant", c.Tenant, "session", c.SessionID, "execution", c.ExecutionID, "outcome", outcome, "took", took)
 	}()
 	var refused *command.Error
 	switch {
@@ -142,6 +142,7 @@ func checkIDs(c command.Command) error {
 	return events.CheckID("sessionId", events.KindSession, c.SessionID)
 }
 
+// do carries out a command of any type. The error is a *command.Error if the command is refused.
 func (h *Handler) do(ctx context.Context, c command.Command) (command.Answer, error) {
 	switch c.Type {
 	case command.TypeCreateKey:
@@ -151,9 +152,9 @@ func (h *Handler) do(ctx context.Context, c command.Command) (command.Answer, er
 	case command.TypeSetBudget, command.TypeRemoveBudget:
 		return h.handleBudget(ctx, c)
 	case command.TypeSetLimits, command.TypeRemoveLimits:
-		return h.limits(ctx, c)
+		return h.handleLimits(ctx, c)
 	case command.TypeRetryDead, command.TypeDropDead:
-		return h.dead(ctx, c)
+		return h.handleDeadLetter(ctx, c)
 	case command.TypeApplyAgent, command.TypeApplyInstance, command.TypeApplyEnvironment:
 		return h.apply(ctx, c)
 	case command.TypeRemoveAgent, command.TypeRemoveInstance, command.TypeRemoveEnvironment:
@@ -170,6 +171,7 @@ func (h *Handler) do(ctx context.Context, c command.Command) (command.Answer, er
 // error if the request itself is invalid.
 type builder func(l *eventlog.Loaded, base session.Base) (session.Command, error)
 
+// builder decodes and checks a command on a session, and returns its builder.
 func (h *Handler) builder(ctx context.Context, c command.Command) (builder, error) {
 	switch c.Type {
 	case command.TypeCreateSession:
@@ -182,10 +184,10 @@ func (h *Handler) builder(ctx context.Context, c command.Command) (builder, erro
 			err = errors.Join(checkHostFiles(created, b.Files), checkFiles(c, b.Files))
 		}
 		if err == nil {
-			err = h.instantiate(ctx, c, &created)
+			err = h.setDefaultInstance(ctx, c, &created)
 		}
 		return func(_ *eventlog.Loaded, base session.Base) (session.Command, error) {
-			return session.Create{Base: base, SessionCreated: created, Files: files(c, b.Files)}, nil
+			return session.Create{Base: base, SessionCreated: created, Files: sessionFiles(c, b.Files)}, nil
 		}, err
 	case command.TypeStartExecution:
 		var b command.StartExecution
@@ -197,7 +199,7 @@ func (h *Handler) builder(ctx context.Context, c command.Command) (builder, erro
 			err = errors.Join(checkHostFiles(created, b.Post.Files), checkPost(c, b.Post))
 		}
 		if err == nil {
-			err = h.instantiate(ctx, c, &created)
+			err = h.setDefaultInstance(ctx, c, &created)
 		}
 		return func(l *eventlog.Loaded, base session.Base) (session.Command, error) {
 			return session.Start{Base: base, Create: created, Post: post(c, b.Post, base, l)}, nil
@@ -382,8 +384,8 @@ func (h *Handler) hint(l *eventlog.Loaded, list []events.Event) {
 	}
 }
 
-// label returns the label of a type in metrics. All unknown types have one label.
-func label(t command.Type) string {
+// typeLabel returns the label of a type in metrics. All unknown types have one label.
+func typeLabel(t command.Type) string {
 	switch t {
 	case command.TypeCreateSession, command.TypeForkSession, command.TypeUpdateSession, command.TypePostMessage, command.TypeStartExecution, command.TypeInterrupt, command.TypeCancel,
 		command.TypePause, command.TypeResume, command.TypeTerminate, command.TypeSync, command.TypePutFile, command.TypeRemoveFile,

@@ -51,6 +51,7 @@ func checkHostFiles(created events.SessionCreated, files []command.File) error {
 	return invalid("workspaceFiles", "the session works in a folder of the server's machine, where they would replace files of yours: put them there yourself, or work on a copy")
 }
 
+// hostPathError returns the refusal of a host path.
 func hostPathError(code string, err error) error {
 	return &command.Error{Code: code, Field: command.FieldHostPath, Detail: err.Error()}
 }

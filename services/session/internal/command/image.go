@@ -12,8 +12,8 @@ import (
 // codeImageNotAllowed is the code for an image that is not in the operator's list. Executors use the same code.
 const codeImageNotAllowed = "IMAGE_NOT_ALLOWED"
 
-// isolated reports whether a provider's sandboxes are made from images and reach models only through the egress proxy.
-func isolated(provider string) bool { return provider == "docker" || provider == "modal" }
+// isIsolated reports whether a provider's sandboxes are made from images and reach models only through the egress proxy.
+func isIsolated(provider string) bool { return provider == "docker" || provider == "modal" }
 
 // checkImage refuses an image that is not allowed; "" means the installation's own image.
 func (h *Handler) checkImage(field, image string) error {
@@ -37,7 +37,7 @@ func (h *Handler) checkAgentImages(prefix string, agent events.AgentSpec) error 
 
 // checkAppliedImages refuses a definition that no session of this installation could run.
 func (h *Handler) checkAppliedImages(agent events.AgentSpec) error {
-	if !slices.ContainsFunc(h.cfg.Providers, isolated) {
+	if !slices.ContainsFunc(h.cfg.Providers, isIsolated) {
 		return nil
 	}
 	return h.checkAgentImages("spec.", agent)
@@ -46,7 +46,7 @@ func (h *Handler) checkAppliedImages(agent events.AgentSpec) error {
 // checkSessionImages refuses a session if its image, or the agent's image that it uses, or an image of the agent's MCP
 // servers is not allowed. The agent may have been applied before the list of allowed images changed.
 func (h *Handler) checkSessionImages(provider, image string, agent *events.AgentSpec) error {
-	if !isolated(provider) {
+	if !isIsolated(provider) {
 		return nil
 	}
 	var of events.AgentSpec

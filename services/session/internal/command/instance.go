@@ -28,18 +28,18 @@ const (
 // the agent's scope and organization. For a platform agent each tenant has a default instance of its own, in organization platform,
 // or platform.ORG for an agent of organization ORG. A slug or an organization that would be too long is cut and ends in a hash.
 func DefaultInstance(agent events.Reference) events.Reference {
-	ref := events.Reference{Scope: agent.Scope, Org: agent.Org, Slug: fit(agent.Slug, defaultSuffix)}
+	ref := events.Reference{Scope: agent.Scope, Org: agent.Org, Slug: appendSuffix(agent.Slug, defaultSuffix)}
 	if agent.Scope == events.ScopePlatform {
 		ref.Scope, ref.Org = "", platformOrg
 		if agent.Org != "" {
-			ref.Org = fit(platformOrg+"."+agent.Org, "")
+			ref.Org = appendSuffix(platformOrg+"."+agent.Org, "")
 		}
 	}
 	return ref.Bare()
 }
 
-// fit appends a suffix to a slug, and shortens the slug if the result would be too long.
-func fit(slug, suffix string) string {
+// appendSuffix appends a suffix to a slug, and shortens the slug if the result would be too long.
+func appendSuffix(slug, suffix string) string {
 	if len(slug)+len(suffix) <= maxSlug {
 		return slug + suffix
 	}
@@ -48,9 +48,9 @@ func fit(slug, suffix string) string {
 	return strings.TrimRight(slug[:maxSlug-len(suffix)-len(hash)], ".-") + hash + suffix
 }
 
-// instantiate sets the default instance of the agent if the session names only an agent. The built-in agent has none. It is
+// setDefaultInstance sets the default instance of the agent if the session names only an agent. The built-in agent has none. It is
 // called after all checks of the request, so that a refused request creates no instance.
-func (h *Handler) instantiate(ctx context.Context, c command.Command, out *events.SessionCreated) (err error) {
+func (h *Handler) setDefaultInstance(ctx context.Context, c command.Command, out *events.SessionCreated) (err error) {
 	if out.AgentRef.Slug != "" && out.Instance.Slug == "" {
 		out.Instance, err = h.defaultInstance(ctx, c, out.AgentRef)
 	}
@@ -97,7 +97,7 @@ func (h *Handler) makeDefaultInstance(ctx context.Context, c command.Command, re
 	ref.Version = digest
 	own := c // the command of the instance's own commit, whose ids must differ from those of the session
 	own.ID, own.Actor.Kind, own.Actor.ID = events.Derive(events.KindCommand, c.ID, "instance"), "service", "session"
-	_, err = h.entry(ctx, own, ref.Subject(events.Instance, c.Tenant), func(m events.Meta) versions.Command {
+	_, err = h.decideEntry(ctx, own, ref.Subject(events.Instance, c.Tenant), func(m events.Meta) versions.Command {
 		return versions.Apply{Meta: m, Version: digest, OnlyFirst: true, Data: events.InstanceApplied{Ref: ref, Spec: spec}}
 	})
 	return ref, err

@@ -58,7 +58,7 @@ func (h *Handler) createKey(ctx context.Context, c command.Command) (command.Ans
 		return command.Answer{}, invalid("keyId", err.Error())
 	}
 	maker := makerOf(c.Actor)
-	rights, err := h.grant(ctx, c.Tenant, maker, b.Rights)
+	rights, err := h.grantRights(ctx, c.Tenant, maker, b.Rights)
 	if err != nil {
 		return command.Answer{}, err
 	}
@@ -80,9 +80,9 @@ func (h *Handler) createKey(ctx context.Context, c command.Command) (command.Ans
 	return command.Answer{Position: h.keyPosition(key), Rights: &key.created.Rights}, nil
 }
 
-// grant returns the rights of a new key. Rights that the request leaves out are those of the maker. It returns
+// grantRights returns the rights of a new key. Rights that the request leaves out are those of the maker. It returns
 // FORBIDDEN, with the name of the right, if the maker lacks a requested right.
-func (h *Handler) grant(ctx context.Context, tenant, maker string, asked events.KeyRights) (events.KeyRights, error) {
+func (h *Handler) grantRights(ctx context.Context, tenant, maker string, asked events.KeyRights) (events.KeyRights, error) {
 	own := events.KeyRights{Role: events.RoleAdmin}
 	if maker != "" {
 		key, err := h.loadKey(ctx, keySubject(tenant, maker))
@@ -109,7 +109,7 @@ func (h *Handler) grant(ctx context.Context, tenant, maker string, asked events.
 	case len(asked.Agents) > events.MaxKeyAgents:
 		return asked, invalid("agents", fmt.Sprintf("there are %d agents; a key may be limited to %d", len(asked.Agents), events.MaxKeyAgents))
 	case field != "":
-		return asked, &command.Error{Code: "FORBIDDEN", Field: field, Detail: "a key cannot make a key with more rights than its own: " + boundary(field, own)}
+		return asked, &command.Error{Code: "FORBIDDEN", Field: field, Detail: "a key cannot make a key with more rights than its own: " + describeRights(field, own)}
 	}
 	asked.Agents = slices.Clone(asked.Agents)
 	slices.Sort(asked.Agents)
@@ -122,8 +122,8 @@ func (h *Handler) grant(ctx context.Context, tenant, maker string, asked events.
 	return asked, nil
 }
 
-// boundary describes the rights of a maker, for an error message.
-func boundary(field string, own events.KeyRights) string {
+// describeRights describes the rights of a maker, for an error message.
+func describeRights(field string, own events.KeyRights) string {
 	switch field {
 	case "role":
 		return "its role is " + string(own.RoleOf())
@@ -142,6 +142,7 @@ func (h *Handler) isRevoked(ctx context.Context, tenant, keyID string) (bool, er
 	return key.revoked, err
 }
 
+// makerRevoked returns the refusal for a key whose maker, the actor's key, was revoked meanwhile.
 func makerRevoked() error {
 	return &command.Error{Code: "UNAUTHENTICATED", Field: "Authorization", Detail: "the API key was revoked; no key was made"}
 }

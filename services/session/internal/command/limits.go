@@ -7,8 +7,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// limits sets or removes a tenant's limits.
-func (h *Handler) limits(ctx context.Context, c command.Command) (command.Answer, error) {
+// handleLimits sets or removes a tenant's limits.
+func (h *Handler) handleLimits(ctx context.Context, c command.Command) (command.Answer, error) {
 	subject := events.LimitsOf(c.Tenant)
 	if c.Type == command.TypeRemoveLimits {
 		notFound := &command.Error{Code: "LIMITS_NOT_FOUND", Field: "tenant", Detail: "the tenant has no limits of its own"}

@@ -10,10 +10,10 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// Limits of walks.
+// Limits of a walkCache.
 const (
-	maxWalked  = 64   // sessions
-	maxMarks   = 64   // of a session
+	maxWalked  = 64   // sessions in the cache
+	maxMarks   = 64   // marks of a session
 	firstMarks = 1000 // events between two marks of a session, as long as they are not too many
 )
 
@@ -42,8 +42,8 @@ type mark struct {
 	at   eventlog.Numbered
 }
 
-// own blocks until no other fork reads the session's log, and returns its cache entry. The caller must release it.
-func (w *walkCache) own(ctx context.Context, ref topology.SessionRef) (*walkEntry, error) {
+// acquire blocks until no other fork reads the session's log, and returns its cache entry. The caller must release it.
+func (w *walkCache) acquire(ctx context.Context, ref topology.SessionRef) (*walkEntry, error) {
 	w.mu.Lock()
 	one := w.sessions[ref]
 	if one == nil {
@@ -74,6 +74,7 @@ func (w *walkCache) own(ctx context.Context, ref topology.SessionRef) (*walkEntr
 	}
 }
 
+// release gives the entry to the next fork that waits in own.
 func (w *walkEntry) release() { w.owner <- struct{}{} }
 
 // walk returns the walk from which a fork at a seq continues, and the last event that the walk has read.

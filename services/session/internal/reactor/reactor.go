@@ -195,7 +195,7 @@ func (r *Reactor) settle(ctx context.Context, tenant, id string) (*eventlog.Load
 		if err != nil {
 			return l, bus.Transient(err)
 		}
-		wrote, err := r.step(ctx, l)
+		wrote, err := r.appendNext(ctx, l)
 		var conflict *eventlog.ConflictError
 		switch {
 		case errors.As(err, &conflict), err == nil && wrote:
@@ -206,7 +206,7 @@ func (r *Reactor) settle(ctx context.Context, tenant, id string) (*eventlog.Load
 		if err := r.publish(ctx, l); err != nil {
 			return l, bus.Transient(err)
 		}
-		moved, err := r.arm(ctx, l)
+		moved, err := r.armTimer(ctx, l)
 		if err != nil {
 			return l, bus.Transient(err)
 		}
@@ -217,8 +217,8 @@ func (r *Reactor) settle(ctx context.Context, tenant, id string) (*eventlog.Load
 	return nil, errMoving
 }
 
-// step appends the one thing that is due on the log itself, if anything is.
-func (r *Reactor) step(ctx context.Context, l *eventlog.Loaded) (wrote bool, err error) {
+// appendNext appends the one thing that is due on the log itself, if anything is.
+func (r *Reactor) appendNext(ctx context.Context, l *eventlog.Loaded) (wrote bool, err error) {
 	now := r.cfg.Now()
 	base := func(what string) session.Base {
 		return session.Base{Meta: events.Meta{CommandID: events.Derive(events.KindCommand, what, l.ID, l.LifeHead.Hash, l.RunHead.Hash), Now: now}}
@@ -259,7 +259,7 @@ func (r *Reactor) lostEnd(ctx context.Context, l *eventlog.Loaded, now time.Time
 			return outcome, err
 		}
 	}
-	if !r.overdue(l, now) {
+	if !r.isOverdue(l, now) {
 		return nil, nil
 	}
 	if l.Run.Execution != active {
@@ -292,8 +292,8 @@ func (r *Reactor) budgetEnd(ctx context.Context, l *eventlog.Loaded, now time.Ti
 	return nil, nil
 }
 
-// overdue reports whether the active execution has run longer than its turn limit and grace.
-func (r *Reactor) overdue(l *eventlog.Loaded, now time.Time) bool {
+// isOverdue reports whether the active execution has run longer than its turn limit and grace.
+func (r *Reactor) isOverdue(l *eventlog.Loaded, now time.Time) bool {
 	at, ok := l.Life.TurnDeadline(l.View())
 	return ok && !now.Before(at)
 }
@@ -347,9 +347,9 @@ func (r *Reactor) putJob(ctx context.Context, l *eventlog.Loaded, id string) err
 	return nil
 }
 
-// arm sets the session's timer to its earliest deadline, unless the timer fires
+// armTimer sets the session's timer to its earliest deadline, unless the timer fires
 // before that anyway. It reports whether the state of the session changed meanwhile.
-func (r *Reactor) arm(ctx context.Context, l *eventlog.Loaded) (moved bool, err error) {
+func (r *Reactor) armTimer(ctx context.Context, l *eventlog.Loaded) (moved bool, err error) {
 	at, ok := l.Life.Deadline(l.View())
 	if !ok {
 		return false, nil
@@ -400,7 +400,7 @@ func (r *Reactor) timerTime(ctx context.Context, id string) (time.Time, error) {
 	if err != nil {
 		return time.Time{}, err
 	}
-	msg, err := stream.GetLastMsgForSubject(ctx, topology.TimerAt(id))
+	msg, err := stream.GetLastMsgForSubject(ctx, topology.TimerSchedule(id))
 	if errors.Is(err, jetstream.ErrMsgNotFound) {
 		return time.Time{}, nil
 	}

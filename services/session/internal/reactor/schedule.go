@@ -12,13 +12,13 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// schedule publishes the session's schedule, which replaces the one before.
+// schedule stores the message that sets the session's timer to fire at a time. It replaces the timer that was set before.
 func (r *Reactor) schedule(ctx context.Context, l *eventlog.Loaded, at time.Time) error {
 	body, err := topology.SessionRef{Tenant: l.Tenant, Session: l.ID}.Encode()
 	if err != nil {
 		return err
 	}
-	msg := &nats.Msg{Subject: topology.TimerAt(l.ID), Data: body, Header: nats.Header{
+	msg := &nats.Msg{Subject: topology.TimerSchedule(l.ID), Data: body, Header: nats.Header{
 		"Nats-Schedule":        {"@at " + at.UTC().Format(time.RFC3339Nano)},
 		"Nats-Schedule-Target": {topology.TimerDue(l.ID)},
 		headerArmedAt:          {strconv.FormatInt(at.UnixMilli(), 10)},

@@ -29,8 +29,8 @@ const (
 	// maxEnded is the maximum number of sessions of one shard that wait for this early signature. Further sessions are
 	// signed with the next changed subjects.
 	maxEnded = heads.MaxHeads / 2
-	// readers is the number of heads that are read at once.
-	readers = 16
+	// headReaders is the number of heads that are read at once.
+	headReaders = 16
 	// passTime is the timeout of one pass over a shard.
 	passTime = time.Minute
 )
@@ -54,15 +54,16 @@ type Signer struct {
 	wake   chan struct{}
 
 	mu    sync.Mutex
-	ended []map[session]bool // sessions whose execution has ended, by shard
+	ended []map[sessionKey]bool // sessions whose execution has ended, by shard
 
-	last []tip // by shard: the last entry that this copy has seen
+	last []chainEnd // by shard: the last entry that this copy has seen
 }
 
-type session struct{ tenant, id string }
+// sessionKey names a session.
+type sessionKey struct{ tenant, id string }
 
-// tip is the end of a shard's chain.
-type tip struct {
+// chainEnd is the end of a shard's chain.
+type chainEnd struct {
 	seq   uint64 // sequence in the stream of heads, 0 for none
 	entry heads.Entry
 	hash  string
@@ -73,10 +74,10 @@ type tip struct {
 func New(cfg Config) *Signer {
 	s := &Signer{
 		cfg: cfg, stream: bus.NewStreamHandle(cfg.JetStream, topology.StreamHeads), wake: make(chan struct{}, 1),
-		ended: make([]map[session]bool, cfg.Log.Shards()), last: make([]tip, cfg.Log.Shards()),
+		ended: make([]map[sessionKey]bool, cfg.Log.Shards()), last: make([]chainEnd, cfg.Log.Shards()),
 	}
 	for i := range s.ended {
-		s.ended[i] = map[session]bool{}
+		s.ended[i] = map[sessionKey]bool{}
 	}
 	return s
 }
@@ -86,7 +87,7 @@ func (s *Signer) Ended(tenant, id string) {
 	shard := events.Partition(id) % len(s.ended)
 	s.mu.Lock()
 	if len(s.ended[shard]) < maxEnded {
-		s.ended[shard][session{tenant, id}] = true
+		s.ended[shard][sessionKey{tenant, id}] = true
 	}
 	s.mu.Unlock()
 	select {
@@ -97,7 +98,7 @@ func (s *Signer) Ended(tenant, id string) {
 
 // Run signs until ctx ends. A pass that fails is logged, and a later pass signs the same subjects.
 func (s *Signer) Run(ctx context.Context) error {
-	s.pass(ctx, s.signChanges) // sign commits that were stored while no copy ran
+	s.forEachShard(ctx, s.signChanges) // sign commits that were stored while no copy ran
 	changed := time.NewTicker(s.cfg.Every)
 	defer changed.Stop()
 	for {
@@ -105,19 +106,20 @@ func (s *Signer) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-changed.C:
-			s.pass(ctx, s.signChanges)
+			s.forEachShard(ctx, s.signChanges)
 		case <-s.wake:
 			select {
 			case <-ctx.Done():
 				return nil
 			case <-time.After(collectTime):
 			}
-			s.pass(ctx, s.signEnded)
+			s.forEachShard(ctx, s.signEnded)
 		}
 	}
 }
 
-func (s *Signer) pass(ctx context.Context, sign func(context.Context, int) error) {
+// forEachShard calls sign for each shard, and logs and counts its errors.
+func (s *Signer) forEachShard(ctx context.Context, sign func(context.Context, int) error) {
 	for shard := range s.ended {
 		within, cancel := context.WithTimeout(ctx, passTime)
 		err := sign(within, shard)
@@ -136,7 +138,7 @@ func (s *Signer) pass(ctx context.Context, sign func(context.Context, int) error
 func (s *Signer) signChanges(ctx context.Context, shard int) error {
 	again := false // this copy has just stored an entry that did not hold all changes
 	for {
-		t, err := s.tip(ctx, shard)
+		t, err := s.readEnd(ctx, shard)
 		if err != nil {
 			return err
 		}
@@ -154,7 +156,7 @@ func (s *Signer) signChanges(ctx context.Context, shard int) error {
 		if err != nil {
 			return err
 		}
-		stored, err := s.store(ctx, shard, t, changes.Through.Seq, list)
+		stored, err := s.storeEntry(ctx, shard, t, changes.Through.Seq, list)
 		if err != nil || stored && !changes.More {
 			return err
 		}
@@ -167,7 +169,7 @@ func (s *Signer) headsOf(ctx context.Context, shard int, after uint64, changes e
 	list := make([]heads.Head, 0, len(changes.Last))
 	var mu sync.Mutex
 	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(readers)
+	g.SetLimit(headReaders)
 	for subject, seq := range changes.Last {
 		if hash := changes.Hash[subject]; hash != "" {
 			mu.Lock()
@@ -226,7 +228,7 @@ func (s *Signer) head(ctx context.Context, shard int, after uint64, subject stri
 func (s *Signer) signEnded(ctx context.Context, shard int) error {
 	s.mu.Lock()
 	waiting := s.ended[shard]
-	s.ended[shard] = map[session]bool{}
+	s.ended[shard] = map[sessionKey]bool{}
 	s.mu.Unlock()
 	if len(waiting) == 0 {
 		return nil
@@ -245,7 +247,7 @@ func (s *Signer) signEnded(ctx context.Context, shard int) error {
 	}
 	slices.SortFunc(list, func(a, b heads.Head) int { return cmp.Compare(a.Seq, b.Seq) })
 	for {
-		t, err := s.tip(ctx, shard)
+		t, err := s.readEnd(ctx, shard)
 		if err != nil {
 			return err
 		}
@@ -253,29 +255,29 @@ func (s *Signer) signEnded(ctx context.Context, shard int) error {
 		if len(fresh) == 0 {
 			return nil // a later pass over the changed subjects signs them
 		}
-		if stored, err := s.store(ctx, shard, t, t.entry.Through, fresh); err != nil || stored {
+		if stored, err := s.storeEntry(ctx, shard, t, t.entry.Through, fresh); err != nil || stored {
 			return err
 		}
 	}
 }
 
-// tip reads the end of a shard's chain. If the chain ends before an entry that this copy has seen, it was cut. Then
+// readEnd reads the end of a shard's chain. If the chain ends before an entry that this copy has seen, it was cut. Then
 // nothing more is signed, because the next entry would hide the cut.
-func (s *Signer) tip(ctx context.Context, shard int) (tip, error) {
+func (s *Signer) readEnd(ctx context.Context, shard int) (chainEnd, error) {
 	stream, err := s.stream.Open(ctx)
 	if err != nil {
-		return tip{}, err
+		return chainEnd{}, err
 	}
 	m, err := stream.GetLastMsgForSubject(ctx, topology.HeadSubject(shard))
 	seen := s.last[shard]
 	if errors.Is(err, jetstream.ErrMsgNotFound) {
 		if seen.seq > 0 {
-			return tip{}, cutError(shard, seen)
+			return chainEnd{}, cutError(shard, seen)
 		}
-		return tip{}, nil
+		return chainEnd{}, nil
 	}
 	if err != nil {
-		return tip{}, fmt.Errorf("read the last signed heads: %w", err)
+		return chainEnd{}, fmt.Errorf("read the last signed heads: %w", err)
 	}
 	if m.Sequence == seen.seq {
 		return seen, nil
@@ -283,12 +285,12 @@ func (s *Signer) tip(ctx context.Context, shard int) (tip, error) {
 	e, hash, err := heads.Open(m.Data)
 	if err != nil {
 		s.cfg.Logger.Error("the last signed heads cannot be read; a new chain begins after them", "shard", shard, "sequence", m.Sequence, "error", err)
-		return tip{seq: m.Sequence}, nil
+		return chainEnd{seq: m.Sequence}, nil
 	}
 	if e.N <= seen.entry.N && m.Sequence < seen.seq {
-		return tip{}, cutError(shard, seen)
+		return chainEnd{}, cutError(shard, seen)
 	}
-	t := tip{seq: m.Sequence, entry: e, hash: hash, at: seen.at}
+	t := chainEnd{seq: m.Sequence, entry: e, hash: hash, at: seen.at}
 	if e.Through > seen.entry.Through {
 		t.at = e.Time
 	}
@@ -296,13 +298,14 @@ func (s *Signer) tip(ctx context.Context, shard int) (tip, error) {
 	return t, nil
 }
 
-func cutError(shard int, seen tip) error {
+// cutError returns the error for a chain that no longer has the entry seen.
+func cutError(shard int, seen chainEnd) error {
 	return fmt.Errorf("%s ends before entry %d, which was there at %s: the stream %s was cut; look at the log with spool verify, and restart the service to go on",
 		heads.Subject(shard), seen.entry.N, seen.entry.Time.UTC().Format(time.RFC3339), topology.StreamHeads)
 }
 
-// store appends an entry. It returns false if another copy appended first.
-func (s *Signer) store(ctx context.Context, shard int, t tip, through uint64, list []heads.Head) (bool, error) {
+// storeEntry appends an entry. It returns false if another copy appended first.
+func (s *Signer) storeEntry(ctx context.Context, shard int, t chainEnd, through uint64, list []heads.Head) (bool, error) {
 	e := heads.Entry{Shard: shard, N: t.entry.N + 1, Prev: t.hash, Time: s.cfg.Now().UTC(), Through: through, Heads: list}
 	data, hash, err := e.Seal(s.cfg.Key)
 	if err != nil {
@@ -316,7 +319,7 @@ func (s *Signer) store(ctx context.Context, shard int, t tip, through uint64, li
 	if err != nil {
 		return false, fmt.Errorf("store signed heads: %w", err)
 	}
-	next := tip{seq: ack.Sequence, entry: e, hash: hash, at: t.at}
+	next := chainEnd{seq: ack.Sequence, entry: e, hash: hash, at: t.at}
 	if through > t.entry.Through {
 		next.at = e.Time
 	}

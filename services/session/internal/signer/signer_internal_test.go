@@ -59,7 +59,7 @@ func TestSignChanges_ListsTheSameHeadsEitherWay(t *testing.T) {
 			last[n], err = s.cfg.Log.Append(ctx, head, eventlogtest.Draft(fmt.Sprint("signer ", pass, " ", i), "text"))
 			must(t, err)
 		}
-		before, err := s.tip(ctx, 0)
+		before, err := s.readEnd(ctx, 0)
 		must(t, err)
 		// A copy that has just started finds the same.
 		other := newSigner()
@@ -71,7 +71,7 @@ func TestSignChanges_ListsTheSameHeadsEitherWay(t *testing.T) {
 			s = newSigner() // the service restarts
 		}
 		must(t, s.signChanges(ctx, 0))
-		after, err := s.tip(ctx, 0)
+		after, err := s.readEnd(ctx, 0)
 		must(t, err)
 		if after.entry.N != before.entry.N+1 || after.entry.Through != changes.Through.Seq || !slices.Equal(after.entry.Heads, want) {
 			t.Fatalf("pass %d signed %+v, want %v up to %d", pass, after.entry, want, changes.Through.Seq)

@@ -40,9 +40,9 @@ func readCheckpoint(ctx context.Context, kv jetstream.KeyValue) (checkpoint, uin
 // errMoved is returned when another writer changed a key first.
 var errMoved = errors.New("another writer was faster")
 
-// put writes a key and returns its new revision. revision is the last known one, 0 for none. put returns errMoved if
+// putValue writes a key and returns its new revision. revision is the last known one, 0 for none. It returns errMoved if
 // the key has another revision.
-func put(ctx context.Context, kv jetstream.KeyValue, key string, value any, revision uint64) (uint64, error) {
+func putValue(ctx context.Context, kv jetstream.KeyValue, key string, value any, revision uint64) (uint64, error) {
 	body, err := json.Marshal(value)
 	if err != nil {
 		return 0, err
@@ -68,8 +68,8 @@ func streamID(shard int, info *jetstream.StreamInfo) string {
 	return strconv.Itoa(shard) + "-" + strconv.FormatInt(info.Created.UnixNano(), 36)
 }
 
-// stream returns the id of a shard's stream and the sequence of its last message.
-func stream(ctx context.Context, js jetstream.JetStream, shard int) (id string, last uint64, err error) {
+// streamState returns the id of a shard's stream and the sequence of its last message.
+func streamState(ctx context.Context, js jetstream.JetStream, shard int) (id string, last uint64, err error) {
 	s, err := js.Stream(ctx, topology.EventsStream(shard))
 	if err != nil {
 		return "", 0, fmt.Errorf("look up stream %s: %w", topology.EventsStream(shard), err)
@@ -88,6 +88,6 @@ func Passed(ctx context.Context, js jetstream.JetStream, shard int, seq uint64) 
 	if err != nil {
 		return false, err
 	}
-	id, _, err := stream(ctx, js, shard)
+	id, _, err := streamState(ctx, js, shard)
 	return err == nil && c.Positions[id] >= seq, err
 }

@@ -36,17 +36,18 @@ const (
 // month returns the month of a day.
 func month(day string) string { return day[:len("2006-01")] }
 
-// window is the range of days and months that an entry keeps: from these on.
-type window struct{ day, month string }
+// keptWindow is the range of days and months that an entry keeps: from these on.
+type keptWindow struct{ day, month string }
 
-func windowAt(now time.Time) window {
+// keptWindowAt returns the window that an entry keeps at a time.
+func keptWindowAt(now time.Time) keptWindow {
 	now = now.UTC()
-	return window{now.Add(-keepDays).Format(time.DateOnly), month(now.Add(-keepMonths).Format(time.DateOnly))}
+	return keptWindow{now.Add(-keepDays).Format(time.DateOnly), month(now.Add(-keepMonths).Format(time.DateOnly))}
 }
 
 // add applies a commit and the usage that the commit adds, by day. It reports whether the entry changed. A commit at
 // or before the shard's position was already applied and changes nothing.
-func (e *entry) add(stream string, rec eventlog.Record, usage map[string]budget.Usage, keep window) bool {
+func (e *entry) add(stream string, rec eventlog.Record, usage map[string]budget.Usage, keep keptWindow) bool {
 	if s := e.Shards[stream]; s != nil && rec.Position.Seq <= s.Seq {
 		return false
 	}
@@ -74,13 +75,13 @@ func (e *entry) add(stream string, rec eventlog.Record, usage map[string]budget.
 		}
 	}
 	for _, event := range rec.Events {
-		s.set(rec.Subject.Aspect, event)
+		s.applyEvent(rec.Subject.Aspect, event)
 	}
 	return true
 }
 
-// set applies an event of the chains of budgets and limits. Events on other chains change nothing.
-func (s *shardUsage) set(aspect events.Aspect, e events.Event) {
+// applyEvent applies an event of the chains of budgets and limits. Events on other chains change nothing.
+func (s *shardUsage) applyEvent(aspect events.Aspect, e events.Event) {
 	switch d := e.Data.(type) {
 	case events.TenantBudgetSet:
 		if aspect == events.TenantBudget {
@@ -136,7 +137,7 @@ func (e *entry) hasLimits() bool {
 // publish computes the figures that services read, as of a time. It drops the days and months that no window includes
 // any more, and the shards of streams that no longer exist.
 func (e *entry) publish(streams []string, now time.Time) {
-	keep := windowAt(now)
+	keep := keptWindowAt(now)
 	shards := map[string]*shardUsage{}
 	for _, stream := range streams {
 		s := e.Shards[stream]
@@ -156,7 +157,7 @@ func (e *entry) publish(streams []string, now time.Time) {
 			}
 			b := budget.Budget{Period: period, Limit: limit}
 			b.From, b.Until = period.Span(now)
-			b.Spent = e.since(period, b.From).Spent()
+			b.Spent = e.usageSince(period, b.From).Spent()
 			e.Budgets = append(e.Budgets, b)
 		}
 	}
@@ -167,13 +168,13 @@ func (e *entry) publish(streams []string, now time.Time) {
 	}
 	if e.LimitsEvents() {
 		e.Used.Day, _ = events.PeriodDay.Span(now)
-		e.Used.Logged = e.since(events.PeriodDay, e.Used.Day).Logged()
+		e.Used.Logged = e.usageSince(events.PeriodDay, e.Used.Day).Logged()
 	}
 }
 
-// since returns the usage of a window from its first day on. It includes days that the clock has not reached yet,
+// usageSince returns the usage of a window from its first day on. It includes days that the clock has not reached yet,
 // because the clock that set an event's time may be ahead.
-func (e *entry) since(period events.Period, from string) budget.Usage {
+func (e *entry) usageSince(period events.Period, from string) budget.Usage {
 	var sum budget.Usage
 	for _, s := range e.Shards {
 		switch period {
@@ -196,6 +197,7 @@ func (e *entry) since(period events.Period, from string) budget.Usage {
 	return sum
 }
 
+// dropBefore removes the days or months before first.
 func dropBefore(usage map[string]budget.Usage, first string) {
 	for k := range usage {
 		if k < first {

@@ -21,7 +21,7 @@ func TestEntry_WindowsOfBudgets(t *testing.T) {
 		if turns > 0 {
 			used[at.Format(time.DateOnly)] = budget.Usage{Turns: turns, Events: 1}
 		}
-		e.add(shard, rec, used, windowAt(at))
+		e.add(shard, rec, used, keptWindowAt(at))
 	}
 	life := events.LifeOf("a", "s")
 	for i, p := range events.Periods() {

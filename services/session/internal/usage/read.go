@@ -95,6 +95,7 @@ func (s *sessions) find(k sessionKey) *budget.SessionUsage {
 	return nil
 }
 
+// keep adds the fold of a session to memory.
 func (s *sessions) keep(k sessionKey, u *budget.SessionUsage) {
 	s.recent[k] = u
 	s.size += u.Size()
@@ -131,6 +132,7 @@ func (s *sessions) load(ctx context.Context, list []eventlog.Record) error {
 	return g.Wait()
 }
 
+// keepLocked calls keep while it holds mu.
 func (s *sessions) keepLocked(mu *sync.Mutex, k sessionKey, u *budget.SessionUsage) {
 	mu.Lock()
 	defer mu.Unlock()

@@ -33,8 +33,8 @@ const (
 	// standByTime is the interval at which a copy on standby checks the checkpoint. The copy starts to fold if the
 	// checkpoint was not written since the last check and is behind the log.
 	standByTime = 3 * time.Second
-	// writers is the number of entries that are written at once.
-	writers = 16
+	// entryWriters is the number of entries that are written at once.
+	entryWriters = 16
 	// writeTime is the timeout of each write.
 	writeTime = 10 * time.Second
 
@@ -82,7 +82,7 @@ func (f *Folder) Run(ctx context.Context) error {
 		if ctx.Err() != nil {
 			break
 		}
-		if errors.Is(err, errMoved) && !f.leads(ctx) {
+		if errors.Is(err, errMoved) && !f.isLeading(ctx) {
 			f.oldest.Store(0)
 			f.standBy(ctx)
 			continue
@@ -96,8 +96,8 @@ func (f *Folder) Run(ctx context.Context) error {
 	return nil
 }
 
-// leads reports whether this copy wrote the checkpoint last.
-func (f *Folder) leads(ctx context.Context) bool {
+// isLeading reports whether this copy wrote the checkpoint last.
+func (f *Folder) isLeading(ctx context.Context) bool {
 	kv, err := f.cfg.JetStream.KeyValue(ctx, topology.BucketBudgets)
 	if err != nil {
 		return false
@@ -112,7 +112,7 @@ func (f *Folder) standBy(ctx context.Context) {
 		if retry.Pause(ctx, standByTime) != nil {
 			return
 		}
-		revision, behind, err := f.look(ctx)
+		revision, behind, err := f.readProgress(ctx)
 		if err != nil {
 			f.cfg.Logger.Warn("the checkpoint of tenants' usage cannot be read", "error", err)
 			continue
@@ -124,8 +124,8 @@ func (f *Folder) standBy(ctx context.Context) {
 	}
 }
 
-// look returns the revision of the checkpoint, and whether the checkpoint is behind the log.
-func (f *Folder) look(ctx context.Context) (revision uint64, behind bool, err error) {
+// readProgress returns the revision of the checkpoint, and whether the checkpoint is behind the log.
+func (f *Folder) readProgress(ctx context.Context) (revision uint64, behind bool, err error) {
 	kv, err := f.cfg.JetStream.KeyValue(ctx, topology.BucketBudgets)
 	if err != nil {
 		return 0, false, err
@@ -135,7 +135,7 @@ func (f *Folder) look(ctx context.Context) (revision uint64, behind bool, err er
 		return 0, false, err
 	}
 	for shard := range f.cfg.Log.Shards() {
-		id, end, err := stream(ctx, f.cfg.JetStream, shard)
+		id, end, err := streamState(ctx, f.cfg.JetStream, shard)
 		if err != nil {
 			return 0, false, err
 		}
@@ -203,7 +203,7 @@ func (f *Folder) begin(ctx context.Context) (*leader, error) {
 		return nil, fmt.Errorf("open bucket %s: %w", topology.BucketBudgets, err)
 	}
 	for shard := range f.cfg.Log.Shards() {
-		id, end, err := stream(ctx, f.cfg.JetStream, shard)
+		id, end, err := streamState(ctx, f.cfg.JetStream, shard)
 		if err != nil {
 			return nil, err
 		}
@@ -213,7 +213,7 @@ func (f *Folder) begin(ctx context.Context) (*leader, error) {
 	if err != nil {
 		return nil, err
 	}
-	if f.revision, err = put(ctx, l.kv, checkpointKey, c, revision); err != nil {
+	if f.revision, err = putValue(ctx, l.kv, checkpointKey, c, revision); err != nil {
 		return nil, err
 	}
 	earlier, err := l.scan(ctx)
@@ -317,7 +317,7 @@ func (l *leader) fold(ctx context.Context, items <-chan item, progressed func())
 		case <-ctx.Done():
 			return ctx.Err()
 		case it := <-items:
-			batch = take(it, items)
+			batch = takeBatch(it, items)
 		case <-tick.C:
 		}
 		all := time.Since(last) >= checkpointEvery
@@ -347,8 +347,8 @@ func (l *leader) fold(ctx context.Context, items <-chan item, progressed func())
 	}
 }
 
-// take returns an item and the items that already wait behind it, up to a batch.
-func take(it item, items <-chan item) []item {
+// takeBatch returns an item and the items that already wait behind it, up to a batch.
+func takeBatch(it item, items <-chan item) []item {
 	batch := []item{it}
 	for len(batch) < batchCommits {
 		select {
@@ -376,7 +376,7 @@ func (l *leader) apply(ctx context.Context, batch []item) error {
 	if err := l.sessions.load(ctx, records); err != nil {
 		return err
 	}
-	keep := windowAt(l.cfg.Now())
+	keep := keptWindowAt(l.cfg.Now())
 	for _, it := range batch {
 		p := it.rec.Position
 		if it.end {
@@ -417,7 +417,7 @@ func (l *leader) write(ctx context.Context, all bool) error {
 	now := l.cfg.Now()
 	var written []*tenant
 	g, within := errgroup.WithContext(ctx)
-	g.SetLimit(writers)
+	g.SetLimit(entryWriters)
 	for _, t := range l.dirty {
 		if !all && !t.published && !t.entry.hasLimits() {
 			continue
@@ -427,7 +427,7 @@ func (l *leader) write(ctx context.Context, all bool) error {
 		g.Go(func() error {
 			within, cancel := context.WithTimeout(within, writeTime)
 			defer cancel()
-			revision, err := put(within, l.kv, t.name, t.entry, t.revision)
+			revision, err := putValue(within, l.kv, t.name, t.entry, t.revision)
 			if err == nil {
 				t.revision = revision
 			}
@@ -445,11 +445,11 @@ func (l *leader) write(ctx context.Context, all bool) error {
 	if !all {
 		return nil
 	}
-	return l.check(ctx)
+	return l.writeCheckpoint(ctx)
 }
 
-// check writes the checkpoint if its positions changed.
-func (l *leader) check(ctx context.Context) error {
+// writeCheckpoint writes the checkpoint if its positions changed.
+func (l *leader) writeCheckpoint(ctx context.Context) error {
 	if slices.Equal(l.positions, l.stored) {
 		return nil
 	}
@@ -459,7 +459,7 @@ func (l *leader) check(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, writeTime)
 	defer cancel()
-	revision, err := put(ctx, l.kv, checkpointKey, c, l.revision)
+	revision, err := putValue(ctx, l.kv, checkpointKey, c, l.revision)
 	if err != nil {
 		return err
 	}

@@ -74,8 +74,8 @@ func (h *Handler) Handle(ctx context.Context, msg *message.Message) error {
 	outcome := "ok"
 	defer func() {
 		took := time.Since(began)
-		h.cfg.Done(label(c.Type), outcome, took)
-		attrs := []any{"command", c.ID, "type", label(c.Type), "tenant", c.Tenant, "outcome", outcome, "took", took}
+		h.cfg.Done(typeLabel(c.Type), outcome, took)
+		attrs := []any{"command", c.ID, "type", typeLabel(c.Type), "tenant", c.Tenant, "outcome", outcome, "took", took}
 		if answer.Ref != nil {
 			attrs = append(attrs, "skill", answer.Ref.String())
 		}
@@ -130,6 +130,7 @@ func notFound(ref events.Reference) *command.Error {
 	return &command.Error{Code: codeNotFound, Field: "version", Detail: fmt.Sprintf("there is no skill %s, or no such version of it", ref)}
 }
 
+// do carries out a command of any type.
 func (h *Handler) do(ctx context.Context, c command.Command) (command.Answer, error) {
 	switch c.Type {
 	case command.TypePushSkill:
@@ -167,6 +168,7 @@ func checkReference(ref events.Reference) error {
 	}
 }
 
+// badReference converts the error of an invalid reference to a refusal.
 func badReference(bad *events.ReferenceError) error {
 	if bad.Field == "" {
 		return invalid("ref", bad.Detail)
@@ -209,8 +211,8 @@ func (h *Handler) position(e eventlog.Entry) string {
 	return h.cfg.Entries.Position(e).String()
 }
 
-// label returns the label of a type in metrics. All unknown types have one label.
-func label(t command.Type) string {
+// typeLabel returns the label of a type in metrics. All unknown types have one label.
+func typeLabel(t command.Type) string {
 	switch t {
 	case command.TypePushSkill, command.TypeTagSkill, command.TypeRemoveSkill:
 		return string(t)

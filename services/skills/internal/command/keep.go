@@ -60,7 +60,7 @@ func (k *keeper) claim(ctx context.Context, digest string) (release func(), err 
 // refers when it is older than 15 minutes, and a push takes at most 5 minutes.
 const maxZIPAge = 5 * time.Minute
 
-// keep stores a ZIP under its digest, unless the bucket has it and it is younger than fresh.
+// keep stores a ZIP under its digest, unless the bucket has it and it is younger than maxZIPAge.
 func (h *Handler) keep(ctx context.Context, digest string, zip *upload) error {
 	release, err := h.keeper.claim(ctx, digest)
 	if err != nil {
@@ -78,7 +78,7 @@ func (h *Handler) keep(ctx context.Context, digest string, zip *upload) error {
 	return nil
 }
 
-// copyAtMost copies r to w and returns an error if r is longer than a skill may be.
+// copyAtMost copies r to w, and returns the number of bytes. The error is a *skill.Error if r has more than most bytes.
 func copyAtMost(w io.Writer, r io.Reader, most int64) (int64, error) {
 	n, err := io.Copy(w, io.LimitReader(r, most+1))
 	if err == nil && n > most {

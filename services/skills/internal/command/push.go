@@ -65,6 +65,7 @@ func (h *Handler) push(ctx context.Context, c command.Command) (command.Answer, 
 	return h.appendVersion(ctx, c, false, pushed)
 }
 
+// checkPush refuses a push with an invalid reference, tag or upload.
 func checkPush(c command.Command, b command.PushSkill) error {
 	ref := b.Ref
 	if ref.Slug == "" {
@@ -89,6 +90,7 @@ func checkPush(c command.Command, b command.PushSkill) error {
 	return nil
 }
 
+// badTag returns the refusal of an invalid tag.
 func badTag(field, tag string) error {
 	return invalid(field, fmt.Sprintf("%.64q is not a tag; must have 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores, not begin with a dot or a hyphen, and not be a SHA-256", tag))
 }
@@ -106,7 +108,7 @@ func (h *Handler) repeatedAnswer(ctx context.Context, c command.Command, b comma
 	if done, err := h.cfg.Entries.HasCommand(ctx, e, c.ID); !done || err != nil {
 		return command.Answer{}, err
 	}
-	data, err := h.cfg.Entries.Resolve(ctx, events.Skill, c.Tenant, at(b.Ref, b.SHA256))
+	data, err := h.cfg.Entries.Resolve(ctx, events.Skill, c.Tenant, versionReference(b.Ref, b.SHA256))
 	p, ok := data.(events.SkillPushed)
 	var removed *eventlog.VersionError
 	if errors.As(err, &removed) || err == nil && !ok {
@@ -136,7 +138,7 @@ func (h *Handler) appendVersion(ctx context.Context, c command.Command, dry bool
 
 // answer returns the answer to a push, given the skill before and after it.
 func (h *Handler) answer(ctx context.Context, c command.Command, p events.SkillPushed, before, after eventlog.Entry) (command.Answer, error) {
-	same, err := h.same(ctx, c, before, p.Ref.Version)
+	same, err := h.existedBefore(ctx, c, before, p.Ref.Version)
 	if err != nil {
 		return command.Answer{}, err
 	}
@@ -144,8 +146,8 @@ func (h *Handler) answer(ctx context.Context, c command.Command, p events.SkillP
 	return command.Answer{Ref: &p.Ref, Same: same, Pushed: &p, Position: h.position(after)}, nil
 }
 
-// same reports whether the version existed before this command.
-func (h *Handler) same(ctx context.Context, c command.Command, before eventlog.Entry, digest string) (bool, error) {
+// existedBefore reports whether the skill had the version before this command, which may be a repeat of an earlier one.
+func (h *Handler) existedBefore(ctx context.Context, c command.Command, before eventlog.Entry, digest string) (bool, error) {
 	at := h.cfg.Entries.Position(before)
 	at.Seq = before.State.At(digest)
 	if _, there := before.State.Resolve(digest); !there || at.Seq == 0 {

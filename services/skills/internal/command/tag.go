@@ -22,12 +22,12 @@ func (h *Handler) tag(ctx context.Context, c command.Command) (command.Answer, e
 		return command.Answer{}, badTag("tag", b.Tag)
 	}
 	before, after, err := h.change(ctx, c, b.Ref, func(e eventlog.Entry, meta events.Meta) ([]events.Event, error) {
-		digest, err := resolve(e, b.Ref)
+		digest, err := resolveDigest(e, b.Ref)
 		if err != nil {
 			return nil, err
 		}
 		return versions.Decide(e.State, versions.Tag{Meta: meta, Version: digest, Tag: b.Tag, Data: func(digest string) events.Payload {
-			return events.SkillTagged{Ref: at(b.Ref, digest), Tag: b.Tag}
+			return events.SkillTagged{Ref: versionReference(b.Ref, digest), Tag: b.Tag}
 		}})
 	})
 	if err != nil {
@@ -37,7 +37,7 @@ func (h *Handler) tag(ctx context.Context, c command.Command) (command.Answer, e
 	if err != nil {
 		return command.Answer{}, err
 	}
-	ref := at(b.Ref, after.State.Tags[b.Tag])
+	ref := versionReference(b.Ref, after.State.Tags[b.Tag])
 	return command.Answer{Ref: &ref, Same: before.Head.Seq == after.Head.Seq && !done, Position: h.position(after)}, nil
 }
 
@@ -53,7 +53,7 @@ func (h *Handler) remove(ctx context.Context, c command.Command) (command.Answer
 	_, after, err := h.change(ctx, c, b.Ref, func(e eventlog.Entry, meta events.Meta) ([]events.Event, error) {
 		ref := b.Ref
 		if ref.Version != "" {
-			digest, err := resolve(e, ref)
+			digest, err := resolveDigest(e, ref)
 			if err != nil {
 				return nil, err
 			}
@@ -67,8 +67,8 @@ func (h *Handler) remove(ctx context.Context, c command.Command) (command.Answer
 	return command.Answer{Ref: &b.Ref, Position: h.position(after)}, nil
 }
 
-// resolve returns the digest of the version that a reference names.
-func resolve(e eventlog.Entry, ref events.Reference) (string, error) {
+// resolveDigest returns the digest of the version that a reference names, or the refusal if there is none.
+func resolveDigest(e eventlog.Entry, ref events.Reference) (string, error) {
 	digest, ok := e.State.Resolve(ref.Version)
 	if !ok {
 		return "", notFound(ref)
@@ -76,8 +76,8 @@ func resolve(e eventlog.Entry, ref events.Reference) (string, error) {
 	return digest, nil
 }
 
-// at returns the reference to a version.
-func at(ref events.Reference, digest string) events.Reference {
+// versionReference returns the reference to the version of a skill with a digest.
+func versionReference(ref events.Reference, digest string) events.Reference {
 	ref.Version = digest
 	return ref
 }

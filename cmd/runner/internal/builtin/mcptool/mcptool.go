@@ -25,14 +25,14 @@ import (
 )
 
 const (
-	// connectLimit is the maximum time that a server may take until its tools are known.
-	connectLimit = 30 * time.Second
+	// connectTimeout is the maximum time that a server may take until its tools are known.
+	connectTimeout = 30 * time.Second
 	// maxOutput is the number of bytes of a result that are kept.
 	maxOutput = 128 << 10
 	// maxName is the longest name of a tool that model APIs accept.
 	maxName = 64
-	// endLimit is the maximum time that a server may take to end after its stdin is closed.
-	endLimit = time.Second
+	// endTimeout is the maximum time that a server may take to end after its stdin is closed.
+	endTimeout = time.Second
 )
 
 // Prefix is the prefix of the names of the tools: mcp__server__tool.
@@ -50,6 +50,7 @@ type Servers struct {
 	open map[string]*connection // by name
 }
 
+// connection is a connection to one server.
 type connection struct {
 	server  runner.MCPServer
 	session *mcp.ClientSession
@@ -95,6 +96,7 @@ func (s *Servers) Close() error {
 	return errors.Join(all...)
 }
 
+// alive reports whether the connection has not ended.
 func (c *connection) alive() bool {
 	select {
 	case <-c.gone:
@@ -104,6 +106,7 @@ func (c *connection) alive() bool {
 	}
 }
 
+// connect starts or reaches a server, and lists its tools. The connection outlives ctx; only connecting ends with it.
 func (s *Servers) connect(ctx context.Context, server runner.MCPServer) (*connection, error) {
 	transport, err := s.transport(server)
 	if err != nil {
@@ -112,7 +115,7 @@ func (s *Servers) connect(ctx context.Context, server runner.MCPServer) (*connec
 	// The connection outlives the turn, so its context may not end with it.
 	whole, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, cancel)
-	late := time.AfterFunc(connectLimit, cancel)
+	late := time.AfterFunc(connectTimeout, cancel)
 	client := mcp.NewClient(&mcp.Implementation{Name: "spool", Version: "1"}, nil)
 	session, err := client.Connect(whole, transport, nil)
 	if err != nil {
@@ -139,10 +142,11 @@ func (s *Servers) connect(ctx context.Context, server runner.MCPServer) (*connec
 	return c, nil
 }
 
+// transport returns the transport to a server: HTTP, or the stdio of a new process.
 func (s *Servers) transport(server runner.MCPServer) (mcp.Transport, error) {
 	if server.Type == "http" {
 		return &mcp.StreamableClientTransport{
-			Endpoint: server.URL, HTTPClient: &http.Client{Transport: headers{server.Headers}}, DisableStandaloneSSE: true,
+			Endpoint: server.URL, HTTPClient: &http.Client{Transport: headerTransport{server.Headers}}, DisableStandaloneSSE: true,
 		}, nil
 	}
 	if len(server.Command) == 0 {
@@ -153,13 +157,14 @@ func (s *Servers) transport(server runner.MCPServer) (mcp.Transport, error) {
 	for k, v := range server.Env {
 		cmd.Env = append(cmd.Env, k+"="+v)
 	}
-	return &mcp.CommandTransport{Command: cmd, TerminateDuration: endLimit}, nil
+	return &mcp.CommandTransport{Command: cmd, TerminateDuration: endTimeout}, nil
 }
 
-// headers adds a server's headers to every request.
-type headers struct{ set map[string]string }
+// headerTransport adds a server's headers to every request.
+type headerTransport struct{ set map[string]string }
 
-func (h headers) RoundTrip(r *http.Request) (*http.Response, error) {
+// RoundTrip implements http.RoundTripper.
+func (h headerTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	r = r.Clone(r.Context())
 	for k, v := range h.set {
 		r.Header.Set(k, v)
@@ -167,8 +172,8 @@ func (h headers) RoundTrip(r *http.Request) (*http.Response, error) {
 	return http.DefaultTransport.RoundTrip(r)
 }
 
-// remote is a tool of a server.
-type remote struct {
+// serverTool is a tool of a server.
+type serverTool struct {
 	c      *connection
 	tool   *mcp.Tool
 	name   string
@@ -178,8 +183,9 @@ type remote struct {
 // notInNames matches the characters that model APIs do not accept in a name.
 var notInNames = regexp.MustCompile(`[^A-Za-z0-9_-]`)
 
-func newTool(c *connection, t *mcp.Tool) remote {
-	r := remote{c: c, tool: t, name: Prefix + c.server.Name + "__" + notInNames.ReplaceAllString(t.Name, "_"), schema: json.RawMessage(`{"type":"object"}`)}
+// newTool returns a tool of a server. A name that models would not accept is replaced and shortened.
+func newTool(c *connection, t *mcp.Tool) serverTool {
+	r := serverTool{c: c, tool: t, name: Prefix + c.server.Name + "__" + notInNames.ReplaceAllString(t.Name, "_"), schema: json.RawMessage(`{"type":"object"}`)}
 	if len(r.name) > maxName {
 		sum := sha256.Sum256([]byte(r.name))
 		r.name = r.name[:maxName-9] + "_" + hex.EncodeToString(sum[:4])
@@ -191,22 +197,22 @@ func newTool(c *connection, t *mcp.Tool) remote {
 }
 
 // Name returns mcp__server__tool.
-func (r remote) Name() string { return r.name }
+func (r serverTool) Name() string { return r.name }
 
 // Description returns the server's description.
-func (r remote) Description() string { return r.tool.Description }
+func (r serverTool) Description() string { return r.tool.Description }
 
 // Schema returns the server's schema.
-func (r remote) Schema() json.RawMessage { return r.schema }
+func (r serverTool) Schema() json.RawMessage { return r.schema }
 
 // Paths returns none: the sandbox limits the files that a server can use.
-func (r remote) Paths(json.RawMessage) ([]string, error) { return nil, nil }
+func (r serverTool) Paths(json.RawMessage) ([]string, error) { return nil, nil }
 
 // Run calls the tool, with the server's time limit.
-func (r remote) Run(ctx context.Context, arguments json.RawMessage) tool.Result {
+func (r serverTool) Run(ctx context.Context, arguments json.RawMessage) tool.Result {
 	limit := time.Duration(r.c.server.TimeoutMs) * time.Millisecond
 	if limit == 0 {
-		limit = connectLimit
+		limit = connectTimeout
 	}
 	limited, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -226,7 +232,7 @@ func (r remote) Run(ctx context.Context, arguments json.RawMessage) tool.Result 
 	return result
 }
 
-// text returns the readable parts of a result.
+// text returns the parts of a result that a model can read.
 func text(out *mcp.CallToolResult) string {
 	var parts []string
 	for _, c := range out.Content {

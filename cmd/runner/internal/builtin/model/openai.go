@@ -98,7 +98,7 @@ func (c *Client) Stream(ctx context.Context, r Request, each func(Delta)) (Answe
 	case ctx.Err() != nil:
 		return answer, ctx.Err()
 	}
-	return answer, explain(err, r.Model, a.begun)
+	return answer, convertError(err, r.Model, a.begun)
 }
 
 // assembly assembles an answer from its chunks.
@@ -114,6 +114,7 @@ type assembly struct {
 	filtered bool
 }
 
+// add adds a chunk, and passes its pieces of text, thinking and tool calls to each.
 func (a *assembly) add(c openai.ChatCompletionChunk, each func(Delta)) {
 	a.begun = true
 	a.model = cmp.Or(c.Model, a.model)
@@ -132,7 +133,7 @@ func (a *assembly) add(c openai.ChatCompletionChunk, each func(Delta)) {
 			each(Delta{Text: t})
 		}
 		for _, tc := range choice.Delta.ToolCalls {
-			a.call(tc, each)
+			a.addCallPiece(tc, each)
 		}
 		switch choice.FinishReason {
 		case "":
@@ -146,9 +147,9 @@ func (a *assembly) add(c openai.ChatCompletionChunk, each func(Delta)) {
 	}
 }
 
-// call adds a piece of a tool call. Some endpoints leave out the index or the id, and some repeat the name with every
+// addCallPiece adds a piece of a tool call. Some endpoints leave out the index or the id, and some repeat the name with every
 // piece.
-func (a *assembly) call(tc openai.ChatCompletionChunkChoiceDeltaToolCall, each func(Delta)) {
+func (a *assembly) addCallPiece(tc openai.ChatCompletionChunkChoiceDeltaToolCall, each func(Delta)) {
 	i := int(tc.Index)
 	if i < 0 || i > len(a.calls) {
 		i = len(a.calls)
@@ -216,6 +217,7 @@ func params(r Request) openai.ChatCompletionNewParams {
 	return p
 }
 
+// message converts a message to the API's format.
 func message(m Message) openai.ChatCompletionMessageParamUnion {
 	switch m.Role {
 	case Tool:
@@ -248,8 +250,8 @@ func message(m Message) openai.ChatCompletionMessageParamUnion {
 	return openai.UserMessage(parts)
 }
 
-// explain converts an error of the API client to an Error.
-func explain(err error, model string, begun bool) *Error {
+// convertError converts an error of the API client to an Error.
+func convertError(err error, model string, begun bool) *Error {
 	var api *openai.Error
 	if !errors.As(err, &api) {
 		if begun {

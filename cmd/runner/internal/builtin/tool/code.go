@@ -56,6 +56,7 @@ func (RunCode) Schema() json.RawMessage {
 
 func (c RunCode) limit() time.Duration { return cmp.Or(c.Limit, DefaultCodeLimit) }
 
+// arguments decodes and checks the arguments of a call.
 func (RunCode) arguments(raw json.RawMessage) (codeArguments, error) {
 	var a codeArguments
 	if err := decode(raw, &a); err != nil {
@@ -117,7 +118,7 @@ func (c RunCode) Run(ctx context.Context, raw json.RawMessage) Result {
 	return Result{Output: text + "[exit status 0]"}
 }
 
-// killGroup kills the processes that the program left. An error means that there are none.
+// killGroup kills the processes that the program left, if there are any.
 func killGroup(pid int) { _ = syscall.Kill(-pid, syscall.SIGKILL) }
 
 // output joins both streams.
