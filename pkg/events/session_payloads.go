@@ -109,6 +109,9 @@ type MessageAccepted struct {
 	Metadata json.RawMessage `json:"metadata,omitempty"`
 
 	Environment map[string]Variable `json:"environment,omitempty"` // variables of this execution only: the highest layer
+
+	RecoveredFrom string `json:"recoveredFrom,omitempty"` // the failed execution that this one recovers; the content is that execution's
+	Continue      bool   `json:"continue,omitempty"`      // with recoveredFrom: the agent had received the content before, and is asked to continue its turn
 }
 
 // ExecutionQueued records that an execution waits in the session's queue.

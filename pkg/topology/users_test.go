@@ -122,7 +122,7 @@ func checkPublish(t *testing.T, ns *server.Server) {
 		topology.CommandSubject(topology.ServiceSession, "default", session):            {topology.UserGateway},
 		topology.JobAny("local"):                                                        {topology.UserSession},
 		topology.JobOn("local", "host"):                                                 {topology.UserSession, topology.UserExecutor},
-		topology.TimerSchedule(session):                                                       {topology.UserSession},
+		topology.TimerSchedule(session):                                                 {topology.UserSession},
 		topology.TimerDue(session):                                                      {},
 		events.LiveSubject("default", session):                                          {topology.UserProjector},
 		topology.CtlProjector:                                                           {topology.UserProjector, topology.UserSession, topology.UserExecutor},

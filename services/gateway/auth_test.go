@@ -232,7 +232,9 @@ func TestTenants_CannotSeeEachOthersSessions(t *testing.T) {
 		}
 	}
 	b.get("/api/executions/"+exe).wantProblem(t, 404, "EXECUTION_NOT_FOUND", "executionId")
-	b.do("POST", "/api/executions/"+exe+"/cancel", "").wantProblem(t, 404, "EXECUTION_NOT_FOUND", "executionId")
+	for _, control := range []string{"/cancel", "/recover"} {
+		b.do("POST", "/api/executions/"+exe+control, "").wantProblem(t, 404, "EXECUTION_NOT_FOUND", "executionId")
+	}
 	for _, list := range []string{"/api/sessions", "/api/executions", "/api/keys"} {
 		if a := b.get(list).want(t, 200); strings.Contains(string(a.body), theirs) || strings.Contains(string(a.body), exe) {
 			t.Errorf("%s shows another tenant's: %s", list, a)

@@ -167,7 +167,8 @@ func TestREST_BadInputNamesTheField(t *testing.T) {
 		code, field              string
 	}{
 		{"no such route", "GET", "/api/nothing", "", 404, "NOT_FOUND", ""},
-		{"later route", "POST", "/api/executions/" + unknownExe + "/recover", "", 404, "NOT_FOUND", ""},
+		{"no such control", "POST", "/api/executions/" + unknownExe + "/rewind", "", 404, "NOT_FOUND", ""},
+		{"recovery of an unknown execution", "POST", "/api/executions/" + unknownExe + "/recover", "", 404, "EXECUTION_NOT_FOUND", "executionId"},
 		{"pause of an unknown execution", "POST", "/api/executions/" + unknownExe + "/pause", "", 404, "EXECUTION_NOT_FOUND", "executionId"},
 		{"resume of no execution", "POST", "/api/executions/x/resume", "", 400, "INVALID_REQUEST", "executionId"},
 		{"sync of an unknown session", "POST", "/api/sessions/" + unknown + "/sync", "", 404, "SESSION_NOT_FOUND", "sessionId"},

@@ -223,6 +223,13 @@ func (s *sessions) change(c command.Command, read func(any), post func(command.P
 		var b command.PostMessage
 		read(&b)
 		e = post(b)
+	case command.TypeRecover:
+		var b command.Recover
+		read(&b)
+		e = post(command.PostMessage{Content: "again", Environment: b.Environment})
+		m := e.Data.(events.MessageAccepted)
+		m.RecoveredFrom = b.ExecutionID
+		e.Data = m
 	case command.TypeUpdateSession:
 		var b command.UpdateSession
 		read(&b)

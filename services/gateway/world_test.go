@@ -316,8 +316,8 @@ func (p projection) event(e events.Event, i int) events.Wire {
 	case events.SessionOptionsUpdated:
 		p.do("UPDATE sessions SET options = $3, metadata = coalesce($4, metadata) WHERE tenant = $1 AND id = $2", f.tenant, f.id, string(encode(p.w.t, d.Options)), text(d.Metadata))
 	case events.MessageAccepted:
-		p.do(`INSERT INTO executions (tenant, session, id, ord, phase, metadata, queued_at, first_seq, query) VALUES ($1, $2, $3, $4, 'queued', $5, $6, $7, $8)`,
-			f.tenant, f.id, e.ExecutionID, f.ord[e.ExecutionID], text(d.Metadata), e.Time, int64(f.seq), d.Content)
+		p.do(`INSERT INTO executions (tenant, session, id, ord, phase, metadata, queued_at, first_seq, query, recovered_from) VALUES ($1, $2, $3, $4, 'queued', $5, $6, $7, $8, $9)`,
+			f.tenant, f.id, e.ExecutionID, f.ord[e.ExecutionID], text(d.Metadata), e.Time, int64(f.seq), d.Content, d.RecoveredFrom)
 		p.do("UPDATE sessions SET executions = executions + 1, title = CASE WHEN executions = 0 THEN $3 ELSE title END WHERE tenant = $1 AND id = $2", f.tenant, f.id, d.Content)
 	case events.ExecutionResolved:
 		p.do("UPDATE executions SET resolved = $4 WHERE tenant = $1 AND session = $2 AND id = $3", f.tenant, f.id, e.ExecutionID, string(encode(p.w.t, d)))

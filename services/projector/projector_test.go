@@ -33,6 +33,23 @@ func TestQuery_IsProjected(t *testing.T) {
 	}
 }
 
+// TestRecovery_IsProjected tests that the row of an execution names the execution that it recovers, also after a rebuild.
+func TestRecovery_IsProjected(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	w.start()
+	s := w.session(-1).create()
+	failed, recovery := s.post(1), s.execution(2)
+	s.append(&s.run, failed, events.ExecutionFailed{Code: "MODEL_ERROR"})
+	s.append(&s.life, recovery, events.MessageAccepted{BlockID: s.blockID(recovery), Content: "do it", RecoveredFrom: failed, Continue: true}, events.ExecutionDispatched{})
+	w.awaitProjected(s)
+	if got := queryOne[string](w, "SELECT string_agg(phase||' '||recovered_from, ',' ORDER BY ord) FROM executions"); got != "failed ,queued "+failed {
+		t.Errorf("executions %q", got)
+	}
+	w.checkAgainstLog(s)
+	w.sameAsRebuilt()
+}
+
 func TestLive_AnnouncesTheStoredEvent(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)

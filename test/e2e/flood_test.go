@@ -86,7 +86,7 @@ func pattern(offset, size int) string {
 func TestFlood_OfTextReachesEveryClientOnce(t *testing.T) {
 	t.Parallel()
 	const large, piece, tiny, slow = 50 << 20, 64 << 10, 100_000, 100
-	const longest = 7 << 20 // content of a complete block that fits into a line of the journal
+	const longest = 7 << 20         // content of a complete block that fits into a line of the journal
 	half := make(chan struct{})     // closed when half of the large text was written
 	inMiddle := make(chan struct{}) // closed when further clients have joined
 	scripts := make(chan fake.Script, 3)

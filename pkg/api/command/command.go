@@ -19,6 +19,7 @@ const (
 	TypeUpdateSession  Type = "update_session"  // UpdateSession; SessionID
 	TypePostMessage    Type = "post_message"    // PostMessage; SessionID, and ExecutionID of the new execution
 	TypeStartExecution Type = "start_execution" // StartExecution; SessionID and ExecutionID, both new
+	TypeRecover        Type = "recover"         // Recover; SessionID, and ExecutionID of the new execution
 	TypeInterrupt      Type = "interrupt"       // no body; SessionID
 	TypeCancel         Type = "cancel"          // no body; SessionID and ExecutionID
 	TypePause          Type = "pause"           // no body; SessionID and ExecutionID
@@ -56,7 +57,7 @@ const (
 // refused for these reasons.
 func (t Type) NeedsRoom() bool {
 	switch t {
-	case TypeCreateSession, TypeForkSession, TypeUpdateSession, TypePostMessage, TypeStartExecution, TypePutFile, TypeSync,
+	case TypeCreateSession, TypeForkSession, TypeUpdateSession, TypePostMessage, TypeStartExecution, TypeRecover, TypePutFile, TypeSync,
 		TypeApplyAgent, TypeApplyInstance, TypeApplyEnvironment, TypePushSkill, TypeTagSkill:
 		return true
 	}
@@ -137,6 +138,13 @@ type PostMessage struct {
 	Files    []File          `json:"files,omitempty"` // files that must be in the workspace before the agent starts
 
 	Environment map[string]events.Variable `json:"environment,omitempty"` // variables of this execution only; secrets are already sealed
+}
+
+// Recover continues a failed execution in a new one, which has the content, the metadata and the variables of the failed one.
+type Recover struct {
+	ExecutionID string `json:"executionId"` // the failed execution
+
+	Environment map[string]events.Variable `json:"environment,omitempty"` // override the failed execution's variables; secrets are already sealed
 }
 
 // File is a file, or a tar archive, to put into a workspace. Its content is already stored in the bucket workspaces,

@@ -126,6 +126,9 @@ func refresh(c session.Command, l loaded) session.Command {
 	case session.Post:
 		c.ActiveEnded = ended
 		return c
+	case session.Recover:
+		c.Run = l.run.View(&l.life)
+		return c
 	case session.RequestInterrupt:
 		c.ActiveEnded = ended
 		return c
@@ -211,7 +214,8 @@ func (x *executor) step() {
 			ID: x.w.id("e"), Time: x.w.now, ExecutionID: x.l.run.Execution, Source: events.FromRunner, N: x.l.run.Sandbox.N + 1, Data: events.BlockStart{Block: block},
 		}}})
 	default:
-		d, err = run.Decide(x.l.run, run.End{Meta: x.w.base().Meta, Epoch: x.mine, ExecutionID: x.l.run.Execution, Outcome: events.ExecutionCompleted{}})
+		outcome := rapid.SampledFrom([]events.Payload{events.ExecutionCompleted{}, events.ExecutionFailed{Code: "MODEL_ERROR"}}).Draw(x.w.t, "outcome")
+		d, err = run.Decide(x.l.run, run.End{Meta: x.w.base().Meta, Epoch: x.mine, ExecutionID: x.l.run.Execution, Outcome: outcome})
 	}
 	x.write(d, err)
 }
@@ -275,9 +279,11 @@ func TestEveryQueryEndsOnce(t *testing.T) {
 
 func (w *world) step() {
 	w.now = w.now.Add(time.Duration(rapid.IntRange(0, 5000).Draw(w.t, "ms")) * time.Millisecond)
-	switch rapid.SampledFrom([]string{"post", "post", "react", "react", "work", "work", "work", "work", "again", "crash", "interrupt", "cancel", "delete", "pause", "resume", "terminate", "put"}).Draw(w.t, "step") {
+	switch rapid.SampledFrom([]string{"post", "post", "react", "react", "work", "work", "work", "work", "again", "crash", "interrupt", "cancel", "recover", "delete", "pause", "resume", "terminate", "put"}).Draw(w.t, "step") {
 	case "post":
 		w.send(session.Post{Base: w.base(), ExecutionID: w.id("exe"), Content: "hello"})
+	case "recover":
+		w.send(session.Recover{Base: w.base(), ExecutionID: w.id("exe"), Failed: w.load(false).life.Active.ExecutionID, Message: events.MessageAccepted{Content: "hello"}})
 	case "interrupt":
 		w.send(session.RequestInterrupt{Base: w.base()})
 	case "cancel":
@@ -353,6 +359,7 @@ func (w *world) drain() bool {
 
 func (w *world) check() {
 	accepted, ends, open := map[string]int{}, map[string]int{}, map[string]bool{}
+	recovered := map[string]bool{}
 	ids := map[string]bool{}
 	for _, e := range append(append([]events.Event(nil), w.life.list...), w.run.list...) {
 		if ids[e.ID] {
@@ -362,6 +369,10 @@ func (w *world) check() {
 		switch d := e.Data.(type) {
 		case events.MessageAccepted:
 			accepted[e.ExecutionID]++
+			if d.RecoveredFrom != "" && recovered[d.RecoveredFrom] {
+				w.t.Fatalf("execution %s was recovered twice", d.RecoveredFrom)
+			}
+			recovered[d.RecoveredFrom] = true
 		case events.BlockStart:
 			open[d.Block.ID] = true
 		case events.BlockComplete:

@@ -163,6 +163,8 @@ func (s *State) View(l *session.State) session.RunView {
 		ActiveEnded: s.IsDone(l.Active), ActiveClaimed: s.Execution == l.Active.ExecutionID,
 		Paused: s.Phase == Paused && s.Execution == l.Active.ExecutionID, PausedFor: time.Duration(s.PausedMs) * time.Millisecond, //nolint:gosec // no pause is long enough to overflow
 		EndedAt: s.EndedAt, HasSandbox: s.Sandbox.ID != "",
+		ActiveFailed:  s.Execution == l.Active.ExecutionID && s.Phase == Failed,
+		ActiveStarted: s.Execution == l.Active.ExecutionID && s.Attempt > 0,
 	}
 }
 

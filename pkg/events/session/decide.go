@@ -26,6 +26,11 @@ const (
 
 	CodeNotRunning   = "EXECUTION_NOT_RUNNING"
 	CodeTooManyFiles = "TOO_MANY_FILES"
+
+	CodeNotFailed       = "EXECUTION_NOT_FAILED"
+	CodeNotLast         = "EXECUTION_NOT_LAST"
+	CodeRecovered       = "EXECUTION_RECOVERED"
+	CodeSecretsRequired = "SECRETS_REQUIRED"
 )
 
 // MaxPending is the maximum number of file changes that no snapshot contains yet.
@@ -173,6 +178,8 @@ type RunView struct {
 	PausedFor     time.Duration // total time of its earlier pauses
 	EndedAt       time.Time     // end of the last ended execution; zero if there is none
 	HasSandbox    bool
+	ActiveFailed  bool // the active execution has ended and failed
+	ActiveStarted bool // its agent received the query
 }
 
 // Decide returns the events that a command causes, or an error if it is refused. No events and no error mean that
@@ -211,6 +218,8 @@ func Decide(s State, c Command) ([]events.Event, error) {
 		m.Add("", events.SessionOptionsUpdated{Options: c.Options, Metadata: c.Metadata})
 	case Post:
 		return post(s, c, m)
+	case Recover:
+		return recoverFailed(s, c, m)
 	case RequestInterrupt:
 		if s.isRunning(c.ActiveEnded) && s.Control.N == 0 {
 			m.Add(s.Active.ExecutionID, events.InterruptRequested{Control: s.Controls + 1})
@@ -257,7 +266,7 @@ func fork(c Fork, m *events.EventList) {
 
 func post(s State, c Post, m *events.EventList) ([]events.Event, error) {
 	if s.Status == Closed {
-		return nil, &Error{CodeClosed, "sessionId", "the session is closed and accepts no more messages; create another session"}
+		return nil, errClosed()
 	}
 	if len(s.Queue) >= MaxQueue {
 		return nil, &Error{CodeFull, "", fmt.Sprintf("%d messages of this session are queued already; try again when some have been answered", MaxQueue)}
@@ -283,6 +292,10 @@ func post(s State, c Post, m *events.EventList) ([]events.Event, error) {
 	}
 	m.Add(c.ExecutionID, events.ExecutionQueued{Ahead: uint32(ahead)})
 	return m.Events(), nil
+}
+
+func errClosed() *Error {
+	return &Error{CodeClosed, "sessionId", "the session is closed and accepts no more messages; create another session"}
 }
 
 func cancel(s State, c RequestCancel, m *events.EventList) {

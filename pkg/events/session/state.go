@@ -80,6 +80,8 @@ type Ref struct {
 	At          time.Time `json:"at,omitzero"`        // time of the dispatch; before it, time of the acceptance
 	Dispatch    string    `json:"dispatch,omitempty"` // id of its execution_dispatched event
 	Turn        uint32    `json:"turn,omitempty"`     // number of the dispatch within the session: 1, 2, …
+
+	RecoveredFrom string `json:"recoveredFrom,omitempty"` // the failed execution that it recovers
 }
 
 // ControlKind is the way in which a turn is stopped.
@@ -279,7 +281,7 @@ func Evolve(s State, e events.Event) State {
 		s.Options = withoutText(s.Options)
 	case events.MessageAccepted:
 		s.TouchedAt = e.Time
-		s.Queue = append(slices.Clone(s.Queue), Ref{ExecutionID: e.ExecutionID, At: e.Time})
+		s.Queue = append(slices.Clone(s.Queue), Ref{ExecutionID: e.ExecutionID, At: e.Time, RecoveredFrom: d.RecoveredFrom})
 		for _, v := range d.Environment {
 			s.Secrets = s.Secrets || v.Secret
 		}

@@ -40,7 +40,7 @@ type Benchmark struct {
 	Sessions []harness.PositiveCount `default:"1,64,1000" help:"Numbers of sessions, each of which appends one commit after the other."`
 	Writers  harness.PositiveCount   `default:"1000" help:"Number of sessions of the comparison of batches with single publishes."`
 	Rounds   harness.PositiveCount   `default:"15" help:"Measurements of each kind, in turn."`
-	Each     time.Duration   `default:"700ms" help:"Duration of one measurement."`
+	Each     time.Duration           `default:"700ms" help:"Duration of one measurement."`
 }
 
 // Validate is called by kong.

@@ -37,7 +37,7 @@ const (
 type Benchmark struct {
 	Sessions harness.PositiveCount `default:"100000" help:"Idle sessions."`
 	Sockets  harness.PositiveCount `default:"2000" help:"Idle WebSockets, each of a session of its own."`
-	Worked   int           `default:"100" help:"Sessions that take a turn before they are idle, 1 to 1,024."`
+	Worked   int                   `default:"100" help:"Sessions that take a turn before they are idle, 1 to 1,024."`
 }
 
 // Validate is called by kong.

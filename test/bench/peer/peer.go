@@ -46,8 +46,8 @@ func script() string {
 type Benchmark struct {
 	Turns   harness.PositiveCount `default:"15" help:"Measured warm turns of each system, in alternation."`
 	Long    harness.PositiveCount `default:"3" help:"Measured long answers of each system."`
-	Systems []string      `default:"acp,peer,spool" enum:"acp,peer,spool" help:"Systems to measure: bare OpenCode over ACP, sandbox-agent, Spool."`
-	Binary  string        `placeholder:"FILE" help:"The program sandbox-agent; by default npm installs the version of test/bench/peer/package.json into .tools/peer."`
+	Systems []string              `default:"acp,peer,spool" enum:"acp,peer,spool" help:"Systems to measure: bare OpenCode over ACP, sandbox-agent, Spool."`
+	Binary  string                `placeholder:"FILE" help:"The program sandbox-agent; by default npm installs the version of test/bench/peer/package.json into .tools/peer."`
 }
 
 // Optional reports that `bench all` leaves the benchmark out.

@@ -38,8 +38,8 @@ const (
 type Benchmark struct {
 	Turns      harness.PositiveCount `default:"10000" help:"Turns in the log; each has 23 events in 11 commits."`
 	Sessions   harness.PositiveCount `default:"500" help:"Sessions that have these turns."`
-	Rounds     int           `default:"3" help:"Measurements of each kind, in turn, each in a database of its own; the median counts; 0 skips them."`
-	StateTurns int           `default:"4166" help:"Turns of the session that is forked and whose states are measured; each has 24 events; 0 skips this part."`
+	Rounds     int                   `default:"3" help:"Measurements of each kind, in turn, each in a database of its own; the median counts; 0 skips them."`
+	StateTurns int                   `default:"4166" help:"Turns of the session that is forked and whose states are measured; each has 24 events; 0 skips this part."`
 }
 
 // Validate is called by kong.

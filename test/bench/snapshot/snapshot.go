@@ -41,7 +41,7 @@ const maxFiles = 200_000
 
 // Benchmark is the subcommand snapshot.
 type Benchmark struct {
-	Files  int           `default:"20000" help:"Files in the workspace, 100 to 200,000."`
+	Files  int                   `default:"20000" help:"Files in the workspace, 100 to 200,000."`
 	Rounds harness.PositiveCount `default:"8" help:"Turns of each kind."`
 }
 

@@ -34,8 +34,8 @@ const turnTimeout = 60 * time.Second
 type Benchmark struct {
 	Turns  harness.PositiveCount `default:"40" help:"Measured turns of each kind."`
 	Shots  harness.PositiveCount `default:"8" help:"Measured turns of the one-shot CLI."`
-	Agents []string      `placeholder:"ARCHITECTURE,…" help:"Architectures to measure; by default all whose CLI is on the PATH."`
-	Places []string      `default:"local,docker" enum:"local,docker" help:"Sandbox providers to measure: local, docker."`
+	Agents []string              `placeholder:"ARCHITECTURE,…" help:"Architectures to measure; by default all whose CLI is on the PATH."`
+	Places []string              `default:"local,docker" enum:"local,docker" help:"Sandbox providers to measure: local, docker."`
 }
 
 // Validate is called by kong.

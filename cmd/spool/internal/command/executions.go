@@ -19,6 +19,7 @@ type executionsCommand struct {
 	Pause     executionsPause     `cmd:"" help:"Pause running executions; their processes keep their memory."`
 	Resume    executionsResume    `cmd:"" help:"Resume paused executions."`
 	Terminate executionsTerminate `cmd:"" help:"Terminate executions at once, with their sandboxes."`
+	Recover   executionsRecover   `cmd:"" help:"Continue the failed last execution of a session in a new execution; finished tool calls are kept."`
 }
 
 type executionsLs struct {
@@ -106,7 +107,7 @@ func (c *executionsShow) show(ctx context.Context, a *app, cl *client.Client) er
 	}
 	x := doc.Value
 	err = printFields(a, []any{"execution", x.ExecutionId}, []any{"session", x.SessionId}, []any{"query", excerpt(x.Query)},
-		[]any{"agent", x.Agent}, []any{"instance", x.GetInstance()}, []any{"phase", executionState(x)}, []any{"message", x.GetMessage()},
+		[]any{"recovers", x.GetRecoveredFrom()}, []any{"agent", x.Agent}, []any{"instance", x.GetInstance()}, []any{"phase", executionState(x)}, []any{"message", x.GetMessage()},
 		[]any{"attempt", x.Attempt}, []any{"executor", x.GetExecutor()}, []any{"model", x.GetModel()}, []any{"took", durationOf(x)},
 		[]any{"tokens", fmt.Sprintf("%d in (%d from cache, %d into it), %d out", x.Usage.GetInputTokens(), x.Usage.GetCacheReadTokens(), x.Usage.GetCacheWriteTokens(), x.Usage.GetOutputTokens())},
 		[]any{"cost", fmt.Sprintf("$%.4f", x.CostUsd)}, []any{"sandbox time", sandboxTime(x.SandboxMs, x.SandboxCostUsd)}, []any{"queued", formatTime(x.QueuedAt)}, []any{"ended", formatTime(x.EndedAt)}, []any{"result", x.GetResult()})

@@ -78,7 +78,11 @@ func (f *fakeServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprint(w, `{"keys":[{"keyId":"key_x","name":"ci","role":"use","agents":["a","b"],"createdAt":"2026-01-02T03:04:05Z","expiresAt":"2027-01-02T03:04:05Z","createdBy":"key_maker"}]}`)
 	case what == "GET /readyz":
 		fmt.Fprint(w, `{"ready":true,"checks":{"nats":"ok","postgres":"ok"}}`)
-	case what == "POST /api/executions", strings.HasSuffix(what, "/messages"):
+	case what == "POST /api/executions/"+completedExe+"/recover":
+		w.Header().Set("Content-Type", "application/problem+json")
+		w.WriteHeader(http.StatusConflict)
+		fmt.Fprint(w, `{"code":"EXECUTION_NOT_FAILED","field":"executionId","detail":"the execution has completed"}`)
+	case what == "POST /api/executions", strings.HasSuffix(what, "/messages"), strings.HasSuffix(what, "/recover"):
 		if strings.Contains(body.String(), `"architecture":"nonsense"`) {
 			w.Header().Set("Content-Type", "application/problem+json")
 			w.WriteHeader(http.StatusBadRequest)
@@ -89,11 +93,13 @@ func (f *fakeServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprintf(w, `{"sessionId":%q,"executionId":%q,"position":"0-3"}`, ses, exe)
 	case what == "GET /api/sessions/"+ses:
 		fmt.Fprintf(w, `{"sessionId":%q,"status":"open","architecture":"spool","sandbox":"local","tip":0,"currentSandbox":{"sandboxId":"sbx_1","state":"paused","health":"unhealthy","reason":"no\u001b[2J answer"},"snapshot":"m-1","snapshotAt":"2026-01-02T03:04:05Z","workspaceFiles":3,"workspaceBytes":5368709120,"sandboxMs":61500,"sandboxCostUsd":0.25}`, ses)
+	case what == "GET /api/executions/"+failedExe, what == "GET /api/executions/"+completedExe:
+		fmt.Fprintf(w, `{"executionId":%q,"sessionId":%q,"phase":"failed","recoveredFrom":"exe_earlier"}`, failedExe, ses)
 	case what == "GET /api/executions/"+exe:
 		fmt.Fprintf(w, `{"executionId":%q,"sessionId":%q,"phase":"paused","usage":{},"metered":[{"provider":"anthropic","model":"m","requests":3,"failed":1,"usage":{"inputTokens":10,"cacheReadTokens":5,"outputTokens":2},"costUsd":0.5,"prices":"1"}],"meteredCostUsd":0.5,"sandboxMs":1500}`, exe, ses)
 	case strings.HasPrefix(what, "GET /api/sessions?"), what == "GET /api/sessions":
 		fmt.Fprintf(w, `{"sessions":[{"sessionId":%q,"status":"open","architecture":"spool\u001b[2J","extra":7}],"nextPageToken":""}`, ses)
-	case strings.HasPrefix(what, "GET /api/executions"), what == "GET /api/sessions/"+ses+"/executions":
+	case strings.HasPrefix(what, "GET /api/executions?"), what == "GET /api/executions", what == "GET /api/sessions/"+ses+"/executions":
 		fmt.Fprint(w, `{"executions":[],"nextPageToken":""}`)
 	case r.Method == http.MethodPost, r.Method == http.MethodDelete:
 		fmt.Fprint(w, `{"position":"0-9"}`)

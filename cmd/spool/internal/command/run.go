@@ -9,7 +9,6 @@ import (
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/egress"
 	"github.com/spoolhq/spool/pkg/events"
-	"github.com/spoolhq/spool/pkg/events/layers"
 )
 
 // maxQuery is the maximum size of a query in bytes.
@@ -17,11 +16,10 @@ const maxQuery = 1 << 20
 
 type runCommand struct {
 	server
-	Agent         string   `placeholder:"A" help:"The agent of the new session: [ORG/]SLUG[@VERSION]."`
-	Instance      string   `placeholder:"I" help:"An agent instance, instead of --agent."`
-	Env           []string `placeholder:"E" help:"An environment of the new session; may be repeated. A later one overrides an earlier one."`
-	Var           []string `sep:"none" placeholder:"NAME=VALUE" help:"A variable of this query only; may be repeated."`
-	Secret        []string `placeholder:"NAME" help:"A secret of this query only, with the value of spool's environment variable of that name; may be repeated."`
+	Agent    string   `placeholder:"A" help:"The agent of the new session: [ORG/]SLUG[@VERSION]."`
+	Instance string   `placeholder:"I" help:"An agent instance, instead of --agent."`
+	Env      []string `placeholder:"E" help:"An environment of the new session; may be repeated. A later one overrides an earlier one."`
+	variableFlags
 	Architecture  string   `placeholder:"A" help:"Architecture of the agent: claude-code, codex, opencode, acp or spool."`
 	Session       string   `placeholder:"SESSION" help:"Continue a session; by default a new one is created."`
 	Sandbox       string   `placeholder:"P" help:"Sandbox provider of the new session."`
@@ -73,47 +71,6 @@ func (c *runCommand) Run(a *app) error {
 	}
 	r := &queryRun{app: a, cmd: c, query: query, options: options, files: files, folder: folder, variables: variables, watcher: &watcher{app: a, json: c.JSON}}
 	return r.run()
-}
-
-// variables returns the variables of this query only. The value of a secret is never an argument, because other
-// processes can read arguments.
-func (c *runCommand) variables(a *app) (map[string]*spoolv1.RunVariable, error) {
-	out := map[string]*spoolv1.RunVariable{}
-	put := func(flag, name string, v *spoolv1.RunVariable) error {
-		if err := layers.CheckName(name); err != nil {
-			return usageError("%s: %v", flag, err)
-		}
-		if _, twice := out[name]; twice {
-			return usageError("%s: %s is set twice", flag, name)
-		}
-		out[name] = v
-		return nil
-	}
-	for _, s := range c.Var {
-		name, value, ok := strings.Cut(s, "=")
-		if !ok {
-			return nil, usageError("var: %.100q is not NAME=VALUE", s)
-		}
-		if err := put("var", name, &spoolv1.RunVariable{Value: value}); err != nil {
-			return nil, err
-		}
-	}
-	for _, name := range c.Secret {
-		value, ok := "", false
-		if a.LookupEnv != nil {
-			value, ok = a.LookupEnv(name)
-		}
-		if !ok || value == "" {
-			return nil, usageError("secret: environment variable %.100q is not set: export it, and pass only its name", name)
-		}
-		if err := put("secret", name, &spoolv1.RunVariable{Value: value, Secret: true}); err != nil {
-			return nil, err
-		}
-	}
-	if len(out) == 0 {
-		return nil, nil
-	}
-	return out, nil
 }
 
 // options returns the options of the new session, or nil if none is set.

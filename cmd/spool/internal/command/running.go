@@ -106,9 +106,14 @@ func (r *queryRun) exitResult(end events.Payload, accepted *spoolv1.StartExecuti
 	if !r.cmd.JSON && r.cmd.Session == "" {
 		fmt.Fprintf(r.app.Err, "session %s; continue with `spool run --session %s \"…\"`\n", accepted.SessionId, accepted.SessionId)
 	}
+	return endError(r.app, r.cmd.JSON, end)
+}
+
+// endError returns the error for the end of an execution, or nil if it has completed. It is silent about a failure that a terminal has shown.
+func endError(a *app, asJSON bool, end events.Payload) error {
 	switch d := end.(type) {
 	case events.ExecutionFailed:
-		if r.app.OutTTY && !r.cmd.JSON {
+		if a.OutTTY && !asJSON {
 			return &exitError{code: ExitFailed}
 		}
 		return fmt.Errorf("the query failed: %s (%s)", d.Message, d.Code)

@@ -22,7 +22,8 @@ func SuccessStatus(method string) int {
 	case Sessions_PostMessage_FullMethodName, Sessions_InterruptSession_FullMethodName,
 		Sessions_SyncSession_FullMethodName, Sessions_TerminateEnvironment_FullMethodName,
 		Executions_StartExecution_FullMethodName, Executions_CancelExecution_FullMethodName,
-		Executions_PauseExecution_FullMethodName, Executions_ResumeExecution_FullMethodName, Executions_TerminateExecution_FullMethodName:
+		Executions_PauseExecution_FullMethodName, Executions_ResumeExecution_FullMethodName, Executions_TerminateExecution_FullMethodName,
+		Executions_RecoverExecution_FullMethodName:
 		return http.StatusAccepted
 	}
 	return http.StatusOK
@@ -47,5 +48,6 @@ func HoldsReference(field protoreflect.FullName) bool {
 func TakesIdempotencyKey(method string) bool {
 	return slices.Contains([]string{
 		Sessions_CreateSession_FullMethodName, Sessions_ForkSession_FullMethodName, Sessions_PostMessage_FullMethodName, Executions_StartExecution_FullMethodName,
+		Executions_RecoverExecution_FullMethodName,
 	}, method)
 }

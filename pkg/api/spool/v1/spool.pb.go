@@ -4705,8 +4705,10 @@ type Execution struct {
 	SandboxMs float64 `protobuf:"fixed64,29,opt,name=sandbox_ms,json=sandboxMs,proto3" json:"sandbox_ms,omitempty"`
 	// Cost of that sandbox time at the executor's price; 0 if the executor has no price.
 	SandboxCostUsd float64 `protobuf:"fixed64,30,opt,name=sandbox_cost_usd,json=sandboxCostUsd,proto3" json:"sandbox_cost_usd,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// The failed execution that this one continues; absent if this one was not created by RecoverExecution.
+	RecoveredFrom *string `protobuf:"bytes,31,opt,name=recovered_from,json=recoveredFrom,proto3,oneof" json:"recovered_from,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Execution) Reset() {
@@ -4947,6 +4949,13 @@ func (x *Execution) GetSandboxCostUsd() float64 {
 		return x.SandboxCostUsd
 	}
 	return 0
+}
+
+func (x *Execution) GetRecoveredFrom() string {
+	if x != nil && x.RecoveredFrom != nil {
+		return *x.RecoveredFrom
+	}
+	return ""
 }
 
 // Usage of requests to one model on one day (UTC).
@@ -5493,6 +5502,122 @@ func (x *TerminateExecutionResponse) GetPosition() string {
 	return ""
 }
 
+type RecoverExecutionRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The failed execution.
+	ExecutionId string `protobuf:"bytes,1,opt,name=execution_id,json=executionId,proto3" json:"execution_id,omitempty"`
+	// Variables of the new execution, by name, up to 256. They override those of the failed execution's message, which
+	// also apply. Secrets of that message were deleted when the execution ended and must be sent again.
+	Environment   map[string]*RunVariable `protobuf:"bytes,2,rep,name=environment,proto3" json:"environment,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RecoverExecutionRequest) Reset() {
+	*x = RecoverExecutionRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[66]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecoverExecutionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecoverExecutionRequest) ProtoMessage() {}
+
+func (x *RecoverExecutionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[66]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecoverExecutionRequest.ProtoReflect.Descriptor instead.
+func (*RecoverExecutionRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{66}
+}
+
+func (x *RecoverExecutionRequest) GetExecutionId() string {
+	if x != nil {
+		return x.ExecutionId
+	}
+	return ""
+}
+
+func (x *RecoverExecutionRequest) GetEnvironment() map[string]*RunVariable {
+	if x != nil {
+		return x.Environment
+	}
+	return nil
+}
+
+type RecoverExecutionResponse struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SessionId string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	// The new execution.
+	ExecutionId   string `protobuf:"bytes,2,opt,name=execution_id,json=executionId,proto3" json:"execution_id,omitempty"`
+	Position      string `protobuf:"bytes,3,opt,name=position,proto3" json:"position,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RecoverExecutionResponse) Reset() {
+	*x = RecoverExecutionResponse{}
+	mi := &file_spool_v1_spool_proto_msgTypes[67]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecoverExecutionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecoverExecutionResponse) ProtoMessage() {}
+
+func (x *RecoverExecutionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[67]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecoverExecutionResponse.ProtoReflect.Descriptor instead.
+func (*RecoverExecutionResponse) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{67}
+}
+
+func (x *RecoverExecutionResponse) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *RecoverExecutionResponse) GetExecutionId() string {
+	if x != nil {
+		return x.ExecutionId
+	}
+	return ""
+}
+
+func (x *RecoverExecutionResponse) GetPosition() string {
+	if x != nil {
+		return x.Position
+	}
+	return ""
+}
+
 type ListEventsRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	SessionId string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
@@ -5511,7 +5636,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[66]
+	mi := &file_spool_v1_spool_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5523,7 +5648,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[66]
+	mi := &file_spool_v1_spool_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5536,7 +5661,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{66}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ListEventsRequest) GetSessionId() string {
@@ -5594,7 +5719,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[67]
+	mi := &file_spool_v1_spool_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5606,7 +5731,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[67]
+	mi := &file_spool_v1_spool_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5619,7 +5744,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{67}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ListEventsResponse) GetEvents() []*Event {
@@ -5657,7 +5782,7 @@ type ListHistoryRequest struct {
 
 func (x *ListHistoryRequest) Reset() {
 	*x = ListHistoryRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[68]
+	mi := &file_spool_v1_spool_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5669,7 +5794,7 @@ func (x *ListHistoryRequest) String() string {
 func (*ListHistoryRequest) ProtoMessage() {}
 
 func (x *ListHistoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[68]
+	mi := &file_spool_v1_spool_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5682,7 +5807,7 @@ func (x *ListHistoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryRequest.ProtoReflect.Descriptor instead.
 func (*ListHistoryRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{68}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ListHistoryRequest) GetSessionId() string {
@@ -5728,7 +5853,7 @@ type ListHistoryResponse struct {
 
 func (x *ListHistoryResponse) Reset() {
 	*x = ListHistoryResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[69]
+	mi := &file_spool_v1_spool_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5740,7 +5865,7 @@ func (x *ListHistoryResponse) String() string {
 func (*ListHistoryResponse) ProtoMessage() {}
 
 func (x *ListHistoryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[69]
+	mi := &file_spool_v1_spool_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5753,7 +5878,7 @@ func (x *ListHistoryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryResponse.ProtoReflect.Descriptor instead.
 func (*ListHistoryResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{69}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ListHistoryResponse) GetEvents() []*Event {
@@ -5796,7 +5921,7 @@ type Ancestor struct {
 
 func (x *Ancestor) Reset() {
 	*x = Ancestor{}
-	mi := &file_spool_v1_spool_proto_msgTypes[70]
+	mi := &file_spool_v1_spool_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5808,7 +5933,7 @@ func (x *Ancestor) String() string {
 func (*Ancestor) ProtoMessage() {}
 
 func (x *Ancestor) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[70]
+	mi := &file_spool_v1_spool_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5821,7 +5946,7 @@ func (x *Ancestor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ancestor.ProtoReflect.Descriptor instead.
 func (*Ancestor) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{70}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *Ancestor) GetSessionId() string {
@@ -5852,7 +5977,7 @@ type ListHistoryBlocksRequest struct {
 
 func (x *ListHistoryBlocksRequest) Reset() {
 	*x = ListHistoryBlocksRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[71]
+	mi := &file_spool_v1_spool_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5864,7 +5989,7 @@ func (x *ListHistoryBlocksRequest) String() string {
 func (*ListHistoryBlocksRequest) ProtoMessage() {}
 
 func (x *ListHistoryBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[71]
+	mi := &file_spool_v1_spool_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5877,7 +6002,7 @@ func (x *ListHistoryBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ListHistoryBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{71}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ListHistoryBlocksRequest) GetSessionId() string {
@@ -5920,7 +6045,7 @@ type ListHistoryBlocksResponse struct {
 
 func (x *ListHistoryBlocksResponse) Reset() {
 	*x = ListHistoryBlocksResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[72]
+	mi := &file_spool_v1_spool_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5932,7 +6057,7 @@ func (x *ListHistoryBlocksResponse) String() string {
 func (*ListHistoryBlocksResponse) ProtoMessage() {}
 
 func (x *ListHistoryBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[72]
+	mi := &file_spool_v1_spool_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5945,7 +6070,7 @@ func (x *ListHistoryBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ListHistoryBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{72}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ListHistoryBlocksResponse) GetAncestors() []*InheritedBlocks {
@@ -5974,7 +6099,7 @@ type InheritedBlocks struct {
 
 func (x *InheritedBlocks) Reset() {
 	*x = InheritedBlocks{}
-	mi := &file_spool_v1_spool_proto_msgTypes[73]
+	mi := &file_spool_v1_spool_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5986,7 +6111,7 @@ func (x *InheritedBlocks) String() string {
 func (*InheritedBlocks) ProtoMessage() {}
 
 func (x *InheritedBlocks) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[73]
+	mi := &file_spool_v1_spool_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5999,7 +6124,7 @@ func (x *InheritedBlocks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InheritedBlocks.ProtoReflect.Descriptor instead.
 func (*InheritedBlocks) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{73}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *InheritedBlocks) GetSessionId() string {
@@ -6048,7 +6173,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_spool_v1_spool_proto_msgTypes[74]
+	mi := &file_spool_v1_spool_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6060,7 +6185,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[74]
+	mi := &file_spool_v1_spool_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6073,7 +6198,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{74}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *Event) GetSeq() uint32 {
@@ -6168,7 +6293,7 @@ type EventMetadata struct {
 
 func (x *EventMetadata) Reset() {
 	*x = EventMetadata{}
-	mi := &file_spool_v1_spool_proto_msgTypes[75]
+	mi := &file_spool_v1_spool_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6180,7 +6305,7 @@ func (x *EventMetadata) String() string {
 func (*EventMetadata) ProtoMessage() {}
 
 func (x *EventMetadata) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[75]
+	mi := &file_spool_v1_spool_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6193,7 +6318,7 @@ func (x *EventMetadata) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventMetadata.ProtoReflect.Descriptor instead.
 func (*EventMetadata) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{75}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *EventMetadata) GetSession() *Json {
@@ -6223,7 +6348,7 @@ type StreamEventsRequest struct {
 
 func (x *StreamEventsRequest) Reset() {
 	*x = StreamEventsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[76]
+	mi := &file_spool_v1_spool_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6235,7 +6360,7 @@ func (x *StreamEventsRequest) String() string {
 func (*StreamEventsRequest) ProtoMessage() {}
 
 func (x *StreamEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[76]
+	mi := &file_spool_v1_spool_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6248,7 +6373,7 @@ func (x *StreamEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamEventsRequest.ProtoReflect.Descriptor instead.
 func (*StreamEventsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{76}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *StreamEventsRequest) GetSessionId() string {
@@ -6285,7 +6410,7 @@ type StreamEventsResponse struct {
 
 func (x *StreamEventsResponse) Reset() {
 	*x = StreamEventsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[77]
+	mi := &file_spool_v1_spool_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6297,7 +6422,7 @@ func (x *StreamEventsResponse) String() string {
 func (*StreamEventsResponse) ProtoMessage() {}
 
 func (x *StreamEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[77]
+	mi := &file_spool_v1_spool_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6310,7 +6435,7 @@ func (x *StreamEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamEventsResponse.ProtoReflect.Descriptor instead.
 func (*StreamEventsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{77}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *StreamEventsResponse) GetMessage() isStreamEventsResponse_Message {
@@ -6366,7 +6491,7 @@ type Lag struct {
 
 func (x *Lag) Reset() {
 	*x = Lag{}
-	mi := &file_spool_v1_spool_proto_msgTypes[78]
+	mi := &file_spool_v1_spool_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6378,7 +6503,7 @@ func (x *Lag) String() string {
 func (*Lag) ProtoMessage() {}
 
 func (x *Lag) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[78]
+	mi := &file_spool_v1_spool_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6391,7 +6516,7 @@ func (x *Lag) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lag.ProtoReflect.Descriptor instead.
 func (*Lag) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{78}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *Lag) GetLagging() bool {
@@ -6427,7 +6552,7 @@ type ReplayEventsRequest struct {
 
 func (x *ReplayEventsRequest) Reset() {
 	*x = ReplayEventsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[79]
+	mi := &file_spool_v1_spool_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6439,7 +6564,7 @@ func (x *ReplayEventsRequest) String() string {
 func (*ReplayEventsRequest) ProtoMessage() {}
 
 func (x *ReplayEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[79]
+	mi := &file_spool_v1_spool_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6452,7 +6577,7 @@ func (x *ReplayEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayEventsRequest.ProtoReflect.Descriptor instead.
 func (*ReplayEventsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{79}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *ReplayEventsRequest) GetSessionId() string {
@@ -6513,7 +6638,7 @@ type ReplayEventsResponse struct {
 
 func (x *ReplayEventsResponse) Reset() {
 	*x = ReplayEventsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[80]
+	mi := &file_spool_v1_spool_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6525,7 +6650,7 @@ func (x *ReplayEventsResponse) String() string {
 func (*ReplayEventsResponse) ProtoMessage() {}
 
 func (x *ReplayEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[80]
+	mi := &file_spool_v1_spool_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6538,7 +6663,7 @@ func (x *ReplayEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayEventsResponse.ProtoReflect.Descriptor instead.
 func (*ReplayEventsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{80}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ReplayEventsResponse) GetMessage() isReplayEventsResponse_Message {
@@ -6643,7 +6768,7 @@ type ReplayStarted struct {
 
 func (x *ReplayStarted) Reset() {
 	*x = ReplayStarted{}
-	mi := &file_spool_v1_spool_proto_msgTypes[81]
+	mi := &file_spool_v1_spool_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6655,7 +6780,7 @@ func (x *ReplayStarted) String() string {
 func (*ReplayStarted) ProtoMessage() {}
 
 func (x *ReplayStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[81]
+	mi := &file_spool_v1_spool_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6668,7 +6793,7 @@ func (x *ReplayStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayStarted.ProtoReflect.Descriptor instead.
 func (*ReplayStarted) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{81}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *ReplayStarted) GetFrom() uint32 {
@@ -6714,7 +6839,7 @@ type GapShortened struct {
 
 func (x *GapShortened) Reset() {
 	*x = GapShortened{}
-	mi := &file_spool_v1_spool_proto_msgTypes[82]
+	mi := &file_spool_v1_spool_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6726,7 +6851,7 @@ func (x *GapShortened) String() string {
 func (*GapShortened) ProtoMessage() {}
 
 func (x *GapShortened) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[82]
+	mi := &file_spool_v1_spool_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6739,7 +6864,7 @@ func (x *GapShortened) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GapShortened.ProtoReflect.Descriptor instead.
 func (*GapShortened) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{82}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *GapShortened) GetSeq() uint32 {
@@ -6777,7 +6902,7 @@ type BlockWhole struct {
 
 func (x *BlockWhole) Reset() {
 	*x = BlockWhole{}
-	mi := &file_spool_v1_spool_proto_msgTypes[83]
+	mi := &file_spool_v1_spool_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6789,7 +6914,7 @@ func (x *BlockWhole) String() string {
 func (*BlockWhole) ProtoMessage() {}
 
 func (x *BlockWhole) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[83]
+	mi := &file_spool_v1_spool_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6802,7 +6927,7 @@ func (x *BlockWhole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockWhole.ProtoReflect.Descriptor instead.
 func (*BlockWhole) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{83}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *BlockWhole) GetSeq() uint32 {
@@ -6837,7 +6962,7 @@ type ReplayEnded struct {
 
 func (x *ReplayEnded) Reset() {
 	*x = ReplayEnded{}
-	mi := &file_spool_v1_spool_proto_msgTypes[84]
+	mi := &file_spool_v1_spool_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6849,7 +6974,7 @@ func (x *ReplayEnded) String() string {
 func (*ReplayEnded) ProtoMessage() {}
 
 func (x *ReplayEnded) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[84]
+	mi := &file_spool_v1_spool_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6862,7 +6987,7 @@ func (x *ReplayEnded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayEnded.ProtoReflect.Descriptor instead.
 func (*ReplayEnded) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{84}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *ReplayEnded) GetSeq() uint32 {
@@ -6884,7 +7009,7 @@ type ListBlocksRequest struct {
 
 func (x *ListBlocksRequest) Reset() {
 	*x = ListBlocksRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[85]
+	mi := &file_spool_v1_spool_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6896,7 +7021,7 @@ func (x *ListBlocksRequest) String() string {
 func (*ListBlocksRequest) ProtoMessage() {}
 
 func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[85]
+	mi := &file_spool_v1_spool_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6909,7 +7034,7 @@ func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ListBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{85}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *ListBlocksRequest) GetSessionId() string {
@@ -6944,7 +7069,7 @@ type ListBlocksResponse struct {
 
 func (x *ListBlocksResponse) Reset() {
 	*x = ListBlocksResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[86]
+	mi := &file_spool_v1_spool_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6956,7 +7081,7 @@ func (x *ListBlocksResponse) String() string {
 func (*ListBlocksResponse) ProtoMessage() {}
 
 func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[86]
+	mi := &file_spool_v1_spool_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6969,7 +7094,7 @@ func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ListBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{86}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *ListBlocksResponse) GetBlocks() []*Block {
@@ -7042,7 +7167,7 @@ type Block struct {
 
 func (x *Block) Reset() {
 	*x = Block{}
-	mi := &file_spool_v1_spool_proto_msgTypes[87]
+	mi := &file_spool_v1_spool_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7054,7 +7179,7 @@ func (x *Block) String() string {
 func (*Block) ProtoMessage() {}
 
 func (x *Block) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[87]
+	mi := &file_spool_v1_spool_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7067,7 +7192,7 @@ func (x *Block) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Block.ProtoReflect.Descriptor instead.
 func (*Block) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{87}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *Block) GetId() string {
@@ -7257,7 +7382,7 @@ type TodoItem struct {
 
 func (x *TodoItem) Reset() {
 	*x = TodoItem{}
-	mi := &file_spool_v1_spool_proto_msgTypes[88]
+	mi := &file_spool_v1_spool_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7269,7 +7394,7 @@ func (x *TodoItem) String() string {
 func (*TodoItem) ProtoMessage() {}
 
 func (x *TodoItem) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[88]
+	mi := &file_spool_v1_spool_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7282,7 +7407,7 @@ func (x *TodoItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TodoItem.ProtoReflect.Descriptor instead.
 func (*TodoItem) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{88}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *TodoItem) GetContent() string {
@@ -7321,7 +7446,7 @@ type CreateKeyRequest struct {
 
 func (x *CreateKeyRequest) Reset() {
 	*x = CreateKeyRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[89]
+	mi := &file_spool_v1_spool_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7333,7 +7458,7 @@ func (x *CreateKeyRequest) String() string {
 func (*CreateKeyRequest) ProtoMessage() {}
 
 func (x *CreateKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[89]
+	mi := &file_spool_v1_spool_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7346,7 +7471,7 @@ func (x *CreateKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateKeyRequest.ProtoReflect.Descriptor instead.
 func (*CreateKeyRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{89}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *CreateKeyRequest) GetName() string {
@@ -7405,7 +7530,7 @@ type CreateKeyResponse struct {
 
 func (x *CreateKeyResponse) Reset() {
 	*x = CreateKeyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[90]
+	mi := &file_spool_v1_spool_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7417,7 +7542,7 @@ func (x *CreateKeyResponse) String() string {
 func (*CreateKeyResponse) ProtoMessage() {}
 
 func (x *CreateKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[90]
+	mi := &file_spool_v1_spool_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7430,7 +7555,7 @@ func (x *CreateKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateKeyResponse.ProtoReflect.Descriptor instead.
 func (*CreateKeyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{90}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *CreateKeyResponse) GetKeyId() string {
@@ -7508,7 +7633,7 @@ type ListDeadLettersRequest struct {
 
 func (x *ListDeadLettersRequest) Reset() {
 	*x = ListDeadLettersRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[91]
+	mi := &file_spool_v1_spool_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7520,7 +7645,7 @@ func (x *ListDeadLettersRequest) String() string {
 func (*ListDeadLettersRequest) ProtoMessage() {}
 
 func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[91]
+	mi := &file_spool_v1_spool_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7533,7 +7658,7 @@ func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{91}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *ListDeadLettersRequest) GetPageSize() uint32 {
@@ -7561,7 +7686,7 @@ type ListDeadLettersResponse struct {
 
 func (x *ListDeadLettersResponse) Reset() {
 	*x = ListDeadLettersResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[92]
+	mi := &file_spool_v1_spool_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7573,7 +7698,7 @@ func (x *ListDeadLettersResponse) String() string {
 func (*ListDeadLettersResponse) ProtoMessage() {}
 
 func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[92]
+	mi := &file_spool_v1_spool_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7586,7 +7711,7 @@ func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{92}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *ListDeadLettersResponse) GetDeadLetters() []*DeadLetter {
@@ -7629,7 +7754,7 @@ type DeadLetter struct {
 
 func (x *DeadLetter) Reset() {
 	*x = DeadLetter{}
-	mi := &file_spool_v1_spool_proto_msgTypes[93]
+	mi := &file_spool_v1_spool_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7641,7 +7766,7 @@ func (x *DeadLetter) String() string {
 func (*DeadLetter) ProtoMessage() {}
 
 func (x *DeadLetter) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[93]
+	mi := &file_spool_v1_spool_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7654,7 +7779,7 @@ func (x *DeadLetter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetter.ProtoReflect.Descriptor instead.
 func (*DeadLetter) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{93}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *DeadLetter) GetId() string {
@@ -7738,7 +7863,7 @@ type ListAuditRequest struct {
 
 func (x *ListAuditRequest) Reset() {
 	*x = ListAuditRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[94]
+	mi := &file_spool_v1_spool_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7750,7 +7875,7 @@ func (x *ListAuditRequest) String() string {
 func (*ListAuditRequest) ProtoMessage() {}
 
 func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[94]
+	mi := &file_spool_v1_spool_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7763,7 +7888,7 @@ func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRequest.ProtoReflect.Descriptor instead.
 func (*ListAuditRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{94}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *ListAuditRequest) GetSession() string {
@@ -7812,7 +7937,7 @@ type ListAuditResponse struct {
 
 func (x *ListAuditResponse) Reset() {
 	*x = ListAuditResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[95]
+	mi := &file_spool_v1_spool_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7824,7 +7949,7 @@ func (x *ListAuditResponse) String() string {
 func (*ListAuditResponse) ProtoMessage() {}
 
 func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[95]
+	mi := &file_spool_v1_spool_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7837,7 +7962,7 @@ func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditResponse.ProtoReflect.Descriptor instead.
 func (*ListAuditResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{95}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *ListAuditResponse) GetEntries() []*AuditEntry {
@@ -7877,7 +8002,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_spool_v1_spool_proto_msgTypes[96]
+	mi := &file_spool_v1_spool_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7889,7 +8014,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[96]
+	mi := &file_spool_v1_spool_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7902,7 +8027,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{96}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *AuditEntry) GetTime() *timestamppb.Timestamp {
@@ -7981,7 +8106,7 @@ type AuditActor struct {
 
 func (x *AuditActor) Reset() {
 	*x = AuditActor{}
-	mi := &file_spool_v1_spool_proto_msgTypes[97]
+	mi := &file_spool_v1_spool_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7993,7 +8118,7 @@ func (x *AuditActor) String() string {
 func (*AuditActor) ProtoMessage() {}
 
 func (x *AuditActor) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[97]
+	mi := &file_spool_v1_spool_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8006,7 +8131,7 @@ func (x *AuditActor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditActor.ProtoReflect.Descriptor instead.
 func (*AuditActor) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{97}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *AuditActor) GetKind() string {
@@ -8067,7 +8192,7 @@ type GetDeadLetterRequest struct {
 
 func (x *GetDeadLetterRequest) Reset() {
 	*x = GetDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[98]
+	mi := &file_spool_v1_spool_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8079,7 +8204,7 @@ func (x *GetDeadLetterRequest) String() string {
 func (*GetDeadLetterRequest) ProtoMessage() {}
 
 func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[98]
+	mi := &file_spool_v1_spool_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8092,7 +8217,7 @@ func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*GetDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{98}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *GetDeadLetterRequest) GetId() string {
@@ -8111,7 +8236,7 @@ type RetryDeadLetterRequest struct {
 
 func (x *RetryDeadLetterRequest) Reset() {
 	*x = RetryDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[99]
+	mi := &file_spool_v1_spool_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8123,7 +8248,7 @@ func (x *RetryDeadLetterRequest) String() string {
 func (*RetryDeadLetterRequest) ProtoMessage() {}
 
 func (x *RetryDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[99]
+	mi := &file_spool_v1_spool_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8136,7 +8261,7 @@ func (x *RetryDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*RetryDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{99}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *RetryDeadLetterRequest) GetId() string {
@@ -8155,7 +8280,7 @@ type RetryDeadLetterResponse struct {
 
 func (x *RetryDeadLetterResponse) Reset() {
 	*x = RetryDeadLetterResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[100]
+	mi := &file_spool_v1_spool_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8167,7 +8292,7 @@ func (x *RetryDeadLetterResponse) String() string {
 func (*RetryDeadLetterResponse) ProtoMessage() {}
 
 func (x *RetryDeadLetterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[100]
+	mi := &file_spool_v1_spool_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8180,7 +8305,7 @@ func (x *RetryDeadLetterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryDeadLetterResponse.ProtoReflect.Descriptor instead.
 func (*RetryDeadLetterResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{100}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *RetryDeadLetterResponse) GetId() string {
@@ -8199,7 +8324,7 @@ type DropDeadLetterRequest struct {
 
 func (x *DropDeadLetterRequest) Reset() {
 	*x = DropDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[101]
+	mi := &file_spool_v1_spool_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8211,7 +8336,7 @@ func (x *DropDeadLetterRequest) String() string {
 func (*DropDeadLetterRequest) ProtoMessage() {}
 
 func (x *DropDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[101]
+	mi := &file_spool_v1_spool_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8224,7 +8349,7 @@ func (x *DropDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*DropDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{101}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *DropDeadLetterRequest) GetId() string {
@@ -8243,7 +8368,7 @@ type DropDeadLetterResponse struct {
 
 func (x *DropDeadLetterResponse) Reset() {
 	*x = DropDeadLetterResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[102]
+	mi := &file_spool_v1_spool_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8255,7 +8380,7 @@ func (x *DropDeadLetterResponse) String() string {
 func (*DropDeadLetterResponse) ProtoMessage() {}
 
 func (x *DropDeadLetterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[102]
+	mi := &file_spool_v1_spool_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8268,7 +8393,7 @@ func (x *DropDeadLetterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropDeadLetterResponse.ProtoReflect.Descriptor instead.
 func (*DropDeadLetterResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{102}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *DropDeadLetterResponse) GetId() string {
@@ -8288,7 +8413,7 @@ type ListKeysRequest struct {
 
 func (x *ListKeysRequest) Reset() {
 	*x = ListKeysRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[103]
+	mi := &file_spool_v1_spool_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8300,7 +8425,7 @@ func (x *ListKeysRequest) String() string {
 func (*ListKeysRequest) ProtoMessage() {}
 
 func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[103]
+	mi := &file_spool_v1_spool_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8313,7 +8438,7 @@ func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
 func (*ListKeysRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{103}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *ListKeysRequest) GetTenant() string {
@@ -8332,7 +8457,7 @@ type ListKeysResponse struct {
 
 func (x *ListKeysResponse) Reset() {
 	*x = ListKeysResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[104]
+	mi := &file_spool_v1_spool_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8344,7 +8469,7 @@ func (x *ListKeysResponse) String() string {
 func (*ListKeysResponse) ProtoMessage() {}
 
 func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[104]
+	mi := &file_spool_v1_spool_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8357,7 +8482,7 @@ func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysResponse.ProtoReflect.Descriptor instead.
 func (*ListKeysResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{104}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *ListKeysResponse) GetKeys() []*Key {
@@ -8390,7 +8515,7 @@ type Key struct {
 
 func (x *Key) Reset() {
 	*x = Key{}
-	mi := &file_spool_v1_spool_proto_msgTypes[105]
+	mi := &file_spool_v1_spool_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8402,7 +8527,7 @@ func (x *Key) String() string {
 func (*Key) ProtoMessage() {}
 
 func (x *Key) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[105]
+	mi := &file_spool_v1_spool_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8415,7 +8540,7 @@ func (x *Key) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Key.ProtoReflect.Descriptor instead.
 func (*Key) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{105}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *Key) GetKeyId() string {
@@ -8492,7 +8617,7 @@ type RevokeKeyRequest struct {
 
 func (x *RevokeKeyRequest) Reset() {
 	*x = RevokeKeyRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[106]
+	mi := &file_spool_v1_spool_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8504,7 +8629,7 @@ func (x *RevokeKeyRequest) String() string {
 func (*RevokeKeyRequest) ProtoMessage() {}
 
 func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[106]
+	mi := &file_spool_v1_spool_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8517,7 +8642,7 @@ func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyRequest.ProtoReflect.Descriptor instead.
 func (*RevokeKeyRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{106}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *RevokeKeyRequest) GetKeyId() string {
@@ -8546,7 +8671,7 @@ type RevokeKeyResponse struct {
 
 func (x *RevokeKeyResponse) Reset() {
 	*x = RevokeKeyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[107]
+	mi := &file_spool_v1_spool_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8558,7 +8683,7 @@ func (x *RevokeKeyResponse) String() string {
 func (*RevokeKeyResponse) ProtoMessage() {}
 
 func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[107]
+	mi := &file_spool_v1_spool_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8571,7 +8696,7 @@ func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyResponse.ProtoReflect.Descriptor instead.
 func (*RevokeKeyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{107}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *RevokeKeyResponse) GetKeyId() string {
@@ -8609,7 +8734,7 @@ type SetBudgetRequest struct {
 
 func (x *SetBudgetRequest) Reset() {
 	*x = SetBudgetRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[108]
+	mi := &file_spool_v1_spool_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8621,7 +8746,7 @@ func (x *SetBudgetRequest) String() string {
 func (*SetBudgetRequest) ProtoMessage() {}
 
 func (x *SetBudgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[108]
+	mi := &file_spool_v1_spool_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8634,7 +8759,7 @@ func (x *SetBudgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBudgetRequest.ProtoReflect.Descriptor instead.
 func (*SetBudgetRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{108}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *SetBudgetRequest) GetPeriod() string {
@@ -8669,7 +8794,7 @@ type SetBudgetResponse struct {
 
 func (x *SetBudgetResponse) Reset() {
 	*x = SetBudgetResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[109]
+	mi := &file_spool_v1_spool_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8681,7 +8806,7 @@ func (x *SetBudgetResponse) String() string {
 func (*SetBudgetResponse) ProtoMessage() {}
 
 func (x *SetBudgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[109]
+	mi := &file_spool_v1_spool_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8694,7 +8819,7 @@ func (x *SetBudgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBudgetResponse.ProtoReflect.Descriptor instead.
 func (*SetBudgetResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{109}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *SetBudgetResponse) GetTenant() string {
@@ -8729,7 +8854,7 @@ type ListBudgetsRequest struct {
 
 func (x *ListBudgetsRequest) Reset() {
 	*x = ListBudgetsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[110]
+	mi := &file_spool_v1_spool_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8741,7 +8866,7 @@ func (x *ListBudgetsRequest) String() string {
 func (*ListBudgetsRequest) ProtoMessage() {}
 
 func (x *ListBudgetsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[110]
+	mi := &file_spool_v1_spool_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8754,7 +8879,7 @@ func (x *ListBudgetsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBudgetsRequest.ProtoReflect.Descriptor instead.
 func (*ListBudgetsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{110}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *ListBudgetsRequest) GetTenant() string {
@@ -8773,7 +8898,7 @@ type ListBudgetsResponse struct {
 
 func (x *ListBudgetsResponse) Reset() {
 	*x = ListBudgetsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[111]
+	mi := &file_spool_v1_spool_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8785,7 +8910,7 @@ func (x *ListBudgetsResponse) String() string {
 func (*ListBudgetsResponse) ProtoMessage() {}
 
 func (x *ListBudgetsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[111]
+	mi := &file_spool_v1_spool_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8798,7 +8923,7 @@ func (x *ListBudgetsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBudgetsResponse.ProtoReflect.Descriptor instead.
 func (*ListBudgetsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{111}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *ListBudgetsResponse) GetBudgets() []*TenantBudget {
@@ -8828,7 +8953,7 @@ type TenantBudget struct {
 
 func (x *TenantBudget) Reset() {
 	*x = TenantBudget{}
-	mi := &file_spool_v1_spool_proto_msgTypes[112]
+	mi := &file_spool_v1_spool_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8840,7 +8965,7 @@ func (x *TenantBudget) String() string {
 func (*TenantBudget) ProtoMessage() {}
 
 func (x *TenantBudget) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[112]
+	mi := &file_spool_v1_spool_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8853,7 +8978,7 @@ func (x *TenantBudget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantBudget.ProtoReflect.Descriptor instead.
 func (*TenantBudget) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{112}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *TenantBudget) GetTenant() string {
@@ -8917,7 +9042,7 @@ type RemoveBudgetRequest struct {
 
 func (x *RemoveBudgetRequest) Reset() {
 	*x = RemoveBudgetRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[113]
+	mi := &file_spool_v1_spool_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8929,7 +9054,7 @@ func (x *RemoveBudgetRequest) String() string {
 func (*RemoveBudgetRequest) ProtoMessage() {}
 
 func (x *RemoveBudgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[113]
+	mi := &file_spool_v1_spool_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8942,7 +9067,7 @@ func (x *RemoveBudgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBudgetRequest.ProtoReflect.Descriptor instead.
 func (*RemoveBudgetRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{113}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *RemoveBudgetRequest) GetPeriod() string {
@@ -8970,7 +9095,7 @@ type RemoveBudgetResponse struct {
 
 func (x *RemoveBudgetResponse) Reset() {
 	*x = RemoveBudgetResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[114]
+	mi := &file_spool_v1_spool_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8982,7 +9107,7 @@ func (x *RemoveBudgetResponse) String() string {
 func (*RemoveBudgetResponse) ProtoMessage() {}
 
 func (x *RemoveBudgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[114]
+	mi := &file_spool_v1_spool_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8995,7 +9120,7 @@ func (x *RemoveBudgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBudgetResponse.ProtoReflect.Descriptor instead.
 func (*RemoveBudgetResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{114}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *RemoveBudgetResponse) GetTenant() string {
@@ -9049,7 +9174,7 @@ type TenantLimits struct {
 
 func (x *TenantLimits) Reset() {
 	*x = TenantLimits{}
-	mi := &file_spool_v1_spool_proto_msgTypes[115]
+	mi := &file_spool_v1_spool_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9061,7 +9186,7 @@ func (x *TenantLimits) String() string {
 func (*TenantLimits) ProtoMessage() {}
 
 func (x *TenantLimits) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[115]
+	mi := &file_spool_v1_spool_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9074,7 +9199,7 @@ func (x *TenantLimits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantLimits.ProtoReflect.Descriptor instead.
 func (*TenantLimits) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{115}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *TenantLimits) GetSlots() uint32 {
@@ -9159,7 +9284,7 @@ type SetLimitsRequest struct {
 
 func (x *SetLimitsRequest) Reset() {
 	*x = SetLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[116]
+	mi := &file_spool_v1_spool_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9171,7 +9296,7 @@ func (x *SetLimitsRequest) String() string {
 func (*SetLimitsRequest) ProtoMessage() {}
 
 func (x *SetLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[116]
+	mi := &file_spool_v1_spool_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9184,7 +9309,7 @@ func (x *SetLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLimitsRequest.ProtoReflect.Descriptor instead.
 func (*SetLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{116}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *SetLimitsRequest) GetTenant() string {
@@ -9211,7 +9336,7 @@ type SetLimitsResponse struct {
 
 func (x *SetLimitsResponse) Reset() {
 	*x = SetLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[117]
+	mi := &file_spool_v1_spool_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9223,7 +9348,7 @@ func (x *SetLimitsResponse) String() string {
 func (*SetLimitsResponse) ProtoMessage() {}
 
 func (x *SetLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[117]
+	mi := &file_spool_v1_spool_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9236,7 +9361,7 @@ func (x *SetLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLimitsResponse.ProtoReflect.Descriptor instead.
 func (*SetLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{117}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *SetLimitsResponse) GetTenant() string {
@@ -9264,7 +9389,7 @@ type GetLimitsRequest struct {
 
 func (x *GetLimitsRequest) Reset() {
 	*x = GetLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[118]
+	mi := &file_spool_v1_spool_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9276,7 +9401,7 @@ func (x *GetLimitsRequest) String() string {
 func (*GetLimitsRequest) ProtoMessage() {}
 
 func (x *GetLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[118]
+	mi := &file_spool_v1_spool_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9289,7 +9414,7 @@ func (x *GetLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLimitsRequest.ProtoReflect.Descriptor instead.
 func (*GetLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{118}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *GetLimitsRequest) GetTenant() string {
@@ -9312,7 +9437,7 @@ type GetLimitsResponse struct {
 
 func (x *GetLimitsResponse) Reset() {
 	*x = GetLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[119]
+	mi := &file_spool_v1_spool_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9324,7 +9449,7 @@ func (x *GetLimitsResponse) String() string {
 func (*GetLimitsResponse) ProtoMessage() {}
 
 func (x *GetLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[119]
+	mi := &file_spool_v1_spool_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9337,7 +9462,7 @@ func (x *GetLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLimitsResponse.ProtoReflect.Descriptor instead.
 func (*GetLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{119}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *GetLimitsResponse) GetTenant() string {
@@ -9371,7 +9496,7 @@ type RemoveLimitsRequest struct {
 
 func (x *RemoveLimitsRequest) Reset() {
 	*x = RemoveLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[120]
+	mi := &file_spool_v1_spool_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9383,7 +9508,7 @@ func (x *RemoveLimitsRequest) String() string {
 func (*RemoveLimitsRequest) ProtoMessage() {}
 
 func (x *RemoveLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[120]
+	mi := &file_spool_v1_spool_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9396,7 +9521,7 @@ func (x *RemoveLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLimitsRequest.ProtoReflect.Descriptor instead.
 func (*RemoveLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{120}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *RemoveLimitsRequest) GetTenant() string {
@@ -9416,7 +9541,7 @@ type RemoveLimitsResponse struct {
 
 func (x *RemoveLimitsResponse) Reset() {
 	*x = RemoveLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[121]
+	mi := &file_spool_v1_spool_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9428,7 +9553,7 @@ func (x *RemoveLimitsResponse) String() string {
 func (*RemoveLimitsResponse) ProtoMessage() {}
 
 func (x *RemoveLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[121]
+	mi := &file_spool_v1_spool_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9441,7 +9566,7 @@ func (x *RemoveLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLimitsResponse.ProtoReflect.Descriptor instead.
 func (*RemoveLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{121}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *RemoveLimitsResponse) GetTenant() string {
@@ -9476,7 +9601,7 @@ type Reference struct {
 
 func (x *Reference) Reset() {
 	*x = Reference{}
-	mi := &file_spool_v1_spool_proto_msgTypes[122]
+	mi := &file_spool_v1_spool_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9488,7 +9613,7 @@ func (x *Reference) String() string {
 func (*Reference) ProtoMessage() {}
 
 func (x *Reference) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[122]
+	mi := &file_spool_v1_spool_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9501,7 +9626,7 @@ func (x *Reference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reference.ProtoReflect.Descriptor instead.
 func (*Reference) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{122}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *Reference) GetScope() string {
@@ -9547,7 +9672,7 @@ type Definition struct {
 
 func (x *Definition) Reset() {
 	*x = Definition{}
-	mi := &file_spool_v1_spool_proto_msgTypes[123]
+	mi := &file_spool_v1_spool_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9559,7 +9684,7 @@ func (x *Definition) String() string {
 func (*Definition) ProtoMessage() {}
 
 func (x *Definition) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[123]
+	mi := &file_spool_v1_spool_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9572,7 +9697,7 @@ func (x *Definition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Definition.ProtoReflect.Descriptor instead.
 func (*Definition) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{123}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *Definition) GetRef() *Reference {
@@ -9617,7 +9742,7 @@ type ApplyResponse struct {
 
 func (x *ApplyResponse) Reset() {
 	*x = ApplyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[124]
+	mi := &file_spool_v1_spool_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9629,7 +9754,7 @@ func (x *ApplyResponse) String() string {
 func (*ApplyResponse) ProtoMessage() {}
 
 func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[124]
+	mi := &file_spool_v1_spool_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9642,7 +9767,7 @@ func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyResponse.ProtoReflect.Descriptor instead.
 func (*ApplyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{124}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *ApplyResponse) GetRef() *Reference {
@@ -9675,7 +9800,7 @@ type RemoveResponse struct {
 
 func (x *RemoveResponse) Reset() {
 	*x = RemoveResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[125]
+	mi := &file_spool_v1_spool_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9687,7 +9812,7 @@ func (x *RemoveResponse) String() string {
 func (*RemoveResponse) ProtoMessage() {}
 
 func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[125]
+	mi := &file_spool_v1_spool_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9700,7 +9825,7 @@ func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveResponse.ProtoReflect.Descriptor instead.
 func (*RemoveResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{125}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *RemoveResponse) GetPosition() string {
@@ -9724,7 +9849,7 @@ type ApplyAgentRequest struct {
 
 func (x *ApplyAgentRequest) Reset() {
 	*x = ApplyAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[126]
+	mi := &file_spool_v1_spool_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9736,7 +9861,7 @@ func (x *ApplyAgentRequest) String() string {
 func (*ApplyAgentRequest) ProtoMessage() {}
 
 func (x *ApplyAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[126]
+	mi := &file_spool_v1_spool_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9749,7 +9874,7 @@ func (x *ApplyAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyAgentRequest.ProtoReflect.Descriptor instead.
 func (*ApplyAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{126}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *ApplyAgentRequest) GetRef() *Reference {
@@ -9784,7 +9909,7 @@ type ListAgentsRequest struct {
 
 func (x *ListAgentsRequest) Reset() {
 	*x = ListAgentsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[127]
+	mi := &file_spool_v1_spool_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9796,7 +9921,7 @@ func (x *ListAgentsRequest) String() string {
 func (*ListAgentsRequest) ProtoMessage() {}
 
 func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[127]
+	mi := &file_spool_v1_spool_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9809,7 +9934,7 @@ func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAgentsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{127}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *ListAgentsRequest) GetPageSize() uint32 {
@@ -9837,7 +9962,7 @@ type ListAgentsResponse struct {
 
 func (x *ListAgentsResponse) Reset() {
 	*x = ListAgentsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[128]
+	mi := &file_spool_v1_spool_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9849,7 +9974,7 @@ func (x *ListAgentsResponse) String() string {
 func (*ListAgentsResponse) ProtoMessage() {}
 
 func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[128]
+	mi := &file_spool_v1_spool_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9862,7 +9987,7 @@ func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAgentsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{128}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *ListAgentsResponse) GetAgents() []*Definition {
@@ -9895,7 +10020,7 @@ type GetAgentRequest struct {
 
 func (x *GetAgentRequest) Reset() {
 	*x = GetAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[129]
+	mi := &file_spool_v1_spool_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9907,7 +10032,7 @@ func (x *GetAgentRequest) String() string {
 func (*GetAgentRequest) ProtoMessage() {}
 
 func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[129]
+	mi := &file_spool_v1_spool_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9920,7 +10045,7 @@ func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAgentRequest.ProtoReflect.Descriptor instead.
 func (*GetAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{129}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *GetAgentRequest) GetSlug() string {
@@ -9969,7 +10094,7 @@ type RemoveAgentRequest struct {
 
 func (x *RemoveAgentRequest) Reset() {
 	*x = RemoveAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[130]
+	mi := &file_spool_v1_spool_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9981,7 +10106,7 @@ func (x *RemoveAgentRequest) String() string {
 func (*RemoveAgentRequest) ProtoMessage() {}
 
 func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[130]
+	mi := &file_spool_v1_spool_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9994,7 +10119,7 @@ func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveAgentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{130}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{132}
 }
 
 func (x *RemoveAgentRequest) GetSlug() string {
@@ -10032,7 +10157,7 @@ type ApplyInstanceRequest struct {
 
 func (x *ApplyInstanceRequest) Reset() {
 	*x = ApplyInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[131]
+	mi := &file_spool_v1_spool_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10044,7 +10169,7 @@ func (x *ApplyInstanceRequest) String() string {
 func (*ApplyInstanceRequest) ProtoMessage() {}
 
 func (x *ApplyInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[131]
+	mi := &file_spool_v1_spool_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10057,7 +10182,7 @@ func (x *ApplyInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyInstanceRequest.ProtoReflect.Descriptor instead.
 func (*ApplyInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{131}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *ApplyInstanceRequest) GetRef() *Reference {
@@ -10092,7 +10217,7 @@ type ListInstancesRequest struct {
 
 func (x *ListInstancesRequest) Reset() {
 	*x = ListInstancesRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[132]
+	mi := &file_spool_v1_spool_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10104,7 +10229,7 @@ func (x *ListInstancesRequest) String() string {
 func (*ListInstancesRequest) ProtoMessage() {}
 
 func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[132]
+	mi := &file_spool_v1_spool_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10117,7 +10242,7 @@ func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesRequest.ProtoReflect.Descriptor instead.
 func (*ListInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{132}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *ListInstancesRequest) GetPageSize() uint32 {
@@ -10145,7 +10270,7 @@ type ListInstancesResponse struct {
 
 func (x *ListInstancesResponse) Reset() {
 	*x = ListInstancesResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[133]
+	mi := &file_spool_v1_spool_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10157,7 +10282,7 @@ func (x *ListInstancesResponse) String() string {
 func (*ListInstancesResponse) ProtoMessage() {}
 
 func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[133]
+	mi := &file_spool_v1_spool_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10170,7 +10295,7 @@ func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesResponse.ProtoReflect.Descriptor instead.
 func (*ListInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{133}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{135}
 }
 
 func (x *ListInstancesResponse) GetInstances() []*Definition {
@@ -10203,7 +10328,7 @@ type GetInstanceRequest struct {
 
 func (x *GetInstanceRequest) Reset() {
 	*x = GetInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[134]
+	mi := &file_spool_v1_spool_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10215,7 +10340,7 @@ func (x *GetInstanceRequest) String() string {
 func (*GetInstanceRequest) ProtoMessage() {}
 
 func (x *GetInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[134]
+	mi := &file_spool_v1_spool_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10228,7 +10353,7 @@ func (x *GetInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{134}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *GetInstanceRequest) GetSlug() string {
@@ -10277,7 +10402,7 @@ type RemoveInstanceRequest struct {
 
 func (x *RemoveInstanceRequest) Reset() {
 	*x = RemoveInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[135]
+	mi := &file_spool_v1_spool_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10289,7 +10414,7 @@ func (x *RemoveInstanceRequest) String() string {
 func (*RemoveInstanceRequest) ProtoMessage() {}
 
 func (x *RemoveInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[135]
+	mi := &file_spool_v1_spool_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10302,7 +10427,7 @@ func (x *RemoveInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveInstanceRequest.ProtoReflect.Descriptor instead.
 func (*RemoveInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{135}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{137}
 }
 
 func (x *RemoveInstanceRequest) GetSlug() string {
@@ -10340,7 +10465,7 @@ type ApplyEnvironmentRequest struct {
 
 func (x *ApplyEnvironmentRequest) Reset() {
 	*x = ApplyEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[136]
+	mi := &file_spool_v1_spool_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10352,7 +10477,7 @@ func (x *ApplyEnvironmentRequest) String() string {
 func (*ApplyEnvironmentRequest) ProtoMessage() {}
 
 func (x *ApplyEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[136]
+	mi := &file_spool_v1_spool_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10365,7 +10490,7 @@ func (x *ApplyEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*ApplyEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{136}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{138}
 }
 
 func (x *ApplyEnvironmentRequest) GetRef() *Reference {
@@ -10400,7 +10525,7 @@ type ListEnvironmentsRequest struct {
 
 func (x *ListEnvironmentsRequest) Reset() {
 	*x = ListEnvironmentsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[137]
+	mi := &file_spool_v1_spool_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10412,7 +10537,7 @@ func (x *ListEnvironmentsRequest) String() string {
 func (*ListEnvironmentsRequest) ProtoMessage() {}
 
 func (x *ListEnvironmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[137]
+	mi := &file_spool_v1_spool_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10425,7 +10550,7 @@ func (x *ListEnvironmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnvironmentsRequest.ProtoReflect.Descriptor instead.
 func (*ListEnvironmentsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{137}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{139}
 }
 
 func (x *ListEnvironmentsRequest) GetPageSize() uint32 {
@@ -10453,7 +10578,7 @@ type ListEnvironmentsResponse struct {
 
 func (x *ListEnvironmentsResponse) Reset() {
 	*x = ListEnvironmentsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[138]
+	mi := &file_spool_v1_spool_proto_msgTypes[140]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10465,7 +10590,7 @@ func (x *ListEnvironmentsResponse) String() string {
 func (*ListEnvironmentsResponse) ProtoMessage() {}
 
 func (x *ListEnvironmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[138]
+	mi := &file_spool_v1_spool_proto_msgTypes[140]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10478,7 +10603,7 @@ func (x *ListEnvironmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnvironmentsResponse.ProtoReflect.Descriptor instead.
 func (*ListEnvironmentsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{138}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{140}
 }
 
 func (x *ListEnvironmentsResponse) GetEnvironments() []*Definition {
@@ -10511,7 +10636,7 @@ type GetEnvironmentRequest struct {
 
 func (x *GetEnvironmentRequest) Reset() {
 	*x = GetEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[139]
+	mi := &file_spool_v1_spool_proto_msgTypes[141]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10523,7 +10648,7 @@ func (x *GetEnvironmentRequest) String() string {
 func (*GetEnvironmentRequest) ProtoMessage() {}
 
 func (x *GetEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[139]
+	mi := &file_spool_v1_spool_proto_msgTypes[141]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10536,7 +10661,7 @@ func (x *GetEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*GetEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{139}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{141}
 }
 
 func (x *GetEnvironmentRequest) GetSlug() string {
@@ -10585,7 +10710,7 @@ type RemoveEnvironmentRequest struct {
 
 func (x *RemoveEnvironmentRequest) Reset() {
 	*x = RemoveEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[140]
+	mi := &file_spool_v1_spool_proto_msgTypes[142]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10597,7 +10722,7 @@ func (x *RemoveEnvironmentRequest) String() string {
 func (*RemoveEnvironmentRequest) ProtoMessage() {}
 
 func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[140]
+	mi := &file_spool_v1_spool_proto_msgTypes[142]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10610,7 +10735,7 @@ func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{140}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{142}
 }
 
 func (x *RemoveEnvironmentRequest) GetSlug() string {
@@ -10648,7 +10773,7 @@ type ExplainEnvironmentRequest struct {
 
 func (x *ExplainEnvironmentRequest) Reset() {
 	*x = ExplainEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[141]
+	mi := &file_spool_v1_spool_proto_msgTypes[143]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10660,7 +10785,7 @@ func (x *ExplainEnvironmentRequest) String() string {
 func (*ExplainEnvironmentRequest) ProtoMessage() {}
 
 func (x *ExplainEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[141]
+	mi := &file_spool_v1_spool_proto_msgTypes[143]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10673,7 +10798,7 @@ func (x *ExplainEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*ExplainEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{141}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{143}
 }
 
 func (x *ExplainEnvironmentRequest) GetAgent() string {
@@ -10710,7 +10835,7 @@ type ExplainEnvironmentResponse struct {
 
 func (x *ExplainEnvironmentResponse) Reset() {
 	*x = ExplainEnvironmentResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[142]
+	mi := &file_spool_v1_spool_proto_msgTypes[144]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10722,7 +10847,7 @@ func (x *ExplainEnvironmentResponse) String() string {
 func (*ExplainEnvironmentResponse) ProtoMessage() {}
 
 func (x *ExplainEnvironmentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[142]
+	mi := &file_spool_v1_spool_proto_msgTypes[144]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10735,7 +10860,7 @@ func (x *ExplainEnvironmentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEnvironmentResponse.ProtoReflect.Descriptor instead.
 func (*ExplainEnvironmentResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{142}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{144}
 }
 
 func (x *ExplainEnvironmentResponse) GetVariables() []*ExplainedVariable {
@@ -10764,7 +10889,7 @@ type ExplainedHost struct {
 
 func (x *ExplainedHost) Reset() {
 	*x = ExplainedHost{}
-	mi := &file_spool_v1_spool_proto_msgTypes[143]
+	mi := &file_spool_v1_spool_proto_msgTypes[145]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10776,7 +10901,7 @@ func (x *ExplainedHost) String() string {
 func (*ExplainedHost) ProtoMessage() {}
 
 func (x *ExplainedHost) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[143]
+	mi := &file_spool_v1_spool_proto_msgTypes[145]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10789,7 +10914,7 @@ func (x *ExplainedHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedHost.ProtoReflect.Descriptor instead.
 func (*ExplainedHost) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{143}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{145}
 }
 
 func (x *ExplainedHost) GetEntry() string {
@@ -10820,7 +10945,7 @@ type ExplainedVariable struct {
 
 func (x *ExplainedVariable) Reset() {
 	*x = ExplainedVariable{}
-	mi := &file_spool_v1_spool_proto_msgTypes[144]
+	mi := &file_spool_v1_spool_proto_msgTypes[146]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10832,7 +10957,7 @@ func (x *ExplainedVariable) String() string {
 func (*ExplainedVariable) ProtoMessage() {}
 
 func (x *ExplainedVariable) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[144]
+	mi := &file_spool_v1_spool_proto_msgTypes[146]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10845,7 +10970,7 @@ func (x *ExplainedVariable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedVariable.ProtoReflect.Descriptor instead.
 func (*ExplainedVariable) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{144}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{146}
 }
 
 func (x *ExplainedVariable) GetName() string {
@@ -10887,7 +11012,7 @@ type ListSkillsRequest struct {
 
 func (x *ListSkillsRequest) Reset() {
 	*x = ListSkillsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[145]
+	mi := &file_spool_v1_spool_proto_msgTypes[147]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10899,7 +11024,7 @@ func (x *ListSkillsRequest) String() string {
 func (*ListSkillsRequest) ProtoMessage() {}
 
 func (x *ListSkillsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[145]
+	mi := &file_spool_v1_spool_proto_msgTypes[147]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10912,7 +11037,7 @@ func (x *ListSkillsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSkillsRequest.ProtoReflect.Descriptor instead.
 func (*ListSkillsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{145}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{147}
 }
 
 func (x *ListSkillsRequest) GetPageSize() uint32 {
@@ -10940,7 +11065,7 @@ type ListSkillsResponse struct {
 
 func (x *ListSkillsResponse) Reset() {
 	*x = ListSkillsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[146]
+	mi := &file_spool_v1_spool_proto_msgTypes[148]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10952,7 +11077,7 @@ func (x *ListSkillsResponse) String() string {
 func (*ListSkillsResponse) ProtoMessage() {}
 
 func (x *ListSkillsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[146]
+	mi := &file_spool_v1_spool_proto_msgTypes[148]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10965,7 +11090,7 @@ func (x *ListSkillsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSkillsResponse.ProtoReflect.Descriptor instead.
 func (*ListSkillsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{146}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{148}
 }
 
 func (x *ListSkillsResponse) GetSkills() []*Skill {
@@ -10998,7 +11123,7 @@ type GetSkillRequest struct {
 
 func (x *GetSkillRequest) Reset() {
 	*x = GetSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[147]
+	mi := &file_spool_v1_spool_proto_msgTypes[149]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11010,7 +11135,7 @@ func (x *GetSkillRequest) String() string {
 func (*GetSkillRequest) ProtoMessage() {}
 
 func (x *GetSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[147]
+	mi := &file_spool_v1_spool_proto_msgTypes[149]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11023,7 +11148,7 @@ func (x *GetSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSkillRequest.ProtoReflect.Descriptor instead.
 func (*GetSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{147}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{149}
 }
 
 func (x *GetSkillRequest) GetSlug() string {
@@ -11085,7 +11210,7 @@ type Skill struct {
 
 func (x *Skill) Reset() {
 	*x = Skill{}
-	mi := &file_spool_v1_spool_proto_msgTypes[148]
+	mi := &file_spool_v1_spool_proto_msgTypes[150]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11097,7 +11222,7 @@ func (x *Skill) String() string {
 func (*Skill) ProtoMessage() {}
 
 func (x *Skill) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[148]
+	mi := &file_spool_v1_spool_proto_msgTypes[150]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11110,7 +11235,7 @@ func (x *Skill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Skill.ProtoReflect.Descriptor instead.
 func (*Skill) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{148}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{150}
 }
 
 func (x *Skill) GetRef() *Reference {
@@ -11191,7 +11316,7 @@ type TagSkillRequest struct {
 
 func (x *TagSkillRequest) Reset() {
 	*x = TagSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[149]
+	mi := &file_spool_v1_spool_proto_msgTypes[151]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11203,7 +11328,7 @@ func (x *TagSkillRequest) String() string {
 func (*TagSkillRequest) ProtoMessage() {}
 
 func (x *TagSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[149]
+	mi := &file_spool_v1_spool_proto_msgTypes[151]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11216,7 +11341,7 @@ func (x *TagSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagSkillRequest.ProtoReflect.Descriptor instead.
 func (*TagSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{149}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{151}
 }
 
 func (x *TagSkillRequest) GetSlug() string {
@@ -11267,7 +11392,7 @@ type RemoveSkillRequest struct {
 
 func (x *RemoveSkillRequest) Reset() {
 	*x = RemoveSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[150]
+	mi := &file_spool_v1_spool_proto_msgTypes[152]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11279,7 +11404,7 @@ func (x *RemoveSkillRequest) String() string {
 func (*RemoveSkillRequest) ProtoMessage() {}
 
 func (x *RemoveSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[150]
+	mi := &file_spool_v1_spool_proto_msgTypes[152]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11292,7 +11417,7 @@ func (x *RemoveSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSkillRequest.ProtoReflect.Descriptor instead.
 func (*RemoveSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{150}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{152}
 }
 
 func (x *RemoveSkillRequest) GetSlug() string {
@@ -11797,7 +11922,7 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"[\n" +
 	"\x13GetExecutionRequest\x12!\n" +
 	"\fexecution_id\x18\x01 \x01(\tR\vexecutionId\x12!\n" +
-	"\fmin_position\x18\x02 \x01(\tR\vminPosition\"\xbf\t\n" +
+	"\fmin_position\x18\x02 \x01(\tR\vminPosition\"\xfe\t\n" +
 	"\tExecution\x12!\n" +
 	"\fexecution_id\x18\x01 \x01(\tR\vexecutionId\x12\x1d\n" +
 	"\n" +
@@ -11834,7 +11959,8 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\binstance\x18\x1c \x01(\tH\aR\binstance\x88\x01\x01\x12\x1d\n" +
 	"\n" +
 	"sandbox_ms\x18\x1d \x01(\x01R\tsandboxMs\x12(\n" +
-	"\x10sandbox_cost_usd\x18\x1e \x01(\x01R\x0esandboxCostUsdB\a\n" +
+	"\x10sandbox_cost_usd\x18\x1e \x01(\x01R\x0esandboxCostUsd\x12*\n" +
+	"\x0erecovered_from\x18\x1f \x01(\tH\bR\rrecoveredFrom\x88\x01\x01B\a\n" +
 	"\x05_codeB\n" +
 	"\n" +
 	"\b_messageB\t\n" +
@@ -11844,7 +11970,8 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\a_resultB\f\n" +
 	"\n" +
 	"_agent_refB\v\n" +
-	"\t_instance\"\xa5\x02\n" +
+	"\t_instanceB\x11\n" +
+	"\x0f_recovered_from\"\xa5\x02\n" +
 	"\fMeteredUsage\x12\x1a\n" +
 	"\bprovider\x18\x01 \x01(\tR\bprovider\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12\x10\n" +
@@ -11878,7 +12005,18 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x19TerminateExecutionRequest\x12!\n" +
 	"\fexecution_id\x18\x01 \x01(\tR\vexecutionId\"8\n" +
 	"\x1aTerminateExecutionResponse\x12\x1a\n" +
-	"\bposition\x18\x01 \x01(\tR\bposition\"\xc5\x01\n" +
+	"\bposition\x18\x01 \x01(\tR\bposition\"\xe9\x01\n" +
+	"\x17RecoverExecutionRequest\x12!\n" +
+	"\fexecution_id\x18\x01 \x01(\tR\vexecutionId\x12T\n" +
+	"\venvironment\x18\x02 \x03(\v22.spool.v1.RecoverExecutionRequest.EnvironmentEntryR\venvironment\x1aU\n" +
+	"\x10EnvironmentEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12+\n" +
+	"\x05value\x18\x02 \x01(\v2\x15.spool.v1.RunVariableR\x05value:\x028\x01\"x\n" +
+	"\x18RecoverExecutionResponse\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x01 \x01(\tR\tsessionId\x12!\n" +
+	"\fexecution_id\x18\x02 \x01(\tR\vexecutionId\x12\x1a\n" +
+	"\bposition\x18\x03 \x01(\tR\bposition\"\xc5\x01\n" +
 	"\x11ListEventsRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x14\n" +
@@ -12376,7 +12514,7 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x11ListConversations\x12\".spool.v1.ListConversationsRequest\x1a#.spool.v1.ListConversationsResponse\"0\x82\xd3\xe4\x93\x02*\x12(/api/sessions/{session_id}/conversations\x12u\n" +
 	"\x0fGetSessionState\x12 .spool.v1.GetSessionStateRequest\x1a\x16.spool.v1.SessionState\"(\x82\xd3\xe4\x93\x02\"\x12 /api/sessions/{session_id}/state\x12k\n" +
 	"\vDiffSession\x12\x1c.spool.v1.DiffSessionRequest\x1a\x15.spool.v1.SessionDiff\"'\x82\xd3\xe4\x93\x02!\x12\x1f/api/sessions/{session_id}/diff\x12|\n" +
-	"\x0fCompareSessions\x12 .spool.v1.CompareSessionsRequest\x1a\x1b.spool.v1.SessionComparison\"*\x82\xd3\xe4\x93\x02$\x12\"/api/sessions/{session_id}/compare2\x9e\b\n" +
+	"\x0fCompareSessions\x12 .spool.v1.CompareSessionsRequest\x1a\x1b.spool.v1.SessionComparison\"*\x82\xd3\xe4\x93\x02$\x12\"/api/sessions/{session_id}/compare2\xad\t\n" +
 	"\n" +
 	"Executions\x12o\n" +
 	"\x0eStartExecution\x12\x1f.spool.v1.StartExecutionRequest\x1a .spool.v1.StartExecutionResponse\"\x1a\x82\xd3\xe4\x93\x02\x14:\x01*\"\x0f/api/executions\x12l\n" +
@@ -12386,7 +12524,8 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x0fCancelExecution\x12 .spool.v1.CancelExecutionRequest\x1a!.spool.v1.CancelExecutionResponse\"0\x82\xd3\xe4\x93\x02*:\x01*\"%/api/executions/{execution_id}/cancel\x12\x84\x01\n" +
 	"\x0ePauseExecution\x12\x1f.spool.v1.PauseExecutionRequest\x1a .spool.v1.PauseExecutionResponse\"/\x82\xd3\xe4\x93\x02):\x01*\"$/api/executions/{execution_id}/pause\x12\x88\x01\n" +
 	"\x0fResumeExecution\x12 .spool.v1.ResumeExecutionRequest\x1a!.spool.v1.ResumeExecutionResponse\"0\x82\xd3\xe4\x93\x02*:\x01*\"%/api/executions/{execution_id}/resume\x12\x94\x01\n" +
-	"\x12TerminateExecution\x12#.spool.v1.TerminateExecutionRequest\x1a$.spool.v1.TerminateExecutionResponse\"3\x82\xd3\xe4\x93\x02-:\x01*\"(/api/executions/{execution_id}/terminate2\x9c\x05\n" +
+	"\x12TerminateExecution\x12#.spool.v1.TerminateExecutionRequest\x1a$.spool.v1.TerminateExecutionResponse\"3\x82\xd3\xe4\x93\x02-:\x01*\"(/api/executions/{execution_id}/terminate\x12\x8c\x01\n" +
+	"\x10RecoverExecution\x12!.spool.v1.RecoverExecutionRequest\x1a\".spool.v1.RecoverExecutionResponse\"1\x82\xd3\xe4\x93\x02+:\x01*\"&/api/executions/{execution_id}/recover2\x9c\x05\n" +
 	"\x06Events\x12r\n" +
 	"\n" +
 	"ListEvents\x12\x1b.spool.v1.ListEventsRequest\x1a\x1c.spool.v1.ListEventsResponse\")\x82\xd3\xe4\x93\x02#\x12!/api/sessions/{session_id}/events\x12O\n" +
@@ -12453,7 +12592,7 @@ func file_spool_v1_spool_proto_rawDescGZIP() []byte {
 	return file_spool_v1_spool_proto_rawDescData
 }
 
-var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 154)
+var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 157)
 var file_spool_v1_spool_proto_goTypes = []any{
 	(*Json)(nil),                         // 0: spool.v1.Json
 	(*SessionOptions)(nil),               // 1: spool.v1.SessionOptions
@@ -12521,100 +12660,103 @@ var file_spool_v1_spool_proto_goTypes = []any{
 	(*ResumeExecutionResponse)(nil),      // 63: spool.v1.ResumeExecutionResponse
 	(*TerminateExecutionRequest)(nil),    // 64: spool.v1.TerminateExecutionRequest
 	(*TerminateExecutionResponse)(nil),   // 65: spool.v1.TerminateExecutionResponse
-	(*ListEventsRequest)(nil),            // 66: spool.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),           // 67: spool.v1.ListEventsResponse
-	(*ListHistoryRequest)(nil),           // 68: spool.v1.ListHistoryRequest
-	(*ListHistoryResponse)(nil),          // 69: spool.v1.ListHistoryResponse
-	(*Ancestor)(nil),                     // 70: spool.v1.Ancestor
-	(*ListHistoryBlocksRequest)(nil),     // 71: spool.v1.ListHistoryBlocksRequest
-	(*ListHistoryBlocksResponse)(nil),    // 72: spool.v1.ListHistoryBlocksResponse
-	(*InheritedBlocks)(nil),              // 73: spool.v1.InheritedBlocks
-	(*Event)(nil),                        // 74: spool.v1.Event
-	(*EventMetadata)(nil),                // 75: spool.v1.EventMetadata
-	(*StreamEventsRequest)(nil),          // 76: spool.v1.StreamEventsRequest
-	(*StreamEventsResponse)(nil),         // 77: spool.v1.StreamEventsResponse
-	(*Lag)(nil),                          // 78: spool.v1.Lag
-	(*ReplayEventsRequest)(nil),          // 79: spool.v1.ReplayEventsRequest
-	(*ReplayEventsResponse)(nil),         // 80: spool.v1.ReplayEventsResponse
-	(*ReplayStarted)(nil),                // 81: spool.v1.ReplayStarted
-	(*GapShortened)(nil),                 // 82: spool.v1.GapShortened
-	(*BlockWhole)(nil),                   // 83: spool.v1.BlockWhole
-	(*ReplayEnded)(nil),                  // 84: spool.v1.ReplayEnded
-	(*ListBlocksRequest)(nil),            // 85: spool.v1.ListBlocksRequest
-	(*ListBlocksResponse)(nil),           // 86: spool.v1.ListBlocksResponse
-	(*Block)(nil),                        // 87: spool.v1.Block
-	(*TodoItem)(nil),                     // 88: spool.v1.TodoItem
-	(*CreateKeyRequest)(nil),             // 89: spool.v1.CreateKeyRequest
-	(*CreateKeyResponse)(nil),            // 90: spool.v1.CreateKeyResponse
-	(*ListDeadLettersRequest)(nil),       // 91: spool.v1.ListDeadLettersRequest
-	(*ListDeadLettersResponse)(nil),      // 92: spool.v1.ListDeadLettersResponse
-	(*DeadLetter)(nil),                   // 93: spool.v1.DeadLetter
-	(*ListAuditRequest)(nil),             // 94: spool.v1.ListAuditRequest
-	(*ListAuditResponse)(nil),            // 95: spool.v1.ListAuditResponse
-	(*AuditEntry)(nil),                   // 96: spool.v1.AuditEntry
-	(*AuditActor)(nil),                   // 97: spool.v1.AuditActor
-	(*GetDeadLetterRequest)(nil),         // 98: spool.v1.GetDeadLetterRequest
-	(*RetryDeadLetterRequest)(nil),       // 99: spool.v1.RetryDeadLetterRequest
-	(*RetryDeadLetterResponse)(nil),      // 100: spool.v1.RetryDeadLetterResponse
-	(*DropDeadLetterRequest)(nil),        // 101: spool.v1.DropDeadLetterRequest
-	(*DropDeadLetterResponse)(nil),       // 102: spool.v1.DropDeadLetterResponse
-	(*ListKeysRequest)(nil),              // 103: spool.v1.ListKeysRequest
-	(*ListKeysResponse)(nil),             // 104: spool.v1.ListKeysResponse
-	(*Key)(nil),                          // 105: spool.v1.Key
-	(*RevokeKeyRequest)(nil),             // 106: spool.v1.RevokeKeyRequest
-	(*RevokeKeyResponse)(nil),            // 107: spool.v1.RevokeKeyResponse
-	(*SetBudgetRequest)(nil),             // 108: spool.v1.SetBudgetRequest
-	(*SetBudgetResponse)(nil),            // 109: spool.v1.SetBudgetResponse
-	(*ListBudgetsRequest)(nil),           // 110: spool.v1.ListBudgetsRequest
-	(*ListBudgetsResponse)(nil),          // 111: spool.v1.ListBudgetsResponse
-	(*TenantBudget)(nil),                 // 112: spool.v1.TenantBudget
-	(*RemoveBudgetRequest)(nil),          // 113: spool.v1.RemoveBudgetRequest
-	(*RemoveBudgetResponse)(nil),         // 114: spool.v1.RemoveBudgetResponse
-	(*TenantLimits)(nil),                 // 115: spool.v1.TenantLimits
-	(*SetLimitsRequest)(nil),             // 116: spool.v1.SetLimitsRequest
-	(*SetLimitsResponse)(nil),            // 117: spool.v1.SetLimitsResponse
-	(*GetLimitsRequest)(nil),             // 118: spool.v1.GetLimitsRequest
-	(*GetLimitsResponse)(nil),            // 119: spool.v1.GetLimitsResponse
-	(*RemoveLimitsRequest)(nil),          // 120: spool.v1.RemoveLimitsRequest
-	(*RemoveLimitsResponse)(nil),         // 121: spool.v1.RemoveLimitsResponse
-	(*Reference)(nil),                    // 122: spool.v1.Reference
-	(*Definition)(nil),                   // 123: spool.v1.Definition
-	(*ApplyResponse)(nil),                // 124: spool.v1.ApplyResponse
-	(*RemoveResponse)(nil),               // 125: spool.v1.RemoveResponse
-	(*ApplyAgentRequest)(nil),            // 126: spool.v1.ApplyAgentRequest
-	(*ListAgentsRequest)(nil),            // 127: spool.v1.ListAgentsRequest
-	(*ListAgentsResponse)(nil),           // 128: spool.v1.ListAgentsResponse
-	(*GetAgentRequest)(nil),              // 129: spool.v1.GetAgentRequest
-	(*RemoveAgentRequest)(nil),           // 130: spool.v1.RemoveAgentRequest
-	(*ApplyInstanceRequest)(nil),         // 131: spool.v1.ApplyInstanceRequest
-	(*ListInstancesRequest)(nil),         // 132: spool.v1.ListInstancesRequest
-	(*ListInstancesResponse)(nil),        // 133: spool.v1.ListInstancesResponse
-	(*GetInstanceRequest)(nil),           // 134: spool.v1.GetInstanceRequest
-	(*RemoveInstanceRequest)(nil),        // 135: spool.v1.RemoveInstanceRequest
-	(*ApplyEnvironmentRequest)(nil),      // 136: spool.v1.ApplyEnvironmentRequest
-	(*ListEnvironmentsRequest)(nil),      // 137: spool.v1.ListEnvironmentsRequest
-	(*ListEnvironmentsResponse)(nil),     // 138: spool.v1.ListEnvironmentsResponse
-	(*GetEnvironmentRequest)(nil),        // 139: spool.v1.GetEnvironmentRequest
-	(*RemoveEnvironmentRequest)(nil),     // 140: spool.v1.RemoveEnvironmentRequest
-	(*ExplainEnvironmentRequest)(nil),    // 141: spool.v1.ExplainEnvironmentRequest
-	(*ExplainEnvironmentResponse)(nil),   // 142: spool.v1.ExplainEnvironmentResponse
-	(*ExplainedHost)(nil),                // 143: spool.v1.ExplainedHost
-	(*ExplainedVariable)(nil),            // 144: spool.v1.ExplainedVariable
-	(*ListSkillsRequest)(nil),            // 145: spool.v1.ListSkillsRequest
-	(*ListSkillsResponse)(nil),           // 146: spool.v1.ListSkillsResponse
-	(*GetSkillRequest)(nil),              // 147: spool.v1.GetSkillRequest
-	(*Skill)(nil),                        // 148: spool.v1.Skill
-	(*TagSkillRequest)(nil),              // 149: spool.v1.TagSkillRequest
-	(*RemoveSkillRequest)(nil),           // 150: spool.v1.RemoveSkillRequest
-	nil,                                  // 151: spool.v1.ModelSettings.EnvEntry
-	nil,                                  // 152: spool.v1.PostMessageRequest.EnvironmentEntry
-	nil,                                  // 153: spool.v1.StartExecutionRequest.EnvironmentEntry
-	(*timestamppb.Timestamp)(nil),        // 154: google.protobuf.Timestamp
+	(*RecoverExecutionRequest)(nil),      // 66: spool.v1.RecoverExecutionRequest
+	(*RecoverExecutionResponse)(nil),     // 67: spool.v1.RecoverExecutionResponse
+	(*ListEventsRequest)(nil),            // 68: spool.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),           // 69: spool.v1.ListEventsResponse
+	(*ListHistoryRequest)(nil),           // 70: spool.v1.ListHistoryRequest
+	(*ListHistoryResponse)(nil),          // 71: spool.v1.ListHistoryResponse
+	(*Ancestor)(nil),                     // 72: spool.v1.Ancestor
+	(*ListHistoryBlocksRequest)(nil),     // 73: spool.v1.ListHistoryBlocksRequest
+	(*ListHistoryBlocksResponse)(nil),    // 74: spool.v1.ListHistoryBlocksResponse
+	(*InheritedBlocks)(nil),              // 75: spool.v1.InheritedBlocks
+	(*Event)(nil),                        // 76: spool.v1.Event
+	(*EventMetadata)(nil),                // 77: spool.v1.EventMetadata
+	(*StreamEventsRequest)(nil),          // 78: spool.v1.StreamEventsRequest
+	(*StreamEventsResponse)(nil),         // 79: spool.v1.StreamEventsResponse
+	(*Lag)(nil),                          // 80: spool.v1.Lag
+	(*ReplayEventsRequest)(nil),          // 81: spool.v1.ReplayEventsRequest
+	(*ReplayEventsResponse)(nil),         // 82: spool.v1.ReplayEventsResponse
+	(*ReplayStarted)(nil),                // 83: spool.v1.ReplayStarted
+	(*GapShortened)(nil),                 // 84: spool.v1.GapShortened
+	(*BlockWhole)(nil),                   // 85: spool.v1.BlockWhole
+	(*ReplayEnded)(nil),                  // 86: spool.v1.ReplayEnded
+	(*ListBlocksRequest)(nil),            // 87: spool.v1.ListBlocksRequest
+	(*ListBlocksResponse)(nil),           // 88: spool.v1.ListBlocksResponse
+	(*Block)(nil),                        // 89: spool.v1.Block
+	(*TodoItem)(nil),                     // 90: spool.v1.TodoItem
+	(*CreateKeyRequest)(nil),             // 91: spool.v1.CreateKeyRequest
+	(*CreateKeyResponse)(nil),            // 92: spool.v1.CreateKeyResponse
+	(*ListDeadLettersRequest)(nil),       // 93: spool.v1.ListDeadLettersRequest
+	(*ListDeadLettersResponse)(nil),      // 94: spool.v1.ListDeadLettersResponse
+	(*DeadLetter)(nil),                   // 95: spool.v1.DeadLetter
+	(*ListAuditRequest)(nil),             // 96: spool.v1.ListAuditRequest
+	(*ListAuditResponse)(nil),            // 97: spool.v1.ListAuditResponse
+	(*AuditEntry)(nil),                   // 98: spool.v1.AuditEntry
+	(*AuditActor)(nil),                   // 99: spool.v1.AuditActor
+	(*GetDeadLetterRequest)(nil),         // 100: spool.v1.GetDeadLetterRequest
+	(*RetryDeadLetterRequest)(nil),       // 101: spool.v1.RetryDeadLetterRequest
+	(*RetryDeadLetterResponse)(nil),      // 102: spool.v1.RetryDeadLetterResponse
+	(*DropDeadLetterRequest)(nil),        // 103: spool.v1.DropDeadLetterRequest
+	(*DropDeadLetterResponse)(nil),       // 104: spool.v1.DropDeadLetterResponse
+	(*ListKeysRequest)(nil),              // 105: spool.v1.ListKeysRequest
+	(*ListKeysResponse)(nil),             // 106: spool.v1.ListKeysResponse
+	(*Key)(nil),                          // 107: spool.v1.Key
+	(*RevokeKeyRequest)(nil),             // 108: spool.v1.RevokeKeyRequest
+	(*RevokeKeyResponse)(nil),            // 109: spool.v1.RevokeKeyResponse
+	(*SetBudgetRequest)(nil),             // 110: spool.v1.SetBudgetRequest
+	(*SetBudgetResponse)(nil),            // 111: spool.v1.SetBudgetResponse
+	(*ListBudgetsRequest)(nil),           // 112: spool.v1.ListBudgetsRequest
+	(*ListBudgetsResponse)(nil),          // 113: spool.v1.ListBudgetsResponse
+	(*TenantBudget)(nil),                 // 114: spool.v1.TenantBudget
+	(*RemoveBudgetRequest)(nil),          // 115: spool.v1.RemoveBudgetRequest
+	(*RemoveBudgetResponse)(nil),         // 116: spool.v1.RemoveBudgetResponse
+	(*TenantLimits)(nil),                 // 117: spool.v1.TenantLimits
+	(*SetLimitsRequest)(nil),             // 118: spool.v1.SetLimitsRequest
+	(*SetLimitsResponse)(nil),            // 119: spool.v1.SetLimitsResponse
+	(*GetLimitsRequest)(nil),             // 120: spool.v1.GetLimitsRequest
+	(*GetLimitsResponse)(nil),            // 121: spool.v1.GetLimitsResponse
+	(*RemoveLimitsRequest)(nil),          // 122: spool.v1.RemoveLimitsRequest
+	(*RemoveLimitsResponse)(nil),         // 123: spool.v1.RemoveLimitsResponse
+	(*Reference)(nil),                    // 124: spool.v1.Reference
+	(*Definition)(nil),                   // 125: spool.v1.Definition
+	(*ApplyResponse)(nil),                // 126: spool.v1.ApplyResponse
+	(*RemoveResponse)(nil),               // 127: spool.v1.RemoveResponse
+	(*ApplyAgentRequest)(nil),            // 128: spool.v1.ApplyAgentRequest
+	(*ListAgentsRequest)(nil),            // 129: spool.v1.ListAgentsRequest
+	(*ListAgentsResponse)(nil),           // 130: spool.v1.ListAgentsResponse
+	(*GetAgentRequest)(nil),              // 131: spool.v1.GetAgentRequest
+	(*RemoveAgentRequest)(nil),           // 132: spool.v1.RemoveAgentRequest
+	(*ApplyInstanceRequest)(nil),         // 133: spool.v1.ApplyInstanceRequest
+	(*ListInstancesRequest)(nil),         // 134: spool.v1.ListInstancesRequest
+	(*ListInstancesResponse)(nil),        // 135: spool.v1.ListInstancesResponse
+	(*GetInstanceRequest)(nil),           // 136: spool.v1.GetInstanceRequest
+	(*RemoveInstanceRequest)(nil),        // 137: spool.v1.RemoveInstanceRequest
+	(*ApplyEnvironmentRequest)(nil),      // 138: spool.v1.ApplyEnvironmentRequest
+	(*ListEnvironmentsRequest)(nil),      // 139: spool.v1.ListEnvironmentsRequest
+	(*ListEnvironmentsResponse)(nil),     // 140: spool.v1.ListEnvironmentsResponse
+	(*GetEnvironmentRequest)(nil),        // 141: spool.v1.GetEnvironmentRequest
+	(*RemoveEnvironmentRequest)(nil),     // 142: spool.v1.RemoveEnvironmentRequest
+	(*ExplainEnvironmentRequest)(nil),    // 143: spool.v1.ExplainEnvironmentRequest
+	(*ExplainEnvironmentResponse)(nil),   // 144: spool.v1.ExplainEnvironmentResponse
+	(*ExplainedHost)(nil),                // 145: spool.v1.ExplainedHost
+	(*ExplainedVariable)(nil),            // 146: spool.v1.ExplainedVariable
+	(*ListSkillsRequest)(nil),            // 147: spool.v1.ListSkillsRequest
+	(*ListSkillsResponse)(nil),           // 148: spool.v1.ListSkillsResponse
+	(*GetSkillRequest)(nil),              // 149: spool.v1.GetSkillRequest
+	(*Skill)(nil),                        // 150: spool.v1.Skill
+	(*TagSkillRequest)(nil),              // 151: spool.v1.TagSkillRequest
+	(*RemoveSkillRequest)(nil),           // 152: spool.v1.RemoveSkillRequest
+	nil,                                  // 153: spool.v1.ModelSettings.EnvEntry
+	nil,                                  // 154: spool.v1.PostMessageRequest.EnvironmentEntry
+	nil,                                  // 155: spool.v1.StartExecutionRequest.EnvironmentEntry
+	nil,                                  // 156: spool.v1.RecoverExecutionRequest.EnvironmentEntry
+	(*timestamppb.Timestamp)(nil),        // 157: google.protobuf.Timestamp
 }
 var file_spool_v1_spool_proto_depIdxs = []int32{
 	3,   // 0: spool.v1.SessionOptions.budget:type_name -> spool.v1.Budget
 	2,   // 1: spool.v1.SessionOptions.model_settings:type_name -> spool.v1.ModelSettings
-	151, // 2: spool.v1.ModelSettings.env:type_name -> spool.v1.ModelSettings.EnvEntry
+	153, // 2: spool.v1.ModelSettings.env:type_name -> spool.v1.ModelSettings.EnvEntry
 	1,   // 3: spool.v1.CreateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 4: spool.v1.CreateSessionRequest.metadata:type_name -> spool.v1.Json
 	4,   // 5: spool.v1.CreateSessionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
@@ -12623,26 +12765,26 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	13,  // 8: spool.v1.ListSessionsResponse.sessions:type_name -> spool.v1.Session
 	1,   // 9: spool.v1.Session.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 10: spool.v1.Session.metadata:type_name -> spool.v1.Json
-	154, // 11: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
-	154, // 12: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
+	157, // 11: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
+	157, // 12: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
 	14,  // 13: spool.v1.Session.current_sandbox:type_name -> spool.v1.CurrentSandbox
-	154, // 14: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
+	157, // 14: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
 	9,   // 15: spool.v1.Session.parent:type_name -> spool.v1.ParentSession
-	154, // 16: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
-	154, // 17: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
+	157, // 16: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
+	157, // 17: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
 	1,   // 18: spool.v1.UpdateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 19: spool.v1.UpdateSessionRequest.metadata:type_name -> spool.v1.Json
 	21,  // 20: spool.v1.PostMessageRequest.parts:type_name -> spool.v1.Part
 	0,   // 21: spool.v1.PostMessageRequest.metadata:type_name -> spool.v1.Json
 	4,   // 22: spool.v1.PostMessageRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	152, // 23: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
+	154, // 23: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
 	31,  // 24: spool.v1.ListConversationsResponse.conversations:type_name -> spool.v1.Conversation
-	154, // 25: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
-	154, // 26: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
-	154, // 27: spool.v1.SessionState.time:type_name -> google.protobuf.Timestamp
+	157, // 25: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
+	157, // 26: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
+	157, // 27: spool.v1.SessionState.time:type_name -> google.protobuf.Timestamp
 	13,  // 28: spool.v1.SessionState.session:type_name -> spool.v1.Session
 	55,  // 29: spool.v1.SessionState.executions:type_name -> spool.v1.Execution
-	87,  // 30: spool.v1.SessionState.blocks:type_name -> spool.v1.Block
+	89,  // 30: spool.v1.SessionState.blocks:type_name -> spool.v1.Block
 	35,  // 31: spool.v1.SessionState.todos:type_name -> spool.v1.TodoList
 	31,  // 32: spool.v1.SessionState.conversations:type_name -> spool.v1.Conversation
 	36,  // 33: spool.v1.SessionState.reported:type_name -> spool.v1.UsageTotal
@@ -12650,220 +12792,224 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	37,  // 35: spool.v1.SessionState.resolved:type_name -> spool.v1.ResolvedVersions
 	38,  // 36: spool.v1.SessionState.files:type_name -> spool.v1.WorkspaceState
 	34,  // 37: spool.v1.SessionState.incomplete_text:type_name -> spool.v1.IncompleteText
-	88,  // 38: spool.v1.TodoList.items:type_name -> spool.v1.TodoItem
-	154, // 39: spool.v1.WorkspaceState.snapshot_at:type_name -> google.protobuf.Timestamp
+	90,  // 38: spool.v1.TodoList.items:type_name -> spool.v1.TodoItem
+	157, // 39: spool.v1.WorkspaceState.snapshot_at:type_name -> google.protobuf.Timestamp
 	39,  // 40: spool.v1.WorkspaceState.changes:type_name -> spool.v1.FileChange
-	154, // 41: spool.v1.FileChange.time:type_name -> google.protobuf.Timestamp
+	157, // 41: spool.v1.FileChange.time:type_name -> google.protobuf.Timestamp
 	42,  // 42: spool.v1.SessionDiff.blocks:type_name -> spool.v1.BlockChange
 	43,  // 43: spool.v1.SessionDiff.statuses:type_name -> spool.v1.StatusChange
 	36,  // 44: spool.v1.SessionDiff.reported:type_name -> spool.v1.UsageTotal
 	36,  // 45: spool.v1.SessionDiff.metered:type_name -> spool.v1.UsageTotal
 	44,  // 46: spool.v1.SessionDiff.files:type_name -> spool.v1.FilesDiff
-	87,  // 47: spool.v1.BlockChange.block:type_name -> spool.v1.Block
+	89,  // 47: spool.v1.BlockChange.block:type_name -> spool.v1.Block
 	45,  // 48: spool.v1.FilesDiff.files:type_name -> spool.v1.FileDiff
 	46,  // 49: spool.v1.FileDiff.from:type_name -> spool.v1.FileVersion
 	46,  // 50: spool.v1.FileDiff.to:type_name -> spool.v1.FileVersion
-	74,  // 51: spool.v1.SessionComparison.event:type_name -> spool.v1.Event
-	74,  // 52: spool.v1.SessionComparison.with_event:type_name -> spool.v1.Event
+	76,  // 51: spool.v1.SessionComparison.event:type_name -> spool.v1.Event
+	76,  // 52: spool.v1.SessionComparison.with_event:type_name -> spool.v1.Event
 	1,   // 53: spool.v1.StartExecutionRequest.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 54: spool.v1.StartExecutionRequest.metadata:type_name -> spool.v1.Json
 	21,  // 55: spool.v1.StartExecutionRequest.parts:type_name -> spool.v1.Part
 	4,   // 56: spool.v1.StartExecutionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	153, // 57: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
+	155, // 57: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
 	55,  // 58: spool.v1.ListExecutionsResponse.executions:type_name -> spool.v1.Execution
 	57,  // 59: spool.v1.Execution.usage:type_name -> spool.v1.Usage
 	0,   // 60: spool.v1.Execution.metadata:type_name -> spool.v1.Json
-	154, // 61: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
-	154, // 62: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
-	154, // 63: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
-	154, // 64: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
+	157, // 61: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
+	157, // 62: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
+	157, // 63: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
+	157, // 64: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
 	56,  // 65: spool.v1.Execution.metered:type_name -> spool.v1.MeteredUsage
 	0,   // 66: spool.v1.Execution.resolved:type_name -> spool.v1.Json
-	154, // 67: spool.v1.Execution.updated_at:type_name -> google.protobuf.Timestamp
+	157, // 67: spool.v1.Execution.updated_at:type_name -> google.protobuf.Timestamp
 	57,  // 68: spool.v1.MeteredUsage.usage:type_name -> spool.v1.Usage
-	74,  // 69: spool.v1.ListEventsResponse.events:type_name -> spool.v1.Event
-	74,  // 70: spool.v1.ListHistoryResponse.events:type_name -> spool.v1.Event
-	70,  // 71: spool.v1.ListHistoryResponse.ancestors:type_name -> spool.v1.Ancestor
-	73,  // 72: spool.v1.ListHistoryBlocksResponse.ancestors:type_name -> spool.v1.InheritedBlocks
-	87,  // 73: spool.v1.InheritedBlocks.blocks:type_name -> spool.v1.Block
-	154, // 74: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
-	0,   // 75: spool.v1.Event.data:type_name -> spool.v1.Json
-	75,  // 76: spool.v1.Event.metadata:type_name -> spool.v1.EventMetadata
-	0,   // 77: spool.v1.EventMetadata.session:type_name -> spool.v1.Json
-	0,   // 78: spool.v1.EventMetadata.message:type_name -> spool.v1.Json
-	74,  // 79: spool.v1.StreamEventsResponse.event:type_name -> spool.v1.Event
-	78,  // 80: spool.v1.StreamEventsResponse.lag:type_name -> spool.v1.Lag
-	74,  // 81: spool.v1.ReplayEventsResponse.event:type_name -> spool.v1.Event
-	81,  // 82: spool.v1.ReplayEventsResponse.started:type_name -> spool.v1.ReplayStarted
-	82,  // 83: spool.v1.ReplayEventsResponse.gap_shortened:type_name -> spool.v1.GapShortened
-	83,  // 84: spool.v1.ReplayEventsResponse.block_whole:type_name -> spool.v1.BlockWhole
-	84,  // 85: spool.v1.ReplayEventsResponse.ended:type_name -> spool.v1.ReplayEnded
-	87,  // 86: spool.v1.ListBlocksResponse.blocks:type_name -> spool.v1.Block
-	154, // 87: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
-	21,  // 88: spool.v1.Block.parts:type_name -> spool.v1.Part
-	0,   // 89: spool.v1.Block.input:type_name -> spool.v1.Json
-	88,  // 90: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
-	154, // 91: spool.v1.CreateKeyResponse.expires_at:type_name -> google.protobuf.Timestamp
-	93,  // 92: spool.v1.ListDeadLettersResponse.dead_letters:type_name -> spool.v1.DeadLetter
-	154, // 93: spool.v1.DeadLetter.time:type_name -> google.protobuf.Timestamp
-	96,  // 94: spool.v1.ListAuditResponse.entries:type_name -> spool.v1.AuditEntry
-	154, // 95: spool.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
-	97,  // 96: spool.v1.AuditEntry.actor:type_name -> spool.v1.AuditActor
-	105, // 97: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
-	154, // 98: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
-	154, // 99: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
-	154, // 100: spool.v1.Key.expires_at:type_name -> google.protobuf.Timestamp
-	3,   // 101: spool.v1.SetBudgetRequest.budget:type_name -> spool.v1.Budget
-	112, // 102: spool.v1.ListBudgetsResponse.budgets:type_name -> spool.v1.TenantBudget
-	3,   // 103: spool.v1.TenantBudget.budget:type_name -> spool.v1.Budget
-	3,   // 104: spool.v1.TenantBudget.spent:type_name -> spool.v1.Budget
-	154, // 105: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
-	115, // 106: spool.v1.SetLimitsRequest.limits:type_name -> spool.v1.TenantLimits
-	115, // 107: spool.v1.GetLimitsResponse.limits:type_name -> spool.v1.TenantLimits
-	115, // 108: spool.v1.GetLimitsResponse.used:type_name -> spool.v1.TenantLimits
-	122, // 109: spool.v1.Definition.ref:type_name -> spool.v1.Reference
-	0,   // 110: spool.v1.Definition.spec:type_name -> spool.v1.Json
-	154, // 111: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
-	122, // 112: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
-	122, // 113: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 114: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
-	123, // 115: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
-	122, // 116: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
-	0,   // 117: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
-	123, // 118: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
-	122, // 119: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 120: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
-	123, // 121: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
-	144, // 122: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
-	143, // 123: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
-	148, // 124: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
-	122, // 125: spool.v1.Skill.ref:type_name -> spool.v1.Reference
-	154, // 126: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
-	20,  // 127: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	20,  // 128: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	5,   // 129: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
-	7,   // 130: spool.v1.Sessions.ForkSession:input_type -> spool.v1.ForkSessionRequest
-	10,  // 131: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
-	12,  // 132: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
-	15,  // 133: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
-	17,  // 134: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
-	19,  // 135: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
-	23,  // 136: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
-	25,  // 137: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
-	27,  // 138: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
-	29,  // 139: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
-	32,  // 140: spool.v1.Sessions.GetSessionState:input_type -> spool.v1.GetSessionStateRequest
-	40,  // 141: spool.v1.Sessions.DiffSession:input_type -> spool.v1.DiffSessionRequest
-	47,  // 142: spool.v1.Sessions.CompareSessions:input_type -> spool.v1.CompareSessionsRequest
-	49,  // 143: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
-	51,  // 144: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
-	54,  // 145: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
-	52,  // 146: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
-	58,  // 147: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
-	60,  // 148: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
-	62,  // 149: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
-	64,  // 150: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
-	66,  // 151: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
-	76,  // 152: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
-	79,  // 153: spool.v1.Events.ReplayEvents:input_type -> spool.v1.ReplayEventsRequest
-	68,  // 154: spool.v1.Events.ListHistory:input_type -> spool.v1.ListHistoryRequest
-	71,  // 155: spool.v1.Events.ListHistoryBlocks:input_type -> spool.v1.ListHistoryBlocksRequest
-	85,  // 156: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
-	89,  // 157: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
-	103, // 158: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
-	106, // 159: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
-	116, // 160: spool.v1.Limits.SetLimits:input_type -> spool.v1.SetLimitsRequest
-	118, // 161: spool.v1.Limits.GetLimits:input_type -> spool.v1.GetLimitsRequest
-	120, // 162: spool.v1.Limits.RemoveLimits:input_type -> spool.v1.RemoveLimitsRequest
-	108, // 163: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
-	110, // 164: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
-	113, // 165: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
-	91,  // 166: spool.v1.DeadLetters.ListDeadLetters:input_type -> spool.v1.ListDeadLettersRequest
-	98,  // 167: spool.v1.DeadLetters.GetDeadLetter:input_type -> spool.v1.GetDeadLetterRequest
-	99,  // 168: spool.v1.DeadLetters.RetryDeadLetter:input_type -> spool.v1.RetryDeadLetterRequest
-	101, // 169: spool.v1.DeadLetters.DropDeadLetter:input_type -> spool.v1.DropDeadLetterRequest
-	94,  // 170: spool.v1.Audit.ListAudit:input_type -> spool.v1.ListAuditRequest
-	126, // 171: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
-	127, // 172: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
-	129, // 173: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
-	130, // 174: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
-	131, // 175: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
-	132, // 176: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
-	134, // 177: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
-	135, // 178: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
-	136, // 179: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
-	137, // 180: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
-	139, // 181: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
-	140, // 182: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
-	141, // 183: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
-	145, // 184: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
-	147, // 185: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
-	149, // 186: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
-	150, // 187: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
-	6,   // 188: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
-	8,   // 189: spool.v1.Sessions.ForkSession:output_type -> spool.v1.ForkSessionResponse
-	11,  // 190: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
-	13,  // 191: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
-	16,  // 192: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
-	18,  // 193: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
-	22,  // 194: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
-	24,  // 195: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
-	26,  // 196: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
-	28,  // 197: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
-	30,  // 198: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
-	33,  // 199: spool.v1.Sessions.GetSessionState:output_type -> spool.v1.SessionState
-	41,  // 200: spool.v1.Sessions.DiffSession:output_type -> spool.v1.SessionDiff
-	48,  // 201: spool.v1.Sessions.CompareSessions:output_type -> spool.v1.SessionComparison
-	50,  // 202: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
-	53,  // 203: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
-	55,  // 204: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
-	53,  // 205: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
-	59,  // 206: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
-	61,  // 207: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
-	63,  // 208: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
-	65,  // 209: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
-	67,  // 210: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
-	77,  // 211: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
-	80,  // 212: spool.v1.Events.ReplayEvents:output_type -> spool.v1.ReplayEventsResponse
-	69,  // 213: spool.v1.Events.ListHistory:output_type -> spool.v1.ListHistoryResponse
-	72,  // 214: spool.v1.Events.ListHistoryBlocks:output_type -> spool.v1.ListHistoryBlocksResponse
-	86,  // 215: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
-	90,  // 216: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
-	104, // 217: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
-	107, // 218: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
-	117, // 219: spool.v1.Limits.SetLimits:output_type -> spool.v1.SetLimitsResponse
-	119, // 220: spool.v1.Limits.GetLimits:output_type -> spool.v1.GetLimitsResponse
-	121, // 221: spool.v1.Limits.RemoveLimits:output_type -> spool.v1.RemoveLimitsResponse
-	109, // 222: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
-	111, // 223: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
-	114, // 224: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
-	92,  // 225: spool.v1.DeadLetters.ListDeadLetters:output_type -> spool.v1.ListDeadLettersResponse
-	93,  // 226: spool.v1.DeadLetters.GetDeadLetter:output_type -> spool.v1.DeadLetter
-	100, // 227: spool.v1.DeadLetters.RetryDeadLetter:output_type -> spool.v1.RetryDeadLetterResponse
-	102, // 228: spool.v1.DeadLetters.DropDeadLetter:output_type -> spool.v1.DropDeadLetterResponse
-	95,  // 229: spool.v1.Audit.ListAudit:output_type -> spool.v1.ListAuditResponse
-	124, // 230: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
-	128, // 231: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
-	123, // 232: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
-	125, // 233: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
-	124, // 234: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
-	133, // 235: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
-	123, // 236: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
-	125, // 237: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
-	124, // 238: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
-	138, // 239: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
-	123, // 240: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
-	125, // 241: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
-	142, // 242: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
-	146, // 243: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
-	148, // 244: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
-	124, // 245: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
-	125, // 246: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
-	188, // [188:247] is the sub-list for method output_type
-	129, // [129:188] is the sub-list for method input_type
-	129, // [129:129] is the sub-list for extension type_name
-	129, // [129:129] is the sub-list for extension extendee
-	0,   // [0:129] is the sub-list for field type_name
+	156, // 69: spool.v1.RecoverExecutionRequest.environment:type_name -> spool.v1.RecoverExecutionRequest.EnvironmentEntry
+	76,  // 70: spool.v1.ListEventsResponse.events:type_name -> spool.v1.Event
+	76,  // 71: spool.v1.ListHistoryResponse.events:type_name -> spool.v1.Event
+	72,  // 72: spool.v1.ListHistoryResponse.ancestors:type_name -> spool.v1.Ancestor
+	75,  // 73: spool.v1.ListHistoryBlocksResponse.ancestors:type_name -> spool.v1.InheritedBlocks
+	89,  // 74: spool.v1.InheritedBlocks.blocks:type_name -> spool.v1.Block
+	157, // 75: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
+	0,   // 76: spool.v1.Event.data:type_name -> spool.v1.Json
+	77,  // 77: spool.v1.Event.metadata:type_name -> spool.v1.EventMetadata
+	0,   // 78: spool.v1.EventMetadata.session:type_name -> spool.v1.Json
+	0,   // 79: spool.v1.EventMetadata.message:type_name -> spool.v1.Json
+	76,  // 80: spool.v1.StreamEventsResponse.event:type_name -> spool.v1.Event
+	80,  // 81: spool.v1.StreamEventsResponse.lag:type_name -> spool.v1.Lag
+	76,  // 82: spool.v1.ReplayEventsResponse.event:type_name -> spool.v1.Event
+	83,  // 83: spool.v1.ReplayEventsResponse.started:type_name -> spool.v1.ReplayStarted
+	84,  // 84: spool.v1.ReplayEventsResponse.gap_shortened:type_name -> spool.v1.GapShortened
+	85,  // 85: spool.v1.ReplayEventsResponse.block_whole:type_name -> spool.v1.BlockWhole
+	86,  // 86: spool.v1.ReplayEventsResponse.ended:type_name -> spool.v1.ReplayEnded
+	89,  // 87: spool.v1.ListBlocksResponse.blocks:type_name -> spool.v1.Block
+	157, // 88: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
+	21,  // 89: spool.v1.Block.parts:type_name -> spool.v1.Part
+	0,   // 90: spool.v1.Block.input:type_name -> spool.v1.Json
+	90,  // 91: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
+	157, // 92: spool.v1.CreateKeyResponse.expires_at:type_name -> google.protobuf.Timestamp
+	95,  // 93: spool.v1.ListDeadLettersResponse.dead_letters:type_name -> spool.v1.DeadLetter
+	157, // 94: spool.v1.DeadLetter.time:type_name -> google.protobuf.Timestamp
+	98,  // 95: spool.v1.ListAuditResponse.entries:type_name -> spool.v1.AuditEntry
+	157, // 96: spool.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
+	99,  // 97: spool.v1.AuditEntry.actor:type_name -> spool.v1.AuditActor
+	107, // 98: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
+	157, // 99: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
+	157, // 100: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
+	157, // 101: spool.v1.Key.expires_at:type_name -> google.protobuf.Timestamp
+	3,   // 102: spool.v1.SetBudgetRequest.budget:type_name -> spool.v1.Budget
+	114, // 103: spool.v1.ListBudgetsResponse.budgets:type_name -> spool.v1.TenantBudget
+	3,   // 104: spool.v1.TenantBudget.budget:type_name -> spool.v1.Budget
+	3,   // 105: spool.v1.TenantBudget.spent:type_name -> spool.v1.Budget
+	157, // 106: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
+	117, // 107: spool.v1.SetLimitsRequest.limits:type_name -> spool.v1.TenantLimits
+	117, // 108: spool.v1.GetLimitsResponse.limits:type_name -> spool.v1.TenantLimits
+	117, // 109: spool.v1.GetLimitsResponse.used:type_name -> spool.v1.TenantLimits
+	124, // 110: spool.v1.Definition.ref:type_name -> spool.v1.Reference
+	0,   // 111: spool.v1.Definition.spec:type_name -> spool.v1.Json
+	157, // 112: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
+	124, // 113: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
+	124, // 114: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 115: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
+	125, // 116: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
+	124, // 117: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
+	0,   // 118: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
+	125, // 119: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
+	124, // 120: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 121: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
+	125, // 122: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
+	146, // 123: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
+	145, // 124: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
+	150, // 125: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
+	124, // 126: spool.v1.Skill.ref:type_name -> spool.v1.Reference
+	157, // 127: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
+	20,  // 128: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	20,  // 129: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	20,  // 130: spool.v1.RecoverExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	5,   // 131: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
+	7,   // 132: spool.v1.Sessions.ForkSession:input_type -> spool.v1.ForkSessionRequest
+	10,  // 133: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
+	12,  // 134: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
+	15,  // 135: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
+	17,  // 136: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
+	19,  // 137: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
+	23,  // 138: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
+	25,  // 139: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
+	27,  // 140: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
+	29,  // 141: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
+	32,  // 142: spool.v1.Sessions.GetSessionState:input_type -> spool.v1.GetSessionStateRequest
+	40,  // 143: spool.v1.Sessions.DiffSession:input_type -> spool.v1.DiffSessionRequest
+	47,  // 144: spool.v1.Sessions.CompareSessions:input_type -> spool.v1.CompareSessionsRequest
+	49,  // 145: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
+	51,  // 146: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
+	54,  // 147: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
+	52,  // 148: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
+	58,  // 149: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
+	60,  // 150: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
+	62,  // 151: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
+	64,  // 152: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
+	66,  // 153: spool.v1.Executions.RecoverExecution:input_type -> spool.v1.RecoverExecutionRequest
+	68,  // 154: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
+	78,  // 155: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
+	81,  // 156: spool.v1.Events.ReplayEvents:input_type -> spool.v1.ReplayEventsRequest
+	70,  // 157: spool.v1.Events.ListHistory:input_type -> spool.v1.ListHistoryRequest
+	73,  // 158: spool.v1.Events.ListHistoryBlocks:input_type -> spool.v1.ListHistoryBlocksRequest
+	87,  // 159: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
+	91,  // 160: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
+	105, // 161: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
+	108, // 162: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
+	118, // 163: spool.v1.Limits.SetLimits:input_type -> spool.v1.SetLimitsRequest
+	120, // 164: spool.v1.Limits.GetLimits:input_type -> spool.v1.GetLimitsRequest
+	122, // 165: spool.v1.Limits.RemoveLimits:input_type -> spool.v1.RemoveLimitsRequest
+	110, // 166: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
+	112, // 167: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
+	115, // 168: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
+	93,  // 169: spool.v1.DeadLetters.ListDeadLetters:input_type -> spool.v1.ListDeadLettersRequest
+	100, // 170: spool.v1.DeadLetters.GetDeadLetter:input_type -> spool.v1.GetDeadLetterRequest
+	101, // 171: spool.v1.DeadLetters.RetryDeadLetter:input_type -> spool.v1.RetryDeadLetterRequest
+	103, // 172: spool.v1.DeadLetters.DropDeadLetter:input_type -> spool.v1.DropDeadLetterRequest
+	96,  // 173: spool.v1.Audit.ListAudit:input_type -> spool.v1.ListAuditRequest
+	128, // 174: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
+	129, // 175: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
+	131, // 176: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
+	132, // 177: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
+	133, // 178: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
+	134, // 179: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
+	136, // 180: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
+	137, // 181: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
+	138, // 182: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
+	139, // 183: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
+	141, // 184: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
+	142, // 185: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
+	143, // 186: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
+	147, // 187: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
+	149, // 188: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
+	151, // 189: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
+	152, // 190: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
+	6,   // 191: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
+	8,   // 192: spool.v1.Sessions.ForkSession:output_type -> spool.v1.ForkSessionResponse
+	11,  // 193: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
+	13,  // 194: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
+	16,  // 195: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
+	18,  // 196: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
+	22,  // 197: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
+	24,  // 198: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
+	26,  // 199: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
+	28,  // 200: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
+	30,  // 201: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
+	33,  // 202: spool.v1.Sessions.GetSessionState:output_type -> spool.v1.SessionState
+	41,  // 203: spool.v1.Sessions.DiffSession:output_type -> spool.v1.SessionDiff
+	48,  // 204: spool.v1.Sessions.CompareSessions:output_type -> spool.v1.SessionComparison
+	50,  // 205: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
+	53,  // 206: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
+	55,  // 207: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
+	53,  // 208: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
+	59,  // 209: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
+	61,  // 210: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
+	63,  // 211: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
+	65,  // 212: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
+	67,  // 213: spool.v1.Executions.RecoverExecution:output_type -> spool.v1.RecoverExecutionResponse
+	69,  // 214: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
+	79,  // 215: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
+	82,  // 216: spool.v1.Events.ReplayEvents:output_type -> spool.v1.ReplayEventsResponse
+	71,  // 217: spool.v1.Events.ListHistory:output_type -> spool.v1.ListHistoryResponse
+	74,  // 218: spool.v1.Events.ListHistoryBlocks:output_type -> spool.v1.ListHistoryBlocksResponse
+	88,  // 219: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
+	92,  // 220: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
+	106, // 221: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
+	109, // 222: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
+	119, // 223: spool.v1.Limits.SetLimits:output_type -> spool.v1.SetLimitsResponse
+	121, // 224: spool.v1.Limits.GetLimits:output_type -> spool.v1.GetLimitsResponse
+	123, // 225: spool.v1.Limits.RemoveLimits:output_type -> spool.v1.RemoveLimitsResponse
+	111, // 226: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
+	113, // 227: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
+	116, // 228: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
+	94,  // 229: spool.v1.DeadLetters.ListDeadLetters:output_type -> spool.v1.ListDeadLettersResponse
+	95,  // 230: spool.v1.DeadLetters.GetDeadLetter:output_type -> spool.v1.DeadLetter
+	102, // 231: spool.v1.DeadLetters.RetryDeadLetter:output_type -> spool.v1.RetryDeadLetterResponse
+	104, // 232: spool.v1.DeadLetters.DropDeadLetter:output_type -> spool.v1.DropDeadLetterResponse
+	97,  // 233: spool.v1.Audit.ListAudit:output_type -> spool.v1.ListAuditResponse
+	126, // 234: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
+	130, // 235: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
+	125, // 236: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
+	127, // 237: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
+	126, // 238: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
+	135, // 239: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
+	125, // 240: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
+	127, // 241: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
+	126, // 242: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
+	140, // 243: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
+	125, // 244: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
+	127, // 245: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
+	144, // 246: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
+	148, // 247: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
+	150, // 248: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
+	126, // 249: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
+	127, // 250: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
+	191, // [191:251] is the sub-list for method output_type
+	131, // [131:191] is the sub-list for method input_type
+	131, // [131:131] is the sub-list for extension type_name
+	131, // [131:131] is the sub-list for extension extendee
+	0,   // [0:131] is the sub-list for field type_name
 }
 
 func init() { file_spool_v1_spool_proto_init() }
@@ -12889,36 +13035,36 @@ func file_spool_v1_spool_proto_init() {
 	file_spool_v1_spool_proto_msgTypes[46].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[51].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[55].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[66].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[74].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[68].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[76].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[77].OneofWrappers = []any{
+	file_spool_v1_spool_proto_msgTypes[78].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[79].OneofWrappers = []any{
 		(*StreamEventsResponse_Event)(nil),
 		(*StreamEventsResponse_Lag)(nil),
 	}
-	file_spool_v1_spool_proto_msgTypes[79].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[80].OneofWrappers = []any{
+	file_spool_v1_spool_proto_msgTypes[81].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[82].OneofWrappers = []any{
 		(*ReplayEventsResponse_Event)(nil),
 		(*ReplayEventsResponse_Started)(nil),
 		(*ReplayEventsResponse_GapShortened)(nil),
 		(*ReplayEventsResponse_BlockWhole)(nil),
 		(*ReplayEventsResponse_Ended)(nil),
 	}
-	file_spool_v1_spool_proto_msgTypes[87].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[93].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[96].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[97].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[105].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[122].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[144].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[148].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[89].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[95].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[98].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[99].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[107].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[124].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[146].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[150].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_spool_v1_spool_proto_rawDesc), len(file_spool_v1_spool_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   154,
+			NumMessages:   157,
 			NumExtensions: 0,
 			NumServices:   12,
 		},

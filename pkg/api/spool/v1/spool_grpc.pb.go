@@ -685,6 +685,7 @@ const (
 	Executions_PauseExecution_FullMethodName        = "/spool.v1.Executions/PauseExecution"
 	Executions_ResumeExecution_FullMethodName       = "/spool.v1.Executions/ResumeExecution"
 	Executions_TerminateExecution_FullMethodName    = "/spool.v1.Executions/TerminateExecution"
+	Executions_RecoverExecution_FullMethodName      = "/spool.v1.Executions/RecoverExecution"
 )
 
 // ExecutionsClient is the client API for Executions service.
@@ -711,6 +712,11 @@ type ExecutionsClient interface {
 	ResumeExecution(ctx context.Context, in *ResumeExecutionRequest, opts ...grpc.CallOption) (*ResumeExecutionResponse, error)
 	// Ends an execution immediately, with its process and its sandbox. If the execution has ended, nothing changes.
 	TerminateExecution(ctx context.Context, in *TerminateExecutionRequest, opts ...grpc.CallOption) (*TerminateExecutionResponse, error)
+	// Continues a failed execution in a new execution of the same session. The agent resumes its conversation, in which
+	// the finished tool calls of the failed execution are kept, and is asked to continue. Only the session's last
+	// execution can be recovered, and only once. The header Idempotency-Key (gRPC metadata idempotency-key) makes a retry
+	// safe.
+	RecoverExecution(ctx context.Context, in *RecoverExecutionRequest, opts ...grpc.CallOption) (*RecoverExecutionResponse, error)
 }
 
 type executionsClient struct {
@@ -801,6 +807,16 @@ func (c *executionsClient) TerminateExecution(ctx context.Context, in *Terminate
 	return out, nil
 }
 
+func (c *executionsClient) RecoverExecution(ctx context.Context, in *RecoverExecutionRequest, opts ...grpc.CallOption) (*RecoverExecutionResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RecoverExecutionResponse)
+	err := c.cc.Invoke(ctx, Executions_RecoverExecution_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ExecutionsServer is the server API for Executions service.
 // All implementations must embed UnimplementedExecutionsServer
 // for forward compatibility.
@@ -825,6 +841,11 @@ type ExecutionsServer interface {
 	ResumeExecution(context.Context, *ResumeExecutionRequest) (*ResumeExecutionResponse, error)
 	// Ends an execution immediately, with its process and its sandbox. If the execution has ended, nothing changes.
 	TerminateExecution(context.Context, *TerminateExecutionRequest) (*TerminateExecutionResponse, error)
+	// Continues a failed execution in a new execution of the same session. The agent resumes its conversation, in which
+	// the finished tool calls of the failed execution are kept, and is asked to continue. Only the session's last
+	// execution can be recovered, and only once. The header Idempotency-Key (gRPC metadata idempotency-key) makes a retry
+	// safe.
+	RecoverExecution(context.Context, *RecoverExecutionRequest) (*RecoverExecutionResponse, error)
 	mustEmbedUnimplementedExecutionsServer()
 }
 
@@ -858,6 +879,9 @@ func (UnimplementedExecutionsServer) ResumeExecution(context.Context, *ResumeExe
 }
 func (UnimplementedExecutionsServer) TerminateExecution(context.Context, *TerminateExecutionRequest) (*TerminateExecutionResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method TerminateExecution not implemented")
+}
+func (UnimplementedExecutionsServer) RecoverExecution(context.Context, *RecoverExecutionRequest) (*RecoverExecutionResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RecoverExecution not implemented")
 }
 func (UnimplementedExecutionsServer) mustEmbedUnimplementedExecutionsServer() {}
 func (UnimplementedExecutionsServer) testEmbeddedByValue()                    {}
@@ -1024,6 +1048,24 @@ func _Executions_TerminateExecution_Handler(srv interface{}, ctx context.Context
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Executions_RecoverExecution_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RecoverExecutionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ExecutionsServer).RecoverExecution(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Executions_RecoverExecution_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ExecutionsServer).RecoverExecution(ctx, req.(*RecoverExecutionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Executions_ServiceDesc is the grpc.ServiceDesc for Executions service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -1062,6 +1104,10 @@ var Executions_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "TerminateExecution",
 			Handler:    _Executions_TerminateExecution_Handler,
+		},
+		{
+			MethodName: "RecoverExecution",
+			Handler:    _Executions_RecoverExecution_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -127,11 +127,12 @@ func (t *turn) runAttempt(ctx context.Context) error {
 
 // query returns the query that starts the execution in the runner: the user's message, the agent's definition and its secrets.
 func (t *turn) query() *runner.Query {
+	content, parts := queryOf(t.message)
 	launch := t.w.cfg.Agent(t.Session.Life.Architecture, t.Session.Life.Options)
 	q := &runner.Query{
 		SessionID: t.Session.ID, ExecutionID: t.ID, Attempt: t.attempt,
 		Architecture: t.Session.Life.Architecture, Model: launch.Model, ModelSet: launch.Set,
-		Content: t.message.Content, Parts: t.message.Parts,
+		Content: content, Parts: parts,
 		Policy: runner.PolicyWorkspace, Env: launch.Env, Command: launch.Command, Pace: t.w.cfg.Pace,
 	}
 	q.Resume, q.Fork = provision.Conversation(t.Session)

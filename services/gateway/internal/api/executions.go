@@ -123,6 +123,33 @@ func (s *Server) TerminateExecution(ctx context.Context, r *spoolv1.TerminateExe
 	return &spoolv1.TerminateExecutionResponse{Position: position}, nil
 }
 
+// RecoverExecution stores the query of a failed execution again, as a new execution that continues the failed one, and returns before the new
+// one has begun.
+func (s *Server) RecoverExecution(ctx context.Context, r *spoolv1.RecoverExecutionRequest) (*spoolv1.RecoverExecutionResponse, error) {
+	p, err := auth.From(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := reads.CheckExecution(r.GetExecutionId()); err != nil {
+		return nil, err
+	}
+	vars, err := s.runVariables(r)
+	if err != nil {
+		return nil, err
+	}
+	session, err := s.Reads.VisibleExecution(ctx, p.Tenant, r.GetExecutionId(), p.Agents)
+	if err != nil {
+		return nil, err
+	}
+	a, err := s.sendCreate(ctx, vars.withSecrets(s, commands.Request{Type: command.TypeRecover, SessionID: session}, func(all map[string]events.Variable) any {
+		return command.Recover{ExecutionID: r.GetExecutionId(), Environment: all}
+	}))
+	if err != nil {
+		return nil, err
+	}
+	return &spoolv1.RecoverExecutionResponse{SessionId: session, ExecutionId: a.ExecutionID, Position: a.Position}, nil
+}
+
 // sendControl sends a control command for an execution and returns the position of the control in the log. It looks up the execution's session in
 // the read models, and then in the log.
 func (s *Server) sendControl(ctx context.Context, typ command.Type, id string) (position string, err error) {

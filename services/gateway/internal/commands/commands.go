@@ -301,7 +301,7 @@ func setIDs(c *command.Command) (err error) {
 		}
 	}
 	switch c.Type {
-	case command.TypePostMessage, command.TypeStartExecution:
+	case command.TypePostMessage, command.TypeStartExecution, command.TypeRecover:
 		c.ExecutionID, err = deriveID(events.KindExecution, c.Tenant, c.ID)
 	}
 	return err
@@ -360,7 +360,7 @@ const recordTimeout = time.Second
 // outcomeUnknown returns the problem for a command with an unknown outcome.
 func (s *Sender) outcomeUnknown(r Request, cmd command.Command, body []byte) *problem.Error {
 	switch r.Type {
-	case command.TypeCreateSession, command.TypeForkSession, command.TypePostMessage, command.TypeStartExecution:
+	case command.TypeCreateSession, command.TypeForkSession, command.TypePostMessage, command.TypeStartExecution, command.TypeRecover:
 	case command.TypeCreateKey:
 		return problem.New(problem.Unavailable, "", "no service answered, so the outcome is unknown: the key may have been created; list the keys and revoke the one that you do not have")
 	default:

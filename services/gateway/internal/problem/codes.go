@@ -41,6 +41,10 @@ const (
 	SessionExists       Code = "SESSION_EXISTS"
 	SessionClosed       Code = "SESSION_CLOSED"
 	ExecutionNotRunning Code = "EXECUTION_NOT_RUNNING"
+	ExecutionNotFailed  Code = "EXECUTION_NOT_FAILED"
+	ExecutionNotLast    Code = "EXECUTION_NOT_LAST"
+	ExecutionRecovered  Code = "EXECUTION_RECOVERED"
+	SecretsRequired     Code = "SECRETS_REQUIRED"
 	CursorAhead         Code = "CURSOR_AHEAD"
 	CursorExpired       Code = "CURSOR_EXPIRED"
 	IdempotencyMismatch Code = "IDEMPOTENCY_MISMATCH"
@@ -117,6 +121,10 @@ func Table() []Entry {
 		{SessionExists, http.StatusConflict, codes.AlreadyExists, "The session exists", "A session with this id exists already.", "sessionId"},
 		{SessionClosed, http.StatusConflict, codes.FailedPrecondition, "The session is closed", "The session accepts no more messages; create another session.", "sessionId"},
 		{ExecutionNotRunning, http.StatusConflict, codes.FailedPrecondition, "The execution does not run", "The execution is queued. Pause it when it runs, or cancel it.", "executionId"},
+		{ExecutionNotFailed, http.StatusConflict, codes.FailedPrecondition, "The execution has not failed", "Only a failed execution can be recovered. This one has not ended, has completed, or was cancelled: wait for its end, or post a message to continue the conversation.", "executionId"},
+		{ExecutionNotLast, http.StatusConflict, codes.FailedPrecondition, "Not the session's last execution", "Only the last execution of a session can be recovered: later messages have changed the conversation or are queued. Post a message to continue the conversation.", "executionId"},
+		{ExecutionRecovered, http.StatusConflict, codes.FailedPrecondition, "The execution is recovered already", "An execution is recovered once. `detail` names the execution that recovers it. If that one fails, recover it.", "executionId"},
+		{SecretsRequired, http.StatusConflict, codes.FailedPrecondition, "Secrets must be sent again", "The message of the failed execution brought secrets, which were deleted when the execution ended. Send the secrets that `detail` names in `environment`.", "environment"},
 		{SnapshotGone, http.StatusGone, codes.FailedPrecondition, "The snapshot is gone", "The files at an event, and the files with which a fork begins, are in a snapshot of the workspace. That snapshot was removed or cannot be read. Sessions keep their last SPOOL_GC_SNAPSHOTS snapshots. Use the nearest snapshot that still exists, which `detail` names, or fork at a later event.", "at"},
 		{TranscriptInvalid, http.StatusUnprocessableEntity, codes.InvalidArgument, "The transcript is not valid", "The file is not a complete transcript of Claude Code, Codex or OpenCode. `detail` names the line (for OpenCode the message) and the error. Nothing is stored.", "transcript"},
 		{TranscriptMismatch, http.StatusUnprocessableEntity, codes.FailedPrecondition, "The transcript belongs to another agent", "A conversation can only be continued in the architecture in which it was held. `detail` names both.", "transcript"},

@@ -26,6 +26,7 @@ func (f *folding) foldExecution(a *aggregate, s *Session, x *entry[Execution], e
 	case events.MessageAccepted:
 		row := markChanged(&f.executions, x)
 		row.Metadata, row.Query = jsonValue(d.Metadata), messageStart(d)
+		row.RecoveredFrom = rowKey(d.RecoveredFrom)
 		if row.Ord == 0 {
 			s.Title = row.Query
 		}

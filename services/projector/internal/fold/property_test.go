@@ -39,6 +39,7 @@ func anEvent(t *rapid.T) events.Event {
 			AgentRef: events.Reference{Slug: "a", Version: "1\x00"}, Environments: []events.Reference{{Org: "o", Slug: "e"}}},
 		events.SessionOptionsUpdated{Options: events.Options{Model: "m"}}, events.SessionIdle{}, events.SessionClosed{},
 		events.MessageAccepted{BlockID: "blk_" + execution, Content: "hello", Metadata: json.RawMessage(`"m"`)},
+		events.MessageAccepted{BlockID: "blk_" + execution, Content: "hello", RecoveredFrom: "exe\x00", Continue: true},
 		events.ExecutionQueued{}, events.ExecutionDispatched{}, events.ExecutionWithdrawn{Reason: "cancelled"},
 		events.ExecutionClaimed{Executor: "xtr"}, events.ExecutionStarted{Attempt: 2}, events.ExecutionCompleted{DurationMs: 7, CostUSD: 0.5},
 		events.ExecutionFailed{Code: "C", Message: "m\x00"}, events.ExecutionCancelled{Reason: "interrupted"},

@@ -95,6 +95,7 @@ type (
 		Query               string
 		SandboxMs           int64 // running time of its metered sandboxes during the execution
 		SandboxCostUSD      float64
+		RecoveredFrom       string // the failed execution that it continues; "" for none
 	}
 	// Block is a row of blocks. JSON is the encoded form of block; it is only set while the row is read or written.
 	Block struct {

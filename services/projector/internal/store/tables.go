@@ -132,7 +132,8 @@ func executionTable() table[fold.Execution] {
 		col("metered", boolean, func(r *fold.Execution) *bool { return &r.Metered }),
 		col("query", text, func(r *fold.Execution) *string { return &r.Query }),
 		col("sandbox_ms", int8, func(r *fold.Execution) *int64 { return &r.SandboxMs }),
-		col("sandbox_cost_usd", float8, func(r *fold.Execution) *float64 { return &r.SandboxCostUSD }))
+		col("sandbox_cost_usd", float8, func(r *fold.Execution) *float64 { return &r.SandboxCostUSD }),
+		col("recovered_from", text, func(r *fold.Execution) *string { return &r.RecoveredFrom }))
 }
 
 func blockTable() table[fold.Block] {

@@ -134,7 +134,7 @@ func checkIDs(c command.Command) error {
 			break
 		}
 		fallthrough
-	case command.TypePostMessage, command.TypeStartExecution, command.TypeCancel, command.TypePause, command.TypeResume:
+	case command.TypePostMessage, command.TypeStartExecution, command.TypeRecover, command.TypeCancel, command.TypePause, command.TypeResume:
 		if err := events.CheckID("executionId", events.KindExecution, c.ExecutionID); err != nil {
 			return err
 		}
@@ -214,6 +214,8 @@ func (h *Handler) builder(ctx context.Context, c command.Command) (builder, erro
 		return func(l *eventlog.Loaded, base session.Base) (session.Command, error) {
 			return post(c, b, base, l), nil
 		}, checkPost(c, b)
+	case command.TypeRecover:
+		return h.recoverBuilder(ctx, c)
 	case command.TypeUpdateSession:
 		var b command.UpdateSession
 		if err := decode(c, &b); err != nil {
@@ -387,7 +389,7 @@ func (h *Handler) hint(l *eventlog.Loaded, list []events.Event) {
 // typeLabel returns the label of a type in metrics. All unknown types have one label.
 func typeLabel(t command.Type) string {
 	switch t {
-	case command.TypeCreateSession, command.TypeForkSession, command.TypeUpdateSession, command.TypePostMessage, command.TypeStartExecution, command.TypeInterrupt, command.TypeCancel,
+	case command.TypeCreateSession, command.TypeForkSession, command.TypeUpdateSession, command.TypePostMessage, command.TypeStartExecution, command.TypeRecover, command.TypeInterrupt, command.TypeCancel,
 		command.TypePause, command.TypeResume, command.TypeTerminate, command.TypeSync, command.TypePutFile, command.TypeRemoveFile,
 		command.TypeRetryDead, command.TypeDropDead, command.TypeDeleteSession, command.TypeCreateKey, command.TypeRevokeKey, command.TypeSetBudget, command.TypeRemoveBudget, command.TypeSetLimits, command.TypeRemoveLimits,
 		command.TypeApplyAgent, command.TypeApplyInstance, command.TypeApplyEnvironment,

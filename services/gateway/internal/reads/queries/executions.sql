@@ -3,7 +3,7 @@
 SELECT executions.id, session, phase, code, message, reason, attempt, executor, model, input_tokens, output_tokens, cache_read_tokens,
        cache_write_tokens, cost_usd, result, executions.metadata, queued_at, dispatched_at, started_at, ended_at, duration_ms, first_seq,
        resolved, query, executions.updated_at, owner.agent, owner.architecture, owner.agent_ref, owner.instance,
-       executions.sandbox_ms, executions.sandbox_cost_usd,
+       executions.sandbox_ms, executions.sandbox_cost_usd, executions.recovered_from,
        (SELECT json_agg(u ORDER BY u.day, u.provider, u.model) FROM usage u
          WHERE u.tenant = executions.tenant AND u.session = executions.session AND u.execution = executions.id) AS metered
 FROM executions
@@ -14,7 +14,7 @@ WHERE executions.tenant = @tenant AND executions.id = @execution;
 SELECT executions.id, session, phase, code, message, reason, attempt, executor, model, input_tokens, output_tokens, cache_read_tokens,
        cache_write_tokens, cost_usd, result, executions.metadata, queued_at, dispatched_at, started_at, ended_at, duration_ms, first_seq,
        resolved, query, executions.updated_at, owner.agent, owner.architecture, owner.agent_ref, owner.instance,
-       executions.sandbox_ms, executions.sandbox_cost_usd,
+       executions.sandbox_ms, executions.sandbox_cost_usd, executions.recovered_from,
        (SELECT json_agg(u ORDER BY u.day, u.provider, u.model) FROM usage u
          WHERE u.tenant = executions.tenant AND u.session = executions.session AND u.execution = executions.id) AS metered
 FROM executions
@@ -27,7 +27,7 @@ ORDER BY ord LIMIT @size;
 SELECT executions.id, session, phase, code, message, reason, attempt, executor, model, input_tokens, output_tokens, cache_read_tokens,
        cache_write_tokens, cost_usd, result, executions.metadata, queued_at, dispatched_at, started_at, ended_at, duration_ms, first_seq,
        resolved, query, executions.updated_at, owner.agent, owner.architecture, owner.agent_ref, owner.instance,
-       executions.sandbox_ms, executions.sandbox_cost_usd,
+       executions.sandbox_ms, executions.sandbox_cost_usd, executions.recovered_from,
        (SELECT json_agg(u ORDER BY u.day, u.provider, u.model) FROM usage u
          WHERE u.tenant = executions.tenant AND u.session = executions.session AND u.execution = executions.id) AS metered
 FROM executions

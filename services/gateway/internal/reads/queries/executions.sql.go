@@ -14,7 +14,7 @@ const Execution = `-- name: Execution :one
 SELECT executions.id, session, phase, code, message, reason, attempt, executor, model, input_tokens, output_tokens, cache_read_tokens,
        cache_write_tokens, cost_usd, result, executions.metadata, queued_at, dispatched_at, started_at, ended_at, duration_ms, first_seq,
        resolved, query, executions.updated_at, owner.agent, owner.architecture, owner.agent_ref, owner.instance,
-       executions.sandbox_ms, executions.sandbox_cost_usd,
+       executions.sandbox_ms, executions.sandbox_cost_usd, executions.recovered_from,
        (SELECT json_agg(u ORDER BY u.day, u.provider, u.model) FROM usage u
          WHERE u.tenant = executions.tenant AND u.session = executions.session AND u.execution = executions.id) AS metered
 FROM executions
@@ -54,6 +54,7 @@ type ExecutionRow struct {
 	Instance         *string
 	SandboxMs        int64
 	SandboxCostUsd   float64
+	RecoveredFrom    string
 	Metered          []byte
 }
 
@@ -93,6 +94,7 @@ func (q *Queries) Execution(ctx context.Context, tenant string, execution string
 		&i.Instance,
 		&i.SandboxMs,
 		&i.SandboxCostUsd,
+		&i.RecoveredFrom,
 		&i.Metered,
 	)
 	return i, err
@@ -144,7 +146,7 @@ const ExecutionsAt = `-- name: ExecutionsAt :many
 SELECT executions.id, session, phase, code, message, reason, attempt, executor, model, input_tokens, output_tokens, cache_read_tokens,
        cache_write_tokens, cost_usd, result, executions.metadata, queued_at, dispatched_at, started_at, ended_at, duration_ms, first_seq,
        resolved, query, executions.updated_at, owner.agent, owner.architecture, owner.agent_ref, owner.instance,
-       executions.sandbox_ms, executions.sandbox_cost_usd,
+       executions.sandbox_ms, executions.sandbox_cost_usd, executions.recovered_from,
        (SELECT json_agg(u ORDER BY u.day, u.provider, u.model) FROM usage u
          WHERE u.tenant = executions.tenant AND u.session = executions.session AND u.execution = executions.id) AS metered
 FROM executions
@@ -195,6 +197,7 @@ type ExecutionsAtRow struct {
 	Instance         *string
 	SandboxMs        int64
 	SandboxCostUsd   float64
+	RecoveredFrom    string
 	Metered          []byte
 }
 
@@ -246,6 +249,7 @@ func (q *Queries) ExecutionsAt(ctx context.Context, arg ExecutionsAtParams) ([]E
 			&i.Instance,
 			&i.SandboxMs,
 			&i.SandboxCostUsd,
+			&i.RecoveredFrom,
 			&i.Metered,
 		); err != nil {
 			return nil, err
@@ -273,7 +277,7 @@ const SessionExecutions = `-- name: SessionExecutions :many
 SELECT executions.id, session, phase, code, message, reason, attempt, executor, model, input_tokens, output_tokens, cache_read_tokens,
        cache_write_tokens, cost_usd, result, executions.metadata, queued_at, dispatched_at, started_at, ended_at, duration_ms, first_seq,
        resolved, query, executions.updated_at, owner.agent, owner.architecture, owner.agent_ref, owner.instance,
-       executions.sandbox_ms, executions.sandbox_cost_usd,
+       executions.sandbox_ms, executions.sandbox_cost_usd, executions.recovered_from,
        (SELECT json_agg(u ORDER BY u.day, u.provider, u.model) FROM usage u
          WHERE u.tenant = executions.tenant AND u.session = executions.session AND u.execution = executions.id) AS metered
 FROM executions
@@ -322,6 +326,7 @@ type SessionExecutionsRow struct {
 	Instance         *string
 	SandboxMs        int64
 	SandboxCostUsd   float64
+	RecoveredFrom    string
 	Metered          []byte
 }
 
@@ -371,6 +376,7 @@ func (q *Queries) SessionExecutions(ctx context.Context, arg SessionExecutionsPa
 			&i.Instance,
 			&i.SandboxMs,
 			&i.SandboxCostUsd,
+			&i.RecoveredFrom,
 			&i.Metered,
 		); err != nil {
 			return nil, err
