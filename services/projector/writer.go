@@ -12,8 +12,11 @@ import (
 )
 
 const (
-	// roundInterval is the least time between the beginnings of two rounds.
+	// roundInterval is the least time between the beginnings of two rounds under load.
 	roundInterval = 15 * time.Millisecond
+	// roundBurst is the number of rounds that may begin at once after a time without any: the first events of a turn come
+	// one after the other, and its client waits for each.
+	roundBurst = 4
 	// roundLimit is the time from the beginning of a round after which its transaction does not wait for more groups.
 	roundLimit = 5 * time.Millisecond
 )
@@ -22,8 +25,9 @@ const (
 var errLockLost = errors.New("the connection that holds the group's lock is lost")
 
 // writer has the connection that holds the locks of all groups that this process leads, and commits the changes of these
-// groups together, in rounds. A round begins at once if the one before began at least roundInterval ago. Then each
-// waiting group folds what its queue has, and one transaction commits the result of all of them.
+// groups together, in rounds. On average a round begins every roundInterval, and up to roundBurst begin at once after a
+// time without rounds. When a round begins, each waiting group folds what its queue has, and one transaction commits the
+// result of all of them.
 type writer struct {
 	open   openStore
 	commit func(context.Context, []*submission) // writer.commitAll, except in tests
@@ -34,6 +38,7 @@ type writer struct {
 	mu      sync.Mutex
 	round   int           // number of the present round
 	began   time.Time     // when the present round began
+	due     time.Time     // from which the next round may begin
 	folding int           // number of groups that fold in the present round
 	waiting []chan int    // receive the number of the next round when it begins
 	pending []*submission // to be committed
@@ -85,8 +90,13 @@ func (w *writer) nextCommit(now time.Time) (list []*submission, wait time.Durati
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	age := now.Sub(w.began)
-	if len(w.waiting) > 0 && age >= roundInterval {
+	ended := w.folding == 0 && len(w.pending) == 0 || age >= roundInterval
+	if len(w.waiting) > 0 && ended && !now.Before(w.due) {
 		w.round, w.began, w.folding, age = w.round+1, now, len(w.waiting), 0
+		if earliest := now.Add(-(roundBurst - 1) * roundInterval); w.due.Before(earliest) {
+			w.due = earliest
+		}
+		w.due = w.due.Add(roundInterval)
 		for _, begin := range w.waiting {
 			begin <- w.round
 		}
@@ -98,7 +108,10 @@ func (w *writer) nextCommit(now time.Time) (list []*submission, wait time.Durati
 	}
 	wait = math.MaxInt64
 	if len(w.waiting) > 0 {
-		wait = roundInterval - age
+		wait = w.due.Sub(now)
+		if !ended {
+			wait = max(wait, roundInterval-age)
+		}
 	}
 	if len(w.pending) > 0 {
 		wait = min(wait, roundLimit-age)

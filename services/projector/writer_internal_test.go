@@ -88,7 +88,7 @@ func TestWriter_CommitsAllGroupsTogetherUnderLoad(t *testing.T) {
 			})
 		}
 		all.Wait()
-		r.expect(t, "1ms: 0", "16ms: 0 1 2", "31ms: 0 1 2", "46ms: 0 1 2")
+		r.expect(t, "1ms: 0", "3ms: 1 2", "5ms: 0", "7ms: 1 2", "16ms: 0 1 2", "31ms: 0 1 2", "46ms: 0 1 2") // after the first four, one each 15 ms
 	})
 }
 
@@ -100,7 +100,7 @@ func TestWriter_DoesNotWaitForASlowGroup(t *testing.T) {
 		all.Go(func() { r.project(1, time.Millisecond) })
 		all.Go(func() { r.project(2, 100*time.Millisecond) })
 		all.Wait()
-		r.expect(t, "0s: 0", "20ms: 1", "115ms: 2")
+		r.expect(t, "0s: 0", "5ms: 1", "100ms: 2")
 	})
 }
 
@@ -121,7 +121,7 @@ func TestWriter_DoesNotWaitForAGroupThatLeaves(t *testing.T) {
 		})
 		all.Wait()
 		r.project(3, 0)
-		r.expect(t, "0s: 0", "16ms: 1", "30ms: 3")
+		r.expect(t, "0s: 0", "1ms: 1", "1ms: 3")
 	})
 }
 
@@ -159,5 +159,20 @@ func TestWriter_StopsWithoutAnswer(t *testing.T) {
 		synctest.Wait()
 		stop()
 		all.Wait()
+	})
+}
+
+// TestWriter_SavesRoundsForABurst tests that rounds that were not used allow a burst, and not more.
+func TestWriter_SavesRoundsForABurst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRounds(t)
+		for range 6 {
+			r.project(1, 0)
+		}
+		time.Sleep(time.Second)
+		for range 6 {
+			r.project(1, 0)
+		}
+		r.expect(t, "0s: 1", "0s: 1", "0s: 1", "0s: 1", "15ms: 1", "30ms: 1", "1.03s: 1", "1.03s: 1", "1.03s: 1", "1.03s: 1", "1.045s: 1", "1.06s: 1")
 	})
 }

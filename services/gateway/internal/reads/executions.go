@@ -26,7 +26,7 @@ func execution(r queries.ExecutionRow) (*spoolv1.Execution, error) {
 		Attempt: uint32(r.Attempt), Executor: nilIfEmpty(r.Executor), Model: nilIfEmpty(r.Model), CostUsd: r.CostUsd, Result: nilIfEmpty(r.Result),
 		QueuedAt: wirejson.Time(r.QueuedAt), DispatchedAt: timestamp(r.DispatchedAt), StartedAt: timestamp(r.StartedAt), EndedAt: timestamp(r.EndedAt),
 		UpdatedAt: timestamp(r.UpdatedAt), DurationMs: uint32(r.DurationMs), FirstSeq: uint32(r.FirstSeq), Query: r.Query,
-		SandboxMs: float64(r.SandboxMs), SandboxCostUsd: r.SandboxCostUsd, RecoveredFrom: optional(r.RecoveredFrom),
+		SandboxMs: float64(r.SandboxMs), SandboxCostUsd: r.SandboxCostUsd, RecoveredFrom: nilIfEmpty(r.RecoveredFrom),
 		Usage: &spoolv1.Usage{
 			InputTokens: uint32(r.InputTokens), OutputTokens: uint32(r.OutputTokens),
 			CacheReadTokens: uint32(r.CacheReadTokens), CacheWriteTokens: uint32(r.CacheWriteTokens),
