@@ -1817,7 +1817,10 @@ type PostMessageRequest struct {
 	// Files that must be in the workspace before the agent receives the message.
 	WorkspaceFiles []*WorkspaceFile `protobuf:"bytes,5,rep,name=workspace_files,json=workspaceFiles,proto3" json:"workspace_files,omitempty"`
 	// Variables of this execution only, by name, up to 256. They override all other layers.
-	Environment   map[string]*RunVariable `protobuf:"bytes,6,rep,name=environment,proto3" json:"environment,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Environment map[string]*RunVariable `protobuf:"bytes,6,rep,name=environment,proto3" json:"environment,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// How long to wait for the end of the execution before answering: a duration such as 30s, up to 10m, counted from the
+	// moment at which the message is stored. Empty answers at once. Over REST it is a query parameter.
+	Wait          string `protobuf:"bytes,7,opt,name=wait,proto3" json:"wait,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1892,6 +1895,13 @@ func (x *PostMessageRequest) GetEnvironment() map[string]*RunVariable {
 		return x.Environment
 	}
 	return nil
+}
+
+func (x *PostMessageRequest) GetWait() string {
+	if x != nil {
+		return x.Wait
+	}
+	return ""
 }
 
 // A variable of one execution.
@@ -2021,10 +2031,15 @@ func (x *Part) GetData() string {
 }
 
 type PostMessageResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	SessionId     string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
-	ExecutionId   string                 `protobuf:"bytes,2,opt,name=execution_id,json=executionId,proto3" json:"execution_id,omitempty"`
-	Position      string                 `protobuf:"bytes,3,opt,name=position,proto3" json:"position,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	SessionId   string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	ExecutionId string                 `protobuf:"bytes,2,opt,name=execution_id,json=executionId,proto3" json:"execution_id,omitempty"`
+	Position    string                 `protobuf:"bytes,3,opt,name=position,proto3" json:"position,omitempty"`
+	// With wait: the execution when it ended, or as it is after that time; absent if the read models do not have it yet.
+	Execution *Execution `protobuf:"bytes,4,opt,name=execution,proto3,oneof" json:"execution,omitempty"`
+	// With wait: seq of an event, as the cursor with which a client follows the session. It is the event that ended the
+	// execution, or, if the execution has not ended, an event before its end; 0 is the beginning of the session.
+	Cursor        *uint32 `protobuf:"varint,5,opt,name=cursor,proto3,oneof" json:"cursor,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2078,6 +2093,20 @@ func (x *PostMessageResponse) GetPosition() string {
 		return x.Position
 	}
 	return ""
+}
+
+func (x *PostMessageResponse) GetExecution() *Execution {
+	if x != nil {
+		return x.Execution
+	}
+	return nil
+}
+
+func (x *PostMessageResponse) GetCursor() uint32 {
+	if x != nil && x.Cursor != nil {
+		return *x.Cursor
+	}
+	return 0
 }
 
 type InterruptSessionRequest struct {
@@ -4122,7 +4151,10 @@ type StartExecutionRequest struct {
 	// An alias of agent. If both are set they must be equal.
 	AgentProfileRef string `protobuf:"bytes,13,opt,name=agent_profile_ref,json=agentProfileRef,proto3" json:"agent_profile_ref,omitempty"`
 	// The transcript that the agent continues, as in CreateSessionRequest.
-	Transcript    string `protobuf:"bytes,14,opt,name=transcript,proto3" json:"transcript,omitempty"`
+	Transcript string `protobuf:"bytes,14,opt,name=transcript,proto3" json:"transcript,omitempty"`
+	// How long to wait for the end of the execution before answering: a duration such as 30s, up to 10m, counted from the
+	// moment at which the message is stored. Empty answers at once. Over REST it is a query parameter.
+	Wait          string `protobuf:"bytes,15,opt,name=wait,proto3" json:"wait,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4255,11 +4287,23 @@ func (x *StartExecutionRequest) GetTranscript() string {
 	return ""
 }
 
+func (x *StartExecutionRequest) GetWait() string {
+	if x != nil {
+		return x.Wait
+	}
+	return ""
+}
+
 type StartExecutionResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	SessionId     string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
-	ExecutionId   string                 `protobuf:"bytes,2,opt,name=execution_id,json=executionId,proto3" json:"execution_id,omitempty"`
-	Position      string                 `protobuf:"bytes,3,opt,name=position,proto3" json:"position,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	SessionId   string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	ExecutionId string                 `protobuf:"bytes,2,opt,name=execution_id,json=executionId,proto3" json:"execution_id,omitempty"`
+	Position    string                 `protobuf:"bytes,3,opt,name=position,proto3" json:"position,omitempty"`
+	// With wait: the execution when it ended, or as it is after that time; absent if the read models do not have it yet.
+	Execution *Execution `protobuf:"bytes,4,opt,name=execution,proto3,oneof" json:"execution,omitempty"`
+	// With wait: seq of an event, as the cursor with which a client follows the session. It is the event that ended the
+	// execution, or, if the execution has not ended, an event before its end; 0 is the beginning of the session.
+	Cursor        *uint32 `protobuf:"varint,5,opt,name=cursor,proto3,oneof" json:"cursor,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4313,6 +4357,20 @@ func (x *StartExecutionResponse) GetPosition() string {
 		return x.Position
 	}
 	return ""
+}
+
+func (x *StartExecutionResponse) GetExecution() *Execution {
+	if x != nil {
+		return x.Execution
+	}
+	return nil
+}
+
+func (x *StartExecutionResponse) GetCursor() uint32 {
+	if x != nil && x.Cursor != nil {
+		return *x.Cursor
+	}
+	return 0
 }
 
 type ListExecutionsRequest struct {
@@ -11516,7 +11574,7 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x15DeleteSessionResponse\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1a\n" +
-	"\bposition\x18\x02 \x01(\tR\bposition\"\x89\x03\n" +
+	"\bposition\x18\x02 \x01(\tR\bposition\"\x9d\x03\n" +
 	"\x12PostMessageRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x18\n" +
@@ -11524,7 +11582,8 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x05parts\x18\x03 \x03(\v2\x0e.spool.v1.PartR\x05parts\x12*\n" +
 	"\bmetadata\x18\x04 \x01(\v2\x0e.spool.v1.JsonR\bmetadata\x12@\n" +
 	"\x0fworkspace_files\x18\x05 \x03(\v2\x17.spool.v1.WorkspaceFileR\x0eworkspaceFiles\x12O\n" +
-	"\venvironment\x18\x06 \x03(\v2-.spool.v1.PostMessageRequest.EnvironmentEntryR\venvironment\x1aU\n" +
+	"\venvironment\x18\x06 \x03(\v2-.spool.v1.PostMessageRequest.EnvironmentEntryR\venvironment\x12\x12\n" +
+	"\x04wait\x18\a \x01(\tR\x04wait\x1aU\n" +
 	"\x10EnvironmentEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12+\n" +
 	"\x05value\x18\x02 \x01(\v2\x15.spool.v1.RunVariableR\x05value:\x028\x01\"@\n" +
@@ -11539,12 +11598,17 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x04data\x18\x04 \x01(\tH\x02R\x04data\x88\x01\x01B\a\n" +
 	"\x05_textB\r\n" +
 	"\v_media_typeB\a\n" +
-	"\x05_data\"s\n" +
+	"\x05_data\"\xe1\x01\n" +
 	"\x13PostMessageResponse\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12!\n" +
 	"\fexecution_id\x18\x02 \x01(\tR\vexecutionId\x12\x1a\n" +
-	"\bposition\x18\x03 \x01(\tR\bposition\"8\n" +
+	"\bposition\x18\x03 \x01(\tR\bposition\x126\n" +
+	"\texecution\x18\x04 \x01(\v2\x13.spool.v1.ExecutionH\x00R\texecution\x88\x01\x01\x12\x1b\n" +
+	"\x06cursor\x18\x05 \x01(\rH\x01R\x06cursor\x88\x01\x01B\f\n" +
+	"\n" +
+	"_executionB\t\n" +
+	"\a_cursor\"8\n" +
 	"\x17InterruptSessionRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\"6\n" +
@@ -11738,7 +11802,7 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x05event\x18\x05 \x01(\v2\x0f.spool.v1.EventR\x05event\x12.\n" +
 	"\n" +
 	"with_event\x18\x06 \x01(\v2\x0f.spool.v1.EventR\twithEvent\x12\x12\n" +
-	"\x04fork\x18\a \x01(\bR\x04fork\"\xa9\x05\n" +
+	"\x04fork\x18\a \x01(\bR\x04fork\"\xbd\x05\n" +
 	"\x15StartExecutionRequest\x12\x14\n" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\"\n" +
 	"\farchitecture\x18\x02 \x01(\tR\farchitecture\x12\x18\n" +
@@ -11756,15 +11820,21 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x11agent_profile_ref\x18\r \x01(\tR\x0fagentProfileRef\x12\x1e\n" +
 	"\n" +
 	"transcript\x18\x0e \x01(\tR\n" +
-	"transcript\x1aU\n" +
+	"transcript\x12\x12\n" +
+	"\x04wait\x18\x0f \x01(\tR\x04wait\x1aU\n" +
 	"\x10EnvironmentEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12+\n" +
-	"\x05value\x18\x02 \x01(\v2\x15.spool.v1.RunVariableR\x05value:\x028\x01\"v\n" +
+	"\x05value\x18\x02 \x01(\v2\x15.spool.v1.RunVariableR\x05value:\x028\x01\"\xe4\x01\n" +
 	"\x16StartExecutionResponse\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12!\n" +
 	"\fexecution_id\x18\x02 \x01(\tR\vexecutionId\x12\x1a\n" +
-	"\bposition\x18\x03 \x01(\tR\bposition\"\xdb\x03\n" +
+	"\bposition\x18\x03 \x01(\tR\bposition\x126\n" +
+	"\texecution\x18\x04 \x01(\v2\x13.spool.v1.ExecutionH\x00R\texecution\x88\x01\x01\x12\x1b\n" +
+	"\x06cursor\x18\x05 \x01(\rH\x01R\x06cursor\x88\x01\x01B\f\n" +
+	"\n" +
+	"_executionB\t\n" +
+	"\a_cursor\"\xdb\x03\n" +
 	"\x15ListExecutionsRequest\x12\x1b\n" +
 	"\tpage_size\x18\x01 \x01(\rR\bpageSize\x12\x1d\n" +
 	"\n" +
@@ -12636,234 +12706,236 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	0,   // 21: spool.v1.PostMessageRequest.metadata:type_name -> spool.v1.Json
 	4,   // 22: spool.v1.PostMessageRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
 	152, // 23: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
-	31,  // 24: spool.v1.ListConversationsResponse.conversations:type_name -> spool.v1.Conversation
-	154, // 25: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
-	154, // 26: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
-	154, // 27: spool.v1.SessionState.time:type_name -> google.protobuf.Timestamp
-	13,  // 28: spool.v1.SessionState.session:type_name -> spool.v1.Session
-	55,  // 29: spool.v1.SessionState.executions:type_name -> spool.v1.Execution
-	87,  // 30: spool.v1.SessionState.blocks:type_name -> spool.v1.Block
-	35,  // 31: spool.v1.SessionState.todos:type_name -> spool.v1.TodoList
-	31,  // 32: spool.v1.SessionState.conversations:type_name -> spool.v1.Conversation
-	36,  // 33: spool.v1.SessionState.reported:type_name -> spool.v1.UsageTotal
-	36,  // 34: spool.v1.SessionState.metered:type_name -> spool.v1.UsageTotal
-	37,  // 35: spool.v1.SessionState.resolved:type_name -> spool.v1.ResolvedVersions
-	38,  // 36: spool.v1.SessionState.files:type_name -> spool.v1.WorkspaceState
-	34,  // 37: spool.v1.SessionState.incomplete_text:type_name -> spool.v1.IncompleteText
-	88,  // 38: spool.v1.TodoList.items:type_name -> spool.v1.TodoItem
-	154, // 39: spool.v1.WorkspaceState.snapshot_at:type_name -> google.protobuf.Timestamp
-	39,  // 40: spool.v1.WorkspaceState.changes:type_name -> spool.v1.FileChange
-	154, // 41: spool.v1.FileChange.time:type_name -> google.protobuf.Timestamp
-	42,  // 42: spool.v1.SessionDiff.blocks:type_name -> spool.v1.BlockChange
-	43,  // 43: spool.v1.SessionDiff.statuses:type_name -> spool.v1.StatusChange
-	36,  // 44: spool.v1.SessionDiff.reported:type_name -> spool.v1.UsageTotal
-	36,  // 45: spool.v1.SessionDiff.metered:type_name -> spool.v1.UsageTotal
-	44,  // 46: spool.v1.SessionDiff.files:type_name -> spool.v1.FilesDiff
-	87,  // 47: spool.v1.BlockChange.block:type_name -> spool.v1.Block
-	45,  // 48: spool.v1.FilesDiff.files:type_name -> spool.v1.FileDiff
-	46,  // 49: spool.v1.FileDiff.from:type_name -> spool.v1.FileVersion
-	46,  // 50: spool.v1.FileDiff.to:type_name -> spool.v1.FileVersion
-	74,  // 51: spool.v1.SessionComparison.event:type_name -> spool.v1.Event
-	74,  // 52: spool.v1.SessionComparison.with_event:type_name -> spool.v1.Event
-	1,   // 53: spool.v1.StartExecutionRequest.session_options:type_name -> spool.v1.SessionOptions
-	0,   // 54: spool.v1.StartExecutionRequest.metadata:type_name -> spool.v1.Json
-	21,  // 55: spool.v1.StartExecutionRequest.parts:type_name -> spool.v1.Part
-	4,   // 56: spool.v1.StartExecutionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	153, // 57: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
-	55,  // 58: spool.v1.ListExecutionsResponse.executions:type_name -> spool.v1.Execution
-	57,  // 59: spool.v1.Execution.usage:type_name -> spool.v1.Usage
-	0,   // 60: spool.v1.Execution.metadata:type_name -> spool.v1.Json
-	154, // 61: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
-	154, // 62: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
-	154, // 63: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
-	154, // 64: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
-	56,  // 65: spool.v1.Execution.metered:type_name -> spool.v1.MeteredUsage
-	0,   // 66: spool.v1.Execution.resolved:type_name -> spool.v1.Json
-	154, // 67: spool.v1.Execution.updated_at:type_name -> google.protobuf.Timestamp
-	57,  // 68: spool.v1.MeteredUsage.usage:type_name -> spool.v1.Usage
-	74,  // 69: spool.v1.ListEventsResponse.events:type_name -> spool.v1.Event
-	74,  // 70: spool.v1.ListHistoryResponse.events:type_name -> spool.v1.Event
-	70,  // 71: spool.v1.ListHistoryResponse.ancestors:type_name -> spool.v1.Ancestor
-	73,  // 72: spool.v1.ListHistoryBlocksResponse.ancestors:type_name -> spool.v1.InheritedBlocks
-	87,  // 73: spool.v1.InheritedBlocks.blocks:type_name -> spool.v1.Block
-	154, // 74: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
-	0,   // 75: spool.v1.Event.data:type_name -> spool.v1.Json
-	75,  // 76: spool.v1.Event.metadata:type_name -> spool.v1.EventMetadata
-	0,   // 77: spool.v1.EventMetadata.session:type_name -> spool.v1.Json
-	0,   // 78: spool.v1.EventMetadata.message:type_name -> spool.v1.Json
-	74,  // 79: spool.v1.StreamEventsResponse.event:type_name -> spool.v1.Event
-	78,  // 80: spool.v1.StreamEventsResponse.lag:type_name -> spool.v1.Lag
-	74,  // 81: spool.v1.ReplayEventsResponse.event:type_name -> spool.v1.Event
-	81,  // 82: spool.v1.ReplayEventsResponse.started:type_name -> spool.v1.ReplayStarted
-	82,  // 83: spool.v1.ReplayEventsResponse.gap_shortened:type_name -> spool.v1.GapShortened
-	83,  // 84: spool.v1.ReplayEventsResponse.block_whole:type_name -> spool.v1.BlockWhole
-	84,  // 85: spool.v1.ReplayEventsResponse.ended:type_name -> spool.v1.ReplayEnded
-	87,  // 86: spool.v1.ListBlocksResponse.blocks:type_name -> spool.v1.Block
-	154, // 87: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
-	21,  // 88: spool.v1.Block.parts:type_name -> spool.v1.Part
-	0,   // 89: spool.v1.Block.input:type_name -> spool.v1.Json
-	88,  // 90: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
-	154, // 91: spool.v1.CreateKeyResponse.expires_at:type_name -> google.protobuf.Timestamp
-	93,  // 92: spool.v1.ListDeadLettersResponse.dead_letters:type_name -> spool.v1.DeadLetter
-	154, // 93: spool.v1.DeadLetter.time:type_name -> google.protobuf.Timestamp
-	96,  // 94: spool.v1.ListAuditResponse.entries:type_name -> spool.v1.AuditEntry
-	154, // 95: spool.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
-	97,  // 96: spool.v1.AuditEntry.actor:type_name -> spool.v1.AuditActor
-	105, // 97: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
-	154, // 98: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
-	154, // 99: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
-	154, // 100: spool.v1.Key.expires_at:type_name -> google.protobuf.Timestamp
-	3,   // 101: spool.v1.SetBudgetRequest.budget:type_name -> spool.v1.Budget
-	112, // 102: spool.v1.ListBudgetsResponse.budgets:type_name -> spool.v1.TenantBudget
-	3,   // 103: spool.v1.TenantBudget.budget:type_name -> spool.v1.Budget
-	3,   // 104: spool.v1.TenantBudget.spent:type_name -> spool.v1.Budget
-	154, // 105: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
-	115, // 106: spool.v1.SetLimitsRequest.limits:type_name -> spool.v1.TenantLimits
-	115, // 107: spool.v1.GetLimitsResponse.limits:type_name -> spool.v1.TenantLimits
-	115, // 108: spool.v1.GetLimitsResponse.used:type_name -> spool.v1.TenantLimits
-	122, // 109: spool.v1.Definition.ref:type_name -> spool.v1.Reference
-	0,   // 110: spool.v1.Definition.spec:type_name -> spool.v1.Json
-	154, // 111: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
-	122, // 112: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
-	122, // 113: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 114: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
-	123, // 115: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
-	122, // 116: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
-	0,   // 117: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
-	123, // 118: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
-	122, // 119: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 120: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
-	123, // 121: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
-	144, // 122: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
-	143, // 123: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
-	148, // 124: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
-	122, // 125: spool.v1.Skill.ref:type_name -> spool.v1.Reference
-	154, // 126: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
-	20,  // 127: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	20,  // 128: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	5,   // 129: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
-	7,   // 130: spool.v1.Sessions.ForkSession:input_type -> spool.v1.ForkSessionRequest
-	10,  // 131: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
-	12,  // 132: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
-	15,  // 133: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
-	17,  // 134: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
-	19,  // 135: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
-	23,  // 136: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
-	25,  // 137: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
-	27,  // 138: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
-	29,  // 139: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
-	32,  // 140: spool.v1.Sessions.GetSessionState:input_type -> spool.v1.GetSessionStateRequest
-	40,  // 141: spool.v1.Sessions.DiffSession:input_type -> spool.v1.DiffSessionRequest
-	47,  // 142: spool.v1.Sessions.CompareSessions:input_type -> spool.v1.CompareSessionsRequest
-	49,  // 143: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
-	51,  // 144: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
-	54,  // 145: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
-	52,  // 146: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
-	58,  // 147: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
-	60,  // 148: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
-	62,  // 149: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
-	64,  // 150: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
-	66,  // 151: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
-	76,  // 152: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
-	79,  // 153: spool.v1.Events.ReplayEvents:input_type -> spool.v1.ReplayEventsRequest
-	68,  // 154: spool.v1.Events.ListHistory:input_type -> spool.v1.ListHistoryRequest
-	71,  // 155: spool.v1.Events.ListHistoryBlocks:input_type -> spool.v1.ListHistoryBlocksRequest
-	85,  // 156: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
-	89,  // 157: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
-	103, // 158: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
-	106, // 159: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
-	116, // 160: spool.v1.Limits.SetLimits:input_type -> spool.v1.SetLimitsRequest
-	118, // 161: spool.v1.Limits.GetLimits:input_type -> spool.v1.GetLimitsRequest
-	120, // 162: spool.v1.Limits.RemoveLimits:input_type -> spool.v1.RemoveLimitsRequest
-	108, // 163: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
-	110, // 164: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
-	113, // 165: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
-	91,  // 166: spool.v1.DeadLetters.ListDeadLetters:input_type -> spool.v1.ListDeadLettersRequest
-	98,  // 167: spool.v1.DeadLetters.GetDeadLetter:input_type -> spool.v1.GetDeadLetterRequest
-	99,  // 168: spool.v1.DeadLetters.RetryDeadLetter:input_type -> spool.v1.RetryDeadLetterRequest
-	101, // 169: spool.v1.DeadLetters.DropDeadLetter:input_type -> spool.v1.DropDeadLetterRequest
-	94,  // 170: spool.v1.Audit.ListAudit:input_type -> spool.v1.ListAuditRequest
-	126, // 171: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
-	127, // 172: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
-	129, // 173: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
-	130, // 174: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
-	131, // 175: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
-	132, // 176: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
-	134, // 177: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
-	135, // 178: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
-	136, // 179: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
-	137, // 180: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
-	139, // 181: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
-	140, // 182: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
-	141, // 183: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
-	145, // 184: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
-	147, // 185: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
-	149, // 186: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
-	150, // 187: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
-	6,   // 188: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
-	8,   // 189: spool.v1.Sessions.ForkSession:output_type -> spool.v1.ForkSessionResponse
-	11,  // 190: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
-	13,  // 191: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
-	16,  // 192: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
-	18,  // 193: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
-	22,  // 194: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
-	24,  // 195: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
-	26,  // 196: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
-	28,  // 197: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
-	30,  // 198: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
-	33,  // 199: spool.v1.Sessions.GetSessionState:output_type -> spool.v1.SessionState
-	41,  // 200: spool.v1.Sessions.DiffSession:output_type -> spool.v1.SessionDiff
-	48,  // 201: spool.v1.Sessions.CompareSessions:output_type -> spool.v1.SessionComparison
-	50,  // 202: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
-	53,  // 203: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
-	55,  // 204: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
-	53,  // 205: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
-	59,  // 206: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
-	61,  // 207: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
-	63,  // 208: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
-	65,  // 209: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
-	67,  // 210: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
-	77,  // 211: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
-	80,  // 212: spool.v1.Events.ReplayEvents:output_type -> spool.v1.ReplayEventsResponse
-	69,  // 213: spool.v1.Events.ListHistory:output_type -> spool.v1.ListHistoryResponse
-	72,  // 214: spool.v1.Events.ListHistoryBlocks:output_type -> spool.v1.ListHistoryBlocksResponse
-	86,  // 215: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
-	90,  // 216: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
-	104, // 217: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
-	107, // 218: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
-	117, // 219: spool.v1.Limits.SetLimits:output_type -> spool.v1.SetLimitsResponse
-	119, // 220: spool.v1.Limits.GetLimits:output_type -> spool.v1.GetLimitsResponse
-	121, // 221: spool.v1.Limits.RemoveLimits:output_type -> spool.v1.RemoveLimitsResponse
-	109, // 222: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
-	111, // 223: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
-	114, // 224: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
-	92,  // 225: spool.v1.DeadLetters.ListDeadLetters:output_type -> spool.v1.ListDeadLettersResponse
-	93,  // 226: spool.v1.DeadLetters.GetDeadLetter:output_type -> spool.v1.DeadLetter
-	100, // 227: spool.v1.DeadLetters.RetryDeadLetter:output_type -> spool.v1.RetryDeadLetterResponse
-	102, // 228: spool.v1.DeadLetters.DropDeadLetter:output_type -> spool.v1.DropDeadLetterResponse
-	95,  // 229: spool.v1.Audit.ListAudit:output_type -> spool.v1.ListAuditResponse
-	124, // 230: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
-	128, // 231: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
-	123, // 232: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
-	125, // 233: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
-	124, // 234: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
-	133, // 235: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
-	123, // 236: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
-	125, // 237: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
-	124, // 238: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
-	138, // 239: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
-	123, // 240: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
-	125, // 241: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
-	142, // 242: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
-	146, // 243: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
-	148, // 244: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
-	124, // 245: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
-	125, // 246: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
-	188, // [188:247] is the sub-list for method output_type
-	129, // [129:188] is the sub-list for method input_type
-	129, // [129:129] is the sub-list for extension type_name
-	129, // [129:129] is the sub-list for extension extendee
-	0,   // [0:129] is the sub-list for field type_name
+	55,  // 24: spool.v1.PostMessageResponse.execution:type_name -> spool.v1.Execution
+	31,  // 25: spool.v1.ListConversationsResponse.conversations:type_name -> spool.v1.Conversation
+	154, // 26: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
+	154, // 27: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
+	154, // 28: spool.v1.SessionState.time:type_name -> google.protobuf.Timestamp
+	13,  // 29: spool.v1.SessionState.session:type_name -> spool.v1.Session
+	55,  // 30: spool.v1.SessionState.executions:type_name -> spool.v1.Execution
+	87,  // 31: spool.v1.SessionState.blocks:type_name -> spool.v1.Block
+	35,  // 32: spool.v1.SessionState.todos:type_name -> spool.v1.TodoList
+	31,  // 33: spool.v1.SessionState.conversations:type_name -> spool.v1.Conversation
+	36,  // 34: spool.v1.SessionState.reported:type_name -> spool.v1.UsageTotal
+	36,  // 35: spool.v1.SessionState.metered:type_name -> spool.v1.UsageTotal
+	37,  // 36: spool.v1.SessionState.resolved:type_name -> spool.v1.ResolvedVersions
+	38,  // 37: spool.v1.SessionState.files:type_name -> spool.v1.WorkspaceState
+	34,  // 38: spool.v1.SessionState.incomplete_text:type_name -> spool.v1.IncompleteText
+	88,  // 39: spool.v1.TodoList.items:type_name -> spool.v1.TodoItem
+	154, // 40: spool.v1.WorkspaceState.snapshot_at:type_name -> google.protobuf.Timestamp
+	39,  // 41: spool.v1.WorkspaceState.changes:type_name -> spool.v1.FileChange
+	154, // 42: spool.v1.FileChange.time:type_name -> google.protobuf.Timestamp
+	42,  // 43: spool.v1.SessionDiff.blocks:type_name -> spool.v1.BlockChange
+	43,  // 44: spool.v1.SessionDiff.statuses:type_name -> spool.v1.StatusChange
+	36,  // 45: spool.v1.SessionDiff.reported:type_name -> spool.v1.UsageTotal
+	36,  // 46: spool.v1.SessionDiff.metered:type_name -> spool.v1.UsageTotal
+	44,  // 47: spool.v1.SessionDiff.files:type_name -> spool.v1.FilesDiff
+	87,  // 48: spool.v1.BlockChange.block:type_name -> spool.v1.Block
+	45,  // 49: spool.v1.FilesDiff.files:type_name -> spool.v1.FileDiff
+	46,  // 50: spool.v1.FileDiff.from:type_name -> spool.v1.FileVersion
+	46,  // 51: spool.v1.FileDiff.to:type_name -> spool.v1.FileVersion
+	74,  // 52: spool.v1.SessionComparison.event:type_name -> spool.v1.Event
+	74,  // 53: spool.v1.SessionComparison.with_event:type_name -> spool.v1.Event
+	1,   // 54: spool.v1.StartExecutionRequest.session_options:type_name -> spool.v1.SessionOptions
+	0,   // 55: spool.v1.StartExecutionRequest.metadata:type_name -> spool.v1.Json
+	21,  // 56: spool.v1.StartExecutionRequest.parts:type_name -> spool.v1.Part
+	4,   // 57: spool.v1.StartExecutionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
+	153, // 58: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
+	55,  // 59: spool.v1.StartExecutionResponse.execution:type_name -> spool.v1.Execution
+	55,  // 60: spool.v1.ListExecutionsResponse.executions:type_name -> spool.v1.Execution
+	57,  // 61: spool.v1.Execution.usage:type_name -> spool.v1.Usage
+	0,   // 62: spool.v1.Execution.metadata:type_name -> spool.v1.Json
+	154, // 63: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
+	154, // 64: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
+	154, // 65: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
+	154, // 66: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
+	56,  // 67: spool.v1.Execution.metered:type_name -> spool.v1.MeteredUsage
+	0,   // 68: spool.v1.Execution.resolved:type_name -> spool.v1.Json
+	154, // 69: spool.v1.Execution.updated_at:type_name -> google.protobuf.Timestamp
+	57,  // 70: spool.v1.MeteredUsage.usage:type_name -> spool.v1.Usage
+	74,  // 71: spool.v1.ListEventsResponse.events:type_name -> spool.v1.Event
+	74,  // 72: spool.v1.ListHistoryResponse.events:type_name -> spool.v1.Event
+	70,  // 73: spool.v1.ListHistoryResponse.ancestors:type_name -> spool.v1.Ancestor
+	73,  // 74: spool.v1.ListHistoryBlocksResponse.ancestors:type_name -> spool.v1.InheritedBlocks
+	87,  // 75: spool.v1.InheritedBlocks.blocks:type_name -> spool.v1.Block
+	154, // 76: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
+	0,   // 77: spool.v1.Event.data:type_name -> spool.v1.Json
+	75,  // 78: spool.v1.Event.metadata:type_name -> spool.v1.EventMetadata
+	0,   // 79: spool.v1.EventMetadata.session:type_name -> spool.v1.Json
+	0,   // 80: spool.v1.EventMetadata.message:type_name -> spool.v1.Json
+	74,  // 81: spool.v1.StreamEventsResponse.event:type_name -> spool.v1.Event
+	78,  // 82: spool.v1.StreamEventsResponse.lag:type_name -> spool.v1.Lag
+	74,  // 83: spool.v1.ReplayEventsResponse.event:type_name -> spool.v1.Event
+	81,  // 84: spool.v1.ReplayEventsResponse.started:type_name -> spool.v1.ReplayStarted
+	82,  // 85: spool.v1.ReplayEventsResponse.gap_shortened:type_name -> spool.v1.GapShortened
+	83,  // 86: spool.v1.ReplayEventsResponse.block_whole:type_name -> spool.v1.BlockWhole
+	84,  // 87: spool.v1.ReplayEventsResponse.ended:type_name -> spool.v1.ReplayEnded
+	87,  // 88: spool.v1.ListBlocksResponse.blocks:type_name -> spool.v1.Block
+	154, // 89: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
+	21,  // 90: spool.v1.Block.parts:type_name -> spool.v1.Part
+	0,   // 91: spool.v1.Block.input:type_name -> spool.v1.Json
+	88,  // 92: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
+	154, // 93: spool.v1.CreateKeyResponse.expires_at:type_name -> google.protobuf.Timestamp
+	93,  // 94: spool.v1.ListDeadLettersResponse.dead_letters:type_name -> spool.v1.DeadLetter
+	154, // 95: spool.v1.DeadLetter.time:type_name -> google.protobuf.Timestamp
+	96,  // 96: spool.v1.ListAuditResponse.entries:type_name -> spool.v1.AuditEntry
+	154, // 97: spool.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
+	97,  // 98: spool.v1.AuditEntry.actor:type_name -> spool.v1.AuditActor
+	105, // 99: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
+	154, // 100: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
+	154, // 101: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
+	154, // 102: spool.v1.Key.expires_at:type_name -> google.protobuf.Timestamp
+	3,   // 103: spool.v1.SetBudgetRequest.budget:type_name -> spool.v1.Budget
+	112, // 104: spool.v1.ListBudgetsResponse.budgets:type_name -> spool.v1.TenantBudget
+	3,   // 105: spool.v1.TenantBudget.budget:type_name -> spool.v1.Budget
+	3,   // 106: spool.v1.TenantBudget.spent:type_name -> spool.v1.Budget
+	154, // 107: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
+	115, // 108: spool.v1.SetLimitsRequest.limits:type_name -> spool.v1.TenantLimits
+	115, // 109: spool.v1.GetLimitsResponse.limits:type_name -> spool.v1.TenantLimits
+	115, // 110: spool.v1.GetLimitsResponse.used:type_name -> spool.v1.TenantLimits
+	122, // 111: spool.v1.Definition.ref:type_name -> spool.v1.Reference
+	0,   // 112: spool.v1.Definition.spec:type_name -> spool.v1.Json
+	154, // 113: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
+	122, // 114: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
+	122, // 115: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 116: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
+	123, // 117: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
+	122, // 118: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
+	0,   // 119: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
+	123, // 120: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
+	122, // 121: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 122: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
+	123, // 123: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
+	144, // 124: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
+	143, // 125: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
+	148, // 126: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
+	122, // 127: spool.v1.Skill.ref:type_name -> spool.v1.Reference
+	154, // 128: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
+	20,  // 129: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	20,  // 130: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	5,   // 131: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
+	7,   // 132: spool.v1.Sessions.ForkSession:input_type -> spool.v1.ForkSessionRequest
+	10,  // 133: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
+	12,  // 134: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
+	15,  // 135: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
+	17,  // 136: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
+	19,  // 137: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
+	23,  // 138: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
+	25,  // 139: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
+	27,  // 140: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
+	29,  // 141: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
+	32,  // 142: spool.v1.Sessions.GetSessionState:input_type -> spool.v1.GetSessionStateRequest
+	40,  // 143: spool.v1.Sessions.DiffSession:input_type -> spool.v1.DiffSessionRequest
+	47,  // 144: spool.v1.Sessions.CompareSessions:input_type -> spool.v1.CompareSessionsRequest
+	49,  // 145: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
+	51,  // 146: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
+	54,  // 147: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
+	52,  // 148: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
+	58,  // 149: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
+	60,  // 150: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
+	62,  // 151: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
+	64,  // 152: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
+	66,  // 153: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
+	76,  // 154: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
+	79,  // 155: spool.v1.Events.ReplayEvents:input_type -> spool.v1.ReplayEventsRequest
+	68,  // 156: spool.v1.Events.ListHistory:input_type -> spool.v1.ListHistoryRequest
+	71,  // 157: spool.v1.Events.ListHistoryBlocks:input_type -> spool.v1.ListHistoryBlocksRequest
+	85,  // 158: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
+	89,  // 159: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
+	103, // 160: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
+	106, // 161: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
+	116, // 162: spool.v1.Limits.SetLimits:input_type -> spool.v1.SetLimitsRequest
+	118, // 163: spool.v1.Limits.GetLimits:input_type -> spool.v1.GetLimitsRequest
+	120, // 164: spool.v1.Limits.RemoveLimits:input_type -> spool.v1.RemoveLimitsRequest
+	108, // 165: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
+	110, // 166: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
+	113, // 167: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
+	91,  // 168: spool.v1.DeadLetters.ListDeadLetters:input_type -> spool.v1.ListDeadLettersRequest
+	98,  // 169: spool.v1.DeadLetters.GetDeadLetter:input_type -> spool.v1.GetDeadLetterRequest
+	99,  // 170: spool.v1.DeadLetters.RetryDeadLetter:input_type -> spool.v1.RetryDeadLetterRequest
+	101, // 171: spool.v1.DeadLetters.DropDeadLetter:input_type -> spool.v1.DropDeadLetterRequest
+	94,  // 172: spool.v1.Audit.ListAudit:input_type -> spool.v1.ListAuditRequest
+	126, // 173: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
+	127, // 174: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
+	129, // 175: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
+	130, // 176: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
+	131, // 177: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
+	132, // 178: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
+	134, // 179: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
+	135, // 180: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
+	136, // 181: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
+	137, // 182: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
+	139, // 183: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
+	140, // 184: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
+	141, // 185: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
+	145, // 186: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
+	147, // 187: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
+	149, // 188: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
+	150, // 189: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
+	6,   // 190: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
+	8,   // 191: spool.v1.Sessions.ForkSession:output_type -> spool.v1.ForkSessionResponse
+	11,  // 192: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
+	13,  // 193: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
+	16,  // 194: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
+	18,  // 195: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
+	22,  // 196: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
+	24,  // 197: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
+	26,  // 198: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
+	28,  // 199: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
+	30,  // 200: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
+	33,  // 201: spool.v1.Sessions.GetSessionState:output_type -> spool.v1.SessionState
+	41,  // 202: spool.v1.Sessions.DiffSession:output_type -> spool.v1.SessionDiff
+	48,  // 203: spool.v1.Sessions.CompareSessions:output_type -> spool.v1.SessionComparison
+	50,  // 204: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
+	53,  // 205: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
+	55,  // 206: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
+	53,  // 207: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
+	59,  // 208: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
+	61,  // 209: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
+	63,  // 210: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
+	65,  // 211: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
+	67,  // 212: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
+	77,  // 213: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
+	80,  // 214: spool.v1.Events.ReplayEvents:output_type -> spool.v1.ReplayEventsResponse
+	69,  // 215: spool.v1.Events.ListHistory:output_type -> spool.v1.ListHistoryResponse
+	72,  // 216: spool.v1.Events.ListHistoryBlocks:output_type -> spool.v1.ListHistoryBlocksResponse
+	86,  // 217: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
+	90,  // 218: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
+	104, // 219: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
+	107, // 220: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
+	117, // 221: spool.v1.Limits.SetLimits:output_type -> spool.v1.SetLimitsResponse
+	119, // 222: spool.v1.Limits.GetLimits:output_type -> spool.v1.GetLimitsResponse
+	121, // 223: spool.v1.Limits.RemoveLimits:output_type -> spool.v1.RemoveLimitsResponse
+	109, // 224: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
+	111, // 225: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
+	114, // 226: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
+	92,  // 227: spool.v1.DeadLetters.ListDeadLetters:output_type -> spool.v1.ListDeadLettersResponse
+	93,  // 228: spool.v1.DeadLetters.GetDeadLetter:output_type -> spool.v1.DeadLetter
+	100, // 229: spool.v1.DeadLetters.RetryDeadLetter:output_type -> spool.v1.RetryDeadLetterResponse
+	102, // 230: spool.v1.DeadLetters.DropDeadLetter:output_type -> spool.v1.DropDeadLetterResponse
+	95,  // 231: spool.v1.Audit.ListAudit:output_type -> spool.v1.ListAuditResponse
+	124, // 232: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
+	128, // 233: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
+	123, // 234: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
+	125, // 235: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
+	124, // 236: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
+	133, // 237: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
+	123, // 238: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
+	125, // 239: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
+	124, // 240: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
+	138, // 241: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
+	123, // 242: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
+	125, // 243: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
+	142, // 244: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
+	146, // 245: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
+	148, // 246: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
+	124, // 247: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
+	125, // 248: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
+	190, // [190:249] is the sub-list for method output_type
+	131, // [131:190] is the sub-list for method input_type
+	131, // [131:131] is the sub-list for extension type_name
+	131, // [131:131] is the sub-list for extension extendee
+	0,   // [0:131] is the sub-list for field type_name
 }
 
 func init() { file_spool_v1_spool_proto_init() }
@@ -12879,6 +12951,7 @@ func file_spool_v1_spool_proto_init() {
 	file_spool_v1_spool_proto_msgTypes[13].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[14].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[21].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[22].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[31].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[32].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[37].OneofWrappers = []any{}
@@ -12887,6 +12960,7 @@ func file_spool_v1_spool_proto_init() {
 	file_spool_v1_spool_proto_msgTypes[44].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[45].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[46].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[50].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[51].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[55].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[66].OneofWrappers = []any{}
