@@ -9087,7 +9087,7 @@ type TenantLimits struct {
 	Sandboxes uint32 `protobuf:"varint,2,opt,name=sandboxes,proto3" json:"sandboxes,omitempty"`
 	// Sessions that are not deleted.
 	Sessions uint32 `protobuf:"varint,3,opt,name=sessions,proto3" json:"sessions,omitempty"`
-	// SSE, WebSocket and gRPC streams that are open at one gateway.
+	// SSE, WebSocket and gRPC streams that are open at one gateway, and requests with wait.
 	Streams uint32 `protobuf:"varint,4,opt,name=streams,proto3" json:"streams,omitempty"`
 	// Requests per second, at one gateway.
 	RequestsPerSecond float64 `protobuf:"fixed64,5,opt,name=requests_per_second,json=requestsPerSecond,proto3" json:"requests_per_second,omitempty"`
