@@ -101,9 +101,7 @@ func TestWait_AnswersWhenTheExecutionEnds(t *testing.T) {
 	} {
 		for _, path := range []string{"/api/executions", "/api/sessions/{id}/messages"} {
 			t.Run(string(c.end.EventType())+" "+path, func(t *testing.T) {
-				if strings.Contains(path, "{id}") {
-					path = strings.Replace(path, "{id}", w.session("default"), 1)
-				}
+				path := strings.Replace(path, "{id}", w.session("default"), 1)
 				answered := g.post(path+longWait, `{"content":"x"}`)
 				g.wantReaders(t, 1)
 				sent := s.lastCommand(t)
