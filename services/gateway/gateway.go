@@ -150,7 +150,7 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 	player := replay.New(replay.Config{Partitions: g.deps.Partitions, Live: g.hub, Reads: g.store, NATS: g.deps.NATS, Admission: admissions})
 	server := &api.Server{
 		Objects: objects.New(objects.Config{JetStream: js, Room: g.storageWatch}), Skills: objects.New(objects.Config{JetStream: js, Bucket: topology.BucketSkills, Room: g.storageWatch}), Sealer: sealer,
-		Dead: dead.New(js), Quota: stored,
+		Dead: dead.New(js), Quota: stored, Admission: admissions,
 		Reads: g.store, Live: g.hub, Player: player, Watch: g.keyWatch, Files: livefiles.NewClient(g.deps.NATS), Now: g.deps.Now, Entropy: rand.Reader, WriteTimeout: g.cfg.WriteTimeout, Counts: counts,
 		Send: commands.New(commands.Config{
 			JetStream: js, Room: g.storageWatch, Quota: stored.Check, Timeout: g.cfg.CommandTimeout, Now: g.deps.Now, Entropy: rand.Reader, Logger: g.deps.Logger,

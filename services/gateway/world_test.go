@@ -331,6 +331,12 @@ func (p projection) event(e events.Event, i int) events.Wire {
 	case events.ExecutionCompleted:
 		p.do("UPDATE executions SET phase = 'completed', result = $4, ended_at = $5, duration_ms = $6 WHERE tenant = $1 AND session = $2 AND id = $3",
 			f.tenant, f.id, e.ExecutionID, d.Result, e.Time, int64(d.DurationMs))
+	case events.ExecutionFailed:
+		p.do("UPDATE executions SET phase = 'failed', code = $4, message = $5, ended_at = $6 WHERE tenant = $1 AND session = $2 AND id = $3", f.tenant, f.id, e.ExecutionID, d.Code, d.Message, e.Time)
+	case events.ExecutionCancelled:
+		p.cancelled(e, d.Reason)
+	case events.ExecutionWithdrawn:
+		p.cancelled(e, d.Reason)
 	case events.SubagentSpawned:
 		p.do(`INSERT INTO conversations VALUES ($1, $2, $3, $4, $5, $6, $7, $8, 'running', $9, NULL, 0, $10)`, f.tenant, f.id, d.Conversation, d.Parent,
 			e.ExecutionID, d.SubagentID, d.ToolUseID, d.Name, e.Time, int64(f.seq))
@@ -341,6 +347,10 @@ func (p projection) event(e events.Event, i int) events.Wire {
 		}
 	}
 	return wire
+}
+
+func (p projection) cancelled(e events.Event, reason string) {
+	p.do("UPDATE executions SET phase = 'cancelled', reason = $4, ended_at = $5 WHERE tenant = $1 AND session = $2 AND id = $3", p.f.tenant, p.f.id, e.ExecutionID, reason, e.Time)
 }
 
 func (p projection) block(e events.Event) {

@@ -86,6 +86,7 @@ func finish(op object) error {
 	if err := fixReferences(op, service, method); err != nil {
 		return err
 	}
+	moveParameters(op, service, method)
 	responses["default"] = object{"$ref": "#/components/responses/Problem"}
 	if spoolv1.TakesIdempotencyKey(full) {
 		params, _ := op["parameters"].([]any)
@@ -96,11 +97,10 @@ func finish(op object) error {
 
 // fixReferences lets the fields of a request's body that hold references accept objects too.
 func fixReferences(op object, service, method string) error {
-	body, ok := op["requestBody"].(object)
-	if !ok {
+	if _, ok := op["requestBody"].(object); !ok {
 		return nil
 	}
-	schema := body["content"].(object)["application/json"].(object)["schema"].(object)
+	schema := bodySchema(op)
 	in := spoolv1.File_spool_v1_spool_proto.Services().ByName(protoreflect.Name(service)).Methods().ByName(protoreflect.Name(method)).Input()
 	for i := range in.Fields().Len() {
 		field := in.Fields().Get(i)
@@ -118,6 +118,32 @@ func fixReferences(op object, service, method string) error {
 		property["anyOf"] = []any{object{"type": "string"}, object{"$ref": "#/components/schemas/ReferenceObject"}}
 	}
 	return nil
+}
+
+// moveParameters makes parameters of those fields of a request's body that are in the query over REST. A request with such a
+// parameter is answered with 200 or with the status of the method.
+func moveParameters(op object, service, method string) {
+	in := spoolv1.File_spool_v1_spool_proto.Services().ByName(protoreflect.Name(service)).Methods().ByName(protoreflect.Name(method)).Input()
+	for i := range in.Fields().Len() {
+		field := in.Fields().Get(i)
+		if !spoolv1.IsQueryParameter(field.FullName()) {
+			continue
+		}
+		properties := bodySchema(op)["properties"].(object)
+		property := properties[field.JSONName()].(object)
+		delete(properties, field.JSONName())
+		params, _ := op["parameters"].([]any)
+		description := property["description"]
+		delete(property, "description")
+		op["parameters"] = append(params, object{"name": field.JSONName(), "in": "query", "description": description, "schema": property})
+		responses := op["responses"].(object)
+		responses["200"] = responses["202"]
+	}
+}
+
+// bodySchema returns the schema of an operation's body.
+func bodySchema(op object) object {
+	return op["requestBody"].(object)["content"].(object)["application/json"].(object)["schema"].(object)
 }
 
 // fixNumbers sets the range of unsigned 32-bit integers; the plugin declares them as int64.

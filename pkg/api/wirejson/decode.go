@@ -324,11 +324,14 @@ func join(path, name string) string {
 	return path + "." + name
 }
 
-// allowedFields returns the allowed fields of a message, for an error.
+// allowedFields returns the allowed fields of a message, for an error. Over REST, parameters of the query are not fields of
+// the body.
 func allowedFields(d protoreflect.MessageDescriptor) string {
 	var names []string
 	for i := range d.Fields().Len() {
-		names = append(names, d.Fields().Get(i).JSONName())
+		if fd := d.Fields().Get(i); !spoolv1.IsQueryParameter(fd.FullName()) {
+			names = append(names, fd.JSONName())
+		}
 	}
 	return "must be one of " + strings.Join(names, ", ")
 }

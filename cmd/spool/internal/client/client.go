@@ -131,9 +131,10 @@ type call struct {
 	method     string
 	path       []string // segments below the base, not yet escaped
 	query      url.Values
-	body       []byte // JSON; nil for none
-	key        string // Idempotency-Key; "" for none
-	repeatable bool   // may be sent again if its outcome is unknown
+	body       []byte        // JSON; nil for none
+	key        string        // Idempotency-Key; "" for none
+	repeatable bool          // may be sent again if its outcome is unknown
+	wait       time.Duration // time for which the server may wait before it responds, in addition to Config.Timeout
 }
 
 // do sends a call and returns the JSON of the response. It repeats a repeatable call after errors that may pass. The
@@ -206,7 +207,7 @@ func (c *Client) request(ctx context.Context, r call, body io.Reader) (*http.Req
 
 // send sends a call once.
 func (c *Client) send(ctx context.Context, r call) (response, error) {
-	limited, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
+	limited, cancel := context.WithTimeout(ctx, c.cfg.Timeout+max(0, r.wait))
 	defer cancel()
 	req, err := c.request(limited, r, bytes.NewReader(r.body))
 	if err != nil {

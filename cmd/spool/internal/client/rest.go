@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"time"
 
 	"google.golang.org/genproto/googleapis/api/annotations"
 	"google.golang.org/grpc"
@@ -174,11 +175,12 @@ func newCall(method string, request proto.Message) (call, error) {
 		}
 		c.path = append(c.path, segment)
 	}
+	c.query = url.Values{}
 	if rule.GetBody() != "" {
+		c.moveParameters(message)
 		c.body = wirejson.MarshalRequest(message.Interface())
 		return c, nil
 	}
-	c.query = url.Values{}
 	message.Range(func(fd protoreflect.FieldDescriptor, v protoreflect.Value) bool {
 		if !fd.IsList() {
 			c.query.Set(fd.JSONName(), v.String())
@@ -190,6 +192,19 @@ func newCall(method string, request proto.Message) (call, error) {
 		return true
 	})
 	return c, nil
+}
+
+// moveParameters moves fields of a message with a body to the query, if they are parameters over REST. The server may wait for
+// as long as the field wait says before it responds.
+func (c *call) moveParameters(message protoreflect.Message) {
+	message.Range(func(fd protoreflect.FieldDescriptor, v protoreflect.Value) bool {
+		if spoolv1.IsQueryParameter(fd.FullName()) {
+			c.query.Set(fd.JSONName(), v.String())
+			c.wait, _ = time.ParseDuration(v.String()) // the server refuses another text
+			message.Clear(fd)
+		}
+		return true
+	})
 }
 
 // isRepeatable reports whether a second call with the same request, and the same Idempotency-Key, changes nothing.

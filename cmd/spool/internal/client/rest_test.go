@@ -2,8 +2,10 @@ package client
 
 import (
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -59,6 +61,7 @@ func TestNewCall_SplitsPathQueryAndBody(t *testing.T) {
 		{spoolv1.Sessions_GetSessionState_FullMethodName, &spoolv1.GetSessionStateRequest{SessionId: "ses_1", At: &at, PageSize: 200}, "GET api/sessions/ses_1/state?at=7&pageSize=200 "},
 		{spoolv1.Events_ListEvents_FullMethodName, &spoolv1.ListEventsRequest{SessionId: "ses_1", Types: []string{"a", "b"}}, "GET api/sessions/ses_1/events?types=a&types=b "},
 		{spoolv1.Sessions_ForkSession_FullMethodName, &spoolv1.ForkSessionRequest{SessionId: "ses_1", At: &at}, `POST api/sessions/ses_1/fork? {"at":7}`},
+		{spoolv1.Executions_StartExecution_FullMethodName, &spoolv1.StartExecutionRequest{Content: "x", Wait: "30s"}, `POST api/executions?wait=30s {"content":"x"}`},
 		{spoolv1.Sessions_SyncSession_FullMethodName, &spoolv1.SyncSessionRequest{SessionId: "ses_1"}, "POST api/sessions/ses_1/sync? {}"},
 		{spoolv1.Keys_RevokeKey_FullMethodName, &spoolv1.RevokeKeyRequest{KeyId: "key_1", Tenant: "acme"}, "DELETE api/keys/key_1?tenant=acme "},
 	} {
@@ -70,5 +73,25 @@ func TestNewCall_SplitsPathQueryAndBody(t *testing.T) {
 		if !proto.Equal(before, x.request) {
 			t.Errorf("%s: the request was changed to %v", x.method, x.request)
 		}
+	}
+}
+
+// TestNewCall_WaitExtendsTheTimeout tests that a request that waits at the server may take longer than other requests.
+func TestNewCall_WaitExtendsTheTimeout(t *testing.T) {
+	t.Parallel()
+	f := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		time.Sleep(300 * time.Millisecond) // longer than the timeout of a request
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write([]byte(`{"executionId":"exe_1","cursor":7}`))
+	}))
+	t.Cleanup(f.Close)
+	c, err := New(Config{URL: f.URL, Timeout: 100 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	r, err := c.Executions.StartExecution(t.Context(), &spoolv1.StartExecutionRequest{Content: "x", Wait: "1m"})
+	if err != nil || r.GetCursor() != 7 {
+		t.Errorf("got %v, %v", r, err)
 	}
 }

@@ -29,6 +29,7 @@ const (
 	ExitDone      = 0
 	ExitFailed    = 1
 	ExitUsage     = 2
+	ExitTimeout   = 124 // the time of --wait is up, as with timeout(1)
 	ExitCancelled = 130
 )
 

@@ -24,6 +24,8 @@ type fakeServer struct {
 	t        *testing.T
 	begin    []events.Payload            // events that follow the query
 	controls map[string][]events.Payload // events that follow a control, by its request
+	// execution is the response to a request for the execution with minPosition.
+	execution string
 
 	mu       sync.Mutex
 	requests []string // method and URI of each request except streams
@@ -95,6 +97,8 @@ func (f *fakeServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprintf(w, `{"sessionId":%q,"status":"open","architecture":"spool","sandbox":"local","tip":0,"currentSandbox":{"sandboxId":"sbx_1","state":"paused","health":"unhealthy","reason":"no\u001b[2J answer"},"snapshot":"m-1","snapshotAt":"2026-01-02T03:04:05Z","workspaceFiles":3,"workspaceBytes":5368709120,"sandboxMs":61500,"sandboxCostUsd":0.25}`, ses)
 	case what == "GET /api/executions/"+failedExe, what == "GET /api/executions/"+completedExe:
 		fmt.Fprintf(w, `{"executionId":%q,"sessionId":%q,"phase":"failed","recoveredFrom":"exe_earlier"}`, failedExe, ses)
+	case strings.HasPrefix(what, "GET /api/executions/"+exe+"?minPosition="):
+		fmt.Fprint(w, f.execution)
 	case what == "GET /api/executions/"+exe:
 		fmt.Fprintf(w, `{"executionId":%q,"sessionId":%q,"phase":"paused","usage":{},"metered":[{"provider":"anthropic","model":"m","requests":3,"failed":1,"usage":{"inputTokens":10,"cacheReadTokens":5,"outputTokens":2},"costUsd":0.5,"prices":"1"}],"meteredCostUsd":0.5,"sandboxMs":1500}`, exe, ses)
 	case strings.HasPrefix(what, "GET /api/sessions?"), what == "GET /api/sessions":

@@ -32,17 +32,21 @@ type runCommand struct {
 	budgetFlags   `prefix:"budget-"`
 	File          []string `sep:"none" placeholder:"F" help:"A file or a folder to put into the workspace first; may be repeated."`
 	folderFlags   `embed:""`
-	Transcript    string `placeholder:"FILE" help:"A transcript of Claude Code, Codex or OpenCode (the output of opencode export), whose conversation the agent of the new session continues."`
-	Detach        bool   `help:"Print the ids and exit without waiting for the end."`
-	MockLLM       bool   `name:"mock-llm" env:"SPOOL_MOCK_LLM" help:"If this run starts a stack, use a scripted model server instead of real models."`
-	Query         string `arg:"" optional:"" help:"The query; without it, or with -, it is read from standard input."`
+	Transcript    string   `placeholder:"FILE" help:"A transcript of Claude Code, Codex or OpenCode (the output of opencode export), whose conversation the agent of the new session continues."`
+	Detach        bool     `help:"Print the ids and exit without waiting for the end."`
+	Wait          waitFlag `help:"With --json: print one object when the query has ended, with the execution and the cursor after it, instead of the events. --wait=30s waits for 30 seconds at most and then prints the execution as it is, with exit code 124; the query continues."`
+	MockLLM       bool     `name:"mock-llm" env:"SPOOL_MOCK_LLM" help:"If this run starts a stack, use a scripted model server instead of real models."`
+	Query         string   `arg:"" optional:"" help:"The query; without it, or with -, it is read from standard input."`
 }
 
 // Run sends a query to a new or an existing session, and prints the output of its execution until the execution has ended. With c.Detach it only
-// prints the ids.
+// prints the ids, and with c.Wait only the ended execution.
 func (c *runCommand) Run(a *app) error {
 	query, err := c.query(a)
 	if err != nil {
+		return err
+	}
+	if err := c.checkWait(); err != nil {
 		return err
 	}
 	options, err := c.options()
@@ -69,7 +73,7 @@ func (c *runCommand) Run(a *app) error {
 			return usageError("session: --agent, --instance, --env, --architecture, --sandbox, --model, --model-provider, --model-preset, --image, --command, --egress and the budget are set when a session is created, as is --transcript; leave them out with --session")
 		}
 	}
-	r := &queryRun{app: a, cmd: c, query: query, options: options, files: files, folder: folder, variables: variables, watcher: &watcher{app: a, json: c.JSON}}
+	r := &queryRun{app: a, cmd: c, query: query, options: options, files: files, folder: folder, variables: variables, watcher: &watcher{app: a, json: c.JSON, quiet: c.Wait.set}}
 	return r.run()
 }
 

@@ -85,12 +85,17 @@ func (r *queryRun) run() (err error) {
 	if r.watcher.renderer != nil {
 		r.watcher.renderer.Hint("Ctrl-C stops the turn")
 	}
-	end, err := r.watcher.watch(ctx, tip)
+	waiting, stopWaiting := r.limitWait(ctx)
+	defer stopWaiting()
+	end, err := r.watcher.watch(waiting, tip)
 	for r.isStackGone(err) {
 		// The stack of another run ended with it. The query is in the log: a stack of this run continues it.
 		if err = r.connect(ctx, cancel); err == nil {
-			end, err = r.watcher.watch(ctx, r.watcher.cursor)
+			end, err = r.watcher.watch(waiting, r.watcher.cursor)
 		}
+	}
+	if r.cmd.Wait.set && (err == nil || errors.Is(err, errWaitOver)) {
+		return r.printResult(ctx, accepted)
 	}
 	if err := errors.Join(err, closeRenderer()); err != nil {
 		if errors.Is(err, errInterrupted) {
@@ -116,11 +121,16 @@ func endError(a *app, asJSON bool, end events.Payload) error {
 		if a.OutTTY && !asJSON {
 			return &exitError{code: ExitFailed}
 		}
-		return fmt.Errorf("the query failed: %s (%s)", d.Message, d.Code)
+		return errQueryFailed(d.Code, d.Message)
 	case events.ExecutionCancelled, events.ExecutionWithdrawn:
 		return &exitError{code: ExitCancelled}
 	}
 	return nil
+}
+
+// errQueryFailed returns the error for a query that failed.
+func errQueryFailed(code, message string) error {
+	return fmt.Errorf("the query failed: %s (%s)", message, code)
 }
 
 // connect connects to a server, or starts a stack.
@@ -149,6 +159,9 @@ func (r *queryRun) server(ctx context.Context, cancel context.CancelCauseFunc) (
 	}
 	if r.cmd.Detach {
 		return nil, fmt.Errorf("detach: %w (with --detach the query needs a server that stays)", err)
+	}
+	if r.cmd.Wait.limit > 0 {
+		return nil, fmt.Errorf("wait: %w (with a time limit the query needs a server that stays)", err)
 	}
 	dir, err := dataDir(r.app, r.cmd.Data)
 	if err != nil {

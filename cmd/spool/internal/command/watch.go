@@ -20,12 +20,14 @@ type watcher struct {
 	session      string
 	only         string             // the only execution to show; "" for all
 	json         bool               // print events instead of blocks
+	quiet        bool               // with json: print nothing
 	renderer     *terminal.Renderer // nil with json
 	onDispatched func()             // called when the execution may be claimed; may be nil
 	open         map[string]bool    // executions without an end
 	closed       bool               // the session accepts no more messages
 	lost         bool               // the connection is lost, and the user was told
 	cursor       uint32             // seq of the last received event
+	position     string             // position of that event; "" if there is none
 }
 
 // errEnded is returned for a session that has no further events.
@@ -90,7 +92,7 @@ func (w *watcher) say(state, line string) {
 
 func (w *watcher) event(wire events.Wire, raw json.RawMessage) (events.Payload, error) {
 	if wire.Type != events.TextDelta {
-		w.cursor = wire.Seq
+		w.cursor, w.position = wire.Seq, wire.Position
 	}
 	if w.only != "" && wire.ExecutionID != "" && wire.ExecutionID != w.only {
 		return nil, nil
@@ -98,7 +100,7 @@ func (w *watcher) event(wire events.Wire, raw json.RawMessage) (events.Payload, 
 	if w.onDispatched != nil && wire.Type == (events.ExecutionDispatched{}).EventType() {
 		w.onDispatched()
 	}
-	if w.json {
+	if w.json && !w.quiet {
 		if err := w.app.printJSON(raw); err != nil {
 			return nil, err
 		}

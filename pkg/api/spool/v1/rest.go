@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"slices"
 
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
@@ -27,6 +28,26 @@ func SuccessStatus(method string) int {
 		return http.StatusAccepted
 	}
 	return http.StatusOK
+}
+
+// ResponseStatus returns the HTTP status of a successful response: that of SuccessStatus, or 200 for the response to a
+// request that has waited until its execution ended.
+func ResponseStatus(method string, response proto.Message) int {
+	if r, ok := response.(interface{ GetExecution() *Execution }); ok && HasEnded(r.GetExecution()) {
+		return http.StatusOK
+	}
+	return SuccessStatus(method)
+}
+
+// HasEnded reports whether an execution has ended. It is false for nil.
+func HasEnded(e *Execution) bool {
+	return slices.Contains([]string{"completed", "failed", "cancelled"}, e.GetPhase())
+}
+
+// IsQueryParameter reports whether a field of a request with a body is a parameter of the query over REST, and not a
+// field of the body.
+func IsQueryParameter(field protoreflect.FullName) bool {
+	return field == "spool.v1.PostMessageRequest.wait" || field == "spool.v1.StartExecutionRequest.wait"
 }
 
 // HoldsReference reports whether a field holds references to catalogue entries. Over REST each reference is a string,

@@ -1817,7 +1817,10 @@ type PostMessageRequest struct {
 	// Files that must be in the workspace before the agent receives the message.
 	WorkspaceFiles []*WorkspaceFile `protobuf:"bytes,5,rep,name=workspace_files,json=workspaceFiles,proto3" json:"workspace_files,omitempty"`
 	// Variables of this execution only, by name, up to 256. They override all other layers.
-	Environment   map[string]*RunVariable `protobuf:"bytes,6,rep,name=environment,proto3" json:"environment,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Environment map[string]*RunVariable `protobuf:"bytes,6,rep,name=environment,proto3" json:"environment,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// How long to wait for the end of the execution before answering: a duration such as 30s, up to 10m, counted from the
+	// moment at which the message is stored. Empty answers at once. Over REST it is a query parameter.
+	Wait          string `protobuf:"bytes,7,opt,name=wait,proto3" json:"wait,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1892,6 +1895,13 @@ func (x *PostMessageRequest) GetEnvironment() map[string]*RunVariable {
 		return x.Environment
 	}
 	return nil
+}
+
+func (x *PostMessageRequest) GetWait() string {
+	if x != nil {
+		return x.Wait
+	}
+	return ""
 }
 
 // A variable of one execution.
@@ -2021,10 +2031,15 @@ func (x *Part) GetData() string {
 }
 
 type PostMessageResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	SessionId     string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
-	ExecutionId   string                 `protobuf:"bytes,2,opt,name=execution_id,json=executionId,proto3" json:"execution_id,omitempty"`
-	Position      string                 `protobuf:"bytes,3,opt,name=position,proto3" json:"position,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	SessionId   string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	ExecutionId string                 `protobuf:"bytes,2,opt,name=execution_id,json=executionId,proto3" json:"execution_id,omitempty"`
+	Position    string                 `protobuf:"bytes,3,opt,name=position,proto3" json:"position,omitempty"`
+	// With wait: the execution when it ended, or as it is after that time; absent if the read models do not have it yet.
+	Execution *Execution `protobuf:"bytes,4,opt,name=execution,proto3,oneof" json:"execution,omitempty"`
+	// With wait: seq of an event, as the cursor with which a client follows the session. It is the event that ended the
+	// execution, or, if the execution has not ended, an event before its end; 0 is the beginning of the session.
+	Cursor        *uint32 `protobuf:"varint,5,opt,name=cursor,proto3,oneof" json:"cursor,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2078,6 +2093,20 @@ func (x *PostMessageResponse) GetPosition() string {
 		return x.Position
 	}
 	return ""
+}
+
+func (x *PostMessageResponse) GetExecution() *Execution {
+	if x != nil {
+		return x.Execution
+	}
+	return nil
+}
+
+func (x *PostMessageResponse) GetCursor() uint32 {
+	if x != nil && x.Cursor != nil {
+		return *x.Cursor
+	}
+	return 0
 }
 
 type InterruptSessionRequest struct {
@@ -4122,7 +4151,10 @@ type StartExecutionRequest struct {
 	// An alias of agent. If both are set they must be equal.
 	AgentProfileRef string `protobuf:"bytes,13,opt,name=agent_profile_ref,json=agentProfileRef,proto3" json:"agent_profile_ref,omitempty"`
 	// The transcript that the agent continues, as in CreateSessionRequest.
-	Transcript    string `protobuf:"bytes,14,opt,name=transcript,proto3" json:"transcript,omitempty"`
+	Transcript string `protobuf:"bytes,14,opt,name=transcript,proto3" json:"transcript,omitempty"`
+	// How long to wait for the end of the execution before answering: a duration such as 30s, up to 10m, counted from the
+	// moment at which the message is stored. Empty answers at once. Over REST it is a query parameter.
+	Wait          string `protobuf:"bytes,15,opt,name=wait,proto3" json:"wait,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4255,11 +4287,23 @@ func (x *StartExecutionRequest) GetTranscript() string {
 	return ""
 }
 
+func (x *StartExecutionRequest) GetWait() string {
+	if x != nil {
+		return x.Wait
+	}
+	return ""
+}
+
 type StartExecutionResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	SessionId     string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
-	ExecutionId   string                 `protobuf:"bytes,2,opt,name=execution_id,json=executionId,proto3" json:"execution_id,omitempty"`
-	Position      string                 `protobuf:"bytes,3,opt,name=position,proto3" json:"position,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	SessionId   string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	ExecutionId string                 `protobuf:"bytes,2,opt,name=execution_id,json=executionId,proto3" json:"execution_id,omitempty"`
+	Position    string                 `protobuf:"bytes,3,opt,name=position,proto3" json:"position,omitempty"`
+	// With wait: the execution when it ended, or as it is after that time; absent if the read models do not have it yet.
+	Execution *Execution `protobuf:"bytes,4,opt,name=execution,proto3,oneof" json:"execution,omitempty"`
+	// With wait: seq of an event, as the cursor with which a client follows the session. It is the event that ended the
+	// execution, or, if the execution has not ended, an event before its end; 0 is the beginning of the session.
+	Cursor        *uint32 `protobuf:"varint,5,opt,name=cursor,proto3,oneof" json:"cursor,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4313,6 +4357,20 @@ func (x *StartExecutionResponse) GetPosition() string {
 		return x.Position
 	}
 	return ""
+}
+
+func (x *StartExecutionResponse) GetExecution() *Execution {
+	if x != nil {
+		return x.Execution
+	}
+	return nil
+}
+
+func (x *StartExecutionResponse) GetCursor() uint32 {
+	if x != nil && x.Cursor != nil {
+		return *x.Cursor
+	}
+	return 0
 }
 
 type ListExecutionsRequest struct {
@@ -9154,7 +9212,7 @@ type TenantLimits struct {
 	Sandboxes uint32 `protobuf:"varint,2,opt,name=sandboxes,proto3" json:"sandboxes,omitempty"`
 	// Sessions that are not deleted.
 	Sessions uint32 `protobuf:"varint,3,opt,name=sessions,proto3" json:"sessions,omitempty"`
-	// SSE, WebSocket and gRPC streams that are open at one gateway.
+	// SSE, WebSocket and gRPC streams that are open at one gateway, and requests with wait.
 	Streams uint32 `protobuf:"varint,4,opt,name=streams,proto3" json:"streams,omitempty"`
 	// Requests per second, at one gateway.
 	RequestsPerSecond float64 `protobuf:"fixed64,5,opt,name=requests_per_second,json=requestsPerSecond,proto3" json:"requests_per_second,omitempty"`
@@ -11641,7 +11699,7 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x15DeleteSessionResponse\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1a\n" +
-	"\bposition\x18\x02 \x01(\tR\bposition\"\x89\x03\n" +
+	"\bposition\x18\x02 \x01(\tR\bposition\"\x9d\x03\n" +
 	"\x12PostMessageRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x18\n" +
@@ -11649,7 +11707,8 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x05parts\x18\x03 \x03(\v2\x0e.spool.v1.PartR\x05parts\x12*\n" +
 	"\bmetadata\x18\x04 \x01(\v2\x0e.spool.v1.JsonR\bmetadata\x12@\n" +
 	"\x0fworkspace_files\x18\x05 \x03(\v2\x17.spool.v1.WorkspaceFileR\x0eworkspaceFiles\x12O\n" +
-	"\venvironment\x18\x06 \x03(\v2-.spool.v1.PostMessageRequest.EnvironmentEntryR\venvironment\x1aU\n" +
+	"\venvironment\x18\x06 \x03(\v2-.spool.v1.PostMessageRequest.EnvironmentEntryR\venvironment\x12\x12\n" +
+	"\x04wait\x18\a \x01(\tR\x04wait\x1aU\n" +
 	"\x10EnvironmentEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12+\n" +
 	"\x05value\x18\x02 \x01(\v2\x15.spool.v1.RunVariableR\x05value:\x028\x01\"@\n" +
@@ -11664,12 +11723,17 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x04data\x18\x04 \x01(\tH\x02R\x04data\x88\x01\x01B\a\n" +
 	"\x05_textB\r\n" +
 	"\v_media_typeB\a\n" +
-	"\x05_data\"s\n" +
+	"\x05_data\"\xe1\x01\n" +
 	"\x13PostMessageResponse\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12!\n" +
 	"\fexecution_id\x18\x02 \x01(\tR\vexecutionId\x12\x1a\n" +
-	"\bposition\x18\x03 \x01(\tR\bposition\"8\n" +
+	"\bposition\x18\x03 \x01(\tR\bposition\x126\n" +
+	"\texecution\x18\x04 \x01(\v2\x13.spool.v1.ExecutionH\x00R\texecution\x88\x01\x01\x12\x1b\n" +
+	"\x06cursor\x18\x05 \x01(\rH\x01R\x06cursor\x88\x01\x01B\f\n" +
+	"\n" +
+	"_executionB\t\n" +
+	"\a_cursor\"8\n" +
 	"\x17InterruptSessionRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\"6\n" +
@@ -11863,7 +11927,7 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x05event\x18\x05 \x01(\v2\x0f.spool.v1.EventR\x05event\x12.\n" +
 	"\n" +
 	"with_event\x18\x06 \x01(\v2\x0f.spool.v1.EventR\twithEvent\x12\x12\n" +
-	"\x04fork\x18\a \x01(\bR\x04fork\"\xa9\x05\n" +
+	"\x04fork\x18\a \x01(\bR\x04fork\"\xbd\x05\n" +
 	"\x15StartExecutionRequest\x12\x14\n" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\"\n" +
 	"\farchitecture\x18\x02 \x01(\tR\farchitecture\x12\x18\n" +
@@ -11881,15 +11945,21 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x11agent_profile_ref\x18\r \x01(\tR\x0fagentProfileRef\x12\x1e\n" +
 	"\n" +
 	"transcript\x18\x0e \x01(\tR\n" +
-	"transcript\x1aU\n" +
+	"transcript\x12\x12\n" +
+	"\x04wait\x18\x0f \x01(\tR\x04wait\x1aU\n" +
 	"\x10EnvironmentEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12+\n" +
-	"\x05value\x18\x02 \x01(\v2\x15.spool.v1.RunVariableR\x05value:\x028\x01\"v\n" +
+	"\x05value\x18\x02 \x01(\v2\x15.spool.v1.RunVariableR\x05value:\x028\x01\"\xe4\x01\n" +
 	"\x16StartExecutionResponse\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12!\n" +
 	"\fexecution_id\x18\x02 \x01(\tR\vexecutionId\x12\x1a\n" +
-	"\bposition\x18\x03 \x01(\tR\bposition\"\xdb\x03\n" +
+	"\bposition\x18\x03 \x01(\tR\bposition\x126\n" +
+	"\texecution\x18\x04 \x01(\v2\x13.spool.v1.ExecutionH\x00R\texecution\x88\x01\x01\x12\x1b\n" +
+	"\x06cursor\x18\x05 \x01(\rH\x01R\x06cursor\x88\x01\x01B\f\n" +
+	"\n" +
+	"_executionB\t\n" +
+	"\a_cursor\"\xdb\x03\n" +
 	"\x15ListExecutionsRequest\x12\x1b\n" +
 	"\tpage_size\x18\x01 \x01(\rR\bpageSize\x12\x1d\n" +
 	"\n" +
@@ -12778,238 +12848,240 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	0,   // 21: spool.v1.PostMessageRequest.metadata:type_name -> spool.v1.Json
 	4,   // 22: spool.v1.PostMessageRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
 	154, // 23: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
-	31,  // 24: spool.v1.ListConversationsResponse.conversations:type_name -> spool.v1.Conversation
-	157, // 25: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
-	157, // 26: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
-	157, // 27: spool.v1.SessionState.time:type_name -> google.protobuf.Timestamp
-	13,  // 28: spool.v1.SessionState.session:type_name -> spool.v1.Session
-	55,  // 29: spool.v1.SessionState.executions:type_name -> spool.v1.Execution
-	89,  // 30: spool.v1.SessionState.blocks:type_name -> spool.v1.Block
-	35,  // 31: spool.v1.SessionState.todos:type_name -> spool.v1.TodoList
-	31,  // 32: spool.v1.SessionState.conversations:type_name -> spool.v1.Conversation
-	36,  // 33: spool.v1.SessionState.reported:type_name -> spool.v1.UsageTotal
-	36,  // 34: spool.v1.SessionState.metered:type_name -> spool.v1.UsageTotal
-	37,  // 35: spool.v1.SessionState.resolved:type_name -> spool.v1.ResolvedVersions
-	38,  // 36: spool.v1.SessionState.files:type_name -> spool.v1.WorkspaceState
-	34,  // 37: spool.v1.SessionState.incomplete_text:type_name -> spool.v1.IncompleteText
-	90,  // 38: spool.v1.TodoList.items:type_name -> spool.v1.TodoItem
-	157, // 39: spool.v1.WorkspaceState.snapshot_at:type_name -> google.protobuf.Timestamp
-	39,  // 40: spool.v1.WorkspaceState.changes:type_name -> spool.v1.FileChange
-	157, // 41: spool.v1.FileChange.time:type_name -> google.protobuf.Timestamp
-	42,  // 42: spool.v1.SessionDiff.blocks:type_name -> spool.v1.BlockChange
-	43,  // 43: spool.v1.SessionDiff.statuses:type_name -> spool.v1.StatusChange
-	36,  // 44: spool.v1.SessionDiff.reported:type_name -> spool.v1.UsageTotal
-	36,  // 45: spool.v1.SessionDiff.metered:type_name -> spool.v1.UsageTotal
-	44,  // 46: spool.v1.SessionDiff.files:type_name -> spool.v1.FilesDiff
-	89,  // 47: spool.v1.BlockChange.block:type_name -> spool.v1.Block
-	45,  // 48: spool.v1.FilesDiff.files:type_name -> spool.v1.FileDiff
-	46,  // 49: spool.v1.FileDiff.from:type_name -> spool.v1.FileVersion
-	46,  // 50: spool.v1.FileDiff.to:type_name -> spool.v1.FileVersion
-	76,  // 51: spool.v1.SessionComparison.event:type_name -> spool.v1.Event
-	76,  // 52: spool.v1.SessionComparison.with_event:type_name -> spool.v1.Event
-	1,   // 53: spool.v1.StartExecutionRequest.session_options:type_name -> spool.v1.SessionOptions
-	0,   // 54: spool.v1.StartExecutionRequest.metadata:type_name -> spool.v1.Json
-	21,  // 55: spool.v1.StartExecutionRequest.parts:type_name -> spool.v1.Part
-	4,   // 56: spool.v1.StartExecutionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	155, // 57: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
-	55,  // 58: spool.v1.ListExecutionsResponse.executions:type_name -> spool.v1.Execution
-	57,  // 59: spool.v1.Execution.usage:type_name -> spool.v1.Usage
-	0,   // 60: spool.v1.Execution.metadata:type_name -> spool.v1.Json
-	157, // 61: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
-	157, // 62: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
-	157, // 63: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
-	157, // 64: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
-	56,  // 65: spool.v1.Execution.metered:type_name -> spool.v1.MeteredUsage
-	0,   // 66: spool.v1.Execution.resolved:type_name -> spool.v1.Json
-	157, // 67: spool.v1.Execution.updated_at:type_name -> google.protobuf.Timestamp
-	57,  // 68: spool.v1.MeteredUsage.usage:type_name -> spool.v1.Usage
-	156, // 69: spool.v1.RecoverExecutionRequest.environment:type_name -> spool.v1.RecoverExecutionRequest.EnvironmentEntry
-	76,  // 70: spool.v1.ListEventsResponse.events:type_name -> spool.v1.Event
-	76,  // 71: spool.v1.ListHistoryResponse.events:type_name -> spool.v1.Event
-	72,  // 72: spool.v1.ListHistoryResponse.ancestors:type_name -> spool.v1.Ancestor
-	75,  // 73: spool.v1.ListHistoryBlocksResponse.ancestors:type_name -> spool.v1.InheritedBlocks
-	89,  // 74: spool.v1.InheritedBlocks.blocks:type_name -> spool.v1.Block
-	157, // 75: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
-	0,   // 76: spool.v1.Event.data:type_name -> spool.v1.Json
-	77,  // 77: spool.v1.Event.metadata:type_name -> spool.v1.EventMetadata
-	0,   // 78: spool.v1.EventMetadata.session:type_name -> spool.v1.Json
-	0,   // 79: spool.v1.EventMetadata.message:type_name -> spool.v1.Json
-	76,  // 80: spool.v1.StreamEventsResponse.event:type_name -> spool.v1.Event
-	80,  // 81: spool.v1.StreamEventsResponse.lag:type_name -> spool.v1.Lag
-	76,  // 82: spool.v1.ReplayEventsResponse.event:type_name -> spool.v1.Event
-	83,  // 83: spool.v1.ReplayEventsResponse.started:type_name -> spool.v1.ReplayStarted
-	84,  // 84: spool.v1.ReplayEventsResponse.gap_shortened:type_name -> spool.v1.GapShortened
-	85,  // 85: spool.v1.ReplayEventsResponse.block_whole:type_name -> spool.v1.BlockWhole
-	86,  // 86: spool.v1.ReplayEventsResponse.ended:type_name -> spool.v1.ReplayEnded
-	89,  // 87: spool.v1.ListBlocksResponse.blocks:type_name -> spool.v1.Block
-	157, // 88: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
-	21,  // 89: spool.v1.Block.parts:type_name -> spool.v1.Part
-	0,   // 90: spool.v1.Block.input:type_name -> spool.v1.Json
-	90,  // 91: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
-	157, // 92: spool.v1.CreateKeyResponse.expires_at:type_name -> google.protobuf.Timestamp
-	95,  // 93: spool.v1.ListDeadLettersResponse.dead_letters:type_name -> spool.v1.DeadLetter
-	157, // 94: spool.v1.DeadLetter.time:type_name -> google.protobuf.Timestamp
-	98,  // 95: spool.v1.ListAuditResponse.entries:type_name -> spool.v1.AuditEntry
-	157, // 96: spool.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
-	99,  // 97: spool.v1.AuditEntry.actor:type_name -> spool.v1.AuditActor
-	107, // 98: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
-	157, // 99: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
-	157, // 100: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
-	157, // 101: spool.v1.Key.expires_at:type_name -> google.protobuf.Timestamp
-	3,   // 102: spool.v1.SetBudgetRequest.budget:type_name -> spool.v1.Budget
-	114, // 103: spool.v1.ListBudgetsResponse.budgets:type_name -> spool.v1.TenantBudget
-	3,   // 104: spool.v1.TenantBudget.budget:type_name -> spool.v1.Budget
-	3,   // 105: spool.v1.TenantBudget.spent:type_name -> spool.v1.Budget
-	157, // 106: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
-	117, // 107: spool.v1.SetLimitsRequest.limits:type_name -> spool.v1.TenantLimits
-	117, // 108: spool.v1.GetLimitsResponse.limits:type_name -> spool.v1.TenantLimits
-	117, // 109: spool.v1.GetLimitsResponse.used:type_name -> spool.v1.TenantLimits
-	124, // 110: spool.v1.Definition.ref:type_name -> spool.v1.Reference
-	0,   // 111: spool.v1.Definition.spec:type_name -> spool.v1.Json
-	157, // 112: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
-	124, // 113: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
-	124, // 114: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 115: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
-	125, // 116: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
-	124, // 117: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
-	0,   // 118: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
-	125, // 119: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
-	124, // 120: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 121: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
-	125, // 122: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
-	146, // 123: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
-	145, // 124: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
-	150, // 125: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
-	124, // 126: spool.v1.Skill.ref:type_name -> spool.v1.Reference
-	157, // 127: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
-	20,  // 128: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	20,  // 129: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	20,  // 130: spool.v1.RecoverExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	5,   // 131: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
-	7,   // 132: spool.v1.Sessions.ForkSession:input_type -> spool.v1.ForkSessionRequest
-	10,  // 133: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
-	12,  // 134: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
-	15,  // 135: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
-	17,  // 136: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
-	19,  // 137: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
-	23,  // 138: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
-	25,  // 139: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
-	27,  // 140: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
-	29,  // 141: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
-	32,  // 142: spool.v1.Sessions.GetSessionState:input_type -> spool.v1.GetSessionStateRequest
-	40,  // 143: spool.v1.Sessions.DiffSession:input_type -> spool.v1.DiffSessionRequest
-	47,  // 144: spool.v1.Sessions.CompareSessions:input_type -> spool.v1.CompareSessionsRequest
-	49,  // 145: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
-	51,  // 146: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
-	54,  // 147: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
-	52,  // 148: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
-	58,  // 149: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
-	60,  // 150: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
-	62,  // 151: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
-	64,  // 152: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
-	66,  // 153: spool.v1.Executions.RecoverExecution:input_type -> spool.v1.RecoverExecutionRequest
-	68,  // 154: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
-	78,  // 155: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
-	81,  // 156: spool.v1.Events.ReplayEvents:input_type -> spool.v1.ReplayEventsRequest
-	70,  // 157: spool.v1.Events.ListHistory:input_type -> spool.v1.ListHistoryRequest
-	73,  // 158: spool.v1.Events.ListHistoryBlocks:input_type -> spool.v1.ListHistoryBlocksRequest
-	87,  // 159: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
-	91,  // 160: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
-	105, // 161: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
-	108, // 162: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
-	118, // 163: spool.v1.Limits.SetLimits:input_type -> spool.v1.SetLimitsRequest
-	120, // 164: spool.v1.Limits.GetLimits:input_type -> spool.v1.GetLimitsRequest
-	122, // 165: spool.v1.Limits.RemoveLimits:input_type -> spool.v1.RemoveLimitsRequest
-	110, // 166: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
-	112, // 167: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
-	115, // 168: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
-	93,  // 169: spool.v1.DeadLetters.ListDeadLetters:input_type -> spool.v1.ListDeadLettersRequest
-	100, // 170: spool.v1.DeadLetters.GetDeadLetter:input_type -> spool.v1.GetDeadLetterRequest
-	101, // 171: spool.v1.DeadLetters.RetryDeadLetter:input_type -> spool.v1.RetryDeadLetterRequest
-	103, // 172: spool.v1.DeadLetters.DropDeadLetter:input_type -> spool.v1.DropDeadLetterRequest
-	96,  // 173: spool.v1.Audit.ListAudit:input_type -> spool.v1.ListAuditRequest
-	128, // 174: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
-	129, // 175: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
-	131, // 176: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
-	132, // 177: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
-	133, // 178: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
-	134, // 179: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
-	136, // 180: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
-	137, // 181: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
-	138, // 182: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
-	139, // 183: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
-	141, // 184: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
-	142, // 185: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
-	143, // 186: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
-	147, // 187: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
-	149, // 188: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
-	151, // 189: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
-	152, // 190: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
-	6,   // 191: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
-	8,   // 192: spool.v1.Sessions.ForkSession:output_type -> spool.v1.ForkSessionResponse
-	11,  // 193: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
-	13,  // 194: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
-	16,  // 195: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
-	18,  // 196: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
-	22,  // 197: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
-	24,  // 198: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
-	26,  // 199: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
-	28,  // 200: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
-	30,  // 201: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
-	33,  // 202: spool.v1.Sessions.GetSessionState:output_type -> spool.v1.SessionState
-	41,  // 203: spool.v1.Sessions.DiffSession:output_type -> spool.v1.SessionDiff
-	48,  // 204: spool.v1.Sessions.CompareSessions:output_type -> spool.v1.SessionComparison
-	50,  // 205: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
-	53,  // 206: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
-	55,  // 207: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
-	53,  // 208: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
-	59,  // 209: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
-	61,  // 210: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
-	63,  // 211: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
-	65,  // 212: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
-	67,  // 213: spool.v1.Executions.RecoverExecution:output_type -> spool.v1.RecoverExecutionResponse
-	69,  // 214: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
-	79,  // 215: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
-	82,  // 216: spool.v1.Events.ReplayEvents:output_type -> spool.v1.ReplayEventsResponse
-	71,  // 217: spool.v1.Events.ListHistory:output_type -> spool.v1.ListHistoryResponse
-	74,  // 218: spool.v1.Events.ListHistoryBlocks:output_type -> spool.v1.ListHistoryBlocksResponse
-	88,  // 219: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
-	92,  // 220: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
-	106, // 221: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
-	109, // 222: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
-	119, // 223: spool.v1.Limits.SetLimits:output_type -> spool.v1.SetLimitsResponse
-	121, // 224: spool.v1.Limits.GetLimits:output_type -> spool.v1.GetLimitsResponse
-	123, // 225: spool.v1.Limits.RemoveLimits:output_type -> spool.v1.RemoveLimitsResponse
-	111, // 226: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
-	113, // 227: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
-	116, // 228: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
-	94,  // 229: spool.v1.DeadLetters.ListDeadLetters:output_type -> spool.v1.ListDeadLettersResponse
-	95,  // 230: spool.v1.DeadLetters.GetDeadLetter:output_type -> spool.v1.DeadLetter
-	102, // 231: spool.v1.DeadLetters.RetryDeadLetter:output_type -> spool.v1.RetryDeadLetterResponse
-	104, // 232: spool.v1.DeadLetters.DropDeadLetter:output_type -> spool.v1.DropDeadLetterResponse
-	97,  // 233: spool.v1.Audit.ListAudit:output_type -> spool.v1.ListAuditResponse
-	126, // 234: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
-	130, // 235: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
-	125, // 236: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
-	127, // 237: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
-	126, // 238: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
-	135, // 239: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
-	125, // 240: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
-	127, // 241: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
-	126, // 242: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
-	140, // 243: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
-	125, // 244: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
-	127, // 245: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
-	144, // 246: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
-	148, // 247: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
-	150, // 248: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
-	126, // 249: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
-	127, // 250: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
-	191, // [191:251] is the sub-list for method output_type
-	131, // [131:191] is the sub-list for method input_type
-	131, // [131:131] is the sub-list for extension type_name
-	131, // [131:131] is the sub-list for extension extendee
-	0,   // [0:131] is the sub-list for field type_name
+	55,  // 24: spool.v1.PostMessageResponse.execution:type_name -> spool.v1.Execution
+	31,  // 25: spool.v1.ListConversationsResponse.conversations:type_name -> spool.v1.Conversation
+	157, // 26: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
+	157, // 27: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
+	157, // 28: spool.v1.SessionState.time:type_name -> google.protobuf.Timestamp
+	13,  // 29: spool.v1.SessionState.session:type_name -> spool.v1.Session
+	55,  // 30: spool.v1.SessionState.executions:type_name -> spool.v1.Execution
+	89,  // 31: spool.v1.SessionState.blocks:type_name -> spool.v1.Block
+	35,  // 32: spool.v1.SessionState.todos:type_name -> spool.v1.TodoList
+	31,  // 33: spool.v1.SessionState.conversations:type_name -> spool.v1.Conversation
+	36,  // 34: spool.v1.SessionState.reported:type_name -> spool.v1.UsageTotal
+	36,  // 35: spool.v1.SessionState.metered:type_name -> spool.v1.UsageTotal
+	37,  // 36: spool.v1.SessionState.resolved:type_name -> spool.v1.ResolvedVersions
+	38,  // 37: spool.v1.SessionState.files:type_name -> spool.v1.WorkspaceState
+	34,  // 38: spool.v1.SessionState.incomplete_text:type_name -> spool.v1.IncompleteText
+	90,  // 39: spool.v1.TodoList.items:type_name -> spool.v1.TodoItem
+	157, // 40: spool.v1.WorkspaceState.snapshot_at:type_name -> google.protobuf.Timestamp
+	39,  // 41: spool.v1.WorkspaceState.changes:type_name -> spool.v1.FileChange
+	157, // 42: spool.v1.FileChange.time:type_name -> google.protobuf.Timestamp
+	42,  // 43: spool.v1.SessionDiff.blocks:type_name -> spool.v1.BlockChange
+	43,  // 44: spool.v1.SessionDiff.statuses:type_name -> spool.v1.StatusChange
+	36,  // 45: spool.v1.SessionDiff.reported:type_name -> spool.v1.UsageTotal
+	36,  // 46: spool.v1.SessionDiff.metered:type_name -> spool.v1.UsageTotal
+	44,  // 47: spool.v1.SessionDiff.files:type_name -> spool.v1.FilesDiff
+	89,  // 48: spool.v1.BlockChange.block:type_name -> spool.v1.Block
+	45,  // 49: spool.v1.FilesDiff.files:type_name -> spool.v1.FileDiff
+	46,  // 50: spool.v1.FileDiff.from:type_name -> spool.v1.FileVersion
+	46,  // 51: spool.v1.FileDiff.to:type_name -> spool.v1.FileVersion
+	76,  // 52: spool.v1.SessionComparison.event:type_name -> spool.v1.Event
+	76,  // 53: spool.v1.SessionComparison.with_event:type_name -> spool.v1.Event
+	1,   // 54: spool.v1.StartExecutionRequest.session_options:type_name -> spool.v1.SessionOptions
+	0,   // 55: spool.v1.StartExecutionRequest.metadata:type_name -> spool.v1.Json
+	21,  // 56: spool.v1.StartExecutionRequest.parts:type_name -> spool.v1.Part
+	4,   // 57: spool.v1.StartExecutionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
+	155, // 58: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
+	55,  // 59: spool.v1.StartExecutionResponse.execution:type_name -> spool.v1.Execution
+	55,  // 60: spool.v1.ListExecutionsResponse.executions:type_name -> spool.v1.Execution
+	57,  // 61: spool.v1.Execution.usage:type_name -> spool.v1.Usage
+	0,   // 62: spool.v1.Execution.metadata:type_name -> spool.v1.Json
+	157, // 63: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
+	157, // 64: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
+	157, // 65: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
+	157, // 66: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
+	56,  // 67: spool.v1.Execution.metered:type_name -> spool.v1.MeteredUsage
+	0,   // 68: spool.v1.Execution.resolved:type_name -> spool.v1.Json
+	157, // 69: spool.v1.Execution.updated_at:type_name -> google.protobuf.Timestamp
+	57,  // 70: spool.v1.MeteredUsage.usage:type_name -> spool.v1.Usage
+	156, // 71: spool.v1.RecoverExecutionRequest.environment:type_name -> spool.v1.RecoverExecutionRequest.EnvironmentEntry
+	76,  // 72: spool.v1.ListEventsResponse.events:type_name -> spool.v1.Event
+	76,  // 73: spool.v1.ListHistoryResponse.events:type_name -> spool.v1.Event
+	72,  // 74: spool.v1.ListHistoryResponse.ancestors:type_name -> spool.v1.Ancestor
+	75,  // 75: spool.v1.ListHistoryBlocksResponse.ancestors:type_name -> spool.v1.InheritedBlocks
+	89,  // 76: spool.v1.InheritedBlocks.blocks:type_name -> spool.v1.Block
+	157, // 77: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
+	0,   // 78: spool.v1.Event.data:type_name -> spool.v1.Json
+	77,  // 79: spool.v1.Event.metadata:type_name -> spool.v1.EventMetadata
+	0,   // 80: spool.v1.EventMetadata.session:type_name -> spool.v1.Json
+	0,   // 81: spool.v1.EventMetadata.message:type_name -> spool.v1.Json
+	76,  // 82: spool.v1.StreamEventsResponse.event:type_name -> spool.v1.Event
+	80,  // 83: spool.v1.StreamEventsResponse.lag:type_name -> spool.v1.Lag
+	76,  // 84: spool.v1.ReplayEventsResponse.event:type_name -> spool.v1.Event
+	83,  // 85: spool.v1.ReplayEventsResponse.started:type_name -> spool.v1.ReplayStarted
+	84,  // 86: spool.v1.ReplayEventsResponse.gap_shortened:type_name -> spool.v1.GapShortened
+	85,  // 87: spool.v1.ReplayEventsResponse.block_whole:type_name -> spool.v1.BlockWhole
+	86,  // 88: spool.v1.ReplayEventsResponse.ended:type_name -> spool.v1.ReplayEnded
+	89,  // 89: spool.v1.ListBlocksResponse.blocks:type_name -> spool.v1.Block
+	157, // 90: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
+	21,  // 91: spool.v1.Block.parts:type_name -> spool.v1.Part
+	0,   // 92: spool.v1.Block.input:type_name -> spool.v1.Json
+	90,  // 93: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
+	157, // 94: spool.v1.CreateKeyResponse.expires_at:type_name -> google.protobuf.Timestamp
+	95,  // 95: spool.v1.ListDeadLettersResponse.dead_letters:type_name -> spool.v1.DeadLetter
+	157, // 96: spool.v1.DeadLetter.time:type_name -> google.protobuf.Timestamp
+	98,  // 97: spool.v1.ListAuditResponse.entries:type_name -> spool.v1.AuditEntry
+	157, // 98: spool.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
+	99,  // 99: spool.v1.AuditEntry.actor:type_name -> spool.v1.AuditActor
+	107, // 100: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
+	157, // 101: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
+	157, // 102: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
+	157, // 103: spool.v1.Key.expires_at:type_name -> google.protobuf.Timestamp
+	3,   // 104: spool.v1.SetBudgetRequest.budget:type_name -> spool.v1.Budget
+	114, // 105: spool.v1.ListBudgetsResponse.budgets:type_name -> spool.v1.TenantBudget
+	3,   // 106: spool.v1.TenantBudget.budget:type_name -> spool.v1.Budget
+	3,   // 107: spool.v1.TenantBudget.spent:type_name -> spool.v1.Budget
+	157, // 108: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
+	117, // 109: spool.v1.SetLimitsRequest.limits:type_name -> spool.v1.TenantLimits
+	117, // 110: spool.v1.GetLimitsResponse.limits:type_name -> spool.v1.TenantLimits
+	117, // 111: spool.v1.GetLimitsResponse.used:type_name -> spool.v1.TenantLimits
+	124, // 112: spool.v1.Definition.ref:type_name -> spool.v1.Reference
+	0,   // 113: spool.v1.Definition.spec:type_name -> spool.v1.Json
+	157, // 114: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
+	124, // 115: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
+	124, // 116: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 117: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
+	125, // 118: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
+	124, // 119: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
+	0,   // 120: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
+	125, // 121: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
+	124, // 122: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 123: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
+	125, // 124: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
+	146, // 125: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
+	145, // 126: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
+	150, // 127: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
+	124, // 128: spool.v1.Skill.ref:type_name -> spool.v1.Reference
+	157, // 129: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
+	20,  // 130: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	20,  // 131: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	20,  // 132: spool.v1.RecoverExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	5,   // 133: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
+	7,   // 134: spool.v1.Sessions.ForkSession:input_type -> spool.v1.ForkSessionRequest
+	10,  // 135: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
+	12,  // 136: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
+	15,  // 137: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
+	17,  // 138: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
+	19,  // 139: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
+	23,  // 140: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
+	25,  // 141: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
+	27,  // 142: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
+	29,  // 143: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
+	32,  // 144: spool.v1.Sessions.GetSessionState:input_type -> spool.v1.GetSessionStateRequest
+	40,  // 145: spool.v1.Sessions.DiffSession:input_type -> spool.v1.DiffSessionRequest
+	47,  // 146: spool.v1.Sessions.CompareSessions:input_type -> spool.v1.CompareSessionsRequest
+	49,  // 147: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
+	51,  // 148: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
+	54,  // 149: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
+	52,  // 150: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
+	58,  // 151: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
+	60,  // 152: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
+	62,  // 153: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
+	64,  // 154: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
+	66,  // 155: spool.v1.Executions.RecoverExecution:input_type -> spool.v1.RecoverExecutionRequest
+	68,  // 156: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
+	78,  // 157: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
+	81,  // 158: spool.v1.Events.ReplayEvents:input_type -> spool.v1.ReplayEventsRequest
+	70,  // 159: spool.v1.Events.ListHistory:input_type -> spool.v1.ListHistoryRequest
+	73,  // 160: spool.v1.Events.ListHistoryBlocks:input_type -> spool.v1.ListHistoryBlocksRequest
+	87,  // 161: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
+	91,  // 162: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
+	105, // 163: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
+	108, // 164: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
+	118, // 165: spool.v1.Limits.SetLimits:input_type -> spool.v1.SetLimitsRequest
+	120, // 166: spool.v1.Limits.GetLimits:input_type -> spool.v1.GetLimitsRequest
+	122, // 167: spool.v1.Limits.RemoveLimits:input_type -> spool.v1.RemoveLimitsRequest
+	110, // 168: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
+	112, // 169: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
+	115, // 170: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
+	93,  // 171: spool.v1.DeadLetters.ListDeadLetters:input_type -> spool.v1.ListDeadLettersRequest
+	100, // 172: spool.v1.DeadLetters.GetDeadLetter:input_type -> spool.v1.GetDeadLetterRequest
+	101, // 173: spool.v1.DeadLetters.RetryDeadLetter:input_type -> spool.v1.RetryDeadLetterRequest
+	103, // 174: spool.v1.DeadLetters.DropDeadLetter:input_type -> spool.v1.DropDeadLetterRequest
+	96,  // 175: spool.v1.Audit.ListAudit:input_type -> spool.v1.ListAuditRequest
+	128, // 176: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
+	129, // 177: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
+	131, // 178: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
+	132, // 179: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
+	133, // 180: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
+	134, // 181: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
+	136, // 182: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
+	137, // 183: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
+	138, // 184: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
+	139, // 185: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
+	141, // 186: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
+	142, // 187: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
+	143, // 188: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
+	147, // 189: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
+	149, // 190: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
+	151, // 191: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
+	152, // 192: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
+	6,   // 193: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
+	8,   // 194: spool.v1.Sessions.ForkSession:output_type -> spool.v1.ForkSessionResponse
+	11,  // 195: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
+	13,  // 196: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
+	16,  // 197: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
+	18,  // 198: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
+	22,  // 199: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
+	24,  // 200: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
+	26,  // 201: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
+	28,  // 202: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
+	30,  // 203: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
+	33,  // 204: spool.v1.Sessions.GetSessionState:output_type -> spool.v1.SessionState
+	41,  // 205: spool.v1.Sessions.DiffSession:output_type -> spool.v1.SessionDiff
+	48,  // 206: spool.v1.Sessions.CompareSessions:output_type -> spool.v1.SessionComparison
+	50,  // 207: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
+	53,  // 208: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
+	55,  // 209: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
+	53,  // 210: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
+	59,  // 211: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
+	61,  // 212: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
+	63,  // 213: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
+	65,  // 214: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
+	67,  // 215: spool.v1.Executions.RecoverExecution:output_type -> spool.v1.RecoverExecutionResponse
+	69,  // 216: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
+	79,  // 217: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
+	82,  // 218: spool.v1.Events.ReplayEvents:output_type -> spool.v1.ReplayEventsResponse
+	71,  // 219: spool.v1.Events.ListHistory:output_type -> spool.v1.ListHistoryResponse
+	74,  // 220: spool.v1.Events.ListHistoryBlocks:output_type -> spool.v1.ListHistoryBlocksResponse
+	88,  // 221: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
+	92,  // 222: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
+	106, // 223: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
+	109, // 224: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
+	119, // 225: spool.v1.Limits.SetLimits:output_type -> spool.v1.SetLimitsResponse
+	121, // 226: spool.v1.Limits.GetLimits:output_type -> spool.v1.GetLimitsResponse
+	123, // 227: spool.v1.Limits.RemoveLimits:output_type -> spool.v1.RemoveLimitsResponse
+	111, // 228: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
+	113, // 229: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
+	116, // 230: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
+	94,  // 231: spool.v1.DeadLetters.ListDeadLetters:output_type -> spool.v1.ListDeadLettersResponse
+	95,  // 232: spool.v1.DeadLetters.GetDeadLetter:output_type -> spool.v1.DeadLetter
+	102, // 233: spool.v1.DeadLetters.RetryDeadLetter:output_type -> spool.v1.RetryDeadLetterResponse
+	104, // 234: spool.v1.DeadLetters.DropDeadLetter:output_type -> spool.v1.DropDeadLetterResponse
+	97,  // 235: spool.v1.Audit.ListAudit:output_type -> spool.v1.ListAuditResponse
+	126, // 236: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
+	130, // 237: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
+	125, // 238: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
+	127, // 239: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
+	126, // 240: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
+	135, // 241: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
+	125, // 242: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
+	127, // 243: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
+	126, // 244: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
+	140, // 245: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
+	125, // 246: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
+	127, // 247: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
+	144, // 248: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
+	148, // 249: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
+	150, // 250: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
+	126, // 251: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
+	127, // 252: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
+	193, // [193:253] is the sub-list for method output_type
+	133, // [133:193] is the sub-list for method input_type
+	133, // [133:133] is the sub-list for extension type_name
+	133, // [133:133] is the sub-list for extension extendee
+	0,   // [0:133] is the sub-list for field type_name
 }
 
 func init() { file_spool_v1_spool_proto_init() }
@@ -13025,6 +13097,7 @@ func file_spool_v1_spool_proto_init() {
 	file_spool_v1_spool_proto_msgTypes[13].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[14].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[21].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[22].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[31].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[32].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[37].OneofWrappers = []any{}
@@ -13033,6 +13106,7 @@ func file_spool_v1_spool_proto_init() {
 	file_spool_v1_spool_proto_msgTypes[44].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[45].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[46].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[50].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[51].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[55].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[68].OneofWrappers = []any{}

@@ -67,7 +67,8 @@ type SessionsClient interface {
 	// Deletes a session permanently: the running execution is cancelled and queued executions are removed.
 	DeleteSession(ctx context.Context, in *DeleteSessionRequest, opts ...grpc.CallOption) (*DeleteSessionResponse, error)
 	// Posts a message, which creates an execution. The execution starts after the session's earlier executions have
-	// ended. The header Idempotency-Key (gRPC metadata idempotency-key) makes a retry safe.
+	// ended. The header Idempotency-Key (gRPC metadata idempotency-key) makes a retry safe. With wait, the answer comes
+	// when the execution ends or the time is up: 200 over REST if the execution has ended, otherwise 202.
 	PostMessage(ctx context.Context, in *PostMessageRequest, opts ...grpc.CallOption) (*PostMessageResponse, error)
 	// Asks the running turn to stop; the agent's process stays warm. If no turn is running, nothing changes.
 	InterruptSession(ctx context.Context, in *InterruptSessionRequest, opts ...grpc.CallOption) (*InterruptSessionResponse, error)
@@ -263,7 +264,8 @@ type SessionsServer interface {
 	// Deletes a session permanently: the running execution is cancelled and queued executions are removed.
 	DeleteSession(context.Context, *DeleteSessionRequest) (*DeleteSessionResponse, error)
 	// Posts a message, which creates an execution. The execution starts after the session's earlier executions have
-	// ended. The header Idempotency-Key (gRPC metadata idempotency-key) makes a retry safe.
+	// ended. The header Idempotency-Key (gRPC metadata idempotency-key) makes a retry safe. With wait, the answer comes
+	// when the execution ends or the time is up: 200 over REST if the execution has ended, otherwise 202.
 	PostMessage(context.Context, *PostMessageRequest) (*PostMessageResponse, error)
 	// Asks the running turn to stop; the agent's process stays warm. If no turn is running, nothing changes.
 	InterruptSession(context.Context, *InterruptSessionRequest) (*InterruptSessionResponse, error)
@@ -695,7 +697,8 @@ const (
 // An execution is one query and its processing until it ends.
 type ExecutionsClient interface {
 	// Creates a session and posts its first message in one step. The header Idempotency-Key (gRPC metadata
-	// idempotency-key) makes a retry safe.
+	// idempotency-key) makes a retry safe. With wait, the answer comes when the execution ends or the time is up: 200 over
+	// REST if the execution has ended, otherwise 202.
 	StartExecution(ctx context.Context, in *StartExecutionRequest, opts ...grpc.CallOption) (*StartExecutionResponse, error)
 	// Lists the executions of all sessions, newest first. Page tokens work as in ListSessions.
 	ListExecutions(ctx context.Context, in *ListExecutionsRequest, opts ...grpc.CallOption) (*ListExecutionsResponse, error)
@@ -824,7 +827,8 @@ func (c *executionsClient) RecoverExecution(ctx context.Context, in *RecoverExec
 // An execution is one query and its processing until it ends.
 type ExecutionsServer interface {
 	// Creates a session and posts its first message in one step. The header Idempotency-Key (gRPC metadata
-	// idempotency-key) makes a retry safe.
+	// idempotency-key) makes a retry safe. With wait, the answer comes when the execution ends or the time is up: 200 over
+	// REST if the execution has ended, otherwise 202.
 	StartExecution(context.Context, *StartExecutionRequest) (*StartExecutionResponse, error)
 	// Lists the executions of all sessions, newest first. Page tokens work as in ListSessions.
 	ListExecutions(context.Context, *ListExecutionsRequest) (*ListExecutionsResponse, error)

@@ -35,7 +35,7 @@ const (
 type Limits struct {
 	Bytes         int64 // bytes of all requests in flight
 	TenantBytes   int64 // bytes of one tenant's requests in flight
-	TenantStreams int   // open streams of one tenant: SSE, WebSocket and gRPC together
+	TenantStreams int   // open streams of one tenant: SSE, WebSocket, gRPC and requests with wait together
 	TenantRate    int   // requests per second of one tenant
 	TenantBurst   int   // largest burst of requests of one tenant
 
@@ -260,7 +260,8 @@ func (r *reader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Stream counts an open stream of a tenant. The caller must call end when the stream ends. The error is TOO_MANY_STREAMS.
+// Stream counts an open stream of a tenant, or a request that waits for the end of an execution. The caller must call end when the stream ends.
+// The error is TOO_MANY_STREAMS.
 func (a *Admission) Stream(tenant string) (end func(), err error) {
 	most, of := a.limits.TenantStreams, " (--max-tenant-streams)"
 	if own := a.limits.TenantLimits(tenant).Streams; own > 0 {
@@ -271,7 +272,7 @@ func (a *Admission) Stream(tenant string) (end func(), err error) {
 	held := a.usage(tenant)
 	if held.streams >= most {
 		a.forget(tenant)
-		return nil, problem.New(problem.TooManyStreams, "", fmt.Sprintf("the tenant has %d streams open at this gateway, the most that it may%s; end some, or use one WebSocket for many sessions", held.streams, of))
+		return nil, problem.New(problem.TooManyStreams, "", fmt.Sprintf("the tenant has %d streams open at this gateway, the most that it may%s; end some, use one WebSocket for many sessions, or send requests without wait", held.streams, of))
 	}
 	held.streams++
 	return sync.OnceFunc(func() {

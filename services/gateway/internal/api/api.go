@@ -13,6 +13,7 @@ import (
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/livefiles"
+	"github.com/spoolhq/spool/services/gateway/internal/admission"
 	"github.com/spoolhq/spool/services/gateway/internal/auth"
 	"github.com/spoolhq/spool/services/gateway/internal/commands"
 	"github.com/spoolhq/spool/services/gateway/internal/dead"
@@ -59,6 +60,8 @@ type Server struct {
 	Dead    *dead.Letters
 	Quota   *quota.Quota
 
+	Admission *admission.Admission
+
 	// AwaitBudget blocks until the services that enforce a tenant's budget have received it.
 	AwaitBudget func(ctx context.Context, tenant string, p events.Period, limit events.Budget) error
 	// SessionLimit returns how many sessions a tenant may have; 0 means no limit.
@@ -73,7 +76,7 @@ type Server struct {
 	Counts       Counts
 }
 
-// Counts are the metrics of StreamEvents and ReplayEvents.
+// Counts are the metrics of StreamEvents, ReplayEvents and requests that wait for the end of an execution.
 type Counts interface {
 	Stream(kind string) (done func())
 	Sent(kind string, bytes int)

@@ -11,8 +11,14 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// StartExecution creates a session and posts its first message.
+// StartExecution creates a session and posts its first message. With wait it returns when the execution has ended, or the
+// time is up.
 func (s *Server) StartExecution(ctx context.Context, r *spoolv1.StartExecutionRequest) (*spoolv1.StartExecutionResponse, error) {
+	wait, err := s.beginWait(ctx, r.GetWait())
+	if err != nil {
+		return nil, err
+	}
+	defer wait.close()
 	create, err := createCommand(r)
 	if err != nil {
 		return nil, err
@@ -42,7 +48,11 @@ func (s *Server) StartExecution(ctx context.Context, r *spoolv1.StartExecutionRe
 	if err != nil {
 		return nil, withAliasField(r, err)
 	}
-	return &spoolv1.StartExecutionResponse{SessionId: a.SessionID, ExecutionId: a.ExecutionID, Position: a.Position}, nil
+	execution, cursor, err := wait.awaitEnd(ctx, a)
+	if err != nil {
+		return nil, err
+	}
+	return &spoolv1.StartExecutionResponse{SessionId: a.SessionID, ExecutionId: a.ExecutionID, Position: a.Position, Execution: execution, Cursor: cursor}, nil
 }
 
 // ListExecutions lists the tenant's executions.

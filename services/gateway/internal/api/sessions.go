@@ -274,11 +274,17 @@ func postCommand(r messageRequest) (command.PostMessage, error) {
 	return m, checkJSON("metadata", r.GetMetadata())
 }
 
-// PostMessage stores a query for a session, as a new execution, and returns before the execution has begun.
+// PostMessage stores a query for a session, as a new execution, and returns before the execution has begun. With wait it
+// returns when the execution has ended, or the time is up.
 func (s *Server) PostMessage(ctx context.Context, r *spoolv1.PostMessageRequest) (*spoolv1.PostMessageResponse, error) {
 	if err := reads.CheckSession(r.GetSessionId()); err != nil {
 		return nil, err
 	}
+	wait, err := s.beginWait(ctx, r.GetWait())
+	if err != nil {
+		return nil, err
+	}
+	defer wait.close()
 	body, err := postCommand(r)
 	if err != nil {
 		return nil, err
@@ -308,7 +314,11 @@ func (s *Server) PostMessage(ctx context.Context, r *spoolv1.PostMessageRequest)
 	if err != nil {
 		return nil, err
 	}
-	return &spoolv1.PostMessageResponse{SessionId: r.GetSessionId(), ExecutionId: a.ExecutionID, Position: a.Position}, nil
+	execution, cursor, err := wait.awaitEnd(ctx, a)
+	if err != nil {
+		return nil, err
+	}
+	return &spoolv1.PostMessageResponse{SessionId: r.GetSessionId(), ExecutionId: a.ExecutionID, Position: a.Position, Execution: execution, Cursor: cursor}, nil
 }
 
 // InterruptSession requests that the running turn of a session stops.

@@ -116,12 +116,16 @@ type Hub struct {
 	run        context.Context    // context of Run; nil before
 	work       sync.WaitGroup     // counts the goroutines of feeds
 	closed     bool
+
+	stopped context.Context // ends when the Hub stops
+	stop    context.CancelFunc
 }
 
 // NewHub returns a Hub. Run starts it.
 func NewHub(cfg Config) *Hub {
 	cfg.defaults()
 	h := &Hub{cfg: cfg, slots: make(chan struct{}, maxReads), textSlots: make(chan struct{}, maxReads), feeds: map[string]*feed{}, partitions: map[int]*partition{}}
+	h.stopped, h.stop = context.WithCancel(context.Background())
 	for i := range h.lanes {
 		h.lanes[i] = make(chan *nats.Msg, laneDepth)
 	}
@@ -157,6 +161,7 @@ func (h *Hub) Run(ctx context.Context, started func()) error {
 
 // close ends every feed and its Readers.
 func (h *Hub) close() {
+	h.stop()
 	h.mu.Lock()
 	h.closed = true
 	list := make([]*feed, 0, len(h.feeds))
@@ -168,6 +173,16 @@ func (h *Hub) close() {
 		f.end(errStopping())
 	}
 	h.work.Wait()
+}
+
+// UntilStop returns a context that ends with ctx, or when the Hub stops. The caller must call cancel.
+func (h *Hub) UntilStop(ctx context.Context) (_ context.Context, cancel func()) {
+	ctx, end := context.WithCancelCause(ctx)
+	detach := context.AfterFunc(h.stopped, func() { end(errStopping()) })
+	return ctx, func() {
+		detach()
+		end(nil)
+	}
 }
 
 // errStopping returns the error with which Readers end when the Hub stops.

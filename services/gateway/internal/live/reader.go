@@ -209,15 +209,20 @@ func (r *Reader) reserve(ctx context.Context, size int) error {
 // unsentEvents returns the events in the ring that the client does not have, up to the one that exceeds maxBatch, and
 // their size in bytes. The feed's mu must be held.
 func (r *Reader) unsentEvents() (list []Frame, size int) {
-	f := r.feed
-	first := len(f.ring) - int(min(f.tip-min(r.cursor, f.tip), uint32(len(f.ring))))
-	for i, frame := range f.ring[first:] {
+	list = r.eventsAfterCursor()
+	for i, frame := range list {
 		if size > maxBatch {
-			return f.ring[first : first+i], size
+			return list[:i], size
 		}
 		size += frame.Len(true)
 	}
-	return f.ring[first:], size
+	return list, size
+}
+
+// eventsAfterCursor returns the events in the ring after the Reader's cursor. The feed's mu must be held.
+func (r *Reader) eventsAfterCursor() []Frame {
+	f := r.feed
+	return f.ring[len(f.ring)-int(min(f.tip-min(r.cursor, f.tip), uint32(len(f.ring)))):]
 }
 
 // source is where the next frames of a Reader are read from.

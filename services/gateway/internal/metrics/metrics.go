@@ -54,14 +54,14 @@ func New(also prometheus.Registerer) *Metrics {
 		requests: counter("http_requests_total", "Answered HTTP requests.", "method", "route", "status"),
 		inFlight: gauge("http_requests_in_flight", "HTTP requests in progress, including SSE streams."),
 		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "spool_gateway_http_request_seconds", Help: "Seconds to answer an HTTP request, except streams.",
+			Name: "spool_gateway_http_request_seconds", Help: "Seconds to answer an HTTP request, except streams and requests with wait.",
 			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
 		}, []string{"method", "route"}),
 		calls:    counter("grpc_calls_total", "Answered gRPC calls.", "method", "code"),
 		commands: counter("commands_total", "Commands by outcome: ok, or the error code.", "type", "outcome"),
 		refused:  prometheus.NewCounter(prometheus.CounterOpts{Name: "spool_gateway_unauthenticated_total", Help: "Requests without a valid API key."}),
 		streams: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "spool_gateway_streams", Help: "Open streaming connections.",
+			Name: "spool_gateway_streams", Help: "Open streaming connections, and requests that wait for the end of an execution (kind wait).",
 		}, []string{"kind"}),
 		frames:  counter("frames_total", "Events and text deltas sent to clients.", "kind"),
 		bytes:   counter("frame_bytes_total", "Bytes of events and text deltas sent to clients, without framing.", "kind"),
@@ -107,7 +107,7 @@ func (m *Metrics) Begin() (done func()) {
 	return m.inFlight.Dec
 }
 
-// Request counts an answered HTTP request. The duration of streams is not recorded.
+// Request counts an answered HTTP request. The duration of streams and of requests with wait is not recorded.
 func (m *Metrics) Request(method, route string, status int, took time.Duration, stream bool) {
 	m.requests.WithLabelValues(method, route, strconv.Itoa(status)).Inc()
 	if stream {
@@ -127,7 +127,7 @@ func (m *Metrics) Command(t command.Type, outcome string) {
 // Refused counts a request without a valid key.
 func (m *Metrics) Refused() { m.refused.Inc() }
 
-// Stream counts an open connection of a kind (ws, sse, grpc); done must be called at its end.
+// Stream counts an open connection of a kind (ws, sse, grpc), or a waiting request (wait); done must be called at its end.
 func (m *Metrics) Stream(kind string) (done func()) {
 	g := m.streams.WithLabelValues(kind)
 	g.Inc()

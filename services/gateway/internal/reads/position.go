@@ -16,6 +16,19 @@ const MaxPositionWait = 5 * time.Second
 // WaitPosition blocks until the read models contain a position of a session or catalogue entry. It does not wait for
 // "". It returns READ_MODEL_BEHIND after MaxPositionWait.
 func (s *Store) WaitPosition(ctx context.Context, id, position string) error {
+	deadline := time.Now().Add(MaxPositionWait)
+	return s.awaitPosition(ctx, id, position, deadline, retry.Doubling(2*time.Millisecond, 50*time.Millisecond))
+}
+
+// AwaitPosition is like WaitPosition, but blocks until ctx ends. It reads Postgres less often the longer it waits, because
+// many requests may wait at once for read models that are behind.
+func (s *Store) AwaitPosition(ctx context.Context, id, position string) error {
+	return s.awaitPosition(ctx, id, position, time.Time{}, retry.Doubling(2*time.Millisecond, time.Second))
+}
+
+// awaitPosition blocks until the read models contain a position. It returns READ_MODEL_BEHIND after the deadline; zero means
+// no deadline.
+func (s *Store) awaitPosition(ctx context.Context, id, position string, deadline time.Time, pauses *retry.Pauses) error {
 	if position == "" {
 		return nil
 	}
@@ -23,8 +36,6 @@ func (s *Store) WaitPosition(ctx context.Context, id, position string) error {
 	if err != nil {
 		return problem.Invalid("minPosition", "%+q is not a position: send the position of a response", truncate.Text(position, 64))
 	}
-	deadline := time.Now().Add(MaxPositionWait)
-	pauses := retry.Doubling(2*time.Millisecond, 50*time.Millisecond)
 	for {
 		c, err := s.checkpoint(ctx, id)
 		if err != nil {
@@ -36,7 +47,7 @@ func (s *Store) WaitPosition(ctx context.Context, id, position string) error {
 		if uint64(c.Position) >= want.Seq {
 			return nil
 		}
-		if !time.Now().Before(deadline) {
+		if !deadline.IsZero() && !time.Now().Before(deadline) {
 			return problem.New(problem.ReadModelBehind, "minPosition", "the read models did not reach the position within 5 s; nothing is lost, try again")
 		}
 		if retry.Pause(ctx, pauses.NextBackOff()) != nil {

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/api/wirejson"
 )
 
@@ -51,6 +52,9 @@ func (c codec) NewDecoder(r io.Reader) runtime.Decoder {
 		if b.err == nil {
 			b.err = b.onlyBody(v)
 		}
+		if b.err == nil {
+			b.err = b.setParameters(v)
+		}
 		return b.err
 	})
 }
@@ -66,6 +70,26 @@ func (b *body) onlyBody(v any) error {
 		if fd != nil && m.ProtoReflect().Has(fd) {
 			return &wirejson.FieldError{Field: fd.JSONName(), Detail: "the field must be in the path and not in the body"}
 		}
+	}
+	return nil
+}
+
+// setParameters sets the fields of a message that are parameters of the query. It returns an error if the body sets one.
+func (b *body) setParameters(v any) error {
+	message, ok := v.(proto.Message)
+	if !ok {
+		return nil
+	}
+	m := message.ProtoReflect()
+	for i := range m.Descriptor().Fields().Len() {
+		fd := m.Descriptor().Fields().Get(i)
+		if !spoolv1.IsQueryParameter(fd.FullName()) {
+			continue
+		}
+		if m.Has(fd) {
+			return &wirejson.FieldError{Field: fd.JSONName(), Detail: "the field must be a parameter of the query and not in the body"}
+		}
+		m.Set(fd, protoreflect.ValueOfString(b.query.Get(fd.JSONName())))
 	}
 	return nil
 }

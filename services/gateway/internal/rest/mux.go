@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"strings"
 	"time"
 
@@ -109,10 +110,10 @@ func (h *Handler) mux() (http.Handler, error) {
 			}
 			h.refuse(recorderOf(w), r, err)
 		}),
-		runtime.WithForwardResponseOption(func(ctx context.Context, w http.ResponseWriter, _ proto.Message) error {
+		runtime.WithForwardResponseOption(func(ctx context.Context, w http.ResponseWriter, response proto.Message) error {
 			if method, ok := runtime.RPCMethod(ctx); ok {
 				w.Header().Set("Cache-Control", "no-store")
-				if status := spoolv1.SuccessStatus(method); status != http.StatusOK {
+				if status := spoolv1.ResponseStatus(method, response); status != http.StatusOK {
 					w.WriteHeader(status)
 				}
 			}
@@ -175,17 +176,40 @@ func (h *Handler) validate(table map[string]route, next runtime.HandlerFunc, w h
 	if err == nil {
 		err = checkKey(r)
 	}
+	query := r.URL.Query()
 	if err == nil {
-		inPath := func(field string) bool { _, in := params[field]; return in || to.body }
-		err = wirejson.CheckQuery(r.URL.Query(), to.request, inPath)
+		err = wirejson.CheckQuery(query, to.request, func(field string) bool {
+			_, inPath := params[field]
+			return inPath || to.body && !spoolv1.IsQueryParameter(to.request.FullName().Append(protoreflect.Name(field)))
+		})
+	}
+	if err == nil && to.body && query.Has(waitParameter) {
+		err = beginWait(out, query.Get(waitParameter))
 	}
 	if err != nil {
 		h.refuse(out, r, fieldProblem(err))
 		return
 	}
-	body.inPath = params
+	body.inPath, body.query = params, query
 	r.Body = body
 	next(w, r, params)
+}
+
+// waitParameter is the parameter with which a request waits for the end of its execution.
+const waitParameter = "wait"
+
+// beginWait extends the time in which the response must be sent by the wait that a request asks for.
+func beginWait(w *statusRecorder, text string) error {
+	wait, err := api.ParseWait(text)
+	if err == nil && text == "" {
+		err = problem.Invalid(waitParameter, "the parameter is empty: give a duration such as 30s, or leave it out")
+	}
+	if err != nil || wait == 0 {
+		return err
+	}
+	w.waits = true
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(wait + answerTime)) // a test's recorder has no connection
+	return nil
 }
 
 // checkKey validates the Idempotency-Key here, because grpc-gateway silently drops a header that gRPC could not
@@ -215,6 +239,7 @@ type body struct {
 	io.Reader
 	data   []byte
 	inPath map[string]string // fields that the path contains
+	query  url.Values        // checked parameters; those that are fields of the message are set when the body is decoded
 	err    error
 }
 

@@ -74,7 +74,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			h.cfg.Logger.Error("panic in request", "method", r.Method, "path", r.URL.Path, "panic", v)
 			h.refuse(out, r, fmt.Errorf("panic: %v", v))
 		}
-		h.cfg.Metrics.Request(methodLabel(r.Method), out.route, out.code(), time.Since(began), strings.HasSuffix(out.route, streamSuffix))
+		h.cfg.Metrics.Request(methodLabel(r.Method), out.route, out.code(), time.Since(began), out.waits || strings.HasSuffix(out.route, streamSuffix))
 		h.cfg.Logger.Debug("answered", "method", r.Method, "path", r.URL.Path, "status", out.code(), "took", time.Since(began))
 	}()
 	if err := h.serve(out, r); err != nil {
@@ -313,6 +313,7 @@ type statusRecorder struct {
 	http.ResponseWriter
 	route  string
 	status int
+	waits  bool // the request waits for the end of an execution
 }
 
 func (a *statusRecorder) WriteHeader(status int) {

@@ -1,0 +1,191 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/api/command"
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/retry"
+	"github.com/spoolhq/spool/pkg/truncate"
+	"github.com/spoolhq/spool/services/gateway/internal/auth"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+)
+
+// MaxWait is the longest time for which a request may wait for the end of its execution.
+const MaxWait = 10 * time.Minute
+
+// ParseWait parses the field wait of a request. It returns 0 for "".
+func ParseWait(text string) (time.Duration, error) {
+	if text == "" {
+		return 0, nil
+	}
+	d, err := time.ParseDuration(text)
+	switch {
+	case err != nil:
+		return 0, problem.Invalid("wait", "%s is not a duration such as 30s or 2m", truncate.Quote(text, 40))
+	case d < 0:
+		return 0, problem.Invalid("wait", "%s is negative", d)
+	case d > MaxWait:
+		return 0, problem.Invalid("wait", "%s is longer than 10m, the longest wait", d)
+	}
+	return d, nil
+}
+
+const (
+	// kindWait is the kind of waiting requests in the metrics of streams.
+	kindWait = "wait"
+	// lastReadTimeout bounds the read of an execution after the time of a wait is up.
+	lastReadTimeout = time.Second
+	// longestRejoin is the longest pause before a wait follows its session again after an error.
+	longestRejoin = time.Second
+)
+
+// endWait is the wait of a request for the end of the execution that it creates. It counts as a stream of the tenant.
+type endWait struct {
+	server    *Server
+	principal auth.Principal
+	limit     time.Duration
+	release   func()
+
+	session, execution, position string
+	endSeq                       uint32 // seq of the event that ended the execution; 0 if it is not known
+	// openAt is the last seq at which the execution is known not to have ended; 0 if there is none.
+	openAt uint32
+	last   *spoolv1.Execution // the execution as it was read last; nil if it was not read
+}
+
+// beginWait admits the wait that a request asks for, before its command is sent, so that a refused request has no effect. It
+// returns nil if the text is "" or 0: a nil wait ends at once. The caller must call close. The error is INVALID_REQUEST or
+// TOO_MANY_STREAMS.
+func (s *Server) beginWait(ctx context.Context, text string) (*endWait, error) {
+	limit, err := ParseWait(text)
+	if err != nil || limit == 0 {
+		return nil, err
+	}
+	p, err := auth.From(ctx)
+	if err != nil {
+		return nil, err
+	}
+	end, err := s.Admission.Stream(p.Tenant)
+	if err != nil {
+		return nil, err
+	}
+	counted := s.Counts.Stream(kindWait)
+	return &endWait{server: s, principal: p, limit: limit, release: func() { counted(); end() }}, nil
+}
+
+// close ends the wait's admission.
+func (w *endWait) close() {
+	if w != nil {
+		w.release()
+	}
+}
+
+// awaitEnd blocks until the execution of an accepted command has ended, the time is up or the gateway stops. It returns the
+// execution as it is then, nil if the read models cannot be read, and a cursor of its session. The error is the reason why
+// the request must not be answered: ctx has ended, the API key was revoked, or the session was deleted.
+func (w *endWait) awaitEnd(ctx context.Context, accepted command.Answer) (*spoolv1.Execution, *uint32, error) {
+	if w == nil {
+		return nil, nil, nil
+	}
+	w.session, w.execution, w.position = accepted.SessionID, accepted.ExecutionID, accepted.Position
+	ctx, release := w.server.Watch.Add(ctx, w.principal)
+	defer release()
+	limited, cancel := context.WithTimeout(ctx, w.limit)
+	defer cancel()
+	limited, cancelStop := w.server.Live.UntilStop(limited)
+	defer cancelStop()
+	err := w.follow(limited)
+	switch {
+	case ctx.Err() != nil:
+		return nil, nil, problem.From(context.Cause(ctx))
+	case err != nil && limited.Err() == nil:
+		return nil, nil, err
+	case err != nil:
+		w.readLast(ctx)
+	}
+	cursor := w.openAt
+	if spoolv1.HasEnded(w.last) {
+		cursor = w.endSeq
+	}
+	return w.last, &cursor, nil
+}
+
+// follow follows the session until the execution has ended. After an error that may pass it follows the session again. The
+// error is the cause of ctx, or that the session was deleted.
+func (w *endWait) follow(ctx context.Context) error {
+	pauses := retry.Doubling(20*time.Millisecond, longestRejoin)
+	for {
+		err := w.followOnce(ctx)
+		if err == nil || isDeleted(err) {
+			return err
+		}
+		if retry.Pause(ctx, pauses.NextBackOff()) != nil {
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// isDeleted reports whether an error means that a session that existed does not exist any more.
+func isDeleted(err error) bool {
+	var p *problem.Error
+	return errors.As(err, &p) && (p.Code == problem.SessionNotFound || p.Code == problem.ExecutionNotFound)
+}
+
+// followOnce follows the session until the execution has ended, or an error occurs.
+func (w *endWait) followOnce(ctx context.Context) error {
+	s := w.server
+	// The read models must have the command: otherwise the session may not be found, or the execution that an earlier
+	// request with the same Idempotency-Key created.
+	if err := s.Reads.AwaitPosition(ctx, w.session, w.position); err != nil {
+		return err
+	}
+	reader, err := s.Live.JoinTip(ctx, w.principal.Tenant, w.principal.Agents, w.session)
+	if err != nil {
+		return err
+	}
+	defer reader.Close()
+	for {
+		cursor := reader.Cursor() // the read models have all events up to it
+		if err := w.read(ctx); err != nil || spoolv1.HasEnded(w.last) {
+			return err
+		}
+		if w.endSeq > 0 {
+			return problem.New(problem.ReadModelBehind, "", "the read models do not have the end of the execution yet")
+		}
+		w.openAt = cursor
+		if w.endSeq, err = reader.AwaitEnd(ctx, w.execution); err != nil {
+			w.openAt = reader.Cursor()
+			return err
+		}
+	}
+}
+
+// read reads the execution, and the seq of its end if it has ended.
+func (w *endWait) read(ctx context.Context) error {
+	s := w.server
+	e, err := s.Reads.Execution(ctx, w.principal.Tenant, w.execution, "")
+	if err != nil {
+		return err
+	}
+	if spoolv1.HasEnded(e) && w.endSeq == 0 {
+		if _, w.endSeq, err = s.Reads.ExecutionSpan(ctx, w.principal.Tenant, w.session, w.execution); err != nil {
+			return err
+		}
+	}
+	w.last = e
+	return nil
+}
+
+// readLast reads the execution after the time is up, unless the read models did not have it at all. If that fails, the
+// execution stays as it was read last.
+func (w *endWait) readLast(ctx context.Context) {
+	if w.last == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, lastReadTimeout)
+	defer cancel()
+	_ = w.read(ctx) // the answer then has the earlier state
+}
