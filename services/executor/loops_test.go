@@ -7,9 +7,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/run"
 	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/pkg/topology"
 )
 
 // Call journals a tool call and its result in a conversation.
@@ -260,6 +262,49 @@ func TestLoops_StopAfterATakeover(t *testing.T) {
 	}
 	if n := len(of[events.LoopDetected](s)); n != 1 {
 		t.Errorf("%d warnings", n)
+	}
+}
+
+// Data that is missing in the object store does not keep the next executor from the execution; the count begins anew.
+func TestLoops_ContinueWithoutDamagedEvents(t *testing.T) {
+	t.Parallel()
+	resume := make(chan struct{})
+	b := newBench(t, func(t *fakeTurn) {
+		t.Start()
+		for i := range 4 {
+			if i == 2 {
+				<-resume
+			}
+			t.Call("main", fmt.Sprint(i), "read_file", `{}`, strings.Repeat("x", 300_000))
+		}
+		t.End(runner.Ended{Outcome: runner.Completed})
+	})
+	a := b.run()
+	s := b.session()
+	execution := s.post("go")
+	b.until("the first calls are stored", func() bool { return s.load().Run.Output.Events == 9 })
+	if err := a.stop(); err != nil {
+		t.Fatal(err)
+	}
+	store, err := b.js.ObjectStore(b.ctx, topology.BucketPayloads)
+	if err != nil {
+		t.Fatal(err)
+	}
+	objects, err := store.List(b.ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range objects {
+		if err := store.Delete(b.ctx, o.Name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.run()
+	s.job()
+	b.until("another executor has claimed the execution", func() bool { return s.load().Run.Epoch == 2 })
+	close(resume)
+	if l := s.until("the execution has ended", func(l *eventlog.Loaded) bool { return l.Run.Ended(execution) }); l.Run.Phase != run.Completed {
+		t.Errorf("end: %+v", l.Run)
 	}
 }
 

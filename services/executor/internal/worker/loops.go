@@ -2,21 +2,30 @@ package worker
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
+	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/services/executor/internal/loops"
 )
 
-// restoreLoops sets t.loops to a detector of repeated tool calls that knows the calls which the log has. t.resolved must be set.
+// restoreLoops sets t.loops to a detector of repeated tool calls that knows the calls which the log has. t.resolved must be set. If an
+// event in the log is damaged, the count begins anew: that must not keep the execution from its end.
 func (t *turn) restoreLoops(ctx context.Context) error {
 	t.loops = loops.New(t.resolved.Definition)
 	if t.Session.Run.Output.Events == 0 {
 		return nil // the agent has written nothing yet
 	}
 	for e, err := range t.w.deps.Sessions.ActiveEvents(ctx, t.Session) {
-		if err != nil {
+		switch {
+		case err == nil:
+		case ctx.Err() != nil || errors.Is(err, eventlog.ErrUnavailable):
 			return fmt.Errorf("read the tool calls of the execution: %w", err)
+		default:
+			t.Log.Warn("the log has an event that cannot be read: repeated tool calls are counted anew", "error", err)
+			t.loops = loops.New(t.resolved.Definition)
+			return nil
 		}
 		t.loops.Restore(e)
 	}
