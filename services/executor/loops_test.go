@@ -111,6 +111,27 @@ func TestLoops_StopTheExecution(t *testing.T) {
 	b.noJobs()
 }
 
+// Each attempt begins anew: an agent that repeats a call because its process dies is limited by its retries.
+func TestLoops_BeginAnewWithEachAttempt(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, func(t *fakeTurn) {
+		t.Start()
+		t.Call("main", fmt.Sprint("call-", t.Query.Attempt), "read_file", `{}`, "x")
+		t.End(runner.Ended{Outcome: runner.Failed, Code: "AGENT_EXITED", Message: "the agent's process ended"})
+	})
+	b.run()
+	s := b.loopingSession(events.AgentSpec{Retries: events.Retries{Attempts: 6}})
+	execution := s.post("go")
+	s.untilEnded(execution)
+	if f, ok := s.last(execution).(events.ExecutionFailed); !ok || f.Code != "AGENT_EXITED" || !strings.HasSuffix(f.Message, "(attempt 6 of 6)") {
+		t.Errorf("end: %+v", s.last(execution))
+	}
+	if n := len(of[events.LoopDetected](s)); n != 0 {
+		t.Errorf("%d warnings", n)
+	}
+	b.noJobs()
+}
+
 // An agent that does not obey the interrupt is killed after the grace, and retries do not follow.
 func TestLoops_KillAnAgentThatDoesNotObey(t *testing.T) {
 	t.Parallel()
@@ -335,7 +356,7 @@ func TestRecursionLimit_StopsTheExecution(t *testing.T) {
 	b.noJobs()
 }
 
-// loopScript makes the model call the same tool after each result.
+// loopScript makes the model call the same tool five times, and then write until the turn is interrupted.
 const loopScript = `
 rules:
   - name: loop
@@ -346,10 +367,7 @@ rules:
       - tool: {name: run_code, input: {language: bash, code: "cat missing.txt"}}
       - tool: {name: run_code, input: {language: bash, code: "cat missing.txt"}}
       - tool: {name: run_code, input: {language: bash, code: "cat missing.txt"}}
-      - tool: {name: run_code, input: {language: bash, code: "cat missing.txt"}}
-      - tool: {name: run_code, input: {language: bash, code: "cat missing.txt"}}
-      - tool: {name: run_code, input: {language: bash, code: "cat missing.txt"}}
-      - text: done
+      - endless: {text: "I try again. ", delay: 10ms}
 `
 
 // The built-in agent, whose model repeats a failing command, is stopped.

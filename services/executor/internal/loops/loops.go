@@ -40,6 +40,7 @@ type Finding struct {
 type Detector struct {
 	loops         events.Loops
 	maxDepth      uint32
+	attempt       uint32 // number of the last attempt that has started
 	conversations map[string]*conversation
 	tooDeep       string // message about the first sub-agent that is too deep; "" if none is
 }
@@ -104,6 +105,11 @@ func (d *Detector) read(e events.Event) bool {
 		return false
 	}
 	switch p := e.Data.(type) {
+	case events.ExecutionStarted:
+		// A process that starts again may repeat what the one before did: the agent's retries limit that.
+		if p.Attempt > d.attempt {
+			d.attempt, d.conversations = p.Attempt, nil
+		}
 	case events.BlockStart:
 		return d.readBlock(e.ConversationID, p.Block)
 	case events.BlockComplete:

@@ -208,6 +208,27 @@ func TestDetector_IgnoresWhatTheExecutorWrites(t *testing.T) {
 	}
 }
 
+// TestDetector_BeginsAnewWithAnAttempt: calls of a process that has died do not count, and a repeated line about the same attempt changes nothing.
+func TestDetector_BeginsAnewWithAnAttempt(t *testing.T) {
+	t.Parallel()
+	var j journal
+	for attempt := range uint32(6) {
+		j.add("main", events.ExecutionStarted{Attempt: attempt + 1})
+		j.call("main", "read = x")
+		j.add("main", events.ExecutionStarted{Attempt: attempt + 1})
+		j.call("main", "read = x")
+	}
+	d := loops.New(events.AgentSpec{})
+	if got := outcome(d, j.list); got != "" {
+		t.Error(got)
+	}
+	j.list = nil
+	j.call("main", "read = x")
+	if got := outcome(d, j.list); got != "main: read 3 of 3/5" {
+		t.Error(got)
+	}
+}
+
 // TestDetector_StopsDeepSubagents: a sub-agent below the last allowed level stops the execution.
 func TestDetector_StopsDeepSubagents(t *testing.T) {
 	t.Parallel()
