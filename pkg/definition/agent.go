@@ -45,7 +45,11 @@ func CheckAgent(s events.AgentSpec) []FieldError {
 		c.fail("limits.budgetUsd", "must be a number of dollars, 0 or more")
 	}
 	c.addOptionError(command.CheckBudget("limits.session", s.Limits.Session), "limits.session.costUsd", "limits.session.costUsd")
+	if s.Limits.SubagentDepth > MaxSubagentDepth {
+		c.fail("limits.subagentDepth", "is %d; the limit is %d", s.Limits.SubagentDepth, MaxSubagentDepth)
+	}
 	c.checkRetries(s.Retries)
+	c.checkLoops(s.Loops)
 	name, ok := architecture.Canonical(s.Architecture)
 	switch {
 	case s.Architecture == "":
@@ -76,6 +80,42 @@ func (c *checker) checkRetries(r events.Retries) {
 	}
 	if r.Attempts == 1 && r.BackoffMs > 0 {
 		c.fail("retries.backoffMs", "must not be set if retries.attempts is 1")
+	}
+}
+
+func (c *checker) checkLoops(l events.Loops) {
+	switch l.Action {
+	case "", events.LoopStop:
+	case events.LoopWarn:
+		if l.Stop > 0 {
+			c.fail("loops.stop", "must not be set if loops.action is warn")
+			return
+		}
+	case events.LoopNone:
+		if l != (events.Loops{Action: events.LoopNone}) {
+			c.fail("loops.action", "none must be the only field of loops")
+		}
+		return
+	default:
+		c.fail("loops.action", "%.64q is not an action; must be %s, %s or %s", l.Action, events.LoopStop, events.LoopWarn, events.LoopNone)
+		return
+	}
+	before := len(c.errs)
+	for field, n := range map[string]uint32{"loops.warn": l.Warn, "loops.stop": l.Stop, "loops.window": l.Window} {
+		switch {
+		case n == 1:
+			c.fail(field, "is 1; must be 2 or more, because a single call repeats nothing")
+		case n > MaxLoopWindow:
+			c.fail(field, "is %d; the limit is %d", n, MaxLoopWindow)
+		}
+	}
+	set := l.WithDefaults()
+	switch last := max(set.Warn, set.Stop); {
+	case len(c.errs) > before:
+	case set.Stop > 0 && set.Warn > set.Stop:
+		c.fail("loops.warn", "is %d; must not be more than loops.stop, which is %d", set.Warn, set.Stop)
+	case last > set.Window:
+		c.fail("loops.window", "is %d; must not be less than loops.warn and loops.stop, of which the greater is %d", set.Window, last)
 	}
 }
 

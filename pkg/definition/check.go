@@ -17,15 +17,17 @@ import (
 
 // Limits of definitions.
 const (
-	MinInstructions = 10       // characters
-	MaxText         = 1 << 20  // bytes of instructions, of a memory file, of a prompt
-	MaxDescription  = 16 << 10 // bytes
-	MaxFiles        = 8 << 20  // bytes of all files of an agent
-	MaxTimeoutMs    = 300_000
-	MaxAttempts     = 20   // starts of an agent in one execution
-	MaxEntries      = 1000 // of a list or a map
-	MaxEnvironments = 32   // of an instance
-	MaxContainers   = 8    // MCP servers of type docker, each in a container of its own
+	MinInstructions  = 10       // characters
+	MaxText          = 1 << 20  // bytes of instructions, of a memory file, of a prompt
+	MaxDescription   = 16 << 10 // bytes
+	MaxFiles         = 8 << 20  // bytes of all files of an agent
+	MaxTimeoutMs     = 300_000
+	MaxSubagentDepth = 100  // levels of sub-agents below an agent
+	MaxAttempts      = 20   // starts of an agent in one execution
+	MaxLoopWindow    = 100  // calls of a conversation that are compared for loops
+	MaxEntries       = 1000 // of a list or a map
+	MaxEnvironments  = 32   // of an instance
+	MaxContainers    = 8    // MCP servers of type docker, each in a container of its own
 
 	maxName  = 64  // characters of the name of a sub-agent, a command or a server
 	maxLabel = 200 // characters of an agent's name and of a model

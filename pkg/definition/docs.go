@@ -35,6 +35,7 @@ func WriteFields(w io.Writer, notes map[string]string) error {
 		{"`limits`", "Limits", reflect.TypeFor[events.Limits]()},
 		{"`limits.session`", "Budget", reflect.TypeFor[events.Budget]()},
 		{"`retries`", "Retries", reflect.TypeFor[events.Retries]()},
+		{"`loops`", "Loops", reflect.TypeFor[events.Loops]()},
 		{"`spec` of an instance", "InstanceSpec", reflect.TypeFor[events.InstanceSpec]()},
 		{"`spec` of an environment", "EnvironmentSpec", reflect.TypeFor[EnvironmentSpec]()},
 		{"`variables.NAME`", "Variable", reflect.TypeFor[Variable]()},

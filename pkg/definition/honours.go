@@ -49,6 +49,7 @@ func SupportTable() map[string]SupportNotes {
 	readOnlySkills := "listed in its own instructions, read-only in the sandbox"
 	enforcedBudget := "in Docker the egress proxy refuses the next model call; else the turn is stopped when the agent reports its usage"
 	countedRequests := "requests that models answered, including those of sub-agents; the egress proxy refuses the next one; only with the providers docker and modal"
+	deepest := "the execution ends with RECURSION_LIMIT"
 	return map[string]SupportNotes{
 		"name":             allArchitectures("shown to people"),
 		"description":      allArchitectures("shown to people"),
@@ -79,15 +80,17 @@ func SupportTable() map[string]SupportNotes {
 		"mcpServers.timeoutMs": {ClaudeCode: perCall, Codex: perCall, OpenCode: perCall, Spool: perCall},
 		"mcpServers.tools":     {ClaudeCode: "others are offered, and denied when called", Codex: notOffered, OpenCode: notOffered, Spool: notOffered},
 
-		"limits.turns":        {ClaudeCode: "requests of the agent itself, not of its sub-agents", Codex: countedRequests, OpenCode: countedRequests, ACP: countedRequests, Spool: "requests to the model"},
-		"limits.budgetUsd":    allArchitectures(enforcedBudget),
-		"limits.tokens":       allArchitectures(enforcedBudget),
-		"limits.outputEvents": allArchitectures("the execution ends with OUTPUT_LIMIT"),
-		"limits.outputBytes":  allArchitectures("the execution ends with OUTPUT_LIMIT"),
-		"limits.timeMs":       allArchitectures("the execution's time limit, unless the session has one"),
-		"limits.session":      allArchitectures("the budget of each session that sets none: checked before each turn, and during the turn like the execution's limits"),
-		"retries.attempts":    allArchitectures("starts of the agent's process; without it, a process that died is not started again"),
-		"retries.backoffMs":   allArchitectures("the job waits; nothing of the execution runs meanwhile"),
+		"limits.turns":         {ClaudeCode: "requests of the agent itself, not of its sub-agents", Codex: countedRequests, OpenCode: countedRequests, ACP: countedRequests, Spool: "requests to the model"},
+		"limits.budgetUsd":     allArchitectures(enforcedBudget),
+		"limits.tokens":        allArchitectures(enforcedBudget),
+		"limits.outputEvents":  allArchitectures("the execution ends with OUTPUT_LIMIT"),
+		"limits.outputBytes":   allArchitectures("the execution ends with OUTPUT_LIMIT"),
+		"limits.timeMs":        allArchitectures("the execution's time limit, unless the session has one"),
+		"limits.session":       allArchitectures("the budget of each session that sets none: checked before each turn, and during the turn like the execution's limits"),
+		"limits.subagentDepth": {ClaudeCode: deepest, Codex: deepest, OpenCode: deepest},
+		"loops":                allArchitectures("tool calls of the agent and of each of its sub-agents, as [below](#repeated-tool-calls)"),
+		"retries.attempts":     allArchitectures("starts of the agent's process; without it, a process that died is not started again"),
+		"retries.backoffMs":    allArchitectures("the job waits; nothing of the execution runs meanwhile"),
 	}
 }
 

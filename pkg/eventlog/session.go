@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"iter"
 	"strconv"
 
 	"github.com/spoolhq/spool/pkg/events"
@@ -187,6 +188,31 @@ func (s Sessions) Message(ctx context.Context, l *Loaded, ref session.Ref) (even
 		}
 	}
 	return events.MessageAccepted{}, fmt.Errorf("message of %s at %s: %w", ref.ExecutionID, rec.Position, ErrNotFound)
+}
+
+// ActiveEvents yields the events of the active execution in the session's runs, in order, up to the head of l.
+func (s Sessions) ActiveEvents(ctx context.Context, l *Loaded) iter.Seq2[events.Event, error] {
+	active := l.Life.Active
+	after := s.Position(l.ID, max(active.Message, l.Run.Resolved.At)) // the agent starts after both
+	return func(yield func(events.Event, error) bool) {
+		if active.ExecutionID == "" || l.RunHead.Seq <= after.Seq {
+			return
+		}
+		for rec, err := range s.Log.Read(ctx, after, Filter{Subject: events.RunOf(l.Tenant, l.ID)}) {
+			if err != nil {
+				yield(events.Event{}, fmt.Errorf("events of %s: %w", active.ExecutionID, err))
+				return
+			}
+			if rec.Position.Seq > l.RunHead.Seq {
+				return
+			}
+			for _, e := range rec.Events {
+				if e.ExecutionID == active.ExecutionID && !yield(e, nil) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // OpenBlocks returns open blocks of a session's runs as they were started, by id, so that the caller can complete them.

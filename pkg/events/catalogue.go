@@ -94,6 +94,7 @@ func Catalogue() []Entry {
 		entry[ContentRemoved](Run, "The content of a deleted session was removed; only its final events remain."),
 		entry[Error](Run, "Something failed that does not end the execution by itself; the event that ends the execution states its outcome."),
 		entry[WatchdogWarned](Run, "The agent sent nothing for too long, or did not exit after its result."),
+		entry[LoopDetected](Run, "An agent, or a sub-agent, repeats the same tool call with the same result."),
 		entry[KeyCreated](Key, "An API key was created; only its hash is stored."),
 		entry[KeyRevoked](Key, "An API key was revoked and is no longer accepted."),
 		entry[AgentApplied](Agent, "A version of an agent was applied, or its tags moved."),

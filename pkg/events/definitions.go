@@ -1,6 +1,9 @@
 package events
 
-import "time"
+import (
+	"cmp"
+	"time"
+)
 
 // AgentSpec is the definition of an agent. Fields that the architecture does not support are rejected when the
 // agent is applied, see docs/agents.md.
@@ -26,6 +29,7 @@ type AgentSpec struct {
 	Egress        []string               `json:"egress,omitempty"` // hosts besides the model APIs that the sandbox may reach; a prefix of HTTP methods and a space restricts the host to these methods
 	Limits        Limits                 `json:"limits,omitzero"`
 	Retries       Retries                `json:"retries,omitzero"` // what happens when the agent's process or its sandbox dies during an execution
+	Loops         Loops                  `json:"loops,omitzero"`   // what happens when the agent repeats a tool call
 }
 
 // ToolChoice restricts an agent's tools, by the names that the agent itself uses.
@@ -103,13 +107,65 @@ type Limits struct {
 	OutputEvents uint32  `json:"outputEvents,omitempty"` // events that the agent writes in one execution; has no effect above the server's limit
 	OutputBytes  uint32  `json:"outputBytes,omitempty"`  // bytes of these events; has no effect above the server's limit
 	Session      Budget  `json:"session,omitzero"`       // budget of a session that sets none itself
+
+	SubagentDepth uint32 `json:"subagentDepth,omitempty"` // levels of sub-agents below the agent, default 5, at most 100; the execution fails with RECURSION_LIMIT when a sub-agent of a further level starts
 }
+
+// DefaultSubagentDepth is the number of levels of sub-agents below an agent without a limit of its own.
+const DefaultSubagentDepth = 5
+
+// MaxSubagentDepth returns the number of levels of sub-agents that are allowed below the agent.
+func (l Limits) MaxSubagentDepth() uint32 { return cmp.Or(l.SubagentDepth, DefaultSubagentDepth) }
 
 // Retries define how often an execution's agent is started. The zero value means one start, and further starts only
 // after the loss of a sandbox: without a wait, up to the executors' --max-attempts.
 type Retries struct {
 	Attempts  uint32 `json:"attempts,omitempty"`  // starts of the agent in one execution, at most 20; 1 means no retry, not even after the loss of a sandbox
 	BackoffMs uint32 `json:"backoffMs,omitempty"` // wait before the second start in milliseconds, at most 300 s; doubled before each further start, up to 300 s
+}
+
+// Actions of Loops.
+const (
+	LoopStop = "stop"
+	LoopWarn = "warn"
+	LoopNone = "none"
+)
+
+// Loops define what happens when an agent repeats a tool call without progress. The zero value means the defaults.
+type Loops struct {
+	Action string `json:"action,omitempty"` // stop (the default): warn, then fail the execution with LOOP_DETECTED; warn: only warn; none: repeated calls are not looked for
+	Warn   uint32 `json:"warn,omitempty"`   // number of equal calls in a row after which the log gets a loop_detected event; default 3, or stop if that is less
+	Stop   uint32 `json:"stop,omitempty"`   // number of equal calls in a row after which the execution fails; default 5, or warn if that is more
+	Window uint32 `json:"window,omitempty"` // number of last calls of a conversation that are compared; default 10, or the greater of warn and stop if that is more; at most 100
+}
+
+// Defaults of Loops.
+const (
+	DefaultLoopWarn   = 3
+	DefaultLoopStop   = 5
+	DefaultLoopWindow = 10
+)
+
+// WithDefaults returns l with the defaults for fields that are not set. Numbers that have no effect with the action are 0.
+func (l Loops) WithDefaults() Loops {
+	l.Action = cmp.Or(l.Action, LoopStop)
+	switch l.Action {
+	case LoopNone:
+		return Loops{Action: LoopNone}
+	case LoopWarn:
+		l.Warn, l.Stop = cmp.Or(l.Warn, DefaultLoopWarn), 0
+	default:
+		switch {
+		case l.Warn == 0 && l.Stop == 0:
+			l.Warn, l.Stop = DefaultLoopWarn, DefaultLoopStop
+		case l.Warn == 0:
+			l.Warn = min(DefaultLoopWarn, l.Stop)
+		case l.Stop == 0:
+			l.Stop = max(DefaultLoopStop, l.Warn)
+		}
+	}
+	l.Window = cmp.Or(l.Window, max(DefaultLoopWindow, l.Warn, l.Stop))
+	return l
 }
 
 // MaxBackoff is the maximum wait before the agent of an execution is started again.

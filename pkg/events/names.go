@@ -146,6 +146,10 @@ func (Error) sealed()         {}
 func (WatchdogWarned) EventType() Type { return "watchdog_warned" }
 func (WatchdogWarned) sealed()         {}
 
+// EventType returns "loop_detected".
+func (LoopDetected) EventType() Type { return "loop_detected" }
+func (LoopDetected) sealed()         {}
+
 // EventType returns "key_created".
 func (KeyCreated) EventType() Type { return "key_created" }
 func (KeyCreated) sealed()         {}

@@ -212,6 +212,15 @@ type WatchdogWarned struct {
 	Action   string `json:"action"` // none, killed
 }
 
+// LoopDetected records that an agent repeats a tool call: the last calls of the event's conversation are the same call,
+// with the same result. It comes once for each series of such calls.
+type LoopDetected struct {
+	ToolName string `json:"toolName"`
+	Calls    uint32 `json:"calls"`            // number of equal calls in a row
+	Limit    uint32 `json:"limit"`            // number of equal calls after which the event is written, from the agent's loops.warn
+	StopAt   uint32 `json:"stopAt,omitempty"` // number of equal calls after which the execution fails with LOOP_DETECTED, from loops.stop; absent if it does not
+}
+
 // RunRetired ends the run subject of a deleted session. It is appended after all readers of the log have processed
 // the earlier commits; a late writer is rejected by the expected-sequence check. All earlier commits on both
 // subjects of the session, except session_deleted, may be removed.

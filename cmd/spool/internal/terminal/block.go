@@ -268,6 +268,12 @@ func (r *Renderer) writeNotice(e events.Event) {
 		r.note(red, "✗ "+problem(d.Code, d.Message))
 	case events.WatchdogWarned:
 		r.note(yellow, fmt.Sprintf("the agent was silent for %s (watchdog %s, action %s)", ms(d.AfterMs), d.Watchdog, d.Action))
+	case events.LoopDetected:
+		who := "the agent"
+		if e.ConversationID != events.MainConversation {
+			who = "a sub-agent"
+		}
+		r.note(yellow, fmt.Sprintf("%s called %s %d times in a row with the same arguments and the same result", who, d.ToolName, d.Calls))
 	case events.SessionIdle:
 		r.note(dim, "the session is idle; its next message continues it")
 	case events.SessionClosed:

@@ -99,6 +99,7 @@ func scenes() map[string][]step {
 		whole(events.Block{ID: "blk_u", Kind: events.KindSubagent, Name: "searcher", Output: "found it", DurationMs: 1500}),
 		whole(events.Block{ID: "blk_d", Kind: events.KindTodo, Todos: []events.TodoItem{{Content: "look", Status: "completed"}, {Content: "write", Status: "in_progress"}, {Content: "run", Status: "pending"}}}),
 		ev(events.PermissionDecided{ToolName: "Write", Decision: "deny", Rule: "workspace", Reason: "/etc/passwd lies outside"}),
+		in("sub", ev(events.LoopDetected{ToolName: "Read\x1b[2J", Calls: 3, Limit: 3, StopAt: 5})),
 		ev(events.InterruptRequested{Control: 1}), tick,
 		begin("blk_z", events.KindAssistantText), say("blk_z", "I was about to"),
 		ev(events.ExecutionCancelled{Reason: "interrupted", DurationMs: 4000}))

@@ -90,6 +90,7 @@ func (t *turn) follow(ctx context.Context) error {
 	f := t.newFollower(ctx)
 	defer f.close(cancel)
 	f.readHello()
+	f.checkRestoredLoops()
 	beat := time.NewTicker(t.w.cfg.Beat)
 	defer beat.Stop()
 	for {

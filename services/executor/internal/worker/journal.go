@@ -61,6 +61,7 @@ func (f *follower) handleResult(r translate.Result) {
 		if isOpen {
 			f.commits.Expedite() // clients show its text only after this event
 		}
+		f.checkLoops(*r.Event)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/admission"
 	"github.com/spoolhq/spool/services/executor/internal/agents"
 	"github.com/spoolhq/spool/services/executor/internal/handling"
+	"github.com/spoolhq/spool/services/executor/internal/loops"
 	"github.com/spoolhq/spool/services/executor/internal/metering"
 	"github.com/spoolhq/spool/services/executor/internal/permits"
 	"github.com/spoolhq/spool/services/executor/internal/provision"
@@ -37,6 +38,7 @@ type turn struct {
 	translator *translate.Translator
 	pausedFor  time.Duration        // time for which the execution was paused
 	resolved   *references.Resolved // nil until resolve has returned
+	loops      *loops.Detector      // nil until restoreLoops has returned
 	sockets    []string             // of the MCP servers in containers, in their order
 }
 
@@ -70,6 +72,9 @@ func (t *turn) run(ctx context.Context) (err error) {
 		if errors.As(err, &wrong) {
 			return t.stopAndFail(ctx, wrong.Failed())
 		}
+		return err
+	}
+	if err := t.restoreLoops(ctx); err != nil {
 		return err
 	}
 	if err := t.meter.Update(ctx, t.Session.Life.Options.Budget); err != nil {

@@ -31,7 +31,7 @@ func TestMatters_ReportsEventsThatMakeWorkDue(t *testing.T) {
 	for _, p := range []events.Payload{
 		events.ExecutionStarted{}, events.AttemptFailed{}, events.SandboxReplaced{}, events.SandboxTerminated{}, events.SandboxFailed{},
 		events.BlockStart{}, events.BlockUpdate{}, events.BlockComplete{}, events.SubagentSpawned{}, events.SubagentCompleted{},
-		events.PermissionDecided{}, events.TranscriptWritten{}, events.MetadataUpdate{}, events.Log{}, events.Error{}, events.WatchdogWarned{},
+		events.PermissionDecided{}, events.TranscriptWritten{}, events.MetadataUpdate{}, events.Log{}, events.Error{}, events.WatchdogWarned{}, events.LoopDetected{},
 		events.SandboxPaused{}, events.SandboxResumed{}, events.SandboxHealth{}, events.SandboxUsage{}, events.FileCreated{}, events.FileModified{}, events.FileDeleted{},
 		events.FilesApplied{}, events.WorkspaceSyncStarted{}, events.WorkspaceSynced{}, events.WorkspaceTrimmed{}, events.WorkspaceRestored{}, events.EgressDenied{}, events.ModelCalled{},
 		events.KeyCreated{}, events.KeyRevoked{}, events.AgentApplied{}, events.AgentRemoved{}, events.InstanceApplied{}, events.InstanceRemoved{},

@@ -1,0 +1,42 @@
+package loops
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"io"
+)
+
+// canonical returns arguments in a form that does not depend on the order of keys, on white space or on escapes. It
+// returns arguments that are not JSON unchanged.
+func canonical(raw json.RawMessage) []byte {
+	dec := json.NewDecoder(bytes.NewReader(raw))
+	dec.UseNumber()
+	var v any
+	if err := dec.Decode(&v); err != nil {
+		return raw
+	}
+	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
+		return raw
+	}
+	out, err := json.Marshal(v)
+	if err != nil {
+		return raw
+	}
+	return out
+}
+
+// hashOf returns a hash of parts, which differs for different divisions of the same bytes.
+func hashOf(parts ...[]byte) (sum hash) {
+	h := sha256.New()
+	for _, p := range parts {
+		var size [8]byte
+		binary.BigEndian.PutUint64(size[:], uint64(len(p)))
+		h.Write(size[:]) // a hash returns no error
+		h.Write(p)
+	}
+	copy(sum[:], h.Sum(nil))
+	return sum
+}

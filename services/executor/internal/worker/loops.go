@@ -1,0 +1,59 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/executor/internal/loops"
+)
+
+// restoreLoops sets t.loops to a detector of repeated tool calls that knows the calls which the log has. t.resolved must be set. If an
+// event in the log is damaged, the count begins anew: that must not keep the execution from its end.
+func (t *turn) restoreLoops(ctx context.Context) error {
+	t.loops = loops.New(t.resolved.Definition)
+	if t.Session.Run.Output.Events == 0 {
+		return nil // the agent has written nothing yet
+	}
+	for e, err := range t.w.deps.Sessions.ActiveEvents(ctx, t.Session) {
+		switch {
+		case err == nil:
+		case ctx.Err() != nil || errors.Is(err, eventlog.ErrUnavailable):
+			return fmt.Errorf("read the tool calls of the execution: %w", err)
+		default:
+			t.Log.Warn("the log has an event that cannot be read: repeated tool calls are counted anew", "error", err)
+			t.loops = loops.New(t.resolved.Definition)
+			return nil
+		}
+		t.loops.Restore(e)
+	}
+	return nil
+}
+
+// checkLoops stops the turn, or adds a warning to the log, if the event shows that the agent repeats a tool call or that sub-agents
+// start sub-agents too deep.
+func (f *follower) checkLoops(e events.Event) { f.handleFinding(f.loops.Event(e)) }
+
+// checkRestoredLoops does the same for the events that earlier executors have stored.
+func (f *follower) checkRestoredLoops() {
+	for _, found := range f.loops.Pending() {
+		f.handleFinding(found)
+	}
+}
+
+func (f *follower) handleFinding(found loops.Finding) {
+	if found.Warning != nil {
+		list := f.NewEvents(*found.Warning)
+		for i := range list {
+			list[i].ConversationID = found.Conversation
+		}
+		if err := f.commits.Add(list...); err != nil {
+			f.Log.Error("the warning about a repeated tool call could not be recorded", "error", err)
+		}
+	}
+	if found.Code != "" {
+		f.stop.Exceed(found.Code, found.Message, f.w.deps.Now())
+	}
+}
