@@ -40,18 +40,18 @@ func TestTurn_RunsAQueryAndStoresItsEvents(t *testing.T) {
 		t.Errorf("end: %+v", done)
 	}
 	b.noJobs()
-	b.mu.Lock()
-	text := ""
-	for _, d := range b.deltas {
-		text += d.Text
-		if want := events.Derive(events.KindBlock, l.Run.Sandbox.Journal, "b1-"+first); d.BlockID != want || d.Epoch != 1 || d.ExecutionID != first {
-			t.Errorf("delta %+v, want block %s", d, want)
+	b.until("all text in flight is published", func() bool { // the last piece may follow the end by the outbox's interval
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		text := ""
+		for _, d := range b.deltas {
+			text += d.Text
+			if want := events.Derive(events.KindBlock, l.Run.Sandbox.Journal, "b1-"+first); d.BlockID != want || d.Epoch != 1 || d.ExecutionID != first {
+				t.Errorf("delta %+v, want block %s", d, want)
+			}
 		}
-	}
-	b.mu.Unlock()
-	if text != "Hello, Ada" {
-		t.Errorf("text in flight: %q", text)
-	}
+		return text == "Hello, Ada"
+	})
 	b.until("the journal is acknowledged", func() bool { return b.provider.onlyBox().runner.acknowledged() == l.Run.Sandbox.N })
 
 	second := s.post("Bob")
