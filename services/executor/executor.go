@@ -322,14 +322,16 @@ func (e *Executor) closeConnections() error {
 	return nil
 }
 
-// stopWithin is the time limit for ending all sandboxes.
-const stopWithin = time.Minute
+// stopSandboxesTimeout is the time limit of stopSandboxes.
+const stopSandboxesTimeout = time.Minute
 
 // textInterval is the minimum time between two frames of text in flight of a partition.
 const textInterval = 10 * time.Millisecond
 
+// stopSandboxes takes a snapshot of every sandbox of the engine and ends the sandbox, unless another executor of the engine
+// still has a lease.
 func (e *Executor) stopSandboxes(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, stopWithin)
+	ctx, cancel := context.WithTimeout(ctx, stopSandboxesTimeout)
 	defer cancel()
 	// This executor's lease is released already: of several that stop at once, the last one finds no other.
 	if others, err := e.leases.Others(ctx); err != nil || others {

@@ -113,8 +113,8 @@ func TestJobs_AcknowledgedWhileTheSessionIsHandledAreNotLost(t *testing.T) {
 			b.noJobs()
 			block := b.store.blockSnapshots()
 			if test.handled == "" {
-				s.post("long")
-				s.untilStarted()
+				long := s.post("long")
+				s.until("the long turn runs", func(l *eventlog.Loaded) bool { return l.Run.Execution == long && l.Run.Phase == run.Running })
 			} else {
 				s.life(putFile("0.txt"))
 				s.jobAt(test.handled)

@@ -140,7 +140,7 @@ func (p *pass) waitReason(ctx context.Context, l *eventlog.Loaded, at uint64) (s
 	return "", nil
 }
 
-// janitorActor returns the janitor's actor for commits.
+// janitorActor is the actor in the janitor's commits.
 var janitorActor = events.Actor{Kind: "service", ID: "janitor"}.WrittenBy("janitor")
 
 // retire ends the session's runs. From then on the guard refuses every other writer, also one that read no commit,

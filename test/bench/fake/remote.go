@@ -135,13 +135,13 @@ func (s *server) serve(conn net.Conn) {
 		r.end()
 		return
 	}
-	if _, err := r.attachTo(*q.Attach, bufferedConn{in, conn}, conn); err != nil {
+	if _, err := r.attachTo(*q.Attach, connReader{in, conn}, conn); err != nil {
 		_ = conn.Close() // the caller reads the end of the stream
 	}
 }
 
-// bufferedConn is a connection of which some bytes are in a buffer.
-type bufferedConn struct {
+// connReader reads a connection through a buffer that may already hold some of its bytes. Close closes the connection.
+type connReader struct {
 	*bufio.Reader
 	io.Closer
 }

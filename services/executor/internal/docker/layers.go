@@ -44,9 +44,9 @@ func (p *Provider) layerVolumePrefix(digest string) string { return p.layerName(
 
 var _ sandbox.Layerer = (*Provider)(nil)
 
-// Layer returns the volume with the packages, and creates it if there is none: in a sandbox with the hardening and the
-// limits of any other, under a temporary name, which becomes the layer's once it is complete. Among several executors
-// the name of a helper container is the lock.
+// Layer returns the name of the volume with the packages. If there is none, Layer installs the packages into a new volume
+// with a random name, in a sandbox with the hardening and the limits of any other. Once the volume is complete, Layer
+// records on the engine that it is the layer. Among several executors the name of a helper container is the lock.
 func (p *Provider) Layer(ctx context.Context, want sandbox.Packages, use sandbox.LayerBuilder) (string, error) {
 	pic, err := p.image(ctx, fieldImage, cmp.Or(want.Image, p.cfg.Image))
 	if err != nil {

@@ -83,8 +83,8 @@ func (t *turn) stopAndFail(ctx context.Context, failed events.ExecutionFailed) e
 }
 
 // recordHandedOver records that this executor leaves the execution to another one, because it stops or has no slot. Its claim then does not
-// count as one without progress, after too many of which an execution fails. If the record cannot be appended, recordHandedOver logs
-// that, and the claim counts.
+// count as one without progress, after too many of which an execution fails. If the record cannot be appended, the claim
+// counts, and recordHandedOver logs the error unless it is run.ErrFenced.
 func (t *turn) recordHandedOver(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTimeout)
 	defer cancel()

@@ -145,8 +145,9 @@ func readEntryToken(token string) (events.Reference, error) {
 	return events.Reference{}, problem.Invalid("pageToken", "%s is not the nextPageToken of a page of this list", fmt.Sprintf("%+q", truncate.Text(token, 64)))
 }
 
-// HasSealed reports whether any version of an environment has a secret with that name and key.
-func (s *Store) HasSealed(ctx context.Context, tenant string, ref events.Reference, name, key string) (bool, error) {
+// HasSealed reports whether any version of an environment has a secret variable with that name whose encrypted value has
+// the key storedKey in the bucket secrets.
+func (s *Store) HasSealed(ctx context.Context, tenant string, ref events.Reference, variable, storedKey string) (bool, error) {
 	subject := ref.Subject(events.Environment, tenant)
-	return s.queries.HasSealed(ctx, queries.HasSealedParams{Tenant: subject.Tenant, Entry: subject.ID, Name: name, Key: key})
+	return s.queries.HasSealed(ctx, queries.HasSealedParams{Tenant: subject.Tenant, Entry: subject.ID, Name: variable, Key: storedKey})
 }
