@@ -3,6 +3,7 @@ package executor_test
 import (
 	"context"
 	"crypto/rand"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -367,6 +368,17 @@ func (l *watchedLog) Append(ctx context.Context, head eventlog.Head, d events.Dr
 		l.mu.Unlock()
 	}
 	return next, err
+}
+
+// runs reports whether the executor runs an execution of the session. An executor that does not answer may.
+func (c *runningExecutor) runs(s *talk) bool {
+	ref, err := topology.SessionRef{Tenant: s.tenant, Session: s.id}.Encode()
+	if err != nil {
+		s.b.t.Fatal(err)
+	}
+	var answer topology.CtlAnswer
+	msg, err := s.b.nc.Request(topology.Ctl(c.ID()), ref, time.Second)
+	return err != nil || json.Unmarshal(msg.Data, &answer) != nil || answer.Running != ""
 }
 
 func (l *watchedLog) refusals() int {
