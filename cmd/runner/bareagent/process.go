@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// lineResult is what one line of an agent's standard output means for the turn.
+// lineResult is the effect of one line of an agent's standard output on the turn.
 type lineResult struct {
 	text  bool // the line has text of the answer
 	ended bool // the turn has completed

@@ -4,11 +4,9 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"sync"
 	"time"
 
@@ -51,9 +49,7 @@ type report struct {
 
 // clients is the process of the clients.
 type clients struct {
-	pid  int
-	in   io.Writer
-	out  *json.Decoder
+	*process
 	done chan struct{} // closed when result and err are set
 	last report
 	err  error
@@ -61,26 +57,11 @@ type clients struct {
 
 // startClients starts the process of the clients. It stops at the end of the benchmark.
 func startClients(ctx context.Context, b *harness.Bench, cfg clientsConfig) (*clients, error) {
-	self, err := os.Executable()
+	p, err := startProcess(ctx, b, clientsCommand)
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.CommandContext(ctx, self, clientsCommand) //nolint:gosec // this program
-	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		return nil, err
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	if err := cmd.Start(); err != nil {
-		return nil, err
-	}
-	b.Cleanup(func() error { return errors.Join(in.Close(), cmd.Wait()) })
-	c := &clients{pid: cmd.Process.Pid, in: in, out: json.NewDecoder(out), done: make(chan struct{})}
-	return c, json.NewEncoder(in).Encode(cfg)
+	return &clients{process: p, done: make(chan struct{})}, p.in.Encode(cfg)
 }
 
 // awaitJoined blocks until all clients have joined.
@@ -97,7 +78,7 @@ func (c *clients) begin(w window) error {
 		defer close(c.done)
 		c.err = c.out.Decode(&c.last)
 	}()
-	return json.NewEncoder(c.in).Encode(w)
+	return c.in.Encode(w)
 }
 
 // end returns the report, after done.

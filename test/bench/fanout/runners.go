@@ -9,7 +9,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"time"
 
@@ -41,11 +40,7 @@ type runnersConfig struct {
 }
 
 // runnersProcess is a process that plays the runners.
-type runnersProcess struct {
-	pid int
-	in  *json.Encoder
-	out *json.Decoder
-}
+type runnersProcess struct{ *process }
 
 // startRunners starts a process that plays the runners for the provider that it returns. It stops at the end of the
 // benchmark.
@@ -56,25 +51,11 @@ func startRunners(ctx context.Context, b *harness.Bench, cfg runnersConfig) (*ru
 	}
 	b.Cleanup(func() error { return os.RemoveAll(dir) })
 	cfg.Socket = filepath.Join(dir, "socket")
-	self, err := os.Executable()
+	started, err := startProcess(ctx, b, runnersCommand)
 	if err != nil {
 		return nil, nil, err
 	}
-	cmd := exec.CommandContext(ctx, self, runnersCommand) //nolint:gosec // this program
-	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		return nil, nil, err
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return nil, nil, err
-	}
-	if err := cmd.Start(); err != nil {
-		return nil, nil, err
-	}
-	b.Cleanup(func() error { return errors.Join(in.Close(), cmd.Wait()) })
-	p := &runnersProcess{pid: cmd.Process.Pid, in: json.NewEncoder(in), out: json.NewDecoder(out)}
+	p := &runnersProcess{started}
 	if err := p.exchange(cfg, new(struct{})); err != nil { // it listens
 		return nil, nil, err
 	}

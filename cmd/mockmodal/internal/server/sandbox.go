@@ -142,7 +142,7 @@ func (s *Server) launch(ctx context.Context, sb *sandbox) error {
 	return nil
 }
 
-// outputWait is how long a sandbox waits for the last output of its entrypoint.
+// outputWait is the time limit for the last output of a sandbox's entrypoint.
 const outputWait = time.Second
 
 // watch ends the sandbox when its entrypoint exits or its container does.

@@ -25,7 +25,7 @@ const (
 	rewritten = 64 << 10
 )
 
-// plan says which folders a snapshot with edits walks.
+// plan is the set of folders that a snapshot with edits walks.
 type plan struct {
 	base    string          // the snapshot that the edits change; "" for the whole tree
 	full    bool            // all folders are walked; otherwise the state folder, and those of the workspace in folders

@@ -26,7 +26,7 @@ const maxLine = 64 << 20
 // Line is a whole line of a record: valid JSON, without the newline.
 type Line = []byte
 
-// Verdict says whether Copy keeps a line.
+// Verdict is the decision whether Copy keeps a line.
 type Verdict int
 
 // The verdicts.

@@ -19,7 +19,7 @@ const (
 	maxWaiting = 256 << 10
 	// maxAllWaiting is the sum of that for a gateway.
 	maxAllWaiting = 64 << 20
-	// earlyAge is how long text waits for its block_start.
+	// earlyAge is the time for which text waits for its block_start.
 	earlyAge = 30 * time.Second
 	// textPause is the minimum time between two reads of DELTAS because of the same block.
 	textPause = 2 * time.Second
