@@ -177,10 +177,14 @@ func (t *Turn) openRequest(p *pendingRequest) {
 		}
 		e.Preview.Paths = append(e.Preview.Paths, t.shown(path, cut))
 	}
-	if len(r.Input) <= maxApprovalInput {
-		e.Input = r.Input
-	} else {
+	switch {
+	case len(r.Input) > maxApprovalInput:
 		*cut = true
+	case json.Valid(r.Input): // otherwise the line could not be encoded, and nobody could decide
+		e.Input = r.Input
+	}
+	if !json.Valid(e.Schema) {
+		e.Schema = nil
 	}
 	t.write(e.EventType(), p.conversation, e)
 }
