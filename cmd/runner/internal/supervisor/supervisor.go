@@ -3,6 +3,7 @@
 package supervisor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -193,6 +194,7 @@ func (s *Supervisor) prepare(q runner.Query) (*run, *runner.Error) {
 	default:
 		return nil, invalid(fmt.Sprintf("query.policy: %q is not known, want %q", q.Policy, runner.PolicyWorkspace))
 	}
+	q.Policy = cmp.Or(q.Permissions.Preset, q.Policy) // execution_started names it
 	if name, ok := architecture.Canonical(q.Architecture); ok {
 		q.Architecture = name
 	}
