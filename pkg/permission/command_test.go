@@ -130,7 +130,9 @@ func TestClass_CoversNoMoreThanItSays(t *testing.T) {
 			t.Errorf("%q: %s, want %s", command, got, want)
 		}
 	}
-	long := func(end string) string { return (&permission.Policy{}).Class(bash("ls && echo " + strings.Repeat("x", 500) + end)) }
+	long := func(end string) string {
+		return (&permission.Policy{}).Class(bash("ls && echo " + strings.Repeat("x", 500) + end))
+	}
 	if a, b := long("a"), long("b"); a == b || !strings.HasPrefix(a, "the command `ls && echo xxx") || len(a) > 200 || a != long("a") {
 		t.Errorf("long commands: %s, %s", a, b)
 	}
