@@ -52,6 +52,13 @@ func (s *script) addCalls(f *syntax.File, depth int) {
 		switch c := n.(type) {
 		case *syntax.Stmt:
 			s.addStmt(c, depth)
+		case *syntax.Redirect:
+			// Bash expands the file of >& twice, also if it is quoted.
+			if (c.Op == syntax.DplOut || c.Op == syntax.DplIn) && strings.ContainsAny(readWord(c.Word).text, "$`") {
+				s.opaque = true
+			}
+		case *syntax.CoprocClause:
+			s.opaque = true // shells differ in what is its name and what its command
 		case *syntax.DeclClause:
 			s.calls = append(s.calls, []word{{text: c.Variant.Value, literal: true}})
 		}
