@@ -52,7 +52,7 @@ func (c *permissionsExplain) Run(a *app) error {
 	if c.File != "" {
 		spec, err := c.agentInFile(a, ref)
 		if err != nil {
-			return a.printErrors(err)
+			return a.printErrors(err, "nothing was decided")
 		}
 		return c.explain(a, spec, execution)
 	}
