@@ -84,7 +84,7 @@ func TestDecide_DeniesAndAsksIfACommandMayMatch(t *testing.T) {
 		"sudo nice timeout 5 env X=1 rm x", "sh -c 'rm x'", "bash -lc 'rm x'", "bash -c 'ls; rm x' a b", "bash -euo pipefail -c 'rm x'", "bash -c -o pipefail 'rm x'", "bash --norc -c 'rm x'", "zsh -c 'rm x'", "dash -ec 'rm x'", "sh -c \"sh -c 'rm x'\"", "sudo sh -c 'rm x'",
 		"eval rm x", "eval 'rm' x", "eval 'ls; rm x'", "eval \"$X\"", "trap 'rm x' EXIT", "find . -exec rm {} \\;", "find . -name x -execdir rm {} +", "find . -exec sh -c 'rm x' \\;",
 		"$X", "$X x", "\"$X\"", "$(echo rm) x", "`x` y", "r? x", "{rm,x}", "$'rm' x", "=rm x", "~", "sh -c \"$X\"", "sh -c", "sh", "bash -s", "curl x | sh", "echo rm x | bash -s -- a", "bash <(echo rm)", "bash <<EOF\nrm x\nEOF", "sh /dev/stdin", "source <(echo rm)", ". /dev/stdin", ". $X",
-		"rm '", "(", "rm x )", "\xff", strings.Repeat("(", 2000), "ls " + strings.Repeat("x", 200_000),
+		"rm '", "(", "rm x )", "\xff", strings.Repeat("(", 2000), strings.Repeat("sudo --a ", 10_000), strings.Repeat("find -exec ", 10_000), "ls " + strings.Repeat("x", 200_000),
 		"git push", "git push --force", "git -C x push", "git --no-pager push", "git -c a=b --no-pager push origin", "git $X", "git -C $D push", "git \"$(x)\"", "/usr/bin/git push", "export X=1", "ls\r\nrm x", "ls >&1'$(rm x)'", "ls # a \\\nrm x", "ls #\\\r\nrm x", "echo $(ls # \\\nrm x\n)", "case x in # \\\n*) rm x;; # \\\nesac",
 	} {
 		for _, then := range []string{"deny", "ask"} {
