@@ -199,7 +199,7 @@ func (t writeFile) Effect(raw json.RawMessage) Effect {
 	e.Destructive = size > 0 && (int64(len(before)) < size || !bytes.Equal(before, content))
 	switch {
 	case !utf8.Valid(content):
-		e.Preview.Text = fmt.Sprintf("%d bytes that are not text", len(content))
+		e.Preview.Text = fmt.Sprintf("binary content, %d bytes", len(content))
 	case size > 0 && int64(len(before)) == size && utf8.Valid(before) && len(content) <= maxDiff:
 		e.Preview.Diff = udiff.Unified("a/"+a.Path, "b/"+a.Path, string(before), string(content))
 	default:
