@@ -1,18 +1,22 @@
 package builtin
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 	"github.com/spoolhq/spool/cmd/runner/internal/agenttest"
+	"github.com/spoolhq/spool/cmd/runner/internal/builtin/tool"
 	"github.com/spoolhq/spool/cmd/runner/internal/workspace"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/permission"
@@ -194,3 +198,70 @@ func TestPolicyPaths_FollowLinks(t *testing.T) {
 		}
 	}
 }
+
+// BenchmarkPermission measures the cost of the permission of one call over the pipes of a process: the request, the decision
+// of the policy, its line in the journal, and the reply.
+func BenchmarkPermission(b *testing.B) {
+	for name, q := range map[string]runner.Query{
+		"no policy": {},
+		"policy":    {Permissions: events.Permissions{Preset: events.PresetWorkspace}},
+	} {
+		b.Run(name, func(b *testing.B) {
+			orders, in, err := os.Pipe()
+			if err != nil {
+				b.Fatal(err)
+			}
+			reports, out, err := os.Pipe()
+			if err != nil {
+				b.Fatal(err)
+			}
+			s := &session{in: fileStdin{json.NewEncoder(in)}, plain: hasNoPolicy(q)}
+			_, _, _, on := newSession(b, q)
+			var wg sync.WaitGroup
+			wg.Go(func() { // the supervisor
+				for lines := bufio.NewScanner(reports); lines.Scan(); {
+					if err := s.Line(lines.Bytes(), on); err != nil {
+						b.Error(err)
+					}
+				}
+			})
+			p := newPermits(newPipe(out), 1)
+			replies := make(chan order)
+			wg.Go(func() { // the process's stdin
+				if err := readOrders(b.Context(), orders, replies); err != nil {
+					b.Error(err)
+				}
+				close(replies)
+			})
+			wg.Go(func() {
+				for o := range replies {
+					p.add(*o.Permission)
+				}
+			})
+			w, err := workspace.Open(b.TempDir())
+			if err != nil {
+				b.Fatal(err)
+			}
+			files := tool.Files(w)
+			process := &turn{Loop: &Loop{Workspace: w}, query: q}
+			arguments := json.RawMessage(`{"path":"a.txt"}`)
+			for b.Loop() {
+				id := p.request(process.permissionRequest(files[0], arguments, []string{"a.txt"}))
+				if r, ok := p.next(b.Context()); !ok || r.ID != id || !r.Allowed {
+					b.Fatalf("reply %+v, %v", r, ok)
+				}
+			}
+			for _, c := range []io.Closer{out, in, w} {
+				if err := c.Close(); err != nil {
+					b.Error(err)
+				}
+			}
+			wg.Wait()
+		})
+	}
+}
+
+// fileStdin is the stdin of a process.
+type fileStdin struct{ enc *json.Encoder }
+
+func (f fileStdin) Send(v any) error { return f.enc.Encode(v) }
