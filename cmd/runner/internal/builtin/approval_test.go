@@ -3,6 +3,7 @@ package builtin_test
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -300,6 +301,34 @@ func TestApproval_EndOfStdinIsNoDecision(t *testing.T) {
 		}
 	}
 	t.Error("no transcript_written")
+}
+
+// A reply to another request, or to one of an earlier turn, allows nothing.
+func TestApproval_UnknownReplyIsIgnored(t *testing.T) {
+	t.Parallel()
+	e := newEndpoint(t, calls("call_1", "write_file", `{"path":"a.txt","content":"x"}`), says("never"))
+	place := newPlace(t)
+	s := startSpool(t, e, place, "", nil)
+	asking(&s.query)
+	lines := s.turn("go", func(report string) {
+		if !strings.Contains(report, `"op":"permission"`) {
+			return
+		}
+		for _, id := range []string{"", "p0.1", "p1.2"} {
+			if _, err := fmt.Fprintf(s.orders, `{"op":"permission","permission":{"id":%q,"allowed":true}}`+"\n", id); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := s.session.Interrupt(); err != nil {
+			t.Error(err)
+		}
+	})
+	if end := ended(t, lines); end.Outcome != runner.Interrupted {
+		t.Errorf("ended %+v", end)
+	}
+	if _, err := os.Lstat(filepath.Join(place.Workspace, "a.txt")); !os.IsNotExist(err) {
+		t.Errorf("the call was run: %v", err)
+	}
 }
 
 // The tools refuse paths outside the workspace, so nobody is asked about them.

@@ -166,7 +166,7 @@ type spool struct {
 	t       *testing.T
 	place   agent.Folders
 	session agent.Session
-	orders  io.Closer // stdin of the process
+	orders  io.WriteCloser // stdin of the process
 	reports *bufio.Reader
 	close   func()
 	turns   int
