@@ -1,7 +1,6 @@
 package tool
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/base64"
@@ -188,7 +187,7 @@ func (t writeFile) Paths(raw json.RawMessage) ([]string, error) {
 	return []string{a.Path}, err
 }
 
-// Effect describes the change of the file. A call that replaces other content is destructive.
+// Effect describes the change of the file.
 func (t writeFile) Effect(raw json.RawMessage) Effect {
 	a, content, err := t.arguments(raw)
 	if err != nil {
@@ -196,7 +195,6 @@ func (t writeFile) Effect(raw json.RawMessage) Effect {
 	}
 	e := Effect{Kind: permission.Edit, Title: "Write " + a.Path, Preview: events.ApprovalPreview{Paths: []string{a.Path}}}
 	before, size := t.before(a.Path)
-	e.Destructive = size > 0 && (int64(len(before)) < size || !bytes.Equal(before, content))
 	switch {
 	case !utf8.Valid(content):
 		e.Preview.Text = fmt.Sprintf("binary content, %d bytes", len(content))

@@ -221,11 +221,11 @@ func TestEffect(t *testing.T) {
 		"new file":  {"write_file", `{"path":"new","content":"x"}`, tool.Effect{Kind: permission.Edit, Title: "Write new", Preview: events.ApprovalPreview{Paths: []string{"new"}, Text: "x"}}},
 		"same file": {"write_file", `{"path":"old","content":"one\ntwo\n"}`, tool.Effect{Kind: permission.Edit, Title: "Write old", Preview: paths("old")}},
 		"replace": {"write_file", `{"path":"old","content":"one\n2\n"}`, tool.Effect{
-			Kind: permission.Edit, Destructive: true, Title: "Write old",
+			Kind: permission.Edit, Title: "Write old",
 			Preview: events.ApprovalPreview{Paths: []string{"old"}, Diff: "--- a/old\n+++ b/old\n@@ -1,2 +1,2 @@\n one\n-two\n+2\n"},
 		}},
 		"not text": {"write_file", `{"path":"old","content":"/w==","encoding":"base64"}`, tool.Effect{
-			Kind: permission.Edit, Destructive: true, Title: "Write old", Preview: events.ApprovalPreview{Paths: []string{"old"}, Text: "binary content, 1 bytes"},
+			Kind: permission.Edit, Title: "Write old", Preview: events.ApprovalPreview{Paths: []string{"old"}, Text: "binary content, 1 bytes"},
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
