@@ -304,3 +304,62 @@ func TestPermissions_ArePartOfTheMessage(t *testing.T) {
 		}
 	}
 }
+
+// TestState_ListsApprovals tests the requests, and the phase of their execution, in the state after each event, and their changes
+// between events.
+func TestState_ListsApprovals(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	g := w.gateway(gateway.Config{})
+	sid := w.session("default") // event 1
+	exe := newID(t, events.KindExecution)
+	emit := func(list ...events.Payload) {
+		for _, d := range list {
+			w.emit("default", sid, events.Event{ExecutionID: exe, Data: d})
+		}
+	}
+	emit(events.MessageAccepted{BlockID: "b", Content: "hello"}, events.ExecutionDispatched{}, events.ExecutionStarted{Attempt: 1})
+	first := w.askIn("default", sid, exe, editable())                                           // 5
+	second := w.askIn("default", sid, exe, events.ApprovalRequested{Kind: events.ApprovalPlan}) // 6
+	emit(events.ApprovalDecided{ApprovalID: first, Decision: events.DecisionApprove},           // 7
+		events.ApprovalResolved{ApprovalID: first, Outcome: "approved", Cause: "person"},        // 8
+		events.ApprovalRetracted{ApprovalID: second, Reason: "withdrawn"}, events.SessionIdle{}) // 9, 10
+	states := map[int]string{
+		4: "running", 5: "waiting_for_approval pending", 6: "waiting_for_approval pending pending", 7: "waiting_for_approval decided/approve/ann pending",
+		8: "waiting_for_approval approved/approve/ann pending", 9: "running approved/approve/ann retracted", 10: "running approved/approve/ann retracted",
+	}
+	for seq, want := range states {
+		a := g.get(fmt.Sprintf("/api/sessions/%s/state?at=%d", sid, seq)).want(t, 200)
+		got := a.text("executions", "0", "phase")
+		for i := 0; a.text("approvals", fmt.Sprint(i), "approvalId") != ""; i++ {
+			at := func(path ...string) string { return a.text(append([]string{"approvals", fmt.Sprint(i)}, path...)...) }
+			got += " " + at("status")
+			if at("decision") != "" {
+				got += "/" + at("decision") + "/" + at("decidedBy", "user")
+			}
+			if open := at("status") == "pending" || at("status") == "decided"; open != (a.field("approvals", fmt.Sprint(i), "endedSeq") == nil) || at("request") != "" {
+				t.Errorf("at %d: %s", seq, a)
+			}
+		}
+		if got != want {
+			t.Errorf("at %d: got %q, want %q", seq, got, want)
+		}
+	}
+	name := map[string]string{first: "first", second: "second"}
+	for span, want := range map[[2]int]string{
+		{4, 5}: "first:-pending", {5, 6}: "second:-pending", {5, 7}: "first:pending-decided second:-pending", {7, 8}: "first:decided-approved", {8, 10}: "second:pending-retracted",
+		{4, 10}: "first:-approved second:-retracted", {9, 10}: "",
+	} {
+		a := g.get(fmt.Sprintf("/api/sessions/%s/diff?from=%d&to=%d", sid, span[0], span[1])).want(t, 200)
+		var got []string
+		for i := 0; a.text("statuses", fmt.Sprint(i), "kind") != ""; i++ {
+			at := func(field string) string { return a.text("statuses", fmt.Sprint(i), field) }
+			if at("kind") == "approval" {
+				got = append(got, name[at("id")]+":"+at("from")+"-"+at("to"))
+			}
+		}
+		if strings.Join(got, " ") != want {
+			t.Errorf("from %d to %d: got %q, want %q", span[0], span[1], got, want)
+		}
+	}
+}

@@ -220,3 +220,33 @@ func (s *Store) approval(ctx context.Context, tenant, id string, agents []string
 	}
 	return nil, problem.New(problem.ApprovalNotFound, "", "there is no such approval request")
 }
+
+// ApprovalsAt returns approval requests in their state at the event, in order: those that had not ended at since, an earlier event
+// of the session. If there are more than limit, it returns the open ones and the last others. The zero SessionState is before the
+// first event. They have no request and no data of the decision.
+func (s *Store) ApprovalsAt(ctx context.Context, p, since SessionState, limit uint32) (list []*spoolv1.Approval, err error) {
+	err = s.queryRows(ctx, func(r pgx.Rows) error {
+		a, err := scanApproval(r)
+		if err == nil {
+			list = append(list, approvalAt(a, p.Seq))
+		}
+		return err
+	}, `SELECT '', NULL, `+approvalColumns+` FROM (SELECT * FROM approvals WHERE tenant = $1 AND session = $2 AND requested_seq <= $3 AND (ended_seq = 0 OR ended_seq > $4)
+			ORDER BY (ended_seq = 0 OR ended_seq > $3) DESC, requested_seq DESC LIMIT $5) page ORDER BY requested_seq`,
+		p.Tenant, p.ID, int64(p.Seq), int64(since.Seq), int64(limit))
+	return list, err
+}
+
+// approvalAt sets the fields of a request to its state after an event.
+func approvalAt(a *spoolv1.Approval, seq uint32) *spoolv1.Approval {
+	if a.EndedSeq != nil && *a.EndedSeq > seq {
+		a.EndedSeq, a.EndedAt, a.Cause, a.Status = nil, nil, nil, approvalDecided
+	}
+	if a.DecidedSeq != nil && *a.DecidedSeq > seq {
+		a.DecidedSeq, a.DecidedAt, a.Decision, a.DecidedBy = nil, nil, nil, nil
+	}
+	if a.EndedSeq == nil && a.DecidedSeq == nil {
+		a.Status = approvalPending
+	}
+	return a
+}
