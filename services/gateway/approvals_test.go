@@ -363,3 +363,65 @@ func TestState_ListsApprovals(t *testing.T) {
 		}
 	}
 }
+
+// TestWebSocket_DecidesApprovals tests decisions over a WebSocket: the answers, the command, and errors that name the request.
+func TestWebSocket_DecidesApprovals(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := w.serveCommands()
+	g := w.gateway(gateway.Config{})
+	sid, other := w.session("default"), w.session("default")
+	id, exe := w.ask("default", sid, editable())
+	foreign, _ := w.ask("acme", w.session("acme"), editable())
+	c := g.dial()
+	for _, m := range []struct{ body, code, field string }{
+		{`"approvalId":"apr_1","decision":"approve"`, "INVALID_REQUEST", "approvalId"},
+		{`"approvalId":"` + oldID(t, events.KindApproval) + `","decision":"approve"`, "APPROVAL_NOT_FOUND", "approvalId"},
+		{`"approvalId":"` + foreign + `","decision":"approve"`, "APPROVAL_NOT_FOUND", "approvalId"},
+		{`"approvalId":"` + id + `","sessionId":"` + other + `","decision":"approve"`, "APPROVAL_NOT_FOUND", "approvalId"},
+		{`"approvalId":"` + id + `","sessionId":"x","decision":"approve"`, "INVALID_REQUEST", "sessionId"},
+		{`"approvalId":"` + id + `","sessionId":7,"decision":"approve"`, "INVALID_REQUEST", "sessionId"},
+		{`"approvalId":"` + id + `"`, "INVALID_REQUEST", "decision"},
+		{`"approvalId":"` + id + `","decision":7`, "INVALID_REQUEST", "decision"},
+		{`"approvalId":"` + id + `","decision":"approve","after":7`, "INVALID_REQUEST", "after"},
+		{`"approvalId":"` + id + `","decision":"approve","arguments":{"command":7}`, "INVALID_REQUEST", "arguments.command"},
+	} {
+		c.send(`{"type":"approval:decide","requestId":"d",` + m.body + `}`)
+		if r := c.wantError(m.code, m.field); r.RequestID != "d" {
+			t.Errorf("%s: got %+v", m.body, r)
+		}
+	}
+	if n := len(s.commands(t)); n != 0 {
+		t.Fatalf("%d commands were sent", n)
+	}
+	c.send(fmt.Sprintf(`{"type":"session:join","requestId":"j","sessionId":%q,"after":3}`, sid))
+	c.want("session:joined")
+	c.send(`{"type":"approval:decide","requestId":"ok","sessionId":"` + sid + `","approvalId":"` + id + `","decision":"approve","arguments":{"command":"<b>"}}`)
+	var decided, event received
+	for decided.Type == "" || event.Type == "" { // in any order
+		r, err := c.receive()
+		must(t, err)
+		if r.Type == "approval:decided" {
+			decided = r
+		} else {
+			event = r
+		}
+	}
+	if decided.RequestID != "ok" || decided.SessionID != sid || decided.ApprovalID != id || decided.Position == "" {
+		t.Errorf("got %+v", decided)
+	}
+	if !strings.Contains(string(event.Event), `"approval_decided"`) {
+		t.Errorf("got %+v", event)
+	}
+	sent := s.commands(t)
+	if want := `{"approvalId":"` + id + `","decision":"approve","arguments":{"command":"<b>"}}`; len(sent) != 1 || sent[0].ExecutionID != exe || string(sent[0].Body) != want {
+		t.Errorf("sent %+v, want %s", sent, want)
+	}
+	s.mu.Lock()
+	s.answer = &command.Answer{Error: &command.Error{Code: "APPROVAL_DECIDED", Detail: "no"}}
+	s.mu.Unlock()
+	c.send(`{"type":"approval:decide","requestId":"late","approvalId":"` + id + `","decision":"skip"}`)
+	if r := c.wantError("APPROVAL_DECIDED", "approvalId"); r.RequestID != "late" {
+		t.Errorf("got %+v", r)
+	}
+}

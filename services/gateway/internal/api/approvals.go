@@ -67,14 +67,34 @@ func (s *Server) GetApproval(ctx context.Context, r *spoolv1.GetApprovalRequest)
 // refuses a decision that the request does not allow, and one on a request that is not open; here, what a person fills in is compared with
 // the request.
 func (s *Server) DecideApproval(ctx context.Context, r *spoolv1.DecideApprovalRequest) (*spoolv1.DecideApprovalResponse, error) {
-	p, err := auth.From(ctx)
+	a, err := s.GetApproval(ctx, &spoolv1.GetApprovalRequest{ApprovalId: r.GetApprovalId()})
 	if err != nil {
 		return nil, err
 	}
-	a, err := s.Reads.Approval(ctx, p.Tenant, r.GetApprovalId(), "", p.Agents)
-	if err != nil {
-		return nil, err
+	return s.decide(ctx, a, r)
+}
+
+// DecideInSession implements socket.Config.Decide.
+func (s *Server) DecideInSession(ctx context.Context, p auth.Principal, session string, r *spoolv1.DecideApprovalRequest) (position string, err error) {
+	if ctx, err = auth.With(ctx, p, false); err != nil {
+		return "", err
 	}
+	if err := auth.Allow(ctx, spoolv1.Approvals_DecideApproval_FullMethodName); err != nil {
+		return "", err
+	}
+	a, err := s.GetApproval(ctx, &spoolv1.GetApprovalRequest{ApprovalId: r.GetApprovalId()})
+	if err != nil {
+		return "", err
+	}
+	if session != "" && session != a.SessionId {
+		return "", problem.New(problem.ApprovalNotFound, "", "the session has no such approval request")
+	}
+	answer, err := s.decide(ctx, a, r)
+	return answer.GetPosition(), err
+}
+
+// decide implements DecideApproval for the request a.
+func (s *Server) decide(ctx context.Context, a *spoolv1.Approval, r *spoolv1.DecideApprovalRequest) (*spoolv1.DecideApprovalResponse, error) {
 	d := events.ApprovalDecided{
 		ApprovalID: r.GetApprovalId(), Decision: r.GetDecision(), Comment: r.GetComment(), Arguments: raw(r.GetArguments()), Content: raw(r.GetContent()),
 	}
