@@ -139,6 +139,8 @@ type PostMessage struct {
 	Files    []File          `json:"files,omitempty"` // files that must be in the workspace before the agent starts
 
 	Environment map[string]events.Variable `json:"environment,omitempty"` // variables of this execution only; secrets are already sealed
+
+	Permissions events.ExecutionPermissions `json:"permissions,omitzero"` // adapt the agent's permission policy to this execution
 }
 
 // Recover continues a failed execution in a new one, which has the content, the metadata and the variables of the failed one.

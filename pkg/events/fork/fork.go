@@ -6,7 +6,7 @@
 //     last execution, and are used completely. This works for every architecture, and for logs of builds without
 //     anchors.
 //   - After a block of conversation main with an anchor (events.Block.Anchor), if every earlier tool call of main has
-//     its result. The records come from a snapshot that contains the block: the first one after the block's
+//     its result, and every earlier approval request of main has ended. The records come from a snapshot that contains the block: the first one after the block's
 //     execution ended or, while the execution runs, the first one that follows a later anchor, since agents write
 //     their records one line late.
 package fork
@@ -96,7 +96,7 @@ type Walk struct {
 	waiting      map[string]struct{} // accepted executions that have not ended
 	active       string              // the claimed execution that has not ended; "" for none
 	last         string              // the execution that was claimed last
-	calls        map[string]struct{} // tool calls of conversation main without a result
+	calls        map[string]struct{} // tool calls of conversation main without a result, and its open approval requests
 	inherited    conversation        // set if the session itself is a fork
 	agent        string              // the agent's own session id; "" until this session has one
 	restSnapshot snapshot            // the first snapshot after the end of the last execution
@@ -161,6 +161,14 @@ func (w *Walk) Add(seq uint32, e events.Event) {
 		w.setAgent(e.ExecutionID, d.AgentSessionID)
 	case events.WorkspaceSynced:
 		w.addSnapshot(snapshot{id: d.Snapshot, seq: seq, applied: d.Applied})
+	case events.ApprovalRequested:
+		if e.ConversationID == events.MainConversation {
+			w.calls[d.ApprovalID] = struct{}{}
+		}
+	case events.ApprovalResolved:
+		delete(w.calls, d.ApprovalID)
+	case events.ApprovalRetracted:
+		delete(w.calls, d.ApprovalID)
 	case events.BlockStart:
 		if d.Block.Status != events.StatusPending {
 			w.addBlock(seq, e, d.Block)

@@ -27,6 +27,7 @@ type State struct {
 	Executions    []Execution    `json:"executions,omitempty"`    // executions that have not ended, in the order of their start
 	Blocks        []Block        `json:"blocks,omitempty"`        // pending blocks, by FirstSeq
 	Conversations []Conversation `json:"conversations,omitempty"` // conversations of running sub-agents, by FirstSeq
+	Approvals     []Approval     `json:"approvals,omitempty"`     // open approval requests, in the order of their events
 	Todos         []Todos        `json:"todos,omitempty"`         // lists of the main agent and of running sub-agents
 	Ended         Usage          `json:"ended"`                   // usage that ended executions reported; see Reported
 	Metered       Metered        `json:"metered"`
@@ -65,7 +66,7 @@ const (
 type Execution struct {
 	ID           string      `json:"id"`
 	FirstSeq     uint32      `json:"firstSeq"`
-	Phase        string      `json:"phase"` // queued, starting, running, paused
+	Phase        string      `json:"phase"` // queued, starting, running, waiting_for_approval, paused
 	Attempt      uint32      `json:"attempt,omitempty"`
 	Executor     string      `json:"executor,omitempty"`
 	Model        string      `json:"model,omitempty"`
@@ -81,6 +82,7 @@ const (
 	PhaseQueued   = "queued"
 	PhaseStarting = "starting"
 	PhaseRunning  = "running"
+	PhaseWaiting  = "waiting_for_approval"
 	PhasePaused   = "paused"
 )
 
@@ -191,6 +193,7 @@ func Evolve(s State, seq uint32, e events.Event) State {
 	s.applySession(e)
 	s.applyExecution(e)
 	s.applyBlock(e)
+	s.applyApproval(e)
 	s.applySubagent(e)
 	s.applySandbox(e)
 	s.applyFiles(e)

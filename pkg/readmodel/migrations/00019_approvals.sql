@@ -10,9 +10,11 @@ CREATE TABLE approvals (
     kind          text NOT NULL,             -- tool, plan, question, elicitation
     tool_name     text NOT NULL,
     tool_use_id   text NOT NULL,
+    title         text NOT NULL,             -- one line
     status        text NOT NULL,             -- pending; decided: the agent has not received the decision yet; approved, rejected, skipped, answered, retracted
     cause         text NOT NULL DEFAULT '',  -- person, class or timeout; of a retracted request the reason
     request       text NOT NULL,             -- JSON of events.ApprovalRequested
+    verdict       text NOT NULL DEFAULT '',  -- approve, approve_all, skip, reject, answer; '' if no person has decided
     decision      text,                      -- JSON of events.ApprovalDecided; null for none
     actor         text,                      -- JSON of the events.Actor that decided, without service and address; null for none
     requested_seq bigint NOT NULL,

@@ -38,6 +38,8 @@ var requiredAccess = map[string]access{
 	"Executions/CancelExecution": use(), "Executions/PauseExecution": use(), "Executions/ResumeExecution": use(), "Executions/TerminateExecution": use(),
 	"Executions/RecoverExecution": use(),
 
+	"Approvals/ListApprovals": use(), "Approvals/GetApproval": use(), "Approvals/DecideApproval": use(),
+
 	"Events/ListEvents": use(), "Events/StreamEvents": use(), "Events/ReplayEvents": use(), "Events/ListBlocks": use(),
 	"Events/ListHistory": use(), "Events/ListHistoryBlocks": use(),
 

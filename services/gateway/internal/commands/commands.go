@@ -360,7 +360,7 @@ const recordTimeout = time.Second
 // outcomeUnknown returns the problem for a command with an unknown outcome.
 func (s *Sender) outcomeUnknown(r Request, cmd command.Command, body []byte) *problem.Error {
 	switch r.Type {
-	case command.TypeCreateSession, command.TypeForkSession, command.TypePostMessage, command.TypeStartExecution, command.TypeRecover:
+	case command.TypeCreateSession, command.TypeForkSession, command.TypePostMessage, command.TypeStartExecution, command.TypeRecover, command.TypeDecideApproval:
 	case command.TypeCreateKey:
 		return problem.New(problem.Unavailable, "", "no service answered, so the outcome is unknown: the key may have been created; list the keys and revoke the one that you do not have")
 	default:

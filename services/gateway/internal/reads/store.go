@@ -107,6 +107,9 @@ func CheckSession(s string) error { return checkID("sessionId", events.KindSessi
 // CheckExecution returns INVALID_REQUEST unless s is an execution id.
 func CheckExecution(s string) error { return checkID("executionId", events.KindExecution, s) }
 
+// CheckApproval returns INVALID_REQUEST unless s is the id of an approval request.
+func CheckApproval(s string) error { return checkID("approvalId", events.KindApproval, s) }
+
 // CheckKey returns INVALID_REQUEST unless s is the id of a key.
 func CheckKey(s string) error { return checkID("keyId", events.KindKey, s) }
 

@@ -129,6 +129,7 @@ func (h *Handler) mux() (http.Handler, error) {
 	return mux, errors.Join(
 		spoolv1.RegisterSessionsHandlerServer(ctx, mux, h.cfg.API),
 		spoolv1.RegisterExecutionsHandlerServer(ctx, mux, h.cfg.API),
+		spoolv1.RegisterApprovalsHandlerServer(ctx, mux, h.cfg.API),
 		spoolv1.RegisterEventsHandlerServer(ctx, mux, h.cfg.API),
 		spoolv1.RegisterKeysHandlerServer(ctx, mux, h.cfg.API),
 		spoolv1.RegisterBudgetsHandlerServer(ctx, mux, h.cfg.API),

@@ -62,7 +62,7 @@ func (f *folding) foldApproval(a *aggregate, s *Session, x *entry[Execution], ac
 		}
 		row := markChanged(&f.approvals, p)
 		row.Status, row.DecidedSeq, row.DecidedAt = statusDecided, s.Tip, pgTimePointer(e.Time)
-		row.Decision = jsonText(d)
+		row.Verdict, row.Decision = clean(d.Decision), jsonText(d)
 		row.Actor = jsonText(events.Actor{Kind: actor.Kind, ID: actor.ID, Key: actor.Key, User: actor.User})
 	case events.ApprovalResolved:
 		f.endApproval(s, x, p, d.Outcome, d.Cause, e)
@@ -78,7 +78,7 @@ func (f *folding) foldApproval(a *aggregate, s *Session, x *entry[Execution], ac
 func (f *folding) openApproval(a *aggregate, s *Session, x *entry[Execution], id string, d events.ApprovalRequested, e events.Event) {
 	p := &entry[Approval]{row: Approval{
 		Tenant: a.key.Tenant, Session: a.key.ID, ID: id, Execution: x.row.ID, Conversation: rowKey(e.ConversationID), Kind: clean(string(d.Kind)),
-		ToolName: clean(d.ToolName), ToolUseID: rowKey(d.ToolUseID), Status: statusPending, Request: *jsonText(d),
+		ToolName: clean(d.ToolName), ToolUseID: rowKey(d.ToolUseID), Title: clean(d.Title), Status: statusPending, Request: *jsonText(d),
 		RequestedSeq: s.Tip, RequestedAt: pgTime(e.Time),
 	}}
 	a.approvals[id] = p

@@ -108,10 +108,11 @@ func TestApprovals_KeepRequestDecisionAndActor(t *testing.T) {
 	t.Parallel()
 	a := newApprovals(t, 0)
 	r := requested("a")
+	r.Title = "Run echo\x00"
 	r.Input = json.RawMessage(`{"command":"echo \u0000<b>"}`)
 	a.add(r, decided("a"), resolved("a", "approved"))
 	p := a.row("a")
-	if want := `{"approvalId":"a","kind":"tool","toolName":"Bash","toolUseId":"call_a","input":{"command":"echo \u0000<b>"}}`; p.Request != want {
+	if want := `{"approvalId":"a","kind":"tool","toolName":"Bash","toolUseId":"call_a","title":"Run echo\u0000","input":{"command":"echo \u0000<b>"}}`; p.Request != want {
 		t.Errorf("the request is %s, want %s", p.Request, want)
 	}
 	if p.Decision == nil || *p.Decision != `{"approvalId":"a","decision":"approve","comment":"<ok>"}` {
@@ -123,7 +124,7 @@ func TestApprovals_KeepRequestDecisionAndActor(t *testing.T) {
 	if p.RequestedSeq != 6 || p.DecidedSeq != 7 || p.EndedSeq != 8 || p.RequestedAt.Unix() != 6 || p.DecidedAt.Unix() != 7 || p.EndedAt.Unix() != 8 {
 		t.Errorf("the request is %+v", p)
 	}
-	if p.Execution != "exe_1" || p.Conversation != "main" || p.Kind != "tool" {
+	if p.Execution != "exe_1" || p.Conversation != "main" || p.Kind != "tool" || p.Title != "Run echo\uFFFD" || p.Verdict != "approve" {
 		t.Errorf("the request is %+v", p)
 	}
 }

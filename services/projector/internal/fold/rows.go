@@ -153,9 +153,11 @@ type (
 		Kind                string
 		ToolName            string
 		ToolUseID           string
+		Title               string
 		Status              string
 		Cause               string
 		Request             string
+		Verdict             string
 		Decision            *string
 		Actor               *string
 		RequestedSeq        int64
