@@ -45,7 +45,7 @@ func (u Usage) Logged() events.Output {
 	return events.Output{Events: uint64(max(u.Events, 0)), Bytes: uint64(max(u.EventBytes, 0))} //nolint:gosec // bounded here
 }
 
-// finite returns a sum that JSON can express.
+// finite returns usd, or the largest or smallest number that JSON can express if usd is infinite.
 func finite(usd float64) float64 { return max(-math.MaxFloat64, min(usd, math.MaxFloat64)) }
 
 // toInt64 returns a count as a signed number.

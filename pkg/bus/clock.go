@@ -19,7 +19,7 @@ const (
 	clockRetry = 200 * time.Millisecond
 	// clockWithin is the time limit of one measurement.
 	clockWithin = 5 * time.Second
-	// clockDoubt is the maximum age of a measurement by which a message may be dropped.
+	// clockDoubt is the age above which a measurement is repeated before a message is dropped because of it.
 	clockDoubt = time.Second
 	// clockNotable is the difference to the host's clock above which a Clock logs a warning.
 	clockNotable = time.Second

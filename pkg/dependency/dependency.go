@@ -32,7 +32,7 @@ type Package struct {
 	text    string
 }
 
-// String returns the canonical form of the entry, which the installer accepts.
+// String returns the package in canonical form, as the installers npm and pip accept it.
 func (p Package) String() string { return p.text }
 
 // The forms of entries, also used as patterns of the JSON Schema.
@@ -82,7 +82,7 @@ func ParsePIP(s string) (Package, error) {
 	return p, nil
 }
 
-// normal returns the normalized form of a Python package name.
+// normal returns the normalized form of a Python package's name: lower case, with single hyphens.
 func normal(name string) string { return strings.ToLower(separators.ReplaceAllString(name, "-")) }
 
 // Set is the sorted set of an agent's dependencies.
@@ -145,7 +145,7 @@ func parse(list string, entries []string, read func(string) (Package, error)) (o
 	return out, wrong
 }
 
-// Empty reports whether there is nothing to install.
+// Empty reports whether the set has no packages.
 func (s Set) Empty() bool { return len(s.NPM)+len(s.PIP) == 0 }
 
 // String returns the number of packages, for messages.

@@ -25,8 +25,8 @@ const (
 	operationHeader = "KV-Operation"
 )
 
-// EngineSettings is the setting of the session service and of executors that says when an engine is gone. Both embed it in
-// their Config.
+// EngineSettings is the setting after which time without a live executor an engine counts as gone. The session service
+// and executors embed it in their Config.
 type EngineSettings struct {
 	EngineGone time.Duration `default:"30s" env:"SPOOL_ENGINE_GONE" help:"How long an engine may have no live executor before the session service offers the jobs of its sessions to executors of other engines of its provider, which then take the sessions over. Executions also wait this long for an engine, or an egress proxy, that does not answer."`
 }

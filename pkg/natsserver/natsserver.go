@@ -285,8 +285,8 @@ func stopNow(ns *server.Server) {
 	ns.WaitForShutdown()
 }
 
-// checkStore checks the folder before the server does, whose own message names neither the remedy nor always the
-// folder.
+// checkStore returns an error unless the data folder exists, or can be created, and is writable. The server would find
+// that too, but its error does not always name the folder, and never what to do.
 func checkStore(dir string) error {
 	remedy := "choose another data folder, or make this one writable"
 	if err := os.MkdirAll(dir, 0o700); err != nil {

@@ -127,8 +127,8 @@ type Fork struct {
 	Provided bool `json:"provided,omitempty"`
 }
 
-// Pace is the maximum rate at which an execution may fill the journal; 0 means no limit. Output above the rate
-// waits, and the agent with it, once the execution is PaceBurst ahead.
+// Pace is the maximum rate at which an execution may fill the journal; 0 means no limit. The execution may be ahead of
+// the rate by PaceBurst; then the runner delays further output, and so the agent.
 type Pace struct {
 	EventsPerSecond uint32 `json:"eventsPerSecond,omitempty"`
 	BytesPerSecond  uint32 `json:"bytesPerSecond,omitempty"`

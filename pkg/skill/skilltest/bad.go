@@ -66,7 +66,7 @@ func UnsafeEntries() []Bad {
 	return list
 }
 
-// half returns a ZIP whose directory lacks an extra field that precedes the content.
+// half returns a ZIP with an entry whose extra field is in the local header only, and not in the central directory.
 func half(field []byte) []byte {
 	first, dir := Document().Write(nil, 0)
 	second, _ := Item{Name: "x", Extra: field}.Write(nil, 0)
@@ -191,7 +191,7 @@ func Random(n int) []byte {
 	return b
 }
 
-// ratios returns small files that are harmless separately, but a bomb together.
+// ratios returns files that are each within the limits of a skill and together exceed them when unpacked.
 func ratios() []Item {
 	list := []Item{Document()}
 	for i := range 300 {
@@ -200,7 +200,7 @@ func ratios() []Item {
 	return list
 }
 
-// folders returns a ZIP whose folders have no entries.
+// folders returns a ZIP with many nested folders that have no entries of their own.
 func folders() []byte {
 	items := []Item{Document()}
 	for i := range 500 {

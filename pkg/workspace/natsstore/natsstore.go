@@ -23,9 +23,9 @@ import (
 const (
 	// chunkSize is the size in bytes of a message of the bucket; it is below NATS's default limit of 1 MiB.
 	chunkSize = 512 << 10
-	// inFlight is the maximum number of unacknowledged chunks of an object.
+	// inFlight is the maximum number of chunks of an object that are sent before the first of them is acknowledged.
 	inFlight = 16
-	// stall is the timeout for the bucket to accept or send the next chunk.
+	// stall is the time after which an upload or a download without progress fails.
 	stall = 30 * time.Second
 	// answer is the time limit of a single request. again is the pause before a request is repeated.
 	answer = 5 * time.Second

@@ -60,7 +60,7 @@ type Ask struct {
 	Interrupt When // when the turn is interrupted; "" for never
 }
 
-// When is a moment of a turn at which it is interrupted.
+// When is the moment of a turn at which the suite interrupts the turn.
 type When string
 
 // The moments of a turn.
@@ -71,7 +71,7 @@ const (
 	OnOutput When = "output" // when the command's first output arrives
 )
 
-// Recording describes how the CLI's output is recorded.
+// Recording describes the output of an agent's CLI, so that it can be recorded and compared.
 type Recording struct {
 	Text   string // occurs in every line that holds a piece of the answer's text
 	Output string // occurs in every line that holds a piece of a command's output; "" if the CLI prints none
@@ -81,7 +81,8 @@ type Recording struct {
 	Normalize func(recording []byte) []byte
 }
 
-// recorder runs a CLI through its adapter and writes down both directions.
+// recorder runs an agent's CLI through its adapter and records the queries, the interrupts and the lines that the CLI
+// prints.
 type recorder struct {
 	t         *testing.T
 	recording Recording
@@ -170,7 +171,7 @@ func record(t *testing.T, s Subject, g Goldens, dir string, scenario Scenario) {
 	}
 }
 
-// recordTurn sends a query and records until the turn has ended.
+// recordTurn sends the i-th query of the scenario, counted from 0, and records until its turn has ended.
 func (r *recorder) recordTurn(i int, ask Ask) {
 	t := r.t
 	q := runner.Query{ExecutionID: fmt.Sprintf("exe_%d", i+1), Attempt: 1, Content: ask.Text, Parts: ask.Parts, Policy: runner.PolicyWorkspace}
@@ -229,7 +230,8 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// Number replaces every match by name(match, n), where n counts different matches from 1 on.
+// Number replaces every match of the pattern in raw by name(match, n). n numbers the different matches from 1 on; equal
+// matches have the same n.
 func Number(raw []byte, pattern *regexp.Regexp, name func(match []byte, n int) string) []byte {
 	names := map[string]string{}
 	return pattern.ReplaceAllFunc(raw, func(match []byte) []byte {

@@ -25,17 +25,18 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// roleVariable is the variable that tells a test binary to run as the server.
+// roleVariable is the environment variable that makes a test binary run as the MCP server instead of running its tests.
 const roleVariable = "SPOOL_MCPTEST"
 
-// Main replaces m.Run in a TestMain.
+// Main is the body of a TestMain: it runs the tests, or the MCP server or a runner command if the process was started
+// for that.
 func Main(m *testing.M) {
 	ServeIfAsked()
 	os.Exit(m.Run())
 }
 
-// ServeIfAsked runs the MCP server, or the runner's subcommand agent or mcp-…, if the process was started for that, and
-// then ends the process. Otherwise it returns.
+// ServeIfAsked runs the MCP server if roleVariable is set, or the runner's command agent or mcp-… if the arguments name
+// one, and then exits. Otherwise it returns.
 func ServeIfAsked() {
 	if len(os.Args) > 1 && (os.Args[1] == "agent" || strings.HasPrefix(os.Args[1], "mcp-")) {
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
@@ -53,7 +54,7 @@ func ServeIfAsked() {
 	os.Exit(0)
 }
 
-// Stdio returns a server that is started by its command.
+// Stdio returns the definition of a test MCP server of type stdio, which the agent starts as a process.
 func Stdio(t testing.TB, name string, env map[string]string) runner.MCPServer {
 	t.Helper()
 	exe, err := os.Executable()
@@ -67,8 +68,8 @@ func Stdio(t testing.TB, name string, env map[string]string) runner.MCPServer {
 	return s
 }
 
-// Docker returns a server of type docker: the runner serves it as in a container. An agent that uses the test binary as
-// the runner can join it.
+// Docker returns the definition of a test MCP server of type docker, and starts the runner's command mcp-serve for it,
+// as a sandbox provider does in a container. The agent must use the test binary as the runner.
 func Docker(t testing.TB, name string, env map[string]string) runner.MCPServer {
 	t.Helper()
 	exe, err := os.Executable()
@@ -104,7 +105,7 @@ func Docker(t testing.TB, name string, env map[string]string) runner.MCPServer {
 	return s
 }
 
-// Web is a server that is reached over HTTP.
+// Web is a test MCP server that is reached over HTTP, and the headers of the requests that it received.
 type Web struct {
 	URL string
 
@@ -112,7 +113,7 @@ type Web struct {
 	headers []http.Header
 }
 
-// HTTP returns a server that serves until the test ends.
+// HTTP starts a Web that serves until the test ends.
 func HTTP(t testing.TB) *Web {
 	t.Helper()
 	w := &Web{}

@@ -66,7 +66,7 @@ func (r *reader) run(limit int) {
 	}
 }
 
-// send sends a line to Lines. It returns false if the process is being ended.
+// send sends a line to the channel that Process.Lines returns. It returns false if the process is being ended.
 func (r *reader) send(data []byte, size int64) bool {
 	cut := size > int64(len(data))
 	if !cut {

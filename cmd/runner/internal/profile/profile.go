@@ -19,11 +19,11 @@ import (
 // maxSize is the largest size of a profile in bytes.
 const maxSize = 4 << 20
 
-// file is the name of the profile in the state folder.
+// file is the name of the file in the state folder that stores the profile.
 const file = "profile.json"
 
-// Profile has defaults for the following queries; a query's own fields take precedence. It is stored in the state
-// folder and therefore in snapshots, so it holds no secrets: those come with queries.
+// Profile holds defaults for the fields of all later queries in a sandbox; a query's own fields take precedence. The
+// runner stores it in the state folder, so snapshots contain it, and it must not contain secrets.
 type Profile struct {
 	SystemPrompt string `json:"systemPrompt,omitempty"`
 	MemoryFile   string `json:"memoryFile,omitempty"` // content of CLAUDE.md or AGENTS.md
@@ -37,7 +37,7 @@ type Profile struct {
 	MaxTurns   uint32                `json:"maxTurns,omitempty"`
 }
 
-// Fill sets the fields of a query that are empty.
+// Fill sets those fields of a query that are empty to the profile's values.
 func (p Profile) Fill(q *runner.Query) {
 	q.Model, q.SystemPrompt, q.MemoryFile = cmp.Or(q.Model, p.Model), cmp.Or(q.SystemPrompt, p.SystemPrompt), cmp.Or(q.MemoryFile, p.MemoryFile)
 	if len(q.Tools.Allow)+len(q.Tools.Deny) == 0 {

@@ -48,8 +48,8 @@ type Config struct {
 	Log     *slog.Logger
 }
 
-// Server accepts connections on the runner's socket. It sends the journal to each follower, and gives the follower's commands
-// to the supervisor.
+// Server accepts connections on the runner's socket. It sends the journal to the attached follower, and passes the
+// follower's commands to the supervisor.
 type Server struct {
 	cfg      Config
 	listener *net.UnixListener
@@ -162,7 +162,8 @@ func (s *Server) closeConnections() {
 	}
 }
 
-// firstLine is the first line of a connection: Attach, or a single command that needs no epoch and does not follow.
+// firstLine is the first line of a connection: either an Attach, which makes the connection a follower, or a single
+// command that needs no epoch.
 type firstLine struct {
 	runner.Attach
 	runner.Claim

@@ -35,7 +35,7 @@ const (
 	spareShare = 32
 )
 
-// Volume is a volume of the engine, with its folder on the engine's machine.
+// Volume is a volume of the Docker engine, and its folder on the engine's machine.
 type Volume struct{ Name, Dir string }
 
 // UnmarshalText parses name=folder.

@@ -11,7 +11,7 @@ import (
 // inode identifies a file independently of its names.
 type inode struct{ device, number uint64 }
 
-// stat is the metadata of a file that the meter counts.
+// stat is the metadata of a file from which the meter computes the disk usage.
 type stat struct {
 	inode
 	bytes   int64 // on disk

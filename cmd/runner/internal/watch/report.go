@@ -56,7 +56,8 @@ func (w *Watcher) reportDue(ctx context.Context, now time.Time, all bool) {
 	}
 }
 
-// pending reports whether reportDue has to be called soon.
+// pending reports whether reportDue has to be called soon, because files have changed or the rate limiter has something
+// to report.
 func (w *Watcher) pending() bool { return len(w.dirty) > 0 || w.flood.waiting() }
 
 // changeOf returns the event for the difference between a file and what was last reported about it: created, modified or deleted. It returns nil if
@@ -158,7 +159,7 @@ func warning(message string) events.Payload {
 	return events.Log{Level: "warn", Stream: "runner", Message: message}
 }
 
-// rateLimiter limits the number of reported events.
+// rateLimiter limits how many changes of files are reported as events, and counts the others.
 type rateLimiter struct {
 	second    time.Time // start of the current second
 	inSecond  int       // reported in the current second
@@ -195,7 +196,7 @@ func (f *rateLimiter) admit(now time.Time, p events.Payload, perSecond, perTurn 
 	return false
 }
 
-// note queues a payload for the next report.
+// note queues a payload that the next call of report returns.
 func (f *rateLimiter) note(p events.Payload) { f.notes = append(f.notes, p) }
 
 // countUnreported returns the number of events that were not reported.

@@ -34,7 +34,7 @@ const (
 	flushWithin = 2 * time.Second
 )
 
-// Sink receives the watcher's reports.
+// Sink receives the events that the watcher reports.
 type Sink interface {
 	// Tell journals payloads, with the id of the running execution if there is one, and returns that id. It blocks
 	// while the journal is full, until ctx ends. Without payloads it does not block.
@@ -92,7 +92,7 @@ func (c *Config) validate() error {
 	return nil
 }
 
-// Watcher watches one workspace.
+// Watcher reports changes of files in one workspace as events.
 type Watcher struct {
 	cfg     Config
 	tracker *tracker

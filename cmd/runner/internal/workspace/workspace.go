@@ -15,7 +15,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// names are the paths by which agents refer to the workspace, whatever its real path is.
+// names are paths that agents may use for the workspace in addition to its real path.
 var names = []string{"/mnt/workspace", "/workspace"}
 
 // Workspace is an open folder. Its paths are relative to it, or absolute and begin with the folder's own path,
