@@ -23,7 +23,7 @@ const (
 	clockFormat = "15:04:05.000"
 )
 
-// unexpectedEnd is the end of a process that no fault caused directly.
+// unexpectedEnd is the end of a process that no fault has killed.
 type unexpectedEnd struct {
 	part   string
 	at     time.Time

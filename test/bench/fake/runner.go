@@ -14,7 +14,8 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// fakeRunner keeps a journal of unacknowledged lines and sends it to the attached follower.
+// fakeRunner implements the runner's protocol for a Script: it keeps the journal, and sends it to the executor that is
+// attached.
 type fakeRunner struct {
 	script Script
 	name   string
@@ -140,7 +141,7 @@ func (r *fakeRunner) start(q *runner.Query) {
 	})
 }
 
-// stream is one `runner attach`.
+// stream is the connection of an executor to a fakeRunner, by one `runner attach`.
 type stream struct {
 	r      *fakeRunner
 	in     io.ReadCloser
@@ -151,7 +152,7 @@ type stream struct {
 	write  sync.Mutex
 }
 
-// localStream is a stream of this process.
+// localStream is a stream over pipes to an executor in this process.
 type localStream struct {
 	*stream
 	stdin  *io.PipeWriter
@@ -267,7 +268,7 @@ func (s *localStream) Kill() error {
 	return nil
 }
 
-// Turn receives the output of a script.
+// Turn is how a Script writes text and blocks to the journal.
 type Turn struct {
 	r         *fakeRunner
 	execution string

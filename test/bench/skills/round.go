@@ -16,7 +16,7 @@ import (
 	"github.com/spoolhq/spool/test/bench/system"
 )
 
-// plain is the slug of the agent without skills.
+// plain is the slug of the agent that has no skills.
 const plain = "plain"
 
 // Each skill has this number of scripts of this size in bytes.
@@ -25,7 +25,7 @@ const (
 	scriptSize = 20 << 10
 )
 
-// applyAgent applies an agent of the built-in architecture.
+// applyAgent applies an agent of architecture spool with the given skills.
 func (s *testbed) applyAgent(ctx context.Context, slug string, skills []string) error {
 	return s.client.Apply(ctx, "agents", slug, map[string]any{"architecture": "spool", "instructions": "Answer the question.", "skills": skills})
 }

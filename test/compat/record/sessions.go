@@ -10,15 +10,15 @@ import (
 	"github.com/spoolhq/spool/test/compat"
 )
 
-// acme is a second tenant, whose budget is one turn.
+// acme is the name of a second tenant, whose budget allows one turn.
 const acme = "acme"
 
-// secret is the value of a secret in environment staging. It is a dummy.
+// secret is the value of the secret TOKEN in the environment staging. It protects nothing.
 const secret = "dummy-secret-of-the-recording"
 
 const program = "Write a program that prints the first ten primes and run it."
 
-// rules precede the rules of mockllm's default script.
+// rules are rules of the scripted model that come before those of mockllm's default script.
 const rules = `
   - name: endless
     match: {user: {regex: '^work without end'}}
@@ -65,7 +65,7 @@ spec:
   environments: [staging]
 `
 
-// work creates the sessions on a running build.
+// work creates the recorded sessions on a running build of Spool.
 type work struct {
 	*compat.Server
 	dir      string // for files that the command line tool reads

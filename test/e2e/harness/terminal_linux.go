@@ -27,7 +27,7 @@ type Terminal struct {
 	read   chan struct{} // closed when all output was read
 }
 
-// CtrlC interrupts the program that runs on a terminal.
+// CtrlC is the input that makes a terminal interrupt its program.
 const CtrlC = "\x03"
 
 // Terminal starts spool with gateway 0 on a terminal, with further environment variables. The terminal is so wide

@@ -18,14 +18,16 @@ const (
 	// fullEvery and fullAfter limit the number of snapshots, and the time, between two full walks.
 	fullEvery = 20
 	fullAfter = 10 * time.Minute
-	// maxUnknown is the number of new bytes above which the runner asks for the hashes that the host has, so that it does not
-	// send the content of moved and copied files again. Below it the question is not worth its cost: the host reads the whole tree to answer.
+	// maxUnknown is the number of new bytes above which the runner asks the host for the hashes of the blocks that the
+	// host has, so that the content of moved and copied files is not sent again. For fewer bytes that is too expensive,
+	// because the host has to read the whole snapshot to answer.
 	maxUnknown = 1 << 20
-	// rewritten is the number of bytes that survey counts as new for a changed file, besides those by which the file has grown.
+	// rewritten is the number of bytes that survey counts as new in a changed file, in addition to the growth of the
+	// file.
 	rewritten = 64 << 10
 )
 
-// plan is the set of folders that a snapshot with edits walks.
+// plan is the set of folders that a snapshot with edits has to look into.
 type plan struct {
 	base    string          // the snapshot that the edits change; "" for the whole tree
 	full    bool            // all folders are walked; otherwise the state folder, and those of the workspace in folders
@@ -42,7 +44,8 @@ func (p *plan) addFolder(folder string) {
 	}
 }
 
-// covers reports whether folders has a folder, or has one above it with everything below.
+// covers reports whether the plan contains a folder, by itself or because it contains a folder above with everything
+// below.
 func (p *plan) covers(folder string) bool {
 	if _, ok := p.folders[folder]; ok {
 		return true
@@ -319,7 +322,8 @@ func (s *taking) recording() *walk {
 	}
 }
 
-// section returns the new section of a folder, and begins one for a folder that this walk has not visited before.
+// section returns the section of a folder in the new index. It creates the section when the walk visits the folder for
+// the first time.
 func (s *taking) section(folder string) *section {
 	if _, ok := s.walked[folder]; !ok {
 		s.walked[folder] = 0
@@ -431,7 +435,7 @@ func (s *taking) finishFolder(folder string, listed bool) error {
 	return nil
 }
 
-// lineHash is the hash of an entry's canonical line, and the line's length in bytes.
+// lineHash is the hash and the length in bytes of the canonical line of an entry; see wire.Entry.Line.
 type lineHash struct {
 	path string
 	hash wire.Hash
