@@ -12,7 +12,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// timeout is the time limit of one request for the changes of a shard.
+// timeout is the time limit of one request to the log for the changed sessions of a shard.
 const timeout = 10 * time.Second
 
 // Config configures a Watcher. All fields are required.
@@ -22,7 +22,8 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// A Watcher checks the lives of all watched sessions with one request for each shard. It is safe for concurrent use.
+// A Watcher finds out which of the watched sessions have a new event in their life, such as a control. It needs one
+// request for each shard, not for each session. It is safe for concurrent use.
 type Watcher struct {
 	cfg Config
 
@@ -30,7 +31,7 @@ type Watcher struct {
 	watches map[*Watch]struct{}
 }
 
-// A Watch is a session that is watched.
+// A Watch is the watch of one session's life.
 type Watch struct {
 	watcher *Watcher
 	life    events.Subject
@@ -62,8 +63,8 @@ func (x *Watch) Close() {
 	delete(x.watcher.watches, x)
 }
 
-// Moved returns the channel that is signalled after the life has changed. Replicas that lag may not have the change yet: the
-// session has to be read from the leader.
+// Moved returns the channel that receives a value after the session's life has a new event. Replicas that lag may not
+// have the event yet, so the caller has to read the session from the leader.
 func (x *Watch) Moved() <-chan struct{} { return x.moved }
 
 // Run checks all watched sessions regularly until ctx ends. A shard that does not answer does not delay others.
@@ -128,7 +129,7 @@ func (w *Watcher) group(shard int, checked bool) (watches []*Watch, after uint64
 	return watches, after
 }
 
-// advance records the result of a check, and signals the sessions that changed.
+// advance records up to which position the sessions were checked, and signals the watches of the sessions that changed.
 func (w *Watcher) advance(watches []*Watch, c eventlog.Changes) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

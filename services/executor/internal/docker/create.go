@@ -37,15 +37,16 @@ const (
 	searchPath   = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 )
 
-// runSize is the size of the runner's own folder, in bytes.
+// runSize is the size limit in bytes of the folder in memory in which the runner keeps its socket and other files of
+// its own.
 const runSize = 1 << 20
 
 // maxAttempts is the maximum number of attempts to create a container. A further attempt is made only after errVanished; every other
 // error ends the creation.
 const maxAttempts = 20
 
-// errVanished is returned when another executor has changed what this one had just looked up: it has removed a container or a
-// volume, or has created the same container. Another attempt looks it up again.
+// errVanished is returned when another executor has changed what this one has just looked up: it has removed a
+// container or a volume, or created the same container. The caller may look it up again.
 var errVanished = errors.New("it was removed meanwhile")
 
 // Create creates a sandbox and blocks until its runner answers. If there is one with the id, Create returns that one, and starts its
@@ -101,7 +102,7 @@ func (p *Provider) check(spec sandbox.Spec) error {
 	return err
 }
 
-// plan holds everything that determines a new container.
+// plan holds everything that determines the container of a new sandbox.
 type plan struct {
 	spec   sandbox.Spec
 	limits sandbox.Limits
@@ -246,8 +247,8 @@ func (p *Provider) checkRunnerVolume(ctx context.Context, r *runnerBinary) error
 	return fmt.Errorf("volume %s: %w", r.volume(), errVanished)
 }
 
-// undo removes everything that was created for a sandbox that failed. A workspace that was
-// taken over stays.
+// undo removes everything that was created for a sandbox whose creation failed. A workspace that was taken over from
+// another sandbox stays.
 func (p *Provider) undo(ctx context.Context, pl plan, containerID string) error {
 	var err error
 	if containerID != "" {

@@ -200,7 +200,7 @@ func (p *Provider) negotiate(ctx context.Context) error {
 	return nil
 }
 
-// do is like call, for a function that returns no value.
+// do is call for a function that returns no value.
 func (p *Provider) do(ctx context.Context, what string, f func(context.Context) error) error {
 	_, err := call(ctx, p, what, func(ctx context.Context) (struct{}, error) { return struct{}{}, f(ctx) })
 	return err

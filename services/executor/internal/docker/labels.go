@@ -137,7 +137,7 @@ func parse(c container.Summary) listedSandbox {
 	return f
 }
 
-// number returns the value of a decimal number; 0 for other text, which Spool did not write.
+// number returns the value of a decimal number, or 0 for other text, which Spool has not written.
 func number(s string) uint64 {
 	n, err := strconv.ParseUint(s, 10, 64)
 	if err != nil {

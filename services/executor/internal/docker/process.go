@@ -22,8 +22,8 @@ const (
 	// outputBuffer is the size in bytes of the buffers for unread stdout and stderr. While a buffer is full, the
 	// command blocks in its writes.
 	outputBuffer = 256 << 10
-	// firstLook and lastLook are the first and the longest interval at which the engine is asked whether a command
-	// whose streams have ended has exited. The interval doubles.
+	// firstLook and lastLook are the first and the longest interval at which the executor asks the engine whether a
+	// command has exited, after the command's streams have ended. The interval doubles each time.
 	firstLook = 2 * time.Millisecond
 	lastLook  = time.Second
 )
@@ -121,7 +121,8 @@ func (p *process) read() {
 	p.conn.Close()
 }
 
-// endStreams ends the streams of a command with an error, because the engine does not answer.
+// endStreams closes the connection to a command's streams because the engine does not answer. The streams then return
+// err.
 func (p *process) endStreams(err error) {
 	p.lost.CompareAndSwap(nil, &err)
 	p.conn.Close()

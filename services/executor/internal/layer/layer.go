@@ -18,7 +18,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// Config configures layers. Within, MaxBytes and Keep are required.
+// Config configures how layers are installed and kept. Within, MaxBytes and Keep are required.
 type Config struct {
 	NPMRegistry string        // "" for the installer's default
 	PIPIndexURL string        // "" for the installer's default
@@ -121,7 +121,7 @@ const (
 	keepBytes = 16 << 10
 )
 
-// noLogs is npm's message about its log files, which are switched off.
+// noLogs is npm's message that it has written no log files. LastLines removes it.
 const noLogs = "npm error Log files were not written due to the config logs-max=0"
 
 var (

@@ -19,7 +19,7 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// Every is the interval at which a lease is renewed.
+// Every is the interval at which an executor renews its lease.
 const Every = time.Second
 
 // askWithin is the time limit of a request to another executor.

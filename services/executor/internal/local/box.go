@@ -18,8 +18,8 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/layer"
 )
 
-// marker is the name of the environment variable by which the processes of a sandbox are found, also after their
-// parents have ended.
+// marker is the environment variable with the sandbox's id that all processes of a sandbox inherit. By it they are
+// found even after their parents have ended.
 const marker = "SPOOL_SANDBOX"
 
 const (

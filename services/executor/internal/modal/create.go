@@ -32,7 +32,8 @@ const (
 // expired, after it was found.
 const attempts = 5
 
-// errVanished is returned if a sandbox has ended, or an image has expired, after it was found.
+// errVanished is returned if a sandbox or an image that was found has ended or expired before it was used. The caller
+// may try again.
 var errVanished = errors.New("it ended meanwhile")
 
 // Create creates a sandbox and blocks until its runner answers. If a sandbox with the id runs, Create returns that one.

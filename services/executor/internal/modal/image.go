@@ -28,13 +28,13 @@ const layout = "1"
 //go:embed prepare.sh
 var prepareScript string
 
-// fieldImage begins errors about an image that a session or an agent names.
+// fieldImage is the beginning of errors about an image that a session or an agent names.
 const fieldImage = "sessionOptions.image, or the agent's image: "
 
 // pollInterval is the interval at which Modal is asked whether an image that another executor prepares exists.
 const pollInterval = time.Second
 
-// preparedImage is an image with the runner.
+// preparedImage is an image to which Spool has added the runner.
 type preparedImage struct {
 	image *sdk.Image
 	key   string // made from the base image and the runner

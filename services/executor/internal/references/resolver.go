@@ -61,7 +61,7 @@ type Resolver struct {
 	Logger     *slog.Logger
 }
 
-// An Execution is the part of an execution that a Resolver needs.
+// An Execution is what a Resolver needs to know about an execution.
 type Execution struct {
 	ID      string
 	Session *eventlog.Loaded
@@ -214,7 +214,7 @@ func variableError(err error) error {
 	return err
 }
 
-// fromSession is the name of the layer with the hosts that only the session allows, and not its agent.
+// fromSession is the source of allowed hosts that the session allows, but not its agent.
 const fromSession = "session"
 
 // allowedHosts returns the hosts that a sandbox may reach besides models: the hosts of the session and of each environment. The

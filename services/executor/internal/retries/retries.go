@@ -16,7 +16,8 @@ const (
 	CodeOutOfMemory = "OUT_OF_MEMORY"
 )
 
-// IsDeath reports whether a code in the runner's journal is the death of the agent, after which another attempt may follow.
+// IsDeath reports whether a turn that ended with this code ended because the agent died, so that another attempt may
+// follow.
 func IsDeath(code string) bool {
 	return code == CodeExited || code == CodeSilent || code == CodeOutOfMemory
 }

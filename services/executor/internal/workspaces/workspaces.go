@@ -113,15 +113,15 @@ func (w *Workspaces) Provide(ctx context.Context, box sandbox.Sandbox, t events.
 	return workspace.Provide(ctx, box, t.SHA256, content)
 }
 
-// errCorrupt is returned for content whose hash differs from that of the upload.
+// errCorrupt is returned for content whose SHA-256 differs from that of the upload.
 var errCorrupt = errors.New("its content is not what was uploaded")
 
-// fenceEvery is the time for which an answer of the fence is valid while content is read: the files of an archive are written one
-// by one.
+// fenceEvery is the time after which the fence is called again while content is read, because the files of an archive
+// are written one by one.
 const fenceEvery = time.Second
 
-// checked is a reader that fails at the end of content with a wrong hash, or when the fence fails, so that such content
-// is never put in place.
+// checked is a reader of uploaded content. It fails at the end if the hash is wrong, and at once if the fence returns
+// an error, so that the content is not put in place.
 type checked struct {
 	r     io.Reader
 	sum   hash.Hash

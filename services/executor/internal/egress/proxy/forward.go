@@ -57,7 +57,7 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request, sb *registry.Sa
 	s.pass(w, r, sb, destination{route: "forward", target: t, scheme: r.URL.Scheme, transport: s.others})
 }
 
-// destination is where an allowed request is forwarded to.
+// destination is the host to which an allowed request is forwarded, and how.
 type destination struct {
 	route     string // label of the metrics
 	target    egress.Target
@@ -234,7 +234,8 @@ func (s *Server) leave(c net.Conn) {
 	delete(s.tunnels, c)
 }
 
-// copyTunnel copies in both directions until both have ended, or until no byte came for the idle time. sent reads from here.
+// copyTunnel copies in both directions between here, the sandbox's connection, and there, the host's, until both
+// directions have ended or no byte has come for the idle time. sent is a reader of here.
 func (s *Server) copyTunnel(here net.Conn, sent io.Reader, there net.Conn) {
 	closeBoth := func() {
 		here.Close()  //nolint:errcheck // a connection that fails to close is broken

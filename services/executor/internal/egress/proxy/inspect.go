@@ -187,7 +187,7 @@ func checkTarget(tunnel *inspectedTunnel, r *http.Request) *events.EgressDenied 
 	return d
 }
 
-// overrideHeaders are headers that make frameworks use another method than the request's.
+// overrideHeaders are headers by which web frameworks use another method than that of the request.
 var overrideHeaders = []string{"X-Http-Method-Override", "X-Http-Method", "X-Method-Override"}
 
 // checkMethod returns the denial of a request whose method the allowlist does not allow for a target, nil if it does. If not all

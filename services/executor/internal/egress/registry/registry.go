@@ -50,7 +50,8 @@ type Registry struct {
 	accounts map[string]*account // by Budget.Account
 }
 
-// registrationFile is a file in the sandbox's folder, which has its journal as well.
+// registrationFile is the name of the file with the registration, in the folder of the sandbox, which also has the
+// sandbox's journal.
 const registrationFile = "registration.json"
 
 // storedRegistration is the content of registrationFile.
@@ -181,7 +182,7 @@ func check(g api.Registration) (egress.Allowlist, error) {
 	return allow, checkBudgets(g.Budgets)
 }
 
-// maxUpstreams bounds the MCP servers of a sandbox.
+// maxUpstreams is the maximum number of MCP servers of a sandbox.
 const maxUpstreams = 64
 
 // parseServers validates the MCP servers of a registration and returns them by name. Its errors contain no header value.
@@ -333,7 +334,7 @@ func (r *Registry) ByToken(token string) (*Sandbox, bool) {
 	return sb, true
 }
 
-// settleWithin bounds how long a release waits for the requests whose connections it closed.
+// settleWithin is the maximum time for which Release waits for the end of the requests whose connections it has closed.
 const settleWithin = 5 * time.Second
 
 // Release voids a sandbox's token, closes its connections, and blocks until the journal lines of its requests are on disk:
@@ -401,7 +402,7 @@ func (r *Registry) ForgetIfDone(sb *Sandbox) error {
 	return nil
 }
 
-// sweepEvery is the interval of Run's sweeps.
+// sweepEvery is the interval at which Run looks for sandboxes to forget.
 const sweepEvery = time.Minute
 
 // Run forgets released sandboxes whose lines were kept long enough. It blocks until ctx ends, then returns nil.

@@ -15,7 +15,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/journal"
 )
 
-// Sandbox is a registered sandbox. It is safe for concurrent use.
+// Sandbox is a sandbox that is registered with the proxy. It is safe for concurrent use.
 type Sandbox struct {
 	Journal *journal.Journal
 
@@ -43,8 +43,8 @@ func newSandbox(id string, maxConns int, j *journal.Journal) *Sandbox {
 // ID returns the sandbox's id, sbx_….
 func (s *Sandbox) ID() string { return s.id }
 
-// set replaces the registration, and returns the charges of the former one. Of tunnels it closes those that the new allowlist
-// does not allow.
+// set replaces the registration, and closes the tunnels that the new allowlist does not allow. It returns the charges
+// of the former registration.
 func (s *Sandbox) set(reg storedRegistration, allow egress.Allowlist, hash [sha256.Size]byte, servers map[string]*Server, charges []charge) (former []charge) {
 	defer s.closeTunnels()
 	s.mu.Lock()
