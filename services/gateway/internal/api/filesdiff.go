@@ -88,7 +88,7 @@ func (s *Server) diffFiles(ctx context.Context, from, to reads.SessionState) (*s
 	return out, d.run(ctx)
 }
 
-// filesDiff compares two trees of files.
+// filesDiff compares the files of two snapshots of a session.
 type filesDiff struct {
 	out           *spoolv1.FilesDiff
 	before, after []workspace.Entry

@@ -18,7 +18,8 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// replayCost is the number of bytes that a replay takes from the gateway's limit: its pages, and the frames being sent.
+// replayCost is the number of bytes that each replay takes from the gateway's in-flight limit. It stands for the
+// replay's pages of events, and the frames that are being sent.
 const replayCost = 768 << 10
 
 // Request describes a replay.

@@ -112,7 +112,7 @@ func (h *Handler) refuse(w *statusRecorder, r *http.Request, err error) {
 	p.Write(w)
 }
 
-// refusalTime bounds how long an HTTP/2 client may take to read a refusal.
+// refusalTime bounds how long an HTTP/2 client may take to receive the response with which its request is refused.
 const refusalTime = 10 * time.Second
 
 // plainRoute returns the handler of a route that is not generated from spool.v1 and needs no key (except /metrics).
@@ -203,7 +203,7 @@ func (h *Handler) serve(w *statusRecorder, r *http.Request) error {
 	return nil
 }
 
-// admissionOf returns the admission of a request. Every request that is served has one.
+// admissionOf returns the admission.Request of an HTTP request. Every request that is served has one.
 func admissionOf(r *http.Request) *admission.Request {
 	return admission.From(r.Context())
 }
@@ -308,7 +308,8 @@ func openAPI(w http.ResponseWriter, _ *http.Request) {
 	_, _ = w.Write(spoolv1.OpenAPI) // the client may be gone
 }
 
-// statusRecorder records the status of a response. Unwrap lets http.ResponseController reach the connection.
+// statusRecorder is a ResponseWriter that records the status of the response. Unwrap lets http.ResponseController reach
+// the connection.
 type statusRecorder struct {
 	http.ResponseWriter
 	route  string
