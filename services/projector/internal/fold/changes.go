@@ -8,7 +8,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Batch is the input of one fold: records in the order of the log.
+// Batch is the input of one call of Model.Fold: commits in the order of the log.
 type Batch struct {
 	Records []eventlog.Record
 	Poison  []Poison
@@ -17,14 +17,15 @@ type Batch struct {
 	Bare bool
 }
 
-// Rows are the changed rows of one table, without duplicates. New are rows that Postgres does not have yet.
+// Rows are the rows of one table that a fold changed, without duplicates. New are rows that Postgres does not have yet;
+// Changed are rows that it has in an earlier state.
 type Rows[R any] struct{ New, Changed []*R }
 
 // Len returns the number of rows.
 func (r Rows[R]) Len() int { return len(r.New) + len(r.Changed) }
 
-// Changes are the changes of a batch to the read models. They must be applied in this order: deletions, rows, and
-// then the rows that end with an execution.
+// Changes are the changes that a fold makes to the read models. They must be applied in this order: deletions, rows,
+// and then the rows that end with an execution.
 type Changes struct {
 	Gone          []Key // sessions whose rows are deleted, except events and blocks
 	Retired       []Key // sessions whose events and blocks are deleted
@@ -52,14 +53,14 @@ type Changes struct {
 	Live          []Live
 }
 
-// Ended is an execution that ended. Its open calls and sub-agents end with it.
+// Ended is an execution that a fold ended. The execution's open calls and sub-agents end with it.
 type Ended struct {
 	Session   Key
 	Execution string
 	At        time.Time
 }
 
-// Live is the announcement for one session.
+// Live is what gateways are told about one session after a fold: its new events and its last seq.
 type Live struct {
 	Session Key
 	Events  []*Event

@@ -157,7 +157,7 @@ func (h *Handler) existedBefore(ctx context.Context, c command.Command, before e
 	return rec.Commit.ID != events.Derive(events.KindCommit, c.ID), err
 }
 
-// upload is a ZIP in a temporary file that is unlinked already.
+// upload is the ZIP of a push, in a temporary file that has no name any more.
 type upload struct {
 	file *os.File
 	size int64
