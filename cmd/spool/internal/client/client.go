@@ -126,7 +126,7 @@ func (c *Client) Ready(ctx context.Context) (Readiness, error) {
 	return r, nil
 }
 
-// call is one request.
+// call is one HTTP request to a gateway, which do may send several times.
 type call struct {
 	method     string
 	path       []string // segments below the base, not yet escaped
