@@ -17,7 +17,7 @@ const (
 	clockEvery = 30 * time.Second
 	// clockRetry is the pause after a failed measurement during the start.
 	clockRetry = 200 * time.Millisecond
-	// clockWithin is the time limit of one measurement.
+	// clockWithin is the time limit of one measurement of the NATS server's clock.
 	clockWithin = 5 * time.Second
 	// clockDoubt is the age above which a measurement is repeated before a message is dropped because of it.
 	clockDoubt = time.Second

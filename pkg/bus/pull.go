@@ -50,7 +50,7 @@ type pull struct {
 	requested int // messages that the server may still send for the request; 0 if there is no request
 }
 
-// pullRequest is the body of a request for messages.
+// pullRequest is the JSON body of a request to NATS for the next messages of a consumer.
 type pullRequest struct {
 	Batch     int           `json:"batch"`
 	Expires   time.Duration `json:"expires"`

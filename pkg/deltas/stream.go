@@ -75,7 +75,7 @@ func NewStream(nc *nats.Conn, partition int, from Start) *Stream {
 	return s
 }
 
-// Entry is a delta and its session.
+// Entry is a delta in the stream DELTAS, and the session to which it belongs.
 type Entry struct {
 	Session []byte // the session's events.FrameSession
 	JSON    []byte // the delta, for events.DecodeDelta

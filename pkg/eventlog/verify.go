@@ -25,7 +25,7 @@ type Scope struct {
 // maxProblems is the maximum number of problems in a report. Verify stops when it is reached.
 const maxProblems = 1000
 
-// Report is the result of Verify.
+// Report is what Verify found in a log.
 type Report struct {
 	Sessions int // with at least one commit
 	Commits  int
@@ -42,7 +42,7 @@ type Report struct {
 	Stopped bool
 }
 
-// OpenExecution is an accepted query without a terminal event.
+// OpenExecution is an execution that has no terminal event in the log.
 type OpenExecution struct {
 	Tenant      string
 	Session     string

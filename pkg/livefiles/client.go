@@ -53,7 +53,7 @@ func (c *Client) Open(ctx context.Context, provider, engine string, r Request) (
 	return f, h.Size, nil
 }
 
-// file is content that is being received.
+// file is the reader of content that a Client is receiving from an executor.
 type file struct {
 	ctx      context.Context
 	nc       *nats.Conn

@@ -31,7 +31,7 @@ const (
 	DefaultMaxPayload = 8 << 20
 	// MinStore is the minimum of Config.MaxStore. The stream of commands reserves 512 MiB of it.
 	MinStore = 640 << 20
-	// RandomPort requests any free TCP port.
+	// RandomPort as a port in Config requests any free TCP port.
 	RandomPort = server.RANDOM_PORT
 
 	defaultReadyTimeout = 30 * time.Second

@@ -60,7 +60,7 @@ type sealedValue struct {
 	Value []byte `json:"value"`
 }
 
-// Sealer encrypts and stores values.
+// Sealer encrypts the values of secrets and stores them in a bucket.
 type Sealer struct {
 	kv         KV
 	recipients []age.Recipient
@@ -120,7 +120,7 @@ func seal(key string, value []byte, recipients []age.Recipient) ([]byte, error) 
 	return out.Bytes(), nil
 }
 
-// Opener reads and decrypts values.
+// Opener reads the values of secrets from a bucket and decrypts them.
 type Opener struct {
 	kv         KV
 	identities []age.Identity

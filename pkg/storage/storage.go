@@ -17,7 +17,7 @@ const (
 	// lookEvery is the interval at which Run measures the fill level of the store, and the age above which Check
 	// measures it again.
 	lookEvery = time.Second
-	// lookWithin is the time limit of one measurement.
+	// lookWithin is the time limit of one measurement of the store's fill level.
 	lookWithin = 2 * time.Second
 )
 

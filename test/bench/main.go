@@ -63,7 +63,7 @@ type commands struct {
 	IdleSockets idle.Sockets        `cmd:"" name:"idle-sockets" hidden:"" help:"WebSockets of the benchmark idle."`
 }
 
-// streams are the standard streams of the program.
+// streams are the standard streams of the benchmark program.
 type streams struct {
 	in       io.Reader
 	out, err io.Writer

@@ -50,7 +50,7 @@ type Config struct {
 	Logger      *slog.Logger // nil discards
 }
 
-// Stack is a running stack.
+// Stack is a running installation of Spool on this machine, which Start has started.
 type Stack struct {
 	cfg    Config
 	base   *Base

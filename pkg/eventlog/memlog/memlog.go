@@ -35,7 +35,7 @@ type Log struct {
 	faults   Faults
 }
 
-// shard holds the commits of one shard, in order.
+// shard holds the commits of one shard of the log in memory, in order.
 type shard struct {
 	stored []message
 	grew   chan struct{} // closed when a message is added

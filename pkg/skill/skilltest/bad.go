@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Bad is an invalid ZIP.
+// Bad is an invalid ZIP of a skill, and the error that is expected for it.
 type Bad struct {
 	Name  string
 	ZIP   []byte

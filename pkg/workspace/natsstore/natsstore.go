@@ -36,7 +36,7 @@ const (
 
 var errStalled = errors.New("the object bucket does not respond")
 
-// Store is an object bucket.
+// Store reads and writes the objects of a NATS object bucket.
 type Store struct {
 	js      jetstream.JetStream
 	objects jetstream.ObjectStore

@@ -9,13 +9,13 @@ import (
 	"io"
 )
 
-// Protocol is the version that both sides state first.
+// Protocol is the version of the protocol that host and runner state in their Hello.
 const Protocol = 1
 
 // MaxFrame is the maximum size of a frame's content in bytes: the entry of the largest file has a hash for each block.
 const MaxFrame = 2 << 20
 
-// Type is the type of a frame.
+// Type is the type of a frame between host and runner.
 type Type byte
 
 // The types of frames. One side sends frames until it sends one that passes the turn or ends the stream.
@@ -45,7 +45,7 @@ const (
 	FrameNamed Type = 'N' // Named
 )
 
-// Hello opens a stream.
+// Hello is the first frame that each side of a stream sends.
 type Hello struct {
 	Protocol int `json:"protocol"`
 	// Edits is set by a side that supports snapshots with edits. Earlier builds ignore it.

@@ -117,7 +117,7 @@ func messagesSince(filter string, t time.Time) jetstream.ConsumerConfig {
 	return jetstream.ConsumerConfig{FilterSubjects: []string{filter}, DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &t}
 }
 
-// message is a message of a stream.
+// message is a message of a NATS stream.
 type message struct {
 	subject string
 	data    []byte

@@ -26,7 +26,7 @@ type Provider struct {
 	boxes map[string]*box
 }
 
-// boxRunner is the fake runner of one sandbox.
+// boxRunner is the fake runner in one sandbox of the Provider.
 type boxRunner interface {
 	// attach returns the process of a `runner attach` that follows the journal.
 	attach(runner.Attach) (sandbox.Process, error)
@@ -96,7 +96,7 @@ func (p *Provider) Len() int {
 	return len(p.boxes)
 }
 
-// box is a fake sandbox.
+// box is a sandbox of the Provider, which has a fake runner and no processes.
 type box struct {
 	spec   sandbox.Spec
 	runner boxRunner

@@ -39,7 +39,7 @@ type runnersConfig struct {
 	Blocks, Runners int
 }
 
-// runnersProcess is a process that plays the runners.
+// runnersProcess is a child process of the benchmark that plays the runners.
 type runnersProcess struct{ *process }
 
 // startRunners starts a process that plays the runners for the provider that it returns. It stops at the end of the

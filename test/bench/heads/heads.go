@@ -94,7 +94,7 @@ type testbed struct {
 	seq     uint64
 }
 
-// writer appends commits to one session.
+// writer appends commits to one session of the benchmark.
 type writer struct {
 	actor events.Actor
 	head  eventlog.Head

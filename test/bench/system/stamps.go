@@ -9,7 +9,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// StampBytes is the length of a stamp.
+// StampBytes is the length in bytes of the text that Stamp returns.
 const StampBytes = 24
 
 // Stamp returns a piece of text that holds a time: 19 digits of nanoseconds, padded with spaces.

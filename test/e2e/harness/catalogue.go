@@ -84,7 +84,7 @@ func (c *Cluster) Logs() (records []map[string]any) {
 	return records
 }
 
-// record stores the log output of the services.
+// record is a writer that keeps the log output of the services under test.
 type record struct {
 	mu  sync.Mutex
 	all bytes.Buffer

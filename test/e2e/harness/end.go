@@ -127,7 +127,7 @@ func (c *Cluster) Workspace(id string) string {
 	return filepath.Join(c.opts.Executor.DataDir, "workspaces", id)
 }
 
-// Process is a running process of this machine.
+// Process is a process that runs on this machine.
 type Process struct {
 	PID     int
 	Command string

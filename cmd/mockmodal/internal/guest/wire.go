@@ -35,7 +35,7 @@ type Request struct {
 	Unpack string `json:"unpack,omitempty"`
 }
 
-// Exec describes a process to start.
+// Exec describes a process that the guest is to start in its container.
 type Exec struct {
 	Args []string `json:"args"`
 	// Env is added to the environment of the image; later entries win.
@@ -55,7 +55,7 @@ type Exit struct {
 	Error  string `json:"error,omitempty"`
 }
 
-// Kind is the type of a frame.
+// Kind is the type of a frame between the server and the guest in a container.
 type Kind byte
 
 // Frames from the guest to the server. Started comes first, unless the process

@@ -149,7 +149,7 @@ func (s *Server) interceptStream(service any, stream grpc.ServerStream, info *gr
 	return s.finishCall(method, handle(service, &checkedStream{stream, s, method}))
 }
 
-// checkedStream refuses messages with unknown fields.
+// checkedStream is a gRPC stream that refuses messages with fields that the server does not know.
 type checkedStream struct {
 	grpc.ServerStream
 	server *Server

@@ -12,10 +12,10 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
-// imageBuilderVersion is the version that environments name.
+// imageBuilderVersion is the version of Modal's image builder that the server reports for every environment.
 const imageBuilderVersion = "2025.06"
 
-// controlPlane implements Modal's main service.
+// controlPlane implements the gRPC service ModalClient, which is Modal's main API.
 type controlPlane struct {
 	pb.UnimplementedModalClientServer
 	*Server

@@ -156,7 +156,7 @@ func (e *engine) resolve(ctx context.Context, reference string) (string, error) 
 	return found.ID, err
 }
 
-// containerSpec describes a sandbox's container.
+// containerSpec describes the Docker container of a sandbox.
 type containerSpec struct {
 	sandbox string // id
 	image   string // the engine's id
@@ -165,7 +165,7 @@ type containerSpec struct {
 	memory  int64 // bytes; 0 for no limit
 }
 
-// box is a running container.
+// box is the running container of a sandbox.
 type box struct {
 	id     string
 	pid    int    // on the server's machine

@@ -13,7 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
-// maxTimeout is the longest life of a sandbox.
+// maxTimeout is the longest time that a client may request for the life of a sandbox.
 const maxTimeout = 24 * time.Hour
 
 // listPage is the number of sandboxes that one answer lists.

@@ -16,7 +16,7 @@ import (
 // errCut is the error that is journaled with a line of which a value was too long and was cut.
 var errCut = errors.New("longer than a line may be; it was cut")
 
-// cutNote is appended to a text that was cut.
+// cutNote is appended to the text of a block that the runner cut because it was too long.
 const cutNote = "\n[cut by the runner: too long]"
 
 // text is the text of a block: known holds its complete runes so far, of which the first sent bytes are in the journal,

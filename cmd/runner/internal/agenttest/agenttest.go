@@ -12,7 +12,7 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 )
 
-// Subject is the agent that the suite tests.
+// Subject describes the agent and the adapter that the test suite tests.
 type Subject struct {
 	Architecture string
 	Adapter      agent.Adapter

@@ -50,7 +50,7 @@ type Conversation struct {
 	Secrets []string
 }
 
-// Decision is the expected answer to a permission request.
+// Decision is the answer to a permission request that the suite expects in an event.
 type Decision struct{ Tool, Decision, Rule string }
 
 // Failure is the expected end of a turn at which the model fails.

@@ -24,7 +24,7 @@ import (
 
 var recordAgain = flag.Bool("record", false, "record the agent's CLI again before the recordings are replayed")
 
-// Scenario is a conversation to record.
+// Scenario is a conversation that the suite records with the agent's real CLI.
 type Scenario struct {
 	Model string // "" for Goldens.Model
 	Asks  []Ask
@@ -53,7 +53,7 @@ func (s Scenario) WithModel(model string) Scenario {
 	return s
 }
 
-// Ask is one query of a scenario.
+// Ask is one query of a Scenario.
 type Ask struct {
 	Text      string
 	Parts     []events.Part

@@ -31,13 +31,13 @@ const (
 	// dialServerWithin is the maximum time for a connection to the egress proxy over TLS, which takes several round
 	// trips and may lose packets.
 	dialServerWithin = 15 * time.Second
-	// acceptPause is the pause after a failed accept.
+	// acceptPause is the pause after a failure to accept a connection.
 	acceptPause = 100 * time.Millisecond
 	// maxSocketPath is the longest path of a Unix socket, in bytes.
 	maxSocketPath = 107
 )
 
-// Config configures a Forwarder.
+// Config configures a Forwarder. Either Socket or Server is required.
 type Config struct {
 	Socket      string        // path of the proxy's Unix socket, which need not exist yet; "" with Server
 	Server      string        // host:port at which the proxy speaks TLS; "" with Socket

@@ -29,7 +29,7 @@ const (
 	DefaultGrace = 2 * time.Second
 	// helloWithin is the maximum time that a connection may take to send its first line.
 	helloWithin = 10 * time.Second
-	// acceptPause is the pause after an error of accept.
+	// acceptPause is the pause after a failure to accept a connection.
 	acceptPause = 100 * time.Millisecond
 )
 

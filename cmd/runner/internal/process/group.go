@@ -211,7 +211,7 @@ func (g *Group) Memory() uint64 {
 	return sum
 }
 
-// proc is an entry of the process table.
+// proc is a process of this machine, as /proc describes it.
 type proc struct {
 	pid, parent, group, session int
 	start                       uint64 // ticks since boot; distinguishes processes with the same pid

@@ -13,7 +13,7 @@ import (
 // tailSize is the number of bytes of standard error that are kept to explain an exit.
 const tailSize = 4 << 10
 
-// reader splits the output of a pipe into lines.
+// reader reads the output of a process from a pipe.
 type reader struct {
 	file   *os.File
 	stream Stream
@@ -84,7 +84,7 @@ func (r *reader) send(data []byte, size int64) bool {
 	}
 }
 
-// tail holds the last tailSize bytes of a text.
+// tail holds the last tailSize bytes of a process's output.
 type tail struct {
 	mu  sync.Mutex
 	end []byte

@@ -22,7 +22,7 @@ import (
 const Name = ".spool-record"
 
 const (
-	// waitTimeout is the maximum time that Await waits.
+	// waitTimeout is the maximum time that Await waits for a transcript to become complete.
 	waitTimeout = 2 * time.Second
 	pollPause   = 20 * time.Millisecond
 	// tailBytes is the size of the end of a transcript that Await searches.
@@ -31,7 +31,7 @@ const (
 	maxNote = 4 << 10
 )
 
-// note is the content of the file Name.
+// note is the JSON content of the file Name in the state folder.
 type note struct {
 	Path string `json:"path"` // path of the record, relative to the state folder
 	Text string `json:"text"` // text that stands near the end of the complete record

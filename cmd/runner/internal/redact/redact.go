@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Marker replaces each value that is found.
+// Marker is the text that replaces each value of a secret in redacted text.
 const Marker = "[redacted]"
 
 // MinValue is the length in bytes below which a value, or a form of one, is not searched.

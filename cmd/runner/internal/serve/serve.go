@@ -29,7 +29,7 @@ const (
 	firstLineWithin = 10 * time.Second
 	// lastLinesTimeout is the maximum time that a follower may take to read the last lines at shutdown.
 	lastLinesTimeout = 2 * time.Second
-	// acceptPause is the pause after a failed accept.
+	// acceptPause is the pause after a failure to accept a connection.
 	acceptPause = 100 * time.Millisecond
 	// lineBuffer is the size of a connection's read buffer in bytes.
 	lineBuffer = 64 << 10
@@ -37,7 +37,7 @@ const (
 	maxSocketPath = 107
 )
 
-// Config configures a server.
+// Config configures the Server of the runner's socket.
 type Config struct {
 	Socket     string // path
 	Supervisor *supervisor.Supervisor

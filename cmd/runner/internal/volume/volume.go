@@ -48,7 +48,7 @@ func (v *Volume) UnmarshalText(raw []byte) error {
 	return nil
 }
 
-// Limits are the limits of a file system.
+// Limits are the limits of a workspace's file system.
 type Limits struct {
 	Bytes int64 // size of all files; the file system is a little larger
 	Files int64 // files and folders
@@ -130,7 +130,7 @@ func orNone(err error) error {
 	return err
 }
 
-// zeros is an endless reader of zero bytes.
+// zeros is a reader that returns zero bytes and never ends.
 type zeros struct{}
 
 func (zeros) Read(b []byte) (int, error) {

@@ -16,7 +16,7 @@ import (
 
 const (
 	sysBlock = "/sys/block"
-	// loopMajor is the major number of the loop driver.
+	// loopMajor is the major device number of Linux's loop driver.
 	loopMajor = 7
 	// attempts is the maximum number of times that a free loop device is requested, because other programs may take it first.
 	attempts = 100
@@ -167,7 +167,7 @@ func run(name string, args ...string) error {
 	return nil
 }
 
-// device is a loop device with a file.
+// device is a loop device of the kernel, and the file that is attached to it.
 type device struct {
 	number  int
 	name    string // set by the program that attached the file

@@ -37,13 +37,13 @@ type tracker struct {
 	blind     string          // why no changes are recorded, so that every answer is "everything"; "" if they are
 }
 
-// changeSet is a set of changes.
+// changeSet is a set of folders in which something has changed.
 type changeSet struct {
 	reason  string // why everything may have changed; "" if folders has all changes
 	folders map[string]bool
 }
 
-// openAnswer is an answer that no snapshot has confirmed.
+// openAnswer is an answer of the watcher about what has changed, which no stored snapshot has confirmed yet.
 type openAnswer struct {
 	token string
 	changeSet

@@ -19,7 +19,7 @@ const (
 	DefaultEstimate = 250 * time.Millisecond
 	// DefaultMeasure is the shortest time between two measurements, unless an estimate makes one necessary earlier.
 	DefaultMeasure = 30 * time.Second
-	// measureShare limits measuring to 1/measureShare of the time.
+	// measureShare limits the time that is spent on measuring the disk usage to 1/measureShare of all time.
 	measureShare = 5
 	// restFactor is the factor by which the interval between measurements grows while no turn runs.
 	restFactor = 4

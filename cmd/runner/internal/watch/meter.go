@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 )
 
-// inode identifies a file independently of its names.
+// inode identifies a file by its device and inode number, which all names (hard links) of the file share.
 type inode struct{ device, number uint64 }
 
 // stat is the metadata of a file from which the meter computes the disk usage.

@@ -15,7 +15,7 @@ import (
 const mask = unix.IN_ATTRIB | unix.IN_CREATE | unix.IN_MODIFY | unix.IN_CLOSE_WRITE | unix.IN_DELETE | unix.IN_MOVED_FROM | unix.IN_MOVED_TO |
 	unix.IN_ONLYDIR | unix.IN_DONT_FOLLOW | unix.IN_EXCL_UNLINK
 
-// notifier reads the kernel's inotify events.
+// notifier reads changes of the workspace from the kernel's inotify.
 type notifier struct {
 	fd   int
 	file *os.File // the same, for reads that Close interrupts

@@ -21,11 +21,11 @@ import (
 const SocketName = ".spool-changes"
 
 const (
-	// answerWithin is the maximum time that an answer takes.
+	// answerWithin is the maximum time that a query to the watcher and its answer may take.
 	answerWithin = 5 * time.Second
-	// maxRequest is the largest size in bytes of a request.
+	// maxRequest is the largest size of a query in bytes.
 	maxRequest = 4 << 10
-	// maxQueries is the largest number of connections at a time.
+	// maxQueries is the largest number of queries (connections to the socket) at a time.
 	maxQueries = 16
 	// maxAnswer is the largest size in bytes of all answers of a connection. The agent can listen in the watcher's place.
 	maxAnswer = 64 << 20

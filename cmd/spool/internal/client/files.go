@@ -195,7 +195,7 @@ func (c *Client) download(ctx context.Context, r call, accept string) (io.ReadCl
 	return &download{progressReader{resp.Body, t}, resp.Body, c, ctx}, resp.ContentLength, nil
 }
 
-// download is the body of a response.
+// download is the body of a response, the content of a downloaded file or archive.
 type download struct {
 	progressReader
 	body io.Closer

@@ -35,7 +35,7 @@ type Leases interface {
 	Renew(ctx context.Context)
 }
 
-// Budgets returns the budgets and limits of tenants.
+// Budgets reads the budgets and limits of tenants, and their usage.
 type Budgets interface {
 	// Of returns the budgets and limits of a tenant, and the usage of all its sessions.
 	Of(ctx context.Context, tenant string) (budget.Tenant, error)

@@ -32,7 +32,7 @@ type Buffer struct {
 	timer     *time.Timer
 }
 
-// A Result is the outcome of a commit.
+// A Result is the outcome of a commit of a Buffer.
 type Result struct {
 	stored *eventlog.Loaded // state after the last stored part, also with an error
 	err    error

@@ -46,7 +46,7 @@ type Fence func(ctx context.Context) error
 // ErrRefused is wrapped by errors about content that a workspace can never contain.
 var ErrRefused = errors.New("refused")
 
-// A Snapshot describes a snapshot that Store has stored.
+// A Snapshot describes a snapshot of a workspace that Store has stored.
 type Snapshot struct {
 	ID       string
 	Files    uint32

@@ -31,7 +31,7 @@ type Watcher struct {
 	watches map[*Watch]struct{}
 }
 
-// A Watch is the watch of one session's life.
+// A Watch reports when one session's life has new events, which may be controls.
 type Watch struct {
 	watcher *Watcher
 	life    events.Subject

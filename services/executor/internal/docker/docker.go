@@ -81,7 +81,7 @@ type Config struct {
 
 // Limits of time.
 const (
-	// callWithin is the time limit of one call.
+	// callWithin is the time limit of one call of the Docker API.
 	callWithin = 30 * time.Second
 	// pullWithin is the time limit of the pull of an image.
 	pullWithin = 15 * time.Minute

@@ -28,7 +28,7 @@ const (
 	lastLook  = time.Second
 )
 
-// process is a command in a container.
+// process is a command that runs in the container of a sandbox.
 type process struct {
 	b    *box
 	exec string // the engine's id
@@ -231,7 +231,7 @@ func (p *process) Kill() error {
 	return nil
 }
 
-// input is a command's stdin.
+// input is the standard input of a command in a container.
 type input struct {
 	conn types.HijackedResponse
 	once sync.Once

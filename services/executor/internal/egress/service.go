@@ -40,7 +40,7 @@ type Deps struct {
 	Kill     <-chan struct{}                                                      // when it is closed, Run ends without waiting for open requests
 }
 
-// Service is the proxy.
+// Service is the egress proxy: its registry, journals and listeners.
 type Service struct {
 	cfg       Config
 	log       *slog.Logger

@@ -23,7 +23,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
 )
 
-// Turns executes the turns of sessions.
+// Turns runs the executions of sessions.
 type Turns interface {
 	// Execute runs the active execution of a session to its end or its pause.
 	Execute(ctx context.Context, l *eventlog.Loaded, s *handling.Session) error

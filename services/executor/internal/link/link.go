@@ -23,7 +23,7 @@ import (
 var (
 	// ErrFenced is returned when the runner has seen a higher epoch, and so refuses this executor.
 	ErrFenced = errors.New("the runner obeys a higher epoch")
-	// ErrClosed is returned when the stream has ended.
+	// ErrClosed is returned when the stream to a runner has ended.
 	ErrClosed = errors.New("the stream to the runner has ended")
 )
 

@@ -57,7 +57,7 @@ type Turn struct {
 	Accepted bool // the runner has accepted the query
 }
 
-// A Pass is the result of one pass.
+// A Pass is the result of one pass of a Maintainer over a sandbox.
 type Pass struct {
 	Facts []events.Payload // to be stored
 	Lines []metering.Line  // of the egress proxy's journal, to be stored

@@ -21,7 +21,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
 )
 
-// Budgets returns the budgets of tenants.
+// Budgets reads the budgets of tenants, and their usage.
 type Budgets interface {
 	// Of returns the budgets and limits of a tenant, and the usage of all its sessions.
 	Of(ctx context.Context, tenant string) (budget.Tenant, error)

@@ -24,7 +24,7 @@ const (
 	brokenWithin = 3 * time.Second
 )
 
-// process is a command in a sandbox.
+// process is a command that runs in a Modal sandbox.
 type process struct {
 	p    *Provider
 	sb   *sdk.Sandbox

@@ -21,7 +21,7 @@ import (
 	"github.com/spoolhq/spool/pkg/secret"
 )
 
-// Skills provides skills on the engine.
+// Skills makes the files of skills available to the sandboxes of an engine.
 type Skills interface {
 	// Provide copies a skill to the engine, unless the engine has it, and returns the folder in which sandboxes see
 	// it. The error wraps ErrNoArchive if the object store does not have the skill's archive.

@@ -22,7 +22,7 @@ func IsDeath(code string) bool {
 	return code == CodeExited || code == CodeSilent || code == CodeOutOfMemory
 }
 
-// A Policy limits the attempts of an execution.
+// A Policy limits how often an execution's agent is started.
 type Policy struct {
 	Agent       events.Retries // of the agent's definition; the zero value if it has none
 	SandboxLost uint32         // maximum number of attempts after the loss of a sandbox, if Agent has no limit

@@ -235,7 +235,7 @@ func From(ctx context.Context) *Request {
 // Reader returns a reader of from that calls Take for each piece before it reads the piece. Read returns the error of Take.
 func (r *Request) Reader(from io.Reader) io.Reader { return &reader{request: r, from: from} }
 
-// reader is the result of Request.Reader.
+// reader is the io.Reader that Request.Reader returns.
 type reader struct {
 	request *Request
 	from    io.Reader

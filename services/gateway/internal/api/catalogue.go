@@ -132,7 +132,7 @@ func mayWrite(p auth.Principal, ref events.Reference, field string) error {
 	return nil
 }
 
-// applyRequest is a request to create a version.
+// applyRequest is a request to create a version of a catalogue entry.
 type applyRequest interface {
 	GetRef() *spoolv1.Reference
 	GetTags() []string

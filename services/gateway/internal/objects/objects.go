@@ -98,7 +98,7 @@ func (s *Store) PutBytes(ctx context.Context, name string, data []byte) error {
 	return nil
 }
 
-// Stored describes content that was stored.
+// Stored describes the content of an object that Store.Stream has stored.
 type Stored struct {
 	Size   uint64 // bytes
 	SHA256 string // hex

@@ -386,7 +386,7 @@ func (s *Store) FileEvents(ctx context.Context, p SessionState, limit int) (list
 	return list, err
 }
 
-// Snapshot is a snapshot of a workspace.
+// Snapshot is a snapshot of a workspace, and the session that it belongs to.
 type Snapshot struct {
 	history.Snapshot
 	Session string // the session that the snapshot belongs to

@@ -23,7 +23,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/sse"
 )
 
-// Config configures a Handler. Every field is required.
+// Config configures a Handler of HTTP requests. Every field is required.
 type Config struct {
 	API     *api.Server
 	Auth    *auth.Authenticator
@@ -43,7 +43,7 @@ type Config struct {
 	ReadTimeout   time.Duration // maximum time that a body may take to arrive
 }
 
-// Handler serves HTTP.
+// Handler serves the gateway's HTTP API: REST, and the routes of the WebSocket and of SSE.
 type Handler struct {
 	cfg     Config
 	api     http.Handler

@@ -47,7 +47,7 @@ type Budget struct {
 	Spent   events.BudgetUsage `json:"spent,omitzero"`
 }
 
-// State is what the proxy knows about a sandbox.
+// State is what the egress proxy knows about a registered sandbox.
 type State struct {
 	Sandbox           string   `json:"sandbox"`
 	Tenant            string   `json:"tenant,omitempty"`

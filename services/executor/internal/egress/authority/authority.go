@@ -54,7 +54,7 @@ type Authority struct {
 	order  *list.List               // of *issued, the most recently used first
 }
 
-// issuedCertificate is the cached certificate of one host.
+// issuedCertificate is the certificate that the authority has issued and cached for one host.
 type issuedCertificate struct {
 	host string
 	cert *tls.Certificate

@@ -25,7 +25,7 @@ type Denial struct {
 // Owner identifies a sandbox with its tenant, session and execution.
 type Owner struct{ Sandbox, Tenant, Session, Execution string }
 
-// denialKey has the fields in which equal denials agree.
+// denialKey holds the fields by which two denials are considered equal.
 type denialKey struct {
 	owner                       Owner
 	host, method, address, code string

@@ -37,7 +37,7 @@ type price struct {
 	Long     *longRates `yaml:"long"`
 }
 
-// Prices is an immutable table of token prices.
+// Prices is an immutable table of the prices of models' tokens.
 type Prices struct {
 	version string
 	models  []price

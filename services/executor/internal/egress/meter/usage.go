@@ -77,7 +77,7 @@ func (r *Response) Write(p []byte) (int, error) {
 	return r.doc.Write(p)
 }
 
-// Result is what an answer reports.
+// Result is the usage, model and error that the answer to a model request reports.
 type Result struct {
 	Model string // as the answer names it
 	Usage events.Usage

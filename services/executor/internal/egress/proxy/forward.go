@@ -57,7 +57,7 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request, sb *registry.Sa
 	s.pass(w, r, sb, destination{route: "forward", target: t, scheme: r.URL.Scheme, transport: s.others})
 }
 
-// destination is the host to which an allowed request is forwarded, and how.
+// destination is the host to which the proxy forwards an allowed request, and the connection that it uses.
 type destination struct {
 	route     string // label of the metrics
 	target    egress.Target
@@ -127,7 +127,7 @@ func (s *Server) answerHostUnreachable(w http.ResponseWriter, r *http.Request, t
 	return f.status
 }
 
-// progressReader calls progress after each read.
+// progressReader is a reader that calls progress after each read.
 type progressReader struct {
 	io.ReadCloser
 	progress func()
@@ -139,7 +139,7 @@ func (m *progressReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// progressReadWriter calls progress on each read and write.
+// progressReadWriter is a connection that calls progress after each read and each write.
 type progressReadWriter struct {
 	io.ReadWriteCloser
 	progress func()

@@ -22,7 +22,7 @@ import (
 // certificate of its own, or reads plain HTTP, and checks and forwards each request as it does outside of tunnels. It writes
 // forwarded requests anew, so that the host cannot read other requests in them.
 
-// inspectedTunnel is a tunnel whose requests are inspected.
+// inspectedTunnel is a CONNECT tunnel of a sandbox, of which the proxy inspects the requests.
 type inspectedTunnel struct {
 	target    egress.Target
 	scheme    string          // http or https: of the sandbox's requests, and of those to the host

@@ -24,7 +24,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/telemetry"
 )
 
-// Config configures a Server.
+// Config configures a Server of the egress proxy.
 type Config struct {
 	Routes   []Route
 	Registry *registry.Registry
@@ -128,7 +128,7 @@ func (s *Server) Serve(listeners ...Listener) error {
 	return nil
 }
 
-// logLimiter limits log messages to one a second.
+// logLimiter allows one log message a second and counts the others.
 type logLimiter struct {
 	mu      sync.Mutex
 	last    time.Time

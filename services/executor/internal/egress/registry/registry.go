@@ -30,7 +30,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/journal"
 )
 
-// Config configures a Registry.
+// Config configures a Registry of the egress proxy's sandboxes.
 type Config struct {
 	Dir         string // created if it does not exist
 	Journals    *journal.Store
@@ -54,7 +54,7 @@ type Registry struct {
 // sandbox's journal.
 const registrationFile = "registration.json"
 
-// storedRegistration is the content of registrationFile.
+// storedRegistration is the JSON content of registrationFile, which keeps a sandbox's registration across restarts.
 type storedRegistration struct {
 	TokenSHA256 string       `json:"tokenSha256"`
 	Tenant      string       `json:"tenant,omitempty"`
@@ -220,7 +220,7 @@ func parseServers(g api.Registration) (map[string]*Server, error) {
 	return out, nil
 }
 
-// Server is an MCP server of a sandbox.
+// Server is an MCP server that the agent in a sandbox uses over the proxy.
 type Server struct {
 	Name   string
 	URL    *url.URL
