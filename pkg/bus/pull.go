@@ -131,7 +131,7 @@ func (p *pull) next(ctx context.Context, free func() int, wake <-chan struct{}) 
 	}
 }
 
-// requestMessages requests n messages.
+// requestMessages requests the next n messages of the consumer from the NATS server.
 func (p *pull) requestMessages(n int) error {
 	p.request.Batch = n
 	request, err := json.Marshal(p.request)

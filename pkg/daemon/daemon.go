@@ -240,7 +240,7 @@ func reasonOf(err error) string {
 	return err.Error()
 }
 
-// redacted returns a URL without its password.
+// redacted returns a URL with its password replaced.
 func redacted(raw string) string {
 	u, err := url.Parse(raw)
 	if err != nil {

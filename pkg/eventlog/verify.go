@@ -462,7 +462,7 @@ func (p Position) compare(o Position) int {
 	return cmp.Or(cmp.Compare(p.Shard, o.Shard), cmp.Compare(p.Seq, o.Seq))
 }
 
-// Report returns the result so far.
+// Report returns what the Verifier has found so far.
 func (v *Verifier) Report() Report {
 	r := Report{Commits: v.commits, Events: v.events, Problems: v.allProblems(), Stopped: v.full()}
 	if i := slices.IndexFunc(r.Problems, func(p Problem) bool { return !p.Accepted }); i >= 0 {

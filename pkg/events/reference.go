@@ -51,7 +51,7 @@ func (e *ReferenceError) Error() string {
 // maxReference is the maximum size of the string form in bytes.
 const maxReference = 512
 
-// ParseReference parses the string form.
+// ParseReference parses a reference in the form that Reference.String returns.
 func ParseReference(s string) (Reference, error) {
 	if len(s) > maxReference {
 		return Reference{}, &ReferenceError{Detail: fmt.Sprintf("a reference has at most %d bytes", maxReference)}

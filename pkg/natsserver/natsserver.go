@@ -200,7 +200,7 @@ func (c *Config) options() (*server.Options, map[string]string, error) {
 	return options, passwords, nil
 }
 
-// serveGate runs the gate for consumers.
+// serveGate runs the consumer gate on the server, if the server has accounts.
 func (s *Server) serveGate() (err error) {
 	if !s.cfg.Accounts {
 		return nil

@@ -224,7 +224,7 @@ func (o *Opener) Reseal(ctx context.Context, key string, recipients ...age.Recip
 	return nil
 }
 
-// Bucket opens topology.BucketSecrets.
+// Bucket opens the bucket in which the encrypted values of secrets are stored.
 func Bucket(ctx context.Context, js jetstream.JetStream) (jetstream.KeyValue, error) {
 	kv, err := js.KeyValue(ctx, topology.BucketSecrets)
 	if errors.Is(err, jetstream.ErrBucketNotFound) {

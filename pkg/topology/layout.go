@@ -214,7 +214,7 @@ func isRecorded(have jetstream.StreamConfig) bool {
 	return false
 }
 
-// subjects returns the subjects of a shard.
+// subjects returns the subjects of the log that a shard's stream stores.
 func (l Layout) subjects(shard int) []string {
 	var list []string
 	for p := shard; p < l.Partitions.Count(); p += l.Shards {

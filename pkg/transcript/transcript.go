@@ -291,7 +291,7 @@ func (c *claude) checkLine(m map[string]json.RawMessage) error {
 	return nil
 }
 
-// checkMessage validates a message.
+// checkMessage validates the field message of a line, which must have the role kind.
 func (c *claude) checkMessage(kind string, m map[string]json.RawMessage) error {
 	if text(m["role"]) != kind {
 		return refuse(0, "message.role must be %s", kind)

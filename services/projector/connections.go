@@ -22,7 +22,7 @@ func newConnections(open openStore, groups int) *connections {
 	return &connections{lookups: newPool(open, n/2), writes: newPool(open, n-n/2)}
 }
 
-// Load looks up rows.
+// Load reads the rows of m from Postgres, on one of the connections for look-ups.
 func (c *connections) Load(ctx context.Context, m fold.Missing) (p fold.Present, err error) {
 	err = c.lookups.use(ctx, func(s *store.Store) (err error) {
 		p, err = s.Load(ctx, m)

@@ -93,7 +93,7 @@ func (d *deferredIndexes) create(ctx context.Context) error {
 	return errors.Join(d.run(ctx, &d.events), d.run(ctx, &d.others))
 }
 
-// run executes and removes statements.
+// run executes the SQL statements of a list, and removes each from the list after it has succeeded.
 func (d *deferredIndexes) run(ctx context.Context, list *[]string) error {
 	for len(*list) > 0 {
 		sql := (*list)[0]

@@ -190,7 +190,7 @@ func checkCommand(c *parse.CommandNode) error {
 	return nil
 }
 
-// text executes a template.
+// text executes a template on the view and returns the result.
 func (v *view) text(t *template.Template) (string, error) {
 	// All requests share the template, but its functions are those of this request.
 	own, err := t.Clone()

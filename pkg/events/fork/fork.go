@@ -223,7 +223,7 @@ func (w *Walk) setAgent(execution, agent string) {
 	}
 }
 
-// addBlock processes a complete block.
+// addBlock processes a complete block of the main conversation, after which the session may be forked.
 func (w *Walk) addBlock(seq uint32, e events.Event, b events.Block) {
 	if e.ConversationID != events.MainConversation {
 		return

@@ -46,7 +46,7 @@ func Fill(t testing.TB, store workspace.Store, tenant, session string, files map
 	return r.ID
 }
 
-// ID returns "sbx_map".
+// ID returns the fixed id of the fake sandbox.
 func (b *Box) ID() string { return "sbx_map" }
 
 // Exec runs the runner's snapshot or restore command.

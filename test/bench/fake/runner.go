@@ -189,7 +189,7 @@ func (r *fakeRunner) attachTo(a runner.Attach, in io.ReadCloser, out io.WriteClo
 	return s, nil
 }
 
-// wake makes follow send new lines.
+// wake makes the goroutine that runs follow send new lines of the journal.
 func (s *stream) wake() {
 	select {
 	case s.more <- struct{}{}:
@@ -283,7 +283,7 @@ func (t *Turn) journal(typ events.Type, data any) {
 	t.r.append(runner.Line{Type: typ, ExecutionID: t.execution, ConversationID: events.MainConversation, Data: raw})
 }
 
-// Open opens a block of text.
+// Open journals the start of a block of the assistant's text.
 func (t *Turn) Open(block string) {
 	t.journal(events.BlockStart{}.EventType(), events.BlockStart{Block: events.Block{ID: block, Kind: events.KindAssistantText, Status: events.StatusPending}})
 }
@@ -293,7 +293,7 @@ func (t *Turn) Text(block string, offset int, piece string) {
 	t.journal(events.TextDelta, runner.Delta{BlockID: block, Offset: uint32(offset), Delta: piece}) //nolint:gosec // small
 }
 
-// Complete completes a block with its complete text.
+// Complete journals the end of a block, with the block's complete text.
 func (t *Turn) Complete(block, content string) {
 	t.journal(events.BlockComplete{}.EventType(), events.BlockComplete{Block: events.Block{ID: block, Kind: events.KindAssistantText, Status: events.StatusComplete, Content: content}})
 }

@@ -73,7 +73,7 @@ func (c *clients) awaitJoined() error {
 	return nil
 }
 
-// begin starts the measurement.
+// begin makes the clients begin to measure, within the window w.
 func (c *clients) begin(w window) error {
 	go func() {
 		defer close(c.done)
@@ -82,7 +82,7 @@ func (c *clients) begin(w window) error {
 	return c.in.Encode(w)
 }
 
-// end returns the report, after done.
+// end returns the clients' report. It must be called after c.done is closed.
 func (c *clients) end() (report, error) { return c.last, c.err }
 
 // Clients is the subcommand fanout-clients. It creates sessions, joins them, posts a message to each and reads until all

@@ -152,7 +152,7 @@ func (t *testbed) append(ctx context.Context, commits int) error {
 	return <-errs
 }
 
-// write appends one commit to the i-th session.
+// write appends one commit to the writer's session, which is the i-th one.
 func (w *writer) write(ctx context.Context, log *jslog.Log, i int) error {
 	w.n++
 	id := fmt.Sprintf("%010d%016d", i, w.n)

@@ -78,7 +78,7 @@ func freeAddress() (address, port string, err error) {
 	return l.Addr().String(), port, errors.Join(err, l.Close())
 }
 
-// Close ends the stream and the processes.
+// Close ends the event stream and the processes of the server.
 func (s *server) Close() error {
 	s.cancel()
 	err := s.cmd.Process.Signal(os.Interrupt)

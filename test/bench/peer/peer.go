@@ -157,7 +157,7 @@ func takeTurn(ctx context.Context, c conversation, text string) (time.Duration, 
 	return c.Turn(ctx, text)
 }
 
-// measure takes alternating turns.
+// measure measures turns of the compared systems, of each in turn.
 func (m *Benchmark) measure(ctx context.Context, model *model, list []*comparedSystem) error {
 	for i := range int(m.Turns) + 2 { // the first two are not measured
 		for _, c := range list {

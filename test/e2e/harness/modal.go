@@ -81,7 +81,7 @@ func StartModal(t testing.TB) *Modal {
 	return m
 }
 
-// Ask sends a request to the control API.
+// Ask sends a request to mockmodal's own control API.
 func (m *Modal) Ask(t testing.TB, method, path string, body, into any) {
 	t.Helper()
 	raw, err := json.Marshal(body)
@@ -111,7 +111,7 @@ func (m *Modal) Fault(t testing.TB, method, code string) {
 	m.Ask(t, http.MethodPost, "/faults", map[string]any{"method": method, "code": code, "message": "injected", "count": -1}, nil)
 }
 
-// Heal ends all faults.
+// Heal ends all faults that mockmodal has at present.
 func (m *Modal) Heal(t testing.TB) { m.Ask(t, http.MethodDelete, "/faults", nil, nil) }
 
 // End ends a sandbox in one of the ways in which Modal may end it: preempted, timeout or oom.
@@ -276,7 +276,7 @@ func (p *ExecutorProgram) Said(text string) int {
 	return strings.Count(p.said.String(), text)
 }
 
-// Kill sends SIGKILL.
+// Kill sends SIGKILL to the executor's process.
 func (p *ExecutorProgram) Kill() {
 	p.once.Do(func() {
 		check(p.t, p.cmd.Process.Kill())

@@ -209,7 +209,7 @@ func (p *process) copyOutput(kind Kind, file *os.File) {
 	}
 }
 
-// sendExit sends how the process ended.
+// sendExit sends the server a frame that states how the process ended.
 func (p *process) sendExit(exit Exit) {
 	data, err := json.Marshal(exit)
 	if err != nil {

@@ -27,7 +27,7 @@ type claims struct {
 	Expires int64  `json:"exp"` // Unix seconds
 }
 
-// sign returns a JSON Web Token.
+// sign returns a JSON Web Token for a subject that is valid for the given time.
 func (s *Server) sign(subject string, life time.Duration) string {
 	encode := base64.RawURLEncoding.EncodeToString
 	signed := encode([]byte(`{"alg":"HS256","typ":"JWT"}`)) + "." + encode(marshal(claims{subject, time.Now().Add(life).Unix()}))

@@ -56,7 +56,7 @@ func (c *calls) count(method string) {
 	c.counts[method]++
 }
 
-// addFault activates a fault.
+// addFault makes calls fail as f describes, from now on.
 func (c *calls) addFault(f fault) error {
 	if err := f.code.UnmarshalJSON([]byte(`"` + f.Code + `"`)); err != nil || f.code == codes.OK {
 		return fmt.Errorf("code %q is not a gRPC error code", f.Code)
@@ -94,7 +94,7 @@ func (c *calls) nextFault(method string, after bool) error {
 	return nil
 }
 
-// recordViolation records a violation.
+// recordViolation records that a client called a method in a way that Modal would not accept.
 func (c *calls) recordViolation(method, what string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -200,7 +200,7 @@ func tagMap(tags []*pb.SandboxTag) (map[string]string, error) {
 	return values, nil
 }
 
-// tagList is the inverse of tagMap.
+// tagList converts tags by name to a list. It is the inverse of tagMap.
 func tagList(tags map[string]string) []*pb.SandboxTag {
 	list := []*pb.SandboxTag{}
 	for name, value := range tags {

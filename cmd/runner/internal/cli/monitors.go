@@ -74,7 +74,7 @@ func (m *monitors) activity() watch.Activity {
 	return watch.Idle
 }
 
-// run runs the monitors until ctx ends.
+// run runs the watcher of the workspace and the measurement of the disk usage until ctx ends.
 func (m *monitors) run(ctx context.Context, log *slog.Logger) error {
 	var both errgroup.Group
 	if m.serve != nil {

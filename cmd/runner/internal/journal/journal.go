@@ -50,7 +50,7 @@ func New(now time.Time, entropy io.Reader, limit int) (*Journal, error) {
 	return &Journal{name: name, limit: limit, first: 1, changed: make(chan struct{})}, nil
 }
 
-// Name returns the name, jnl_….
+// Name returns the journal's id, jnl_….
 func (j *Journal) Name() string { return j.name }
 
 // NewBlockID returns an id that is unique within the journal.

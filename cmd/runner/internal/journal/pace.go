@@ -40,14 +40,14 @@ type bucket struct {
 	at   time.Time // when left was computed
 }
 
-// newBucket returns a full bucket.
+// newBucket returns a token bucket that is full.
 func newBucket(rate uint32, now time.Time) bucket {
 	b := bucket{rate: float64(rate), at: now}
 	b.left = b.burst()
 	return b
 }
 
-// burst returns the size of the bucket.
+// burst returns the number of tokens of a full bucket.
 func (b *bucket) burst() float64 { return b.rate * runner.PaceBurst.Seconds() }
 
 // wait refills the bucket for the time that has passed, and returns how long the next line has to wait.

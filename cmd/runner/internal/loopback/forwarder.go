@@ -169,7 +169,7 @@ func (f *Forwarder) Run(ctx context.Context) error {
 	}
 }
 
-// handle forwards one connection.
+// handle connects a client to the egress proxy and copies bytes in both directions.
 func (f *Forwarder) handle(ctx context.Context, client *net.TCPConn) {
 	defer closeQuietly(client)
 	ctx, cancel := context.WithCancel(ctx)

@@ -108,7 +108,7 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 }
 
-// handle serves one connection.
+// handle serves one connection: it starts the MCP server and connects its standard streams.
 func (s *Server) handle(ctx context.Context, c *net.UnixConn) {
 	defer closeQuietly(c)
 	defer context.AfterFunc(ctx, func() { closeQuietly(c) })()

@@ -83,7 +83,7 @@ func readFrame(in *bufio.Reader, buf []byte) (stream, []byte, error) {
 	return stream(head[0]), buf[:n], err
 }
 
-// readHello reads the first line.
+// readHello reads the first line of a connection, which is a hello.
 func readHello(in *bufio.Reader) (hello, error) {
 	var h hello
 	var line []byte

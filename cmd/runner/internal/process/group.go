@@ -78,7 +78,7 @@ func (g *Group) wait(cmd *exec.Cmd) {
 	delete(g.own, cmd.Process.Pid)
 }
 
-// reap waits for dead orphans.
+// reap collects the exit status of ended orphans that this process has adopted.
 func (g *Group) reap() {
 	g.mu.Lock()
 	defer g.mu.Unlock()

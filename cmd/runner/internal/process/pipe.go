@@ -145,7 +145,7 @@ func (q *queue) close() {
 	}
 }
 
-// signal wakes run.
+// signal wakes the goroutine that runs q.run, if it waits for lines.
 func (q *queue) signal() {
 	select {
 	case q.wake <- struct{}{}:

@@ -79,7 +79,7 @@ func Read(r io.Reader) (Profile, error) {
 	return p, nil
 }
 
-// Save replaces the profile.
+// Save replaces the profile that is stored in the state folder.
 func Save(state string, p Profile) error {
 	raw, err := json.MarshalIndent(p, "", "  ")
 	if err != nil {

@@ -65,7 +65,7 @@ func (s *Set) String(text string) string {
 	return string(append(out, x.Close()...))
 }
 
-// finds reports whether the text has a value.
+// finds reports whether the text contains any value of the set.
 func (s *Set) finds(text string) bool {
 	at, seen, code := int32(0), int32(0), outside
 	for i := range len(text) {

@@ -144,7 +144,7 @@ func (f *follower) advance(after uint64, lines [][]byte) uint64 {
 	return l.N
 }
 
-// answer writes the waiting replies.
+// answer writes all queued replies to the follower's connection.
 func (f *follower) answer(out io.Writer) error {
 	for {
 		select {

@@ -88,7 +88,7 @@ func (k known) hasEqualEntry(l known) bool {
 		(k.kind == wire.Symlink || k.stat.mtime == l.stat.mtime) && slices.Equal(k.blocks, l.blocks)
 }
 
-// equals reports whether all fields are equal.
+// equals reports whether all fields of k and l are equal.
 func (k known) equals(l known) bool {
 	return k.hasEqualEntry(l) && k.stat == l.stat && k.trusted == l.trusted && k.links == l.links
 }
@@ -294,7 +294,7 @@ func (k known) append(to []byte, name string) []byte {
 	return to
 }
 
-// readKnown reads what append wrote.
+// readKnown reads an entry of the index in the form in which known.append writes it.
 func readKnown(r *bytes.Reader) (name string, k known, err error) {
 	if name, err = readString(r); err != nil {
 		return "", k, err

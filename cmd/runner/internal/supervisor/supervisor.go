@@ -287,7 +287,7 @@ func (s *Supervisor) Busy() (running, warm bool) {
 	return s.active != nil, s.warm != nil
 }
 
-// Status returns what is running.
+// Status returns the running execution, the agent's process, and their use of memory and disk.
 func (s *Supervisor) Status() runner.Status {
 	s.mu.Lock()
 	var st runner.Status

@@ -55,7 +55,7 @@ func (m *meter) walk(path string) {
 	}
 }
 
-// add adds one file or folder.
+// add adds a file or folder to the disk usage. A file with several names is added once.
 func (m *meter) add(path string, st stat) {
 	if st.links > 1 && !st.folder {
 		if m.seen[st.inode] {

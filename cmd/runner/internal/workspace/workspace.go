@@ -43,7 +43,7 @@ func Open(dir string) (*Workspace, error) {
 	return &Workspace{root: root, prefixes: prefixes}, nil
 }
 
-// Close closes the folder.
+// Close closes the workspace's folder.
 func (w *Workspace) Close() error { return w.root.Close() }
 
 // Root returns the os.Root. It refuses at every call what the checks of paths could not see, such as a link that was

@@ -205,7 +205,7 @@ func (c *Client) request(ctx context.Context, r call, body io.Reader) (*http.Req
 	return req, nil
 }
 
-// send sends a call once.
+// send sends a call once and returns the response, whatever its status is.
 func (c *Client) send(ctx context.Context, r call) (response, error) {
 	limited, cancel := context.WithTimeout(ctx, c.cfg.Timeout+max(0, r.wait))
 	defer cancel()

@@ -74,7 +74,7 @@ func (b *Buffer) IsFull() bool { return b.size >= maxPending }
 // IsIdle reports whether no commit is in flight.
 func (b *Buffer) IsIdle() bool { return !b.inFlight }
 
-// IsStored reports whether every event is stored.
+// IsStored reports whether every event that was added to the buffer is stored.
 func (b *Buffer) IsStored() bool { return !b.inFlight && len(b.pending) == 0 }
 
 // Expedite allows the next commit to start at once, without the minimum time since the last one.

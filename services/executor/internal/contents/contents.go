@@ -137,7 +137,7 @@ func (m *Mover) fence(l *eventlog.Loaded) Fence {
 	}
 }
 
-// change applies one file change.
+// change applies one change of a workspace file, an event file_put or file_removed, in a sandbox.
 func (m *Mover) change(ctx context.Context, box sandbox.Sandbox, e events.Event, fence Fence) (n uint32, path string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()

@@ -56,7 +56,7 @@ func (w *Watcher) Watch(life eventlog.Head) *Watch {
 	return x
 }
 
-// Close stops the watch.
+// Close ends the watch, after which Moved receives nothing any more.
 func (x *Watch) Close() {
 	x.watcher.mu.Lock()
 	defer x.watcher.mu.Unlock()

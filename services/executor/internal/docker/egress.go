@@ -209,7 +209,7 @@ func (e *EgressProxy) find(ctx context.Context) (string, error) {
 	return list[0].ID, nil
 }
 
-// create creates the container and its volumes.
+// create creates the egress proxy's container and its volumes.
 func (e *EgressProxy) create(ctx context.Context) (string, error) {
 	if _, err := e.p.lookUp(ctx, e.cfg.Image, true); err != nil {
 		return "", err
@@ -260,7 +260,7 @@ func (e *EgressProxy) createVolumes(ctx context.Context) error {
 	})
 }
 
-// profile returns the configuration of the container.
+// profile returns the configuration of the egress proxy's container.
 func (e *EgressProxy) profile() (*container.Config, *container.HostConfig) {
 	pids, stop := int64(egressPIDs), egressStop
 	var env []string

@@ -98,7 +98,7 @@ func (p *Provider) servers(ctx context.Context, id string) ([]container.Summary,
 	})
 }
 
-// endServers removes a sandbox's servers.
+// endServers removes the containers of a sandbox's MCP servers.
 func (p *Provider) endServers(ctx context.Context, id string) error {
 	list, err := p.servers(ctx, id)
 	for _, c := range list {

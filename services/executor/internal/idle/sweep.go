@@ -130,7 +130,7 @@ func (k *Keeper) StopSandboxes(ctx context.Context) error {
 	return errors.Join(append(errs, group.Wait())...)
 }
 
-// stopOne ends one sandbox for StopSandboxes.
+// stopOne does the work of StopSandboxes for one sandbox.
 func (k *Keeper) stopOne(ctx context.Context, info sandbox.Info) error {
 	if info.Labels.Session == "" {
 		return k.Sandboxes.Terminate(ctx, info.ID, true)

@@ -99,7 +99,7 @@ func Environ(dir string) []string {
 	return []string{"NODE_PATH=" + path.Join(dir, "node_modules"), "PYTHONPATH=" + path.Join(dir, "python")}
 }
 
-// Failed returns the error for a failed installation.
+// Failed returns the error for dependencies of an agent that could not be installed.
 func Failed(format string, args ...any) error {
 	return &sandbox.Error{Code: sandbox.CodeDependenciesFailed, Message: "the agent's dependencies could not be installed: " + fmt.Sprintf(format, args...)}
 }

@@ -68,7 +68,7 @@ func (k *Keeper) Open(ctx context.Context) error {
 	return k.announce(ctx)
 }
 
-// announce writes the lease with its present content.
+// announce writes the executor's lease with its present content to the bucket.
 func (k *Keeper) announce(ctx context.Context) error {
 	k.announcing.Lock()
 	defer k.announcing.Unlock()

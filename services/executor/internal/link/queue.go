@@ -40,7 +40,7 @@ func newQueue() *queue {
 	return q
 }
 
-// push returns false if the queue was closed.
+// push adds an item. It blocks while the queue is full, and returns false if the queue was closed.
 func (q *queue) push(it Item, size int) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -129,7 +129,7 @@ func (l *lineReader) next() (line []byte, cut bool, err error) {
 	}
 }
 
-// line returns the line from start to end.
+// line returns the line that begins at l.start and ends at end. cut reports whether it was cut to the limit.
 func (l *lineReader) line(end int) (line []byte, cut bool) {
 	line = l.buf[l.start:end]
 	if cut = len(line) > l.limit; cut {

@@ -203,7 +203,7 @@ func (m *Meter) Send(ctx context.Context, c *Change) error {
 	return err
 }
 
-// SetRegistered records that the proxy has a Change.
+// SetRegistered records that the egress proxy has received a Change of the budgets.
 func (m *Meter) SetRegistered(c *Change) { m.registered = c.limits }
 
 // Events returns lines of the egress proxy's journal as events of the execution.

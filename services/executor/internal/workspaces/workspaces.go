@@ -42,7 +42,7 @@ func New(version int, log *slog.Logger) *Workspaces {
 // CheckRoom makes snapshots fail while the store of NATS has only its reserve left. It must be called before Open.
 func (w *Workspaces) CheckRoom(room *storage.Watch) { w.room = room }
 
-// Open opens the bucket.
+// Open opens the object bucket with the snapshots and files of workspaces.
 func (w *Workspaces) Open(ctx context.Context, js jetstream.JetStream) error {
 	store, err := natsstore.Open(ctx, js, topology.BucketWorkspaces)
 	if err != nil {
@@ -80,7 +80,7 @@ func (w *Workspaces) Restore(ctx context.Context, box sandbox.Sandbox, ref topol
 	return r.Files, err
 }
 
-// Put writes a file, or unpacks an archive.
+// Put writes the file of a file_put into the workspace of a sandbox, or unpacks its archive there.
 func (w *Workspaces) Put(ctx context.Context, box sandbox.Sandbox, f events.FilePut, fence contents.Fence) error {
 	content, err := w.store.Get(ctx, f.Object)
 	if errors.Is(err, workspace.ErrNotFound) {

@@ -306,7 +306,7 @@ func (s *Server) readVersions(ctx context.Context, n entryKind, r pageRequest) (
 	return s.Reads.Definitions(ctx, n.kind, p.Tenant, p.Agents, r.GetPageToken(), r.GetPageSize())
 }
 
-// listDefinitions is readVersions with API messages.
+// listDefinitions returns the entries that readVersions returns, as API messages.
 func (s *Server) listDefinitions(ctx context.Context, n entryKind, r pageRequest) ([]*spoolv1.Definition, string, error) {
 	list, next, err := s.readVersions(ctx, n, r)
 	var out []*spoolv1.Definition

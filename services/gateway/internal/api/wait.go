@@ -77,7 +77,7 @@ func (s *Server) beginWait(ctx context.Context, text string) (*endWait, error) {
 	return &endWait{server: s, principal: p, limit: limit, release: func() { counted(); end() }}, nil
 }
 
-// close ends the wait's admission.
+// close ends the wait, which no longer counts as a stream of the tenant.
 func (w *endWait) close() {
 	if w != nil {
 		w.release()

@@ -75,7 +75,7 @@ func (r *rows) Next() bool {
 	return r.Rows.Next()
 }
 
-// Close reads the rows that are left.
+// Close ends the statement, after reading the rows that are left.
 func (r *rows) Close() {
 	r.timer.Reset(r.timeout)
 	defer r.timer.Stop()

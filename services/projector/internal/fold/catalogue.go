@@ -253,7 +253,7 @@ func find(s versions.State, digest string) (versions.Version, bool) {
 	return s.Versions[i], true
 }
 
-// encodeStates sets the JSON of changed entries.
+// encodeStates sets the JSON of the state of the changed catalogue entries.
 func encodeStates(list []*entry[Entry]) error {
 	for _, e := range list {
 		text, err := marshal(e.row.state)

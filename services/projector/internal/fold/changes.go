@@ -99,7 +99,7 @@ func markChanged[R any](list *[]*entry[R], e *entry[R]) *R {
 	return &e.row
 }
 
-// encodeBlocks sets the JSON of changed blocks.
+// encodeBlocks sets the field JSON of the changed blocks of list.
 func encodeBlocks(list []*entry[Block]) error {
 	var scratch []byte
 	for _, e := range list {

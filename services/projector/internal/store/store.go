@@ -27,7 +27,7 @@ type RefusedError struct{ Err error }
 
 func (e *RefusedError) Error() string { return "postgres refuses the rows: " + e.Err.Error() }
 
-// Unwrap returns Postgres's error.
+// Unwrap returns the error with which Postgres refused the rows.
 func (e *RefusedError) Unwrap() error { return e.Err }
 
 // Checkpoint is the position up to which a group has folded the log, and how far the log's end was from there.

@@ -362,7 +362,7 @@ func takeBatch(it item, items <-chan item) []item {
 	return batch
 }
 
-// apply folds a batch in memory.
+// apply folds a batch of commits into the tenants' entries in memory.
 func (l *leader) apply(ctx context.Context, batch []item) error {
 	if len(batch) == 0 {
 		return nil

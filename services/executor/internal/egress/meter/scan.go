@@ -49,7 +49,7 @@ func newFields(want ...string) *fields {
 	return f
 }
 
-// reset prepares for the next document.
+// reset discards what was found, so that another document can be parsed.
 func (f *fields) reset() {
 	*f = fields{want: f.want, texts: f.texts, found: map[string]json.RawMessage{}, text: f.text[:0], capture: f.capture[:0]}
 }

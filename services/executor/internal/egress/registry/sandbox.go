@@ -80,7 +80,7 @@ func (s *Sandbox) checkEpoch(epoch uint64) error {
 	return nil
 }
 
-// State returns the sandbox's state, without the authority.
+// State returns what the proxy knows about the sandbox, except for its certificate authority.
 func (s *Sandbox) State() api.State {
 	first, last := s.Journal.Span()
 	s.mu.Lock()
@@ -95,10 +95,10 @@ func (s *Sandbox) State() api.State {
 	}
 }
 
-// Execution returns the registered execution, "" for none.
+// Execution returns the id of the execution for which the sandbox is registered, "" for none.
 func (s *Sandbox) Execution() string { return s.registration().Execution }
 
-// Owner returns the registered owner.
+// Owner returns the tenant, session and execution for which the sandbox is registered.
 func (s *Sandbox) Owner() journal.Owner {
 	reg := s.registration()
 	return journal.Owner{Sandbox: s.id, Tenant: reg.Tenant, Session: reg.Session, Execution: reg.Execution}
@@ -225,7 +225,7 @@ func (s *Sandbox) hasOpenRequests() bool {
 	return s.open > 0
 }
 
-// closeConns closes all connections.
+// closeConns closes all connections of the sandbox to the proxy.
 func (s *Sandbox) closeConns() {
 	s.mu.Lock()
 	list := slices.Collect(maps.Keys(s.conns))
