@@ -100,8 +100,8 @@ func (t Tenant) Exceeded(tenant string, now time.Time) string {
 	return ""
 }
 
-// awaitEvery is the interval at which await polls the bucket budgets.
-const awaitEvery = 10 * time.Millisecond
+// awaitInterval is the interval at which await polls the bucket budgets.
+const awaitInterval = 10 * time.Millisecond
 
 // Await blocks until the bucket budgets has limit as the tenant's budget for the period. If limit is zero, Await blocks
 // until the bucket has no budget of the tenant for the period.
@@ -129,7 +129,7 @@ func await(ctx context.Context, js jetstream.JetStream, tenant string, wanted fu
 	if err != nil {
 		return fmt.Errorf("open bucket %s: %w", topology.BucketBudgets, err)
 	}
-	tick := time.NewTicker(awaitEvery)
+	tick := time.NewTicker(awaitInterval)
 	defer tick.Stop()
 	for {
 		var t Tenant
@@ -225,8 +225,8 @@ func (w *Watch) forgetOthers(seen map[string]bool) {
 	}
 }
 
-// readyWithin is the maximum time that Of waits for the first read of the bucket.
-const readyWithin = 5 * time.Second
+// firstReadTimeout is the maximum time that Of waits for the first read of the bucket.
+const firstReadTimeout = 5 * time.Second
 
 // Of returns a tenant's limits and budgets, as Run has read them last. It blocks until Run has read the bucket once,
 // and returns an error after 5 s.
@@ -234,7 +234,7 @@ func (w *Watch) Of(ctx context.Context, tenant string) (Tenant, error) {
 	select {
 	case <-w.ready:
 	default:
-		ctx, cancel := context.WithTimeout(ctx, readyWithin)
+		ctx, cancel := context.WithTimeout(ctx, firstReadTimeout)
 		defer cancel()
 		select {
 		case <-w.ready:

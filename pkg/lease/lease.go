@@ -19,8 +19,8 @@ import (
 )
 
 const (
-	stream = "KV_" + topology.BucketLeases
-	prefix = "$KV." + topology.BucketLeases + "."
+	bucketStream  = "KV_" + topology.BucketLeases
+	subjectPrefix = "$KV." + topology.BucketLeases + "."
 	// operationHeader is set on a message that deletes a key.
 	operationHeader = "KV-Operation"
 )
@@ -38,7 +38,7 @@ func Find(ctx context.Context, js jetstream.JetStream, executor string) (l topol
 	if err != nil {
 		return l, false, fmt.Errorf("lease of %s: %w", executor, err)
 	}
-	msg, err := leader.GetLastMsg(stream, prefix+executor, nats.Context(ctx))
+	msg, err := leader.GetLastMsg(bucketStream, subjectPrefix+executor, nats.Context(ctx))
 	if errors.Is(err, nats.ErrMsgNotFound) {
 		return l, false, nil
 	}
@@ -69,17 +69,17 @@ func leaderAPI(js jetstream.JetStream) (nats.JetStreamContext, error) {
 // All returns the leases of all executors. It lists the subjects of the bucket: a list of its keys is a watch, which
 // omits a key that is written while the watch begins.
 func All(ctx context.Context, js jetstream.JetStream) ([]topology.Lease, error) {
-	bucket, err := js.Stream(ctx, stream)
+	bucket, err := js.Stream(ctx, bucketStream)
 	if err != nil {
 		return nil, fmt.Errorf("list the leases: %w", err)
 	}
-	info, err := bucket.Info(ctx, jetstream.WithSubjectFilter(prefix+">"))
+	info, err := bucket.Info(ctx, jetstream.WithSubjectFilter(subjectPrefix+">"))
 	if err != nil {
 		return nil, fmt.Errorf("list the leases: %w", err)
 	}
 	var out []topology.Lease
 	for subject := range info.State.Subjects {
-		l, found, err := Find(ctx, js, strings.TrimPrefix(subject, prefix))
+		l, found, err := Find(ctx, js, strings.TrimPrefix(subject, subjectPrefix))
 		if err != nil {
 			return nil, err
 		}

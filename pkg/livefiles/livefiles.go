@@ -15,10 +15,10 @@ const (
 	MaxFile = 64 << 20
 	// MaxEntries is the largest number of files and folders in a listing.
 	MaxEntries = 20_000
-	// chunk is the number of bytes of content in one message of a transfer.
-	chunk = 256 << 10
-	// window is the number of chunks that may be sent without an acknowledgement.
-	window = 8
+	// chunkBytes is the number of bytes of content in one message of a transfer.
+	chunkBytes = 256 << 10
+	// ackWindow is the number of chunks that may be sent without an acknowledgement.
+	ackWindow = 8
 	// openWithin is the maximum time that a Source may take to open a file.
 	openWithin = 20 * time.Second
 	// peerTimeout is the maximum time that one side of a transfer waits for the other.
@@ -35,8 +35,8 @@ const (
 	headerFail  = "fail"
 )
 
-// stop is sent as an acknowledgement, instead of a number, by a receiver that wants no more chunks.
-const stop = "stop"
+// stopAck is sent as an acknowledgement, instead of a number, by a receiver that wants no more chunks.
+const stopAck = "stop"
 
 // Op is what a Request asks for: a file, or a listing.
 type Op string

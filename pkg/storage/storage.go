@@ -14,11 +14,11 @@ import (
 )
 
 const (
-	// lookEvery is the interval at which Run measures the fill level of the store, and the age above which Check
+	// measureInterval is the interval at which Run measures the fill level of the store, and the age above which Check
 	// measures it again.
-	lookEvery = time.Second
-	// lookWithin is the time limit of one measurement of the store's fill level.
-	lookWithin = 2 * time.Second
+	measureInterval = time.Second
+	// measureTimeout is the time limit of one measurement of the store's fill level.
+	measureTimeout = 2 * time.Second
 )
 
 // Room is the size limit, the present size and the reserve of the NATS store, in bytes.
@@ -88,7 +88,7 @@ func (w *Watch) Collectors() []prometheus.Collector {
 // Run measures the fill level of the store every second until ctx ends. While NATS does not respond, the last
 // measurement stays in use.
 func (w *Watch) Run(ctx context.Context) error {
-	tick := time.NewTicker(lookEvery)
+	tick := time.NewTicker(measureInterval)
 	defer tick.Stop()
 	for {
 		if err := w.readLevel(ctx); err != nil && ctx.Err() == nil {
@@ -103,7 +103,7 @@ func (w *Watch) Run(ctx context.Context) error {
 }
 
 func (w *Watch) readLevel(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, lookWithin)
+	ctx, cancel := context.WithTimeout(ctx, measureTimeout)
 	defer cancel()
 	info, err := w.cfg.JetStream.AccountInfo(ctx)
 	if err != nil {
@@ -143,7 +143,7 @@ func (w *Watch) Check(ctx context.Context, more int64) error {
 	w.mu.Lock()
 	room, at := w.room, w.at
 	w.mu.Unlock()
-	if near := !room.Fits(more + room.Reserve); near || time.Since(at) > lookEvery {
+	if near := !room.Fits(more + room.Reserve); near || time.Since(at) > measureInterval {
 		if err := w.readLevel(ctx); err != nil {
 			w.cfg.Logger.Debug("read fill level of the NATS store", "error", err)
 		}

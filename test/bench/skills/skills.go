@@ -52,7 +52,7 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	}
 	s.client = system.NewClient(s.sys.URL)
 	defer s.client.HTTP.CloseIdleConnections()
-	if err := s.applyAgent(ctx, plain, nil); err != nil {
+	if err := s.applyAgent(ctx, plainAgent, nil); err != nil {
 		return err
 	}
 	var t times

@@ -58,9 +58,10 @@ func newMonitors(place agent.Folders, d diskConfig, descendants func() []int, lo
 	return m, nil
 }
 
-// Tell journals the events and returns the id of the execution that runs, if any. See supervisor.Supervisor.Tell.
-func (m *monitors) Tell(ctx context.Context, payloads ...events.Payload) string {
-	return m.sup.Tell(ctx, payloads...)
+// JournalEvents journals the events and returns the id of the execution that runs, if any. See
+// supervisor.Supervisor.JournalEvents.
+func (m *monitors) JournalEvents(ctx context.Context, payloads ...events.Payload) string {
+	return m.sup.JournalEvents(ctx, payloads...)
 }
 
 // activity returns what the agent does now, which determines how often the disk usage is measured.

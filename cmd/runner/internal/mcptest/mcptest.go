@@ -143,20 +143,20 @@ func (w *Web) Header(name string) []string {
 	return all
 }
 
-type echo struct {
+type echoArguments struct {
 	Text string `json:"text" jsonschema:"what is given back"`
 }
 
-type note struct {
+type noteArguments struct {
 	Path string `json:"path" jsonschema:"absolute"`
 	Text string `json:"text"`
 }
 
-type variable struct {
+type variableArguments struct {
 	Name string `json:"name"`
 }
 
-type slow struct {
+type slowArguments struct {
 	Ms int `json:"ms"`
 }
 
@@ -167,22 +167,22 @@ func newServer() *mcp.Server {
 		return &mcp.CallToolResult{Content: []mcp.Content{&mcp.TextContent{Text: text}}}, nil, nil
 	}
 	mcp.AddTool(s, &mcp.Tool{Name: "echo", Description: "Gives a text back."},
-		func(_ context.Context, _ *mcp.CallToolRequest, in echo) (*mcp.CallToolResult, any, error) {
+		func(_ context.Context, _ *mcp.CallToolRequest, in echoArguments) (*mcp.CallToolResult, any, error) {
 			return say("echoed " + in.Text)
 		})
 	mcp.AddTool(s, &mcp.Tool{Name: "note", Description: "Writes a file."},
-		func(_ context.Context, _ *mcp.CallToolRequest, in note) (*mcp.CallToolResult, any, error) {
+		func(_ context.Context, _ *mcp.CallToolRequest, in noteArguments) (*mcp.CallToolResult, any, error) {
 			if err := os.WriteFile(filepath.Clean(in.Path), []byte(in.Text), 0o600); err != nil {
 				return nil, nil, err
 			}
 			return say("noted")
 		})
 	mcp.AddTool(s, &mcp.Tool{Name: "variable", Description: "Tells a variable of its environment."},
-		func(_ context.Context, _ *mcp.CallToolRequest, in variable) (*mcp.CallToolResult, any, error) {
+		func(_ context.Context, _ *mcp.CallToolRequest, in variableArguments) (*mcp.CallToolResult, any, error) {
 			return say(in.Name + " is " + os.Getenv(in.Name))
 		})
 	mcp.AddTool(s, &mcp.Tool{Name: "slow", Description: "Answers late."},
-		func(ctx context.Context, _ *mcp.CallToolRequest, in slow) (*mcp.CallToolResult, any, error) {
+		func(ctx context.Context, _ *mcp.CallToolRequest, in slowArguments) (*mcp.CallToolResult, any, error) {
 			select {
 			case <-time.After(time.Duration(in.Ms) * time.Millisecond):
 			case <-ctx.Done():
@@ -190,7 +190,7 @@ func newServer() *mcp.Server {
 			return say("late")
 		})
 	mcp.AddTool(s, &mcp.Tool{Name: "hidden", Description: "Is not offered."},
-		func(_ context.Context, _ *mcp.CallToolRequest, in note) (*mcp.CallToolResult, any, error) {
+		func(_ context.Context, _ *mcp.CallToolRequest, in noteArguments) (*mcp.CallToolResult, any, error) {
 			if err := os.WriteFile(filepath.Clean(in.Path), []byte("hidden ran"), 0o600); err != nil {
 				return nil, nil, err
 			}

@@ -19,8 +19,8 @@ import (
 // maxSize is the largest size of a profile in bytes.
 const maxSize = 4 << 20
 
-// file is the name of the file in the state folder that stores the profile.
-const file = "profile.json"
+// fileName is the name of the file in the state folder that stores the profile.
+const fileName = "profile.json"
 
 // Profile holds defaults for the fields of all later queries in a sandbox; a query's own fields take precedence. The
 // runner stores it in the state folder, so snapshots contain it, and it must not contain secrets.
@@ -88,11 +88,11 @@ func Save(state string, p Profile) error {
 	if err := os.MkdirAll(state, 0o700); err != nil {
 		return fmt.Errorf("make state folder: %w", err)
 	}
-	tmp := filepath.Join(state, file+".new")
+	tmp := filepath.Join(state, fileName+".new")
 	if err := os.WriteFile(tmp, raw, 0o600); err != nil {
 		return fmt.Errorf("write profile: %w", err)
 	}
-	if err := os.Rename(tmp, filepath.Join(state, file)); err != nil {
+	if err := os.Rename(tmp, filepath.Join(state, fileName)); err != nil {
 		return fmt.Errorf("write profile: %w", err)
 	}
 	return nil
@@ -100,7 +100,7 @@ func Save(state string, p Profile) error {
 
 // Load returns the profile, an empty one if there is none.
 func Load(state string) (Profile, error) {
-	f, err := os.Open(filepath.Join(state, file))
+	f, err := os.Open(filepath.Join(state, fileName))
 	if errors.Is(err, fs.ErrNotExist) {
 		return Profile{}, nil
 	}

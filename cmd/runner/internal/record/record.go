@@ -17,9 +17,9 @@ import (
 	"time"
 )
 
-// Name is the name of the note: a file in the state folder that states which transcript is not complete yet, and how to
-// recognize that it is. Snapshots do not contain it.
-const Name = ".spool-record"
+// NoteName is the name of the note: a file in the state folder that states which transcript is not complete yet, and
+// how to recognize that it is. Snapshots do not contain it.
+const NoteName = ".spool-record"
 
 const (
 	// waitTimeout is the maximum time that Await waits for a transcript to become complete.
@@ -31,7 +31,7 @@ const (
 	maxNote = 4 << 10
 )
 
-// note is the JSON content of the file Name in the state folder.
+// note is the JSON content of the file NoteName in the state folder.
 type note struct {
 	Path string `json:"path"` // path of the record, relative to the state folder
 	Text string `json:"text"` // text that stands near the end of the complete record
@@ -48,7 +48,7 @@ func Expect(state, path, text string) error {
 	if err != nil {
 		return fmt.Errorf("note on record %s: %w", path, err)
 	}
-	tmp := filepath.Join(state, Name+".new")
+	tmp := filepath.Join(state, NoteName+".new")
 	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("note on record %s: %w", path, err)
 	}
@@ -58,7 +58,7 @@ func Expect(state, path, text string) error {
 	}
 	_, err = f.Write(raw)
 	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(tmp, filepath.Join(state, Name))
+		err = os.Rename(tmp, filepath.Join(state, NoteName))
 	}
 	if err != nil {
 		return fmt.Errorf("note on record %s: %w", path, err)
@@ -70,7 +70,7 @@ func Expect(state, path, text string) error {
 // whole is false if the transcript did not become complete. The agent can write both files, so Await reads only regular
 // files below the state folder.
 func Await(ctx context.Context, state *os.Root) (whole bool, err error) {
-	noted, err := read(state, Name, maxNote)
+	noted, err := read(state, NoteName, maxNote)
 	if errors.Is(err, fs.ErrNotExist) {
 		return true, nil
 	}
@@ -79,7 +79,7 @@ func Await(ctx context.Context, state *os.Root) (whole bool, err error) {
 		err = json.Unmarshal(noted, &n)
 	}
 	if err != nil || n.Text == "" {
-		return false, errors.Join(err, state.Remove(Name))
+		return false, errors.Join(err, state.Remove(NoteName))
 	}
 	late := time.NewTimer(waitTimeout)
 	defer late.Stop()
@@ -104,11 +104,11 @@ func Await(ctx context.Context, state *os.Root) (whole bool, err error) {
 // forget removes the note if it still has the content noted. Otherwise a later turn has written another note, for which
 // the next snapshot waits.
 func forget(state *os.Root, noted []byte) error {
-	now, err := read(state, Name, maxNote)
+	now, err := read(state, NoteName, maxNote)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && !bytes.Equal(now, noted) {
 		return nil
 	}
-	return state.Remove(Name)
+	return state.Remove(NoteName)
 }
 
 // read returns the last bytes of a regular file, most at most. It does not block on a pipe.

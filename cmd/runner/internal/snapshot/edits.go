@@ -499,7 +499,7 @@ func (s *taking) countMissed() (n uint32) {
 
 // saveEdits saves the new index, without the name of the snapshot. It reports whether the index on disk is the new one.
 func (s *taking) saveEdits() bool {
-	s.after.head = head{Since: s.before.Since + 1, FullAt: s.before.FullAt}
+	s.after.indexHead = indexHead{Since: s.before.Since + 1, FullAt: s.before.FullAt}
 	if s.plan.full {
 		s.after.Since, s.after.FullAt = 0, time.Now()
 	}

@@ -100,8 +100,8 @@ type section struct {
 	entries map[string]known
 }
 
-// head holds the fields of the index that concern all of it.
-type head struct {
+// indexHead holds the fields of the index that concern all of it.
+type indexHead struct {
 	ID     string    `json:"id,omitempty"`    // the snapshot whose entries these are, "" if it was not stored
 	Token  string    `json:"token,omitempty"` // of the watcher's answer that this index includes
 	Since  int       `json:"since,omitempty"` // number of snapshots since the last full walk
@@ -111,7 +111,7 @@ type head struct {
 // index records the files, folders and links that the last snapshot found, by folder, so that the next one reads only
 // what has changed. The agent can write to its file; a forged index damages only the agent's own snapshots.
 type index struct {
-	head
+	indexHead
 	folders map[string]*section
 	file    *os.File // from which it was read, or to which it was saved; nil if there is none
 }
@@ -228,7 +228,7 @@ func (x *index) readHead(raw []byte) error {
 	if crc32.Checksum(text, castagnoli) != binary.BigEndian.Uint32(raw[len(text):]) {
 		return errDamaged
 	}
-	return json.Unmarshal(text, &x.head)
+	return json.Unmarshal(text, &x.indexHead)
 }
 
 // readSection reads the first section of body into x and returns the rest of body.
@@ -267,12 +267,12 @@ const (
 	flagUnsettled
 )
 
-var kinds = [...]wire.Kind{wire.File, wire.Dir, wire.Symlink}
+var indexKinds = [...]wire.Kind{wire.File, wire.Dir, wire.Symlink}
 
 // append appends the binary form of an entry and its name to to.
 func (k known) append(to []byte, name string) []byte {
 	to = appendBytes(to, name)
-	flags := byte(slices.Index(kinds[:], k.kind)) //nolint:gosec // 0 to 2
+	flags := byte(slices.Index(indexKinds[:], k.kind)) //nolint:gosec // 0 to 2
 	if k.trusted {
 		flags |= flagTrusted
 	}
@@ -300,10 +300,10 @@ func readKnown(r *bytes.Reader) (name string, k known, err error) {
 		return "", k, err
 	}
 	flags, err := r.ReadByte()
-	if err != nil || int(flags&3) >= len(kinds) {
+	if err != nil || int(flags&3) >= len(indexKinds) {
 		return "", k, errDamaged
 	}
-	k = known{kind: kinds[flags&3], trusted: flags&flagTrusted != 0, links: flags&flagLinks != 0, unsettled: flags&flagUnsettled != 0}
+	k = known{kind: indexKinds[flags&3], trusted: flags&flagTrusted != 0, links: flags&flagLinks != 0, unsettled: flags&flagUnsettled != 0}
 	mode, err := binary.ReadUvarint(r)
 	if err != nil || mode > 0o777 {
 		return "", k, errDamaged
@@ -398,7 +398,7 @@ func (x *index) encode() []byte {
 
 // encodeHead returns the head with its checksum, headLen bytes. A head that is too long is replaced by an empty one.
 func (x *index) encodeHead() []byte {
-	text, err := json.Marshal(x.head)
+	text, err := json.Marshal(x.indexHead)
 	if err != nil || len(text) > headLen-crc32.Size { // a forged token or id
 		text = []byte("{}")
 	}

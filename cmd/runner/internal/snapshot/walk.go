@@ -71,13 +71,13 @@ func (w *walk) end(folder string, listed bool) error {
 	return w.done(folder, listed)
 }
 
-// unkept lists the files and folders in the state folder that snapshots do not contain.
-var unkept = []string{indexName, indexName + ".new", record.Name, record.Name + ".new", watch.SocketName, agent.Unkept}
+// unkeptNames lists the files and folders in the state folder that snapshots do not contain.
+var unkeptNames = []string{indexName, indexName + ".new", record.NoteName, record.NoteName + ".new", watch.SocketName, agent.Unkept}
 
 // entries visits the entries of a folder.
 func (w *walk) entries(root *os.Root, prefix string, names []string, depth int) error {
 	for _, name := range names {
-		if prefix == wire.State && slices.Contains(unkept, name) {
+		if prefix == wire.State && slices.Contains(unkeptNames, name) {
 			continue
 		}
 		if err := w.ctx.Err(); err != nil {

@@ -19,9 +19,9 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 )
 
-// name is the path, below the state folder, of the certificate bundle that the runner writes for agents. Snapshots do
-// not contain it.
-const name = agent.Unkept + "/authorities.pem"
+// bundleFile is the path, below the state folder, of the certificate bundle that the runner writes for agents.
+// Snapshots do not contain it.
+const bundleFile = agent.Unkept + "/authorities.pem"
 
 // certificateStart is the first line of a certificate in PEM.
 var certificateStart = []byte("-----BEGIN CERTIFICATE-----")
@@ -62,7 +62,7 @@ func Launch(l agent.Launch, authority string) (agent.Launch, agent.File, error) 
 			files = append(files, path)
 		}
 	}
-	bundle := filepath.Join(l.State, filepath.FromSlash(name))
+	bundle := filepath.Join(l.State, filepath.FromSlash(bundleFile))
 	var b strings.Builder
 	for _, path := range files {
 		if path == bundle {
@@ -83,7 +83,7 @@ func Launch(l agent.Launch, authority string) (agent.Launch, agent.File, error) 
 		env[v] = bundle
 	}
 	l.Env = env
-	return l, agent.File{Path: name, Content: b.String()}, nil
+	return l, agent.File{Path: bundleFile, Content: b.String()}, nil
 }
 
 // check returns an error unless text consists of certificates in PEM.

@@ -121,11 +121,11 @@ func Exceed(dir string, l Limits) error {
 	return nil
 }
 
-var errNone = errors.New("no error came")
+var errUnexpectedSuccess = errors.New("no error came")
 
 func orNone(err error) error {
 	if err == nil {
-		return errNone
+		return errUnexpectedSuccess
 	}
 	return err
 }

@@ -18,8 +18,9 @@ const (
 	sysBlock = "/sys/block"
 	// loopMajor is the major device number of Linux's loop driver.
 	loopMajor = 7
-	// attempts is the maximum number of times that a free loop device is requested, because other programs may take it first.
-	attempts = 100
+	// maxAttempts is the maximum number of times that a free loop device is requested, because other programs may take
+	// it first.
+	maxAttempts = 100
 )
 
 func isFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
@@ -279,7 +280,7 @@ func attachFree(name string, f *os.File) (int, error) {
 		return 0, fmt.Errorf("the engine's machine has no loop devices: %w", err)
 	}
 	defer control.Close() //nolint:errcheck // nothing is written
-	for range attempts {
+	for range maxAttempts {
 		number, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
 		if err != nil {
 			return 0, fmt.Errorf("find a free loop device: %w", err)

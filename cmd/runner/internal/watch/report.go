@@ -26,7 +26,7 @@ const binaryWithin = 8000
 func (w *Watcher) reportDue(ctx context.Context, now time.Time, all bool) {
 	due := slices.SortedFunc(maps.Values(w.dirty), func(a, b *suspect) int { return cmp.Compare(a.order, b.order) })
 	if len(due) > 0 {
-		w.flood.setExecution(w.cfg.Sink.Tell(ctx))
+		w.flood.setExecution(w.cfg.Sink.JournalEvents(ctx))
 	}
 	newRules := false
 	var tell []events.Payload
@@ -46,12 +46,12 @@ func (w *Watcher) reportDue(ctx context.Context, now time.Time, all bool) {
 		}
 	}
 	if tell = append(tell, w.flood.report(now, all)...); len(tell) > 0 {
-		w.cfg.Sink.Tell(ctx, tell...)
+		w.cfg.Sink.JournalEvents(ctx, tell...)
 	}
 	if newRules {
 		w.applyNewRules()
 		if notes := w.flood.report(now, false); len(notes) > 0 {
-			w.cfg.Sink.Tell(ctx, notes...)
+			w.cfg.Sink.JournalEvents(ctx, notes...)
 		}
 	}
 }

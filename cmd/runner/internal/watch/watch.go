@@ -36,9 +36,9 @@ const (
 
 // Sink receives the file events that a Watcher reports.
 type Sink interface {
-	// Tell journals payloads, with the id of the running execution if there is one, and returns that id. It blocks
-	// while the journal is full, until ctx ends. Without payloads it does not block.
-	Tell(ctx context.Context, payloads ...events.Payload) (execution string)
+	// JournalEvents journals payloads, with the id of the running execution if there is one, and returns that id. It
+	// blocks while the journal is full, until ctx ends. Without payloads it does not block.
+	JournalEvents(ctx context.Context, payloads ...events.Payload) (execution string)
 }
 
 // Config configures a watcher. Zero values mean the defaults.

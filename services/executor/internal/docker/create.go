@@ -24,17 +24,17 @@ import (
 
 // Paths in a sandbox.
 const (
-	workspaceDir = "/workspace"
-	workspaceToo = "/mnt/workspace"
-	homeDir      = "/home/spool"
-	stateDir     = "/spool/state"
-	runDir       = "/spool/run"
-	binDir       = "/spool/bin"
-	runnerPath   = binDir + "/runner"
-	egressDir    = "/run/spool/egress"
-	egressSocket = egressDir + "/egress.sock"
-	serversDir   = "/spool/mcp"
-	searchPath   = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+	workspaceDir   = "/workspace"
+	workspaceAlias = "/mnt/workspace"
+	homeDir        = "/home/spool"
+	stateDir       = "/spool/state"
+	runDir         = "/spool/run"
+	binDir         = "/spool/bin"
+	runnerPath     = binDir + "/runner"
+	egressDir      = "/run/spool/egress"
+	egressSocket   = egressDir + "/egress.sock"
+	serversDir     = "/spool/mcp"
+	searchPath     = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 )
 
 // runSize is the size limit in bytes of the folder in memory in which the runner keeps its socket and other files of
@@ -438,7 +438,7 @@ func (p *Provider) tmpfs(pic imageInfo, u user) map[string]string {
 	out["/tmp"] = size + ",mode=1777"
 	out[homeDir] = size + own
 	out[runDir] = "rw,noexec,nosuid,nodev," + tmpfsLimit(runSize) + own
-	for _, taken := range []string{workspaceDir, workspaceToo, stateDir, binDir, skillsDir, layerDir, egressDir, serversDir, userDir} {
+	for _, taken := range []string{workspaceDir, workspaceAlias, stateDir, binDir, skillsDir, layerDir, egressDir, serversDir, userDir} {
 		delete(out, taken)
 	}
 	return out
@@ -448,7 +448,7 @@ func (p *Provider) tmpfs(pic imageInfo, u user) map[string]string {
 func (p *Provider) mounts(pl plan) []mount.Mount {
 	work := volumeAt{name: workVolume(pl.owner)}
 	out := []mount.Mount{
-		work.mount(workspaceDir, false), work.mount(workspaceToo, false),
+		work.mount(workspaceDir, false), work.mount(workspaceAlias, false),
 		volumeAt{name: stateVolume(pl.owner)}.mount(stateDir, false),
 		volumeAt{name: pl.runner.volume()}.mount(binDir, true),
 		volumeAt{name: SkillsVolume(p.cfg.Engine)}.mount(skillsDir, true),

@@ -306,7 +306,7 @@ func (p *Provider) probe(ctx context.Context, mode string) error {
 		return errors.New("there is no default image to try it with")
 	}
 	id := strings.ToLower(rand.Text())
-	name := prefix + "probe-" + id
+	name := namePrefix + "probe-" + id
 	defer p.removeDisks(context.WithoutCancel(ctx), name)
 	// If this process is killed, the sweep finds a workspace without an owner.
 	err := p.makeDisks(ctx, mode, probeBytes, probeFiles, map[string]string{labelVersion: layoutVersion, labelRole: roleVolume, labelEngine: p.cfg.Engine, labelOwner: id}, name)

@@ -85,7 +85,7 @@ const (
 )
 
 // EgressVolume returns the name of the volume with the egress proxy's socket for sandboxes, for Config.EgressSockets.
-func EgressVolume(engine string) string { return prefix + "egress-" + engine }
+func EgressVolume(engine string) string { return namePrefix + "egress-" + engine }
 
 func egressDataVolume(engine string) string { return EgressVolume(engine) + "-data" }
 

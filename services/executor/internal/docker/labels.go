@@ -53,10 +53,10 @@ const (
 	roleUser     = "user"    // a volume that reserves a user
 )
 
-const prefix = "spool-"
+const namePrefix = "spool-"
 
 // name returns the name of a sandbox's container before it is adopted.
-func name(id string) string { return prefix + id }
+func name(id string) string { return namePrefix + id }
 
 // adoptedName returns the name of an adopted sandbox's container, which contains its labels: a name can change, labels cannot.
 func adoptedName(id string, l sandbox.Labels) string {

@@ -21,14 +21,14 @@ import (
 const (
 	// layerDir is the path in a sandbox of the layer: the packages on which its agent depends.
 	layerDir    = "/opt/spool/dependencies"
-	layerPrefix = prefix + "layer-"
+	layerPrefix = namePrefix + "layer-"
 	// touchEvery is the minimum time between two records that a layer was used.
 	touchEvery = time.Hour
 	// layerWait is added to the time limit of an installation to get the time limit for waiting until another executor
 	// has completed a layer.
 	layerWait = 5 * time.Minute
-	// layerLook is the interval at which the executor checks whether another executor has completed a layer.
-	layerLook = 500 * time.Millisecond
+	// layerPollInterval is the interval at which the executor checks whether another executor has completed a layer.
+	layerPollInterval = 500 * time.Millisecond
 )
 
 // completeNote returns the name of the volume that records which volume is the complete layer of a digest. It is a note on
@@ -165,7 +165,7 @@ func (p *Provider) lockLayer(ctx context.Context, digest, image string) (string,
 	limit := p.cfg.Layers.Within + layerWait
 	bounded, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	tick := time.NewTicker(layerLook)
+	tick := time.NewTicker(layerPollInterval)
 	defer tick.Stop()
 	var holder string
 	var since time.Time

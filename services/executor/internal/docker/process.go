@@ -22,10 +22,10 @@ const (
 	// outputBuffer is the size in bytes of the buffers for unread stdout and stderr. While a buffer is full, the
 	// command blocks in its writes.
 	outputBuffer = 256 << 10
-	// firstLook and lastLook are the first and the longest interval at which the executor asks the engine whether a
+	// firstPoll and maxPoll are the first and the longest interval at which the executor asks the engine whether a
 	// command has exited, after the command's streams have ended. The interval doubles each time.
-	firstLook = 2 * time.Millisecond
-	lastLook  = time.Second
+	firstPoll = 2 * time.Millisecond
+	maxPoll   = time.Second
 )
 
 // process is a command that runs in the container of a sandbox.
@@ -152,7 +152,7 @@ func (p *process) Wait() (int, error) {
 // exit asks the engine for the exit code until the command has ended. Its results are those of Wait.
 func (p *process) exit() (int, error) {
 	since := time.Now()
-	for pause := firstLook; ; pause = min(2*pause, lastLook) {
+	for pause := firstPoll; ; pause = min(2*pause, maxPoll) {
 		got, err := p.inspect()
 		if errdefs.IsNotFound(err) {
 			return -1, nil

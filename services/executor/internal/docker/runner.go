@@ -25,9 +25,9 @@ const (
 	// fillWithin is the time limit for copying the runner into its volume, including the wait for other executors that
 	// do the same.
 	fillWithin = 3 * time.Minute
-	// bringWithin is the time limit for the work of an executor that holds the lock on a volume. It is shorter than
-	// abandonedAge, so that the holder of an older lock must have died.
-	bringWithin = time.Minute
+	// volumeLockTimeout is the time limit for the work of an executor that holds the lock on a volume. It is shorter
+	// than abandonedAge, so that the holder of an older lock must have died.
+	volumeLockTimeout = time.Minute
 	// abandonedAge is the age from which a lock on a volume counts as abandoned by an executor that has died.
 	abandonedAge = 90 * time.Second
 	// pollInterval is the interval at which the state of the engine is read during a wait.
@@ -47,7 +47,7 @@ type runnerBinary struct {
 	filled bool // the volume was found complete
 }
 
-func (r *runnerBinary) volume() string { return prefix + "runner-" + r.digest[:12] }
+func (r *runnerBinary) volume() string { return namePrefix + "runner-" + r.digest[:12] }
 
 // forget makes the next call of Provider.fill check again whether the volume of the runner is complete.
 func (r *runnerBinary) forget() {
@@ -202,7 +202,7 @@ func (p *Provider) copyRunner(ctx context.Context, helper string, r *runnerBinar
 		_ = writer.CloseWithError(err) // the reader of a pipe gets it; closing one never fails
 		written <- err
 	}()
-	ctx, cancel := context.WithTimeout(ctx, bringWithin)
+	ctx, cancel := context.WithTimeout(ctx, volumeLockTimeout)
 	defer cancel()
 	err := p.api.CopyToContainer(ctx, helper, "/", reader, container.CopyToContainerOptions{})
 	_ = reader.Close() // frees the writer; closing a pipe never fails

@@ -31,7 +31,7 @@ const (
 )
 
 // SkillsVolume returns the name of the volume with an engine's skills.
-func SkillsVolume(engine string) string { return prefix + "skills-" + engine }
+func SkillsVolume(engine string) string { return namePrefix + "skills-" + engine }
 
 // createSkillsVolume creates the volume of skills unless it exists.
 func (p *Provider) createSkillsVolume(ctx context.Context, image string) error {

@@ -98,7 +98,7 @@ type user struct {
 	dir string // the engine's path of the volume; "" for earlierUser, which has none
 }
 
-const userPrefix = prefix + "user-"
+const userPrefix = namePrefix + "user-"
 
 func userVolume(id int) string { return userPrefix + strconv.Itoa(id) }
 

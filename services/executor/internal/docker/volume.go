@@ -16,9 +16,9 @@ import (
 	"github.com/docker/docker/api/types/volume"
 )
 
-func workVolume(id string) string  { return prefix + id + "-work" }
-func stateVolume(id string) string { return prefix + id + "-state" }
-func noteVolume(id string) string  { return prefix + id + "-owner" }
+func workVolume(id string) string  { return namePrefix + id + "-work" }
+func stateVolume(id string) string { return namePrefix + id + "-state" }
+func noteVolume(id string) string  { return namePrefix + id + "-owner" }
 
 // volumeAt is a volume, and the folder below /v at which a helper container mounts it.
 type volumeAt struct{ name, folder string }

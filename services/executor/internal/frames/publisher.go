@@ -47,14 +47,14 @@ type Config struct {
 // lost, because the event that completes a block has the whole text. It is safe for concurrent use.
 type Publisher struct {
 	cfg    Config
-	next   []pendingFrame         // by partition
-	stored atomic.Pointer[stored] // the last acknowledgement; nil before the first
-	asked  atomic.Int64           // when an acknowledgement was last requested, in Unix nanoseconds
-	acks   atomic.Pointer[string] // subject of acknowledgements; nil before Open
+	next   []pendingFrame              // by partition
+	stored atomic.Pointer[storedFrame] // the last acknowledgement; nil before the first
+	asked  atomic.Int64                // when an acknowledgement was last requested, in Unix nanoseconds
+	acks   atomic.Pointer[string]      // subject of acknowledgements; nil before Open
 }
 
-// stored is the sequence in the stream DELTAS of a frame that NATS has acknowledged.
-type stored struct {
+// storedFrame is the sequence in the stream DELTAS of a frame that NATS has acknowledged.
+type storedFrame struct {
 	seq uint64
 	at  time.Time // when it was acknowledged
 }
@@ -162,7 +162,7 @@ func (p *Publisher) acknowledged(m *nats.Msg) {
 		p.cfg.Logger.Debug("text in flight was not stored", "answer", string(m.Data))
 		return
 	}
-	p.stored.Store(&stored{ack.Seq, time.Now()})
+	p.stored.Store(&storedFrame{ack.Seq, time.Now()})
 }
 
 // Position returns a sequence in the stream DELTAS after which all deltas are stored that are published from now on, or 0

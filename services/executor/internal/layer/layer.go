@@ -121,22 +121,22 @@ const (
 	keepBytes = 16 << 10
 )
 
-// noLogs is npm's message that it has written no log files. LastLines removes it.
-const noLogs = "npm error Log files were not written due to the config logs-max=0"
+// npmNoLogs is npm's message that it has written no log files. LastLines removes it.
+const npmNoLogs = "npm error Log files were not written due to the config logs-max=0"
 
 var (
-	escapes  = regexp.MustCompile("\x1b\\[[0-9;?]*[A-Za-z]")
-	userInfo = regexp.MustCompile(`://[^/\s@]+@`)
-	tokens   = regexp.MustCompile(`(?i)((?:_authToken|_auth|_password|token|password|authorization)["']?\s*[=:]\s*["']?)(?:(?:basic|bearer)\s+)?[^\s"']+`)
+	escapeSequences = regexp.MustCompile("\x1b\\[[0-9;?]*[A-Za-z]")
+	urlUserInfo     = regexp.MustCompile(`://[^/\s@]+@`)
+	credentials     = regexp.MustCompile(`(?i)((?:_authToken|_auth|_password|token|password|authorization)["']?\s*[=:]\s*["']?)(?:(?:basic|bearer)\s+)?[^\s"']+`)
 )
 
 // LastLines returns the last lines of an installer's output for a message: limited in length, without text that looks
 // like a credential, and without terminal escape codes.
 func LastLines(text string) string {
-	text = escapes.ReplaceAllString(strings.ToValidUTF8(text, "\uFFFD"), "")
-	text = userInfo.ReplaceAllString(text, "://***@")
-	text = tokens.ReplaceAllString(text, "${1}***")
-	text = strings.ReplaceAll(text, noLogs, "")
+	text = escapeSequences.ReplaceAllString(strings.ToValidUTF8(text, "\uFFFD"), "")
+	text = urlUserInfo.ReplaceAllString(text, "://***@")
+	text = credentials.ReplaceAllString(text, "${1}***")
+	text = strings.ReplaceAll(text, npmNoLogs, "")
 	var lines []string
 	for line := range strings.Lines(text) {
 		line = strings.TrimRight(strings.Map(func(r rune) rune {

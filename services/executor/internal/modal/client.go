@@ -39,15 +39,15 @@ func checkURL(raw string) error {
 	return nil
 }
 
-// environment is locked while connect changes the environment variables of this process.
-var environment sync.Mutex
+// environmentLock is locked while connect changes the environment variables of this process.
+var environmentLock sync.Mutex
 
 // connect returns an SDK client that uses Spool's settings alone. The SDK prefers variables MODAL_… and ~/.modal.toml to some of its
 // parameters. It reads them when a client is created: connect removes the variables for that time, and passes a profile in place
 // of the file.
 func (p *Provider) connect() (*sdk.Client, error) {
-	environment.Lock()
-	defer environment.Unlock()
+	environmentLock.Lock()
+	defer environmentLock.Unlock()
 	for _, v := range os.Environ() {
 		name, value, _ := strings.Cut(v, "=")
 		if !strings.HasPrefix(name, "MODAL_") {

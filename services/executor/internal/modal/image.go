@@ -20,8 +20,8 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/guest"
 )
 
-// layout is the version of the file layout that prepare.sh creates.
-const layout = "1"
+// layoutVersion is the version of the file layout that prepare.sh creates.
+const layoutVersion = "1"
 
 // prepareScript runs as root in a sandbox of the base image, with the runner on stdin.
 //
@@ -114,7 +114,7 @@ func (p *Provider) prepareNow(ctx context.Context, ref string) (preparedImage, e
 	if err != nil {
 		return preparedImage{}, err
 	}
-	from := sha256.Sum256([]byte(layout + " " + base.ImageID))
+	from := sha256.Sum256([]byte(layoutVersion + " " + base.ImageID))
 	key := hex.EncodeToString(from[:6]) + "-" + runner[:12]
 	name := "spool-image-" + key
 	for {

@@ -166,7 +166,7 @@ type Provider struct {
 	owner  string                 // the value of tagOwner
 
 	conn     atomic.Pointer[grpc.ClientConn] // the SDK's connection; nil before the first call
-	app      once[*sdk.App]
+	app      onceValue[*sdk.App]
 	images   imageCache
 	prepares singleflight.Group
 	mu       sync.Mutex
@@ -271,14 +271,14 @@ func (p *Provider) lookupApp(ctx context.Context) (*sdk.App, error) {
 	})
 }
 
-// once stores the first value that a function returns without an error. It is safe for concurrent use.
-type once[T any] struct {
+// onceValue stores the first value that a function returns without an error. It is safe for concurrent use.
+type onceValue[T any] struct {
 	mu    sync.Mutex
 	value T
 	done  bool
 }
 
-func (o *once[T]) do(f func() (T, error)) (T, error) {
+func (o *onceValue[T]) do(f func() (T, error)) (T, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.done {

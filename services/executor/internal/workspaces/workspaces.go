@@ -90,7 +90,7 @@ func (w *Workspaces) Put(ctx context.Context, box sandbox.Sandbox, f events.File
 		return err
 	}
 	defer content.Close() //nolint:errcheck // read to its end, or given up
-	checked := &checked{r: content, sum: sha256.New(), want: f.SHA256, fence: func() error { return fence(ctx) }, asked: time.Now()}
+	checked := &checkedContent{r: content, sum: sha256.New(), want: f.SHA256, fence: func() error { return fence(ctx) }, asked: time.Now()}
 	if f.Archive {
 		err = workspace.Unpack(ctx, box, f.Path, checked)
 	} else {
@@ -120,9 +120,9 @@ var errCorrupt = errors.New("its content is not what was uploaded")
 // are written one by one.
 const fenceEvery = time.Second
 
-// checked is a reader of uploaded content. It fails at the end if the hash is wrong, and at once if the fence returns
-// an error, so that the content is not put in place.
-type checked struct {
+// checkedContent is a reader of uploaded content. It fails at the end if the hash is wrong, and at once if the fence
+// returns an error, so that the content is not put in place.
+type checkedContent struct {
 	r     io.Reader
 	sum   hash.Hash
 	want  string
@@ -130,7 +130,7 @@ type checked struct {
 	asked time.Time // time of the last call of the fence
 }
 
-func (c *checked) Read(p []byte) (int, error) {
+func (c *checkedContent) Read(p []byte) (int, error) {
 	n, err := c.r.Read(p)
 	c.sum.Write(p[:n]) //nolint:errcheck // a hash does not fail
 	end := errors.Is(err, io.EOF)

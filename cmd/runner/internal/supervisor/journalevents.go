@@ -22,7 +22,7 @@ const (
 // was reached.
 const memoryEvery = time.Second
 
-// Watch is a watcher of the workspace that journals changes of files by Supervisor.Tell.
+// Watch is a watcher of the workspace that journals changes of files by Supervisor.JournalEvents.
 type Watch interface {
 	// Flush returns when all earlier changes were reported, or after a limit of its own.
 	Flush(ctx context.Context)
@@ -37,15 +37,15 @@ type Disk interface {
 	Used() int64 // bytes, as last measured or estimated
 }
 
-// Tell journals events of the runner itself, such as changes of files, as part of the running execution. It returns the
-// id of that execution, or "" if none runs. It blocks while the journal is full, until ctx ends. Without payloads it
-// only returns the id and does not block.
-func (s *Supervisor) Tell(ctx context.Context, payloads ...events.Payload) (execution string) {
+// JournalEvents journals events of the runner itself, such as changes of files, as part of the running execution. It
+// returns the id of that execution, or "" if none runs. It blocks while the journal is full, until ctx ends. Without
+// payloads it only returns the id and does not block.
+func (s *Supervisor) JournalEvents(ctx context.Context, payloads ...events.Payload) (execution string) {
 	if len(payloads) > 0 {
 		s.cfg.Journal.Room(ctx)
 	}
-	// No line may come before the first or after the last line of its execution. So Tell holds the lock that the end
-	// waits for; it has waited for room before.
+	// No line may come before the first or after the last line of its execution. So JournalEvents holds the lock that
+	// the end waits for; it has waited for room before.
 	at := context.WithoutCancel(ctx)
 	at, cancel := context.WithCancel(at)
 	cancel()
@@ -74,7 +74,8 @@ func encode(v any) (json.RawMessage, error) {
 	return bytes.TrimSuffix(buf.Bytes(), []byte("\n")), nil
 }
 
-// record makes Tell add its events to the execution of r. It is called once the first line of r is in the journal.
+// record makes JournalEvents add its events to the execution of r. It is called once the first line of r is in the
+// journal.
 func (s *Supervisor) record(r *run) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -123,7 +124,7 @@ func (s *Supervisor) Exhaust(code, message string) {
 	}
 	now, cancel := context.WithCancel(context.Background())
 	cancel() // a journal without a reader must not block this
-	s.Tell(now, events.Error{Code: code, Message: message + "; the agent's processes are ended"})
+	s.JournalEvents(now, events.Error{Code: code, Message: message + "; the agent's processes are ended"})
 	if w != nil {
 		s.evictNow(w)
 		return
@@ -188,6 +189,6 @@ func (s *Supervisor) reportKilled(ctx context.Context, r *run) {
 	}
 	r.mu.Unlock()
 	if ok {
-		s.Tell(ctx, events.Error{Code: CodeOutOfMemory, Message: fmt.Sprintf("the kernel ended %d of the agent's processes, as the sandbox has no memory left", more)})
+		s.JournalEvents(ctx, events.Error{Code: CodeOutOfMemory, Message: fmt.Sprintf("the kernel ended %d of the agent's processes, as the sandbox has no memory left", more)})
 	}
 }
