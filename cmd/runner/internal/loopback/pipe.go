@@ -22,7 +22,7 @@ const (
 	lingerFor = 2 * time.Second
 )
 
-// conn is a connection of which the write direction can be closed alone.
+// conn is a connection whose write direction can be closed while its read direction stays open.
 type conn interface {
 	net.Conn
 	CloseWrite() error

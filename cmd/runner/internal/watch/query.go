@@ -271,7 +271,8 @@ func (q *Query) ask(r request) (Answer, error) {
 // Again returns what has changed since the answer of Ask. The next snapshot gets these changes too.
 func (q *Query) Again() (Answer, error) { return q.ask(request{Again: true}) }
 
-// Confirm tells the watcher that a stored snapshot contains everything of the answer, so that later answers leave it out.
+// Confirm informs the watcher that a stored snapshot contains everything of the answer, so that later answers leave it
+// out.
 func (q *Query) Confirm() error {
 	_, err := q.ask(request{Confirm: true})
 	return err

@@ -225,7 +225,7 @@ func (r *Reader) eventsAfterCursor() []Frame {
 	return f.ring[len(f.ring)-int(min(f.tip-min(r.cursor, f.tip), uint32(len(f.ring)))):]
 }
 
-// source says where a Reader reads its next frames from.
+// source is the place from which a Reader reads its next frames.
 type source int
 
 const (

@@ -79,7 +79,7 @@ func open(dir string, store *Store) (*Journal, error) {
 	return j, nil
 }
 
-// create gives the journal a new name and writes its head.
+// create sets a new name of the journal and writes the file with its head.
 func (j *Journal) create() error {
 	name, err := events.NewID(events.KindJournal, time.Now(), rand.Reader)
 	if err != nil {
