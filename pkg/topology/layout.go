@@ -25,7 +25,7 @@ const (
 	partitionedShardsKey = "spool-partitioned-shards"
 )
 
-// Layout is how a log is distributed over streams and partitions. It is fixed when the log is installed.
+// Layout is the distribution of a log over streams and partitions. It is fixed when the log is installed.
 type Layout struct {
 	Shards     int
 	Partitions events.Partitioning

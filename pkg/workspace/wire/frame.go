@@ -56,7 +56,7 @@ type Hello struct {
 	Full bool `json:"full,omitempty"`
 }
 
-// Found is what the runner knows about the tree before it has read any content.
+// Found describes the tree as far as the runner knows it before it has read any content.
 type Found struct {
 	ID    string `json:"id,omitempty"` // "" if the id is known only after reading content
 	Files uint32 `json:"files,omitempty"`

@@ -268,7 +268,7 @@ func (s *localStream) Kill() error {
 	return nil
 }
 
-// Turn is how a Script writes text and blocks to the journal.
+// Turn is the running turn of a Script, by which the Script writes text and blocks to the journal.
 type Turn struct {
 	r         *fakeRunner
 	execution string

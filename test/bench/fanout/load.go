@@ -35,7 +35,7 @@ const (
 	executorSlots = 1024
 )
 
-// script is what the runners of all sessions do under load: each writes text and events at a constant rate.
+// script plays the runners of all sessions under load: each writes text and events at a constant rate.
 type script struct {
 	mode    string
 	blocks  int

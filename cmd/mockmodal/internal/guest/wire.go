@@ -48,7 +48,8 @@ type Exec struct {
 	StderrToStdout bool `json:"stderrToStdout,omitempty"`
 }
 
-// Exit is how a process ended: with a code, or by a signal. Error is set if the process did not start.
+// Exit is the result of a process that has ended: its exit code, or the signal that ended it. Error is set if the
+// process did not start.
 type Exit struct {
 	Code   int    `json:"code"`
 	Signal int    `json:"signal,omitempty"`

@@ -29,7 +29,8 @@ const (
 	maxTouched = 4096
 )
 
-// Activity is how likely it is that processes in the sandbox write to disk.
+// Activity is what runs in the sandbox: nothing, processes only, or a turn. The disk usage is measured more often the
+// more is likely to be written.
 type Activity int
 
 // The activities.

@@ -1,5 +1,6 @@
-// Package controls watches the lives of the sessions whose executions run here. A control, such as a cancel, is an event in the
-// session's life. The executor receives a hint about it, which may be lost; this package finds it in the log.
+// Package controls watches the lives of the sessions whose executions this executor runs. A control, such as a cancel,
+// is an event in the session's life. The executor receives a hint about it, which may be lost; this package finds it in
+// the log.
 package controls
 
 import (

@@ -143,7 +143,7 @@ func (s *Set) SetSyncing(b *Session, syncing bool) {
 	b.syncing = syncing
 }
 
-// Executions returns the number of executions that run here.
+// Executions returns the number of executions that this executor runs.
 func (s *Set) Executions() (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -48,7 +48,7 @@ func New(cfg Config, m *metering.Meter) *Maintainer {
 	return &Maintainer{cfg: cfg, meter: m, done: make(chan Pass, 1), syncedAt: now, healthAt: now}
 }
 
-// A Turn is what a pass has to know about the turn, as of the start of the pass.
+// A Turn describes the running turn of a sandbox's session for a pass, as of the start of the pass.
 type Turn struct {
 	Session  *eventlog.Loaded // no append to its runs may be in flight
 	Life     *session.State   // may be newer than that of Session

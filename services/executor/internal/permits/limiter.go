@@ -61,8 +61,8 @@ type waiter struct {
 	granted bool          // it has a permit; guarded by Limiter.mu
 }
 
-// New returns a Limiter of size permits, and reserve more for tenants that have no work here. maxOf returns the most permits
-// that a tenant may have; nil, and the result 0, are no limit.
+// New returns a Limiter of size permits, and reserve more for tenants that have no work in this executor. maxOf returns
+// the most permits that a tenant may have; nil, and the result 0, are no limit.
 func New(size, reserve int, maxOf func(string) int) *Limiter {
 	if maxOf == nil {
 		maxOf = func(string) int { return 0 }

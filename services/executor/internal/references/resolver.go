@@ -61,7 +61,7 @@ type Resolver struct {
 	Logger     *slog.Logger
 }
 
-// An Execution is what a Resolver needs to know about an execution.
+// An Execution holds the data of an execution that a Resolver needs.
 type Execution struct {
 	ID      string
 	Session *eventlog.Loaded

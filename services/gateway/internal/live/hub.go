@@ -297,7 +297,7 @@ func (h *Hub) leave(f *feed) {
 	}
 }
 
-// removeFeed removes a feed from the hub, if it is still there. mu must be held.
+// removeFeed removes a feed from the hub, if the hub still has it. mu must be held.
 func (h *Hub) removeFeed(f *feed) {
 	subject := events.LiveSubject(f.tenant, f.session)
 	if h.feeds[subject] != f {

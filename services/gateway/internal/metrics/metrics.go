@@ -41,7 +41,7 @@ type Metrics struct {
 	Certificate *certificate.Collector
 }
 
-// New creates the metrics. If also is not nil, they are registered there too.
+// New creates the metrics. If also is not nil, they are registered with also too.
 func New(also prometheus.Registerer) *Metrics {
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "spool_gateway_" + name, Help: help}, labels)

@@ -148,7 +148,7 @@ func (r *Replay) includes(execution string) bool {
 	return r.request.Execution == "" || execution == r.request.Execution
 }
 
-// seek reads the event before the first one, and the blocks that are open there, whose text is replayed from its
+// seek reads the event before the first one, and the blocks that are open after it, whose text is replayed from its
 // beginning. The read also detects events that are no longer stored.
 func (r *Replay) seek(ctx context.Context, seq uint32) error {
 	r.read, r.sent = max(seq, 1)-1, seq

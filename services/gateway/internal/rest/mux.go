@@ -212,8 +212,8 @@ func beginWait(w *statusRecorder, text string) error {
 	return nil
 }
 
-// checkKey validates the Idempotency-Key here, because grpc-gateway silently drops a header that gRPC could not
-// carry.
+// checkKey validates the Idempotency-Key before grpc-gateway gets the request, because it silently drops a header that
+// gRPC could not carry.
 func checkKey(r *http.Request) error {
 	switch keys := r.Header.Values(api.HeaderKey); {
 	case len(keys) == 0:

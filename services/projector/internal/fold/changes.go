@@ -60,7 +60,7 @@ type Ended struct {
 	At        time.Time
 }
 
-// Live is what gateways are told about one session after a fold: its new events and its last seq.
+// Live is the announcement of a fold's changes of one session to gateways: the new events and the last seq.
 type Live struct {
 	Session Key
 	Events  []*Event
@@ -90,7 +90,8 @@ func splitRows[R any](list []*entry[R]) (rows Rows[R]) {
 	return rows
 }
 
-// markChanged adds e to list, the rows that this fold has changed, unless it is there, and returns the row, which the caller may then change.
+// markChanged adds e to list, the rows that this fold has changed, unless the list has it, and returns the row, which
+// the caller may then change.
 func markChanged[R any](list *[]*entry[R], e *entry[R]) *R {
 	if !e.dirty {
 		e.dirty = true

@@ -30,7 +30,8 @@ func (e *RefusedError) Error() string { return "postgres refuses the rows: " + e
 // Unwrap returns the error with which Postgres refused the rows.
 func (e *RefusedError) Unwrap() error { return e.Err }
 
-// Checkpoint is the position up to which a group has folded the log, and how far the log's end was from there.
+// Checkpoint is the position up to which a group has folded the log, and how far the end of the log was from that
+// position.
 type Checkpoint struct {
 	Shard    int16
 	Position int64  // stream sequence of the last folded commit; 0 for none

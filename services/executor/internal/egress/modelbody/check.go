@@ -62,7 +62,7 @@ const (
 	openAIEnvironment // of a shell tool
 )
 
-// field is how the value of a key is checked in one kind of object.
+// field is the kind of check that applies to the value of a key in one kind of object.
 type field struct {
 	in    place  // of the value
 	needs string // the feature that the value needs, unless it is null, false or empty
@@ -82,7 +82,7 @@ const (
 	hasEnvironment
 )
 
-// object is what is known about a JSON object while it is read.
+// object holds what is known about a JSON object of a request while it is read.
 type object struct {
 	typ   string
 	typed bool // type is there, and not null

@@ -234,12 +234,12 @@ func (s *Server) leave(c net.Conn) {
 	delete(s.tunnels, c)
 }
 
-// copyTunnel copies in both directions between here, the sandbox's connection, and there, the host's, until both
-// directions have ended or no byte has come for the idle time. sent is a reader of here.
-func (s *Server) copyTunnel(here net.Conn, sent io.Reader, there net.Conn) {
+// copyTunnel copies in both directions between the connections of a sandbox and of a host, until both directions have
+// ended or no byte has come for the idle time. sent yields what the sandbox sends on sandboxConn.
+func (s *Server) copyTunnel(sandboxConn net.Conn, sent io.Reader, hostConn net.Conn) {
 	closeBoth := func() {
-		here.Close()  //nolint:errcheck // a connection that fails to close is broken
-		there.Close() //nolint:errcheck // the same
+		sandboxConn.Close() //nolint:errcheck // a connection that fails to close is broken
+		hostConn.Close()    //nolint:errcheck // the same
 	}
 	timer := time.AfterFunc(s.cfg.Idle, closeBoth)
 	defer timer.Stop()
@@ -268,7 +268,7 @@ func (s *Server) copyTunnel(here net.Conn, sent io.Reader, there net.Conn) {
 			}
 		}
 	}
-	both.Go(func() { direct(there, sent, "out") })
-	both.Go(func() { direct(here, there, "in") })
+	both.Go(func() { direct(hostConn, sent, "out") })
+	both.Go(func() { direct(sandboxConn, hostConn, "in") })
 	both.Wait()
 }

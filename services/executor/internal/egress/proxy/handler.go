@@ -84,7 +84,8 @@ func (s *Server) deny(w http.ResponseWriter, sb *registry.Sandbox, status int, d
 	failure{status, d.Code, d.Message}.write(w)
 }
 
-// checkAllowed returns the target of a request and what the allowlist allows there, or a denial if the allowlist does not name it.
+// checkAllowed returns the target of a request and what the allowlist allows at that target, or a denial if the
+// allowlist does not name it.
 func (s *Server) checkAllowed(sb *registry.Sandbox, method, authority string, assume uint16) (egress.Target, egress.Access, *events.EgressDenied) {
 	t, err := egress.ParseTarget(authority, assume)
 	if err != nil {

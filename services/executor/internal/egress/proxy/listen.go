@@ -170,7 +170,7 @@ func (s *Server) accept(l Listener) {
 	}
 }
 
-// identity is what the first line of a connection, the preamble, states.
+// identity holds the fields of the first line of a connection, the preamble, by which a sandbox identifies itself.
 type identity struct {
 	sandbox   *registry.Sandbox
 	hostsOnly bool // the connection reaches hosts of the allowlist only
