@@ -4708,6 +4708,848 @@ func (x *GetExecutionRequest) GetMinPosition() string {
 	return ""
 }
 
+type WatchExecutionRequest struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	ExecutionId string                 `protobuf:"bytes,1,opt,name=execution_id,json=executionId,proto3" json:"execution_id,omitempty"`
+	// A status is sent after this number of events of the execution: 1 to 1000; 0 means 10.
+	EveryEvents uint32 `protobuf:"varint,2,opt,name=every_events,json=everyEvents,proto3" json:"every_events,omitempty"`
+	// Waits up to five seconds until the read models contain this position of the session.
+	MinPosition   string `protobuf:"bytes,3,opt,name=min_position,json=minPosition,proto3" json:"min_position,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchExecutionRequest) Reset() {
+	*x = WatchExecutionRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[55]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchExecutionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchExecutionRequest) ProtoMessage() {}
+
+func (x *WatchExecutionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[55]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchExecutionRequest.ProtoReflect.Descriptor instead.
+func (*WatchExecutionRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{55}
+}
+
+func (x *WatchExecutionRequest) GetExecutionId() string {
+	if x != nil {
+		return x.ExecutionId
+	}
+	return ""
+}
+
+func (x *WatchExecutionRequest) GetEveryEvents() uint32 {
+	if x != nil {
+		return x.EveryEvents
+	}
+	return 0
+}
+
+func (x *WatchExecutionRequest) GetMinPosition() string {
+	if x != nil {
+		return x.MinPosition
+	}
+	return ""
+}
+
+// The state of an execution after one event of its session. A status is at most 64 KiB: lists have a maximum length,
+// and long texts are cut.
+type ExecutionStatus struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	ExecutionId string                 `protobuf:"bytes,1,opt,name=execution_id,json=executionId,proto3" json:"execution_id,omitempty"`
+	SessionId   string                 `protobuf:"bytes,2,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	// Seq of the session's event after which the execution has this status.
+	Seq uint32 `protobuf:"varint,3,opt,name=seq,proto3" json:"seq,omitempty"`
+	// queued, starting, running, paused, completed, failed or cancelled.
+	Phase string `protobuf:"bytes,4,opt,name=phase,proto3" json:"phase,omitempty"`
+	// Whether the execution has ended, so that this is the last status.
+	Final bool `protobuf:"varint,5,opt,name=final,proto3" json:"final,omitempty"`
+	// Number of times that the agent was started.
+	Attempt      uint32                 `protobuf:"varint,6,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	QueuedAt     *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=queued_at,json=queuedAt,proto3" json:"queued_at,omitempty"`
+	DispatchedAt *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=dispatched_at,json=dispatchedAt,proto3" json:"dispatched_at,omitempty"`
+	StartedAt    *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
+	// Time of the last event that the status includes.
+	UpdatedAt *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=updated_at,json=updatedAt,proto3" json:"updated_at,omitempty"`
+	EndedAt   *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
+	// Known when the execution has ended.
+	DurationMs uint32 `protobuf:"varint,12,opt,name=duration_ms,json=durationMs,proto3" json:"duration_ms,omitempty"`
+	// The newest 12 messages of the user, the agent and its sub-agents, oldest first. If there are more, complete messages
+	// are left out before pending ones.
+	Messages []*MessageStatus `protobuf:"bytes,13,rep,name=messages,proto3" json:"messages,omitempty"`
+	// Number of all messages of the user and of the agents.
+	MessageCounts *MessageCounts `protobuf:"bytes,14,opt,name=message_counts,json=messageCounts,proto3" json:"message_counts,omitempty"`
+	// The newest 24 tool calls, oldest first. If there are more, calls that have ended are left out before open ones.
+	ToolCalls []*ToolCallStatus `protobuf:"bytes,15,rep,name=tool_calls,json=toolCalls,proto3" json:"tool_calls,omitempty"`
+	// Number of all tool calls.
+	ToolCallCounts *ToolCallCounts `protobuf:"bytes,16,opt,name=tool_call_counts,json=toolCallCounts,proto3" json:"tool_call_counts,omitempty"`
+	// The first 50 items of the todo list that the agent wrote last in this execution.
+	Todos []*TodoItem `protobuf:"bytes,17,rep,name=todos,proto3" json:"todos,omitempty"`
+	// Number of all items of that list.
+	TodoCount uint32 `protobuf:"varint,18,opt,name=todo_count,json=todoCount,proto3" json:"todo_count,omitempty"`
+	// The newest 24 sub-agents, oldest first. If there are more, sub-agents that have ended are left out before running
+	// ones.
+	Subagents []*SubagentStatus `protobuf:"bytes,19,rep,name=subagents,proto3" json:"subagents,omitempty"`
+	// Number of all sub-agents.
+	SubagentCounts *SubagentCounts `protobuf:"bytes,20,opt,name=subagent_counts,json=subagentCounts,proto3" json:"subagent_counts,omitempty"`
+	// The model that the agent reported last.
+	Model *string `protobuf:"bytes,21,opt,name=model,proto3,oneof" json:"model,omitempty"`
+	// Tokens as the agent reports them.
+	Usage *Usage `protobuf:"bytes,22,opt,name=usage,proto3" json:"usage,omitempty"`
+	// Cost as the agent reports it.
+	CostUsd float64 `protobuf:"fixed64,23,opt,name=cost_usd,json=costUsd,proto3" json:"cost_usd,omitempty"`
+	// Usage of the execution's model requests as metered by the egress proxy.
+	Metered *UsageTotal `protobuf:"bytes,24,opt,name=metered,proto3" json:"metered,omitempty"`
+	// Milliseconds that the session's sandboxes ran during the execution, as in Execution.
+	SandboxMs float64 `protobuf:"fixed64,25,opt,name=sandbox_ms,json=sandboxMs,proto3" json:"sandbox_ms,omitempty"`
+	// Cost of that sandbox time, as in Execution.
+	SandboxCostUsd float64 `protobuf:"fixed64,26,opt,name=sandbox_cost_usd,json=sandboxCostUsd,proto3" json:"sandbox_cost_usd,omitempty"`
+	// Error code of a failed execution.
+	Code *string `protobuf:"bytes,27,opt,name=code,proto3,oneof" json:"code,omitempty"`
+	// Error message of a failed execution, up to 2 KiB.
+	Message *string `protobuf:"bytes,28,opt,name=message,proto3,oneof" json:"message,omitempty"`
+	// Reason of a cancelled execution.
+	Reason *string `protobuf:"bytes,29,opt,name=reason,proto3,oneof" json:"reason,omitempty"`
+	// The first 4 KiB of the agent's final message.
+	Result *string `protobuf:"bytes,30,opt,name=result,proto3,oneof" json:"result,omitempty"`
+	// Whether the final message is longer than result; GetExecution returns all of it.
+	ResultCut bool `protobuf:"varint,31,opt,name=result_cut,json=resultCut,proto3" json:"result_cut,omitempty"`
+	// Set while the read models are behind the log, so that the status is older than the execution.
+	Lag           *Lag `protobuf:"bytes,32,opt,name=lag,proto3" json:"lag,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExecutionStatus) Reset() {
+	*x = ExecutionStatus{}
+	mi := &file_spool_v1_spool_proto_msgTypes[56]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExecutionStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExecutionStatus) ProtoMessage() {}
+
+func (x *ExecutionStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[56]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExecutionStatus.ProtoReflect.Descriptor instead.
+func (*ExecutionStatus) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{56}
+}
+
+func (x *ExecutionStatus) GetExecutionId() string {
+	if x != nil {
+		return x.ExecutionId
+	}
+	return ""
+}
+
+func (x *ExecutionStatus) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *ExecutionStatus) GetSeq() uint32 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *ExecutionStatus) GetPhase() string {
+	if x != nil {
+		return x.Phase
+	}
+	return ""
+}
+
+func (x *ExecutionStatus) GetFinal() bool {
+	if x != nil {
+		return x.Final
+	}
+	return false
+}
+
+func (x *ExecutionStatus) GetAttempt() uint32 {
+	if x != nil {
+		return x.Attempt
+	}
+	return 0
+}
+
+func (x *ExecutionStatus) GetQueuedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.QueuedAt
+	}
+	return nil
+}
+
+func (x *ExecutionStatus) GetDispatchedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.DispatchedAt
+	}
+	return nil
+}
+
+func (x *ExecutionStatus) GetStartedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StartedAt
+	}
+	return nil
+}
+
+func (x *ExecutionStatus) GetUpdatedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.UpdatedAt
+	}
+	return nil
+}
+
+func (x *ExecutionStatus) GetEndedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.EndedAt
+	}
+	return nil
+}
+
+func (x *ExecutionStatus) GetDurationMs() uint32 {
+	if x != nil {
+		return x.DurationMs
+	}
+	return 0
+}
+
+func (x *ExecutionStatus) GetMessages() []*MessageStatus {
+	if x != nil {
+		return x.Messages
+	}
+	return nil
+}
+
+func (x *ExecutionStatus) GetMessageCounts() *MessageCounts {
+	if x != nil {
+		return x.MessageCounts
+	}
+	return nil
+}
+
+func (x *ExecutionStatus) GetToolCalls() []*ToolCallStatus {
+	if x != nil {
+		return x.ToolCalls
+	}
+	return nil
+}
+
+func (x *ExecutionStatus) GetToolCallCounts() *ToolCallCounts {
+	if x != nil {
+		return x.ToolCallCounts
+	}
+	return nil
+}
+
+func (x *ExecutionStatus) GetTodos() []*TodoItem {
+	if x != nil {
+		return x.Todos
+	}
+	return nil
+}
+
+func (x *ExecutionStatus) GetTodoCount() uint32 {
+	if x != nil {
+		return x.TodoCount
+	}
+	return 0
+}
+
+func (x *ExecutionStatus) GetSubagents() []*SubagentStatus {
+	if x != nil {
+		return x.Subagents
+	}
+	return nil
+}
+
+func (x *ExecutionStatus) GetSubagentCounts() *SubagentCounts {
+	if x != nil {
+		return x.SubagentCounts
+	}
+	return nil
+}
+
+func (x *ExecutionStatus) GetModel() string {
+	if x != nil && x.Model != nil {
+		return *x.Model
+	}
+	return ""
+}
+
+func (x *ExecutionStatus) GetUsage() *Usage {
+	if x != nil {
+		return x.Usage
+	}
+	return nil
+}
+
+func (x *ExecutionStatus) GetCostUsd() float64 {
+	if x != nil {
+		return x.CostUsd
+	}
+	return 0
+}
+
+func (x *ExecutionStatus) GetMetered() *UsageTotal {
+	if x != nil {
+		return x.Metered
+	}
+	return nil
+}
+
+func (x *ExecutionStatus) GetSandboxMs() float64 {
+	if x != nil {
+		return x.SandboxMs
+	}
+	return 0
+}
+
+func (x *ExecutionStatus) GetSandboxCostUsd() float64 {
+	if x != nil {
+		return x.SandboxCostUsd
+	}
+	return 0
+}
+
+func (x *ExecutionStatus) GetCode() string {
+	if x != nil && x.Code != nil {
+		return *x.Code
+	}
+	return ""
+}
+
+func (x *ExecutionStatus) GetMessage() string {
+	if x != nil && x.Message != nil {
+		return *x.Message
+	}
+	return ""
+}
+
+func (x *ExecutionStatus) GetReason() string {
+	if x != nil && x.Reason != nil {
+		return *x.Reason
+	}
+	return ""
+}
+
+func (x *ExecutionStatus) GetResult() string {
+	if x != nil && x.Result != nil {
+		return *x.Result
+	}
+	return ""
+}
+
+func (x *ExecutionStatus) GetResultCut() bool {
+	if x != nil {
+		return x.ResultCut
+	}
+	return false
+}
+
+func (x *ExecutionStatus) GetLag() *Lag {
+	if x != nil {
+		return x.Lag
+	}
+	return nil
+}
+
+// A message of the user (user_message) or of an agent (assistant_text).
+type MessageStatus struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	BlockId string                 `protobuf:"bytes,1,opt,name=block_id,json=blockId,proto3" json:"block_id,omitempty"`
+	// user_message or assistant_text.
+	Kind string `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`
+	// pending, complete or error. A pending message has no text.
+	Status string `protobuf:"bytes,3,opt,name=status,proto3" json:"status,omitempty"`
+	// main, or the conversation of a sub-agent.
+	ConversationId string                 `protobuf:"bytes,4,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
+	Time           *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=time,proto3" json:"time,omitempty"`
+	// The first 1024 bytes of the text.
+	Text string `protobuf:"bytes,6,opt,name=text,proto3" json:"text,omitempty"`
+	// Whether the message is longer than text.
+	Cut           bool `protobuf:"varint,7,opt,name=cut,proto3" json:"cut,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MessageStatus) Reset() {
+	*x = MessageStatus{}
+	mi := &file_spool_v1_spool_proto_msgTypes[57]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MessageStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MessageStatus) ProtoMessage() {}
+
+func (x *MessageStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[57]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MessageStatus.ProtoReflect.Descriptor instead.
+func (*MessageStatus) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{57}
+}
+
+func (x *MessageStatus) GetBlockId() string {
+	if x != nil {
+		return x.BlockId
+	}
+	return ""
+}
+
+func (x *MessageStatus) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *MessageStatus) GetStatus() string {
+	if x != nil {
+		return x.Status
+	}
+	return ""
+}
+
+func (x *MessageStatus) GetConversationId() string {
+	if x != nil {
+		return x.ConversationId
+	}
+	return ""
+}
+
+func (x *MessageStatus) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *MessageStatus) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *MessageStatus) GetCut() bool {
+	if x != nil {
+		return x.Cut
+	}
+	return false
+}
+
+type MessageCounts struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	User          uint32                 `protobuf:"varint,1,opt,name=user,proto3" json:"user,omitempty"`
+	Assistant     uint32                 `protobuf:"varint,2,opt,name=assistant,proto3" json:"assistant,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MessageCounts) Reset() {
+	*x = MessageCounts{}
+	mi := &file_spool_v1_spool_proto_msgTypes[58]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MessageCounts) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MessageCounts) ProtoMessage() {}
+
+func (x *MessageCounts) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[58]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MessageCounts.ProtoReflect.Descriptor instead.
+func (*MessageCounts) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{58}
+}
+
+func (x *MessageCounts) GetUser() uint32 {
+	if x != nil {
+		return x.User
+	}
+	return 0
+}
+
+func (x *MessageCounts) GetAssistant() uint32 {
+	if x != nil {
+		return x.Assistant
+	}
+	return 0
+}
+
+type ToolCallStatus struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The agent's own id of the call.
+	ToolUseId string `protobuf:"bytes,1,opt,name=tool_use_id,json=toolUseId,proto3" json:"tool_use_id,omitempty"`
+	ToolName  string `protobuf:"bytes,2,opt,name=tool_name,json=toolName,proto3" json:"tool_name,omitempty"`
+	// pending, complete or error.
+	Status string `protobuf:"bytes,3,opt,name=status,proto3" json:"status,omitempty"`
+	// main, or the conversation of a sub-agent.
+	ConversationId string                 `protobuf:"bytes,4,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
+	StartedAt      *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
+	EndedAt        *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
+	DurationMs     uint32                 `protobuf:"varint,7,opt,name=duration_ms,json=durationMs,proto3" json:"duration_ms,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *ToolCallStatus) Reset() {
+	*x = ToolCallStatus{}
+	mi := &file_spool_v1_spool_proto_msgTypes[59]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ToolCallStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ToolCallStatus) ProtoMessage() {}
+
+func (x *ToolCallStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[59]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ToolCallStatus.ProtoReflect.Descriptor instead.
+func (*ToolCallStatus) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{59}
+}
+
+func (x *ToolCallStatus) GetToolUseId() string {
+	if x != nil {
+		return x.ToolUseId
+	}
+	return ""
+}
+
+func (x *ToolCallStatus) GetToolName() string {
+	if x != nil {
+		return x.ToolName
+	}
+	return ""
+}
+
+func (x *ToolCallStatus) GetStatus() string {
+	if x != nil {
+		return x.Status
+	}
+	return ""
+}
+
+func (x *ToolCallStatus) GetConversationId() string {
+	if x != nil {
+		return x.ConversationId
+	}
+	return ""
+}
+
+func (x *ToolCallStatus) GetStartedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StartedAt
+	}
+	return nil
+}
+
+func (x *ToolCallStatus) GetEndedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.EndedAt
+	}
+	return nil
+}
+
+func (x *ToolCallStatus) GetDurationMs() uint32 {
+	if x != nil {
+		return x.DurationMs
+	}
+	return 0
+}
+
+type ToolCallCounts struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pending       uint32                 `protobuf:"varint,1,opt,name=pending,proto3" json:"pending,omitempty"`
+	Complete      uint32                 `protobuf:"varint,2,opt,name=complete,proto3" json:"complete,omitempty"`
+	Error         uint32                 `protobuf:"varint,3,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ToolCallCounts) Reset() {
+	*x = ToolCallCounts{}
+	mi := &file_spool_v1_spool_proto_msgTypes[60]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ToolCallCounts) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ToolCallCounts) ProtoMessage() {}
+
+func (x *ToolCallCounts) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[60]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ToolCallCounts.ProtoReflect.Descriptor instead.
+func (*ToolCallCounts) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{60}
+}
+
+func (x *ToolCallCounts) GetPending() uint32 {
+	if x != nil {
+		return x.Pending
+	}
+	return 0
+}
+
+func (x *ToolCallCounts) GetComplete() uint32 {
+	if x != nil {
+		return x.Complete
+	}
+	return 0
+}
+
+func (x *ToolCallCounts) GetError() uint32 {
+	if x != nil {
+		return x.Error
+	}
+	return 0
+}
+
+type SubagentStatus struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	SubagentId     string                 `protobuf:"bytes,1,opt,name=subagent_id,json=subagentId,proto3" json:"subagent_id,omitempty"`
+	ConversationId string                 `protobuf:"bytes,2,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
+	Name           string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	// running, completed or failed.
+	Status        string                 `protobuf:"bytes,4,opt,name=status,proto3" json:"status,omitempty"`
+	StartedAt     *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
+	EndedAt       *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
+	DurationMs    uint32                 `protobuf:"varint,7,opt,name=duration_ms,json=durationMs,proto3" json:"duration_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SubagentStatus) Reset() {
+	*x = SubagentStatus{}
+	mi := &file_spool_v1_spool_proto_msgTypes[61]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SubagentStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SubagentStatus) ProtoMessage() {}
+
+func (x *SubagentStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[61]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SubagentStatus.ProtoReflect.Descriptor instead.
+func (*SubagentStatus) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{61}
+}
+
+func (x *SubagentStatus) GetSubagentId() string {
+	if x != nil {
+		return x.SubagentId
+	}
+	return ""
+}
+
+func (x *SubagentStatus) GetConversationId() string {
+	if x != nil {
+		return x.ConversationId
+	}
+	return ""
+}
+
+func (x *SubagentStatus) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SubagentStatus) GetStatus() string {
+	if x != nil {
+		return x.Status
+	}
+	return ""
+}
+
+func (x *SubagentStatus) GetStartedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StartedAt
+	}
+	return nil
+}
+
+func (x *SubagentStatus) GetEndedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.EndedAt
+	}
+	return nil
+}
+
+func (x *SubagentStatus) GetDurationMs() uint32 {
+	if x != nil {
+		return x.DurationMs
+	}
+	return 0
+}
+
+type SubagentCounts struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Running       uint32                 `protobuf:"varint,1,opt,name=running,proto3" json:"running,omitempty"`
+	Completed     uint32                 `protobuf:"varint,2,opt,name=completed,proto3" json:"completed,omitempty"`
+	Failed        uint32                 `protobuf:"varint,3,opt,name=failed,proto3" json:"failed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SubagentCounts) Reset() {
+	*x = SubagentCounts{}
+	mi := &file_spool_v1_spool_proto_msgTypes[62]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SubagentCounts) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SubagentCounts) ProtoMessage() {}
+
+func (x *SubagentCounts) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[62]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SubagentCounts.ProtoReflect.Descriptor instead.
+func (*SubagentCounts) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{62}
+}
+
+func (x *SubagentCounts) GetRunning() uint32 {
+	if x != nil {
+		return x.Running
+	}
+	return 0
+}
+
+func (x *SubagentCounts) GetCompleted() uint32 {
+	if x != nil {
+		return x.Completed
+	}
+	return 0
+}
+
+func (x *SubagentCounts) GetFailed() uint32 {
+	if x != nil {
+		return x.Failed
+	}
+	return 0
+}
+
 type Execution struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	ExecutionId string                 `protobuf:"bytes,1,opt,name=execution_id,json=executionId,proto3" json:"execution_id,omitempty"`
@@ -4771,7 +5613,7 @@ type Execution struct {
 
 func (x *Execution) Reset() {
 	*x = Execution{}
-	mi := &file_spool_v1_spool_proto_msgTypes[55]
+	mi := &file_spool_v1_spool_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4783,7 +5625,7 @@ func (x *Execution) String() string {
 func (*Execution) ProtoMessage() {}
 
 func (x *Execution) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[55]
+	mi := &file_spool_v1_spool_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4796,7 +5638,7 @@ func (x *Execution) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Execution.ProtoReflect.Descriptor instead.
 func (*Execution) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{55}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *Execution) GetExecutionId() string {
@@ -5041,7 +5883,7 @@ type MeteredUsage struct {
 
 func (x *MeteredUsage) Reset() {
 	*x = MeteredUsage{}
-	mi := &file_spool_v1_spool_proto_msgTypes[56]
+	mi := &file_spool_v1_spool_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5053,7 +5895,7 @@ func (x *MeteredUsage) String() string {
 func (*MeteredUsage) ProtoMessage() {}
 
 func (x *MeteredUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[56]
+	mi := &file_spool_v1_spool_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5066,7 +5908,7 @@ func (x *MeteredUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MeteredUsage.ProtoReflect.Descriptor instead.
 func (*MeteredUsage) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{56}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *MeteredUsage) GetProvider() string {
@@ -5152,7 +5994,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_spool_v1_spool_proto_msgTypes[57]
+	mi := &file_spool_v1_spool_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5164,7 +6006,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[57]
+	mi := &file_spool_v1_spool_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5177,7 +6019,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{57}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *Usage) GetInputTokens() uint32 {
@@ -5217,7 +6059,7 @@ type CancelExecutionRequest struct {
 
 func (x *CancelExecutionRequest) Reset() {
 	*x = CancelExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[58]
+	mi := &file_spool_v1_spool_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5229,7 +6071,7 @@ func (x *CancelExecutionRequest) String() string {
 func (*CancelExecutionRequest) ProtoMessage() {}
 
 func (x *CancelExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[58]
+	mi := &file_spool_v1_spool_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5242,7 +6084,7 @@ func (x *CancelExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExecutionRequest.ProtoReflect.Descriptor instead.
 func (*CancelExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{58}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *CancelExecutionRequest) GetExecutionId() string {
@@ -5261,7 +6103,7 @@ type CancelExecutionResponse struct {
 
 func (x *CancelExecutionResponse) Reset() {
 	*x = CancelExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[59]
+	mi := &file_spool_v1_spool_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5273,7 +6115,7 @@ func (x *CancelExecutionResponse) String() string {
 func (*CancelExecutionResponse) ProtoMessage() {}
 
 func (x *CancelExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[59]
+	mi := &file_spool_v1_spool_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5286,7 +6128,7 @@ func (x *CancelExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExecutionResponse.ProtoReflect.Descriptor instead.
 func (*CancelExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{59}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *CancelExecutionResponse) GetPosition() string {
@@ -5305,7 +6147,7 @@ type PauseExecutionRequest struct {
 
 func (x *PauseExecutionRequest) Reset() {
 	*x = PauseExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[60]
+	mi := &file_spool_v1_spool_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5317,7 +6159,7 @@ func (x *PauseExecutionRequest) String() string {
 func (*PauseExecutionRequest) ProtoMessage() {}
 
 func (x *PauseExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[60]
+	mi := &file_spool_v1_spool_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5330,7 +6172,7 @@ func (x *PauseExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseExecutionRequest.ProtoReflect.Descriptor instead.
 func (*PauseExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{60}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *PauseExecutionRequest) GetExecutionId() string {
@@ -5349,7 +6191,7 @@ type PauseExecutionResponse struct {
 
 func (x *PauseExecutionResponse) Reset() {
 	*x = PauseExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[61]
+	mi := &file_spool_v1_spool_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5361,7 +6203,7 @@ func (x *PauseExecutionResponse) String() string {
 func (*PauseExecutionResponse) ProtoMessage() {}
 
 func (x *PauseExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[61]
+	mi := &file_spool_v1_spool_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5374,7 +6216,7 @@ func (x *PauseExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseExecutionResponse.ProtoReflect.Descriptor instead.
 func (*PauseExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{61}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *PauseExecutionResponse) GetPosition() string {
@@ -5393,7 +6235,7 @@ type ResumeExecutionRequest struct {
 
 func (x *ResumeExecutionRequest) Reset() {
 	*x = ResumeExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[62]
+	mi := &file_spool_v1_spool_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5405,7 +6247,7 @@ func (x *ResumeExecutionRequest) String() string {
 func (*ResumeExecutionRequest) ProtoMessage() {}
 
 func (x *ResumeExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[62]
+	mi := &file_spool_v1_spool_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5418,7 +6260,7 @@ func (x *ResumeExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeExecutionRequest.ProtoReflect.Descriptor instead.
 func (*ResumeExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{62}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ResumeExecutionRequest) GetExecutionId() string {
@@ -5437,7 +6279,7 @@ type ResumeExecutionResponse struct {
 
 func (x *ResumeExecutionResponse) Reset() {
 	*x = ResumeExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[63]
+	mi := &file_spool_v1_spool_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5449,7 +6291,7 @@ func (x *ResumeExecutionResponse) String() string {
 func (*ResumeExecutionResponse) ProtoMessage() {}
 
 func (x *ResumeExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[63]
+	mi := &file_spool_v1_spool_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5462,7 +6304,7 @@ func (x *ResumeExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeExecutionResponse.ProtoReflect.Descriptor instead.
 func (*ResumeExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{63}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ResumeExecutionResponse) GetPosition() string {
@@ -5481,7 +6323,7 @@ type TerminateExecutionRequest struct {
 
 func (x *TerminateExecutionRequest) Reset() {
 	*x = TerminateExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[64]
+	mi := &file_spool_v1_spool_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5493,7 +6335,7 @@ func (x *TerminateExecutionRequest) String() string {
 func (*TerminateExecutionRequest) ProtoMessage() {}
 
 func (x *TerminateExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[64]
+	mi := &file_spool_v1_spool_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5506,7 +6348,7 @@ func (x *TerminateExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminateExecutionRequest.ProtoReflect.Descriptor instead.
 func (*TerminateExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{64}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *TerminateExecutionRequest) GetExecutionId() string {
@@ -5525,7 +6367,7 @@ type TerminateExecutionResponse struct {
 
 func (x *TerminateExecutionResponse) Reset() {
 	*x = TerminateExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[65]
+	mi := &file_spool_v1_spool_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5537,7 +6379,7 @@ func (x *TerminateExecutionResponse) String() string {
 func (*TerminateExecutionResponse) ProtoMessage() {}
 
 func (x *TerminateExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[65]
+	mi := &file_spool_v1_spool_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5550,7 +6392,7 @@ func (x *TerminateExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminateExecutionResponse.ProtoReflect.Descriptor instead.
 func (*TerminateExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{65}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *TerminateExecutionResponse) GetPosition() string {
@@ -5573,7 +6415,7 @@ type RecoverExecutionRequest struct {
 
 func (x *RecoverExecutionRequest) Reset() {
 	*x = RecoverExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[66]
+	mi := &file_spool_v1_spool_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5585,7 +6427,7 @@ func (x *RecoverExecutionRequest) String() string {
 func (*RecoverExecutionRequest) ProtoMessage() {}
 
 func (x *RecoverExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[66]
+	mi := &file_spool_v1_spool_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5598,7 +6440,7 @@ func (x *RecoverExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverExecutionRequest.ProtoReflect.Descriptor instead.
 func (*RecoverExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{66}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *RecoverExecutionRequest) GetExecutionId() string {
@@ -5627,7 +6469,7 @@ type RecoverExecutionResponse struct {
 
 func (x *RecoverExecutionResponse) Reset() {
 	*x = RecoverExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[67]
+	mi := &file_spool_v1_spool_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5639,7 +6481,7 @@ func (x *RecoverExecutionResponse) String() string {
 func (*RecoverExecutionResponse) ProtoMessage() {}
 
 func (x *RecoverExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[67]
+	mi := &file_spool_v1_spool_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5652,7 +6494,7 @@ func (x *RecoverExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverExecutionResponse.ProtoReflect.Descriptor instead.
 func (*RecoverExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{67}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *RecoverExecutionResponse) GetSessionId() string {
@@ -5694,7 +6536,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[68]
+	mi := &file_spool_v1_spool_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5706,7 +6548,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[68]
+	mi := &file_spool_v1_spool_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5719,7 +6561,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{68}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *ListEventsRequest) GetSessionId() string {
@@ -5777,7 +6619,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[69]
+	mi := &file_spool_v1_spool_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5789,7 +6631,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[69]
+	mi := &file_spool_v1_spool_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5802,7 +6644,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{69}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ListEventsResponse) GetEvents() []*Event {
@@ -5840,7 +6682,7 @@ type ListHistoryRequest struct {
 
 func (x *ListHistoryRequest) Reset() {
 	*x = ListHistoryRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[70]
+	mi := &file_spool_v1_spool_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5852,7 +6694,7 @@ func (x *ListHistoryRequest) String() string {
 func (*ListHistoryRequest) ProtoMessage() {}
 
 func (x *ListHistoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[70]
+	mi := &file_spool_v1_spool_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5865,7 +6707,7 @@ func (x *ListHistoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryRequest.ProtoReflect.Descriptor instead.
 func (*ListHistoryRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{70}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *ListHistoryRequest) GetSessionId() string {
@@ -5911,7 +6753,7 @@ type ListHistoryResponse struct {
 
 func (x *ListHistoryResponse) Reset() {
 	*x = ListHistoryResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[71]
+	mi := &file_spool_v1_spool_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5923,7 +6765,7 @@ func (x *ListHistoryResponse) String() string {
 func (*ListHistoryResponse) ProtoMessage() {}
 
 func (x *ListHistoryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[71]
+	mi := &file_spool_v1_spool_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5936,7 +6778,7 @@ func (x *ListHistoryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryResponse.ProtoReflect.Descriptor instead.
 func (*ListHistoryResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{71}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *ListHistoryResponse) GetEvents() []*Event {
@@ -5979,7 +6821,7 @@ type Ancestor struct {
 
 func (x *Ancestor) Reset() {
 	*x = Ancestor{}
-	mi := &file_spool_v1_spool_proto_msgTypes[72]
+	mi := &file_spool_v1_spool_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5991,7 +6833,7 @@ func (x *Ancestor) String() string {
 func (*Ancestor) ProtoMessage() {}
 
 func (x *Ancestor) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[72]
+	mi := &file_spool_v1_spool_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6004,7 +6846,7 @@ func (x *Ancestor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ancestor.ProtoReflect.Descriptor instead.
 func (*Ancestor) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{72}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *Ancestor) GetSessionId() string {
@@ -6035,7 +6877,7 @@ type ListHistoryBlocksRequest struct {
 
 func (x *ListHistoryBlocksRequest) Reset() {
 	*x = ListHistoryBlocksRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[73]
+	mi := &file_spool_v1_spool_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6047,7 +6889,7 @@ func (x *ListHistoryBlocksRequest) String() string {
 func (*ListHistoryBlocksRequest) ProtoMessage() {}
 
 func (x *ListHistoryBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[73]
+	mi := &file_spool_v1_spool_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6060,7 +6902,7 @@ func (x *ListHistoryBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ListHistoryBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{73}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *ListHistoryBlocksRequest) GetSessionId() string {
@@ -6103,7 +6945,7 @@ type ListHistoryBlocksResponse struct {
 
 func (x *ListHistoryBlocksResponse) Reset() {
 	*x = ListHistoryBlocksResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[74]
+	mi := &file_spool_v1_spool_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6115,7 +6957,7 @@ func (x *ListHistoryBlocksResponse) String() string {
 func (*ListHistoryBlocksResponse) ProtoMessage() {}
 
 func (x *ListHistoryBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[74]
+	mi := &file_spool_v1_spool_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6128,7 +6970,7 @@ func (x *ListHistoryBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ListHistoryBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{74}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ListHistoryBlocksResponse) GetAncestors() []*InheritedBlocks {
@@ -6157,7 +6999,7 @@ type InheritedBlocks struct {
 
 func (x *InheritedBlocks) Reset() {
 	*x = InheritedBlocks{}
-	mi := &file_spool_v1_spool_proto_msgTypes[75]
+	mi := &file_spool_v1_spool_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6169,7 +7011,7 @@ func (x *InheritedBlocks) String() string {
 func (*InheritedBlocks) ProtoMessage() {}
 
 func (x *InheritedBlocks) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[75]
+	mi := &file_spool_v1_spool_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6182,7 +7024,7 @@ func (x *InheritedBlocks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InheritedBlocks.ProtoReflect.Descriptor instead.
 func (*InheritedBlocks) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{75}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *InheritedBlocks) GetSessionId() string {
@@ -6231,7 +7073,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_spool_v1_spool_proto_msgTypes[76]
+	mi := &file_spool_v1_spool_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6243,7 +7085,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[76]
+	mi := &file_spool_v1_spool_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6256,7 +7098,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{76}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *Event) GetSeq() uint32 {
@@ -6351,7 +7193,7 @@ type EventMetadata struct {
 
 func (x *EventMetadata) Reset() {
 	*x = EventMetadata{}
-	mi := &file_spool_v1_spool_proto_msgTypes[77]
+	mi := &file_spool_v1_spool_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6363,7 +7205,7 @@ func (x *EventMetadata) String() string {
 func (*EventMetadata) ProtoMessage() {}
 
 func (x *EventMetadata) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[77]
+	mi := &file_spool_v1_spool_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6376,7 +7218,7 @@ func (x *EventMetadata) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventMetadata.ProtoReflect.Descriptor instead.
 func (*EventMetadata) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{77}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *EventMetadata) GetSession() *Json {
@@ -6406,7 +7248,7 @@ type StreamEventsRequest struct {
 
 func (x *StreamEventsRequest) Reset() {
 	*x = StreamEventsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[78]
+	mi := &file_spool_v1_spool_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6418,7 +7260,7 @@ func (x *StreamEventsRequest) String() string {
 func (*StreamEventsRequest) ProtoMessage() {}
 
 func (x *StreamEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[78]
+	mi := &file_spool_v1_spool_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6431,7 +7273,7 @@ func (x *StreamEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamEventsRequest.ProtoReflect.Descriptor instead.
 func (*StreamEventsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{78}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *StreamEventsRequest) GetSessionId() string {
@@ -6468,7 +7310,7 @@ type StreamEventsResponse struct {
 
 func (x *StreamEventsResponse) Reset() {
 	*x = StreamEventsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[79]
+	mi := &file_spool_v1_spool_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6480,7 +7322,7 @@ func (x *StreamEventsResponse) String() string {
 func (*StreamEventsResponse) ProtoMessage() {}
 
 func (x *StreamEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[79]
+	mi := &file_spool_v1_spool_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6493,7 +7335,7 @@ func (x *StreamEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamEventsResponse.ProtoReflect.Descriptor instead.
 func (*StreamEventsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{79}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *StreamEventsResponse) GetMessage() isStreamEventsResponse_Message {
@@ -6549,7 +7391,7 @@ type Lag struct {
 
 func (x *Lag) Reset() {
 	*x = Lag{}
-	mi := &file_spool_v1_spool_proto_msgTypes[80]
+	mi := &file_spool_v1_spool_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6561,7 +7403,7 @@ func (x *Lag) String() string {
 func (*Lag) ProtoMessage() {}
 
 func (x *Lag) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[80]
+	mi := &file_spool_v1_spool_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6574,7 +7416,7 @@ func (x *Lag) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lag.ProtoReflect.Descriptor instead.
 func (*Lag) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{80}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *Lag) GetLagging() bool {
@@ -6610,7 +7452,7 @@ type ReplayEventsRequest struct {
 
 func (x *ReplayEventsRequest) Reset() {
 	*x = ReplayEventsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[81]
+	mi := &file_spool_v1_spool_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6622,7 +7464,7 @@ func (x *ReplayEventsRequest) String() string {
 func (*ReplayEventsRequest) ProtoMessage() {}
 
 func (x *ReplayEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[81]
+	mi := &file_spool_v1_spool_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6635,7 +7477,7 @@ func (x *ReplayEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayEventsRequest.ProtoReflect.Descriptor instead.
 func (*ReplayEventsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{81}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *ReplayEventsRequest) GetSessionId() string {
@@ -6696,7 +7538,7 @@ type ReplayEventsResponse struct {
 
 func (x *ReplayEventsResponse) Reset() {
 	*x = ReplayEventsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[82]
+	mi := &file_spool_v1_spool_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6708,7 +7550,7 @@ func (x *ReplayEventsResponse) String() string {
 func (*ReplayEventsResponse) ProtoMessage() {}
 
 func (x *ReplayEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[82]
+	mi := &file_spool_v1_spool_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6721,7 +7563,7 @@ func (x *ReplayEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayEventsResponse.ProtoReflect.Descriptor instead.
 func (*ReplayEventsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{82}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *ReplayEventsResponse) GetMessage() isReplayEventsResponse_Message {
@@ -6826,7 +7668,7 @@ type ReplayStarted struct {
 
 func (x *ReplayStarted) Reset() {
 	*x = ReplayStarted{}
-	mi := &file_spool_v1_spool_proto_msgTypes[83]
+	mi := &file_spool_v1_spool_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6838,7 +7680,7 @@ func (x *ReplayStarted) String() string {
 func (*ReplayStarted) ProtoMessage() {}
 
 func (x *ReplayStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[83]
+	mi := &file_spool_v1_spool_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6851,7 +7693,7 @@ func (x *ReplayStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayStarted.ProtoReflect.Descriptor instead.
 func (*ReplayStarted) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{83}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *ReplayStarted) GetFrom() uint32 {
@@ -6897,7 +7739,7 @@ type GapShortened struct {
 
 func (x *GapShortened) Reset() {
 	*x = GapShortened{}
-	mi := &file_spool_v1_spool_proto_msgTypes[84]
+	mi := &file_spool_v1_spool_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6909,7 +7751,7 @@ func (x *GapShortened) String() string {
 func (*GapShortened) ProtoMessage() {}
 
 func (x *GapShortened) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[84]
+	mi := &file_spool_v1_spool_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6922,7 +7764,7 @@ func (x *GapShortened) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GapShortened.ProtoReflect.Descriptor instead.
 func (*GapShortened) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{84}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *GapShortened) GetSeq() uint32 {
@@ -6960,7 +7802,7 @@ type BlockWhole struct {
 
 func (x *BlockWhole) Reset() {
 	*x = BlockWhole{}
-	mi := &file_spool_v1_spool_proto_msgTypes[85]
+	mi := &file_spool_v1_spool_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6972,7 +7814,7 @@ func (x *BlockWhole) String() string {
 func (*BlockWhole) ProtoMessage() {}
 
 func (x *BlockWhole) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[85]
+	mi := &file_spool_v1_spool_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6985,7 +7827,7 @@ func (x *BlockWhole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockWhole.ProtoReflect.Descriptor instead.
 func (*BlockWhole) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{85}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *BlockWhole) GetSeq() uint32 {
@@ -7020,7 +7862,7 @@ type ReplayEnded struct {
 
 func (x *ReplayEnded) Reset() {
 	*x = ReplayEnded{}
-	mi := &file_spool_v1_spool_proto_msgTypes[86]
+	mi := &file_spool_v1_spool_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7032,7 +7874,7 @@ func (x *ReplayEnded) String() string {
 func (*ReplayEnded) ProtoMessage() {}
 
 func (x *ReplayEnded) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[86]
+	mi := &file_spool_v1_spool_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7045,7 +7887,7 @@ func (x *ReplayEnded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayEnded.ProtoReflect.Descriptor instead.
 func (*ReplayEnded) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{86}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *ReplayEnded) GetSeq() uint32 {
@@ -7067,7 +7909,7 @@ type ListBlocksRequest struct {
 
 func (x *ListBlocksRequest) Reset() {
 	*x = ListBlocksRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[87]
+	mi := &file_spool_v1_spool_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7079,7 +7921,7 @@ func (x *ListBlocksRequest) String() string {
 func (*ListBlocksRequest) ProtoMessage() {}
 
 func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[87]
+	mi := &file_spool_v1_spool_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7092,7 +7934,7 @@ func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ListBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{87}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *ListBlocksRequest) GetSessionId() string {
@@ -7127,7 +7969,7 @@ type ListBlocksResponse struct {
 
 func (x *ListBlocksResponse) Reset() {
 	*x = ListBlocksResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[88]
+	mi := &file_spool_v1_spool_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7139,7 +7981,7 @@ func (x *ListBlocksResponse) String() string {
 func (*ListBlocksResponse) ProtoMessage() {}
 
 func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[88]
+	mi := &file_spool_v1_spool_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7152,7 +7994,7 @@ func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ListBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{88}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *ListBlocksResponse) GetBlocks() []*Block {
@@ -7225,7 +8067,7 @@ type Block struct {
 
 func (x *Block) Reset() {
 	*x = Block{}
-	mi := &file_spool_v1_spool_proto_msgTypes[89]
+	mi := &file_spool_v1_spool_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7237,7 +8079,7 @@ func (x *Block) String() string {
 func (*Block) ProtoMessage() {}
 
 func (x *Block) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[89]
+	mi := &file_spool_v1_spool_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7250,7 +8092,7 @@ func (x *Block) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Block.ProtoReflect.Descriptor instead.
 func (*Block) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{89}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *Block) GetId() string {
@@ -7440,7 +8282,7 @@ type TodoItem struct {
 
 func (x *TodoItem) Reset() {
 	*x = TodoItem{}
-	mi := &file_spool_v1_spool_proto_msgTypes[90]
+	mi := &file_spool_v1_spool_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7452,7 +8294,7 @@ func (x *TodoItem) String() string {
 func (*TodoItem) ProtoMessage() {}
 
 func (x *TodoItem) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[90]
+	mi := &file_spool_v1_spool_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7465,7 +8307,7 @@ func (x *TodoItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TodoItem.ProtoReflect.Descriptor instead.
 func (*TodoItem) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{90}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *TodoItem) GetContent() string {
@@ -7504,7 +8346,7 @@ type CreateKeyRequest struct {
 
 func (x *CreateKeyRequest) Reset() {
 	*x = CreateKeyRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[91]
+	mi := &file_spool_v1_spool_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7516,7 +8358,7 @@ func (x *CreateKeyRequest) String() string {
 func (*CreateKeyRequest) ProtoMessage() {}
 
 func (x *CreateKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[91]
+	mi := &file_spool_v1_spool_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7529,7 +8371,7 @@ func (x *CreateKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateKeyRequest.ProtoReflect.Descriptor instead.
 func (*CreateKeyRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{91}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *CreateKeyRequest) GetName() string {
@@ -7588,7 +8430,7 @@ type CreateKeyResponse struct {
 
 func (x *CreateKeyResponse) Reset() {
 	*x = CreateKeyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[92]
+	mi := &file_spool_v1_spool_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7600,7 +8442,7 @@ func (x *CreateKeyResponse) String() string {
 func (*CreateKeyResponse) ProtoMessage() {}
 
 func (x *CreateKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[92]
+	mi := &file_spool_v1_spool_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7613,7 +8455,7 @@ func (x *CreateKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateKeyResponse.ProtoReflect.Descriptor instead.
 func (*CreateKeyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{92}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *CreateKeyResponse) GetKeyId() string {
@@ -7691,7 +8533,7 @@ type ListDeadLettersRequest struct {
 
 func (x *ListDeadLettersRequest) Reset() {
 	*x = ListDeadLettersRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[93]
+	mi := &file_spool_v1_spool_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7703,7 +8545,7 @@ func (x *ListDeadLettersRequest) String() string {
 func (*ListDeadLettersRequest) ProtoMessage() {}
 
 func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[93]
+	mi := &file_spool_v1_spool_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7716,7 +8558,7 @@ func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{93}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *ListDeadLettersRequest) GetPageSize() uint32 {
@@ -7744,7 +8586,7 @@ type ListDeadLettersResponse struct {
 
 func (x *ListDeadLettersResponse) Reset() {
 	*x = ListDeadLettersResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[94]
+	mi := &file_spool_v1_spool_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7756,7 +8598,7 @@ func (x *ListDeadLettersResponse) String() string {
 func (*ListDeadLettersResponse) ProtoMessage() {}
 
 func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[94]
+	mi := &file_spool_v1_spool_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7769,7 +8611,7 @@ func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{94}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *ListDeadLettersResponse) GetDeadLetters() []*DeadLetter {
@@ -7812,7 +8654,7 @@ type DeadLetter struct {
 
 func (x *DeadLetter) Reset() {
 	*x = DeadLetter{}
-	mi := &file_spool_v1_spool_proto_msgTypes[95]
+	mi := &file_spool_v1_spool_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7824,7 +8666,7 @@ func (x *DeadLetter) String() string {
 func (*DeadLetter) ProtoMessage() {}
 
 func (x *DeadLetter) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[95]
+	mi := &file_spool_v1_spool_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7837,7 +8679,7 @@ func (x *DeadLetter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetter.ProtoReflect.Descriptor instead.
 func (*DeadLetter) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{95}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *DeadLetter) GetId() string {
@@ -7921,7 +8763,7 @@ type ListAuditRequest struct {
 
 func (x *ListAuditRequest) Reset() {
 	*x = ListAuditRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[96]
+	mi := &file_spool_v1_spool_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7933,7 +8775,7 @@ func (x *ListAuditRequest) String() string {
 func (*ListAuditRequest) ProtoMessage() {}
 
 func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[96]
+	mi := &file_spool_v1_spool_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7946,7 +8788,7 @@ func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRequest.ProtoReflect.Descriptor instead.
 func (*ListAuditRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{96}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *ListAuditRequest) GetSession() string {
@@ -7995,7 +8837,7 @@ type ListAuditResponse struct {
 
 func (x *ListAuditResponse) Reset() {
 	*x = ListAuditResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[97]
+	mi := &file_spool_v1_spool_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8007,7 +8849,7 @@ func (x *ListAuditResponse) String() string {
 func (*ListAuditResponse) ProtoMessage() {}
 
 func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[97]
+	mi := &file_spool_v1_spool_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8020,7 +8862,7 @@ func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditResponse.ProtoReflect.Descriptor instead.
 func (*ListAuditResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{97}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *ListAuditResponse) GetEntries() []*AuditEntry {
@@ -8060,7 +8902,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_spool_v1_spool_proto_msgTypes[98]
+	mi := &file_spool_v1_spool_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8072,7 +8914,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[98]
+	mi := &file_spool_v1_spool_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8085,7 +8927,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{98}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *AuditEntry) GetTime() *timestamppb.Timestamp {
@@ -8164,7 +9006,7 @@ type AuditActor struct {
 
 func (x *AuditActor) Reset() {
 	*x = AuditActor{}
-	mi := &file_spool_v1_spool_proto_msgTypes[99]
+	mi := &file_spool_v1_spool_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8176,7 +9018,7 @@ func (x *AuditActor) String() string {
 func (*AuditActor) ProtoMessage() {}
 
 func (x *AuditActor) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[99]
+	mi := &file_spool_v1_spool_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8189,7 +9031,7 @@ func (x *AuditActor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditActor.ProtoReflect.Descriptor instead.
 func (*AuditActor) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{99}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *AuditActor) GetKind() string {
@@ -8250,7 +9092,7 @@ type GetDeadLetterRequest struct {
 
 func (x *GetDeadLetterRequest) Reset() {
 	*x = GetDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[100]
+	mi := &file_spool_v1_spool_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8262,7 +9104,7 @@ func (x *GetDeadLetterRequest) String() string {
 func (*GetDeadLetterRequest) ProtoMessage() {}
 
 func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[100]
+	mi := &file_spool_v1_spool_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8275,7 +9117,7 @@ func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*GetDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{100}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *GetDeadLetterRequest) GetId() string {
@@ -8294,7 +9136,7 @@ type RetryDeadLetterRequest struct {
 
 func (x *RetryDeadLetterRequest) Reset() {
 	*x = RetryDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[101]
+	mi := &file_spool_v1_spool_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8306,7 +9148,7 @@ func (x *RetryDeadLetterRequest) String() string {
 func (*RetryDeadLetterRequest) ProtoMessage() {}
 
 func (x *RetryDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[101]
+	mi := &file_spool_v1_spool_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8319,7 +9161,7 @@ func (x *RetryDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*RetryDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{101}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *RetryDeadLetterRequest) GetId() string {
@@ -8338,7 +9180,7 @@ type RetryDeadLetterResponse struct {
 
 func (x *RetryDeadLetterResponse) Reset() {
 	*x = RetryDeadLetterResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[102]
+	mi := &file_spool_v1_spool_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8350,7 +9192,7 @@ func (x *RetryDeadLetterResponse) String() string {
 func (*RetryDeadLetterResponse) ProtoMessage() {}
 
 func (x *RetryDeadLetterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[102]
+	mi := &file_spool_v1_spool_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8363,7 +9205,7 @@ func (x *RetryDeadLetterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryDeadLetterResponse.ProtoReflect.Descriptor instead.
 func (*RetryDeadLetterResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{102}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *RetryDeadLetterResponse) GetId() string {
@@ -8382,7 +9224,7 @@ type DropDeadLetterRequest struct {
 
 func (x *DropDeadLetterRequest) Reset() {
 	*x = DropDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[103]
+	mi := &file_spool_v1_spool_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8394,7 +9236,7 @@ func (x *DropDeadLetterRequest) String() string {
 func (*DropDeadLetterRequest) ProtoMessage() {}
 
 func (x *DropDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[103]
+	mi := &file_spool_v1_spool_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8407,7 +9249,7 @@ func (x *DropDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*DropDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{103}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *DropDeadLetterRequest) GetId() string {
@@ -8426,7 +9268,7 @@ type DropDeadLetterResponse struct {
 
 func (x *DropDeadLetterResponse) Reset() {
 	*x = DropDeadLetterResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[104]
+	mi := &file_spool_v1_spool_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8438,7 +9280,7 @@ func (x *DropDeadLetterResponse) String() string {
 func (*DropDeadLetterResponse) ProtoMessage() {}
 
 func (x *DropDeadLetterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[104]
+	mi := &file_spool_v1_spool_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8451,7 +9293,7 @@ func (x *DropDeadLetterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropDeadLetterResponse.ProtoReflect.Descriptor instead.
 func (*DropDeadLetterResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{104}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *DropDeadLetterResponse) GetId() string {
@@ -8471,7 +9313,7 @@ type ListKeysRequest struct {
 
 func (x *ListKeysRequest) Reset() {
 	*x = ListKeysRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[105]
+	mi := &file_spool_v1_spool_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8483,7 +9325,7 @@ func (x *ListKeysRequest) String() string {
 func (*ListKeysRequest) ProtoMessage() {}
 
 func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[105]
+	mi := &file_spool_v1_spool_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8496,7 +9338,7 @@ func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
 func (*ListKeysRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{105}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *ListKeysRequest) GetTenant() string {
@@ -8515,7 +9357,7 @@ type ListKeysResponse struct {
 
 func (x *ListKeysResponse) Reset() {
 	*x = ListKeysResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[106]
+	mi := &file_spool_v1_spool_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8527,7 +9369,7 @@ func (x *ListKeysResponse) String() string {
 func (*ListKeysResponse) ProtoMessage() {}
 
 func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[106]
+	mi := &file_spool_v1_spool_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8540,7 +9382,7 @@ func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysResponse.ProtoReflect.Descriptor instead.
 func (*ListKeysResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{106}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *ListKeysResponse) GetKeys() []*Key {
@@ -8573,7 +9415,7 @@ type Key struct {
 
 func (x *Key) Reset() {
 	*x = Key{}
-	mi := &file_spool_v1_spool_proto_msgTypes[107]
+	mi := &file_spool_v1_spool_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8585,7 +9427,7 @@ func (x *Key) String() string {
 func (*Key) ProtoMessage() {}
 
 func (x *Key) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[107]
+	mi := &file_spool_v1_spool_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8598,7 +9440,7 @@ func (x *Key) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Key.ProtoReflect.Descriptor instead.
 func (*Key) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{107}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *Key) GetKeyId() string {
@@ -8675,7 +9517,7 @@ type RevokeKeyRequest struct {
 
 func (x *RevokeKeyRequest) Reset() {
 	*x = RevokeKeyRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[108]
+	mi := &file_spool_v1_spool_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8687,7 +9529,7 @@ func (x *RevokeKeyRequest) String() string {
 func (*RevokeKeyRequest) ProtoMessage() {}
 
 func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[108]
+	mi := &file_spool_v1_spool_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8700,7 +9542,7 @@ func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyRequest.ProtoReflect.Descriptor instead.
 func (*RevokeKeyRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{108}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *RevokeKeyRequest) GetKeyId() string {
@@ -8729,7 +9571,7 @@ type RevokeKeyResponse struct {
 
 func (x *RevokeKeyResponse) Reset() {
 	*x = RevokeKeyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[109]
+	mi := &file_spool_v1_spool_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8741,7 +9583,7 @@ func (x *RevokeKeyResponse) String() string {
 func (*RevokeKeyResponse) ProtoMessage() {}
 
 func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[109]
+	mi := &file_spool_v1_spool_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8754,7 +9596,7 @@ func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyResponse.ProtoReflect.Descriptor instead.
 func (*RevokeKeyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{109}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *RevokeKeyResponse) GetKeyId() string {
@@ -8792,7 +9634,7 @@ type SetBudgetRequest struct {
 
 func (x *SetBudgetRequest) Reset() {
 	*x = SetBudgetRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[110]
+	mi := &file_spool_v1_spool_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8804,7 +9646,7 @@ func (x *SetBudgetRequest) String() string {
 func (*SetBudgetRequest) ProtoMessage() {}
 
 func (x *SetBudgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[110]
+	mi := &file_spool_v1_spool_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8817,7 +9659,7 @@ func (x *SetBudgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBudgetRequest.ProtoReflect.Descriptor instead.
 func (*SetBudgetRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{110}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *SetBudgetRequest) GetPeriod() string {
@@ -8852,7 +9694,7 @@ type SetBudgetResponse struct {
 
 func (x *SetBudgetResponse) Reset() {
 	*x = SetBudgetResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[111]
+	mi := &file_spool_v1_spool_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8864,7 +9706,7 @@ func (x *SetBudgetResponse) String() string {
 func (*SetBudgetResponse) ProtoMessage() {}
 
 func (x *SetBudgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[111]
+	mi := &file_spool_v1_spool_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8877,7 +9719,7 @@ func (x *SetBudgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBudgetResponse.ProtoReflect.Descriptor instead.
 func (*SetBudgetResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{111}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *SetBudgetResponse) GetTenant() string {
@@ -8912,7 +9754,7 @@ type ListBudgetsRequest struct {
 
 func (x *ListBudgetsRequest) Reset() {
 	*x = ListBudgetsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[112]
+	mi := &file_spool_v1_spool_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8924,7 +9766,7 @@ func (x *ListBudgetsRequest) String() string {
 func (*ListBudgetsRequest) ProtoMessage() {}
 
 func (x *ListBudgetsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[112]
+	mi := &file_spool_v1_spool_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8937,7 +9779,7 @@ func (x *ListBudgetsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBudgetsRequest.ProtoReflect.Descriptor instead.
 func (*ListBudgetsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{112}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *ListBudgetsRequest) GetTenant() string {
@@ -8956,7 +9798,7 @@ type ListBudgetsResponse struct {
 
 func (x *ListBudgetsResponse) Reset() {
 	*x = ListBudgetsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[113]
+	mi := &file_spool_v1_spool_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8968,7 +9810,7 @@ func (x *ListBudgetsResponse) String() string {
 func (*ListBudgetsResponse) ProtoMessage() {}
 
 func (x *ListBudgetsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[113]
+	mi := &file_spool_v1_spool_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8981,7 +9823,7 @@ func (x *ListBudgetsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBudgetsResponse.ProtoReflect.Descriptor instead.
 func (*ListBudgetsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{113}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *ListBudgetsResponse) GetBudgets() []*TenantBudget {
@@ -9011,7 +9853,7 @@ type TenantBudget struct {
 
 func (x *TenantBudget) Reset() {
 	*x = TenantBudget{}
-	mi := &file_spool_v1_spool_proto_msgTypes[114]
+	mi := &file_spool_v1_spool_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9023,7 +9865,7 @@ func (x *TenantBudget) String() string {
 func (*TenantBudget) ProtoMessage() {}
 
 func (x *TenantBudget) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[114]
+	mi := &file_spool_v1_spool_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9036,7 +9878,7 @@ func (x *TenantBudget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantBudget.ProtoReflect.Descriptor instead.
 func (*TenantBudget) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{114}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *TenantBudget) GetTenant() string {
@@ -9100,7 +9942,7 @@ type RemoveBudgetRequest struct {
 
 func (x *RemoveBudgetRequest) Reset() {
 	*x = RemoveBudgetRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[115]
+	mi := &file_spool_v1_spool_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9112,7 +9954,7 @@ func (x *RemoveBudgetRequest) String() string {
 func (*RemoveBudgetRequest) ProtoMessage() {}
 
 func (x *RemoveBudgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[115]
+	mi := &file_spool_v1_spool_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9125,7 +9967,7 @@ func (x *RemoveBudgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBudgetRequest.ProtoReflect.Descriptor instead.
 func (*RemoveBudgetRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{115}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *RemoveBudgetRequest) GetPeriod() string {
@@ -9153,7 +9995,7 @@ type RemoveBudgetResponse struct {
 
 func (x *RemoveBudgetResponse) Reset() {
 	*x = RemoveBudgetResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[116]
+	mi := &file_spool_v1_spool_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9165,7 +10007,7 @@ func (x *RemoveBudgetResponse) String() string {
 func (*RemoveBudgetResponse) ProtoMessage() {}
 
 func (x *RemoveBudgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[116]
+	mi := &file_spool_v1_spool_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9178,7 +10020,7 @@ func (x *RemoveBudgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBudgetResponse.ProtoReflect.Descriptor instead.
 func (*RemoveBudgetResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{116}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *RemoveBudgetResponse) GetTenant() string {
@@ -9232,7 +10074,7 @@ type TenantLimits struct {
 
 func (x *TenantLimits) Reset() {
 	*x = TenantLimits{}
-	mi := &file_spool_v1_spool_proto_msgTypes[117]
+	mi := &file_spool_v1_spool_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9244,7 +10086,7 @@ func (x *TenantLimits) String() string {
 func (*TenantLimits) ProtoMessage() {}
 
 func (x *TenantLimits) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[117]
+	mi := &file_spool_v1_spool_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9257,7 +10099,7 @@ func (x *TenantLimits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantLimits.ProtoReflect.Descriptor instead.
 func (*TenantLimits) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{117}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *TenantLimits) GetSlots() uint32 {
@@ -9342,7 +10184,7 @@ type SetLimitsRequest struct {
 
 func (x *SetLimitsRequest) Reset() {
 	*x = SetLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[118]
+	mi := &file_spool_v1_spool_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9354,7 +10196,7 @@ func (x *SetLimitsRequest) String() string {
 func (*SetLimitsRequest) ProtoMessage() {}
 
 func (x *SetLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[118]
+	mi := &file_spool_v1_spool_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9367,7 +10209,7 @@ func (x *SetLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLimitsRequest.ProtoReflect.Descriptor instead.
 func (*SetLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{118}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *SetLimitsRequest) GetTenant() string {
@@ -9394,7 +10236,7 @@ type SetLimitsResponse struct {
 
 func (x *SetLimitsResponse) Reset() {
 	*x = SetLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[119]
+	mi := &file_spool_v1_spool_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9406,7 +10248,7 @@ func (x *SetLimitsResponse) String() string {
 func (*SetLimitsResponse) ProtoMessage() {}
 
 func (x *SetLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[119]
+	mi := &file_spool_v1_spool_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9419,7 +10261,7 @@ func (x *SetLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLimitsResponse.ProtoReflect.Descriptor instead.
 func (*SetLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{119}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *SetLimitsResponse) GetTenant() string {
@@ -9447,7 +10289,7 @@ type GetLimitsRequest struct {
 
 func (x *GetLimitsRequest) Reset() {
 	*x = GetLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[120]
+	mi := &file_spool_v1_spool_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9459,7 +10301,7 @@ func (x *GetLimitsRequest) String() string {
 func (*GetLimitsRequest) ProtoMessage() {}
 
 func (x *GetLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[120]
+	mi := &file_spool_v1_spool_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9472,7 +10314,7 @@ func (x *GetLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLimitsRequest.ProtoReflect.Descriptor instead.
 func (*GetLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{120}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *GetLimitsRequest) GetTenant() string {
@@ -9495,7 +10337,7 @@ type GetLimitsResponse struct {
 
 func (x *GetLimitsResponse) Reset() {
 	*x = GetLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[121]
+	mi := &file_spool_v1_spool_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9507,7 +10349,7 @@ func (x *GetLimitsResponse) String() string {
 func (*GetLimitsResponse) ProtoMessage() {}
 
 func (x *GetLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[121]
+	mi := &file_spool_v1_spool_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9520,7 +10362,7 @@ func (x *GetLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLimitsResponse.ProtoReflect.Descriptor instead.
 func (*GetLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{121}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *GetLimitsResponse) GetTenant() string {
@@ -9554,7 +10396,7 @@ type RemoveLimitsRequest struct {
 
 func (x *RemoveLimitsRequest) Reset() {
 	*x = RemoveLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[122]
+	mi := &file_spool_v1_spool_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9566,7 +10408,7 @@ func (x *RemoveLimitsRequest) String() string {
 func (*RemoveLimitsRequest) ProtoMessage() {}
 
 func (x *RemoveLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[122]
+	mi := &file_spool_v1_spool_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9579,7 +10421,7 @@ func (x *RemoveLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLimitsRequest.ProtoReflect.Descriptor instead.
 func (*RemoveLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{122}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *RemoveLimitsRequest) GetTenant() string {
@@ -9599,7 +10441,7 @@ type RemoveLimitsResponse struct {
 
 func (x *RemoveLimitsResponse) Reset() {
 	*x = RemoveLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[123]
+	mi := &file_spool_v1_spool_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9611,7 +10453,7 @@ func (x *RemoveLimitsResponse) String() string {
 func (*RemoveLimitsResponse) ProtoMessage() {}
 
 func (x *RemoveLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[123]
+	mi := &file_spool_v1_spool_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9624,7 +10466,7 @@ func (x *RemoveLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLimitsResponse.ProtoReflect.Descriptor instead.
 func (*RemoveLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{123}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *RemoveLimitsResponse) GetTenant() string {
@@ -9659,7 +10501,7 @@ type Reference struct {
 
 func (x *Reference) Reset() {
 	*x = Reference{}
-	mi := &file_spool_v1_spool_proto_msgTypes[124]
+	mi := &file_spool_v1_spool_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9671,7 +10513,7 @@ func (x *Reference) String() string {
 func (*Reference) ProtoMessage() {}
 
 func (x *Reference) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[124]
+	mi := &file_spool_v1_spool_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9684,7 +10526,7 @@ func (x *Reference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reference.ProtoReflect.Descriptor instead.
 func (*Reference) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{124}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{132}
 }
 
 func (x *Reference) GetScope() string {
@@ -9730,7 +10572,7 @@ type Definition struct {
 
 func (x *Definition) Reset() {
 	*x = Definition{}
-	mi := &file_spool_v1_spool_proto_msgTypes[125]
+	mi := &file_spool_v1_spool_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9742,7 +10584,7 @@ func (x *Definition) String() string {
 func (*Definition) ProtoMessage() {}
 
 func (x *Definition) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[125]
+	mi := &file_spool_v1_spool_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9755,7 +10597,7 @@ func (x *Definition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Definition.ProtoReflect.Descriptor instead.
 func (*Definition) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{125}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *Definition) GetRef() *Reference {
@@ -9800,7 +10642,7 @@ type ApplyResponse struct {
 
 func (x *ApplyResponse) Reset() {
 	*x = ApplyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[126]
+	mi := &file_spool_v1_spool_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9812,7 +10654,7 @@ func (x *ApplyResponse) String() string {
 func (*ApplyResponse) ProtoMessage() {}
 
 func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[126]
+	mi := &file_spool_v1_spool_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9825,7 +10667,7 @@ func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyResponse.ProtoReflect.Descriptor instead.
 func (*ApplyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{126}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *ApplyResponse) GetRef() *Reference {
@@ -9858,7 +10700,7 @@ type RemoveResponse struct {
 
 func (x *RemoveResponse) Reset() {
 	*x = RemoveResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[127]
+	mi := &file_spool_v1_spool_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9870,7 +10712,7 @@ func (x *RemoveResponse) String() string {
 func (*RemoveResponse) ProtoMessage() {}
 
 func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[127]
+	mi := &file_spool_v1_spool_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9883,7 +10725,7 @@ func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveResponse.ProtoReflect.Descriptor instead.
 func (*RemoveResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{127}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{135}
 }
 
 func (x *RemoveResponse) GetPosition() string {
@@ -9907,7 +10749,7 @@ type ApplyAgentRequest struct {
 
 func (x *ApplyAgentRequest) Reset() {
 	*x = ApplyAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[128]
+	mi := &file_spool_v1_spool_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9919,7 +10761,7 @@ func (x *ApplyAgentRequest) String() string {
 func (*ApplyAgentRequest) ProtoMessage() {}
 
 func (x *ApplyAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[128]
+	mi := &file_spool_v1_spool_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9932,7 +10774,7 @@ func (x *ApplyAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyAgentRequest.ProtoReflect.Descriptor instead.
 func (*ApplyAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{128}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *ApplyAgentRequest) GetRef() *Reference {
@@ -9967,7 +10809,7 @@ type ListAgentsRequest struct {
 
 func (x *ListAgentsRequest) Reset() {
 	*x = ListAgentsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[129]
+	mi := &file_spool_v1_spool_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9979,7 +10821,7 @@ func (x *ListAgentsRequest) String() string {
 func (*ListAgentsRequest) ProtoMessage() {}
 
 func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[129]
+	mi := &file_spool_v1_spool_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9992,7 +10834,7 @@ func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAgentsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{129}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{137}
 }
 
 func (x *ListAgentsRequest) GetPageSize() uint32 {
@@ -10020,7 +10862,7 @@ type ListAgentsResponse struct {
 
 func (x *ListAgentsResponse) Reset() {
 	*x = ListAgentsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[130]
+	mi := &file_spool_v1_spool_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10032,7 +10874,7 @@ func (x *ListAgentsResponse) String() string {
 func (*ListAgentsResponse) ProtoMessage() {}
 
 func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[130]
+	mi := &file_spool_v1_spool_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10045,7 +10887,7 @@ func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAgentsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{130}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{138}
 }
 
 func (x *ListAgentsResponse) GetAgents() []*Definition {
@@ -10078,7 +10920,7 @@ type GetAgentRequest struct {
 
 func (x *GetAgentRequest) Reset() {
 	*x = GetAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[131]
+	mi := &file_spool_v1_spool_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10090,7 +10932,7 @@ func (x *GetAgentRequest) String() string {
 func (*GetAgentRequest) ProtoMessage() {}
 
 func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[131]
+	mi := &file_spool_v1_spool_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10103,7 +10945,7 @@ func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAgentRequest.ProtoReflect.Descriptor instead.
 func (*GetAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{131}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{139}
 }
 
 func (x *GetAgentRequest) GetSlug() string {
@@ -10152,7 +10994,7 @@ type RemoveAgentRequest struct {
 
 func (x *RemoveAgentRequest) Reset() {
 	*x = RemoveAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[132]
+	mi := &file_spool_v1_spool_proto_msgTypes[140]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10164,7 +11006,7 @@ func (x *RemoveAgentRequest) String() string {
 func (*RemoveAgentRequest) ProtoMessage() {}
 
 func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[132]
+	mi := &file_spool_v1_spool_proto_msgTypes[140]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10177,7 +11019,7 @@ func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveAgentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{132}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{140}
 }
 
 func (x *RemoveAgentRequest) GetSlug() string {
@@ -10215,7 +11057,7 @@ type ApplyInstanceRequest struct {
 
 func (x *ApplyInstanceRequest) Reset() {
 	*x = ApplyInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[133]
+	mi := &file_spool_v1_spool_proto_msgTypes[141]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10227,7 +11069,7 @@ func (x *ApplyInstanceRequest) String() string {
 func (*ApplyInstanceRequest) ProtoMessage() {}
 
 func (x *ApplyInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[133]
+	mi := &file_spool_v1_spool_proto_msgTypes[141]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10240,7 +11082,7 @@ func (x *ApplyInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyInstanceRequest.ProtoReflect.Descriptor instead.
 func (*ApplyInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{133}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{141}
 }
 
 func (x *ApplyInstanceRequest) GetRef() *Reference {
@@ -10275,7 +11117,7 @@ type ListInstancesRequest struct {
 
 func (x *ListInstancesRequest) Reset() {
 	*x = ListInstancesRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[134]
+	mi := &file_spool_v1_spool_proto_msgTypes[142]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10287,7 +11129,7 @@ func (x *ListInstancesRequest) String() string {
 func (*ListInstancesRequest) ProtoMessage() {}
 
 func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[134]
+	mi := &file_spool_v1_spool_proto_msgTypes[142]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10300,7 +11142,7 @@ func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesRequest.ProtoReflect.Descriptor instead.
 func (*ListInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{134}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{142}
 }
 
 func (x *ListInstancesRequest) GetPageSize() uint32 {
@@ -10328,7 +11170,7 @@ type ListInstancesResponse struct {
 
 func (x *ListInstancesResponse) Reset() {
 	*x = ListInstancesResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[135]
+	mi := &file_spool_v1_spool_proto_msgTypes[143]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10340,7 +11182,7 @@ func (x *ListInstancesResponse) String() string {
 func (*ListInstancesResponse) ProtoMessage() {}
 
 func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[135]
+	mi := &file_spool_v1_spool_proto_msgTypes[143]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10353,7 +11195,7 @@ func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesResponse.ProtoReflect.Descriptor instead.
 func (*ListInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{135}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{143}
 }
 
 func (x *ListInstancesResponse) GetInstances() []*Definition {
@@ -10386,7 +11228,7 @@ type GetInstanceRequest struct {
 
 func (x *GetInstanceRequest) Reset() {
 	*x = GetInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[136]
+	mi := &file_spool_v1_spool_proto_msgTypes[144]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10398,7 +11240,7 @@ func (x *GetInstanceRequest) String() string {
 func (*GetInstanceRequest) ProtoMessage() {}
 
 func (x *GetInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[136]
+	mi := &file_spool_v1_spool_proto_msgTypes[144]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10411,7 +11253,7 @@ func (x *GetInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{136}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{144}
 }
 
 func (x *GetInstanceRequest) GetSlug() string {
@@ -10460,7 +11302,7 @@ type RemoveInstanceRequest struct {
 
 func (x *RemoveInstanceRequest) Reset() {
 	*x = RemoveInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[137]
+	mi := &file_spool_v1_spool_proto_msgTypes[145]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10472,7 +11314,7 @@ func (x *RemoveInstanceRequest) String() string {
 func (*RemoveInstanceRequest) ProtoMessage() {}
 
 func (x *RemoveInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[137]
+	mi := &file_spool_v1_spool_proto_msgTypes[145]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10485,7 +11327,7 @@ func (x *RemoveInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveInstanceRequest.ProtoReflect.Descriptor instead.
 func (*RemoveInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{137}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{145}
 }
 
 func (x *RemoveInstanceRequest) GetSlug() string {
@@ -10523,7 +11365,7 @@ type ApplyEnvironmentRequest struct {
 
 func (x *ApplyEnvironmentRequest) Reset() {
 	*x = ApplyEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[138]
+	mi := &file_spool_v1_spool_proto_msgTypes[146]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10535,7 +11377,7 @@ func (x *ApplyEnvironmentRequest) String() string {
 func (*ApplyEnvironmentRequest) ProtoMessage() {}
 
 func (x *ApplyEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[138]
+	mi := &file_spool_v1_spool_proto_msgTypes[146]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10548,7 +11390,7 @@ func (x *ApplyEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*ApplyEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{138}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{146}
 }
 
 func (x *ApplyEnvironmentRequest) GetRef() *Reference {
@@ -10583,7 +11425,7 @@ type ListEnvironmentsRequest struct {
 
 func (x *ListEnvironmentsRequest) Reset() {
 	*x = ListEnvironmentsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[139]
+	mi := &file_spool_v1_spool_proto_msgTypes[147]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10595,7 +11437,7 @@ func (x *ListEnvironmentsRequest) String() string {
 func (*ListEnvironmentsRequest) ProtoMessage() {}
 
 func (x *ListEnvironmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[139]
+	mi := &file_spool_v1_spool_proto_msgTypes[147]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10608,7 +11450,7 @@ func (x *ListEnvironmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnvironmentsRequest.ProtoReflect.Descriptor instead.
 func (*ListEnvironmentsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{139}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{147}
 }
 
 func (x *ListEnvironmentsRequest) GetPageSize() uint32 {
@@ -10636,7 +11478,7 @@ type ListEnvironmentsResponse struct {
 
 func (x *ListEnvironmentsResponse) Reset() {
 	*x = ListEnvironmentsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[140]
+	mi := &file_spool_v1_spool_proto_msgTypes[148]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10648,7 +11490,7 @@ func (x *ListEnvironmentsResponse) String() string {
 func (*ListEnvironmentsResponse) ProtoMessage() {}
 
 func (x *ListEnvironmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[140]
+	mi := &file_spool_v1_spool_proto_msgTypes[148]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10661,7 +11503,7 @@ func (x *ListEnvironmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnvironmentsResponse.ProtoReflect.Descriptor instead.
 func (*ListEnvironmentsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{140}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{148}
 }
 
 func (x *ListEnvironmentsResponse) GetEnvironments() []*Definition {
@@ -10694,7 +11536,7 @@ type GetEnvironmentRequest struct {
 
 func (x *GetEnvironmentRequest) Reset() {
 	*x = GetEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[141]
+	mi := &file_spool_v1_spool_proto_msgTypes[149]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10706,7 +11548,7 @@ func (x *GetEnvironmentRequest) String() string {
 func (*GetEnvironmentRequest) ProtoMessage() {}
 
 func (x *GetEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[141]
+	mi := &file_spool_v1_spool_proto_msgTypes[149]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10719,7 +11561,7 @@ func (x *GetEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*GetEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{141}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{149}
 }
 
 func (x *GetEnvironmentRequest) GetSlug() string {
@@ -10768,7 +11610,7 @@ type RemoveEnvironmentRequest struct {
 
 func (x *RemoveEnvironmentRequest) Reset() {
 	*x = RemoveEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[142]
+	mi := &file_spool_v1_spool_proto_msgTypes[150]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10780,7 +11622,7 @@ func (x *RemoveEnvironmentRequest) String() string {
 func (*RemoveEnvironmentRequest) ProtoMessage() {}
 
 func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[142]
+	mi := &file_spool_v1_spool_proto_msgTypes[150]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10793,7 +11635,7 @@ func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{142}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{150}
 }
 
 func (x *RemoveEnvironmentRequest) GetSlug() string {
@@ -10831,7 +11673,7 @@ type ExplainEnvironmentRequest struct {
 
 func (x *ExplainEnvironmentRequest) Reset() {
 	*x = ExplainEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[143]
+	mi := &file_spool_v1_spool_proto_msgTypes[151]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10843,7 +11685,7 @@ func (x *ExplainEnvironmentRequest) String() string {
 func (*ExplainEnvironmentRequest) ProtoMessage() {}
 
 func (x *ExplainEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[143]
+	mi := &file_spool_v1_spool_proto_msgTypes[151]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10856,7 +11698,7 @@ func (x *ExplainEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*ExplainEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{143}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{151}
 }
 
 func (x *ExplainEnvironmentRequest) GetAgent() string {
@@ -10893,7 +11735,7 @@ type ExplainEnvironmentResponse struct {
 
 func (x *ExplainEnvironmentResponse) Reset() {
 	*x = ExplainEnvironmentResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[144]
+	mi := &file_spool_v1_spool_proto_msgTypes[152]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10905,7 +11747,7 @@ func (x *ExplainEnvironmentResponse) String() string {
 func (*ExplainEnvironmentResponse) ProtoMessage() {}
 
 func (x *ExplainEnvironmentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[144]
+	mi := &file_spool_v1_spool_proto_msgTypes[152]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10918,7 +11760,7 @@ func (x *ExplainEnvironmentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEnvironmentResponse.ProtoReflect.Descriptor instead.
 func (*ExplainEnvironmentResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{144}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{152}
 }
 
 func (x *ExplainEnvironmentResponse) GetVariables() []*ExplainedVariable {
@@ -10947,7 +11789,7 @@ type ExplainedHost struct {
 
 func (x *ExplainedHost) Reset() {
 	*x = ExplainedHost{}
-	mi := &file_spool_v1_spool_proto_msgTypes[145]
+	mi := &file_spool_v1_spool_proto_msgTypes[153]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10959,7 +11801,7 @@ func (x *ExplainedHost) String() string {
 func (*ExplainedHost) ProtoMessage() {}
 
 func (x *ExplainedHost) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[145]
+	mi := &file_spool_v1_spool_proto_msgTypes[153]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10972,7 +11814,7 @@ func (x *ExplainedHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedHost.ProtoReflect.Descriptor instead.
 func (*ExplainedHost) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{145}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{153}
 }
 
 func (x *ExplainedHost) GetEntry() string {
@@ -11003,7 +11845,7 @@ type ExplainedVariable struct {
 
 func (x *ExplainedVariable) Reset() {
 	*x = ExplainedVariable{}
-	mi := &file_spool_v1_spool_proto_msgTypes[146]
+	mi := &file_spool_v1_spool_proto_msgTypes[154]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11015,7 +11857,7 @@ func (x *ExplainedVariable) String() string {
 func (*ExplainedVariable) ProtoMessage() {}
 
 func (x *ExplainedVariable) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[146]
+	mi := &file_spool_v1_spool_proto_msgTypes[154]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11028,7 +11870,7 @@ func (x *ExplainedVariable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedVariable.ProtoReflect.Descriptor instead.
 func (*ExplainedVariable) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{146}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{154}
 }
 
 func (x *ExplainedVariable) GetName() string {
@@ -11070,7 +11912,7 @@ type ListSkillsRequest struct {
 
 func (x *ListSkillsRequest) Reset() {
 	*x = ListSkillsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[147]
+	mi := &file_spool_v1_spool_proto_msgTypes[155]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11082,7 +11924,7 @@ func (x *ListSkillsRequest) String() string {
 func (*ListSkillsRequest) ProtoMessage() {}
 
 func (x *ListSkillsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[147]
+	mi := &file_spool_v1_spool_proto_msgTypes[155]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11095,7 +11937,7 @@ func (x *ListSkillsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSkillsRequest.ProtoReflect.Descriptor instead.
 func (*ListSkillsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{147}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{155}
 }
 
 func (x *ListSkillsRequest) GetPageSize() uint32 {
@@ -11123,7 +11965,7 @@ type ListSkillsResponse struct {
 
 func (x *ListSkillsResponse) Reset() {
 	*x = ListSkillsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[148]
+	mi := &file_spool_v1_spool_proto_msgTypes[156]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11135,7 +11977,7 @@ func (x *ListSkillsResponse) String() string {
 func (*ListSkillsResponse) ProtoMessage() {}
 
 func (x *ListSkillsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[148]
+	mi := &file_spool_v1_spool_proto_msgTypes[156]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11148,7 +11990,7 @@ func (x *ListSkillsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSkillsResponse.ProtoReflect.Descriptor instead.
 func (*ListSkillsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{148}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{156}
 }
 
 func (x *ListSkillsResponse) GetSkills() []*Skill {
@@ -11181,7 +12023,7 @@ type GetSkillRequest struct {
 
 func (x *GetSkillRequest) Reset() {
 	*x = GetSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[149]
+	mi := &file_spool_v1_spool_proto_msgTypes[157]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11193,7 +12035,7 @@ func (x *GetSkillRequest) String() string {
 func (*GetSkillRequest) ProtoMessage() {}
 
 func (x *GetSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[149]
+	mi := &file_spool_v1_spool_proto_msgTypes[157]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11206,7 +12048,7 @@ func (x *GetSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSkillRequest.ProtoReflect.Descriptor instead.
 func (*GetSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{149}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{157}
 }
 
 func (x *GetSkillRequest) GetSlug() string {
@@ -11268,7 +12110,7 @@ type Skill struct {
 
 func (x *Skill) Reset() {
 	*x = Skill{}
-	mi := &file_spool_v1_spool_proto_msgTypes[150]
+	mi := &file_spool_v1_spool_proto_msgTypes[158]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11280,7 +12122,7 @@ func (x *Skill) String() string {
 func (*Skill) ProtoMessage() {}
 
 func (x *Skill) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[150]
+	mi := &file_spool_v1_spool_proto_msgTypes[158]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11293,7 +12135,7 @@ func (x *Skill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Skill.ProtoReflect.Descriptor instead.
 func (*Skill) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{150}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{158}
 }
 
 func (x *Skill) GetRef() *Reference {
@@ -11374,7 +12216,7 @@ type TagSkillRequest struct {
 
 func (x *TagSkillRequest) Reset() {
 	*x = TagSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[151]
+	mi := &file_spool_v1_spool_proto_msgTypes[159]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11386,7 +12228,7 @@ func (x *TagSkillRequest) String() string {
 func (*TagSkillRequest) ProtoMessage() {}
 
 func (x *TagSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[151]
+	mi := &file_spool_v1_spool_proto_msgTypes[159]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11399,7 +12241,7 @@ func (x *TagSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagSkillRequest.ProtoReflect.Descriptor instead.
 func (*TagSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{151}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{159}
 }
 
 func (x *TagSkillRequest) GetSlug() string {
@@ -11450,7 +12292,7 @@ type RemoveSkillRequest struct {
 
 func (x *RemoveSkillRequest) Reset() {
 	*x = RemoveSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[152]
+	mi := &file_spool_v1_spool_proto_msgTypes[160]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11462,7 +12304,7 @@ func (x *RemoveSkillRequest) String() string {
 func (*RemoveSkillRequest) ProtoMessage() {}
 
 func (x *RemoveSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[152]
+	mi := &file_spool_v1_spool_proto_msgTypes[160]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11475,7 +12317,7 @@ func (x *RemoveSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSkillRequest.ProtoReflect.Descriptor instead.
 func (*RemoveSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{152}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{160}
 }
 
 func (x *RemoveSkillRequest) GetSlug() string {
@@ -11992,7 +12834,100 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"[\n" +
 	"\x13GetExecutionRequest\x12!\n" +
 	"\fexecution_id\x18\x01 \x01(\tR\vexecutionId\x12!\n" +
-	"\fmin_position\x18\x02 \x01(\tR\vminPosition\"\xfe\t\n" +
+	"\fmin_position\x18\x02 \x01(\tR\vminPosition\"\x80\x01\n" +
+	"\x15WatchExecutionRequest\x12!\n" +
+	"\fexecution_id\x18\x01 \x01(\tR\vexecutionId\x12!\n" +
+	"\fevery_events\x18\x02 \x01(\rR\veveryEvents\x12!\n" +
+	"\fmin_position\x18\x03 \x01(\tR\vminPosition\"\xe6\n" +
+	"\n" +
+	"\x0fExecutionStatus\x12!\n" +
+	"\fexecution_id\x18\x01 \x01(\tR\vexecutionId\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x02 \x01(\tR\tsessionId\x12\x10\n" +
+	"\x03seq\x18\x03 \x01(\rR\x03seq\x12\x14\n" +
+	"\x05phase\x18\x04 \x01(\tR\x05phase\x12\x14\n" +
+	"\x05final\x18\x05 \x01(\bR\x05final\x12\x18\n" +
+	"\aattempt\x18\x06 \x01(\rR\aattempt\x127\n" +
+	"\tqueued_at\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\bqueuedAt\x12?\n" +
+	"\rdispatched_at\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\fdispatchedAt\x129\n" +
+	"\n" +
+	"started_at\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\x129\n" +
+	"\n" +
+	"updated_at\x18\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\tupdatedAt\x125\n" +
+	"\bended_at\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\aendedAt\x12\x1f\n" +
+	"\vduration_ms\x18\f \x01(\rR\n" +
+	"durationMs\x123\n" +
+	"\bmessages\x18\r \x03(\v2\x17.spool.v1.MessageStatusR\bmessages\x12>\n" +
+	"\x0emessage_counts\x18\x0e \x01(\v2\x17.spool.v1.MessageCountsR\rmessageCounts\x127\n" +
+	"\n" +
+	"tool_calls\x18\x0f \x03(\v2\x18.spool.v1.ToolCallStatusR\ttoolCalls\x12B\n" +
+	"\x10tool_call_counts\x18\x10 \x01(\v2\x18.spool.v1.ToolCallCountsR\x0etoolCallCounts\x12(\n" +
+	"\x05todos\x18\x11 \x03(\v2\x12.spool.v1.TodoItemR\x05todos\x12\x1d\n" +
+	"\n" +
+	"todo_count\x18\x12 \x01(\rR\ttodoCount\x126\n" +
+	"\tsubagents\x18\x13 \x03(\v2\x18.spool.v1.SubagentStatusR\tsubagents\x12A\n" +
+	"\x0fsubagent_counts\x18\x14 \x01(\v2\x18.spool.v1.SubagentCountsR\x0esubagentCounts\x12\x19\n" +
+	"\x05model\x18\x15 \x01(\tH\x00R\x05model\x88\x01\x01\x12%\n" +
+	"\x05usage\x18\x16 \x01(\v2\x0f.spool.v1.UsageR\x05usage\x12\x19\n" +
+	"\bcost_usd\x18\x17 \x01(\x01R\acostUsd\x12.\n" +
+	"\ametered\x18\x18 \x01(\v2\x14.spool.v1.UsageTotalR\ametered\x12\x1d\n" +
+	"\n" +
+	"sandbox_ms\x18\x19 \x01(\x01R\tsandboxMs\x12(\n" +
+	"\x10sandbox_cost_usd\x18\x1a \x01(\x01R\x0esandboxCostUsd\x12\x17\n" +
+	"\x04code\x18\x1b \x01(\tH\x01R\x04code\x88\x01\x01\x12\x1d\n" +
+	"\amessage\x18\x1c \x01(\tH\x02R\amessage\x88\x01\x01\x12\x1b\n" +
+	"\x06reason\x18\x1d \x01(\tH\x03R\x06reason\x88\x01\x01\x12\x1b\n" +
+	"\x06result\x18\x1e \x01(\tH\x04R\x06result\x88\x01\x01\x12\x1d\n" +
+	"\n" +
+	"result_cut\x18\x1f \x01(\bR\tresultCut\x12\x1f\n" +
+	"\x03lag\x18  \x01(\v2\r.spool.v1.LagR\x03lagB\b\n" +
+	"\x06_modelB\a\n" +
+	"\x05_codeB\n" +
+	"\n" +
+	"\b_messageB\t\n" +
+	"\a_reasonB\t\n" +
+	"\a_result\"\xd5\x01\n" +
+	"\rMessageStatus\x12\x19\n" +
+	"\bblock_id\x18\x01 \x01(\tR\ablockId\x12\x12\n" +
+	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x16\n" +
+	"\x06status\x18\x03 \x01(\tR\x06status\x12'\n" +
+	"\x0fconversation_id\x18\x04 \x01(\tR\x0econversationId\x12.\n" +
+	"\x04time\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x12\n" +
+	"\x04text\x18\x06 \x01(\tR\x04text\x12\x10\n" +
+	"\x03cut\x18\a \x01(\bR\x03cut\"A\n" +
+	"\rMessageCounts\x12\x12\n" +
+	"\x04user\x18\x01 \x01(\rR\x04user\x12\x1c\n" +
+	"\tassistant\x18\x02 \x01(\rR\tassistant\"\xa1\x02\n" +
+	"\x0eToolCallStatus\x12\x1e\n" +
+	"\vtool_use_id\x18\x01 \x01(\tR\ttoolUseId\x12\x1b\n" +
+	"\ttool_name\x18\x02 \x01(\tR\btoolName\x12\x16\n" +
+	"\x06status\x18\x03 \x01(\tR\x06status\x12'\n" +
+	"\x0fconversation_id\x18\x04 \x01(\tR\x0econversationId\x129\n" +
+	"\n" +
+	"started_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\x125\n" +
+	"\bended_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\aendedAt\x12\x1f\n" +
+	"\vduration_ms\x18\a \x01(\rR\n" +
+	"durationMs\"\\\n" +
+	"\x0eToolCallCounts\x12\x18\n" +
+	"\apending\x18\x01 \x01(\rR\apending\x12\x1a\n" +
+	"\bcomplete\x18\x02 \x01(\rR\bcomplete\x12\x14\n" +
+	"\x05error\x18\x03 \x01(\rR\x05error\"\x99\x02\n" +
+	"\x0eSubagentStatus\x12\x1f\n" +
+	"\vsubagent_id\x18\x01 \x01(\tR\n" +
+	"subagentId\x12'\n" +
+	"\x0fconversation_id\x18\x02 \x01(\tR\x0econversationId\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12\x16\n" +
+	"\x06status\x18\x04 \x01(\tR\x06status\x129\n" +
+	"\n" +
+	"started_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\x125\n" +
+	"\bended_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\aendedAt\x12\x1f\n" +
+	"\vduration_ms\x18\a \x01(\rR\n" +
+	"durationMs\"`\n" +
+	"\x0eSubagentCounts\x12\x18\n" +
+	"\arunning\x18\x01 \x01(\rR\arunning\x12\x1c\n" +
+	"\tcompleted\x18\x02 \x01(\rR\tcompleted\x12\x16\n" +
+	"\x06failed\x18\x03 \x01(\rR\x06failed\"\xfe\t\n" +
 	"\tExecution\x12!\n" +
 	"\fexecution_id\x18\x01 \x01(\tR\vexecutionId\x12\x1d\n" +
 	"\n" +
@@ -12584,13 +13519,14 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x11ListConversations\x12\".spool.v1.ListConversationsRequest\x1a#.spool.v1.ListConversationsResponse\"0\x82\xd3\xe4\x93\x02*\x12(/api/sessions/{session_id}/conversations\x12u\n" +
 	"\x0fGetSessionState\x12 .spool.v1.GetSessionStateRequest\x1a\x16.spool.v1.SessionState\"(\x82\xd3\xe4\x93\x02\"\x12 /api/sessions/{session_id}/state\x12k\n" +
 	"\vDiffSession\x12\x1c.spool.v1.DiffSessionRequest\x1a\x15.spool.v1.SessionDiff\"'\x82\xd3\xe4\x93\x02!\x12\x1f/api/sessions/{session_id}/diff\x12|\n" +
-	"\x0fCompareSessions\x12 .spool.v1.CompareSessionsRequest\x1a\x1b.spool.v1.SessionComparison\"*\x82\xd3\xe4\x93\x02$\x12\"/api/sessions/{session_id}/compare2\xad\t\n" +
+	"\x0fCompareSessions\x12 .spool.v1.CompareSessionsRequest\x1a\x1b.spool.v1.SessionComparison\"*\x82\xd3\xe4\x93\x02$\x12\"/api/sessions/{session_id}/compare2\xfd\t\n" +
 	"\n" +
 	"Executions\x12o\n" +
 	"\x0eStartExecution\x12\x1f.spool.v1.StartExecutionRequest\x1a .spool.v1.StartExecutionResponse\"\x1a\x82\xd3\xe4\x93\x02\x14:\x01*\"\x0f/api/executions\x12l\n" +
 	"\x0eListExecutions\x12\x1f.spool.v1.ListExecutionsRequest\x1a .spool.v1.ListExecutionsResponse\"\x17\x82\xd3\xe4\x93\x02\x11\x12\x0f/api/executions\x12j\n" +
 	"\fGetExecution\x12\x1d.spool.v1.GetExecutionRequest\x1a\x13.spool.v1.Execution\"&\x82\xd3\xe4\x93\x02 \x12\x1e/api/executions/{execution_id}\x12\x90\x01\n" +
-	"\x15ListSessionExecutions\x12&.spool.v1.ListSessionExecutionsRequest\x1a .spool.v1.ListExecutionsResponse\"-\x82\xd3\xe4\x93\x02'\x12%/api/sessions/{session_id}/executions\x12\x88\x01\n" +
+	"\x15ListSessionExecutions\x12&.spool.v1.ListSessionExecutionsRequest\x1a .spool.v1.ListExecutionsResponse\"-\x82\xd3\xe4\x93\x02'\x12%/api/sessions/{session_id}/executions\x12N\n" +
+	"\x0eWatchExecution\x12\x1f.spool.v1.WatchExecutionRequest\x1a\x19.spool.v1.ExecutionStatus0\x01\x12\x88\x01\n" +
 	"\x0fCancelExecution\x12 .spool.v1.CancelExecutionRequest\x1a!.spool.v1.CancelExecutionResponse\"0\x82\xd3\xe4\x93\x02*:\x01*\"%/api/executions/{execution_id}/cancel\x12\x84\x01\n" +
 	"\x0ePauseExecution\x12\x1f.spool.v1.PauseExecutionRequest\x1a .spool.v1.PauseExecutionResponse\"/\x82\xd3\xe4\x93\x02):\x01*\"$/api/executions/{execution_id}/pause\x12\x88\x01\n" +
 	"\x0fResumeExecution\x12 .spool.v1.ResumeExecutionRequest\x1a!.spool.v1.ResumeExecutionResponse\"0\x82\xd3\xe4\x93\x02*:\x01*\"%/api/executions/{execution_id}/resume\x12\x94\x01\n" +
@@ -12662,7 +13598,7 @@ func file_spool_v1_spool_proto_rawDescGZIP() []byte {
 	return file_spool_v1_spool_proto_rawDescData
 }
 
-var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 157)
+var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 165)
 var file_spool_v1_spool_proto_goTypes = []any{
 	(*Json)(nil),                         // 0: spool.v1.Json
 	(*SessionOptions)(nil),               // 1: spool.v1.SessionOptions
@@ -12719,114 +13655,122 @@ var file_spool_v1_spool_proto_goTypes = []any{
 	(*ListSessionExecutionsRequest)(nil), // 52: spool.v1.ListSessionExecutionsRequest
 	(*ListExecutionsResponse)(nil),       // 53: spool.v1.ListExecutionsResponse
 	(*GetExecutionRequest)(nil),          // 54: spool.v1.GetExecutionRequest
-	(*Execution)(nil),                    // 55: spool.v1.Execution
-	(*MeteredUsage)(nil),                 // 56: spool.v1.MeteredUsage
-	(*Usage)(nil),                        // 57: spool.v1.Usage
-	(*CancelExecutionRequest)(nil),       // 58: spool.v1.CancelExecutionRequest
-	(*CancelExecutionResponse)(nil),      // 59: spool.v1.CancelExecutionResponse
-	(*PauseExecutionRequest)(nil),        // 60: spool.v1.PauseExecutionRequest
-	(*PauseExecutionResponse)(nil),       // 61: spool.v1.PauseExecutionResponse
-	(*ResumeExecutionRequest)(nil),       // 62: spool.v1.ResumeExecutionRequest
-	(*ResumeExecutionResponse)(nil),      // 63: spool.v1.ResumeExecutionResponse
-	(*TerminateExecutionRequest)(nil),    // 64: spool.v1.TerminateExecutionRequest
-	(*TerminateExecutionResponse)(nil),   // 65: spool.v1.TerminateExecutionResponse
-	(*RecoverExecutionRequest)(nil),      // 66: spool.v1.RecoverExecutionRequest
-	(*RecoverExecutionResponse)(nil),     // 67: spool.v1.RecoverExecutionResponse
-	(*ListEventsRequest)(nil),            // 68: spool.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),           // 69: spool.v1.ListEventsResponse
-	(*ListHistoryRequest)(nil),           // 70: spool.v1.ListHistoryRequest
-	(*ListHistoryResponse)(nil),          // 71: spool.v1.ListHistoryResponse
-	(*Ancestor)(nil),                     // 72: spool.v1.Ancestor
-	(*ListHistoryBlocksRequest)(nil),     // 73: spool.v1.ListHistoryBlocksRequest
-	(*ListHistoryBlocksResponse)(nil),    // 74: spool.v1.ListHistoryBlocksResponse
-	(*InheritedBlocks)(nil),              // 75: spool.v1.InheritedBlocks
-	(*Event)(nil),                        // 76: spool.v1.Event
-	(*EventMetadata)(nil),                // 77: spool.v1.EventMetadata
-	(*StreamEventsRequest)(nil),          // 78: spool.v1.StreamEventsRequest
-	(*StreamEventsResponse)(nil),         // 79: spool.v1.StreamEventsResponse
-	(*Lag)(nil),                          // 80: spool.v1.Lag
-	(*ReplayEventsRequest)(nil),          // 81: spool.v1.ReplayEventsRequest
-	(*ReplayEventsResponse)(nil),         // 82: spool.v1.ReplayEventsResponse
-	(*ReplayStarted)(nil),                // 83: spool.v1.ReplayStarted
-	(*GapShortened)(nil),                 // 84: spool.v1.GapShortened
-	(*BlockWhole)(nil),                   // 85: spool.v1.BlockWhole
-	(*ReplayEnded)(nil),                  // 86: spool.v1.ReplayEnded
-	(*ListBlocksRequest)(nil),            // 87: spool.v1.ListBlocksRequest
-	(*ListBlocksResponse)(nil),           // 88: spool.v1.ListBlocksResponse
-	(*Block)(nil),                        // 89: spool.v1.Block
-	(*TodoItem)(nil),                     // 90: spool.v1.TodoItem
-	(*CreateKeyRequest)(nil),             // 91: spool.v1.CreateKeyRequest
-	(*CreateKeyResponse)(nil),            // 92: spool.v1.CreateKeyResponse
-	(*ListDeadLettersRequest)(nil),       // 93: spool.v1.ListDeadLettersRequest
-	(*ListDeadLettersResponse)(nil),      // 94: spool.v1.ListDeadLettersResponse
-	(*DeadLetter)(nil),                   // 95: spool.v1.DeadLetter
-	(*ListAuditRequest)(nil),             // 96: spool.v1.ListAuditRequest
-	(*ListAuditResponse)(nil),            // 97: spool.v1.ListAuditResponse
-	(*AuditEntry)(nil),                   // 98: spool.v1.AuditEntry
-	(*AuditActor)(nil),                   // 99: spool.v1.AuditActor
-	(*GetDeadLetterRequest)(nil),         // 100: spool.v1.GetDeadLetterRequest
-	(*RetryDeadLetterRequest)(nil),       // 101: spool.v1.RetryDeadLetterRequest
-	(*RetryDeadLetterResponse)(nil),      // 102: spool.v1.RetryDeadLetterResponse
-	(*DropDeadLetterRequest)(nil),        // 103: spool.v1.DropDeadLetterRequest
-	(*DropDeadLetterResponse)(nil),       // 104: spool.v1.DropDeadLetterResponse
-	(*ListKeysRequest)(nil),              // 105: spool.v1.ListKeysRequest
-	(*ListKeysResponse)(nil),             // 106: spool.v1.ListKeysResponse
-	(*Key)(nil),                          // 107: spool.v1.Key
-	(*RevokeKeyRequest)(nil),             // 108: spool.v1.RevokeKeyRequest
-	(*RevokeKeyResponse)(nil),            // 109: spool.v1.RevokeKeyResponse
-	(*SetBudgetRequest)(nil),             // 110: spool.v1.SetBudgetRequest
-	(*SetBudgetResponse)(nil),            // 111: spool.v1.SetBudgetResponse
-	(*ListBudgetsRequest)(nil),           // 112: spool.v1.ListBudgetsRequest
-	(*ListBudgetsResponse)(nil),          // 113: spool.v1.ListBudgetsResponse
-	(*TenantBudget)(nil),                 // 114: spool.v1.TenantBudget
-	(*RemoveBudgetRequest)(nil),          // 115: spool.v1.RemoveBudgetRequest
-	(*RemoveBudgetResponse)(nil),         // 116: spool.v1.RemoveBudgetResponse
-	(*TenantLimits)(nil),                 // 117: spool.v1.TenantLimits
-	(*SetLimitsRequest)(nil),             // 118: spool.v1.SetLimitsRequest
-	(*SetLimitsResponse)(nil),            // 119: spool.v1.SetLimitsResponse
-	(*GetLimitsRequest)(nil),             // 120: spool.v1.GetLimitsRequest
-	(*GetLimitsResponse)(nil),            // 121: spool.v1.GetLimitsResponse
-	(*RemoveLimitsRequest)(nil),          // 122: spool.v1.RemoveLimitsRequest
-	(*RemoveLimitsResponse)(nil),         // 123: spool.v1.RemoveLimitsResponse
-	(*Reference)(nil),                    // 124: spool.v1.Reference
-	(*Definition)(nil),                   // 125: spool.v1.Definition
-	(*ApplyResponse)(nil),                // 126: spool.v1.ApplyResponse
-	(*RemoveResponse)(nil),               // 127: spool.v1.RemoveResponse
-	(*ApplyAgentRequest)(nil),            // 128: spool.v1.ApplyAgentRequest
-	(*ListAgentsRequest)(nil),            // 129: spool.v1.ListAgentsRequest
-	(*ListAgentsResponse)(nil),           // 130: spool.v1.ListAgentsResponse
-	(*GetAgentRequest)(nil),              // 131: spool.v1.GetAgentRequest
-	(*RemoveAgentRequest)(nil),           // 132: spool.v1.RemoveAgentRequest
-	(*ApplyInstanceRequest)(nil),         // 133: spool.v1.ApplyInstanceRequest
-	(*ListInstancesRequest)(nil),         // 134: spool.v1.ListInstancesRequest
-	(*ListInstancesResponse)(nil),        // 135: spool.v1.ListInstancesResponse
-	(*GetInstanceRequest)(nil),           // 136: spool.v1.GetInstanceRequest
-	(*RemoveInstanceRequest)(nil),        // 137: spool.v1.RemoveInstanceRequest
-	(*ApplyEnvironmentRequest)(nil),      // 138: spool.v1.ApplyEnvironmentRequest
-	(*ListEnvironmentsRequest)(nil),      // 139: spool.v1.ListEnvironmentsRequest
-	(*ListEnvironmentsResponse)(nil),     // 140: spool.v1.ListEnvironmentsResponse
-	(*GetEnvironmentRequest)(nil),        // 141: spool.v1.GetEnvironmentRequest
-	(*RemoveEnvironmentRequest)(nil),     // 142: spool.v1.RemoveEnvironmentRequest
-	(*ExplainEnvironmentRequest)(nil),    // 143: spool.v1.ExplainEnvironmentRequest
-	(*ExplainEnvironmentResponse)(nil),   // 144: spool.v1.ExplainEnvironmentResponse
-	(*ExplainedHost)(nil),                // 145: spool.v1.ExplainedHost
-	(*ExplainedVariable)(nil),            // 146: spool.v1.ExplainedVariable
-	(*ListSkillsRequest)(nil),            // 147: spool.v1.ListSkillsRequest
-	(*ListSkillsResponse)(nil),           // 148: spool.v1.ListSkillsResponse
-	(*GetSkillRequest)(nil),              // 149: spool.v1.GetSkillRequest
-	(*Skill)(nil),                        // 150: spool.v1.Skill
-	(*TagSkillRequest)(nil),              // 151: spool.v1.TagSkillRequest
-	(*RemoveSkillRequest)(nil),           // 152: spool.v1.RemoveSkillRequest
-	nil,                                  // 153: spool.v1.ModelSettings.EnvEntry
-	nil,                                  // 154: spool.v1.PostMessageRequest.EnvironmentEntry
-	nil,                                  // 155: spool.v1.StartExecutionRequest.EnvironmentEntry
-	nil,                                  // 156: spool.v1.RecoverExecutionRequest.EnvironmentEntry
-	(*timestamppb.Timestamp)(nil),        // 157: google.protobuf.Timestamp
+	(*WatchExecutionRequest)(nil),        // 55: spool.v1.WatchExecutionRequest
+	(*ExecutionStatus)(nil),              // 56: spool.v1.ExecutionStatus
+	(*MessageStatus)(nil),                // 57: spool.v1.MessageStatus
+	(*MessageCounts)(nil),                // 58: spool.v1.MessageCounts
+	(*ToolCallStatus)(nil),               // 59: spool.v1.ToolCallStatus
+	(*ToolCallCounts)(nil),               // 60: spool.v1.ToolCallCounts
+	(*SubagentStatus)(nil),               // 61: spool.v1.SubagentStatus
+	(*SubagentCounts)(nil),               // 62: spool.v1.SubagentCounts
+	(*Execution)(nil),                    // 63: spool.v1.Execution
+	(*MeteredUsage)(nil),                 // 64: spool.v1.MeteredUsage
+	(*Usage)(nil),                        // 65: spool.v1.Usage
+	(*CancelExecutionRequest)(nil),       // 66: spool.v1.CancelExecutionRequest
+	(*CancelExecutionResponse)(nil),      // 67: spool.v1.CancelExecutionResponse
+	(*PauseExecutionRequest)(nil),        // 68: spool.v1.PauseExecutionRequest
+	(*PauseExecutionResponse)(nil),       // 69: spool.v1.PauseExecutionResponse
+	(*ResumeExecutionRequest)(nil),       // 70: spool.v1.ResumeExecutionRequest
+	(*ResumeExecutionResponse)(nil),      // 71: spool.v1.ResumeExecutionResponse
+	(*TerminateExecutionRequest)(nil),    // 72: spool.v1.TerminateExecutionRequest
+	(*TerminateExecutionResponse)(nil),   // 73: spool.v1.TerminateExecutionResponse
+	(*RecoverExecutionRequest)(nil),      // 74: spool.v1.RecoverExecutionRequest
+	(*RecoverExecutionResponse)(nil),     // 75: spool.v1.RecoverExecutionResponse
+	(*ListEventsRequest)(nil),            // 76: spool.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),           // 77: spool.v1.ListEventsResponse
+	(*ListHistoryRequest)(nil),           // 78: spool.v1.ListHistoryRequest
+	(*ListHistoryResponse)(nil),          // 79: spool.v1.ListHistoryResponse
+	(*Ancestor)(nil),                     // 80: spool.v1.Ancestor
+	(*ListHistoryBlocksRequest)(nil),     // 81: spool.v1.ListHistoryBlocksRequest
+	(*ListHistoryBlocksResponse)(nil),    // 82: spool.v1.ListHistoryBlocksResponse
+	(*InheritedBlocks)(nil),              // 83: spool.v1.InheritedBlocks
+	(*Event)(nil),                        // 84: spool.v1.Event
+	(*EventMetadata)(nil),                // 85: spool.v1.EventMetadata
+	(*StreamEventsRequest)(nil),          // 86: spool.v1.StreamEventsRequest
+	(*StreamEventsResponse)(nil),         // 87: spool.v1.StreamEventsResponse
+	(*Lag)(nil),                          // 88: spool.v1.Lag
+	(*ReplayEventsRequest)(nil),          // 89: spool.v1.ReplayEventsRequest
+	(*ReplayEventsResponse)(nil),         // 90: spool.v1.ReplayEventsResponse
+	(*ReplayStarted)(nil),                // 91: spool.v1.ReplayStarted
+	(*GapShortened)(nil),                 // 92: spool.v1.GapShortened
+	(*BlockWhole)(nil),                   // 93: spool.v1.BlockWhole
+	(*ReplayEnded)(nil),                  // 94: spool.v1.ReplayEnded
+	(*ListBlocksRequest)(nil),            // 95: spool.v1.ListBlocksRequest
+	(*ListBlocksResponse)(nil),           // 96: spool.v1.ListBlocksResponse
+	(*Block)(nil),                        // 97: spool.v1.Block
+	(*TodoItem)(nil),                     // 98: spool.v1.TodoItem
+	(*CreateKeyRequest)(nil),             // 99: spool.v1.CreateKeyRequest
+	(*CreateKeyResponse)(nil),            // 100: spool.v1.CreateKeyResponse
+	(*ListDeadLettersRequest)(nil),       // 101: spool.v1.ListDeadLettersRequest
+	(*ListDeadLettersResponse)(nil),      // 102: spool.v1.ListDeadLettersResponse
+	(*DeadLetter)(nil),                   // 103: spool.v1.DeadLetter
+	(*ListAuditRequest)(nil),             // 104: spool.v1.ListAuditRequest
+	(*ListAuditResponse)(nil),            // 105: spool.v1.ListAuditResponse
+	(*AuditEntry)(nil),                   // 106: spool.v1.AuditEntry
+	(*AuditActor)(nil),                   // 107: spool.v1.AuditActor
+	(*GetDeadLetterRequest)(nil),         // 108: spool.v1.GetDeadLetterRequest
+	(*RetryDeadLetterRequest)(nil),       // 109: spool.v1.RetryDeadLetterRequest
+	(*RetryDeadLetterResponse)(nil),      // 110: spool.v1.RetryDeadLetterResponse
+	(*DropDeadLetterRequest)(nil),        // 111: spool.v1.DropDeadLetterRequest
+	(*DropDeadLetterResponse)(nil),       // 112: spool.v1.DropDeadLetterResponse
+	(*ListKeysRequest)(nil),              // 113: spool.v1.ListKeysRequest
+	(*ListKeysResponse)(nil),             // 114: spool.v1.ListKeysResponse
+	(*Key)(nil),                          // 115: spool.v1.Key
+	(*RevokeKeyRequest)(nil),             // 116: spool.v1.RevokeKeyRequest
+	(*RevokeKeyResponse)(nil),            // 117: spool.v1.RevokeKeyResponse
+	(*SetBudgetRequest)(nil),             // 118: spool.v1.SetBudgetRequest
+	(*SetBudgetResponse)(nil),            // 119: spool.v1.SetBudgetResponse
+	(*ListBudgetsRequest)(nil),           // 120: spool.v1.ListBudgetsRequest
+	(*ListBudgetsResponse)(nil),          // 121: spool.v1.ListBudgetsResponse
+	(*TenantBudget)(nil),                 // 122: spool.v1.TenantBudget
+	(*RemoveBudgetRequest)(nil),          // 123: spool.v1.RemoveBudgetRequest
+	(*RemoveBudgetResponse)(nil),         // 124: spool.v1.RemoveBudgetResponse
+	(*TenantLimits)(nil),                 // 125: spool.v1.TenantLimits
+	(*SetLimitsRequest)(nil),             // 126: spool.v1.SetLimitsRequest
+	(*SetLimitsResponse)(nil),            // 127: spool.v1.SetLimitsResponse
+	(*GetLimitsRequest)(nil),             // 128: spool.v1.GetLimitsRequest
+	(*GetLimitsResponse)(nil),            // 129: spool.v1.GetLimitsResponse
+	(*RemoveLimitsRequest)(nil),          // 130: spool.v1.RemoveLimitsRequest
+	(*RemoveLimitsResponse)(nil),         // 131: spool.v1.RemoveLimitsResponse
+	(*Reference)(nil),                    // 132: spool.v1.Reference
+	(*Definition)(nil),                   // 133: spool.v1.Definition
+	(*ApplyResponse)(nil),                // 134: spool.v1.ApplyResponse
+	(*RemoveResponse)(nil),               // 135: spool.v1.RemoveResponse
+	(*ApplyAgentRequest)(nil),            // 136: spool.v1.ApplyAgentRequest
+	(*ListAgentsRequest)(nil),            // 137: spool.v1.ListAgentsRequest
+	(*ListAgentsResponse)(nil),           // 138: spool.v1.ListAgentsResponse
+	(*GetAgentRequest)(nil),              // 139: spool.v1.GetAgentRequest
+	(*RemoveAgentRequest)(nil),           // 140: spool.v1.RemoveAgentRequest
+	(*ApplyInstanceRequest)(nil),         // 141: spool.v1.ApplyInstanceRequest
+	(*ListInstancesRequest)(nil),         // 142: spool.v1.ListInstancesRequest
+	(*ListInstancesResponse)(nil),        // 143: spool.v1.ListInstancesResponse
+	(*GetInstanceRequest)(nil),           // 144: spool.v1.GetInstanceRequest
+	(*RemoveInstanceRequest)(nil),        // 145: spool.v1.RemoveInstanceRequest
+	(*ApplyEnvironmentRequest)(nil),      // 146: spool.v1.ApplyEnvironmentRequest
+	(*ListEnvironmentsRequest)(nil),      // 147: spool.v1.ListEnvironmentsRequest
+	(*ListEnvironmentsResponse)(nil),     // 148: spool.v1.ListEnvironmentsResponse
+	(*GetEnvironmentRequest)(nil),        // 149: spool.v1.GetEnvironmentRequest
+	(*RemoveEnvironmentRequest)(nil),     // 150: spool.v1.RemoveEnvironmentRequest
+	(*ExplainEnvironmentRequest)(nil),    // 151: spool.v1.ExplainEnvironmentRequest
+	(*ExplainEnvironmentResponse)(nil),   // 152: spool.v1.ExplainEnvironmentResponse
+	(*ExplainedHost)(nil),                // 153: spool.v1.ExplainedHost
+	(*ExplainedVariable)(nil),            // 154: spool.v1.ExplainedVariable
+	(*ListSkillsRequest)(nil),            // 155: spool.v1.ListSkillsRequest
+	(*ListSkillsResponse)(nil),           // 156: spool.v1.ListSkillsResponse
+	(*GetSkillRequest)(nil),              // 157: spool.v1.GetSkillRequest
+	(*Skill)(nil),                        // 158: spool.v1.Skill
+	(*TagSkillRequest)(nil),              // 159: spool.v1.TagSkillRequest
+	(*RemoveSkillRequest)(nil),           // 160: spool.v1.RemoveSkillRequest
+	nil,                                  // 161: spool.v1.ModelSettings.EnvEntry
+	nil,                                  // 162: spool.v1.PostMessageRequest.EnvironmentEntry
+	nil,                                  // 163: spool.v1.StartExecutionRequest.EnvironmentEntry
+	nil,                                  // 164: spool.v1.RecoverExecutionRequest.EnvironmentEntry
+	(*timestamppb.Timestamp)(nil),        // 165: google.protobuf.Timestamp
 }
 var file_spool_v1_spool_proto_depIdxs = []int32{
 	3,   // 0: spool.v1.SessionOptions.budget:type_name -> spool.v1.Budget
 	2,   // 1: spool.v1.SessionOptions.model_settings:type_name -> spool.v1.ModelSettings
-	153, // 2: spool.v1.ModelSettings.env:type_name -> spool.v1.ModelSettings.EnvEntry
+	161, // 2: spool.v1.ModelSettings.env:type_name -> spool.v1.ModelSettings.EnvEntry
 	1,   // 3: spool.v1.CreateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 4: spool.v1.CreateSessionRequest.metadata:type_name -> spool.v1.Json
 	4,   // 5: spool.v1.CreateSessionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
@@ -12835,27 +13779,27 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	13,  // 8: spool.v1.ListSessionsResponse.sessions:type_name -> spool.v1.Session
 	1,   // 9: spool.v1.Session.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 10: spool.v1.Session.metadata:type_name -> spool.v1.Json
-	157, // 11: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
-	157, // 12: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
+	165, // 11: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
+	165, // 12: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
 	14,  // 13: spool.v1.Session.current_sandbox:type_name -> spool.v1.CurrentSandbox
-	157, // 14: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
+	165, // 14: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
 	9,   // 15: spool.v1.Session.parent:type_name -> spool.v1.ParentSession
-	157, // 16: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
-	157, // 17: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
+	165, // 16: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
+	165, // 17: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
 	1,   // 18: spool.v1.UpdateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 19: spool.v1.UpdateSessionRequest.metadata:type_name -> spool.v1.Json
 	21,  // 20: spool.v1.PostMessageRequest.parts:type_name -> spool.v1.Part
 	0,   // 21: spool.v1.PostMessageRequest.metadata:type_name -> spool.v1.Json
 	4,   // 22: spool.v1.PostMessageRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	154, // 23: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
-	55,  // 24: spool.v1.PostMessageResponse.execution:type_name -> spool.v1.Execution
+	162, // 23: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
+	63,  // 24: spool.v1.PostMessageResponse.execution:type_name -> spool.v1.Execution
 	31,  // 25: spool.v1.ListConversationsResponse.conversations:type_name -> spool.v1.Conversation
-	157, // 26: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
-	157, // 27: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
-	157, // 28: spool.v1.SessionState.time:type_name -> google.protobuf.Timestamp
+	165, // 26: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
+	165, // 27: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
+	165, // 28: spool.v1.SessionState.time:type_name -> google.protobuf.Timestamp
 	13,  // 29: spool.v1.SessionState.session:type_name -> spool.v1.Session
-	55,  // 30: spool.v1.SessionState.executions:type_name -> spool.v1.Execution
-	89,  // 31: spool.v1.SessionState.blocks:type_name -> spool.v1.Block
+	63,  // 30: spool.v1.SessionState.executions:type_name -> spool.v1.Execution
+	97,  // 31: spool.v1.SessionState.blocks:type_name -> spool.v1.Block
 	35,  // 32: spool.v1.SessionState.todos:type_name -> spool.v1.TodoList
 	31,  // 33: spool.v1.SessionState.conversations:type_name -> spool.v1.Conversation
 	36,  // 34: spool.v1.SessionState.reported:type_name -> spool.v1.UsageTotal
@@ -12863,225 +13807,247 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	37,  // 36: spool.v1.SessionState.resolved:type_name -> spool.v1.ResolvedVersions
 	38,  // 37: spool.v1.SessionState.files:type_name -> spool.v1.WorkspaceState
 	34,  // 38: spool.v1.SessionState.incomplete_text:type_name -> spool.v1.IncompleteText
-	90,  // 39: spool.v1.TodoList.items:type_name -> spool.v1.TodoItem
-	157, // 40: spool.v1.WorkspaceState.snapshot_at:type_name -> google.protobuf.Timestamp
+	98,  // 39: spool.v1.TodoList.items:type_name -> spool.v1.TodoItem
+	165, // 40: spool.v1.WorkspaceState.snapshot_at:type_name -> google.protobuf.Timestamp
 	39,  // 41: spool.v1.WorkspaceState.changes:type_name -> spool.v1.FileChange
-	157, // 42: spool.v1.FileChange.time:type_name -> google.protobuf.Timestamp
+	165, // 42: spool.v1.FileChange.time:type_name -> google.protobuf.Timestamp
 	42,  // 43: spool.v1.SessionDiff.blocks:type_name -> spool.v1.BlockChange
 	43,  // 44: spool.v1.SessionDiff.statuses:type_name -> spool.v1.StatusChange
 	36,  // 45: spool.v1.SessionDiff.reported:type_name -> spool.v1.UsageTotal
 	36,  // 46: spool.v1.SessionDiff.metered:type_name -> spool.v1.UsageTotal
 	44,  // 47: spool.v1.SessionDiff.files:type_name -> spool.v1.FilesDiff
-	89,  // 48: spool.v1.BlockChange.block:type_name -> spool.v1.Block
+	97,  // 48: spool.v1.BlockChange.block:type_name -> spool.v1.Block
 	45,  // 49: spool.v1.FilesDiff.files:type_name -> spool.v1.FileDiff
 	46,  // 50: spool.v1.FileDiff.from:type_name -> spool.v1.FileVersion
 	46,  // 51: spool.v1.FileDiff.to:type_name -> spool.v1.FileVersion
-	76,  // 52: spool.v1.SessionComparison.event:type_name -> spool.v1.Event
-	76,  // 53: spool.v1.SessionComparison.with_event:type_name -> spool.v1.Event
+	84,  // 52: spool.v1.SessionComparison.event:type_name -> spool.v1.Event
+	84,  // 53: spool.v1.SessionComparison.with_event:type_name -> spool.v1.Event
 	1,   // 54: spool.v1.StartExecutionRequest.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 55: spool.v1.StartExecutionRequest.metadata:type_name -> spool.v1.Json
 	21,  // 56: spool.v1.StartExecutionRequest.parts:type_name -> spool.v1.Part
 	4,   // 57: spool.v1.StartExecutionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	155, // 58: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
-	55,  // 59: spool.v1.StartExecutionResponse.execution:type_name -> spool.v1.Execution
-	55,  // 60: spool.v1.ListExecutionsResponse.executions:type_name -> spool.v1.Execution
-	57,  // 61: spool.v1.Execution.usage:type_name -> spool.v1.Usage
-	0,   // 62: spool.v1.Execution.metadata:type_name -> spool.v1.Json
-	157, // 63: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
-	157, // 64: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
-	157, // 65: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
-	157, // 66: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
-	56,  // 67: spool.v1.Execution.metered:type_name -> spool.v1.MeteredUsage
-	0,   // 68: spool.v1.Execution.resolved:type_name -> spool.v1.Json
-	157, // 69: spool.v1.Execution.updated_at:type_name -> google.protobuf.Timestamp
-	57,  // 70: spool.v1.MeteredUsage.usage:type_name -> spool.v1.Usage
-	156, // 71: spool.v1.RecoverExecutionRequest.environment:type_name -> spool.v1.RecoverExecutionRequest.EnvironmentEntry
-	76,  // 72: spool.v1.ListEventsResponse.events:type_name -> spool.v1.Event
-	76,  // 73: spool.v1.ListHistoryResponse.events:type_name -> spool.v1.Event
-	72,  // 74: spool.v1.ListHistoryResponse.ancestors:type_name -> spool.v1.Ancestor
-	75,  // 75: spool.v1.ListHistoryBlocksResponse.ancestors:type_name -> spool.v1.InheritedBlocks
-	89,  // 76: spool.v1.InheritedBlocks.blocks:type_name -> spool.v1.Block
-	157, // 77: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
-	0,   // 78: spool.v1.Event.data:type_name -> spool.v1.Json
-	77,  // 79: spool.v1.Event.metadata:type_name -> spool.v1.EventMetadata
-	0,   // 80: spool.v1.EventMetadata.session:type_name -> spool.v1.Json
-	0,   // 81: spool.v1.EventMetadata.message:type_name -> spool.v1.Json
-	76,  // 82: spool.v1.StreamEventsResponse.event:type_name -> spool.v1.Event
-	80,  // 83: spool.v1.StreamEventsResponse.lag:type_name -> spool.v1.Lag
-	76,  // 84: spool.v1.ReplayEventsResponse.event:type_name -> spool.v1.Event
-	83,  // 85: spool.v1.ReplayEventsResponse.started:type_name -> spool.v1.ReplayStarted
-	84,  // 86: spool.v1.ReplayEventsResponse.gap_shortened:type_name -> spool.v1.GapShortened
-	85,  // 87: spool.v1.ReplayEventsResponse.block_whole:type_name -> spool.v1.BlockWhole
-	86,  // 88: spool.v1.ReplayEventsResponse.ended:type_name -> spool.v1.ReplayEnded
-	89,  // 89: spool.v1.ListBlocksResponse.blocks:type_name -> spool.v1.Block
-	157, // 90: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
-	21,  // 91: spool.v1.Block.parts:type_name -> spool.v1.Part
-	0,   // 92: spool.v1.Block.input:type_name -> spool.v1.Json
-	90,  // 93: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
-	157, // 94: spool.v1.CreateKeyResponse.expires_at:type_name -> google.protobuf.Timestamp
-	95,  // 95: spool.v1.ListDeadLettersResponse.dead_letters:type_name -> spool.v1.DeadLetter
-	157, // 96: spool.v1.DeadLetter.time:type_name -> google.protobuf.Timestamp
-	98,  // 97: spool.v1.ListAuditResponse.entries:type_name -> spool.v1.AuditEntry
-	157, // 98: spool.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
-	99,  // 99: spool.v1.AuditEntry.actor:type_name -> spool.v1.AuditActor
-	107, // 100: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
-	157, // 101: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
-	157, // 102: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
-	157, // 103: spool.v1.Key.expires_at:type_name -> google.protobuf.Timestamp
-	3,   // 104: spool.v1.SetBudgetRequest.budget:type_name -> spool.v1.Budget
-	114, // 105: spool.v1.ListBudgetsResponse.budgets:type_name -> spool.v1.TenantBudget
-	3,   // 106: spool.v1.TenantBudget.budget:type_name -> spool.v1.Budget
-	3,   // 107: spool.v1.TenantBudget.spent:type_name -> spool.v1.Budget
-	157, // 108: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
-	117, // 109: spool.v1.SetLimitsRequest.limits:type_name -> spool.v1.TenantLimits
-	117, // 110: spool.v1.GetLimitsResponse.limits:type_name -> spool.v1.TenantLimits
-	117, // 111: spool.v1.GetLimitsResponse.used:type_name -> spool.v1.TenantLimits
-	124, // 112: spool.v1.Definition.ref:type_name -> spool.v1.Reference
-	0,   // 113: spool.v1.Definition.spec:type_name -> spool.v1.Json
-	157, // 114: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
-	124, // 115: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
-	124, // 116: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 117: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
-	125, // 118: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
-	124, // 119: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
-	0,   // 120: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
-	125, // 121: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
-	124, // 122: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 123: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
-	125, // 124: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
-	146, // 125: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
-	145, // 126: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
-	150, // 127: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
-	124, // 128: spool.v1.Skill.ref:type_name -> spool.v1.Reference
-	157, // 129: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
-	20,  // 130: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	20,  // 131: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	20,  // 132: spool.v1.RecoverExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	5,   // 133: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
-	7,   // 134: spool.v1.Sessions.ForkSession:input_type -> spool.v1.ForkSessionRequest
-	10,  // 135: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
-	12,  // 136: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
-	15,  // 137: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
-	17,  // 138: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
-	19,  // 139: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
-	23,  // 140: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
-	25,  // 141: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
-	27,  // 142: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
-	29,  // 143: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
-	32,  // 144: spool.v1.Sessions.GetSessionState:input_type -> spool.v1.GetSessionStateRequest
-	40,  // 145: spool.v1.Sessions.DiffSession:input_type -> spool.v1.DiffSessionRequest
-	47,  // 146: spool.v1.Sessions.CompareSessions:input_type -> spool.v1.CompareSessionsRequest
-	49,  // 147: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
-	51,  // 148: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
-	54,  // 149: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
-	52,  // 150: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
-	58,  // 151: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
-	60,  // 152: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
-	62,  // 153: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
-	64,  // 154: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
-	66,  // 155: spool.v1.Executions.RecoverExecution:input_type -> spool.v1.RecoverExecutionRequest
-	68,  // 156: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
-	78,  // 157: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
-	81,  // 158: spool.v1.Events.ReplayEvents:input_type -> spool.v1.ReplayEventsRequest
-	70,  // 159: spool.v1.Events.ListHistory:input_type -> spool.v1.ListHistoryRequest
-	73,  // 160: spool.v1.Events.ListHistoryBlocks:input_type -> spool.v1.ListHistoryBlocksRequest
-	87,  // 161: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
-	91,  // 162: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
-	105, // 163: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
-	108, // 164: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
-	118, // 165: spool.v1.Limits.SetLimits:input_type -> spool.v1.SetLimitsRequest
-	120, // 166: spool.v1.Limits.GetLimits:input_type -> spool.v1.GetLimitsRequest
-	122, // 167: spool.v1.Limits.RemoveLimits:input_type -> spool.v1.RemoveLimitsRequest
-	110, // 168: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
-	112, // 169: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
-	115, // 170: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
-	93,  // 171: spool.v1.DeadLetters.ListDeadLetters:input_type -> spool.v1.ListDeadLettersRequest
-	100, // 172: spool.v1.DeadLetters.GetDeadLetter:input_type -> spool.v1.GetDeadLetterRequest
-	101, // 173: spool.v1.DeadLetters.RetryDeadLetter:input_type -> spool.v1.RetryDeadLetterRequest
-	103, // 174: spool.v1.DeadLetters.DropDeadLetter:input_type -> spool.v1.DropDeadLetterRequest
-	96,  // 175: spool.v1.Audit.ListAudit:input_type -> spool.v1.ListAuditRequest
-	128, // 176: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
-	129, // 177: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
-	131, // 178: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
-	132, // 179: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
-	133, // 180: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
-	134, // 181: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
-	136, // 182: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
-	137, // 183: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
-	138, // 184: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
-	139, // 185: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
-	141, // 186: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
-	142, // 187: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
-	143, // 188: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
-	147, // 189: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
-	149, // 190: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
-	151, // 191: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
-	152, // 192: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
-	6,   // 193: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
-	8,   // 194: spool.v1.Sessions.ForkSession:output_type -> spool.v1.ForkSessionResponse
-	11,  // 195: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
-	13,  // 196: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
-	16,  // 197: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
-	18,  // 198: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
-	22,  // 199: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
-	24,  // 200: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
-	26,  // 201: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
-	28,  // 202: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
-	30,  // 203: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
-	33,  // 204: spool.v1.Sessions.GetSessionState:output_type -> spool.v1.SessionState
-	41,  // 205: spool.v1.Sessions.DiffSession:output_type -> spool.v1.SessionDiff
-	48,  // 206: spool.v1.Sessions.CompareSessions:output_type -> spool.v1.SessionComparison
-	50,  // 207: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
-	53,  // 208: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
-	55,  // 209: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
-	53,  // 210: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
-	59,  // 211: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
-	61,  // 212: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
-	63,  // 213: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
-	65,  // 214: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
-	67,  // 215: spool.v1.Executions.RecoverExecution:output_type -> spool.v1.RecoverExecutionResponse
-	69,  // 216: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
-	79,  // 217: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
-	82,  // 218: spool.v1.Events.ReplayEvents:output_type -> spool.v1.ReplayEventsResponse
-	71,  // 219: spool.v1.Events.ListHistory:output_type -> spool.v1.ListHistoryResponse
-	74,  // 220: spool.v1.Events.ListHistoryBlocks:output_type -> spool.v1.ListHistoryBlocksResponse
-	88,  // 221: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
-	92,  // 222: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
-	106, // 223: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
-	109, // 224: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
-	119, // 225: spool.v1.Limits.SetLimits:output_type -> spool.v1.SetLimitsResponse
-	121, // 226: spool.v1.Limits.GetLimits:output_type -> spool.v1.GetLimitsResponse
-	123, // 227: spool.v1.Limits.RemoveLimits:output_type -> spool.v1.RemoveLimitsResponse
-	111, // 228: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
-	113, // 229: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
-	116, // 230: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
-	94,  // 231: spool.v1.DeadLetters.ListDeadLetters:output_type -> spool.v1.ListDeadLettersResponse
-	95,  // 232: spool.v1.DeadLetters.GetDeadLetter:output_type -> spool.v1.DeadLetter
-	102, // 233: spool.v1.DeadLetters.RetryDeadLetter:output_type -> spool.v1.RetryDeadLetterResponse
-	104, // 234: spool.v1.DeadLetters.DropDeadLetter:output_type -> spool.v1.DropDeadLetterResponse
-	97,  // 235: spool.v1.Audit.ListAudit:output_type -> spool.v1.ListAuditResponse
-	126, // 236: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
-	130, // 237: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
-	125, // 238: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
-	127, // 239: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
-	126, // 240: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
-	135, // 241: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
-	125, // 242: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
-	127, // 243: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
-	126, // 244: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
-	140, // 245: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
-	125, // 246: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
-	127, // 247: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
-	144, // 248: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
-	148, // 249: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
-	150, // 250: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
-	126, // 251: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
-	127, // 252: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
-	193, // [193:253] is the sub-list for method output_type
-	133, // [133:193] is the sub-list for method input_type
-	133, // [133:133] is the sub-list for extension type_name
-	133, // [133:133] is the sub-list for extension extendee
-	0,   // [0:133] is the sub-list for field type_name
+	163, // 58: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
+	63,  // 59: spool.v1.StartExecutionResponse.execution:type_name -> spool.v1.Execution
+	63,  // 60: spool.v1.ListExecutionsResponse.executions:type_name -> spool.v1.Execution
+	165, // 61: spool.v1.ExecutionStatus.queued_at:type_name -> google.protobuf.Timestamp
+	165, // 62: spool.v1.ExecutionStatus.dispatched_at:type_name -> google.protobuf.Timestamp
+	165, // 63: spool.v1.ExecutionStatus.started_at:type_name -> google.protobuf.Timestamp
+	165, // 64: spool.v1.ExecutionStatus.updated_at:type_name -> google.protobuf.Timestamp
+	165, // 65: spool.v1.ExecutionStatus.ended_at:type_name -> google.protobuf.Timestamp
+	57,  // 66: spool.v1.ExecutionStatus.messages:type_name -> spool.v1.MessageStatus
+	58,  // 67: spool.v1.ExecutionStatus.message_counts:type_name -> spool.v1.MessageCounts
+	59,  // 68: spool.v1.ExecutionStatus.tool_calls:type_name -> spool.v1.ToolCallStatus
+	60,  // 69: spool.v1.ExecutionStatus.tool_call_counts:type_name -> spool.v1.ToolCallCounts
+	98,  // 70: spool.v1.ExecutionStatus.todos:type_name -> spool.v1.TodoItem
+	61,  // 71: spool.v1.ExecutionStatus.subagents:type_name -> spool.v1.SubagentStatus
+	62,  // 72: spool.v1.ExecutionStatus.subagent_counts:type_name -> spool.v1.SubagentCounts
+	65,  // 73: spool.v1.ExecutionStatus.usage:type_name -> spool.v1.Usage
+	36,  // 74: spool.v1.ExecutionStatus.metered:type_name -> spool.v1.UsageTotal
+	88,  // 75: spool.v1.ExecutionStatus.lag:type_name -> spool.v1.Lag
+	165, // 76: spool.v1.MessageStatus.time:type_name -> google.protobuf.Timestamp
+	165, // 77: spool.v1.ToolCallStatus.started_at:type_name -> google.protobuf.Timestamp
+	165, // 78: spool.v1.ToolCallStatus.ended_at:type_name -> google.protobuf.Timestamp
+	165, // 79: spool.v1.SubagentStatus.started_at:type_name -> google.protobuf.Timestamp
+	165, // 80: spool.v1.SubagentStatus.ended_at:type_name -> google.protobuf.Timestamp
+	65,  // 81: spool.v1.Execution.usage:type_name -> spool.v1.Usage
+	0,   // 82: spool.v1.Execution.metadata:type_name -> spool.v1.Json
+	165, // 83: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
+	165, // 84: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
+	165, // 85: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
+	165, // 86: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
+	64,  // 87: spool.v1.Execution.metered:type_name -> spool.v1.MeteredUsage
+	0,   // 88: spool.v1.Execution.resolved:type_name -> spool.v1.Json
+	165, // 89: spool.v1.Execution.updated_at:type_name -> google.protobuf.Timestamp
+	65,  // 90: spool.v1.MeteredUsage.usage:type_name -> spool.v1.Usage
+	164, // 91: spool.v1.RecoverExecutionRequest.environment:type_name -> spool.v1.RecoverExecutionRequest.EnvironmentEntry
+	84,  // 92: spool.v1.ListEventsResponse.events:type_name -> spool.v1.Event
+	84,  // 93: spool.v1.ListHistoryResponse.events:type_name -> spool.v1.Event
+	80,  // 94: spool.v1.ListHistoryResponse.ancestors:type_name -> spool.v1.Ancestor
+	83,  // 95: spool.v1.ListHistoryBlocksResponse.ancestors:type_name -> spool.v1.InheritedBlocks
+	97,  // 96: spool.v1.InheritedBlocks.blocks:type_name -> spool.v1.Block
+	165, // 97: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
+	0,   // 98: spool.v1.Event.data:type_name -> spool.v1.Json
+	85,  // 99: spool.v1.Event.metadata:type_name -> spool.v1.EventMetadata
+	0,   // 100: spool.v1.EventMetadata.session:type_name -> spool.v1.Json
+	0,   // 101: spool.v1.EventMetadata.message:type_name -> spool.v1.Json
+	84,  // 102: spool.v1.StreamEventsResponse.event:type_name -> spool.v1.Event
+	88,  // 103: spool.v1.StreamEventsResponse.lag:type_name -> spool.v1.Lag
+	84,  // 104: spool.v1.ReplayEventsResponse.event:type_name -> spool.v1.Event
+	91,  // 105: spool.v1.ReplayEventsResponse.started:type_name -> spool.v1.ReplayStarted
+	92,  // 106: spool.v1.ReplayEventsResponse.gap_shortened:type_name -> spool.v1.GapShortened
+	93,  // 107: spool.v1.ReplayEventsResponse.block_whole:type_name -> spool.v1.BlockWhole
+	94,  // 108: spool.v1.ReplayEventsResponse.ended:type_name -> spool.v1.ReplayEnded
+	97,  // 109: spool.v1.ListBlocksResponse.blocks:type_name -> spool.v1.Block
+	165, // 110: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
+	21,  // 111: spool.v1.Block.parts:type_name -> spool.v1.Part
+	0,   // 112: spool.v1.Block.input:type_name -> spool.v1.Json
+	98,  // 113: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
+	165, // 114: spool.v1.CreateKeyResponse.expires_at:type_name -> google.protobuf.Timestamp
+	103, // 115: spool.v1.ListDeadLettersResponse.dead_letters:type_name -> spool.v1.DeadLetter
+	165, // 116: spool.v1.DeadLetter.time:type_name -> google.protobuf.Timestamp
+	106, // 117: spool.v1.ListAuditResponse.entries:type_name -> spool.v1.AuditEntry
+	165, // 118: spool.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
+	107, // 119: spool.v1.AuditEntry.actor:type_name -> spool.v1.AuditActor
+	115, // 120: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
+	165, // 121: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
+	165, // 122: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
+	165, // 123: spool.v1.Key.expires_at:type_name -> google.protobuf.Timestamp
+	3,   // 124: spool.v1.SetBudgetRequest.budget:type_name -> spool.v1.Budget
+	122, // 125: spool.v1.ListBudgetsResponse.budgets:type_name -> spool.v1.TenantBudget
+	3,   // 126: spool.v1.TenantBudget.budget:type_name -> spool.v1.Budget
+	3,   // 127: spool.v1.TenantBudget.spent:type_name -> spool.v1.Budget
+	165, // 128: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
+	125, // 129: spool.v1.SetLimitsRequest.limits:type_name -> spool.v1.TenantLimits
+	125, // 130: spool.v1.GetLimitsResponse.limits:type_name -> spool.v1.TenantLimits
+	125, // 131: spool.v1.GetLimitsResponse.used:type_name -> spool.v1.TenantLimits
+	132, // 132: spool.v1.Definition.ref:type_name -> spool.v1.Reference
+	0,   // 133: spool.v1.Definition.spec:type_name -> spool.v1.Json
+	165, // 134: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
+	132, // 135: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
+	132, // 136: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 137: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
+	133, // 138: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
+	132, // 139: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
+	0,   // 140: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
+	133, // 141: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
+	132, // 142: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 143: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
+	133, // 144: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
+	154, // 145: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
+	153, // 146: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
+	158, // 147: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
+	132, // 148: spool.v1.Skill.ref:type_name -> spool.v1.Reference
+	165, // 149: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
+	20,  // 150: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	20,  // 151: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	20,  // 152: spool.v1.RecoverExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	5,   // 153: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
+	7,   // 154: spool.v1.Sessions.ForkSession:input_type -> spool.v1.ForkSessionRequest
+	10,  // 155: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
+	12,  // 156: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
+	15,  // 157: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
+	17,  // 158: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
+	19,  // 159: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
+	23,  // 160: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
+	25,  // 161: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
+	27,  // 162: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
+	29,  // 163: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
+	32,  // 164: spool.v1.Sessions.GetSessionState:input_type -> spool.v1.GetSessionStateRequest
+	40,  // 165: spool.v1.Sessions.DiffSession:input_type -> spool.v1.DiffSessionRequest
+	47,  // 166: spool.v1.Sessions.CompareSessions:input_type -> spool.v1.CompareSessionsRequest
+	49,  // 167: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
+	51,  // 168: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
+	54,  // 169: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
+	52,  // 170: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
+	55,  // 171: spool.v1.Executions.WatchExecution:input_type -> spool.v1.WatchExecutionRequest
+	66,  // 172: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
+	68,  // 173: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
+	70,  // 174: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
+	72,  // 175: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
+	74,  // 176: spool.v1.Executions.RecoverExecution:input_type -> spool.v1.RecoverExecutionRequest
+	76,  // 177: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
+	86,  // 178: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
+	89,  // 179: spool.v1.Events.ReplayEvents:input_type -> spool.v1.ReplayEventsRequest
+	78,  // 180: spool.v1.Events.ListHistory:input_type -> spool.v1.ListHistoryRequest
+	81,  // 181: spool.v1.Events.ListHistoryBlocks:input_type -> spool.v1.ListHistoryBlocksRequest
+	95,  // 182: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
+	99,  // 183: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
+	113, // 184: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
+	116, // 185: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
+	126, // 186: spool.v1.Limits.SetLimits:input_type -> spool.v1.SetLimitsRequest
+	128, // 187: spool.v1.Limits.GetLimits:input_type -> spool.v1.GetLimitsRequest
+	130, // 188: spool.v1.Limits.RemoveLimits:input_type -> spool.v1.RemoveLimitsRequest
+	118, // 189: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
+	120, // 190: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
+	123, // 191: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
+	101, // 192: spool.v1.DeadLetters.ListDeadLetters:input_type -> spool.v1.ListDeadLettersRequest
+	108, // 193: spool.v1.DeadLetters.GetDeadLetter:input_type -> spool.v1.GetDeadLetterRequest
+	109, // 194: spool.v1.DeadLetters.RetryDeadLetter:input_type -> spool.v1.RetryDeadLetterRequest
+	111, // 195: spool.v1.DeadLetters.DropDeadLetter:input_type -> spool.v1.DropDeadLetterRequest
+	104, // 196: spool.v1.Audit.ListAudit:input_type -> spool.v1.ListAuditRequest
+	136, // 197: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
+	137, // 198: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
+	139, // 199: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
+	140, // 200: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
+	141, // 201: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
+	142, // 202: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
+	144, // 203: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
+	145, // 204: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
+	146, // 205: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
+	147, // 206: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
+	149, // 207: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
+	150, // 208: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
+	151, // 209: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
+	155, // 210: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
+	157, // 211: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
+	159, // 212: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
+	160, // 213: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
+	6,   // 214: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
+	8,   // 215: spool.v1.Sessions.ForkSession:output_type -> spool.v1.ForkSessionResponse
+	11,  // 216: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
+	13,  // 217: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
+	16,  // 218: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
+	18,  // 219: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
+	22,  // 220: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
+	24,  // 221: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
+	26,  // 222: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
+	28,  // 223: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
+	30,  // 224: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
+	33,  // 225: spool.v1.Sessions.GetSessionState:output_type -> spool.v1.SessionState
+	41,  // 226: spool.v1.Sessions.DiffSession:output_type -> spool.v1.SessionDiff
+	48,  // 227: spool.v1.Sessions.CompareSessions:output_type -> spool.v1.SessionComparison
+	50,  // 228: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
+	53,  // 229: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
+	63,  // 230: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
+	53,  // 231: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
+	56,  // 232: spool.v1.Executions.WatchExecution:output_type -> spool.v1.ExecutionStatus
+	67,  // 233: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
+	69,  // 234: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
+	71,  // 235: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
+	73,  // 236: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
+	75,  // 237: spool.v1.Executions.RecoverExecution:output_type -> spool.v1.RecoverExecutionResponse
+	77,  // 238: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
+	87,  // 239: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
+	90,  // 240: spool.v1.Events.ReplayEvents:output_type -> spool.v1.ReplayEventsResponse
+	79,  // 241: spool.v1.Events.ListHistory:output_type -> spool.v1.ListHistoryResponse
+	82,  // 242: spool.v1.Events.ListHistoryBlocks:output_type -> spool.v1.ListHistoryBlocksResponse
+	96,  // 243: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
+	100, // 244: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
+	114, // 245: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
+	117, // 246: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
+	127, // 247: spool.v1.Limits.SetLimits:output_type -> spool.v1.SetLimitsResponse
+	129, // 248: spool.v1.Limits.GetLimits:output_type -> spool.v1.GetLimitsResponse
+	131, // 249: spool.v1.Limits.RemoveLimits:output_type -> spool.v1.RemoveLimitsResponse
+	119, // 250: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
+	121, // 251: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
+	124, // 252: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
+	102, // 253: spool.v1.DeadLetters.ListDeadLetters:output_type -> spool.v1.ListDeadLettersResponse
+	103, // 254: spool.v1.DeadLetters.GetDeadLetter:output_type -> spool.v1.DeadLetter
+	110, // 255: spool.v1.DeadLetters.RetryDeadLetter:output_type -> spool.v1.RetryDeadLetterResponse
+	112, // 256: spool.v1.DeadLetters.DropDeadLetter:output_type -> spool.v1.DropDeadLetterResponse
+	105, // 257: spool.v1.Audit.ListAudit:output_type -> spool.v1.ListAuditResponse
+	134, // 258: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
+	138, // 259: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
+	133, // 260: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
+	135, // 261: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
+	134, // 262: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
+	143, // 263: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
+	133, // 264: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
+	135, // 265: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
+	134, // 266: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
+	148, // 267: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
+	133, // 268: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
+	135, // 269: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
+	152, // 270: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
+	156, // 271: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
+	158, // 272: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
+	134, // 273: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
+	135, // 274: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
+	214, // [214:275] is the sub-list for method output_type
+	153, // [153:214] is the sub-list for method input_type
+	153, // [153:153] is the sub-list for extension type_name
+	153, // [153:153] is the sub-list for extension extendee
+	0,   // [0:153] is the sub-list for field type_name
 }
 
 func init() { file_spool_v1_spool_proto_init() }
@@ -13108,37 +14074,38 @@ func file_spool_v1_spool_proto_init() {
 	file_spool_v1_spool_proto_msgTypes[46].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[50].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[51].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[55].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[68].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[56].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[63].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[76].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[78].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[79].OneofWrappers = []any{
+	file_spool_v1_spool_proto_msgTypes[84].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[86].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[87].OneofWrappers = []any{
 		(*StreamEventsResponse_Event)(nil),
 		(*StreamEventsResponse_Lag)(nil),
 	}
-	file_spool_v1_spool_proto_msgTypes[81].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[82].OneofWrappers = []any{
+	file_spool_v1_spool_proto_msgTypes[89].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[90].OneofWrappers = []any{
 		(*ReplayEventsResponse_Event)(nil),
 		(*ReplayEventsResponse_Started)(nil),
 		(*ReplayEventsResponse_GapShortened)(nil),
 		(*ReplayEventsResponse_BlockWhole)(nil),
 		(*ReplayEventsResponse_Ended)(nil),
 	}
-	file_spool_v1_spool_proto_msgTypes[89].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[95].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[98].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[99].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[97].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[103].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[106].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[107].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[124].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[146].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[150].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[115].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[132].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[154].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[158].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_spool_v1_spool_proto_rawDesc), len(file_spool_v1_spool_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   157,
+			NumMessages:   165,
 			NumExtensions: 0,
 			NumServices:   12,
 		},

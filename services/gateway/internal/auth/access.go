@@ -36,7 +36,7 @@ var requiredAccess = map[string]access{
 
 	"Executions/StartExecution": use(), "Executions/ListExecutions": use(), "Executions/ListSessionExecutions": use(), "Executions/GetExecution": use(),
 	"Executions/CancelExecution": use(), "Executions/PauseExecution": use(), "Executions/ResumeExecution": use(), "Executions/TerminateExecution": use(),
-	"Executions/RecoverExecution": use(),
+	"Executions/RecoverExecution": use(), "Executions/WatchExecution": use(),
 
 	"Events/ListEvents": use(), "Events/StreamEvents": use(), "Events/ReplayEvents": use(), "Events/ListBlocks": use(),
 	"Events/ListHistory": use(), "Events/ListHistoryBlocks": use(),

@@ -1,0 +1,89 @@
+package progress
+
+import (
+	"slices"
+	"strings"
+
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/api/wirejson"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/readmodel"
+	"github.com/spoolhq/spool/pkg/truncate"
+)
+
+// The largest numbers of elements of a status.
+const (
+	MaxMessages  = 12
+	MaxCalls     = 24
+	MaxSubagents = 24
+	maxTodos     = 50
+)
+
+// The largest sizes of texts in bytes.
+const (
+	maxMessage = 1024
+	maxTodo    = 160
+	maxName    = 128
+	maxText    = 2048
+	MaxResult  = 4096
+)
+
+// limited returns list without one element if the list is longer than limit: without the oldest element that is not open, or
+// else without the oldest.
+func limited[T any](list []T, limit int, open func(T) bool) []T {
+	if len(list) <= limit {
+		return list
+	}
+	i := max(0, slices.IndexFunc(list, func(x T) bool { return !open(x) }))
+	return slices.Delete(list, i, i+1)
+}
+
+// Name returns the beginning of a name or a code.
+func Name(s string) string { return truncate.Valid(s, maxName) }
+
+// Text returns the beginning of an error message.
+func Text(s string) string { return truncate.Valid(s, maxText) }
+
+// optional returns nil for an empty string.
+func optional(s string) *string {
+	if s == "" {
+		return nil
+	}
+	return &s
+}
+
+// NewMessage returns the status of a user_message or assistant_text.
+func NewMessage(b events.Block) *spoolv1.MessageStatus {
+	m := &spoolv1.MessageStatus{
+		BlockId: readmodel.Key(b.ID), Kind: string(b.Kind), Status: string(b.Status), ConversationId: readmodel.Key(b.ConversationID), Time: wirejson.Time(b.Time),
+	}
+	text := b.Content
+	for i := 0; text == "" && i < len(b.Parts); i++ {
+		text = b.Parts[i].Text
+	}
+	m.Text, m.Cut = cut(text, maxMessage)
+	return m
+}
+
+// SetResult sets the result of a completed execution.
+func SetResult(s *spoolv1.ExecutionStatus, result string) {
+	if result == "" {
+		return
+	}
+	text, short := cut(result, MaxResult)
+	s.Result, s.ResultCut = &text, short
+}
+
+// cut returns the first limit bytes of a text, and whether the text is longer. The result does not keep the text in memory.
+func cut(text string, limit int) (_ string, short bool) {
+	text = strings.ToValidUTF8(text, "\uFFFD")
+	return strings.Clone(truncate.Prefix(text, limit)), len(text) > limit
+}
+
+// SetTodos sets the todo list.
+func SetTodos(s *spoolv1.ExecutionStatus, items []events.TodoItem) {
+	s.Todos, s.TodoCount = nil, uint32(len(items)) //nolint:gosec // a commit is smaller than 1 MB
+	for _, t := range items[:min(len(items), maxTodos)] {
+		s.Todos = append(s.Todos, &spoolv1.TodoItem{Content: truncate.Valid(t.Content, maxTodo), Status: truncate.Valid(t.Status, maxName/4)})
+	}
+}
