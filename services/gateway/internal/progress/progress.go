@@ -6,6 +6,8 @@ import (
 	"slices"
 	"time"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/api/wirejson"
 	"github.com/spoolhq/spool/pkg/events"
@@ -49,7 +51,7 @@ func Apply(s *spoolv1.ExecutionStatus, seq uint32, e events.Event) {
 	if s.Final || !belongs && s.DispatchedAt == nil {
 		return
 	}
-	at := wirejson.Time(e.Time)
+	at := stored(e.Time)
 	s.UpdatedAt = at
 	if !belongs {
 		return
@@ -108,9 +110,12 @@ func Apply(s *spoolv1.ExecutionStatus, seq uint32, e events.Event) {
 	}
 }
 
+// stored returns a time as the columns of the read models have it: in microseconds.
+func stored(t time.Time) *timestamppb.Timestamp { return wirejson.Time(t.Truncate(time.Microsecond)) }
+
 // end ends the execution, its open calls and its running sub-agents.
 func end(s *spoolv1.ExecutionStatus, e events.Event) {
-	at := wirejson.Time(e.Time)
+	at := stored(e.Time)
 	s.Final, s.EndedAt = true, at
 	switch d := e.Data.(type) {
 	case events.ExecutionCompleted:
@@ -212,7 +217,7 @@ func beginCall(s *spoolv1.ExecutionStatus, id, tool string, e events.Event) {
 	}
 	s.ToolCallCounts.Pending++
 	s.ToolCalls = limited(append(s.ToolCalls, &spoolv1.ToolCallStatus{
-		ToolUseId: id, ToolName: Name(tool), Status: string(events.StatusPending), ConversationId: readmodel.Key(e.ConversationID), StartedAt: wirejson.Time(e.Time),
+		ToolUseId: id, ToolName: Name(tool), Status: string(events.StatusPending), ConversationId: readmodel.Key(e.ConversationID), StartedAt: stored(e.Time),
 	}), MaxCalls, callIsOpen)
 }
 
@@ -223,7 +228,7 @@ func endCall(s *spoolv1.ExecutionStatus, result events.Block, at time.Time) {
 		return
 	}
 	c := s.ToolCalls[i]
-	c.Status, c.EndedAt, c.DurationMs = string(events.StatusComplete), wirejson.Time(at), result.DurationMs
+	c.Status, c.EndedAt, c.DurationMs = string(events.StatusComplete), stored(at), result.DurationMs
 	s.ToolCallCounts.Pending--
 	if result.IsError || result.Status == events.StatusError {
 		c.Status = string(events.StatusError)
@@ -245,7 +250,7 @@ func beginSubagent(s *spoolv1.ExecutionStatus, d events.SubagentSpawned, e event
 	}
 	s.SubagentCounts.Running++
 	s.Subagents = limited(append(s.Subagents, &spoolv1.SubagentStatus{
-		SubagentId: readmodel.Key(d.SubagentID), ConversationId: conversation, Name: Name(d.Name), Status: subagentRunning, StartedAt: wirejson.Time(e.Time),
+		SubagentId: readmodel.Key(d.SubagentID), ConversationId: conversation, Name: Name(d.Name), Status: subagentRunning, StartedAt: stored(e.Time),
 	}), MaxSubagents, subagentIsOpen)
 }
 
@@ -256,7 +261,7 @@ func endSubagent(s *spoolv1.ExecutionStatus, d events.SubagentCompleted, e event
 		return
 	}
 	a := s.Subagents[i]
-	a.Status, a.EndedAt, a.DurationMs = subagentCompleted, wirejson.Time(e.Time), d.DurationMs
+	a.Status, a.EndedAt, a.DurationMs = subagentCompleted, stored(e.Time), d.DurationMs
 	s.SubagentCounts.Running--
 	if d.IsError {
 		a.Status = subagentFailed

@@ -36,11 +36,12 @@ func running(more ...events.Payload) []events.Event {
 	}, more...)...)
 }
 
-// fold returns the status after events. The seqs of the events begin at 1, and an event with seq 5 is 5 seconds past the minute.
+// fold returns the status after events. The seqs of the events begin at 1. An event with seq 5 is 5 seconds past the minute, and nanoseconds
+// that only the times of blocks keep.
 func fold(list []events.Event) *spoolv1.ExecutionStatus {
 	s := progress.New("ses_1", mine)
 	for i, e := range list {
-		e.Time = time.Date(2026, 1, 2, 3, 4, i+1, 0, time.UTC)
+		e.Time = time.Date(2026, 1, 2, 3, 4, i+1, 999, time.UTC)
 		progress.Apply(s, uint32(i+1), e)
 	}
 	return s
@@ -61,7 +62,7 @@ func TestApply(t *testing.T) {
 	}{
 		"a message is queued": {of(accepted), `{"seq":1,"sessionId":"ses_1","executionId":"exe_1","phase":"queued","final":false,"queuedAt":"2026-01-02T03:04:01Z","updatedAt":"2026-01-02T03:04:01Z",
 			"messageCounts":{"user":1,"assistant":0},
-			"messages":[{"blockId":"blk_m","kind":"user_message","status":"complete","conversationId":"main","time":"2026-01-02T03:04:01Z","text":"do it","cut":false}]}`},
+			"messages":[{"blockId":"blk_m","kind":"user_message","status":"complete","conversationId":"main","time":"2026-01-02T03:04:01.000000999Z","text":"do it","cut":false}]}`},
 		"a claim":                    {of(accepted, events.ExecutionClaimed{}), `{"phase":"starting"}`},
 		"a start of the agent":       {running(), `{"phase":"running","attempt":1,"dispatchedAt":"2026-01-02T03:04:02Z","startedAt":"2026-01-02T03:04:04Z"}`},
 		"a second claim":             {running(events.ExecutionClaimed{Epoch: 2}), `{"phase":"running"}`},
@@ -78,17 +79,17 @@ func TestApply(t *testing.T) {
 			append(of(accepted), ofOther(events.ExecutionCompleted{})), `{"seq":2,"phase":"queued","final":false,"updatedAt":"2026-01-02T03:04:01Z"}`,
 		},
 		"an open message": {of(start(events.Block{ID: "blk_t", Kind: events.KindAssistantText})), `{"messageCounts":{"user":0,"assistant":1},
-			"messages":[{"blockId":"blk_t","kind":"assistant_text","status":"pending","conversationId":"main","time":"2026-01-02T03:04:01Z","text":"","cut":false}]}`},
+			"messages":[{"blockId":"blk_t","kind":"assistant_text","status":"pending","conversationId":"main","time":"2026-01-02T03:04:01.000000999Z","text":"","cut":false}]}`},
 		"a message keeps the time of its start, and does not change when it is complete": {
 			of(start(events.Block{ID: "blk_t", Kind: events.KindAssistantText}), complete(events.Block{ID: "blk_t", Kind: events.KindAssistantText, Content: "done"}),
 				complete(events.Block{ID: "blk_t", Kind: events.KindAssistantText, Content: "again"})),
 			`{"messageCounts":{"user":0,"assistant":1},
-			"messages":[{"blockId":"blk_t","kind":"assistant_text","status":"complete","conversationId":"main","time":"2026-01-02T03:04:01Z","text":"done","cut":false}]}`,
+			"messages":[{"blockId":"blk_t","kind":"assistant_text","status":"complete","conversationId":"main","time":"2026-01-02T03:04:01.000000999Z","text":"done","cut":false}]}`,
 		},
 		"thinking is not a message": {of(complete(events.Block{ID: "blk_t", Kind: events.KindThinking, Content: "hm"})), `{"messageCounts":{"user":0,"assistant":0},"messages":[]}`},
 		"a long message in parts": {
 			of(events.MessageAccepted{BlockID: "blk_m", Parts: []events.Part{{Type: "image"}, {Type: "text", Text: strings.Repeat("ä", 600)}}}),
-			`{"messages":[{"blockId":"blk_m","kind":"user_message","status":"complete","conversationId":"main","time":"2026-01-02T03:04:01Z","text":"` + strings.Repeat("ä", 512) + `","cut":true}]}`,
+			`{"messages":[{"blockId":"blk_m","kind":"user_message","status":"complete","conversationId":"main","time":"2026-01-02T03:04:01.000000999Z","text":"` + strings.Repeat("ä", 512) + `","cut":true}]}`,
 		},
 		"an open tool call": {
 			of(start(events.Block{ID: "blk_c", Kind: events.KindToolUse, ToolUseID: "call", ToolName: "Bash"}), complete(events.Block{ID: "blk_c", Kind: events.KindToolUse, ToolUseID: "call", ToolName: "Bash"})),
