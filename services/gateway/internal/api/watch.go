@@ -178,7 +178,9 @@ func (w *statusWatch) take() *spoolv1.ExecutionStatus {
 	default:
 	}
 	w.unsent = 0
-	return proto.CloneOf(w.status)
+	m := proto.CloneOf(w.status)
+	progress.Trim(m)
+	return m
 }
 
 // send calls send with each status that is due, until it has sent the final one. The error is that of send, or the cause of

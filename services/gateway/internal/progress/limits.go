@@ -11,11 +11,13 @@ import (
 	"github.com/spoolhq/spool/pkg/truncate"
 )
 
-// The largest numbers of elements of a status.
+// The largest numbers of elements of a status that is sent. While a status is folded, each list also has up to MaxOpen open
+// elements, so that the end of an element finds it.
 const (
 	MaxMessages  = 12
 	MaxCalls     = 24
 	MaxSubagents = 24
+	MaxOpen      = 256
 	maxTodos     = 50
 )
 
@@ -28,14 +30,44 @@ const (
 	MaxResult  = 4096
 )
 
-// limited returns list without one element if the list is longer than limit: without the oldest element that is not open, or
-// else without the oldest.
-func limited[T any](list []T, limit int, open func(T) bool) []T {
-	if len(list) <= limit {
+// limit removes the oldest elements of lists that are too long to be folded further.
+func limit(s *spoolv1.ExecutionStatus) {
+	s.Messages = limited(s.Messages, MaxMessages, MaxOpen, messageIsOpen)
+	s.ToolCalls = limited(s.ToolCalls, MaxCalls, MaxOpen, callIsOpen)
+	s.Subagents = limited(s.Subagents, MaxSubagents, MaxOpen, subagentIsOpen)
+}
+
+// limited returns list with its newest elements: up to ended that are not open, and up to opened that are.
+func limited[T any](list []T, ended, opened int, open func(T) bool) []T {
+	if len(list) <= min(ended, opened) {
 		return list
 	}
-	i := max(0, slices.IndexFunc(list, func(x T) bool { return !open(x) }))
-	return slices.Delete(list, i, i+1)
+	excess := map[bool]int{false: -ended, true: -opened}
+	for _, x := range list {
+		excess[open(x)]++
+	}
+	return slices.DeleteFunc(list, func(x T) bool {
+		excess[open(x)]--
+		return excess[open(x)] >= 0
+	})
+}
+
+// Trim removes the elements of a status that are not sent.
+func Trim(s *spoolv1.ExecutionStatus) {
+	s.Messages = trimmed(s.Messages, MaxMessages, messageIsOpen)
+	s.ToolCalls = trimmed(s.ToolCalls, MaxCalls, callIsOpen)
+	s.Subagents = trimmed(s.Subagents, MaxSubagents, subagentIsOpen)
+}
+
+// trimmed returns list with up to limit elements: open ones before others, and newer ones before older ones.
+func trimmed[T any](list []T, limit int, open func(T) bool) []T {
+	opened := 0
+	for _, x := range list {
+		if open(x) {
+			opened++
+		}
+	}
+	return limited(list, max(0, limit-opened), limit, open)
 }
 
 // Name returns the beginning of a name or a code.

@@ -1,5 +1,5 @@
-// Package progress folds the events of one execution into its ExecutionStatus. It is pure. A status has at most 64 KiB,
-// however many events the execution has.
+// Package progress folds the events of one execution into its ExecutionStatus. It is pure. After Trim a status has at most
+// 64 KiB, however many events the execution has.
 package progress
 
 import (
@@ -44,7 +44,8 @@ func HasEnded(phase string) bool {
 }
 
 // Apply changes s, the status of an execution after the session's previous event, to its status after the event e with the
-// given seq. s must be a result of New or of the read models. Events after the end of the execution change only seq.
+// given seq. s must be a result of New or of the read models. It may have more open elements than a status that is sent; see
+// Trim. Events after the end of the execution change only seq.
 func Apply(s *spoolv1.ExecutionStatus, seq uint32, e events.Event) {
 	s.Seq = seq
 	belongs := e.ExecutionID == s.ExecutionId
@@ -108,6 +109,7 @@ func Apply(s *spoolv1.ExecutionStatus, seq uint32, e events.Event) {
 			end(s, e)
 		}
 	}
+	limit(s)
 }
 
 // stored returns a time as the columns of the read models have it: in microseconds.
@@ -190,7 +192,7 @@ func addMessage(s *spoolv1.ExecutionStatus, b events.Block) {
 		m.Time = s.Messages[i].Time
 		s.Messages[i] = m
 	case i < 0:
-		s.Messages = limited(append(s.Messages, m), MaxMessages, messageIsOpen)
+		s.Messages = append(s.Messages, m)
 		if b.Kind == events.KindUserMessage {
 			s.MessageCounts.User++
 		} else {
@@ -216,9 +218,9 @@ func beginCall(s *spoolv1.ExecutionStatus, id, tool string, e events.Event) {
 		return
 	}
 	s.ToolCallCounts.Pending++
-	s.ToolCalls = limited(append(s.ToolCalls, &spoolv1.ToolCallStatus{
+	s.ToolCalls = append(s.ToolCalls, &spoolv1.ToolCallStatus{
 		ToolUseId: id, ToolName: Name(tool), Status: string(events.StatusPending), ConversationId: readmodel.Key(e.ConversationID), StartedAt: stored(e.Time),
-	}), MaxCalls, callIsOpen)
+	})
 }
 
 // endCall ends the tool call of a complete tool_result.
@@ -249,9 +251,9 @@ func beginSubagent(s *spoolv1.ExecutionStatus, d events.SubagentSpawned, e event
 		return
 	}
 	s.SubagentCounts.Running++
-	s.Subagents = limited(append(s.Subagents, &spoolv1.SubagentStatus{
+	s.Subagents = append(s.Subagents, &spoolv1.SubagentStatus{
 		SubagentId: readmodel.Key(d.SubagentID), ConversationId: conversation, Name: Name(d.Name), Status: subagentRunning, StartedAt: stored(e.Time),
-	}), MaxSubagents, subagentIsOpen)
+	})
 }
 
 // endSubagent ends a running sub-agent.

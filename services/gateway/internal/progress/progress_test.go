@@ -189,33 +189,63 @@ func TestApply(t *testing.T) {
 	}
 }
 
-// TestApply_KeepsOpenElementsOfLongLists tests that open and new elements stay in a list that is full, and that all elements
-// are counted.
-func TestApply_KeepsOpenElementsOfLongLists(t *testing.T) {
+// TestApply_LimitsLists tests which elements of long lists are sent: open ones before others, and newer ones before older ones.
+// All elements are counted, also while more are open than are sent.
+func TestApply_LimitsLists(t *testing.T) {
 	t.Parallel()
+	const n, parallel = 500, 50 // an element ends when 50 newer ones have begun; the first stays open
 	var list []events.Payload
-	const n = 500
+	end := func(i int) {
+		list = append(list, complete(events.Block{ID: fmt.Sprint("result", i), Kind: events.KindToolResult, ToolUseID: fmt.Sprint("call", i)}),
+			events.SubagentCompleted{Conversation: fmt.Sprint("sub", i)}, complete(events.Block{ID: fmt.Sprint("text", i), Kind: events.KindAssistantText}))
+	}
 	for i := range n {
-		call, sub := fmt.Sprint("call", i), fmt.Sprint("sub", i)
-		list = append(list, start(events.Block{ID: call, Kind: events.KindToolUse, ToolUseID: call}), events.SubagentSpawned{Conversation: sub},
+		call := fmt.Sprint("call", i)
+		list = append(list, start(events.Block{ID: call, Kind: events.KindToolUse, ToolUseID: call}), events.SubagentSpawned{Conversation: fmt.Sprint("sub", i)},
 			start(events.Block{ID: fmt.Sprint("text", i), Kind: events.KindAssistantText}))
-		if i > 0 { // the first of each stays open
-			list = append(list, complete(events.Block{ID: "r" + call, Kind: events.KindToolResult, ToolUseID: call}), events.SubagentCompleted{Conversation: sub},
-				complete(events.Block{ID: fmt.Sprint("text", i), Kind: events.KindAssistantText}))
+		if i > parallel {
+			end(i - parallel)
 		}
 	}
-	s := fold(of(list...))
-	if len(s.ToolCalls) != progress.MaxCalls || s.ToolCalls[0].ToolUseId != "call0" || s.ToolCalls[progress.MaxCalls-1].ToolUseId != "call499" {
-		t.Errorf("the tool calls are %v", s.ToolCalls)
+	check := func(first, last string, pending, ended uint32) {
+		t.Helper()
+		s := fold(of(list...))
+		progress.Trim(s)
+		if l := s.ToolCalls; len(l) != progress.MaxCalls || l[0].ToolUseId != "call"+first || l[len(l)-1].ToolUseId != "call"+last {
+			t.Errorf("the tool calls are %v", l)
+		}
+		if l := s.Subagents; len(l) != progress.MaxSubagents || l[0].ConversationId != "sub"+first || l[len(l)-1].ConversationId != "sub"+last {
+			t.Errorf("the sub-agents are %v", l)
+		}
+		if l := s.Messages; len(l) != progress.MaxMessages || pending == 1 && l[0].BlockId != "text"+first || l[len(l)-1].BlockId != "text"+last {
+			t.Errorf("the messages are %v", l)
+		}
+		if c, a, m := s.ToolCallCounts, s.SubagentCounts, s.MessageCounts; c.Pending != pending || c.Complete != ended || c.Error != 0 || a.Running != pending || a.Completed != ended || a.Failed != 0 || m.Assistant != n {
+			t.Errorf("the counts are %v, %v and %v", c, a, m)
+		}
 	}
-	if len(s.Subagents) != progress.MaxSubagents || s.Subagents[0].ConversationId != "sub0" || s.Subagents[progress.MaxSubagents-1].ConversationId != "sub499" {
-		t.Errorf("the sub-agents are %v", s.Subagents)
+	check("476", "499", parallel+1, n-parallel-1)
+	for i := n - parallel; i < n; i++ {
+		end(i)
 	}
-	if len(s.Messages) != progress.MaxMessages || s.Messages[0].BlockId != "text0" || s.Messages[progress.MaxMessages-1].BlockId != "text499" {
-		t.Errorf("the messages are %v", s.Messages)
+	check("0", "499", 1, n-1)
+}
+
+// TestApply_HoldsFewOpenElements tests that elements that never end do not fill the memory, and are counted at the end.
+func TestApply_HoldsFewOpenElements(t *testing.T) {
+	t.Parallel()
+	const n = 10 * progress.MaxOpen
+	var list []events.Payload
+	for i := range n {
+		list = append(list, start(events.Block{ID: fmt.Sprint("call", i), Kind: events.KindToolUse}), events.SubagentSpawned{Conversation: fmt.Sprint("sub", i)},
+			start(events.Block{ID: fmt.Sprint("text", i), Kind: events.KindAssistantText}))
 	}
-	if c, a, m := s.ToolCallCounts, s.SubagentCounts, s.MessageCounts; c.Pending != 1 || c.Complete != n-1 || a.Running != 1 || a.Completed != n-1 || m.Assistant != n {
-		t.Errorf("counts are %v, %v and %v", c, a, m)
+	if s := fold(of(list...)); len(s.ToolCalls) != progress.MaxOpen || len(s.Subagents) != progress.MaxOpen || len(s.Messages) != progress.MaxOpen {
+		t.Errorf("the status holds %d calls, %d sub-agents and %d messages", len(s.ToolCalls), len(s.Subagents), len(s.Messages))
+	}
+	s := fold(of(append(list, events.ExecutionCancelled{})...))
+	if s.ToolCallCounts.Error != n || s.SubagentCounts.Failed != n || len(s.ToolCalls) != progress.MaxCalls || len(s.Subagents) != progress.MaxSubagents {
+		t.Errorf("the status has the counts %v and %v", s.ToolCallCounts, s.SubagentCounts)
 	}
 }
 
@@ -242,6 +272,7 @@ func TestApply_IsBounded(t *testing.T) {
 			list = append(list, of(complete(events.Block{ID: "t", Kind: events.KindTodo, Todos: todos}), events.MetadataUpdate{Model: text})...)
 			for _, end := range []events.Payload{events.ExecutionCompleted{Result: text}, events.ExecutionFailed{Code: text, Message: text}, events.ExecutionCancelled{Reason: text}, events.ExecutionWithdrawn{Reason: text}} {
 				s := fold(append(list[:len(list):len(list)], of(end)...))
+				progress.Trim(s)
 				if b, err := proto.Marshal(s); err != nil || len(b) > 64<<10 {
 					t.Errorf("%s: the status has %d bytes, error %v", end.EventType(), len(b), err)
 				}

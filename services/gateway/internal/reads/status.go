@@ -39,26 +39,26 @@ SELECT 'execution' AS part, row_to_json(r)::text AS value, 0 AS first_seq
                          coalesce(sum(u.cost_usd), 0) AS metered_cost_usd
                     FROM usage u WHERE u.tenant = x.tenant AND u.session = x.session AND u.execution = x.id) u) r
 UNION ALL
-SELECT 'message', b.block, b.first_seq FROM x,
+SELECT 'message', b.block, b.first_seq FROM x, (VALUES (true, $8::int), (false, $4)) AS l(open, size),
        LATERAL (SELECT block, first_seq FROM blocks b WHERE b.tenant = x.tenant AND b.session = x.session AND b.execution_ord = x.ord AND b.execution = x.id
-                   AND kind IN ('user_message', 'assistant_text') ORDER BY status = 'pending' DESC, first_seq DESC LIMIT $4) b
+                   AND kind IN ('user_message', 'assistant_text') AND (status = 'pending') = l.open ORDER BY first_seq DESC LIMIT l.size) b
 UNION ALL
 SELECT 'todos', b.block, b.last_seq FROM x,
        LATERAL (SELECT block, last_seq FROM blocks b WHERE b.tenant = x.tenant AND b.session = x.session AND b.execution_ord = x.ord AND b.execution = x.id
                    AND kind = 'todo' AND conversation = $7 AND strpos(block, '"todos":') > 0 ORDER BY last_seq DESC LIMIT 1) b
 UNION ALL
-SELECT 'call', row_to_json(c)::text, c.first_seq FROM x,
+SELECT 'call', row_to_json(c)::text, c.first_seq FROM x, (VALUES (true, $8), (false, $5::int)) AS l(open, size),
        LATERAL (SELECT tool_use_id AS id, tool_name AS name, status, conversation, started_at, ended_at, duration_ms, first_seq
-                  FROM tool_calls c WHERE c.tenant = x.tenant AND c.session = x.session AND c.execution = x.id
-                 ORDER BY status = 'pending' DESC, first_seq DESC LIMIT $5) c
+                  FROM tool_calls c WHERE c.tenant = x.tenant AND c.session = x.session AND c.execution = x.id AND (status = 'pending') = l.open
+                 ORDER BY first_seq DESC LIMIT l.size) c
 UNION ALL
-SELECT 'subagent', row_to_json(c)::text, c.first_seq FROM x,
+SELECT 'subagent', row_to_json(c)::text, c.first_seq FROM x, (VALUES (true, $8), (false, $6::int)) AS l(open, size),
        LATERAL (SELECT subagent AS id, name, status, c.id AS conversation, started_at, ended_at, duration_ms, first_seq
-                  FROM conversations c WHERE c.tenant = x.tenant AND c.session = x.session AND c.execution = x.id
-                 ORDER BY status = 'running' DESC, first_seq DESC LIMIT $6) c
+                  FROM conversations c WHERE c.tenant = x.tenant AND c.session = x.session AND c.execution = x.id AND (status = 'running') = l.open
+                 ORDER BY first_seq DESC LIMIT l.size) c
 ORDER BY first_seq`
 
-// ExecutionStatus returns the status of an execution. minPosition is a position of its session, or "".
+// ExecutionStatus returns the status of an execution, which progress.Apply can continue. minPosition is a position of its session, or "".
 func (s *Store) ExecutionStatus(ctx context.Context, tenant, id, minPosition string) (*spoolv1.ExecutionStatus, error) {
 	var out *spoolv1.ExecutionStatus
 	read := func() error {
@@ -78,7 +78,7 @@ func (s *Store) ExecutionStatus(ctx context.Context, tenant, id, minPosition str
 					return problem.New(problem.Internal, "", "the execution's status in the read models is not valid").WithCause(err)
 				}
 				return nil
-			}, statusQuery, tenant, id, progress.MaxResult+1, progress.MaxMessages, progress.MaxCalls, progress.MaxSubagents, events.MainConversation)
+			}, statusQuery, tenant, id, progress.MaxResult+1, progress.MaxMessages, progress.MaxCalls, progress.MaxSubagents, events.MainConversation, progress.MaxOpen)
 			if err == nil && out == nil {
 				return errNoExecution()
 			}
