@@ -320,6 +320,37 @@ func TestWatch_FindsLostAnnouncements(t *testing.T) {
 	one.want(6, "queued")
 }
 
+// TestWatch_LeavesOutText tests that text in flight does not count as events.
+func TestWatch_LeavesOutText(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	g := w.gateway(gateway.Config{})
+	session := w.session("default")
+	execution := w.queued("default", session)
+	one := g.watch(&spoolv1.WatchExecutionRequest{ExecutionId: execution, EveryEvents: 3})
+	one.want(2, "queued")
+	text := g.rpc(session, 2)
+	defer text.close()
+	block := events.Block{ID: "blk_t", Kind: events.KindAssistantText}
+	w.emitEach(session, execution, events.BlockStart{Block: block})
+	received, view := "", newWatcher()
+	view.seq = 2
+	for range 5 { // each piece is sent after a client has received the one before
+		w.emitText("default", session, block.ID, "piece")
+		received += "piece"
+		for list := view.view.Blocks(); len(list) != 1 || list[0].Content != received; list = view.view.Blocks() {
+			e, err := text.next()
+			must(t, err)
+			must(t, view.take(e))
+		}
+	}
+	block.Content = received
+	w.emitEach(session, execution, events.Log{Message: "x"}, events.BlockComplete{Block: block})
+	if m := one.want(5, "queued"); m.Messages[1].Text != received {
+		t.Errorf("the status is %v", m)
+	}
+}
+
 // TestWatch_ReportsLag tests that a status is sent when the read models fall behind the log, and when they have caught up.
 func TestWatch_ReportsLag(t *testing.T) {
 	t.Parallel()

@@ -234,7 +234,7 @@ func TestApply_LimitsLists(t *testing.T) {
 // TestApply_HoldsFewOpenElements tests that elements that never end do not fill the memory, and are counted at the end.
 func TestApply_HoldsFewOpenElements(t *testing.T) {
 	t.Parallel()
-	const n = 10 * progress.MaxOpen
+	const n = 2 * progress.MaxOpen
 	var list []events.Payload
 	for i := range n {
 		list = append(list, start(events.Block{ID: fmt.Sprint("call", i), Kind: events.KindToolUse}), events.SubagentSpawned{Conversation: fmt.Sprint("sub", i)},
