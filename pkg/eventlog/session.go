@@ -240,6 +240,20 @@ func (s Sessions) Position(session string, seq uint64) Position {
 	return Position{Shard: events.Partition(session) % s.Log.Shards(), Seq: seq}
 }
 
+// Decision returns a decision on an approval request, from the session's life.
+func (s Sessions) Decision(ctx context.Context, l *Loaded, d session.Decided) (events.ApprovalDecided, error) {
+	rec, err := s.Log.At(ctx, s.Position(l.ID, d.At))
+	if err != nil {
+		return events.ApprovalDecided{}, fmt.Errorf("decision on %s: %w", d.ApprovalID, err)
+	}
+	for _, e := range rec.Events {
+		if p, ok := e.Data.(events.ApprovalDecided); ok && p.ApprovalID == d.ApprovalID {
+			return p, nil
+		}
+	}
+	return events.ApprovalDecided{}, fmt.Errorf("decision on %s: commit %d does not contain it", d.ApprovalID, d.At)
+}
+
 // FileChanges returns the events of the given file changes, in order.
 func (s Sessions) FileChanges(ctx context.Context, l *Loaded, list []session.Change) ([]events.Event, error) {
 	var out []events.Event

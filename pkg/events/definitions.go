@@ -28,8 +28,9 @@ type AgentSpec struct {
 	Dependencies  Dependencies           `json:"dependencies,omitzero"`
 	Egress        []string               `json:"egress,omitempty"` // hosts besides the model APIs that the sandbox may reach; a prefix of HTTP methods and a space restricts the host to these methods
 	Limits        Limits                 `json:"limits,omitzero"`
-	Retries       Retries                `json:"retries,omitzero"` // what happens when the agent's process or its sandbox dies during an execution
-	Loops         Loops                  `json:"loops,omitzero"`   // what happens when the agent repeats a tool call
+	Retries       Retries                `json:"retries,omitzero"`     // what happens when the agent's process or its sandbox dies during an execution
+	Loops         Loops                  `json:"loops,omitzero"`       // what happens when the agent repeats a tool call
+	Permissions   Permissions            `json:"permissions,omitzero"` // what the agent may do
 }
 
 // ToolChoice restricts an agent's tools, by the names that the agent itself uses.

@@ -26,6 +26,7 @@ const (
 	KindJournal   Kind = "jnl"
 	KindExecutor  Kind = "xtr"
 	KindKey       Kind = "key"
+	KindApproval  Kind = "apr"
 )
 
 // crockford is the alphabet of ULIDs.

@@ -309,3 +309,23 @@ func (RunRetired) sealed()         {}
 // EventType returns "content_removed".
 func (ContentRemoved) EventType() Type { return "content_removed" }
 func (ContentRemoved) sealed()         {}
+
+// EventType returns "approval_requested".
+func (ApprovalRequested) EventType() Type { return "approval_requested" }
+func (ApprovalRequested) sealed()         {}
+
+// EventType returns "approval_decided".
+func (ApprovalDecided) EventType() Type { return "approval_decided" }
+func (ApprovalDecided) sealed()         {}
+
+// EventType returns "approval_resolved".
+func (ApprovalResolved) EventType() Type { return "approval_resolved" }
+func (ApprovalResolved) sealed()         {}
+
+// EventType returns "approval_retracted".
+func (ApprovalRetracted) EventType() Type { return "approval_retracted" }
+func (ApprovalRetracted) sealed()         {}
+
+// EventType returns "agent_denied".
+func (AgentDenied) EventType() Type { return "agent_denied" }
+func (AgentDenied) sealed()         {}

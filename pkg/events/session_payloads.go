@@ -110,6 +110,8 @@ type MessageAccepted struct {
 
 	Environment map[string]Variable `json:"environment,omitempty"` // variables of this execution only: the highest layer
 
+	Permissions ExecutionPermissions `json:"permissions,omitzero"` // adapt the agent's permission policy to this execution
+
 	RecoveredFrom string `json:"recoveredFrom,omitempty"` // the failed execution that this one recovers; the content is that execution's
 	Continue      bool   `json:"continue,omitempty"`      // with recoveredFrom: the agent had received the content before, and is asked to continue its turn
 }

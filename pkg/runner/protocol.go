@@ -41,6 +41,9 @@ const (
 	// connection (see Claim). It is refused with FORBIDDEN if the runner has another secret, or if an executor has
 	// attached without a secret before.
 	OpClaim Op = "claim"
+	// OpDecide sends the decision on an approval request. The journal shows its effect: approval_resolved. A decision on
+	// a request that is not open is ignored.
+	OpDecide Op = "decide"
 	// OpShutdown ends the agent and the runner.
 	OpShutdown Op = "shutdown"
 )
@@ -67,6 +70,20 @@ type Command struct {
 	Epoch uint64 `json:"epoch"` // refused with FENCED if lower than the highest epoch that the runner has received
 	Query *Query `json:"query,omitempty"`
 	Ack   uint64 `json:"ack,omitempty"`
+
+	Verdict *Verdict `json:"verdict,omitempty"` // for OpDecide
+}
+
+// Verdict is the decision on an approval request.
+type Verdict struct {
+	events.ApprovalDecided
+	// Timeout reports that nobody decided in time: the request is rejected.
+	Timeout bool `json:"timeout,omitempty"`
+}
+
+// ApprovalID returns the id of an approval request in the log, from the name of the journal and the id in the journal.
+func ApprovalID(journal, local string) string {
+	return events.Derive(events.KindApproval, journal, local)
 }
 
 // Query is everything that an agent needs for one turn.
@@ -94,6 +111,10 @@ type Query struct {
 	Skills     []Skill               `json:"skills,omitempty"`
 	MaxTurns   uint32                `json:"maxTurns,omitempty"` // maximum number of model requests; 0 for no limit
 	Redact     []string              `json:"redact,omitempty"`   // values that the runner removes from all output of the agent; never journaled
+
+	Permissions          events.Permissions          `json:"permissions,omitzero"`          // the agent's permission policy
+	ExecutionPermissions events.ExecutionPermissions `json:"executionPermissions,omitzero"` // adapt the policy to the execution
+	Approved             []string                    `json:"approved,omitempty"`            // classes of which a person has approved all requests in an earlier attempt
 
 	Pace Pace `json:"pace,omitzero"`
 

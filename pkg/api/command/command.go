@@ -28,6 +28,7 @@ const (
 	TypeSync           Type = "sync"            // no body; SessionID
 	TypePutFile        Type = "put_file"        // PutFile; SessionID
 	TypeRemoveFile     Type = "remove_file"     // RemoveFile; SessionID
+	TypeDecideApproval Type = "decide_approval" // DecideApproval; SessionID, and ExecutionID of the request's execution
 	TypeDeleteSession  Type = "delete_session"  // no body; SessionID
 	TypeCreateKey      Type = "create_key"      // CreateKey; no ids
 	TypeRevokeKey      Type = "revoke_key"      // RevokeKey; no ids
@@ -146,6 +147,10 @@ type Recover struct {
 
 	Environment map[string]events.Variable `json:"environment,omitempty"` // override the failed execution's variables; secrets are already sealed
 }
+
+// DecideApproval decides an approval request of the active execution. The gateway has checked arguments, answers and
+// content against the request.
+type DecideApproval struct{ events.ApprovalDecided }
 
 // File is a file, or a tar archive, to put into a workspace. Its content is already stored in the bucket workspaces,
 // under Object.

@@ -216,15 +216,18 @@ func ClaimsExhausted() events.ExecutionFailed {
 	}
 }
 
-// record drops journal events about an execution that has ended, and about blocks that are not open. It keeps all
-// other events unchanged.
+// record drops journal events about an execution that has ended, and about blocks and approval requests that are not
+// open. It keeps all other events unchanged.
 func record(s State, c Record) (Decision, error) {
 	if c.Epoch != s.Epoch && !(c.Epoch == s.Epoch+1 && s.IsIdle()) {
 		return Decision{}, ErrFenced
 	}
-	open := map[string]bool{}
+	open, approvals := map[string]bool{}, map[string]bool{}
 	for _, b := range s.Open {
 		open[b.ID] = true
+	}
+	for _, a := range s.Approvals {
+		approvals[a.ID] = true
 	}
 	d := Decision{Epoch: c.Epoch}
 	for _, e := range c.Events {
@@ -245,6 +248,21 @@ func record(s State, c Record) (Decision, error) {
 				continue
 			}
 			s.Egress = Line{p.Journal, p.Line}
+		case events.ApprovalRequested:
+			if approvals[p.ApprovalID] || len(approvals) >= events.MaxOpenApprovals {
+				continue
+			}
+			approvals[p.ApprovalID] = true
+		case events.ApprovalResolved:
+			if !approvals[p.ApprovalID] {
+				continue
+			}
+			delete(approvals, p.ApprovalID)
+		case events.ApprovalRetracted:
+			if !approvals[p.ApprovalID] {
+				continue
+			}
+			delete(approvals, p.ApprovalID)
 		case events.BlockStart:
 			if open[p.Block.ID] {
 				continue
@@ -268,7 +286,7 @@ func record(s State, c Record) (Decision, error) {
 // isNewLine reports whether a line of the egress proxy's journal is not in the log yet.
 func (s *State) isNewLine(l Line) bool { return l.Journal != s.Egress.Journal || l.N > s.Egress.N }
 
-// finish completes the open blocks and appends the terminal event. The id of a completion is derived from the block
+// finish completes the open blocks, retracts the open approval requests, and appends the terminal event. The id of a completion is derived from the block
 // and not from its index: a holder that continues after some completions were stored writes the others under the
 // same ids.
 func (s State) finish(epoch uint64, c End) Decision {
@@ -287,6 +305,9 @@ func (s State) finish(epoch uint64, c End) Decision {
 			})
 		}
 	}
+	if s.Execution == c.ExecutionID {
+		d.Events = append(d.Events, s.retractAll(c.Meta, "execution_ended")...)
+	}
 	d.Events = append(d.Events, c.With...)
 	m := events.NewEventList(c.Meta)
 	m.Add(c.ExecutionID, after.withDuration(c.ExecutionID, c.Now, c.Outcome))
@@ -294,6 +315,19 @@ func (s State) finish(epoch uint64, c End) Decision {
 	last.N = c.N
 	d.Events = append(d.Events, last)
 	return d
+}
+
+// retractAll returns the retractions of the open approval requests. Their ids are derived from the requests, like those of
+// the completed blocks in finish.
+func (s State) retractAll(m events.Meta, reason string) []events.Event {
+	var list []events.Event
+	for _, a := range s.Approvals {
+		list = append(list, events.Event{
+			ID: events.Derive(events.KindEvent, m.CommandID, "approval", a.ID), Time: m.Now,
+			ExecutionID: s.Execution, Source: events.FromServer, Data: events.ApprovalRetracted{ApprovalID: a.ID, Reason: reason},
+		})
+	}
+	return list
 }
 
 // withDuration returns outcome with the duration and, if it has none, the usage filled in.

@@ -29,6 +29,7 @@ type Phase string
 const (
 	Starting  Phase = "starting"
 	Running   Phase = "running"
+	Waiting   Phase = "waiting_for_approval" // at least one approval request is open
 	Paused    Phase = "paused"
 	Completed Phase = "completed"
 	Failed    Phase = "failed"
@@ -58,6 +59,10 @@ type State struct {
 	AgentSession   string             `json:"agentSession,omitempty"` // the agent's own session id, used to resume it
 	PausedAt       time.Time          `json:"pausedAt,omitzero"`
 	PausedMs       uint64             `json:"pausedMs,omitempty"`    // total time of earlier pauses
+	Approvals      []OpenApproval     `json:"approvals,omitempty"`   // open approval requests, oldest first
+	Approved       []string           `json:"approved,omitempty"`    // classes of which a person has approved all requests of the execution
+	WaitingAt      time.Time          `json:"waitingAt,omitzero"`    // time since which an approval request is open
+	WaitedMs       uint64             `json:"waitedMs,omitempty"`    // total time of earlier waits for approvals
 	Lost           WorkspaceLocation  `json:"lost,omitzero"`         // a workspace without a sandbox, which the next sandbox takes over
 	Snapshot       Snapshot           `json:"snapshot,omitzero"`     // the last snapshot
 	Filled         bool               `json:"filled,omitempty"`      // a workspace of the session was restored or stored, or an agent has run in it
@@ -126,6 +131,16 @@ type Sandbox struct {
 	Unstopped bool      `json:"unstopped,omitempty"` // an execution ended without its agent being stopped: the next executor that reaches the sandbox stops the agent first
 }
 
+// OpenApproval is an approval request that was neither resolved nor retracted.
+type OpenApproval struct {
+	ID       string              `json:"id"`
+	Kind     events.ApprovalKind `json:"kind,omitempty"`
+	At       uint64              `json:"at,omitempty"` // stream sequence of its approval_requested; 0 means the current commit
+	Time     time.Time           `json:"time,omitzero"`
+	Class    string              `json:"class,omitempty"`
+	Editable bool                `json:"editable,omitempty"`
+}
+
 // OpenBlock is a block that is not complete.
 type OpenBlock struct {
 	ID string `json:"id"`
@@ -161,7 +176,8 @@ func (s *State) CurrentAttempt() uint32 { return max(s.Attempt, s.DiedAttempts+1
 func (s *State) View(l *session.State) session.RunView {
 	return session.RunView{
 		ActiveEnded: s.IsDone(l.Active), ActiveClaimed: s.Execution == l.Active.ExecutionID,
-		Paused: s.Phase == Paused && s.Execution == l.Active.ExecutionID, PausedFor: time.Duration(s.PausedMs) * time.Millisecond, //nolint:gosec // no pause is long enough to overflow
+		Paused: s.Phase == Paused && s.Execution == l.Active.ExecutionID, PausedFor: s.Suspended(),
+		Waiting: s.Phase == Waiting && s.Execution == l.Active.ExecutionID,
 		EndedAt: s.EndedAt, HasSandbox: s.Sandbox.ID != "",
 		ActiveFailed:  s.Execution == l.Active.ExecutionID && s.Phase == Failed,
 		ActiveStarted: s.Execution == l.Active.ExecutionID && s.Attempt > 0,
@@ -174,6 +190,12 @@ func (s State) Settle(seq uint64) State {
 	for i := range s.Open {
 		if s.Open[i].At == 0 {
 			s.Open[i].At = seq
+		}
+	}
+	s.Approvals = slices.Clone(s.Approvals)
+	for i := range s.Approvals {
+		if s.Approvals[i].At == 0 {
+			s.Approvals[i].At = seq
 		}
 	}
 	if s.Resolved.Known && s.Resolved.At == 0 {
@@ -218,6 +240,15 @@ func Evolve(s State, e events.Event) State {
 		}
 		s.Phase, s.Attempt, s.NotBefore, s.Filled = Running, d.Attempt, time.Time{}, true
 		s.Sandbox.Unstopped = false // a runner runs one execution at a time, so the former agent has stopped
+	case events.ApprovalRequested:
+		s = s.openApproval(e, d)
+	case events.ApprovalResolved:
+		if d.All && d.Class != "" && !slices.Contains(s.Approved, d.Class) {
+			s.Approved = append(slices.Clone(s.Approved), d.Class)
+		}
+		s = s.closeApproval(e, d.ApprovalID)
+	case events.ApprovalRetracted:
+		s = s.closeApproval(e, d.ApprovalID)
 	case events.AttemptFailed:
 		s.Phase, s.Claims = Starting, 0
 		s.DiedAttempts, s.NotBefore = s.DiedAttempts+1, e.Time.Add(time.Duration(d.WaitMs)*time.Millisecond)
@@ -229,9 +260,13 @@ func Evolve(s State, e events.Event) State {
 	case events.ExecutionCancelled:
 		s = s.end(e, Cancelled, d.Usage)
 	case events.ExecutionPaused:
+		s = s.endWait(e.Time)
 		s.Phase, s.PausedAt, s.Claims = Paused, e.Time, 0
 	case events.ExecutionResumed:
 		s.Phase, s.PausedAt, s.Claims = Running, time.Time{}, 0
+		if len(s.Approvals) > 0 {
+			s.Phase, s.WaitingAt = Waiting, e.Time
+		}
 		s.PausedMs += uint64(d.PausedMs)
 	case events.SandboxCreating, events.SandboxReady, events.SandboxReplaced, events.SandboxTerminated, events.SandboxFailed,
 		events.SandboxPaused, events.SandboxResumed, events.SandboxHealth, events.SandboxUsage:
@@ -296,6 +331,47 @@ func (s State) keepClaim(e events.Event) State {
 	return s
 }
 
+// openApproval applies an approval request.
+func (s State) openApproval(e events.Event, d events.ApprovalRequested) State {
+	if s.Execution != e.ExecutionID || s.Phase.Terminal() {
+		return s // Decide does not produce such events
+	}
+	if len(s.Approvals) == 0 && s.Phase != Paused {
+		s.WaitingAt = e.Time
+	}
+	s.Approvals = append(slices.Clone(s.Approvals), OpenApproval{ID: d.ApprovalID, Kind: d.Kind, Time: e.Time, Class: d.Class, Editable: d.Editable})
+	if s.Phase == Running {
+		s.Phase = Waiting
+	}
+	return s
+}
+
+// closeApproval applies the end of an approval request.
+func (s State) closeApproval(e events.Event, id string) State {
+	i := slices.IndexFunc(s.Approvals, func(a OpenApproval) bool { return a.ID == id })
+	if i < 0 {
+		return s
+	}
+	s.Approvals = slices.Delete(slices.Clone(s.Approvals), i, i+1)
+	if len(s.Approvals) > 0 {
+		return s
+	}
+	s = s.endWait(e.Time)
+	if s.Phase == Waiting {
+		s.Phase = Running
+	}
+	return s
+}
+
+// endWait adds the current wait for approvals, if there is one, to the earlier ones.
+func (s State) endWait(now time.Time) State {
+	if !s.WaitingAt.IsZero() {
+		s.WaitedMs += uint64(max(0, now.Sub(s.WaitingAt).Milliseconds())) //nolint:gosec // not negative
+		s.WaitingAt = time.Time{}
+	}
+	return s
+}
+
 // evolveSandbox applies the events of the sandbox.
 func (s State) evolveSandbox(e events.Event) State {
 	switch d := e.Data.(type) {
@@ -349,6 +425,7 @@ func (s State) begin(e events.Event) State {
 	s.Execution, s.Phase, s.ClaimedAt, s.EndedAt = e.ExecutionID, Starting, e.Time, time.Time{}
 	s.Attempt, s.Claims, s.Open, s.Usage = 0, 0, nil, events.Usage{}
 	s.PausedAt, s.PausedMs, s.Resolved = time.Time{}, 0, Resolved{}
+	s.Approvals, s.Approved, s.WaitingAt, s.WaitedMs = nil, nil, time.Time{}, 0
 	s.DiedAttempts, s.NotBefore, s.Calls = 0, time.Time{}, 0
 	s.Metered, s.Reported, s.ReportedBefore = events.BudgetUsage{}, events.BudgetUsage{}, events.BudgetUsage{}
 	return s
@@ -360,14 +437,23 @@ func (s State) end(e events.Event, p Phase, u events.Usage) State {
 	}
 	s.Phase, s.EndedAt, s.Usage, s.Claims, s.Open, s.NotBefore = p, e.Time, u, 0, nil, time.Time{}
 	s.Before.TimeMs += s.Ran(e.Time)
+	s.Approvals, s.Approved, s.WaitingAt = nil, nil, time.Time{}
 	return s
 }
 
-// Ran returns how many milliseconds the execution has run by now, without its pauses. The execution must not have
-// ended.
+// Suspended returns the time for which the execution was paused or waited for approvals, without the pause or wait that
+// goes on.
+func (s *State) Suspended() time.Duration {
+	return time.Duration(s.PausedMs+s.WaitedMs) * time.Millisecond //nolint:gosec // sessions end long before an overflow
+}
+
+// Ran returns how many milliseconds the execution has run by now, without its pauses and waits for approvals. The
+// execution must not have ended.
 func (s *State) Ran(now time.Time) uint64 {
-	if !s.PausedAt.IsZero() && now.After(s.PausedAt) {
-		now = s.PausedAt
+	for _, since := range []time.Time{s.PausedAt, s.WaitingAt} {
+		if !since.IsZero() && now.After(since) {
+			now = since
+		}
 	}
-	return uint64(max(0, now.Sub(s.ClaimedAt).Milliseconds()-int64(s.PausedMs))) //nolint:gosec // not negative
+	return uint64(max(0, now.Sub(s.ClaimedAt).Milliseconds()-s.Suspended().Milliseconds())) //nolint:gosec // not negative
 }

@@ -38,7 +38,7 @@ func (s *State) TurnDeadline(r RunView) (time.Time, bool) {
 	if !s.isRunning(r.ActiveEnded) {
 		return time.Time{}, false
 	}
-	if s.PausedNow(s.Active.ExecutionID) && (r.Paused || !r.ActiveClaimed) {
+	if r.Waiting || s.PausedNow(s.Active.ExecutionID) && (r.Paused || !r.ActiveClaimed) {
 		return time.Time{}, false // the turn limit does not run during a pause
 	}
 	return s.Active.At.Add(ms(s.Options.TurnLimitMs) + r.PausedFor + TurnGrace), true

@@ -31,6 +31,11 @@ const (
 	CodeNotLast         = "EXECUTION_NOT_LAST"
 	CodeRecovered       = "EXECUTION_RECOVERED"
 	CodeSecretsRequired = "SECRETS_REQUIRED"
+
+	CodeApprovalNotOpen = "APPROVAL_NOT_OPEN"
+	CodeApprovalDecided = "APPROVAL_DECIDED"
+	CodeNotEditable     = "ARGUMENTS_NOT_SUPPORTED"
+	CodeInvalid         = "INVALID_REQUEST"
 )
 
 // MaxPending is the maximum number of file changes that no snapshot contains yet.
@@ -79,6 +84,7 @@ type Post struct {
 	Metadata    json.RawMessage
 	Files       []File // files that the turn needs
 	Environment map[string]events.Variable
+	Permissions events.ExecutionPermissions
 	Held        uint32 // number of the last file change that a snapshot contains, from the run state
 	ActiveEnded bool   // from the run state: the active execution, if any, has ended
 }
@@ -175,7 +181,8 @@ type RunView struct {
 	ActiveEnded   bool
 	ActiveClaimed bool
 	Paused        bool          // the active execution is paused
-	PausedFor     time.Duration // total time of its earlier pauses
+	Waiting       bool          // the active execution waits for a person's approval
+	PausedFor     time.Duration // total time of its earlier pauses and waits
 	EndedAt       time.Time     // end of the last ended execution; zero if there is none
 	HasSandbox    bool
 	ActiveFailed  bool // the active execution has ended and failed
@@ -220,6 +227,8 @@ func Decide(s State, c Command) ([]events.Event, error) {
 		return post(s, c, m)
 	case Recover:
 		return recoverFailed(s, c, m)
+	case DecideApproval:
+		return decideApproval(s, c, m)
 	case RequestInterrupt:
 		if s.isRunning(c.ActiveEnded) && s.Control.N == 0 {
 			m.Add(s.Active.ExecutionID, events.InterruptRequested{Control: s.Controls + 1})
@@ -279,7 +288,7 @@ func post(s State, c Post, m *events.EventList) ([]events.Event, error) {
 	}
 	m.Add(c.ExecutionID, events.MessageAccepted{
 		BlockID: events.Derive(events.KindBlock, c.ExecutionID, "message"),
-		Content: c.Content, Parts: c.Parts, Metadata: c.Metadata, Environment: c.Environment,
+		Content: c.Content, Parts: c.Parts, Metadata: c.Metadata, Environment: c.Environment, Permissions: c.Permissions,
 	})
 	running := s.isRunning(c.ActiveEnded)
 	if !running && len(s.Queue) == 0 {

@@ -61,6 +61,7 @@ type State struct {
 	Release  string             `json:"release,omitempty"`  // id of the last event that released the sandbox: idle, terminated, closed, deleted
 	Manual   bool               `json:"manual,omitempty"`   // a client requested the last release
 	Pause    Pause              `json:"pause,omitzero"`     // whether Active is to be paused
+	Decided  []Decided          `json:"decided,omitempty"`  // the most recent decisions on approval requests of Active, oldest first
 	Syncs    uint32             `json:"syncs,omitempty"`    // number of requested snapshots
 	Changes  uint32             `json:"changes,omitempty"`  // number of file changes
 	Pending  []Change           `json:"pending,omitempty"`  // changes that no snapshot is known to contain, oldest first
@@ -130,6 +131,12 @@ type Change struct {
 	At uint64 `json:"at,omitempty"` // stream sequence of its commit; 0 means the current commit
 }
 
+// Decided is a decision on an approval request, whose content stays in the log.
+type Decided struct {
+	ApprovalID string `json:"approvalId"`
+	At         uint64 `json:"at,omitempty"` // stream sequence of its commit; 0 means the current commit
+}
+
 // CompletedCommand is a command that was carried out.
 type CompletedCommand struct {
 	ID string `json:"id"`           // id of the command, or of the commit if the commit does not name its command
@@ -177,6 +184,10 @@ func (s State) Settle(seq uint64) State {
 	s.Pending = slices.Clone(s.Pending)
 	for i := range s.Pending {
 		settle(&s.Pending[i].At, seq)
+	}
+	s.Decided = slices.Clone(s.Decided)
+	for i := range s.Decided {
+		settle(&s.Decided[i].At, seq)
 	}
 	return s
 }
@@ -290,7 +301,7 @@ func Evolve(s State, e events.Event) State {
 			s.Active, s.Queue = s.Queue[i], slices.Delete(slices.Clone(s.Queue), i, i+1)
 			s.Turns++
 			s.Active.At, s.Active.Dispatch, s.Active.Turn = e.Time, e.ID, s.Turns
-			s.Control, s.Idle, s.Pause = Control{}, false, Pause{}
+			s.Control, s.Idle, s.Pause, s.Decided = Control{}, false, Pause{}, nil
 		}
 	case events.ExecutionWithdrawn:
 		if i := s.queueIndex(e.ExecutionID); i >= 0 {
@@ -309,6 +320,11 @@ func Evolve(s State, e events.Event) State {
 	case events.ResumeRequested:
 		s.Controls = max(s.Controls, d.Control)
 		s.Pause = Pause{ExecutionID: e.ExecutionID, Cause: e.ID}
+	case events.ApprovalDecided:
+		s.Decided = append(slices.Clone(s.Decided), Decided{ApprovalID: d.ApprovalID})
+		if extra := len(s.Decided) - rememberedDecisions; extra > 0 {
+			s.Decided = s.Decided[extra:]
+		}
 	case events.SyncRequested:
 		s.Syncs, s.Cause = max(s.Syncs, d.Sync), e.ID
 	case events.FilePut:

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spoolhq/spool/cmd/runner/internal/redact"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/permission"
 	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/pkg/truncate"
 )
@@ -30,6 +31,8 @@ type Journal interface {
 	Append(ctx context.Context, l runner.Line)
 	// NewBlockID returns an id that is unique within the journal.
 	NewBlockID() string
+	// Name returns the name of the journal.
+	Name() string
 }
 
 // TurnConfig configures a turn. A turn with a nil Journal drops everything and logs it at debug level; it is used
@@ -37,12 +40,14 @@ type Journal interface {
 type TurnConfig struct {
 	Journal     Journal
 	ExecutionID string
-	Now         func() time.Time // nil for time.Now
-	Coalesce    time.Duration    // 0 for DefaultCoalesce
-	Log         *slog.Logger     // nil for none
-	Hold        bool             // hold all lines until Start, whose line comes first
-	Redact      *redact.Set      // values that no line may contain; nil for none
-	BeforeEnd   func()           // called once, before the line that ends the turn is journaled; nil for nothing
+	Now         func() time.Time   // nil for time.Now
+	Coalesce    time.Duration      // 0 for DefaultCoalesce
+	Log         *slog.Logger       // nil for none
+	Hold        bool               // hold all lines until Start, whose line comes first
+	Redact      *redact.Set        // values that no line may contain; nil for none
+	Policy      *permission.Policy // decides requests of the agent; nil for the policy of an agent without permissions
+	Approved    []string           // classes of requests that a person approved in an earlier attempt
+	BeforeEnd   func()             // called once, before the line that ends the turn is journaled; nil for nothing
 }
 
 // Turn writes one turn to the journal: blocks, text, events, and the end. It guarantees valid ids and UTF-8 offsets,
@@ -59,6 +64,8 @@ type Turn struct {
 	end   *runner.Ended
 	held  []runner.Line // lines from before Start
 	agent string        // the agent's own session id, as last reported
+
+	approvals approvals
 }
 
 // openBlock is a block that has been started and not finished.
@@ -79,7 +86,14 @@ func NewTurn(ctx context.Context, cfg TurnConfig) *Turn {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Turn{ctx: ctx, cfg: cfg}
+	if cfg.Policy == nil {
+		cfg.Policy = &permission.Policy{}
+	}
+	t := &Turn{ctx: ctx, cfg: cfg, approvals: approvals{approved: map[string]bool{}}}
+	for _, class := range cfg.Approved {
+		t.approvals.approved[class] = true
+	}
+	return t
 }
 
 // AgentSession returns the agent's own session id from the last TranscriptWritten, or "".
@@ -206,19 +220,28 @@ func (t *Turn) Emit(conversation string, p events.Payload) {
 	t.write(p.EventType(), conversation, p)
 }
 
-// End ends the turn. Blocks that are still open are finished with status error and the text so far. Further calls of
-// End and of all other methods have no effect.
+// End ends the turn. Blocks that are still open are finished with status error and the text so far, and open requests are
+// retracted. Further calls of End and of all other methods have no effect.
 func (t *Turn) End(e runner.Ended) {
 	t.mu.Lock()
-	defer t.mu.Unlock()
+	replies := t.finishTurn(e)
+	t.mu.Unlock()
+	for _, reply := range replies {
+		reply()
+	}
+}
+
+// finishTurn ends the turn and returns the calls of the replies to its open requests.
+func (t *Turn) finishTurn(e runner.Ended) (replies []func()) {
 	if t.cfg.Journal == nil {
 		t.cfg.Log.Debug("an end outside a turn", "outcome", e.Outcome, "code", e.Code)
-		return
+		return nil
 	}
 	if t.end != nil {
 		t.cfg.Log.Warn("agent ended its turn twice", "outcome", e.Outcome, "code", e.Code)
-		return
+		return nil
 	}
+	replies = t.retractAll("turn_ended")
 	for len(t.open) > 0 {
 		t.finish(t.open[0], events.StatusError, nil)
 	}
@@ -235,6 +258,7 @@ func (t *Turn) End(e runner.Ended) {
 		t.timer.Stop()
 		t.timer = nil
 	}
+	return replies
 }
 
 // setFields sets the fields of a block that the turn decides.

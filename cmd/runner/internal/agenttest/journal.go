@@ -30,6 +30,9 @@ func (j *Journal) Append(_ context.Context, l runner.Line) {
 	j.lines = append(j.lines, l)
 }
 
+// Name returns the name of the journal.
+func (j *Journal) Name() string { return "jnl_test" }
+
 // NewBlockID returns b1, b2, and so on.
 func (j *Journal) NewBlockID() string {
 	j.mu.Lock()

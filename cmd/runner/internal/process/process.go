@@ -164,8 +164,9 @@ func (p *Process) StderrTail() string { return p.tail.String() }
 func (p *Process) End(grace time.Duration) error {
 	p.ending.Do(func() {
 		close(p.halt)
-		p.stdin.close()
+		defer p.stdin.close() // without grace the process must not see the end of its stdin, which an agent may take for an answer
 		if grace > 0 {
+			p.stdin.close()
 			p.signal(syscall.SIGTERM)
 			timer := time.NewTimer(grace)
 			select {

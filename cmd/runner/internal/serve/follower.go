@@ -198,6 +198,12 @@ func (f *follower) executeCommand(c runner.Command) {
 		}
 	case runner.OpInterrupt:
 		sup.Interrupt()
+	case runner.OpDecide:
+		if c.Verdict == nil {
+			r.Error = &runner.Error{Code: "INVALID_COMMAND", Message: "decide: verdict is missing"}
+		} else {
+			sup.Decide(*c.Verdict)
+		}
 	case runner.OpAck:
 		f.s.cfg.Journal.Trim(c.Ack)
 	case runner.OpStatus:

@@ -3,6 +3,7 @@
 package supervisor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,6 +20,7 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/redact"
 	"github.com/spoolhq/spool/cmd/runner/internal/trust"
 	"github.com/spoolhq/spool/pkg/architecture"
+	"github.com/spoolhq/spool/pkg/permission"
 	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/pkg/settings"
 )
@@ -116,9 +118,12 @@ type run struct {
 	kill    context.CancelFunc
 	killed  context.Context
 	done    chan struct{}
+	policy  *permission.Policy
+	decided chan struct{} // signalled after a verdict was added
 
 	mu          sync.Mutex
-	session     agent.Session // set once the query was sent
+	verdicts    []runner.Verdict // decisions that the run has not applied yet
+	session     agent.Session    // set once the query was sent
 	interrupted bool
 	exhausted   *runner.Ended // the end of a run that was killed because of a resource; nil if the kill was requested
 	oomBefore   uint64        // processes that the kernel ended for lack of memory before the run
@@ -189,6 +194,7 @@ func (s *Supervisor) prepare(q runner.Query) (*run, *runner.Error) {
 	default:
 		return nil, invalid(fmt.Sprintf("query.policy: %q is not known, want %q", q.Policy, runner.PolicyWorkspace))
 	}
+	q.Policy = cmp.Or(q.Permissions.Preset, q.Policy) // execution_started names it
 	if name, ok := architecture.Canonical(q.Architecture); ok {
 		q.Architecture = name
 	}
@@ -226,7 +232,11 @@ func (s *Supervisor) prepare(q runner.Query) (*run, *runner.Error) {
 		}
 		return nil, &runner.Error{Code: "INTERNAL", Message: err.Error()}
 	}
-	r := &run{query: q, adapter: adapter, launch: launch, command: command, trusted: trusted, done: make(chan struct{})}
+	policy, err := permission.New(q.Permissions, q.ExecutionPermissions)
+	if err != nil {
+		return nil, invalid("query.permissions: " + err.Error())
+	}
+	r := &run{query: q, adapter: adapter, launch: launch, command: command, trusted: trusted, policy: policy, done: make(chan struct{}), decided: make(chan struct{}, 1)}
 	r.killed, r.kill = context.WithCancel(context.Background())
 	return r, nil
 }
@@ -246,6 +256,33 @@ func (s *Supervisor) Interrupt() {
 	if first && session != nil {
 		s.interrupt(session)
 	}
+}
+
+// Decide passes the decision on an approval request to the turn that runs. It does nothing if no turn is running. The
+// decision may arrive several times.
+func (s *Supervisor) Decide(v runner.Verdict) {
+	s.mu.Lock()
+	r := s.active
+	s.mu.Unlock()
+	if r == nil {
+		return
+	}
+	r.mu.Lock()
+	r.verdicts = append(r.verdicts, v)
+	r.mu.Unlock()
+	select {
+	case r.decided <- struct{}{}:
+	default:
+	}
+}
+
+// takeVerdicts returns the decisions that have arrived.
+func (r *run) takeVerdicts() []runner.Verdict {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	list := r.verdicts
+	r.verdicts = nil
+	return list
 }
 
 func (s *Supervisor) interrupt(session agent.Session) {

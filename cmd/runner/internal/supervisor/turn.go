@@ -148,6 +148,7 @@ func (s *Supervisor) runTurn(ctx context.Context, r *run, resume *agentSessions)
 func (s *Supervisor) newTurn(r *run) *agent.Turn {
 	return agent.NewTurn(r.killed, agent.TurnConfig{
 		Journal: s.cfg.Journal, ExecutionID: r.query.ExecutionID, Now: s.cfg.Now, Log: s.cfg.Log, Hold: true, Redact: s.hiddenValues(),
+		Policy: r.policy, Approved: r.query.Approved,
 		BeforeEnd: func() { s.beforeEnd(r) },
 	})
 }
@@ -322,7 +323,17 @@ func (s *Supervisor) follow(r *run, w *warmProcess, t *agent.Turn, first *proces
 			warned = s.cfg.SilenceWarn == s.cfg.SilenceKill
 		case <-memory.C:
 			s.reportKilled(r.killed, r)
+		case <-r.decided:
+			for _, v := range r.takeVerdicts() {
+				t.Verdict(v)
+			}
+			silence.Reset(s.cfg.SilenceWarn)
+			warned = s.cfg.SilenceWarn == s.cfg.SilenceKill
 		case <-silence.C:
+			if t.Waiting() {
+				silence.Reset(s.cfg.SilenceWarn) // the agent waits for a person
+				continue
+			}
 			if !warned {
 				warned = true
 				t.Emit(events.MainConversation, events.WatchdogWarned{Watchdog: "silence", AfterMs: millis(s.cfg.SilenceWarn), Action: "none"})
@@ -359,6 +370,9 @@ func (s *Supervisor) endKilled(r *run, t *agent.Turn, message string) {
 func (s *Supervisor) abandon(t *agent.Turn, e runner.Ended) { s.abandonWithin(s.cfg.TermGrace, t, e) }
 
 func (s *Supervisor) abandonWithin(grace time.Duration, t *agent.Turn, e runner.Ended) {
+	if t.Waiting() {
+		grace = 0 // the end of its stdin would be a denial for the agent
+	}
 	if err := s.endWarmWithin(grace); err != nil {
 		s.cfg.Log.Error("end the agent", "err", err)
 		t.Emit(events.MainConversation, events.Error{Code: "INTERNAL", Message: err.Error()})

@@ -140,7 +140,7 @@ func (c *Controller) acquire(ctx context.Context, l *eventlog.Loaded) (release f
 	claimed := r.Execution == l.Life.Active.ExecutionID
 	attachable := r.Sandbox.Journal != "" && r.Sandbox.Engine == c.Engine && r.Sandbox.Provider == c.Provider
 	switch {
-	case l.Life.ControlOf(l.Life.Active.ExecutionID).N > 0, claimed && r.Phase == run.Running && attachable:
+	case l.Life.ControlOf(l.Life.Active.ExecutionID).N > 0, claimed && (r.Phase == run.Running || r.Phase == run.Waiting) && attachable:
 		return nil, nil
 	}
 	if release, err = c.slots.Acquire(ctx, l.Tenant); err == nil {

@@ -122,7 +122,7 @@ func (p *preparation) attach(ctx context.Context) error {
 		return err
 	}
 	p.detach()
-	if p.Session.Run.Phase == run.Running {
+	if p.Session.Run.Phase == run.Running || p.Session.Run.Phase == run.Waiting {
 		return err // the attempt died with the sandbox
 	}
 	if err := p.replaceSandbox(ctx); err != nil {

@@ -36,7 +36,6 @@ type turn struct {
 	attempt    uint32        // number of the attempt that runs or is next
 	message    events.MessageAccepted
 	translator *translate.Translator
-	pausedFor  time.Duration        // time for which the execution was paused
 	resolved   *references.Resolved // nil until resolve has returned
 	loops      *loops.Detector      // nil until restoreLoops has returned
 	sockets    []string             // of the MCP servers in containers, in their order
@@ -138,7 +137,7 @@ func (t *turn) query() *runner.Query {
 		SessionID: t.Session.ID, ExecutionID: t.ID, Attempt: t.attempt,
 		Architecture: t.Session.Life.Architecture, Model: launch.Model, ModelSet: launch.Set,
 		Content: content, Parts: parts,
-		Policy: runner.PolicyWorkspace, Env: launch.Env, Command: launch.Command, Pace: t.w.cfg.Pace,
+		Policy: runner.PolicyWorkspace, ExecutionPermissions: t.message.Permissions, Approved: t.Session.Run.Approved, Env: launch.Env, Command: launch.Command, Pace: t.w.cfg.Pace,
 	}
 	q.Resume, q.Fork = provision.Conversation(t.Session)
 	t.resolved.AddTo(q, t.w.deps.Egress != nil, t.sockets)

@@ -164,7 +164,8 @@ func summarize(payload []byte) (commitSummary, error) {
 		}
 		switch e.Type {
 		case events.ExecutionClaimed{}.EventType(), events.SandboxReady{}.EventType(), events.SandboxCreating{}.EventType(),
-			events.ExecutionPaused{}.EventType(), events.ExecutionResumed{}.EventType():
+			events.ExecutionPaused{}.EventType(), events.ExecutionResumed{}.EventType(),
+			events.ApprovalResolved{}.EventType(), events.ApprovalRetracted{}.EventType(): // the turn limit runs again
 			g.matters = true
 		}
 		g.matters = g.matters || known && (entry.Aspect == events.Life || events.Terminal(e.Type))
