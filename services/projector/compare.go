@@ -25,6 +25,7 @@ var rebuiltTables = []struct{ table, key string }{
 	{readmodel.Events, "tenant, session, seq"},
 	{readmodel.ToolCalls, "tenant, session, tool_use_id"},
 	{readmodel.Conversations, "tenant, session, id"},
+	{readmodel.Approvals, "tenant, session, id"},
 	{readmodel.Sandboxes, "tenant, session, id"},
 	{readmodel.Files, "tenant, session, id"},
 	{readmodel.Usage, "tenant, session, id"},

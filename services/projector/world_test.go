@@ -363,7 +363,7 @@ func (f *follower) next() readmodel.Live {
 // tables are the read models that a rebuild must reproduce.
 var tables = []string{
 	readmodel.Sessions, readmodel.DeletedSessions, readmodel.Executions, readmodel.Blocks, readmodel.Events, readmodel.ToolCalls,
-	readmodel.Conversations, readmodel.Sandboxes, readmodel.Files, readmodel.Usage, readmodel.Keys, readmodel.Poison, readmodel.CatalogueEntries, readmodel.CatalogueVersions,
+	readmodel.Conversations, readmodel.Approvals, readmodel.Sandboxes, readmodel.Files, readmodel.Usage, readmodel.Keys, readmodel.Poison, readmodel.CatalogueEntries, readmodel.CatalogueVersions,
 	readmodel.TenantUsage, readmodel.TenantBudgets, readmodel.TenantLimits, readmodel.Audit, readmodel.SessionStates,
 }
 

@@ -28,6 +28,8 @@ func TestDecideApproval(t *testing.T) {
 		"skip":                                   {tool, events.ApprovalDecided{Decision: events.DecisionSkip}, "", ""},
 		"reject with a comment":                  {tool, events.ApprovalDecided{Decision: events.DecisionReject, Comment: "no"}, "", ""},
 		"answer a question":                      {question, events.ApprovalDecided{Decision: events.DecisionAnswer, Answers: map[string][]string{"q": {"a"}}}, "", ""},
+		"answer a secret question":               {question, events.ApprovalDecided{Decision: events.DecisionAnswer, Sealed: map[string]string{"q": "acme.x.1"}}, "", ""},
+		"a secret answer with an approval":       {tool, events.ApprovalDecided{Decision: events.DecisionApprove, Sealed: map[string]string{"q": "acme.x.1"}}, CodeInvalid, "answers"},
 		"answer an elicitation":                  {elicitation, events.ApprovalDecided{Decision: events.DecisionAnswer, Content: object}, "", ""},
 		"reject a question":                      {question, events.ApprovalDecided{Decision: events.DecisionReject}, "", ""},
 		"a request that is not open":             {nil, events.ApprovalDecided{Decision: events.DecisionApprove}, CodeApprovalNotOpen, ""},

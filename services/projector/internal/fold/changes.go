@@ -33,6 +33,7 @@ type Changes struct {
 	Blocks        Rows[Block]
 	Calls         Rows[ToolCall]
 	Conversations Rows[Conversation]
+	Approvals     Rows[Approval]
 	Sandboxes     Rows[Sandbox]
 	Files         Rows[File]
 	Usage         Rows[Usage]
@@ -52,11 +53,12 @@ type Changes struct {
 	Live          []Live
 }
 
-// Ended is an execution that ended. Its open calls and sub-agents end with it.
+// Ended is an execution that ended. Its open calls, sub-agents and approval requests end with it.
 type Ended struct {
 	Session   Key
 	Execution string
 	At        time.Time
+	Seq       int64 // of the event
 }
 
 // Live is the announcement for one session.
@@ -69,7 +71,7 @@ type Live struct {
 // Empty reports whether nothing changed.
 func (c *Changes) Empty() bool {
 	return len(c.Gone)+len(c.Retired)+len(c.Events)+len(c.Deleted)+len(c.Poison)+len(c.AuditGone)+len(c.Audit)+len(c.Ended)+len(c.States)+
-		c.Sessions.Len()+c.Executions.Len()+c.Blocks.Len()+c.Calls.Len()+c.Conversations.Len()+c.Sandboxes.Len()+c.Files.Len()+c.Usage.Len()+c.Keys.Len()+
+		c.Sessions.Len()+c.Executions.Len()+c.Blocks.Len()+c.Calls.Len()+c.Conversations.Len()+c.Approvals.Len()+c.Sandboxes.Len()+c.Files.Len()+c.Usage.Len()+c.Keys.Len()+
 		c.Entries.Len()+c.Versions.Len()+c.TenantUsage.Len()+c.TenantBudgets.Len()+c.TenantLimits.Len() == 0
 }
 

@@ -93,6 +93,7 @@ type (
 		SandboxMs           int64 // running time of its metered sandboxes during the execution
 		SandboxCostUSD      float64
 		RecoveredFrom       string // the failed execution that it continues; "" for none
+		OpenApprovals       int32
 	}
 	// Block is a row of blocks. JSON is the encoded form of block; it is only set while the row is read or written.
 	Block struct {
@@ -140,6 +141,26 @@ type (
 		EndedAt             *time.Time
 		DurationMs          int64
 		FirstSeq            int64
+	}
+	// Approval is a row of approvals.
+	Approval struct {
+		Tenant, Session, ID string
+		Execution           string
+		Conversation        string
+		Kind                string
+		ToolName            string
+		ToolUseID           string
+		Status              string
+		Cause               string
+		Request             string
+		Decision            *string
+		Actor               *string
+		RequestedSeq        int64
+		RequestedAt         time.Time
+		DecidedSeq          int64
+		DecidedAt           *time.Time
+		EndedSeq            int64
+		EndedAt             *time.Time
 	}
 	// Sandbox is a row of sandboxes.
 	Sandbox struct {
@@ -238,6 +259,7 @@ const (
 	phaseQueued    = "queued"
 	phaseStarting  = "starting"
 	phaseRunning   = "running"
+	phaseWaiting   = "waiting_for_approval"
 	phasePaused    = "paused"
 	phaseCompleted = "completed"
 	phaseFailed    = "failed"

@@ -154,7 +154,7 @@ func (s *Store) Reset(ctx context.Context, group int) error {
 	b.Queue(`UPDATE checkpoints SET position = 0, commit_id = '', log_time = NULL, lag_ms = 0, caught_up = false,
 		updated_at = clock_timestamp() WHERE grp = $1`, group)
 	for _, t := range []string{
-		readmodel.Executions, readmodel.Blocks, readmodel.Events, readmodel.ToolCalls, readmodel.Conversations, readmodel.Sandboxes,
+		readmodel.Executions, readmodel.Blocks, readmodel.Events, readmodel.ToolCalls, readmodel.Conversations, readmodel.Approvals, readmodel.Sandboxes,
 		readmodel.Files, readmodel.Usage, readmodel.SessionStates,
 	} {
 		b.Queue("DELETE FROM "+t+" r USING sessions s WHERE s.grp = $1 AND r.tenant = s.tenant AND r.session = s.id", group)

@@ -117,6 +117,7 @@ type tables struct {
 	events        table[fold.Event]
 	calls         table[fold.ToolCall]
 	conversations table[fold.Conversation]
+	approvals     table[fold.Approval]
 	sandboxes     table[fold.Sandbox]
 	files         table[fold.File]
 	usage         table[fold.Usage]
