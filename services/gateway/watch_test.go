@@ -186,9 +186,10 @@ func TestWatch_BeginsWithTheReadModels(t *testing.T) {
 		events.MetadataUpdate{Usage: events.Usage{InputTokens: 10, OutputTokens: 5}, CostUSD: 0.5, Model: "m"},
 		events.ModelCalled{Provider: "anthropic", Model: "m", Status: 200, Usage: events.Usage{InputTokens: 9, OutputTokens: 4}, CostUSD: 0.25},
 		events.SandboxUsage{DurationMs: 100, CostUSD: 0.125},
+		events.ApprovalRequested{ApprovalID: "apr_1", Kind: events.ApprovalTool, ToolName: "Task", Title: "start a sub-agent"},
 	)
 	// The rows of these events that the test's own projector does not write.
-	w.exec(`UPDATE executions SET phase = 'running', attempt = 2, model = 'm', input_tokens = 10, output_tokens = 5, cost_usd = 0.5, sandbox_ms = 100, sandbox_cost_usd = 0.125,
+	w.exec(`UPDATE executions SET phase = 'waiting_for_approval', attempt = 2, model = 'm', input_tokens = 10, output_tokens = 5, cost_usd = 0.5, sandbox_ms = 100, sandbox_cost_usd = 0.125,
 		dispatched_at = (SELECT (event::json->>'time')::timestamptz FROM events WHERE session = $1 AND type = 'execution_dispatched'),
 		started_at = (SELECT (event::json->>'time')::timestamptz FROM events WHERE session = $1 AND type = 'execution_started') WHERE id = $2`, session, execution)
 	w.exec(`UPDATE sessions SET updated_at = (SELECT (event::json->>'time')::timestamptz FROM events e WHERE e.session = $1 AND e.seq = tip) WHERE id = $1`, session)
@@ -199,13 +200,25 @@ func TestWatch_BeginsWithTheReadModels(t *testing.T) {
 	}
 	w.exec(`INSERT INTO usage VALUES ('default', $1, 'u', $2, 'anthropic', 'm', '2026-01-02', 1, 0, 9, 4, 0, 0, 0.25, '', 0, 0)`, session, execution)
 
+	w.exec(`INSERT INTO approvals (tenant, session, id, execution, conversation, kind, tool_name, tool_use_id, status, request, requested_seq, requested_at)
+		SELECT 'default', $1, 'apr_1', $2, 'main', 'tool', 'Task', '', 'pending', event::json->>'data', seq, (event::json->>'time')::timestamptz FROM events WHERE session = $1 AND type = 'approval_requested'`, session, execution)
+
 	late := g.watch(&spoolv1.WatchExecutionRequest{ExecutionId: execution})
-	first := late.want(17, "running")
+	first := late.want(18, "waiting_for_approval")
+	folded := early.next()
+	for folded.Seq < first.Seq {
+		folded = early.next()
+	}
+	if !proto.Equal(folded, first) {
+		t.Errorf("the first status is %v\nfor a client that began early it is %v", first, folded)
+	}
 	if len(first.Messages) != 3 || !first.Messages[2].Cut || first.ToolCallCounts.Complete != 1 || first.ToolCallCounts.Pending != 1 || first.TodoCount != 2 || first.SubagentCounts.Running != 1 ||
-		first.Metered.Requests != 1 || first.Usage.InputTokens != 10 || first.SandboxMs != 100 {
+		first.PendingApprovalCount != 1 || first.Metered.Requests != 1 || first.Usage.InputTokens != 10 || first.SandboxMs != 100 {
 		t.Errorf("the first status is %v", first)
 	}
 	w.emitEach(session, execution,
+		events.ApprovalDecided{ApprovalID: "apr_1", Decision: events.DecisionApprove},
+		events.ApprovalResolved{ApprovalID: "apr_1", Outcome: events.OutcomeApproved, Cause: events.ResolvedByPerson},
 		block(events.Block{ID: "blk_a", Kind: events.KindAssistantText, Content: "done"}),
 		block(events.Block{ID: "blk_s", Kind: events.KindToolResult, ToolUseID: "call_2", IsError: true}),
 		events.ModelCalled{Provider: "anthropic", Model: "m", Status: 500},

@@ -4778,7 +4778,7 @@ type ExecutionStatus struct {
 	SessionId   string                 `protobuf:"bytes,2,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
 	// Seq of the session's event after which the execution has this status.
 	Seq uint32 `protobuf:"varint,3,opt,name=seq,proto3" json:"seq,omitempty"`
-	// queued, starting, running, paused, completed, failed or cancelled.
+	// queued, starting, running, waiting_for_approval, paused, completed, failed or cancelled.
 	Phase string `protobuf:"bytes,4,opt,name=phase,proto3" json:"phase,omitempty"`
 	// Whether the execution has ended, so that this is the last status.
 	Final bool `protobuf:"varint,5,opt,name=final,proto3" json:"final,omitempty"`
@@ -4797,7 +4797,7 @@ type ExecutionStatus struct {
 	Messages []*MessageStatus `protobuf:"bytes,13,rep,name=messages,proto3" json:"messages,omitempty"`
 	// Number of all messages of the user and of the agents.
 	MessageCounts *MessageCounts `protobuf:"bytes,14,opt,name=message_counts,json=messageCounts,proto3" json:"message_counts,omitempty"`
-	// The newest 24 tool calls, oldest first. If there are more, calls that have ended are left out before open ones.
+	// The newest 20 tool calls, oldest first. If there are more, calls that have ended are left out before open ones.
 	ToolCalls []*ToolCallStatus `protobuf:"bytes,15,rep,name=tool_calls,json=toolCalls,proto3" json:"tool_calls,omitempty"`
 	// Number of all tool calls.
 	ToolCallCounts *ToolCallCounts `protobuf:"bytes,16,opt,name=tool_call_counts,json=toolCallCounts,proto3" json:"tool_call_counts,omitempty"`
@@ -4805,7 +4805,7 @@ type ExecutionStatus struct {
 	Todos []*TodoItem `protobuf:"bytes,17,rep,name=todos,proto3" json:"todos,omitempty"`
 	// Number of all items of that list.
 	TodoCount uint32 `protobuf:"varint,18,opt,name=todo_count,json=todoCount,proto3" json:"todo_count,omitempty"`
-	// The newest 24 sub-agents, oldest first. If there are more, sub-agents that have ended are left out before running
+	// The newest 20 sub-agents, oldest first. If there are more, sub-agents that have ended are left out before running
 	// ones.
 	Subagents []*SubagentStatus `protobuf:"bytes,19,rep,name=subagents,proto3" json:"subagents,omitempty"`
 	// Number of all sub-agents.
@@ -4833,9 +4833,13 @@ type ExecutionStatus struct {
 	// Whether the final message is longer than result; GetExecution returns all of it.
 	ResultCut bool `protobuf:"varint,31,opt,name=result_cut,json=resultCut,proto3" json:"result_cut,omitempty"`
 	// Set while the read models are behind the log, so that the status is older than the execution.
-	Lag           *Lag `protobuf:"bytes,32,opt,name=lag,proto3" json:"lag,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Lag *Lag `protobuf:"bytes,32,opt,name=lag,proto3" json:"lag,omitempty"`
+	// The 20 oldest approval requests that are open.
+	PendingApprovals []*PendingApproval `protobuf:"bytes,33,rep,name=pending_approvals,json=pendingApprovals,proto3" json:"pending_approvals,omitempty"`
+	// Number of all open approval requests.
+	PendingApprovalCount uint32 `protobuf:"varint,34,opt,name=pending_approval_count,json=pendingApprovalCount,proto3" json:"pending_approval_count,omitempty"`
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
 }
 
 func (x *ExecutionStatus) Reset() {
@@ -5092,6 +5096,108 @@ func (x *ExecutionStatus) GetLag() *Lag {
 	return nil
 }
 
+func (x *ExecutionStatus) GetPendingApprovals() []*PendingApproval {
+	if x != nil {
+		return x.PendingApprovals
+	}
+	return nil
+}
+
+func (x *ExecutionStatus) GetPendingApprovalCount() uint32 {
+	if x != nil {
+		return x.PendingApprovalCount
+	}
+	return 0
+}
+
+// An approval request of which the agent waits for the decision.
+type PendingApproval struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	ApprovalId string                 `protobuf:"bytes,1,opt,name=approval_id,json=approvalId,proto3" json:"approval_id,omitempty"`
+	// tool, plan, question or elicitation.
+	Kind     string `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`
+	ToolName string `protobuf:"bytes,3,opt,name=tool_name,json=toolName,proto3" json:"tool_name,omitempty"`
+	// One line that describes the request.
+	Title       string                 `protobuf:"bytes,4,opt,name=title,proto3" json:"title,omitempty"`
+	RequestedAt *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=requested_at,json=requestedAt,proto3" json:"requested_at,omitempty"`
+	// Whether a person has decided; the agent has not received the decision yet.
+	Decided       bool `protobuf:"varint,6,opt,name=decided,proto3" json:"decided,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PendingApproval) Reset() {
+	*x = PendingApproval{}
+	mi := &file_spool_v1_spool_proto_msgTypes[57]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PendingApproval) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PendingApproval) ProtoMessage() {}
+
+func (x *PendingApproval) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[57]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PendingApproval.ProtoReflect.Descriptor instead.
+func (*PendingApproval) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{57}
+}
+
+func (x *PendingApproval) GetApprovalId() string {
+	if x != nil {
+		return x.ApprovalId
+	}
+	return ""
+}
+
+func (x *PendingApproval) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *PendingApproval) GetToolName() string {
+	if x != nil {
+		return x.ToolName
+	}
+	return ""
+}
+
+func (x *PendingApproval) GetTitle() string {
+	if x != nil {
+		return x.Title
+	}
+	return ""
+}
+
+func (x *PendingApproval) GetRequestedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.RequestedAt
+	}
+	return nil
+}
+
+func (x *PendingApproval) GetDecided() bool {
+	if x != nil {
+		return x.Decided
+	}
+	return false
+}
+
 // A message of the user (user_message) or of an agent (assistant_text).
 type MessageStatus struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
@@ -5113,7 +5219,7 @@ type MessageStatus struct {
 
 func (x *MessageStatus) Reset() {
 	*x = MessageStatus{}
-	mi := &file_spool_v1_spool_proto_msgTypes[57]
+	mi := &file_spool_v1_spool_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5125,7 +5231,7 @@ func (x *MessageStatus) String() string {
 func (*MessageStatus) ProtoMessage() {}
 
 func (x *MessageStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[57]
+	mi := &file_spool_v1_spool_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5138,7 +5244,7 @@ func (x *MessageStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MessageStatus.ProtoReflect.Descriptor instead.
 func (*MessageStatus) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{57}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *MessageStatus) GetBlockId() string {
@@ -5200,7 +5306,7 @@ type MessageCounts struct {
 
 func (x *MessageCounts) Reset() {
 	*x = MessageCounts{}
-	mi := &file_spool_v1_spool_proto_msgTypes[58]
+	mi := &file_spool_v1_spool_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5212,7 +5318,7 @@ func (x *MessageCounts) String() string {
 func (*MessageCounts) ProtoMessage() {}
 
 func (x *MessageCounts) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[58]
+	mi := &file_spool_v1_spool_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5225,7 +5331,7 @@ func (x *MessageCounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MessageCounts.ProtoReflect.Descriptor instead.
 func (*MessageCounts) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{58}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *MessageCounts) GetUser() uint32 {
@@ -5260,7 +5366,7 @@ type ToolCallStatus struct {
 
 func (x *ToolCallStatus) Reset() {
 	*x = ToolCallStatus{}
-	mi := &file_spool_v1_spool_proto_msgTypes[59]
+	mi := &file_spool_v1_spool_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5272,7 +5378,7 @@ func (x *ToolCallStatus) String() string {
 func (*ToolCallStatus) ProtoMessage() {}
 
 func (x *ToolCallStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[59]
+	mi := &file_spool_v1_spool_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5285,7 +5391,7 @@ func (x *ToolCallStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ToolCallStatus.ProtoReflect.Descriptor instead.
 func (*ToolCallStatus) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{59}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ToolCallStatus) GetToolUseId() string {
@@ -5348,7 +5454,7 @@ type ToolCallCounts struct {
 
 func (x *ToolCallCounts) Reset() {
 	*x = ToolCallCounts{}
-	mi := &file_spool_v1_spool_proto_msgTypes[60]
+	mi := &file_spool_v1_spool_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5360,7 +5466,7 @@ func (x *ToolCallCounts) String() string {
 func (*ToolCallCounts) ProtoMessage() {}
 
 func (x *ToolCallCounts) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[60]
+	mi := &file_spool_v1_spool_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5373,7 +5479,7 @@ func (x *ToolCallCounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ToolCallCounts.ProtoReflect.Descriptor instead.
 func (*ToolCallCounts) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{60}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ToolCallCounts) GetPending() uint32 {
@@ -5413,7 +5519,7 @@ type SubagentStatus struct {
 
 func (x *SubagentStatus) Reset() {
 	*x = SubagentStatus{}
-	mi := &file_spool_v1_spool_proto_msgTypes[61]
+	mi := &file_spool_v1_spool_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5425,7 +5531,7 @@ func (x *SubagentStatus) String() string {
 func (*SubagentStatus) ProtoMessage() {}
 
 func (x *SubagentStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[61]
+	mi := &file_spool_v1_spool_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5438,7 +5544,7 @@ func (x *SubagentStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubagentStatus.ProtoReflect.Descriptor instead.
 func (*SubagentStatus) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{61}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *SubagentStatus) GetSubagentId() string {
@@ -5501,7 +5607,7 @@ type SubagentCounts struct {
 
 func (x *SubagentCounts) Reset() {
 	*x = SubagentCounts{}
-	mi := &file_spool_v1_spool_proto_msgTypes[62]
+	mi := &file_spool_v1_spool_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5513,7 +5619,7 @@ func (x *SubagentCounts) String() string {
 func (*SubagentCounts) ProtoMessage() {}
 
 func (x *SubagentCounts) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[62]
+	mi := &file_spool_v1_spool_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5526,7 +5632,7 @@ func (x *SubagentCounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubagentCounts.ProtoReflect.Descriptor instead.
 func (*SubagentCounts) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{62}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *SubagentCounts) GetRunning() uint32 {
@@ -5613,7 +5719,7 @@ type Execution struct {
 
 func (x *Execution) Reset() {
 	*x = Execution{}
-	mi := &file_spool_v1_spool_proto_msgTypes[63]
+	mi := &file_spool_v1_spool_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5625,7 +5731,7 @@ func (x *Execution) String() string {
 func (*Execution) ProtoMessage() {}
 
 func (x *Execution) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[63]
+	mi := &file_spool_v1_spool_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5638,7 +5744,7 @@ func (x *Execution) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Execution.ProtoReflect.Descriptor instead.
 func (*Execution) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{63}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *Execution) GetExecutionId() string {
@@ -5883,7 +5989,7 @@ type MeteredUsage struct {
 
 func (x *MeteredUsage) Reset() {
 	*x = MeteredUsage{}
-	mi := &file_spool_v1_spool_proto_msgTypes[64]
+	mi := &file_spool_v1_spool_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5895,7 +6001,7 @@ func (x *MeteredUsage) String() string {
 func (*MeteredUsage) ProtoMessage() {}
 
 func (x *MeteredUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[64]
+	mi := &file_spool_v1_spool_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5908,7 +6014,7 @@ func (x *MeteredUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MeteredUsage.ProtoReflect.Descriptor instead.
 func (*MeteredUsage) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{64}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *MeteredUsage) GetProvider() string {
@@ -5994,7 +6100,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_spool_v1_spool_proto_msgTypes[65]
+	mi := &file_spool_v1_spool_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6006,7 +6112,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[65]
+	mi := &file_spool_v1_spool_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6019,7 +6125,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{65}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *Usage) GetInputTokens() uint32 {
@@ -6059,7 +6165,7 @@ type CancelExecutionRequest struct {
 
 func (x *CancelExecutionRequest) Reset() {
 	*x = CancelExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[66]
+	mi := &file_spool_v1_spool_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6071,7 +6177,7 @@ func (x *CancelExecutionRequest) String() string {
 func (*CancelExecutionRequest) ProtoMessage() {}
 
 func (x *CancelExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[66]
+	mi := &file_spool_v1_spool_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6084,7 +6190,7 @@ func (x *CancelExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExecutionRequest.ProtoReflect.Descriptor instead.
 func (*CancelExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{66}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *CancelExecutionRequest) GetExecutionId() string {
@@ -6103,7 +6209,7 @@ type CancelExecutionResponse struct {
 
 func (x *CancelExecutionResponse) Reset() {
 	*x = CancelExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[67]
+	mi := &file_spool_v1_spool_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6115,7 +6221,7 @@ func (x *CancelExecutionResponse) String() string {
 func (*CancelExecutionResponse) ProtoMessage() {}
 
 func (x *CancelExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[67]
+	mi := &file_spool_v1_spool_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6128,7 +6234,7 @@ func (x *CancelExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExecutionResponse.ProtoReflect.Descriptor instead.
 func (*CancelExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{67}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *CancelExecutionResponse) GetPosition() string {
@@ -6147,7 +6253,7 @@ type PauseExecutionRequest struct {
 
 func (x *PauseExecutionRequest) Reset() {
 	*x = PauseExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[68]
+	mi := &file_spool_v1_spool_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6159,7 +6265,7 @@ func (x *PauseExecutionRequest) String() string {
 func (*PauseExecutionRequest) ProtoMessage() {}
 
 func (x *PauseExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[68]
+	mi := &file_spool_v1_spool_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6172,7 +6278,7 @@ func (x *PauseExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseExecutionRequest.ProtoReflect.Descriptor instead.
 func (*PauseExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{68}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *PauseExecutionRequest) GetExecutionId() string {
@@ -6191,7 +6297,7 @@ type PauseExecutionResponse struct {
 
 func (x *PauseExecutionResponse) Reset() {
 	*x = PauseExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[69]
+	mi := &file_spool_v1_spool_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6203,7 +6309,7 @@ func (x *PauseExecutionResponse) String() string {
 func (*PauseExecutionResponse) ProtoMessage() {}
 
 func (x *PauseExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[69]
+	mi := &file_spool_v1_spool_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6216,7 +6322,7 @@ func (x *PauseExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseExecutionResponse.ProtoReflect.Descriptor instead.
 func (*PauseExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{69}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *PauseExecutionResponse) GetPosition() string {
@@ -6235,7 +6341,7 @@ type ResumeExecutionRequest struct {
 
 func (x *ResumeExecutionRequest) Reset() {
 	*x = ResumeExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[70]
+	mi := &file_spool_v1_spool_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6247,7 +6353,7 @@ func (x *ResumeExecutionRequest) String() string {
 func (*ResumeExecutionRequest) ProtoMessage() {}
 
 func (x *ResumeExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[70]
+	mi := &file_spool_v1_spool_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6260,7 +6366,7 @@ func (x *ResumeExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeExecutionRequest.ProtoReflect.Descriptor instead.
 func (*ResumeExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{70}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ResumeExecutionRequest) GetExecutionId() string {
@@ -6279,7 +6385,7 @@ type ResumeExecutionResponse struct {
 
 func (x *ResumeExecutionResponse) Reset() {
 	*x = ResumeExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[71]
+	mi := &file_spool_v1_spool_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6291,7 +6397,7 @@ func (x *ResumeExecutionResponse) String() string {
 func (*ResumeExecutionResponse) ProtoMessage() {}
 
 func (x *ResumeExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[71]
+	mi := &file_spool_v1_spool_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6304,7 +6410,7 @@ func (x *ResumeExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeExecutionResponse.ProtoReflect.Descriptor instead.
 func (*ResumeExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{71}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ResumeExecutionResponse) GetPosition() string {
@@ -6323,7 +6429,7 @@ type TerminateExecutionRequest struct {
 
 func (x *TerminateExecutionRequest) Reset() {
 	*x = TerminateExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[72]
+	mi := &file_spool_v1_spool_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6335,7 +6441,7 @@ func (x *TerminateExecutionRequest) String() string {
 func (*TerminateExecutionRequest) ProtoMessage() {}
 
 func (x *TerminateExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[72]
+	mi := &file_spool_v1_spool_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6348,7 +6454,7 @@ func (x *TerminateExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminateExecutionRequest.ProtoReflect.Descriptor instead.
 func (*TerminateExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{72}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *TerminateExecutionRequest) GetExecutionId() string {
@@ -6367,7 +6473,7 @@ type TerminateExecutionResponse struct {
 
 func (x *TerminateExecutionResponse) Reset() {
 	*x = TerminateExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[73]
+	mi := &file_spool_v1_spool_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6379,7 +6485,7 @@ func (x *TerminateExecutionResponse) String() string {
 func (*TerminateExecutionResponse) ProtoMessage() {}
 
 func (x *TerminateExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[73]
+	mi := &file_spool_v1_spool_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6392,7 +6498,7 @@ func (x *TerminateExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminateExecutionResponse.ProtoReflect.Descriptor instead.
 func (*TerminateExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{73}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *TerminateExecutionResponse) GetPosition() string {
@@ -6415,7 +6521,7 @@ type RecoverExecutionRequest struct {
 
 func (x *RecoverExecutionRequest) Reset() {
 	*x = RecoverExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[74]
+	mi := &file_spool_v1_spool_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6427,7 +6533,7 @@ func (x *RecoverExecutionRequest) String() string {
 func (*RecoverExecutionRequest) ProtoMessage() {}
 
 func (x *RecoverExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[74]
+	mi := &file_spool_v1_spool_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6440,7 +6546,7 @@ func (x *RecoverExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverExecutionRequest.ProtoReflect.Descriptor instead.
 func (*RecoverExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{74}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *RecoverExecutionRequest) GetExecutionId() string {
@@ -6469,7 +6575,7 @@ type RecoverExecutionResponse struct {
 
 func (x *RecoverExecutionResponse) Reset() {
 	*x = RecoverExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[75]
+	mi := &file_spool_v1_spool_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6481,7 +6587,7 @@ func (x *RecoverExecutionResponse) String() string {
 func (*RecoverExecutionResponse) ProtoMessage() {}
 
 func (x *RecoverExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[75]
+	mi := &file_spool_v1_spool_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6494,7 +6600,7 @@ func (x *RecoverExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverExecutionResponse.ProtoReflect.Descriptor instead.
 func (*RecoverExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{75}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *RecoverExecutionResponse) GetSessionId() string {
@@ -6536,7 +6642,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[76]
+	mi := &file_spool_v1_spool_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6548,7 +6654,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[76]
+	mi := &file_spool_v1_spool_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6561,7 +6667,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{76}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ListEventsRequest) GetSessionId() string {
@@ -6619,7 +6725,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[77]
+	mi := &file_spool_v1_spool_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6631,7 +6737,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[77]
+	mi := &file_spool_v1_spool_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6644,7 +6750,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{77}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *ListEventsResponse) GetEvents() []*Event {
@@ -6682,7 +6788,7 @@ type ListHistoryRequest struct {
 
 func (x *ListHistoryRequest) Reset() {
 	*x = ListHistoryRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[78]
+	mi := &file_spool_v1_spool_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6694,7 +6800,7 @@ func (x *ListHistoryRequest) String() string {
 func (*ListHistoryRequest) ProtoMessage() {}
 
 func (x *ListHistoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[78]
+	mi := &file_spool_v1_spool_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6707,7 +6813,7 @@ func (x *ListHistoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryRequest.ProtoReflect.Descriptor instead.
 func (*ListHistoryRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{78}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *ListHistoryRequest) GetSessionId() string {
@@ -6753,7 +6859,7 @@ type ListHistoryResponse struct {
 
 func (x *ListHistoryResponse) Reset() {
 	*x = ListHistoryResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[79]
+	mi := &file_spool_v1_spool_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6765,7 +6871,7 @@ func (x *ListHistoryResponse) String() string {
 func (*ListHistoryResponse) ProtoMessage() {}
 
 func (x *ListHistoryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[79]
+	mi := &file_spool_v1_spool_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6778,7 +6884,7 @@ func (x *ListHistoryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryResponse.ProtoReflect.Descriptor instead.
 func (*ListHistoryResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{79}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *ListHistoryResponse) GetEvents() []*Event {
@@ -6821,7 +6927,7 @@ type Ancestor struct {
 
 func (x *Ancestor) Reset() {
 	*x = Ancestor{}
-	mi := &file_spool_v1_spool_proto_msgTypes[80]
+	mi := &file_spool_v1_spool_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6833,7 +6939,7 @@ func (x *Ancestor) String() string {
 func (*Ancestor) ProtoMessage() {}
 
 func (x *Ancestor) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[80]
+	mi := &file_spool_v1_spool_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6846,7 +6952,7 @@ func (x *Ancestor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ancestor.ProtoReflect.Descriptor instead.
 func (*Ancestor) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{80}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *Ancestor) GetSessionId() string {
@@ -6877,7 +6983,7 @@ type ListHistoryBlocksRequest struct {
 
 func (x *ListHistoryBlocksRequest) Reset() {
 	*x = ListHistoryBlocksRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[81]
+	mi := &file_spool_v1_spool_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6889,7 +6995,7 @@ func (x *ListHistoryBlocksRequest) String() string {
 func (*ListHistoryBlocksRequest) ProtoMessage() {}
 
 func (x *ListHistoryBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[81]
+	mi := &file_spool_v1_spool_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6902,7 +7008,7 @@ func (x *ListHistoryBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ListHistoryBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{81}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ListHistoryBlocksRequest) GetSessionId() string {
@@ -6945,7 +7051,7 @@ type ListHistoryBlocksResponse struct {
 
 func (x *ListHistoryBlocksResponse) Reset() {
 	*x = ListHistoryBlocksResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[82]
+	mi := &file_spool_v1_spool_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6957,7 +7063,7 @@ func (x *ListHistoryBlocksResponse) String() string {
 func (*ListHistoryBlocksResponse) ProtoMessage() {}
 
 func (x *ListHistoryBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[82]
+	mi := &file_spool_v1_spool_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6970,7 +7076,7 @@ func (x *ListHistoryBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ListHistoryBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{82}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *ListHistoryBlocksResponse) GetAncestors() []*InheritedBlocks {
@@ -6999,7 +7105,7 @@ type InheritedBlocks struct {
 
 func (x *InheritedBlocks) Reset() {
 	*x = InheritedBlocks{}
-	mi := &file_spool_v1_spool_proto_msgTypes[83]
+	mi := &file_spool_v1_spool_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7011,7 +7117,7 @@ func (x *InheritedBlocks) String() string {
 func (*InheritedBlocks) ProtoMessage() {}
 
 func (x *InheritedBlocks) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[83]
+	mi := &file_spool_v1_spool_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7024,7 +7130,7 @@ func (x *InheritedBlocks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InheritedBlocks.ProtoReflect.Descriptor instead.
 func (*InheritedBlocks) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{83}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *InheritedBlocks) GetSessionId() string {
@@ -7073,7 +7179,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_spool_v1_spool_proto_msgTypes[84]
+	mi := &file_spool_v1_spool_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7085,7 +7191,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[84]
+	mi := &file_spool_v1_spool_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7098,7 +7204,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{84}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *Event) GetSeq() uint32 {
@@ -7193,7 +7299,7 @@ type EventMetadata struct {
 
 func (x *EventMetadata) Reset() {
 	*x = EventMetadata{}
-	mi := &file_spool_v1_spool_proto_msgTypes[85]
+	mi := &file_spool_v1_spool_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7205,7 +7311,7 @@ func (x *EventMetadata) String() string {
 func (*EventMetadata) ProtoMessage() {}
 
 func (x *EventMetadata) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[85]
+	mi := &file_spool_v1_spool_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7218,7 +7324,7 @@ func (x *EventMetadata) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventMetadata.ProtoReflect.Descriptor instead.
 func (*EventMetadata) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{85}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *EventMetadata) GetSession() *Json {
@@ -7248,7 +7354,7 @@ type StreamEventsRequest struct {
 
 func (x *StreamEventsRequest) Reset() {
 	*x = StreamEventsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[86]
+	mi := &file_spool_v1_spool_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7260,7 +7366,7 @@ func (x *StreamEventsRequest) String() string {
 func (*StreamEventsRequest) ProtoMessage() {}
 
 func (x *StreamEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[86]
+	mi := &file_spool_v1_spool_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7273,7 +7379,7 @@ func (x *StreamEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamEventsRequest.ProtoReflect.Descriptor instead.
 func (*StreamEventsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{86}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *StreamEventsRequest) GetSessionId() string {
@@ -7310,7 +7416,7 @@ type StreamEventsResponse struct {
 
 func (x *StreamEventsResponse) Reset() {
 	*x = StreamEventsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[87]
+	mi := &file_spool_v1_spool_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7322,7 +7428,7 @@ func (x *StreamEventsResponse) String() string {
 func (*StreamEventsResponse) ProtoMessage() {}
 
 func (x *StreamEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[87]
+	mi := &file_spool_v1_spool_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7335,7 +7441,7 @@ func (x *StreamEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamEventsResponse.ProtoReflect.Descriptor instead.
 func (*StreamEventsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{87}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *StreamEventsResponse) GetMessage() isStreamEventsResponse_Message {
@@ -7391,7 +7497,7 @@ type Lag struct {
 
 func (x *Lag) Reset() {
 	*x = Lag{}
-	mi := &file_spool_v1_spool_proto_msgTypes[88]
+	mi := &file_spool_v1_spool_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7403,7 +7509,7 @@ func (x *Lag) String() string {
 func (*Lag) ProtoMessage() {}
 
 func (x *Lag) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[88]
+	mi := &file_spool_v1_spool_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7416,7 +7522,7 @@ func (x *Lag) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lag.ProtoReflect.Descriptor instead.
 func (*Lag) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{88}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *Lag) GetLagging() bool {
@@ -7452,7 +7558,7 @@ type ReplayEventsRequest struct {
 
 func (x *ReplayEventsRequest) Reset() {
 	*x = ReplayEventsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[89]
+	mi := &file_spool_v1_spool_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7464,7 +7570,7 @@ func (x *ReplayEventsRequest) String() string {
 func (*ReplayEventsRequest) ProtoMessage() {}
 
 func (x *ReplayEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[89]
+	mi := &file_spool_v1_spool_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7477,7 +7583,7 @@ func (x *ReplayEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayEventsRequest.ProtoReflect.Descriptor instead.
 func (*ReplayEventsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{89}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *ReplayEventsRequest) GetSessionId() string {
@@ -7538,7 +7644,7 @@ type ReplayEventsResponse struct {
 
 func (x *ReplayEventsResponse) Reset() {
 	*x = ReplayEventsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[90]
+	mi := &file_spool_v1_spool_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7550,7 +7656,7 @@ func (x *ReplayEventsResponse) String() string {
 func (*ReplayEventsResponse) ProtoMessage() {}
 
 func (x *ReplayEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[90]
+	mi := &file_spool_v1_spool_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7563,7 +7669,7 @@ func (x *ReplayEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayEventsResponse.ProtoReflect.Descriptor instead.
 func (*ReplayEventsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{90}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *ReplayEventsResponse) GetMessage() isReplayEventsResponse_Message {
@@ -7668,7 +7774,7 @@ type ReplayStarted struct {
 
 func (x *ReplayStarted) Reset() {
 	*x = ReplayStarted{}
-	mi := &file_spool_v1_spool_proto_msgTypes[91]
+	mi := &file_spool_v1_spool_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7680,7 +7786,7 @@ func (x *ReplayStarted) String() string {
 func (*ReplayStarted) ProtoMessage() {}
 
 func (x *ReplayStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[91]
+	mi := &file_spool_v1_spool_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7693,7 +7799,7 @@ func (x *ReplayStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayStarted.ProtoReflect.Descriptor instead.
 func (*ReplayStarted) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{91}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *ReplayStarted) GetFrom() uint32 {
@@ -7739,7 +7845,7 @@ type GapShortened struct {
 
 func (x *GapShortened) Reset() {
 	*x = GapShortened{}
-	mi := &file_spool_v1_spool_proto_msgTypes[92]
+	mi := &file_spool_v1_spool_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7751,7 +7857,7 @@ func (x *GapShortened) String() string {
 func (*GapShortened) ProtoMessage() {}
 
 func (x *GapShortened) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[92]
+	mi := &file_spool_v1_spool_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7764,7 +7870,7 @@ func (x *GapShortened) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GapShortened.ProtoReflect.Descriptor instead.
 func (*GapShortened) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{92}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *GapShortened) GetSeq() uint32 {
@@ -7802,7 +7908,7 @@ type BlockWhole struct {
 
 func (x *BlockWhole) Reset() {
 	*x = BlockWhole{}
-	mi := &file_spool_v1_spool_proto_msgTypes[93]
+	mi := &file_spool_v1_spool_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7814,7 +7920,7 @@ func (x *BlockWhole) String() string {
 func (*BlockWhole) ProtoMessage() {}
 
 func (x *BlockWhole) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[93]
+	mi := &file_spool_v1_spool_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7827,7 +7933,7 @@ func (x *BlockWhole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockWhole.ProtoReflect.Descriptor instead.
 func (*BlockWhole) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{93}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *BlockWhole) GetSeq() uint32 {
@@ -7862,7 +7968,7 @@ type ReplayEnded struct {
 
 func (x *ReplayEnded) Reset() {
 	*x = ReplayEnded{}
-	mi := &file_spool_v1_spool_proto_msgTypes[94]
+	mi := &file_spool_v1_spool_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7874,7 +7980,7 @@ func (x *ReplayEnded) String() string {
 func (*ReplayEnded) ProtoMessage() {}
 
 func (x *ReplayEnded) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[94]
+	mi := &file_spool_v1_spool_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7887,7 +7993,7 @@ func (x *ReplayEnded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayEnded.ProtoReflect.Descriptor instead.
 func (*ReplayEnded) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{94}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *ReplayEnded) GetSeq() uint32 {
@@ -7909,7 +8015,7 @@ type ListBlocksRequest struct {
 
 func (x *ListBlocksRequest) Reset() {
 	*x = ListBlocksRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[95]
+	mi := &file_spool_v1_spool_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7921,7 +8027,7 @@ func (x *ListBlocksRequest) String() string {
 func (*ListBlocksRequest) ProtoMessage() {}
 
 func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[95]
+	mi := &file_spool_v1_spool_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7934,7 +8040,7 @@ func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ListBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{95}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *ListBlocksRequest) GetSessionId() string {
@@ -7969,7 +8075,7 @@ type ListBlocksResponse struct {
 
 func (x *ListBlocksResponse) Reset() {
 	*x = ListBlocksResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[96]
+	mi := &file_spool_v1_spool_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7981,7 +8087,7 @@ func (x *ListBlocksResponse) String() string {
 func (*ListBlocksResponse) ProtoMessage() {}
 
 func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[96]
+	mi := &file_spool_v1_spool_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7994,7 +8100,7 @@ func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ListBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{96}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *ListBlocksResponse) GetBlocks() []*Block {
@@ -8067,7 +8173,7 @@ type Block struct {
 
 func (x *Block) Reset() {
 	*x = Block{}
-	mi := &file_spool_v1_spool_proto_msgTypes[97]
+	mi := &file_spool_v1_spool_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8079,7 +8185,7 @@ func (x *Block) String() string {
 func (*Block) ProtoMessage() {}
 
 func (x *Block) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[97]
+	mi := &file_spool_v1_spool_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8092,7 +8198,7 @@ func (x *Block) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Block.ProtoReflect.Descriptor instead.
 func (*Block) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{97}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *Block) GetId() string {
@@ -8282,7 +8388,7 @@ type TodoItem struct {
 
 func (x *TodoItem) Reset() {
 	*x = TodoItem{}
-	mi := &file_spool_v1_spool_proto_msgTypes[98]
+	mi := &file_spool_v1_spool_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8294,7 +8400,7 @@ func (x *TodoItem) String() string {
 func (*TodoItem) ProtoMessage() {}
 
 func (x *TodoItem) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[98]
+	mi := &file_spool_v1_spool_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8307,7 +8413,7 @@ func (x *TodoItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TodoItem.ProtoReflect.Descriptor instead.
 func (*TodoItem) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{98}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *TodoItem) GetContent() string {
@@ -8346,7 +8452,7 @@ type CreateKeyRequest struct {
 
 func (x *CreateKeyRequest) Reset() {
 	*x = CreateKeyRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[99]
+	mi := &file_spool_v1_spool_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8358,7 +8464,7 @@ func (x *CreateKeyRequest) String() string {
 func (*CreateKeyRequest) ProtoMessage() {}
 
 func (x *CreateKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[99]
+	mi := &file_spool_v1_spool_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8371,7 +8477,7 @@ func (x *CreateKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateKeyRequest.ProtoReflect.Descriptor instead.
 func (*CreateKeyRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{99}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *CreateKeyRequest) GetName() string {
@@ -8430,7 +8536,7 @@ type CreateKeyResponse struct {
 
 func (x *CreateKeyResponse) Reset() {
 	*x = CreateKeyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[100]
+	mi := &file_spool_v1_spool_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8442,7 +8548,7 @@ func (x *CreateKeyResponse) String() string {
 func (*CreateKeyResponse) ProtoMessage() {}
 
 func (x *CreateKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[100]
+	mi := &file_spool_v1_spool_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8455,7 +8561,7 @@ func (x *CreateKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateKeyResponse.ProtoReflect.Descriptor instead.
 func (*CreateKeyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{100}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *CreateKeyResponse) GetKeyId() string {
@@ -8533,7 +8639,7 @@ type ListDeadLettersRequest struct {
 
 func (x *ListDeadLettersRequest) Reset() {
 	*x = ListDeadLettersRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[101]
+	mi := &file_spool_v1_spool_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8545,7 +8651,7 @@ func (x *ListDeadLettersRequest) String() string {
 func (*ListDeadLettersRequest) ProtoMessage() {}
 
 func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[101]
+	mi := &file_spool_v1_spool_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8558,7 +8664,7 @@ func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{101}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *ListDeadLettersRequest) GetPageSize() uint32 {
@@ -8586,7 +8692,7 @@ type ListDeadLettersResponse struct {
 
 func (x *ListDeadLettersResponse) Reset() {
 	*x = ListDeadLettersResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[102]
+	mi := &file_spool_v1_spool_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8598,7 +8704,7 @@ func (x *ListDeadLettersResponse) String() string {
 func (*ListDeadLettersResponse) ProtoMessage() {}
 
 func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[102]
+	mi := &file_spool_v1_spool_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8611,7 +8717,7 @@ func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{102}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *ListDeadLettersResponse) GetDeadLetters() []*DeadLetter {
@@ -8654,7 +8760,7 @@ type DeadLetter struct {
 
 func (x *DeadLetter) Reset() {
 	*x = DeadLetter{}
-	mi := &file_spool_v1_spool_proto_msgTypes[103]
+	mi := &file_spool_v1_spool_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8666,7 +8772,7 @@ func (x *DeadLetter) String() string {
 func (*DeadLetter) ProtoMessage() {}
 
 func (x *DeadLetter) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[103]
+	mi := &file_spool_v1_spool_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8679,7 +8785,7 @@ func (x *DeadLetter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetter.ProtoReflect.Descriptor instead.
 func (*DeadLetter) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{103}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *DeadLetter) GetId() string {
@@ -8763,7 +8869,7 @@ type ListAuditRequest struct {
 
 func (x *ListAuditRequest) Reset() {
 	*x = ListAuditRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[104]
+	mi := &file_spool_v1_spool_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8775,7 +8881,7 @@ func (x *ListAuditRequest) String() string {
 func (*ListAuditRequest) ProtoMessage() {}
 
 func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[104]
+	mi := &file_spool_v1_spool_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8788,7 +8894,7 @@ func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRequest.ProtoReflect.Descriptor instead.
 func (*ListAuditRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{104}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *ListAuditRequest) GetSession() string {
@@ -8837,7 +8943,7 @@ type ListAuditResponse struct {
 
 func (x *ListAuditResponse) Reset() {
 	*x = ListAuditResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[105]
+	mi := &file_spool_v1_spool_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8849,7 +8955,7 @@ func (x *ListAuditResponse) String() string {
 func (*ListAuditResponse) ProtoMessage() {}
 
 func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[105]
+	mi := &file_spool_v1_spool_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8862,7 +8968,7 @@ func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditResponse.ProtoReflect.Descriptor instead.
 func (*ListAuditResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{105}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *ListAuditResponse) GetEntries() []*AuditEntry {
@@ -8902,7 +9008,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_spool_v1_spool_proto_msgTypes[106]
+	mi := &file_spool_v1_spool_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8914,7 +9020,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[106]
+	mi := &file_spool_v1_spool_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8927,7 +9033,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{106}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *AuditEntry) GetTime() *timestamppb.Timestamp {
@@ -9006,7 +9112,7 @@ type AuditActor struct {
 
 func (x *AuditActor) Reset() {
 	*x = AuditActor{}
-	mi := &file_spool_v1_spool_proto_msgTypes[107]
+	mi := &file_spool_v1_spool_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9018,7 +9124,7 @@ func (x *AuditActor) String() string {
 func (*AuditActor) ProtoMessage() {}
 
 func (x *AuditActor) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[107]
+	mi := &file_spool_v1_spool_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9031,7 +9137,7 @@ func (x *AuditActor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditActor.ProtoReflect.Descriptor instead.
 func (*AuditActor) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{107}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *AuditActor) GetKind() string {
@@ -9092,7 +9198,7 @@ type GetDeadLetterRequest struct {
 
 func (x *GetDeadLetterRequest) Reset() {
 	*x = GetDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[108]
+	mi := &file_spool_v1_spool_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9104,7 +9210,7 @@ func (x *GetDeadLetterRequest) String() string {
 func (*GetDeadLetterRequest) ProtoMessage() {}
 
 func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[108]
+	mi := &file_spool_v1_spool_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9117,7 +9223,7 @@ func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*GetDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{108}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *GetDeadLetterRequest) GetId() string {
@@ -9136,7 +9242,7 @@ type RetryDeadLetterRequest struct {
 
 func (x *RetryDeadLetterRequest) Reset() {
 	*x = RetryDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[109]
+	mi := &file_spool_v1_spool_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9148,7 +9254,7 @@ func (x *RetryDeadLetterRequest) String() string {
 func (*RetryDeadLetterRequest) ProtoMessage() {}
 
 func (x *RetryDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[109]
+	mi := &file_spool_v1_spool_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9161,7 +9267,7 @@ func (x *RetryDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*RetryDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{109}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *RetryDeadLetterRequest) GetId() string {
@@ -9180,7 +9286,7 @@ type RetryDeadLetterResponse struct {
 
 func (x *RetryDeadLetterResponse) Reset() {
 	*x = RetryDeadLetterResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[110]
+	mi := &file_spool_v1_spool_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9192,7 +9298,7 @@ func (x *RetryDeadLetterResponse) String() string {
 func (*RetryDeadLetterResponse) ProtoMessage() {}
 
 func (x *RetryDeadLetterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[110]
+	mi := &file_spool_v1_spool_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9205,7 +9311,7 @@ func (x *RetryDeadLetterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryDeadLetterResponse.ProtoReflect.Descriptor instead.
 func (*RetryDeadLetterResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{110}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *RetryDeadLetterResponse) GetId() string {
@@ -9224,7 +9330,7 @@ type DropDeadLetterRequest struct {
 
 func (x *DropDeadLetterRequest) Reset() {
 	*x = DropDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[111]
+	mi := &file_spool_v1_spool_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9236,7 +9342,7 @@ func (x *DropDeadLetterRequest) String() string {
 func (*DropDeadLetterRequest) ProtoMessage() {}
 
 func (x *DropDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[111]
+	mi := &file_spool_v1_spool_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9249,7 +9355,7 @@ func (x *DropDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*DropDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{111}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *DropDeadLetterRequest) GetId() string {
@@ -9268,7 +9374,7 @@ type DropDeadLetterResponse struct {
 
 func (x *DropDeadLetterResponse) Reset() {
 	*x = DropDeadLetterResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[112]
+	mi := &file_spool_v1_spool_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9280,7 +9386,7 @@ func (x *DropDeadLetterResponse) String() string {
 func (*DropDeadLetterResponse) ProtoMessage() {}
 
 func (x *DropDeadLetterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[112]
+	mi := &file_spool_v1_spool_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9293,7 +9399,7 @@ func (x *DropDeadLetterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropDeadLetterResponse.ProtoReflect.Descriptor instead.
 func (*DropDeadLetterResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{112}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *DropDeadLetterResponse) GetId() string {
@@ -9313,7 +9419,7 @@ type ListKeysRequest struct {
 
 func (x *ListKeysRequest) Reset() {
 	*x = ListKeysRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[113]
+	mi := &file_spool_v1_spool_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9325,7 +9431,7 @@ func (x *ListKeysRequest) String() string {
 func (*ListKeysRequest) ProtoMessage() {}
 
 func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[113]
+	mi := &file_spool_v1_spool_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9338,7 +9444,7 @@ func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
 func (*ListKeysRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{113}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *ListKeysRequest) GetTenant() string {
@@ -9357,7 +9463,7 @@ type ListKeysResponse struct {
 
 func (x *ListKeysResponse) Reset() {
 	*x = ListKeysResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[114]
+	mi := &file_spool_v1_spool_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9369,7 +9475,7 @@ func (x *ListKeysResponse) String() string {
 func (*ListKeysResponse) ProtoMessage() {}
 
 func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[114]
+	mi := &file_spool_v1_spool_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9382,7 +9488,7 @@ func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysResponse.ProtoReflect.Descriptor instead.
 func (*ListKeysResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{114}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *ListKeysResponse) GetKeys() []*Key {
@@ -9415,7 +9521,7 @@ type Key struct {
 
 func (x *Key) Reset() {
 	*x = Key{}
-	mi := &file_spool_v1_spool_proto_msgTypes[115]
+	mi := &file_spool_v1_spool_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9427,7 +9533,7 @@ func (x *Key) String() string {
 func (*Key) ProtoMessage() {}
 
 func (x *Key) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[115]
+	mi := &file_spool_v1_spool_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9440,7 +9546,7 @@ func (x *Key) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Key.ProtoReflect.Descriptor instead.
 func (*Key) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{115}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *Key) GetKeyId() string {
@@ -9517,7 +9623,7 @@ type RevokeKeyRequest struct {
 
 func (x *RevokeKeyRequest) Reset() {
 	*x = RevokeKeyRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[116]
+	mi := &file_spool_v1_spool_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9529,7 +9635,7 @@ func (x *RevokeKeyRequest) String() string {
 func (*RevokeKeyRequest) ProtoMessage() {}
 
 func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[116]
+	mi := &file_spool_v1_spool_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9542,7 +9648,7 @@ func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyRequest.ProtoReflect.Descriptor instead.
 func (*RevokeKeyRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{116}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *RevokeKeyRequest) GetKeyId() string {
@@ -9571,7 +9677,7 @@ type RevokeKeyResponse struct {
 
 func (x *RevokeKeyResponse) Reset() {
 	*x = RevokeKeyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[117]
+	mi := &file_spool_v1_spool_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9583,7 +9689,7 @@ func (x *RevokeKeyResponse) String() string {
 func (*RevokeKeyResponse) ProtoMessage() {}
 
 func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[117]
+	mi := &file_spool_v1_spool_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9596,7 +9702,7 @@ func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyResponse.ProtoReflect.Descriptor instead.
 func (*RevokeKeyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{117}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *RevokeKeyResponse) GetKeyId() string {
@@ -9634,7 +9740,7 @@ type SetBudgetRequest struct {
 
 func (x *SetBudgetRequest) Reset() {
 	*x = SetBudgetRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[118]
+	mi := &file_spool_v1_spool_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9646,7 +9752,7 @@ func (x *SetBudgetRequest) String() string {
 func (*SetBudgetRequest) ProtoMessage() {}
 
 func (x *SetBudgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[118]
+	mi := &file_spool_v1_spool_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9659,7 +9765,7 @@ func (x *SetBudgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBudgetRequest.ProtoReflect.Descriptor instead.
 func (*SetBudgetRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{118}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *SetBudgetRequest) GetPeriod() string {
@@ -9694,7 +9800,7 @@ type SetBudgetResponse struct {
 
 func (x *SetBudgetResponse) Reset() {
 	*x = SetBudgetResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[119]
+	mi := &file_spool_v1_spool_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9706,7 +9812,7 @@ func (x *SetBudgetResponse) String() string {
 func (*SetBudgetResponse) ProtoMessage() {}
 
 func (x *SetBudgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[119]
+	mi := &file_spool_v1_spool_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9719,7 +9825,7 @@ func (x *SetBudgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBudgetResponse.ProtoReflect.Descriptor instead.
 func (*SetBudgetResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{119}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *SetBudgetResponse) GetTenant() string {
@@ -9754,7 +9860,7 @@ type ListBudgetsRequest struct {
 
 func (x *ListBudgetsRequest) Reset() {
 	*x = ListBudgetsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[120]
+	mi := &file_spool_v1_spool_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9766,7 +9872,7 @@ func (x *ListBudgetsRequest) String() string {
 func (*ListBudgetsRequest) ProtoMessage() {}
 
 func (x *ListBudgetsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[120]
+	mi := &file_spool_v1_spool_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9779,7 +9885,7 @@ func (x *ListBudgetsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBudgetsRequest.ProtoReflect.Descriptor instead.
 func (*ListBudgetsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{120}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *ListBudgetsRequest) GetTenant() string {
@@ -9798,7 +9904,7 @@ type ListBudgetsResponse struct {
 
 func (x *ListBudgetsResponse) Reset() {
 	*x = ListBudgetsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[121]
+	mi := &file_spool_v1_spool_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9810,7 +9916,7 @@ func (x *ListBudgetsResponse) String() string {
 func (*ListBudgetsResponse) ProtoMessage() {}
 
 func (x *ListBudgetsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[121]
+	mi := &file_spool_v1_spool_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9823,7 +9929,7 @@ func (x *ListBudgetsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBudgetsResponse.ProtoReflect.Descriptor instead.
 func (*ListBudgetsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{121}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *ListBudgetsResponse) GetBudgets() []*TenantBudget {
@@ -9853,7 +9959,7 @@ type TenantBudget struct {
 
 func (x *TenantBudget) Reset() {
 	*x = TenantBudget{}
-	mi := &file_spool_v1_spool_proto_msgTypes[122]
+	mi := &file_spool_v1_spool_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9865,7 +9971,7 @@ func (x *TenantBudget) String() string {
 func (*TenantBudget) ProtoMessage() {}
 
 func (x *TenantBudget) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[122]
+	mi := &file_spool_v1_spool_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9878,7 +9984,7 @@ func (x *TenantBudget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantBudget.ProtoReflect.Descriptor instead.
 func (*TenantBudget) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{122}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *TenantBudget) GetTenant() string {
@@ -9942,7 +10048,7 @@ type RemoveBudgetRequest struct {
 
 func (x *RemoveBudgetRequest) Reset() {
 	*x = RemoveBudgetRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[123]
+	mi := &file_spool_v1_spool_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9954,7 +10060,7 @@ func (x *RemoveBudgetRequest) String() string {
 func (*RemoveBudgetRequest) ProtoMessage() {}
 
 func (x *RemoveBudgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[123]
+	mi := &file_spool_v1_spool_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9967,7 +10073,7 @@ func (x *RemoveBudgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBudgetRequest.ProtoReflect.Descriptor instead.
 func (*RemoveBudgetRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{123}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *RemoveBudgetRequest) GetPeriod() string {
@@ -9995,7 +10101,7 @@ type RemoveBudgetResponse struct {
 
 func (x *RemoveBudgetResponse) Reset() {
 	*x = RemoveBudgetResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[124]
+	mi := &file_spool_v1_spool_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10007,7 +10113,7 @@ func (x *RemoveBudgetResponse) String() string {
 func (*RemoveBudgetResponse) ProtoMessage() {}
 
 func (x *RemoveBudgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[124]
+	mi := &file_spool_v1_spool_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10020,7 +10126,7 @@ func (x *RemoveBudgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBudgetResponse.ProtoReflect.Descriptor instead.
 func (*RemoveBudgetResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{124}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *RemoveBudgetResponse) GetTenant() string {
@@ -10074,7 +10180,7 @@ type TenantLimits struct {
 
 func (x *TenantLimits) Reset() {
 	*x = TenantLimits{}
-	mi := &file_spool_v1_spool_proto_msgTypes[125]
+	mi := &file_spool_v1_spool_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10086,7 +10192,7 @@ func (x *TenantLimits) String() string {
 func (*TenantLimits) ProtoMessage() {}
 
 func (x *TenantLimits) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[125]
+	mi := &file_spool_v1_spool_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10099,7 +10205,7 @@ func (x *TenantLimits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantLimits.ProtoReflect.Descriptor instead.
 func (*TenantLimits) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{125}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *TenantLimits) GetSlots() uint32 {
@@ -10184,7 +10290,7 @@ type SetLimitsRequest struct {
 
 func (x *SetLimitsRequest) Reset() {
 	*x = SetLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[126]
+	mi := &file_spool_v1_spool_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10196,7 +10302,7 @@ func (x *SetLimitsRequest) String() string {
 func (*SetLimitsRequest) ProtoMessage() {}
 
 func (x *SetLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[126]
+	mi := &file_spool_v1_spool_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10209,7 +10315,7 @@ func (x *SetLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLimitsRequest.ProtoReflect.Descriptor instead.
 func (*SetLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{126}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *SetLimitsRequest) GetTenant() string {
@@ -10236,7 +10342,7 @@ type SetLimitsResponse struct {
 
 func (x *SetLimitsResponse) Reset() {
 	*x = SetLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[127]
+	mi := &file_spool_v1_spool_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10248,7 +10354,7 @@ func (x *SetLimitsResponse) String() string {
 func (*SetLimitsResponse) ProtoMessage() {}
 
 func (x *SetLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[127]
+	mi := &file_spool_v1_spool_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10261,7 +10367,7 @@ func (x *SetLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLimitsResponse.ProtoReflect.Descriptor instead.
 func (*SetLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{127}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *SetLimitsResponse) GetTenant() string {
@@ -10289,7 +10395,7 @@ type GetLimitsRequest struct {
 
 func (x *GetLimitsRequest) Reset() {
 	*x = GetLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[128]
+	mi := &file_spool_v1_spool_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10301,7 +10407,7 @@ func (x *GetLimitsRequest) String() string {
 func (*GetLimitsRequest) ProtoMessage() {}
 
 func (x *GetLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[128]
+	mi := &file_spool_v1_spool_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10314,7 +10420,7 @@ func (x *GetLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLimitsRequest.ProtoReflect.Descriptor instead.
 func (*GetLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{128}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *GetLimitsRequest) GetTenant() string {
@@ -10337,7 +10443,7 @@ type GetLimitsResponse struct {
 
 func (x *GetLimitsResponse) Reset() {
 	*x = GetLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[129]
+	mi := &file_spool_v1_spool_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10349,7 +10455,7 @@ func (x *GetLimitsResponse) String() string {
 func (*GetLimitsResponse) ProtoMessage() {}
 
 func (x *GetLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[129]
+	mi := &file_spool_v1_spool_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10362,7 +10468,7 @@ func (x *GetLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLimitsResponse.ProtoReflect.Descriptor instead.
 func (*GetLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{129}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *GetLimitsResponse) GetTenant() string {
@@ -10396,7 +10502,7 @@ type RemoveLimitsRequest struct {
 
 func (x *RemoveLimitsRequest) Reset() {
 	*x = RemoveLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[130]
+	mi := &file_spool_v1_spool_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10408,7 +10514,7 @@ func (x *RemoveLimitsRequest) String() string {
 func (*RemoveLimitsRequest) ProtoMessage() {}
 
 func (x *RemoveLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[130]
+	mi := &file_spool_v1_spool_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10421,7 +10527,7 @@ func (x *RemoveLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLimitsRequest.ProtoReflect.Descriptor instead.
 func (*RemoveLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{130}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *RemoveLimitsRequest) GetTenant() string {
@@ -10441,7 +10547,7 @@ type RemoveLimitsResponse struct {
 
 func (x *RemoveLimitsResponse) Reset() {
 	*x = RemoveLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[131]
+	mi := &file_spool_v1_spool_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10453,7 +10559,7 @@ func (x *RemoveLimitsResponse) String() string {
 func (*RemoveLimitsResponse) ProtoMessage() {}
 
 func (x *RemoveLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[131]
+	mi := &file_spool_v1_spool_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10466,7 +10572,7 @@ func (x *RemoveLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLimitsResponse.ProtoReflect.Descriptor instead.
 func (*RemoveLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{131}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{132}
 }
 
 func (x *RemoveLimitsResponse) GetTenant() string {
@@ -10501,7 +10607,7 @@ type Reference struct {
 
 func (x *Reference) Reset() {
 	*x = Reference{}
-	mi := &file_spool_v1_spool_proto_msgTypes[132]
+	mi := &file_spool_v1_spool_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10513,7 +10619,7 @@ func (x *Reference) String() string {
 func (*Reference) ProtoMessage() {}
 
 func (x *Reference) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[132]
+	mi := &file_spool_v1_spool_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10526,7 +10632,7 @@ func (x *Reference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reference.ProtoReflect.Descriptor instead.
 func (*Reference) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{132}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *Reference) GetScope() string {
@@ -10572,7 +10678,7 @@ type Definition struct {
 
 func (x *Definition) Reset() {
 	*x = Definition{}
-	mi := &file_spool_v1_spool_proto_msgTypes[133]
+	mi := &file_spool_v1_spool_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10584,7 +10690,7 @@ func (x *Definition) String() string {
 func (*Definition) ProtoMessage() {}
 
 func (x *Definition) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[133]
+	mi := &file_spool_v1_spool_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10597,7 +10703,7 @@ func (x *Definition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Definition.ProtoReflect.Descriptor instead.
 func (*Definition) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{133}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *Definition) GetRef() *Reference {
@@ -10642,7 +10748,7 @@ type ApplyResponse struct {
 
 func (x *ApplyResponse) Reset() {
 	*x = ApplyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[134]
+	mi := &file_spool_v1_spool_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10654,7 +10760,7 @@ func (x *ApplyResponse) String() string {
 func (*ApplyResponse) ProtoMessage() {}
 
 func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[134]
+	mi := &file_spool_v1_spool_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10667,7 +10773,7 @@ func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyResponse.ProtoReflect.Descriptor instead.
 func (*ApplyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{134}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{135}
 }
 
 func (x *ApplyResponse) GetRef() *Reference {
@@ -10700,7 +10806,7 @@ type RemoveResponse struct {
 
 func (x *RemoveResponse) Reset() {
 	*x = RemoveResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[135]
+	mi := &file_spool_v1_spool_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10712,7 +10818,7 @@ func (x *RemoveResponse) String() string {
 func (*RemoveResponse) ProtoMessage() {}
 
 func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[135]
+	mi := &file_spool_v1_spool_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10725,7 +10831,7 @@ func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveResponse.ProtoReflect.Descriptor instead.
 func (*RemoveResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{135}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *RemoveResponse) GetPosition() string {
@@ -10749,7 +10855,7 @@ type ApplyAgentRequest struct {
 
 func (x *ApplyAgentRequest) Reset() {
 	*x = ApplyAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[136]
+	mi := &file_spool_v1_spool_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10761,7 +10867,7 @@ func (x *ApplyAgentRequest) String() string {
 func (*ApplyAgentRequest) ProtoMessage() {}
 
 func (x *ApplyAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[136]
+	mi := &file_spool_v1_spool_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10774,7 +10880,7 @@ func (x *ApplyAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyAgentRequest.ProtoReflect.Descriptor instead.
 func (*ApplyAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{136}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{137}
 }
 
 func (x *ApplyAgentRequest) GetRef() *Reference {
@@ -10809,7 +10915,7 @@ type ListAgentsRequest struct {
 
 func (x *ListAgentsRequest) Reset() {
 	*x = ListAgentsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[137]
+	mi := &file_spool_v1_spool_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10821,7 +10927,7 @@ func (x *ListAgentsRequest) String() string {
 func (*ListAgentsRequest) ProtoMessage() {}
 
 func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[137]
+	mi := &file_spool_v1_spool_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10834,7 +10940,7 @@ func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAgentsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{137}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{138}
 }
 
 func (x *ListAgentsRequest) GetPageSize() uint32 {
@@ -10862,7 +10968,7 @@ type ListAgentsResponse struct {
 
 func (x *ListAgentsResponse) Reset() {
 	*x = ListAgentsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[138]
+	mi := &file_spool_v1_spool_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10874,7 +10980,7 @@ func (x *ListAgentsResponse) String() string {
 func (*ListAgentsResponse) ProtoMessage() {}
 
 func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[138]
+	mi := &file_spool_v1_spool_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10887,7 +10993,7 @@ func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAgentsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{138}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{139}
 }
 
 func (x *ListAgentsResponse) GetAgents() []*Definition {
@@ -10920,7 +11026,7 @@ type GetAgentRequest struct {
 
 func (x *GetAgentRequest) Reset() {
 	*x = GetAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[139]
+	mi := &file_spool_v1_spool_proto_msgTypes[140]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10932,7 +11038,7 @@ func (x *GetAgentRequest) String() string {
 func (*GetAgentRequest) ProtoMessage() {}
 
 func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[139]
+	mi := &file_spool_v1_spool_proto_msgTypes[140]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10945,7 +11051,7 @@ func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAgentRequest.ProtoReflect.Descriptor instead.
 func (*GetAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{139}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{140}
 }
 
 func (x *GetAgentRequest) GetSlug() string {
@@ -10994,7 +11100,7 @@ type RemoveAgentRequest struct {
 
 func (x *RemoveAgentRequest) Reset() {
 	*x = RemoveAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[140]
+	mi := &file_spool_v1_spool_proto_msgTypes[141]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11006,7 +11112,7 @@ func (x *RemoveAgentRequest) String() string {
 func (*RemoveAgentRequest) ProtoMessage() {}
 
 func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[140]
+	mi := &file_spool_v1_spool_proto_msgTypes[141]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11019,7 +11125,7 @@ func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveAgentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{140}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{141}
 }
 
 func (x *RemoveAgentRequest) GetSlug() string {
@@ -11057,7 +11163,7 @@ type ApplyInstanceRequest struct {
 
 func (x *ApplyInstanceRequest) Reset() {
 	*x = ApplyInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[141]
+	mi := &file_spool_v1_spool_proto_msgTypes[142]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11069,7 +11175,7 @@ func (x *ApplyInstanceRequest) String() string {
 func (*ApplyInstanceRequest) ProtoMessage() {}
 
 func (x *ApplyInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[141]
+	mi := &file_spool_v1_spool_proto_msgTypes[142]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11082,7 +11188,7 @@ func (x *ApplyInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyInstanceRequest.ProtoReflect.Descriptor instead.
 func (*ApplyInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{141}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{142}
 }
 
 func (x *ApplyInstanceRequest) GetRef() *Reference {
@@ -11117,7 +11223,7 @@ type ListInstancesRequest struct {
 
 func (x *ListInstancesRequest) Reset() {
 	*x = ListInstancesRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[142]
+	mi := &file_spool_v1_spool_proto_msgTypes[143]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11129,7 +11235,7 @@ func (x *ListInstancesRequest) String() string {
 func (*ListInstancesRequest) ProtoMessage() {}
 
 func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[142]
+	mi := &file_spool_v1_spool_proto_msgTypes[143]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11142,7 +11248,7 @@ func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesRequest.ProtoReflect.Descriptor instead.
 func (*ListInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{142}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{143}
 }
 
 func (x *ListInstancesRequest) GetPageSize() uint32 {
@@ -11170,7 +11276,7 @@ type ListInstancesResponse struct {
 
 func (x *ListInstancesResponse) Reset() {
 	*x = ListInstancesResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[143]
+	mi := &file_spool_v1_spool_proto_msgTypes[144]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11182,7 +11288,7 @@ func (x *ListInstancesResponse) String() string {
 func (*ListInstancesResponse) ProtoMessage() {}
 
 func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[143]
+	mi := &file_spool_v1_spool_proto_msgTypes[144]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11195,7 +11301,7 @@ func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesResponse.ProtoReflect.Descriptor instead.
 func (*ListInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{143}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{144}
 }
 
 func (x *ListInstancesResponse) GetInstances() []*Definition {
@@ -11228,7 +11334,7 @@ type GetInstanceRequest struct {
 
 func (x *GetInstanceRequest) Reset() {
 	*x = GetInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[144]
+	mi := &file_spool_v1_spool_proto_msgTypes[145]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11240,7 +11346,7 @@ func (x *GetInstanceRequest) String() string {
 func (*GetInstanceRequest) ProtoMessage() {}
 
 func (x *GetInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[144]
+	mi := &file_spool_v1_spool_proto_msgTypes[145]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11253,7 +11359,7 @@ func (x *GetInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{144}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{145}
 }
 
 func (x *GetInstanceRequest) GetSlug() string {
@@ -11302,7 +11408,7 @@ type RemoveInstanceRequest struct {
 
 func (x *RemoveInstanceRequest) Reset() {
 	*x = RemoveInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[145]
+	mi := &file_spool_v1_spool_proto_msgTypes[146]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11314,7 +11420,7 @@ func (x *RemoveInstanceRequest) String() string {
 func (*RemoveInstanceRequest) ProtoMessage() {}
 
 func (x *RemoveInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[145]
+	mi := &file_spool_v1_spool_proto_msgTypes[146]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11327,7 +11433,7 @@ func (x *RemoveInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveInstanceRequest.ProtoReflect.Descriptor instead.
 func (*RemoveInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{145}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{146}
 }
 
 func (x *RemoveInstanceRequest) GetSlug() string {
@@ -11365,7 +11471,7 @@ type ApplyEnvironmentRequest struct {
 
 func (x *ApplyEnvironmentRequest) Reset() {
 	*x = ApplyEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[146]
+	mi := &file_spool_v1_spool_proto_msgTypes[147]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11377,7 +11483,7 @@ func (x *ApplyEnvironmentRequest) String() string {
 func (*ApplyEnvironmentRequest) ProtoMessage() {}
 
 func (x *ApplyEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[146]
+	mi := &file_spool_v1_spool_proto_msgTypes[147]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11390,7 +11496,7 @@ func (x *ApplyEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*ApplyEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{146}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{147}
 }
 
 func (x *ApplyEnvironmentRequest) GetRef() *Reference {
@@ -11425,7 +11531,7 @@ type ListEnvironmentsRequest struct {
 
 func (x *ListEnvironmentsRequest) Reset() {
 	*x = ListEnvironmentsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[147]
+	mi := &file_spool_v1_spool_proto_msgTypes[148]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11437,7 +11543,7 @@ func (x *ListEnvironmentsRequest) String() string {
 func (*ListEnvironmentsRequest) ProtoMessage() {}
 
 func (x *ListEnvironmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[147]
+	mi := &file_spool_v1_spool_proto_msgTypes[148]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11450,7 +11556,7 @@ func (x *ListEnvironmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnvironmentsRequest.ProtoReflect.Descriptor instead.
 func (*ListEnvironmentsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{147}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{148}
 }
 
 func (x *ListEnvironmentsRequest) GetPageSize() uint32 {
@@ -11478,7 +11584,7 @@ type ListEnvironmentsResponse struct {
 
 func (x *ListEnvironmentsResponse) Reset() {
 	*x = ListEnvironmentsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[148]
+	mi := &file_spool_v1_spool_proto_msgTypes[149]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11490,7 +11596,7 @@ func (x *ListEnvironmentsResponse) String() string {
 func (*ListEnvironmentsResponse) ProtoMessage() {}
 
 func (x *ListEnvironmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[148]
+	mi := &file_spool_v1_spool_proto_msgTypes[149]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11503,7 +11609,7 @@ func (x *ListEnvironmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnvironmentsResponse.ProtoReflect.Descriptor instead.
 func (*ListEnvironmentsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{148}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{149}
 }
 
 func (x *ListEnvironmentsResponse) GetEnvironments() []*Definition {
@@ -11536,7 +11642,7 @@ type GetEnvironmentRequest struct {
 
 func (x *GetEnvironmentRequest) Reset() {
 	*x = GetEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[149]
+	mi := &file_spool_v1_spool_proto_msgTypes[150]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11548,7 +11654,7 @@ func (x *GetEnvironmentRequest) String() string {
 func (*GetEnvironmentRequest) ProtoMessage() {}
 
 func (x *GetEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[149]
+	mi := &file_spool_v1_spool_proto_msgTypes[150]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11561,7 +11667,7 @@ func (x *GetEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*GetEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{149}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{150}
 }
 
 func (x *GetEnvironmentRequest) GetSlug() string {
@@ -11610,7 +11716,7 @@ type RemoveEnvironmentRequest struct {
 
 func (x *RemoveEnvironmentRequest) Reset() {
 	*x = RemoveEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[150]
+	mi := &file_spool_v1_spool_proto_msgTypes[151]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11622,7 +11728,7 @@ func (x *RemoveEnvironmentRequest) String() string {
 func (*RemoveEnvironmentRequest) ProtoMessage() {}
 
 func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[150]
+	mi := &file_spool_v1_spool_proto_msgTypes[151]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11635,7 +11741,7 @@ func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{150}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{151}
 }
 
 func (x *RemoveEnvironmentRequest) GetSlug() string {
@@ -11673,7 +11779,7 @@ type ExplainEnvironmentRequest struct {
 
 func (x *ExplainEnvironmentRequest) Reset() {
 	*x = ExplainEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[151]
+	mi := &file_spool_v1_spool_proto_msgTypes[152]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11685,7 +11791,7 @@ func (x *ExplainEnvironmentRequest) String() string {
 func (*ExplainEnvironmentRequest) ProtoMessage() {}
 
 func (x *ExplainEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[151]
+	mi := &file_spool_v1_spool_proto_msgTypes[152]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11698,7 +11804,7 @@ func (x *ExplainEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*ExplainEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{151}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{152}
 }
 
 func (x *ExplainEnvironmentRequest) GetAgent() string {
@@ -11735,7 +11841,7 @@ type ExplainEnvironmentResponse struct {
 
 func (x *ExplainEnvironmentResponse) Reset() {
 	*x = ExplainEnvironmentResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[152]
+	mi := &file_spool_v1_spool_proto_msgTypes[153]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11747,7 +11853,7 @@ func (x *ExplainEnvironmentResponse) String() string {
 func (*ExplainEnvironmentResponse) ProtoMessage() {}
 
 func (x *ExplainEnvironmentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[152]
+	mi := &file_spool_v1_spool_proto_msgTypes[153]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11760,7 +11866,7 @@ func (x *ExplainEnvironmentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEnvironmentResponse.ProtoReflect.Descriptor instead.
 func (*ExplainEnvironmentResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{152}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{153}
 }
 
 func (x *ExplainEnvironmentResponse) GetVariables() []*ExplainedVariable {
@@ -11789,7 +11895,7 @@ type ExplainedHost struct {
 
 func (x *ExplainedHost) Reset() {
 	*x = ExplainedHost{}
-	mi := &file_spool_v1_spool_proto_msgTypes[153]
+	mi := &file_spool_v1_spool_proto_msgTypes[154]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11801,7 +11907,7 @@ func (x *ExplainedHost) String() string {
 func (*ExplainedHost) ProtoMessage() {}
 
 func (x *ExplainedHost) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[153]
+	mi := &file_spool_v1_spool_proto_msgTypes[154]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11814,7 +11920,7 @@ func (x *ExplainedHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedHost.ProtoReflect.Descriptor instead.
 func (*ExplainedHost) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{153}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{154}
 }
 
 func (x *ExplainedHost) GetEntry() string {
@@ -11845,7 +11951,7 @@ type ExplainedVariable struct {
 
 func (x *ExplainedVariable) Reset() {
 	*x = ExplainedVariable{}
-	mi := &file_spool_v1_spool_proto_msgTypes[154]
+	mi := &file_spool_v1_spool_proto_msgTypes[155]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11857,7 +11963,7 @@ func (x *ExplainedVariable) String() string {
 func (*ExplainedVariable) ProtoMessage() {}
 
 func (x *ExplainedVariable) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[154]
+	mi := &file_spool_v1_spool_proto_msgTypes[155]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11870,7 +11976,7 @@ func (x *ExplainedVariable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedVariable.ProtoReflect.Descriptor instead.
 func (*ExplainedVariable) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{154}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{155}
 }
 
 func (x *ExplainedVariable) GetName() string {
@@ -11912,7 +12018,7 @@ type ListSkillsRequest struct {
 
 func (x *ListSkillsRequest) Reset() {
 	*x = ListSkillsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[155]
+	mi := &file_spool_v1_spool_proto_msgTypes[156]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11924,7 +12030,7 @@ func (x *ListSkillsRequest) String() string {
 func (*ListSkillsRequest) ProtoMessage() {}
 
 func (x *ListSkillsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[155]
+	mi := &file_spool_v1_spool_proto_msgTypes[156]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11937,7 +12043,7 @@ func (x *ListSkillsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSkillsRequest.ProtoReflect.Descriptor instead.
 func (*ListSkillsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{155}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{156}
 }
 
 func (x *ListSkillsRequest) GetPageSize() uint32 {
@@ -11965,7 +12071,7 @@ type ListSkillsResponse struct {
 
 func (x *ListSkillsResponse) Reset() {
 	*x = ListSkillsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[156]
+	mi := &file_spool_v1_spool_proto_msgTypes[157]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11977,7 +12083,7 @@ func (x *ListSkillsResponse) String() string {
 func (*ListSkillsResponse) ProtoMessage() {}
 
 func (x *ListSkillsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[156]
+	mi := &file_spool_v1_spool_proto_msgTypes[157]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11990,7 +12096,7 @@ func (x *ListSkillsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSkillsResponse.ProtoReflect.Descriptor instead.
 func (*ListSkillsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{156}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{157}
 }
 
 func (x *ListSkillsResponse) GetSkills() []*Skill {
@@ -12023,7 +12129,7 @@ type GetSkillRequest struct {
 
 func (x *GetSkillRequest) Reset() {
 	*x = GetSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[157]
+	mi := &file_spool_v1_spool_proto_msgTypes[158]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12035,7 +12141,7 @@ func (x *GetSkillRequest) String() string {
 func (*GetSkillRequest) ProtoMessage() {}
 
 func (x *GetSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[157]
+	mi := &file_spool_v1_spool_proto_msgTypes[158]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12048,7 +12154,7 @@ func (x *GetSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSkillRequest.ProtoReflect.Descriptor instead.
 func (*GetSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{157}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{158}
 }
 
 func (x *GetSkillRequest) GetSlug() string {
@@ -12110,7 +12216,7 @@ type Skill struct {
 
 func (x *Skill) Reset() {
 	*x = Skill{}
-	mi := &file_spool_v1_spool_proto_msgTypes[158]
+	mi := &file_spool_v1_spool_proto_msgTypes[159]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12122,7 +12228,7 @@ func (x *Skill) String() string {
 func (*Skill) ProtoMessage() {}
 
 func (x *Skill) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[158]
+	mi := &file_spool_v1_spool_proto_msgTypes[159]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12135,7 +12241,7 @@ func (x *Skill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Skill.ProtoReflect.Descriptor instead.
 func (*Skill) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{158}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{159}
 }
 
 func (x *Skill) GetRef() *Reference {
@@ -12216,7 +12322,7 @@ type TagSkillRequest struct {
 
 func (x *TagSkillRequest) Reset() {
 	*x = TagSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[159]
+	mi := &file_spool_v1_spool_proto_msgTypes[160]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12228,7 +12334,7 @@ func (x *TagSkillRequest) String() string {
 func (*TagSkillRequest) ProtoMessage() {}
 
 func (x *TagSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[159]
+	mi := &file_spool_v1_spool_proto_msgTypes[160]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12241,7 +12347,7 @@ func (x *TagSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagSkillRequest.ProtoReflect.Descriptor instead.
 func (*TagSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{159}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{160}
 }
 
 func (x *TagSkillRequest) GetSlug() string {
@@ -12292,7 +12398,7 @@ type RemoveSkillRequest struct {
 
 func (x *RemoveSkillRequest) Reset() {
 	*x = RemoveSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[160]
+	mi := &file_spool_v1_spool_proto_msgTypes[161]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12304,7 +12410,7 @@ func (x *RemoveSkillRequest) String() string {
 func (*RemoveSkillRequest) ProtoMessage() {}
 
 func (x *RemoveSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[160]
+	mi := &file_spool_v1_spool_proto_msgTypes[161]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12317,7 +12423,7 @@ func (x *RemoveSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSkillRequest.ProtoReflect.Descriptor instead.
 func (*RemoveSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{160}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{161}
 }
 
 func (x *RemoveSkillRequest) GetSlug() string {
@@ -12838,8 +12944,7 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x15WatchExecutionRequest\x12!\n" +
 	"\fexecution_id\x18\x01 \x01(\tR\vexecutionId\x12!\n" +
 	"\fevery_events\x18\x02 \x01(\rR\veveryEvents\x12!\n" +
-	"\fmin_position\x18\x03 \x01(\tR\vminPosition\"\xe6\n" +
-	"\n" +
+	"\fmin_position\x18\x03 \x01(\tR\vminPosition\"\xe4\v\n" +
 	"\x0fExecutionStatus\x12!\n" +
 	"\fexecution_id\x18\x01 \x01(\tR\vexecutionId\x12\x1d\n" +
 	"\n" +
@@ -12881,13 +12986,23 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x06result\x18\x1e \x01(\tH\x04R\x06result\x88\x01\x01\x12\x1d\n" +
 	"\n" +
 	"result_cut\x18\x1f \x01(\bR\tresultCut\x12\x1f\n" +
-	"\x03lag\x18  \x01(\v2\r.spool.v1.LagR\x03lagB\b\n" +
+	"\x03lag\x18  \x01(\v2\r.spool.v1.LagR\x03lag\x12F\n" +
+	"\x11pending_approvals\x18! \x03(\v2\x19.spool.v1.PendingApprovalR\x10pendingApprovals\x124\n" +
+	"\x16pending_approval_count\x18\" \x01(\rR\x14pendingApprovalCountB\b\n" +
 	"\x06_modelB\a\n" +
 	"\x05_codeB\n" +
 	"\n" +
 	"\b_messageB\t\n" +
 	"\a_reasonB\t\n" +
-	"\a_result\"\xd5\x01\n" +
+	"\a_result\"\xd2\x01\n" +
+	"\x0fPendingApproval\x12\x1f\n" +
+	"\vapproval_id\x18\x01 \x01(\tR\n" +
+	"approvalId\x12\x12\n" +
+	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x1b\n" +
+	"\ttool_name\x18\x03 \x01(\tR\btoolName\x12\x14\n" +
+	"\x05title\x18\x04 \x01(\tR\x05title\x12=\n" +
+	"\frequested_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\vrequestedAt\x12\x18\n" +
+	"\adecided\x18\x06 \x01(\bR\adecided\"\xd5\x01\n" +
 	"\rMessageStatus\x12\x19\n" +
 	"\bblock_id\x18\x01 \x01(\tR\ablockId\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x16\n" +
@@ -13598,7 +13713,7 @@ func file_spool_v1_spool_proto_rawDescGZIP() []byte {
 	return file_spool_v1_spool_proto_rawDescData
 }
 
-var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 165)
+var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 166)
 var file_spool_v1_spool_proto_goTypes = []any{
 	(*Json)(nil),                         // 0: spool.v1.Json
 	(*SessionOptions)(nil),               // 1: spool.v1.SessionOptions
@@ -13657,120 +13772,121 @@ var file_spool_v1_spool_proto_goTypes = []any{
 	(*GetExecutionRequest)(nil),          // 54: spool.v1.GetExecutionRequest
 	(*WatchExecutionRequest)(nil),        // 55: spool.v1.WatchExecutionRequest
 	(*ExecutionStatus)(nil),              // 56: spool.v1.ExecutionStatus
-	(*MessageStatus)(nil),                // 57: spool.v1.MessageStatus
-	(*MessageCounts)(nil),                // 58: spool.v1.MessageCounts
-	(*ToolCallStatus)(nil),               // 59: spool.v1.ToolCallStatus
-	(*ToolCallCounts)(nil),               // 60: spool.v1.ToolCallCounts
-	(*SubagentStatus)(nil),               // 61: spool.v1.SubagentStatus
-	(*SubagentCounts)(nil),               // 62: spool.v1.SubagentCounts
-	(*Execution)(nil),                    // 63: spool.v1.Execution
-	(*MeteredUsage)(nil),                 // 64: spool.v1.MeteredUsage
-	(*Usage)(nil),                        // 65: spool.v1.Usage
-	(*CancelExecutionRequest)(nil),       // 66: spool.v1.CancelExecutionRequest
-	(*CancelExecutionResponse)(nil),      // 67: spool.v1.CancelExecutionResponse
-	(*PauseExecutionRequest)(nil),        // 68: spool.v1.PauseExecutionRequest
-	(*PauseExecutionResponse)(nil),       // 69: spool.v1.PauseExecutionResponse
-	(*ResumeExecutionRequest)(nil),       // 70: spool.v1.ResumeExecutionRequest
-	(*ResumeExecutionResponse)(nil),      // 71: spool.v1.ResumeExecutionResponse
-	(*TerminateExecutionRequest)(nil),    // 72: spool.v1.TerminateExecutionRequest
-	(*TerminateExecutionResponse)(nil),   // 73: spool.v1.TerminateExecutionResponse
-	(*RecoverExecutionRequest)(nil),      // 74: spool.v1.RecoverExecutionRequest
-	(*RecoverExecutionResponse)(nil),     // 75: spool.v1.RecoverExecutionResponse
-	(*ListEventsRequest)(nil),            // 76: spool.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),           // 77: spool.v1.ListEventsResponse
-	(*ListHistoryRequest)(nil),           // 78: spool.v1.ListHistoryRequest
-	(*ListHistoryResponse)(nil),          // 79: spool.v1.ListHistoryResponse
-	(*Ancestor)(nil),                     // 80: spool.v1.Ancestor
-	(*ListHistoryBlocksRequest)(nil),     // 81: spool.v1.ListHistoryBlocksRequest
-	(*ListHistoryBlocksResponse)(nil),    // 82: spool.v1.ListHistoryBlocksResponse
-	(*InheritedBlocks)(nil),              // 83: spool.v1.InheritedBlocks
-	(*Event)(nil),                        // 84: spool.v1.Event
-	(*EventMetadata)(nil),                // 85: spool.v1.EventMetadata
-	(*StreamEventsRequest)(nil),          // 86: spool.v1.StreamEventsRequest
-	(*StreamEventsResponse)(nil),         // 87: spool.v1.StreamEventsResponse
-	(*Lag)(nil),                          // 88: spool.v1.Lag
-	(*ReplayEventsRequest)(nil),          // 89: spool.v1.ReplayEventsRequest
-	(*ReplayEventsResponse)(nil),         // 90: spool.v1.ReplayEventsResponse
-	(*ReplayStarted)(nil),                // 91: spool.v1.ReplayStarted
-	(*GapShortened)(nil),                 // 92: spool.v1.GapShortened
-	(*BlockWhole)(nil),                   // 93: spool.v1.BlockWhole
-	(*ReplayEnded)(nil),                  // 94: spool.v1.ReplayEnded
-	(*ListBlocksRequest)(nil),            // 95: spool.v1.ListBlocksRequest
-	(*ListBlocksResponse)(nil),           // 96: spool.v1.ListBlocksResponse
-	(*Block)(nil),                        // 97: spool.v1.Block
-	(*TodoItem)(nil),                     // 98: spool.v1.TodoItem
-	(*CreateKeyRequest)(nil),             // 99: spool.v1.CreateKeyRequest
-	(*CreateKeyResponse)(nil),            // 100: spool.v1.CreateKeyResponse
-	(*ListDeadLettersRequest)(nil),       // 101: spool.v1.ListDeadLettersRequest
-	(*ListDeadLettersResponse)(nil),      // 102: spool.v1.ListDeadLettersResponse
-	(*DeadLetter)(nil),                   // 103: spool.v1.DeadLetter
-	(*ListAuditRequest)(nil),             // 104: spool.v1.ListAuditRequest
-	(*ListAuditResponse)(nil),            // 105: spool.v1.ListAuditResponse
-	(*AuditEntry)(nil),                   // 106: spool.v1.AuditEntry
-	(*AuditActor)(nil),                   // 107: spool.v1.AuditActor
-	(*GetDeadLetterRequest)(nil),         // 108: spool.v1.GetDeadLetterRequest
-	(*RetryDeadLetterRequest)(nil),       // 109: spool.v1.RetryDeadLetterRequest
-	(*RetryDeadLetterResponse)(nil),      // 110: spool.v1.RetryDeadLetterResponse
-	(*DropDeadLetterRequest)(nil),        // 111: spool.v1.DropDeadLetterRequest
-	(*DropDeadLetterResponse)(nil),       // 112: spool.v1.DropDeadLetterResponse
-	(*ListKeysRequest)(nil),              // 113: spool.v1.ListKeysRequest
-	(*ListKeysResponse)(nil),             // 114: spool.v1.ListKeysResponse
-	(*Key)(nil),                          // 115: spool.v1.Key
-	(*RevokeKeyRequest)(nil),             // 116: spool.v1.RevokeKeyRequest
-	(*RevokeKeyResponse)(nil),            // 117: spool.v1.RevokeKeyResponse
-	(*SetBudgetRequest)(nil),             // 118: spool.v1.SetBudgetRequest
-	(*SetBudgetResponse)(nil),            // 119: spool.v1.SetBudgetResponse
-	(*ListBudgetsRequest)(nil),           // 120: spool.v1.ListBudgetsRequest
-	(*ListBudgetsResponse)(nil),          // 121: spool.v1.ListBudgetsResponse
-	(*TenantBudget)(nil),                 // 122: spool.v1.TenantBudget
-	(*RemoveBudgetRequest)(nil),          // 123: spool.v1.RemoveBudgetRequest
-	(*RemoveBudgetResponse)(nil),         // 124: spool.v1.RemoveBudgetResponse
-	(*TenantLimits)(nil),                 // 125: spool.v1.TenantLimits
-	(*SetLimitsRequest)(nil),             // 126: spool.v1.SetLimitsRequest
-	(*SetLimitsResponse)(nil),            // 127: spool.v1.SetLimitsResponse
-	(*GetLimitsRequest)(nil),             // 128: spool.v1.GetLimitsRequest
-	(*GetLimitsResponse)(nil),            // 129: spool.v1.GetLimitsResponse
-	(*RemoveLimitsRequest)(nil),          // 130: spool.v1.RemoveLimitsRequest
-	(*RemoveLimitsResponse)(nil),         // 131: spool.v1.RemoveLimitsResponse
-	(*Reference)(nil),                    // 132: spool.v1.Reference
-	(*Definition)(nil),                   // 133: spool.v1.Definition
-	(*ApplyResponse)(nil),                // 134: spool.v1.ApplyResponse
-	(*RemoveResponse)(nil),               // 135: spool.v1.RemoveResponse
-	(*ApplyAgentRequest)(nil),            // 136: spool.v1.ApplyAgentRequest
-	(*ListAgentsRequest)(nil),            // 137: spool.v1.ListAgentsRequest
-	(*ListAgentsResponse)(nil),           // 138: spool.v1.ListAgentsResponse
-	(*GetAgentRequest)(nil),              // 139: spool.v1.GetAgentRequest
-	(*RemoveAgentRequest)(nil),           // 140: spool.v1.RemoveAgentRequest
-	(*ApplyInstanceRequest)(nil),         // 141: spool.v1.ApplyInstanceRequest
-	(*ListInstancesRequest)(nil),         // 142: spool.v1.ListInstancesRequest
-	(*ListInstancesResponse)(nil),        // 143: spool.v1.ListInstancesResponse
-	(*GetInstanceRequest)(nil),           // 144: spool.v1.GetInstanceRequest
-	(*RemoveInstanceRequest)(nil),        // 145: spool.v1.RemoveInstanceRequest
-	(*ApplyEnvironmentRequest)(nil),      // 146: spool.v1.ApplyEnvironmentRequest
-	(*ListEnvironmentsRequest)(nil),      // 147: spool.v1.ListEnvironmentsRequest
-	(*ListEnvironmentsResponse)(nil),     // 148: spool.v1.ListEnvironmentsResponse
-	(*GetEnvironmentRequest)(nil),        // 149: spool.v1.GetEnvironmentRequest
-	(*RemoveEnvironmentRequest)(nil),     // 150: spool.v1.RemoveEnvironmentRequest
-	(*ExplainEnvironmentRequest)(nil),    // 151: spool.v1.ExplainEnvironmentRequest
-	(*ExplainEnvironmentResponse)(nil),   // 152: spool.v1.ExplainEnvironmentResponse
-	(*ExplainedHost)(nil),                // 153: spool.v1.ExplainedHost
-	(*ExplainedVariable)(nil),            // 154: spool.v1.ExplainedVariable
-	(*ListSkillsRequest)(nil),            // 155: spool.v1.ListSkillsRequest
-	(*ListSkillsResponse)(nil),           // 156: spool.v1.ListSkillsResponse
-	(*GetSkillRequest)(nil),              // 157: spool.v1.GetSkillRequest
-	(*Skill)(nil),                        // 158: spool.v1.Skill
-	(*TagSkillRequest)(nil),              // 159: spool.v1.TagSkillRequest
-	(*RemoveSkillRequest)(nil),           // 160: spool.v1.RemoveSkillRequest
-	nil,                                  // 161: spool.v1.ModelSettings.EnvEntry
-	nil,                                  // 162: spool.v1.PostMessageRequest.EnvironmentEntry
-	nil,                                  // 163: spool.v1.StartExecutionRequest.EnvironmentEntry
-	nil,                                  // 164: spool.v1.RecoverExecutionRequest.EnvironmentEntry
-	(*timestamppb.Timestamp)(nil),        // 165: google.protobuf.Timestamp
+	(*PendingApproval)(nil),              // 57: spool.v1.PendingApproval
+	(*MessageStatus)(nil),                // 58: spool.v1.MessageStatus
+	(*MessageCounts)(nil),                // 59: spool.v1.MessageCounts
+	(*ToolCallStatus)(nil),               // 60: spool.v1.ToolCallStatus
+	(*ToolCallCounts)(nil),               // 61: spool.v1.ToolCallCounts
+	(*SubagentStatus)(nil),               // 62: spool.v1.SubagentStatus
+	(*SubagentCounts)(nil),               // 63: spool.v1.SubagentCounts
+	(*Execution)(nil),                    // 64: spool.v1.Execution
+	(*MeteredUsage)(nil),                 // 65: spool.v1.MeteredUsage
+	(*Usage)(nil),                        // 66: spool.v1.Usage
+	(*CancelExecutionRequest)(nil),       // 67: spool.v1.CancelExecutionRequest
+	(*CancelExecutionResponse)(nil),      // 68: spool.v1.CancelExecutionResponse
+	(*PauseExecutionRequest)(nil),        // 69: spool.v1.PauseExecutionRequest
+	(*PauseExecutionResponse)(nil),       // 70: spool.v1.PauseExecutionResponse
+	(*ResumeExecutionRequest)(nil),       // 71: spool.v1.ResumeExecutionRequest
+	(*ResumeExecutionResponse)(nil),      // 72: spool.v1.ResumeExecutionResponse
+	(*TerminateExecutionRequest)(nil),    // 73: spool.v1.TerminateExecutionRequest
+	(*TerminateExecutionResponse)(nil),   // 74: spool.v1.TerminateExecutionResponse
+	(*RecoverExecutionRequest)(nil),      // 75: spool.v1.RecoverExecutionRequest
+	(*RecoverExecutionResponse)(nil),     // 76: spool.v1.RecoverExecutionResponse
+	(*ListEventsRequest)(nil),            // 77: spool.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),           // 78: spool.v1.ListEventsResponse
+	(*ListHistoryRequest)(nil),           // 79: spool.v1.ListHistoryRequest
+	(*ListHistoryResponse)(nil),          // 80: spool.v1.ListHistoryResponse
+	(*Ancestor)(nil),                     // 81: spool.v1.Ancestor
+	(*ListHistoryBlocksRequest)(nil),     // 82: spool.v1.ListHistoryBlocksRequest
+	(*ListHistoryBlocksResponse)(nil),    // 83: spool.v1.ListHistoryBlocksResponse
+	(*InheritedBlocks)(nil),              // 84: spool.v1.InheritedBlocks
+	(*Event)(nil),                        // 85: spool.v1.Event
+	(*EventMetadata)(nil),                // 86: spool.v1.EventMetadata
+	(*StreamEventsRequest)(nil),          // 87: spool.v1.StreamEventsRequest
+	(*StreamEventsResponse)(nil),         // 88: spool.v1.StreamEventsResponse
+	(*Lag)(nil),                          // 89: spool.v1.Lag
+	(*ReplayEventsRequest)(nil),          // 90: spool.v1.ReplayEventsRequest
+	(*ReplayEventsResponse)(nil),         // 91: spool.v1.ReplayEventsResponse
+	(*ReplayStarted)(nil),                // 92: spool.v1.ReplayStarted
+	(*GapShortened)(nil),                 // 93: spool.v1.GapShortened
+	(*BlockWhole)(nil),                   // 94: spool.v1.BlockWhole
+	(*ReplayEnded)(nil),                  // 95: spool.v1.ReplayEnded
+	(*ListBlocksRequest)(nil),            // 96: spool.v1.ListBlocksRequest
+	(*ListBlocksResponse)(nil),           // 97: spool.v1.ListBlocksResponse
+	(*Block)(nil),                        // 98: spool.v1.Block
+	(*TodoItem)(nil),                     // 99: spool.v1.TodoItem
+	(*CreateKeyRequest)(nil),             // 100: spool.v1.CreateKeyRequest
+	(*CreateKeyResponse)(nil),            // 101: spool.v1.CreateKeyResponse
+	(*ListDeadLettersRequest)(nil),       // 102: spool.v1.ListDeadLettersRequest
+	(*ListDeadLettersResponse)(nil),      // 103: spool.v1.ListDeadLettersResponse
+	(*DeadLetter)(nil),                   // 104: spool.v1.DeadLetter
+	(*ListAuditRequest)(nil),             // 105: spool.v1.ListAuditRequest
+	(*ListAuditResponse)(nil),            // 106: spool.v1.ListAuditResponse
+	(*AuditEntry)(nil),                   // 107: spool.v1.AuditEntry
+	(*AuditActor)(nil),                   // 108: spool.v1.AuditActor
+	(*GetDeadLetterRequest)(nil),         // 109: spool.v1.GetDeadLetterRequest
+	(*RetryDeadLetterRequest)(nil),       // 110: spool.v1.RetryDeadLetterRequest
+	(*RetryDeadLetterResponse)(nil),      // 111: spool.v1.RetryDeadLetterResponse
+	(*DropDeadLetterRequest)(nil),        // 112: spool.v1.DropDeadLetterRequest
+	(*DropDeadLetterResponse)(nil),       // 113: spool.v1.DropDeadLetterResponse
+	(*ListKeysRequest)(nil),              // 114: spool.v1.ListKeysRequest
+	(*ListKeysResponse)(nil),             // 115: spool.v1.ListKeysResponse
+	(*Key)(nil),                          // 116: spool.v1.Key
+	(*RevokeKeyRequest)(nil),             // 117: spool.v1.RevokeKeyRequest
+	(*RevokeKeyResponse)(nil),            // 118: spool.v1.RevokeKeyResponse
+	(*SetBudgetRequest)(nil),             // 119: spool.v1.SetBudgetRequest
+	(*SetBudgetResponse)(nil),            // 120: spool.v1.SetBudgetResponse
+	(*ListBudgetsRequest)(nil),           // 121: spool.v1.ListBudgetsRequest
+	(*ListBudgetsResponse)(nil),          // 122: spool.v1.ListBudgetsResponse
+	(*TenantBudget)(nil),                 // 123: spool.v1.TenantBudget
+	(*RemoveBudgetRequest)(nil),          // 124: spool.v1.RemoveBudgetRequest
+	(*RemoveBudgetResponse)(nil),         // 125: spool.v1.RemoveBudgetResponse
+	(*TenantLimits)(nil),                 // 126: spool.v1.TenantLimits
+	(*SetLimitsRequest)(nil),             // 127: spool.v1.SetLimitsRequest
+	(*SetLimitsResponse)(nil),            // 128: spool.v1.SetLimitsResponse
+	(*GetLimitsRequest)(nil),             // 129: spool.v1.GetLimitsRequest
+	(*GetLimitsResponse)(nil),            // 130: spool.v1.GetLimitsResponse
+	(*RemoveLimitsRequest)(nil),          // 131: spool.v1.RemoveLimitsRequest
+	(*RemoveLimitsResponse)(nil),         // 132: spool.v1.RemoveLimitsResponse
+	(*Reference)(nil),                    // 133: spool.v1.Reference
+	(*Definition)(nil),                   // 134: spool.v1.Definition
+	(*ApplyResponse)(nil),                // 135: spool.v1.ApplyResponse
+	(*RemoveResponse)(nil),               // 136: spool.v1.RemoveResponse
+	(*ApplyAgentRequest)(nil),            // 137: spool.v1.ApplyAgentRequest
+	(*ListAgentsRequest)(nil),            // 138: spool.v1.ListAgentsRequest
+	(*ListAgentsResponse)(nil),           // 139: spool.v1.ListAgentsResponse
+	(*GetAgentRequest)(nil),              // 140: spool.v1.GetAgentRequest
+	(*RemoveAgentRequest)(nil),           // 141: spool.v1.RemoveAgentRequest
+	(*ApplyInstanceRequest)(nil),         // 142: spool.v1.ApplyInstanceRequest
+	(*ListInstancesRequest)(nil),         // 143: spool.v1.ListInstancesRequest
+	(*ListInstancesResponse)(nil),        // 144: spool.v1.ListInstancesResponse
+	(*GetInstanceRequest)(nil),           // 145: spool.v1.GetInstanceRequest
+	(*RemoveInstanceRequest)(nil),        // 146: spool.v1.RemoveInstanceRequest
+	(*ApplyEnvironmentRequest)(nil),      // 147: spool.v1.ApplyEnvironmentRequest
+	(*ListEnvironmentsRequest)(nil),      // 148: spool.v1.ListEnvironmentsRequest
+	(*ListEnvironmentsResponse)(nil),     // 149: spool.v1.ListEnvironmentsResponse
+	(*GetEnvironmentRequest)(nil),        // 150: spool.v1.GetEnvironmentRequest
+	(*RemoveEnvironmentRequest)(nil),     // 151: spool.v1.RemoveEnvironmentRequest
+	(*ExplainEnvironmentRequest)(nil),    // 152: spool.v1.ExplainEnvironmentRequest
+	(*ExplainEnvironmentResponse)(nil),   // 153: spool.v1.ExplainEnvironmentResponse
+	(*ExplainedHost)(nil),                // 154: spool.v1.ExplainedHost
+	(*ExplainedVariable)(nil),            // 155: spool.v1.ExplainedVariable
+	(*ListSkillsRequest)(nil),            // 156: spool.v1.ListSkillsRequest
+	(*ListSkillsResponse)(nil),           // 157: spool.v1.ListSkillsResponse
+	(*GetSkillRequest)(nil),              // 158: spool.v1.GetSkillRequest
+	(*Skill)(nil),                        // 159: spool.v1.Skill
+	(*TagSkillRequest)(nil),              // 160: spool.v1.TagSkillRequest
+	(*RemoveSkillRequest)(nil),           // 161: spool.v1.RemoveSkillRequest
+	nil,                                  // 162: spool.v1.ModelSettings.EnvEntry
+	nil,                                  // 163: spool.v1.PostMessageRequest.EnvironmentEntry
+	nil,                                  // 164: spool.v1.StartExecutionRequest.EnvironmentEntry
+	nil,                                  // 165: spool.v1.RecoverExecutionRequest.EnvironmentEntry
+	(*timestamppb.Timestamp)(nil),        // 166: google.protobuf.Timestamp
 }
 var file_spool_v1_spool_proto_depIdxs = []int32{
 	3,   // 0: spool.v1.SessionOptions.budget:type_name -> spool.v1.Budget
 	2,   // 1: spool.v1.SessionOptions.model_settings:type_name -> spool.v1.ModelSettings
-	161, // 2: spool.v1.ModelSettings.env:type_name -> spool.v1.ModelSettings.EnvEntry
+	162, // 2: spool.v1.ModelSettings.env:type_name -> spool.v1.ModelSettings.EnvEntry
 	1,   // 3: spool.v1.CreateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 4: spool.v1.CreateSessionRequest.metadata:type_name -> spool.v1.Json
 	4,   // 5: spool.v1.CreateSessionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
@@ -13779,27 +13895,27 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	13,  // 8: spool.v1.ListSessionsResponse.sessions:type_name -> spool.v1.Session
 	1,   // 9: spool.v1.Session.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 10: spool.v1.Session.metadata:type_name -> spool.v1.Json
-	165, // 11: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
-	165, // 12: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
+	166, // 11: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
+	166, // 12: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
 	14,  // 13: spool.v1.Session.current_sandbox:type_name -> spool.v1.CurrentSandbox
-	165, // 14: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
+	166, // 14: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
 	9,   // 15: spool.v1.Session.parent:type_name -> spool.v1.ParentSession
-	165, // 16: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
-	165, // 17: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
+	166, // 16: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
+	166, // 17: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
 	1,   // 18: spool.v1.UpdateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 19: spool.v1.UpdateSessionRequest.metadata:type_name -> spool.v1.Json
 	21,  // 20: spool.v1.PostMessageRequest.parts:type_name -> spool.v1.Part
 	0,   // 21: spool.v1.PostMessageRequest.metadata:type_name -> spool.v1.Json
 	4,   // 22: spool.v1.PostMessageRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	162, // 23: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
-	63,  // 24: spool.v1.PostMessageResponse.execution:type_name -> spool.v1.Execution
+	163, // 23: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
+	64,  // 24: spool.v1.PostMessageResponse.execution:type_name -> spool.v1.Execution
 	31,  // 25: spool.v1.ListConversationsResponse.conversations:type_name -> spool.v1.Conversation
-	165, // 26: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
-	165, // 27: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
-	165, // 28: spool.v1.SessionState.time:type_name -> google.protobuf.Timestamp
+	166, // 26: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
+	166, // 27: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
+	166, // 28: spool.v1.SessionState.time:type_name -> google.protobuf.Timestamp
 	13,  // 29: spool.v1.SessionState.session:type_name -> spool.v1.Session
-	63,  // 30: spool.v1.SessionState.executions:type_name -> spool.v1.Execution
-	97,  // 31: spool.v1.SessionState.blocks:type_name -> spool.v1.Block
+	64,  // 30: spool.v1.SessionState.executions:type_name -> spool.v1.Execution
+	98,  // 31: spool.v1.SessionState.blocks:type_name -> spool.v1.Block
 	35,  // 32: spool.v1.SessionState.todos:type_name -> spool.v1.TodoList
 	31,  // 33: spool.v1.SessionState.conversations:type_name -> spool.v1.Conversation
 	36,  // 34: spool.v1.SessionState.reported:type_name -> spool.v1.UsageTotal
@@ -13807,247 +13923,249 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	37,  // 36: spool.v1.SessionState.resolved:type_name -> spool.v1.ResolvedVersions
 	38,  // 37: spool.v1.SessionState.files:type_name -> spool.v1.WorkspaceState
 	34,  // 38: spool.v1.SessionState.incomplete_text:type_name -> spool.v1.IncompleteText
-	98,  // 39: spool.v1.TodoList.items:type_name -> spool.v1.TodoItem
-	165, // 40: spool.v1.WorkspaceState.snapshot_at:type_name -> google.protobuf.Timestamp
+	99,  // 39: spool.v1.TodoList.items:type_name -> spool.v1.TodoItem
+	166, // 40: spool.v1.WorkspaceState.snapshot_at:type_name -> google.protobuf.Timestamp
 	39,  // 41: spool.v1.WorkspaceState.changes:type_name -> spool.v1.FileChange
-	165, // 42: spool.v1.FileChange.time:type_name -> google.protobuf.Timestamp
+	166, // 42: spool.v1.FileChange.time:type_name -> google.protobuf.Timestamp
 	42,  // 43: spool.v1.SessionDiff.blocks:type_name -> spool.v1.BlockChange
 	43,  // 44: spool.v1.SessionDiff.statuses:type_name -> spool.v1.StatusChange
 	36,  // 45: spool.v1.SessionDiff.reported:type_name -> spool.v1.UsageTotal
 	36,  // 46: spool.v1.SessionDiff.metered:type_name -> spool.v1.UsageTotal
 	44,  // 47: spool.v1.SessionDiff.files:type_name -> spool.v1.FilesDiff
-	97,  // 48: spool.v1.BlockChange.block:type_name -> spool.v1.Block
+	98,  // 48: spool.v1.BlockChange.block:type_name -> spool.v1.Block
 	45,  // 49: spool.v1.FilesDiff.files:type_name -> spool.v1.FileDiff
 	46,  // 50: spool.v1.FileDiff.from:type_name -> spool.v1.FileVersion
 	46,  // 51: spool.v1.FileDiff.to:type_name -> spool.v1.FileVersion
-	84,  // 52: spool.v1.SessionComparison.event:type_name -> spool.v1.Event
-	84,  // 53: spool.v1.SessionComparison.with_event:type_name -> spool.v1.Event
+	85,  // 52: spool.v1.SessionComparison.event:type_name -> spool.v1.Event
+	85,  // 53: spool.v1.SessionComparison.with_event:type_name -> spool.v1.Event
 	1,   // 54: spool.v1.StartExecutionRequest.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 55: spool.v1.StartExecutionRequest.metadata:type_name -> spool.v1.Json
 	21,  // 56: spool.v1.StartExecutionRequest.parts:type_name -> spool.v1.Part
 	4,   // 57: spool.v1.StartExecutionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	163, // 58: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
-	63,  // 59: spool.v1.StartExecutionResponse.execution:type_name -> spool.v1.Execution
-	63,  // 60: spool.v1.ListExecutionsResponse.executions:type_name -> spool.v1.Execution
-	165, // 61: spool.v1.ExecutionStatus.queued_at:type_name -> google.protobuf.Timestamp
-	165, // 62: spool.v1.ExecutionStatus.dispatched_at:type_name -> google.protobuf.Timestamp
-	165, // 63: spool.v1.ExecutionStatus.started_at:type_name -> google.protobuf.Timestamp
-	165, // 64: spool.v1.ExecutionStatus.updated_at:type_name -> google.protobuf.Timestamp
-	165, // 65: spool.v1.ExecutionStatus.ended_at:type_name -> google.protobuf.Timestamp
-	57,  // 66: spool.v1.ExecutionStatus.messages:type_name -> spool.v1.MessageStatus
-	58,  // 67: spool.v1.ExecutionStatus.message_counts:type_name -> spool.v1.MessageCounts
-	59,  // 68: spool.v1.ExecutionStatus.tool_calls:type_name -> spool.v1.ToolCallStatus
-	60,  // 69: spool.v1.ExecutionStatus.tool_call_counts:type_name -> spool.v1.ToolCallCounts
-	98,  // 70: spool.v1.ExecutionStatus.todos:type_name -> spool.v1.TodoItem
-	61,  // 71: spool.v1.ExecutionStatus.subagents:type_name -> spool.v1.SubagentStatus
-	62,  // 72: spool.v1.ExecutionStatus.subagent_counts:type_name -> spool.v1.SubagentCounts
-	65,  // 73: spool.v1.ExecutionStatus.usage:type_name -> spool.v1.Usage
+	164, // 58: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
+	64,  // 59: spool.v1.StartExecutionResponse.execution:type_name -> spool.v1.Execution
+	64,  // 60: spool.v1.ListExecutionsResponse.executions:type_name -> spool.v1.Execution
+	166, // 61: spool.v1.ExecutionStatus.queued_at:type_name -> google.protobuf.Timestamp
+	166, // 62: spool.v1.ExecutionStatus.dispatched_at:type_name -> google.protobuf.Timestamp
+	166, // 63: spool.v1.ExecutionStatus.started_at:type_name -> google.protobuf.Timestamp
+	166, // 64: spool.v1.ExecutionStatus.updated_at:type_name -> google.protobuf.Timestamp
+	166, // 65: spool.v1.ExecutionStatus.ended_at:type_name -> google.protobuf.Timestamp
+	58,  // 66: spool.v1.ExecutionStatus.messages:type_name -> spool.v1.MessageStatus
+	59,  // 67: spool.v1.ExecutionStatus.message_counts:type_name -> spool.v1.MessageCounts
+	60,  // 68: spool.v1.ExecutionStatus.tool_calls:type_name -> spool.v1.ToolCallStatus
+	61,  // 69: spool.v1.ExecutionStatus.tool_call_counts:type_name -> spool.v1.ToolCallCounts
+	99,  // 70: spool.v1.ExecutionStatus.todos:type_name -> spool.v1.TodoItem
+	62,  // 71: spool.v1.ExecutionStatus.subagents:type_name -> spool.v1.SubagentStatus
+	63,  // 72: spool.v1.ExecutionStatus.subagent_counts:type_name -> spool.v1.SubagentCounts
+	66,  // 73: spool.v1.ExecutionStatus.usage:type_name -> spool.v1.Usage
 	36,  // 74: spool.v1.ExecutionStatus.metered:type_name -> spool.v1.UsageTotal
-	88,  // 75: spool.v1.ExecutionStatus.lag:type_name -> spool.v1.Lag
-	165, // 76: spool.v1.MessageStatus.time:type_name -> google.protobuf.Timestamp
-	165, // 77: spool.v1.ToolCallStatus.started_at:type_name -> google.protobuf.Timestamp
-	165, // 78: spool.v1.ToolCallStatus.ended_at:type_name -> google.protobuf.Timestamp
-	165, // 79: spool.v1.SubagentStatus.started_at:type_name -> google.protobuf.Timestamp
-	165, // 80: spool.v1.SubagentStatus.ended_at:type_name -> google.protobuf.Timestamp
-	65,  // 81: spool.v1.Execution.usage:type_name -> spool.v1.Usage
-	0,   // 82: spool.v1.Execution.metadata:type_name -> spool.v1.Json
-	165, // 83: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
-	165, // 84: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
-	165, // 85: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
-	165, // 86: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
-	64,  // 87: spool.v1.Execution.metered:type_name -> spool.v1.MeteredUsage
-	0,   // 88: spool.v1.Execution.resolved:type_name -> spool.v1.Json
-	165, // 89: spool.v1.Execution.updated_at:type_name -> google.protobuf.Timestamp
-	65,  // 90: spool.v1.MeteredUsage.usage:type_name -> spool.v1.Usage
-	164, // 91: spool.v1.RecoverExecutionRequest.environment:type_name -> spool.v1.RecoverExecutionRequest.EnvironmentEntry
-	84,  // 92: spool.v1.ListEventsResponse.events:type_name -> spool.v1.Event
-	84,  // 93: spool.v1.ListHistoryResponse.events:type_name -> spool.v1.Event
-	80,  // 94: spool.v1.ListHistoryResponse.ancestors:type_name -> spool.v1.Ancestor
-	83,  // 95: spool.v1.ListHistoryBlocksResponse.ancestors:type_name -> spool.v1.InheritedBlocks
-	97,  // 96: spool.v1.InheritedBlocks.blocks:type_name -> spool.v1.Block
-	165, // 97: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
-	0,   // 98: spool.v1.Event.data:type_name -> spool.v1.Json
-	85,  // 99: spool.v1.Event.metadata:type_name -> spool.v1.EventMetadata
-	0,   // 100: spool.v1.EventMetadata.session:type_name -> spool.v1.Json
-	0,   // 101: spool.v1.EventMetadata.message:type_name -> spool.v1.Json
-	84,  // 102: spool.v1.StreamEventsResponse.event:type_name -> spool.v1.Event
-	88,  // 103: spool.v1.StreamEventsResponse.lag:type_name -> spool.v1.Lag
-	84,  // 104: spool.v1.ReplayEventsResponse.event:type_name -> spool.v1.Event
-	91,  // 105: spool.v1.ReplayEventsResponse.started:type_name -> spool.v1.ReplayStarted
-	92,  // 106: spool.v1.ReplayEventsResponse.gap_shortened:type_name -> spool.v1.GapShortened
-	93,  // 107: spool.v1.ReplayEventsResponse.block_whole:type_name -> spool.v1.BlockWhole
-	94,  // 108: spool.v1.ReplayEventsResponse.ended:type_name -> spool.v1.ReplayEnded
-	97,  // 109: spool.v1.ListBlocksResponse.blocks:type_name -> spool.v1.Block
-	165, // 110: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
-	21,  // 111: spool.v1.Block.parts:type_name -> spool.v1.Part
-	0,   // 112: spool.v1.Block.input:type_name -> spool.v1.Json
-	98,  // 113: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
-	165, // 114: spool.v1.CreateKeyResponse.expires_at:type_name -> google.protobuf.Timestamp
-	103, // 115: spool.v1.ListDeadLettersResponse.dead_letters:type_name -> spool.v1.DeadLetter
-	165, // 116: spool.v1.DeadLetter.time:type_name -> google.protobuf.Timestamp
-	106, // 117: spool.v1.ListAuditResponse.entries:type_name -> spool.v1.AuditEntry
-	165, // 118: spool.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
-	107, // 119: spool.v1.AuditEntry.actor:type_name -> spool.v1.AuditActor
-	115, // 120: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
-	165, // 121: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
-	165, // 122: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
-	165, // 123: spool.v1.Key.expires_at:type_name -> google.protobuf.Timestamp
-	3,   // 124: spool.v1.SetBudgetRequest.budget:type_name -> spool.v1.Budget
-	122, // 125: spool.v1.ListBudgetsResponse.budgets:type_name -> spool.v1.TenantBudget
-	3,   // 126: spool.v1.TenantBudget.budget:type_name -> spool.v1.Budget
-	3,   // 127: spool.v1.TenantBudget.spent:type_name -> spool.v1.Budget
-	165, // 128: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
-	125, // 129: spool.v1.SetLimitsRequest.limits:type_name -> spool.v1.TenantLimits
-	125, // 130: spool.v1.GetLimitsResponse.limits:type_name -> spool.v1.TenantLimits
-	125, // 131: spool.v1.GetLimitsResponse.used:type_name -> spool.v1.TenantLimits
-	132, // 132: spool.v1.Definition.ref:type_name -> spool.v1.Reference
-	0,   // 133: spool.v1.Definition.spec:type_name -> spool.v1.Json
-	165, // 134: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
-	132, // 135: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
-	132, // 136: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 137: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
-	133, // 138: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
-	132, // 139: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
-	0,   // 140: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
-	133, // 141: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
-	132, // 142: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 143: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
-	133, // 144: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
-	154, // 145: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
-	153, // 146: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
-	158, // 147: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
-	132, // 148: spool.v1.Skill.ref:type_name -> spool.v1.Reference
-	165, // 149: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
-	20,  // 150: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	20,  // 151: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	20,  // 152: spool.v1.RecoverExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	5,   // 153: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
-	7,   // 154: spool.v1.Sessions.ForkSession:input_type -> spool.v1.ForkSessionRequest
-	10,  // 155: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
-	12,  // 156: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
-	15,  // 157: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
-	17,  // 158: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
-	19,  // 159: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
-	23,  // 160: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
-	25,  // 161: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
-	27,  // 162: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
-	29,  // 163: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
-	32,  // 164: spool.v1.Sessions.GetSessionState:input_type -> spool.v1.GetSessionStateRequest
-	40,  // 165: spool.v1.Sessions.DiffSession:input_type -> spool.v1.DiffSessionRequest
-	47,  // 166: spool.v1.Sessions.CompareSessions:input_type -> spool.v1.CompareSessionsRequest
-	49,  // 167: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
-	51,  // 168: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
-	54,  // 169: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
-	52,  // 170: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
-	55,  // 171: spool.v1.Executions.WatchExecution:input_type -> spool.v1.WatchExecutionRequest
-	66,  // 172: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
-	68,  // 173: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
-	70,  // 174: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
-	72,  // 175: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
-	74,  // 176: spool.v1.Executions.RecoverExecution:input_type -> spool.v1.RecoverExecutionRequest
-	76,  // 177: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
-	86,  // 178: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
-	89,  // 179: spool.v1.Events.ReplayEvents:input_type -> spool.v1.ReplayEventsRequest
-	78,  // 180: spool.v1.Events.ListHistory:input_type -> spool.v1.ListHistoryRequest
-	81,  // 181: spool.v1.Events.ListHistoryBlocks:input_type -> spool.v1.ListHistoryBlocksRequest
-	95,  // 182: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
-	99,  // 183: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
-	113, // 184: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
-	116, // 185: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
-	126, // 186: spool.v1.Limits.SetLimits:input_type -> spool.v1.SetLimitsRequest
-	128, // 187: spool.v1.Limits.GetLimits:input_type -> spool.v1.GetLimitsRequest
-	130, // 188: spool.v1.Limits.RemoveLimits:input_type -> spool.v1.RemoveLimitsRequest
-	118, // 189: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
-	120, // 190: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
-	123, // 191: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
-	101, // 192: spool.v1.DeadLetters.ListDeadLetters:input_type -> spool.v1.ListDeadLettersRequest
-	108, // 193: spool.v1.DeadLetters.GetDeadLetter:input_type -> spool.v1.GetDeadLetterRequest
-	109, // 194: spool.v1.DeadLetters.RetryDeadLetter:input_type -> spool.v1.RetryDeadLetterRequest
-	111, // 195: spool.v1.DeadLetters.DropDeadLetter:input_type -> spool.v1.DropDeadLetterRequest
-	104, // 196: spool.v1.Audit.ListAudit:input_type -> spool.v1.ListAuditRequest
-	136, // 197: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
-	137, // 198: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
-	139, // 199: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
-	140, // 200: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
-	141, // 201: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
-	142, // 202: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
-	144, // 203: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
-	145, // 204: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
-	146, // 205: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
-	147, // 206: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
-	149, // 207: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
-	150, // 208: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
-	151, // 209: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
-	155, // 210: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
-	157, // 211: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
-	159, // 212: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
-	160, // 213: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
-	6,   // 214: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
-	8,   // 215: spool.v1.Sessions.ForkSession:output_type -> spool.v1.ForkSessionResponse
-	11,  // 216: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
-	13,  // 217: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
-	16,  // 218: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
-	18,  // 219: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
-	22,  // 220: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
-	24,  // 221: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
-	26,  // 222: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
-	28,  // 223: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
-	30,  // 224: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
-	33,  // 225: spool.v1.Sessions.GetSessionState:output_type -> spool.v1.SessionState
-	41,  // 226: spool.v1.Sessions.DiffSession:output_type -> spool.v1.SessionDiff
-	48,  // 227: spool.v1.Sessions.CompareSessions:output_type -> spool.v1.SessionComparison
-	50,  // 228: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
-	53,  // 229: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
-	63,  // 230: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
-	53,  // 231: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
-	56,  // 232: spool.v1.Executions.WatchExecution:output_type -> spool.v1.ExecutionStatus
-	67,  // 233: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
-	69,  // 234: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
-	71,  // 235: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
-	73,  // 236: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
-	75,  // 237: spool.v1.Executions.RecoverExecution:output_type -> spool.v1.RecoverExecutionResponse
-	77,  // 238: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
-	87,  // 239: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
-	90,  // 240: spool.v1.Events.ReplayEvents:output_type -> spool.v1.ReplayEventsResponse
-	79,  // 241: spool.v1.Events.ListHistory:output_type -> spool.v1.ListHistoryResponse
-	82,  // 242: spool.v1.Events.ListHistoryBlocks:output_type -> spool.v1.ListHistoryBlocksResponse
-	96,  // 243: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
-	100, // 244: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
-	114, // 245: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
-	117, // 246: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
-	127, // 247: spool.v1.Limits.SetLimits:output_type -> spool.v1.SetLimitsResponse
-	129, // 248: spool.v1.Limits.GetLimits:output_type -> spool.v1.GetLimitsResponse
-	131, // 249: spool.v1.Limits.RemoveLimits:output_type -> spool.v1.RemoveLimitsResponse
-	119, // 250: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
-	121, // 251: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
-	124, // 252: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
-	102, // 253: spool.v1.DeadLetters.ListDeadLetters:output_type -> spool.v1.ListDeadLettersResponse
-	103, // 254: spool.v1.DeadLetters.GetDeadLetter:output_type -> spool.v1.DeadLetter
-	110, // 255: spool.v1.DeadLetters.RetryDeadLetter:output_type -> spool.v1.RetryDeadLetterResponse
-	112, // 256: spool.v1.DeadLetters.DropDeadLetter:output_type -> spool.v1.DropDeadLetterResponse
-	105, // 257: spool.v1.Audit.ListAudit:output_type -> spool.v1.ListAuditResponse
-	134, // 258: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
-	138, // 259: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
-	133, // 260: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
-	135, // 261: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
-	134, // 262: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
-	143, // 263: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
-	133, // 264: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
-	135, // 265: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
-	134, // 266: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
-	148, // 267: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
-	133, // 268: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
-	135, // 269: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
-	152, // 270: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
-	156, // 271: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
-	158, // 272: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
-	134, // 273: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
-	135, // 274: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
-	214, // [214:275] is the sub-list for method output_type
-	153, // [153:214] is the sub-list for method input_type
-	153, // [153:153] is the sub-list for extension type_name
-	153, // [153:153] is the sub-list for extension extendee
-	0,   // [0:153] is the sub-list for field type_name
+	89,  // 75: spool.v1.ExecutionStatus.lag:type_name -> spool.v1.Lag
+	57,  // 76: spool.v1.ExecutionStatus.pending_approvals:type_name -> spool.v1.PendingApproval
+	166, // 77: spool.v1.PendingApproval.requested_at:type_name -> google.protobuf.Timestamp
+	166, // 78: spool.v1.MessageStatus.time:type_name -> google.protobuf.Timestamp
+	166, // 79: spool.v1.ToolCallStatus.started_at:type_name -> google.protobuf.Timestamp
+	166, // 80: spool.v1.ToolCallStatus.ended_at:type_name -> google.protobuf.Timestamp
+	166, // 81: spool.v1.SubagentStatus.started_at:type_name -> google.protobuf.Timestamp
+	166, // 82: spool.v1.SubagentStatus.ended_at:type_name -> google.protobuf.Timestamp
+	66,  // 83: spool.v1.Execution.usage:type_name -> spool.v1.Usage
+	0,   // 84: spool.v1.Execution.metadata:type_name -> spool.v1.Json
+	166, // 85: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
+	166, // 86: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
+	166, // 87: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
+	166, // 88: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
+	65,  // 89: spool.v1.Execution.metered:type_name -> spool.v1.MeteredUsage
+	0,   // 90: spool.v1.Execution.resolved:type_name -> spool.v1.Json
+	166, // 91: spool.v1.Execution.updated_at:type_name -> google.protobuf.Timestamp
+	66,  // 92: spool.v1.MeteredUsage.usage:type_name -> spool.v1.Usage
+	165, // 93: spool.v1.RecoverExecutionRequest.environment:type_name -> spool.v1.RecoverExecutionRequest.EnvironmentEntry
+	85,  // 94: spool.v1.ListEventsResponse.events:type_name -> spool.v1.Event
+	85,  // 95: spool.v1.ListHistoryResponse.events:type_name -> spool.v1.Event
+	81,  // 96: spool.v1.ListHistoryResponse.ancestors:type_name -> spool.v1.Ancestor
+	84,  // 97: spool.v1.ListHistoryBlocksResponse.ancestors:type_name -> spool.v1.InheritedBlocks
+	98,  // 98: spool.v1.InheritedBlocks.blocks:type_name -> spool.v1.Block
+	166, // 99: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
+	0,   // 100: spool.v1.Event.data:type_name -> spool.v1.Json
+	86,  // 101: spool.v1.Event.metadata:type_name -> spool.v1.EventMetadata
+	0,   // 102: spool.v1.EventMetadata.session:type_name -> spool.v1.Json
+	0,   // 103: spool.v1.EventMetadata.message:type_name -> spool.v1.Json
+	85,  // 104: spool.v1.StreamEventsResponse.event:type_name -> spool.v1.Event
+	89,  // 105: spool.v1.StreamEventsResponse.lag:type_name -> spool.v1.Lag
+	85,  // 106: spool.v1.ReplayEventsResponse.event:type_name -> spool.v1.Event
+	92,  // 107: spool.v1.ReplayEventsResponse.started:type_name -> spool.v1.ReplayStarted
+	93,  // 108: spool.v1.ReplayEventsResponse.gap_shortened:type_name -> spool.v1.GapShortened
+	94,  // 109: spool.v1.ReplayEventsResponse.block_whole:type_name -> spool.v1.BlockWhole
+	95,  // 110: spool.v1.ReplayEventsResponse.ended:type_name -> spool.v1.ReplayEnded
+	98,  // 111: spool.v1.ListBlocksResponse.blocks:type_name -> spool.v1.Block
+	166, // 112: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
+	21,  // 113: spool.v1.Block.parts:type_name -> spool.v1.Part
+	0,   // 114: spool.v1.Block.input:type_name -> spool.v1.Json
+	99,  // 115: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
+	166, // 116: spool.v1.CreateKeyResponse.expires_at:type_name -> google.protobuf.Timestamp
+	104, // 117: spool.v1.ListDeadLettersResponse.dead_letters:type_name -> spool.v1.DeadLetter
+	166, // 118: spool.v1.DeadLetter.time:type_name -> google.protobuf.Timestamp
+	107, // 119: spool.v1.ListAuditResponse.entries:type_name -> spool.v1.AuditEntry
+	166, // 120: spool.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
+	108, // 121: spool.v1.AuditEntry.actor:type_name -> spool.v1.AuditActor
+	116, // 122: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
+	166, // 123: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
+	166, // 124: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
+	166, // 125: spool.v1.Key.expires_at:type_name -> google.protobuf.Timestamp
+	3,   // 126: spool.v1.SetBudgetRequest.budget:type_name -> spool.v1.Budget
+	123, // 127: spool.v1.ListBudgetsResponse.budgets:type_name -> spool.v1.TenantBudget
+	3,   // 128: spool.v1.TenantBudget.budget:type_name -> spool.v1.Budget
+	3,   // 129: spool.v1.TenantBudget.spent:type_name -> spool.v1.Budget
+	166, // 130: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
+	126, // 131: spool.v1.SetLimitsRequest.limits:type_name -> spool.v1.TenantLimits
+	126, // 132: spool.v1.GetLimitsResponse.limits:type_name -> spool.v1.TenantLimits
+	126, // 133: spool.v1.GetLimitsResponse.used:type_name -> spool.v1.TenantLimits
+	133, // 134: spool.v1.Definition.ref:type_name -> spool.v1.Reference
+	0,   // 135: spool.v1.Definition.spec:type_name -> spool.v1.Json
+	166, // 136: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
+	133, // 137: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
+	133, // 138: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 139: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
+	134, // 140: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
+	133, // 141: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
+	0,   // 142: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
+	134, // 143: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
+	133, // 144: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 145: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
+	134, // 146: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
+	155, // 147: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
+	154, // 148: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
+	159, // 149: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
+	133, // 150: spool.v1.Skill.ref:type_name -> spool.v1.Reference
+	166, // 151: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
+	20,  // 152: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	20,  // 153: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	20,  // 154: spool.v1.RecoverExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	5,   // 155: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
+	7,   // 156: spool.v1.Sessions.ForkSession:input_type -> spool.v1.ForkSessionRequest
+	10,  // 157: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
+	12,  // 158: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
+	15,  // 159: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
+	17,  // 160: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
+	19,  // 161: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
+	23,  // 162: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
+	25,  // 163: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
+	27,  // 164: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
+	29,  // 165: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
+	32,  // 166: spool.v1.Sessions.GetSessionState:input_type -> spool.v1.GetSessionStateRequest
+	40,  // 167: spool.v1.Sessions.DiffSession:input_type -> spool.v1.DiffSessionRequest
+	47,  // 168: spool.v1.Sessions.CompareSessions:input_type -> spool.v1.CompareSessionsRequest
+	49,  // 169: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
+	51,  // 170: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
+	54,  // 171: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
+	52,  // 172: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
+	55,  // 173: spool.v1.Executions.WatchExecution:input_type -> spool.v1.WatchExecutionRequest
+	67,  // 174: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
+	69,  // 175: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
+	71,  // 176: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
+	73,  // 177: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
+	75,  // 178: spool.v1.Executions.RecoverExecution:input_type -> spool.v1.RecoverExecutionRequest
+	77,  // 179: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
+	87,  // 180: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
+	90,  // 181: spool.v1.Events.ReplayEvents:input_type -> spool.v1.ReplayEventsRequest
+	79,  // 182: spool.v1.Events.ListHistory:input_type -> spool.v1.ListHistoryRequest
+	82,  // 183: spool.v1.Events.ListHistoryBlocks:input_type -> spool.v1.ListHistoryBlocksRequest
+	96,  // 184: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
+	100, // 185: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
+	114, // 186: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
+	117, // 187: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
+	127, // 188: spool.v1.Limits.SetLimits:input_type -> spool.v1.SetLimitsRequest
+	129, // 189: spool.v1.Limits.GetLimits:input_type -> spool.v1.GetLimitsRequest
+	131, // 190: spool.v1.Limits.RemoveLimits:input_type -> spool.v1.RemoveLimitsRequest
+	119, // 191: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
+	121, // 192: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
+	124, // 193: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
+	102, // 194: spool.v1.DeadLetters.ListDeadLetters:input_type -> spool.v1.ListDeadLettersRequest
+	109, // 195: spool.v1.DeadLetters.GetDeadLetter:input_type -> spool.v1.GetDeadLetterRequest
+	110, // 196: spool.v1.DeadLetters.RetryDeadLetter:input_type -> spool.v1.RetryDeadLetterRequest
+	112, // 197: spool.v1.DeadLetters.DropDeadLetter:input_type -> spool.v1.DropDeadLetterRequest
+	105, // 198: spool.v1.Audit.ListAudit:input_type -> spool.v1.ListAuditRequest
+	137, // 199: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
+	138, // 200: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
+	140, // 201: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
+	141, // 202: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
+	142, // 203: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
+	143, // 204: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
+	145, // 205: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
+	146, // 206: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
+	147, // 207: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
+	148, // 208: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
+	150, // 209: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
+	151, // 210: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
+	152, // 211: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
+	156, // 212: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
+	158, // 213: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
+	160, // 214: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
+	161, // 215: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
+	6,   // 216: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
+	8,   // 217: spool.v1.Sessions.ForkSession:output_type -> spool.v1.ForkSessionResponse
+	11,  // 218: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
+	13,  // 219: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
+	16,  // 220: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
+	18,  // 221: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
+	22,  // 222: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
+	24,  // 223: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
+	26,  // 224: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
+	28,  // 225: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
+	30,  // 226: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
+	33,  // 227: spool.v1.Sessions.GetSessionState:output_type -> spool.v1.SessionState
+	41,  // 228: spool.v1.Sessions.DiffSession:output_type -> spool.v1.SessionDiff
+	48,  // 229: spool.v1.Sessions.CompareSessions:output_type -> spool.v1.SessionComparison
+	50,  // 230: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
+	53,  // 231: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
+	64,  // 232: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
+	53,  // 233: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
+	56,  // 234: spool.v1.Executions.WatchExecution:output_type -> spool.v1.ExecutionStatus
+	68,  // 235: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
+	70,  // 236: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
+	72,  // 237: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
+	74,  // 238: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
+	76,  // 239: spool.v1.Executions.RecoverExecution:output_type -> spool.v1.RecoverExecutionResponse
+	78,  // 240: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
+	88,  // 241: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
+	91,  // 242: spool.v1.Events.ReplayEvents:output_type -> spool.v1.ReplayEventsResponse
+	80,  // 243: spool.v1.Events.ListHistory:output_type -> spool.v1.ListHistoryResponse
+	83,  // 244: spool.v1.Events.ListHistoryBlocks:output_type -> spool.v1.ListHistoryBlocksResponse
+	97,  // 245: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
+	101, // 246: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
+	115, // 247: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
+	118, // 248: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
+	128, // 249: spool.v1.Limits.SetLimits:output_type -> spool.v1.SetLimitsResponse
+	130, // 250: spool.v1.Limits.GetLimits:output_type -> spool.v1.GetLimitsResponse
+	132, // 251: spool.v1.Limits.RemoveLimits:output_type -> spool.v1.RemoveLimitsResponse
+	120, // 252: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
+	122, // 253: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
+	125, // 254: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
+	103, // 255: spool.v1.DeadLetters.ListDeadLetters:output_type -> spool.v1.ListDeadLettersResponse
+	104, // 256: spool.v1.DeadLetters.GetDeadLetter:output_type -> spool.v1.DeadLetter
+	111, // 257: spool.v1.DeadLetters.RetryDeadLetter:output_type -> spool.v1.RetryDeadLetterResponse
+	113, // 258: spool.v1.DeadLetters.DropDeadLetter:output_type -> spool.v1.DropDeadLetterResponse
+	106, // 259: spool.v1.Audit.ListAudit:output_type -> spool.v1.ListAuditResponse
+	135, // 260: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
+	139, // 261: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
+	134, // 262: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
+	136, // 263: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
+	135, // 264: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
+	144, // 265: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
+	134, // 266: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
+	136, // 267: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
+	135, // 268: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
+	149, // 269: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
+	134, // 270: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
+	136, // 271: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
+	153, // 272: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
+	157, // 273: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
+	159, // 274: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
+	135, // 275: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
+	136, // 276: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
+	216, // [216:277] is the sub-list for method output_type
+	155, // [155:216] is the sub-list for method input_type
+	155, // [155:155] is the sub-list for extension type_name
+	155, // [155:155] is the sub-list for extension extendee
+	0,   // [0:155] is the sub-list for field type_name
 }
 
 func init() { file_spool_v1_spool_proto_init() }
@@ -14075,37 +14193,37 @@ func file_spool_v1_spool_proto_init() {
 	file_spool_v1_spool_proto_msgTypes[50].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[51].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[56].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[63].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[76].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[84].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[86].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[87].OneofWrappers = []any{
+	file_spool_v1_spool_proto_msgTypes[64].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[77].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[85].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[87].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[88].OneofWrappers = []any{
 		(*StreamEventsResponse_Event)(nil),
 		(*StreamEventsResponse_Lag)(nil),
 	}
-	file_spool_v1_spool_proto_msgTypes[89].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[90].OneofWrappers = []any{
+	file_spool_v1_spool_proto_msgTypes[90].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[91].OneofWrappers = []any{
 		(*ReplayEventsResponse_Event)(nil),
 		(*ReplayEventsResponse_Started)(nil),
 		(*ReplayEventsResponse_GapShortened)(nil),
 		(*ReplayEventsResponse_BlockWhole)(nil),
 		(*ReplayEventsResponse_Ended)(nil),
 	}
-	file_spool_v1_spool_proto_msgTypes[97].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[103].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[106].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[98].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[104].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[107].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[115].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[132].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[154].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[158].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[108].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[116].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[133].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[155].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[159].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_spool_v1_spool_proto_rawDesc), len(file_spool_v1_spool_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   165,
+			NumMessages:   166,
 			NumExtensions: 0,
 			NumServices:   12,
 		},

@@ -3,6 +3,7 @@ package progress
 import (
 	"slices"
 	"strings"
+	"time"
 
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/api/wirejson"
@@ -15,8 +16,9 @@ import (
 // elements, so that the end of an element finds it.
 const (
 	MaxMessages  = 12
-	MaxCalls     = 24
-	MaxSubagents = 24
+	MaxCalls     = 20
+	MaxSubagents = 20
+	maxApprovals = 20
 	MaxOpen      = 256
 	maxTodos     = 50
 )
@@ -57,6 +59,7 @@ func Trim(s *spoolv1.ExecutionStatus) {
 	s.Messages = trimmed(s.Messages, MaxMessages, messageIsOpen)
 	s.ToolCalls = trimmed(s.ToolCalls, MaxCalls, callIsOpen)
 	s.Subagents = trimmed(s.Subagents, MaxSubagents, subagentIsOpen)
+	s.PendingApprovals = s.PendingApprovals[:min(len(s.PendingApprovals), maxApprovals)]
 }
 
 // trimmed returns list with up to limit elements: open ones before others, and newer ones before older ones.
@@ -95,6 +98,13 @@ func NewMessage(b events.Block) *spoolv1.MessageStatus {
 	}
 	m.Text, m.Cut = cut(text, maxMessage)
 	return m
+}
+
+// NewApproval returns the status of an open approval request.
+func NewApproval(d events.ApprovalRequested, at time.Time) *spoolv1.PendingApproval {
+	return &spoolv1.PendingApproval{
+		ApprovalId: readmodel.Key(d.ApprovalID), Kind: Name(string(d.Kind)), ToolName: Name(d.ToolName), Title: Name(d.Title), RequestedAt: stored(at),
+	}
 }
 
 // SetResult sets the result of a completed execution.

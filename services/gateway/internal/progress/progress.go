@@ -15,6 +15,9 @@ import (
 	"github.com/spoolhq/spool/pkg/readmodel"
 )
 
+// phaseWaiting is the phase of a running execution with open approval requests.
+const phaseWaiting = "waiting_for_approval"
+
 // The phases of an execution that has ended.
 const (
 	phaseCompleted = "completed"
@@ -68,7 +71,8 @@ func Apply(s *spoolv1.ExecutionStatus, seq uint32, e events.Event) {
 			s.Phase = history.PhaseStarting
 		}
 	case events.ExecutionStarted:
-		s.Phase, s.Attempt = history.PhaseRunning, d.Attempt
+		s.Attempt = d.Attempt
+		setRunning(s)
 		if s.StartedAt == nil {
 			s.StartedAt = at
 		}
@@ -77,7 +81,17 @@ func Apply(s *spoolv1.ExecutionStatus, seq uint32, e events.Event) {
 	case events.ExecutionPaused:
 		s.Phase = history.PhasePaused
 	case events.ExecutionResumed:
-		s.Phase = history.PhaseRunning
+		setRunning(s)
+	case events.ApprovalRequested:
+		openApproval(s, d, e)
+	case events.ApprovalDecided:
+		if i := indexApproval(s, d.ApprovalID); i >= 0 {
+			s.PendingApprovals[i].Decided = true
+		}
+	case events.ApprovalResolved:
+		closeApproval(s, d.ApprovalID)
+	case events.ApprovalRetracted:
+		closeApproval(s, d.ApprovalID)
 	case events.MetadataUpdate:
 		s.Usage, s.CostUsd, s.Model = usage(d.Usage), d.CostUSD, optional(Name(d.Model))
 	case events.ModelCalled:
@@ -119,6 +133,7 @@ func stored(t time.Time) *timestamppb.Timestamp { return wirejson.Time(t.Truncat
 func end(s *spoolv1.ExecutionStatus, e events.Event) {
 	at := stored(e.Time)
 	s.Final, s.EndedAt = true, at
+	s.PendingApprovals, s.PendingApprovalCount = nil, 0
 	switch d := e.Data.(type) {
 	case events.ExecutionCompleted:
 		s.Phase, s.DurationMs, s.Usage = phaseCompleted, d.DurationMs, usage(d.Usage)
@@ -151,6 +166,44 @@ func end(s *spoolv1.ExecutionStatus, e events.Event) {
 	}
 	s.SubagentCounts.Failed += s.SubagentCounts.Running
 	s.SubagentCounts.Running = 0
+}
+
+// setRunning sets the phase of an execution whose agent runs.
+func setRunning(s *spoolv1.ExecutionStatus) {
+	s.Phase = history.PhaseRunning
+	if s.PendingApprovalCount > 0 {
+		s.Phase = phaseWaiting
+	}
+}
+
+// openApproval adds an approval request, unless it is known.
+func openApproval(s *spoolv1.ExecutionStatus, d events.ApprovalRequested, e events.Event) {
+	if indexApproval(s, d.ApprovalID) >= 0 || len(s.PendingApprovals) == MaxOpen {
+		return
+	}
+	s.PendingApprovals = append(s.PendingApprovals, NewApproval(d, e.Time))
+	s.PendingApprovalCount++
+	if s.Phase == history.PhaseRunning {
+		setRunning(s)
+	}
+}
+
+// closeApproval removes an open approval request.
+func closeApproval(s *spoolv1.ExecutionStatus, id string) {
+	i := indexApproval(s, id)
+	if i < 0 {
+		return
+	}
+	s.PendingApprovals = slices.Delete(s.PendingApprovals, i, i+1)
+	s.PendingApprovalCount--
+	if s.Phase == phaseWaiting {
+		setRunning(s)
+	}
+}
+
+func indexApproval(s *spoolv1.ExecutionStatus, id string) int {
+	id = readmodel.Key(id)
+	return slices.IndexFunc(s.PendingApprovals, func(a *spoolv1.PendingApproval) bool { return a.ApprovalId == id })
 }
 
 // applyBlock applies a block of a block_start or block_complete. unset is the status of a block that has none.

@@ -56,9 +56,15 @@ SELECT 'subagent', row_to_json(c)::text, c.first_seq FROM x, (VALUES (true, $8),
        LATERAL (SELECT subagent AS id, name, status, c.id AS conversation, started_at, ended_at, duration_ms, first_seq
                   FROM conversations c WHERE c.tenant = x.tenant AND c.session = x.session AND c.execution = x.id AND (status = 'running') = l.open
                  ORDER BY first_seq DESC LIMIT l.size) c
+UNION ALL
+SELECT 'approval', row_to_json(a)::text, a.first_seq FROM x,
+       LATERAL (SELECT id, request, requested_at, status = 'decided' AS decided, requested_seq AS first_seq
+                  FROM approvals a WHERE a.tenant = x.tenant AND a.session = x.session AND a.execution = x.id AND a.ended_seq = 0
+                 ORDER BY requested_seq LIMIT $8) a
 ORDER BY first_seq`
 
-// ExecutionStatus returns the status of an execution, which progress.Apply can continue. minPosition is a position of its session, or "".
+// ExecutionStatus returns the status of an execution, which progress.Apply can continue. minPosition is a position of its
+// session, or "".
 func (s *Store) ExecutionStatus(ctx context.Context, tenant, id, minPosition string) (*spoolv1.ExecutionStatus, error) {
 	var out *spoolv1.ExecutionStatus
 	read := func() error {
@@ -100,6 +106,25 @@ func addStatusPart(s *spoolv1.ExecutionStatus, part string, value []byte) error 
 	switch part {
 	case "execution":
 		return setStatusRow(s, value)
+	case "approval":
+		var row struct {
+			ID, Request string
+			RequestedAt time.Time `json:"requested_at"`
+			Decided     bool
+		}
+		var d events.ApprovalRequested
+		if err := json.Unmarshal(value, &row); err != nil {
+			return err
+		}
+		if err := json.Unmarshal([]byte(row.Request), &d); err != nil {
+			return err
+		}
+		d.ApprovalID = row.ID
+		a := progress.NewApproval(d, row.RequestedAt)
+		a.Decided = row.Decided
+		s.PendingApprovals = append(s.PendingApprovals, a)
+		s.PendingApprovalCount++
+		return nil
 	case "message", "todos":
 		var b events.Block
 		if err := json.Unmarshal(value, &b); err != nil {
