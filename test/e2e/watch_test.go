@@ -3,6 +3,8 @@ package e2e
 import (
 	"errors"
 	"io"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"google.golang.org/grpc"
@@ -18,7 +20,7 @@ rules:
   - name: two calls
     match: {user: add the numbers}
     steps:
-      - tool: {name: run_code, input: {language: bash, code: 'echo $((40+2))'}}
+      - tool: {name: run_code, input: {language: bash, code: 'until [ -e go ]; do sleep 0.1; done; echo $((40+2))'}}
       - tool: {name: run_code, input: {language: bash, code: 'exit 3'}}
       - text: 'The sum is 42.'
 `
@@ -34,13 +36,15 @@ func TestWatch_FollowsAnExecution(t *testing.T) {
 	}
 	defer conn.Close() //nolint:errcheck // the test has ended
 	client := spoolv1.NewExecutionsClient(conn)
-	watch := func(execution string) (list []*spoolv1.ExecutionStatus) {
+	// watch returns all statuses of an execution. It calls each with every one.
+	watch := func(execution string, each func(*spoolv1.ExecutionStatus)) (list []*spoolv1.ExecutionStatus) {
 		t.Helper()
 		stream, err := client.WatchExecution(t.Context(), &spoolv1.WatchExecutionRequest{ExecutionId: execution, EveryEvents: 1})
 		for err == nil {
 			var m *spoolv1.ExecutionStatus
 			if m, err = stream.Recv(); err == nil {
 				list = append(list, m)
+				each(m)
 			}
 		}
 		if !errors.Is(err, io.EOF) || len(list) == 0 || !list[len(list)-1].Final {
@@ -50,24 +54,30 @@ func TestWatch_FollowsAnExecution(t *testing.T) {
 	}
 	session := c.Create("spool", nil)
 	execution := c.Post(session, "add the numbers")
-	list := watch(execution)
-	phases, open := map[string]bool{}, false
+	seen := false
+	list := watch(execution, func(s *spoolv1.ExecutionStatus) {
+		if seen || s.ToolCallCounts.Pending == 0 {
+			return
+		}
+		seen = true
+		if s.Phase != "running" || len(s.ToolCalls) != 1 || s.ToolCalls[0].ToolName != "run_code" || s.ToolCalls[0].Status != "pending" {
+			t.Errorf("during the first call the status is %v", s)
+		}
+		if err := os.WriteFile(filepath.Join(c.Workspace(session), "go"), nil, 0o600); err != nil { // ends the call
+			t.Error(err)
+		}
+	})
 	for i, s := range list {
-		phases[s.Phase] = true
-		open = open || s.ToolCallCounts.Pending > 0
 		if i > 0 && s.Seq <= list[i-1].Seq || s.Final != (i == len(list)-1) {
 			t.Errorf("status %d is %v", i, s)
 		}
-	}
-	if !phases["running"] || !open {
-		t.Errorf("no status is running, or none has an open tool call: %v", list)
 	}
 	last := list[len(list)-1]
 	if last.Phase != "completed" || last.GetResult() != "The sum is 42." || len(last.ToolCalls) != 2 || last.ToolCallCounts.Complete+last.ToolCallCounts.Error != 2 ||
 		last.MessageCounts.User != 1 || last.MessageCounts.Assistant != 1 || last.Usage.OutputTokens == 0 {
 		t.Errorf("the final status is %v", last)
 	}
-	again := watch(execution)
+	again := watch(execution, func(*spoolv1.ExecutionStatus) {})
 	if len(again) != 1 {
 		t.Errorf("an ended execution has %d statuses", len(again))
 	}
