@@ -74,11 +74,13 @@ type Command struct {
 	Verdict *Verdict `json:"verdict,omitempty"` // for OpDecide
 }
 
-// Verdict is the decision on an approval request.
+// Verdict is the decision on an approval request. Its answers include those to secret questions.
 type Verdict struct {
 	events.ApprovalDecided
 	// Timeout reports that nobody decided in time: the request is rejected.
 	Timeout bool `json:"timeout,omitempty"`
+	// Redact are values that the runner removes from all later output of the agent: secret answers.
+	Redact []string `json:"redact,omitempty"`
 }
 
 // ApprovalID returns the id of an approval request in the log, from the name of the journal and the id in the journal.

@@ -1,8 +1,11 @@
 package executor_test
 
 import (
+	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -11,6 +14,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/run"
 	"github.com/spoolhq/spool/pkg/events/session"
 	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/pkg/secret"
 	"github.com/spoolhq/spool/services/executor"
 )
 
@@ -203,6 +207,66 @@ func TestApprovals_AskAgainAfterADeath(t *testing.T) {
 	s.untilEnded(execution)
 	if c, ok := s.last(execution).(events.ExecutionCompleted); !ok || c.Result != "[reads]" {
 		t.Errorf("end: %+v", s.last(execution))
+	}
+}
+
+// sealedAnswers are secret answers by key.
+type sealedAnswers map[string]string
+
+func (s sealedAnswers) Open(_ context.Context, tenant, key string) (string, error) {
+	if value, ok := s[tenant+"/"+key]; ok {
+		return value, nil
+	}
+	return "", secret.ErrNotFound
+}
+
+// A secret answer reaches the agent and not the log, and the runner removes it from the output of this and of later attempts. An
+// answer that can no longer be opened rejects the question.
+func TestApprovals_SecretAnswers(t *testing.T) {
+	t.Parallel()
+	ask := func(t *fakeTurn, local string) runner.Verdict {
+		t.Say("approval_requested", events.ApprovalRequested{ApprovalID: local, Kind: events.ApprovalQuestion, Questions: []events.Question{{ID: "pin", Question: "Which?", Secret: true}}})
+		v, _ := t.Verdict(local)
+		return v
+	}
+	got := make(chan runner.Verdict, 4)
+	b := newBench(t, func(t *fakeTurn) {
+		t.Start()
+		got <- ask(t, fmt.Sprint("first", t.Query.Attempt))
+		if t.Query.Attempt == 1 {
+			t.End(runner.Ended{Outcome: runner.Failed, Code: "AGENT_EXITED", Message: "the agent's process ended"})
+			return
+		}
+		t.End(runner.Ended{Outcome: runner.Completed})
+	})
+	b.secrets = sealedAnswers{tenant + "/k": `["hunter2"]`}
+	b.run()
+	s := b.session(of1(b.agent("careful", 3, events.AgentSpec{Architecture: "claude-code", Instructions: "Ask before you act.", Retries: events.Retries{Attempts: 2}})))
+	execution := s.post("go")
+	answer := func(id, key string) {
+		s.life(func(base session.Base, l *eventlog.Loaded) session.Command {
+			d := decision(execution, id, events.DecisionAnswer)(base, l).(session.DecideApproval)
+			d.Sealed = map[string]string{"pin": key}
+			return d
+		})
+	}
+	answer(s.untilWaiting(1)[0].ID, "k")
+	if v := <-got; !slices.Equal(v.Answers["pin"], []string{"hunter2"}) || !slices.Equal(v.Redact, []string{"hunter2"}) || v.Decision != events.DecisionAnswer {
+		t.Errorf("verdict %+v", v)
+	}
+	s.until("the next attempt", func(l *eventlog.Loaded) bool { return l.Run.Attempt == 2 && len(l.Run.Approvals) == 1 })
+	answer(s.untilWaiting(1)[0].ID, "lost")
+	if v := <-got; v.Decision != events.DecisionReject || v.Comment == "" || len(v.Answers) > 0 {
+		t.Errorf("verdict without its answer: %+v", v)
+	}
+	s.untilEnded(execution)
+	if q := b.provider.onlyBox().runner.receivedQueries(); len(q) != 2 || !slices.Contains(q[1].Redact, "hunter2") {
+		t.Errorf("the second query redacts %v", q[len(q)-1].Redact)
+	}
+	for _, e := range s.events() {
+		if raw, err := json.Marshal(e.Data); err != nil || strings.Contains(string(raw), "hunter2") {
+			t.Errorf("the log has %s, %v", raw, err)
+		}
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"unicode"
 
+	"github.com/spoolhq/spool/cmd/runner/internal/redact"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/permission"
 	"github.com/spoolhq/spool/pkg/runner"
@@ -217,6 +218,13 @@ func (t *Turn) Waiting() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return len(t.approvals.open) > 0
+}
+
+// Hide makes the turn remove the values of a set from all that follows. Blocks that are open keep the former set for their text.
+func (t *Turn) Hide(set *redact.Set) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.cfg.Redact = set
 }
 
 // Verdict applies the decision on a request and calls its reply. It ignores a request that is not open.

@@ -325,6 +325,11 @@ func (s *Supervisor) follow(r *run, w *warmProcess, t *agent.Turn, first *proces
 			s.reportKilled(r.killed, r)
 		case <-r.decided:
 			for _, v := range r.takeVerdicts() {
+				if len(v.Redact) > 0 {
+					w.redact = w.redact.With(v.Redact)
+					s.hide(w.redact)
+					t.Hide(w.redact)
+				}
 				t.Verdict(v)
 			}
 			silence.Reset(s.cfg.SilenceWarn)

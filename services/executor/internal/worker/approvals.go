@@ -2,15 +2,18 @@ package worker
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"maps"
 	"slices"
 	"time"
 
+	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/run"
 	"github.com/spoolhq/spool/pkg/events/session"
 	"github.com/spoolhq/spool/pkg/runner"
+	"github.com/spoolhq/spool/pkg/secret"
 	"github.com/spoolhq/spool/services/executor/internal/link"
 )
 
@@ -87,11 +90,7 @@ func (f *follower) sendVerdict(d session.Decided) {
 	f.waiting.Go(func() {
 		ctx, cancel := context.WithTimeout(f.ctx, callTimeout)
 		defer cancel()
-		v := runner.Verdict{ApprovalDecided: events.ApprovalDecided{ApprovalID: d.ApprovalID}, Timeout: d.At == 0}
-		var err error
-		if !v.Timeout {
-			v.ApprovalDecided, err = f.w.deps.Sessions.Decision(ctx, loaded, d)
-		}
+		v, err := f.w.verdict(ctx, loaded, d)
 		if err == nil {
 			_, err = l.Call(ctx, runner.Command{Op: runner.OpDecide, Epoch: epoch, Verdict: &v})
 		}
@@ -100,6 +99,67 @@ func (f *follower) sendVerdict(d session.Decided) {
 		case <-f.ctx.Done():
 		}
 	})
+}
+
+// verdict returns the verdict for a decision, with the answers to secret questions, which the log does not have.
+func (w *Worker) verdict(ctx context.Context, l *eventlog.Loaded, d session.Decided) (v runner.Verdict, err error) {
+	if d.At == 0 {
+		return runner.Verdict{ApprovalDecided: events.ApprovalDecided{ApprovalID: d.ApprovalID}, Timeout: true}, nil
+	}
+	if v.ApprovalDecided, err = w.deps.Sessions.Decision(ctx, l, d); err != nil || len(v.Sealed) == 0 {
+		return v, err
+	}
+	v.Answers = maps.Clone(v.Answers)
+	if v.Answers == nil {
+		v.Answers = map[string][]string{}
+	}
+	for question, key := range v.Sealed {
+		texts, err := w.openAnswer(ctx, l.Tenant, key)
+		switch {
+		case errors.Is(err, secret.ErrUnavailable), err != nil && ctx.Err() != nil:
+			return v, err
+		case err != nil: // it can never be read
+			w.deps.Logger.Error("a secret answer cannot be opened, the question is rejected", "session", l.ID, "approval", d.ApprovalID, "error", err)
+			v.ApprovalDecided = events.ApprovalDecided{ApprovalID: d.ApprovalID, Decision: events.DecisionReject, Comment: "the secret answer cannot be read any more"}
+			return v, nil
+		}
+		v.Answers[question] = texts
+		v.Redact = append(v.Redact, texts...)
+	}
+	v.Sealed = nil
+	return v, nil
+}
+
+// openAnswer returns a sealed answer to a secret question.
+func (w *Worker) openAnswer(ctx context.Context, tenant, key string) (texts []string, err error) {
+	if w.deps.Secrets == nil {
+		return nil, errors.New("the executor has no key for secrets")
+	}
+	value, err := w.deps.Secrets.Open(ctx, tenant, key)
+	if err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal([]byte(value), &texts); err != nil {
+		return nil, errors.New("the secret answer is not a list of texts")
+	}
+	return texts, nil
+}
+
+// secretAnswers returns the answers to secret questions that a person gave in earlier attempts of the execution: the agent may have kept
+// them in its records.
+func (t *turn) secretAnswers(ctx context.Context) (values []string, err error) {
+	l, err := t.w.deps.Sessions.Load(ctx, t.Session.Tenant, t.Session.ID, eventlog.Leader) // the decisions came after the claim
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range l.Life.Decided {
+		v, err := t.w.verdict(ctx, l, d)
+		if err != nil {
+			return nil, err
+		}
+		values = append(values, v.Redact...)
+	}
+	return values, nil
 }
 
 // handleVerdictSent makes a verdict that did not reach the runner due again. The next beat sends it.
