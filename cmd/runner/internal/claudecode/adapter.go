@@ -12,8 +12,7 @@
 //     disableAllHooks, a hook that allows, permissionMode of a sub-agent) does not change that.
 //   - A hook that does not answer in time denies the call. A hook with an empty or unknown answer does not count, so there
 //     is one answer only.
-//   - In the CLI's simple mode (CLAUDE_CODE_SIMPLE) no hook runs. Ask rules in the settings of the command line, for all tools
-//     that the adapter knows, hold there too.
+//   - In the CLI's simple mode (CLAUDE_CODE_SIMPLE) no hook runs. Ask rules in the settings of the command line hold there too.
 //
 // The CLI sends suggestions of rules with its requests; they are never accepted, because they would change the settings of
 // the workspace and the CLI would no longer ask.

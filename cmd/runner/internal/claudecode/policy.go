@@ -91,17 +91,16 @@ func unavailableQuestions(l agent.Launch) []string {
 	return out
 }
 
-// settings returns the CLI's settings with which it asks about every call of its own tools and of the agent's MCP servers.
-// They hold where the hook of the handshake does not run, as in the CLI's simple mode.
+// askRules are the tools for which a rule of the settings has the CLI ask. The CLI complains about names that it does not know.
+var askRules = []string{"Agent", "Bash", "Edit", "Glob", "Grep", "NotebookEdit", "Read", "Skill", "WebFetch", "WebSearch", "Write"}
+
+// settings returns the CLI's settings with which it asks about calls where the hook of the handshake does not run, as in
+// its simple mode.
 func settings(l agent.Launch) string {
-	var ask []string
-	for _, tools := range toolsByKind {
-		ask = append(ask, tools...)
-	}
+	ask := slices.Clone(askRules)
 	for _, s := range l.MCPServers {
 		ask = append(ask, mcpPrefix+s.Name)
 	}
-	slices.Sort(ask)
 	raw, err := json.Marshal(map[string]any{
 		"permissions": map[string]any{"ask": ask},
 		"sandbox":     map[string]any{"autoAllowBashIfSandboxed": false},
