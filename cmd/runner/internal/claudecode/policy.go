@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -69,9 +70,7 @@ func kindOf(tool string) permission.Kind {
 // CLI, which reads files of the workspace and runs harmless commands without asking. It is false for the policy of an agent
 // without permissions.
 func checkEachCall(l agent.Launch) bool {
-	p := l.Permissions
-	return p.Preset != "" && p.Preset != events.PresetWorkspace || len(p.Rules) > 0 || len(p.Tools) > 0 || p.Default != "" ||
-		len(l.ExecutionPermissions.Rules) > 0
+	return !reflect.ValueOf(l.Permissions).IsZero() || len(l.ExecutionPermissions.Rules) > 0
 }
 
 // unavailableQuestions returns the tools that ask the user and that the CLI must not have, because the agent's policy denies
@@ -79,7 +78,8 @@ func checkEachCall(l agent.Launch) bool {
 func unavailableQuestions(l agent.Launch) []string {
 	policy, err := permission.New(l.Permissions, events.ExecutionPermissions{})
 	isAsked := func(tool string) bool {
-		return err == nil && checkEachCall(l) && policy.Decide(permission.Call{Tool: tool, Kind: permission.Question}).Action == events.PermissionAsk
+		c := permission.Call{Tool: tool, Kind: permission.Question, Named: slices.Contains(l.Tools.Allow, tool)}
+		return err == nil && checkEachCall(l) && policy.Decide(c).Action == events.PermissionAsk
 	}
 	var out []string
 	if !isAsked(askUserQuestion) {

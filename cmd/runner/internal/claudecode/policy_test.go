@@ -115,6 +115,18 @@ func FuzzPolicyPath(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		// With rules the policy sees the same path that the tool gets.
+		if c := (scope{root: root, checked: true}).check("Write", raw); c.denied == nil && !c.Paths[0].Outside {
+			var ran struct {
+				FilePath string `json:"file_path"`
+			}
+			if err := json.Unmarshal(c.input, &ran); err != nil {
+				t.Fatal(err)
+			}
+			if rel := c.Paths[0].Path; !filepath.IsLocal(rel) || strings.HasPrefix(rel+"/", "out/") || ran.FilePath != filepath.Join(root, rel) {
+				t.Errorf("%q is inside as %q, and the tool gets %q", p, rel, ran.FilePath)
+			}
+		}
 		d, ran := decide(scope{root: root}, "Write", string(raw))
 		if d.Action != events.PermissionAllow {
 			return

@@ -50,7 +50,9 @@ func (s *session) preview(c checkedCall) agent.PermissionRequest {
 	case c.Tool == "NotebookEdit":
 		p.Text = text(args, "new_source")
 	case len(c.Paths) > 0:
-		p.Text = text(args, "pattern")
+		if p.Text = text(args, "pattern"); p.Text != "" {
+			about = p.Text + " in " + about
+		}
 	case c.Kind == permission.Network:
 		p.URL, p.Text = text(args, "url"), text(args, "prompt")+text(args, "query")
 		about = p.URL + text(args, "query")
