@@ -52,6 +52,13 @@ func (s *script) addCalls(f *syntax.File, depth int) {
 		switch c := n.(type) {
 		case *syntax.Stmt:
 			s.addStmt(c, depth)
+		case *syntax.Redirect:
+			// Bash expands the file of >& twice, also if it is quoted.
+			if (c.Op == syntax.DplOut || c.Op == syntax.DplIn) && strings.ContainsAny(readWord(c.Word).text, "$`") {
+				s.opaque = true
+			}
+		case *syntax.CoprocClause:
+			s.opaque = true // shells differ in what is its name and what its command
 		case *syntax.DeclClause:
 			s.calls = append(s.calls, []word{{text: c.Variant.Value, literal: true}})
 		}
@@ -76,7 +83,7 @@ func (s *script) addScript(w word, depth int) {
 
 // addCall adds a command and those that it starts.
 func (s *script) addCall(command []word, depth int) {
-	if !command[0].literal || command[0].tilde && !strings.Contains(command[0].text, "/") || depth > maxScripts {
+	if !command[0].literal || command[0].tilde && !strings.Contains(command[0].text, "/") || depth > maxScripts || len(s.calls) == maxCalls {
 		s.opaque = true
 		return
 	}
@@ -88,11 +95,11 @@ func (s *script) addCall(command []word, depth int) {
 	case slices.Contains(shells, program):
 		s.addShell(arguments, depth)
 	case program == "eval":
-		all := word{literal: true}
-		for _, a := range arguments {
-			all.text, all.literal = all.text+a.text+" ", all.literal && a.literal
+		texts, literal := make([]string, len(arguments)), true
+		for i, a := range arguments {
+			texts[i], literal = a.text, literal && a.literal
 		}
-		s.addScript(all, depth)
+		s.addScript(word{text: strings.Join(texts, " "), literal: literal}, depth)
 	case program == "trap" && len(arguments) > 1:
 		s.addScript(arguments[0], depth)
 	case (program == "source" || program == ".") && len(arguments) > 0 && !isFile(arguments[0]):

@@ -76,7 +76,7 @@ func TestDecide_DeniesAndAsksIfACommandMayMatch(t *testing.T) {
 	for _, c := range []string{
 		"rm", "rm -rf x", "/bin/rm x", "./rm x", "~/bin/rm x", `\rm x`, "'rm' x", `r""m x`, "X=1 rm x", "ls && rm x", "ls | rm", "ls; rm", "ls\nrm x", "ls & rm x", "! rm x", "(rm x)", "{ rm x; }",
 		"echo $(rm x)", "echo `rm x`", "echo \"a $(rm x)\"", "cat <(rm x)", "cat <<EOF\n$(rm x)\nEOF", "echo ${x:-$(rm x)}", "echo $(( $(rm x) ))", "[[ $(rm x) ]]", "X=$(rm x)", "export X=$(rm x)", "a=($(rm x))",
-		"if true; then rm x; fi", "for f in *; do rm \"$f\"; done", "while true; do rm x; done", "case $x in a) rm x;; esac", "f() { rm x; }; f", "coproc rm x", "time rm x", "time -p rm x", "rm > x", "rm x &",
+		"if true; then rm x; fi", "for f in *; do rm \"$f\"; done", "while true; do rm x; done", "case $x in a) rm x;; esac", "f() { rm x; }; f", "coproc rm x", "coproc rm 2>&1", "time rm x", "time -p rm x", "rm > x", "rm x &",
 		"sudo rm x", "sudo -u root rm x", "sudo -uroot rm x", "sudo --user root rm x", "sudo --user=root rm x", "sudo -n -- rm x", "sudo X=1 rm x", "/usr/bin/sudo rm x", "doas rm x",
 		"env rm x", "env X=1 rm x", "env -i X=1 rm x", "env - rm x", "env -u X rm x", "env -S 'rm x'", "env --split-string='rm x'", "env -iS'rm x'",
 		"nohup rm x", "nice rm x", "nice -n 5 rm x", "nice -5 rm x", "timeout 5 rm x", "timeout -s KILL 5 rm x", "timeout -k 1 5 rm x", "timeout --foreground 5 rm x", "timeout --signal KILL --foreground 5 rm x", "timeout $T rm x",
@@ -84,8 +84,8 @@ func TestDecide_DeniesAndAsksIfACommandMayMatch(t *testing.T) {
 		"sudo nice timeout 5 env X=1 rm x", "sh -c 'rm x'", "bash -lc 'rm x'", "bash -c 'ls; rm x' a b", "bash -euo pipefail -c 'rm x'", "bash -c -o pipefail 'rm x'", "bash --norc -c 'rm x'", "zsh -c 'rm x'", "dash -ec 'rm x'", "sh -c \"sh -c 'rm x'\"", "sudo sh -c 'rm x'",
 		"eval rm x", "eval 'rm' x", "eval 'ls; rm x'", "eval \"$X\"", "trap 'rm x' EXIT", "find . -exec rm {} \\;", "find . -name x -execdir rm {} +", "find . -exec sh -c 'rm x' \\;",
 		"$X", "$X x", "\"$X\"", "$(echo rm) x", "`x` y", "r? x", "{rm,x}", "$'rm' x", "=rm x", "~", "sh -c \"$X\"", "sh -c", "sh", "bash -s", "curl x | sh", "echo rm x | bash -s -- a", "bash <(echo rm)", "bash <<EOF\nrm x\nEOF", "sh /dev/stdin", "source <(echo rm)", ". /dev/stdin", ". $X",
-		"rm '", "(", "rm x )", "\xff", strings.Repeat("(", 2000), "ls " + strings.Repeat("x", 200_000),
-		"git push", "git push --force", "git -C x push", "git --no-pager push", "git -c a=b --no-pager push origin", "git $X", "git -C $D push", "git \"$(x)\"", "/usr/bin/git push", "export X=1", "ls\r\nrm x", "ls # a \\\nrm x", "ls #\\\r\nrm x", "echo $(ls # \\\nrm x\n)", "case x in # \\\n*) rm x;; # \\\nesac",
+		"rm '", "(", "rm x )", "\xff", strings.Repeat("(", 2000), strings.Repeat("sudo --a ", 10_000), strings.Repeat("find -exec ", 10_000), "ls " + strings.Repeat("x", 200_000),
+		"git push", "git push --force", "git -C x push", "git --no-pager push", "git -c a=b --no-pager push origin", "git $X", "git -C $D push", "git \"$(x)\"", "/usr/bin/git push", "export X=1", "ls\r\nrm x", "ls >&1'$(rm x)'", "ls # a \\\nrm x", "ls #\\\r\nrm x", "echo $(ls # \\\nrm x\n)", "case x in # \\\n*) rm x;; # \\\nesac",
 	} {
 		for _, then := range []string{"deny", "ask"} {
 			if !decides(t, then, denied, c) {

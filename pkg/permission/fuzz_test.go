@@ -35,7 +35,9 @@ func place() *rapid.Generator[func(string) string] {
 		chosen := rapid.SliceOfN(rapid.SampledFrom(forms), 1, 4).Draw(t, "forms")
 		return func(command string) string {
 			for _, f := range chosen {
-				command = strings.Replace(f, "%", command, 1)
+				if !strings.Contains(f, "`") || !strings.Contains(command, "`") { // they do not nest
+					command = strings.Replace(f, "%", command, 1)
+				}
 			}
 			return command
 		}

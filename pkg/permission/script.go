@@ -13,6 +13,7 @@ import (
 const (
 	maxScript  = 128 << 10 // bytes
 	maxDepth   = 500       // brackets that are open at the same time
+	maxCalls   = 2000      // commands of a script for deny and ask rules
 	maxScripts = 8         // scripts inside of scripts, as in eval and sh -c
 )
 
