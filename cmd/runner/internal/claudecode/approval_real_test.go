@@ -101,9 +101,20 @@ func realEveryCall(t *testing.T) {
 		t.Errorf("results %s", out)
 	}
 	// The policy also decides what it allows without a person.
-	y := b.AskDeciding("look around", func(q *runner.Query) { q.Permissions.Preset = events.PresetAsk }, approve)
-	if d := y.Decisions(); len(d) == 0 || !slices.ContainsFunc(d, func(d events.PermissionDecided) bool { return d.ToolName == "Read" && d.Decision == "allow" }) {
-		t.Errorf("decisions %+v", d)
+	x = b.AskDeciding("look around", func(q *runner.Query) { q.Permissions.Preset = events.PresetAsk }, approve)
+	if got := names(x.ApprovalRequests()); !slices.Equal(got, []string{"Bash", "Bash"}) {
+		t.Errorf("requests for %q%s", got, x)
+	}
+	var allowed []agenttest.Decision
+	for _, d := range x.Decisions() {
+		allowed = append(allowed, agenttest.Decision{Tool: d.ToolName, Decision: d.Decision, Rule: d.Rule})
+	}
+	if want := []agenttest.Decision{{Tool: "Read", Decision: "allow", Rule: "workspace-path"}, {Tool: "TaskCreate", Decision: "allow", Rule: "bookkeeping"}}; !slices.Equal(allowed, want) {
+		t.Errorf("decisions %+v", allowed)
+	}
+	x = b.Ask("look around", func(q *runner.Query) { q.Permissions.Preset = events.PresetReadOnly })
+	if got := x.Decisions(); len(x.ApprovalRequests()) != 0 || len(got) != 4 || got[0].Decision != "deny" || got[1].Decision != "allow" {
+		t.Errorf("decisions %+v", got)
 	}
 }
 
@@ -360,12 +371,21 @@ func realSimpleMode(t *testing.T) {
 func realServerApprovals(t *testing.T) {
 	b := agenttest.NewBenchWith(t, subject, agenttest.Rules(t,
 		call("say it back", "mcp__desk__echo", map[string]any{"text": "over stdio"}),
+		call("wipe it", "mcp__desk__wipe", map[string]any{}),
 		call("pick a color", "mcp__desk__color", map[string]any{})))
 	with := func(q *runner.Query) { asked(q); q.MCPServers = []runner.MCPServer{mcptest.StdioPeople(t, "desk")} }
 	x := b.AskDeciding("say it back", with, approve)
 	if r := x.ApprovalRequests(); len(r) != 1 || r[0].ToolName != "mcp__desk__echo" || r[0].Title != "desk: echo" || !strings.Contains(r[0].Preview.Text, `"text": "over stdio"`) ||
 		!strings.Contains(results(x), "echoed over stdio") {
 		t.Errorf("requests %+v, results %s", r, results(x))
+	}
+	// A tool that says that it destroys data is asked about, whatever the preset allows.
+	full := func(q *runner.Query) { with(q); q.Permissions = events.Permissions{Preset: events.PresetFull} }
+	if r := b.AskDeciding("wipe it", full, approve).ApprovalRequests(); len(r) != 1 || r[0].Rule != "destructive-hint" {
+		t.Errorf("requests %+v", r)
+	}
+	if r := b.AskDeciding("say it back", full, approve).ApprovalRequests(); len(r) != 0 {
+		t.Errorf("requests %+v", r)
 	}
 	answer := events.ApprovalDecided{Decision: events.DecisionAnswer, Content: json.RawMessage(`{"color":"blue"}`)}
 	for outcome, d := range map[string]events.ApprovalDecided{"accept: blue": answer, "decline: ": {Decision: events.DecisionReject}} {

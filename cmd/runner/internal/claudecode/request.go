@@ -20,9 +20,6 @@ const (
 	hookTimeout = 2_147_483
 )
 
-// elicitationTool is the name under which a policy sees the elicitations of MCP servers.
-const elicitationTool = "elicitation"
-
 // handleRequest handles a control request of the CLI.
 func (s *session) handleRequest(l line, t *agent.Turn) error {
 	q, err := decode[question](l.Request, "control_request")
@@ -155,13 +152,14 @@ func withAnswers(input json.RawMessage, questions []events.Question, answers map
 	return input // values that were decoded always marshal
 }
 
-// elicit has the turn decide the request of an MCP server for data of the user.
+// elicit has the turn decide the request of an MCP server for data of the user. A policy sees it as a question by a tool with
+// the name mcp__SERVER.
 func (s *session) elicit(id string, q question, t *agent.Turn) error {
 	if !s.pending {
 		return s.respond(id, elicited{Action: "cancel"})
 	}
 	r := agent.PermissionRequest{
-		Key: id, Call: permission.Call{Tool: elicitationTool, Kind: permission.Question}, Kind: events.ApprovalElicitation,
+		Key: id, Call: permission.Call{Tool: mcpPrefix + q.Server, Kind: permission.Question}, Kind: events.ApprovalElicitation,
 		Title: q.Server + ": " + firstLine(q.Message), Preview: events.ApprovalPreview{Text: q.Message, URL: q.URL}, Schema: bytes.Clone(q.Schema),
 	}
 	var sent error
