@@ -13,6 +13,9 @@
 //   - A hook that does not answer in time denies the call. A hook with an empty or unknown answer does not count, so there
 //     is one answer only.
 //   - In the CLI's simple mode (CLAUDE_CODE_SIMPLE) no hook runs. Ask rules in the settings of the command line hold there too.
+//   - Settings of the workspace name commands that the CLI runs unasked (hooks, apiKeyHelper), and an agent that may change
+//     files can write them. So they are not read, and neither are the workspace's skills, sub-agents and commands, which can
+//     have hooks too. Its CLAUDE.md is read.
 //
 // The CLI sends suggestions of rules with its requests; they are never accepted, because they would change the settings of
 // the workspace and the CLI would no longer ask.
@@ -110,6 +113,9 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 		// Background work that goes on after the end of a turn would begin turns without a query.
 		"CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1",
 		"CLAUDE_CODE_DISABLE_CRON":             "1",
+	}
+	if checkEachCall(l) {
+		set["CLAUDE_CODE_ADDITIONAL_DIRECTORIES_CLAUDE_MD"] = "1"
 	}
 	if !hasVariable(l, "CLAUDE_CODE_MAX_RETRIES") {
 		set["CLAUDE_CODE_MAX_RETRIES"] = maxRetries

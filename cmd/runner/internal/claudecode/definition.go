@@ -44,7 +44,9 @@ func definitionArgs(l agent.Launch) []string {
 		"--disallowedTools", strings.Join(slices.Concat(unavailableQuestions(l), excludedTools, l.Tools.Deny), ","),
 	}
 	if checkEachCall(l) {
-		args = append(args, "--settings", settings(l))
+		// The settings of the workspace could name commands that the CLI runs by itself. With --add-dir the CLI reads the
+		// workspace's CLAUDE.md all the same.
+		args = append(args, "--settings", settings(l), "--setting-sources", "user", "--add-dir", l.Workspace)
 	}
 	if len(l.Tools.Allow) > 0 {
 		args = append(args, "--tools", strings.Join(ownTools(l), ","))
