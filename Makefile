@@ -8,7 +8,7 @@ export PATH := $(CURDIR)/.tools/bin:$(CURDIR)/.tools/agents/node_modules/.bin:$(
 
 ARGS ?=
 
-.PHONY: help demo up images test race attacks matrix chaos lint generate verify bench dependencies record install
+.PHONY: help demo up images test race attacks matrix approvals chaos lint generate verify bench dependencies record install
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ attacks: ## Run the attacks on the promises of docs/security.md: the tests that 
 
 matrix: ## Read the past of a session of every agent in every way, and print a table (ARGS="-run TestMatrix/codex")
 	@scripts/matrix $(ARGS)
+
+approvals: ## Let people decide what every agent does, in the scenario of docs/approvals.md, and print a table (ARGS="-run TestApprovals/codex")
+	@scripts/approvals $(ARGS)
 
 chaos: ## Kill and freeze real processes while clients work, then check every promise (ARGS="-seed 7", ARGS="-long" for an hour)
 	@scripts/chaos $(ARGS)

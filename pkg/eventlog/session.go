@@ -71,7 +71,7 @@ func (s Sessions) lifeState(ctx context.Context, h Head) (session.State, error) 
 	return st, nil
 }
 
-// runState is lifeState for a run commit.
+// runState is like lifeState, for the head of a session's runs.
 func (s Sessions) runState(ctx context.Context, h Head) (run.State, error) {
 	var st run.State
 	if h.Seq == 0 {
@@ -238,6 +238,20 @@ func (s Sessions) OpenBlocks(ctx context.Context, session string, list []run.Ope
 // Position returns the position of a stream sequence to which the session's state refers.
 func (s Sessions) Position(session string, seq uint64) Position {
 	return Position{Shard: events.Partition(session) % s.Log.Shards(), Seq: seq}
+}
+
+// Decision returns a decision on an approval request, from the session's life.
+func (s Sessions) Decision(ctx context.Context, l *Loaded, d session.Decided) (events.ApprovalDecided, error) {
+	rec, err := s.Log.At(ctx, s.Position(l.ID, d.At))
+	if err != nil {
+		return events.ApprovalDecided{}, fmt.Errorf("decision on %s: %w", d.ApprovalID, err)
+	}
+	for _, e := range rec.Events {
+		if p, ok := e.Data.(events.ApprovalDecided); ok && p.ApprovalID == d.ApprovalID {
+			return p, nil
+		}
+	}
+	return events.ApprovalDecided{}, fmt.Errorf("decision on %s: commit %d does not contain it", d.ApprovalID, d.At)
 }
 
 // FileChanges returns the events of the given file changes, in order.

@@ -81,6 +81,7 @@ type ApprovalDecided struct {
 	Comment    string              `json:"comment,omitempty"`
 	Answers    map[string][]string `json:"answers,omitempty"` // by the id of the question, without those to secret questions
 	Content    json.RawMessage     `json:"content,omitempty"` // the answer to an elicitation
+	Sealed     map[string]string   `json:"sealed,omitempty"`  // by the id of a secret question: the key in bucket secrets that holds its encrypted answer, a JSON list of texts
 }
 
 // Causes of an ApprovalResolved event.

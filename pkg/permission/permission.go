@@ -64,8 +64,8 @@ const (
 	RuleUnattended = "unattended"        // deny: a person would have to decide, and none is there
 	RuleApproved   = "approved-class"    // allow: a person approved all calls of the class
 
-	// RuleDestructive asks about a call that the preset allows, because the tool says that it destroys data. Agents without
-	// permissions do not have it.
+	// RuleDestructive asks about a call that the preset allows, because the tool says that it destroys data. It does not apply
+	// to agents without permissions and to the preset full.
 	RuleDestructive = "destructive-hint"
 )
 
@@ -141,7 +141,7 @@ func (p *Policy) decideAny(s *subject) (Decision, string, *rule) {
 		return decided(p.agent.Default, "default", s), LayerAgent, nil
 	}
 	d := p.preset(s)
-	if p.hasPermissions && s.Destructive && d.Action == events.PermissionAllow {
+	if p.hasPermissions && s.Destructive && p.agent.Preset != events.PresetFull && d.Action == events.PermissionAllow {
 		d = Decision{Action: events.PermissionAsk, Rule: RuleDestructive}
 	}
 	return d, LayerPreset, nil

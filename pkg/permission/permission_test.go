@@ -64,7 +64,7 @@ func TestDecide_FollowsThePreset(t *testing.T) {
 			leftOut deny left-out, named ask ask, namedAsk ask ask, network ask ask, question ask ask, read allow workspace-path, readOutside ask ask,
 			search allow workspace-path, server ask ask, shell ask ask, skill allow skill-file, unknown ask ask`},
 		{events.Permissions{Preset: "full"}, `
-			agent allow full, books allow full, destroys ask destructive-hint, edit allow full, editOutside allow full, editSkill allow full,
+			agent allow full, books allow full, destroys allow full, edit allow full, editOutside allow full, editSkill allow full,
 			leftOut deny left-out, named allow full, namedAsk ask full, network allow full, question ask full, read allow full, readOutside allow full,
 			search allow full, server allow full, shell allow full, skill allow full, unknown allow full`},
 		{events.Permissions{Default: "allow"}, `

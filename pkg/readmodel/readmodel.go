@@ -36,6 +36,7 @@ const (
 	Events          = "events"
 	ToolCalls       = "tool_calls"
 	Conversations   = "conversations"
+	Approvals       = "approvals"
 	Sandboxes       = "sandboxes"
 	Files           = "files"
 	Usage           = "usage"

@@ -55,7 +55,7 @@ func TestMigrate_ManyCallersAtOnce(t *testing.T) {
 	}
 	for _, table := range []string{
 		readmodel.Sessions, readmodel.DeletedSessions, readmodel.Executions, readmodel.Blocks, readmodel.Events,
-		readmodel.ToolCalls, readmodel.Conversations, readmodel.Sandboxes, readmodel.Keys, readmodel.Poison, readmodel.CatalogueEntries, readmodel.CatalogueVersions,
+		readmodel.ToolCalls, readmodel.Conversations, readmodel.Approvals, readmodel.Sandboxes, readmodel.Keys, readmodel.Poison, readmodel.CatalogueEntries, readmodel.CatalogueVersions,
 	} {
 		if n := count(t, t.Context(), url, table); n != 0 {
 			t.Errorf("%s has %d rows, want none", table, n)

@@ -184,7 +184,7 @@ type fakeRunner struct {
 	dead     bool
 	queries  []runner.Query
 	ops      []runner.Op
-	deaf     bool // ignores interrupt and kill
+	deaf     bool // ignores interrupt, kill and decisions
 	mute     bool // sends no replies
 	stopped  bool // sends no hello to a new stream, like a stopped process
 	attaches int
@@ -426,6 +426,10 @@ func (r *fakeRunner) do(c runner.Command, current bool) *runner.Reply {
 		} else if r.turn == nil {
 			r.warm = false
 		}
+	case runner.OpDecide:
+		if r.turn != nil && !r.deaf {
+			r.turn.verdicts <- *c.Verdict
+		}
 	case runner.OpShutdown:
 		r.warm = false
 	}
@@ -447,7 +451,7 @@ func (r *fakeRunner) start(q runner.Query) *runner.Error {
 	}
 	r.seen[key] = true
 	r.queries = append(r.queries, q)
-	t := &fakeTurn{r: r, Query: q, interrupted: make(chan struct{}), killed: make(chan struct{})}
+	t := &fakeTurn{r: r, Query: q, interrupted: make(chan struct{}), killed: make(chan struct{}), verdicts: make(chan runner.Verdict, 64)}
 	r.turn = t
 	r.all.Go(func() { r.script(t) })
 	return nil
@@ -487,6 +491,7 @@ type fakeTurn struct {
 
 	once1, once2        sync.Once
 	interrupted, killed chan struct{}
+	verdicts            chan runner.Verdict
 }
 
 func (t *fakeTurn) interrupt() { t.once1.Do(func() { close(t.interrupted) }) }

@@ -172,7 +172,7 @@ func TestRootKey_OnlyManagesKeysLimitsAndBudgets(t *testing.T) {
 				if path == "" {
 					continue
 				}
-				path = strings.NewReplacer("{session_id}", id, "{execution_id}", newID(t, events.KindExecution), "{slug}", "x").Replace(path)
+				path = strings.NewReplacer("{session_id}", id, "{execution_id}", newID(t, events.KindExecution), "{approval_id}", newID(t, events.KindApproval), "{slug}", "x").Replace(path)
 				body := ""
 				if rule.GetBody() != "" {
 					body = "{}"

@@ -171,6 +171,7 @@ func (g *Gateway) build(js jetstream.JetStream) error {
 	}
 	g.socket = socket.New(socket.Config{
 		Admission: admissions, ReadTimeout: g.cfg.ReadTimeout, Live: g.hub, Player: player, Reads: g.store, Watch: g.keyWatch, Logger: g.deps.Logger, WriteTimeout: g.cfg.WriteTimeout,
+		Decide: server.DecideInSession,
 		Opened: func() func() { return counts.Stream("ws") },
 		Sent:   func(n int) { counts.Sent("ws", n) },
 		Cut:    func(code string) { counts.Cut("ws", code) },

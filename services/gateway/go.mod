@@ -11,6 +11,7 @@ require (
 	github.com/klauspost/compress v1.20.3
 	github.com/nats-io/nats.go v1.55.0
 	github.com/prometheus/client_golang v1.23.0
+	github.com/santhosh-tekuri/jsonschema/v6 v6.0.3
 	github.com/spoolhq/spool/pkg v0.0.0
 	go.uber.org/goleak v1.3.0
 	golang.org/x/time v0.16.0

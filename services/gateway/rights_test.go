@@ -102,7 +102,7 @@ func TestRoles_EveryMethodAndRouteRefusesLowerRoles(t *testing.T) {
 	g := w.gateway(gateway.Config{Auth: gateway.AuthKeys, RootKey: root})
 	conn := g.conn()
 	order := []string{"use", "operate", "admin"}
-	none := strings.NewReplacer("{session_id}", oldID(t, events.KindSession), "{execution_id}", oldID(t, events.KindExecution), "{slug}", "nobody",
+	none := strings.NewReplacer("{session_id}", oldID(t, events.KindSession), "{execution_id}", oldID(t, events.KindExecution), "{approval_id}", oldID(t, events.KindApproval), "{slug}", "nobody",
 		"{key_id}", oldID(t, events.KindKey), "{period}", "day", "{id}", "7", "{path}", "a.txt")
 	for i, role := range order {
 		key := g.withKey(g.withKey(root).do("POST", "/api/keys", fmt.Sprintf(`{"name":%q,"role":%q}`, role, role)).want(t, 201).text("key"))
@@ -172,6 +172,8 @@ func TestLimitedKey_EveryMethodHidesOtherAgents(t *testing.T) {
 	}
 	theirs, exe := w.sessionOf("default", otherAgentMark), newID(t, events.KindExecution)
 	w.emit("default", theirs, events.Event{ExecutionID: exe, Data: events.MessageAccepted{BlockID: "b", Content: otherAgentMark, Metadata: []byte(`"` + otherAgentMark + `"`)}})
+	approval := newID(t, events.KindApproval)
+	w.emit("default", theirs, events.Event{ExecutionID: exe, Data: events.ApprovalRequested{ApprovalID: approval, Kind: events.ApprovalTool, Title: otherAgentMark}})
 	mine := w.sessionOf("default", "mine")
 	key := g.withKey(g.withKey(root).do("POST", "/api/keys", `{"name":"x","agents":["mine"]}`).want(t, 201).text("key"))
 	before := len(s.commands(t))
@@ -182,7 +184,7 @@ func TestLimitedKey_EveryMethodHidesOtherAgents(t *testing.T) {
 				f := fields.Get(i)
 				switch v, known := ids[string(f.Name())]; {
 				case f.Name() == "agent" && strings.HasPrefix(string(m.Descriptor().Name()), "List"): // lists everything that the key may see
-				case known:
+				case known && f.Kind() == protoreflect.StringKind:
 					m.Set(f, protoreflect.ValueOfString(v))
 				case f.Message() != nil && f.Message().Name() == "Json" && !f.IsList():
 					j := m.Mutable(f).Message()
@@ -193,8 +195,8 @@ func TestLimitedKey_EveryMethodHidesOtherAgents(t *testing.T) {
 			}
 		}
 	}
-	foreign := map[string]string{"session_id": theirs, "execution_id": exe, "slug": otherAgentMark, "agent": otherAgentMark, "key_id": foreignKey, "id": "1", "period": "day", "content": "x", "name": "x", "tag": "t"}
-	absent := map[string]string{"session_id": oldID(t, events.KindSession), "execution_id": oldID(t, events.KindExecution), "slug": "nobody", "agent": "nobody", "key_id": oldID(t, events.KindKey),
+	foreign := map[string]string{"session_id": theirs, "execution_id": exe, "approval_id": approval, "slug": otherAgentMark, "agent": otherAgentMark, "key_id": foreignKey, "id": "1", "period": "day", "content": "x", "name": "x", "tag": "t"}
+	absent := map[string]string{"session_id": oldID(t, events.KindSession), "execution_id": oldID(t, events.KindExecution), "approval_id": oldID(t, events.KindApproval), "slug": "nobody", "agent": "nobody", "key_id": oldID(t, events.KindKey),
 		"id": "1", "period": "day", "content": "x", "name": "x", "tag": "t"}
 	refused := 0
 	for _, m := range methods() {
@@ -206,7 +208,7 @@ func TestLimitedKey_EveryMethodHidesOtherAgents(t *testing.T) {
 		if fmt.Sprint(problemOf(err)) != fmt.Sprint(problemOf(missing)) || status.Code(err) != status.Code(missing) {
 			t.Errorf("%s: another agent's can be distinguished from a missing one: %v, %v", m.name, err, missing)
 		}
-		for _, field := range []string{"session_id", "execution_id", "slug", "ref", "key_id", "agent"} {
+		for _, field := range []string{"session_id", "execution_id", "approval_id", "slug", "ref", "key_id", "agent"} {
 			if m.Input().Fields().ByName(protoreflect.Name(field)) == nil || strings.Contains(m.name, "/List") && field == "agent" {
 				continue
 			}

@@ -111,7 +111,7 @@ func (s *sessions) execute(c command.Command) command.Answer {
 	}
 	post := func(b command.PostMessage) events.Event {
 		return events.Event{ExecutionID: c.ExecutionID, Data: events.MessageAccepted{
-			BlockID: events.Derive(events.KindBlock, c.ExecutionID, "message"), Content: b.Content, Parts: b.Parts, Metadata: b.Metadata, Environment: b.Environment}}
+			BlockID: events.Derive(events.KindBlock, c.ExecutionID, "message"), Content: b.Content, Parts: b.Parts, Metadata: b.Metadata, Environment: b.Environment, Permissions: b.Permissions}}
 	}
 	if c.Type == command.TypeRetryDead || c.Type == command.TypeDropDead {
 		return a
@@ -230,6 +230,10 @@ func (s *sessions) change(c command.Command, read func(any), post func(command.P
 		m := e.Data.(events.MessageAccepted)
 		m.RecoveredFrom = b.ExecutionID
 		e.Data = m
+	case command.TypeDecideApproval:
+		var b command.DecideApproval
+		read(&b)
+		e = events.Event{ExecutionID: c.ExecutionID, Data: b.ApprovalDecided}
 	case command.TypeUpdateSession:
 		var b command.UpdateSession
 		read(&b)

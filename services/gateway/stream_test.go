@@ -115,6 +115,7 @@ type ws struct {
 // received is any message of a WebSocket.
 type received struct {
 	Type, RequestID, SessionID, Code, Message, Field string
+	ApprovalID, Position                             string
 	Seq, Tip                                         *uint32
 	Event                                            json.RawMessage
 	Blocks                                           []json.RawMessage

@@ -340,13 +340,33 @@ func (p projection) event(e events.Event, i int) events.Wire {
 	case events.SubagentSpawned:
 		p.do(`INSERT INTO conversations VALUES ($1, $2, $3, $4, $5, $6, $7, $8, 'running', $9, NULL, 0, $10)`, f.tenant, f.id, d.Conversation, d.Parent,
 			e.ExecutionID, d.SubagentID, d.ToolUseID, d.Name, e.Time, int64(f.seq))
+	case events.ApprovalRequested, events.ApprovalDecided, events.ApprovalResolved, events.ApprovalRetracted:
+		p.approval(e)
 	case events.SessionDeleted:
 		p.do("INSERT INTO deleted_sessions (tenant, id, grp, deleted_at, parent, forked) SELECT tenant, id, grp, now(), parent, forked FROM sessions WHERE tenant = $1 AND id = $2", f.tenant, f.id)
-		for _, table := range []string{"sessions WHERE tenant = $1 AND id", "executions WHERE tenant = $1 AND session"} {
+		for _, table := range []string{"sessions WHERE tenant = $1 AND id", "executions WHERE tenant = $1 AND session", "approvals WHERE tenant = $1 AND session"} {
 			p.do("DELETE FROM "+table+" = $2", f.tenant, f.id)
 		}
 	}
 	return wire
+}
+
+func (p projection) approval(e events.Event) {
+	const where = " WHERE tenant = $1 AND session = $2 AND id = $3"
+	f := p.f
+	switch d := e.Data.(type) {
+	case events.ApprovalRequested:
+		p.do(`INSERT INTO approvals (tenant, session, id, execution, conversation, kind, tool_name, tool_use_id, title, status, request, requested_seq, requested_at)
+			VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, 'pending', $10, $11, $12)`, f.tenant, f.id, d.ApprovalID, e.ExecutionID, e.ConversationID, string(d.Kind), d.ToolName, d.ToolUseID, d.Title,
+			string(encode(p.w.t, d)), int64(f.seq), e.Time)
+	case events.ApprovalDecided:
+		p.do("UPDATE approvals SET status = 'decided', verdict = $4, decision = $5, actor = $6, decided_seq = $7, decided_at = $8"+where, f.tenant, f.id, d.ApprovalID,
+			d.Decision, string(encode(p.w.t, d)), `{"kind":"key","id":"key_1","key":"key_1","user":"ann"}`, int64(f.seq), e.Time)
+	case events.ApprovalResolved:
+		p.do("UPDATE approvals SET status = $4, cause = $5, ended_seq = $6, ended_at = $7"+where, f.tenant, f.id, d.ApprovalID, d.Outcome, d.Cause, int64(f.seq), e.Time)
+	case events.ApprovalRetracted:
+		p.do("UPDATE approvals SET status = 'retracted', cause = $4, ended_seq = $5, ended_at = $6"+where, f.tenant, f.id, d.ApprovalID, d.Reason, int64(f.seq), e.Time)
+	}
 }
 
 func (p projection) cancelled(e events.Event, reason string) {

@@ -16,7 +16,7 @@ import (
 	"github.com/spoolhq/spool/pkg/truncate"
 )
 
-// rebuiltTables lists the tables of a fold with their primary keys.
+// rebuiltTables lists the tables that a fold of the log writes, each with its primary key.
 var rebuiltTables = []struct{ table, key string }{
 	{readmodel.Sessions, "tenant, id"},
 	{readmodel.DeletedSessions, "tenant, id"},
@@ -25,6 +25,7 @@ var rebuiltTables = []struct{ table, key string }{
 	{readmodel.Events, "tenant, session, seq"},
 	{readmodel.ToolCalls, "tenant, session, tool_use_id"},
 	{readmodel.Conversations, "tenant, session, id"},
+	{readmodel.Approvals, "tenant, session, id"},
 	{readmodel.Sandboxes, "tenant, session, id"},
 	{readmodel.Files, "tenant, session, id"},
 	{readmodel.Usage, "tenant, session, id"},

@@ -151,7 +151,8 @@ func (w *world) conn() *pgx.Conn {
 	return conn
 }
 
-// withConn gives use a connection that it closes at once: a test that polls would exhaust the connections of the server.
+// withConn calls use with a connection, which it closes afterwards: a test that polls would exhaust the connections of
+// the server.
 func (w *world) withConn(use func(*pgx.Conn) error) {
 	w.t.Helper()
 	conn, err := readmodel.Connect(w.t.Context(), w.url, readmodel.Schema)
@@ -363,7 +364,7 @@ func (f *follower) next() readmodel.Live {
 // tables are the read models that a rebuild must reproduce.
 var tables = []string{
 	readmodel.Sessions, readmodel.DeletedSessions, readmodel.Executions, readmodel.Blocks, readmodel.Events, readmodel.ToolCalls,
-	readmodel.Conversations, readmodel.Sandboxes, readmodel.Files, readmodel.Usage, readmodel.Keys, readmodel.Poison, readmodel.CatalogueEntries, readmodel.CatalogueVersions,
+	readmodel.Conversations, readmodel.Approvals, readmodel.Sandboxes, readmodel.Files, readmodel.Usage, readmodel.Keys, readmodel.Poison, readmodel.CatalogueEntries, readmodel.CatalogueVersions,
 	readmodel.TenantUsage, readmodel.TenantBudgets, readmodel.TenantLimits, readmodel.Audit, readmodel.SessionStates,
 }
 

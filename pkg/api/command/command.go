@@ -28,6 +28,7 @@ const (
 	TypeSync           Type = "sync"            // no body; SessionID
 	TypePutFile        Type = "put_file"        // PutFile; SessionID
 	TypeRemoveFile     Type = "remove_file"     // RemoveFile; SessionID
+	TypeDecideApproval Type = "decide_approval" // DecideApproval; SessionID, and ExecutionID of the request's execution
 	TypeDeleteSession  Type = "delete_session"  // no body; SessionID
 	TypeCreateKey      Type = "create_key"      // CreateKey; no ids
 	TypeRevokeKey      Type = "revoke_key"      // RevokeKey; no ids
@@ -138,6 +139,8 @@ type PostMessage struct {
 	Files    []File          `json:"files,omitempty"` // files that must be in the workspace before the agent starts
 
 	Environment map[string]events.Variable `json:"environment,omitempty"` // variables of this execution only; secrets are already sealed
+
+	Permissions events.ExecutionPermissions `json:"permissions,omitzero"` // adapt the agent's permission policy to this execution
 }
 
 // Recover continues a failed execution in a new one, which has the content, the metadata and the variables of the failed one.
@@ -146,6 +149,10 @@ type Recover struct {
 
 	Environment map[string]events.Variable `json:"environment,omitempty"` // override the failed execution's variables; secrets are already sealed
 }
+
+// DecideApproval decides an approval request of the active execution. The gateway has checked arguments, answers and
+// content against the request.
+type DecideApproval struct{ events.ApprovalDecided }
 
 // File is a file, or a tar archive, to put into a workspace. Its content is already stored in the bucket workspaces,
 // under Object.

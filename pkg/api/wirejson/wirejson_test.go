@@ -22,8 +22,8 @@ import (
 func TestUnmarshal_NamesTheInvalidField(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ name, body, want string }{
-		{"unknown field", `{"contents":"x"}`, "contents: unknown field; must be one of sessionId, content, parts, metadata, workspaceFiles, environment"},
-		{"proto name", `{"session_id":"x"}`, "session_id: unknown field; must be one of sessionId, content, parts, metadata, workspaceFiles, environment"},
+		{"unknown field", `{"contents":"x"}`, "contents: unknown field; must be one of sessionId, content, parts, metadata, workspaceFiles, environment, permissions"},
+		{"proto name", `{"session_id":"x"}`, "session_id: unknown field; must be one of sessionId, content, parts, metadata, workspaceFiles, environment, permissions"},
 		{"number for a string", `{"content":5}`, "content: must be a string, not 5"},
 		{"object for a string", `{"content":{"a":1}}`, "content: must be a string, not an object"},
 		{"string for a list", `{"parts":"x"}`, "parts: must be a list, not a string"},

@@ -6,7 +6,7 @@
 //     last execution, and are used completely. This works for every architecture, and for logs of builds without
 //     anchors.
 //   - After a block of conversation main with an anchor (events.Block.Anchor), if every earlier tool call of main has
-//     its result. The records come from a snapshot that contains the block: the first one after the block's
+//     its result, and every earlier approval request of main has ended. The records come from a snapshot that contains the block: the first one after the block's
 //     execution ended or, while the execution runs, the first one that follows a later anchor, since agents write
 //     their records one line late.
 package fork
@@ -36,10 +36,10 @@ func (e *AheadError) Error() string {
 	return fmt.Sprintf("the session's last event has seq %d", e.LastSeq)
 }
 
-// Last requests a fork at the last event.
+// Last as the requested seq means a fork after the last event of the session.
 const Last = ^uint32(0)
 
-// Cut describes where a session can be forked.
+// Cut describes an event at which a session can be forked, and with what the fork then begins.
 type Cut struct {
 	Created events.SessionCreated // with options and metadata as of Forked.Effective
 	Forked  events.SessionForked  // without Parent
@@ -49,7 +49,7 @@ type Cut struct {
 	Waits bool
 }
 
-// snapshot is the result of a workspace_synced event.
+// snapshot is a snapshot of the session's workspace, as an event workspace_synced describes it.
 type snapshot struct {
 	id      string
 	session string // session that owns the snapshot; "" for this session
@@ -64,7 +64,7 @@ type conversation struct {
 	anchor  string
 }
 
-// change is a file_put or file_removed event.
+// change is a change of a workspace file: an event file_put or file_removed.
 type change struct {
 	n    uint32
 	data events.Payload
@@ -96,7 +96,7 @@ type Walk struct {
 	waiting      map[string]struct{} // accepted executions that have not ended
 	active       string              // the claimed execution that has not ended; "" for none
 	last         string              // the execution that was claimed last
-	calls        map[string]struct{} // tool calls of conversation main without a result
+	calls        map[string]struct{} // tool calls of conversation main without a result, and its open approval requests
 	inherited    conversation        // set if the session itself is a fork
 	agent        string              // the agent's own session id; "" until this session has one
 	restSnapshot snapshot            // the first snapshot after the end of the last execution
@@ -161,6 +161,14 @@ func (w *Walk) Add(seq uint32, e events.Event) {
 		w.setAgent(e.ExecutionID, d.AgentSessionID)
 	case events.WorkspaceSynced:
 		w.addSnapshot(snapshot{id: d.Snapshot, seq: seq, applied: d.Applied})
+	case events.ApprovalRequested:
+		if e.ConversationID == events.MainConversation {
+			w.calls[d.ApprovalID] = struct{}{}
+		}
+	case events.ApprovalResolved:
+		delete(w.calls, d.ApprovalID)
+	case events.ApprovalRetracted:
+		delete(w.calls, d.ApprovalID)
 	case events.BlockStart:
 		if d.Block.Status != events.StatusPending {
 			w.addBlock(seq, e, d.Block)
@@ -223,7 +231,7 @@ func (w *Walk) setAgent(execution, agent string) {
 	}
 }
 
-// addBlock processes a complete block.
+// addBlock processes a complete block of the main conversation, after which the session may be forked.
 func (w *Walk) addBlock(seq uint32, e events.Event, b events.Block) {
 	if e.ConversationID != events.MainConversation {
 		return

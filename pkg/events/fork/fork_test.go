@@ -18,6 +18,7 @@ import (
 // create begin fork opts:X  put:N  remove:N  sync:ID[/APPLIED]
 // accept:E claim:E end:E withdraw:E     of execution E
 // text[:A] call:C[:A] open:C result:C[:A] of the execution that was claimed last, with anchor A
+// ask:R decide:R resolve:R retract:R     approval request R of the execution that was claimed last
 // talk:S                                 transcript_written with the agent's own session S
 // log delete
 func story(words string) []events.Event {
@@ -68,6 +69,14 @@ func story(words string) []events.Event {
 			e.Data = block(events.KindToolResult, arg, part[2])
 		case "sub": // a block of a sub-agent's conversation
 			e.ConversationID, e.Data = "sub", block(events.KindToolUse, arg, part[2])
+		case "ask":
+			e.Data = events.ApprovalRequested{ApprovalID: arg}
+		case "decide":
+			e.Data = events.ApprovalDecided{ApprovalID: arg}
+		case "resolve":
+			e.Data = events.ApprovalResolved{ApprovalID: arg}
+		case "retract":
+			e.Data = events.ApprovalRetracted{ApprovalID: arg}
 		case "talk":
 			e.Data = events.TranscriptWritten{AgentSessionID: arg}
 		case "log":
@@ -123,6 +132,11 @@ func TestCut_FindsFilesRecordsAndAnchor(t *testing.T) {
 		{"a transcript that comes after the block", "create accept:A claim:A text:a1 talk:t end:A sync:s", 4, "4 @0 s t a1"},
 		{"calls at once", "create accept:A claim:A talk:t text:a1 call:c:a2 call:d:a3 result:d:a4 result:c:a5 end:A sync:s", 8, "5 @0 s t a1"},
 		{"a call that is open", "create accept:A claim:A talk:t text:a1 open:c text:a2 end:A sync:s", 7, "5 @0 s t a1"},
+		{"a call that waits for an approval", "create accept:A claim:A talk:t text:a1 ask:r text:a2 end:A sync:s", 7, "5 @0 s t a1"},
+		{"an approval that is decided and not received", "create accept:A claim:A talk:t text:a1 ask:r decide:r text:a2 end:A sync:s", 8, "5 @0 s t a1"},
+		{"an approval that was received", "create accept:A claim:A talk:t text:a1 ask:r decide:r resolve:r text:a2 end:A sync:s", 9, "9 @0 s t a2"},
+		{"an approval that was retracted", "create accept:A claim:A talk:t text:a1 ask:r retract:r text:a2 end:A sync:s", 8, "8 @0 s t a2"},
+		{"an approval that ended with its execution", "create accept:A claim:A talk:t text:a1 ask:r end:A sync:s accept:B claim:B text:b1 end:B sync:u", 11, "11 s@8 u t b1"},
 		{"a call of a sub-agent", "create accept:A claim:A talk:t text:a1 sub:c:a2 text:a3 end:A sync:s", 7, "7 @0 s t a3"},
 		{"while it runs: a later anchor came before the snapshot", "create accept:A claim:A talk:t text:a1 text:a2 sync:s log", 8, "5 @0 s t a1"},
 		{"while it runs: no later anchor", "create accept:A claim:A talk:t text:a1 sync:s log", 7, "1 @0   "},

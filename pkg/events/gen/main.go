@@ -117,6 +117,8 @@ func typeName(t reflect.Type) string {
 		return "time"
 	case t.Kind() == reflect.Slice:
 		return "list of " + typeName(t.Elem())
+	case t.Kind() == reflect.Map:
+		return "object of " + typeName(t.Elem())
 	case t.Kind() == reflect.Struct:
 		return "`" + t.Name() + "`"
 	case t.Kind() == reflect.String:

@@ -70,7 +70,7 @@ func isCompared(w events.Wire) bool {
 // kinds maps the JSON members that hold an id to the kind of that id.
 var kinds = map[string]string{
 	"id": "id", "blockId": "id", "executionId": "execution", "conversationId": "conversation", "subConversationId": "conversation",
-	"parentConversationId": "conversation", "subagentId": "subagent", "toolUseId": "call",
+	"parentConversationId": "conversation", "subagentId": "subagent", "toolUseId": "call", "approvalId": "approval",
 }
 
 // ignoredMembers lists the JSON members that always differ between two sessions: times, durations, values derived from

@@ -34,7 +34,8 @@ func canBegin(e events.Event) bool {
 	return false
 }
 
-// updateExecution returns x after an event, and whether the event changes it.
+// updateExecution returns x after an event, and whether the event changes it. setWaiting corrects the phase running of an execution with open
+// approval requests.
 func updateExecution(x Execution, e events.Event) (_ Execution, changed bool) {
 	switch d := e.Data.(type) {
 	case events.ExecutionDispatched:
@@ -78,7 +79,7 @@ func terminalUsage(e events.Event) (u Usage, ended bool) {
 	return u, events.Terminal(e.Type())
 }
 
-// endExecution removes the ended execution and its conversations. It runs after the other parts of Evolve.
+// endExecution removes the ended execution, its conversations and its approval requests. It runs after the other parts of Evolve.
 func (s *State) endExecution(e events.Event) {
 	i := slices.IndexFunc(s.Executions, func(x Execution) bool { return x.ID == e.ExecutionID })
 	if i < 0 {
@@ -95,4 +96,5 @@ func (s *State) endExecution(e events.Event) {
 			s.removeConversation(c.ID)
 		}
 	}
+	s.Approvals = slices.DeleteFunc(slices.Clone(s.Approvals), func(a Approval) bool { return a.ExecutionID == e.ExecutionID })
 }

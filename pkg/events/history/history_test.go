@@ -36,6 +36,7 @@ func anEvent(t *rapid.T) events.Event {
 			events.ExecutionCompleted{Usage: used, CostUSD: 0.25}, events.ExecutionFailed{Usage: used}, events.ExecutionCancelled{Usage: used},
 			events.MetadataUpdate{Usage: used, CostUSD: 0.5, Model: "m"}, events.ModelCalled{Status: 200, Usage: used, CostUSD: 0.5}, events.ModelCalled{Status: 500},
 			events.BlockStart{Block: b}, events.BlockUpdate{BlockID: b.ID, Updates: events.BlockUpdates{Output: &output}}, events.BlockComplete{Block: b},
+			events.ApprovalRequested{ApprovalID: b.ID}, events.ApprovalDecided{ApprovalID: b.ID, Decision: "approve"}, events.ApprovalResolved{ApprovalID: b.ID}, events.ApprovalRetracted{ApprovalID: b.ID},
 			events.SubagentSpawned{Conversation: conversation}, events.SubagentCompleted{Conversation: conversation},
 			events.SandboxCreating{SandboxID: sandbox}, events.SandboxReady{SandboxID: sandbox}, events.SandboxPaused{SandboxID: sandbox},
 			events.SandboxResumed{SandboxID: sandbox}, events.SandboxHealth{SandboxID: sandbox, Status: "unhealthy", Reason: "r"},

@@ -64,6 +64,7 @@ func checkDecision(c DecideApproval) error {
 	default:
 		return &Error{CodeInvalid, "decision", "decision must be approve, approve_all, skip, reject or answer"}
 	}
+	answers := len(c.Answers) + len(c.Sealed)
 	switch {
 	case len(c.Comment) > maxComment:
 		return &Error{CodeInvalid, "comment", "the comment is longer than 16 KiB"}
@@ -75,7 +76,7 @@ func checkDecision(c DecideApproval) error {
 		return &Error{CodeNotEditable, "arguments", "this agent cannot run a call with changed arguments; reject the request with a comment instead"}
 	case len(c.Arguments) > 0 && !isObject(c.Arguments):
 		return &Error{CodeInvalid, "arguments", "arguments must be a JSON object"}
-	case len(c.Answers) > 0 && c.Open.Kind != events.ApprovalQuestion, c.Decision == events.DecisionAnswer && c.Open.Kind == events.ApprovalQuestion && len(c.Answers) == 0:
+	case answers > 0 && c.Open.Kind != events.ApprovalQuestion, c.Decision == events.DecisionAnswer && c.Open.Kind == events.ApprovalQuestion && answers == 0:
 		return &Error{CodeInvalid, "answers", "answers are given to a question, and only to a question"}
 	case len(c.Content) > 0 && c.Open.Kind != events.ApprovalElicitation, c.Decision == events.DecisionAnswer && c.Open.Kind == events.ApprovalElicitation && len(c.Content) == 0:
 		return &Error{CodeInvalid, "content", "content is given to an elicitation, and only to an elicitation"}

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"unicode"
 
+	"github.com/spoolhq/spool/cmd/runner/internal/redact"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/permission"
 	"github.com/spoolhq/spool/pkg/runner"
@@ -177,10 +178,14 @@ func (t *Turn) openRequest(p *pendingRequest) {
 		}
 		e.Preview.Paths = append(e.Preview.Paths, t.shown(path, cut))
 	}
-	if len(r.Input) <= maxApprovalInput {
-		e.Input = r.Input
-	} else {
+	switch {
+	case len(r.Input) > maxApprovalInput:
 		*cut = true
+	case json.Valid(r.Input): // otherwise the line could not be encoded, and nobody could decide
+		e.Input = r.Input
+	}
+	if !json.Valid(e.Schema) {
+		e.Schema = nil
 	}
 	t.write(e.EventType(), p.conversation, e)
 }
@@ -213,6 +218,13 @@ func (t *Turn) Waiting() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return len(t.approvals.open) > 0
+}
+
+// Hide makes the turn remove the values of a set from all that follows. Blocks that are open keep the former set for their text.
+func (t *Turn) Hide(set *redact.Set) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.cfg.Redact = set
 }
 
 // Verdict applies the decision on a request and calls its reply. It ignores a request that is not open.

@@ -126,8 +126,8 @@ func recordings(t testing.TB) []string {
 	return paths
 }
 
-// replayDisorder passes recorded lines in a wrong order, twice or not at all. The adapter may refuse any of them, but what
-// it journals is valid.
+// replayDisorder passes the lines of recordings to the adapter in a wrong order, twice or not at all. The adapter may
+// refuse lines, but the journal that it writes must be valid.
 func replayDisorder(t *testing.T, s Subject, g Goldens) {
 	paths := recordings(t)
 	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // reproducible on purpose
@@ -254,8 +254,8 @@ func encodeLines[T any](t testing.TB, values []T) []byte {
 	return buf.Bytes()
 }
 
-// CompareJournal compares a journal with a golden file. Stable returns the journal's text with fixed values in place
-// of those that differ in every run.
+// CompareJournal compares a journal with a golden file. stable returns the text of the journal with fixed values in
+// place of values that differ in every run.
 func CompareJournal(t testing.TB, path string, journal []runner.Line, stable func(text []byte) []byte) {
 	t.Helper()
 	Compare(t, path, stable(encodeLines(t, journal)))

@@ -24,7 +24,7 @@ import (
 
 var recordAgain = flag.Bool("record", false, "record the agent's CLI again before the recordings are replayed")
 
-// Scenario is a conversation to record.
+// Scenario is a conversation that the suite records with the agent's real CLI.
 type Scenario struct {
 	Model       string // "" for Goldens.Model
 	Permissions events.Permissions
@@ -54,7 +54,7 @@ func (s Scenario) WithModel(model string) Scenario {
 	return s
 }
 
-// Ask is one query of a scenario.
+// Ask is one query of a Scenario.
 type Ask struct {
 	Text      string
 	Parts     []events.Part
@@ -64,7 +64,7 @@ type Ask struct {
 	Decide []events.ApprovalDecided
 }
 
-// When is a moment of a turn at which it is interrupted.
+// When is the moment of a turn at which the suite interrupts the turn.
 type When string
 
 // The moments of a turn.
@@ -77,7 +77,7 @@ const (
 	OnRequest When = "request"
 )
 
-// Recording describes how the CLI's output is recorded.
+// Recording describes the output of an agent's CLI, so that it can be recorded and compared.
 type Recording struct {
 	Text   string // occurs in every line that holds a piece of the answer's text
 	Output string // occurs in every line that holds a piece of a command's output; "" if the CLI prints none
@@ -87,7 +87,8 @@ type Recording struct {
 	Normalize func(recording []byte) []byte
 }
 
-// recorder runs a CLI through its adapter and writes down both directions.
+// recorder runs an agent's CLI through its adapter and records the queries, the interrupts and the lines that the CLI
+// prints.
 type recorder struct {
 	t         *testing.T
 	recording Recording
@@ -177,7 +178,7 @@ func record(t *testing.T, s Subject, g Goldens, dir string, scenario Scenario) {
 	}
 }
 
-// recordTurn sends a query and records until the turn has ended.
+// recordTurn sends the i-th query of the scenario, counted from 0, and records until its turn has ended.
 func (r *recorder) recordTurn(i int, permissions events.Permissions, ask Ask) {
 	t := r.t
 	q := runner.Query{
@@ -249,7 +250,8 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// Number replaces every match by name(match, n), where n counts different matches from 1 on.
+// Number replaces every match of the pattern in raw by name(match, n). n numbers the different matches from 1 on; equal
+// matches have the same n.
 func Number(raw []byte, pattern *regexp.Regexp, name func(match []byte, n int) string) []byte {
 	names := map[string]string{}
 	return pattern.ReplaceAllFunc(raw, func(match []byte) []byte {

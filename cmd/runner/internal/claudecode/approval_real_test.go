@@ -400,12 +400,15 @@ func realServerApprovals(t *testing.T) {
 		!strings.Contains(results(x), "echoed over stdio") {
 		t.Errorf("requests %+v, results %s", r, results(x))
 	}
-	// A tool that says that it destroys data is asked about, whatever the preset allows.
-	full := func(q *runner.Query) { with(q); q.Permissions = events.Permissions{Preset: events.PresetFull} }
-	if r := b.AskDeciding("wipe it", full, approve).ApprovalRequests(); len(r) != 1 || r[0].Rule != "destructive-hint" {
+	// A tool that says that it destroys data is asked about, though the preset allows the tools of servers.
+	preset := func(q *runner.Query) {
+		with(q)
+		q.Permissions = events.Permissions{Preset: events.PresetWorkspace}
+	}
+	if r := b.AskDeciding("wipe it", preset, approve).ApprovalRequests(); len(r) != 1 || r[0].Rule != "destructive-hint" {
 		t.Errorf("requests %+v", r)
 	}
-	if r := b.AskDeciding("say it back", full, approve).ApprovalRequests(); len(r) != 0 {
+	if r := b.AskDeciding("say it back", preset, approve).ApprovalRequests(); len(r) != 0 {
 		t.Errorf("requests %+v", r)
 	}
 	answer := events.ApprovalDecided{Decision: events.DecisionAnswer, Content: json.RawMessage(`{"color":"blue"}`)}

@@ -24,7 +24,7 @@ func SuccessStatus(method string) int {
 		Sessions_SyncSession_FullMethodName, Sessions_TerminateEnvironment_FullMethodName,
 		Executions_StartExecution_FullMethodName, Executions_CancelExecution_FullMethodName,
 		Executions_PauseExecution_FullMethodName, Executions_ResumeExecution_FullMethodName, Executions_TerminateExecution_FullMethodName,
-		Executions_RecoverExecution_FullMethodName:
+		Executions_RecoverExecution_FullMethodName, Approvals_DecideApproval_FullMethodName:
 		return http.StatusAccepted
 	}
 	return http.StatusOK
@@ -65,10 +65,10 @@ func HoldsReference(field protoreflect.FullName) bool {
 }
 
 // TakesIdempotencyKey reports whether a method evaluates an Idempotency-Key. Only methods that create something on
-// each call do; repeating any other method has no effect anyway.
+// each call do, and DecideApproval, which is refused after a decision; repeating any other method has no effect anyway.
 func TakesIdempotencyKey(method string) bool {
 	return slices.Contains([]string{
 		Sessions_CreateSession_FullMethodName, Sessions_ForkSession_FullMethodName, Sessions_PostMessage_FullMethodName, Executions_StartExecution_FullMethodName,
-		Executions_RecoverExecution_FullMethodName,
+		Executions_RecoverExecution_FullMethodName, Approvals_DecideApproval_FullMethodName,
 	}, method)
 }

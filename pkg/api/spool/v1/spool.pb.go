@@ -1820,7 +1820,9 @@ type PostMessageRequest struct {
 	Environment map[string]*RunVariable `protobuf:"bytes,6,rep,name=environment,proto3" json:"environment,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// How long to wait for the end of the execution before answering: a duration such as 30s, up to 10m, counted from the
 	// moment at which the message is stored. Empty answers at once. Over REST it is a query parameter.
-	Wait          string `protobuf:"bytes,7,opt,name=wait,proto3" json:"wait,omitempty"`
+	Wait string `protobuf:"bytes,7,opt,name=wait,proto3" json:"wait,omitempty"`
+	// Adapts the agent's permission policy to this execution.
+	Permissions   *ExecutionPermissions `protobuf:"bytes,8,opt,name=permissions,proto3" json:"permissions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1902,6 +1904,13 @@ func (x *PostMessageRequest) GetWait() string {
 		return x.Wait
 	}
 	return ""
+}
+
+func (x *PostMessageRequest) GetPermissions() *ExecutionPermissions {
+	if x != nil {
+		return x.Permissions
+	}
+	return nil
 }
 
 // A variable of one execution.
@@ -2704,8 +2713,10 @@ type SessionState struct {
 	// Blocks of this page that were open and whose text is incomplete, because it is no longer stored or was never
 	// stored.
 	IncompleteText []*IncompleteText `protobuf:"bytes,17,rep,name=incomplete_text,json=incompleteText,proto3" json:"incomplete_text,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// The approval requests that were open, and the last others, 100 together, in order.
+	Approvals     []*Approval `protobuf:"bytes,18,rep,name=approvals,proto3" json:"approvals,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SessionState) Reset() {
@@ -2853,6 +2864,13 @@ func (x *SessionState) GetFiles() *WorkspaceState {
 func (x *SessionState) GetIncompleteText() []*IncompleteText {
 	if x != nil {
 		return x.IncompleteText
+	}
+	return nil
+}
+
+func (x *SessionState) GetApprovals() []*Approval {
+	if x != nil {
+		return x.Approvals
 	}
 	return nil
 }
@@ -3459,7 +3477,7 @@ type SessionDiff struct {
 	Blocks []*BlockChange `protobuf:"bytes,3,rep,name=blocks,proto3" json:"blocks,omitempty"`
 	// Number of all blocks that began or changed.
 	BlockCount uint32 `protobuf:"varint,4,opt,name=block_count,json=blockCount,proto3" json:"block_count,omitempty"`
-	// Changed statuses of the session, its executions, sub-agents and sandbox.
+	// Changed statuses of the session, its executions, sub-agents, approval requests and sandbox.
 	Statuses []*StatusChange `protobuf:"bytes,5,rep,name=statuses,proto3" json:"statuses,omitempty"`
 	// Usage between the two events, as reported by the agents.
 	Reported *UsageTotal `protobuf:"bytes,6,opt,name=reported,proto3" json:"reported,omitempty"`
@@ -3612,7 +3630,7 @@ func (x *BlockChange) GetBlock() *Block {
 
 type StatusChange struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// session, execution, conversation or sandbox.
+	// session, execution, conversation, approval or sandbox.
 	Kind string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
 	Id   string `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
 	// Empty if it did not exist at the first event.
@@ -4154,7 +4172,9 @@ type StartExecutionRequest struct {
 	Transcript string `protobuf:"bytes,14,opt,name=transcript,proto3" json:"transcript,omitempty"`
 	// How long to wait for the end of the execution before answering: a duration such as 30s, up to 10m, counted from the
 	// moment at which the message is stored. Empty answers at once. Over REST it is a query parameter.
-	Wait          string `protobuf:"bytes,15,opt,name=wait,proto3" json:"wait,omitempty"`
+	Wait string `protobuf:"bytes,15,opt,name=wait,proto3" json:"wait,omitempty"`
+	// Adapts the agent's permission policy to this execution.
+	Permissions   *ExecutionPermissions `protobuf:"bytes,16,opt,name=permissions,proto3" json:"permissions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4294,6 +4314,13 @@ func (x *StartExecutionRequest) GetWait() string {
 	return ""
 }
 
+func (x *StartExecutionRequest) GetPermissions() *ExecutionPermissions {
+	if x != nil {
+		return x.Permissions
+	}
+	return nil
+}
+
 type StartExecutionResponse struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	SessionId   string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
@@ -4378,7 +4405,7 @@ type ListExecutionsRequest struct {
 	// 1 to 200; 0 means 50.
 	PageSize  uint32 `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
 	PageToken string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
-	// queued, starting, running, paused, completed, failed or cancelled; empty means all.
+	// queued, starting, running, waiting_for_approval, paused, completed, failed or cancelled; empty means all.
 	Phase string `protobuf:"bytes,3,opt,name=phase,proto3" json:"phase,omitempty"`
 	// A reference: lists executions of any version of the agent, or, with a digest, of that version only. "default" is
 	// the built-in agent.
@@ -4712,7 +4739,7 @@ type Execution struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	ExecutionId string                 `protobuf:"bytes,1,opt,name=execution_id,json=executionId,proto3" json:"execution_id,omitempty"`
 	SessionId   string                 `protobuf:"bytes,2,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
-	// queued, starting, running, paused, completed, failed or cancelled.
+	// queued, starting, running, waiting_for_approval, paused, completed, failed or cancelled.
 	Phase string `protobuf:"bytes,3,opt,name=phase,proto3" json:"phase,omitempty"`
 	// Error code of a failed execution.
 	Code *string `protobuf:"bytes,4,opt,name=code,proto3,oneof" json:"code,omitempty"`
@@ -5676,6 +5703,672 @@ func (x *RecoverExecutionResponse) GetPosition() string {
 	return ""
 }
 
+type ListApprovalsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Lists the requests of one session.
+	SessionId string `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	// Lists the requests of one execution.
+	ExecutionId string `protobuf:"bytes,2,opt,name=execution_id,json=executionId,proto3" json:"execution_id,omitempty"`
+	// A status of Approval, or open, which is pending or decided; empty means all.
+	Status string `protobuf:"bytes,3,opt,name=status,proto3" json:"status,omitempty"`
+	// 1 to 200; 0 means 50.
+	PageSize      uint32 `protobuf:"varint,4,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	PageToken     string `protobuf:"bytes,5,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListApprovalsRequest) Reset() {
+	*x = ListApprovalsRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[68]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListApprovalsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListApprovalsRequest) ProtoMessage() {}
+
+func (x *ListApprovalsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[68]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListApprovalsRequest.ProtoReflect.Descriptor instead.
+func (*ListApprovalsRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{68}
+}
+
+func (x *ListApprovalsRequest) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *ListApprovalsRequest) GetExecutionId() string {
+	if x != nil {
+		return x.ExecutionId
+	}
+	return ""
+}
+
+func (x *ListApprovalsRequest) GetStatus() string {
+	if x != nil {
+		return x.Status
+	}
+	return ""
+}
+
+func (x *ListApprovalsRequest) GetPageSize() uint32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListApprovalsRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+type ListApprovalsResponse struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Approvals []*Approval            `protobuf:"bytes,1,rep,name=approvals,proto3" json:"approvals,omitempty"`
+	// Empty on the last page.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListApprovalsResponse) Reset() {
+	*x = ListApprovalsResponse{}
+	mi := &file_spool_v1_spool_proto_msgTypes[69]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListApprovalsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListApprovalsResponse) ProtoMessage() {}
+
+func (x *ListApprovalsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[69]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListApprovalsResponse.ProtoReflect.Descriptor instead.
+func (*ListApprovalsResponse) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{69}
+}
+
+func (x *ListApprovalsResponse) GetApprovals() []*Approval {
+	if x != nil {
+		return x.Approvals
+	}
+	return nil
+}
+
+func (x *ListApprovalsResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+type GetApprovalRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ApprovalId    string                 `protobuf:"bytes,1,opt,name=approval_id,json=approvalId,proto3" json:"approval_id,omitempty"`
+	MinPosition   string                 `protobuf:"bytes,2,opt,name=min_position,json=minPosition,proto3" json:"min_position,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetApprovalRequest) Reset() {
+	*x = GetApprovalRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[70]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetApprovalRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetApprovalRequest) ProtoMessage() {}
+
+func (x *GetApprovalRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[70]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetApprovalRequest.ProtoReflect.Descriptor instead.
+func (*GetApprovalRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{70}
+}
+
+func (x *GetApprovalRequest) GetApprovalId() string {
+	if x != nil {
+		return x.ApprovalId
+	}
+	return ""
+}
+
+func (x *GetApprovalRequest) GetMinPosition() string {
+	if x != nil {
+		return x.MinPosition
+	}
+	return ""
+}
+
+// An approval request.
+type Approval struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	ApprovalId  string                 `protobuf:"bytes,1,opt,name=approval_id,json=approvalId,proto3" json:"approval_id,omitempty"`
+	SessionId   string                 `protobuf:"bytes,2,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	ExecutionId string                 `protobuf:"bytes,3,opt,name=execution_id,json=executionId,proto3" json:"execution_id,omitempty"`
+	// The conversation of the agent, or of the sub-agent, that asks.
+	ConversationId string `protobuf:"bytes,4,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
+	// tool, plan, question or elicitation.
+	Kind      string  `protobuf:"bytes,5,opt,name=kind,proto3" json:"kind,omitempty"`
+	ToolName  *string `protobuf:"bytes,6,opt,name=tool_name,json=toolName,proto3,oneof" json:"tool_name,omitempty"`
+	ToolUseId *string `protobuf:"bytes,7,opt,name=tool_use_id,json=toolUseId,proto3,oneof" json:"tool_use_id,omitempty"`
+	// One line that describes the request.
+	Title string `protobuf:"bytes,8,opt,name=title,proto3" json:"title,omitempty"`
+	// pending, decided (the agent has not received the decision yet), approved, rejected, skipped, answered or retracted
+	// (it ended without a decision).
+	Status string `protobuf:"bytes,9,opt,name=status,proto3" json:"status,omitempty"`
+	// Why the request ended: person, class (a person approved all requests of the class) or timeout. Of a retracted
+	// request: withdrawn, turn_ended, attempt_failed or execution_ended.
+	Cause *string `protobuf:"bytes,10,opt,name=cause,proto3,oneof" json:"cause,omitempty"`
+	// approve, approve_all, skip, reject or answer; absent if no person has decided.
+	Decision *string `protobuf:"bytes,11,opt,name=decision,proto3,oneof" json:"decision,omitempty"`
+	// Who decided, without name, address and service.
+	DecidedBy *AuditActor `protobuf:"bytes,12,opt,name=decided_by,json=decidedBy,proto3,oneof" json:"decided_by,omitempty"`
+	// Seqs of the events that requested, decided and ended it, with their times.
+	RequestedSeq uint32                 `protobuf:"varint,13,opt,name=requested_seq,json=requestedSeq,proto3" json:"requested_seq,omitempty"`
+	RequestedAt  *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=requested_at,json=requestedAt,proto3" json:"requested_at,omitempty"`
+	DecidedSeq   *uint32                `protobuf:"varint,15,opt,name=decided_seq,json=decidedSeq,proto3,oneof" json:"decided_seq,omitempty"`
+	DecidedAt    *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=decided_at,json=decidedAt,proto3" json:"decided_at,omitempty"`
+	EndedSeq     *uint32                `protobuf:"varint,17,opt,name=ended_seq,json=endedSeq,proto3,oneof" json:"ended_seq,omitempty"`
+	EndedAt      *timestamppb.Timestamp `protobuf:"bytes,18,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
+	// The data of the event approval_requested. Absent in SessionState.
+	Request *Json `protobuf:"bytes,19,opt,name=request,proto3" json:"request,omitempty"`
+	// The data of the event approval_decided. Absent in SessionState.
+	Decided       *Json `protobuf:"bytes,20,opt,name=decided,proto3" json:"decided,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Approval) Reset() {
+	*x = Approval{}
+	mi := &file_spool_v1_spool_proto_msgTypes[71]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Approval) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Approval) ProtoMessage() {}
+
+func (x *Approval) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[71]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Approval.ProtoReflect.Descriptor instead.
+func (*Approval) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{71}
+}
+
+func (x *Approval) GetApprovalId() string {
+	if x != nil {
+		return x.ApprovalId
+	}
+	return ""
+}
+
+func (x *Approval) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *Approval) GetExecutionId() string {
+	if x != nil {
+		return x.ExecutionId
+	}
+	return ""
+}
+
+func (x *Approval) GetConversationId() string {
+	if x != nil {
+		return x.ConversationId
+	}
+	return ""
+}
+
+func (x *Approval) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Approval) GetToolName() string {
+	if x != nil && x.ToolName != nil {
+		return *x.ToolName
+	}
+	return ""
+}
+
+func (x *Approval) GetToolUseId() string {
+	if x != nil && x.ToolUseId != nil {
+		return *x.ToolUseId
+	}
+	return ""
+}
+
+func (x *Approval) GetTitle() string {
+	if x != nil {
+		return x.Title
+	}
+	return ""
+}
+
+func (x *Approval) GetStatus() string {
+	if x != nil {
+		return x.Status
+	}
+	return ""
+}
+
+func (x *Approval) GetCause() string {
+	if x != nil && x.Cause != nil {
+		return *x.Cause
+	}
+	return ""
+}
+
+func (x *Approval) GetDecision() string {
+	if x != nil && x.Decision != nil {
+		return *x.Decision
+	}
+	return ""
+}
+
+func (x *Approval) GetDecidedBy() *AuditActor {
+	if x != nil {
+		return x.DecidedBy
+	}
+	return nil
+}
+
+func (x *Approval) GetRequestedSeq() uint32 {
+	if x != nil {
+		return x.RequestedSeq
+	}
+	return 0
+}
+
+func (x *Approval) GetRequestedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.RequestedAt
+	}
+	return nil
+}
+
+func (x *Approval) GetDecidedSeq() uint32 {
+	if x != nil && x.DecidedSeq != nil {
+		return *x.DecidedSeq
+	}
+	return 0
+}
+
+func (x *Approval) GetDecidedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.DecidedAt
+	}
+	return nil
+}
+
+func (x *Approval) GetEndedSeq() uint32 {
+	if x != nil && x.EndedSeq != nil {
+		return *x.EndedSeq
+	}
+	return 0
+}
+
+func (x *Approval) GetEndedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.EndedAt
+	}
+	return nil
+}
+
+func (x *Approval) GetRequest() *Json {
+	if x != nil {
+		return x.Request
+	}
+	return nil
+}
+
+func (x *Approval) GetDecided() *Json {
+	if x != nil {
+		return x.Decided
+	}
+	return nil
+}
+
+type DecideApprovalRequest struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	ApprovalId string                 `protobuf:"bytes,1,opt,name=approval_id,json=approvalId,proto3" json:"approval_id,omitempty"`
+	// approve, approve_all (this request, and all later ones of its class in the execution), skip, reject or answer.
+	Decision string `protobuf:"bytes,2,opt,name=decision,proto3" json:"decision,omitempty"`
+	// With approve: an object that replaces the arguments of the call, up to 128 KiB. Only if the request is editable.
+	Arguments *Json `protobuf:"bytes,3,opt,name=arguments,proto3" json:"arguments,omitempty"`
+	// With reject: what the agent is told, up to 16 KiB.
+	Comment string `protobuf:"bytes,4,opt,name=comment,proto3" json:"comment,omitempty"`
+	// With answer, for questions: an object with a list of texts for the id of each question, up to 64 KiB. Answers to
+	// secret questions are encrypted on arrival and never returned.
+	Answers *Json `protobuf:"bytes,5,opt,name=answers,proto3" json:"answers,omitempty"`
+	// With answer, for an elicitation: an object that matches the schema of the request, up to 64 KiB.
+	Content       *Json `protobuf:"bytes,6,opt,name=content,proto3" json:"content,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DecideApprovalRequest) Reset() {
+	*x = DecideApprovalRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[72]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DecideApprovalRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DecideApprovalRequest) ProtoMessage() {}
+
+func (x *DecideApprovalRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[72]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DecideApprovalRequest.ProtoReflect.Descriptor instead.
+func (*DecideApprovalRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{72}
+}
+
+func (x *DecideApprovalRequest) GetApprovalId() string {
+	if x != nil {
+		return x.ApprovalId
+	}
+	return ""
+}
+
+func (x *DecideApprovalRequest) GetDecision() string {
+	if x != nil {
+		return x.Decision
+	}
+	return ""
+}
+
+func (x *DecideApprovalRequest) GetArguments() *Json {
+	if x != nil {
+		return x.Arguments
+	}
+	return nil
+}
+
+func (x *DecideApprovalRequest) GetComment() string {
+	if x != nil {
+		return x.Comment
+	}
+	return ""
+}
+
+func (x *DecideApprovalRequest) GetAnswers() *Json {
+	if x != nil {
+		return x.Answers
+	}
+	return nil
+}
+
+func (x *DecideApprovalRequest) GetContent() *Json {
+	if x != nil {
+		return x.Content
+	}
+	return nil
+}
+
+type DecideApprovalResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Position of the decision in the log.
+	Position      string `protobuf:"bytes,1,opt,name=position,proto3" json:"position,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DecideApprovalResponse) Reset() {
+	*x = DecideApprovalResponse{}
+	mi := &file_spool_v1_spool_proto_msgTypes[73]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DecideApprovalResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DecideApprovalResponse) ProtoMessage() {}
+
+func (x *DecideApprovalResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[73]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DecideApprovalResponse.ProtoReflect.Descriptor instead.
+func (*DecideApprovalResponse) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{73}
+}
+
+func (x *DecideApprovalResponse) GetPosition() string {
+	if x != nil {
+		return x.Position
+	}
+	return ""
+}
+
+// Adapts the permission policy of the agent to one execution.
+type ExecutionPermissions struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// They come before the rules of the agent.
+	Rules []*PermissionRule `protobuf:"bytes,1,rep,name=rules,proto3" json:"rules,omitempty"`
+	// Nobody is there to decide: requests that a person would decide are denied or skipped, as the agent's policy says.
+	Unattended    bool `protobuf:"varint,2,opt,name=unattended,proto3" json:"unattended,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExecutionPermissions) Reset() {
+	*x = ExecutionPermissions{}
+	mi := &file_spool_v1_spool_proto_msgTypes[74]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExecutionPermissions) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExecutionPermissions) ProtoMessage() {}
+
+func (x *ExecutionPermissions) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[74]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExecutionPermissions.ProtoReflect.Descriptor instead.
+func (*ExecutionPermissions) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{74}
+}
+
+func (x *ExecutionPermissions) GetRules() []*PermissionRule {
+	if x != nil {
+		return x.Rules
+	}
+	return nil
+}
+
+func (x *ExecutionPermissions) GetUnattended() bool {
+	if x != nil {
+		return x.Unattended
+	}
+	return false
+}
+
+// A rule that decides the calls that it matches. A call must meet all conditions that are set.
+type PermissionRule struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Glob on the name of the tool; empty means every tool.
+	Tool string `protobuf:"bytes,1,opt,name=tool,proto3" json:"tool,omitempty"`
+	// The command begins with the words of one of these.
+	Command []string `protobuf:"bytes,2,rep,name=command,proto3" json:"command,omitempty"`
+	// Globs on the paths that the call names, relative to the workspace or absolute.
+	Path []string `protobuf:"bytes,3,rep,name=path,proto3" json:"path,omitempty"`
+	// Hosts that the call reaches: host or *.host.
+	Host []string `protobuf:"bytes,4,rep,name=host,proto3" json:"host,omitempty"`
+	// allow, ask or deny.
+	Then          string `protobuf:"bytes,5,opt,name=then,proto3" json:"then,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PermissionRule) Reset() {
+	*x = PermissionRule{}
+	mi := &file_spool_v1_spool_proto_msgTypes[75]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PermissionRule) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PermissionRule) ProtoMessage() {}
+
+func (x *PermissionRule) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[75]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PermissionRule.ProtoReflect.Descriptor instead.
+func (*PermissionRule) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{75}
+}
+
+func (x *PermissionRule) GetTool() string {
+	if x != nil {
+		return x.Tool
+	}
+	return ""
+}
+
+func (x *PermissionRule) GetCommand() []string {
+	if x != nil {
+		return x.Command
+	}
+	return nil
+}
+
+func (x *PermissionRule) GetPath() []string {
+	if x != nil {
+		return x.Path
+	}
+	return nil
+}
+
+func (x *PermissionRule) GetHost() []string {
+	if x != nil {
+		return x.Host
+	}
+	return nil
+}
+
+func (x *PermissionRule) GetThen() string {
+	if x != nil {
+		return x.Then
+	}
+	return ""
+}
+
 type ListEventsRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	SessionId string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
@@ -5694,7 +6387,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[68]
+	mi := &file_spool_v1_spool_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5706,7 +6399,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[68]
+	mi := &file_spool_v1_spool_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5719,7 +6412,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{68}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *ListEventsRequest) GetSessionId() string {
@@ -5777,7 +6470,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[69]
+	mi := &file_spool_v1_spool_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5789,7 +6482,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[69]
+	mi := &file_spool_v1_spool_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5802,7 +6495,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{69}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ListEventsResponse) GetEvents() []*Event {
@@ -5840,7 +6533,7 @@ type ListHistoryRequest struct {
 
 func (x *ListHistoryRequest) Reset() {
 	*x = ListHistoryRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[70]
+	mi := &file_spool_v1_spool_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5852,7 +6545,7 @@ func (x *ListHistoryRequest) String() string {
 func (*ListHistoryRequest) ProtoMessage() {}
 
 func (x *ListHistoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[70]
+	mi := &file_spool_v1_spool_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5865,7 +6558,7 @@ func (x *ListHistoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryRequest.ProtoReflect.Descriptor instead.
 func (*ListHistoryRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{70}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *ListHistoryRequest) GetSessionId() string {
@@ -5911,7 +6604,7 @@ type ListHistoryResponse struct {
 
 func (x *ListHistoryResponse) Reset() {
 	*x = ListHistoryResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[71]
+	mi := &file_spool_v1_spool_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5923,7 +6616,7 @@ func (x *ListHistoryResponse) String() string {
 func (*ListHistoryResponse) ProtoMessage() {}
 
 func (x *ListHistoryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[71]
+	mi := &file_spool_v1_spool_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5936,7 +6629,7 @@ func (x *ListHistoryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryResponse.ProtoReflect.Descriptor instead.
 func (*ListHistoryResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{71}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *ListHistoryResponse) GetEvents() []*Event {
@@ -5979,7 +6672,7 @@ type Ancestor struct {
 
 func (x *Ancestor) Reset() {
 	*x = Ancestor{}
-	mi := &file_spool_v1_spool_proto_msgTypes[72]
+	mi := &file_spool_v1_spool_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5991,7 +6684,7 @@ func (x *Ancestor) String() string {
 func (*Ancestor) ProtoMessage() {}
 
 func (x *Ancestor) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[72]
+	mi := &file_spool_v1_spool_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6004,7 +6697,7 @@ func (x *Ancestor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ancestor.ProtoReflect.Descriptor instead.
 func (*Ancestor) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{72}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *Ancestor) GetSessionId() string {
@@ -6035,7 +6728,7 @@ type ListHistoryBlocksRequest struct {
 
 func (x *ListHistoryBlocksRequest) Reset() {
 	*x = ListHistoryBlocksRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[73]
+	mi := &file_spool_v1_spool_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6047,7 +6740,7 @@ func (x *ListHistoryBlocksRequest) String() string {
 func (*ListHistoryBlocksRequest) ProtoMessage() {}
 
 func (x *ListHistoryBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[73]
+	mi := &file_spool_v1_spool_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6060,7 +6753,7 @@ func (x *ListHistoryBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ListHistoryBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{73}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *ListHistoryBlocksRequest) GetSessionId() string {
@@ -6103,7 +6796,7 @@ type ListHistoryBlocksResponse struct {
 
 func (x *ListHistoryBlocksResponse) Reset() {
 	*x = ListHistoryBlocksResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[74]
+	mi := &file_spool_v1_spool_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6115,7 +6808,7 @@ func (x *ListHistoryBlocksResponse) String() string {
 func (*ListHistoryBlocksResponse) ProtoMessage() {}
 
 func (x *ListHistoryBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[74]
+	mi := &file_spool_v1_spool_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6128,7 +6821,7 @@ func (x *ListHistoryBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ListHistoryBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{74}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ListHistoryBlocksResponse) GetAncestors() []*InheritedBlocks {
@@ -6157,7 +6850,7 @@ type InheritedBlocks struct {
 
 func (x *InheritedBlocks) Reset() {
 	*x = InheritedBlocks{}
-	mi := &file_spool_v1_spool_proto_msgTypes[75]
+	mi := &file_spool_v1_spool_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6169,7 +6862,7 @@ func (x *InheritedBlocks) String() string {
 func (*InheritedBlocks) ProtoMessage() {}
 
 func (x *InheritedBlocks) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[75]
+	mi := &file_spool_v1_spool_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6182,7 +6875,7 @@ func (x *InheritedBlocks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InheritedBlocks.ProtoReflect.Descriptor instead.
 func (*InheritedBlocks) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{75}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *InheritedBlocks) GetSessionId() string {
@@ -6231,7 +6924,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_spool_v1_spool_proto_msgTypes[76]
+	mi := &file_spool_v1_spool_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6243,7 +6936,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[76]
+	mi := &file_spool_v1_spool_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6256,7 +6949,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{76}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *Event) GetSeq() uint32 {
@@ -6351,7 +7044,7 @@ type EventMetadata struct {
 
 func (x *EventMetadata) Reset() {
 	*x = EventMetadata{}
-	mi := &file_spool_v1_spool_proto_msgTypes[77]
+	mi := &file_spool_v1_spool_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6363,7 +7056,7 @@ func (x *EventMetadata) String() string {
 func (*EventMetadata) ProtoMessage() {}
 
 func (x *EventMetadata) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[77]
+	mi := &file_spool_v1_spool_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6376,7 +7069,7 @@ func (x *EventMetadata) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventMetadata.ProtoReflect.Descriptor instead.
 func (*EventMetadata) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{77}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *EventMetadata) GetSession() *Json {
@@ -6406,7 +7099,7 @@ type StreamEventsRequest struct {
 
 func (x *StreamEventsRequest) Reset() {
 	*x = StreamEventsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[78]
+	mi := &file_spool_v1_spool_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6418,7 +7111,7 @@ func (x *StreamEventsRequest) String() string {
 func (*StreamEventsRequest) ProtoMessage() {}
 
 func (x *StreamEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[78]
+	mi := &file_spool_v1_spool_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6431,7 +7124,7 @@ func (x *StreamEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamEventsRequest.ProtoReflect.Descriptor instead.
 func (*StreamEventsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{78}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *StreamEventsRequest) GetSessionId() string {
@@ -6468,7 +7161,7 @@ type StreamEventsResponse struct {
 
 func (x *StreamEventsResponse) Reset() {
 	*x = StreamEventsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[79]
+	mi := &file_spool_v1_spool_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6480,7 +7173,7 @@ func (x *StreamEventsResponse) String() string {
 func (*StreamEventsResponse) ProtoMessage() {}
 
 func (x *StreamEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[79]
+	mi := &file_spool_v1_spool_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6493,7 +7186,7 @@ func (x *StreamEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamEventsResponse.ProtoReflect.Descriptor instead.
 func (*StreamEventsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{79}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *StreamEventsResponse) GetMessage() isStreamEventsResponse_Message {
@@ -6549,7 +7242,7 @@ type Lag struct {
 
 func (x *Lag) Reset() {
 	*x = Lag{}
-	mi := &file_spool_v1_spool_proto_msgTypes[80]
+	mi := &file_spool_v1_spool_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6561,7 +7254,7 @@ func (x *Lag) String() string {
 func (*Lag) ProtoMessage() {}
 
 func (x *Lag) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[80]
+	mi := &file_spool_v1_spool_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6574,7 +7267,7 @@ func (x *Lag) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lag.ProtoReflect.Descriptor instead.
 func (*Lag) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{80}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *Lag) GetLagging() bool {
@@ -6610,7 +7303,7 @@ type ReplayEventsRequest struct {
 
 func (x *ReplayEventsRequest) Reset() {
 	*x = ReplayEventsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[81]
+	mi := &file_spool_v1_spool_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6622,7 +7315,7 @@ func (x *ReplayEventsRequest) String() string {
 func (*ReplayEventsRequest) ProtoMessage() {}
 
 func (x *ReplayEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[81]
+	mi := &file_spool_v1_spool_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6635,7 +7328,7 @@ func (x *ReplayEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayEventsRequest.ProtoReflect.Descriptor instead.
 func (*ReplayEventsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{81}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *ReplayEventsRequest) GetSessionId() string {
@@ -6696,7 +7389,7 @@ type ReplayEventsResponse struct {
 
 func (x *ReplayEventsResponse) Reset() {
 	*x = ReplayEventsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[82]
+	mi := &file_spool_v1_spool_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6708,7 +7401,7 @@ func (x *ReplayEventsResponse) String() string {
 func (*ReplayEventsResponse) ProtoMessage() {}
 
 func (x *ReplayEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[82]
+	mi := &file_spool_v1_spool_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6721,7 +7414,7 @@ func (x *ReplayEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayEventsResponse.ProtoReflect.Descriptor instead.
 func (*ReplayEventsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{82}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *ReplayEventsResponse) GetMessage() isReplayEventsResponse_Message {
@@ -6826,7 +7519,7 @@ type ReplayStarted struct {
 
 func (x *ReplayStarted) Reset() {
 	*x = ReplayStarted{}
-	mi := &file_spool_v1_spool_proto_msgTypes[83]
+	mi := &file_spool_v1_spool_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6838,7 +7531,7 @@ func (x *ReplayStarted) String() string {
 func (*ReplayStarted) ProtoMessage() {}
 
 func (x *ReplayStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[83]
+	mi := &file_spool_v1_spool_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6851,7 +7544,7 @@ func (x *ReplayStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayStarted.ProtoReflect.Descriptor instead.
 func (*ReplayStarted) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{83}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *ReplayStarted) GetFrom() uint32 {
@@ -6897,7 +7590,7 @@ type GapShortened struct {
 
 func (x *GapShortened) Reset() {
 	*x = GapShortened{}
-	mi := &file_spool_v1_spool_proto_msgTypes[84]
+	mi := &file_spool_v1_spool_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6909,7 +7602,7 @@ func (x *GapShortened) String() string {
 func (*GapShortened) ProtoMessage() {}
 
 func (x *GapShortened) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[84]
+	mi := &file_spool_v1_spool_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6922,7 +7615,7 @@ func (x *GapShortened) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GapShortened.ProtoReflect.Descriptor instead.
 func (*GapShortened) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{84}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *GapShortened) GetSeq() uint32 {
@@ -6960,7 +7653,7 @@ type BlockWhole struct {
 
 func (x *BlockWhole) Reset() {
 	*x = BlockWhole{}
-	mi := &file_spool_v1_spool_proto_msgTypes[85]
+	mi := &file_spool_v1_spool_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6972,7 +7665,7 @@ func (x *BlockWhole) String() string {
 func (*BlockWhole) ProtoMessage() {}
 
 func (x *BlockWhole) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[85]
+	mi := &file_spool_v1_spool_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6985,7 +7678,7 @@ func (x *BlockWhole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockWhole.ProtoReflect.Descriptor instead.
 func (*BlockWhole) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{85}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *BlockWhole) GetSeq() uint32 {
@@ -7020,7 +7713,7 @@ type ReplayEnded struct {
 
 func (x *ReplayEnded) Reset() {
 	*x = ReplayEnded{}
-	mi := &file_spool_v1_spool_proto_msgTypes[86]
+	mi := &file_spool_v1_spool_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7032,7 +7725,7 @@ func (x *ReplayEnded) String() string {
 func (*ReplayEnded) ProtoMessage() {}
 
 func (x *ReplayEnded) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[86]
+	mi := &file_spool_v1_spool_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7045,7 +7738,7 @@ func (x *ReplayEnded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayEnded.ProtoReflect.Descriptor instead.
 func (*ReplayEnded) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{86}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *ReplayEnded) GetSeq() uint32 {
@@ -7067,7 +7760,7 @@ type ListBlocksRequest struct {
 
 func (x *ListBlocksRequest) Reset() {
 	*x = ListBlocksRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[87]
+	mi := &file_spool_v1_spool_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7079,7 +7772,7 @@ func (x *ListBlocksRequest) String() string {
 func (*ListBlocksRequest) ProtoMessage() {}
 
 func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[87]
+	mi := &file_spool_v1_spool_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7092,7 +7785,7 @@ func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ListBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{87}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *ListBlocksRequest) GetSessionId() string {
@@ -7127,7 +7820,7 @@ type ListBlocksResponse struct {
 
 func (x *ListBlocksResponse) Reset() {
 	*x = ListBlocksResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[88]
+	mi := &file_spool_v1_spool_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7139,7 +7832,7 @@ func (x *ListBlocksResponse) String() string {
 func (*ListBlocksResponse) ProtoMessage() {}
 
 func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[88]
+	mi := &file_spool_v1_spool_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7152,7 +7845,7 @@ func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ListBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{88}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *ListBlocksResponse) GetBlocks() []*Block {
@@ -7225,7 +7918,7 @@ type Block struct {
 
 func (x *Block) Reset() {
 	*x = Block{}
-	mi := &file_spool_v1_spool_proto_msgTypes[89]
+	mi := &file_spool_v1_spool_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7237,7 +7930,7 @@ func (x *Block) String() string {
 func (*Block) ProtoMessage() {}
 
 func (x *Block) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[89]
+	mi := &file_spool_v1_spool_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7250,7 +7943,7 @@ func (x *Block) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Block.ProtoReflect.Descriptor instead.
 func (*Block) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{89}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *Block) GetId() string {
@@ -7440,7 +8133,7 @@ type TodoItem struct {
 
 func (x *TodoItem) Reset() {
 	*x = TodoItem{}
-	mi := &file_spool_v1_spool_proto_msgTypes[90]
+	mi := &file_spool_v1_spool_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7452,7 +8145,7 @@ func (x *TodoItem) String() string {
 func (*TodoItem) ProtoMessage() {}
 
 func (x *TodoItem) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[90]
+	mi := &file_spool_v1_spool_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7465,7 +8158,7 @@ func (x *TodoItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TodoItem.ProtoReflect.Descriptor instead.
 func (*TodoItem) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{90}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *TodoItem) GetContent() string {
@@ -7504,7 +8197,7 @@ type CreateKeyRequest struct {
 
 func (x *CreateKeyRequest) Reset() {
 	*x = CreateKeyRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[91]
+	mi := &file_spool_v1_spool_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7516,7 +8209,7 @@ func (x *CreateKeyRequest) String() string {
 func (*CreateKeyRequest) ProtoMessage() {}
 
 func (x *CreateKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[91]
+	mi := &file_spool_v1_spool_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7529,7 +8222,7 @@ func (x *CreateKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateKeyRequest.ProtoReflect.Descriptor instead.
 func (*CreateKeyRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{91}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *CreateKeyRequest) GetName() string {
@@ -7588,7 +8281,7 @@ type CreateKeyResponse struct {
 
 func (x *CreateKeyResponse) Reset() {
 	*x = CreateKeyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[92]
+	mi := &file_spool_v1_spool_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7600,7 +8293,7 @@ func (x *CreateKeyResponse) String() string {
 func (*CreateKeyResponse) ProtoMessage() {}
 
 func (x *CreateKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[92]
+	mi := &file_spool_v1_spool_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7613,7 +8306,7 @@ func (x *CreateKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateKeyResponse.ProtoReflect.Descriptor instead.
 func (*CreateKeyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{92}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *CreateKeyResponse) GetKeyId() string {
@@ -7691,7 +8384,7 @@ type ListDeadLettersRequest struct {
 
 func (x *ListDeadLettersRequest) Reset() {
 	*x = ListDeadLettersRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[93]
+	mi := &file_spool_v1_spool_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7703,7 +8396,7 @@ func (x *ListDeadLettersRequest) String() string {
 func (*ListDeadLettersRequest) ProtoMessage() {}
 
 func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[93]
+	mi := &file_spool_v1_spool_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7716,7 +8409,7 @@ func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{93}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *ListDeadLettersRequest) GetPageSize() uint32 {
@@ -7744,7 +8437,7 @@ type ListDeadLettersResponse struct {
 
 func (x *ListDeadLettersResponse) Reset() {
 	*x = ListDeadLettersResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[94]
+	mi := &file_spool_v1_spool_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7756,7 +8449,7 @@ func (x *ListDeadLettersResponse) String() string {
 func (*ListDeadLettersResponse) ProtoMessage() {}
 
 func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[94]
+	mi := &file_spool_v1_spool_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7769,7 +8462,7 @@ func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{94}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *ListDeadLettersResponse) GetDeadLetters() []*DeadLetter {
@@ -7812,7 +8505,7 @@ type DeadLetter struct {
 
 func (x *DeadLetter) Reset() {
 	*x = DeadLetter{}
-	mi := &file_spool_v1_spool_proto_msgTypes[95]
+	mi := &file_spool_v1_spool_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7824,7 +8517,7 @@ func (x *DeadLetter) String() string {
 func (*DeadLetter) ProtoMessage() {}
 
 func (x *DeadLetter) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[95]
+	mi := &file_spool_v1_spool_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7837,7 +8530,7 @@ func (x *DeadLetter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetter.ProtoReflect.Descriptor instead.
 func (*DeadLetter) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{95}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *DeadLetter) GetId() string {
@@ -7921,7 +8614,7 @@ type ListAuditRequest struct {
 
 func (x *ListAuditRequest) Reset() {
 	*x = ListAuditRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[96]
+	mi := &file_spool_v1_spool_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7933,7 +8626,7 @@ func (x *ListAuditRequest) String() string {
 func (*ListAuditRequest) ProtoMessage() {}
 
 func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[96]
+	mi := &file_spool_v1_spool_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7946,7 +8639,7 @@ func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRequest.ProtoReflect.Descriptor instead.
 func (*ListAuditRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{96}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *ListAuditRequest) GetSession() string {
@@ -7995,7 +8688,7 @@ type ListAuditResponse struct {
 
 func (x *ListAuditResponse) Reset() {
 	*x = ListAuditResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[97]
+	mi := &file_spool_v1_spool_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8007,7 +8700,7 @@ func (x *ListAuditResponse) String() string {
 func (*ListAuditResponse) ProtoMessage() {}
 
 func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[97]
+	mi := &file_spool_v1_spool_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8020,7 +8713,7 @@ func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditResponse.ProtoReflect.Descriptor instead.
 func (*ListAuditResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{97}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *ListAuditResponse) GetEntries() []*AuditEntry {
@@ -8060,7 +8753,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_spool_v1_spool_proto_msgTypes[98]
+	mi := &file_spool_v1_spool_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8072,7 +8765,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[98]
+	mi := &file_spool_v1_spool_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8085,7 +8778,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{98}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *AuditEntry) GetTime() *timestamppb.Timestamp {
@@ -8164,7 +8857,7 @@ type AuditActor struct {
 
 func (x *AuditActor) Reset() {
 	*x = AuditActor{}
-	mi := &file_spool_v1_spool_proto_msgTypes[99]
+	mi := &file_spool_v1_spool_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8176,7 +8869,7 @@ func (x *AuditActor) String() string {
 func (*AuditActor) ProtoMessage() {}
 
 func (x *AuditActor) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[99]
+	mi := &file_spool_v1_spool_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8189,7 +8882,7 @@ func (x *AuditActor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditActor.ProtoReflect.Descriptor instead.
 func (*AuditActor) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{99}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *AuditActor) GetKind() string {
@@ -8250,7 +8943,7 @@ type GetDeadLetterRequest struct {
 
 func (x *GetDeadLetterRequest) Reset() {
 	*x = GetDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[100]
+	mi := &file_spool_v1_spool_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8262,7 +8955,7 @@ func (x *GetDeadLetterRequest) String() string {
 func (*GetDeadLetterRequest) ProtoMessage() {}
 
 func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[100]
+	mi := &file_spool_v1_spool_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8275,7 +8968,7 @@ func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*GetDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{100}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *GetDeadLetterRequest) GetId() string {
@@ -8294,7 +8987,7 @@ type RetryDeadLetterRequest struct {
 
 func (x *RetryDeadLetterRequest) Reset() {
 	*x = RetryDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[101]
+	mi := &file_spool_v1_spool_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8306,7 +8999,7 @@ func (x *RetryDeadLetterRequest) String() string {
 func (*RetryDeadLetterRequest) ProtoMessage() {}
 
 func (x *RetryDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[101]
+	mi := &file_spool_v1_spool_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8319,7 +9012,7 @@ func (x *RetryDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*RetryDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{101}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *RetryDeadLetterRequest) GetId() string {
@@ -8338,7 +9031,7 @@ type RetryDeadLetterResponse struct {
 
 func (x *RetryDeadLetterResponse) Reset() {
 	*x = RetryDeadLetterResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[102]
+	mi := &file_spool_v1_spool_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8350,7 +9043,7 @@ func (x *RetryDeadLetterResponse) String() string {
 func (*RetryDeadLetterResponse) ProtoMessage() {}
 
 func (x *RetryDeadLetterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[102]
+	mi := &file_spool_v1_spool_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8363,7 +9056,7 @@ func (x *RetryDeadLetterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryDeadLetterResponse.ProtoReflect.Descriptor instead.
 func (*RetryDeadLetterResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{102}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *RetryDeadLetterResponse) GetId() string {
@@ -8382,7 +9075,7 @@ type DropDeadLetterRequest struct {
 
 func (x *DropDeadLetterRequest) Reset() {
 	*x = DropDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[103]
+	mi := &file_spool_v1_spool_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8394,7 +9087,7 @@ func (x *DropDeadLetterRequest) String() string {
 func (*DropDeadLetterRequest) ProtoMessage() {}
 
 func (x *DropDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[103]
+	mi := &file_spool_v1_spool_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8407,7 +9100,7 @@ func (x *DropDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*DropDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{103}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *DropDeadLetterRequest) GetId() string {
@@ -8426,7 +9119,7 @@ type DropDeadLetterResponse struct {
 
 func (x *DropDeadLetterResponse) Reset() {
 	*x = DropDeadLetterResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[104]
+	mi := &file_spool_v1_spool_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8438,7 +9131,7 @@ func (x *DropDeadLetterResponse) String() string {
 func (*DropDeadLetterResponse) ProtoMessage() {}
 
 func (x *DropDeadLetterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[104]
+	mi := &file_spool_v1_spool_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8451,7 +9144,7 @@ func (x *DropDeadLetterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropDeadLetterResponse.ProtoReflect.Descriptor instead.
 func (*DropDeadLetterResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{104}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *DropDeadLetterResponse) GetId() string {
@@ -8471,7 +9164,7 @@ type ListKeysRequest struct {
 
 func (x *ListKeysRequest) Reset() {
 	*x = ListKeysRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[105]
+	mi := &file_spool_v1_spool_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8483,7 +9176,7 @@ func (x *ListKeysRequest) String() string {
 func (*ListKeysRequest) ProtoMessage() {}
 
 func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[105]
+	mi := &file_spool_v1_spool_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8496,7 +9189,7 @@ func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
 func (*ListKeysRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{105}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *ListKeysRequest) GetTenant() string {
@@ -8515,7 +9208,7 @@ type ListKeysResponse struct {
 
 func (x *ListKeysResponse) Reset() {
 	*x = ListKeysResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[106]
+	mi := &file_spool_v1_spool_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8527,7 +9220,7 @@ func (x *ListKeysResponse) String() string {
 func (*ListKeysResponse) ProtoMessage() {}
 
 func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[106]
+	mi := &file_spool_v1_spool_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8540,7 +9233,7 @@ func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysResponse.ProtoReflect.Descriptor instead.
 func (*ListKeysResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{106}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *ListKeysResponse) GetKeys() []*Key {
@@ -8573,7 +9266,7 @@ type Key struct {
 
 func (x *Key) Reset() {
 	*x = Key{}
-	mi := &file_spool_v1_spool_proto_msgTypes[107]
+	mi := &file_spool_v1_spool_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8585,7 +9278,7 @@ func (x *Key) String() string {
 func (*Key) ProtoMessage() {}
 
 func (x *Key) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[107]
+	mi := &file_spool_v1_spool_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8598,7 +9291,7 @@ func (x *Key) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Key.ProtoReflect.Descriptor instead.
 func (*Key) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{107}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *Key) GetKeyId() string {
@@ -8675,7 +9368,7 @@ type RevokeKeyRequest struct {
 
 func (x *RevokeKeyRequest) Reset() {
 	*x = RevokeKeyRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[108]
+	mi := &file_spool_v1_spool_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8687,7 +9380,7 @@ func (x *RevokeKeyRequest) String() string {
 func (*RevokeKeyRequest) ProtoMessage() {}
 
 func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[108]
+	mi := &file_spool_v1_spool_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8700,7 +9393,7 @@ func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyRequest.ProtoReflect.Descriptor instead.
 func (*RevokeKeyRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{108}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *RevokeKeyRequest) GetKeyId() string {
@@ -8729,7 +9422,7 @@ type RevokeKeyResponse struct {
 
 func (x *RevokeKeyResponse) Reset() {
 	*x = RevokeKeyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[109]
+	mi := &file_spool_v1_spool_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8741,7 +9434,7 @@ func (x *RevokeKeyResponse) String() string {
 func (*RevokeKeyResponse) ProtoMessage() {}
 
 func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[109]
+	mi := &file_spool_v1_spool_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8754,7 +9447,7 @@ func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyResponse.ProtoReflect.Descriptor instead.
 func (*RevokeKeyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{109}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *RevokeKeyResponse) GetKeyId() string {
@@ -8792,7 +9485,7 @@ type SetBudgetRequest struct {
 
 func (x *SetBudgetRequest) Reset() {
 	*x = SetBudgetRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[110]
+	mi := &file_spool_v1_spool_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8804,7 +9497,7 @@ func (x *SetBudgetRequest) String() string {
 func (*SetBudgetRequest) ProtoMessage() {}
 
 func (x *SetBudgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[110]
+	mi := &file_spool_v1_spool_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8817,7 +9510,7 @@ func (x *SetBudgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBudgetRequest.ProtoReflect.Descriptor instead.
 func (*SetBudgetRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{110}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *SetBudgetRequest) GetPeriod() string {
@@ -8852,7 +9545,7 @@ type SetBudgetResponse struct {
 
 func (x *SetBudgetResponse) Reset() {
 	*x = SetBudgetResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[111]
+	mi := &file_spool_v1_spool_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8864,7 +9557,7 @@ func (x *SetBudgetResponse) String() string {
 func (*SetBudgetResponse) ProtoMessage() {}
 
 func (x *SetBudgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[111]
+	mi := &file_spool_v1_spool_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8877,7 +9570,7 @@ func (x *SetBudgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBudgetResponse.ProtoReflect.Descriptor instead.
 func (*SetBudgetResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{111}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *SetBudgetResponse) GetTenant() string {
@@ -8912,7 +9605,7 @@ type ListBudgetsRequest struct {
 
 func (x *ListBudgetsRequest) Reset() {
 	*x = ListBudgetsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[112]
+	mi := &file_spool_v1_spool_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8924,7 +9617,7 @@ func (x *ListBudgetsRequest) String() string {
 func (*ListBudgetsRequest) ProtoMessage() {}
 
 func (x *ListBudgetsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[112]
+	mi := &file_spool_v1_spool_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8937,7 +9630,7 @@ func (x *ListBudgetsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBudgetsRequest.ProtoReflect.Descriptor instead.
 func (*ListBudgetsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{112}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *ListBudgetsRequest) GetTenant() string {
@@ -8956,7 +9649,7 @@ type ListBudgetsResponse struct {
 
 func (x *ListBudgetsResponse) Reset() {
 	*x = ListBudgetsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[113]
+	mi := &file_spool_v1_spool_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8968,7 +9661,7 @@ func (x *ListBudgetsResponse) String() string {
 func (*ListBudgetsResponse) ProtoMessage() {}
 
 func (x *ListBudgetsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[113]
+	mi := &file_spool_v1_spool_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8981,7 +9674,7 @@ func (x *ListBudgetsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBudgetsResponse.ProtoReflect.Descriptor instead.
 func (*ListBudgetsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{113}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *ListBudgetsResponse) GetBudgets() []*TenantBudget {
@@ -9011,7 +9704,7 @@ type TenantBudget struct {
 
 func (x *TenantBudget) Reset() {
 	*x = TenantBudget{}
-	mi := &file_spool_v1_spool_proto_msgTypes[114]
+	mi := &file_spool_v1_spool_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9023,7 +9716,7 @@ func (x *TenantBudget) String() string {
 func (*TenantBudget) ProtoMessage() {}
 
 func (x *TenantBudget) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[114]
+	mi := &file_spool_v1_spool_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9036,7 +9729,7 @@ func (x *TenantBudget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantBudget.ProtoReflect.Descriptor instead.
 func (*TenantBudget) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{114}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *TenantBudget) GetTenant() string {
@@ -9100,7 +9793,7 @@ type RemoveBudgetRequest struct {
 
 func (x *RemoveBudgetRequest) Reset() {
 	*x = RemoveBudgetRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[115]
+	mi := &file_spool_v1_spool_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9112,7 +9805,7 @@ func (x *RemoveBudgetRequest) String() string {
 func (*RemoveBudgetRequest) ProtoMessage() {}
 
 func (x *RemoveBudgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[115]
+	mi := &file_spool_v1_spool_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9125,7 +9818,7 @@ func (x *RemoveBudgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBudgetRequest.ProtoReflect.Descriptor instead.
 func (*RemoveBudgetRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{115}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *RemoveBudgetRequest) GetPeriod() string {
@@ -9153,7 +9846,7 @@ type RemoveBudgetResponse struct {
 
 func (x *RemoveBudgetResponse) Reset() {
 	*x = RemoveBudgetResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[116]
+	mi := &file_spool_v1_spool_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9165,7 +9858,7 @@ func (x *RemoveBudgetResponse) String() string {
 func (*RemoveBudgetResponse) ProtoMessage() {}
 
 func (x *RemoveBudgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[116]
+	mi := &file_spool_v1_spool_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9178,7 +9871,7 @@ func (x *RemoveBudgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBudgetResponse.ProtoReflect.Descriptor instead.
 func (*RemoveBudgetResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{116}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *RemoveBudgetResponse) GetTenant() string {
@@ -9232,7 +9925,7 @@ type TenantLimits struct {
 
 func (x *TenantLimits) Reset() {
 	*x = TenantLimits{}
-	mi := &file_spool_v1_spool_proto_msgTypes[117]
+	mi := &file_spool_v1_spool_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9244,7 +9937,7 @@ func (x *TenantLimits) String() string {
 func (*TenantLimits) ProtoMessage() {}
 
 func (x *TenantLimits) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[117]
+	mi := &file_spool_v1_spool_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9257,7 +9950,7 @@ func (x *TenantLimits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantLimits.ProtoReflect.Descriptor instead.
 func (*TenantLimits) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{117}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *TenantLimits) GetSlots() uint32 {
@@ -9342,7 +10035,7 @@ type SetLimitsRequest struct {
 
 func (x *SetLimitsRequest) Reset() {
 	*x = SetLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[118]
+	mi := &file_spool_v1_spool_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9354,7 +10047,7 @@ func (x *SetLimitsRequest) String() string {
 func (*SetLimitsRequest) ProtoMessage() {}
 
 func (x *SetLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[118]
+	mi := &file_spool_v1_spool_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9367,7 +10060,7 @@ func (x *SetLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLimitsRequest.ProtoReflect.Descriptor instead.
 func (*SetLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{118}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *SetLimitsRequest) GetTenant() string {
@@ -9394,7 +10087,7 @@ type SetLimitsResponse struct {
 
 func (x *SetLimitsResponse) Reset() {
 	*x = SetLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[119]
+	mi := &file_spool_v1_spool_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9406,7 +10099,7 @@ func (x *SetLimitsResponse) String() string {
 func (*SetLimitsResponse) ProtoMessage() {}
 
 func (x *SetLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[119]
+	mi := &file_spool_v1_spool_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9419,7 +10112,7 @@ func (x *SetLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLimitsResponse.ProtoReflect.Descriptor instead.
 func (*SetLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{119}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *SetLimitsResponse) GetTenant() string {
@@ -9447,7 +10140,7 @@ type GetLimitsRequest struct {
 
 func (x *GetLimitsRequest) Reset() {
 	*x = GetLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[120]
+	mi := &file_spool_v1_spool_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9459,7 +10152,7 @@ func (x *GetLimitsRequest) String() string {
 func (*GetLimitsRequest) ProtoMessage() {}
 
 func (x *GetLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[120]
+	mi := &file_spool_v1_spool_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9472,7 +10165,7 @@ func (x *GetLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLimitsRequest.ProtoReflect.Descriptor instead.
 func (*GetLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{120}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *GetLimitsRequest) GetTenant() string {
@@ -9495,7 +10188,7 @@ type GetLimitsResponse struct {
 
 func (x *GetLimitsResponse) Reset() {
 	*x = GetLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[121]
+	mi := &file_spool_v1_spool_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9507,7 +10200,7 @@ func (x *GetLimitsResponse) String() string {
 func (*GetLimitsResponse) ProtoMessage() {}
 
 func (x *GetLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[121]
+	mi := &file_spool_v1_spool_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9520,7 +10213,7 @@ func (x *GetLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLimitsResponse.ProtoReflect.Descriptor instead.
 func (*GetLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{121}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *GetLimitsResponse) GetTenant() string {
@@ -9554,7 +10247,7 @@ type RemoveLimitsRequest struct {
 
 func (x *RemoveLimitsRequest) Reset() {
 	*x = RemoveLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[122]
+	mi := &file_spool_v1_spool_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9566,7 +10259,7 @@ func (x *RemoveLimitsRequest) String() string {
 func (*RemoveLimitsRequest) ProtoMessage() {}
 
 func (x *RemoveLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[122]
+	mi := &file_spool_v1_spool_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9579,7 +10272,7 @@ func (x *RemoveLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLimitsRequest.ProtoReflect.Descriptor instead.
 func (*RemoveLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{122}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *RemoveLimitsRequest) GetTenant() string {
@@ -9599,7 +10292,7 @@ type RemoveLimitsResponse struct {
 
 func (x *RemoveLimitsResponse) Reset() {
 	*x = RemoveLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[123]
+	mi := &file_spool_v1_spool_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9611,7 +10304,7 @@ func (x *RemoveLimitsResponse) String() string {
 func (*RemoveLimitsResponse) ProtoMessage() {}
 
 func (x *RemoveLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[123]
+	mi := &file_spool_v1_spool_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9624,7 +10317,7 @@ func (x *RemoveLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLimitsResponse.ProtoReflect.Descriptor instead.
 func (*RemoveLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{123}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *RemoveLimitsResponse) GetTenant() string {
@@ -9659,7 +10352,7 @@ type Reference struct {
 
 func (x *Reference) Reset() {
 	*x = Reference{}
-	mi := &file_spool_v1_spool_proto_msgTypes[124]
+	mi := &file_spool_v1_spool_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9671,7 +10364,7 @@ func (x *Reference) String() string {
 func (*Reference) ProtoMessage() {}
 
 func (x *Reference) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[124]
+	mi := &file_spool_v1_spool_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9684,7 +10377,7 @@ func (x *Reference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reference.ProtoReflect.Descriptor instead.
 func (*Reference) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{124}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{132}
 }
 
 func (x *Reference) GetScope() string {
@@ -9730,7 +10423,7 @@ type Definition struct {
 
 func (x *Definition) Reset() {
 	*x = Definition{}
-	mi := &file_spool_v1_spool_proto_msgTypes[125]
+	mi := &file_spool_v1_spool_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9742,7 +10435,7 @@ func (x *Definition) String() string {
 func (*Definition) ProtoMessage() {}
 
 func (x *Definition) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[125]
+	mi := &file_spool_v1_spool_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9755,7 +10448,7 @@ func (x *Definition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Definition.ProtoReflect.Descriptor instead.
 func (*Definition) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{125}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *Definition) GetRef() *Reference {
@@ -9800,7 +10493,7 @@ type ApplyResponse struct {
 
 func (x *ApplyResponse) Reset() {
 	*x = ApplyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[126]
+	mi := &file_spool_v1_spool_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9812,7 +10505,7 @@ func (x *ApplyResponse) String() string {
 func (*ApplyResponse) ProtoMessage() {}
 
 func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[126]
+	mi := &file_spool_v1_spool_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9825,7 +10518,7 @@ func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyResponse.ProtoReflect.Descriptor instead.
 func (*ApplyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{126}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *ApplyResponse) GetRef() *Reference {
@@ -9858,7 +10551,7 @@ type RemoveResponse struct {
 
 func (x *RemoveResponse) Reset() {
 	*x = RemoveResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[127]
+	mi := &file_spool_v1_spool_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9870,7 +10563,7 @@ func (x *RemoveResponse) String() string {
 func (*RemoveResponse) ProtoMessage() {}
 
 func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[127]
+	mi := &file_spool_v1_spool_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9883,7 +10576,7 @@ func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveResponse.ProtoReflect.Descriptor instead.
 func (*RemoveResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{127}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{135}
 }
 
 func (x *RemoveResponse) GetPosition() string {
@@ -9907,7 +10600,7 @@ type ApplyAgentRequest struct {
 
 func (x *ApplyAgentRequest) Reset() {
 	*x = ApplyAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[128]
+	mi := &file_spool_v1_spool_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9919,7 +10612,7 @@ func (x *ApplyAgentRequest) String() string {
 func (*ApplyAgentRequest) ProtoMessage() {}
 
 func (x *ApplyAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[128]
+	mi := &file_spool_v1_spool_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9932,7 +10625,7 @@ func (x *ApplyAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyAgentRequest.ProtoReflect.Descriptor instead.
 func (*ApplyAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{128}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *ApplyAgentRequest) GetRef() *Reference {
@@ -9967,7 +10660,7 @@ type ListAgentsRequest struct {
 
 func (x *ListAgentsRequest) Reset() {
 	*x = ListAgentsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[129]
+	mi := &file_spool_v1_spool_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9979,7 +10672,7 @@ func (x *ListAgentsRequest) String() string {
 func (*ListAgentsRequest) ProtoMessage() {}
 
 func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[129]
+	mi := &file_spool_v1_spool_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9992,7 +10685,7 @@ func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAgentsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{129}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{137}
 }
 
 func (x *ListAgentsRequest) GetPageSize() uint32 {
@@ -10020,7 +10713,7 @@ type ListAgentsResponse struct {
 
 func (x *ListAgentsResponse) Reset() {
 	*x = ListAgentsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[130]
+	mi := &file_spool_v1_spool_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10032,7 +10725,7 @@ func (x *ListAgentsResponse) String() string {
 func (*ListAgentsResponse) ProtoMessage() {}
 
 func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[130]
+	mi := &file_spool_v1_spool_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10045,7 +10738,7 @@ func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAgentsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{130}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{138}
 }
 
 func (x *ListAgentsResponse) GetAgents() []*Definition {
@@ -10078,7 +10771,7 @@ type GetAgentRequest struct {
 
 func (x *GetAgentRequest) Reset() {
 	*x = GetAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[131]
+	mi := &file_spool_v1_spool_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10090,7 +10783,7 @@ func (x *GetAgentRequest) String() string {
 func (*GetAgentRequest) ProtoMessage() {}
 
 func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[131]
+	mi := &file_spool_v1_spool_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10103,7 +10796,7 @@ func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAgentRequest.ProtoReflect.Descriptor instead.
 func (*GetAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{131}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{139}
 }
 
 func (x *GetAgentRequest) GetSlug() string {
@@ -10152,7 +10845,7 @@ type RemoveAgentRequest struct {
 
 func (x *RemoveAgentRequest) Reset() {
 	*x = RemoveAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[132]
+	mi := &file_spool_v1_spool_proto_msgTypes[140]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10164,7 +10857,7 @@ func (x *RemoveAgentRequest) String() string {
 func (*RemoveAgentRequest) ProtoMessage() {}
 
 func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[132]
+	mi := &file_spool_v1_spool_proto_msgTypes[140]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10177,7 +10870,7 @@ func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveAgentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{132}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{140}
 }
 
 func (x *RemoveAgentRequest) GetSlug() string {
@@ -10215,7 +10908,7 @@ type ApplyInstanceRequest struct {
 
 func (x *ApplyInstanceRequest) Reset() {
 	*x = ApplyInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[133]
+	mi := &file_spool_v1_spool_proto_msgTypes[141]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10227,7 +10920,7 @@ func (x *ApplyInstanceRequest) String() string {
 func (*ApplyInstanceRequest) ProtoMessage() {}
 
 func (x *ApplyInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[133]
+	mi := &file_spool_v1_spool_proto_msgTypes[141]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10240,7 +10933,7 @@ func (x *ApplyInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyInstanceRequest.ProtoReflect.Descriptor instead.
 func (*ApplyInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{133}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{141}
 }
 
 func (x *ApplyInstanceRequest) GetRef() *Reference {
@@ -10275,7 +10968,7 @@ type ListInstancesRequest struct {
 
 func (x *ListInstancesRequest) Reset() {
 	*x = ListInstancesRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[134]
+	mi := &file_spool_v1_spool_proto_msgTypes[142]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10287,7 +10980,7 @@ func (x *ListInstancesRequest) String() string {
 func (*ListInstancesRequest) ProtoMessage() {}
 
 func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[134]
+	mi := &file_spool_v1_spool_proto_msgTypes[142]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10300,7 +10993,7 @@ func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesRequest.ProtoReflect.Descriptor instead.
 func (*ListInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{134}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{142}
 }
 
 func (x *ListInstancesRequest) GetPageSize() uint32 {
@@ -10328,7 +11021,7 @@ type ListInstancesResponse struct {
 
 func (x *ListInstancesResponse) Reset() {
 	*x = ListInstancesResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[135]
+	mi := &file_spool_v1_spool_proto_msgTypes[143]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10340,7 +11033,7 @@ func (x *ListInstancesResponse) String() string {
 func (*ListInstancesResponse) ProtoMessage() {}
 
 func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[135]
+	mi := &file_spool_v1_spool_proto_msgTypes[143]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10353,7 +11046,7 @@ func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesResponse.ProtoReflect.Descriptor instead.
 func (*ListInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{135}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{143}
 }
 
 func (x *ListInstancesResponse) GetInstances() []*Definition {
@@ -10386,7 +11079,7 @@ type GetInstanceRequest struct {
 
 func (x *GetInstanceRequest) Reset() {
 	*x = GetInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[136]
+	mi := &file_spool_v1_spool_proto_msgTypes[144]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10398,7 +11091,7 @@ func (x *GetInstanceRequest) String() string {
 func (*GetInstanceRequest) ProtoMessage() {}
 
 func (x *GetInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[136]
+	mi := &file_spool_v1_spool_proto_msgTypes[144]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10411,7 +11104,7 @@ func (x *GetInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{136}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{144}
 }
 
 func (x *GetInstanceRequest) GetSlug() string {
@@ -10460,7 +11153,7 @@ type RemoveInstanceRequest struct {
 
 func (x *RemoveInstanceRequest) Reset() {
 	*x = RemoveInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[137]
+	mi := &file_spool_v1_spool_proto_msgTypes[145]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10472,7 +11165,7 @@ func (x *RemoveInstanceRequest) String() string {
 func (*RemoveInstanceRequest) ProtoMessage() {}
 
 func (x *RemoveInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[137]
+	mi := &file_spool_v1_spool_proto_msgTypes[145]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10485,7 +11178,7 @@ func (x *RemoveInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveInstanceRequest.ProtoReflect.Descriptor instead.
 func (*RemoveInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{137}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{145}
 }
 
 func (x *RemoveInstanceRequest) GetSlug() string {
@@ -10523,7 +11216,7 @@ type ApplyEnvironmentRequest struct {
 
 func (x *ApplyEnvironmentRequest) Reset() {
 	*x = ApplyEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[138]
+	mi := &file_spool_v1_spool_proto_msgTypes[146]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10535,7 +11228,7 @@ func (x *ApplyEnvironmentRequest) String() string {
 func (*ApplyEnvironmentRequest) ProtoMessage() {}
 
 func (x *ApplyEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[138]
+	mi := &file_spool_v1_spool_proto_msgTypes[146]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10548,7 +11241,7 @@ func (x *ApplyEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*ApplyEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{138}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{146}
 }
 
 func (x *ApplyEnvironmentRequest) GetRef() *Reference {
@@ -10583,7 +11276,7 @@ type ListEnvironmentsRequest struct {
 
 func (x *ListEnvironmentsRequest) Reset() {
 	*x = ListEnvironmentsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[139]
+	mi := &file_spool_v1_spool_proto_msgTypes[147]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10595,7 +11288,7 @@ func (x *ListEnvironmentsRequest) String() string {
 func (*ListEnvironmentsRequest) ProtoMessage() {}
 
 func (x *ListEnvironmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[139]
+	mi := &file_spool_v1_spool_proto_msgTypes[147]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10608,7 +11301,7 @@ func (x *ListEnvironmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnvironmentsRequest.ProtoReflect.Descriptor instead.
 func (*ListEnvironmentsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{139}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{147}
 }
 
 func (x *ListEnvironmentsRequest) GetPageSize() uint32 {
@@ -10636,7 +11329,7 @@ type ListEnvironmentsResponse struct {
 
 func (x *ListEnvironmentsResponse) Reset() {
 	*x = ListEnvironmentsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[140]
+	mi := &file_spool_v1_spool_proto_msgTypes[148]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10648,7 +11341,7 @@ func (x *ListEnvironmentsResponse) String() string {
 func (*ListEnvironmentsResponse) ProtoMessage() {}
 
 func (x *ListEnvironmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[140]
+	mi := &file_spool_v1_spool_proto_msgTypes[148]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10661,7 +11354,7 @@ func (x *ListEnvironmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnvironmentsResponse.ProtoReflect.Descriptor instead.
 func (*ListEnvironmentsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{140}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{148}
 }
 
 func (x *ListEnvironmentsResponse) GetEnvironments() []*Definition {
@@ -10694,7 +11387,7 @@ type GetEnvironmentRequest struct {
 
 func (x *GetEnvironmentRequest) Reset() {
 	*x = GetEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[141]
+	mi := &file_spool_v1_spool_proto_msgTypes[149]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10706,7 +11399,7 @@ func (x *GetEnvironmentRequest) String() string {
 func (*GetEnvironmentRequest) ProtoMessage() {}
 
 func (x *GetEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[141]
+	mi := &file_spool_v1_spool_proto_msgTypes[149]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10719,7 +11412,7 @@ func (x *GetEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*GetEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{141}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{149}
 }
 
 func (x *GetEnvironmentRequest) GetSlug() string {
@@ -10768,7 +11461,7 @@ type RemoveEnvironmentRequest struct {
 
 func (x *RemoveEnvironmentRequest) Reset() {
 	*x = RemoveEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[142]
+	mi := &file_spool_v1_spool_proto_msgTypes[150]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10780,7 +11473,7 @@ func (x *RemoveEnvironmentRequest) String() string {
 func (*RemoveEnvironmentRequest) ProtoMessage() {}
 
 func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[142]
+	mi := &file_spool_v1_spool_proto_msgTypes[150]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10793,7 +11486,7 @@ func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{142}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{150}
 }
 
 func (x *RemoveEnvironmentRequest) GetSlug() string {
@@ -10831,7 +11524,7 @@ type ExplainEnvironmentRequest struct {
 
 func (x *ExplainEnvironmentRequest) Reset() {
 	*x = ExplainEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[143]
+	mi := &file_spool_v1_spool_proto_msgTypes[151]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10843,7 +11536,7 @@ func (x *ExplainEnvironmentRequest) String() string {
 func (*ExplainEnvironmentRequest) ProtoMessage() {}
 
 func (x *ExplainEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[143]
+	mi := &file_spool_v1_spool_proto_msgTypes[151]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10856,7 +11549,7 @@ func (x *ExplainEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*ExplainEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{143}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{151}
 }
 
 func (x *ExplainEnvironmentRequest) GetAgent() string {
@@ -10893,7 +11586,7 @@ type ExplainEnvironmentResponse struct {
 
 func (x *ExplainEnvironmentResponse) Reset() {
 	*x = ExplainEnvironmentResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[144]
+	mi := &file_spool_v1_spool_proto_msgTypes[152]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10905,7 +11598,7 @@ func (x *ExplainEnvironmentResponse) String() string {
 func (*ExplainEnvironmentResponse) ProtoMessage() {}
 
 func (x *ExplainEnvironmentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[144]
+	mi := &file_spool_v1_spool_proto_msgTypes[152]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10918,7 +11611,7 @@ func (x *ExplainEnvironmentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEnvironmentResponse.ProtoReflect.Descriptor instead.
 func (*ExplainEnvironmentResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{144}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{152}
 }
 
 func (x *ExplainEnvironmentResponse) GetVariables() []*ExplainedVariable {
@@ -10947,7 +11640,7 @@ type ExplainedHost struct {
 
 func (x *ExplainedHost) Reset() {
 	*x = ExplainedHost{}
-	mi := &file_spool_v1_spool_proto_msgTypes[145]
+	mi := &file_spool_v1_spool_proto_msgTypes[153]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10959,7 +11652,7 @@ func (x *ExplainedHost) String() string {
 func (*ExplainedHost) ProtoMessage() {}
 
 func (x *ExplainedHost) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[145]
+	mi := &file_spool_v1_spool_proto_msgTypes[153]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10972,7 +11665,7 @@ func (x *ExplainedHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedHost.ProtoReflect.Descriptor instead.
 func (*ExplainedHost) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{145}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{153}
 }
 
 func (x *ExplainedHost) GetEntry() string {
@@ -11003,7 +11696,7 @@ type ExplainedVariable struct {
 
 func (x *ExplainedVariable) Reset() {
 	*x = ExplainedVariable{}
-	mi := &file_spool_v1_spool_proto_msgTypes[146]
+	mi := &file_spool_v1_spool_proto_msgTypes[154]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11015,7 +11708,7 @@ func (x *ExplainedVariable) String() string {
 func (*ExplainedVariable) ProtoMessage() {}
 
 func (x *ExplainedVariable) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[146]
+	mi := &file_spool_v1_spool_proto_msgTypes[154]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11028,7 +11721,7 @@ func (x *ExplainedVariable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedVariable.ProtoReflect.Descriptor instead.
 func (*ExplainedVariable) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{146}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{154}
 }
 
 func (x *ExplainedVariable) GetName() string {
@@ -11070,7 +11763,7 @@ type ListSkillsRequest struct {
 
 func (x *ListSkillsRequest) Reset() {
 	*x = ListSkillsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[147]
+	mi := &file_spool_v1_spool_proto_msgTypes[155]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11082,7 +11775,7 @@ func (x *ListSkillsRequest) String() string {
 func (*ListSkillsRequest) ProtoMessage() {}
 
 func (x *ListSkillsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[147]
+	mi := &file_spool_v1_spool_proto_msgTypes[155]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11095,7 +11788,7 @@ func (x *ListSkillsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSkillsRequest.ProtoReflect.Descriptor instead.
 func (*ListSkillsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{147}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{155}
 }
 
 func (x *ListSkillsRequest) GetPageSize() uint32 {
@@ -11123,7 +11816,7 @@ type ListSkillsResponse struct {
 
 func (x *ListSkillsResponse) Reset() {
 	*x = ListSkillsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[148]
+	mi := &file_spool_v1_spool_proto_msgTypes[156]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11135,7 +11828,7 @@ func (x *ListSkillsResponse) String() string {
 func (*ListSkillsResponse) ProtoMessage() {}
 
 func (x *ListSkillsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[148]
+	mi := &file_spool_v1_spool_proto_msgTypes[156]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11148,7 +11841,7 @@ func (x *ListSkillsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSkillsResponse.ProtoReflect.Descriptor instead.
 func (*ListSkillsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{148}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{156}
 }
 
 func (x *ListSkillsResponse) GetSkills() []*Skill {
@@ -11181,7 +11874,7 @@ type GetSkillRequest struct {
 
 func (x *GetSkillRequest) Reset() {
 	*x = GetSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[149]
+	mi := &file_spool_v1_spool_proto_msgTypes[157]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11193,7 +11886,7 @@ func (x *GetSkillRequest) String() string {
 func (*GetSkillRequest) ProtoMessage() {}
 
 func (x *GetSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[149]
+	mi := &file_spool_v1_spool_proto_msgTypes[157]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11206,7 +11899,7 @@ func (x *GetSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSkillRequest.ProtoReflect.Descriptor instead.
 func (*GetSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{149}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{157}
 }
 
 func (x *GetSkillRequest) GetSlug() string {
@@ -11268,7 +11961,7 @@ type Skill struct {
 
 func (x *Skill) Reset() {
 	*x = Skill{}
-	mi := &file_spool_v1_spool_proto_msgTypes[150]
+	mi := &file_spool_v1_spool_proto_msgTypes[158]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11280,7 +11973,7 @@ func (x *Skill) String() string {
 func (*Skill) ProtoMessage() {}
 
 func (x *Skill) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[150]
+	mi := &file_spool_v1_spool_proto_msgTypes[158]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11293,7 +11986,7 @@ func (x *Skill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Skill.ProtoReflect.Descriptor instead.
 func (*Skill) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{150}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{158}
 }
 
 func (x *Skill) GetRef() *Reference {
@@ -11374,7 +12067,7 @@ type TagSkillRequest struct {
 
 func (x *TagSkillRequest) Reset() {
 	*x = TagSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[151]
+	mi := &file_spool_v1_spool_proto_msgTypes[159]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11386,7 +12079,7 @@ func (x *TagSkillRequest) String() string {
 func (*TagSkillRequest) ProtoMessage() {}
 
 func (x *TagSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[151]
+	mi := &file_spool_v1_spool_proto_msgTypes[159]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11399,7 +12092,7 @@ func (x *TagSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagSkillRequest.ProtoReflect.Descriptor instead.
 func (*TagSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{151}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{159}
 }
 
 func (x *TagSkillRequest) GetSlug() string {
@@ -11450,7 +12143,7 @@ type RemoveSkillRequest struct {
 
 func (x *RemoveSkillRequest) Reset() {
 	*x = RemoveSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[152]
+	mi := &file_spool_v1_spool_proto_msgTypes[160]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11462,7 +12155,7 @@ func (x *RemoveSkillRequest) String() string {
 func (*RemoveSkillRequest) ProtoMessage() {}
 
 func (x *RemoveSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[152]
+	mi := &file_spool_v1_spool_proto_msgTypes[160]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11475,7 +12168,7 @@ func (x *RemoveSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSkillRequest.ProtoReflect.Descriptor instead.
 func (*RemoveSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{152}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{160}
 }
 
 func (x *RemoveSkillRequest) GetSlug() string {
@@ -11699,7 +12392,7 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x15DeleteSessionResponse\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1a\n" +
-	"\bposition\x18\x02 \x01(\tR\bposition\"\x9d\x03\n" +
+	"\bposition\x18\x02 \x01(\tR\bposition\"\xdf\x03\n" +
 	"\x12PostMessageRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x18\n" +
@@ -11708,7 +12401,8 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\bmetadata\x18\x04 \x01(\v2\x0e.spool.v1.JsonR\bmetadata\x12@\n" +
 	"\x0fworkspace_files\x18\x05 \x03(\v2\x17.spool.v1.WorkspaceFileR\x0eworkspaceFiles\x12O\n" +
 	"\venvironment\x18\x06 \x03(\v2-.spool.v1.PostMessageRequest.EnvironmentEntryR\venvironment\x12\x12\n" +
-	"\x04wait\x18\a \x01(\tR\x04wait\x1aU\n" +
+	"\x04wait\x18\a \x01(\tR\x04wait\x12@\n" +
+	"\vpermissions\x18\b \x01(\v2\x1e.spool.v1.ExecutionPermissionsR\vpermissions\x1aU\n" +
 	"\x10EnvironmentEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12+\n" +
 	"\x05value\x18\x02 \x01(\v2\x15.spool.v1.RunVariableR\x05value:\x028\x01\"@\n" +
@@ -11783,7 +12477,7 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\n" +
 	"page_token\x18\x04 \x01(\tR\tpageToken\x12!\n" +
 	"\fmin_position\x18\x05 \x01(\tR\vminPositionB\x05\n" +
-	"\x03_at\"\x8d\x06\n" +
+	"\x03_at\"\xbf\x06\n" +
 	"\fSessionState\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\rR\x03seq\x12\x1a\n" +
 	"\bposition\x18\x02 \x01(\tR\bposition\x12.\n" +
@@ -11805,7 +12499,8 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\ametered\x18\x0e \x01(\v2\x14.spool.v1.UsageTotalR\ametered\x126\n" +
 	"\bresolved\x18\x0f \x01(\v2\x1a.spool.v1.ResolvedVersionsR\bresolved\x12.\n" +
 	"\x05files\x18\x10 \x01(\v2\x18.spool.v1.WorkspaceStateR\x05files\x12A\n" +
-	"\x0fincomplete_text\x18\x11 \x03(\v2\x18.spool.v1.IncompleteTextR\x0eincompleteText\"L\n" +
+	"\x0fincomplete_text\x18\x11 \x03(\v2\x18.spool.v1.IncompleteTextR\x0eincompleteText\x120\n" +
+	"\tapprovals\x18\x12 \x03(\v2\x12.spool.v1.ApprovalR\tapprovals\"L\n" +
 	"\x0eIncompleteText\x12\x19\n" +
 	"\bblock_id\x18\x01 \x01(\tR\ablockId\x12\x1f\n" +
 	"\vshown_bytes\x18\x02 \x01(\rR\n" +
@@ -11927,7 +12622,7 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x05event\x18\x05 \x01(\v2\x0f.spool.v1.EventR\x05event\x12.\n" +
 	"\n" +
 	"with_event\x18\x06 \x01(\v2\x0f.spool.v1.EventR\twithEvent\x12\x12\n" +
-	"\x04fork\x18\a \x01(\bR\x04fork\"\xbd\x05\n" +
+	"\x04fork\x18\a \x01(\bR\x04fork\"\xff\x05\n" +
 	"\x15StartExecutionRequest\x12\x14\n" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\"\n" +
 	"\farchitecture\x18\x02 \x01(\tR\farchitecture\x12\x18\n" +
@@ -11946,7 +12641,8 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\n" +
 	"transcript\x18\x0e \x01(\tR\n" +
 	"transcript\x12\x12\n" +
-	"\x04wait\x18\x0f \x01(\tR\x04wait\x1aU\n" +
+	"\x04wait\x18\x0f \x01(\tR\x04wait\x12@\n" +
+	"\vpermissions\x18\x10 \x01(\v2\x1e.spool.v1.ExecutionPermissionsR\vpermissions\x1aU\n" +
 	"\x10EnvironmentEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12+\n" +
 	"\x05value\x18\x02 \x01(\v2\x15.spool.v1.RunVariableR\x05value:\x028\x01\"\xe4\x01\n" +
@@ -12086,7 +12782,79 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12!\n" +
 	"\fexecution_id\x18\x02 \x01(\tR\vexecutionId\x12\x1a\n" +
-	"\bposition\x18\x03 \x01(\tR\bposition\"\xc5\x01\n" +
+	"\bposition\x18\x03 \x01(\tR\bposition\"\xac\x01\n" +
+	"\x14ListApprovalsRequest\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x01 \x01(\tR\tsessionId\x12!\n" +
+	"\fexecution_id\x18\x02 \x01(\tR\vexecutionId\x12\x16\n" +
+	"\x06status\x18\x03 \x01(\tR\x06status\x12\x1b\n" +
+	"\tpage_size\x18\x04 \x01(\rR\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x05 \x01(\tR\tpageToken\"q\n" +
+	"\x15ListApprovalsResponse\x120\n" +
+	"\tapprovals\x18\x01 \x03(\v2\x12.spool.v1.ApprovalR\tapprovals\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"X\n" +
+	"\x12GetApprovalRequest\x12\x1f\n" +
+	"\vapproval_id\x18\x01 \x01(\tR\n" +
+	"approvalId\x12!\n" +
+	"\fmin_position\x18\x02 \x01(\tR\vminPosition\"\xe9\x06\n" +
+	"\bApproval\x12\x1f\n" +
+	"\vapproval_id\x18\x01 \x01(\tR\n" +
+	"approvalId\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x02 \x01(\tR\tsessionId\x12!\n" +
+	"\fexecution_id\x18\x03 \x01(\tR\vexecutionId\x12'\n" +
+	"\x0fconversation_id\x18\x04 \x01(\tR\x0econversationId\x12\x12\n" +
+	"\x04kind\x18\x05 \x01(\tR\x04kind\x12 \n" +
+	"\ttool_name\x18\x06 \x01(\tH\x00R\btoolName\x88\x01\x01\x12#\n" +
+	"\vtool_use_id\x18\a \x01(\tH\x01R\ttoolUseId\x88\x01\x01\x12\x14\n" +
+	"\x05title\x18\b \x01(\tR\x05title\x12\x16\n" +
+	"\x06status\x18\t \x01(\tR\x06status\x12\x19\n" +
+	"\x05cause\x18\n" +
+	" \x01(\tH\x02R\x05cause\x88\x01\x01\x12\x1f\n" +
+	"\bdecision\x18\v \x01(\tH\x03R\bdecision\x88\x01\x01\x128\n" +
+	"\n" +
+	"decided_by\x18\f \x01(\v2\x14.spool.v1.AuditActorH\x04R\tdecidedBy\x88\x01\x01\x12#\n" +
+	"\rrequested_seq\x18\r \x01(\rR\frequestedSeq\x12=\n" +
+	"\frequested_at\x18\x0e \x01(\v2\x1a.google.protobuf.TimestampR\vrequestedAt\x12$\n" +
+	"\vdecided_seq\x18\x0f \x01(\rH\x05R\n" +
+	"decidedSeq\x88\x01\x01\x129\n" +
+	"\n" +
+	"decided_at\x18\x10 \x01(\v2\x1a.google.protobuf.TimestampR\tdecidedAt\x12 \n" +
+	"\tended_seq\x18\x11 \x01(\rH\x06R\bendedSeq\x88\x01\x01\x125\n" +
+	"\bended_at\x18\x12 \x01(\v2\x1a.google.protobuf.TimestampR\aendedAt\x12(\n" +
+	"\arequest\x18\x13 \x01(\v2\x0e.spool.v1.JsonR\arequest\x12(\n" +
+	"\adecided\x18\x14 \x01(\v2\x0e.spool.v1.JsonR\adecidedB\f\n" +
+	"\n" +
+	"_tool_nameB\x0e\n" +
+	"\f_tool_use_idB\b\n" +
+	"\x06_causeB\v\n" +
+	"\t_decisionB\r\n" +
+	"\v_decided_byB\x0e\n" +
+	"\f_decided_seqB\f\n" +
+	"\n" +
+	"_ended_seq\"\xf5\x01\n" +
+	"\x15DecideApprovalRequest\x12\x1f\n" +
+	"\vapproval_id\x18\x01 \x01(\tR\n" +
+	"approvalId\x12\x1a\n" +
+	"\bdecision\x18\x02 \x01(\tR\bdecision\x12,\n" +
+	"\targuments\x18\x03 \x01(\v2\x0e.spool.v1.JsonR\targuments\x12\x18\n" +
+	"\acomment\x18\x04 \x01(\tR\acomment\x12-\n" +
+	"\aanswers\x18\x05 \x01(\v2\x0e.spool.v1.JsonB\x03\x80\x01\x01R\aanswers\x12(\n" +
+	"\acontent\x18\x06 \x01(\v2\x0e.spool.v1.JsonR\acontent\"4\n" +
+	"\x16DecideApprovalResponse\x12\x1a\n" +
+	"\bposition\x18\x01 \x01(\tR\bposition\"f\n" +
+	"\x14ExecutionPermissions\x12.\n" +
+	"\x05rules\x18\x01 \x03(\v2\x18.spool.v1.PermissionRuleR\x05rules\x12\x1e\n" +
+	"\n" +
+	"unattended\x18\x02 \x01(\bR\n" +
+	"unattended\"z\n" +
+	"\x0ePermissionRule\x12\x12\n" +
+	"\x04tool\x18\x01 \x01(\tR\x04tool\x12\x18\n" +
+	"\acommand\x18\x02 \x03(\tR\acommand\x12\x12\n" +
+	"\x04path\x18\x03 \x03(\tR\x04path\x12\x12\n" +
+	"\x04host\x18\x04 \x03(\tR\x04host\x12\x12\n" +
+	"\x04then\x18\x05 \x01(\tR\x04then\"\xc5\x01\n" +
 	"\x11ListEventsRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x14\n" +
@@ -12604,7 +13372,11 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\vListHistory\x12\x1c.spool.v1.ListHistoryRequest\x1a\x1d.spool.v1.ListHistoryResponse\"*\x82\xd3\xe4\x93\x02$\x12\"/api/sessions/{session_id}/history\x12\x8f\x01\n" +
 	"\x11ListHistoryBlocks\x12\".spool.v1.ListHistoryBlocksRequest\x1a#.spool.v1.ListHistoryBlocksResponse\"1\x82\xd3\xe4\x93\x02+\x12)/api/sessions/{session_id}/history/blocks\x12r\n" +
 	"\n" +
-	"ListBlocks\x12\x1b.spool.v1.ListBlocksRequest\x1a\x1c.spool.v1.ListBlocksResponse\")\x82\xd3\xe4\x93\x02#\x12!/api/sessions/{session_id}/blocks2\x9a\x02\n" +
+	"ListBlocks\x12\x1b.spool.v1.ListBlocksRequest\x1a\x1c.spool.v1.ListBlocksResponse\")\x82\xd3\xe4\x93\x02#\x12!/api/sessions/{session_id}/blocks2\xe2\x02\n" +
+	"\tApprovals\x12h\n" +
+	"\rListApprovals\x12\x1e.spool.v1.ListApprovalsRequest\x1a\x1f.spool.v1.ListApprovalsResponse\"\x16\x82\xd3\xe4\x93\x02\x10\x12\x0e/api/approvals\x12e\n" +
+	"\vGetApproval\x12\x1c.spool.v1.GetApprovalRequest\x1a\x12.spool.v1.Approval\"$\x82\xd3\xe4\x93\x02\x1e\x12\x1c/api/approvals/{approval_id}\x12\x83\x01\n" +
+	"\x0eDecideApproval\x12\x1f.spool.v1.DecideApprovalRequest\x1a .spool.v1.DecideApprovalResponse\".\x82\xd3\xe4\x93\x02(:\x01*\"#/api/approvals/{approval_id}/decide2\x9a\x02\n" +
 	"\x04Keys\x12Z\n" +
 	"\tCreateKey\x12\x1a.spool.v1.CreateKeyRequest\x1a\x1b.spool.v1.CreateKeyResponse\"\x14\x82\xd3\xe4\x93\x02\x0e:\x01*\"\t/api/keys\x12T\n" +
 	"\bListKeys\x12\x19.spool.v1.ListKeysRequest\x1a\x1a.spool.v1.ListKeysResponse\"\x11\x82\xd3\xe4\x93\x02\v\x12\t/api/keys\x12`\n" +
@@ -12662,7 +13434,7 @@ func file_spool_v1_spool_proto_rawDescGZIP() []byte {
 	return file_spool_v1_spool_proto_rawDescData
 }
 
-var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 157)
+var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 165)
 var file_spool_v1_spool_proto_goTypes = []any{
 	(*Json)(nil),                         // 0: spool.v1.Json
 	(*SessionOptions)(nil),               // 1: spool.v1.SessionOptions
@@ -12732,101 +13504,109 @@ var file_spool_v1_spool_proto_goTypes = []any{
 	(*TerminateExecutionResponse)(nil),   // 65: spool.v1.TerminateExecutionResponse
 	(*RecoverExecutionRequest)(nil),      // 66: spool.v1.RecoverExecutionRequest
 	(*RecoverExecutionResponse)(nil),     // 67: spool.v1.RecoverExecutionResponse
-	(*ListEventsRequest)(nil),            // 68: spool.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),           // 69: spool.v1.ListEventsResponse
-	(*ListHistoryRequest)(nil),           // 70: spool.v1.ListHistoryRequest
-	(*ListHistoryResponse)(nil),          // 71: spool.v1.ListHistoryResponse
-	(*Ancestor)(nil),                     // 72: spool.v1.Ancestor
-	(*ListHistoryBlocksRequest)(nil),     // 73: spool.v1.ListHistoryBlocksRequest
-	(*ListHistoryBlocksResponse)(nil),    // 74: spool.v1.ListHistoryBlocksResponse
-	(*InheritedBlocks)(nil),              // 75: spool.v1.InheritedBlocks
-	(*Event)(nil),                        // 76: spool.v1.Event
-	(*EventMetadata)(nil),                // 77: spool.v1.EventMetadata
-	(*StreamEventsRequest)(nil),          // 78: spool.v1.StreamEventsRequest
-	(*StreamEventsResponse)(nil),         // 79: spool.v1.StreamEventsResponse
-	(*Lag)(nil),                          // 80: spool.v1.Lag
-	(*ReplayEventsRequest)(nil),          // 81: spool.v1.ReplayEventsRequest
-	(*ReplayEventsResponse)(nil),         // 82: spool.v1.ReplayEventsResponse
-	(*ReplayStarted)(nil),                // 83: spool.v1.ReplayStarted
-	(*GapShortened)(nil),                 // 84: spool.v1.GapShortened
-	(*BlockWhole)(nil),                   // 85: spool.v1.BlockWhole
-	(*ReplayEnded)(nil),                  // 86: spool.v1.ReplayEnded
-	(*ListBlocksRequest)(nil),            // 87: spool.v1.ListBlocksRequest
-	(*ListBlocksResponse)(nil),           // 88: spool.v1.ListBlocksResponse
-	(*Block)(nil),                        // 89: spool.v1.Block
-	(*TodoItem)(nil),                     // 90: spool.v1.TodoItem
-	(*CreateKeyRequest)(nil),             // 91: spool.v1.CreateKeyRequest
-	(*CreateKeyResponse)(nil),            // 92: spool.v1.CreateKeyResponse
-	(*ListDeadLettersRequest)(nil),       // 93: spool.v1.ListDeadLettersRequest
-	(*ListDeadLettersResponse)(nil),      // 94: spool.v1.ListDeadLettersResponse
-	(*DeadLetter)(nil),                   // 95: spool.v1.DeadLetter
-	(*ListAuditRequest)(nil),             // 96: spool.v1.ListAuditRequest
-	(*ListAuditResponse)(nil),            // 97: spool.v1.ListAuditResponse
-	(*AuditEntry)(nil),                   // 98: spool.v1.AuditEntry
-	(*AuditActor)(nil),                   // 99: spool.v1.AuditActor
-	(*GetDeadLetterRequest)(nil),         // 100: spool.v1.GetDeadLetterRequest
-	(*RetryDeadLetterRequest)(nil),       // 101: spool.v1.RetryDeadLetterRequest
-	(*RetryDeadLetterResponse)(nil),      // 102: spool.v1.RetryDeadLetterResponse
-	(*DropDeadLetterRequest)(nil),        // 103: spool.v1.DropDeadLetterRequest
-	(*DropDeadLetterResponse)(nil),       // 104: spool.v1.DropDeadLetterResponse
-	(*ListKeysRequest)(nil),              // 105: spool.v1.ListKeysRequest
-	(*ListKeysResponse)(nil),             // 106: spool.v1.ListKeysResponse
-	(*Key)(nil),                          // 107: spool.v1.Key
-	(*RevokeKeyRequest)(nil),             // 108: spool.v1.RevokeKeyRequest
-	(*RevokeKeyResponse)(nil),            // 109: spool.v1.RevokeKeyResponse
-	(*SetBudgetRequest)(nil),             // 110: spool.v1.SetBudgetRequest
-	(*SetBudgetResponse)(nil),            // 111: spool.v1.SetBudgetResponse
-	(*ListBudgetsRequest)(nil),           // 112: spool.v1.ListBudgetsRequest
-	(*ListBudgetsResponse)(nil),          // 113: spool.v1.ListBudgetsResponse
-	(*TenantBudget)(nil),                 // 114: spool.v1.TenantBudget
-	(*RemoveBudgetRequest)(nil),          // 115: spool.v1.RemoveBudgetRequest
-	(*RemoveBudgetResponse)(nil),         // 116: spool.v1.RemoveBudgetResponse
-	(*TenantLimits)(nil),                 // 117: spool.v1.TenantLimits
-	(*SetLimitsRequest)(nil),             // 118: spool.v1.SetLimitsRequest
-	(*SetLimitsResponse)(nil),            // 119: spool.v1.SetLimitsResponse
-	(*GetLimitsRequest)(nil),             // 120: spool.v1.GetLimitsRequest
-	(*GetLimitsResponse)(nil),            // 121: spool.v1.GetLimitsResponse
-	(*RemoveLimitsRequest)(nil),          // 122: spool.v1.RemoveLimitsRequest
-	(*RemoveLimitsResponse)(nil),         // 123: spool.v1.RemoveLimitsResponse
-	(*Reference)(nil),                    // 124: spool.v1.Reference
-	(*Definition)(nil),                   // 125: spool.v1.Definition
-	(*ApplyResponse)(nil),                // 126: spool.v1.ApplyResponse
-	(*RemoveResponse)(nil),               // 127: spool.v1.RemoveResponse
-	(*ApplyAgentRequest)(nil),            // 128: spool.v1.ApplyAgentRequest
-	(*ListAgentsRequest)(nil),            // 129: spool.v1.ListAgentsRequest
-	(*ListAgentsResponse)(nil),           // 130: spool.v1.ListAgentsResponse
-	(*GetAgentRequest)(nil),              // 131: spool.v1.GetAgentRequest
-	(*RemoveAgentRequest)(nil),           // 132: spool.v1.RemoveAgentRequest
-	(*ApplyInstanceRequest)(nil),         // 133: spool.v1.ApplyInstanceRequest
-	(*ListInstancesRequest)(nil),         // 134: spool.v1.ListInstancesRequest
-	(*ListInstancesResponse)(nil),        // 135: spool.v1.ListInstancesResponse
-	(*GetInstanceRequest)(nil),           // 136: spool.v1.GetInstanceRequest
-	(*RemoveInstanceRequest)(nil),        // 137: spool.v1.RemoveInstanceRequest
-	(*ApplyEnvironmentRequest)(nil),      // 138: spool.v1.ApplyEnvironmentRequest
-	(*ListEnvironmentsRequest)(nil),      // 139: spool.v1.ListEnvironmentsRequest
-	(*ListEnvironmentsResponse)(nil),     // 140: spool.v1.ListEnvironmentsResponse
-	(*GetEnvironmentRequest)(nil),        // 141: spool.v1.GetEnvironmentRequest
-	(*RemoveEnvironmentRequest)(nil),     // 142: spool.v1.RemoveEnvironmentRequest
-	(*ExplainEnvironmentRequest)(nil),    // 143: spool.v1.ExplainEnvironmentRequest
-	(*ExplainEnvironmentResponse)(nil),   // 144: spool.v1.ExplainEnvironmentResponse
-	(*ExplainedHost)(nil),                // 145: spool.v1.ExplainedHost
-	(*ExplainedVariable)(nil),            // 146: spool.v1.ExplainedVariable
-	(*ListSkillsRequest)(nil),            // 147: spool.v1.ListSkillsRequest
-	(*ListSkillsResponse)(nil),           // 148: spool.v1.ListSkillsResponse
-	(*GetSkillRequest)(nil),              // 149: spool.v1.GetSkillRequest
-	(*Skill)(nil),                        // 150: spool.v1.Skill
-	(*TagSkillRequest)(nil),              // 151: spool.v1.TagSkillRequest
-	(*RemoveSkillRequest)(nil),           // 152: spool.v1.RemoveSkillRequest
-	nil,                                  // 153: spool.v1.ModelSettings.EnvEntry
-	nil,                                  // 154: spool.v1.PostMessageRequest.EnvironmentEntry
-	nil,                                  // 155: spool.v1.StartExecutionRequest.EnvironmentEntry
-	nil,                                  // 156: spool.v1.RecoverExecutionRequest.EnvironmentEntry
-	(*timestamppb.Timestamp)(nil),        // 157: google.protobuf.Timestamp
+	(*ListApprovalsRequest)(nil),         // 68: spool.v1.ListApprovalsRequest
+	(*ListApprovalsResponse)(nil),        // 69: spool.v1.ListApprovalsResponse
+	(*GetApprovalRequest)(nil),           // 70: spool.v1.GetApprovalRequest
+	(*Approval)(nil),                     // 71: spool.v1.Approval
+	(*DecideApprovalRequest)(nil),        // 72: spool.v1.DecideApprovalRequest
+	(*DecideApprovalResponse)(nil),       // 73: spool.v1.DecideApprovalResponse
+	(*ExecutionPermissions)(nil),         // 74: spool.v1.ExecutionPermissions
+	(*PermissionRule)(nil),               // 75: spool.v1.PermissionRule
+	(*ListEventsRequest)(nil),            // 76: spool.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),           // 77: spool.v1.ListEventsResponse
+	(*ListHistoryRequest)(nil),           // 78: spool.v1.ListHistoryRequest
+	(*ListHistoryResponse)(nil),          // 79: spool.v1.ListHistoryResponse
+	(*Ancestor)(nil),                     // 80: spool.v1.Ancestor
+	(*ListHistoryBlocksRequest)(nil),     // 81: spool.v1.ListHistoryBlocksRequest
+	(*ListHistoryBlocksResponse)(nil),    // 82: spool.v1.ListHistoryBlocksResponse
+	(*InheritedBlocks)(nil),              // 83: spool.v1.InheritedBlocks
+	(*Event)(nil),                        // 84: spool.v1.Event
+	(*EventMetadata)(nil),                // 85: spool.v1.EventMetadata
+	(*StreamEventsRequest)(nil),          // 86: spool.v1.StreamEventsRequest
+	(*StreamEventsResponse)(nil),         // 87: spool.v1.StreamEventsResponse
+	(*Lag)(nil),                          // 88: spool.v1.Lag
+	(*ReplayEventsRequest)(nil),          // 89: spool.v1.ReplayEventsRequest
+	(*ReplayEventsResponse)(nil),         // 90: spool.v1.ReplayEventsResponse
+	(*ReplayStarted)(nil),                // 91: spool.v1.ReplayStarted
+	(*GapShortened)(nil),                 // 92: spool.v1.GapShortened
+	(*BlockWhole)(nil),                   // 93: spool.v1.BlockWhole
+	(*ReplayEnded)(nil),                  // 94: spool.v1.ReplayEnded
+	(*ListBlocksRequest)(nil),            // 95: spool.v1.ListBlocksRequest
+	(*ListBlocksResponse)(nil),           // 96: spool.v1.ListBlocksResponse
+	(*Block)(nil),                        // 97: spool.v1.Block
+	(*TodoItem)(nil),                     // 98: spool.v1.TodoItem
+	(*CreateKeyRequest)(nil),             // 99: spool.v1.CreateKeyRequest
+	(*CreateKeyResponse)(nil),            // 100: spool.v1.CreateKeyResponse
+	(*ListDeadLettersRequest)(nil),       // 101: spool.v1.ListDeadLettersRequest
+	(*ListDeadLettersResponse)(nil),      // 102: spool.v1.ListDeadLettersResponse
+	(*DeadLetter)(nil),                   // 103: spool.v1.DeadLetter
+	(*ListAuditRequest)(nil),             // 104: spool.v1.ListAuditRequest
+	(*ListAuditResponse)(nil),            // 105: spool.v1.ListAuditResponse
+	(*AuditEntry)(nil),                   // 106: spool.v1.AuditEntry
+	(*AuditActor)(nil),                   // 107: spool.v1.AuditActor
+	(*GetDeadLetterRequest)(nil),         // 108: spool.v1.GetDeadLetterRequest
+	(*RetryDeadLetterRequest)(nil),       // 109: spool.v1.RetryDeadLetterRequest
+	(*RetryDeadLetterResponse)(nil),      // 110: spool.v1.RetryDeadLetterResponse
+	(*DropDeadLetterRequest)(nil),        // 111: spool.v1.DropDeadLetterRequest
+	(*DropDeadLetterResponse)(nil),       // 112: spool.v1.DropDeadLetterResponse
+	(*ListKeysRequest)(nil),              // 113: spool.v1.ListKeysRequest
+	(*ListKeysResponse)(nil),             // 114: spool.v1.ListKeysResponse
+	(*Key)(nil),                          // 115: spool.v1.Key
+	(*RevokeKeyRequest)(nil),             // 116: spool.v1.RevokeKeyRequest
+	(*RevokeKeyResponse)(nil),            // 117: spool.v1.RevokeKeyResponse
+	(*SetBudgetRequest)(nil),             // 118: spool.v1.SetBudgetRequest
+	(*SetBudgetResponse)(nil),            // 119: spool.v1.SetBudgetResponse
+	(*ListBudgetsRequest)(nil),           // 120: spool.v1.ListBudgetsRequest
+	(*ListBudgetsResponse)(nil),          // 121: spool.v1.ListBudgetsResponse
+	(*TenantBudget)(nil),                 // 122: spool.v1.TenantBudget
+	(*RemoveBudgetRequest)(nil),          // 123: spool.v1.RemoveBudgetRequest
+	(*RemoveBudgetResponse)(nil),         // 124: spool.v1.RemoveBudgetResponse
+	(*TenantLimits)(nil),                 // 125: spool.v1.TenantLimits
+	(*SetLimitsRequest)(nil),             // 126: spool.v1.SetLimitsRequest
+	(*SetLimitsResponse)(nil),            // 127: spool.v1.SetLimitsResponse
+	(*GetLimitsRequest)(nil),             // 128: spool.v1.GetLimitsRequest
+	(*GetLimitsResponse)(nil),            // 129: spool.v1.GetLimitsResponse
+	(*RemoveLimitsRequest)(nil),          // 130: spool.v1.RemoveLimitsRequest
+	(*RemoveLimitsResponse)(nil),         // 131: spool.v1.RemoveLimitsResponse
+	(*Reference)(nil),                    // 132: spool.v1.Reference
+	(*Definition)(nil),                   // 133: spool.v1.Definition
+	(*ApplyResponse)(nil),                // 134: spool.v1.ApplyResponse
+	(*RemoveResponse)(nil),               // 135: spool.v1.RemoveResponse
+	(*ApplyAgentRequest)(nil),            // 136: spool.v1.ApplyAgentRequest
+	(*ListAgentsRequest)(nil),            // 137: spool.v1.ListAgentsRequest
+	(*ListAgentsResponse)(nil),           // 138: spool.v1.ListAgentsResponse
+	(*GetAgentRequest)(nil),              // 139: spool.v1.GetAgentRequest
+	(*RemoveAgentRequest)(nil),           // 140: spool.v1.RemoveAgentRequest
+	(*ApplyInstanceRequest)(nil),         // 141: spool.v1.ApplyInstanceRequest
+	(*ListInstancesRequest)(nil),         // 142: spool.v1.ListInstancesRequest
+	(*ListInstancesResponse)(nil),        // 143: spool.v1.ListInstancesResponse
+	(*GetInstanceRequest)(nil),           // 144: spool.v1.GetInstanceRequest
+	(*RemoveInstanceRequest)(nil),        // 145: spool.v1.RemoveInstanceRequest
+	(*ApplyEnvironmentRequest)(nil),      // 146: spool.v1.ApplyEnvironmentRequest
+	(*ListEnvironmentsRequest)(nil),      // 147: spool.v1.ListEnvironmentsRequest
+	(*ListEnvironmentsResponse)(nil),     // 148: spool.v1.ListEnvironmentsResponse
+	(*GetEnvironmentRequest)(nil),        // 149: spool.v1.GetEnvironmentRequest
+	(*RemoveEnvironmentRequest)(nil),     // 150: spool.v1.RemoveEnvironmentRequest
+	(*ExplainEnvironmentRequest)(nil),    // 151: spool.v1.ExplainEnvironmentRequest
+	(*ExplainEnvironmentResponse)(nil),   // 152: spool.v1.ExplainEnvironmentResponse
+	(*ExplainedHost)(nil),                // 153: spool.v1.ExplainedHost
+	(*ExplainedVariable)(nil),            // 154: spool.v1.ExplainedVariable
+	(*ListSkillsRequest)(nil),            // 155: spool.v1.ListSkillsRequest
+	(*ListSkillsResponse)(nil),           // 156: spool.v1.ListSkillsResponse
+	(*GetSkillRequest)(nil),              // 157: spool.v1.GetSkillRequest
+	(*Skill)(nil),                        // 158: spool.v1.Skill
+	(*TagSkillRequest)(nil),              // 159: spool.v1.TagSkillRequest
+	(*RemoveSkillRequest)(nil),           // 160: spool.v1.RemoveSkillRequest
+	nil,                                  // 161: spool.v1.ModelSettings.EnvEntry
+	nil,                                  // 162: spool.v1.PostMessageRequest.EnvironmentEntry
+	nil,                                  // 163: spool.v1.StartExecutionRequest.EnvironmentEntry
+	nil,                                  // 164: spool.v1.RecoverExecutionRequest.EnvironmentEntry
+	(*timestamppb.Timestamp)(nil),        // 165: google.protobuf.Timestamp
 }
 var file_spool_v1_spool_proto_depIdxs = []int32{
 	3,   // 0: spool.v1.SessionOptions.budget:type_name -> spool.v1.Budget
 	2,   // 1: spool.v1.SessionOptions.model_settings:type_name -> spool.v1.ModelSettings
-	153, // 2: spool.v1.ModelSettings.env:type_name -> spool.v1.ModelSettings.EnvEntry
+	161, // 2: spool.v1.ModelSettings.env:type_name -> spool.v1.ModelSettings.EnvEntry
 	1,   // 3: spool.v1.CreateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 4: spool.v1.CreateSessionRequest.metadata:type_name -> spool.v1.Json
 	4,   // 5: spool.v1.CreateSessionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
@@ -12835,253 +13615,273 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	13,  // 8: spool.v1.ListSessionsResponse.sessions:type_name -> spool.v1.Session
 	1,   // 9: spool.v1.Session.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 10: spool.v1.Session.metadata:type_name -> spool.v1.Json
-	157, // 11: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
-	157, // 12: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
+	165, // 11: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
+	165, // 12: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
 	14,  // 13: spool.v1.Session.current_sandbox:type_name -> spool.v1.CurrentSandbox
-	157, // 14: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
+	165, // 14: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
 	9,   // 15: spool.v1.Session.parent:type_name -> spool.v1.ParentSession
-	157, // 16: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
-	157, // 17: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
+	165, // 16: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
+	165, // 17: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
 	1,   // 18: spool.v1.UpdateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 19: spool.v1.UpdateSessionRequest.metadata:type_name -> spool.v1.Json
 	21,  // 20: spool.v1.PostMessageRequest.parts:type_name -> spool.v1.Part
 	0,   // 21: spool.v1.PostMessageRequest.metadata:type_name -> spool.v1.Json
 	4,   // 22: spool.v1.PostMessageRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	154, // 23: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
-	55,  // 24: spool.v1.PostMessageResponse.execution:type_name -> spool.v1.Execution
-	31,  // 25: spool.v1.ListConversationsResponse.conversations:type_name -> spool.v1.Conversation
-	157, // 26: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
-	157, // 27: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
-	157, // 28: spool.v1.SessionState.time:type_name -> google.protobuf.Timestamp
-	13,  // 29: spool.v1.SessionState.session:type_name -> spool.v1.Session
-	55,  // 30: spool.v1.SessionState.executions:type_name -> spool.v1.Execution
-	89,  // 31: spool.v1.SessionState.blocks:type_name -> spool.v1.Block
-	35,  // 32: spool.v1.SessionState.todos:type_name -> spool.v1.TodoList
-	31,  // 33: spool.v1.SessionState.conversations:type_name -> spool.v1.Conversation
-	36,  // 34: spool.v1.SessionState.reported:type_name -> spool.v1.UsageTotal
-	36,  // 35: spool.v1.SessionState.metered:type_name -> spool.v1.UsageTotal
-	37,  // 36: spool.v1.SessionState.resolved:type_name -> spool.v1.ResolvedVersions
-	38,  // 37: spool.v1.SessionState.files:type_name -> spool.v1.WorkspaceState
-	34,  // 38: spool.v1.SessionState.incomplete_text:type_name -> spool.v1.IncompleteText
-	90,  // 39: spool.v1.TodoList.items:type_name -> spool.v1.TodoItem
-	157, // 40: spool.v1.WorkspaceState.snapshot_at:type_name -> google.protobuf.Timestamp
-	39,  // 41: spool.v1.WorkspaceState.changes:type_name -> spool.v1.FileChange
-	157, // 42: spool.v1.FileChange.time:type_name -> google.protobuf.Timestamp
-	42,  // 43: spool.v1.SessionDiff.blocks:type_name -> spool.v1.BlockChange
-	43,  // 44: spool.v1.SessionDiff.statuses:type_name -> spool.v1.StatusChange
-	36,  // 45: spool.v1.SessionDiff.reported:type_name -> spool.v1.UsageTotal
-	36,  // 46: spool.v1.SessionDiff.metered:type_name -> spool.v1.UsageTotal
-	44,  // 47: spool.v1.SessionDiff.files:type_name -> spool.v1.FilesDiff
-	89,  // 48: spool.v1.BlockChange.block:type_name -> spool.v1.Block
-	45,  // 49: spool.v1.FilesDiff.files:type_name -> spool.v1.FileDiff
-	46,  // 50: spool.v1.FileDiff.from:type_name -> spool.v1.FileVersion
-	46,  // 51: spool.v1.FileDiff.to:type_name -> spool.v1.FileVersion
-	76,  // 52: spool.v1.SessionComparison.event:type_name -> spool.v1.Event
-	76,  // 53: spool.v1.SessionComparison.with_event:type_name -> spool.v1.Event
-	1,   // 54: spool.v1.StartExecutionRequest.session_options:type_name -> spool.v1.SessionOptions
-	0,   // 55: spool.v1.StartExecutionRequest.metadata:type_name -> spool.v1.Json
-	21,  // 56: spool.v1.StartExecutionRequest.parts:type_name -> spool.v1.Part
-	4,   // 57: spool.v1.StartExecutionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	155, // 58: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
-	55,  // 59: spool.v1.StartExecutionResponse.execution:type_name -> spool.v1.Execution
-	55,  // 60: spool.v1.ListExecutionsResponse.executions:type_name -> spool.v1.Execution
-	57,  // 61: spool.v1.Execution.usage:type_name -> spool.v1.Usage
-	0,   // 62: spool.v1.Execution.metadata:type_name -> spool.v1.Json
-	157, // 63: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
-	157, // 64: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
-	157, // 65: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
-	157, // 66: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
-	56,  // 67: spool.v1.Execution.metered:type_name -> spool.v1.MeteredUsage
-	0,   // 68: spool.v1.Execution.resolved:type_name -> spool.v1.Json
-	157, // 69: spool.v1.Execution.updated_at:type_name -> google.protobuf.Timestamp
-	57,  // 70: spool.v1.MeteredUsage.usage:type_name -> spool.v1.Usage
-	156, // 71: spool.v1.RecoverExecutionRequest.environment:type_name -> spool.v1.RecoverExecutionRequest.EnvironmentEntry
-	76,  // 72: spool.v1.ListEventsResponse.events:type_name -> spool.v1.Event
-	76,  // 73: spool.v1.ListHistoryResponse.events:type_name -> spool.v1.Event
-	72,  // 74: spool.v1.ListHistoryResponse.ancestors:type_name -> spool.v1.Ancestor
-	75,  // 75: spool.v1.ListHistoryBlocksResponse.ancestors:type_name -> spool.v1.InheritedBlocks
-	89,  // 76: spool.v1.InheritedBlocks.blocks:type_name -> spool.v1.Block
-	157, // 77: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
-	0,   // 78: spool.v1.Event.data:type_name -> spool.v1.Json
-	77,  // 79: spool.v1.Event.metadata:type_name -> spool.v1.EventMetadata
-	0,   // 80: spool.v1.EventMetadata.session:type_name -> spool.v1.Json
-	0,   // 81: spool.v1.EventMetadata.message:type_name -> spool.v1.Json
-	76,  // 82: spool.v1.StreamEventsResponse.event:type_name -> spool.v1.Event
-	80,  // 83: spool.v1.StreamEventsResponse.lag:type_name -> spool.v1.Lag
-	76,  // 84: spool.v1.ReplayEventsResponse.event:type_name -> spool.v1.Event
-	83,  // 85: spool.v1.ReplayEventsResponse.started:type_name -> spool.v1.ReplayStarted
-	84,  // 86: spool.v1.ReplayEventsResponse.gap_shortened:type_name -> spool.v1.GapShortened
-	85,  // 87: spool.v1.ReplayEventsResponse.block_whole:type_name -> spool.v1.BlockWhole
-	86,  // 88: spool.v1.ReplayEventsResponse.ended:type_name -> spool.v1.ReplayEnded
-	89,  // 89: spool.v1.ListBlocksResponse.blocks:type_name -> spool.v1.Block
-	157, // 90: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
-	21,  // 91: spool.v1.Block.parts:type_name -> spool.v1.Part
-	0,   // 92: spool.v1.Block.input:type_name -> spool.v1.Json
-	90,  // 93: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
-	157, // 94: spool.v1.CreateKeyResponse.expires_at:type_name -> google.protobuf.Timestamp
-	95,  // 95: spool.v1.ListDeadLettersResponse.dead_letters:type_name -> spool.v1.DeadLetter
-	157, // 96: spool.v1.DeadLetter.time:type_name -> google.protobuf.Timestamp
-	98,  // 97: spool.v1.ListAuditResponse.entries:type_name -> spool.v1.AuditEntry
-	157, // 98: spool.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
-	99,  // 99: spool.v1.AuditEntry.actor:type_name -> spool.v1.AuditActor
-	107, // 100: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
-	157, // 101: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
-	157, // 102: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
-	157, // 103: spool.v1.Key.expires_at:type_name -> google.protobuf.Timestamp
-	3,   // 104: spool.v1.SetBudgetRequest.budget:type_name -> spool.v1.Budget
-	114, // 105: spool.v1.ListBudgetsResponse.budgets:type_name -> spool.v1.TenantBudget
-	3,   // 106: spool.v1.TenantBudget.budget:type_name -> spool.v1.Budget
-	3,   // 107: spool.v1.TenantBudget.spent:type_name -> spool.v1.Budget
-	157, // 108: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
-	117, // 109: spool.v1.SetLimitsRequest.limits:type_name -> spool.v1.TenantLimits
-	117, // 110: spool.v1.GetLimitsResponse.limits:type_name -> spool.v1.TenantLimits
-	117, // 111: spool.v1.GetLimitsResponse.used:type_name -> spool.v1.TenantLimits
-	124, // 112: spool.v1.Definition.ref:type_name -> spool.v1.Reference
-	0,   // 113: spool.v1.Definition.spec:type_name -> spool.v1.Json
-	157, // 114: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
-	124, // 115: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
-	124, // 116: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 117: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
-	125, // 118: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
-	124, // 119: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
-	0,   // 120: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
-	125, // 121: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
-	124, // 122: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 123: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
-	125, // 124: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
-	146, // 125: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
-	145, // 126: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
-	150, // 127: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
-	124, // 128: spool.v1.Skill.ref:type_name -> spool.v1.Reference
-	157, // 129: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
-	20,  // 130: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	20,  // 131: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	20,  // 132: spool.v1.RecoverExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	5,   // 133: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
-	7,   // 134: spool.v1.Sessions.ForkSession:input_type -> spool.v1.ForkSessionRequest
-	10,  // 135: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
-	12,  // 136: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
-	15,  // 137: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
-	17,  // 138: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
-	19,  // 139: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
-	23,  // 140: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
-	25,  // 141: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
-	27,  // 142: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
-	29,  // 143: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
-	32,  // 144: spool.v1.Sessions.GetSessionState:input_type -> spool.v1.GetSessionStateRequest
-	40,  // 145: spool.v1.Sessions.DiffSession:input_type -> spool.v1.DiffSessionRequest
-	47,  // 146: spool.v1.Sessions.CompareSessions:input_type -> spool.v1.CompareSessionsRequest
-	49,  // 147: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
-	51,  // 148: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
-	54,  // 149: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
-	52,  // 150: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
-	58,  // 151: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
-	60,  // 152: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
-	62,  // 153: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
-	64,  // 154: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
-	66,  // 155: spool.v1.Executions.RecoverExecution:input_type -> spool.v1.RecoverExecutionRequest
-	68,  // 156: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
-	78,  // 157: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
-	81,  // 158: spool.v1.Events.ReplayEvents:input_type -> spool.v1.ReplayEventsRequest
-	70,  // 159: spool.v1.Events.ListHistory:input_type -> spool.v1.ListHistoryRequest
-	73,  // 160: spool.v1.Events.ListHistoryBlocks:input_type -> spool.v1.ListHistoryBlocksRequest
-	87,  // 161: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
-	91,  // 162: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
-	105, // 163: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
-	108, // 164: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
-	118, // 165: spool.v1.Limits.SetLimits:input_type -> spool.v1.SetLimitsRequest
-	120, // 166: spool.v1.Limits.GetLimits:input_type -> spool.v1.GetLimitsRequest
-	122, // 167: spool.v1.Limits.RemoveLimits:input_type -> spool.v1.RemoveLimitsRequest
-	110, // 168: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
-	112, // 169: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
-	115, // 170: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
-	93,  // 171: spool.v1.DeadLetters.ListDeadLetters:input_type -> spool.v1.ListDeadLettersRequest
-	100, // 172: spool.v1.DeadLetters.GetDeadLetter:input_type -> spool.v1.GetDeadLetterRequest
-	101, // 173: spool.v1.DeadLetters.RetryDeadLetter:input_type -> spool.v1.RetryDeadLetterRequest
-	103, // 174: spool.v1.DeadLetters.DropDeadLetter:input_type -> spool.v1.DropDeadLetterRequest
-	96,  // 175: spool.v1.Audit.ListAudit:input_type -> spool.v1.ListAuditRequest
-	128, // 176: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
-	129, // 177: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
-	131, // 178: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
-	132, // 179: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
-	133, // 180: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
-	134, // 181: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
-	136, // 182: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
-	137, // 183: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
-	138, // 184: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
-	139, // 185: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
-	141, // 186: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
-	142, // 187: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
-	143, // 188: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
-	147, // 189: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
-	149, // 190: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
-	151, // 191: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
-	152, // 192: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
-	6,   // 193: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
-	8,   // 194: spool.v1.Sessions.ForkSession:output_type -> spool.v1.ForkSessionResponse
-	11,  // 195: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
-	13,  // 196: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
-	16,  // 197: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
-	18,  // 198: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
-	22,  // 199: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
-	24,  // 200: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
-	26,  // 201: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
-	28,  // 202: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
-	30,  // 203: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
-	33,  // 204: spool.v1.Sessions.GetSessionState:output_type -> spool.v1.SessionState
-	41,  // 205: spool.v1.Sessions.DiffSession:output_type -> spool.v1.SessionDiff
-	48,  // 206: spool.v1.Sessions.CompareSessions:output_type -> spool.v1.SessionComparison
-	50,  // 207: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
-	53,  // 208: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
-	55,  // 209: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
-	53,  // 210: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
-	59,  // 211: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
-	61,  // 212: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
-	63,  // 213: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
-	65,  // 214: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
-	67,  // 215: spool.v1.Executions.RecoverExecution:output_type -> spool.v1.RecoverExecutionResponse
-	69,  // 216: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
-	79,  // 217: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
-	82,  // 218: spool.v1.Events.ReplayEvents:output_type -> spool.v1.ReplayEventsResponse
-	71,  // 219: spool.v1.Events.ListHistory:output_type -> spool.v1.ListHistoryResponse
-	74,  // 220: spool.v1.Events.ListHistoryBlocks:output_type -> spool.v1.ListHistoryBlocksResponse
-	88,  // 221: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
-	92,  // 222: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
-	106, // 223: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
-	109, // 224: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
-	119, // 225: spool.v1.Limits.SetLimits:output_type -> spool.v1.SetLimitsResponse
-	121, // 226: spool.v1.Limits.GetLimits:output_type -> spool.v1.GetLimitsResponse
-	123, // 227: spool.v1.Limits.RemoveLimits:output_type -> spool.v1.RemoveLimitsResponse
-	111, // 228: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
-	113, // 229: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
-	116, // 230: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
-	94,  // 231: spool.v1.DeadLetters.ListDeadLetters:output_type -> spool.v1.ListDeadLettersResponse
-	95,  // 232: spool.v1.DeadLetters.GetDeadLetter:output_type -> spool.v1.DeadLetter
-	102, // 233: spool.v1.DeadLetters.RetryDeadLetter:output_type -> spool.v1.RetryDeadLetterResponse
-	104, // 234: spool.v1.DeadLetters.DropDeadLetter:output_type -> spool.v1.DropDeadLetterResponse
-	97,  // 235: spool.v1.Audit.ListAudit:output_type -> spool.v1.ListAuditResponse
-	126, // 236: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
-	130, // 237: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
-	125, // 238: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
-	127, // 239: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
-	126, // 240: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
-	135, // 241: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
-	125, // 242: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
-	127, // 243: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
-	126, // 244: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
-	140, // 245: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
-	125, // 246: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
-	127, // 247: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
-	144, // 248: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
-	148, // 249: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
-	150, // 250: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
-	126, // 251: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
-	127, // 252: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
-	193, // [193:253] is the sub-list for method output_type
-	133, // [133:193] is the sub-list for method input_type
-	133, // [133:133] is the sub-list for extension type_name
-	133, // [133:133] is the sub-list for extension extendee
-	0,   // [0:133] is the sub-list for field type_name
+	162, // 23: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
+	74,  // 24: spool.v1.PostMessageRequest.permissions:type_name -> spool.v1.ExecutionPermissions
+	55,  // 25: spool.v1.PostMessageResponse.execution:type_name -> spool.v1.Execution
+	31,  // 26: spool.v1.ListConversationsResponse.conversations:type_name -> spool.v1.Conversation
+	165, // 27: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
+	165, // 28: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
+	165, // 29: spool.v1.SessionState.time:type_name -> google.protobuf.Timestamp
+	13,  // 30: spool.v1.SessionState.session:type_name -> spool.v1.Session
+	55,  // 31: spool.v1.SessionState.executions:type_name -> spool.v1.Execution
+	97,  // 32: spool.v1.SessionState.blocks:type_name -> spool.v1.Block
+	35,  // 33: spool.v1.SessionState.todos:type_name -> spool.v1.TodoList
+	31,  // 34: spool.v1.SessionState.conversations:type_name -> spool.v1.Conversation
+	36,  // 35: spool.v1.SessionState.reported:type_name -> spool.v1.UsageTotal
+	36,  // 36: spool.v1.SessionState.metered:type_name -> spool.v1.UsageTotal
+	37,  // 37: spool.v1.SessionState.resolved:type_name -> spool.v1.ResolvedVersions
+	38,  // 38: spool.v1.SessionState.files:type_name -> spool.v1.WorkspaceState
+	34,  // 39: spool.v1.SessionState.incomplete_text:type_name -> spool.v1.IncompleteText
+	71,  // 40: spool.v1.SessionState.approvals:type_name -> spool.v1.Approval
+	98,  // 41: spool.v1.TodoList.items:type_name -> spool.v1.TodoItem
+	165, // 42: spool.v1.WorkspaceState.snapshot_at:type_name -> google.protobuf.Timestamp
+	39,  // 43: spool.v1.WorkspaceState.changes:type_name -> spool.v1.FileChange
+	165, // 44: spool.v1.FileChange.time:type_name -> google.protobuf.Timestamp
+	42,  // 45: spool.v1.SessionDiff.blocks:type_name -> spool.v1.BlockChange
+	43,  // 46: spool.v1.SessionDiff.statuses:type_name -> spool.v1.StatusChange
+	36,  // 47: spool.v1.SessionDiff.reported:type_name -> spool.v1.UsageTotal
+	36,  // 48: spool.v1.SessionDiff.metered:type_name -> spool.v1.UsageTotal
+	44,  // 49: spool.v1.SessionDiff.files:type_name -> spool.v1.FilesDiff
+	97,  // 50: spool.v1.BlockChange.block:type_name -> spool.v1.Block
+	45,  // 51: spool.v1.FilesDiff.files:type_name -> spool.v1.FileDiff
+	46,  // 52: spool.v1.FileDiff.from:type_name -> spool.v1.FileVersion
+	46,  // 53: spool.v1.FileDiff.to:type_name -> spool.v1.FileVersion
+	84,  // 54: spool.v1.SessionComparison.event:type_name -> spool.v1.Event
+	84,  // 55: spool.v1.SessionComparison.with_event:type_name -> spool.v1.Event
+	1,   // 56: spool.v1.StartExecutionRequest.session_options:type_name -> spool.v1.SessionOptions
+	0,   // 57: spool.v1.StartExecutionRequest.metadata:type_name -> spool.v1.Json
+	21,  // 58: spool.v1.StartExecutionRequest.parts:type_name -> spool.v1.Part
+	4,   // 59: spool.v1.StartExecutionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
+	163, // 60: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
+	74,  // 61: spool.v1.StartExecutionRequest.permissions:type_name -> spool.v1.ExecutionPermissions
+	55,  // 62: spool.v1.StartExecutionResponse.execution:type_name -> spool.v1.Execution
+	55,  // 63: spool.v1.ListExecutionsResponse.executions:type_name -> spool.v1.Execution
+	57,  // 64: spool.v1.Execution.usage:type_name -> spool.v1.Usage
+	0,   // 65: spool.v1.Execution.metadata:type_name -> spool.v1.Json
+	165, // 66: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
+	165, // 67: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
+	165, // 68: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
+	165, // 69: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
+	56,  // 70: spool.v1.Execution.metered:type_name -> spool.v1.MeteredUsage
+	0,   // 71: spool.v1.Execution.resolved:type_name -> spool.v1.Json
+	165, // 72: spool.v1.Execution.updated_at:type_name -> google.protobuf.Timestamp
+	57,  // 73: spool.v1.MeteredUsage.usage:type_name -> spool.v1.Usage
+	164, // 74: spool.v1.RecoverExecutionRequest.environment:type_name -> spool.v1.RecoverExecutionRequest.EnvironmentEntry
+	71,  // 75: spool.v1.ListApprovalsResponse.approvals:type_name -> spool.v1.Approval
+	107, // 76: spool.v1.Approval.decided_by:type_name -> spool.v1.AuditActor
+	165, // 77: spool.v1.Approval.requested_at:type_name -> google.protobuf.Timestamp
+	165, // 78: spool.v1.Approval.decided_at:type_name -> google.protobuf.Timestamp
+	165, // 79: spool.v1.Approval.ended_at:type_name -> google.protobuf.Timestamp
+	0,   // 80: spool.v1.Approval.request:type_name -> spool.v1.Json
+	0,   // 81: spool.v1.Approval.decided:type_name -> spool.v1.Json
+	0,   // 82: spool.v1.DecideApprovalRequest.arguments:type_name -> spool.v1.Json
+	0,   // 83: spool.v1.DecideApprovalRequest.answers:type_name -> spool.v1.Json
+	0,   // 84: spool.v1.DecideApprovalRequest.content:type_name -> spool.v1.Json
+	75,  // 85: spool.v1.ExecutionPermissions.rules:type_name -> spool.v1.PermissionRule
+	84,  // 86: spool.v1.ListEventsResponse.events:type_name -> spool.v1.Event
+	84,  // 87: spool.v1.ListHistoryResponse.events:type_name -> spool.v1.Event
+	80,  // 88: spool.v1.ListHistoryResponse.ancestors:type_name -> spool.v1.Ancestor
+	83,  // 89: spool.v1.ListHistoryBlocksResponse.ancestors:type_name -> spool.v1.InheritedBlocks
+	97,  // 90: spool.v1.InheritedBlocks.blocks:type_name -> spool.v1.Block
+	165, // 91: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
+	0,   // 92: spool.v1.Event.data:type_name -> spool.v1.Json
+	85,  // 93: spool.v1.Event.metadata:type_name -> spool.v1.EventMetadata
+	0,   // 94: spool.v1.EventMetadata.session:type_name -> spool.v1.Json
+	0,   // 95: spool.v1.EventMetadata.message:type_name -> spool.v1.Json
+	84,  // 96: spool.v1.StreamEventsResponse.event:type_name -> spool.v1.Event
+	88,  // 97: spool.v1.StreamEventsResponse.lag:type_name -> spool.v1.Lag
+	84,  // 98: spool.v1.ReplayEventsResponse.event:type_name -> spool.v1.Event
+	91,  // 99: spool.v1.ReplayEventsResponse.started:type_name -> spool.v1.ReplayStarted
+	92,  // 100: spool.v1.ReplayEventsResponse.gap_shortened:type_name -> spool.v1.GapShortened
+	93,  // 101: spool.v1.ReplayEventsResponse.block_whole:type_name -> spool.v1.BlockWhole
+	94,  // 102: spool.v1.ReplayEventsResponse.ended:type_name -> spool.v1.ReplayEnded
+	97,  // 103: spool.v1.ListBlocksResponse.blocks:type_name -> spool.v1.Block
+	165, // 104: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
+	21,  // 105: spool.v1.Block.parts:type_name -> spool.v1.Part
+	0,   // 106: spool.v1.Block.input:type_name -> spool.v1.Json
+	98,  // 107: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
+	165, // 108: spool.v1.CreateKeyResponse.expires_at:type_name -> google.protobuf.Timestamp
+	103, // 109: spool.v1.ListDeadLettersResponse.dead_letters:type_name -> spool.v1.DeadLetter
+	165, // 110: spool.v1.DeadLetter.time:type_name -> google.protobuf.Timestamp
+	106, // 111: spool.v1.ListAuditResponse.entries:type_name -> spool.v1.AuditEntry
+	165, // 112: spool.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
+	107, // 113: spool.v1.AuditEntry.actor:type_name -> spool.v1.AuditActor
+	115, // 114: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
+	165, // 115: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
+	165, // 116: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
+	165, // 117: spool.v1.Key.expires_at:type_name -> google.protobuf.Timestamp
+	3,   // 118: spool.v1.SetBudgetRequest.budget:type_name -> spool.v1.Budget
+	122, // 119: spool.v1.ListBudgetsResponse.budgets:type_name -> spool.v1.TenantBudget
+	3,   // 120: spool.v1.TenantBudget.budget:type_name -> spool.v1.Budget
+	3,   // 121: spool.v1.TenantBudget.spent:type_name -> spool.v1.Budget
+	165, // 122: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
+	125, // 123: spool.v1.SetLimitsRequest.limits:type_name -> spool.v1.TenantLimits
+	125, // 124: spool.v1.GetLimitsResponse.limits:type_name -> spool.v1.TenantLimits
+	125, // 125: spool.v1.GetLimitsResponse.used:type_name -> spool.v1.TenantLimits
+	132, // 126: spool.v1.Definition.ref:type_name -> spool.v1.Reference
+	0,   // 127: spool.v1.Definition.spec:type_name -> spool.v1.Json
+	165, // 128: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
+	132, // 129: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
+	132, // 130: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 131: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
+	133, // 132: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
+	132, // 133: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
+	0,   // 134: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
+	133, // 135: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
+	132, // 136: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 137: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
+	133, // 138: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
+	154, // 139: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
+	153, // 140: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
+	158, // 141: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
+	132, // 142: spool.v1.Skill.ref:type_name -> spool.v1.Reference
+	165, // 143: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
+	20,  // 144: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	20,  // 145: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	20,  // 146: spool.v1.RecoverExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	5,   // 147: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
+	7,   // 148: spool.v1.Sessions.ForkSession:input_type -> spool.v1.ForkSessionRequest
+	10,  // 149: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
+	12,  // 150: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
+	15,  // 151: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
+	17,  // 152: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
+	19,  // 153: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
+	23,  // 154: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
+	25,  // 155: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
+	27,  // 156: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
+	29,  // 157: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
+	32,  // 158: spool.v1.Sessions.GetSessionState:input_type -> spool.v1.GetSessionStateRequest
+	40,  // 159: spool.v1.Sessions.DiffSession:input_type -> spool.v1.DiffSessionRequest
+	47,  // 160: spool.v1.Sessions.CompareSessions:input_type -> spool.v1.CompareSessionsRequest
+	49,  // 161: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
+	51,  // 162: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
+	54,  // 163: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
+	52,  // 164: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
+	58,  // 165: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
+	60,  // 166: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
+	62,  // 167: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
+	64,  // 168: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
+	66,  // 169: spool.v1.Executions.RecoverExecution:input_type -> spool.v1.RecoverExecutionRequest
+	76,  // 170: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
+	86,  // 171: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
+	89,  // 172: spool.v1.Events.ReplayEvents:input_type -> spool.v1.ReplayEventsRequest
+	78,  // 173: spool.v1.Events.ListHistory:input_type -> spool.v1.ListHistoryRequest
+	81,  // 174: spool.v1.Events.ListHistoryBlocks:input_type -> spool.v1.ListHistoryBlocksRequest
+	95,  // 175: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
+	68,  // 176: spool.v1.Approvals.ListApprovals:input_type -> spool.v1.ListApprovalsRequest
+	70,  // 177: spool.v1.Approvals.GetApproval:input_type -> spool.v1.GetApprovalRequest
+	72,  // 178: spool.v1.Approvals.DecideApproval:input_type -> spool.v1.DecideApprovalRequest
+	99,  // 179: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
+	113, // 180: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
+	116, // 181: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
+	126, // 182: spool.v1.Limits.SetLimits:input_type -> spool.v1.SetLimitsRequest
+	128, // 183: spool.v1.Limits.GetLimits:input_type -> spool.v1.GetLimitsRequest
+	130, // 184: spool.v1.Limits.RemoveLimits:input_type -> spool.v1.RemoveLimitsRequest
+	118, // 185: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
+	120, // 186: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
+	123, // 187: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
+	101, // 188: spool.v1.DeadLetters.ListDeadLetters:input_type -> spool.v1.ListDeadLettersRequest
+	108, // 189: spool.v1.DeadLetters.GetDeadLetter:input_type -> spool.v1.GetDeadLetterRequest
+	109, // 190: spool.v1.DeadLetters.RetryDeadLetter:input_type -> spool.v1.RetryDeadLetterRequest
+	111, // 191: spool.v1.DeadLetters.DropDeadLetter:input_type -> spool.v1.DropDeadLetterRequest
+	104, // 192: spool.v1.Audit.ListAudit:input_type -> spool.v1.ListAuditRequest
+	136, // 193: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
+	137, // 194: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
+	139, // 195: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
+	140, // 196: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
+	141, // 197: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
+	142, // 198: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
+	144, // 199: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
+	145, // 200: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
+	146, // 201: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
+	147, // 202: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
+	149, // 203: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
+	150, // 204: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
+	151, // 205: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
+	155, // 206: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
+	157, // 207: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
+	159, // 208: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
+	160, // 209: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
+	6,   // 210: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
+	8,   // 211: spool.v1.Sessions.ForkSession:output_type -> spool.v1.ForkSessionResponse
+	11,  // 212: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
+	13,  // 213: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
+	16,  // 214: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
+	18,  // 215: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
+	22,  // 216: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
+	24,  // 217: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
+	26,  // 218: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
+	28,  // 219: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
+	30,  // 220: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
+	33,  // 221: spool.v1.Sessions.GetSessionState:output_type -> spool.v1.SessionState
+	41,  // 222: spool.v1.Sessions.DiffSession:output_type -> spool.v1.SessionDiff
+	48,  // 223: spool.v1.Sessions.CompareSessions:output_type -> spool.v1.SessionComparison
+	50,  // 224: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
+	53,  // 225: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
+	55,  // 226: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
+	53,  // 227: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
+	59,  // 228: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
+	61,  // 229: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
+	63,  // 230: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
+	65,  // 231: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
+	67,  // 232: spool.v1.Executions.RecoverExecution:output_type -> spool.v1.RecoverExecutionResponse
+	77,  // 233: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
+	87,  // 234: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
+	90,  // 235: spool.v1.Events.ReplayEvents:output_type -> spool.v1.ReplayEventsResponse
+	79,  // 236: spool.v1.Events.ListHistory:output_type -> spool.v1.ListHistoryResponse
+	82,  // 237: spool.v1.Events.ListHistoryBlocks:output_type -> spool.v1.ListHistoryBlocksResponse
+	96,  // 238: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
+	69,  // 239: spool.v1.Approvals.ListApprovals:output_type -> spool.v1.ListApprovalsResponse
+	71,  // 240: spool.v1.Approvals.GetApproval:output_type -> spool.v1.Approval
+	73,  // 241: spool.v1.Approvals.DecideApproval:output_type -> spool.v1.DecideApprovalResponse
+	100, // 242: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
+	114, // 243: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
+	117, // 244: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
+	127, // 245: spool.v1.Limits.SetLimits:output_type -> spool.v1.SetLimitsResponse
+	129, // 246: spool.v1.Limits.GetLimits:output_type -> spool.v1.GetLimitsResponse
+	131, // 247: spool.v1.Limits.RemoveLimits:output_type -> spool.v1.RemoveLimitsResponse
+	119, // 248: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
+	121, // 249: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
+	124, // 250: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
+	102, // 251: spool.v1.DeadLetters.ListDeadLetters:output_type -> spool.v1.ListDeadLettersResponse
+	103, // 252: spool.v1.DeadLetters.GetDeadLetter:output_type -> spool.v1.DeadLetter
+	110, // 253: spool.v1.DeadLetters.RetryDeadLetter:output_type -> spool.v1.RetryDeadLetterResponse
+	112, // 254: spool.v1.DeadLetters.DropDeadLetter:output_type -> spool.v1.DropDeadLetterResponse
+	105, // 255: spool.v1.Audit.ListAudit:output_type -> spool.v1.ListAuditResponse
+	134, // 256: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
+	138, // 257: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
+	133, // 258: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
+	135, // 259: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
+	134, // 260: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
+	143, // 261: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
+	133, // 262: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
+	135, // 263: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
+	134, // 264: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
+	148, // 265: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
+	133, // 266: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
+	135, // 267: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
+	152, // 268: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
+	156, // 269: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
+	158, // 270: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
+	134, // 271: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
+	135, // 272: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
+	210, // [210:273] is the sub-list for method output_type
+	147, // [147:210] is the sub-list for method input_type
+	147, // [147:147] is the sub-list for extension type_name
+	147, // [147:147] is the sub-list for extension extendee
+	0,   // [0:147] is the sub-list for field type_name
 }
 
 func init() { file_spool_v1_spool_proto_init() }
@@ -13109,38 +13909,39 @@ func file_spool_v1_spool_proto_init() {
 	file_spool_v1_spool_proto_msgTypes[50].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[51].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[55].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[68].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[71].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[76].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[78].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[79].OneofWrappers = []any{
+	file_spool_v1_spool_proto_msgTypes[84].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[86].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[87].OneofWrappers = []any{
 		(*StreamEventsResponse_Event)(nil),
 		(*StreamEventsResponse_Lag)(nil),
 	}
-	file_spool_v1_spool_proto_msgTypes[81].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[82].OneofWrappers = []any{
+	file_spool_v1_spool_proto_msgTypes[89].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[90].OneofWrappers = []any{
 		(*ReplayEventsResponse_Event)(nil),
 		(*ReplayEventsResponse_Started)(nil),
 		(*ReplayEventsResponse_GapShortened)(nil),
 		(*ReplayEventsResponse_BlockWhole)(nil),
 		(*ReplayEventsResponse_Ended)(nil),
 	}
-	file_spool_v1_spool_proto_msgTypes[89].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[95].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[98].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[99].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[97].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[103].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[106].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[107].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[124].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[146].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[150].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[115].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[132].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[154].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[158].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_spool_v1_spool_proto_rawDesc), len(file_spool_v1_spool_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   157,
+			NumMessages:   165,
 			NumExtensions: 0,
-			NumServices:   12,
+			NumServices:   13,
 		},
 		GoTypes:           file_spool_v1_spool_proto_goTypes,
 		DependencyIndexes: file_spool_v1_spool_proto_depIdxs,

@@ -1446,6 +1446,198 @@ var Events_ServiceDesc = grpc.ServiceDesc{
 }
 
 const (
+	Approvals_ListApprovals_FullMethodName  = "/spool.v1.Approvals/ListApprovals"
+	Approvals_GetApproval_FullMethodName    = "/spool.v1.Approvals/GetApproval"
+	Approvals_DecideApproval_FullMethodName = "/spool.v1.Approvals/DecideApproval"
+)
+
+// ApprovalsClient is the client API for Approvals service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// Requests of agents that a person decides: calls of tools, plans and questions.
+type ApprovalsClient interface {
+	// Lists approval requests, newest first. Page tokens work as in ListSessions. A page also ends at 2 MiB.
+	ListApprovals(ctx context.Context, in *ListApprovalsRequest, opts ...grpc.CallOption) (*ListApprovalsResponse, error)
+	// Returns an approval request.
+	GetApproval(ctx context.Context, in *GetApprovalRequest, opts ...grpc.CallOption) (*Approval, error)
+	// Decides an open approval request. The first decision counts. It returns when the decision is in the log, before the
+	// agent has received it; the request is then approved, rejected, skipped or answered, or retracted if the agent no
+	// longer waits. The header Idempotency-Key (gRPC metadata idempotency-key) makes a retry safe.
+	DecideApproval(ctx context.Context, in *DecideApprovalRequest, opts ...grpc.CallOption) (*DecideApprovalResponse, error)
+}
+
+type approvalsClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewApprovalsClient(cc grpc.ClientConnInterface) ApprovalsClient {
+	return &approvalsClient{cc}
+}
+
+func (c *approvalsClient) ListApprovals(ctx context.Context, in *ListApprovalsRequest, opts ...grpc.CallOption) (*ListApprovalsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListApprovalsResponse)
+	err := c.cc.Invoke(ctx, Approvals_ListApprovals_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *approvalsClient) GetApproval(ctx context.Context, in *GetApprovalRequest, opts ...grpc.CallOption) (*Approval, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Approval)
+	err := c.cc.Invoke(ctx, Approvals_GetApproval_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *approvalsClient) DecideApproval(ctx context.Context, in *DecideApprovalRequest, opts ...grpc.CallOption) (*DecideApprovalResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DecideApprovalResponse)
+	err := c.cc.Invoke(ctx, Approvals_DecideApproval_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// ApprovalsServer is the server API for Approvals service.
+// All implementations must embed UnimplementedApprovalsServer
+// for forward compatibility.
+//
+// Requests of agents that a person decides: calls of tools, plans and questions.
+type ApprovalsServer interface {
+	// Lists approval requests, newest first. Page tokens work as in ListSessions. A page also ends at 2 MiB.
+	ListApprovals(context.Context, *ListApprovalsRequest) (*ListApprovalsResponse, error)
+	// Returns an approval request.
+	GetApproval(context.Context, *GetApprovalRequest) (*Approval, error)
+	// Decides an open approval request. The first decision counts. It returns when the decision is in the log, before the
+	// agent has received it; the request is then approved, rejected, skipped or answered, or retracted if the agent no
+	// longer waits. The header Idempotency-Key (gRPC metadata idempotency-key) makes a retry safe.
+	DecideApproval(context.Context, *DecideApprovalRequest) (*DecideApprovalResponse, error)
+	mustEmbedUnimplementedApprovalsServer()
+}
+
+// UnimplementedApprovalsServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedApprovalsServer struct{}
+
+func (UnimplementedApprovalsServer) ListApprovals(context.Context, *ListApprovalsRequest) (*ListApprovalsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListApprovals not implemented")
+}
+func (UnimplementedApprovalsServer) GetApproval(context.Context, *GetApprovalRequest) (*Approval, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetApproval not implemented")
+}
+func (UnimplementedApprovalsServer) DecideApproval(context.Context, *DecideApprovalRequest) (*DecideApprovalResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DecideApproval not implemented")
+}
+func (UnimplementedApprovalsServer) mustEmbedUnimplementedApprovalsServer() {}
+func (UnimplementedApprovalsServer) testEmbeddedByValue()                   {}
+
+// UnsafeApprovalsServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to ApprovalsServer will
+// result in compilation errors.
+type UnsafeApprovalsServer interface {
+	mustEmbedUnimplementedApprovalsServer()
+}
+
+func RegisterApprovalsServer(s grpc.ServiceRegistrar, srv ApprovalsServer) {
+	// If the following call panics, it indicates UnimplementedApprovalsServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&Approvals_ServiceDesc, srv)
+}
+
+func _Approvals_ListApprovals_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListApprovalsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ApprovalsServer).ListApprovals(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Approvals_ListApprovals_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ApprovalsServer).ListApprovals(ctx, req.(*ListApprovalsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Approvals_GetApproval_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetApprovalRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ApprovalsServer).GetApproval(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Approvals_GetApproval_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ApprovalsServer).GetApproval(ctx, req.(*GetApprovalRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Approvals_DecideApproval_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DecideApprovalRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ApprovalsServer).DecideApproval(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Approvals_DecideApproval_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ApprovalsServer).DecideApproval(ctx, req.(*DecideApprovalRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+// Approvals_ServiceDesc is the grpc.ServiceDesc for Approvals service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var Approvals_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "spool.v1.Approvals",
+	HandlerType: (*ApprovalsServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "ListApprovals",
+			Handler:    _Approvals_ListApprovals_Handler,
+		},
+		{
+			MethodName: "GetApproval",
+			Handler:    _Approvals_GetApproval_Handler,
+		},
+		{
+			MethodName: "DecideApproval",
+			Handler:    _Approvals_DecideApproval_Handler,
+		},
+	},
+	Streams:  []grpc.StreamDesc{},
+	Metadata: "spool/v1/spool.proto",
+}
+
+const (
 	Keys_CreateKey_FullMethodName = "/spool.v1.Keys/CreateKey"
 	Keys_ListKeys_FullMethodName  = "/spool.v1.Keys/ListKeys"
 	Keys_RevokeKey_FullMethodName = "/spool.v1.Keys/RevokeKey"

@@ -32,6 +32,9 @@ func (c *Controller) Acquire(ctx context.Context, l *eventlog.Loaded) (*Slot, er
 // TryAcquire reports whether the turn may start an agent: the slot is held already, or one is free now.
 func (s *Slot) TryAcquire() bool {
 	if s.release == nil {
+		if s.endCount == nil {
+			s.endCount = s.slots.Count(s.tenant)
+		}
 		s.release, _ = s.slots.TryAcquire(s.tenant)
 	}
 	return s.release != nil
@@ -40,7 +43,7 @@ func (s *Slot) TryAcquire() bool {
 // IsHeld reports whether the turn may start an agent.
 func (s *Slot) IsHeld() bool { return s.release != nil }
 
-// Close releases the slot.
+// Close releases the slot. The turn counts as no work until Acquired is called.
 func (s *Slot) Close() {
 	if s.release != nil {
 		s.release()
@@ -48,4 +51,14 @@ func (s *Slot) Close() {
 	if s.endCount != nil {
 		s.endCount()
 	}
+	s.release, s.endCount = nil, nil
 }
+
+// AcquireBlocking blocks until a permit for the turn is free, or ctx ends. Unlike other methods it may be called by another
+// goroutine. The turn's goroutine passes the result to Acquired, or calls it to release the permit.
+func (s *Slot) AcquireBlocking(ctx context.Context) (release func(), err error) {
+	return s.slots.AcquireBlocking(ctx, s.tenant)
+}
+
+// Acquired makes a permit that AcquireBlocking returned the slot of the turn. The slot must be closed.
+func (s *Slot) Acquired(release func()) { s.release = release }

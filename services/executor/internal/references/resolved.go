@@ -41,7 +41,7 @@ func (r *Resolved) Allowlist() []string {
 	return out
 }
 
-// SkillDigests returns the digests of the skills that lie on the engine.
+// SkillDigests returns the digests of the execution's skills whose files are on the engine.
 func (r *Resolved) SkillDigests() []string {
 	var out []string
 	for i, used := range r.Skills {
@@ -136,6 +136,7 @@ const mcpTimeout = 30_000
 func (r *Resolved) AddTo(q *runner.Query, proxied bool, sockets []string) {
 	a := r.Definition
 	q.SystemPrompt, q.MemoryFile, q.Tools, q.Commands, q.MaxTurns = r.prompt(a.Instructions, ""), a.MemoryFile, a.Tools, a.Commands, a.Limits.Turns
+	q.Permissions = a.Permissions
 	for _, sub := range a.Subagents {
 		sub.Instructions, sub.Skills = r.prompt(sub.Instructions, sub.Name), nil
 		q.Subagents = append(q.Subagents, sub)

@@ -104,12 +104,13 @@ func (f *follower) escalate() error {
 // deadline returns the time by which the execution must have ended; the zero time if it has no limit.
 func (t *turn) deadline() time.Time { return t.deadlineOf(&t.Session.Life) }
 
-// deadlineOf returns the deadline by the time limit in life: the limit counts from the first claim of the execution, without pauses.
+// deadlineOf returns the deadline by the time limit in life: the limit counts from the first claim of the execution, without pauses and
+// waits for approvals. An execution that waits for an approval has no deadline.
 func (t *turn) deadlineOf(life *session.State) time.Time {
-	if life.Options.TurnLimitMs == 0 {
+	if life.Options.TurnLimitMs == 0 || t.Session.Run.Phase == run.Waiting {
 		return time.Time{}
 	}
-	return t.claimedAt.Add(time.Duration(life.Options.TurnLimitMs)*time.Millisecond + t.pausedFor)
+	return t.claimedAt.Add(time.Duration(life.Options.TurnLimitMs)*time.Millisecond + t.Session.Run.Suspended())
 }
 
 // checkBudgets begins to stop the turn if its usage exceeds a budget. The usage of unstored, which are events that are not in the log yet,

@@ -74,6 +74,8 @@ type follower struct {
 
 	maintenance  *maintenance.Maintainer
 	pauseRefused bool // the log says that the sandbox cannot be paused
+
+	approvals approvals
 }
 
 // A reply is a runner's reply to a command.
@@ -109,6 +111,7 @@ func (t *turn) follow(ctx context.Context) error {
 		if err := f.escalate(); err != nil {
 			return f.abort(ctx, f.stop.Outcome(events.Usage{}))
 		}
+		f.sendVerdicts()
 		if err := f.pause(ctx); err != nil {
 			return err
 		}
@@ -127,6 +130,7 @@ func (t *turn) newFollower(ctx context.Context) *follower {
 		output:   t.meterOutput(),
 		controls: t.w.controls.Watch(t.Session.LifeHead), life: &t.Session.Life, lifeSeq: t.Session.LifeHead.Seq,
 		maintenance: maintenance.New(t.w.maintenance, t.meter),
+		approvals:   newApprovals(),
 	}
 	f.stop.Update(t.Control(), t.deadline(), t.w.deps.Now())
 	return f
@@ -143,7 +147,7 @@ func (f *follower) close(cancel context.CancelFunc) {
 }
 
 // wait blocks until one event of the loop happens, and handles it: lines or the end of the stream, the result of a commit, of a call of the
-// runner, of a load of the life or of maintenance, the beat, a change of the session, or the stop of this executor. An error ends the loop.
+// runner, of a load of the life or of maintenance, a sent verdict or a granted slot, the beat, a change of the session, or the stop of this executor. An error ends the loop.
 func (f *follower) wait(ctx context.Context, beat <-chan time.Time) error {
 	select {
 	case <-f.linesReady():
@@ -156,6 +160,10 @@ func (f *follower) wait(ctx context.Context, beat <-chan time.Time) error {
 	case <-f.commits.Timer():
 	case r := <-f.replies:
 		return f.handleReply(ctx, r)
+	case v := <-f.approvals.sent:
+		f.handleVerdictSent(v)
+	case release := <-f.approvals.granted:
+		f.holdSlot(release)
 	case l := <-f.lifeRead:
 		return f.updateLife(l)
 	case p := <-f.maintenance.Done():
@@ -348,5 +356,6 @@ func (f *follower) reconnect(ctx context.Context) error {
 		f.queried, f.accepted = true, true
 	}
 	f.stop.Reconnected()
+	f.approvals.reconnected()
 	return nil
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/run"
@@ -14,7 +13,7 @@ import (
 // errPaused is returned when the execution was paused: until it is resumed, it has neither a slot nor a job.
 var errPaused = errors.New("the execution is paused")
 
-// recordResumed records that a paused execution continues, and sets t.pausedFor. It does nothing else for an execution that is not paused.
+// recordResumed records that a paused execution continues. It does nothing for an execution that is not paused.
 // The sandbox is resumed only after the record. If the executor crashes between the two, the next one resumes the sandbox: attach
 // resumes every sandbox that is not paused according to the log.
 func (t *turn) recordResumed(ctx context.Context) error {
@@ -29,7 +28,6 @@ func (t *turn) recordResumed(ctx context.Context) error {
 			return err
 		}
 	}
-	t.pausedFor = time.Duration(t.Session.Run.PausedMs) * time.Millisecond //nolint:gosec // as above
 	return nil
 }
 

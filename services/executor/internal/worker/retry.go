@@ -62,6 +62,9 @@ func (t *turn) recordDeath(ctx context.Context, d death) error {
 	if err != nil {
 		return err
 	}
+	for _, a := range t.Session.Run.Approvals {
+		facts = append(facts, events.ApprovalRetracted{ApprovalID: a.ID, Reason: "attempt_failed"})
+	}
 	failed := events.AttemptFailed{
 		Attempt: t.Session.Run.CurrentAttempt(), Attempts: t.retries().Attempts(d.code), Code: d.code, Message: d.message, WaitMs: uint32(wait.Milliseconds()), //nolint:gosec // five minutes at most
 	}

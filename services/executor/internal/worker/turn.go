@@ -3,6 +3,7 @@ package worker
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/spoolhq/spool/pkg/eventlog"
@@ -36,9 +37,9 @@ type turn struct {
 	attempt    uint32        // number of the attempt that runs or is next
 	message    events.MessageAccepted
 	translator *translate.Translator
-	pausedFor  time.Duration        // time for which the execution was paused
 	resolved   *references.Resolved // nil until resolve has returned
 	loops      *loops.Detector      // nil until restoreLoops has returned
+	answered   []string             // secret answers that a person gave in earlier attempts
 	sockets    []string             // of the MCP servers in containers, in their order
 }
 
@@ -106,7 +107,8 @@ func (t *turn) run(ctx context.Context) (err error) {
 // runAttempt starts an attempt, or follows one that runs already, and returns nil when the execution has ended. After a *deathError, or an
 // error that wraps agents.ErrLost because the sandbox is gone, another attempt may follow.
 func (t *turn) runAttempt(ctx context.Context) error {
-	if err := t.attach(ctx); err != nil {
+	err := t.attach(ctx)
+	if err != nil {
 		var wrong *references.Error
 		if errors.As(err, &wrong) {
 			return t.stopAndFail(ctx, wrong.Failed())
@@ -124,6 +126,11 @@ func (t *turn) runAttempt(ctx context.Context) error {
 		}
 		return err
 	}
+	if t.Session.Run.DiedAttempts > 0 {
+		if t.answered, err = t.secretAnswers(ctx); err != nil {
+			return err
+		}
+	}
 	if t.Control().N > 0 && !t.agent.MayBeRunning(t.ID, t.Session.Run.Sandbox.N) {
 		return t.cancel(ctx)
 	}
@@ -138,10 +145,11 @@ func (t *turn) query() *runner.Query {
 		SessionID: t.Session.ID, ExecutionID: t.ID, Attempt: t.attempt,
 		Architecture: t.Session.Life.Architecture, Model: launch.Model, ModelSet: launch.Set,
 		Content: content, Parts: parts,
-		Policy: runner.PolicyWorkspace, Env: launch.Env, Command: launch.Command, Pace: t.w.cfg.Pace,
+		Policy: runner.PolicyWorkspace, ExecutionPermissions: t.message.Permissions, Approved: t.Session.Run.Approved, Env: launch.Env, Command: launch.Command, Pace: t.w.cfg.Pace,
 	}
 	q.Resume, q.Fork = provision.Conversation(t.Session)
 	t.resolved.AddTo(q, t.w.deps.Egress != nil, t.sockets)
+	q.Redact = slices.Concat(q.Redact, t.answered)
 	if t.resolved.InspectsRequests {
 		q.Authority = t.meter.Authority()
 	}

@@ -38,6 +38,7 @@ const HeaderKey = "idempotency-key"
 type Server struct {
 	spoolv1.UnimplementedSessionsServer
 	spoolv1.UnimplementedExecutionsServer
+	spoolv1.UnimplementedApprovalsServer
 	spoolv1.UnimplementedEventsServer
 	spoolv1.UnimplementedKeysServer
 	spoolv1.UnimplementedBudgetsServer

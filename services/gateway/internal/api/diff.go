@@ -74,7 +74,7 @@ func (s *Server) diffBlocks(ctx context.Context, out *spoolv1.SessionDiff, from,
 	return nil
 }
 
-// diffStatuses returns what has a different status: the session, executions, sub-agents, and the sandbox.
+// diffStatuses returns what has a different status: the session, executions, sub-agents, approval requests, and the sandbox.
 func (s *Server) diffStatuses(ctx context.Context, from, to reads.SessionState) (list []*spoolv1.StatusChange, err error) {
 	add := func(kind, id, was, is string) {
 		if was != is {
@@ -103,6 +103,20 @@ func (s *Server) diffStatuses(ctx context.Context, from, to reads.SessionState) 
 			was = "running"
 		}
 		add("conversation", c.ConversationId, was, c.Status)
+	}
+	approvals, err := s.Reads.ApprovalsAt(ctx, to, from, maxApprovalsAt)
+	if err != nil {
+		return nil, err
+	}
+	for _, a := range approvals {
+		was := ""
+		if i := slices.IndexFunc(from.Approvals, func(x history.Approval) bool { return x.ID == a.ApprovalId }); i >= 0 {
+			was = "pending"
+			if from.Approvals[i].Decision != "" {
+				was = "decided"
+			}
+		}
+		add("approval", a.ApprovalId, was, a.Status)
 	}
 	if is := to.Sandbox; is != nil {
 		was := ""

@@ -253,6 +253,7 @@ type messageRequest interface {
 	GetContent() string
 	GetParts() []*spoolv1.Part
 	GetMetadata() *spoolv1.Json
+	GetPermissions() *spoolv1.ExecutionPermissions
 }
 
 // postCommand validates the message of a request, and returns the command's body without the request's files and variables.
@@ -271,7 +272,12 @@ func postCommand(r messageRequest) (command.PostMessage, error) {
 	case strings.TrimSpace(m.Content) == "" && len(m.Parts) == 0:
 		return m, problem.Invalid("content", "the message is empty")
 	}
-	return m, checkJSON("metadata", r.GetMetadata())
+	if err := checkJSON("metadata", r.GetMetadata()); err != nil {
+		return m, err
+	}
+	var err error
+	m.Permissions, err = executionPermissions(r.GetPermissions())
+	return m, err
 }
 
 // PostMessage stores a query for a session, as a new execution, and returns before the execution has begun. With wait it

@@ -20,6 +20,7 @@ import (
 const (
 	maxExecutionsAt    = 100
 	maxConversationsAt = 200
+	maxApprovalsAt     = 100
 	maxFileChanges     = 200
 )
 
@@ -72,6 +73,9 @@ func (s *Server) GetSessionState(ctx context.Context, r *spoolv1.GetSessionState
 		return nil, err
 	}
 	if out.Conversations, err = s.Reads.ConversationsAt(ctx, p, reads.SessionState{}, maxConversationsAt); err != nil {
+		return nil, err
+	}
+	if out.Approvals, err = s.Reads.ApprovalsAt(ctx, p, reads.SessionState{}, maxApprovalsAt); err != nil {
 		return nil, err
 	}
 	out.Files, err = s.workspaceState(ctx, p)

@@ -20,6 +20,7 @@ const (
 	NotFound            Code = "NOT_FOUND"
 	SessionNotFound     Code = "SESSION_NOT_FOUND"
 	ExecutionNotFound   Code = "EXECUTION_NOT_FOUND"
+	ApprovalNotFound    Code = "APPROVAL_NOT_FOUND"
 	KeyNotFound         Code = "KEY_NOT_FOUND"
 	BudgetNotFound      Code = "BUDGET_NOT_FOUND"
 	LimitsNotFound      Code = "LIMITS_NOT_FOUND"
@@ -45,6 +46,9 @@ const (
 	ExecutionNotLast    Code = "EXECUTION_NOT_LAST"
 	ExecutionRecovered  Code = "EXECUTION_RECOVERED"
 	SecretsRequired     Code = "SECRETS_REQUIRED"
+	ApprovalDecided     Code = "APPROVAL_DECIDED"
+	ApprovalNotOpen     Code = "APPROVAL_NOT_OPEN"
+	ArgumentsFixed      Code = "ARGUMENTS_NOT_SUPPORTED"
 	CursorAhead         Code = "CURSOR_AHEAD"
 	CursorExpired       Code = "CURSOR_EXPIRED"
 	IdempotencyMismatch Code = "IDEMPOTENCY_MISMATCH"
@@ -84,7 +88,7 @@ const (
 	ReadModelBehind     Code = "READ_MODEL_BEHIND"
 )
 
-// Entry is a row of the table of codes.
+// Entry describes one error code, as a row of docs/errors.md.
 type Entry struct {
 	Code   Code
 	Status int        // HTTP status; 0 for a code that only streams use
@@ -104,6 +108,7 @@ func Table() []Entry {
 		{NotFound, http.StatusNotFound, codes.NotFound, "No such route", "The API has no such path; /api/openapi.json lists all paths.", ""},
 		{SessionNotFound, http.StatusNotFound, codes.NotFound, "No such session", "The session does not exist, was deleted, or belongs to another tenant; the answer is the same in all cases.", "sessionId"},
 		{ExecutionNotFound, http.StatusNotFound, codes.NotFound, "No such execution", "Like SESSION_NOT_FOUND, for an execution.", "executionId"},
+		{ApprovalNotFound, http.StatusNotFound, codes.NotFound, "No such approval request", "Like SESSION_NOT_FOUND, for an approval request.", "approvalId"},
 		{KeyNotFound, http.StatusNotFound, codes.NotFound, "No such key", "Like SESSION_NOT_FOUND, for an API key.", "keyId"},
 		{BudgetNotFound, http.StatusNotFound, codes.NotFound, "No such budget", "The tenant has no budget for that period.", "period"},
 		{LimitsNotFound, http.StatusNotFound, codes.NotFound, "No limits of its own", "The tenant has no limits of its own: the services' settings apply.", "tenant"},
@@ -125,6 +130,9 @@ func Table() []Entry {
 		{ExecutionNotLast, http.StatusConflict, codes.FailedPrecondition, "Not the session's last execution", "Only the last execution of a session can be recovered: later messages have changed the conversation or are queued. Post a message to continue the conversation.", "executionId"},
 		{ExecutionRecovered, http.StatusConflict, codes.FailedPrecondition, "The execution is recovered already", "An execution is recovered once. `detail` names the execution that recovers it. If that one fails, recover it.", "executionId"},
 		{SecretsRequired, http.StatusConflict, codes.FailedPrecondition, "Secrets must be sent again", "The message of the failed execution brought secrets, which were deleted when the execution ended. Send the secrets that `detail` names in `environment`.", "environment"},
+		{ApprovalDecided, http.StatusConflict, codes.FailedPrecondition, "The request is decided already", "Somebody has decided the approval request. The first decision counts; GET /api/approvals/{id} shows it.", "approvalId"},
+		{ApprovalNotOpen, http.StatusConflict, codes.FailedPrecondition, "The request is not open", "The agent no longer waits for a decision: the request was retracted, timed out or was approved with its class, or the execution has ended. If the agent still needs the call, it asks again.", "approvalId"},
+		{ArgumentsFixed, http.StatusUnprocessableEntity, codes.FailedPrecondition, "The arguments cannot be changed", "The agent cannot run a call with changed arguments: `editable` of the request is not set. Reject the request with a comment that says what to change.", "arguments"},
 		{SnapshotGone, http.StatusGone, codes.FailedPrecondition, "The snapshot is gone", "The files at an event, and the files with which a fork begins, are in a snapshot of the workspace. That snapshot was removed or cannot be read. Sessions keep their last SPOOL_GC_SNAPSHOTS snapshots. Use the nearest snapshot that still exists, which `detail` names, or fork at a later event.", "at"},
 		{TranscriptInvalid, http.StatusUnprocessableEntity, codes.InvalidArgument, "The transcript is not valid", "The file is not a complete transcript of Claude Code, Codex or OpenCode. `detail` names the line (for OpenCode the message) and the error. Nothing is stored.", "transcript"},
 		{TranscriptMismatch, http.StatusUnprocessableEntity, codes.FailedPrecondition, "The transcript belongs to another agent", "A conversation can only be continued in the architecture in which it was held. `detail` names both.", "transcript"},

@@ -17,7 +17,7 @@ import (
 )
 
 // phases are the phases of executions in the read models.
-var phases = []string{"queued", "starting", "running", "paused", "completed", "failed", "cancelled"}
+var phases = []string{"queued", "starting", "running", "waiting_for_approval", "paused", "completed", "failed", "cancelled"}
 
 // execution converts an execution to an API message.
 func execution(r queries.ExecutionRow) (*spoolv1.Execution, error) {

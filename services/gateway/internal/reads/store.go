@@ -96,7 +96,7 @@ func (s *Store) missingSessionError(ctx context.Context, tenant, session string)
 	return problem.NoSuchSession()
 }
 
-// errDeleted is returned for a session that was deleted, so that waiting for it is pointless.
+// errDeleted is returned for a session that was deleted: a read need not be repeated until the session appears.
 type errDeleted struct{ error }
 
 func (e errDeleted) Unwrap() error { return e.error }
@@ -106,6 +106,9 @@ func CheckSession(s string) error { return checkID("sessionId", events.KindSessi
 
 // CheckExecution returns INVALID_REQUEST unless s is an execution id.
 func CheckExecution(s string) error { return checkID("executionId", events.KindExecution, s) }
+
+// CheckApproval returns INVALID_REQUEST unless s is the id of an approval request.
+func CheckApproval(s string) error { return checkID("approvalId", events.KindApproval, s) }
 
 // CheckKey returns INVALID_REQUEST unless s is the id of a key.
 func CheckKey(s string) error { return checkID("keyId", events.KindKey, s) }

@@ -96,6 +96,7 @@ func New(cfg Config) *Server {
 	s := cfg.API
 	spoolv1.RegisterSessionsServer(server, s)
 	spoolv1.RegisterExecutionsServer(server, s)
+	spoolv1.RegisterApprovalsServer(server, s)
 	spoolv1.RegisterEventsServer(server, s)
 	spoolv1.RegisterKeysServer(server, s)
 	spoolv1.RegisterBudgetsServer(server, s)

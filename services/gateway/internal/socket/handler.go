@@ -1,5 +1,6 @@
 // Package socket implements the WebSocket of the API: one connection that joins any number of sessions and receives
-// their events. A connection uses one goroutine, and one more for each joined session.
+// their events. A connection uses one goroutine, and one more for each joined
+// session and for each decision that is not answered yet.
 package socket
 
 import (
@@ -12,6 +13,7 @@ import (
 
 	"github.com/coder/websocket"
 
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/truncate"
 	"github.com/spoolhq/spool/services/gateway/internal/admission"
 	"github.com/spoolhq/spool/services/gateway/internal/auth"
@@ -26,11 +28,14 @@ const MaxFrame = 64 << 10
 
 // Config configures a Handler. Zero numbers mean the defaults; all other fields are required.
 type Config struct {
-	Admission    *admission.Admission
-	Live         *live.Hub
-	Player       *replay.Player
-	Reads        *reads.Store
-	Watch        *auth.Watch
+	Admission *admission.Admission
+	Live      *live.Hub
+	Player    *replay.Player
+	Reads     *reads.Store
+	Watch     *auth.Watch
+	// Decide stores a decision on an approval request, which must belong to the session unless session is "", and returns the position of the
+	// decision.
+	Decide       func(ctx context.Context, p auth.Principal, session string, r *spoolv1.DecideApprovalRequest) (position string, err error)
 	Logger       *slog.Logger
 	ReadTimeout  time.Duration        // maximum time that a message may take to arrive
 	Ping         time.Duration        // interval of pings; 0 means 30 s
@@ -102,7 +107,7 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request) error {
 		return nil // Accept has sent the response
 	}
 	ws.SetReadLimit(MaxFrame)
-	c := &conn{handler: h, ws: ws, net: hijacked.conn, tenant: p.Tenant, agents: p.Agents, joined: map[string]context.CancelCauseFunc{}}
+	c := &conn{handler: h, ws: ws, net: hijacked.conn, principal: p, joined: map[string]context.CancelCauseFunc{}, decisions: make(chan struct{}, maxDecisions)}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.closed {
@@ -125,18 +130,18 @@ func (h *Handler) forget(c *conn) {
 	delete(h.conns, c)
 }
 
-// conn is one connection.
+// conn is one WebSocket connection of a client, which can join several sessions.
 type conn struct {
-	handler *Handler
-	ws      *websocket.Conn
-	net     *batchConn
-	tenant  string
-	agents  []string // slugs of the only agents whose sessions may be joined; empty means all
+	handler   *Handler
+	ws        *websocket.Conn
+	net       *batchConn
+	principal auth.Principal // of the key that opened it
 
-	mu      sync.Mutex
-	joined  map[string]context.CancelCauseFunc // by session
-	work    sync.WaitGroup                     // counts the goroutines of joins
-	closing sync.Once
+	mu        sync.Mutex
+	joined    map[string]context.CancelCauseFunc // by session
+	work      sync.WaitGroup                     // counts the goroutines of joins and decisions
+	decisions chan struct{}                      // has an element for each decision that is not answered yet
+	closing   sync.Once
 }
 
 // errClosed is the cause with which the joins of a connection are cancelled after the connection has ended.
@@ -234,5 +239,5 @@ func (c *conn) timedWrite(write func() error) error {
 	return err
 }
 
-// errSlow is returned for a write that succeeded after the write timeout.
+// errSlow is returned for a write that succeeded only after the write timeout.
 var errSlow = errors.New("the client is too slow")

@@ -20,6 +20,8 @@ import (
 const (
 	typeJoin     = "session:join"
 	typeLeave    = "session:leave"
+	typeDecide   = "approval:decide"
+	typeDecided  = "approval:decided"
 	typeJoined   = "session:joined"
 	typeEvent    = "session:event"
 	typeLag      = "session:lag"
@@ -28,7 +30,7 @@ const (
 	typeError    = "error"
 )
 
-// request is a message of a client.
+// request is a message that a client sends on a WebSocket.
 type request struct {
 	Type      string `json:"type"`
 	RequestID string `json:"requestId"`
@@ -42,6 +44,8 @@ type request struct {
 	To     *uint32         `json:"to"`     // for a replay: seq of the last event; nil means the session's last event
 	// ExecutionID restricts a replay to the events of one execution; nil means all events.
 	ExecutionID *string `json:"executionId"`
+
+	decision *spoolv1.DecideApprovalRequest // of approval:decide
 }
 
 // metadata reports whether the events of a join include their metadata.
@@ -106,6 +110,12 @@ func parse(data []byte) (request, error) {
 	if !json.Valid(data) {
 		return r, errMalformed{"the message is not valid JSON"}
 	}
+	var head struct {
+		Type string `json:"type"`
+	}
+	if json.Unmarshal(data, &head) == nil && head.Type == typeDecide {
+		return parseDecision(data)
+	}
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.DisallowUnknownFields()
 	err := dec.Decode(&r)
@@ -130,19 +140,21 @@ func parse(data []byte) (request, error) {
 	return r, nil
 }
 
-// message is a message to a client, except events.
+// message is a message that the gateway sends on a WebSocket, except for events.
 type message struct {
-	Type      string            `json:"type"`
-	RequestID string            `json:"requestId,omitempty"`
-	SessionID string            `json:"sessionId,omitempty"`
-	Code      problem.Code      `json:"code,omitempty"`
-	Message   string            `json:"message,omitempty"`
-	Field     string            `json:"field,omitempty"`
-	Tip       *uint32           `json:"tip,omitempty"`
-	Seq       *uint32           `json:"seq,omitempty"`
-	Blocks    []json.RawMessage `json:"blocks,omitzero"`
-	Lagging   *bool             `json:"lagging,omitempty"`
-	LagMs     *uint32           `json:"lagMs,omitempty"`
+	Type       string            `json:"type"`
+	RequestID  string            `json:"requestId,omitempty"`
+	SessionID  string            `json:"sessionId,omitempty"`
+	ApprovalID string            `json:"approvalId,omitempty"`
+	Position   string            `json:"position,omitempty"`
+	Code       problem.Code      `json:"code,omitempty"`
+	Message    string            `json:"message,omitempty"`
+	Field      string            `json:"field,omitempty"`
+	Tip        *uint32           `json:"tip,omitempty"`
+	Seq        *uint32           `json:"seq,omitempty"`
+	Blocks     []json.RawMessage `json:"blocks,omitzero"`
+	Lagging    *bool             `json:"lagging,omitempty"`
+	LagMs      *uint32           `json:"lagMs,omitempty"`
 }
 
 func (m message) encode() []byte {

@@ -57,10 +57,10 @@ func (c *conn) receive() (websocket.MessageType, []byte, error) {
 	}
 	late := time.AfterFunc(c.handler.cfg.ReadTimeout, func() { _ = c.ws.CloseNow() })
 	defer late.Stop()
-	if err := c.handler.cfg.Admission.Rate(c.tenant); err != nil {
+	if err := c.handler.cfg.Admission.Rate(c.principal.Tenant); err != nil {
 		return 0, nil, err
 	}
-	held, err := c.handler.cfg.Admission.Begin(c.tenant)
+	held, err := c.handler.cfg.Admission.Begin(c.principal.Tenant)
 	if err != nil {
 		return 0, nil, err
 	}
@@ -76,11 +76,13 @@ func (c *conn) handle(ctx context.Context, r request) error {
 		return c.join(ctx, r)
 	case typeLeave:
 		return c.leave(r)
+	case typeDecide:
+		return c.decide(ctx, r)
 	}
-	return problem.Invalid("type", "%+q is not a type of message: there are %s and %s", truncate.Text(r.Type, 64), typeJoin, typeLeave)
+	return problem.Invalid("type", "%+q is not a type of message: there are %s, %s and %s", truncate.Text(r.Type, 64), typeJoin, typeLeave, typeDecide)
 }
 
-// leftByClient is the cause of a join that the client ended.
+// leftByClient is the cause with which a join is cancelled when its client has sent a message to leave the session.
 type leftByClient struct{ request request }
 
 func (leftByClient) Error() string { return "the client left the session" }
@@ -140,7 +142,7 @@ func (c *conn) forget(session string) {
 
 // follow joins a session and sends its events, until the session ends or the client leaves.
 func (c *conn) follow(ctx context.Context, r request) {
-	reader, err := c.handler.cfg.Live.Join(ctx, c.tenant, c.agents, r.SessionID, r.After)
+	reader, err := c.handler.cfg.Live.Join(ctx, c.principal.Tenant, c.principal.Agents, r.SessionID, r.After)
 	if err != nil {
 		c.forget(r.SessionID)
 		c.answerFailedJoin(ctx, r, err)
@@ -158,7 +160,7 @@ func (c *conn) follow(ctx context.Context, r request) {
 
 // sendReplay sends the events of a replay, until it ends or the client leaves.
 func (c *conn) sendReplay(ctx context.Context, r request, ask replay.Request) {
-	ask.Tenant, ask.Agents = c.tenant, c.agents
+	ask.Tenant, ask.Agents = c.principal.Tenant, c.principal.Agents
 	from, err := c.handler.cfg.Player.Open(ctx, ask)
 	if err != nil {
 		c.forget(r.SessionID)
@@ -196,16 +198,16 @@ func (c *conn) answerFailedJoin(ctx context.Context, r request, err error) {
 
 // sendSnapshot sends a session's blocks. Their bytes count against the gateway's limit until they are sent.
 func (c *conn) sendSnapshot(ctx context.Context, r request) error {
-	held := c.handler.cfg.Admission.Hold(c.tenant)
+	held := c.handler.cfg.Admission.Hold(c.principal.Tenant)
 	defer held.End()
-	blocks, tip, err := c.handler.cfg.Player.Blocks(ctx, c.tenant, r.SessionID, "", held.Take)
+	blocks, tip, err := c.handler.cfg.Player.Blocks(ctx, c.principal.Tenant, r.SessionID, "", held.Take)
 	if err == nil {
 		_ = c.send(snapshotMessage(r, tip, blocks)) // the client may be gone
 	}
 	return err
 }
 
-// source is a source of frames: a live.Reader or a replay.
+// source returns the frames that a join sends. It is a live.Reader or a replay.Replay.
 type source interface {
 	Next(ctx context.Context) ([]live.Frame, error)
 	Session() string

@@ -41,7 +41,8 @@ func (f *folding) foldExecution(a *aggregate, s *Session, x *entry[Execution], e
 		}
 	case events.ExecutionStarted:
 		row := markChanged(&f.executions, x)
-		row.Phase, row.Attempt = phaseRunning, int32(d.Attempt)
+		row.Attempt = int32(d.Attempt)
+		row.run()
 		if row.StartedAt == nil {
 			row.StartedAt = pgTimePointer(e.Time)
 		}
@@ -52,7 +53,7 @@ func (f *folding) foldExecution(a *aggregate, s *Session, x *entry[Execution], e
 	case events.ExecutionPaused:
 		markChanged(&f.executions, x).Phase = phasePaused
 	case events.ExecutionResumed:
-		markChanged(&f.executions, x).Phase = phaseRunning
+		markChanged(&f.executions, x).run()
 	case events.ModelCalled:
 		if !x.row.Metered {
 			markChanged(&f.executions, x).Metered = true
@@ -103,7 +104,7 @@ func (x *Execution) setUsage(u events.Usage) {
 	x.CacheRead, x.CacheWrite = int64(u.CacheReadTokens), int64(u.CacheWriteTokens)
 }
 
-// foldEnd folds the terminal event of an execution: it ends the execution's row, and the open calls and sub-agents of the execution.
+// foldEnd folds the terminal event of an execution: it ends the execution's row, and the open calls, sub-agents and approval requests of the execution.
 func (f *folding) foldEnd(a *aggregate, s *Session, x *entry[Execution], e events.Event) {
 	row := markChanged(&f.executions, x)
 	switch d := e.Data.(type) {
@@ -131,7 +132,7 @@ func (f *folding) foldEnd(a *aggregate, s *Session, x *entry[Execution], e event
 		s.ActiveExecution = ""
 	}
 	if !a.complete {
-		f.out.Ended = append(f.out.Ended, Ended{a.key, row.ID, at})
+		f.out.Ended = append(f.out.Ended, Ended{a.key, row.ID, at, s.Tip})
 	}
 	// Changes.Ended handles rows that are not in memory.
 	for _, c := range a.calls {
@@ -146,6 +147,7 @@ func (f *folding) foldEnd(a *aggregate, s *Session, x *entry[Execution], e event
 			conversation.Status, conversation.EndedAt = phaseFailed, &at
 		}
 	}
+	f.retractApprovals(a, s, row, at)
 }
 
 // callID returns the row key of the tool call that an event is about, or "".
@@ -156,6 +158,8 @@ func callID(e events.Event) string {
 	case events.BlockComplete:
 		return blockCallID(d.Block)
 	case events.PermissionDecided:
+		return rowKey(d.ToolUseID)
+	case events.ApprovalRequested:
 		return rowKey(d.ToolUseID)
 	}
 	return ""
@@ -207,6 +211,12 @@ func (f *folding) foldCall(a *aggregate, s *Session, e events.Event) {
 		}
 		return
 	}
+	if d, ok := e.Data.(events.ApprovalRequested); ok {
+		if c.row.ToolName == "" {
+			markChanged(&f.calls, c).ToolName = clean(d.ToolName)
+		}
+		return
+	}
 	if c.row.Block == "" {
 		row := markChanged(&f.calls, c)
 		row.Block, row.ToolName = rowKey(block.ID), clean(block.ToolName)
@@ -214,7 +224,7 @@ func (f *folding) foldCall(a *aggregate, s *Session, e events.Event) {
 }
 
 // foldResult ends the call id with its result, the block b, if whole is set, which means that the block is complete. A result of an unknown call
-// has no effect here; it is stored as a block.
+// has no effect on the rows of calls; it is stored as a block.
 func (f *folding) foldResult(a *aggregate, id string, b events.Block, whole bool, e events.Event) {
 	c := a.calls[id]
 	if !whole || c == nil || c.row.Status != statusPending {

@@ -11,7 +11,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/history"
 )
 
-// folding is the state of one call of Fold.
+// folding holds what one call of Model.Fold has changed so far.
 type folding struct {
 	model   *Model
 	bare    bool
@@ -26,6 +26,7 @@ type folding struct {
 	blocks        []*entry[Block]
 	calls         []*entry[ToolCall]
 	conversations []*entry[Conversation]
+	approvals     []*entry[Approval]
 	sandboxes     []*entry[Sandbox]
 	files         []*entry[File]
 	usage         []*entry[Usage]
@@ -83,7 +84,7 @@ func (f *folding) changes() (Changes, error) {
 	}
 	c := f.out
 	c.Sessions, c.Executions, c.Blocks, c.Calls = splitRows(f.sessions), splitRows(f.executions), splitRows(f.blocks), splitRows(f.calls)
-	c.Conversations, c.Sandboxes, c.Keys = splitRows(f.conversations), splitRows(f.sandboxes), splitRows(f.keys)
+	c.Conversations, c.Approvals, c.Sandboxes, c.Keys = splitRows(f.conversations), splitRows(f.approvals), splitRows(f.sandboxes), splitRows(f.keys)
 	c.Files, c.Usage = splitRows(f.files), splitRows(f.usage)
 	c.Entries, c.Versions = splitRows(f.entries), splitRows(f.versions)
 	c.TenantUsage, c.TenantBudgets, c.TenantLimits = splitRows(f.tenantUsage), splitRows(f.tenantBudgets), splitRows(f.tenantLimits)
@@ -151,16 +152,16 @@ func (f *folding) foldSessionCommit(rec eventlog.Record) error {
 			}
 			continue
 		}
-		if err := f.foldEvent(a, position, e); err != nil {
+		if err := f.foldEvent(a, position, rec.Commit.Actor, e); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// foldEvent gives an event the session's next seq, adds its row, and then applies the event to the session's other rows. With bare it
-// only adds the row.
-func (f *folding) foldEvent(a *aggregate, position string, e events.Event) error {
+// foldEvent gives an event the session's next seq, adds its row, and then applies the event to the session's other
+// rows. If f.bare is set, it leaves out the last step; see Batch.Bare.
+func (f *folding) foldEvent(a *aggregate, position string, actor events.Actor, e events.Event) error {
 	s := f.session(a, e)
 	s.Tip++
 	s.TipPosition, s.UpdatedAt = position, pgTime(e.Time)
@@ -191,6 +192,7 @@ func (f *folding) foldEvent(a *aggregate, position string, e events.Event) error
 		ended = x.row.ended()
 		if !ended {
 			f.foldExecution(a, s, x, e)
+			f.foldApproval(a, s, x, actor, e)
 			if x.row.ended() {
 				if err := f.addUsageAtEnd(a, &x.row, e); err != nil {
 					return err
@@ -296,6 +298,7 @@ func (f *folding) deleteSession(a *aggregate, e events.Event) error {
 	discardChanges(a.executions)
 	discardChanges(a.calls)
 	discardChanges(a.conversations)
+	discardChanges(a.approvals)
 	discardChanges(a.sandboxes)
 	discardChanges(a.files)
 	discardChanges(a.usage)
@@ -309,7 +312,7 @@ func (f *folding) deleteSession(a *aggregate, e events.Event) error {
 	fresh := newAggregate(a.key)
 	a.session, a.deleted, a.complete, a.kept, a.history = nil, true, false, a.blocks, nil
 	a.executions, a.blocks, a.calls = fresh.executions, fresh.blocks, fresh.calls
-	a.conversations, a.sandboxes = fresh.conversations, fresh.sandboxes
+	a.conversations, a.approvals, a.sandboxes = fresh.conversations, fresh.approvals, fresh.sandboxes
 	a.files, a.usage, a.shares = fresh.files, fresh.usage, nil
 	return nil
 }

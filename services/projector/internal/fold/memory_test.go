@@ -22,6 +22,7 @@ type memory struct {
 	blocks        map[fold.Child]fold.Block
 	calls         map[fold.Child]fold.ToolCall
 	conversations map[fold.Child]fold.Conversation
+	approvals     map[fold.Child]fold.Approval
 	sandboxes     map[fold.Child]fold.Sandbox
 	files         map[fold.Child]fold.File
 	usage         map[fold.Child]fold.Usage
@@ -41,6 +42,7 @@ func newMemory(t testing.TB) *memory {
 	return &memory{
 		t: t, sessions: map[fold.Key]fold.Session{}, deleted: map[fold.Key]fold.Deleted{}, executions: map[fold.Child]fold.Execution{},
 		blocks: map[fold.Child]fold.Block{}, calls: map[fold.Child]fold.ToolCall{}, conversations: map[fold.Child]fold.Conversation{},
+		approvals: map[fold.Child]fold.Approval{},
 		sandboxes: map[fold.Child]fold.Sandbox{}, files: map[fold.Child]fold.File{}, usage: map[fold.Child]fold.Usage{}, keys: map[fold.Key]fold.APIKey{},
 		entries: map[fold.Key]fold.Entry{}, versions: map[fold.Child]fold.Version{}, events: map[string]fold.Event{},
 		poison: map[string]fold.Poison{}, audit: map[string]fold.AuditRow{},
@@ -95,6 +97,7 @@ func (m *memory) load(asked fold.Missing) (p fold.Present) {
 	p.Blocks = find(m.blocks, asked.Blocks)
 	p.Calls = find(m.calls, asked.Calls)
 	p.Conversations = find(m.conversations, asked.Conversations)
+	p.Approvals = find(m.approvals, asked.Approvals)
 	p.Sandboxes = find(m.sandboxes, asked.Sandboxes)
 	p.Files = find(m.files, asked.Files)
 	p.Usage = find(m.usage, asked.Usage)
@@ -153,6 +156,7 @@ func (m *memory) apply(c *fold.Changes) {
 		drop(m.executions, k)
 		drop(m.calls, k)
 		drop(m.conversations, k)
+		drop(m.approvals, k)
 		drop(m.sandboxes, k)
 		drop(m.files, k)
 		drop(m.usage, k)
@@ -171,6 +175,7 @@ func (m *memory) apply(c *fold.Changes) {
 	put(m.t, m.blocks, c.Blocks, func(r fold.Block) fold.Child { return child(r.Tenant, r.Session, r.ID) })
 	put(m.t, m.calls, c.Calls, func(r fold.ToolCall) fold.Child { return child(r.Tenant, r.Session, r.ID) })
 	put(m.t, m.conversations, c.Conversations, func(r fold.Conversation) fold.Child { return child(r.Tenant, r.Session, r.ID) })
+	put(m.t, m.approvals, c.Approvals, func(r fold.Approval) fold.Child { return child(r.Tenant, r.Session, r.ID) })
 	put(m.t, m.sandboxes, c.Sandboxes, func(r fold.Sandbox) fold.Child { return child(r.Tenant, r.Session, r.ID) })
 	put(m.t, m.files, c.Files, func(r fold.File) fold.Child { return child(r.Tenant, r.Session, r.ID) })
 	put(m.t, m.usage, c.Usage, func(r fold.Usage) fold.Child { return child(r.Tenant, r.Session, r.ID) })
@@ -224,6 +229,12 @@ func (m *memory) end(list []fold.Ended) {
 				m.conversations[id] = c
 			}
 		}
+		for id, p := range m.approvals {
+			if id.Session == e.Session && p.Execution == e.Execution && p.EndedSeq == 0 {
+				p.Status, p.Cause, p.EndedSeq, p.EndedAt = "retracted", fold.CauseExecutionEnded, e.Seq, &e.At
+				m.approvals[id] = p
+			}
+		}
 	}
 }
 
@@ -259,7 +270,7 @@ func (m *memory) equal(other *memory) error {
 	}{
 		{"sessions", m.sessions, other.sessions}, {"deleted", m.deleted, other.deleted}, {"executions", m.executions, other.executions},
 		{"blocks", plain(m.blocks), plain(other.blocks)}, {"tool_calls", m.calls, other.calls}, {"conversations", m.conversations, other.conversations},
-		{"sandboxes", m.sandboxes, other.sandboxes}, {"files", m.files, other.files}, {"usage", m.usage, other.usage}, {"keys", m.keys, other.keys},
+		{"approvals", m.approvals, other.approvals}, {"sandboxes", m.sandboxes, other.sandboxes}, {"files", m.files, other.files}, {"usage", m.usage, other.usage}, {"keys", m.keys, other.keys},
 		{"entries", catalogueColumns(m.entries), catalogueColumns(other.entries)}, {"versions", m.versions, other.versions}, {"events", m.events, other.events}, {"poison", m.poison, other.poison}, {"session_states", m.states, other.states},
 		{"tenant_usage", m.tenantUsage, other.tenantUsage}, {"tenant_budgets", m.tenantBudgets, other.tenantBudgets}, {"tenant_limits", m.tenantLimits, other.tenantLimits},
 		{"audit", m.audit, other.audit},

@@ -45,14 +45,14 @@ func New(group, limit int) *Model {
 	}
 }
 
-// entry is a row in memory; a nil entry is a row that is known not to exist.
+// entry is a row of a Model; a nil entry is a row that is known not to exist.
 type entry[R any] struct {
 	row    R
 	stored bool // Postgres has the row, in this or an earlier state
 	dirty  bool // whether the present fold changed the row
 }
 
-// aggregate holds the rows of one session that are in memory.
+// aggregate holds the rows of one session that a Model has in memory.
 type aggregate struct {
 	key       Key
 	element   *list.Element
@@ -68,6 +68,7 @@ type aggregate struct {
 	blocks        map[string]*entry[Block]
 	calls         map[string]*entry[ToolCall]
 	conversations map[string]*entry[Conversation]
+	approvals     map[string]*entry[Approval]
 	sandboxes     map[string]*entry[Sandbox]
 	files         map[string]*entry[File]
 	usage         map[string]*entry[Usage]
@@ -81,16 +82,16 @@ type aggregate struct {
 func newAggregate(k Key) *aggregate {
 	return &aggregate{
 		key: k, executions: map[string]*entry[Execution]{}, blocks: map[string]*entry[Block]{}, calls: map[string]*entry[ToolCall]{},
-		conversations: map[string]*entry[Conversation]{}, sandboxes: map[string]*entry[Sandbox]{},
+		conversations: map[string]*entry[Conversation]{}, approvals: map[string]*entry[Approval]{}, sandboxes: map[string]*entry[Sandbox]{},
 		files: map[string]*entry[File]{}, usage: map[string]*entry[Usage]{},
 	}
 }
 
 func (a *aggregate) size() int {
-	return 1 + len(a.executions) + len(a.blocks) + len(a.calls) + len(a.conversations) + len(a.sandboxes) + len(a.files) + len(a.usage)
+	return 1 + len(a.executions) + len(a.blocks) + len(a.calls) + len(a.conversations) + len(a.approvals) + len(a.sandboxes) + len(a.files) + len(a.usage)
 }
 
-// Missing lists the rows that the caller must read from Postgres before a batch can be folded.
+// Missing lists, by table, the rows that the caller of Model.Fold must first read from Postgres and pass to Model.Put.
 type Missing struct {
 	Sessions      []Key
 	Histories     []Key // sessions whose last saved state, and the events since, are needed
@@ -101,6 +102,7 @@ type Missing struct {
 	Blocks        []Child
 	Calls         []Child
 	Conversations []Child
+	Approvals     []Child
 	Sandboxes     []Child
 	Files         []Child
 	Usage         []Child
@@ -111,11 +113,11 @@ type Missing struct {
 
 // Empty reports whether nothing must be looked up.
 func (m Missing) Empty() bool {
-	return len(m.Sessions)+len(m.Histories)+len(m.Keys)+len(m.Entries)+len(m.Versions)+len(m.Executions)+len(m.Blocks)+len(m.Calls)+len(m.Conversations)+len(m.Sandboxes)+len(m.Files)+len(m.Usage)+
+	return len(m.Sessions)+len(m.Histories)+len(m.Keys)+len(m.Entries)+len(m.Versions)+len(m.Executions)+len(m.Blocks)+len(m.Calls)+len(m.Conversations)+len(m.Approvals)+len(m.Sandboxes)+len(m.Files)+len(m.Usage)+
 		len(m.TenantUsage)+len(m.TenantBudgets)+len(m.TenantLimits) == 0
 }
 
-// Present holds those of the rows of a Missing that Postgres has.
+// Present holds those of the rows listed in a Missing that exist in Postgres.
 type Present struct {
 	Sessions      []Session
 	Deleted       []Deleted
@@ -128,6 +130,7 @@ type Present struct {
 	Blocks        []Block
 	Calls         []ToolCall
 	Conversations []Conversation
+	Approvals     []Approval
 	Sandboxes     []Sandbox
 	Files         []File
 	Usage         []Usage
@@ -166,7 +169,7 @@ func (m *Model) Missing(b Batch) Missing {
 	return w.out
 }
 
-// lookup collects missing rows.
+// lookup collects the rows that a batch needs and that a Model does not have in memory.
 type lookup struct {
 	model *Model
 	seen  map[any]bool
@@ -185,7 +188,7 @@ func (w *lookup) requestSession(k Key) *aggregate {
 	return a
 }
 
-// keyRef identifies an API key in lookup.seen.
+// keyRef is the key of an API key in the map lookup.seen. Its type keeps it apart from the keys of other rows.
 type keyRef Key
 
 // requestKey requests the row of the API key that an event is about.
@@ -208,6 +211,10 @@ func (w *lookup) requestEvent(k Key, a *aggregate, e events.Event) {
 	if id := conversationID(e); id != "" {
 		requireChild(w, k, a, id, childConversation, func(a *aggregate) bool { _, ok := a.conversations[id]; return ok }, &w.out.Conversations)
 	}
+	if id := approvalID(e); id != "" {
+		requireChild(w, k, a, id, childApproval, func(a *aggregate) bool { _, ok := a.approvals[id]; return ok }, &w.out.Approvals)
+		w.requestApprovedCall(k, a, id)
+	}
 	if id := sandboxID(e); id != "" {
 		requireChild(w, k, a, id, childSandbox, func(a *aggregate) bool { _, ok := a.sandboxes[id]; return ok }, &w.out.Sandboxes)
 	}
@@ -216,6 +223,16 @@ func (w *lookup) requestEvent(k Key, a *aggregate, e events.Event) {
 	}
 	if id := usageID(e); id != "" {
 		requireChild(w, k, a, id, childUsage, func(a *aggregate) bool { _, ok := a.usage[id]; return ok }, &w.out.Usage)
+	}
+}
+
+// requestApprovedCall requests the row of the call that an approval request is about, if the request is in memory.
+func (w *lookup) requestApprovedCall(k Key, a *aggregate, id string) {
+	if a == nil || a.approvals[id] == nil {
+		return
+	}
+	if call := a.approvals[id].row.ToolUseID; call != "" {
+		requireChild(w, k, a, call, childCall, func(a *aggregate) bool { _, ok := a.calls[call]; return ok }, &w.out.Calls)
 	}
 }
 
@@ -239,13 +256,14 @@ const (
 	childBlock
 	childCall
 	childConversation
+	childApproval
 	childSandbox
 	childFile
 	childUsage
 	childVersion
 )
 
-// childRef identifies a child in lookup.seen.
+// childRef is the key of a Child in the map lookup.seen; kind is the kind of the row.
 type childRef struct {
 	Child
 	kind int
@@ -307,6 +325,7 @@ func (m *Model) putChildren(asked Missing, p Present) error {
 	recordAbsent(m, asked.Blocks, func(a *aggregate, id string) { a.blocks[id] = nil })
 	recordAbsent(m, asked.Calls, func(a *aggregate, id string) { a.calls[id] = nil })
 	recordAbsent(m, asked.Conversations, func(a *aggregate, id string) { a.conversations[id] = nil })
+	recordAbsent(m, asked.Approvals, func(a *aggregate, id string) { a.approvals[id] = nil })
 	recordAbsent(m, asked.Sandboxes, func(a *aggregate, id string) { a.sandboxes[id] = nil })
 	recordAbsent(m, asked.Files, func(a *aggregate, id string) { a.files[id] = nil })
 	recordAbsent(m, asked.Usage, func(a *aggregate, id string) { a.usage[id] = nil })
@@ -327,6 +346,9 @@ func (m *Model) putChildren(asked Missing, p Present) error {
 	}
 	for _, r := range p.Conversations {
 		m.sessions[Key{r.Tenant, r.Session}].conversations[r.ID] = &entry[Conversation]{row: r, stored: true}
+	}
+	for _, r := range p.Approvals {
+		m.sessions[Key{r.Tenant, r.Session}].approvals[r.ID] = &entry[Approval]{row: r, stored: true}
 	}
 	for _, r := range p.Sandboxes {
 		m.sessions[Key{r.Tenant, r.Session}].sandboxes[r.ID] = &entry[Sandbox]{row: r, stored: true}

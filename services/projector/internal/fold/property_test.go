@@ -33,6 +33,7 @@ func anEvent(t *rapid.T) events.Event {
 	b := events.Block{ID: block, Kind: kind, Status: status, ToolUseID: tool, ToolName: "bash", Content: rapid.SampledFrom([]string{"", "whole\x00text", "<&>"}).Draw(t, "content")}
 	text := "text"
 	sandbox, conversation := name(t, "sbx", 2), name(t, "con", 2)
+	approval := name(t, "apr", 3)
 	path := rapid.SampledFrom([]string{"a.txt", "b/\x00.bin", strings.Repeat("p/", 300) + "x", strings.Repeat("p/", 300) + "y"}).Draw(t, "path")
 	data := rapid.SampledFrom([]events.Payload{
 		events.SessionCreated{Agent: "default", Architecture: "spool", Provider: "local", Metadata: json.RawMessage(`{"a": [1, null]}`),
@@ -47,6 +48,11 @@ func anEvent(t *rapid.T) events.Event {
 		events.MetadataUpdate{Usage: events.Usage{InputTokens: 3}, CostUSD: 1, Model: "m"},
 		events.BlockStart{Block: b}, events.BlockStart{Block: b}, events.BlockUpdate{BlockID: block, Updates: events.BlockUpdates{Output: &text}},
 		events.BlockComplete{Block: b}, events.PermissionDecided{ToolUseID: tool, Decision: "deny", ToolName: "bash"},
+		events.ApprovalRequested{ApprovalID: approval, Kind: events.ApprovalTool, ToolName: "bash\x00", ToolUseID: tool, Input: json.RawMessage(`{"a":"\u0000"}`)},
+		events.ApprovalRequested{ApprovalID: approval, Kind: events.ApprovalQuestion}, events.ApprovalRequested{ApprovalID: approval, Kind: events.ApprovalPlan},
+		events.ApprovalDecided{ApprovalID: approval, Decision: events.DecisionApprove, Arguments: json.RawMessage(`{}`)},
+		events.ApprovalResolved{ApprovalID: approval, Outcome: events.OutcomeApproved, Cause: events.ResolvedByPerson},
+		events.ApprovalRetracted{ApprovalID: approval, Reason: "withdrawn"},
 		events.SubagentSpawned{Conversation: conversation, Parent: "main"}, events.SubagentCompleted{Conversation: conversation},
 		events.SandboxCreating{SandboxID: sandbox}, events.SandboxReady{SandboxID: sandbox, Provider: "local"},
 		events.SandboxTerminated{SandboxID: sandbox, Reason: "idle"}, events.SandboxFailed{SandboxID: sandbox, Code: "X"},

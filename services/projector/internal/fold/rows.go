@@ -13,10 +13,12 @@ import (
 	"github.com/spoolhq/spool/pkg/events/versions"
 )
 
-// Key identifies a session, an API key, or a catalogue entry of a tenant.
+// Key is the primary key of a row that belongs to a tenant: a session, an API key, a catalogue entry, a budget, or the
+// usage of a day.
 type Key struct{ Tenant, ID string }
 
-// Child identifies a row that belongs to a session, or a version of an entry.
+// Child is the primary key of a row that belongs to a session, or of a version of a catalogue entry; Session is then
+// the key of the entry.
 type Child struct {
 	Session Key
 	ID      string
@@ -96,6 +98,7 @@ type (
 		SandboxMs           int64 // running time of its metered sandboxes during the execution
 		SandboxCostUSD      float64
 		RecoveredFrom       string // the failed execution that it continues; "" for none
+		OpenApprovals       int32
 	}
 	// Block is a row of blocks. JSON is the encoded form of block; it is only set while the row is read or written.
 	Block struct {
@@ -143,6 +146,28 @@ type (
 		EndedAt             *time.Time
 		DurationMs          int64
 		FirstSeq            int64
+	}
+	// Approval is a row of approvals.
+	Approval struct {
+		Tenant, Session, ID string
+		Execution           string
+		Conversation        string
+		Kind                string
+		ToolName            string
+		ToolUseID           string
+		Title               string
+		Status              string
+		Cause               string
+		Request             string
+		Verdict             string
+		Decision            *string
+		Actor               *string
+		RequestedSeq        int64
+		RequestedAt         time.Time
+		DecidedSeq          int64
+		DecidedAt           *time.Time
+		EndedSeq            int64
+		EndedAt             *time.Time
 	}
 	// Sandbox is a row of sandboxes.
 	Sandbox struct {
@@ -241,6 +266,7 @@ const (
 	phaseQueued    = "queued"
 	phaseStarting  = "starting"
 	phaseRunning   = "running"
+	phaseWaiting   = "waiting_for_approval"
 	phasePaused    = "paused"
 	phaseCompleted = "completed"
 	phaseFailed    = "failed"

@@ -14,10 +14,11 @@ import (
 	"github.com/spoolhq/spool/services/projector/internal/fold"
 )
 
-// copyRows is the number of new rows above which COPY is cheaper than one round trip for all changes.
+// copyRows is the number of new rows in a write from which Apply uses COPY for them. For fewer rows, one round trip for
+// all changes is cheaper.
 const copyRows = 500
 
-// Write is the part of a transaction that belongs to one group: its rows and its checkpoint.
+// Write is what a transaction writes for one group: the changed rows and the group's checkpoint.
 type Write struct {
 	Group    int
 	Previous int64 // position of the checkpoint on which the changes are based
@@ -28,14 +29,17 @@ type Write struct {
 	LockedBy uint32
 }
 
-// Bulk reports whether the write has so many new rows that Apply uses COPY. Such a write should not be passed to ApplyTogether, which does not.
+// Bulk reports whether the write has so many new rows that Apply uses COPY. Such a write should not be passed to
+// ApplyTogether, which never uses COPY.
 func (w Write) Bulk() bool {
 	c := w.Changes
 	return len(c.Events)+len(c.Blocks.New)+len(c.Executions.New)+len(c.Sessions.New)+len(c.Calls.New)+len(c.Files.New) >= copyRows
 }
 
-// advance queues the update of the checkpoint, which fences the write and must be its first statement. No checkpoint is
-// at a position below -1, so that a write whose lock is lost fails like one whose checkpoint was moved.
+// advance queues the statement that moves the group's checkpoint from w.Previous to w.Next. It must be the first
+// statement of the transaction: it fails if another writer has moved the checkpoint. If w.LockedBy does not hold the
+// group's lock, it fails in the same way, because the statement then expects a position below -1, which no checkpoint
+// has.
 func (s *Store) advance(b *pgx.Batch, w Write) {
 	b.Queue(`SELECT advance($1::smallint, CASE WHEN $2::int = 0 OR EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted
 		AND pid = $2 AND classid = $3::oid AND objid = $1::smallint::int::oid AND objsubid = 2) THEN $4::bigint ELSE -2 END, $5, $6, $7, $8, $9, $10, NULL)`,
@@ -162,6 +166,7 @@ func merge(list []Write) *fold.Changes {
 		addRows(&all.Blocks, c.Blocks)
 		addRows(&all.Calls, c.Calls)
 		addRows(&all.Conversations, c.Conversations)
+		addRows(&all.Approvals, c.Approvals)
 		addRows(&all.Sandboxes, c.Sandboxes)
 		addRows(&all.Files, c.Files)
 		addRows(&all.Usage, c.Usage)
@@ -198,7 +203,8 @@ func (s *Store) bulk(ctx context.Context, tx pgx.Tx, first *pgx.Batch, c *fold.C
 	for _, err := range []error{
 		copyNew(ctx, tx, t.sessions, c.Sessions, &rest.Sessions), copyNew(ctx, tx, t.executions, c.Executions, &rest.Executions),
 		copyNew(ctx, tx, t.blocks, c.Blocks, &rest.Blocks), copyNew(ctx, tx, t.calls, c.Calls, &rest.Calls),
-		copyNew(ctx, tx, t.conversations, c.Conversations, &rest.Conversations), copyNew(ctx, tx, t.sandboxes, c.Sandboxes, &rest.Sandboxes),
+		copyNew(ctx, tx, t.conversations, c.Conversations, &rest.Conversations), copyNew(ctx, tx, t.approvals, c.Approvals, &rest.Approvals),
+		copyNew(ctx, tx, t.sandboxes, c.Sandboxes, &rest.Sandboxes),
 		copyNew(ctx, tx, t.files, c.Files, &rest.Files), copyNew(ctx, tx, t.usage, c.Usage, &rest.Usage),
 		copyInto(ctx, tx, t.events, c.Events),
 	} {
@@ -244,7 +250,7 @@ func (s *Store) deletions(b *pgx.Batch, c *fold.Changes) {
 	if len(c.Gone) > 0 {
 		tenants, ids := splitKeys(c.Gone)
 		for _, t := range []string{
-			readmodel.Executions, readmodel.ToolCalls, readmodel.Conversations, readmodel.Sandboxes,
+			readmodel.Executions, readmodel.ToolCalls, readmodel.Conversations, readmodel.Approvals, readmodel.Sandboxes,
 			readmodel.Files, readmodel.Usage, readmodel.SessionStates,
 		} {
 			b.Queue(deleteStatement(t), tenants, ids)
@@ -276,6 +282,7 @@ func (s *Store) rows(b *pgx.Batch, c *fold.Changes) {
 	upsert(b, t.blocks, c.Blocks)
 	upsert(b, t.calls, c.Calls)
 	upsert(b, t.conversations, c.Conversations)
+	upsert(b, t.approvals, c.Approvals)
 	upsert(b, t.sandboxes, c.Sandboxes)
 	upsert(b, t.files, c.Files)
 	upsert(b, t.usage, c.Usage)
@@ -303,21 +310,24 @@ func (s *Store) rows(b *pgx.Batch, c *fold.Changes) {
 	}
 }
 
-// endExecutions queues the statements that end the open calls and sub-agents of c.Ended, because some of their rows may not have been in memory.
+// endExecutions queues the statements that end the open calls, sub-agents and approval requests of c.Ended, because some of their rows may not have been in memory.
 func (s *Store) endExecutions(b *pgx.Batch, c *fold.Changes) {
 	if len(c.Ended) == 0 {
 		return
 	}
 	var tenants, sessions, ids []string
 	var at []time.Time
+	var seqs []int64
 	for _, e := range c.Ended {
 		tenants, sessions, ids, at = append(tenants, e.Session.Tenant), append(sessions, e.Session.ID), append(ids, e.Execution), append(at, e.At)
+		seqs = append(seqs, e.Seq)
 	}
 	for _, sql := range []string{
 		"UPDATE tool_calls r SET status = 'error', ended_at = k.at FROM k WHERE r.tenant = k.tenant AND r.session = k.session AND r.execution = k.execution AND r.status = 'pending'",
 		"UPDATE conversations r SET status = 'failed', ended_at = k.at FROM k WHERE r.tenant = k.tenant AND r.session = k.session AND r.execution = k.execution AND r.status = 'running'",
+		"UPDATE approvals r SET status = 'retracted', cause = '" + fold.CauseExecutionEnded + "', ended_seq = k.seq, ended_at = k.at FROM k WHERE r.tenant = k.tenant AND r.session = k.session AND r.execution = k.execution AND r.ended_seq = 0",
 	} {
-		b.Queue("WITH k AS (SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::timestamptz[]) AS k(tenant, session, execution, at)) "+sql, tenants, sessions, ids, at)
+		b.Queue("WITH k AS (SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::timestamptz[], $5::int8[]) AS k(tenant, session, execution, at, seq)) "+sql, tenants, sessions, ids, at, seqs)
 	}
 }
 

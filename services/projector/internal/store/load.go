@@ -54,6 +54,7 @@ func (s *Store) Load(ctx context.Context, m fold.Missing) (p fold.Present, err e
 	children(&b, t.blocks, m.Blocks, &p.Blocks)
 	children(&b, t.calls, m.Calls, &p.Calls)
 	children(&b, t.conversations, m.Conversations, &p.Conversations)
+	children(&b, t.approvals, m.Approvals, &p.Approvals)
 	children(&b, t.sandboxes, m.Sandboxes, &p.Sandboxes)
 	children(&b, t.files, m.Files, &p.Files)
 	children(&b, t.usage, m.Usage, &p.Usage)

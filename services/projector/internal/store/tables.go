@@ -22,7 +22,7 @@ const (
 func newTables() *tables {
 	return &tables{
 		sessions: sessionTable(), executions: executionTable(), blocks: blockTable(),
-		calls: callTable(), conversations: conversationTable(), sandboxes: sandboxTable(), files: fileTable(), usage: usageTable(),
+		calls: callTable(), conversations: conversationTable(), approvals: approvalTable(), sandboxes: sandboxTable(), files: fileTable(), usage: usageTable(),
 		entries: entryTable(), versions: versionTable(), tenantUsage: tenantUsageTable(), tenantBudgets: tenantBudgetTable(), tenantLimits: tenantLimitsTable(), audit: auditTable(),
 		states: newTable(readmodel.SessionStates, 3,
 			col("tenant", text, func(r *fold.SavedState) *string { return &r.Tenant }),
@@ -133,7 +133,8 @@ func executionTable() table[fold.Execution] {
 		col("query", text, func(r *fold.Execution) *string { return &r.Query }),
 		col("sandbox_ms", int8, func(r *fold.Execution) *int64 { return &r.SandboxMs }),
 		col("sandbox_cost_usd", float8, func(r *fold.Execution) *float64 { return &r.SandboxCostUSD }),
-		col("recovered_from", text, func(r *fold.Execution) *string { return &r.RecoveredFrom }))
+		col("recovered_from", text, func(r *fold.Execution) *string { return &r.RecoveredFrom }),
+		col("open_approvals", int4, func(r *fold.Execution) *int32 { return &r.OpenApprovals }))
 }
 
 func blockTable() table[fold.Block] {
@@ -183,6 +184,31 @@ func conversationTable() table[fold.Conversation] {
 		col("ended_at", timestamptz, func(r *fold.Conversation) **time.Time { return &r.EndedAt }),
 		col("duration_ms", int8, func(r *fold.Conversation) *int64 { return &r.DurationMs }),
 		col("first_seq", int8, func(r *fold.Conversation) *int64 { return &r.FirstSeq }))
+}
+
+func approvalTable() table[fold.Approval] {
+	return newTable(readmodel.Approvals, 3,
+		col("tenant", text, func(r *fold.Approval) *string { return &r.Tenant }),
+		col("session", text, func(r *fold.Approval) *string { return &r.Session }),
+		col("id", text, func(r *fold.Approval) *string { return &r.ID }),
+		col("execution", text, func(r *fold.Approval) *string { return &r.Execution }),
+		col("conversation", text, func(r *fold.Approval) *string { return &r.Conversation }),
+		col("kind", text, func(r *fold.Approval) *string { return &r.Kind }),
+		col("tool_name", text, func(r *fold.Approval) *string { return &r.ToolName }),
+		col("tool_use_id", text, func(r *fold.Approval) *string { return &r.ToolUseID }),
+		col("title", text, func(r *fold.Approval) *string { return &r.Title }),
+		col("status", text, func(r *fold.Approval) *string { return &r.Status }),
+		col("cause", text, func(r *fold.Approval) *string { return &r.Cause }),
+		col("request", text, func(r *fold.Approval) *string { return &r.Request }),
+		col("verdict", text, func(r *fold.Approval) *string { return &r.Verdict }),
+		col("decision", text, func(r *fold.Approval) **string { return &r.Decision }),
+		col("actor", text, func(r *fold.Approval) **string { return &r.Actor }),
+		col("requested_seq", int8, func(r *fold.Approval) *int64 { return &r.RequestedSeq }),
+		col("requested_at", timestamptz, func(r *fold.Approval) *time.Time { return &r.RequestedAt }),
+		col("decided_seq", int8, func(r *fold.Approval) *int64 { return &r.DecidedSeq }),
+		col("decided_at", timestamptz, func(r *fold.Approval) **time.Time { return &r.DecidedAt }),
+		col("ended_seq", int8, func(r *fold.Approval) *int64 { return &r.EndedSeq }),
+		col("ended_at", timestamptz, func(r *fold.Approval) **time.Time { return &r.EndedAt }))
 }
 
 func sandboxTable() table[fold.Sandbox] {

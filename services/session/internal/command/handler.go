@@ -134,7 +134,7 @@ func checkIDs(c command.Command) error {
 			break
 		}
 		fallthrough
-	case command.TypePostMessage, command.TypeStartExecution, command.TypeRecover, command.TypeCancel, command.TypePause, command.TypeResume:
+	case command.TypePostMessage, command.TypeStartExecution, command.TypeRecover, command.TypeCancel, command.TypePause, command.TypeResume, command.TypeDecideApproval:
 		if err := events.CheckID("executionId", events.KindExecution, c.ExecutionID); err != nil {
 			return err
 		}
@@ -216,6 +216,8 @@ func (h *Handler) builder(ctx context.Context, c command.Command) (builder, erro
 		}, checkPost(c, b)
 	case command.TypeRecover:
 		return h.recoverBuilder(ctx, c)
+	case command.TypeDecideApproval:
+		return approvalBuilder(c)
 	case command.TypeUpdateSession:
 		var b command.UpdateSession
 		if err := decode(c, &b); err != nil {
@@ -373,7 +375,7 @@ func (h *Handler) hint(l *eventlog.Loaded, list []events.Event) {
 	for _, e := range list {
 		switch e.Data.(type) {
 		case events.InterruptRequested, events.CancelRequested, events.PauseRequested, events.ResumeRequested, events.TerminateRequested,
-			events.SyncRequested, events.FilePut, events.FileRemoved:
+			events.ApprovalDecided, events.SyncRequested, events.FilePut, events.FileRemoved:
 			body, err := topology.SessionRef{Tenant: l.Tenant, Session: l.ID}.Encode()
 			if err == nil {
 				err = h.cfg.NATS.Publish(topology.Ctl(l.Run.Holder), body)

@@ -1,0 +1,24 @@
+package api
+
+import (
+	"strings"
+
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/permission"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+)
+
+// executionPermissions converts and validates the permissions of a message.
+func executionPermissions(m *spoolv1.ExecutionPermissions) (events.ExecutionPermissions, error) {
+	p := events.ExecutionPermissions{Unattended: m.GetUnattended()}
+	for _, r := range m.GetRules() {
+		p.Rules = append(p.Rules, events.PermissionRule{Tool: r.GetTool(), Command: r.GetCommand(), Path: r.GetPath(), Host: r.GetHost(), Then: r.GetThen()})
+	}
+	if _, err := permission.New(events.Permissions{}, p); err != nil {
+		first, _, _ := strings.Cut(err.Error(), "\n")
+		field, detail, _ := strings.Cut(first, ": ") // the errors of permission.New begin with the field
+		return p, problem.Invalid(field, "%s", detail)
+	}
+	return p, nil
+}

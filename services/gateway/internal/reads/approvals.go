@@ -1,0 +1,252 @@
+package reads
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/api/wirejson"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/truncate"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+)
+
+// Statuses of approval requests. approvalOpen selects those that are pending or decided.
+const (
+	approvalOpen    = "open"
+	approvalPending = "pending"
+	approvalDecided = "decided"
+)
+
+// approvalStatuses are the values of the filter.
+var approvalStatuses = []string{
+	approvalOpen, approvalPending, approvalDecided, events.OutcomeApproved, events.OutcomeRejected, events.OutcomeSkipped, events.OutcomeAnswered, "retracted",
+}
+
+// ApprovalFilter selects approval requests of a tenant; the zero value selects all.
+type ApprovalFilter struct {
+	Session, Execution string // ids
+	Status             string
+	Agents             []string // slugs of the only agents that the caller may see; empty means all
+}
+
+// approvalColumns are the columns that scanApproval reads, after request and decision.
+const approvalColumns = `session, id, execution, conversation, kind, tool_name, tool_use_id, title, status, cause, verdict, actor,
+	requested_seq, requested_at, decided_seq, decided_at, ended_seq, ended_at`
+
+// scanApproval reads a row with the columns request, decision and approvalColumns.
+func scanApproval(r pgx.Rows) (*spoolv1.Approval, error) {
+	var request, tool, use, cause, verdict string
+	var decision, actor *string
+	var requested, decided, ended int64
+	var requestedAt time.Time
+	var decidedAt, endedAt *time.Time
+	a := &spoolv1.Approval{}
+	err := r.Scan(&request, &decision, &a.SessionId, &a.ApprovalId, &a.ExecutionId, &a.ConversationId, &a.Kind, &tool, &use, &a.Title, &a.Status, &cause, &verdict, &actor,
+		&requested, &requestedAt, &decided, &decidedAt, &ended, &endedAt)
+	if err != nil {
+		return nil, err
+	}
+	a.ToolName, a.ToolUseId, a.Cause, a.Decision = nilIfEmpty(tool), nilIfEmpty(use), nilIfEmpty(cause), nilIfEmpty(verdict)
+	a.RequestedSeq, a.RequestedAt = uint32(requested), wirejson.Time(requestedAt)
+	a.DecidedSeq, a.DecidedAt, a.EndedSeq, a.EndedAt = nilIfZero(decided), timestamp(decidedAt), nilIfZero(ended), timestamp(endedAt)
+	if request != "" {
+		a.Request = wirejson.Raw(request)
+	}
+	if decision != nil {
+		a.Decided = wirejson.Raw(*decision)
+	}
+	if actor == nil {
+		return a, nil
+	}
+	var by events.Actor
+	if err := json.Unmarshal([]byte(*actor), &by); err != nil {
+		return nil, errUnreadableEvent(err)
+	}
+	a.DecidedBy = &spoolv1.AuditActor{Kind: by.Kind, Id: by.ID, KeyId: nilIfEmpty(by.Key), User: nilIfEmpty(by.User)}
+	return a, nil
+}
+
+// nilIfZero returns a pointer to n, nil for 0.
+func nilIfZero(n int64) *uint32 {
+	if n == 0 {
+		return nil
+	}
+	u := uint32(n)
+	return &u
+}
+
+// Approvals returns a page of a tenant's approval requests, newest first, and the token of the next page, or "" after the last one.
+func (s *Store) Approvals(ctx context.Context, tenant string, f ApprovalFilter, token string, size uint32) (list []*spoolv1.Approval, next string, err error) {
+	if size, err = PageSize(size); err != nil {
+		return nil, "", err
+	}
+	q, joins, err := approvalQuery(tenant, f, token)
+	if err != nil {
+		return nil, "", err
+	}
+	// While the read models are being folded from the log's beginning, a result could lack requests; checkpoints then
+	// returns an error.
+	if _, err := s.checkpoints(ctx); err != nil {
+		return nil, "", err
+	}
+	// request is empty in rows after the one that exceeds the number of bytes.
+	sql := `SELECT CASE WHEN before <= ` + q.arg(maxPageBytes) + ` THEN request ELSE '' END, CASE WHEN before <= ` + q.arg(maxPageBytes) + ` THEN decision END, ` + approvalColumns + `
+		FROM (SELECT p.*, sum(octet_length(p.request) + coalesce(octet_length(p.decision), 0)) OVER w - octet_length(p.request) - coalesce(octet_length(p.decision), 0) AS before
+			FROM (SELECT x.* FROM approvals x` + joins + ` WHERE ` + strings.Join(q.where, " AND ") + ` ORDER BY x.requested_at DESC, x.id DESC LIMIT ` + q.arg(size+1) + `) p
+			WINDOW w AS (ORDER BY p.requested_at DESC, p.id DESC)) page
+		ORDER BY requested_at DESC, id DESC`
+	more := false
+	err = s.queryRows(ctx, func(r pgx.Rows) error {
+		a, err := scanApproval(r)
+		if more = more || len(list) == int(size) || err == nil && a.Request == nil; !more {
+			list = append(list, a)
+		}
+		return err
+	}, sql, q.args...)
+	if err != nil || !more {
+		return list, "", err
+	}
+	last := list[len(list)-1]
+	return list, approvalToken(tenant, f, pagePosition{last.RequestedAt.AsTime(), last.ApprovalId}), nil
+}
+
+// approvalQuery returns the conditions of a page, and the joins that they need.
+func approvalQuery(tenant string, f ApprovalFilter, token string) (q *statementBuilder, joins string, err error) {
+	q = &statementBuilder{}
+	q.add("x.tenant = %s", tenant)
+	if f.Session != "" {
+		q.add("x.session = %s", f.Session)
+	}
+	if f.Execution != "" {
+		q.add("x.execution = %s", f.Execution)
+	}
+	switch {
+	case f.Status == approvalOpen:
+		q.add("x.ended_seq = 0") // the condition of the partial index
+	case slices.Contains(approvalStatuses, f.Status):
+		q.add("x.status = %s", f.Status)
+		if f.Status == approvalPending || f.Status == approvalDecided {
+			q.add("x.ended_seq = 0")
+		}
+	case f.Status != "":
+		return nil, "", problem.Invalid("status", "%+q is not a status: there are %s", truncate.Text(f.Status, 64), strings.Join(approvalStatuses, ", "))
+	}
+	if len(f.Agents) > 0 {
+		joins = " JOIN sessions s ON s.tenant = x.tenant AND s.id = x.session"
+		q.add("s.agent = ANY (%s)", f.Agents)
+	}
+	after, err := approvalPosition(tenant, f, token)
+	if after != nil {
+		q.add("(x.requested_at, x.id) < (%s, %s)", after.at, after.id)
+	}
+	return q, joins, err
+}
+
+// approvalDigest returns a digest of the tenant and the filter, by which a page token of another list is recognized.
+func approvalDigest(tenant string, f ApprovalFilter) string {
+	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q", []string{"approvals", tenant, f.Session, f.Execution, f.Status}, f.Agents))
+	return hex.EncodeToString(sum[:8])
+}
+
+// approvalToken returns the page token of a page that ended at p.
+func approvalToken(tenant string, f ApprovalFilter, p pagePosition) string {
+	b, err := json.Marshal(pageToken{approvalDigest(tenant, f), p.at.UnixMicro(), p.id})
+	if err != nil { // strings always encode
+		panic(err)
+	}
+	return base64.RawURLEncoding.EncodeToString(b)
+}
+
+// approvalPosition decodes a page token of the list. It returns nil for the first page.
+func approvalPosition(tenant string, f ApprovalFilter, token string) (*pagePosition, error) {
+	if token == "" {
+		return nil, nil
+	}
+	var t pageToken
+	b, err := base64.RawURLEncoding.DecodeString(token)
+	if err == nil {
+		err = json.Unmarshal(b, &t)
+	}
+	switch {
+	case err != nil || CheckApproval(t.ID) != nil || t.Filter == "":
+		return nil, problem.Invalid("pageToken", "%+q is not the nextPageToken of a page of this list", truncate.Text(token, 64))
+	case t.Filter != approvalDigest(tenant, f):
+		return nil, problem.Invalid("pageToken", "the token belongs to a page with another filter; start again without it")
+	}
+	return &pagePosition{time.UnixMicro(t.Micros).UTC(), t.ID}, nil
+}
+
+// Approval returns an approval request of an agent that the caller may see; empty agents means all. minPosition is a position of
+// its session, or "". It returns APPROVAL_NOT_FOUND if there is none.
+func (s *Store) Approval(ctx context.Context, tenant, id, minPosition string, agents []string) (*spoolv1.Approval, error) {
+	if err := CheckApproval(id); err != nil {
+		return nil, err
+	}
+	a, err := s.approval(ctx, tenant, id, agents)
+	if err != nil || minPosition == "" {
+		return a, err
+	}
+	if err := s.WaitPosition(ctx, a.SessionId, minPosition); err != nil {
+		return nil, err
+	}
+	return s.approval(ctx, tenant, id, agents)
+}
+
+// approval implements Approval without minPosition.
+func (s *Store) approval(ctx context.Context, tenant, id string, agents []string) (out *spoolv1.Approval, err error) {
+	if agents == nil {
+		agents = []string{}
+	}
+	err = s.queryRows(ctx, func(r pgx.Rows) (err error) {
+		out, err = scanApproval(r)
+		return err
+	}, `SELECT request, decision, `+approvalColumns+` FROM approvals x WHERE tenant = $1 AND id = $2
+		AND ($3::text[] = '{}' OR EXISTS (SELECT FROM sessions s WHERE s.tenant = x.tenant AND s.id = x.session AND s.agent = ANY ($3))) LIMIT 1`, tenant, id, agents)
+	if err != nil || out != nil {
+		return out, err
+	}
+	if _, err := s.checkpoints(ctx); err != nil { // the read models are being folded: the request may exist
+		return nil, err
+	}
+	return nil, problem.New(problem.ApprovalNotFound, "", "there is no such approval request")
+}
+
+// ApprovalsAt returns approval requests in their state at the event, in order: those that had not ended at since, an earlier event
+// of the session. If there are more than limit, it returns the open ones and the last others. The zero SessionState is before the
+// first event. They have no request and no data of the decision.
+func (s *Store) ApprovalsAt(ctx context.Context, p, since SessionState, limit uint32) (list []*spoolv1.Approval, err error) {
+	err = s.queryRows(ctx, func(r pgx.Rows) error {
+		a, err := scanApproval(r)
+		if err == nil {
+			list = append(list, approvalAt(a, p.Seq))
+		}
+		return err
+	}, `SELECT '', NULL, `+approvalColumns+` FROM (SELECT * FROM approvals WHERE tenant = $1 AND session = $2 AND requested_seq <= $3 AND (ended_seq = 0 OR ended_seq > $4)
+			ORDER BY (ended_seq = 0 OR ended_seq > $3) DESC, requested_seq DESC LIMIT $5) page ORDER BY requested_seq`,
+		p.Tenant, p.ID, int64(p.Seq), int64(since.Seq), int64(limit))
+	return list, err
+}
+
+// approvalAt sets the fields of a request to its state after an event.
+func approvalAt(a *spoolv1.Approval, seq uint32) *spoolv1.Approval {
+	if a.EndedSeq != nil && *a.EndedSeq > seq {
+		a.EndedSeq, a.EndedAt, a.Cause, a.Status = nil, nil, nil, approvalDecided
+	}
+	if a.DecidedSeq != nil && *a.DecidedSeq > seq {
+		a.DecidedSeq, a.DecidedAt, a.Decision, a.DecidedBy = nil, nil, nil, nil
+	}
+	if a.EndedSeq == nil && a.DecidedSeq == nil {
+		a.Status = approvalPending
+	}
+	return a
+}

@@ -1,0 +1,34 @@
+package command
+
+import (
+	"slices"
+
+	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/eventlog"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/events/session"
+)
+
+// approvalBuilder returns the builder of TypeDecideApproval.
+func approvalBuilder(c command.Command) (builder, error) {
+	var b command.DecideApproval
+	if err := decode(c, &b); err != nil {
+		return nil, err
+	}
+	if err := events.CheckID("approvalId", events.KindApproval, b.ApprovalID); err != nil {
+		return nil, invalid("approvalId", err.Error())
+	}
+	return func(l *eventlog.Loaded, base session.Base) (session.Command, error) {
+		d := session.DecideApproval{Base: base, ApprovalDecided: b.ApprovalDecided, ExecutionID: c.ExecutionID}
+		if l.Run.Execution != c.ExecutionID {
+			return d, nil
+		}
+		i := slices.IndexFunc(l.Run.Approvals, func(a run.OpenApproval) bool { return a.ID == b.ApprovalID })
+		if i >= 0 {
+			a := l.Run.Approvals[i]
+			d.Open = &session.OpenApproval{Kind: a.Kind, Class: a.Class, Editable: a.Editable}
+		}
+		return d, nil
+	}, nil
+}

@@ -1,0 +1,340 @@
+package e2e
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/services/executor"
+	"github.com/spoolhq/spool/test/e2e/harness"
+)
+
+var approvalsTable = flag.String("approvals", "", "run TestApprovals for every agent, and write its table to this file")
+
+// asker is an agent that asks before it acts.
+type asker struct {
+	architecture string
+	command      []string // of architecture acp
+	preset       string   // of its model settings
+	docker       bool
+	comment      bool // the model receives the comment of a rejection in the same turn
+}
+
+// askers returns the agents to test: all of them with -approvals, otherwise the built-in one and Claude Code.
+func askers() map[string]asker {
+	list := map[string]asker{
+		"spool":       {architecture: "spool", comment: true},
+		"claude-code": {architecture: "claude-code", comment: true},
+	}
+	if *approvalsTable == "" {
+		return list
+	}
+	list["codex"] = asker{architecture: "codex", comment: true}
+	list["opencode"] = asker{architecture: "opencode"}
+	list["qwen over acp"] = asker{architecture: "acp", command: []string{"qwen", "--acp"}, preset: "qwen"}
+	for name, architecture := range map[string]string{
+		"spool in docker": "spool", "claude-code in docker": "claude-code", "codex in docker": "codex", "opencode in docker": "opencode",
+	} {
+		a := list[architecture]
+		a.docker = true
+		list[name] = a
+	}
+	list["opencode over acp in docker"] = asker{architecture: "acp", command: []string{"opencode", "acp"}, preset: "opencode", docker: true}
+	return list
+}
+
+// need skips the test if the agent cannot run on this machine.
+func (a asker) need(t *testing.T) {
+	t.Helper()
+	if a.docker {
+		harness.NeedDocker(t)
+		return
+	}
+	if program := map[string]string{"claude-code": "claude", "codex": "codex", "opencode": "opencode"}[a.architecture]; program != "" {
+		if _, err := exec.LookPath(program); err != nil {
+			t.Skipf("%s is not on the PATH: run scripts/install: %v", program, err)
+		}
+	}
+}
+
+// cautious is a session of an agent that asks about commands.
+type cautious struct {
+	*talk
+	asker
+}
+
+// begin applies a version of the agent with a permission policy, and begins a session of it.
+func (a asker) begin(t *testing.T, c *harness.Cluster, slug string, permissions map[string]any) cautious {
+	t.Helper()
+	spec := map[string]any{
+		"architecture": a.architecture, "model": architectures()[a.architecture]["model"], "instructions": "You run commands.", "retries": map[string]any{"attempts": 3},
+		"permissions": permissions, "loops": map[string]any{"action": "none"},
+	}
+	if a.architecture == "acp" {
+		spec["model"], spec["command"], spec["modelSettings"] = "known-model", a.command, map[string]any{"preset": a.preset}
+	}
+	apply(c, "agents", slug, spec)
+	return cautious{&talk{t: t, c: c.In(t), session: c.Create("", map[string]any{"agent": slug})}, a}
+}
+
+// asks posts a text and reads the stream until the agent asks n times.
+func (k cautious) asks(text string, n int) (execution string, list []events.ApprovalRequested) {
+	k.t.Helper()
+	execution = k.post(text, func(w events.Wire) bool {
+		if r, ok := w.Event().Data.(events.ApprovalRequested); ok {
+			list = append(list, r)
+		}
+		return len(list) < n
+	})
+	return execution, list
+}
+
+// asksAgain reads the stream until the agent asks again.
+func (k cautious) asksAgain() events.ApprovalRequested {
+	k.t.Helper()
+	for {
+		w, err := k.s.Next()
+		if err != nil {
+			k.t.Fatalf("%v; %s", err, k.c.Explain(k.session, k.s))
+		}
+		if r, ok := w.Event().Data.(events.ApprovalRequested); ok {
+			return r
+		}
+		if events.Terminal(w.Type) {
+			k.t.Fatalf("ended with %s %s", w.Type, w.Data)
+		}
+	}
+}
+
+// decide decides a request, and returns the HTTP status and the error code.
+func (k cautious) decide(r events.ApprovalRequested, body map[string]any) (status int, code string) {
+	k.t.Helper()
+	var answer json.RawMessage
+	status = k.c.Call(0, "POST", "/api/approvals/"+r.ApprovalID+"/decide", body, &answer)
+	var problem struct{ Code string }
+	if err := json.Unmarshal(answer, &problem); err != nil && status >= 300 {
+		k.t.Fatalf("decide: %d %s", status, answer)
+	}
+	return status, problem.Code
+}
+
+// mustDecide decides a request.
+func (k cautious) mustDecide(r events.ApprovalRequested, body map[string]any) {
+	k.t.Helper()
+	if status, code := k.decide(r, body); status >= 300 {
+		k.t.Fatalf("decide %v: %d %s", body, status, code)
+	}
+}
+
+// created reports whether a command created a file in the workspace.
+func (k cautious) created(name string) bool {
+	if k.docker {
+		container := k.c.Container(k.session)
+		return strings.TrimSpace(harness.Docker(k.t, "exec", container, "sh", "-c", "cd /workspace; test -e "+name+" && echo yes || echo no")) == "yes"
+	}
+	_, err := os.Stat(filepath.Join(k.c.Workspace(k.session), name))
+	return err == nil
+}
+
+// killAgent kills the process of the agent.
+func (k cautious) killAgent() {
+	k.t.Helper()
+	pid := uint32(0)
+	for _, e := range k.s.Events {
+		if s, ok := e.Event().Data.(events.ExecutionStarted); ok {
+			pid = s.PID
+		}
+	}
+	if k.docker {
+		harness.Docker(k.t, "exec", k.c.Container(k.session), "sh", "-c", fmt.Sprintf("kill -9 -- -%d", pid))
+		return
+	}
+	if err := syscall.Kill(-int(pid), syscall.SIGKILL); err != nil {
+		k.t.Fatal(err)
+	}
+}
+
+// mustEnd reads the stream to the end of an execution, which must be completed, and checks that no request is open.
+func (k cautious) mustEnd(execution string) turn {
+	k.t.Helper()
+	x := k.until(execution)
+	ended[events.ExecutionCompleted](x)
+	open := map[string]bool{}
+	for _, w := range x.events {
+		switch d := w.Event().Data.(type) {
+		case events.ApprovalRequested:
+			open[d.ApprovalID] = true
+		case events.ApprovalResolved:
+			delete(open, d.ApprovalID)
+		case events.ApprovalRetracted:
+			delete(open, d.ApprovalID)
+		}
+	}
+	if len(open) > 0 {
+		k.t.Errorf("open after the end: %v", open)
+	}
+	return x
+}
+
+// TestApprovals tests that a person decides what an agent does: allow, deny with a comment, approve all of the class, time out, unattended, the
+// executor killed while the agent waits, and the agent killed while it waits.
+func TestApprovals(t *testing.T) {
+	t.Parallel()
+	table := "| agent | allow | deny with comment | all of the class | time out | unattended | executor killed | agent killed | decision to next action, ms | seconds |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
+	for name, a := range askers() {
+		t.Run(name, func(t *testing.T) {
+			a.need(t)
+			began := time.Now()
+			opts := harness.Options{Script: script(t, "approvals.yaml"), Docker: a.docker, Executor: executor.Config{AnthropicModel: "known-model", Slots: 2}}
+			if a.preset == "qwen" {
+				opts.Path = acpPath(t)
+			}
+			c := harness.New(t, opts)
+			row := a.scenario(t, c)
+			if !t.Failed() {
+				table += fmt.Sprintf("| %s | %s | %.0f |\n", name, row, time.Since(began).Seconds())
+			}
+		})
+	}
+	if *approvalsTable != "" {
+		if err := os.WriteFile(*approvalsTable, []byte(table), 0o600); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// scenario runs the scenario and returns the cells of the table.
+func (a asker) scenario(t *testing.T, c *harness.Cluster) string {
+	ask := map[string]any{"preset": "ask"}
+	k := a.begin(t, c, "asks", ask)
+
+	execution, list := k.asks("run touch allowed.txt", 1)
+	if list[0].Preview.Command == "" || !strings.Contains(list[0].Preview.Command, "touch allowed.txt") {
+		t.Errorf("preview %+v", list[0])
+	}
+	if k.created("allowed.txt") {
+		t.Error("the command ran before anybody decided")
+	}
+	k.mustDecide(list[0], map[string]any{"decision": "approve"})
+	if status, code := k.decide(list[0], map[string]any{"decision": "reject"}); status != http.StatusConflict || code == "" {
+		t.Errorf("a second decision: %d %s", status, code)
+	}
+	x := k.mustEnd(execution)
+	if !k.created("allowed.txt") {
+		t.Error("the approved command did not run")
+	}
+	next := nextAction(x)
+
+	execution, list = k.asks("run touch denied.txt", 1)
+	k.mustDecide(list[0], map[string]any{"decision": "reject", "comment": "use the name kestrel"})
+	k.mustEnd(execution)
+	if k.created("denied.txt") {
+		t.Error("the rejected command ran")
+	}
+	received := false
+	for _, r := range c.Model.Requests() {
+		received = received || strings.Contains(string(r.Body), "use the name kestrel")
+	}
+	if a.comment && !received {
+		t.Error("the model did not receive the comment")
+	}
+	denied := "yes"
+	if !received {
+		denied = "denied; the comment does not reach the model in this turn"
+	}
+
+	execution, list = k.asks("run touch one.txt, then touch two.txt", 1)
+	k.mustDecide(list[0], map[string]any{"decision": "approve_all"})
+	x = k.mustEnd(execution)
+	if n := len(of[events.ApprovalRequested](x)); n != 1 || !k.created("one.txt") || !k.created("two.txt") {
+		t.Errorf("%d requests for two commands of a class, created %v %v", n, k.created("one.txt"), k.created("two.txt"))
+	}
+	execution, list = k.asks("run touch three.txt", 1) // the approval was for one execution
+	k.mustDecide(list[0], map[string]any{"decision": "skip"})
+	k.mustEnd(execution)
+
+	unattended := k.asksNobody("run touch unattended.txt")
+	k.executorKilled(c)
+	k.agentKilled()
+
+	slow := a.begin(t, c, "asks-shortly", map[string]any{"preset": "ask", "timeoutMs": 1000})
+	execution, _ = slow.asks("run touch late.txt", 1)
+	x = slow.mustEnd(execution)
+	if r := of[events.ApprovalResolved](x); len(r) != 1 || r[0].Cause != events.ResolvedByTimeout || slow.created("late.txt") {
+		t.Errorf("resolved %+v, created %v", r, slow.created("late.txt"))
+	}
+	return fmt.Sprintf("yes | %s | yes | yes | %s | yes | yes | %d", denied, unattended, next.Milliseconds())
+}
+
+// nextAction returns the time from the decision of a person to the next event of the agent after it.
+func nextAction(x turn) time.Duration {
+	var decided time.Time
+	for _, w := range x.events {
+		switch {
+		case w.Type == events.ApprovalDecided{}.EventType():
+			decided = w.Time
+		case !decided.IsZero() && w.Source == events.FromRunner && w.Type != (events.ApprovalResolved{}).EventType():
+			return w.Time.Sub(decided)
+		}
+	}
+	return 0
+}
+
+// asksNobody posts a text in an execution without a person.
+func (k cautious) asksNobody(text string) string {
+	k.t.Helper()
+	s, err := k.c.Join(0, k.session, k.s)
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	k.s = s
+	var posted struct{ ExecutionID string }
+	if code := k.c.Call(0, "POST", "/api/sessions/"+k.session+"/messages", map[string]any{"content": text, "permissions": map[string]any{"unattended": true}}, &posted); code != http.StatusAccepted {
+		k.t.Fatalf("posted: %d", code)
+	}
+	x := k.mustEnd(posted.ExecutionID)
+	d := of[events.PermissionDecided](x)
+	if len(of[events.ApprovalRequested](x)) > 0 || len(d) == 0 || d[0].Decision != "deny" || d[0].Rule != "unattended" || k.created("unattended.txt") {
+		k.t.Errorf("unattended: %+v, created %v", d, k.created("unattended.txt"))
+	}
+	return "denied"
+}
+
+// executorKilled kills the executor while the agent waits. The decision reaches the agent through the next one.
+func (k cautious) executorKilled(c *harness.Cluster) {
+	k.t.Helper()
+	execution, list := k.asks("run touch taken-over.txt", 1)
+	c.KillExecutor(0)
+	k.mustDecide(list[0], map[string]any{"decision": "approve"})
+	c.StartExecutor()
+	x := k.mustEnd(execution)
+	if starts, asked := len(of[events.ExecutionStarted](x)), len(of[events.ApprovalRequested](x)); starts != 1 || asked != 1 || !k.created("taken-over.txt") {
+		k.t.Errorf("after the executor was killed: %d starts, %d requests, created %v", starts, asked, k.created("taken-over.txt"))
+	}
+}
+
+// agentKilled kills the agent while it waits. Its request is retracted, and the next attempt asks again.
+func (k cautious) agentKilled() {
+	k.t.Helper()
+	execution, list := k.asks("run touch again.txt", 1)
+	k.killAgent()
+	again := k.asksAgain()
+	if status, code := k.decide(list[0], map[string]any{"decision": "approve"}); status != http.StatusConflict {
+		k.t.Errorf("a decision on a retracted request: %d %s", status, code)
+	}
+	k.mustDecide(again, map[string]any{"decision": "approve"})
+	x := k.mustEnd(execution)
+	retracted := of[events.ApprovalRetracted](x)
+	if len(retracted) != 1 || retracted[0].ApprovalID != list[0].ApprovalID || again.ApprovalID == list[0].ApprovalID || !k.created("again.txt") {
+		k.t.Errorf("after the agent was killed: retracted %+v, created %v", retracted, k.created("again.txt"))
+	}
+}
