@@ -14,7 +14,7 @@ import (
 	"github.com/spoolhq/spool/cmd/mockllm/server"
 )
 
-// options are the command line.
+// options holds the parsed command line of mockllm.
 type options struct {
 	server.Settings
 

@@ -15,7 +15,7 @@ import (
 	"github.com/spoolhq/spool/cmd/mockmodal/internal/server"
 )
 
-// options are the command line.
+// options holds the parsed command line of mockmodal.
 type options struct {
 	Serve server.Config `cmd:"" help:"Serve until a signal, then remove all containers, networks and images that were made."`
 	Guest struct{}      `cmd:"" hidden:"" help:"Start processes in a sandbox. The server runs it in its containers."`

@@ -1,5 +1,5 @@
-// Command runner is the static binary that runs in every sandbox. It supervises the agents there and journals what they
-// do.
+// Command runner is the static binary that runs in every sandbox. It supervises the agents in the sandbox and journals
+// what they do.
 package main
 
 import (

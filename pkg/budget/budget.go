@@ -18,7 +18,8 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// Tenant is the value of a tenant's key in the bucket. A tenant without own limits and without budgets has no key.
+// Tenant is the value of a tenant's key in the bucket budgets: the tenant's limits and budgets, with the usage that
+// counts against them. A tenant that has neither has no key.
 type Tenant struct {
 	Budgets []Budget            `json:"budgets"`
 	Limits  events.TenantLimits `json:"limits,omitzero"`
@@ -36,8 +37,8 @@ func (t Tenant) LimitsEvents() bool {
 	return t.Limits.EventsPerDay > 0 || t.Limits.EventBytesPerDay > 0
 }
 
-// EventsExceeded returns a sentence that names the daily event limit that is reached, or "" if none is. If the entry
-// is from an earlier day, nothing has been appended on the present day.
+// EventsExceeded returns a sentence that names the daily event limit that is reached, or "" if none is. If t.Used is of
+// an earlier day, nothing has been appended on the present day.
 func (t Tenant) EventsExceeded(tenant string, now time.Time) string {
 	today, _ := events.PeriodDay.Span(now)
 	if t.Used.Day < today {
@@ -53,7 +54,7 @@ func (t Tenant) EventsExceeded(tenant string, now time.Time) string {
 	return ""
 }
 
-// Empty reports whether the tenant needs no key in the bucket.
+// Empty reports whether the tenant has neither budgets nor limits, and so needs no key in the bucket budgets.
 func (t Tenant) Empty() bool { return len(t.Budgets) == 0 && t.Limits == (events.TenantLimits{}) }
 
 // Budget is the limit of a tenant for a period, and the usage in that period.
@@ -65,8 +66,8 @@ type Budget struct {
 	Spent  events.BudgetUsage `json:"spent"` // usage since From
 }
 
-// At returns the budget in the period that contains now. If the entry is from an earlier period, nothing has been
-// used in the present one.
+// At returns the budget in the period that contains now. If b is of an earlier period, its usage in the present one is
+// zero.
 func (b Budget) At(now time.Time) Budget {
 	if b.Until.IsZero() || now.Before(b.Until) {
 		return b
@@ -76,7 +77,8 @@ func (b Budget) At(now time.Time) Budget {
 	return b
 }
 
-// Whose returns the owner of the budget as events.Budget.Exceeded expects it in its sentence.
+// Whose returns the subject of the sentence that events.Budget.Exceeded returns, for example "tenant acme since
+// 2026-01-01".
 func (b Budget) Whose(tenant string) string {
 	switch b.Period {
 	case events.PeriodDay:
@@ -98,11 +100,11 @@ func (t Tenant) Exceeded(tenant string, now time.Time) string {
 	return ""
 }
 
-// awaitEvery is the interval at which await polls the bucket.
-const awaitEvery = 10 * time.Millisecond
+// awaitInterval is the interval at which await polls the bucket budgets.
+const awaitInterval = 10 * time.Millisecond
 
-// Await blocks until the bucket holds limit as the tenant's budget for the period. A zero limit waits until the
-// budget is removed.
+// Await blocks until the bucket budgets has limit as the tenant's budget for the period. If limit is zero, Await blocks
+// until the bucket has no budget of the tenant for the period.
 func Await(ctx context.Context, js jetstream.JetStream, tenant string, p events.Period, limit events.Budget) error {
 	return await(ctx, js, tenant, func(t Tenant) bool {
 		var told events.Budget
@@ -115,18 +117,19 @@ func Await(ctx context.Context, js jetstream.JetStream, tenant string, p events.
 	})
 }
 
-// AwaitLimits blocks until the bucket holds limits for the tenant. Zero limits wait until the limits are removed.
+// AwaitLimits blocks until the bucket budgets has the given limits for the tenant. If limits is zero, AwaitLimits
+// blocks until the bucket has no limits of the tenant.
 func AwaitLimits(ctx context.Context, js jetstream.JetStream, tenant string, limits events.TenantLimits) error {
 	return await(ctx, js, tenant, func(t Tenant) bool { return t.Limits == limits })
 }
 
-// await blocks until wanted returns true for the tenant's value in the bucket.
+// await blocks until wanted returns true for the tenant's value in the bucket budgets.
 func await(ctx context.Context, js jetstream.JetStream, tenant string, wanted func(Tenant) bool) error {
 	kv, err := js.KeyValue(ctx, topology.BucketBudgets)
 	if err != nil {
 		return fmt.Errorf("open bucket %s: %w", topology.BucketBudgets, err)
 	}
-	tick := time.NewTicker(awaitEvery)
+	tick := time.NewTicker(awaitInterval)
 	defer tick.Stop()
 	for {
 		var t Tenant
@@ -148,7 +151,7 @@ func await(ctx context.Context, js jetstream.JetStream, tenant string, wanted fu
 	}
 }
 
-// Watch keeps a copy of the bucket up to date. It is safe for concurrent use.
+// Watch keeps a copy of the bucket budgets in memory up to date. It is safe for concurrent use.
 type Watch struct {
 	js     jetstream.JetStream
 	logger *slog.Logger
@@ -160,13 +163,13 @@ type Watch struct {
 	tenants map[string]Tenant
 }
 
-// NewWatch returns a Watch that is empty until Run has read the bucket.
+// NewWatch returns a Watch whose copy is empty until Run has read the bucket.
 func NewWatch(js jetstream.JetStream, logger *slog.Logger) *Watch {
 	return &Watch{js: js, logger: logger, ready: make(chan struct{}), tenants: map[string]Tenant{}}
 }
 
-// Run keeps the copy up to date until ctx ends. While the bucket cannot be watched, the last known values stay in
-// use.
+// Run keeps the copy up to date until ctx ends. While the bucket budgets cannot be watched, the last known values stay
+// in use.
 func (w *Watch) Run(ctx context.Context) error {
 	return kvwatch.Run(ctx, w.js, topology.BucketBudgets, w.logger, func() func(jetstream.KeyValueEntry) {
 		seen := map[string]bool{} // nil after the initial values
@@ -202,15 +205,16 @@ func (w *Watch) update(entry jetstream.KeyValueEntry) {
 	w.tenants[entry.Key()] = t
 }
 
-// Limits returns the tenant's own limits as last read. It does not block: before the first read of the bucket, a
-// tenant has no limits.
+// Limits returns the tenant's own limits, as Run has read them last. It does not block: until Run has read the bucket
+// once, it returns no limits.
 func (w *Watch) Limits(tenant string) events.TenantLimits {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.tenants[tenant].Limits
 }
 
-// forgetOthers removes the tenants that the bucket no longer has, which happens when the bucket was created anew.
+// forgetOthers removes the tenants that are not in seen, the tenants that the bucket has. That happens when the bucket
+// was created anew.
 func (w *Watch) forgetOthers(seen map[string]bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -221,16 +225,16 @@ func (w *Watch) forgetOthers(seen map[string]bool) {
 	}
 }
 
-// readyWithin is the maximum time that Of waits for the first read of the bucket.
-const readyWithin = 5 * time.Second
+// firstReadTimeout is the maximum time that Of waits for the first read of the bucket.
+const firstReadTimeout = 5 * time.Second
 
-// Of returns a tenant's limits and budgets. It blocks until the first read of the bucket is complete, for 5 s at
-// most.
+// Of returns a tenant's limits and budgets, as Run has read them last. It blocks until Run has read the bucket once,
+// and returns an error after 5 s.
 func (w *Watch) Of(ctx context.Context, tenant string) (Tenant, error) {
 	select {
 	case <-w.ready:
 	default:
-		ctx, cancel := context.WithTimeout(ctx, readyWithin)
+		ctx, cancel := context.WithTimeout(ctx, firstReadTimeout)
 		defer cancel()
 		select {
 		case <-w.ready:

@@ -13,14 +13,14 @@ import (
 )
 
 const (
-	// clockEvery is the interval between two measurements of a Clock.
-	clockEvery = 30 * time.Second
+	// clockInterval is the interval between two measurements of a Clock.
+	clockInterval = 30 * time.Second
 	// clockRetry is the pause after a failed measurement during the start.
 	clockRetry = 200 * time.Millisecond
-	// clockWithin is the time limit of one measurement.
-	clockWithin = 5 * time.Second
-	// clockDoubt is the maximum age of a measurement by which a message may be dropped.
-	clockDoubt = time.Second
+	// clockTimeout is the time limit of one measurement of the NATS server's clock.
+	clockTimeout = 5 * time.Second
+	// clockMaxAge is the age above which a measurement is repeated before a message is dropped because of it.
+	clockMaxAge = time.Second
 	// clockNotable is the difference to the host's clock above which a Clock logs a warning.
 	clockNotable = time.Second
 )
@@ -98,7 +98,7 @@ func (c *Clock) Start(ctx context.Context) error {
 // Run repeats the measurement until ctx ends, because the server's clock may jump and another server may become
 // leader of the stream.
 func (c *Clock) Run(ctx context.Context) error {
-	tick := time.NewTicker(clockEvery)
+	tick := time.NewTicker(clockInterval)
 	defer tick.Stop()
 	for {
 		select {
@@ -115,7 +115,7 @@ func (c *Clock) Run(ctx context.Context) error {
 // Measure asks the server for its time. A result within the uncertainty of the last one changes nothing, so that
 // Now does not jitter.
 func (c *Clock) Measure(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, clockWithin)
+	ctx, cancel := context.WithTimeout(ctx, clockTimeout)
 	defer cancel()
 	stream, err := c.open(ctx)
 	if err != nil {
@@ -164,7 +164,7 @@ func (c *Clock) open(ctx context.Context) (jetstream.Stream, error) {
 // measurement is recent: the server's clock may have been set back since.
 func (c *Clock) hasPassed(ctx context.Context, until time.Time) (bool, error) {
 	c.mu.Lock()
-	past, known := c.now().After(until), c.measured && c.cfg.Host().Sub(c.host) < clockDoubt
+	past, known := c.now().After(until), c.measured && c.cfg.Host().Sub(c.host) < clockMaxAge
 	c.mu.Unlock()
 	if !past || known {
 		return past, nil

@@ -8,7 +8,7 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// correlationKey is the context key of a correlation id.
+// correlationKey is the key under which a context holds a correlation id.
 type correlationKey struct{}
 
 // WithCorrelationID returns a context whose messages (NewMessage, Request) carry id.

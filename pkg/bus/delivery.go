@@ -14,10 +14,10 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// deliveryKey is the context key of a *delivery.
+// deliveryKey is the key under which the context of a handler holds its *delivery.
 type deliveryKey struct{}
 
-// delivery is a message that a handler processes.
+// delivery is a message while a handler processes it.
 type delivery struct {
 	draining <-chan struct{}
 	release  func() // releases the slot; further calls do nothing

@@ -50,13 +50,13 @@ func (e *PublishError) Error() string {
 // Unwrap returns the cause.
 func (e *PublishError) Unwrap() error { return e.Err }
 
-// transientError is an error that Transient has marked.
+// transientError is an error that was marked with Transient, so that its message is delivered again.
 type transientError struct{ err error }
 
 func (e *transientError) Error() string { return e.err.Error() }
 func (e *transientError) Unwrap() error { return e.err }
 
-// poisonError is an error that Poison has marked.
+// poisonError is an error that was marked with Poison, so that its message becomes a dead letter.
 type poisonError struct{ err error }
 
 func (e *poisonError) Error() string { return e.err.Error() }

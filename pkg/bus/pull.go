@@ -50,7 +50,7 @@ type pull struct {
 	requested int // messages that the server may still send for the request; 0 if there is no request
 }
 
-// pullRequest is the body of a request for messages.
+// pullRequest is the JSON body of a request to NATS for the next messages of a consumer.
 type pullRequest struct {
 	Batch     int           `json:"batch"`
 	Expires   time.Duration `json:"expires"`
@@ -95,8 +95,9 @@ func apiPrefix(o jetstream.JetStreamOptions) string {
 	return jetstream.DefaultAPIPrefix
 }
 
-// next blocks until a message arrives. It requests messages for all free slots whenever there is no request, and free
-// returns more than 0; wake is received from after free may have changed. After an error the pull must be closed.
+// next blocks until a message arrives. It has one request at a time: whenever there is none and free returns more than
+// 0, next requests that many messages. free returns the number of free slots. next calls free again when it receives
+// from wake. After an error the caller must call close.
 func (p *pull) next(ctx context.Context, free func() int, wake <-chan struct{}) (*nats.Msg, error) {
 	silence := time.NewTimer(p.silent)
 	defer silence.Stop()
@@ -130,7 +131,7 @@ func (p *pull) next(ctx context.Context, free func() int, wake <-chan struct{}) 
 	}
 }
 
-// requestMessages requests n messages.
+// requestMessages requests the next n messages of the consumer from the NATS server.
 func (p *pull) requestMessages(n int) error {
 	p.request.Batch = n
 	request, err := json.Marshal(p.request)
@@ -165,7 +166,8 @@ func (p *pull) read(m *nats.Msg) (isMessage bool, err error) {
 	return false, fmt.Errorf("pull: the server responded with %s %s", status, why)
 }
 
-// close closes the inbox, and calls back for messages of the stream that still arrive.
+// close closes the inbox. It calls back with each message of the stream that still arrives, so that the caller can
+// return the message to the stream.
 func (p *pull) close(back func(*nats.Msg)) {
 	p.nc.RemoveStatusListener(p.status)
 	if err := p.sub.Drain(); err == nil {

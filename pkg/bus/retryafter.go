@@ -17,9 +17,9 @@ type laterError struct {
 func (e *laterError) Error() string { return fmt.Sprintf("retry in %s: %v", e.delay, e.err) }
 func (e *laterError) Unwrap() error { return e.err }
 
-// RetryAfter marks err as not a failure: the message cannot be processed now, or not here. It is redelivered after d,
-// and only logged at level Debug. It counts as a delivery, so a handler that returns RetryAfter often needs
-// WithMaxDeliveries(-1). RetryAfter(nil, d) is nil.
+// RetryAfter marks err as a delay and not a failure: the message cannot be processed now, or not by this process. The
+// message is redelivered after d, and err is only logged at level Debug. The redelivery counts, so a handler that
+// returns RetryAfter often needs WithMaxDeliveries(-1). RetryAfter(nil, d) is nil.
 func RetryAfter(err error, d time.Duration) error {
 	if err == nil {
 		return nil

@@ -39,7 +39,7 @@ type Validity struct {
 	RenewBefore time.Duration // a certificate with less remaining lifetime is renewed
 }
 
-// Authority signs the certificates of one installation.
+// Authority is the certificate authority that signs the TLS certificates of one installation.
 type Authority struct {
 	pair     tls.Certificate
 	validity Validity
@@ -102,7 +102,7 @@ func (a *Authority) Trust(file string) error {
 	return nil
 }
 
-// Issued is the result of Issue.
+// Issued is the result of Authority.Issue.
 type Issued struct {
 	NotAfter time.Time
 	Renewed  bool

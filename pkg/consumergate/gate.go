@@ -23,9 +23,9 @@ const (
 	// maxRequests is the number of requests that a gate forwards at the same time.
 	maxRequests = 64
 
-	queue  = "gate"
-	create = "CONSUMER.CREATE."
-	api    = "$JS.API."
+	queueGroup     = "gate"
+	createConsumer = "CONSUMER.CREATE."
+	apiPrefix      = "$JS.API."
 	// codeUnavailable is JetStream's error code for a request that may be retried.
 	codeUnavailable jetstream.ErrorCode = 10008
 	// answerType is the type of JetStream's response to a create request.
@@ -43,7 +43,7 @@ type request struct {
 // topology.UserGate. Any number of processes may serve at the same time.
 func Serve(nc *nats.Conn, log *slog.Logger) error {
 	g := &gate{nc: nc, log: log, slots: make(chan struct{}, maxRequests)}
-	if _, err := nc.QueueSubscribe(topology.GatePrefix+">", queue, g.handle); err != nil {
+	if _, err := nc.QueueSubscribe(topology.GatePrefix+">", queueGroup, g.handle); err != nil {
 		return fmt.Errorf("consumer gate: %w", err)
 	}
 	// Without the gate no service can read, so Serve returns only after the subscription is active, unless NATS is
@@ -85,7 +85,7 @@ func (g *gate) handle(m *nats.Msg) {
 // forward forwards the request to JetStream. After an error it answers with a code on which the client retries.
 func (g *gate) forward(m *nats.Msg, body []byte) {
 	_, rest, _ := strings.Cut(strings.TrimPrefix(m.Subject, topology.GatePrefix), ".")
-	got, err := g.nc.Request(api+rest, body, createTimeout)
+	got, err := g.nc.Request(apiPrefix+rest, body, createTimeout)
 	if err != nil {
 		g.log.Warn("JetStream did not answer a consumer request", "subject", m.Subject, "error", err)
 		g.answer(m, refusal(http.StatusServiceUnavailable, codeUnavailable, err))
@@ -104,7 +104,7 @@ func (g *gate) answer(m *nats.Msg, data []byte) {
 // differently.
 func check(subject string, data []byte) ([]byte, error) {
 	user, rest, _ := strings.Cut(strings.TrimPrefix(subject, topology.GatePrefix), ".")
-	path, ok := strings.CutPrefix(rest, create)
+	path, ok := strings.CutPrefix(rest, createConsumer)
 	if !ok {
 		return nil, fmt.Errorf("%s is not a consumer request", subject)
 	}

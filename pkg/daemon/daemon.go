@@ -80,7 +80,7 @@ func MainWithoutLog(name, doc string, cli any, settings *Settings, run func(cont
 	return p.main(os.Args[1:], os.Stdout, os.Stderr)
 }
 
-// program is the process of a service.
+// program describes the program of a service: its command line, and the function that runs it.
 type program struct {
 	name, doc string
 	cli       any
@@ -240,7 +240,7 @@ func reasonOf(err error) string {
 	return err.Error()
 }
 
-// redacted returns a URL without its password.
+// redacted returns a URL with its password replaced.
 func redacted(raw string) string {
 	u, err := url.Parse(raw)
 	if err != nil {

@@ -145,7 +145,7 @@ func WatchConnection(metrics prometheus.Registerer, nc *nats.Conn) {
 	)
 }
 
-// statusServer is the listener of health and metrics.
+// statusServer is the HTTP server of a service's health and metrics.
 type statusServer struct {
 	http *http.Server
 	done chan struct{}

@@ -17,7 +17,8 @@ type Reader struct {
 	page      []events.Delta
 }
 
-// NewReader returns a Reader. It sends nothing to NATS.
+// NewReader returns a Reader of the deltas of a session after a position in the stream DELTAS. It sends nothing to
+// NATS.
 func NewReader(nc *nats.Conn, partitions events.Partitioning, tenant, session string, from Start) *Reader {
 	p := partitions.Of(session)
 	return &Reader{nc: nc, partition: p, session: events.FrameSession(tenant, session), stream: NewStream(nc, p, from)}
@@ -51,23 +52,24 @@ func (r *Reader) Fetch(ctx context.Context) error {
 	})
 }
 
-// Drop removes the delta that Peek returned.
+// Drop removes the delta that the last Peek returned.
 func (r *Reader) Drop() { r.page = r.page[1:] }
 
-// Take removes and returns the deltas that were read.
+// Take removes and returns the session's deltas that were fetched and not removed yet.
 func (r *Reader) Take() []events.Delta {
 	list := r.page
 	r.page = nil
 	return list
 }
 
-// AtEnd reports whether the last read reached the end of the stream.
+// AtEnd reports whether the last read reached the end of the stream DELTAS.
 func (r *Reader) AtEnd() bool { return r.stream.AtEnd() }
 
-// Bytes returns the number of bytes of the messages that were read, with those of other sessions.
+// Bytes returns the size in bytes of all messages that were fetched. They contain deltas of other sessions too.
 func (r *Reader) Bytes() int { return r.stream.Bytes() }
 
-// Skip continues at a later start, without the deltas before it. It never goes back.
+// Skip makes the Reader continue at a later position, without the deltas before it. If the position is earlier, Skip
+// has no effect.
 func (r *Reader) Skip(to Start) {
 	if to.After == 0 || to.After < r.stream.next { // the order of a time and of what was read is not known
 		return

@@ -25,7 +25,8 @@ const (
 	maxResponses = 1032
 )
 
-// Start is where a read begins. A Start of a block's text is earlier than the text.
+// Start is the position in the stream DELTAS at which a read begins. The Start of a block's text is at or before the
+// first delta of that text.
 type Start struct {
 	// After is the sequence of DELTAS after which the read begins; 0 means that Time is used.
 	After uint64
@@ -34,7 +35,7 @@ type Start struct {
 	Time time.Time
 }
 
-// clockMargin is the time before Start.Time at which a read begins.
+// clockMargin is subtracted from Start.Time when a read begins, because the clocks of executors and of NATS may differ.
 const clockMargin = time.Minute
 
 // Before returns a start that is not later than s and o.
@@ -61,7 +62,7 @@ type Stream struct {
 	bytes  int
 }
 
-// NewStream returns a Stream. It sends nothing to NATS.
+// NewStream returns a Stream that begins at a position in the stream DELTAS. It sends nothing to NATS.
 func NewStream(nc *nats.Conn, partition int, from Start) *Stream {
 	s := &Stream{nc: nc, filter: topology.DeltaFilter(partition)}
 	switch {
@@ -74,7 +75,7 @@ func NewStream(nc *nats.Conn, partition int, from Start) *Stream {
 	return s
 }
 
-// Entry is a delta and its session.
+// Entry is a delta in the stream DELTAS, and the session to which it belongs.
 type Entry struct {
 	Session []byte // the session's events.FrameSession
 	JSON    []byte // the delta, for events.DecodeDelta
@@ -177,8 +178,8 @@ func LastFrames(ctx context.Context, nc *nats.Conn, partition int) ([]Frame, err
 	return list, err
 }
 
-// responses sends a request to the direct API of DELTAS and calls each with every response, until it returns true or an
-// error.
+// responses sends a request to the API of JetStream for direct reads of the stream DELTAS. It calls each with every
+// response, until each returns true or an error.
 func responses(ctx context.Context, nc *nats.Conn, body []byte, each func(*nats.Msg) (last bool, err error)) error {
 	ctx, cancel := context.WithTimeout(ctx, pageTimeout)
 	defer cancel()

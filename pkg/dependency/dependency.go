@@ -24,7 +24,7 @@ const (
 	maxEntry = 400 // characters of an entry
 )
 
-// Package is a package with an exact version.
+// Package is an npm or Python package in one exact version.
 type Package struct {
 	Name    string   // npm: with its scope; Python: normalized to lower case with single hyphens
 	Extras  []string // Python only: normalized, sorted, without duplicates
@@ -32,7 +32,7 @@ type Package struct {
 	text    string
 }
 
-// String returns the canonical form of the entry, which the installer accepts.
+// String returns the package in canonical form, as the installers npm and pip accept it.
 func (p Package) String() string { return p.text }
 
 // The forms of entries, also used as patterns of the JSON Schema.
@@ -82,13 +82,13 @@ func ParsePIP(s string) (Package, error) {
 	return p, nil
 }
 
-// normal returns the normalized form of a Python package name.
+// normal returns the normalized form of a Python package's name: lower case, with single hyphens.
 func normal(name string) string { return strings.ToLower(separators.ReplaceAllString(name, "-")) }
 
-// Set is the sorted set of an agent's dependencies.
+// Set lists the npm and Python packages on which an agent depends, sorted.
 type Set struct{ NPM, PIP []string }
 
-// EntryError is returned for an invalid entry.
+// EntryError is returned for an invalid entry of an agent's list of dependencies.
 type EntryError struct {
 	List   string // npm or pip
 	Index  int    // index from 0; -1 for the list as a whole
@@ -102,7 +102,7 @@ func (e *EntryError) Error() string {
 	return fmt.Sprintf("%s[%d]: %s", e.List, e.Index, e.Detail)
 }
 
-// Errors are the errors of all invalid entries.
+// Errors holds an error for each invalid entry of an agent's dependencies.
 type Errors []*EntryError
 
 func (e Errors) Error() string {
@@ -145,7 +145,7 @@ func parse(list string, entries []string, read func(string) (Package, error)) (o
 	return out, wrong
 }
 
-// Empty reports whether there is nothing to install.
+// Empty reports whether the set has no packages.
 func (s Set) Empty() bool { return len(s.NPM)+len(s.PIP) == 0 }
 
 // String returns the number of packages, for messages.

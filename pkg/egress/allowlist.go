@@ -7,10 +7,10 @@ import (
 	"strings"
 )
 
-// maxEntries bounds an allowlist.
+// maxEntries is the largest number of entries of an allowlist.
 const maxEntries = 1000
 
-// defaultPorts are the ports of an entry without one.
+// defaultPorts are the ports that an allowlist entry without a port allows.
 var defaultPorts = [...]uint16{443, 80}
 
 // Allowlist is the set of targets that a sandbox may connect to, each with the allowed methods. The zero value allows

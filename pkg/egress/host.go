@@ -131,7 +131,7 @@ func numeric(l string) bool {
 	return strings.Trim(l, "0123456789") == ""
 }
 
-// Target is a host and a port.
+// Target is a host and a port to which a sandbox asks to connect, or may connect.
 type Target struct {
 	Host Host
 	Port uint16

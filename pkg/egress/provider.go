@@ -17,7 +17,8 @@ const (
 	ProviderStored = "stored" // use responses, conversations, prompts and containers that are stored in the account
 )
 
-// providerFeatures lists the names that may follow providerPrefix, sorted.
+// providerFeatures lists the names of the features of model providers, sorted. An allowlist entry names a feature after
+// providerPrefix.
 var providerFeatures = []string{
 	"code_execution", "code_interpreter", "computer_use", ProviderFile, "file_search", "image_generation", "mcp", "shell", ProviderStored, ProviderURL, "web_fetch", "web_search",
 }

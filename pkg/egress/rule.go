@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// EntryForm describes an allowlist entry, for error messages.
+// EntryForm is a sentence about the syntax of an allowlist entry, for error messages.
 const EntryForm = "an entry is host, host:port or *.host, optionally after methods and a space: GET,HEAD api.example.com"
 
 // Limits of an entry's methods.
@@ -18,7 +18,7 @@ const (
 	maxMethod  = 32 // characters
 )
 
-// Rule is an entry of an allowlist.
+// Rule is the parsed form of an allowlist entry.
 type Rule struct {
 	Methods []string // sorted; empty means all
 	Below   bool     // the rule is for all names below Host, but not for Host
@@ -135,7 +135,7 @@ func (r Rule) ports() []uint16 {
 	return defaultPorts[:]
 }
 
-// Layer is a list of entries with their source.
+// Layer is a list of allowlist entries that come from one source, such as an agent or an environment.
 type Layer struct {
 	From    string
 	Entries []string
@@ -147,7 +147,7 @@ type SourcedEntry struct {
 	From  string
 }
 
-// LayerError is returned for layers that cannot be combined.
+// LayerError is returned for allowlist entries of a layer that cannot be combined with those of the others.
 type LayerError struct {
 	From string // the source of the invalid layer
 	Err  error

@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// MaxAttempts is the maximum number of attempts of Decide.
+// MaxAttempts is the maximum number of attempts that Decide makes to append after conflicts.
 const MaxAttempts = 64
 
 // Decide calls attempt until it returns nil or an error other than *ConflictError, and returns that error. An attempt

@@ -86,7 +86,7 @@ var (
 	ErrNotFound = errors.New("not in the log")
 )
 
-// Appender appends commits.
+// Appender appends commits to the log.
 type Appender interface {
 	// Append seals the draft onto the head and stores it. It returns the new head. It returns *ConflictError if
 	// head is no longer the subject's last commit. Append handles lost acknowledgements: if it returns nil, the
@@ -94,7 +94,7 @@ type Appender interface {
 	Append(ctx context.Context, head Head, draft events.Draft) (Head, error)
 }
 
-// Freshness selects which replica of a stream may answer.
+// Freshness selects which replica of a stream may answer a read.
 type Freshness int
 
 // Any accepts a replica that lags, in which case a later append fails with a conflict. Leader returns the newest
@@ -104,7 +104,7 @@ const (
 	Leader
 )
 
-// Reader reads commits.
+// Reader reads commits from the log.
 type Reader interface {
 	// Last returns the head of a subject.
 	Last(ctx context.Context, s events.Subject, f Freshness) (Head, error)
@@ -118,7 +118,7 @@ type Reader interface {
 	Tail(ctx context.Context, after Position, f Filter) iter.Seq2[Record, error]
 }
 
-// Changes describes which subjects of one shard changed.
+// Changes describes which subjects of one shard have new commits after a position.
 type Changes struct {
 	Through  Position          // the end of the examined range
 	Last     map[string]uint64 // by subject: the stream sequence of its last message up to Through, whether or not it is part of the log
@@ -154,7 +154,7 @@ type ChangeReader interface {
 	ChangedAmong(ctx context.Context, after Position, subjects []events.Subject) (Changes, error)
 }
 
-// Filter restricts a read. The zero Filter matches everything.
+// Filter selects the commits that a read yields. The zero Filter selects all.
 type Filter struct {
 	Partitions []int          // numbers of Log.Partitioning; nil for all of the shard
 	Subject    events.Subject // zero for all; with Aspect "" both aspects of a session
@@ -163,7 +163,7 @@ type Filter struct {
 	Foreign bool
 }
 
-// Log combines all interfaces of a log.
+// Log reads and appends the commits of the event log.
 type Log interface {
 	Appender
 	Reader

@@ -71,7 +71,7 @@ func (s Sessions) lifeState(ctx context.Context, h Head) (session.State, error) 
 	return st, nil
 }
 
-// runState is lifeState for a run commit.
+// runState is like lifeState, for the head of a session's runs.
 func (s Sessions) runState(ctx context.Context, h Head) (run.State, error) {
 	var st run.State
 	if h.Seq == 0 {

@@ -25,7 +25,7 @@ type Scope struct {
 // maxProblems is the maximum number of problems in a report. Verify stops when it is reached.
 const maxProblems = 1000
 
-// Report is the result of Verify.
+// Report is what Verify found in a log.
 type Report struct {
 	Sessions int // with at least one commit
 	Commits  int
@@ -42,7 +42,7 @@ type Report struct {
 	Stopped bool
 }
 
-// OpenExecution is an accepted query without a terminal event.
+// OpenExecution is an execution that has no terminal event in the log.
 type OpenExecution struct {
 	Tenant      string
 	Session     string
@@ -462,7 +462,7 @@ func (p Position) compare(o Position) int {
 	return cmp.Or(cmp.Compare(p.Shard, o.Shard), cmp.Compare(p.Seq, o.Seq))
 }
 
-// Report returns the result so far.
+// Report returns what the Verifier has found so far.
 func (v *Verifier) Report() Report {
 	r := Report{Commits: v.commits, Events: v.events, Problems: v.allProblems(), Stopped: v.full()}
 	if i := slices.IndexFunc(r.Problems, func(p Problem) bool { return !p.Accepted }); i >= 0 {

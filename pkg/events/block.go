@@ -21,7 +21,7 @@ const (
 	KindError         BlockKind = "error"
 )
 
-// BlockStatus is the state of a block.
+// BlockStatus is the status of a block: pending, complete or error.
 type BlockStatus string
 
 // The statuses of a block. A pending block may still change; complete and error are final.

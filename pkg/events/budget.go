@@ -49,7 +49,7 @@ func (b Budget) Exceeded(s BudgetUsage, whose string) string {
 	return ""
 }
 
-// Period is the time that a tenant's budget covers.
+// Period is the time that a tenant's budget is for: a day, a month, or all time.
 type Period string
 
 // The periods: a calendar day or month in UTC, or all time.

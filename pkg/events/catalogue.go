@@ -2,7 +2,7 @@ package events
 
 import "encoding/json"
 
-// Entry describes one event type of the catalogue.
+// Entry describes one type of event.
 type Entry struct {
 	Type   Type
 	Aspect Aspect // the aspect whose subject carries the event

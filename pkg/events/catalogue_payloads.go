@@ -89,7 +89,7 @@ type Provenance struct {
 	Value  string `json:"value,omitempty"`  // for a variable that is not a secret
 }
 
-// SkillUsed is a skill in its resolved version.
+// SkillUsed is a skill that an execution uses, in the version to which its reference was resolved.
 type SkillUsed struct {
 	Ref      Reference `json:"ref"` // with the SHA-256
 	Name     string    `json:"name"`

@@ -50,7 +50,7 @@ type SubagentSpec struct {
 	Skills       []Reference `json:"skills,omitempty"`     // in addition to the agent's skills; listed in the sub-agent's instructions
 }
 
-// CommandSpec is a named prompt, invoked as /name.
+// CommandSpec defines a slash command: a prompt that a user sends by the command's name.
 type CommandSpec struct {
 	Name        string `json:"name"` // a-z, 0-9 and hyphens
 	Description string `json:"description,omitempty"`
@@ -91,7 +91,7 @@ type Dependencies struct {
 	PIP []string `json:"pip,omitempty"` // Python packages with exact versions: name==1.2.3 or name[extra]==1.2.3
 }
 
-// FileSpec is a file that every new workspace contains.
+// FileSpec defines a file that an agent's definition puts into every new workspace.
 type FileSpec struct {
 	Path          string `json:"path"` // relative, slash-separated
 	Content       string `json:"content,omitempty"`
@@ -184,7 +184,7 @@ func (r Retries) Backoff(died uint32) time.Duration {
 	return min(wait, MaxBackoff)
 }
 
-// InstanceSpec is an agent combined with environments.
+// InstanceSpec defines an agent instance: an agent together with environments.
 type InstanceSpec struct {
 	Description  string      `json:"description,omitempty"`
 	Agent        Reference   `json:"agent"`

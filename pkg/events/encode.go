@@ -15,7 +15,7 @@ import (
 // level. Every append encodes a commit. The output is identical to the output of encoding/json for the struct tags; the
 // golden files test that.
 
-// A storedForm is the stored form of an event.
+// A storedForm is the JSON form in which an event is stored.
 type storedForm struct {
 	event Event  // as it was encoded; its field stored is nil
 	bytes []byte // must not be changed

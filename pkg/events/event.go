@@ -130,7 +130,8 @@ func (e Event) ToWire(session string, seq uint32, position string) (Wire, error)
 	return Wire{seq, position, e.ID, e.Type(), e.Time.UTC(), session, e.ExecutionID, e.ConversationID, e.Source, data}, nil
 }
 
-// Event converts the client form back into a stored event. N is not part of the client form and is 0.
+// Event converts the client form back into a stored event. The field N of the result is 0, because the client form does
+// not contain it.
 func (w Wire) Event() Event {
 	return Event{ID: w.ID, Time: w.Time, ExecutionID: w.ExecutionID, ConversationID: w.ConversationID, Source: w.Source, Data: DecodePayload(w.Type, w.Data)}
 }

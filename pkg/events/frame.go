@@ -94,7 +94,7 @@ func FrameDeltas(frame []byte) iter.Seq2[FrameDelta, error] {
 	}
 }
 
-// FrameDelta is a delta in a frame.
+// FrameDelta is a delta as a frame contains it.
 type FrameDelta struct {
 	Session []byte // FrameSession of the delta's session
 	JSON    []byte

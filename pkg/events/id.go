@@ -11,7 +11,7 @@ import (
 	"github.com/spoolhq/spool/pkg/truncate"
 )
 
-// Kind is the typed prefix of an id.
+// Kind is the prefix of an id, which names the kind of thing that the id belongs to.
 type Kind string
 
 // The kinds of id. An id is Kind + "_" + 26 characters of Crockford base 32 (a ULID).
@@ -29,7 +29,7 @@ const (
 	KindApproval  Kind = "apr"
 )
 
-// crockford is the alphabet of ULIDs.
+// crockford is the alphabet in which ULIDs are written (Crockford's base 32).
 const crockford = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
 // ulidLen is the number of characters of a ULID.

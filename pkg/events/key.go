@@ -29,7 +29,7 @@ func (r Role) Includes(other Role) bool {
 // MaxKeyAgents is the maximum number of agents that an API key may be restricted to.
 const MaxKeyAgents = 64
 
-// KeyRights are the rights of an API key.
+// KeyRights is what the holder of an API key may do.
 type KeyRights struct {
 	Role      Role      `json:"role,omitempty"`     // use, operate, admin; empty means admin
 	Agents    []string  `json:"agents,omitempty"`   // slugs of the only agents that the key may use; empty means all

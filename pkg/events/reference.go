@@ -9,7 +9,7 @@ import (
 	"github.com/spoolhq/spool/pkg/truncate"
 )
 
-// Scope is the owner of a catalogue entry.
+// Scope is the kind of the owner of a catalogue entry: the platform, the tenant or an account.
 type Scope string
 
 // The scopes. Entries of the platform are stored under PlatformTenant and can be read by every tenant.
@@ -35,7 +35,7 @@ type Reference struct {
 	Version string `json:"version,omitempty"` // "" or latest, a tag, or a SHA-256 in hex
 }
 
-// ReferenceError is returned for an invalid reference.
+// ReferenceError is returned for a reference that is not valid.
 type ReferenceError struct {
 	Field  string // scope, org, slug or version; "" if the error concerns the whole reference
 	Detail string
@@ -51,7 +51,7 @@ func (e *ReferenceError) Error() string {
 // maxReference is the maximum size of the string form in bytes.
 const maxReference = 512
 
-// ParseReference parses the string form.
+// ParseReference parses a reference in the form that Reference.String returns.
 func ParseReference(s string) (Reference, error) {
 	if len(s) > maxReference {
 		return Reference{}, &ReferenceError{Detail: fmt.Sprintf("a reference has at most %d bytes", maxReference)}

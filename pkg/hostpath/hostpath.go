@@ -13,7 +13,7 @@ import (
 	"unicode/utf8"
 )
 
-// MaxPath is the longest path, in bytes.
+// MaxPath is the length of the longest valid path in bytes.
 const MaxPath = 4096
 
 // None, as the only entry of a setting, disables host paths where they are enabled by default.

@@ -16,7 +16,7 @@ import (
 // Rules decide whether a path is ignored: the last rule that matches wins.
 type Rules []rule
 
-// rule is a line of an ignore file.
+// rule is the parsed form of a line in an ignore file.
 type rule struct {
 	keep    bool     // "!": un-ignores what an earlier rule ignores
 	folder  bool     // "/" at the end: matches only folders

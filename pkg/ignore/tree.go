@@ -31,7 +31,7 @@ type Tree struct {
 	levels []level
 }
 
-// level holds the rules of one folder.
+// level holds the ignore rules of one folder of a Tree.
 type level struct {
 	dir   string // relative to the root; "" is the root
 	rules Rules

@@ -19,14 +19,14 @@ import (
 )
 
 const (
-	stream = "KV_" + topology.BucketLeases
-	prefix = "$KV." + topology.BucketLeases + "."
+	bucketStream  = "KV_" + topology.BucketLeases
+	subjectPrefix = "$KV." + topology.BucketLeases + "."
 	// operationHeader is set on a message that deletes a key.
 	operationHeader = "KV-Operation"
 )
 
-// EngineSettings is the setting of the session service and of executors that says when an engine is gone. Both embed it in
-// their Config.
+// EngineSettings is the setting after which time without a live executor an engine counts as gone. The session service
+// and executors embed it in their Config.
 type EngineSettings struct {
 	EngineGone time.Duration `default:"30s" env:"SPOOL_ENGINE_GONE" help:"How long an engine may have no live executor before the session service offers the jobs of its sessions to executors of other engines of its provider, which then take the sessions over. Executions also wait this long for an engine, or an egress proxy, that does not answer."`
 }
@@ -38,7 +38,7 @@ func Find(ctx context.Context, js jetstream.JetStream, executor string) (l topol
 	if err != nil {
 		return l, false, fmt.Errorf("lease of %s: %w", executor, err)
 	}
-	msg, err := leader.GetLastMsg(stream, prefix+executor, nats.Context(ctx))
+	msg, err := leader.GetLastMsg(bucketStream, subjectPrefix+executor, nats.Context(ctx))
 	if errors.Is(err, nats.ErrMsgNotFound) {
 		return l, false, nil
 	}
@@ -69,17 +69,17 @@ func leaderAPI(js jetstream.JetStream) (nats.JetStreamContext, error) {
 // All returns the leases of all executors. It lists the subjects of the bucket: a list of its keys is a watch, which
 // omits a key that is written while the watch begins.
 func All(ctx context.Context, js jetstream.JetStream) ([]topology.Lease, error) {
-	bucket, err := js.Stream(ctx, stream)
+	bucket, err := js.Stream(ctx, bucketStream)
 	if err != nil {
 		return nil, fmt.Errorf("list the leases: %w", err)
 	}
-	info, err := bucket.Info(ctx, jetstream.WithSubjectFilter(prefix+">"))
+	info, err := bucket.Info(ctx, jetstream.WithSubjectFilter(subjectPrefix+">"))
 	if err != nil {
 		return nil, fmt.Errorf("list the leases: %w", err)
 	}
 	var out []topology.Lease
 	for subject := range info.State.Subjects {
-		l, found, err := Find(ctx, js, strings.TrimPrefix(subject, prefix))
+		l, found, err := Find(ctx, js, strings.TrimPrefix(subject, subjectPrefix))
 		if err != nil {
 			return nil, err
 		}

@@ -37,7 +37,7 @@ func (c *Client) Open(ctx context.Context, provider, engine string, r Request) (
 	if err != nil {
 		return nil, 0, err
 	}
-	f := &file{ctx: ctx, nc: c.nc, ack: topology.FilesAck(r.Transfer), messages: make(chan *nats.Msg, window+2)}
+	f := &file{ctx: ctx, nc: c.nc, ack: topology.FilesAck(r.Transfer), messages: make(chan *nats.Msg, ackWindow+2)}
 	inbox := topology.FilesTo(r.Transfer)
 	if f.sub, err = c.nc.ChanSubscribe(inbox, f.messages); err != nil {
 		return nil, 0, err
@@ -53,7 +53,7 @@ func (c *Client) Open(ctx context.Context, provider, engine string, r Request) (
 	return f, h.Size, nil
 }
 
-// file is content that is being received.
+// file is the reader of content that a Client is receiving from an executor.
 type file struct {
 	ctx      context.Context
 	nc       *nats.Conn
@@ -141,7 +141,7 @@ func (f *file) readChunk() error {
 func (f *file) Close() error {
 	err := f.sub.Unsubscribe()
 	if f.left > 0 {
-		err = errors.Join(err, f.nc.Publish(f.ack, []byte(stop)))
+		err = errors.Join(err, f.nc.Publish(f.ack, []byte(stopAck)))
 	}
 	if f.nc.IsClosed() {
 		return nil

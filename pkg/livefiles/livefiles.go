@@ -15,10 +15,10 @@ const (
 	MaxFile = 64 << 20
 	// MaxEntries is the largest number of files and folders in a listing.
 	MaxEntries = 20_000
-	// chunk is the size of one message in bytes.
-	chunk = 256 << 10
-	// window is the number of chunks that may be sent without an acknowledgement.
-	window = 8
+	// chunkBytes is the number of bytes of content in one message of a transfer.
+	chunkBytes = 256 << 10
+	// ackWindow is the number of chunks that may be sent without an acknowledgement.
+	ackWindow = 8
 	// openWithin is the maximum time that a Source may take to open a file.
 	openWithin = 20 * time.Second
 	// peerTimeout is the maximum time that one side of a transfer waits for the other.
@@ -35,10 +35,10 @@ const (
 	headerFail  = "fail"
 )
 
-// stop is sent as an acknowledgement, instead of a number, by a receiver that wants no more chunks.
-const stop = "stop"
+// stopAck is sent as an acknowledgement, instead of a number, by a receiver that wants no more chunks.
+const stopAck = "stop"
 
-// Op is the requested operation.
+// Op is what a Request asks for: a file, or a listing.
 type Op string
 
 // The operations.
@@ -56,7 +56,7 @@ type Request struct {
 	Transfer string `json:"transfer"` // token in the subjects of the transfer; set by Client
 }
 
-// Entry is one file or folder of a listing.
+// Entry is a file or a folder in a listing of a running sandbox's workspace.
 type Entry struct {
 	Path    string    `json:"path"`
 	Kind    string    `json:"kind"` // file or dir
@@ -64,7 +64,7 @@ type Entry struct {
 	ModTime time.Time `json:"modTime"`
 }
 
-// Code is the reason why a request was refused.
+// Code is the reason why an executor refused a Request.
 type Code string
 
 // The codes.
@@ -78,7 +78,7 @@ const (
 	Failed     Code = "FAILED"
 )
 
-// Error reports that the executor refused a request.
+// Error is returned if the executor refuses a Request.
 type Error struct {
 	Code   Code   `json:"code"`
 	Detail string `json:"detail"`
@@ -86,7 +86,7 @@ type Error struct {
 
 func (e *Error) Error() string { return fmt.Sprintf("%s: %s", e.Code, e.Detail) }
 
-// head is the first message of a response.
+// head is the first message with which an executor answers a Request.
 type head struct {
 	Error *Error `json:"error,omitempty"`
 	Size  int64  `json:"size"`

@@ -122,7 +122,7 @@ func (s *Server) transfer(r Request, reply string) error {
 		return nil
 	}
 	defer content.Close() //nolint:errcheck // it is only read
-	acks := make(chan *nats.Msg, window+1)
+	acks := make(chan *nats.Msg, ackWindow+1)
 	sub, err := s.nc.ChanSubscribe(topology.FilesAck(r.Transfer), acks)
 	if err != nil {
 		return err
@@ -145,16 +145,16 @@ func (s *Server) transfer(r Request, reply string) error {
 var errStopped = errors.New("the receiver stopped")
 
 func (s *Server) sendChunks(content io.Reader, size int64, reply string, acks <-chan *nats.Msg) error {
-	buf := make([]byte, chunk)
+	buf := make([]byte, chunkBytes)
 	acked := 0
 	for n := 1; size > 0; n++ {
-		for n-acked > window {
+		for n-acked > ackWindow {
 			var err error
 			if acked, err = s.awaitAck(acks, acked); err != nil {
 				return err
 			}
 		}
-		part := buf[:min(size, chunk)]
+		part := buf[:min(size, chunkBytes)]
 		if _, err := io.ReadFull(content, part); err != nil {
 			return err
 		}
@@ -172,7 +172,7 @@ func (s *Server) awaitAck(acks <-chan *nats.Msg, last int) (int, error) {
 	defer timer.Stop()
 	select {
 	case m := <-acks:
-		if string(m.Data) == stop {
+		if string(m.Data) == stopAck {
 			return last, errStopped
 		}
 		n, err := strconv.Atoi(string(m.Data))

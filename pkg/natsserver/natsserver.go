@@ -31,7 +31,7 @@ const (
 	DefaultMaxPayload = 8 << 20
 	// MinStore is the minimum of Config.MaxStore. The stream of commands reserves 512 MiB of it.
 	MinStore = 640 << 20
-	// RandomPort requests any free TCP port.
+	// RandomPort as a port in Config requests any free TCP port.
 	RandomPort = server.RANDOM_PORT
 
 	defaultReadyTimeout = 30 * time.Second
@@ -200,7 +200,7 @@ func (c *Config) options() (*server.Options, map[string]string, error) {
 	return options, passwords, nil
 }
 
-// serveGate runs the gate for consumers.
+// serveGate runs the consumer gate on the server, if the server has accounts.
 func (s *Server) serveGate() (err error) {
 	if !s.cfg.Accounts {
 		return nil
@@ -285,8 +285,8 @@ func stopNow(ns *server.Server) {
 	ns.WaitForShutdown()
 }
 
-// checkStore checks the folder before the server does, whose own message names neither the remedy nor always the
-// folder.
+// checkStore returns an error unless the data folder exists, or can be created, and is writable. The server would find
+// that too, but its error does not always name the folder, and never what to do.
 func checkStore(dir string) error {
 	remedy := "choose another data folder, or make this one writable"
 	if err := os.MkdirAll(dir, 0o700); err != nil {

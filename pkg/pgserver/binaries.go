@@ -20,7 +20,7 @@ const FetchNever = "never"
 // cannot enter root's data folder.
 const sharedBinaries = "/var/cache/spool/postgres"
 
-const remedy = "set SPOOL_DATABASE_URL to a running Postgres, or install one (Debian: apt-get install postgresql; macOS: brew install postgresql)"
+const installRemedy = "set SPOOL_DATABASE_URL to a running Postgres, or install one (Debian: apt-get install postgresql; macOS: brew install postgresql)"
 
 // installFolders are the folders in which packages install binaries that are not on the PATH.
 var installFolders = []string{"/usr/lib/postgresql/*/bin", "/usr/pgsql-*/bin", "/opt/homebrew/opt/postgresql@*/bin", "/usr/local/opt/postgresql@*/bin"}
@@ -34,11 +34,11 @@ func findBinaries(ctx context.Context, cfg Config, user account, major string) (
 	if cfg.BinDir != "" {
 		b, ok := binariesIn(cfg.BinDir)
 		if !ok {
-			return binaries{}, fmt.Errorf("postgres: %w in BinDir %s (initdb and postgres are needed): %s", ErrNoBinary, cfg.BinDir, remedy)
+			return binaries{}, fmt.Errorf("postgres: %w in BinDir %s (initdb and postgres are needed): %s", ErrNoBinary, cfg.BinDir, installRemedy)
 		}
 		v := b.major(ctx, user)
 		if v == "" {
-			return binaries{}, fmt.Errorf("postgres: %s cannot run as user %s: %s", b.postgres, user.name, remedy)
+			return binaries{}, fmt.Errorf("postgres: %s cannot run as user %s: %s", b.postgres, user.name, installRemedy)
 		}
 		if major != "" && v != major {
 			return binaries{}, fmt.Errorf("postgres: the data folder %s was created by Postgres %s, but %s is Postgres %s: use binaries of version %s, or another data folder",
@@ -94,10 +94,10 @@ func (c *Config) candidates() []string {
 	return dirs
 }
 
-var number = regexp.MustCompile(`\d+`)
+var digits = regexp.MustCompile(`\d+`)
 
 func folderVersion(dir string) int {
-	n, err := strconv.Atoi(number.FindString(dir))
+	n, err := strconv.Atoi(digits.FindString(dir))
 	if err != nil {
 		return 0
 	}
@@ -124,7 +124,7 @@ func (b binaries) major(ctx context.Context, user account) string {
 	if err != nil {
 		return ""
 	}
-	return number.FindString(string(out))
+	return digits.FindString(string(out))
 }
 
 // fetch downloads a release into dir. The library can only download while it starts a server, in its own way: over
@@ -132,7 +132,7 @@ func (b binaries) major(ctx context.Context, user account) string {
 // are in place, and only the binaries show whether the download succeeded.
 func fetch(cfg Config, dir string) (binaries, error) {
 	if cfg.FetchURL == FetchNever {
-		return binaries{}, fmt.Errorf("postgres: %w: %s", ErrNoBinary, remedy)
+		return binaries{}, fmt.Errorf("postgres: %w: %s", ErrNoBinary, installRemedy)
 	}
 	cfg.Logger.Info("no Postgres binary found on this machine, downloading one", "folder", dir)
 	ec := embeddedpostgres.DefaultConfig().Version(embeddedpostgres.V17).Port(0).
@@ -145,5 +145,5 @@ func fetch(cfg Config, dir string) (binaries, error) {
 	if b, ok := binariesIn(filepath.Join(dir, "bin")); ok {
 		return b, nil
 	}
-	return binaries{}, fmt.Errorf("postgres: %w, and the download failed (%w): %s", ErrNoBinary, err, remedy)
+	return binaries{}, fmt.Errorf("postgres: %w, and the download failed (%w): %s", ErrNoBinary, err, installRemedy)
 }

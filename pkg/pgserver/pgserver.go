@@ -183,7 +183,7 @@ func (s *Server) Stop() error {
 	return s.stopErr
 }
 
-// release releases everything except the process.
+// release removes the socket's folder, and closes the files that lock the data folder.
 func (s *Server) release() error {
 	var errs []error
 	if s.socket != "" {

@@ -4,9 +4,10 @@ package readmodel
 
 import "github.com/spoolhq/spool/pkg/events"
 
-// Live is a message on LIVE. It is sent after its rows were committed, so that a client that reloads sees at least
-// the same events. A message is smaller than 1 MB. A larger batch is sent in several messages; of an event that is
-// too large for one message only the seq is announced, as Tip.
+// Live announces new events of a session to gateways, on the session's subject of topology.LiveFilter. The projector
+// sends it after it has committed the rows of the events, so that a client that then reads Postgres sees at least the
+// same events. A message is smaller than 1 MB: a larger batch is sent in several messages, and for an event that is too
+// large for one message only the seq is sent, as Tip.
 type Live struct {
 	Session string        `json:"sessionId"`
 	Tip     uint32        `json:"tip"`    // seq of the last event that Postgres has

@@ -25,10 +25,10 @@ var gatewayTables = []string{
 	CatalogueEntries, CatalogueVersions, TenantUsage, TenantBudgets, TenantLimits, Audit, SessionStates, versionTable,
 }
 
-// gatewayKeyColumns are the columns of keys that gateways read.
+// gatewayKeyColumns are the columns of the table keys that the gateways' database role may read.
 var gatewayKeyColumns = []string{"tenant", "id", "name", "prefix", "created_at", "revoked_at", "role", "agents", "expires_at", "created_by"}
 
-// gatewayFunctions are the functions that gateways call.
+// gatewayFunctions are the SQL functions that the gateways' database role may call.
 var gatewayFunctions = []string{"accepted_key(text)", "key_refusal(text, text)"}
 
 // ErrNotSuperuser is returned by CreateRoles if the URL's role is not a superuser.

@@ -144,7 +144,7 @@ func IsSealed(b byte) bool { return b == recordHandshake }
 // recordHandshake is the type of the first record of a TLS stream (RFC 8446, section 5.1).
 const recordHandshake = 22
 
-// bufferedConn is a connection that reads from in.
+// bufferedConn is a connection from which in has read ahead: Read reads from in.
 type bufferedConn struct {
 	net.Conn
 	in io.Reader

@@ -18,7 +18,7 @@ const ProtocolVersion = 1
 // agent and adds a line of type error.
 const MaxLine = 8 << 20
 
-// Op is the operation of a command.
+// Op is the operation that a Command requests of the runner.
 type Op string
 
 // The operations.
@@ -32,7 +32,7 @@ const (
 	OpKill Op = "kill"
 	// OpAck states that every line up to Ack is stored. The runner discards these lines.
 	OpAck Op = "ack"
-	// OpStatus requests a Status.
+	// OpStatus requests the runner's Status.
 	OpStatus Op = "status"
 	// OpWarm starts the agent's process without a query, so that the first turn finds it running. Query must be
 	// set, without execution, content and parts. OpWarm does nothing if an agent's process exists.
@@ -44,7 +44,7 @@ const (
 	// OpDecide sends the decision on an approval request. The journal shows its effect: approval_resolved. A decision on
 	// a request that is not open is ignored.
 	OpDecide Op = "decide"
-	// OpShutdown ends the agent and the runner.
+	// OpShutdown ends the agent's process and the runner.
 	OpShutdown Op = "shutdown"
 )
 
@@ -63,7 +63,7 @@ type Attach struct {
 	After uint64 `json:"after"` // lines with a greater number are sent
 }
 
-// Command is a line from the executor.
+// Command is a line that the executor sends to the runner.
 type Command struct {
 	ID    uint64 `json:"id"` // repeated by the reply; 0 requests no reply
 	Op    Op     `json:"op"`
@@ -150,8 +150,8 @@ type Fork struct {
 	Provided bool `json:"provided,omitempty"`
 }
 
-// Pace is the maximum rate at which an execution may fill the journal; 0 means no limit. Output above the rate
-// waits, and the agent with it, once the execution is PaceBurst ahead.
+// Pace is the maximum rate at which an execution may fill the journal; 0 means no limit. The execution may be ahead of
+// the rate by PaceBurst; then the runner delays further output, and so the agent.
 type Pace struct {
 	EventsPerSecond uint32 `json:"eventsPerSecond,omitempty"`
 	BytesPerSecond  uint32 `json:"bytesPerSecond,omitempty"`
@@ -218,7 +218,7 @@ type Message struct {
 	Reply *Reply `json:"reply,omitempty"`
 }
 
-// Hello introduces the runner to a follower.
+// Hello is the first line that the runner sends to a follower (an attached executor).
 type Hello struct {
 	Protocol int    `json:"protocol"`
 	Journal  string `json:"journal"` // jnl_…, different for every runner process
@@ -227,7 +227,7 @@ type Hello struct {
 	Status   Status `json:"status"`
 }
 
-// Status is the state of the runner.
+// Status is the state of the runner and its agent.
 type Status struct {
 	ExecutionID  string `json:"executionId,omitempty"` // the running execution
 	Attempt      uint32 `json:"attempt,omitempty"`
@@ -237,14 +237,14 @@ type Status struct {
 	DiskBytes    uint64 `json:"diskBytes"`              // size of the workspace and the agent's records when the runner last measured it
 }
 
-// Reply is the reply to a command.
+// Reply is the line with which the runner answers a Command.
 type Reply struct {
 	ID     uint64  `json:"id"`
 	Error  *Error  `json:"error,omitempty"`
 	Status *Status `json:"status,omitempty"` // reply to OpStatus; for OpStart, OpWarm and OpKill the status after the command
 }
 
-// Error is the refusal of a command.
+// Error is the reason why the runner refused a Command.
 type Error struct {
 	Code    string `json:"code"` // FENCED, BUSY, INVALID_COMMAND, FORBIDDEN (without a proof of the sandbox's secret), UNKNOWN_ARCHITECTURE, AGENT_NOT_FOUND, DISK_LIMIT (until files are removed), INTERNAL
 	Message string `json:"message"`
@@ -266,13 +266,15 @@ type Line struct {
 
 // Types of lines that are not events. The executor converts them into events.
 const (
-	// AgentStarted (data: Started) becomes execution_started.
+	// AgentStarted is the type of the line with which a turn begins; its data is a Started. It becomes the event
+	// execution_started.
 	AgentStarted events.Type = "agent_started"
-	// TurnEnded (data: Ended) becomes the terminal event. It is the last line of an execution.
+	// TurnEnded is the type of the last line of an execution; its data is an Ended. It becomes the execution's terminal
+	// event.
 	TurnEnded events.Type = "turn_ended"
 )
 
-// Started is the data of AgentStarted.
+// Started is the data of a line of type AgentStarted.
 type Started struct {
 	Attempt uint32 `json:"attempt"`
 	Warm    bool   `json:"warm"` // the agent's process was already running
@@ -280,7 +282,7 @@ type Started struct {
 	Policy  string `json:"policy"`
 }
 
-// Outcome is the way in which a turn ended.
+// Outcome is the way in which a turn of the agent ended.
 type Outcome string
 
 // The outcomes.
@@ -291,7 +293,7 @@ const (
 	Killed      Outcome = "killed"      // requested by OpKill
 )
 
-// Ended is the data of TurnEnded.
+// Ended is the data of a line of type TurnEnded.
 type Ended struct {
 	Outcome Outcome      `json:"outcome"`
 	Code    string       `json:"code,omitempty"` // for Failed: AGENT_NOT_FOUND, AGENT_EXITED, AGENT_PROTOCOL, MODEL_ERROR, MODEL_NOT_FOUND, MODEL_RATE_LIMITED, MODEL_UNAUTHORIZED, AGENT_SILENT, TURN_LIMIT (too many model calls), DISK_LIMIT, OUT_OF_MEMORY, INTERNAL
@@ -301,7 +303,7 @@ type Ended struct {
 	CostUSD float64      `json:"costUsd,omitempty"`
 }
 
-// Delta is the data of a text_delta line.
+// Delta is the data of a line of type text_delta.
 type Delta struct {
 	BlockID string `json:"blockId"`
 	Offset  uint32 `json:"offset"` // in UTF-8 bytes from the start of the block

@@ -19,7 +19,7 @@ var (
 	ErrOutside = errors.New("path is outside the workspace")
 )
 
-// Error is a failure with a code for sandbox_failed.
+// Error is a failure of a sandbox provider, with the code that the event sandbox_failed states.
 type Error struct {
 	Code    string // one of the codes below
 	Message string // one sentence that includes the remedy
@@ -67,7 +67,7 @@ type Limits struct {
 	DiskBytes   int64   // workspace and the agent's records; the runner enforces it
 }
 
-// Spec describes the sandbox to create.
+// Spec describes a sandbox that a Provider is to create.
 type Spec struct {
 	ID     string // sbx_…, chosen by the caller; creating the same id again returns the existing sandbox and restarts its runner if it has ended
 	Labels Labels
@@ -89,7 +89,7 @@ type Spec struct {
 	LayerTarget string
 }
 
-// Info describes a sandbox in a provider's list.
+// Info describes a sandbox that Provider.List returns.
 type Info struct {
 	ID      string
 	Labels  Labels
@@ -119,7 +119,7 @@ type Layerer interface {
 	Layer(ctx context.Context, want Packages, use LayerBuilder) (string, error)
 }
 
-// Packages are the contents of a layer.
+// Packages are the packages that a layer contains.
 type Packages struct {
 	dependency.Set
 	Image string // image of the sandboxes that use the layer; "" for the provider's default
@@ -169,7 +169,7 @@ type Restorer interface {
 	Kept() bool
 }
 
-// Provider creates and finds the sandboxes of one engine.
+// Provider creates, finds and ends the sandboxes of one engine.
 type Provider interface {
 	// Create creates a sandbox, starts its runner and returns when the runner responds. The workspace is empty, or
 	// the session's own if the provider keeps it.
@@ -212,7 +212,7 @@ type Files interface {
 	Remove(ctx context.Context, path string) error
 }
 
-// File is an entry of a listing.
+// File is a file or a folder in a listing of a sandbox's workspace.
 type File struct {
 	Path    string
 	Size    int64 // bytes
@@ -227,7 +227,7 @@ type Command struct {
 	Env  map[string]string // added to the sandbox's own variables
 }
 
-// Process is a running command.
+// Process is a command that runs in a sandbox.
 type Process interface {
 	Stdin() io.WriteCloser
 	Stdout() io.Reader

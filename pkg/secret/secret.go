@@ -60,7 +60,7 @@ type sealedValue struct {
 	Value []byte `json:"value"`
 }
 
-// Sealer encrypts and stores values.
+// Sealer encrypts the values of secrets and stores them in a bucket.
 type Sealer struct {
 	kv         KV
 	recipients []age.Recipient
@@ -120,7 +120,7 @@ func seal(key string, value []byte, recipients []age.Recipient) ([]byte, error) 
 	return out.Bytes(), nil
 }
 
-// Opener reads and decrypts values.
+// Opener reads the values of secrets from a bucket and decrypts them.
 type Opener struct {
 	kv         KV
 	identities []age.Identity
@@ -224,7 +224,7 @@ func (o *Opener) Reseal(ctx context.Context, key string, recipients ...age.Recip
 	return nil
 }
 
-// Bucket opens topology.BucketSecrets.
+// Bucket opens the bucket in which the encrypted values of secrets are stored.
 func Bucket(ctx context.Context, js jetstream.JetStream) (jetstream.KeyValue, error) {
 	kv, err := js.KeyValue(ctx, topology.BucketSecrets)
 	if errors.Is(err, jetstream.ErrBucketNotFound) {

@@ -81,7 +81,7 @@ func (a *archive) readDocument(ctx context.Context) error {
 	return badDocument("", "is not at the root of the ZIP%s", hint)
 }
 
-// unpacker opens one file after another.
+// unpacker unpacks the files of a skill's ZIP one after another.
 type unpacker struct {
 	ctx     context.Context
 	a       *archive

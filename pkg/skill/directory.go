@@ -234,7 +234,7 @@ func locateAll(r io.ReaderAt, list []entry, directory int64) error {
 	return nil
 }
 
-// locate finds an entry's content.
+// locate finds the offset of the entry's content in the ZIP.
 func (e *entry) locate(r io.ReaderAt, directory int64) error {
 	var h [lengthLocal]byte
 	if e.offset+lengthLocal > directory {

@@ -68,7 +68,7 @@ type tree struct {
 	limit   int
 }
 
-// path is a path as it was first seen.
+// path is a path in a skill's ZIP, in the spelling in which it occurs first.
 type path struct {
 	name   string
 	folder bool

@@ -60,7 +60,7 @@ func (l Limits) withDefaults() Limits {
 	return l
 }
 
-// Found describes a valid ZIP.
+// Found describes the skill in a valid ZIP.
 type Found struct {
 	Name          string // from the front matter
 	Description   string // from the front matter

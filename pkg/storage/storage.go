@@ -14,23 +14,24 @@ import (
 )
 
 const (
-	// lookEvery is the largest age of the figures that Low uses.
-	lookEvery = time.Second
-	// lookWithin bounds one request for the figures.
-	lookWithin = 2 * time.Second
+	// measureInterval is the interval at which Run measures the fill level of the store, and the age above which Check
+	// measures it again.
+	measureInterval = time.Second
+	// measureTimeout is the time limit of one measurement of the store's fill level.
+	measureTimeout = 2 * time.Second
 )
 
-// Room is the fill level of the store, in bytes.
+// Room is the size limit, the present size and the reserve of the NATS store, in bytes.
 type Room struct {
 	Limit   int64 // size limit of the streams; 0 or less if their account has no limit
 	Used    int64 // present size of the streams
 	Reserve int64 // part of Limit that is kept free
 }
 
-// Fits reports whether the reserve stays free after more bytes are written.
+// Fits reports whether the reserve stays free if more bytes are written to the store.
 func (r Room) Fits(more int64) bool { return r.Limit <= 0 || r.Used+more <= r.Limit-r.Reserve }
 
-// ReservedError reports that only the reserve is left.
+// ReservedError is returned when a write would need the reserve of the NATS store.
 type ReservedError struct{ Room }
 
 func (e *ReservedError) Error() string {
@@ -44,13 +45,14 @@ type Config struct {
 	Logger    *slog.Logger
 }
 
-// ReserveSettings is the setting of the reserve. Every service that writes to the store embeds it in its Config.
+// ReserveSettings is the setting of how much of the NATS store is reserved. Every service that writes to the store
+// embeds it in its Config.
 type ReserveSettings struct {
 	StoreReserve int `default:"10" env:"SPOOL_STORE_RESERVE" help:"Percent of the NATS store that is reserved for ends of executions, controls and deletions. While only the reserve is left, commands that need room are refused with STORAGE_FULL, executions are not started, and the output of running executions waits. Gateways, session services and executors need the same value."`
 }
 
-// CheckReserve returns an error if percent is not a valid value of the setting store-reserve, the percentage of the store
-// that stays free.
+// CheckReserve returns an error if percent is not a valid value of the setting store-reserve, the percentage of the
+// NATS store that stays free.
 func CheckReserve(percent int) error {
 	if percent < 1 || percent > 90 {
 		return fmt.Errorf("store-reserve: %d is not between 1 and 90 percent", percent)
@@ -58,7 +60,7 @@ func CheckReserve(percent int) error {
 	return nil
 }
 
-// Watch measures the fill level of the store. It is safe for concurrent use.
+// Watch measures the fill level of the NATS store regularly. It is safe for concurrent use.
 type Watch struct {
 	cfg Config
 
@@ -68,10 +70,10 @@ type Watch struct {
 	low  bool      // the state that was logged last
 }
 
-// NewWatch returns a Watch that reports unlimited room until Run has read the figures.
+// NewWatch returns a Watch that reports unlimited room until Run has measured the fill level once.
 func NewWatch(cfg Config) *Watch { return &Watch{cfg: cfg} }
 
-// Collectors returns the figures as metrics.
+// Collectors returns the metrics of the limit, the size and the reserve of the NATS store.
 func (w *Watch) Collectors() []prometheus.Collector {
 	gauge := func(name, help string, value func(Room) int64) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "spool_store_" + name, Help: help}, func() float64 { return float64(value(w.Room())) })
@@ -83,9 +85,10 @@ func (w *Watch) Collectors() []prometheus.Collector {
 	}
 }
 
-// Run reads the figures every second until ctx ends. While NATS does not respond, the last figures stay in use.
+// Run measures the fill level of the store every second until ctx ends. While NATS does not respond, the last
+// measurement stays in use.
 func (w *Watch) Run(ctx context.Context) error {
-	tick := time.NewTicker(lookEvery)
+	tick := time.NewTicker(measureInterval)
 	defer tick.Stop()
 	for {
 		if err := w.readLevel(ctx); err != nil && ctx.Err() == nil {
@@ -100,7 +103,7 @@ func (w *Watch) Run(ctx context.Context) error {
 }
 
 func (w *Watch) readLevel(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, lookWithin)
+	ctx, cancel := context.WithTimeout(ctx, measureTimeout)
 	defer cancel()
 	info, err := w.cfg.JetStream.AccountInfo(ctx)
 	if err != nil {
@@ -120,19 +123,19 @@ func (w *Watch) readLevel(ctx context.Context) error {
 	return nil
 }
 
-// Room returns the figures that were read last.
+// Room returns the result of the last measurement.
 func (w *Watch) Room() Room {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.room
 }
 
-// Low reports whether only the reserve is left, according to the last figures. A nil Watch reports false.
+// Low reports whether only the reserve of the store was left at the last measurement. A nil Watch reports false.
 func (w *Watch) Low() bool { return w != nil && !w.Room().Fits(0) }
 
-// Check returns a *ReservedError if the reserve would not stay free after more bytes are written. Close to the
-// reserve, Check reads the figures again, so that many writers together cannot use up the reserve between two reads.
-// A nil Watch returns nil.
+// Check returns a *ReservedError if the reserve would not stay free after more bytes are written to the store. If
+// little more than the reserve is free, Check measures again, so that many writers together cannot use up the reserve
+// between two measurements. A nil Watch returns nil.
 func (w *Watch) Check(ctx context.Context, more int64) error {
 	if w == nil {
 		return nil
@@ -140,7 +143,7 @@ func (w *Watch) Check(ctx context.Context, more int64) error {
 	w.mu.Lock()
 	room, at := w.room, w.at
 	w.mu.Unlock()
-	if near := !room.Fits(more + room.Reserve); near || time.Since(at) > lookEvery {
+	if near := !room.Fits(more + room.Reserve); near || time.Since(at) > measureInterval {
 		if err := w.readLevel(ctx); err != nil {
 			w.cfg.Logger.Debug("read fill level of the NATS store", "error", err)
 		}

@@ -21,7 +21,7 @@ func WriteDocs(w io.Writer) error {
 	return err
 }
 
-// docLayout is the layout that the documents show.
+// docLayout is the layout of the log that docs/topology.md shows.
 var docLayout = Layout{Shards: 1, Partitions: DefaultPartitions}
 
 func docStreams(b *strings.Builder) {

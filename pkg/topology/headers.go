@@ -23,11 +23,11 @@ const (
 
 	// HeaderDeadReason is the reason why a message is in DEAD, in one sentence.
 	HeaderDeadReason = "Spool-Dead-Reason"
-	// HeaderDeadSubject is the original subject of a dead message.
+	// HeaderDeadSubject is the header of a dead letter with the subject of the message that could not be processed.
 	HeaderDeadSubject = "Spool-Dead-Subject"
-	// HeaderDeadMessageID is the original id of a dead message.
+	// HeaderDeadMessageID is the header of a dead letter with the id of the message that could not be processed.
 	HeaderDeadMessageID = "Spool-Dead-Message-Id"
-	// HeaderDeadStream is the original stream of a dead message.
+	// HeaderDeadStream is the header of a dead letter with the stream of the message that could not be processed.
 	HeaderDeadStream = "Spool-Dead-Stream"
 	// HeaderDeadSequence is the sequence of a dead message in its original stream, in decimal.
 	HeaderDeadSequence = "Spool-Dead-Sequence"

@@ -14,7 +14,7 @@ type SessionRef struct {
 	Session string `json:"session"`
 }
 
-// Encode returns the message.
+// Encode returns the data of a message that names the session.
 func (r SessionRef) Encode() ([]byte, error) { return json.Marshal(r) }
 
 // DecodeSessionRef decodes a message and validates both ids.

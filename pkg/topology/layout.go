@@ -25,7 +25,7 @@ const (
 	partitionedShardsKey = "spool-partitioned-shards"
 )
 
-// Layout is how a log is distributed over streams and partitions. It is fixed when the log is installed.
+// Layout is the distribution of a log over streams and partitions. It is fixed when the log is installed.
 type Layout struct {
 	Shards     int
 	Partitions events.Partitioning
@@ -214,7 +214,7 @@ func isRecorded(have jetstream.StreamConfig) bool {
 	return false
 }
 
-// subjects returns the subjects of a shard.
+// subjects returns the subjects of the log that a shard's stream stores.
 func (l Layout) subjects(shard int) []string {
 	var list []string
 	for p := shard; p < l.Partitions.Count(); p += l.Shards {

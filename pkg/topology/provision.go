@@ -14,7 +14,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Config is the layout of an installation.
+// Config is the number of shards, partitions and replicas of an installation's streams.
 type Config struct {
 	// Shards is the number of streams of the log: 1, 2, 4 or 8. 0 means the installed number, or 1 for a new
 	// installation. It cannot be changed later.

@@ -25,13 +25,13 @@ import (
 const (
 	// MaxLine is the maximum length in bytes of a line, or of a message of OpenCode.
 	MaxLine = 16 << 20
-	// MaxDepth is the maximum nesting of JSON.
+	// MaxDepth is the maximum nesting of JSON in a transcript.
 	MaxDepth = 200
 	// MaxEntries is the maximum number of lines or messages of a transcript.
 	MaxEntries = 500_000
 )
 
-// Info describes a transcript.
+// Info describes a valid transcript.
 type Info struct {
 	Architecture   string `json:"architecture"`
 	AgentSessionID string `json:"agentSessionId"` // the agent's own session or thread id
@@ -118,7 +118,7 @@ func readLine(in *bufio.Reader) ([]byte, error) {
 	}
 }
 
-// form validates the lines of one format.
+// form validates the lines of a transcript in one agent's format.
 type form interface {
 	// checkLine validates a line that is a JSON object.
 	checkLine(m map[string]json.RawMessage) error
@@ -216,7 +216,7 @@ var (
 	wordForm = regexp.MustCompile(`^[A-Za-z0-9_-]{1,128}$`)
 )
 
-// uuid is a UUID in 16 bytes.
+// uuid is the binary form of a UUID.
 type uuid [16]byte
 
 func parseUUID(s string) (id uuid, ok bool) {
@@ -239,7 +239,7 @@ func parseUUID(s string) (id uuid, ok bool) {
 	return id, true
 }
 
-// claude validates a session file of Claude Code.
+// claude is the form of a session file of Claude Code.
 type claude struct {
 	info    Info
 	seen    map[uuid]bool
@@ -291,7 +291,7 @@ func (c *claude) checkLine(m map[string]json.RawMessage) error {
 	return nil
 }
 
-// checkMessage validates a message.
+// checkMessage validates the field message of a line, which must have the role kind.
 func (c *claude) checkMessage(kind string, m map[string]json.RawMessage) error {
 	if text(m["role"]) != kind {
 		return refuse(0, "message.role must be %s", kind)
@@ -335,7 +335,7 @@ func withMessages(i Info) (Info, error) {
 	return i, nil
 }
 
-// codex validates a rollout file of Codex.
+// codex is the form of a rollout file of Codex.
 type codex struct {
 	info Info
 	n    int

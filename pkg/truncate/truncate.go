@@ -8,7 +8,7 @@ import (
 	"unicode/utf8"
 )
 
-// ellipsis follows a text that was truncated.
+// ellipsis is appended to a text that was truncated.
 const ellipsis = "…"
 
 // Prefix returns the longest prefix of s that has at most limit bytes and ends at the end of a character. A byte that

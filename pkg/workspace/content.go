@@ -115,7 +115,7 @@ func (c *Contents) Reader(ctx context.Context, path string) (io.ReadCloser, erro
 	return &reader{ctx: ctx, from: &c.from, left: e.Blocks}, nil
 }
 
-// reader reads the blocks of a file in order.
+// reader returns the content of a file of a snapshot by reading its blocks in order.
 type reader struct {
 	ctx  context.Context
 	from *packCache

@@ -28,7 +28,7 @@ type parts struct {
 	list  []partRef      // in the order of wire.ComparePart
 }
 
-// partRef describes a stored part of a tree.
+// partRef describes where a part of a snapshot's tree is stored.
 type partRef struct {
 	Digest    wire.Hash `json:"digest"`
 	Pack      int32     `json:"pack"`

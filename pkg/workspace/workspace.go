@@ -77,7 +77,7 @@ type Skip = wire.Skip
 // MaxSkips is the maximum number of skipped files that a Result lists.
 const MaxSkips = 100
 
-// Options of a snapshot.
+// Options are the options of a snapshot of a workspace.
 type Options struct {
 	Tenant  string
 	Session string

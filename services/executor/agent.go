@@ -48,8 +48,8 @@ func (c Config) endpoint(provider string) endpoint {
 	return endpoint{c.OpenAIKey, c.OpenAIBaseURL}
 }
 
-// agent returns the model and the environment of an agent's process. The environment is visible only to that process:
-// not in the log, and not to other processes of the sandbox.
+// agent returns how the process of an agent of architecture arch is started: its model, command and environment. Only
+// that process sees the environment: it is not in the log, and other processes of the sandbox do not see it.
 func (c Config) agent(arch string, o events.Options) worker.Launch {
 	provider, model := c.model(arch, o)
 	l := worker.Launch{Model: model, Env: c.environment(arch, provider), Command: slices.Clone(o.Command)}
@@ -133,8 +133,8 @@ func (c Config) model(arch string, o events.Options) (provider, model string) {
 	return provider, model
 }
 
-// modelProvider returns the model provider of a session, and the session's model, or the model that determined the
-// provider.
+// modelProvider returns the model provider of a session and the session's model, "" if the session names none. If the
+// setting OpenAIModel makes NVIDIA the provider, because it names a model of NVIDIA, modelProvider returns that model.
 func (c Config) modelProvider(arch string, o events.Options) (provider, model string) {
 	can := architecture.ModelProvidersOf(arch)
 	if preset, ok := architecture.FindPreset(o.ModelSettings.Preset); ok {

@@ -247,7 +247,7 @@ func (c Config) withDefaults() (Config, error) {
 // maxSlots is the largest number of executions that one executor may run.
 const maxSlots = 1024
 
-// withFolder creates the data folder and fills in the settings that are stored there.
+// withFolder creates the data folder and fills in the settings that the folder contains.
 func (c Config) withFolder() (Config, error) {
 	if c.DataDir == "" {
 		base := os.Getenv("XDG_DATA_HOME")

@@ -12,8 +12,9 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/docker"
 )
 
-// chooseWithin is the time that the start of the executor waits for the choice of the disk limit's enforcement. It can take
-// longer if an image has to be pulled first.
+// chooseWithin is the maximum time for which the start of the executor waits until the provider has chosen how disk
+// limits are enforced. The choice takes longer if an image has to be pulled first; it then continues with the first
+// sandbox.
 const chooseWithin = time.Minute
 
 // diskLimiter is a provider that limits the disk usage of its sandboxes.
@@ -32,7 +33,8 @@ func (e *Executor) diskLimiter() diskLimiter {
 	return d
 }
 
-// diskLimit returns the mode that enforces disk limits, "" if it is unknown.
+// diskLimit returns the mode that enforces disk limits, such as loop or quota, or "" if it is not chosen yet or the
+// provider has none.
 func (e *Executor) diskLimit() string {
 	if d := e.diskLimiter(); d != nil {
 		return d.DiskLimit()
@@ -40,8 +42,8 @@ func (e *Executor) diskLimit() string {
 	return ""
 }
 
-// chooseDiskLimit returns an error if the engine cannot enforce the configured mode. If the engine does not answer now,
-// the first sandbox tries again.
+// chooseDiskLimit makes the provider choose how disk limits are enforced. It returns an error if the engine cannot
+// enforce the configured mode. If the engine does not answer, it returns nil, and the first sandbox repeats the choice.
 func (e *Executor) chooseDiskLimit(ctx context.Context) error {
 	d := e.diskLimiter()
 	if d == nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress"
 )
 
-// startsEgress reports whether the executor starts the proxy, as a container on its engine.
+// startsEgress reports whether the executor starts the egress proxy, as a container on its engine.
 func (c Config) startsEgress() bool { return c.Sandbox == Docker && c.EgressImage != "" }
 
 // checkEgress checks the settings of the egress proxy: those of a running one, or those of one that the executor starts.
@@ -68,7 +68,8 @@ func (c Config) remoteEgress() (remoteEgress, error) {
 	return remoteEgress{server.String(), string(text)}, nil
 }
 
-// egress returns the settings of a proxy that the executor starts. The proxy has the keys of models, sandboxes do not.
+// egress returns the settings of the egress proxy that the executor starts. The proxy has the keys of models; sandboxes
+// do not have them.
 func (c Config) egress() egress.Config {
 	return egress.Config{
 		AnthropicKey: c.AnthropicKey, AnthropicBaseURL: c.AnthropicBaseURL, OpenAIKey: c.OpenAIKey, OpenAIBaseURL: c.OpenAIBaseURL,

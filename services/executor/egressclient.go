@@ -16,7 +16,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/metering"
 )
 
-// egressClient is the client of the egress proxy. The zero value stands for no proxy.
+// egressClient is the executor's client of the egress proxy. The zero value means that there is no proxy.
 type egressClient struct {
 	api   *api.Client         // nil without a proxy
 	proxy *docker.EgressProxy // the container that this executor starts; nil for a proxy that runs already
@@ -44,8 +44,8 @@ func (c Config) egressClient(p sandbox.Provider) (egressClient, error) {
 	return egressClient{api: api.NewClient(proxy.Dial), proxy: proxy}, nil
 }
 
-// open starts the proxy if this executor has to start it. If the engine does not answer, open returns nil: the first request
-// to the proxy starts it later.
+// open starts the egress proxy if this executor has to start it. If the engine does not answer, open returns nil, and
+// the first request to the proxy starts it later.
 func (c egressClient) open(ctx context.Context, log *slog.Logger) error {
 	if c.proxy == nil {
 		return nil
@@ -59,17 +59,19 @@ func (c egressClient) open(ctx context.Context, log *slog.Logger) error {
 	return err
 }
 
-// close closes idle connections.
+// close closes idle connections to the proxy.
 func (c egressClient) close() {
 	if c.api != nil {
 		c.api.Close()
 	}
 }
 
-// answerWithin is the time limit of a request to the proxy, so that an unresponsive proxy does not block a turn.
+// answerWithin is the time limit of a request to the egress proxy, so that a proxy that does not respond does not block
+// a turn.
 const answerWithin = 10 * time.Second
 
-// Register registers a sandbox, or replaces its registration, and returns the certificate for the sandbox to trust.
+// Register registers a sandbox with the proxy, or replaces its registration. It returns the certificate, in PEM, that
+// the sandbox must trust; "" for none.
 func (c egressClient) Register(ctx context.Context, sandbox string, r api.Registration) (authority string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
@@ -91,8 +93,8 @@ func (c egressClient) Release(ctx context.Context, sandbox string) error {
 	return err
 }
 
-// Open returns the number of open model requests of a sandbox.
-func (c egressClient) Open(ctx context.Context, sandbox string) (int, error) {
+// OpenModelRequests returns the number of open model requests of a sandbox.
+func (c egressClient) OpenModelRequests(ctx context.Context, sandbox string) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
 	s, err := c.api.State(ctx, sandbox)

@@ -30,9 +30,9 @@ import (
 	"github.com/spoolhq/spool/pkg/storage"
 	"github.com/spoolhq/spool/pkg/topology"
 	"github.com/spoolhq/spool/services/executor/internal/contents"
+	"github.com/spoolhq/spool/services/executor/internal/frames"
 	"github.com/spoolhq/spool/services/executor/internal/lease"
 	"github.com/spoolhq/spool/services/executor/internal/metering"
-	"github.com/spoolhq/spool/services/executor/internal/outbox"
 	"github.com/spoolhq/spool/services/executor/internal/references"
 	"github.com/spoolhq/spool/services/executor/internal/skills"
 	"github.com/spoolhq/spool/services/executor/internal/worker"
@@ -56,7 +56,7 @@ type Deps struct {
 	Secrets    references.Secrets // nil: the keys of Config
 }
 
-// Executor is one copy of the service.
+// Executor is one copy of the executor service.
 type Executor struct {
 	cfg     Config
 	id      string
@@ -65,7 +65,7 @@ type Executor struct {
 	leases  *lease.Keeper
 	budgets *budget.Watch
 	room    *storage.Watch
-	outbox  *outbox.Outbox
+	frames  *frames.Publisher
 	worker  *worker.Worker
 	store   *workspaces.Workspaces // nil if Deps has one
 	egress  egressClient           // the zero value if Deps has one, or if there is no egress proxy
@@ -161,7 +161,7 @@ func build(cfg Config, deps Deps) (*Executor, error) {
 	if e.publisher, err = bus.NewPublisher(bus.PublisherConfig{JetStream: e.js, Deduplicate: true, Logger: deps.Logger}); err != nil {
 		return nil, err
 	}
-	e.outbox = outbox.New(outbox.Config{NATS: deps.NATS, Executor: id, Partitions: deps.Log.Partitioning(), Interval: textInterval, Logger: deps.Logger})
+	e.frames = frames.New(frames.Config{NATS: deps.NATS, Executor: id, Partitions: deps.Log.Partitioning(), Interval: textInterval, Logger: deps.Logger})
 	e.worker = worker.New(worker.Config{
 		Executor: id, Provider: cfg.Sandbox, Engine: cfg.Engine, Slots: cfg.Slots, Reserved: max(cfg.Reserved, 0), TenantSlots: cfg.TenantSlots, TenantSandboxes: cfg.TenantSandboxes, WarmMemory: uint64(max(cfg.WarmMemory, 0)), //nolint:gosec // not negative
 		Window: cfg.CommitWindow, Beat: cfg.Beat, KillAfter: cfg.KillAfter, MaxAttempts: uint32(cfg.MaxAttempts), //nolint:gosec // at most 100
@@ -170,7 +170,7 @@ func build(cfg Config, deps Deps) (*Executor, error) {
 	}, worker.Deps{
 		Workspaces: deps.Workspaces, Egress: deps.Egress, Skills: deps.Skills, Secrets: deps.Secrets, Budgets: e.budgets, Room: e.room, Metrics: deps.Metrics,
 		Sessions: eventlog.Sessions{Log: deps.Log}, Sandbox: deps.Provider, Leases: e.leases,
-		Jobs: e.publisher, Deltas: e.outbox, Logger: deps.Logger, Now: deps.Now,
+		Jobs: e.publisher, Deltas: e.frames, Logger: deps.Logger, Now: deps.Now,
 	})
 	if deps.Metrics != nil && e.diskLimiter() != nil {
 		registerDiskLimit(deps.Metrics, e.diskLimit)
@@ -191,7 +191,7 @@ func (e *Executor) ID() string { return e.id }
 // Ready returns a channel that is closed when the executor takes jobs.
 func (e *Executor) Ready() <-chan struct{} { return e.ready }
 
-// Workspaces returns the folder of local workspaces, which has one folder for each session.
+// Workspaces returns the folder of the workspaces of local sandboxes, which has one folder for each session.
 func (e *Executor) Workspaces() string { return filepath.Join(e.cfg.DataDir, "workspaces") }
 
 // Run takes jobs until ctx ends. Then it hands its executions over: their agents
@@ -210,7 +210,7 @@ func (e *Executor) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("executor: %w", errors.Join(err, control.Unsubscribe()))
 	}
-	closeOutbox, err := e.outbox.Open()
+	closeFrames, err := e.frames.Open()
 	if err != nil {
 		return fmt.Errorf("executor: %w", errors.Join(err, files.Close(), control.Unsubscribe()))
 	}
@@ -238,7 +238,7 @@ func (e *Executor) Run(ctx context.Context) error {
 	})
 	err = errors.Join(all.Wait(), files.Close())
 	e.worker.Close()
-	err = errors.Join(err, closeOutbox())
+	err = errors.Join(err, closeFrames())
 	release()
 	err = errors.Join(err, keep.Wait())
 	if e.cfg.StopSandboxes {
@@ -280,8 +280,8 @@ func (e *Executor) open(ctx context.Context) error {
 	return e.await(ctx, e.leases.Open)
 }
 
-// await calls open until it succeeds: NATS may be down, or not installed completely yet. It returns an error when ctx ends or the
-// connection is closed.
+// await calls open until it succeeds, because NATS may be down or not completely installed. It returns an error when
+// ctx ends or the connection is closed.
 func (e *Executor) await(ctx context.Context, open func(context.Context) error) error {
 	for logged := false; ; logged = true {
 		try, cancel := context.WithTimeout(ctx, openWithin)
@@ -343,7 +343,8 @@ func (e *Executor) stopSandboxes(ctx context.Context) error {
 	return nil
 }
 
-// handleControl handles hints, and requests for what this executor does for a session.
+// handleControl handles a message on the executor's subject topology.Ctl: a hint that a session has a new event or, if
+// the message has a reply subject, the question what this executor does for a session.
 func (e *Executor) handleControl(msg *nats.Msg) {
 	ref, err := topology.DecodeSessionRef(msg.Data)
 	if err != nil {

@@ -40,7 +40,7 @@ func TestTurn_RunsAQueryAndStoresItsEvents(t *testing.T) {
 		t.Errorf("end: %+v", done)
 	}
 	b.noJobs()
-	b.until("all text in flight is published", func() bool { // the last piece may follow the end by the outbox's interval
+	b.until("all text in flight is published", func() bool { // the last piece may follow the end by the interval between two frames
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		text := ""

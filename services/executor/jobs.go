@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// adoptEvery is the interval at which the executor looks for jobs of engines that are gone.
+	// adoptEvery is the interval at which the executor looks for jobs of engines whose executors are gone.
 	adoptEvery = 5 * time.Second
 	// jobNak is the delay before a failed job is delivered again.
 	jobNak = 2 * time.Second
@@ -22,7 +22,7 @@ const (
 	handoverTimeout = 10 * time.Second
 )
 
-// jobs takes jobs for this executor's engine, and those for engines that are gone.
+// jobs receives the jobs of this executor's engine, and those of engines whose executors are gone.
 type jobs struct {
 	e      *Executor
 	router *bus.Router
@@ -65,7 +65,7 @@ func (j *jobs) newRouter(durables ...topology.Durable) (*bus.Router, error) {
 	return router, nil
 }
 
-// run takes jobs until ctx ends and every one has been handed over.
+// run receives jobs until ctx ends, and returns when the handlers of all jobs have returned.
 func (j *jobs) run(ctx context.Context, ready chan<- struct{}) error {
 	var waiting sync.WaitGroup
 	defer waiting.Wait()
@@ -81,7 +81,8 @@ func (j *jobs) run(ctx context.Context, ready chan<- struct{}) error {
 	return j.router.Run(ctx)
 }
 
-// adopt takes the jobs of engines that have no executor, until such an engine has one again.
+// adopt receives the jobs of engines whose executors are gone, until such an engine has an executor again. It blocks
+// until ctx ends.
 func (j *jobs) adopt(ctx context.Context) {
 	var routers sync.WaitGroup
 	defer routers.Wait()
@@ -118,7 +119,8 @@ func (j *jobs) adopt(ctx context.Context) {
 	}
 }
 
-// waiting returns the engines that have jobs and whose executors are gone for longer than the setting engine-gone.
+// waiting returns the other engines that have jobs and that have had no live executor for longer than the setting
+// engine-gone.
 func (j *jobs) waiting(ctx context.Context) (map[string]bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, adoptEvery)
 	defer cancel()
@@ -141,7 +143,7 @@ func (j *jobs) waiting(ctx context.Context) (map[string]bool, error) {
 	return out, nil
 }
 
-// take runs a router for the jobs of another engine until the router is stopped.
+// take starts to receive the jobs of another engine, until the returned function is called.
 func (j *jobs) take(ctx context.Context, engine string, routers *sync.WaitGroup) context.CancelFunc {
 	ctx, stop := context.WithCancel(ctx)
 	router, err := j.newRouter(topology.JobsOnConsumer(j.e.cfg.Sandbox, engine))
@@ -158,6 +160,7 @@ func (j *jobs) take(ctx context.Context, engine string, routers *sync.WaitGroup)
 	return stop
 }
 
-// deliveries returns the number of deliveries that an executor requests at once. A long delivery releases its place
-// when it has a permit, or when it begins to wait for one.
+// deliveries returns the number of jobs that an executor with the given number of slots handles at once without
+// releasing the delivery. A long job releases its delivery when it has a permit or begins to wait for one, so more jobs
+// than that may run.
 func deliveries(slots int) int { return 2*slots + 4 }

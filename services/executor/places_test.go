@@ -266,7 +266,7 @@ func (e *fakeEgress) Release(_ context.Context, id string) error {
 	return nil
 }
 
-func (e *fakeEgress) Open(context.Context, string) (int, error) {
+func (e *fakeEgress) OpenModelRequests(context.Context, string) (int, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.open, nil

@@ -106,7 +106,7 @@ func TestSettingEgressAdmin(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := e.deps.Egress.Open(t.Context(), "x"); err == nil {
+	if _, err := e.deps.Egress.OpenModelRequests(t.Context(), "x"); err == nil {
 		t.Error("a proxy that says nothing answered")
 	}
 	<-asked

@@ -15,18 +15,18 @@ import (
 	"github.com/spoolhq/spool/services/projector/internal/fold"
 )
 
-// maxLive is the largest message to gateways in bytes. NATS accepts 1 MB.
+// maxLive is the largest announcement (message on LIVE) in bytes. NATS accepts 1 MB.
 const maxLive = 900_000
 
-// announcer announces committed changes to gateways. It must be used by one goroutine.
+// announcer publishes the committed changes of a projector group to gateways. It must be used by one goroutine.
 type announcer struct {
 	nc          *nats.Conn
 	group       int
 	lostMessage bool // whether a message could not be sent
 }
 
-// started asks gateways to compare the group's sessions with the read models, because announcements may have been
-// lost.
+// started publishes that this process projects the group now. Gateways then compare the group's sessions with the read
+// models, because announcements may have been lost.
 func (a *announcer) started() error {
 	data, err := json.Marshal(readmodel.Started{Group: a.group})
 	if err != nil {
@@ -35,8 +35,8 @@ func (a *announcer) started() error {
 	return a.nc.Publish(topology.CtlProjector, data)
 }
 
-// send announces the changes of a batch, one session after the other. After a failure, the next successful call also
-// sends the request of started.
+// send announces the changes of a batch, one session after the other. After a failure, the next call first publishes
+// the message of started, because announcements were lost.
 func (a *announcer) send(list []fold.Live) error {
 	if a.lostMessage {
 		if err := a.started(); err != nil {
@@ -82,7 +82,7 @@ func liveMessages(l fold.Live, limit int) [][]byte {
 	return w.out
 }
 
-// liveWriter collects events of one session into messages of a limited size.
+// liveWriter encodes the changes of one session as messages on LIVE, none of which exceeds a size limit.
 type liveWriter struct {
 	session           string
 	limit, size       int

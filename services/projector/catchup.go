@@ -30,14 +30,14 @@ type catchUp struct {
 	waiting []*member // the first one reads for all of them
 }
 
-// announceStart announces a group that is about to call join. arrived must be called when the group calls join or gives
-// up.
+// announceStart records that a group is about to call join, so that gather waits for the group. The caller must call
+// arrived when the group calls join or gives up.
 func (c *catchUp) announceStart() (arrived func()) {
 	c.starting.Add(1)
 	return sync.OnceFunc(func() { c.starting.Add(-1) })
 }
 
-// member is a group that is catching up.
+// member is a projector group that reads its backlog through a catchUp.
 type member struct {
 	ctx   context.Context // context of the group
 	feed  *feeder
@@ -76,7 +76,7 @@ func (c *catchUp) join(ctx context.Context, f *feeder) bool {
 	return r.complete
 }
 
-// gather waits until no other group is starting, for at most maxGatherIntervals.
+// gather waits until every group that has announced its start has called join, for at most maxGatherIntervals.
 func (c *catchUp) gather(ctx context.Context) {
 	t := time.NewTicker(gatherInterval)
 	defer t.Stop()

@@ -16,7 +16,7 @@ import (
 	"github.com/spoolhq/spool/pkg/truncate"
 )
 
-// rebuiltTables lists the tables of a fold with their primary keys.
+// rebuiltTables lists the tables that a fold of the log writes, each with its primary key.
 var rebuiltTables = []struct{ table, key string }{
 	{readmodel.Sessions, "tenant, id"},
 	{readmodel.DeletedSessions, "tenant, id"},

@@ -9,11 +9,11 @@ import (
 	"github.com/spoolhq/spool/services/projector/internal/store"
 )
 
-// openStore opens a connection to the read models.
+// openStore opens a connection to the read models, as a *store.Store.
 type openStore func(context.Context) (*store.Store, error)
 
-// connections are the connections to Postgres on which the groups of a process look rows up, and write what they do not
-// write together. They hold no locks.
+// connections are the connections to Postgres that the groups of a process share for look-ups of rows, and for writes
+// in transactions of a single group. They hold no locks.
 type connections struct{ lookups, writes *pool }
 
 // newConnections returns the connections for a number of groups. None of them is opened yet.
@@ -22,7 +22,7 @@ func newConnections(open openStore, groups int) *connections {
 	return &connections{lookups: newPool(open, n/2), writes: newPool(open, n-n/2)}
 }
 
-// Load looks up rows.
+// Load reads the rows of m from Postgres, on one of the connections for look-ups.
 func (c *connections) Load(ctx context.Context, m fold.Missing) (p fold.Present, err error) {
 	err = c.lookups.use(ctx, func(s *store.Store) (err error) {
 		p, err = s.Load(ctx, m)
@@ -39,7 +39,7 @@ func (c *connections) Apply(ctx context.Context, w store.Write) error {
 // close closes all connections. No other method may be called at the same time or later.
 func (c *connections) close() error { return errors.Join(c.lookups.close(), c.writes.close()) }
 
-// pool is a fixed number of connections, each of which is opened when it is needed for the first time, and again after
+// pool is a fixed number of connections to Postgres. Each is opened when it is used for the first time, and again after
 // it broke.
 type pool struct {
 	open openStore

@@ -12,22 +12,23 @@ import (
 	"github.com/spoolhq/spool/services/projector/internal/fold"
 )
 
-// item is a commit to fold, or a marker for the end of the log.
+// item is a commit that a group folds, or a marker for the end of the log.
 type item struct {
 	rec    eventlog.Record
 	poison *fold.Poison
 	end    bool
 }
 
-// payloadTries is the maximum number of times that the object store is asked for missing data before the commit is projected without it; a
-// replica may lag.
+// payloadTries is the maximum number of times that the object store is asked for the payload of a commit before the
+// commit is projected without it. A replica of the store may lag.
 const payloadTries = 3
 
 // maxLateness is how much longer than the fastest commit since the last catch-up a commit may take from its append to its arrival. After a
 // slower commit the reader leaves live delivery and catches up, together with other groups.
 const maxLateness = 2 * time.Second
 
-// errLate is the error of the push function of failWhenLate.
+// errLate is the error of the push function that failWhenLate returns, for a commit that arrives later than maxLateness
+// allows.
 var errLate = errors.New("commits arrive too late")
 
 // feed reads the group's commits after a position, up to the end of the log and then new ones, until ctx ends.
@@ -69,7 +70,8 @@ func (g *group) failWhenLate(queue func(item, int) error) func(item, int) error 
 	}
 }
 
-// feeder reads a group's commits and skips those that cannot be read.
+// feeder reads a group's commits from the log and pushes them to the group. A commit that cannot be read is pushed as a
+// fold.Poison.
 type feeder struct {
 	group      int
 	partitions events.Partitioning

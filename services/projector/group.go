@@ -14,7 +14,7 @@ import (
 	"github.com/spoolhq/spool/services/projector/internal/store"
 )
 
-// database has the rows of a group. In a rebuild it is a *store.Store.
+// database looks up and writes the rows of a group. It is a *connections or, in a rebuild, a *store.Store.
 type database interface {
 	// Load looks up rows.
 	Load(ctx context.Context, m fold.Missing) (fold.Present, error)
@@ -214,7 +214,7 @@ func (g *group) projectWaiting(ctx context.Context) error {
 	return nil
 }
 
-// step is the content of one transaction.
+// step is the items that a group folds and commits in one transaction.
 type step struct {
 	batch      fold.Batch
 	last       *item // the last record
@@ -242,7 +242,7 @@ func newStep(items []item, more bool) step {
 	return s
 }
 
-// applyFunc writes the changes of a group, with the errors of store.Apply.
+// applyFunc writes the changes of a group to the read models. Its errors are those of store.Store.Apply.
 type applyFunc func(context.Context, store.Write) error
 
 // step folds and commits a step. If Postgres refuses its rows, the step is divided, and its parts are committed in

@@ -29,9 +29,9 @@ type deferredIndexes struct {
 	others []string // statements that create the other indexes
 }
 
-// selectDeferred selects the indexes that a fold does not need, each with the statements that drop and create it. The
-// others are the primary keys, by which a fold looks rows up, and audit_by_subject, by which it deletes rows. The
-// primary key of events is needed rarely, and created before that.
+// selectDeferred is the query for the indexes that a fold does not need, with the statements that drop and create each.
+// The query leaves out primary keys, by which a fold looks rows up, and audit_by_subject, by which it deletes rows. It
+// includes the primary key of events, which a fold needs rarely; see deferredIndexes.createOfEvents.
 const selectDeferred = `SELECT t.relname = $1,
 	CASE WHEN k.oid IS NULL THEN format('DROP INDEX %I', i.relname) ELSE format('ALTER TABLE %I DROP CONSTRAINT %I', t.relname, k.conname) END,
 	CASE WHEN k.oid IS NULL THEN pg_get_indexdef(i.oid) ELSE format('ALTER TABLE %I ADD CONSTRAINT %I %s', t.relname, k.conname, pg_get_constraintdef(k.oid)) END
@@ -41,7 +41,7 @@ const selectDeferred = `SELECT t.relname = $1,
 	AND (NOT x.indisunique AND i.relname <> 'audit_by_subject' OR t.relname = $1)
 	ORDER BY x.indisprimary DESC, t.relname, i.relname`
 
-// dropIndexes drops the indexes that are created later.
+// dropIndexes drops the indexes that selectDeferred selects, and returns them so that they can be created later.
 func dropIndexes(ctx context.Context, url string, logger *slog.Logger) (*deferredIndexes, error) {
 	conn, err := readmodel.Connect(ctx, url, readmodel.ShadowSchema)
 	if err != nil {
@@ -93,7 +93,7 @@ func (d *deferredIndexes) create(ctx context.Context) error {
 	return errors.Join(d.run(ctx, &d.events), d.run(ctx, &d.others))
 }
 
-// run executes and removes statements.
+// run executes the SQL statements of a list, and removes each from the list after it has succeeded.
 func (d *deferredIndexes) run(ctx context.Context, list *[]string) error {
 	for len(*list) > 0 {
 		sql := (*list)[0]

@@ -8,7 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metrics are the metrics of a projector, by partition group.
+// metrics are the Prometheus metrics of a projector. Each has a label for the projector group.
 type metrics struct {
 	commits  *prometheus.CounterVec
 	events   *prometheus.CounterVec

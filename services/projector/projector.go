@@ -60,7 +60,7 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// Deps are the dependencies of the service.
+// Deps are the dependencies of the projector.
 type Deps struct {
 	NATS   *nats.Conn
 	Log    eventlog.Log
@@ -72,7 +72,7 @@ type Deps struct {
 	Tip func(ctx context.Context, shard int) (uint64, error)
 }
 
-// Projector is the service.
+// Projector is one replica of the service that folds the log into the read models.
 type Projector struct {
 	cfg    Config
 	deps   Deps
@@ -183,7 +183,7 @@ const (
 	maxPause = 2 * time.Second
 )
 
-// backoff logs failures and pauses after each of them.
+// backoff logs failures of an operation that is repeated, and pauses after each of them.
 type backoff struct {
 	logger    *slog.Logger
 	operation string

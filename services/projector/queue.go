@@ -5,7 +5,8 @@ import (
 	"sync"
 )
 
-// queue passes items from one goroutine to another in order. push blocks while more than max bytes are queued.
+// queue passes items from one goroutine to another, in order. push blocks while the queued items have more than max
+// bytes.
 type queue[T any] struct {
 	max   int
 	ready chan struct{} // has a token while items may be queued

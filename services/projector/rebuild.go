@@ -26,7 +26,8 @@ const (
 	// often are written once.
 	rebuildCommits = 5000
 	rebuildBytes   = 16 << 20
-	// nearCommits is the largest number of commits that the shadow may be behind when live projection is paused.
+	// nearCommits is the largest number of commits that the shadow schema may be behind the live one when live
+	// projection is paused.
 	nearCommits = 500
 	// maxPasses bounds how often a rebuild tries to catch up with a log that grows as fast as it is folded.
 	maxPasses    = 20
@@ -104,7 +105,8 @@ type rebuild struct {
 	indexes *deferredIndexes // nil if defers is false
 }
 
-// shadow is one group in the shadow schema.
+// shadow is a projector group that folds into the shadow schema, which replaces the live schema at the end of a
+// rebuild.
 type shadow struct {
 	*group
 	store   *store.Store
@@ -364,8 +366,9 @@ func foldShard(ctx context.Context, log eventlog.Log, shard int, groups []*shado
 	return writers.Wait()
 }
 
-// undecodedLog is a log that can yield records without their events, which Resolve decodes later. The writers then decode them
-// concurrently, and the items that wait for a writer are bytes, which cost the garbage collector less than events.
+// undecodedLog is a log that can yield commits without decoding their events; Resolve decodes them later. The
+// goroutines that write rows then decode concurrently, and commits that wait for them are bytes, which cost the garbage
+// collector less than events.
 type undecodedLog interface {
 	ReadUndecoded(ctx context.Context, after eventlog.Position, f eventlog.Filter) iter.Seq2[eventlog.Record, error]
 	Resolve(ctx context.Context, rec eventlog.Record) (eventlog.Record, error)

@@ -151,7 +151,8 @@ func (w *world) conn() *pgx.Conn {
 	return conn
 }
 
-// withConn gives use a connection that it closes at once: a test that polls would exhaust the connections of the server.
+// withConn calls use with a connection, which it closes afterwards: a test that polls would exhaust the connections of
+// the server.
 func (w *world) withConn(use func(*pgx.Conn) error) {
 	w.t.Helper()
 	conn, err := readmodel.Connect(w.t.Context(), w.url, readmodel.Schema)

@@ -12,22 +12,22 @@ import (
 )
 
 const (
-	// roundInterval is the least time between the beginnings of two rounds under load.
+	// roundInterval is the shortest time between the beginnings of two rounds of a writer under load.
 	roundInterval = 15 * time.Millisecond
-	// roundBurst is the number of rounds that may begin at once after a time without any: the first events of a turn come
-	// one after the other, and its client waits for each.
+	// roundBurst is the number of rounds that may begin without a pause after a time without rounds. The first events
+	// of a turn come one after the other, and its client waits for each.
 	roundBurst = 4
-	// roundLimit is the time from the beginning of a round after which its transaction does not wait for more groups.
+	// roundLimit is how long after the beginning of a round its transaction waits for groups that fold in the round.
 	roundLimit = 5 * time.Millisecond
 )
 
 // errLockLost is returned if the connection that held a group's lock broke.
 var errLockLost = errors.New("the connection that holds the group's lock is lost")
 
-// writer has the connection that holds the locks of all groups that this process leads, and commits the changes of these
-// groups together, in rounds. On average a round begins every roundInterval, and up to roundBurst begin at once after a
-// time without rounds. When a round begins, each waiting group folds what its queue has, and one transaction commits the
-// result of all of them.
+// writer holds the connection that has the locks of all groups that this process leads, and commits the changes of
+// these groups together, in rounds. On average a round begins every roundInterval, and up to roundBurst begin at once
+// after a time without rounds. When a round begins, each waiting group folds what its queue has, and one transaction
+// commits the result of all of them.
 type writer struct {
 	open   openStore
 	commit func(context.Context, []*submission) // writer.commitAll, except in tests
@@ -44,13 +44,13 @@ type writer struct {
 	pending []*submission // to be committed
 }
 
-// lockConnection is a connection that holds locks of groups.
+// lockConnection is a connection to Postgres that holds the advisory locks of groups.
 type lockConnection struct {
 	store *store.Store
 	lost  chan struct{} // closed when the connection is closed
 }
 
-// submission is a write that waits for a transaction.
+// submission is a group's write that waits to be committed in a transaction of the writer.
 type submission struct {
 	conn  *lockConnection // connection that holds the group's lock
 	write store.Write
@@ -119,7 +119,7 @@ func (w *writer) nextCommit(now time.Time) (list []*submission, wait time.Durati
 	return nil, wait
 }
 
-// roundMember is a group's membership of a round. It ends when the group submits a write or leaves.
+// roundMember is a group that takes part in a round of the writer. It takes part until it submits a write or leaves.
 type roundMember struct {
 	w     *writer
 	round int // 0 for none: the group did not wait for a round

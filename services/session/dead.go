@@ -14,7 +14,7 @@ import (
 	"github.com/spoolhq/spool/services/session/internal/reactor"
 )
 
-// deadLetters retries and drops dead letters on request. It is safe for concurrent use.
+// deadLetters reads, retries and drops dead letters for commands of clients. It is safe for concurrent use.
 type deadLetters struct {
 	stream *bus.StreamHandle
 	react  *reactor.Reactor

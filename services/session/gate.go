@@ -12,10 +12,12 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// drainTime is the time for which a stopping copy of the service continues to answer requests for consumers.
+// drainTime is how long a stopping copy of the service goes on answering the requests of other services to create
+// consumers.
 const drainTime = 5 * time.Second
 
-// Gate holds the settings of the consumer gate. If NATS has accounts, the gate runs in each copy of the service.
+// Gate holds the settings of the consumer gate, which checks the requests of other services to create consumers in
+// NATS. If NATS has accounts, the gate runs in each copy of the service.
 type Gate struct {
 	NATSGatePassword string `name:"nats-gate-password" env:"SPOOL_NATS_GATE_PASSWORD" help:"Password of the NATS user gate, with which each copy checks the services' requests for consumers; empty if NATS has no users, or if another process checks these requests."`
 }

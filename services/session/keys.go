@@ -12,7 +12,8 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// keyChains counts the commits of API keys, which are stored in the shards of the log. It is safe for concurrent use.
+// keyChains finds the API keys of a tenant that are not revoked, by the number of commits that the log has for each
+// key. It is safe for concurrent use.
 type keyChains struct {
 	shards     []*bus.StreamHandle
 	partitions events.Partitioning

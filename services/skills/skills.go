@@ -30,9 +30,9 @@ import (
 )
 
 const (
-	// commandTime is the timeout of one command: the largest ZIP is read, unpacked and stored within it.
+	// commandTime is the timeout of one command, within which the largest ZIP can be read, unpacked and stored.
 	commandTime = 5 * time.Minute
-	// bucketWait is the pause before the service tries to open the bucket again.
+	// bucketWait is the pause before the service tries again to open the bucket skills, which may not exist yet.
 	bucketWait = 500 * time.Millisecond
 )
 

@@ -63,7 +63,7 @@ type commands struct {
 	IdleSockets idle.Sockets        `cmd:"" name:"idle-sockets" hidden:"" help:"WebSockets of the benchmark idle."`
 }
 
-// streams are the standard streams of the program.
+// streams are the standard streams of the benchmark program.
 type streams struct {
 	in       io.Reader
 	out, err io.Writer
@@ -108,7 +108,7 @@ func benchmark(n *kong.Node) (m harness.Benchmark, ok bool) {
 	return m, ok
 }
 
-// allCommand is the subcommand all.
+// allCommand is the subcommand all, which runs benchmarks, each in a process of its own.
 type allCommand struct {
 	Page  string   `placeholder:"FILE" help:"Write the page to this file; it is printed by default."`
 	Names []string `arg:"" optional:"" help:"Benchmarks to run; all by default."`

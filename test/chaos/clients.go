@@ -30,7 +30,7 @@ const (
 	retryPause = 250 * time.Millisecond
 )
 
-// driver holds the clients of a run and what they received.
+// driver runs the clients of a chaos run and stores what they received.
 type driver struct {
 	c        *cluster
 	mu       sync.Mutex
@@ -46,7 +46,7 @@ type driver struct {
 	deleted  int // sessions that were deleted during the faults
 }
 
-// client follows one session over one transport.
+// client follows one session over one transport, SSE or WebSocket, and stores what it receives.
 type client struct {
 	kind, session string
 	mu            sync.Mutex
@@ -197,8 +197,8 @@ func (d *driver) countOpen(session string) (n int) {
 	return n
 }
 
-// store stores an event that a client received, also one that does not follow the event before, so that the checker
-// finds it.
+// store stores an event that a client received. It also stores one that does not follow the event before it, so that
+// the check finds that.
 func (d *driver) store(c *client, w events.Wire) {
 	if w.Type == events.TextDelta {
 		d.storePiece(c, w)

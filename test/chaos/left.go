@@ -11,7 +11,7 @@ import (
 	"syscall"
 )
 
-// task is a process as the kernel lists it.
+// task is a process of this machine, as /proc lists it.
 type task struct {
 	pid, parent int
 	dead        bool // the process has ended, and its parent has not waited for it

@@ -15,7 +15,8 @@ import (
 // restartPause is the time that an ended process stays down, unless a fault sets another time.
 const restartPause = 300 * time.Millisecond
 
-// process is a program that is started again whenever it ends, like `restart: unless-stopped` in compose.
+// process runs a program of the cluster, and starts it again whenever it ends, like `restart: unless-stopped` in
+// compose.
 type process struct {
 	name  string
 	start func() *exec.Cmd
@@ -32,7 +33,7 @@ type process struct {
 	done    chan struct{}
 }
 
-// run starts p and keeps it running until end.
+// run starts a process of the cluster and keeps it running until its end method is called.
 func run(dir, name string, start func() *exec.Cmd) (*process, error) {
 	p := &process{name: name, start: start, down: -1, done: make(chan struct{})}
 	log, err := os.OpenFile(filepath.Join(dir, name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)

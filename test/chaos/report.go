@@ -23,7 +23,7 @@ const (
 	clockFormat = "15:04:05.000"
 )
 
-// unexpectedEnd is the end of a process that no fault caused directly.
+// unexpectedEnd is the end of a process that no fault has killed.
 type unexpectedEnd struct {
 	part   string
 	at     time.Time
@@ -123,7 +123,7 @@ func (c *cluster) ends() (list []unexpectedEnd) {
 	return list
 }
 
-// report prints the numbers of a run.
+// report prints the numbers of a run of the chaos test.
 func (d *driver) report(c *cluster, s settings, e check.Evidence, faulty time.Duration) {
 	total, connections, kills, pieces, seen := 0, 0, 0, 0, map[string]bool{}
 	for _, list := range e.Log {

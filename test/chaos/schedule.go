@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// fault is one signal to one part.
+// fault is a signal to one process of the cluster, and the time at which it is sent.
 type fault struct {
 	after  time.Duration // time since the previous fault
 	part   int
@@ -13,7 +13,7 @@ type fault struct {
 	length time.Duration // time until SIGCONT or the restart
 }
 
-// schedule is an endless sequence of faults that depends on a seed.
+// schedule is an endless pseudo-random sequence of faults. The same seed results in the same sequence.
 type schedule struct {
 	r     *rand.Rand
 	parts int

@@ -14,7 +14,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// stream is the only shard of the log of `spool up`.
+// stream is the name of the one stream that the log of `spool up` has.
 const stream = "EVENTS-0"
 
 // ReadLog returns every message of EVENTS-0 in order. It does not use Spool's own reader.

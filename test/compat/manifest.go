@@ -22,7 +22,7 @@ type Manifest struct {
 	Log      []Commit          `json:"log"` // every message of EVENTS-0, in order
 }
 
-// Session is one session, or the tombstone of one.
+// Session is what an installation returned about one session when its data was recorded.
 type Session struct {
 	Name    string `json:"name"` // kind of the session; see command record
 	ID      string `json:"id"`
@@ -40,7 +40,7 @@ type Session struct {
 	Events []events.Wire `json:"events,omitempty"`
 }
 
-// Commit is one message of the log.
+// Commit describes one message of the recorded log.
 type Commit struct {
 	Seq     uint64 `json:"seq"` // in EVENTS-0; its position is 0-<seq>
 	Subject string `json:"subject"`

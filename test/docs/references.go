@@ -12,7 +12,7 @@ type Reference struct {
 	Target string
 }
 
-// Kind is the kind of a Reference.
+// Kind is the kind of a Reference that a document contains.
 type Kind string
 
 // The kinds of references.

@@ -45,7 +45,7 @@ var (
 	goWord   = regexp.MustCompile(`[A-Za-z]+`)
 )
 
-// Use is one use of a retired word.
+// Use is a place in the code where a retired word is used.
 type Use struct {
 	Position token.Position
 	Word     string // as spelled in the glossary

@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// dialect is the wire format of one API.
+// dialect parses the requests and writes the answers of one API, in the API's wire format.
 type dialect interface {
 	// parse decodes a request.
 	parse(body []byte) (*Conversation, error)
@@ -220,7 +220,7 @@ func (s *Server) getModel(w http.ResponseWriter, r *http.Request) {
 	rec.end("complete")
 }
 
-// dialectOf guesses the error format that a client expects on a path that both vendors use.
+// dialectOf guesses from a request which API its client speaks, for errors on a path that both vendors use.
 func dialectOf(r *http.Request) dialect {
 	if r.Header.Get("anthropic-version") != "" || strings.HasPrefix(r.URL.Path, "/v1/messages") {
 		return anthropic{}

@@ -8,10 +8,10 @@ import (
 	"net/http"
 )
 
-// anthropic is the dialect of Anthropic Messages.
+// anthropic is the dialect of the Anthropic Messages API.
 type anthropic struct{ counting bool }
 
-// anthropicBlock is a block of content in a request.
+// anthropicBlock is a content block of a message in a request of Anthropic Messages.
 type anthropicBlock struct {
 	Type      string          `json:"type"`
 	Text      string          `json:"text"`
@@ -130,7 +130,7 @@ func anthropicFault(f *fault) object {
 	return object{"type", "error", "error", object{"type", kind, "message", f.message}}
 }
 
-// anthropicKinds maps statuses to the types of Anthropic's errors.
+// anthropicKinds maps HTTP statuses to the values that Anthropic's API has for the type of an error.
 var anthropicKinds = map[int]string{
 	400: "invalid_request_error", 401: "authentication_error", 402: "billing_error", 403: "permission_error", 404: "not_found_error",
 	413: "request_too_large", 429: "rate_limit_error", 500: "api_error", 504: "timeout_error", 529: "overloaded_error",
@@ -150,7 +150,7 @@ func anthropicUsage(input, output int) object {
 // checked.
 func signature(b block) string { return "mockllm-" + b.id }
 
-// anthropicStream is the sink of a streamed answer.
+// anthropicStream is the sink of an answer that is streamed in the format of Anthropic Messages.
 type anthropicStream struct {
 	out    events
 	header header

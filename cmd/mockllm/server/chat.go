@@ -6,7 +6,7 @@ import (
 	"net/http"
 )
 
-// chat is the dialect of OpenAI Chat Completions.
+// chat is the dialect of the OpenAI Chat Completions API.
 type chat struct{}
 
 func (chat) parse(body []byte) (*Conversation, error) {
@@ -39,7 +39,7 @@ func (chat) parse(body []byte) (*Conversation, error) {
 	return c, nil
 }
 
-// chatMessage is a message in a request.
+// chatMessage is a message in a request of Chat Completions.
 type chatMessage struct {
 	Role       string          `json:"role"`
 	Content    json.RawMessage `json:"content"`
@@ -154,7 +154,7 @@ func chatUsage(input, output int) object {
 	return object{"prompt_tokens", input, "completion_tokens", output, "total_tokens", input + output}
 }
 
-// chatStream is the sink of a streamed answer.
+// chatStream is the sink of an answer that is streamed in the format of Chat Completions.
 type chatStream struct {
 	out    events
 	header header

@@ -38,7 +38,7 @@ type Conversation struct {
 	entries     []entry
 }
 
-// entryKind is the author and type of an entry.
+// entryKind is the author and the type of an entry of a conversation.
 type entryKind int
 
 const (
@@ -48,13 +48,13 @@ const (
 	toolResult
 )
 
-// entry is one part of the conversation, in order.
+// entry is one part of a conversation: a text of the user or of the assistant, a tool call, or a tool result.
 type entry struct {
 	kind entryKind
 	text string
 }
 
-// turn holds consecutive texts of the user and the tool results that follow them.
+// turn holds consecutive texts of the user, and the tool results that follow them in the conversation.
 type turn struct {
 	texts   []string
 	results []string
@@ -212,7 +212,7 @@ func (c *Conversation) addTool(raw json.RawMessage) error {
 	return c.nameTool(raw, "")
 }
 
-// ownNamespace is the namespace whose tools are called without it.
+// ownNamespace is the namespace of tools that Responses calls by their name alone, without the namespace.
 const ownNamespace = "functions"
 
 // nameTool adds the name of a tool, or of the tools of a namespace as "namespace.name".

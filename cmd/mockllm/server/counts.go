@@ -2,10 +2,10 @@ package server
 
 import "sync"
 
-// maxCounted is the largest number of conversations that are counted; the oldest are dropped first.
+// maxCounted is the largest number of keys of counts; the oldest keys are dropped first.
 const maxCounted = 4096
 
-// counts is the state that cannot be derived from a conversation: how often a limited rule was used, and how often the
+// counts counts what cannot be derived from a conversation: how often a rule with a limit was used, and how often the
 // same request came.
 type counts struct {
 	mu    sync.Mutex

@@ -47,8 +47,8 @@ func Load(file string, data []byte) (*Script, error) {
 	return s, nil
 }
 
-// loader walks the YAML tree itself, so that its errors name the field in a sentence that the author of the script
-// understands.
+// loader reads a script. It walks the YAML tree itself, so that its errors name the field in a sentence that the author
+// of the script understands.
 type loader struct {
 	file string
 	errs []error
@@ -59,7 +59,7 @@ func (l *loader) fail(n *yaml.Node, path, format string, args ...any) {
 	l.errs = append(l.errs, fmt.Errorf("%s:%d: %s: %s", l.file, n.Line, path, fmt.Sprintf(format, args...)))
 }
 
-// field reads the value of a field. Errors are recorded by loader.fail.
+// field is a function that reads and stores the value of a field of the script. It records errors with loader.fail.
 type field func(n *yaml.Node, path string)
 
 // object passes each field to its function and refuses unknown fields. It returns the fields that are present.

@@ -84,7 +84,7 @@ func (l *loader) loadFault(n *yaml.Node, path string, s *step) {
 	}
 }
 
-// call reads a tool call.
+// call reads the tool call of a step from the script.
 func (l *loader) call(n *yaml.Node, path string) callSpec {
 	var c callSpec
 	seen := l.object(n, path, map[string]field{

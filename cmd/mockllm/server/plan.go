@@ -16,7 +16,7 @@ const (
 	stopTools   = "tools" // never scripted: it follows from tool calls
 )
 
-// plan is one answer, with every template filled in.
+// plan is the answer to one request, with every template of the script filled in.
 type plan struct {
 	rule  string
 	parts []part
@@ -36,7 +36,7 @@ type part struct {
 	fault     *fault
 }
 
-// fault is an answer that is an error.
+// fault is an error with which the server answers a request.
 type fault struct {
 	status     int
 	kind       string

@@ -7,7 +7,7 @@ import (
 	"unicode/utf8"
 )
 
-// header holds the fields of an answer other than its blocks.
+// header holds the fields of an answer other than its content blocks.
 type header struct {
 	id      string // without a dialect's prefix
 	model   string
@@ -16,7 +16,7 @@ type header struct {
 	usage   bool  // Chat Completions: send a usage chunk
 }
 
-// block is one piece of content.
+// block is one content block of an answer: a text, a thinking text, or a tool call.
 type block struct {
 	kind      stepKind // stepText, stepThinking or stepTools
 	id        string   // without a dialect's prefix
@@ -26,14 +26,15 @@ type block struct {
 	text      string // empty when it is opened in a stream
 }
 
-// ending closes an answer.
+// ending is the end of an answer: its stop reason and output tokens, or an error.
 type ending struct {
 	stop   string
 	output int // tokens
 	fault  *fault
 }
 
-// sink receives an answer and writes it in a dialect. It returns an error when the client is gone.
+// sink receives an answer piece by piece and writes it to the client in the format of a dialect. Its methods return an
+// error when the client is gone.
 type sink interface {
 	// open starts a block; its text follows.
 	open(b block) error
@@ -45,7 +46,7 @@ type sink interface {
 	finish(e ending) error
 }
 
-// errBroken is returned when the script demands that the connection is cut.
+// errBroken is returned by play when the script demands that the connection to the client is cut.
 var errBroken = errors.New("scripted break")
 
 // play sends a plan. When ctx ends, the client has interrupted the answer.

@@ -22,7 +22,7 @@ type Request struct {
 	Body    json.RawMessage `json:"body,omitempty"`
 }
 
-// records keeps the newest requests, within a number and a size.
+// records keeps the newest requests that the server has received, up to a number and a total size.
 type records struct {
 	mu       sync.Mutex
 	max      int
@@ -32,7 +32,7 @@ type records struct {
 	all      []*Request
 }
 
-// record is a request that is being answered.
+// record is the entry of one request in records, while the request is being answered.
 type record struct {
 	in  *records
 	req *Request

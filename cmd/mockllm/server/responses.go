@@ -8,10 +8,10 @@ import (
 	"strings"
 )
 
-// responses is the dialect of OpenAI Responses.
+// responses is the dialect of the OpenAI Responses API.
 type responses struct{}
 
-// responsesItem is an input item of a request.
+// responsesItem is an input item in a request of Responses.
 type responsesItem struct {
 	Type      string          `json:"type"`
 	Role      string          `json:"role"`
@@ -236,7 +236,7 @@ func responsesCode(f *fault) string {
 	}
 }
 
-// responsesStream is the sink of a streamed answer.
+// responsesStream is the sink of an answer that is streamed in the format of Responses.
 type responsesStream struct {
 	out      events
 	header   header

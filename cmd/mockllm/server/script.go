@@ -19,7 +19,7 @@ type pacing struct {
 	delay time.Duration // between two pieces
 }
 
-// rule is a rule of the script: its conditions, and the replies to requests that meet them.
+// rule is a rule of the script: its conditions, and the replies to requests that meet the conditions.
 type rule struct {
 	name  string
 	match match
@@ -29,7 +29,7 @@ type rule struct {
 	replies []reply
 }
 
-// reply answers one request.
+// reply is the part of a rule that answers one request.
 type reply struct {
 	steps []step
 	calls int // tool calls in it
@@ -37,7 +37,8 @@ type reply struct {
 	tail bool
 }
 
-// match has the conditions of a rule. A condition that is nil or empty is not checked.
+// match holds the conditions that a request must meet for a rule to apply. A condition that is nil or empty is not
+// checked.
 type match struct {
 	user       *textMatch
 	toolResult *textMatch
@@ -51,7 +52,7 @@ type match struct {
 	stream     *bool
 }
 
-// textMatch is a substring or a regular expression.
+// textMatch is a condition that a text meets if it contains a substring or matches a regular expression.
 type textMatch struct {
 	contains string
 	regex    *regexp.Regexp
@@ -66,7 +67,7 @@ func (m *textMatch) find(text string) ([]string, bool) {
 	return captures, captures != nil
 }
 
-// stepKind is the type of a step.
+// stepKind is the type of a step, such as a text or a tool call.
 type stepKind int
 
 const (
@@ -92,13 +93,13 @@ type step struct {
 	stop   string
 }
 
-// callSpec is a tool call of a step.
+// callSpec is a tool call in a step of the script.
 type callSpec struct {
 	name  string
 	input any // map[string]any, or *template.Template for a free-text tool
 }
 
-// faultSpec is the error of a step.
+// faultSpec is the error in a step of the script.
 type faultSpec struct {
 	status     int
 	kind       string // "" means the API's own type for the status

@@ -8,8 +8,8 @@ import (
 	"text/template/parse"
 )
 
-// view is the data of templates. It has functions only, so that a misspelt name is an error when the script is loaded,
-// not during a conversation.
+// view is the data on which the templates of a script are executed. It has functions and no fields, so that a misspelt
+// name is an error when the script is loaded, not during a conversation.
 type view struct {
 	conversation *Conversation
 	turns        []turn
@@ -190,7 +190,7 @@ func checkCommand(c *parse.CommandNode) error {
 	return nil
 }
 
-// text executes a template.
+// text executes a template on the view and returns the result.
 func (v *view) text(t *template.Template) (string, error) {
 	// All requests share the template, but its functions are those of this request.
 	own, err := t.Clone()

@@ -19,7 +19,7 @@ type Conversation interface {
 	io.Closer
 }
 
-// Agent describes how to run an agent without Spool.
+// Agent describes how to run an agent's CLI without Spool, to compare its speed.
 type Agent struct {
 	Architecture string // the name of its architecture in Spool
 	Name         string // for people

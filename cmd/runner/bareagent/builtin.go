@@ -2,6 +2,7 @@ package bareagent
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -39,6 +40,9 @@ func warmBuiltIn(path, dir, url string) (Conversation, error) {
 			}
 			if err := json.Unmarshal(line, &l); err != nil {
 				return lineResult{err: err}
+			}
+			if l.Op == "permission" {
+				return lineResult{err: errors.New("the agent asks whether it may call a tool, which only the runner decides")}
 			}
 			if l.Ended != nil && l.Ended.Outcome != runner.Completed {
 				return lineResult{err: fmt.Errorf("turn ended with %+v", *l.Ended)}

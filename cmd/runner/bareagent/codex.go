@@ -12,7 +12,7 @@ import (
 	"github.com/spoolhq/spool/pkg/architecture"
 )
 
-// codexModel is a model that the CLI knows.
+// codexModel is the name of a model that the CLI of Codex accepts.
 const codexModel = "gpt-5.5"
 
 // Codex describes how to run the CLI of Codex without Spool.

@@ -79,7 +79,7 @@ func warmOpenCode(path, dir, url string) (Conversation, error) {
 		step{request(2, "session/new", object{"cwd": filepath.Join(dir, "workspace"), "mcpServers": []any{}}), answers(2, &started)})
 }
 
-// acpMessage holds the fields of ACP messages that are read here.
+// acpMessage holds the fields of ACP messages that this package uses.
 type acpMessage struct {
 	ID     int
 	Method string

@@ -84,7 +84,7 @@ func (s *Stack) startEgress(ctx, run context.Context) error {
 	return nil
 }
 
-// outputTail keeps the end of a process's output.
+// outputTail keeps the last bytes of what a process prints.
 type outputTail struct {
 	mu  sync.Mutex
 	end []byte

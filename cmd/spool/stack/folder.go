@@ -31,13 +31,13 @@ const (
 	connectionFile = "spool.json"
 )
 
-// lock is the exclusive lock on a data folder. The kernel releases it when the process ends.
+// lock is the exclusive lock of a process on a data folder. The kernel releases it when the process ends.
 type lock struct {
 	dir  string
 	file *os.File
 }
 
-// acquire creates the folder and locks it.
+// acquire creates the data folder dir and locks it.
 func acquire(dir string) (*lock, error) {
 	if dir == "" {
 		return nil, errors.New("data: name a data folder")
@@ -71,7 +71,7 @@ func (l *lock) forget() error {
 
 func (l *lock) release() error { return errors.Join(l.forget(), l.file.Close()) }
 
-// writeConnection replaces the file atomically.
+// writeConnection replaces the file with the Connection in the data folder dir, in one step.
 func writeConnection(dir string, c Connection) error {
 	b, err := json.MarshalIndent(c, "", " ")
 	if err != nil {

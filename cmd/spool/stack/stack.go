@@ -50,7 +50,7 @@ type Config struct {
 	Logger      *slog.Logger // nil discards
 }
 
-// Stack is a running stack.
+// Stack is a running installation of Spool on this machine, which Start has started.
 type Stack struct {
 	cfg    Config
 	base   *Base
@@ -353,8 +353,8 @@ func (b *Base) startPostgres(ctx context.Context) error {
 	return readmodel.CreateRoles(ctx, pg.URL(), readmodel.Passwords{})
 }
 
-// startNATS also listens on loopback, with a port and a password that only the connection file contains, so that
-// `spool verify` and `spool rebuild` can connect.
+// startNATS starts the NATS server. The server also listens on loopback, with a port and a password that only the
+// connection file contains, so that `spool verify` and `spool rebuild` can connect.
 func (b *Base) startNATS(ctx context.Context) error {
 	srv, err := natsserver.Start(natsserver.Config{
 		StoreDir: filepath.Join(b.cfg.DataDir, "nats"), Port: natsserver.RandomPort, Accounts: true, MaxStore: b.cfg.MaxStore, Logger: b.cfg.Logger,

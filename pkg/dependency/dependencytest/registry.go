@@ -21,7 +21,7 @@ import (
 	"sync"
 )
 
-// NPM is a Node package.
+// NPM is an npm package that the test registry serves.
 type NPM struct {
 	Name, Version string
 	Files         map[string]string // in addition to package.json, by path

@@ -79,7 +79,7 @@ func (c *Chain) Add(seq uint64, stored []byte, keys ...PublicKey) error {
 	return nil
 }
 
-// take adds a valid entry. hash is the hash of its bytes.
+// take adds the heads and the window of an entry that was verified. hash is the hash of the entry's bytes.
 func (c *Chain) take(e Entry, hash string) {
 	c.n, c.hash, c.last = e.N, hash, e.Time
 	for _, h := range e.Heads {

@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-// Version is the version of the entry format.
+// Version is the version of the format of an Entry.
 const Version = 1
 
 // MaxHeads is the maximum number of heads in one entry, so that the entry fits into one NATS message.
@@ -26,7 +26,7 @@ const MaxHeads = 3000
 // domain precedes a signed entry, so that the signature is not valid for anything else.
 const domain = "spool signed head\x00"
 
-// Head is the last commit of a subject.
+// Head is the last commit of a subject, as an Entry lists it.
 type Head struct {
 	Subject string `json:"subject"`
 	Seq     uint64 `json:"seq"` // stream sequence in the shard
@@ -53,10 +53,10 @@ type message struct {
 	Signature string          `json:"signature"` // base64
 }
 
-// PrivateKey signs entries.
+// PrivateKey is the key that signs entries of the chain of signed heads.
 type PrivateKey struct{ key ed25519.PrivateKey }
 
-// PublicKey verifies entries.
+// PublicKey is the key that verifies the signatures of entries of the chain of signed heads.
 type PublicKey struct{ key ed25519.PublicKey }
 
 // ParsePrivateKey parses the seed of an Ed25519 key: 64 hexadecimal digits, with optional surrounding white space.

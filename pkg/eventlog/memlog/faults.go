@@ -87,7 +87,7 @@ func (l *Log) Payloads() []string {
 	return list
 }
 
-// objects implements the object store of a log.
+// objects is the object store in which a Log keeps the payloads of large events.
 type objects struct{ l *Log }
 
 func (o objects) Put(_ context.Context, _ events.Subject, digest string, data []byte) error {

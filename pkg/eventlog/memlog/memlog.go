@@ -35,7 +35,7 @@ type Log struct {
 	faults   Faults
 }
 
-// shard holds the commits of one shard, in order.
+// shard holds the commits of one shard of the log in memory, in order.
 type shard struct {
 	stored []message
 	grew   chan struct{} // closed when a message is added
@@ -74,7 +74,7 @@ func New(cfg Config) (*Log, error) {
 // Shards returns the number of shards.
 func (l *Log) Shards() int { return l.cfg.Shards }
 
-// Partitioning returns the number of partitions.
+// Partitioning returns how the log distributes subjects over partitions and projector groups.
 func (l *Log) Partitioning() events.Partitioning { return l.cfg.Partitions }
 
 // Append stores a commit; see eventlog.Appender.

@@ -36,10 +36,10 @@ func (e *AheadError) Error() string {
 	return fmt.Sprintf("the session's last event has seq %d", e.LastSeq)
 }
 
-// Last requests a fork at the last event.
+// Last as the requested seq means a fork after the last event of the session.
 const Last = ^uint32(0)
 
-// Cut describes where a session can be forked.
+// Cut describes an event at which a session can be forked, and with what the fork then begins.
 type Cut struct {
 	Created events.SessionCreated // with options and metadata as of Forked.Effective
 	Forked  events.SessionForked  // without Parent
@@ -49,7 +49,7 @@ type Cut struct {
 	Waits bool
 }
 
-// snapshot is the result of a workspace_synced event.
+// snapshot is a snapshot of the session's workspace, as an event workspace_synced describes it.
 type snapshot struct {
 	id      string
 	session string // session that owns the snapshot; "" for this session
@@ -64,7 +64,7 @@ type conversation struct {
 	anchor  string
 }
 
-// change is a file_put or file_removed event.
+// change is a change of a workspace file: an event file_put or file_removed.
 type change struct {
 	n    uint32
 	data events.Payload
@@ -231,7 +231,7 @@ func (w *Walk) setAgent(execution, agent string) {
 	}
 }
 
-// addBlock processes a complete block.
+// addBlock processes a complete block of the main conversation, after which the session may be forked.
 func (w *Walk) addBlock(seq uint32, e events.Event, b events.Block) {
 	if e.ConversationID != events.MainConversation {
 		return

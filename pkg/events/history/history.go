@@ -39,7 +39,7 @@ type State struct {
 	Count         Count          `json:"count"`
 }
 
-// Session holds the fields of the session itself.
+// Session holds the fields of a State that describe the session itself.
 type Session struct {
 	Status       string             `json:"status"` // open, closed, deleted
 	Agent        string             `json:"agent"`
@@ -62,7 +62,7 @@ const (
 	StatusDeleted = "deleted"
 )
 
-// Execution is an execution that has not ended.
+// Execution is an execution in a State. States contain only executions that have not ended.
 type Execution struct {
 	ID           string      `json:"id"`
 	FirstSeq     uint32      `json:"firstSeq"`
@@ -86,21 +86,21 @@ const (
 	PhasePaused   = "paused"
 )
 
-// Block is a pending block.
+// Block is a block in a State. States contain only pending blocks.
 type Block struct {
 	FirstSeq uint32       `json:"firstSeq"`
 	LastSeq  uint32       `json:"lastSeq"`
 	Block    events.Block `json:"block"`
 }
 
-// Conversation is the conversation of a running sub-agent.
+// Conversation is the conversation of a running sub-agent in a State.
 type Conversation struct {
 	ID          string `json:"id"`
 	FirstSeq    uint32 `json:"firstSeq"`
 	ExecutionID string `json:"executionId"`
 }
 
-// Todos is the list of tasks of one conversation.
+// Todos is the todo list of one conversation in a State.
 type Todos struct {
 	ConversationID string            `json:"conversationId"`
 	Items          []events.TodoItem `json:"items"`
@@ -144,7 +144,7 @@ type Resolved struct {
 	MCPServers   []string           `json:"mcpServers,omitempty"`
 }
 
-// Sandbox is the most recent sandbox.
+// Sandbox is the most recent sandbox of a session in a State.
 type Sandbox struct {
 	ID          string     `json:"id"`
 	Status      string     `json:"status"` // creating, ready, paused, replaced, terminated, failed
@@ -159,7 +159,7 @@ type Sandbox struct {
 	EndedAt     *time.Time `json:"endedAt,omitempty"`
 }
 
-// Snapshot is a snapshot of the workspace.
+// Snapshot is the last snapshot of a session's workspace in a State.
 type Snapshot struct {
 	Name  string    `json:"name"` // as in workspace_synced
 	Seq   uint32    `json:"seq"`  // seq of the workspace_synced event
@@ -168,7 +168,7 @@ type Snapshot struct {
 	Bytes uint64    `json:"bytes"`
 }
 
-// Count holds the totals of the session.
+// Count holds the numbers of a session's executions, blocks and sub-agents' conversations in a State.
 type Count struct {
 	Executions    uint32 `json:"executions"`
 	Blocks        uint32 `json:"blocks"`

@@ -24,7 +24,7 @@ type Environment struct {
 	Spec events.EnvironmentSpec
 }
 
-// Error is returned if variables cannot be merged.
+// Error is returned if the variables of environments cannot be merged.
 type Error struct {
 	Code   string // CodeConflict, CodeMissing or CodeReserved
 	Name   string // of the variable or the environment

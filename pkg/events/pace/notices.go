@@ -41,7 +41,7 @@ type BlockWithoutDeltas struct {
 	ShownBytes int    `json:"shownBytes"` // bytes of the block's text that were replayed as deltas
 }
 
-// Ended announces that all events were replayed.
+// Ended is the notice that a replay has sent all of its events.
 type Ended struct {
 	Seq uint32 `json:"seq"` // seq of the last replayed event
 }

@@ -22,10 +22,10 @@ const maxLate = 250 * time.Millisecond
 // Speed is the factor by which a replay is faster than the recording.
 type Speed float64
 
-// Max is the speed of a replay without waits.
+// Max is the speed of a replay that never waits between events.
 const Max Speed = math.MaxFloat64
 
-// ErrSpeed is returned for an invalid speed.
+// ErrSpeed is returned by ParseSpeed for an invalid speed.
 var ErrSpeed = errors.New("must be a positive number, or max")
 
 // ParseSpeed parses a positive number or "max". Its error wraps ErrSpeed.
@@ -48,7 +48,7 @@ func (s Speed) String() string {
 	return strconv.FormatFloat(float64(s), 'g', -1, 64)
 }
 
-// Gap is the time between two events.
+// Gap is the time between two events of a replay, and the part of it that the replay skips.
 type Gap struct {
 	Original time.Duration // as recorded
 	LeftOut  time.Duration // the skipped part of Original; 0 if the gap was not shortened

@@ -24,7 +24,7 @@ const (
 	rememberedCommands = 16
 )
 
-// State is the folded state of an entry's chain.
+// State is the state of a catalogue entry: its versions and tags, folded from the entry's commits.
 type State struct {
 	V        int               `json:"v"`
 	Removed  bool              `json:"removed,omitempty"`
@@ -41,7 +41,7 @@ type Version struct {
 	Removed bool   `json:"removed,omitempty"`
 }
 
-// Error is returned for a refused command.
+// Error is returned for a command on a catalogue entry that is refused.
 type Error struct{ Code, Field, Detail string }
 
 func (e *Error) Error() string { return e.Code + ": " + e.Detail }
@@ -52,10 +52,10 @@ const (
 	CodeTooManyTags = "TOO_MANY_TAGS"
 )
 
-// Command is a command on an entry.
+// Command is a command on a catalogue entry: Apply, Tag or Remove.
 type Command interface{ sealed() }
 
-// Apply adds a version. If the version exists, Apply moves the tags to it.
+// Apply is the command that adds a version to a catalogue entry. If the version exists, it moves the tags to it.
 type Apply struct {
 	events.Meta
 	Version string
@@ -66,7 +66,7 @@ type Apply struct {
 	OnlyFirst bool
 }
 
-// Tag moves a tag to an existing version.
+// Tag is the command that moves a tag to an existing version of a catalogue entry.
 type Tag struct {
 	events.Meta
 	Version string // a digest, or a tag
@@ -74,7 +74,7 @@ type Tag struct {
 	Data    func(version string) events.Payload
 }
 
-// Remove hides the entry, or one version of it.
+// Remove is the command that hides a catalogue entry, or one version of it.
 type Remove struct {
 	events.Meta
 	Version string // "" for the entry

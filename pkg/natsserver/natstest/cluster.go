@@ -16,7 +16,7 @@ import (
 // clusterPatience is the maximum time that the servers may take to find each other and to elect a leader.
 const clusterPatience = 2 * time.Minute
 
-// Cluster is three servers that replicate streams.
+// Cluster is three NATS servers of a test that replicate streams among each other.
 type Cluster struct {
 	URL  string   // addresses of all servers, for nats.Connect
 	Dirs []string // the folder of each server

@@ -12,7 +12,7 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// Password is the password of all users of RunWithoutGate.
+// Password is the password of every NATS user on the server of RunWithoutGate.
 const Password = "pw"
 
 // RunWithoutGate starts a server with the accounts and streams of package topology, but without the gate for

@@ -14,7 +14,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// Subject is the provider under test.
+// Subject describes the sandbox provider that the test suite tests.
 type Subject struct {
 	// New returns a provider. Within one test, each call must return another object for the same engine, like that of
 	// an executor that was restarted.

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Bad is an invalid ZIP.
+// Bad is an invalid ZIP of a skill, and the error that is expected for it.
 type Bad struct {
 	Name  string
 	ZIP   []byte
@@ -60,14 +60,15 @@ func UnsafeEntries() []Bad {
 		entry("volume label", Item{Name: "x", DOS: 0x08}, "device"),
 		entry("folder by mode", Item{Name: "x", Mode: 0o040755}, "folder"),
 		entry("file by mode", Item{Name: "x/", Mode: 0o100644}, "folder"),
-		Bad{"link in the local header alone", half(hard), codeEntry, "", "link"},
+		Bad{"link in the local header alone", localHeaderOnly(hard), codeEntry, "", "link"},
 		Bad{"another name in the local header", Build(Document(), Item{Name: "x", Local: "../"}), codeZIP, "", `entry "x" has a local header that differs`},
 	)
 	return list
 }
 
-// half returns a ZIP whose directory lacks an extra field that precedes the content.
-func half(field []byte) []byte {
+// localHeaderOnly returns a ZIP with an entry whose extra field is in the local header only, and not in the central
+// directory.
+func localHeaderOnly(field []byte) []byte {
 	first, dir := Document().Write(nil, 0)
 	second, _ := Item{Name: "x", Extra: field}.Write(nil, 0)
 	_, plain := Item{Name: "x"}.Write(nil, uint32(len(first))) //nolint:gosec // a small ZIP
@@ -95,7 +96,7 @@ func ForgedArchives() []Bad {
 		{"one content under two names", overlap, zip, "", `entry "b" has a local header that differs`},
 		{"quoted overlap", Quoted(20, 60<<10), zip, "", "overlaps"},
 		{"ratio", Build(Document(), zeros), large, "", `entry "zeros" unpacks to more than 100 times`},
-		{"ratio in sum", Build(ratios()...), large, "", "unpacks to more than 100 times its size"},
+		{"ratio in sum", Build(ratioInSum()...), large, "", "unpacks to more than 100 times its size"},
 		{"says too little", Build(Document(), Item{Name: "x", Packed: lies, Size: num(10)}), zip, "", "unpacks to more than the stated 10 bytes"},
 		{"says too much", Build(Document(), Item{Name: "x", Content: Random(100), Size: num(200)}), zip, "", "unpacks to 100 bytes instead of the stated 200"},
 		{"stored with two sizes", Build(Document(), Item{Name: "x", Content: Random(100), Raw: true, Size: num(99)}), zip, "", "two sizes differ"},
@@ -105,7 +106,7 @@ func ForgedArchives() []Bad {
 		{"600 MiB", Build(Document(), Item{Name: "a", Packed: Random(6 << 20), Size: num(300 << 20)}, Item{Name: "b", Packed: Random(6 << 20), Size: num(300 << 20)}), large, "", "unpacks to more than 524288000 bytes"},
 		{"10,001 files", many(10_000, "f%d"), large, "", "more than 10000 files"},
 		{"10,001 folders", many(10_001, "d%d/"), large, "", "more than 10000 folders"},
-		{"10,001 folders in paths", folders(), large, "", "more than 10000 folders"},
+		{"10,001 folders in paths", nestedFolders(), large, "", "more than 10000 folders"},
 		{"encrypted", Build(Document(), Item{Name: "x", Flags: 1}), zip, "", `entry "x" is encrypted`},
 		{"strongly encrypted", Build(Document(), Item{Name: "x", Flags: 1 << 6}), zip, "", "encrypted"},
 		{"unknown method", Build(Document(), Item{Name: "x", Method: 93}), zip, "", `entry "x" has compression method 93`},
@@ -191,8 +192,8 @@ func Random(n int) []byte {
 	return b
 }
 
-// ratios returns small files that are harmless separately, but a bomb together.
-func ratios() []Item {
+// ratioInSum returns files that are each within the limits of a skill and together exceed them when unpacked.
+func ratioInSum() []Item {
 	list := []Item{Document()}
 	for i := range 300 {
 		list = append(list, Item{Name: fmt.Sprint(i), Content: make([]byte, 60<<10)})
@@ -200,8 +201,8 @@ func ratios() []Item {
 	return list
 }
 
-// folders returns a ZIP whose folders have no entries.
-func folders() []byte {
+// nestedFolders returns a ZIP with many nested folders that have no entries of their own.
+func nestedFolders() []byte {
 	items := []Item{Document()}
 	for i := range 500 {
 		items = append(items, Item{Name: fmt.Sprint(i) + strings.Repeat("/d", 21) + "/f", Raw: true})

@@ -23,20 +23,20 @@ import (
 const (
 	// chunkSize is the size in bytes of a message of the bucket; it is below NATS's default limit of 1 MiB.
 	chunkSize = 512 << 10
-	// inFlight is the maximum number of unacknowledged chunks of an object.
-	inFlight = 16
-	// stall is the timeout for the bucket to accept or send the next chunk.
-	stall = 30 * time.Second
-	// answer is the time limit of a single request. again is the pause before a request is repeated.
-	answer = 5 * time.Second
-	again  = 100 * time.Millisecond
+	// maxInFlight is the maximum number of chunks of an object that are sent before the first of them is acknowledged.
+	maxInFlight = 16
+	// stallTimeout is the time after which an upload or a download without progress fails.
+	stallTimeout = 30 * time.Second
+	// requestTimeout is the time limit of a single request. retryPause is the pause before a request is repeated.
+	requestTimeout = 5 * time.Second
+	retryPause     = 100 * time.Millisecond
 	// maxAbsent is the maximum number of requests for a missing chunk.
 	maxAbsent = 20
 )
 
 var errStalled = errors.New("the object bucket does not respond")
 
-// Store is an object bucket.
+// Store reads and writes the objects of a NATS object bucket.
 type Store struct {
 	js      jetstream.JetStream
 	objects jetstream.ObjectStore
@@ -82,7 +82,7 @@ func (s *Store) Put(ctx context.Context, name string, r io.Reader) error {
 	msg.Header.Set(jetstream.MsgRollup, jetstream.MsgRollupSubject)
 	var err error
 	if msg.Data, err = json.Marshal(info); err == nil {
-		within, cancel := context.WithTimeoutCause(ctx, stall, errStalled)
+		within, cancel := context.WithTimeoutCause(ctx, stallTimeout, errStalled)
 		defer cancel()
 		if _, err = s.js.PublishMsg(within, msg); err != nil && within.Err() != nil {
 			err = context.Cause(within)
@@ -100,7 +100,7 @@ func (s *Store) chunks(ctx context.Context, info *jetstream.ObjectInfo, r io.Rea
 	digest := sha256.New()
 	var waiting []jetstream.PubAckFuture
 	for ended := false; !ended || len(waiting) > 0; {
-		if len(waiting) == inFlight || ended {
+		if len(waiting) == maxInFlight || ended {
 			if err := await(ctx, waiting[0]); err != nil {
 				return err
 			}
@@ -134,9 +134,10 @@ func (s *Store) chunks(ctx context.Context, info *jetstream.ObjectInfo, r io.Rea
 	return nil
 }
 
-// await blocks until a chunk is stored. It returns errStalled if the server does not acknowledge the chunk within stall.
+// await blocks until a chunk is stored. It returns errStalled if the server does not acknowledge the chunk within
+// stallTimeout.
 func await(ctx context.Context, ack jetstream.PubAckFuture) error {
-	patience := time.NewTimer(stall)
+	patience := time.NewTimer(stallTimeout)
 	defer patience.Stop()
 	select {
 	case <-ack.Ok():
@@ -157,7 +158,7 @@ func await(ctx context.Context, ack jetstream.PubAckFuture) error {
 // context ends it blocks until its deadline. Get therefore requests the chunks one by one, which also needs no
 // consumer.
 func (s *Store) Get(ctx context.Context, name string) (io.ReadCloser, error) {
-	within, cancel := context.WithTimeoutCause(ctx, stall, errStalled)
+	within, cancel := context.WithTimeoutCause(ctx, stallTimeout, errStalled)
 	defer cancel()
 	info, err := s.objects.GetInfo(within, name)
 	if errors.Is(err, jetstream.ErrObjectNotFound) {
@@ -214,12 +215,12 @@ func (o *object) Read(p []byte) (int, error) {
 // fetch returns the next chunk. It requests a chunk again if the chunk is missing, because a replica of the stream may lag, and if the
 // server does not respond. It returns a *workspace.CorruptError after maxAbsent answers that the chunk is missing.
 func (o *object) fetch() ([]byte, error) {
-	ctx, cancel := context.WithTimeoutCause(o.ctx, stall, errStalled)
+	ctx, cancel := context.WithTimeoutCause(o.ctx, stallTimeout, errStalled)
 	defer cancel()
 	subject := "$O." + o.s.bucket + ".C." + o.info.NUID
 	absent := 0
 	for {
-		try, end := context.WithTimeout(ctx, answer)
+		try, end := context.WithTimeout(ctx, requestTimeout)
 		m, err := o.s.stream.GetMsg(try, o.seq+1, jetstream.WithGetMsgSubject(subject))
 		end()
 		switch {
@@ -232,7 +233,7 @@ func (o *object) fetch() ([]byte, error) {
 				return nil, &workspace.CorruptError{Object: o.name, Err: fmt.Errorf("only %[2]d of %[1]d chunks exist", o.info.Chunks, o.chunks)}
 			}
 		}
-		if retry.Pause(ctx, again) != nil {
+		if retry.Pause(ctx, retryPause) != nil {
 			return nil, o.s.getError(ctx, o.name, err)
 		}
 	}
@@ -251,7 +252,7 @@ func (s *Store) Has(ctx context.Context, name string) (bool, error) {
 
 // StoredAt returns when an object was stored, by the server's clock, or the zero time if it does not exist.
 func (s *Store) StoredAt(ctx context.Context, name string) (time.Time, error) {
-	within, cancel := context.WithTimeoutCause(ctx, stall, errStalled)
+	within, cancel := context.WithTimeoutCause(ctx, stallTimeout, errStalled)
 	defer cancel()
 	info, err := s.objects.GetInfo(within, name)
 	if errors.Is(err, jetstream.ErrObjectNotFound) {

@@ -32,7 +32,7 @@ const (
 	State     = "state"
 )
 
-// Hash is a SHA-256.
+// Hash is a SHA-256 hash of content.
 type Hash [sha256.Size]byte
 
 // Sum returns the hash of b.
@@ -53,7 +53,7 @@ func (h *Hash) UnmarshalText(text []byte) error {
 	return err
 }
 
-// Kind is the kind of an entry.
+// Kind is the kind of a tree's entry.
 type Kind string
 
 // The kinds. Other files (sockets, devices, pipes) are in no snapshot.

@@ -9,13 +9,13 @@ import (
 	"io"
 )
 
-// Protocol is the version that both sides state first.
+// Protocol is the version of the protocol that host and runner state in their Hello.
 const Protocol = 1
 
 // MaxFrame is the maximum size of a frame's content in bytes: the entry of the largest file has a hash for each block.
 const MaxFrame = 2 << 20
 
-// Type is the type of a frame.
+// Type is the type of a frame between host and runner.
 type Type byte
 
 // The types of frames. One side sends frames until it sends one that passes the turn or ends the stream.
@@ -45,7 +45,7 @@ const (
 	FrameNamed Type = 'N' // Named
 )
 
-// Hello opens a stream.
+// Hello is the first frame that each side of a stream sends.
 type Hello struct {
 	Protocol int `json:"protocol"`
 	// Edits is set by a side that supports snapshots with edits. Earlier builds ignore it.
@@ -56,7 +56,7 @@ type Hello struct {
 	Full bool `json:"full,omitempty"`
 }
 
-// Found is what the runner knows about the tree before it has read any content.
+// Found describes the tree as far as the runner knows it before it has read any content.
 type Found struct {
 	ID    string `json:"id,omitempty"` // "" if the id is known only after reading content
 	Files uint32 `json:"files,omitempty"`

@@ -29,8 +29,8 @@ type Box struct {
 	Runner func(args []string, stdin io.Reader, stdout, stderr io.Writer) int
 }
 
-// made is the modification time of all files in a Box.
-var made = time.Unix(1_700_000_000, 123_456_789).UTC()
+// boxModTime is the modification time of all files in a Box.
+var boxModTime = time.Unix(1_700_000_000, 123_456_789).UTC()
 
 // Fill stores a snapshot of the files, whose keys are paths in the workspace, and returns its id.
 func Fill(t testing.TB, store workspace.Store, tenant, session string, files map[string]string) string {
@@ -46,7 +46,7 @@ func Fill(t testing.TB, store workspace.Store, tenant, session string, files map
 	return r.ID
 }
 
-// ID returns "sbx_map".
+// ID returns the fixed id of the fake sandbox.
 func (b *Box) ID() string { return "sbx_map" }
 
 // Exec runs the runner's snapshot or restore command.
@@ -101,10 +101,10 @@ func (b *Box) entries() (out []wire.Entry) {
 		for i := range len(path) {
 			if dir := path[:i]; path[i] == '/' && !dirs[dir] {
 				dirs[dir] = true
-				out = append(out, wire.Entry{Path: dir, Kind: wire.Dir, Mode: 0o755, ModTime: made})
+				out = append(out, wire.Entry{Path: dir, Kind: wire.Dir, Mode: 0o755, ModTime: boxModTime})
 			}
 		}
-		e := wire.Entry{Path: path, Kind: wire.File, Mode: 0o644, ModTime: made, Size: int64(len(content))}
+		e := wire.Entry{Path: path, Kind: wire.File, Mode: 0o644, ModTime: boxModTime, Size: int64(len(content))}
 		for i := range wire.Blocks(e.Size) {
 			e.Blocks = append(e.Blocks, wire.Sum([]byte(content[i*wire.BlockSize:][:e.BlockLen(i)])))
 		}

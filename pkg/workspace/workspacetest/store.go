@@ -117,7 +117,7 @@ func Exercise(t *testing.T, open func(t *testing.T) workspace.Store) {
 			name := fmt.Sprintf("acme/ses_1/p-%d", size)
 			content := bytes.Repeat([]byte("spool"), size/5+1)[:size]
 			// The reader returns single bytes, as some readers do.
-			if err := s.Put(ctx, name, &dribble{content}); err != nil {
+			if err := s.Put(ctx, name, &dribbleReader{content}); err != nil {
 				t.Fatal(err)
 			}
 			if has, err := s.Has(ctx, name); err != nil || !has {
@@ -189,9 +189,9 @@ func read(t *testing.T, s workspace.Store, name string) []byte {
 	return content
 }
 
-type dribble struct{ left []byte }
+type dribbleReader struct{ left []byte }
 
-func (d *dribble) Read(p []byte) (int, error) {
+func (d *dribbleReader) Read(p []byte) (int, error) {
 	if len(d.left) == 0 {
 		return 0, io.EOF
 	}

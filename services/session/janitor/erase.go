@@ -9,8 +9,8 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// eraser removes messages so that their bytes are overwritten on the server's disk. After a purge or an ordinary
-// delete the bytes stay in the server's block files.
+// eraser removes messages of a NATS stream so that the server overwrites their bytes on its disk. After a purge or an
+// ordinary delete the bytes stay in the server's block files.
 type eraser struct{ stream jetstream.Stream }
 
 // openEraser returns the eraser of a stream.
@@ -117,7 +117,7 @@ func messagesSince(filter string, t time.Time) jetstream.ConsumerConfig {
 	return jetstream.ConsumerConfig{FilterSubjects: []string{filter}, DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &t}
 }
 
-// message is a message of a stream.
+// message is a message of a NATS stream.
 type message struct {
 	subject string
 	data    []byte

@@ -13,7 +13,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/session"
 )
 
-// fileChange is an object that a file_put refers to, and the number of the change.
+// fileChange is an object that an event file_put of a session refers to, and the sequence number of that file change.
 type fileChange struct {
 	Object string
 	N      uint32

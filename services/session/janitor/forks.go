@@ -14,11 +14,11 @@ import (
 	"github.com/spoolhq/spool/pkg/events/session"
 )
 
-// forkTimeout is the maximum time between two steps of the session service: the last check that the parent is not deleted,
-// and the commit of the fork.
+// forkTimeout is the maximum time that the session service takes from its last check that the parent of a fork is not
+// deleted to the commit of the fork.
 const forkTimeout = time.Minute
 
-// unfoldedFork is a fork that the read models do not have yet.
+// unfoldedFork is a fork that is in the log and that the read models do not have yet.
 type unfoldedFork struct {
 	sessionKey
 	events.SessionForked
@@ -121,8 +121,8 @@ func (p *pass) forkReason(ctx context.Context, l *eventlog.Loaded) (string, erro
 	return "session " + fork + " was forked from it", nil
 }
 
-// A fork begins with a snapshot of its parent until it has a snapshot of its own. forkSnapshots returns the names of the
-// snapshots of a session that such forks need.
+// forkSnapshots returns the names of those snapshots of a session that its forks need: a fork begins with a snapshot of
+// its parent, and needs it until it has a snapshot of its own.
 func (p *pass) forkSnapshots(ctx context.Context, k sessionKey) (map[string]bool, error) {
 	list, err := p.unfoldedForks(ctx)
 	if err != nil {

@@ -24,28 +24,32 @@ const passLock = 0x73706f6f6c6a616e
 // ErrBusy is returned if another janitor is running a pass.
 var ErrBusy = errors.New("another janitor is at work; try again when it has finished")
 
-// Kind is the kind of an item.
+// Kind is the kind of content that an Item of the janitor's report describes.
 type Kind string
 
 // The kinds of items.
 const (
-	// KindSession is the content of a deleted session.
+	// KindSession is the kind of the content (commits and objects) of a deleted session.
 	KindSession Kind = "session"
-	// KindChunks is content without a name: remains of a failed upload or of a replaced object.
+	// KindChunks is the kind of content of an object bucket that has no name: remains of a failed upload or of a
+	// replaced object.
 	KindChunks Kind = "chunks"
-	// KindSnapshots are snapshots of a session's workspace beyond the retention.
+	// KindSnapshots is the kind of a session's snapshots that are more than the retention keeps.
 	KindSnapshots Kind = "snapshots"
-	// KindFiles are files that were uploaded into a session's workspace and that its last snapshot contains.
+	// KindFiles is the kind of files that were uploaded into a session's workspace and that the session's last snapshot
+	// contains.
 	KindFiles Kind = "files"
-	// KindUploads are files whose request was refused, of a session that was never created, or that came after the removal of its content.
+	// KindUploads is the kind of uploaded files that no session has: their request was refused, their session was never
+	// created, or they came after the removal of the session's content.
 	KindUploads Kind = "uploads"
-	// KindSkill is the ZIP of a skill to which no version refers, or an upload of a skill.
+	// KindSkill is the kind of the ZIP of a skill to which no version refers, and of an upload of a skill.
 	KindSkill Kind = "skill"
-	// KindSecret is the value of a secret that came with a refused request.
+	// KindSecret is the kind of the encrypted value of a secret that came with a refused request.
 	KindSecret Kind = "secret"
 )
 
-// Item is something that a pass removed, or would remove, or that waits.
+// Item is content that a pass of the janitor removed, would remove, or will remove after a condition that Waits
+// describes.
 type Item struct {
 	Kind     Kind   `json:"kind"`
 	Tenant   string `json:"tenant,omitempty"`
@@ -159,7 +163,7 @@ func (j *Janitor) Pass(ctx context.Context, dry bool) (_ Report, err error) {
 	return p.report, err
 }
 
-// pass is the state of one pass.
+// pass is the state of one pass of a Janitor over the log and the buckets.
 type pass struct {
 	cfg        Config
 	log        eventlog.Log

@@ -20,7 +20,7 @@ type bucket struct {
 	bySession map[sessionKey][]object // nil until the objects are listed
 }
 
-// object is an object as its name message describes it.
+// object is an object of a NATS object bucket, with the data of the message that describes it under its name.
 type object struct {
 	Name string    `json:"name"`
 	NUID string    `json:"nuid"`

@@ -17,14 +17,15 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// sealedSecret is the encrypted value of a secret. The gateway stores it before it sends the command that refers to it, so
-// the value stays if the command is refused.
+// sealedSecret is the encrypted value of a secret in the bucket secrets. The gateway stores it before it sends the
+// command that refers to it, so the value stays if the command is refused.
 type sealedSecret struct {
 	key string // <tenant>.x.<execution>.<random>, or <tenant>.e.<random> of an environment
 	at  time.Time
 }
 
-// execution returns the execution to which the value belongs, or "" for a value of an environment.
+// execution returns the id of the execution to which the value belongs. ok is false for a value that belongs to an
+// environment.
 func (s sealedSecret) execution() (id string, ok bool) {
 	parts := strings.Split(s.key, ".")
 	if len(parts) == 4 && parts[1] == "x" {

@@ -23,10 +23,10 @@ import (
 	"github.com/spoolhq/spool/services/session/internal/usage"
 )
 
-// sessionKey names a session.
+// sessionKey is the tenant and the id of a session.
 type sessionKey struct{ Tenant, ID string }
 
-// pageSize is the number of deleted sessions that are listed at once.
+// pageSize is the number of deleted sessions that are listed with one query.
 const pageSize = 500
 
 // deletedSessions processes every deleted session whose content was not removed yet, until the pass has removed the
@@ -317,7 +317,8 @@ func (p *pass) remove(ctx context.Context, l *eventlog.Loaded) error {
 	})
 }
 
-// heldObjects lists the objects to which the commits of a session refer.
+// heldObjects is what the remaining commits of a deleted session refer to: executions, and payloads in the object
+// store.
 type heldObjects struct {
 	commits    uint32
 	executions []string

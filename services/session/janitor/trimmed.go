@@ -24,7 +24,8 @@ func (p *pass) noteTrimmed(item Item, o object) {
 	p.trimmed[k] = t
 }
 
-// snapshotLate is the maximum time between the end of a turn and its snapshot.
+// snapshotLate is the maximum time from the end of a turn to the commit of the snapshot that an executor takes after
+// the turn.
 const snapshotLate = time.Hour
 
 // reportTrimmed records in the log which objects were removed from the workspaces of sessions, so that they no longer

@@ -35,7 +35,7 @@ const ackTimeout = 2 * time.Minute
 // minRateShare is the required share of the rate of raw guarded publishes.
 const minRateShare = 0.85
 
-// Benchmark is the subcommand append.
+// Benchmark is the subcommand append. It measures the rate of appends to the log, and compares it with raw publishes.
 type Benchmark struct {
 	Sessions []harness.PositiveCount `default:"1,64,1000" help:"Numbers of sessions, each of which appends one commit after the other."`
 	Writers  harness.PositiveCount   `default:"1000" help:"Number of sessions of the comparison of batches with single publishes."`
@@ -79,14 +79,14 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	})
 }
 
-// result is the outcome of one kind of writer: its appends per second in each round, and the duration of each
+// result holds the measurements of one kind of writer: the appends per second in each round, and the duration of each
 // append.
 type result struct {
 	rates   []float64
 	samples []time.Duration
 }
 
-// add adds a round that took the given time, with the duration of each append.
+// add adds a round, which took the time took in total. samples are the durations of its appends.
 func (r *result) add(took time.Duration, samples []time.Duration) {
 	r.rates = append(r.rates, float64(len(samples))/took.Seconds())
 	r.samples = append(r.samples, samples...)
@@ -115,7 +115,7 @@ func connect(srv *natsserver.Server, user string) (*nats.Conn, jetstream.JetStre
 	return nc, js, nil
 }
 
-// testbed is a server with a log as executors use it: each commit is signed.
+// testbed is a NATS server with a log whose commits must be signed, and the connections of the writers.
 type testbed struct {
 	owner, executor jetstream.JetStream
 	keys            eventlog.Keys
@@ -251,19 +251,20 @@ func drive(ctx context.Context, writers []func(context.Context) error, each time
 	return time.Since(start), all, errors.Join(first, ctx.Err())
 }
 
-// writer creates drafts of one session without generating ids, which is not measured.
+// writer creates the drafts of commits of one session. It prepares everything but the ids beforehand, so that the work
+// is not measured.
 type writer struct {
 	n     int
 	draft events.Draft
 }
 
-// executor is the actor of a run's commits.
+// executor returns the actor of the commits: an executor.
 func executor() events.Actor {
 	id := events.Derive(events.KindExecutor, "bench")
 	return events.Actor{Kind: "executor", ID: id}.WrittenBy("executor/" + id)
 }
 
-// newWriter prepares a typical commit of a run: the result of a tool call.
+// newWriter returns a writer of commits that are typical of a run: the result of a tool call.
 func newWriter(session string) *writer {
 	return &writer{draft: events.Draft{
 		Actor: executor(), Epoch: 1,

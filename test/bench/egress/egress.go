@@ -23,7 +23,8 @@ const (
 	timeout     = 10 * time.Minute
 )
 
-// Benchmark is the subcommand egress.
+// Benchmark is the subcommand egress. It measures the latency that the egress proxy adds to requests and to streamed
+// tokens.
 type Benchmark struct {
 	Requests int           `default:"2000" help:"Requests on each route, one after the other."`
 	Tokens   int           `default:"2000" help:"Tokens of a streamed answer."`
@@ -38,14 +39,14 @@ func (m *Benchmark) Validate() error {
 	return nil
 }
 
-// testbed holds the routes to the model.
+// testbed holds the routes to the model that the benchmark compares.
 type testbed struct {
 	*Benchmark
 	direct, proxied route
 	unread          route // through the proxy, which does not read the body
 }
 
-// route is one way to reach the model.
+// route is a way to reach the model: directly, or through the egress proxy.
 type route struct {
 	url  string
 	http *http.Client
@@ -89,7 +90,7 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 // warmUp is the number of requests on each route before the measured requests.
 const warmUp = 20
 
-// compare measures requests on two routes, in alternation.
+// compare sends requests alternately on two routes, and returns the duration of each.
 func (t *testbed) compare(ctx context.Context, one, other route, prompt string) (ones, others []time.Duration, err error) {
 	for i := range t.Requests + warmUp {
 		for _, k := range []struct {
@@ -108,7 +109,7 @@ func (t *testbed) compare(ctx context.Context, one, other route, prompt string) 
 	return ones, others, nil
 }
 
-// perRequest measures a short request.
+// perRequest measures what the proxy adds to a short request.
 func (t *testbed) perRequest(ctx context.Context) (row.Row, error) {
 	direct, proxied, err := t.compare(ctx, t.direct, t.proxied, "Is it so?")
 	if err != nil {
@@ -148,7 +149,8 @@ func (t *testbed) perBody(ctx context.Context) (row.Row, error) {
 	}, nil
 }
 
-// perToken measures the age of each token of a stream at a model's pace when the client receives it.
+// perToken measures the age of each streamed token when the client receives it. The model writes at the pace of a real
+// one.
 func (t *testbed) perToken(ctx context.Context) (row.Row, error) {
 	direct, _, err := t.direct.stream(ctx, t.Tokens, t.Pace)
 	if err != nil {
@@ -168,7 +170,7 @@ func (t *testbed) perToken(ctx context.Context) (row.Row, error) {
 	}, nil
 }
 
-// perTokenAtOnce measures streams that the model writes as fast as the client reads.
+// perTokenAtOnce measures streams whose tokens the model writes as fast as the client reads them.
 func (t *testbed) perTokenAtOnce(ctx context.Context) (row.Row, error) {
 	const rounds = 5
 	took := func(r route) (time.Duration, error) {

@@ -15,7 +15,7 @@ const (
 	paceHeader   = "X-Bench-Pace"
 )
 
-// wholeAnswer is the answer that is not streamed.
+// wholeAnswer is the model's answer to a request that does not ask for a stream.
 const wholeAnswer = `{"id":"msg_1","type":"message","role":"assistant","model":"bench","content":[{"type":"text","text":"Yes."}],` +
 	`"stop_reason":"end_turn","usage":{"input_tokens":10,"output_tokens":2}}`
 

@@ -14,11 +14,11 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// Script is the behaviour of an agent for a query. The turn ends when it returns, or when ctx ends, which is an
-// interruption of the turn or the end of its sandbox.
+// Script is a function that plays an agent in a turn. The turn ends when Script returns. ctx ends when the turn is
+// interrupted or its sandbox ends.
 type Script func(ctx context.Context, t *Turn)
 
-// Provider holds the sandboxes.
+// Provider is a sandbox provider without real sandboxes: a Script takes the place of the agent in each.
 type Provider struct {
 	runner func(id string) boxRunner // of a new sandbox
 
@@ -26,7 +26,7 @@ type Provider struct {
 	boxes map[string]*box
 }
 
-// boxRunner is the runner of a sandbox.
+// boxRunner is the fake runner in one sandbox of the Provider.
 type boxRunner interface {
 	// attach returns the process of a `runner attach` that follows the journal.
 	attach(runner.Attach) (sandbox.Process, error)
@@ -34,7 +34,7 @@ type boxRunner interface {
 	end()
 }
 
-// New returns a provider whose runners are in this process.
+// New returns a Provider that runs the script of each sandbox in this process.
 func New(s Script) *Provider {
 	return newProvider(func(id string) boxRunner { return newRunner(s, events.Derive(events.KindJournal, id)) })
 }
@@ -96,7 +96,7 @@ func (p *Provider) Len() int {
 	return len(p.boxes)
 }
 
-// box is a sandbox of the provider.
+// box is a sandbox of the Provider, which has a fake runner and no processes.
 type box struct {
 	spec   sandbox.Spec
 	runner boxRunner

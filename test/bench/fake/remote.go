@@ -82,7 +82,7 @@ func (s *socketStream) Kill() error {
 	return s.Close()
 }
 
-// writeHalf closes only the direction in which it writes.
+// writeHalf is a connection whose Close ends only the direction in which it writes.
 type writeHalf struct{ *net.UnixConn }
 
 func (w writeHalf) Close() error { return w.CloseWrite() }
@@ -104,7 +104,7 @@ func Serve(ctx context.Context, l net.Listener, script Script) error {
 	}
 }
 
-// server plays the runners for the connections of Serve.
+// server plays the runners of all sandboxes for the connections that Serve accepts.
 type server struct {
 	script  Script
 	mu      sync.Mutex

@@ -14,7 +14,8 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// fakeRunner keeps a journal of unacknowledged lines and sends it to the attached follower.
+// fakeRunner implements the runner's protocol for a Script: it keeps the journal, and sends it to the executor that is
+// attached.
 type fakeRunner struct {
 	script Script
 	name   string
@@ -140,7 +141,7 @@ func (r *fakeRunner) start(q *runner.Query) {
 	})
 }
 
-// stream is one `runner attach`.
+// stream is the connection of an executor to a fakeRunner, by one `runner attach`.
 type stream struct {
 	r      *fakeRunner
 	in     io.ReadCloser
@@ -151,7 +152,7 @@ type stream struct {
 	write  sync.Mutex
 }
 
-// localStream is a stream of this process.
+// localStream is a stream over pipes to an executor in this process.
 type localStream struct {
 	*stream
 	stdin  *io.PipeWriter
@@ -188,7 +189,7 @@ func (r *fakeRunner) attachTo(a runner.Attach, in io.ReadCloser, out io.WriteClo
 	return s, nil
 }
 
-// wake makes follow send new lines.
+// wake makes the goroutine that runs follow send new lines of the journal.
 func (s *stream) wake() {
 	select {
 	case s.more <- struct{}{}:
@@ -267,7 +268,7 @@ func (s *localStream) Kill() error {
 	return nil
 }
 
-// Turn receives the output of a script.
+// Turn is the running turn of a Script, by which the Script writes text and blocks to the journal.
 type Turn struct {
 	r         *fakeRunner
 	execution string
@@ -282,7 +283,7 @@ func (t *Turn) journal(typ events.Type, data any) {
 	t.r.append(runner.Line{Type: typ, ExecutionID: t.execution, ConversationID: events.MainConversation, Data: raw})
 }
 
-// Open opens a block of text.
+// Open journals the start of a block of the assistant's text.
 func (t *Turn) Open(block string) {
 	t.journal(events.BlockStart{}.EventType(), events.BlockStart{Block: events.Block{ID: block, Kind: events.KindAssistantText, Status: events.StatusPending}})
 }
@@ -292,7 +293,7 @@ func (t *Turn) Text(block string, offset int, piece string) {
 	t.journal(events.TextDelta, runner.Delta{BlockID: block, Offset: uint32(offset), Delta: piece}) //nolint:gosec // small
 }
 
-// Complete completes a block with its complete text.
+// Complete journals the end of a block, with the block's complete text.
 func (t *Turn) Complete(block, content string) {
 	t.journal(events.BlockComplete{}.EventType(), events.BlockComplete{Block: events.Block{ID: block, Kind: events.KindAssistantText, Status: events.StatusComplete, Content: content}})
 }

@@ -27,18 +27,19 @@ const (
 	reconnectDelay = 100 * time.Millisecond
 )
 
-// clientsConfig is the first line of input of the clients.
+// clientsConfig is the first line of input of the clients' process.
 type clientsConfig struct {
 	URL                string
 	Sessions, Blocks   int
 	Stalled, Trickling int
 }
 
-// window is the second line of input of the clients: the time in which events count for the rate, and the time at which
-// the clients give up.
+// window is the second line of input of the clients' process: the time span whose events count for the rate, and the
+// time at which the clients give up.
 type window struct{ From, To, Deadline time.Time }
 
-// report is the second line of output of the clients. The first one is {} when all clients have joined their sessions.
+// report is the second line of output of the clients' process. The first one is {} when all clients have joined their
+// sessions.
 type report struct {
 	Events, InWindow    int // received by all clients; within the window
 	P50Ms, P90Ms, P99Ms float64
@@ -47,7 +48,7 @@ type report struct {
 	Failure             string // of the first of them
 }
 
-// clients is the process of the clients.
+// clients is the process that runs the clients of all sessions.
 type clients struct {
 	*process
 	done chan struct{} // closed when result and err are set
@@ -72,7 +73,7 @@ func (c *clients) awaitJoined() error {
 	return nil
 }
 
-// begin starts the measurement.
+// begin makes the clients begin to measure, within the window w.
 func (c *clients) begin(w window) error {
 	go func() {
 		defer close(c.done)
@@ -81,7 +82,7 @@ func (c *clients) begin(w window) error {
 	return c.in.Encode(w)
 }
 
-// end returns the report, after done.
+// end returns the clients' report. It must be called after c.done is closed.
 func (c *clients) end() (report, error) { return c.last, c.err }
 
 // Clients is the subcommand fanout-clients. It creates sessions, joins them, posts a message to each and reads until all
@@ -169,7 +170,7 @@ func readAll(ctx context.Context, readers []*reader, w window) report {
 	return r
 }
 
-// reader is the client of one session.
+// reader is the client of one session, which reads its events and text over a WebSocket.
 type reader struct {
 	client             *system.Client
 	session, execution string

@@ -39,7 +39,7 @@ const (
 	targetSessions = 1000
 )
 
-// apartFlag is the flag Apart on the command line, after a space.
+// apartFlag is the command line flag that sets Benchmark.Apart, with a space before it.
 const apartFlag = " --apart"
 
 // maxAge returns the maximum age of an event at the 99th percentile, in milliseconds.
@@ -50,7 +50,8 @@ func maxAge(mode string) float64 {
 	return 250
 }
 
-// Benchmark is the subcommand fanout.
+// Benchmark is the subcommand fanout. It measures the age of text and events when WebSockets of many active sessions
+// receive them.
 type Benchmark struct {
 	Sessions []int         `default:"1000" help:"Active sessions; several numbers are measured one after the other."`
 	Modes    []string      `default:"staggered,lock-step" enum:"staggered,lock-step" help:"How the sessions begin their blocks: at different times (staggered), or all at once (lock-step)."`
@@ -170,7 +171,7 @@ func (m *Benchmark) report(b *harness.Bench, r *result) error {
 	return errors.Join(b.Report(age), b.Report(cpu), b.Report(memory))
 }
 
-// disturbances returns the flags that disturb the load, after a space.
+// disturbances returns the command line flags that disturb the system under load, with a space before each.
 func (m *Benchmark) disturbances() (flags string) {
 	if m.Stalled > 0 {
 		flags += fmt.Sprint(" --stalled ", m.Stalled)
@@ -190,7 +191,7 @@ func (m *Benchmark) disturbances() (flags string) {
 	return flags
 }
 
-// result is the result of one load.
+// result holds the measurements of one run of the system under load.
 type result struct {
 	report
 	mode     string

@@ -31,11 +31,11 @@ const (
 	startTimeout = 2 * time.Minute
 	// drainTimeout is the time after the last line in which all events have to arrive.
 	drainTimeout = 30 * time.Second
-	// executorSlots is the number of sessions of an executor, which is its limit.
+	// executorSlots is the number of slots of each executor, the maximum that an executor supports.
 	executorSlots = 1024
 )
 
-// script is the script of all runners.
+// script plays the runners of all sessions under load: each writes text and events at a constant rate.
 type script struct {
 	mode    string
 	blocks  int
@@ -56,7 +56,8 @@ func newScript(mode string, blocks, runners int) *script {
 	return s
 }
 
-// phase returns the time from the start of the load to the first line of the next runner.
+// phase returns the time from the start of the load to the first line of the next runner, so that the runners do not
+// all write at once.
 func (s *script) phase() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -179,7 +180,7 @@ func (m *Benchmark) runLoad(ctx context.Context, b *harness.Bench, mode string, 
 	return r, err
 }
 
-// load is a load of one run.
+// load describes the load of one run: the sessions, and the processes that make the load.
 type load struct {
 	mode             string
 	blocks, sessions int
@@ -187,7 +188,8 @@ type load struct {
 	pids             pids
 }
 
-// pids are the processes whose usage is measured apart from that of the services; 0 for those that do not exist.
+// pids are the processes whose usage is measured separately from that of the services; 0 for a process that does not
+// exist.
 type pids struct{ clients, nats, runners int }
 
 // drive starts the clients and then the runners, and returns when the clients have ended.
@@ -328,7 +330,7 @@ func (m *Benchmark) watch(ctx context.Context, sys *system.System, c *clients, p
 	}
 }
 
-// usage is the processor time and the memory of the processes of a load.
+// usage is the processor time used so far, and the memory, of the processes that take part in a run.
 type usage struct {
 	cpuServices, cpuPostgres, cpuClients time.Duration
 	services, nats, postgres, clients    int64         // bytes

@@ -21,7 +21,7 @@ import (
 // runnersCommand is the hidden subcommand of the process that plays the runners.
 const runnersCommand = "fanout-runners"
 
-// runners plays the script of all sessions.
+// runners runs the script of the runners of all sessions, in this process or in another one.
 type runners interface {
 	// awaitQueries blocks until every runner has its query.
 	awaitQueries(ctx context.Context) error
@@ -39,7 +39,7 @@ type runnersConfig struct {
 	Blocks, Runners int
 }
 
-// runnersProcess is a process that plays the runners.
+// runnersProcess is a child process of the benchmark that plays the runners.
 type runnersProcess struct{ *process }
 
 // startRunners starts a process that plays the runners for the provider that it returns. It stops at the end of the

@@ -65,7 +65,8 @@ func connectSlow(ctx context.Context, url string, readers []*reader) (*slowConn,
 	return slow, nil
 }
 
-// slowConn is the connection of a slow client. Nobody reads it after the WebSocket was opened, except trickle.
+// slowConn is the connection of a client that reads too slowly: after the WebSocket was opened, it is read by method
+// slow only.
 type slowConn struct {
 	net.Conn
 	once   sync.Once
@@ -78,7 +79,7 @@ func (c *slowConn) Close() error {
 	return c.Conn.Close()
 }
 
-// slow makes the connection slow: it reads one byte a second, or nothing.
+// slow reads one byte a second from the connection if trickle is set, and otherwise nothing.
 func (c *slowConn) slow(trickle bool) {
 	if !trickle {
 		return

@@ -16,7 +16,7 @@ import (
 	"github.com/spoolhq/spool/test/bench/system"
 )
 
-// Benchmark is a subcommand of the program that measures something. Its fields are its flags.
+// Benchmark is a subcommand of bench that measures something. Its fields are its flags.
 type Benchmark interface {
 	// Measure runs the benchmark and reports its rows to b.
 	Measure(ctx context.Context, b *Bench) error

@@ -27,7 +27,7 @@ import (
 // maxSigningShare is the maximum processor time of signing, as a share of that of appending.
 const maxSigningShare = 0.05
 
-// Benchmark is the subcommand heads.
+// Benchmark is the subcommand heads. It measures the processor time of signed heads.
 type Benchmark struct {
 	Rounds   harness.PositiveCount `default:"9" help:"Passes."`
 	Sessions harness.PositiveCount `default:"200" help:"Sessions that write."`
@@ -48,7 +48,7 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	})
 }
 
-// reportPasses reports the cost of the passes alone.
+// reportPasses reports the cost of the signer's passes without other work.
 func (m *Benchmark) reportPasses(ctx context.Context, b *harness.Bench) error {
 	t, err := newTestbed(ctx, b, int(m.Sessions))
 	if err != nil {
@@ -80,7 +80,8 @@ func (m *Benchmark) reportPasses(ctx context.Context, b *harness.Bench) error {
 	})
 }
 
-// testbed is a server with a log, the sessions that write to it, and the signer's state.
+// testbed is a NATS server with a log, the sessions that write to one shard of it, and the state of the signer of that
+// shard.
 type testbed struct {
 	js      jetstream.JetStream
 	log     *jslog.Log // of the writers
@@ -93,7 +94,7 @@ type testbed struct {
 	seq     uint64
 }
 
-// writer appends commits to one session.
+// writer appends commits to one session of the benchmark.
 type writer struct {
 	actor events.Actor
 	head  eventlog.Head
@@ -151,7 +152,7 @@ func (t *testbed) append(ctx context.Context, commits int) error {
 	return <-errs
 }
 
-// write appends one commit to the i-th session.
+// write appends one commit to the writer's session, which is the i-th one.
 func (w *writer) write(ctx context.Context, log *jslog.Log, i int) error {
 	w.n++
 	id := fmt.Sprintf("%010d%016d", i, w.n)

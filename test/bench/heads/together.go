@@ -18,11 +18,11 @@ import (
 	"github.com/spoolhq/spool/test/bench/row"
 )
 
-// pairSlices is the number of slices of a round. The load of a shared machine changes within a second, so slices of
-// both kinds alternate, and two slices are compared only if they are adjacent.
+// pairSlices is the number of slices into which compareTogether divides a round. The load of a shared machine changes
+// within a second, so slices of the two kinds alternate, and only adjacent slices are compared.
 const pairSlices = 12
 
-// pairRounds is the number of rounds of the comparison for each round of the other row.
+// pairRounds is the number of rounds of compareTogether for each round of reportPasses.
 const pairRounds = 5
 
 // compareTogether compares the processor time of commits of version 2 with signed heads with that of commits of version 1

@@ -25,7 +25,7 @@ const (
 )
 
 const (
-	// stepTimeout limits each step except the creation of sessions.
+	// stepTimeout is the time limit of each step of the benchmark, except the creation of sessions.
 	stepTimeout = time.Minute
 	// createTimeout limits the creation of sessions. Only the sessions that exist by then are measured.
 	createTimeout = 45 * time.Second
@@ -33,7 +33,7 @@ const (
 	idleTimeout = time.Second
 )
 
-// Benchmark is the subcommand idle.
+// Benchmark is the subcommand idle. It measures the memory and the goroutines of idle sessions and WebSockets.
 type Benchmark struct {
 	Sessions harness.PositiveCount `default:"100000" help:"Idle sessions."`
 	Sockets  harness.PositiveCount `default:"2000" help:"Idle WebSockets, each of a session of its own."`

@@ -21,7 +21,7 @@ const (
 	p99Target = 100
 )
 
-// Benchmark is the subcommand latency.
+// Benchmark is the subcommand latency. It measures the age of text when a client of an idle system receives it.
 type Benchmark struct {
 	Pieces harness.PositiveCount `default:"1500" help:"Pieces of text in the measured turn, 5 to 35 ms apart."`
 }
@@ -56,7 +56,7 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	return b.Report(r)
 }
 
-// warmUp is the number of pieces of the first turn, which starts sandbox and agent and is not measured.
+// warmUp is the number of pieces of text of the first turn, which starts the sandbox and the agent and is not measured.
 const warmUp = 50
 
 // measure runs a warm-up turn and the measured turn. It returns the age of every piece of the measured turn.

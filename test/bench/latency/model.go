@@ -19,13 +19,13 @@ const (
 	maxPause = 35 * time.Millisecond
 )
 
-// model answers every Chat Completions request with pieces of text that hold the times at which they were sent.
+// model is a scripted model that streams pieces of text, each of which holds the time at which it was sent.
 type model struct {
 	mu     sync.Mutex
 	pieces int
 }
 
-// set sets the number of pieces of the next answers.
+// set sets the number of pieces of text of the model's further answers.
 func (m *model) set(pieces int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -23,7 +23,7 @@ import (
 
 type object = map[string]any
 
-// server is the process of an HTTP server whose events are a stream of SSE.
+// server is the process of a program that serves HTTP and sends events by SSE.
 type server struct {
 	cmd    *exec.Cmd
 	stderr bytes.Buffer
@@ -78,7 +78,7 @@ func freeAddress() (address, port string, err error) {
 	return l.Addr().String(), port, errors.Join(err, l.Close())
 }
 
-// Close ends the stream and the processes.
+// Close ends the event stream and the processes of the server.
 func (s *server) Close() error {
 	s.cancel()
 	err := s.cmd.Process.Signal(os.Interrupt)
@@ -177,7 +177,8 @@ func (s *server) take(ctx context.Context, post func() error, read func(data []b
 	}
 }
 
-// viaPeer is a session of sandbox-agent, which speaks ACP over HTTP.
+// viaPeer is a conversation with OpenCode through sandbox-agent, which serves ACP over HTTP. It implements
+// conversation.
 type viaPeer struct {
 	*server
 	session string

@@ -30,19 +30,20 @@ import (
 )
 
 const (
-	// longPieces is the number of pieces of a long answer.
+	// longPieces is the number of pieces of text of a long answer of the model.
 	longPieces = 2000
 	// turnTimeout limits one turn.
 	turnTimeout = 2 * time.Minute
 )
 
-// script answers at once. The text of the long answer has longPieces pieces.
+// script returns the script of the model, which answers without delay.
 func script() string {
 	return "stream: {piece: 12}\nrules:\n  - match: {user: write a long answer}\n    steps:\n      - text: '" + strings.Repeat("twelve bytes", longPieces) +
 		"'\n  - steps:\n      - text: 'You said {{user}}, and this is what there is to say about it.'\n"
 }
 
-// Benchmark is the subcommand peer. The subcommand `all` does not run it, because it installs the peer.
+// Benchmark is the subcommand peer. It compares OpenCode through Spool, through sandbox-agent and without either. The
+// subcommand `all` does not run it, because it installs sandbox-agent.
 type Benchmark struct {
 	Turns   harness.PositiveCount `default:"15" help:"Measured warm turns of each system, in alternation."`
 	Long    harness.PositiveCount `default:"3" help:"Measured long answers of each system."`
@@ -50,16 +51,16 @@ type Benchmark struct {
 	Binary  string                `placeholder:"FILE" help:"The program sandbox-agent; by default npm installs the version of test/bench/peer/package.json into .tools/peer."`
 }
 
-// Optional reports that `bench all` leaves the benchmark out.
+// Optional returns true: `bench all` runs the benchmark only if it is named.
 func (*Benchmark) Optional() bool { return true }
 
-// conversation is a conversation with one system.
+// conversation is a conversation with OpenCode through one of the compared systems.
 type conversation interface {
 	Turn(ctx context.Context, text string) (first time.Duration, err error)
 	Close() error
 }
 
-// comparedSystem is a system and its measurements.
+// comparedSystem is one of the compared systems, with its conversation and its measurements.
 type comparedSystem struct {
 	key, name string
 	conv      conversation
@@ -156,7 +157,7 @@ func takeTurn(ctx context.Context, c conversation, text string) (time.Duration, 
 	return c.Turn(ctx, text)
 }
 
-// measure takes alternating turns.
+// measure measures turns of the compared systems, of each in turn.
 func (m *Benchmark) measure(ctx context.Context, model *model, list []*comparedSystem) error {
 	for i := range int(m.Turns) + 2 { // the first two are not measured
 		for _, c := range list {

@@ -8,7 +8,7 @@ import (
 	"github.com/spoolhq/spool/test/bench/system"
 )
 
-// viaSpool is a session of Spool.
+// viaSpool is a conversation with OpenCode through a session of Spool. It implements conversation.
 type viaSpool struct {
 	sys    *system.System
 	client *system.Client

@@ -17,7 +17,7 @@ import (
 	"github.com/spoolhq/spool/test/bench/system"
 )
 
-// maxMedianMs is the maximum time in milliseconds at the median.
+// maxMedianMs is the target: the maximum of the median time, in milliseconds.
 const maxMedianMs = 250.0
 
 const architecture = "claude-code"
@@ -27,13 +27,13 @@ const (
 	turnTimeout = time.Minute
 )
 
-// Benchmark is the subcommand pool.
+// Benchmark is the subcommand pool. It measures the first turn of sessions whose sandbox comes from the warm pool.
 type Benchmark struct {
 	Turns harness.PositiveCount `default:"20" help:"Measured sessions."`
 	Size  harness.PositiveCount `default:"2" help:"Sandboxes in the pool."`
 }
 
-// testbed is a running Spool with a pool.
+// testbed is a running Spool with a warm pool, and what is needed to run Claude Code without Spool.
 type testbed struct {
 	sys     *system.System
 	metrics *prometheus.Registry
@@ -86,11 +86,11 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	return b.Report(r.row(t.size))
 }
 
-// results holds the times of all sessions. They start when the message is posted, except created, which starts when the
-// session is created, and bare, which are the turns of the bare processes.
+// results holds the times of all measured sessions. created begins when the client creates the session; ready, started
+// and text begin when it posts the message; bare holds the turns of Claude Code without Spool.
 type results struct{ bare, created, ready, started, text []time.Duration }
 
-// add adds the times of a session, and of the bare turn next to it.
+// add adds the times of a session, and the time of the turn without Spool that was taken next to it.
 func (r *results) add(bare time.Duration, s times) {
 	r.bare = append(r.bare, bare)
 	r.created = append(r.created, s.FirstText.Sub(s.created))

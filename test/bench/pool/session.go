@@ -13,7 +13,7 @@ import (
 	"github.com/spoolhq/spool/test/bench/system"
 )
 
-// times holds the times of one session.
+// times holds the times at which one session reached each step.
 type times struct {
 	system.Turn
 	created        time.Time // the client began to create the session

@@ -16,15 +16,16 @@ import (
 // firstEventTime is the time of the first event.
 var firstEventTime = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// writer chains the commits of one session.
+// writer holds the state of a session to which the benchmark appends commits: the hashes to which the next commits are
+// chained.
 type writer struct {
 	tenant, id string
 	prev       map[events.Aspect]string
 	n          int
 }
 
-// fill publishes the log asynchronously and without guards, in the order of a running system: turn after turn over all
-// sessions.
+// fill publishes the commits of all sessions asynchronously and without guards. Their order is that of a running
+// system: turn after turn over all sessions.
 func (t *testbed) fill(ctx context.Context, sessions, turns int) error {
 	writers := make([]*writer, sessions)
 	for i := range writers {

@@ -27,9 +27,9 @@ import (
 )
 
 const (
-	// forkShare is the maximum time of a fork, as a share of the time to read the whole log of the session.
+	// forkShare is the target: the maximum time of a fork, as a share of the time to read the whole log of the session.
 	forkShare = 0.1
-	// forkRequests is the number of forks at each event.
+	// forkRequests is the number of measured forks at each event.
 	forkRequests = 10
 )
 

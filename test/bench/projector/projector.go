@@ -128,7 +128,7 @@ func newTestbed(ctx context.Context, b *harness.Bench) (*testbed, error) {
 	return &testbed{nc: nc, js: js, log: log}, nil
 }
 
-// measureRound measures each kind once, in an empty database.
+// measureRound measures the live projection, the rebuild and COPY once, with a new database.
 func (t *testbed) measureRound(ctx context.Context, pg *pgserver.Server, n int) error {
 	admin, err := pgx.Connect(ctx, pg.DatabaseURL("postgres"))
 	if err != nil {

@@ -22,16 +22,17 @@ import (
 )
 
 const (
-	// stateShare is the maximum time of a state, as a share of the time to fold it from the first event.
+	// stateShare is the target: the maximum time of a request for a past state, as a share of the time to fold the
+	// state from the first event.
 	stateShare = 0.1
-	// stateRequests is the number of requests for each state.
+	// stateRequests is the number of measured requests for the state at each event.
 	stateRequests = 20
-	// statesOnly are the arguments that run this part of the benchmark alone.
+	// statesOnly are the command line arguments that run only the part of the benchmark about past states.
 	statesOnly = "projector --rounds 0"
 )
 
-// measureStates measures the state at events of one long session, with the states that the projector saved and without
-// them, and forks of that session.
+// measureStates measures requests for past states of one long session, with the states that the projector has saved and
+// without them, and forks of that session.
 func measureStates(ctx context.Context, b *harness.Bench, pg *pgserver.Server, turns int) (err error) {
 	t, err := newTestbed(ctx, b)
 	if err != nil {
@@ -85,7 +86,7 @@ func measureStates(ctx context.Context, b *harness.Bench, pg *pgserver.Server, t
 	return t.reportStates(ctx, b, pool, g.URL())
 }
 
-// timings holds the measurements of one kind of request.
+// timings holds the measurements of repeated equal requests.
 type timings struct {
 	seq       int // the event that the requests are for
 	took      []time.Duration
@@ -146,7 +147,7 @@ func getState(ctx context.Context, path string, seq, n int) (timings, error) {
 	})
 }
 
-// ms returns a quantile in milliseconds.
+// ms returns the quantile q of durations, in milliseconds.
 func ms(list []time.Duration, q float64) float64 {
 	list = slices.Sorted(slices.Values(list))
 	return list[min(len(list)-1, int(q*float64(len(list))))].Seconds() * 1000

@@ -29,7 +29,7 @@ const (
 // startTimeout is the time limit of one start or stop.
 const startTimeout = 30 * time.Second
 
-// Benchmark is the subcommand ready.
+// Benchmark is the subcommand ready. It measures the time from the start of `spool up` until it is ready.
 type Benchmark struct {
 	Rounds harness.PositiveCount `default:"3" help:"Data folders, in each of which Spool starts twice; the slowest start counts."`
 }

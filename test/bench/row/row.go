@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Row is one line of the table of measurements.
+// Row is one row of the table of measurements, with its target if there is one.
 type Row struct {
 	What     string  `json:"what"`
 	Target   string  `json:"target"`            // as the design states it; "" for a row that only informs

@@ -16,8 +16,8 @@ import (
 	"github.com/spoolhq/spool/test/bench/system"
 )
 
-// plain is the slug of the agent without skills.
-const plain = "plain"
+// plainAgent is the slug of the agent that has no skills.
+const plainAgent = "plain"
 
 // Each skill has this number of scripts of this size in bytes.
 const (
@@ -25,7 +25,7 @@ const (
 	scriptSize = 20 << 10
 )
 
-// applyAgent applies an agent of the built-in architecture.
+// applyAgent applies an agent of architecture spool with the given skills.
 func (s *testbed) applyAgent(ctx context.Context, slug string, skills []string) error {
 	return s.client.Apply(ctx, "agents", slug, map[string]any{"architecture": "spool", "instructions": "Answer the question.", "skills": skills})
 }
@@ -53,7 +53,7 @@ func (s *testbed) runRound(ctx context.Context, n int, t *times) error {
 	for _, m := range []struct {
 		agent string
 		into  *[]time.Duration
-	}{{plain, &t.none}, {slug, &t.first}, {slug, &t.again}} {
+	}{{plainAgent, &t.none}, {slug, &t.first}, {slug, &t.again}} {
 		d, err := s.takeTurn(ctx, m.agent)
 		if err != nil {
 			return fmt.Errorf("agent %s: %w", m.agent, err)

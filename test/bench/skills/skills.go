@@ -15,13 +15,13 @@ import (
 
 const turnTimeout = 2 * time.Minute
 
-// Benchmark is the subcommand skills.
+// Benchmark is the subcommand skills. It measures the time that an agent's skills add to the first turn of a session.
 type Benchmark struct {
 	Rounds harness.PositiveCount `default:"10" help:"Measured rounds, each of three sessions."`
 	Skills harness.PositiveCount `default:"20" help:"Skills of the agent."`
 }
 
-// testbed is a running Spool and the number of skills of an agent.
+// testbed is a running Spool, and the number of skills that the measured agent has.
 type testbed struct {
 	sys    *system.System
 	client *system.Client
@@ -29,7 +29,8 @@ type testbed struct {
 	skills int
 }
 
-// times holds the times of all measured rounds.
+// times holds the measured times of all rounds: first turns without skills, with new skills and with the same skills
+// again, and unpacking alone.
 type times struct{ none, first, again, unpacked []time.Duration }
 
 // Measure implements harness.Benchmark.
@@ -51,7 +52,7 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	}
 	s.client = system.NewClient(s.sys.URL)
 	defer s.client.HTTP.CloseIdleConnections()
-	if err := s.applyAgent(ctx, plain, nil); err != nil {
+	if err := s.applyAgent(ctx, plainAgent, nil); err != nil {
 		return err
 	}
 	var t times

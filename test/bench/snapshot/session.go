@@ -9,7 +9,7 @@ import (
 	"github.com/spoolhq/spool/test/bench/system"
 )
 
-// session is a session of the built-in agent.
+// session is a session of the built-in agent, in which the benchmark runs commands and takes snapshots.
 type session struct {
 	sys    *system.System
 	client *system.Client

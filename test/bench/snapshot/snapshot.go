@@ -18,7 +18,7 @@ import (
 	"github.com/spoolhq/spool/test/bench/system"
 )
 
-// script makes the agent run the command in the message.
+// script is the script of the model: it makes the agent run the shell command in the message.
 const script = `
 rules:
   - match: {user: {regex: 'run the command (?s)(.*)'}}
@@ -32,14 +32,14 @@ rules:
 // turnTimeout limits a turn and its snapshot.
 const turnTimeout = 3 * time.Minute
 
-// changedTarget is the longest median time, in milliseconds, of a snapshot after one file has changed, with local
-// sandboxes: a snapshot must not cost what has not changed.
+// changedTarget is the target for local sandboxes: the maximum of the median time, in milliseconds, of a snapshot after
+// one file has changed.
 const changedTarget = 50
 
 // maxFiles limits the number of files in the workspace. More files would measure the disk.
 const maxFiles = 200_000
 
-// Benchmark is the subcommand snapshot.
+// Benchmark is the subcommand snapshot. It measures snapshots of a workspace with many files.
 type Benchmark struct {
 	Files  int                   `default:"20000" help:"Files in the workspace, 100 to 200,000."`
 	Rounds harness.PositiveCount `default:"8" help:"Turns of each kind."`
@@ -82,7 +82,7 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	return nil
 }
 
-// measureProvider measures with one sandbox provider.
+// measureProvider measures snapshots with one sandbox provider.
 func (m *Benchmark) measureProvider(ctx context.Context, b *harness.Bench, sys *system.System, provider string) (err error) {
 	s, err := newSession(ctx, sys)
 	if err != nil {
@@ -136,7 +136,7 @@ func (m *Benchmark) measureProvider(ctx context.Context, b *harness.Bench, sys *
 	return nil
 }
 
-// samples are snapshots of one kind.
+// samples are the measured snapshots of one kind.
 type samples []events.WorkspaceSynced
 
 // times returns the durations of the snapshots.

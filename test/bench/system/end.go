@@ -8,7 +8,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// tenant owns all sessions while authentication is off.
+// tenant is the tenant of all sessions: authentication is off in benchmarks.
 const tenant = "default"
 
 // End deletes a session and blocks until its sandbox has ended. The session must have had a sandbox. End reads the log,

@@ -9,7 +9,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// StampBytes is the length of a stamp.
+// StampBytes is the length in bytes of the text that Stamp returns.
 const StampBytes = 24
 
 // Stamp returns a piece of text that holds a time: 19 digits of nanoseconds, padded with spaces.
@@ -17,8 +17,9 @@ func Stamp(at time.Time) string {
 	return fmt.Sprintf("%019d%5s", at.UnixNano(), " ")
 }
 
-// Stamps reads a session's events as a client does, and checks them: seqs have no gap, the pieces of a text follow each
-// other, and a complete text begins with the pieces that were received before it.
+// Stamps checks the events of a session as its client receives them, and computes their age from the stamps in their
+// text. Seqs must have no gap, pieces of a text must follow each other, and a complete text must begin with the pieces
+// that were received before it.
 type Stamps struct {
 	Pieces int // pieces of text, each counted once
 	Kept   int // events of the log

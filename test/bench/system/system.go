@@ -49,7 +49,7 @@ type Config struct {
 	MoreGateways int
 }
 
-// System is a running Spool.
+// System is a running Spool, whose services run in this process.
 type System struct {
 	URL  string       // of the gateway
 	More []string     // URLs of the other gateways

@@ -9,10 +9,12 @@ import (
 	"github.com/spoolhq/spool/test/bench/row"
 )
 
-// speedupTarget is the minimum factor by which a warm turn is faster than the one-shot CLI, at the median.
+// speedupTarget is the target: the minimum of how many times faster, at the median, a warm turn through Spool is than
+// the one-shot CLI.
 const speedupTarget = 5.0
 
-// addedLatencyTarget returns the maximum time in milliseconds that a turn may take longer than with the bare agent, at the median.
+// addedLatencyTarget returns the target for a sandbox provider: the maximum time in milliseconds, at the median, by
+// which a turn through Spool is slower than one of the bare agent.
 func addedLatencyTarget(provider string) float64 {
 	if provider == executor.Docker {
 		return 60

@@ -19,7 +19,7 @@ import (
 	"github.com/spoolhq/spool/test/bench/system"
 )
 
-// script answers every message at the pace of a fast model.
+// script is the script of the model, which answers every message at the pace of a fast model.
 const script = `
 stream: {piece: 12, delay: 10ms}
 rules:
@@ -30,7 +30,7 @@ rules:
 // turnTimeout limits one turn, including the first turn in a new container.
 const turnTimeout = 60 * time.Second
 
-// Benchmark is the subcommand turn.
+// Benchmark is the subcommand turn. It compares later turns of a session with turns of the same agent without Spool.
 type Benchmark struct {
 	Turns  harness.PositiveCount `default:"40" help:"Measured turns of each kind."`
 	Shots  harness.PositiveCount `default:"8" help:"Measured turns of the one-shot CLI."`
@@ -54,7 +54,7 @@ type installedAgent struct {
 	path string
 }
 
-// testbed holds the servers and clients that all measurements use.
+// testbed holds what all measurements share: the model, the runner, the agents and the results.
 type testbed struct {
 	*Benchmark
 	runner   string // path of the binary
@@ -137,7 +137,8 @@ func (t *testbed) measureAgent(ctx context.Context, b *harness.Bench, sys *syste
 	return b.Report(speedupRow(provider, *a.OneShot, through, t.oneShots[a.Architecture]))
 }
 
-// oneShot measures turns of the one-shot form, after a turn that creates the session of the others.
+// oneShot measures turns of an agent's one-shot CLI. A first turn, which is not measured, creates the session that the
+// others continue.
 func (t *testbed) oneShot(ctx context.Context, a installedAgent, dir string) (all []time.Duration, err error) {
 	c, err := a.OneShot.Start(a.path, dir, t.url)
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Event is a stored event, as the log or a client has it.
+// Event is a stored event, as read from the log or as a client received it.
 type Event struct {
 	Seq         uint32
 	ID          string
@@ -27,7 +27,7 @@ type Stream struct {
 	Pieces  []Piece // text in flight
 }
 
-// Evidence holds what clients and the log observed during a chaos run. Check compares the two.
+// Evidence holds what clients received, and what the log contains, during a chaos run. Check compares the two.
 type Evidence struct {
 	// Accepted holds the session of each execution whose acceptance a client was told.
 	Accepted map[string]string

@@ -58,7 +58,7 @@ func record(ctx context.Context, spool, commit, script, out string) error {
 		return err
 	}
 	script = filepath.Join(dir, "script.yaml")
-	if err := os.WriteFile(script, bytes.Replace(own, []byte("\nrules:\n"), []byte("\nrules:\n"+rules), 1), 0o600); err != nil {
+	if err := os.WriteFile(script, bytes.Replace(own, []byte("\nrules:\n"), []byte("\nrules:\n"+mockllmRules), 1), 0o600); err != nil {
 		return err
 	}
 	w := &work{dir: dir, manifest: compat.Manifest{Commit: commit, Folder: dir, RootKey: "dummy-root-key-of-the-recording-0000", Secret: secret}}

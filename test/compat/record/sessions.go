@@ -10,16 +10,16 @@ import (
 	"github.com/spoolhq/spool/test/compat"
 )
 
-// acme is a second tenant, whose budget is one turn.
-const acme = "acme"
+// acmeTenant is the name of a second tenant, whose budget allows one turn.
+const acmeTenant = "acme"
 
-// secret is the value of a secret in environment staging. It is a dummy.
+// secret is the value of the secret TOKEN in the environment staging. It protects nothing.
 const secret = "dummy-secret-of-the-recording"
 
-const program = "Write a program that prints the first ten primes and run it."
+const programQuery = "Write a program that prints the first ten primes and run it."
 
-// rules precede the rules of mockllm's default script.
-const rules = `
+// mockllmRules are rules of the scripted model that come before those of mockllm's default script.
+const mockllmRules = `
   - name: endless
     match: {user: {regex: '^work without end'}}
     steps:
@@ -65,7 +65,7 @@ spec:
   environments: [staging]
 `
 
-// work creates the sessions on a running build.
+// work creates the recorded sessions on a running build of Spool.
 type work struct {
 	*compat.Server
 	dir      string // for files that the command line tool reads
@@ -87,7 +87,7 @@ func (w *work) recordAllSessions() error {
 // createKeys creates an API key of each tenant.
 func (w *work) createKeys() error {
 	w.manifest.Keys = map[string]string{}
-	for _, tenant := range []string{"default", acme} {
+	for _, tenant := range []string{"default", acmeTenant} {
 		var made struct{ Key string }
 		if err := w.Call(w.manifest.RootKey, "POST", "/api/keys", map[string]any{"name": "recording", "tenant": tenant}, &made); err != nil {
 			return err
@@ -201,7 +201,7 @@ func (w *work) recordFiles() error {
 	if err != nil {
 		return err
 	}
-	if err := w.runTurn(s, program, completed); err != nil {
+	if err := w.runTurn(s, programQuery, completed); err != nil {
 		return err
 	}
 	large := []byte(strings.Repeat("0123456789abcdef", 40<<10)) // 640 KiB
@@ -220,7 +220,7 @@ func (w *work) recordDefined() error {
 // recordAgents creates a session of each CLI.
 func (w *work) recordAgents() error {
 	for _, a := range []string{compat.ClaudeCode, compat.Codex, compat.OpenCode} {
-		if err := w.runTurns("default", a, map[string]any{"architecture": a}, "Remember the code word heron.", program); err != nil {
+		if err := w.runTurns("default", a, map[string]any{"architecture": a}, "Remember the code word heron.", programQuery); err != nil {
 			return err
 		}
 	}
@@ -304,10 +304,10 @@ func (w *work) recordFailures() error {
 // recordBudget uses up the budget of a tenant and that of a session.
 func (w *work) recordBudget() error {
 	path := "/api/budgets/total"
-	if err := w.Call(w.manifest.RootKey, "PUT", path, map[string]any{"tenant": acme, "budget": map[string]any{"turns": 2}}, nil); err != nil {
+	if err := w.Call(w.manifest.RootKey, "PUT", path, map[string]any{"tenant": acmeTenant, "budget": map[string]any{"turns": 2}}, nil); err != nil {
 		return err
 	}
-	s, err := w.create(acme, compat.Budget, map[string]any{"architecture": "spool"})
+	s, err := w.create(acmeTenant, compat.Budget, map[string]any{"architecture": "spool"})
 	if err != nil {
 		return err
 	}
@@ -338,7 +338,7 @@ func (w *work) recordIdleSession() error {
 	if err != nil {
 		return err
 	}
-	if err := w.runTurn(s, program, completed); err != nil {
+	if err := w.runTurn(s, programQuery, completed); err != nil {
 		return err
 	}
 	_, err = w.Until(w.manifest.Keys["default"], s.ID, 0, func(e events.Wire) bool { return e.Type == (events.SandboxTerminated{}).EventType() })

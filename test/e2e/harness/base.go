@@ -25,13 +25,14 @@ type Base struct {
 	Connect func(user string) (*nats.Conn, eventlog.Log, error)
 }
 
-// Outage stops and starts the servers of a cluster.
+// Outage stops and starts the NATS and Postgres servers of a cluster.
 type Outage struct {
 	nats     *natstest.Restartable
 	postgres *pgtest.Restartable
 }
 
-// open starts NATS and Postgres: with NATS users like spool up, or so that a test can stop them.
+// open starts NATS and Postgres. With Options.Outages the test can stop them, and NATS has no users; otherwise NATS has
+// the users that it has in spool up.
 func (c *Cluster) open() {
 	c.T.Helper()
 	if c.opts.Outages {

@@ -84,7 +84,7 @@ func (c *Cluster) Logs() (records []map[string]any) {
 	return records
 }
 
-// record holds log output.
+// record is a writer that keeps the log output of the services under test.
 type record struct {
 	mu  sync.Mutex
 	all bytes.Buffer

@@ -18,7 +18,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/blocks"
 )
 
-// Patience is the time limit of a wait, on a busy machine.
+// Patience is the time limit of each wait of the harness. It is long because the machine may be busy.
 const Patience = 60 * time.Second
 
 // Call sends a REST request to gateway i and decodes the answer into out. It returns the status.
@@ -80,7 +80,7 @@ func (c *Cluster) Post(session, text string) string {
 	return a.ExecutionID
 }
 
-// Stream is a client's stream of one session.
+// Stream is a client's stream of the events of one session, over a WebSocket or SSE.
 type Stream struct {
 	View   *blocks.View
 	Cursor uint32 // seq of the last stored event
@@ -234,7 +234,7 @@ func (c *Cluster) Run(session, text string, from *Stream) (*Stream, events.Wire)
 	return s, end
 }
 
-// Eventually polls ok until it returns true.
+// Eventually polls ok until it returns true. After Patience it fails the test with what, which names the condition.
 func Eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	tick := time.NewTicker(20 * time.Millisecond)

@@ -103,7 +103,7 @@ func (c *Cluster) startDocker() {
 	c.startEgress()
 }
 
-// RealKey stands for the models' keys, which no sandbox may have.
+// RealKey is the API key of the models that the egress proxy has. Tests check that no sandbox has it.
 const RealKey = "sk-the-real-key-of-the-models-0123456789"
 
 // testWriter writes the output of a process to the log of a test.
@@ -153,7 +153,7 @@ func (c *Cluster) OnEngine() []string {
 	return strings.Fields(Docker(c.T, "ps", "-aq", "--no-trunc", "--filter", "label=dev.spool.engine="+c.opts.Executor.Engine))
 }
 
-// engineLeft lists what is left of this cluster on the engine.
+// engineLeft lists the containers and volumes of this cluster that are on the Docker engine.
 func (c *Cluster) engineLeft() string {
 	label := "label=dev.spool.engine=" + c.opts.Executor.Engine
 	containers := Docker(c.T, "ps", "-a", "--format", "container {{.Names}} ({{.Status}})", "--filter", label)

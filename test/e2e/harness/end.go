@@ -19,19 +19,18 @@ import (
 	"github.com/spoolhq/spool/pkg/events/session"
 )
 
-// Tenant is the tenant of everything while authentication is off.
+// Tenant is the tenant of all sessions while authentication is off.
 const Tenant = "default"
 
-// In returns the same cluster for a subtest. What the subtest creates ends with it.
+// In returns the same cluster for a subtest t. Sessions and clients that are created through it end with the subtest.
 func (c *Cluster) In(t testing.TB) *Cluster {
 	sub := *c
 	sub.T = t
 	return &sub
 }
 
-// Delete deletes a session, unless it was deleted already. It blocks until all its queries and sandboxes have ended,
-// in the log and in fact: their processes have ended and the workspace was removed. Create calls it at the end of a
-// test.
+// Delete deletes a session, unless it was deleted already, and calls AwaitDeleted. Create registers a call of Delete at
+// the end of the test.
 func (c *Cluster) Delete(id string) {
 	c.T.Helper()
 	// The context of the test has ended when cleanups run.
@@ -48,7 +47,8 @@ func (c *Cluster) Delete(id string) {
 	c.AwaitDeleted(Tenant, id)
 }
 
-// AwaitDeleted blocks until all queries and sandboxes of a deleted session have ended, in the log and in fact.
+// AwaitDeleted blocks until the log has the end of all queries and sandboxes of a deleted session, no process of its
+// sandboxes runs any more, and its workspace was removed.
 func (c *Cluster) AwaitDeleted(tenant, id string) {
 	c.T.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), Patience)
@@ -66,8 +66,8 @@ func (c *Cluster) AwaitDeleted(tenant, id string) {
 	})
 }
 
-// awaitOver reads the log until a session is deleted and nothing of it is open. It returns the ids of all sandboxes of the
-// session.
+// awaitOver reads the log until it has the deletion of a session and the end of all its queries and sandboxes. It
+// returns the ids of the sandboxes.
 func (c *Cluster) awaitOver(ctx context.Context, tenant, id string) (sandboxes []string, err error) {
 	deleted, open := false, map[string]bool{}
 	start := eventlog.Position{Shard: events.Partition(id) % c.Base.Log.Shards()}
@@ -127,14 +127,14 @@ func (c *Cluster) Workspace(id string) string {
 	return filepath.Join(c.opts.Executor.DataDir, "workspaces", id)
 }
 
-// Process is a running process of this machine.
+// Process is a process that runs on this machine.
 type Process struct {
 	PID     int
 	Command string
 }
 
-// Processes returns the processes, except this one, with one of the marks in their command line or in their initial
-// environment. It reads /proc, and returns none on other systems.
+// Processes returns the processes of this machine, except this one, that have one of the marks in their arguments or in
+// their initial environment. It reads /proc, and returns none on other systems.
 func Processes(marks ...string) (found []Process) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {

@@ -27,7 +27,7 @@ import (
 	"github.com/spoolhq/spool/services/session/janitor"
 )
 
-// Options configure a cluster. The zero value means one copy of each service with the built-in script.
+// Options configure a Cluster. The zero value means one copy of each service, and mockllm's default script.
 type Options struct {
 	Gateways, Sessions, Projectors, Executors int
 	Script                                    string // script of the model server, as YAML
@@ -60,7 +60,7 @@ type Options struct {
 	ModelKey string
 }
 
-// Cluster is a running Spool.
+// Cluster is a running Spool for an end-to-end test, whose services run in the test's process.
 type Cluster struct {
 	T         testing.TB
 	Base      *Base
@@ -174,8 +174,8 @@ func (c *Cluster) startModel() {
 	c.run(nil, nil, c.Model.Run)
 }
 
-// run runs a service in a goroutine until the test ends, and waits until it is ready. stop ends it earlier and waits
-// for its end.
+// run runs a service in a goroutine until the test ends, and blocks until the service is ready. stop stops it earlier
+// and blocks until it has ended.
 func (c *Cluster) run(nc *nats.Conn, ready <-chan struct{}, part func(context.Context) error) (stop func()) {
 	c.T.Helper()
 	ctx, cancel := context.WithCancel(context.Background())

@@ -38,14 +38,14 @@ var (
 	})
 )
 
-// Modal is a running cmd/mockmodal.
+// Modal is a running cmd/mockmodal, the stand-in for modal.com.
 type Modal struct {
 	URL     string `json:"url"`
 	Control string `json:"control"` // URL of its control API
 	Gateway string `json:"gateway"` // the machine's address in sandboxes
 }
 
-// ModalSandbox is a sandbox as mockmodal lists it.
+// ModalSandbox is a sandbox in mockmodal's list.
 type ModalSandbox struct {
 	ID    string            `json:"id"`
 	Name  string            `json:"name"` // its sbx_ id
@@ -81,7 +81,7 @@ func StartModal(t testing.TB) *Modal {
 	return m
 }
 
-// Ask sends a request to the control API.
+// Ask sends a request to mockmodal's own control API.
 func (m *Modal) Ask(t testing.TB, method, path string, body, into any) {
 	t.Helper()
 	raw, err := json.Marshal(body)
@@ -106,12 +106,12 @@ func (m *Modal) Outage(t testing.TB, on bool) {
 	m.Ask(t, http.MethodPost, "/outage", map[string]any{"on": on}, nil)
 }
 
-// Fault makes calls of a method fail until Heal is called.
+// Fault makes all calls of a method of Modal's API fail with a gRPC code, until Heal is called.
 func (m *Modal) Fault(t testing.TB, method, code string) {
 	m.Ask(t, http.MethodPost, "/faults", map[string]any{"method": method, "code": code, "message": "injected", "count": -1}, nil)
 }
 
-// Heal ends all faults.
+// Heal ends all faults that mockmodal has at present.
 func (m *Modal) Heal(t testing.TB) { m.Ask(t, http.MethodDelete, "/faults", nil, nil) }
 
 // End ends a sandbox in one of the ways in which Modal may end it: preempted, timeout or oom.
@@ -144,7 +144,8 @@ func (m *Modal) Runs(t testing.TB, sandbox string) bool {
 // tlsListener holds the settings of the egress proxy's TLS listener: an address and paths of PEM files.
 type tlsListener struct{ address, certificate, key, authority string }
 
-// listener returns the settings of a listener that sandboxes on m can reach. It issues the certificate into dir.
+// listener returns the settings of a TLS listener of the egress proxy that mockmodal's sandboxes can reach. It issues
+// the listener's certificate into dir.
 func (m *Modal) listener(t testing.TB, dir string) tlsListener {
 	t.Helper()
 	// a port of the gateway's address that was free a moment ago
@@ -160,8 +161,8 @@ func (m *Modal) listener(t testing.TB, dir string) tlsListener {
 	return tlsListener{l.Addr().String(), filepath.Join(pair, certificate.CertificateFile), filepath.Join(pair, certificate.KeyFile), trusted}
 }
 
-// Up runs the command spool in an empty folder and with only the environment variables of a new installation, as on a
-// new user's machine. Its sandboxes are Modal's.
+// Up runs the spool command as on a new user's machine: in an empty folder, and with only the environment variables of
+// a new installation. Its sandboxes run on mockmodal.
 type Up struct {
 	t   testing.TB
 	dir string
@@ -275,7 +276,7 @@ func (p *ExecutorProgram) Said(text string) int {
 	return strings.Count(p.said.String(), text)
 }
 
-// Kill sends SIGKILL.
+// Kill sends SIGKILL to the executor's process.
 func (p *ExecutorProgram) Kill() {
 	p.once.Do(func() {
 		check(p.t, p.cmd.Process.Kill())

@@ -17,7 +17,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/pace"
 )
 
-// Replayed holds the messages of a replay.
+// Replayed is what a client has received of a replay: events, and text in flight.
 type Replayed struct {
 	Events []string          // JSON of each stored event, in the order of arrival
 	Text   map[string]string // text in flight, by block

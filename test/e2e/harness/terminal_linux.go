@@ -27,7 +27,7 @@ type Terminal struct {
 	read   chan struct{} // closed when all output was read
 }
 
-// CtrlC interrupts the program that runs on a terminal.
+// CtrlC is the input that makes a terminal interrupt its program.
 const CtrlC = "\x03"
 
 // Terminal starts spool with gateway 0 on a terminal, with further environment variables. The terminal is so wide
@@ -101,7 +101,7 @@ func ioctl(f *os.File, request uintptr, arg unsafe.Pointer) error {
 	return nil
 }
 
-// Resize changes the number of columns.
+// Resize changes the terminal's number of columns.
 func (x *Terminal) Resize(columns uint16) {
 	x.t.Helper()
 	size := [4]uint16{50, columns}                                      // rows and columns
@@ -175,7 +175,7 @@ func (x *Terminal) Rows(columns int) []string {
 	return out
 }
 
-// Screen returns all output.
+// Screen returns everything that the program has written to the terminal.
 func (x *Terminal) Screen() string {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -202,7 +202,7 @@ func (x *Terminal) Shows(text string) {
 	})
 }
 
-// Type types keys.
+// Type types keys on the terminal.
 func (x *Terminal) Type(keys string) {
 	x.t.Helper()
 	_, err := x.keys.WriteString(keys)

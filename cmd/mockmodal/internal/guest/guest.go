@@ -9,8 +9,8 @@ import (
 	"os"
 )
 
-// Run serves requests on Socket until the lease ends. It is the container's
-// main process, beside the engine's init, which reaps orphans.
+// Run serves requests on Socket. It runs as the container's main process, next to the engine's init process, which
+// reaps orphans. It returns when the server closes the connection whose request has Lease set.
 func Run() error {
 	err := run()
 	if err != nil {
@@ -19,7 +19,7 @@ func Run() error {
 	return err
 }
 
-// run accepts connections until the connection with the lease ends, or accepting fails.
+// run accepts connections until the one whose request has Lease set ends, or accepting fails.
 func run() error {
 	listener, err := net.Listen("unix", Socket)
 	if err != nil {
@@ -43,7 +43,8 @@ func run() error {
 	return <-ended
 }
 
-// serve answers one connection and reports whether it carried the lease.
+// serve reads the request of a connection and carries it out. It reports whether the request had Lease set; then serve
+// returns when the server has closed the connection.
 func serve(conn net.Conn) (lease bool) {
 	defer conn.Close() //nolint:errcheck // nothing is left to send
 	reader := bufio.NewReaderSize(conn, 64<<10)
@@ -71,7 +72,8 @@ func serve(conn net.Conn) (lease bool) {
 	return false
 }
 
-// sendEnd ends an answer. A failure to send it means that the server is gone.
+// sendEnd sends the frame Done with the text of err, which may be nil. It ignores errors of sending, because then the
+// server is gone.
 func sendEnd(conn net.Conn, err error) {
 	message := ""
 	if err != nil {

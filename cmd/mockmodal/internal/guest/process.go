@@ -28,8 +28,7 @@ type process struct {
 	outputs map[Kind]*os.File
 }
 
-// start runs an exec and returns when it has ended, its streams have ended and
-// all of that has been sent.
+// start runs a process, and returns when the process and its streams have ended and everything about them was sent.
 func start(conn net.Conn, reader *bufio.Reader, spec Exec) {
 	p := &process{conn: conn, input: make(chan []byte, StdinWindow), outputs: map[Kind]*os.File{}}
 	if err := p.launch(spec); err != nil {
@@ -51,7 +50,7 @@ func start(conn net.Conn, reader *bufio.Reader, spec Exec) {
 	streams.Wait()
 }
 
-// startFailureCode returns the exit code that a shell returns for such an error.
+// startFailureCode returns the exit code of a shell for a program that could not be started with err.
 func startFailureCode(err error) int {
 	if errors.Is(err, os.ErrNotExist) {
 		return 127
@@ -59,7 +58,8 @@ func startFailureCode(err error) int {
 	return 126
 }
 
-// exitOf returns how a process ended. err is the error of waiting for it.
+// exitOf returns how a process ended, from its state. If state is nil, the process did not start, and err is the
+// reason.
 func exitOf(state *os.ProcessState, err error) Exit {
 	if state == nil {
 		return Exit{Code: 1, Error: err.Error()}
@@ -71,7 +71,7 @@ func exitOf(state *os.ProcessState, err error) Exit {
 	return Exit{Code: state.ExitCode()}
 }
 
-// launch starts the process.
+// launch starts the process and the goroutines that carry its streams.
 func (p *process) launch(spec Exec) error {
 	env := append(os.Environ(), spec.Env...)
 	path, err := lookPath(spec.Args[0], env, spec.Dir)
@@ -160,8 +160,8 @@ func (p *process) readFrames(reader *bufio.Reader) {
 	}
 }
 
-// kill kills the process group unless the process has exited: what it left
-// running then keeps running.
+// kill kills the process group. It does nothing if the process has exited: descendants that it left behind continue to
+// run.
 func (p *process) kill() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -170,8 +170,8 @@ func (p *process) kill() {
 	}
 }
 
-// writeInput writes to the process's standard input until its end. Input for a
-// process that reads no more is confirmed and dropped.
+// writeInput writes the input that the server sends to the process's standard input, until the end of the input. It
+// drops the input of a process that no longer reads, and confirms it like any other.
 func (p *process) writeInput() {
 	open := true
 	for data := range p.input {
@@ -189,7 +189,8 @@ func (p *process) writeInput() {
 	_ = p.stdin.Close()
 }
 
-// copyOutput sends what the process writes to a stream, and then the end of the stream.
+// copyOutput reads the process's standard output or error from file, sends it in frames of the given kind, and sends an
+// empty frame at its end.
 func (p *process) copyOutput(kind Kind, file *os.File) {
 	defer file.Close() //nolint:errcheck // read only
 	buffer := make([]byte, 64<<10)
@@ -208,7 +209,7 @@ func (p *process) copyOutput(kind Kind, file *os.File) {
 	}
 }
 
-// sendExit sends how the process ended.
+// sendExit sends the server a frame that states how the process ended.
 func (p *process) sendExit(exit Exit) {
 	data, err := json.Marshal(exit)
 	if err != nil {
@@ -217,8 +218,7 @@ func (p *process) sendExit(exit Exit) {
 	p.send(Exited, data)
 }
 
-// send writes a frame. A failure means that the server is gone, which
-// readFrames sees too.
+// send writes a frame to the server. It ignores errors, because then the server is gone, which readFrames notices too.
 func (p *process) send(kind Kind, data []byte) {
 	p.sending.Lock()
 	defer p.sending.Unlock()

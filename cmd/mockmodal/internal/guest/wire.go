@@ -18,7 +18,7 @@ const (
 	Folder = "/__modal/mock"
 	Binary = "/__modal/.bin/mockmodal"
 	Socket = Folder + "/guest.sock"
-	// ErrorFile holds the reason for which the guest ended early.
+	// ErrorFile is the path of the file in which the guest stores the error with which it ended.
 	ErrorFile = Folder + "/error"
 )
 
@@ -35,7 +35,7 @@ type Request struct {
 	Unpack string `json:"unpack,omitempty"`
 }
 
-// Exec describes a process to start.
+// Exec describes a process that the guest is to start in its container.
 type Exec struct {
 	Args []string `json:"args"`
 	// Env is added to the environment of the image; later entries win.
@@ -48,7 +48,7 @@ type Exec struct {
 	StderrToStdout bool `json:"stderrToStdout,omitempty"`
 }
 
-// Exit is the end of a process: a code, or a signal. Error is set when the
+// Exit is the result of a process that has ended: its exit code, or the signal that ended it. Error is set if the
 // process did not start.
 type Exit struct {
 	Code   int    `json:"code"`
@@ -56,7 +56,7 @@ type Exit struct {
 	Error  string `json:"error,omitempty"`
 }
 
-// Kind is the type of a frame.
+// Kind is the type of a frame between the server and the guest in a container.
 type Kind byte
 
 // Frames from the guest to the server. Started comes first, unless the process
@@ -75,8 +75,8 @@ const (
 	Kill  Kind = 'k' // kills the process group
 )
 
-// StdinWindow is the maximum number of Stdin frames that the server may send before the guest has
-// not confirmed with StdinRead. It keeps Kill from waiting behind input.
+// StdinWindow is the maximum number of Stdin frames that the server may have sent without a StdinRead frame from the
+// guest. It keeps a Kill frame from waiting behind much input.
 const StdinWindow = 8
 
 // Frames of Pack and Unpack. Done carries an error, or nothing.
@@ -100,8 +100,8 @@ func (d DataWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// DataReader reads what Data frames carry. An empty frame and a Done frame end
-// it; the latter's error is returned.
+// DataReader reads the content of Data frames. It returns io.EOF at an empty Data frame or a Done frame without an
+// error, and otherwise the error in the Done frame.
 type DataReader struct {
 	R    io.Reader
 	rest []byte

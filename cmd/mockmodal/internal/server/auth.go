@@ -21,13 +21,13 @@ const (
 	routerTokenLife = 30 * time.Minute // of the tokens for a task's command router
 )
 
-// claims are the content of a token.
+// claims are the claims of a JSON Web Token that the server issues.
 type claims struct {
 	Subject string `json:"sub"` // "auth", or the task
 	Expires int64  `json:"exp"` // Unix seconds
 }
 
-// sign returns a JSON Web Token.
+// sign returns a JSON Web Token for a subject that is valid for the given time.
 func (s *Server) sign(subject string, life time.Duration) string {
 	encode := base64.RawURLEncoding.EncodeToString
 	signed := encode([]byte(`{"alg":"HS256","typ":"JWT"}`)) + "." + encode(marshal(claims{subject, time.Now().Add(life).Unix()}))
@@ -104,7 +104,7 @@ func lastHeader(headers metadata.MD, name string) string {
 	return values[len(values)-1]
 }
 
-// taskOf returns the task that the caller of a command router may use.
+// taskOf returns the id of the task to which the token of a call of the command router belongs.
 func (s *Server) taskOf(ctx context.Context) (string, error) {
 	headers, _ := metadata.FromIncomingContext(ctx)
 	token, ok := strings.CutPrefix(lastHeader(headers, "authorization"), "Bearer ")
@@ -114,6 +114,6 @@ func (s *Server) taskOf(ctx context.Context) (string, error) {
 	return s.subject(token)
 }
 
-// routerURL has the scheme that the SDK asks for. For a server on the loopback
-// address the SDK connects without TLS nevertheless.
+// routerURL returns the address of the command router, with the scheme https, which the SDK requires. The SDK connects
+// to a loopback address without TLS nevertheless.
 func (s *Server) routerURL() string { return "https://" + s.port.address.String() }

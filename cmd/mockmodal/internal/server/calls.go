@@ -16,7 +16,8 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// calls counts calls, holds faults and records violations.
+// calls counts the calls of each method, and holds the faults that tests have injected and the violations that were
+// found.
 type calls struct {
 	mu         sync.Mutex
 	counts     map[string]int // by method, without its service
@@ -24,7 +25,7 @@ type calls struct {
 	violations []violation
 }
 
-// fault is an error that calls of a method return.
+// fault is an error that a test has injected into calls of a method.
 type fault struct {
 	Method  string `json:"method"`
 	Code    string `json:"code"` // as in gRPC: UNAVAILABLE
@@ -55,7 +56,7 @@ func (c *calls) count(method string) {
 	c.counts[method]++
 }
 
-// addFault activates a fault.
+// addFault makes calls fail as f describes, from now on.
 func (c *calls) addFault(f fault) error {
 	if err := f.code.UnmarshalJSON([]byte(`"` + f.Code + `"`)); err != nil || f.code == codes.OK {
 		return fmt.Errorf("code %q is not a gRPC error code", f.Code)
@@ -69,7 +70,8 @@ func (c *calls) addFault(f fault) error {
 	return nil
 }
 
-// nextFault returns the error that a call has to fail with, or nil.
+// nextFault returns the error that a test has injected into this call, or nil. after selects the faults that let a call
+// take effect before it fails.
 func (c *calls) nextFault(method string, after bool) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -92,14 +94,15 @@ func (c *calls) nextFault(method string, after bool) error {
 	return nil
 }
 
-// recordViolation records a violation.
+// recordViolation records that a client called a method in a way that Modal would not accept.
 func (c *calls) recordViolation(method, what string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.violations = append(c.violations, violation{time.Now().UTC(), method, what})
 }
 
-// admit checks a call before its first message is read.
+// admit counts a call, checks its token, and returns an error that a test has injected. It is called before the first
+// message of the call is read.
 func (s *Server) admit(ctx context.Context, fullMethod string, isStream bool) error {
 	s.calls.count(path.Base(fullMethod))
 	if err := s.authenticate(ctx, fullMethod, isStream); err != nil {
@@ -108,8 +111,9 @@ func (s *Server) admit(ctx context.Context, fullMethod string, isStream bool) er
 	return s.calls.nextFault(path.Base(fullMethod), false)
 }
 
-// finishCall records a call that failed for something that is not implemented,
-// and applies the faults that let a call take effect.
+// finishCall is called with the result err of a call, and returns the error for the client. It records a violation if
+// err means that something is not implemented. If err is nil, it returns an error that a test has injected to follow
+// the effect of the call.
 func (s *Server) finishCall(method string, err error) error {
 	if status.Code(err) == codes.Unimplemented {
 		s.calls.recordViolation(method, status.Convert(err).Message())
@@ -145,7 +149,7 @@ func (s *Server) interceptStream(service any, stream grpc.ServerStream, info *gr
 	return s.finishCall(method, handle(service, &checkedStream{stream, s, method}))
 }
 
-// checkedStream refuses messages with unknown fields.
+// checkedStream is a gRPC stream that refuses messages with fields that the server does not know.
 type checkedStream struct {
 	grpc.ServerStream
 	server *Server
@@ -212,8 +216,8 @@ func unknownField(message protoreflect.Message) (where string) {
 	return where
 }
 
-// requireFields refuses a request in which one of the named fields is empty. Names
-// and values alternate.
+// requireFields returns an error with code InvalidArgument if the value of a required field is empty. fields alternates
+// between names and values.
 func requireFields(fields ...string) error {
 	for i := 0; i < len(fields); i += 2 {
 		if fields[i+1] == "" {
@@ -223,8 +227,8 @@ func requireFields(fields ...string) error {
 	return nil
 }
 
-// refuseOtherFields refuses a message in which a field is set that mockmodal does not
-// implement. The fields are named with commas between them.
+// refuseOtherFields returns an error with code Unimplemented if a field of the message is set that is not in fields,
+// the comma-separated names of the fields that mockmodal implements.
 func refuseOtherFields(message proto.Message, fields string) error {
 	implemented := "," + fields + ","
 	var refused error

@@ -92,7 +92,8 @@ func replyJSON(w http.ResponseWriter, value any) {
 	_, _ = w.Write(marshal(value)) // a client that is gone needs no answer
 }
 
-// endResults maps each way in which the control API can end a sandbox to the result that clients get.
+// endResults maps the values of "how" in a request of the control API to end a sandbox to the result that clients then
+// get for the sandbox.
 var endResults = map[string]*pb.GenericResult{"preempted": preemptedResult, "timeout": timeoutResult, "oom": outOfMemoryResult}
 
 // endByControl ends the running sandbox with the id or name in the path, in the way that the body names.
@@ -125,7 +126,7 @@ func (s *Server) endByControl(w http.ResponseWriter, r *http.Request) {
 	reply(w, nil)
 }
 
-// description is a sandbox in the control API.
+// description is the JSON form of a sandbox in the control API.
 type description struct {
 	ID        string            `json:"id"`
 	Name      string            `json:"name"`
@@ -142,7 +143,7 @@ type description struct {
 	Execs     int               `json:"execs"`
 }
 
-// networkState is the network policy of a sandbox.
+// networkState is the JSON form of a sandbox's network policy in the control API.
 type networkState struct {
 	Type    string   `json:"type"` // OPEN, BLOCKED or ALLOWLIST
 	CIDRs   []string `json:"cidrs"`
@@ -157,7 +158,7 @@ type resourceState struct {
 	MemoryMBMax uint32 `json:"memoryMBMax"`
 }
 
-// describe lists all sandboxes, oldest first.
+// describe returns the descriptions of all sandboxes, oldest first.
 func (s *Server) describe() []description {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -12,10 +12,10 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
-// imageBuilderVersion is the version that environments name.
+// imageBuilderVersion is the version of Modal's image builder that the server reports for every environment.
 const imageBuilderVersion = "2025.06"
 
-// controlPlane implements Modal's main service.
+// controlPlane implements the gRPC service ModalClient, which is Modal's main API.
 type controlPlane struct {
 	pb.UnimplementedModalClientServer
 	*Server
@@ -38,7 +38,7 @@ type secret struct {
 	values   map[string]string
 }
 
-// AuthTokenGet returns a token that unary calls carry.
+// AuthTokenGet returns the token that the SDK sends with its unary calls.
 func (c *controlPlane) AuthTokenGet(context.Context, *pb.AuthTokenGetRequest) (*pb.AuthTokenGetResponse, error) {
 	return pb.AuthTokenGetResponse_builder{Token: c.sign("auth", authTokenLife)}.Build(), nil
 }
@@ -193,8 +193,8 @@ func (c *controlPlane) SecretDelete(_ context.Context, r *pb.SecretDeleteRequest
 	return &emptypb.Empty{}, nil
 }
 
-// environ returns environment variables from secrets by id, then from sources.
-// The caller holds s.mu.
+// environ returns the environment variables of the secrets with the given ids, and then those of sources. The caller
+// must hold s.mu.
 func (s *Server) environ(ids []string, sources []*pb.SecretSource) ([]string, error) {
 	for i := len(ids) - 1; i >= 0; i-- {
 		sources = slices.Insert(slices.Clone(sources), 0, pb.SecretSource_builder{SecretId: &ids[i]}.Build())

@@ -25,14 +25,14 @@ import (
 	"github.com/spoolhq/spool/cmd/mockmodal/internal/guest"
 )
 
-// ownerLabel is the label of everything that a server creates on the engine. Its value is the absolute path of the
-// server's data folder.
+// ownerLabel is the label of everything that a mockmodal server creates on the Docker engine. Its value is the absolute
+// path of the server's data folder.
 const ownerLabel = "dev.spool.mockmodal"
 
-// guestWithin bounds how long a container's guest may take to listen.
+// guestWithin is the maximum time that the guest in a new container may take to listen.
 const guestWithin = time.Minute
 
-// engine runs the containers of one server.
+// engine runs the containers of one mockmodal server on a Docker engine.
 type engine struct {
 	api     *client.Client
 	logger  *slog.Logger
@@ -45,8 +45,8 @@ type engine struct {
 	names   []string // resolve to the gateway in sandboxes
 }
 
-// newEngine connects to the engine, removes what servers left there that were
-// killed, and makes a network. The caller holds the lock of the data folder.
+// newEngine connects to the Docker engine, removes what servers that were killed have left on it, and creates a
+// network. The caller must hold the lock of the data folder.
 func newEngine(ctx context.Context, cfg Config, logger *slog.Logger) (*engine, error) {
 	options := []client.Opt{client.FromEnv, client.WithAPIVersionNegotiation()}
 	if cfg.DockerHost != "" {
@@ -73,7 +73,7 @@ func newEngine(ctx context.Context, cfg Config, logger *slog.Logger) (*engine, e
 	return e, nil
 }
 
-// createNetwork creates the network of the sandboxes, and sets network and gateway.
+// createNetwork creates the network of the sandboxes, and sets e.network and e.gateway.
 func (e *engine) createNetwork(ctx context.Context) error {
 	made, err := e.api.NetworkCreate(ctx, "mockmodal-"+newSuffix(8), network.CreateOptions{Driver: "bridge", Labels: e.labels()})
 	if err != nil {
@@ -95,13 +95,13 @@ func (e *engine) createNetwork(ctx context.Context) error {
 // labels returns the labels of everything that this server creates on the engine.
 func (e *engine) labels() map[string]string { return map[string]string{ownerLabel: e.owner} }
 
-// close removes all that the server made on the engine.
+// close removes everything that the server created on the Docker engine.
 func (e *engine) close(ctx context.Context) error {
 	return errors.Join(e.removeAll(ctx, e.owner), e.api.Close())
 }
 
-// removeImages removes the images that a filter finds. An image can be removed
-// when those that were made of it are gone, so it may take several passes.
+// removeImages removes the images that a filter selects. The engine removes an image only after the images that were
+// built on it, so removeImages repeats its pass until no image is left or none was removed.
 func (e *engine) removeImages(ctx context.Context, mine filters.Args) error {
 	for before := -1; ; {
 		images, err := e.api.ImageList(ctx, dockerimage.ListOptions{All: true, Filters: mine})
@@ -135,13 +135,14 @@ func (e *engine) remove(ctx context.Context, id string) error {
 	return ignoreMissing(err)
 }
 
-// removeImage removes an image and keeps those that it was made of.
+// removeImage removes an image, but not the images on which it was built.
 func (e *engine) removeImage(ctx context.Context, id string) error {
 	_, err := e.api.ImageRemove(ctx, id, dockerimage.RemoveOptions{Force: true})
 	return ignoreMissing(err)
 }
 
-// ignoreMissing returns nil for the error of an object that the engine does not have.
+// ignoreMissing returns nil for the error of the Docker engine that an object does not exist, and any other error
+// unchanged.
 func ignoreMissing(err error) error {
 	if errdefs.IsNotFound(err) {
 		return nil
@@ -149,14 +150,13 @@ func ignoreMissing(err error) error {
 	return err
 }
 
-// resolve returns the id of the engine's image for a registry reference. It
-// does not pull.
+// resolve returns the Docker engine's id of the image with a registry reference. It does not pull the image.
 func (e *engine) resolve(ctx context.Context, reference string) (string, error) {
 	found, err := e.api.ImageInspect(ctx, reference)
 	return found.ID, err
 }
 
-// containerSpec describes a sandbox's container.
+// containerSpec describes the Docker container of a sandbox.
 type containerSpec struct {
 	sandbox string // id
 	image   string // the engine's id
@@ -165,7 +165,7 @@ type containerSpec struct {
 	memory  int64 // bytes; 0 for no limit
 }
 
-// box is a running container.
+// box is the running container of a sandbox.
 type box struct {
 	id     string
 	pid    int    // on the server's machine
@@ -174,7 +174,7 @@ type box struct {
 	lease  net.Conn
 }
 
-// run creates and starts a container and returns when its guest listens.
+// run creates and starts a container, and returns when the guest in it listens.
 func (e *engine) run(ctx context.Context, spec containerSpec) (*box, error) {
 	folder := filepath.Join(e.sockets, newSuffix(10))
 	if err := os.MkdirAll(folder, 0o700); err != nil {
@@ -217,7 +217,7 @@ func (e *engine) create(ctx context.Context, spec containerSpec, folder string) 
 	return made.ID, err
 }
 
-// start starts a container and takes the lease of its guest.
+// start starts a container and opens the connection that keeps its guest running, b.lease.
 func (e *engine) start(ctx context.Context, b *box) error {
 	if err := e.api.ContainerStart(context.WithoutCancel(ctx), b.id, container.StartOptions{}); err != nil {
 		return err
@@ -231,7 +231,7 @@ func (e *engine) start(ctx context.Context, b *box) error {
 	return err
 }
 
-// discard kills a container and removes it.
+// discard kills and removes a container, and removes its folder on this machine.
 func (e *engine) discard(ctx context.Context, b *box) error {
 	if b.lease != nil {
 		_ = b.lease.Close() // the container is killed anyway
@@ -239,8 +239,8 @@ func (e *engine) discard(ctx context.Context, b *box) error {
 	return errors.Join(e.remove(ctx, b.id), os.RemoveAll(b.folder))
 }
 
-// dial connects to the guest and sends the request. It waits for a guest that
-// does not listen yet.
+// dial connects to the guest and sends the request. It waits for the guest of a new container, which may not listen
+// yet.
 func (b *box) dial(ctx context.Context, request guest.Request) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, guestWithin)
 	defer cancel()
@@ -265,28 +265,27 @@ func (b *box) dial(ctx context.Context, request guest.Request) (net.Conn, error)
 	}
 }
 
-// commit creates an image of a container's file system.
+// commit creates an image from a container's file system, and returns the image's id.
 func (e *engine) commit(ctx context.Context, id string) (string, error) {
 	changes := []string{fmt.Sprintf("LABEL %s=%q", ownerLabel, e.owner)}
 	made, err := e.api.ContainerCommit(ctx, id, container.CommitOptions{Pause: true, Changes: changes})
 	return made.ID, err
 }
 
-// outOfMemory reports whether the kernel killed a process of the container for
-// its memory.
+// outOfMemory reports whether the kernel killed a process of the container because the container had no memory left.
 func (e *engine) outOfMemory(ctx context.Context, id string) bool {
 	state, err := e.api.ContainerInspect(ctx, id)
 	return err == nil && state.State.OOMKilled
 }
 
-// rule allows connections to a network.
+// rule allows outgoing connections from a container to a network.
 type rule struct {
 	network netip.Prefix
 	port    int // of TCP; 0 for everything
 }
 
-// addresses returns the addresses of a name of a domain allowlist. Modal looks
-// at the name in the TLS handshake instead, so it knows wildcards.
+// addresses returns the addresses of a name in a domain allowlist. It refuses wildcards, which Modal supports because
+// it compares the name in the TLS handshake instead of addresses.
 func (e *engine) addresses(ctx context.Context, name string) ([]netip.Addr, error) {
 	if e.isGatewayName(name) {
 		return []netip.Addr{e.gateway}, nil
@@ -297,7 +296,7 @@ func (e *engine) addresses(ctx context.Context, name string) ([]netip.Addr, erro
 	return net.DefaultResolver.LookupNetIP(ctx, "ip4", name)
 }
 
-// isGatewayName reports whether a name stands for the gateway in sandboxes.
+// isGatewayName reports whether a name is one of those that resolve to the network's gateway in sandboxes.
 func (e *engine) isGatewayName(name string) bool {
 	for _, known := range e.names {
 		if strings.EqualFold(known, name) {

@@ -17,7 +17,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
-// image is one of Modal's images: of a registry, or a snapshot.
+// image is one of Modal's images, which is from a registry or is a snapshot of a sandbox.
 type image struct {
 	id         string
 	definition string    // digest of what it is built from; "" for a snapshot
@@ -44,8 +44,8 @@ func (s *Server) findImage(id string) (*image, error) {
 	return nil, status.Errorf(codes.NotFound, "Image '%s' not found", id)
 }
 
-// ImageGetOrCreate returns the image of a definition. One that is new is built
-// while the client waits with ImageJoinStreaming.
+// ImageGetOrCreate returns the image of a definition. If the image is new, it returns before the image is built; the
+// client waits for that with ImageJoinStreaming.
 func (c *controlPlane) ImageGetOrCreate(_ context.Context, r *pb.ImageGetOrCreateRequest) (*pb.ImageGetOrCreateResponse, error) {
 	if err := refuseOtherFields(r, "app_id,image,builder_version,force_build"); err != nil {
 		return nil, err
@@ -77,8 +77,8 @@ func (c *controlPlane) ImageGetOrCreate(_ context.Context, r *pb.ImageGetOrCreat
 	return response.Build(), nil
 }
 
-// imageOf returns the image of a definition and begins to build it if there is
-// none, or if the last build failed. The caller holds s.mu.
+// imageOf returns the image of a definition. If there is none, or its last build failed, imageOf starts to build it.
+// The caller must hold s.mu.
 func (s *Server) imageOf(r *pb.ImageGetOrCreateRequest) (*image, error) {
 	commands := r.GetImage().GetDockerfileCommands()
 	if len(commands) == 0 {
@@ -113,7 +113,8 @@ func (s *Server) imageOf(r *pb.ImageGetOrCreateRequest) (*image, error) {
 	return made, nil
 }
 
-// build finds the image on the engine.
+// build sets the id of the Docker engine's image for a new image, or the failure if the engine has no such image, and
+// then closes i.built.
 func (s *Server) build(i *image) {
 	id, err := s.engine.resolve(context.Background(), i.reference)
 	s.mu.Lock()
@@ -176,7 +177,8 @@ func (c *controlPlane) ImageFromId(_ context.Context, r *pb.ImageFromIdRequest) 
 	return pb.ImageFromIdResponse_builder{ImageId: found.id}.Build(), nil
 }
 
-// publishedKey returns the key of a published name. The caller holds s.mu.
+// publishedKey returns the key in s.published for an environment and the name of an image in it. The caller must hold
+// s.mu.
 func (s *Server) publishedKey(envName, tag string) (string, error) {
 	parts := imageTag.FindStringSubmatch(tag)
 	if parts == nil || strings.HasPrefix(parts[2], "im-") {
@@ -192,7 +194,7 @@ func (s *Server) publishedKey(envName, tag string) (string, error) {
 	return env.name + "/" + tag, nil
 }
 
-// ImagePublish gives an image a name, which another image may have had before.
+// ImagePublish publishes an image under a name. If another image has the name, that image loses it.
 func (c *controlPlane) ImagePublish(_ context.Context, r *pb.ImagePublishRequest) (*pb.ImagePublishResponse, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -227,7 +229,7 @@ func (c *controlPlane) ImageGetByTag(_ context.Context, r *pb.ImageGetByTagReque
 	return pb.ImageGetByTagResponse_builder{ImageId: found.id}.Build(), nil
 }
 
-// ImageDelete deletes an image. Sandboxes that run keep it.
+// ImageDelete deletes an image. Running sandboxes of the image continue to use it.
 func (c *controlPlane) ImageDelete(ctx context.Context, r *pb.ImageDeleteRequest) (*emptypb.Empty, error) {
 	c.mu.Lock()
 	found, err := c.findImage(r.GetImageId())
@@ -251,8 +253,8 @@ func (s *Server) unregisterImage(i *image) {
 	}
 }
 
-// discardImage removes what a snapshot occupies. An engine's image that a
-// container uses is removed with the server.
+// discardImage removes the content of a snapshot. Content that a container still uses is removed when the server ends.
+// discardImage does nothing for an image from a registry.
 func (s *Server) discardImage(ctx context.Context, i *image) error {
 	if i.archive != "" {
 		return os.Remove(i.archive)

@@ -15,13 +15,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A server holds a lock on this file in its data folder as long as it runs.
+// lockFile is the name of the file in a data folder on which a server holds a lock as long as it runs.
 const lockFile = "lock"
 
-// ownerFile is in a folder of sockets and holds the server's data folder.
+// ownerFile is the name of the file in a folder of sockets that contains the path of the server's data folder.
 const ownerFile = "owner"
 
-// lock takes the lock of a data folder.
+// lock locks a data folder until the returned file is closed. It returns an error if another server holds the lock.
 func lock(data string) (*os.File, error) {
 	file, err := os.OpenFile(filepath.Join(data, lockFile), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -33,8 +33,7 @@ func lock(data string) (*os.File, error) {
 	return file, nil
 }
 
-// isServed reports whether a server runs with a data folder. A folder that is
-// gone has none; one that cannot be read may have one.
+// isServed reports whether a server runs on a data folder. It reports true if the folder exists but cannot be read.
 func isServed(data string) bool {
 	if _, err := os.Stat(data); errors.Is(err, fs.ErrNotExist) {
 		return false
@@ -47,8 +46,8 @@ func isServed(data string) bool {
 	return unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil
 }
 
-// newSocketFolder creates the folder for the guests' sockets. It is outside of
-// the data folder, whose path may be too long for a socket's.
+// newSocketFolder creates the folder for the guests' sockets. It is not in the data folder, because the path of a Unix
+// socket must be short.
 func newSocketFolder(data string) (string, error) {
 	folder, err := os.MkdirTemp("", "mockmodal-")
 	if err != nil {
@@ -57,8 +56,8 @@ func newSocketFolder(data string) (string, error) {
 	return folder, os.WriteFile(filepath.Join(folder, ownerFile), []byte(data), 0o600)
 }
 
-// removeLeftovers removes what servers left that were killed: the one that had
-// this server's data folder, and all others that do not run any more.
+// removeLeftovers removes everything that killed servers have left: the former server of this data folder, and servers
+// of other data folders that no longer run.
 func (e *engine) removeLeftovers(ctx context.Context) error {
 	owners, err := e.owners(ctx)
 	if err != nil {
@@ -75,8 +74,8 @@ func (e *engine) removeLeftovers(ctx context.Context) error {
 	return e.removeAll(ctx, e.owner)
 }
 
-// owners returns the data folders of all servers that have something on the
-// engine, or a folder of sockets.
+// owners returns the data folders of all servers that own an object on the Docker engine, or a folder of sockets on
+// this machine.
 func (e *engine) owners(ctx context.Context) (map[string]bool, error) {
 	owners := map[string]bool{}
 	marked := filters.NewArgs(filters.Arg("label", ownerLabel))
@@ -98,8 +97,8 @@ func (e *engine) owners(ctx context.Context) (map[string]bool, error) {
 	return owners, errors.Join(err, listErr, imageErr)
 }
 
-// socketFolders returns the folders of sockets on this machine, with their
-// servers' data folders.
+// socketFolders returns the folders of sockets on this machine, each with the data folder of the server that created
+// it.
 func socketFolders() map[string]string {
 	found := map[string]string{}
 	files, _ := filepath.Glob(filepath.Join(os.TempDir(), "mockmodal-*", ownerFile)) // the pattern is valid
@@ -111,8 +110,7 @@ func socketFolders() map[string]string {
 	return found
 }
 
-// removeAll removes the containers, the networks, the images and the sockets of
-// one server.
+// removeAll removes the containers, networks, images and folders of sockets of the server with the data folder owner.
 func (e *engine) removeAll(ctx context.Context, owner string) error {
 	mine := filters.NewArgs(filters.Arg("label", ownerLabel+"="+owner))
 	containers, err := e.api.ContainerList(ctx, container.ListOptions{All: true, Filters: mine})

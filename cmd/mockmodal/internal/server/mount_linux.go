@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mount binds a folder of the container over a path in it.
+// mount mounts folder, a path in the container, over another path in the container.
 func (b *box) mount(folder, path string) error {
 	return b.inMountNamespace(func() error {
 		if err := os.MkdirAll(path, 0o755); err != nil {
@@ -23,8 +23,8 @@ func (b *box) unmount(path string) error {
 	return b.inMountNamespace(func() error { return unix.Unmount(path, unix.MNT_DETACH) })
 }
 
-// inMountNamespace calls f on a thread that sees the container's files. The
-// thread ends with it.
+// inMountNamespace calls f on a new thread in the mount namespace of the container, so that f sees the container's
+// files.
 func (b *box) inMountNamespace(f func() error) error {
 	namespace, err := os.Open(fmt.Sprintf("/proc/%d/ns/mnt", b.pid))
 	if err != nil {

@@ -62,10 +62,10 @@ func (p *port) reserve(address netip.AddrPort) error {
 	return nil
 }
 
-// sharePort lets several sockets of this program use the port.
+// sharePort makes the kernel allow several sockets on the port of a socket.
 func sharePort(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) }
 
-// turnOn listens.
+// turnOn makes the port listen again. It does nothing if the port listens already or is closed.
 func (p *port) turnOn() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -107,7 +107,7 @@ func (p *port) notify() {
 	p.changed = make(chan struct{})
 }
 
-// Accept implements net.Listener. It outlasts the time in which the port is off.
+// Accept implements net.Listener. While the port is off, Accept waits.
 func (p *port) Accept() (net.Conn, error) {
 	for {
 		p.mu.Lock()
@@ -160,7 +160,7 @@ func (p *port) latency() time.Duration {
 	return p.oneWay
 }
 
-// track wraps an accepted connection, so that it has the latency and turnOff cuts it.
+// track wraps an accepted connection, so that the port's latency applies to it and turnOff closes it.
 func (p *port) track(raw net.Conn) net.Conn {
 	conn := newSlowConn(raw, p)
 	p.mu.Lock()

@@ -31,8 +31,7 @@ type process struct {
 	ended chan struct{} // closed when the streams have ended too
 }
 
-// startProcess starts an exec in a container. Its output is kept in files whose
-// names begin with prefix.
+// startProcess starts a process in a container. It stores the process's output in files whose names begin with prefix.
 func startProcess(ctx context.Context, b *box, spec guest.Exec, prefix string) (*process, error) {
 	conn, err := b.dial(ctx, guest.Request{Exec: &spec})
 	if err != nil {
@@ -66,8 +65,8 @@ func startProcess(ctx context.Context, b *box, spec guest.Exec, prefix string) (
 	return p, nil
 }
 
-// readFrames receives what the guest sends until the process and its streams
-// have ended. A connection that ends before means that the container is gone.
+// readFrames handles the guest's frames about the process, until the process and its streams have ended. If the
+// connection ends before that, the container is gone.
 func (p *process) readFrames(reader io.Reader) {
 	defer p.closeStreams()
 	for {
@@ -92,7 +91,7 @@ func (p *process) readFrames(reader io.Reader) {
 	}
 }
 
-// finish sets how the process ended, from the data of an Exited frame.
+// finish sets p.exit from the data of an Exited frame.
 func (p *process) finish(data []byte) {
 	if err := json.Unmarshal(data, &p.exit); err != nil {
 		p.exit = guest.Exit{Code: 1, Error: err.Error()}
@@ -101,8 +100,8 @@ func (p *process) finish(data []byte) {
 	p.stdin.discard()
 }
 
-// closeStreams ends the streams of the process. If the process has not ended, its container is gone, and closeStreams sets its exit to
-// signal 9.
+// closeStreams ends the streams of the process. If no Exited frame has arrived, the container is gone, and closeStreams
+// sets p.exit to signal 9.
 func (p *process) closeStreams() {
 	select {
 	case <-p.done:
@@ -120,7 +119,7 @@ func (p *process) closeStreams() {
 // kill requests that the guest kill the process group.
 func (p *process) kill() { _ = p.send(guest.Kill, nil) }
 
-// killAfter kills the process when it has not ended within d.
+// killAfter kills the process if it has not ended within d.
 func (p *process) killAfter(d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -160,8 +159,8 @@ const (
 	inputFrame = 64 << 10
 )
 
-// inputQueue is the standard input of a process. Writers name the offset at
-// which their data begins, so that a repeated write changes nothing.
+// inputQueue holds input for the standard input of a process. A writer states the offset at which its data begins, so
+// that a repeated write has no effect.
 type inputQueue struct {
 	mu       sync.Mutex
 	changed  chan struct{} // closed and replaced at every change
@@ -174,7 +173,7 @@ type inputQueue struct {
 
 func newInputQueue() *inputQueue { return &inputQueue{changed: make(chan struct{})} }
 
-// notify wakes the callers that wait for a change. The caller holds mu.
+// notify wakes the callers that wait for a change of the queue. The caller must hold mu.
 func (q *inputQueue) notify() {
 	close(q.changed)
 	q.changed = make(chan struct{})
@@ -196,8 +195,8 @@ func (q *inputQueue) write(ctx context.Context, offset uint64, data []byte, eof 
 	}
 }
 
-// accept takes as much of the data as there is room for. It returns a channel
-// to wait on when some is left.
+// accept appends as much of the data as the queue has room for. If some is left, it returns a channel that is closed
+// when the queue changes; the caller then tries again.
 func (q *inputQueue) accept(offset uint64, data []byte, eof bool) (<-chan struct{}, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -224,8 +223,8 @@ func (q *inputQueue) accept(offset uint64, data []byte, eof bool) (<-chan struct
 	return nil, nil
 }
 
-// take returns the next input, and false with the last of it, which is empty.
-// It blocks until there is some.
+// take blocks until the queue has input, and removes and returns a part of it. At the end of the input it returns
+// false.
 func (q *inputQueue) take() ([]byte, bool) {
 	for {
 		q.mu.Lock()
@@ -246,7 +245,7 @@ func (q *inputQueue) take() ([]byte, bool) {
 	}
 }
 
-// discard is called when no process reads the input any more.
+// discard drops all input. It is called when the process no longer reads.
 func (q *inputQueue) discard() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -261,8 +260,8 @@ func (q *inputQueue) state() (uint64, bool) {
 	return q.accepted, q.closed
 }
 
-// takeOver makes cancel the way to end the stream that writes the input, and
-// ends the one before. A nil cancel ends it alone.
+// takeOver ends the stream that writes to the queue, if there is one. If cancel is not nil, a new stream takes its
+// place, which the next call of takeOver ends by cancel.
 func (q *inputQueue) takeOver(cancel context.CancelFunc) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -272,8 +271,8 @@ func (q *inputQueue) takeOver(cancel context.CancelFunc) {
 	q.stream = cancel
 }
 
-// outputLog keeps all that a process writes to a stream, in a file that is made
-// with the first byte.
+// outputLog stores everything that a process writes to one of its streams in a file, which is created with the first
+// byte.
 type outputLog struct {
 	path string
 
@@ -329,7 +328,7 @@ func (l *outputLog) end() {
 	close(l.changed)
 }
 
-// outputChunk is the number of bytes that one message of a stream carries at most.
+// outputChunk is the maximum number of bytes of output in one message to a client.
 const outputChunk = 256 << 10
 
 // read calls send for all output from an offset on, until the stream ends.

@@ -19,20 +19,21 @@ import (
 	"github.com/spoolhq/spool/cmd/mockmodal/internal/guest"
 )
 
-// router implements the command router, which serves one task to each token.
+// router implements Modal's command router. The token of a call allows access to one task only.
 type router struct {
 	pb.UnimplementedTaskCommandRouterServer
 	*Server
 }
 
-// execution is an exec by its id. Process and err are set by once.
+// execution is a process that a client has started in a sandbox, under its exec id. once guards process and err.
 type execution struct {
 	once    sync.Once
 	process *process
 	err     error
 }
 
-// task returns the sandbox of a request's task, which must be the token's.
+// task returns the sandbox that runs the task with the given id. It returns an error if the token of the call belongs
+// to another task.
 func (r *router) task(ctx context.Context, id string) (*sandbox, error) {
 	if err := requireFields("task_id", id); err != nil {
 		return nil, err
@@ -51,8 +52,8 @@ func (r *router) task(ctx context.Context, id string) (*sandbox, error) {
 	return sb, sb.workerError()
 }
 
-// process returns an exec of a task. Execs of a sandbox that has ended can
-// still be read.
+// process returns the process with an exec id in the sandbox of a task. It also returns processes of a sandbox that has
+// ended, because their output can still be read.
 func (r *router) process(ctx context.Context, task, exec string) (*sandbox, *process, error) {
 	sb, err := r.task(ctx, task)
 	if err != nil {
@@ -97,7 +98,7 @@ func (r *router) TaskExecStart(ctx context.Context, request *pb.TaskExecStartReq
 	return &pb.TaskExecStartResponse{}, nil
 }
 
-// execSpec checks the request for an exec, and returns what the guest must start.
+// execSpec validates a request to start a process, and returns the request for the guest.
 func (r *router) execSpec(sb *sandbox, request *pb.TaskExecStartRequest) (guest.Exec, error) {
 	if err := requireFields("exec_id", request.GetExecId()); err != nil {
 		return guest.Exec{}, err
@@ -282,8 +283,7 @@ func (r *router) TaskExecPoll(ctx context.Context, request *pb.TaskExecPollReque
 	return response, nil
 }
 
-// entrypoint returns the process that a sandbox of the second backend began
-// with.
+// entrypoint returns the first process of a task's sandbox, which only sandboxes of the second backend have.
 func (r *router) entrypoint(ctx context.Context, task string) (*sandbox, *process, error) {
 	sb, err := r.task(ctx, task)
 	if err != nil {

@@ -16,8 +16,8 @@ import (
 	"github.com/spoolhq/spool/cmd/mockmodal/internal/guest"
 )
 
-// sandbox is one of Modal's sandboxes, running or ended. The registry's mutex
-// guards name and tags, its own the rest that changes.
+// sandbox is one of Modal's sandboxes, running or ended. Server.mu guards the fields name and tags, and mu guards the
+// fields below it.
 type sandbox struct {
 	id, task   string
 	v2         bool
@@ -87,19 +87,19 @@ func isClosed(c <-chan struct{}) bool {
 // isRunning reports whether the sandbox starts or runs.
 func (s *sandbox) isRunning() bool { return s.state() != "ended" }
 
-// outcome returns the sandbox's result, or nil while it runs.
+// outcome returns the result with which the sandbox ended, or nil while it runs.
 func (s *sandbox) outcome() *pb.GenericResult {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.result
 }
 
-// metadata returns what the handle of a sandbox knows of it.
+// metadata returns the metadata that the SDK stores in its handle of the sandbox.
 func (s *sandbox) metadata() *pb.SandboxHandleMetadata {
 	return pb.SandboxHandleMetadata_builder{AppId: s.app.id, Result: s.outcome()}.Build()
 }
 
-// launch runs the sandbox's container and its entrypoint.
+// launch starts the sandbox's container and its entrypoint.
 func (s *Server) launch(ctx context.Context, sb *sandbox) error {
 	resources := sb.definition.GetResources()
 	b, err := s.engine.run(ctx, containerSpec{
@@ -145,7 +145,7 @@ func (s *Server) launch(ctx context.Context, sb *sandbox) error {
 // outputWait is the time limit for the last output of a sandbox's entrypoint.
 const outputWait = time.Second
 
-// watch ends the sandbox when its entrypoint exits or its container does.
+// watch ends the sandbox when its entrypoint has exited or its container has ended.
 func (s *Server) watch(sb *sandbox) {
 	gone := make(chan struct{})
 	go func() {
@@ -186,8 +186,8 @@ func (s *Server) watch(sb *sandbox) {
 	}
 }
 
-// end ends a sandbox with a result, unless it has one. It returns when the
-// container is gone.
+// end ends a sandbox with a result, and returns when its container was removed. It does nothing if the sandbox has a
+// result already.
 func (s *Server) end(sb *sandbox, result *pb.GenericResult) {
 	sb.mu.Lock()
 	if sb.result != nil {
@@ -210,7 +210,8 @@ func (s *Server) end(sb *sandbox, result *pb.GenericResult) {
 	}
 }
 
-// workdir returns the folder in which a process starts.
+// workdir returns the working directory of a new process: asked, or else that of the sandbox's definition, of the
+// image, or /.
 func (s *sandbox) workdir(asked string) string {
 	for _, dir := range []string{asked, s.definition.GetWorkdir(), s.box.dir} {
 		if dir != "" {
@@ -220,7 +221,7 @@ func (s *sandbox) workdir(asked string) string {
 	return "/"
 }
 
-// runningBox returns the sandbox's container. An ended sandbox has none.
+// runningBox returns the sandbox's container, or an error with code NotFound if the sandbox has ended.
 func (s *sandbox) runningBox() (*box, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -230,8 +231,8 @@ func (s *sandbox) runningBox() (*box, error) {
 	return s.box, nil
 }
 
-// workerError returns the error of calls that go to a worker that is gone.
-// Output of a sandbox that ended otherwise can still be read.
+// workerError returns an error with code Unavailable if the worker of the sandbox is gone, because then the output of
+// its processes cannot be read. It returns nil if the sandbox runs or has ended otherwise.
 func (s *sandbox) workerError() error {
 	if result := s.outcome(); result == preemptedResult || result == lostResult {
 		return status.Error(codes.Unavailable, result.GetException())
@@ -239,8 +240,8 @@ func (s *sandbox) workerError() error {
 	return nil
 }
 
-// allowedNetworks returns the networks that a policy allows, and false if it
-// allows all.
+// allowedNetworks returns the rules for the networks that a policy allows. The bool is false if the policy has no
+// allowlist.
 func (s *Server) allowedNetworks(ctx context.Context, access *pb.NetworkAccess) ([]rule, bool, error) {
 	if access.GetNetworkAccessType() != pb.NetworkAccess_ALLOWLIST {
 		return nil, false, nil
@@ -265,7 +266,7 @@ func (s *Server) allowedNetworks(ctx context.Context, access *pb.NetworkAccess) 
 	return rules, true, nil
 }
 
-// applyNetwork puts a policy into force.
+// applyNetwork restricts the connections of a running sandbox to what a network policy allows.
 func (s *Server) applyNetwork(ctx context.Context, sb *sandbox, access *pb.NetworkAccess) error {
 	rules, restricted, err := s.allowedNetworks(ctx, access)
 	if err != nil || !restricted {

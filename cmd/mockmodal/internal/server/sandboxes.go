@@ -13,13 +13,14 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
-// maxTimeout is the longest life of a sandbox.
+// maxTimeout is the longest time that a client may request for the life of a sandbox.
 const maxTimeout = 24 * time.Hour
 
 // listPage is the number of sandboxes that one answer lists.
 const listPage = 10
 
-// findSandbox returns a sandbox of one of the two backends. The caller holds s.mu.
+// findSandbox returns the sandbox with an id. v2 selects Modal's second backend, which does not know the sandboxes of
+// the first. The caller must hold s.mu.
 func (s *Server) findSandbox(id string, v2 bool) (*sandbox, error) {
 	if err := requireFields("sandbox_id", id); err != nil {
 		return nil, err
@@ -39,8 +40,8 @@ func (s *Server) lockedFindSandbox(id string, v2 bool) (*sandbox, error) {
 	return s.findSandbox(id, v2)
 }
 
-// SandboxCreate creates a sandbox of the first backend. Its task is known when
-// it runs.
+// SandboxCreate creates a sandbox of the first backend. It returns before the sandbox runs, and SandboxGetTaskId
+// returns the id of its task.
 func (c *controlPlane) SandboxCreate(ctx context.Context, r *pb.SandboxCreateRequest) (*pb.SandboxCreateResponse, error) {
 	sb, err := c.createSandbox(ctx, r.GetAppId(), r.GetDefinition(), r.GetTags(), nil, false)
 	if err != nil {
@@ -49,8 +50,7 @@ func (c *controlPlane) SandboxCreate(ctx context.Context, r *pb.SandboxCreateReq
 	return pb.SandboxCreateResponse_builder{SandboxId: sb.id, Metadata: sb.metadata()}.Build(), nil
 }
 
-// SandboxCreateV2 creates a sandbox of the second backend and answers when it
-// runs.
+// SandboxCreateV2 creates a sandbox of the second backend, and returns when the sandbox runs.
 func (c *controlPlane) SandboxCreateV2(ctx context.Context, r *pb.SandboxCreateV2Request) (*pb.SandboxCreateV2Response, error) {
 	if err := refuseOtherFields(r, "app_id,definition,tags,secret_sources"); err != nil {
 		return nil, err
@@ -72,9 +72,8 @@ func (c *controlPlane) SandboxCreateV2(ctx context.Context, r *pb.SandboxCreateV
 	}.Build(), nil
 }
 
-// createSandbox registers a sandbox and begins to launch it. The launch does
-// not end with the call: a client that has lost its connection finds the
-// sandbox by its name.
+// createSandbox registers a sandbox and starts to launch it. The launch continues when the call of the client ends: a
+// client that has lost its connection finds the sandbox by its name.
 func (s *Server) createSandbox(ctx context.Context, appID string, d *pb.Sandbox, tags []*pb.SandboxTag, sources []*pb.SecretSource, v2 bool) (*sandbox, error) {
 	if err := checkDefinition(d); err != nil {
 		return nil, err
@@ -106,7 +105,7 @@ func (s *Server) createSandbox(ctx context.Context, appID string, d *pb.Sandbox,
 	return sb, nil
 }
 
-// register checks what a sandbox refers to and adds it to the registry.
+// register validates a sandbox's app, image, secrets and name, and adds the sandbox to s.sandboxes.
 func (s *Server) register(sb *sandbox, appID string, sources []*pb.SecretSource) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -201,7 +200,7 @@ func tagMap(tags []*pb.SandboxTag) (map[string]string, error) {
 	return values, nil
 }
 
-// tagList is the inverse of tagMap.
+// tagList converts tags by name to a list. It is the inverse of tagMap.
 func tagList(tags map[string]string) []*pb.SandboxTag {
 	list := []*pb.SandboxTag{}
 	for name, value := range tags {

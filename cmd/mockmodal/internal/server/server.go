@@ -45,7 +45,7 @@ type Ready struct {
 	Gateway string `json:"gateway"` // the machine's address in the sandboxes' network
 }
 
-// Server holds the state of one stand-in. It is safe for concurrent use.
+// Server is a stand-in for Modal. It is safe for concurrent use.
 type Server struct {
 	cfg    Config
 	logger *slog.Logger
@@ -117,7 +117,7 @@ func Run(ctx context.Context, cfg Config, out io.Writer, logger *slog.Logger) (e
 	return nil
 }
 
-// newServer checks the config, takes the data folder and connects to the engine.
+// newServer validates the config, locks and empties the data folder, and connects to the Docker engine.
 func newServer(ctx context.Context, cfg Config, logger *slog.Logger) (*Server, error) {
 	data, err := filepath.Abs(cfg.Data)
 	if err != nil {
@@ -155,7 +155,7 @@ func newServer(ctx context.Context, cfg Config, logger *slog.Logger) (*Server, e
 	return s, nil
 }
 
-// openData takes the data folder for this server and empties it.
+// openData creates, locks and empties the data folder.
 func (s *Server) openData() (err error) {
 	if err := os.MkdirAll(s.cfg.Data, 0o700); err != nil {
 		return err
@@ -170,7 +170,7 @@ func (s *Server) openData() (err error) {
 	return err
 }
 
-// untilParentEnds returns a context that ends when the parent process has.
+// untilParentEnds returns a context that also ends when the parent process ends.
 func untilParentEnds(ctx context.Context) context.Context {
 	ctx, cancel := context.WithCancel(ctx)
 	parent := os.Getppid()
@@ -187,7 +187,7 @@ func untilParentEnds(ctx context.Context) context.Context {
 	return ctx
 }
 
-// close ends all sandboxes and removes what the server made on the engine.
+// close ends all sandboxes and removes everything that the server created on the Docker engine.
 func (s *Server) close() error {
 	s.stop()
 	s.launches.Wait()

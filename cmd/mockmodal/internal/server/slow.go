@@ -28,7 +28,7 @@ func newSlowConn(raw net.Conn, p *port) *slowConn {
 	return c
 }
 
-// receive reads from the network into the line of incoming bytes.
+// receive reads from the network and puts the bytes into c.incoming, from which Read takes them after the latency.
 func (c *slowConn) receive() {
 	for {
 		buffer := make([]byte, 32<<10)
@@ -95,13 +95,13 @@ type delayLine struct {
 	err     error
 }
 
-// delayed is data, and the time from which it may be taken.
+// delayed is an entry of a delayLine: data, and the time from which it may be taken.
 type delayed struct {
 	due  time.Time
 	data []byte
 }
 
-// delayLimit is the number of bytes that a line holds before put blocks.
+// delayLimit is the number of bytes in a delayLine from which put blocks.
 const delayLimit = 8 << 20
 
 func newDelayLine() *delayLine {
@@ -110,7 +110,7 @@ func newDelayLine() *delayLine {
 	return l
 }
 
-// put adds data that is due after a delay.
+// put adds data that can be taken after a delay. It blocks while the line is full.
 func (l *delayLine) put(data []byte, delay time.Duration) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -149,7 +149,7 @@ func (l *delayLine) take() ([]byte, error) {
 	return first.data, nil
 }
 
-// end lets take return err once the line is empty, and put at once.
+// end ends the line: put then returns err at once, and take returns err after all entries were taken.
 func (l *delayLine) end(err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

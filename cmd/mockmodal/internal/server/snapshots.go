@@ -23,15 +23,15 @@ import (
 // time.
 const defaultImageLife = 30 * 24 * time.Hour
 
-// snapshot is a snapshot by its id. Image and err are set by once.
+// snapshot is a snapshot of a sandbox under the id that the client has chosen. once guards image and err.
 type snapshot struct {
 	once  sync.Once
 	image *image
 	err   error
 }
 
-// snapshot returns the image of a snapshot id, which take makes the first time.
-// A snapshot that failed is made again.
+// snapshot returns the id of the image of a sandbox's snapshot. It calls take to create the image, unless an earlier
+// call with the same snapshot id has succeeded.
 func (s *Server) snapshot(sb *sandbox, id string, take func(context.Context, *box) (*image, error)) (string, error) {
 	if err := requireFields("snapshot_id", id); err != nil {
 		return "", err
@@ -65,7 +65,7 @@ func (s *Server) snapshot(sb *sandbox, id string, take func(context.Context, *bo
 	return "", status.Errorf(codes.Internal, "Snapshot failed: %v", found.err)
 }
 
-// registerSnapshot registers a snapshot's image for a time. A negative one is for ever.
+// registerSnapshot gives a snapshot's image an id and keeps it for the time life, or for ever if life is negative.
 func (s *Server) registerSnapshot(made *image, life time.Duration) *image {
 	made.id, made.built = newID("im"), make(chan struct{})
 	close(made.built)
@@ -91,8 +91,8 @@ func (s *Server) registerSnapshot(made *image, life time.Duration) *image {
 	return made
 }
 
-// imageLife returns the time for which a snapshot is kept, from ttl_seconds of a request. It is negative for a snapshot that is kept for
-// ever.
+// imageLife returns the time for which a snapshot is kept, from the field ttl_seconds of a request. It is negative if
+// the snapshot is kept for ever.
 func imageLife(isSet bool, seconds int64) (time.Duration, error) {
 	switch {
 	case !isSet:
@@ -210,8 +210,8 @@ func (b *box) unpack(ctx context.Context, archive, folder string) error {
 	return err
 }
 
-// TaskMountDirectory mounts the image of a folder, or an empty folder, over a
-// path. What is written there stays in the sandbox.
+// TaskMountDirectory mounts a snapshot of a directory, or an empty directory, over a path in a sandbox. Changes below
+// the path do not change the snapshot.
 func (r *router) TaskMountDirectory(ctx context.Context, request *pb.TaskMountDirectoryRequest) (*emptypb.Empty, error) {
 	if err := refuseOtherFields(request, "task_id,path,image_id"); err != nil {
 		return nil, err
@@ -306,15 +306,14 @@ func (r *router) TaskSetNetworkAccess(ctx context.Context, request *pb.TaskSetNe
 	return &pb.TaskSetNetworkAccessResponse{}, nil
 }
 
-// wantsExitSnapshot reports whether the sandbox's file system is kept when it
+// wantsExitSnapshot reports whether the client has requested that the sandbox's file system be kept when the sandbox
 // ends.
 func (s *sandbox) wantsExitSnapshot() bool {
 	return s.definition.GetExperimentalOptionsV2()["enable_exit_snapshot"] == "true"
 }
 
-// exitSnapshot keeps the file system of a sandbox that ends, if that was asked
-// for. A worker that is gone took it along. A nil box is of a sandbox that never
-// ran.
+// exitSnapshot sets sb.exitImage to an image of the file system of a sandbox that ends, if the client has requested
+// one. It sets sb.exitError if the worker is gone, or if the sandbox has never run, for which b is nil.
 func (s *Server) exitSnapshot(sb *sandbox, b *box) {
 	defer close(sb.saved)
 	if !sb.wantsExitSnapshot() {

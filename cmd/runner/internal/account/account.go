@@ -11,7 +11,7 @@ import (
 // its user.
 const Variable = "SPOOL_RUNNER_USER"
 
-// parse parses UID:GID. It refuses root.
+// parse parses a user in the form UID:GID. It returns an error for root.
 func parse(user string) (uid, gid int, err error) {
 	first, second, found := strings.Cut(user, ":")
 	uid, uerr := strconv.Atoi(first)

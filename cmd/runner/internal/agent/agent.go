@@ -47,8 +47,8 @@ type Session interface {
 	Interrupt() error
 }
 
-// Stdin queues lines for the process. Send never waits for the process and is safe for concurrent use. It does not
-// report that the process has ended.
+// Stdin queues lines for the standard input of an agent's process. Send does not wait for the process and is safe for
+// concurrent use. Send does not report whether the process has ended.
 type Stdin interface {
 	// Send writes v as one line of JSON. It fails only if v cannot be encoded.
 	Send(v any) error
@@ -60,7 +60,7 @@ type Folders struct {
 	State     string // absolute; outside the workspace, kept as long as the sandbox: configuration, transcripts
 }
 
-// Launch holds what a process is started for.
+// Launch holds everything that determines how the process of an agent is started.
 type Launch struct {
 	Folders
 	SessionID    string
@@ -84,15 +84,18 @@ type Launch struct {
 	MCPServers []runner.MCPServer
 	Skills     []runner.Skill
 	MaxTurns   uint32 // requests to the model in one turn; 0 for no limit
+
+	Permissions          events.Permissions // the agent's permission policy
+	ExecutionPermissions events.ExecutionPermissions
 }
 
-// Listed returns the skills that the main agent is offered, without those of sub-agents alone.
+// Listed returns the skills that the main agent may use. It leaves out those that only sub-agents may use.
 func (l Launch) Listed() []runner.Skill {
 	return slices.DeleteFunc(slices.Clone(l.Skills), func(s runner.Skill) bool { return s.Unlisted })
 }
 
-// Command is a process to start. The supervisor starts it in the workspace, in a session and process group of its own,
-// with pipes as its stdio.
+// Command describes the process of an agent. The supervisor starts it in the workspace, in a session and process group
+// of its own, with pipes as its stdio.
 type Command struct {
 	Path  string   // absolute
 	Args  []string // without the program's name
@@ -100,22 +103,24 @@ type Command struct {
 	Files []File   // written before the process starts (package launchfiles)
 }
 
-// File is a file that is written before a process starts, and removed when another process starts without it.
+// File is a file in the state folder that the runner writes before it starts an agent's process. The runner removes the
+// file when it starts a process whose Command does not have the file.
 type File struct {
 	Path    string // relative to the state folder, with slashes
 	Content string
 	Link    string // in place of Content: the path that a symbolic link leads to
 }
 
-// Unkept is the folder below the state folder that no snapshot contains. It is for files that hold secrets.
+// Unkept is the path, below the state folder, of the folder that no snapshot contains. It is for files that hold
+// secrets.
 const Unkept = "launch"
 
-// Provided is the path below the state folder of the transcript that a caller provided for the session.
+// Provided is the path, below the state folder, of the transcript that a client uploaded for the session.
 const Provided = Unkept + "/transcript"
 
-// Environment returns the environment of a process as KEY=value: the runner's environment, overridden by the launch's,
-// overridden by set. Variables of the runner's environment with one of the prefixes are left out, and so are the
-// runner's own settings (SPOOL_RUNNER_…).
+// Environment returns the environment of an agent's process as KEY=value. l.Env overrides variables of the runner's own
+// environment, and set overrides both. Variables of the runner's environment are left out if they begin with one of
+// dropPrefixes, or are settings of the runner (SPOOL_RUNNER_…).
 func (l Launch) Environment(set map[string]string, dropPrefixes ...string) []string {
 	var out []string
 	drop := append([]string{"SPOOL_RUNNER_"}, dropPrefixes...)

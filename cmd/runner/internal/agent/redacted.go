@@ -20,11 +20,13 @@ const (
 	maxAnchor = 256
 )
 
-// runnerFields are the fields that the runner itself fills in: numbers and words from its own lists.
+// runnerFields are the names of the fields of events that are not redacted, because the runner and not the agent
+// determines their values.
 var runnerFields = []string{"ID", "BlockID", "ExecutionID", "Code", "Level", "Stream", "Decision", "Rule", "Watchdog", "Action", "Policy"}
 
-// Redacted returns the data of a line without secrets. Text deltas are redacted earlier, piece by piece. The agent's
-// own session id and the path of its record are kept, because the executor needs them to find the session.
+// Redacted returns data, the payload of a journal line, with all secrets in s replaced. Text deltas are returned
+// unchanged, because their text was redacted before. So are the agent's own session id and the path of its transcript,
+// because the executor needs them to find the conversation.
 func Redacted(s *redact.Set, data any) any {
 	switch data.(type) {
 	case runner.Delta, runner.Started, events.TranscriptWritten:
@@ -57,7 +59,8 @@ func redactConversation(s *redact.Set, name string) string {
 	return s.String(name)
 }
 
-// Beginning returns the beginning of a text as valid UTF-8, with a note if the text is longer.
+// Beginning returns at most the first limit bytes of s as valid UTF-8, followed by the number of bytes that were left
+// out, if any.
 func Beginning(s string, limit int) string {
 	if len(s) > limit {
 		shown := truncate.Text(s, limit)

@@ -13,14 +13,14 @@ import (
 	"github.com/spoolhq/spool/pkg/truncate"
 )
 
-// errCut is recorded when a value was too long and was cut.
+// errCut is the error that is journaled with a line of which a value was too long and was cut.
 var errCut = errors.New("longer than a line may be; it was cut")
 
-// cutNote is appended to a text that was cut.
+// cutNote is appended to the text of a block that the runner cut because it was too long.
 const cutNote = "\n[cut by the runner: too long]"
 
-// text is the text of a block: the complete runes so far, of which the first sent bytes are journaled, and the
-// beginning of an incomplete rune. The text is already redacted, so offsets count redacted bytes.
+// text is the text of a block: known holds its complete runes so far, of which the first sent bytes are in the journal,
+// and half holds the beginning of an incomplete rune. The text is already redacted, so offsets count redacted bytes.
 type text struct {
 	redact *redact.Stream
 	known  []byte
@@ -52,7 +52,7 @@ func (x *text) finish() {
 	}
 }
 
-// addUnredacted redacts more of the text and adds what is safe to journal.
+// addUnredacted passes b to the redaction, and adds the redacted text that is complete.
 func (x *text) addUnredacted(b []byte) {
 	if x.typed != nil && len(*x.typed) <= maxText {
 		*x.typed = append(*x.typed, b...)
@@ -73,7 +73,8 @@ func (x *text) addRedacted(b []byte) {
 // waiting reports whether a part of the text is not journaled yet.
 func (x *text) waiting() bool { return x.sent < len(x.known) }
 
-// take returns the next piece to send, at most limit bytes of whole runes, and its offset.
+// take returns the next piece of the text for the journal, of at most limit bytes and whole runes, and its offset in
+// the text.
 func (x *text) take(limit int) (uint32, string) {
 	piece := truncate.Prefix(x.known[x.sent:], limit)
 	offset := uint32(x.sent) //nolint:gosec // at most maxText and the note
@@ -112,7 +113,7 @@ func incompleteRune(b []byte) int {
 	return 0
 }
 
-// applyUpdates applies an update to the block that End would finish.
+// applyUpdates sets the fields of an open block that an update contains.
 func applyUpdates(b *events.Block, u events.BlockUpdates) {
 	if len(u.Input) > 0 {
 		b.Input = u.Input
@@ -129,7 +130,8 @@ func applyUpdates(b *events.Block, u events.BlockUpdates) {
 	}
 }
 
-// encodeLine encodes data as valid UTF-8 JSON and cuts long texts until the result fits into a line.
+// encodeLine encodes the data of a journal line as valid UTF-8 JSON. If the result is too long for a line, encodeLine
+// cuts long texts in data; cut reports whether it did.
 func encodeLine(data any) (raw json.RawMessage, cut bool, err error) {
 	for _, limit := range []int{maxText + len(cutNote), maxText / 8} {
 		small, wasCut := shorten(data, limit)
@@ -158,7 +160,8 @@ func encode(data any) (json.RawMessage, error) {
 	return bytes.ToValidUTF8(bytes.TrimSuffix(buf.Bytes(), []byte("\n")), []byte("\uFFFD")), nil
 }
 
-// shorten cuts the fields whose length the agent decides.
+// shorten cuts the fields of data whose length the agent determines to limit bytes, and reports whether any was longer
+// or was not valid JSON.
 func shorten(data any, limit int) (any, bool) {
 	cut := false
 	long := func(fields ...*string) {

@@ -24,7 +24,7 @@ const (
 	maxDelta = 64 << 10
 )
 
-// Journal stores lines in order and numbers them.
+// Journal stores the lines of a turn in order and numbers them.
 type Journal interface {
 	// Append blocks while the journal is full, until ctx ends. Then the line is stored all the same, so that a turn
 	// can always be ended.
@@ -75,7 +75,7 @@ type openBlock struct {
 	text         text
 }
 
-// NewTurn returns a new turn. The end of ctx ends waiting for the journal; it does not end the turn.
+// NewTurn returns a new turn. When ctx ends, the turn no longer waits for a full journal; the turn itself does not end.
 func NewTurn(ctx context.Context, cfg TurnConfig) *Turn {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
@@ -110,7 +110,7 @@ func (t *Turn) Ended() *runner.Ended {
 	return t.end
 }
 
-// Start journals the first line of an execution.
+// Start journals the line AgentStarted, and then the lines that were held for it.
 func (t *Turn) Start(s runner.Started) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -122,7 +122,7 @@ func (t *Turn) Start(s runner.Started) {
 	}
 }
 
-// append writes a line to the journal, or holds it until Start is called.
+// append appends a line to the journal, or holds the line until Start is called.
 func (t *Turn) append(line runner.Line) {
 	if t.cfg.Hold {
 		t.held = append(t.held, line)
@@ -148,7 +148,7 @@ func (t *Turn) Open(conversation string, b events.Block) string {
 	return b.ID
 }
 
-// Whole writes a block that is complete at once. A status of error is kept.
+// Whole journals a block that is complete at once and returns its id. A status of error is kept.
 func (t *Turn) Whole(conversation string, b events.Block) string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -261,7 +261,7 @@ func (t *Turn) finishTurn(e runner.Ended) (replies []func()) {
 	return replies
 }
 
-// setFields sets the fields of a block that the turn decides.
+// setFields returns b with the fields that the turn determines: conversation, execution, time and status.
 func (t *Turn) setFields(conversation string, b events.Block, s events.BlockStatus) events.Block {
 	if t.cfg.Journal != nil {
 		b.ID = t.cfg.Journal.NewBlockID()
@@ -308,7 +308,7 @@ func (t *Turn) finish(b *openBlock, s events.BlockStatus, change func(*events.Bl
 	t.write(events.BlockComplete{}.EventType(), b.conversation, events.BlockComplete{Block: whole})
 }
 
-// flushCoalesced is called by the coalescing timer.
+// flushCoalesced journals the text that waits. It is called by the timer that bounds how long text is coalesced.
 func (t *Turn) flushCoalesced() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -318,7 +318,7 @@ func (t *Turn) flushCoalesced() {
 	}
 }
 
-// flush journals all held text, in the order of the blocks.
+// flush journals the waiting text of all open blocks, in the order of the blocks.
 func (t *Turn) flush() {
 	if t.timer != nil {
 		t.timer.Stop()
@@ -336,7 +336,7 @@ func (t *Turn) flush() {
 	}
 }
 
-// write journals a line, and first the text that came before it.
+// write journals the waiting text of all open blocks, and then a line.
 func (t *Turn) write(typ events.Type, conversation string, data any) {
 	t.flush()
 	t.put(typ, conversation, data)
@@ -362,7 +362,7 @@ func (t *Turn) put(typ events.Type, conversation string, data any) {
 	t.append(line)
 }
 
-// note journals that a line was changed or dropped.
+// note journals an event with a code about a line that was changed or dropped because of err.
 func (t *Turn) note(line runner.Line, code string, err error) {
 	raw, _, encErr := encodeLine(events.Error{Code: code, Message: string(line.Type) + ": " + err.Error()})
 	if encErr != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 )
 
-// Subject is the agent under test.
+// Subject describes the agent and the adapter that the test suite tests.
 type Subject struct {
 	Architecture string
 	Adapter      agent.Adapter
@@ -34,7 +34,8 @@ type Subject struct {
 	Model string
 }
 
-// Capabilities describe what the suite can ask of an agent. A nil field is a capability that the agent does not have.
+// Capabilities describe which parts of the suite apply to an agent, each with the data that it needs. A nil field means
+// that the agent does not have the capability.
 type Capabilities struct {
 	Goldens      *Goldens
 	Conversation *Conversation
@@ -47,7 +48,7 @@ type Capabilities struct {
 	Bare func() bareagent.Agent
 }
 
-// Exercise runs the suite.
+// Exercise runs the conformance suite of adapters for one agent.
 func Exercise(t *testing.T, s Subject, c Capabilities) {
 	t.Helper()
 	if c.Goldens != nil {

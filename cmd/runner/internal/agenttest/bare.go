@@ -14,8 +14,8 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/bareagent"
 )
 
-// exerciseBareAgent checks the agent without Spool, with which the benchmark "turn" compares it: both of its forms continue a
-// conversation, and the benchmark includes it.
+// exerciseBareAgent checks how package bareagent runs the agent without Spool: both its warm and its one-shot form must
+// continue a conversation, and bareagent.Agents must return the agent, so that the benchmark "turn" measures it.
 func exerciseBareAgent(t *testing.T, s Subject, a bareagent.Agent) {
 	if a.Architecture != s.Architecture || a.Program != s.Program {
 		t.Errorf("the bare agent is %s of %q, want %s of %q", a.Program, a.Architecture, s.Program, s.Architecture)
@@ -38,7 +38,7 @@ func exerciseBareAgent(t *testing.T, s Subject, a bareagent.Agent) {
 	}
 }
 
-// converse takes two turns, the second of which has to continue the first.
+// converse starts a conversation with start, takes two turns, and checks that the second continues the first.
 func converse(t *testing.T, path string, start func(path, dir, modelURL string) (bareagent.Conversation, error)) {
 	model, err := server.New(server.Config{Script: Rules(t)})
 	if err != nil {

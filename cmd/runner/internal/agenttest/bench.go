@@ -29,7 +29,8 @@ import (
 // waitTimeout is the time limit of each wait for an agent, which may need seconds to start on a busy machine.
 const waitTimeout = 3 * time.Minute
 
-// Bench is the agent under the real supervisor, with a workspace and a state folder of its own.
+// Bench runs the agent under a real supervisor, with a workspace and a state folder of its own. Its methods fail the
+// test on an error.
 type Bench struct {
 	Folders    agent.Folders
 	Supervisor *supervisor.Supervisor
@@ -134,14 +135,14 @@ func Rules(t testing.TB, rules ...string) *server.Script {
 	return s
 }
 
-// Tool is a call of a tool in a rule.
+// Tool is a tool call that a rule of the scripted model makes.
 type Tool struct {
 	Name  string `json:"name"`
 	Input any    `json:"input"`
 }
 
-// Rule returns a rule by which the model, when the query contains text, calls the tools in turn and then quotes the
-// last result.
+// Rule returns a rule for Rules. When a query contains text, the model calls the tools one after the other and then
+// answers with the last result.
 func Rule(text string, tools ...Tool) string {
 	steps := []any{}
 	for _, tool := range tools {
@@ -156,7 +157,8 @@ func Rule(text string, tools ...Tool) string {
 	return "  - " + string(raw) + "\n"
 }
 
-// Start sends a query to the agent, and returns the supervisor's refusal or nil. change, which may be nil, modifies the query before.
+// Start sends a query with the given content to the supervisor, and returns the supervisor's refusal or nil. change,
+// which may be nil, modifies the query first.
 func (b *Bench) Start(content string, change func(*runner.Query)) *runner.Error {
 	b.executions++
 	q := b.Query
@@ -167,7 +169,7 @@ func (b *Bench) Start(content string, change func(*runner.Query)) *runner.Error 
 	return b.Supervisor.Start(q)
 }
 
-// MustStart is Start for a query that the supervisor must accept.
+// MustStart is Start for a query that the supervisor must accept. It returns the turn, which has no lines yet.
 func (b *Bench) MustStart(content string, change func(*runner.Query)) Turn {
 	b.t.Helper()
 	if refusal := b.Start(content, change); refusal != nil {
@@ -176,8 +178,8 @@ func (b *Bench) MustStart(content string, change func(*runner.Query)) Turn {
 	return Turn{t: b.t}
 }
 
-// Until reads the journal up to the first line for which wanted returns true, and returns so with these lines added. The test fails if no
-// such line comes; what describes the line in the error.
+// Until reads the journal up to the first line for which wanted returns true, and returns the turn so with the lines
+// that it has read added. It fails the test if no such line comes; what describes the line in the message.
 func (b *Bench) Until(what string, wanted func(runner.Line) bool, so Turn) Turn {
 	b.t.Helper()
 	timeout := time.After(waitTimeout)
@@ -203,19 +205,19 @@ func (b *Bench) Until(what string, wanted func(runner.Line) bool, so Turn) Turn 
 	}
 }
 
-// End reads the journal up to the end of the turn, and returns so with these lines added.
+// End reads the journal up to the end of the turn, and returns the turn so with the lines that it has read added.
 func (b *Bench) End(so Turn) Turn {
 	b.t.Helper()
 	return b.Until("end", func(l runner.Line) bool { return l.Type == runner.TurnEnded }, so)
 }
 
-// Ask sends a query and returns the whole turn.
+// Ask sends a query, reads the journal to the end of its turn, and returns the turn.
 func (b *Bench) Ask(content string, change func(*runner.Query)) Turn {
 	b.t.Helper()
 	return b.End(b.MustStart(content, change))
 }
 
-// AskOK is Ask for a turn that has to complete with a result that contains want.
+// AskOK is Ask for a turn that must complete with a result that contains want.
 func (b *Bench) AskOK(content, want string, change func(*runner.Query)) Turn {
 	b.t.Helper()
 	x := b.Ask(content, change)
@@ -226,7 +228,7 @@ func (b *Bench) AskOK(content, want string, change func(*runner.Query)) Turn {
 	return x
 }
 
-// Turn holds the lines that were journaled for one execution so far.
+// Turn holds the journal lines of one execution that were read so far.
 type Turn struct {
 	Lines []runner.Line
 	t     testing.TB
@@ -240,7 +242,7 @@ func (x Turn) String() string {
 	return s.String()
 }
 
-// All returns the data of all lines of one type.
+// All returns the data of all lines of a turn that have the type typ.
 func All[T any](x Turn, typ events.Type) []T {
 	x.t.Helper()
 	var out []T
@@ -257,7 +259,7 @@ func All[T any](x Turn, typ events.Type) []T {
 	return out
 }
 
-// Ended returns the end of the turn, of which there has to be exactly one.
+// Ended returns the data of the line that ends the turn. It fails the test unless there is exactly one.
 func (x Turn) Ended() runner.Ended {
 	x.t.Helper()
 	all := All[runner.Ended](x, runner.TurnEnded)
@@ -267,7 +269,7 @@ func (x Turn) Ended() runner.Ended {
 	return all[0]
 }
 
-// Started returns the start of the turn, of which there has to be exactly one.
+// Started returns the data of the line that starts the turn. It fails the test unless there is exactly one.
 func (x Turn) Started() runner.Started {
 	x.t.Helper()
 	all := All[runner.Started](x, runner.AgentStarted)
@@ -277,7 +279,7 @@ func (x Turn) Started() runner.Started {
 	return all[0]
 }
 
-// Decisions returns the answers to permission requests.
+// Decisions returns the decisions about permission requests in the turn.
 func (x Turn) Decisions() []events.PermissionDecided {
 	x.t.Helper()
 	return All[events.PermissionDecided](x, "permission_decided")
@@ -331,7 +333,8 @@ func (x Turn) Written() events.TranscriptWritten {
 	return all[0]
 }
 
-// CheckErrors checks that the turn's error events have exactly the given codes.
+// CheckErrors checks that the turn's events of type error have exactly the given codes, in order, and returns their
+// data.
 func (x Turn) CheckErrors(codes ...string) []events.Error {
 	x.t.Helper()
 	all := All[events.Error](x, "error")
@@ -372,7 +375,8 @@ func (b *Bench) put(path, content string) {
 	}
 }
 
-// Requests returns the requests to the model whose body contains text. There has to be one.
+// Requests returns the requests that the scripted model has received whose body contains text. It fails the test if
+// there is none.
 func (b *Bench) Requests(text string) []server.Request {
 	b.t.Helper()
 	found := slices.DeleteFunc(b.Model.Requests(), func(r server.Request) bool { return !bytes.Contains(r.Body, []byte(text)) })
@@ -382,8 +386,8 @@ func (b *Bench) Requests(text string) []server.Request {
 	return found
 }
 
-// CheckLastRequest checks the last request to the model: it contains the texts in present and none of those in absent,
-// and the question "which number was it?" as often as given.
+// CheckLastRequest checks the last request that the scripted model has received: its body must contain every text of
+// present, no text of absent, and the question "which number was it?" exactly questions times.
 func (b *Bench) CheckLastRequest(present, absent []string, questions int) {
 	b.t.Helper()
 	requests := b.Model.Requests()
@@ -403,7 +407,7 @@ func (b *Bench) CheckLastRequest(present, absent []string, questions int) {
 	}
 }
 
-// WithEnv returns the environment of every query with one more variable.
+// WithEnv returns the environment that every query has, with one more variable.
 func (b *Bench) WithEnv(key, value string) map[string]string {
 	env := maps.Clone(b.Query.Env)
 	env[key] = value

@@ -50,7 +50,7 @@ type Conversation struct {
 	Secrets []string
 }
 
-// Decision is the expected answer to a permission request.
+// Decision is the answer to a permission request that the suite expects in an event.
 type Decision struct{ Tool, Decision, Rule string }
 
 // Failure is the expected end of a turn at which the model fails.
@@ -59,13 +59,14 @@ type Failure struct {
 	Message     string // a part of the message
 }
 
-// Extra is a query that the agent answers with a text that contains Answer.
+// Extra is an additional query of the suite. The agent must answer it with a text that contains Answer.
 type Extra struct {
 	Query, Answer string
 	Check         func(testing.TB, *Bench, Turn) // may be nil
 }
 
-// Confinement describes how an agent is kept inside its workspace. The link "link" in the workspace leads outside.
+// Confinement describes how the suite checks that the agent is kept inside its workspace. The workspace has a symbolic
+// link named "link" that leads outside.
 type Confinement struct {
 	Refused []string // queries at which the agent writes or reads outside of the workspace
 	Answer  string   // is in the answer to each
@@ -80,10 +81,10 @@ type Confinement struct {
 	Check func(testing.TB, *Bench)
 }
 
-// isDelta reports whether the line is a text delta.
+// isDelta reports whether a journal line is a text delta.
 func isDelta(l runner.Line) bool { return l.Type == events.TextDelta }
 
-// sameProcess returns a function that checks that the warm process with the id pid did a turn, and returns the turn.
+// sameProcess returns a function that checks that a turn was done by the warm process pid, and returns the turn.
 func sameProcess(t testing.TB, pid int) func(Turn) Turn {
 	return func(x Turn) Turn {
 		t.Helper()
@@ -94,10 +95,12 @@ func sameProcess(t testing.TB, pid int) func(Turn) Turn {
 	}
 }
 
-// anyProcess returns the turn without a check, where sameProcess does not apply.
+// anyProcess returns the turn unchanged. It takes the place of a sameProcess function where any process may do the
+// turn.
 func anyProcess(x Turn) Turn { return x }
 
-// oneProcess checks that one process does all turns of a session, and what each of them leaves behind.
+// oneProcess runs a session whose turns must all be done by one process. It checks the results, files, usage,
+// interrupts and failures of the turns.
 func oneProcess(t *testing.T, s Subject, c Conversation, confined *Confinement) {
 	b := NewBench(t, s)
 	first := b.AskOK("Remember the number 4711 please", "Ça va, 世界", nil)
@@ -159,7 +162,8 @@ func oneProcess(t *testing.T, s Subject, c Conversation, confined *Confinement) 
 	noSecrets(t, b, c.Secrets)
 }
 
-// checkExtras sends the queries and checks their answers. same checks which process did each turn.
+// checkExtras sends additional queries and checks their answers. same is called with each turn and checks which process
+// did it.
 func checkExtras(t testing.TB, b *Bench, all []Extra, same func(Turn) Turn) {
 	t.Helper()
 	for _, e := range all {
@@ -170,7 +174,7 @@ func checkExtras(t testing.TB, b *Bench, all []Extra, same func(Turn) Turn) {
 	}
 }
 
-// CheckSubagent checks a turn in which a sub-agent created sub.txt.
+// CheckSubagent checks that in turn x one sub-agent ran and created the file sub.txt.
 func CheckSubagent(t testing.TB, b *Bench, x Turn) {
 	t.Helper()
 	if got := b.File("sub.txt"); got != "sub-agent-ran\n" || len(x.Blocks(events.KindSubagent)) != 1 {
@@ -178,7 +182,7 @@ func CheckSubagent(t testing.TB, b *Bench, x Turn) {
 	}
 }
 
-// checkUsage checks that the second turn, which is about as long as the first, is charged for itself alone.
+// checkUsage checks that the usage of the second turn does not include that of the first.
 func checkUsage(t testing.TB, c Conversation, first, second Turn) {
 	t.Helper()
 	f, s := first.Ended(), second.Ended()
@@ -190,7 +194,9 @@ func checkUsage(t testing.TB, c Conversation, first, second Turn) {
 	}
 }
 
-// checkConfinement checks that nothing outside of the workspace is written, and that the agent learns why.
+// checkConfinement sends queries at which the agent tries to leave the workspace. It checks that each is denied with
+// the expected rule and that no file outside was written. same is called with each turn and checks which process did
+// it.
 func checkConfinement(t testing.TB, b *Bench, c Confinement, same func(Turn) Turn) {
 	t.Helper()
 	outside := t.TempDir()
@@ -220,7 +226,8 @@ func checkConfinement(t testing.TB, b *Bench, c Confinement, same func(Turn) Tur
 	}
 }
 
-// checkInterrupts interrupts turns at different moments. The process stays warm, and no command is left running.
+// checkInterrupts interrupts turns at different moments. It checks that the process stays warm and that no command is
+// left running.
 func checkInterrupts(t testing.TB, b *Bench, c Conversation, same func(Turn) Turn) {
 	t.Helper()
 	Interrupt(t, b, "talk for ever", OnText, same)
@@ -233,7 +240,8 @@ func checkInterrupts(t testing.TB, b *Bench, c Conversation, same func(Turn) Tur
 	}
 }
 
-// Interrupt sends a query, interrupts the turn at a moment, and checks that the turn ends as interrupted.
+// Interrupt sends a query, interrupts its turn at the moment when, and checks that the turn ends as interrupted. same
+// is called with the turn and checks which process did it.
 func Interrupt(t testing.TB, b *Bench, content string, when When, same func(Turn) Turn) {
 	t.Helper()
 	x := b.MustStart(content, nil)
@@ -261,7 +269,7 @@ func CheckNothingSleeps(t testing.TB, b *Bench) {
 	await(t, "the interrupted command still runs", func() bool { return !isSleeping(t, b) })
 }
 
-// await waits until condition returns true, and fails the test with otherwise after waitTimeout.
+// await blocks until condition returns true. After waitTimeout it fails the test with the message otherwise.
 func await(t testing.TB, otherwise string, condition func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(waitTimeout); !condition(); time.Sleep(20 * time.Millisecond) {
@@ -310,7 +318,7 @@ func checkTranscript(t testing.TB, s Subject, b *Bench, c Conversation, x Turn) 
 	}
 }
 
-// noSecrets checks that no file in the agent's folders contains a secret.
+// noSecrets checks that no file in the workspace or the state folder contains one of the secrets.
 func noSecrets(t testing.TB, b *Bench, secrets []string) {
 	t.Helper()
 	for _, root := range []string{b.Folders.State, b.Folders.Workspace} {
@@ -332,7 +340,8 @@ func noSecrets(t testing.TB, b *Bench, secrets []string) {
 	}
 }
 
-// interruptAtOnce checks an interrupt that comes before the process has started.
+// interruptAtOnce checks that a turn which is interrupted before its process has started ends as interrupted, and that
+// the next query is answered.
 func interruptAtOnce(t *testing.T, s Subject) {
 	b := NewBench(t, s)
 	x := b.MustStart("talk for ever", nil)
@@ -343,7 +352,8 @@ func interruptAtOnce(t *testing.T, s Subject) {
 	b.AskOK("hello after the interrupt", "hello after the interrupt", nil)
 }
 
-// checkMissingCLI checks the error when the CLI is not installed: it says how to install it.
+// checkMissingCLI checks that a query is refused with AGENT_NOT_FOUND if the agent's CLI is not on the PATH, and that
+// the message says how to install the CLI.
 func checkMissingCLI(t *testing.T, s Subject) {
 	refusal := newBenchOn(t, s, t.TempDir(), nil).Start("hello", nil)
 	if refusal == nil || refusal.Code != "AGENT_NOT_FOUND" || !strings.Contains(refusal.Message, s.Install) {
@@ -351,7 +361,7 @@ func checkMissingCLI(t *testing.T, s Subject) {
 	}
 }
 
-// Resume describes how a new process continues the session of a process that has ended.
+// Resume describes how the suite checks that a new process continues the session of a process that has ended.
 type Resume struct {
 	Usage bool // as Conversation.Usage
 	// UnknownSession is the id of a session that the agent does not have.
@@ -362,7 +372,8 @@ type Resume struct {
 	Rules string
 }
 
-// resume checks that the process after one that has ended, or that must be replaced, knows the session.
+// resume checks that a new process knows the conversation so far, after the former process was killed, ended in the
+// middle of a turn, or had to be replaced. An unknown session must be reported as lost.
 func resume(t *testing.T, s Subject, r Resume) {
 	b := NewBench(t, s)
 	pid := 0
@@ -410,7 +421,9 @@ func resume(t *testing.T, s Subject, r Resume) {
 	}
 }
 
-// otherModel checks that another model or system prompt leads to another process, which knows the session.
+// otherModel checks that a query with another model and system prompt is answered by a new process that knows the
+// session, and that the model receives the prompt, the memory file and the rules of the workspace. cold is called with
+// the turn and checks that a new process did it.
 func otherModel(t *testing.T, b *Bench, r Resume, cold func(Turn) Turn) {
 	t.Helper()
 	want := []string{"PROMPT-OF-THE-AGENT", "MEMORY-OF-THE-PROJECT"}
@@ -437,14 +450,15 @@ func otherModel(t *testing.T, b *Bench, r Resume, cold func(Turn) Turn) {
 	}
 }
 
-// WorkspaceSettings describes files of a workspace that try to weaken the policy or to run programs.
+// WorkspaceSettings describes settings files of the agent's CLI in a workspace that try to weaken the permission policy
+// or to run programs.
 type WorkspaceSettings struct {
 	Files func(workspace string) map[string]string // content by path below the workspace
 	// Check is called after the queries of Confinement. May be nil.
 	Check func(testing.TB, *Bench)
 }
 
-// checkWorkspaceSettings checks that the confinement holds whatever settings the workspace brings.
+// checkWorkspaceSettings checks that the agent stays confined although its workspace has such settings files.
 func checkWorkspaceSettings(t *testing.T, s Subject, w WorkspaceSettings, c Confinement) {
 	b := NewBench(t, s)
 	for name, content := range w.Files(b.Folders.Workspace) {

@@ -13,7 +13,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// Fork describes how an agent continues with a copy of a session. The parent's queries are those of Parent, in order.
+// Fork describes how the suite checks that an agent continues with a copy of a session, the parent.
 type Fork struct {
 	// Copy copies the agent's records from one state folder to another.
 	Copy func(t testing.TB, from, to string)
@@ -33,7 +33,7 @@ type Fork struct {
 	Records string
 }
 
-// Parent are the turns of the session to fork.
+// Parent holds the turns of the session from which the suite forks. The comment of each turn is its query.
 type Parent struct {
 	Session string
 	First   Turn // "Remember the number 11 please"
@@ -42,14 +42,14 @@ type Parent struct {
 	Last    Turn // "Remember the number 22 please"
 }
 
-// ForkCase is one fork. The query "which number was it?" is answered with Answer.
+// ForkCase is one fork and its expected result: the query "which number was it?" must be answered with Answer.
 type ForkCase struct {
 	Anchor          string // "" for the whole conversation
 	Answer          string
 	Present, Absent []string // texts of the last request to the model
 }
 
-// checkFork checks that a fork knows what the agent knew at the anchor, and nothing that came later.
+// checkFork checks for each case that a fork knows the conversation up to the anchor, and nothing that came later.
 func checkFork(t *testing.T, s Subject, f Fork) {
 	parent := NewBench(t, s)
 	p := Parent{First: parent.AskOK("Remember the number 11 please", "11", nil), Write: parent.AskOK("write a file please", "written", nil)}
@@ -134,7 +134,8 @@ func checkFork(t *testing.T, s Subject, f Fork) {
 	})
 }
 
-// sameRecords checks that the files of parent that match the pattern have the same content in copied.
+// sameRecords checks that the agent's records of the parent that match the pattern have the same content in copied, the
+// folders of a fork.
 func sameRecords(t testing.TB, parent, copied agent.Folders, pattern string) {
 	t.Helper()
 	found, err := filepath.Glob(filepath.Join(parent.State, pattern))
@@ -157,7 +158,7 @@ func sameRecords(t testing.TB, parent, copied agent.Folders, pattern string) {
 	}
 }
 
-// Provided describes how an agent continues with a transcript that the caller of Spool provides.
+// Provided describes how the suite checks that an agent continues with a transcript that a client uploaded.
 type Provided struct {
 	// Bare holds the conversation "Remember the number 11 please" with the CLI without Spool, and returns its session
 	// and transcript. Env is that of the queries.
@@ -218,7 +219,7 @@ func checkProvided(t *testing.T, s Subject, p Provided) {
 	})
 }
 
-// LastText returns the last text of the agent's answer in a turn.
+// LastText returns the last block with text of the agent's answer in the turn.
 func (x Turn) LastText() events.Block {
 	x.t.Helper()
 	texts := x.Blocks(events.KindAssistantText)

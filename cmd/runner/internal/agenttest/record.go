@@ -24,10 +24,11 @@ import (
 
 var recordAgain = flag.Bool("record", false, "record the agent's CLI again before the recordings are replayed")
 
-// Scenario is a conversation to record.
+// Scenario is a conversation that the suite records with the agent's real CLI.
 type Scenario struct {
-	Model string // "" for Goldens.Model
-	Asks  []Ask
+	Model       string // "" for Goldens.Model
+	Permissions events.Permissions
+	Asks        []Ask
 }
 
 // Asks returns a scenario of queries that are not interrupted.
@@ -53,14 +54,17 @@ func (s Scenario) WithModel(model string) Scenario {
 	return s
 }
 
-// Ask is one query of a scenario.
+// Ask is one query of a Scenario.
 type Ask struct {
 	Text      string
 	Parts     []events.Part
 	Interrupt When // when the turn is interrupted; "" for never
+	// Decide are the decisions on the approval requests of the turn, in their order, each given as soon as the request
+	// is recorded. Further requests stay open.
+	Decide []events.ApprovalDecided
 }
 
-// When is a moment of a turn at which it is interrupted.
+// When is the moment of a turn at which the suite interrupts the turn.
 type When string
 
 // The moments of a turn.
@@ -69,9 +73,11 @@ const (
 	OnText   When = "text"   // when text of the answer arrives; of a recording, at the second piece
 	OnTool   When = "tool"   // when the command that the model asked for runs
 	OnOutput When = "output" // when the command's first output arrives
+	// OnRequest is the moment when an approval request was recorded that Ask.Decide does not decide.
+	OnRequest When = "request"
 )
 
-// Recording describes how the CLI's output is recorded.
+// Recording describes the output of an agent's CLI, so that it can be recorded and compared.
 type Recording struct {
 	Text   string // occurs in every line that holds a piece of the answer's text
 	Output string // occurs in every line that holds a piece of a command's output; "" if the CLI prints none
@@ -81,7 +87,8 @@ type Recording struct {
 	Normalize func(recording []byte) []byte
 }
 
-// recorder runs a CLI through its adapter and writes down both directions.
+// recorder runs an agent's CLI through its adapter and records the queries, the interrupts and the lines that the CLI
+// prints.
 type recorder struct {
 	t         *testing.T
 	recording Recording
@@ -125,10 +132,11 @@ func record(t *testing.T, s Subject, g Goldens, dir string, scenario Scenario) {
 	defer web.Close()
 	place := agent.Folders{Workspace: t.TempDir(), State: t.TempDir()}
 	launch := agent.Launch{
-		Folders: place,
-		Model:   scenario.Model,
-		Environ: []string{"PATH=" + os.Getenv("PATH"), "HOME=" + t.TempDir()},
-		Env:     s.Env(web.URL),
+		Folders:     place,
+		Model:       scenario.Model,
+		Permissions: scenario.Permissions,
+		Environ:     []string{"PATH=" + os.Getenv("PATH"), "HOME=" + t.TempDir()},
+		Env:         s.Env(web.URL),
 	}
 	if launch.Model == "" {
 		launch.Model = g.Model
@@ -153,7 +161,7 @@ func record(t *testing.T, s Subject, g Goldens, dir string, scenario Scenario) {
 	r := &recorder{t: t, recording: g.Recording, place: place, stdin: stdin, stdout: bufio.NewReaderSize(stdout, 1<<20)}
 	r.session = s.Adapter.Open(launch, r)
 	for i, ask := range scenario.Asks {
-		r.recordTurn(i, ask)
+		r.recordTurn(i, scenario.Permissions, ask)
 	}
 	if err := stdin.Close(); err != nil {
 		t.Error(err)
@@ -170,11 +178,14 @@ func record(t *testing.T, s Subject, g Goldens, dir string, scenario Scenario) {
 	}
 }
 
-// recordTurn sends a query and records until the turn has ended.
-func (r *recorder) recordTurn(i int, ask Ask) {
+// recordTurn sends the i-th query of the scenario, counted from 0, and records until its turn has ended.
+func (r *recorder) recordTurn(i int, permissions events.Permissions, ask Ask) {
 	t := r.t
-	q := runner.Query{ExecutionID: fmt.Sprintf("exe_%d", i+1), Attempt: 1, Content: ask.Text, Parts: ask.Parts, Policy: runner.PolicyWorkspace}
-	turn := NewTurn(t, &Journal{}, q.ExecutionID)
+	q := runner.Query{
+		ExecutionID: fmt.Sprintf("exe_%d", i+1), Attempt: 1, Content: ask.Text, Parts: ask.Parts, Policy: runner.PolicyWorkspace, Permissions: permissions,
+	}
+	var journal Journal
+	turn := newQueryTurn(t, &journal, q)
 	r.step(Step{Query: &q})
 	if err := r.session.Begin(q, turn); err != nil {
 		t.Fatal(err)
@@ -196,7 +207,7 @@ func (r *recorder) recordTurn(i int, ask Ask) {
 			interrupt()
 		}()
 	}
-	for pieces := 0; turn.Ended() == nil; {
+	for pieces, requests := 0, 0; turn.Ended() == nil; {
 		raw, err := r.stdout.ReadBytes('\n')
 		if err != nil {
 			t.Fatalf("the CLI ended in the middle of turn %d: %v", i+1, err)
@@ -217,6 +228,16 @@ func (r *recorder) recordTurn(i int, ask Ask) {
 				interrupt()
 			}
 		}
+		for ; requests < len(requestsIn(t, &journal)); requests++ {
+			switch {
+			case requests < len(ask.Decide):
+				c := Choice{Request: requests, Decision: ask.Decide[requests]}
+				r.step(Step{Decide: &c})
+				c.apply(t, &journal, turn)
+			case ask.Interrupt == OnRequest:
+				interrupt()
+			}
+		}
 		if ask.Interrupt == OnOutput && bytes.Contains(raw, []byte(r.recording.Output)) {
 			interrupt()
 		}
@@ -229,7 +250,8 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// Number replaces every match by name(match, n), where n counts different matches from 1 on.
+// Number replaces every match of the pattern in raw by name(match, n). n numbers the different matches from 1 on; equal
+// matches have the same n.
 func Number(raw []byte, pattern *regexp.Regexp, name func(match []byte, n int) string) []byte {
 	names := map[string]string{}
 	return pattern.ReplaceAllFunc(raw, func(match []byte) []byte {

@@ -63,9 +63,10 @@ func transcriptPath(state, agentSession string) (string, error) {
 
 // session implements agent.Session. refs maps the process's references of blocks to the ids of the turn's blocks.
 type session struct {
-	in   agent.Stdin
-	refs map[string]string
-	lost string // why a conversation cannot be forked, until that is reported
+	in    agent.Stdin
+	refs  map[string]string
+	lost  string // why a conversation cannot be forked, until that is reported
+	plain bool   // the turn's query has no permission policy; see hasNoPolicy
 }
 
 func (s *session) Begin(q runner.Query, t *agent.Turn) error {
@@ -73,6 +74,7 @@ func (s *session) Begin(q runner.Query, t *agent.Turn) error {
 		t.Emit(events.MainConversation, events.Error{Code: "TRANSCRIPT_LOST", Message: s.lost + ": the agent does not know the turns before"})
 		s.lost = ""
 	}
+	s.plain = hasNoPolicy(q)
 	q.Env, q.Redact = nil, nil // the process has the environment already, and its output is redacted here
 	return s.in.Send(order{Op: "query", Query: &q})
 }
@@ -81,6 +83,9 @@ func (s *session) Line(line []byte, t *agent.Turn) error {
 	var r report
 	if err := json.Unmarshal(line, &r); err != nil {
 		return fmt.Errorf("report: %w", err)
+	}
+	if r.Op == "permission" && r.Permission != nil {
+		return s.permit(*r.Permission, t)
 	}
 	return r.apply(t, s.refs)
 }

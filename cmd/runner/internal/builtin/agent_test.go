@@ -216,7 +216,7 @@ func TestInterruptWhileAProgramRuns(t *testing.T) {
 	s := startSpool(t, e, newPlace(t), "", nil)
 	began := time.Now()
 	lines := s.turn("run", func(report string) {
-		if strings.Contains(report, "permission_decided") {
+		if strings.Contains(report, `"op":"permission"`) {
 			if err := s.session.Interrupt(); err != nil {
 				t.Error(err)
 			}

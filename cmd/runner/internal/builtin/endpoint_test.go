@@ -23,6 +23,7 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/builtin"
 	"github.com/spoolhq/spool/cmd/runner/internal/mcptest"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/permission"
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
@@ -165,6 +166,7 @@ type spool struct {
 	t       *testing.T
 	place   agent.Folders
 	session agent.Session
+	orders  io.WriteCloser // stdin of the process
 	reports *bufio.Reader
 	close   func()
 	turns   int
@@ -204,7 +206,7 @@ func startLaunch(t *testing.T, e *endpoint, l agent.Launch, env map[string]strin
 		out.Close()
 		done <- err
 	}()
-	s := &spool{t: t, place: place, reports: bufio.NewReader(reports)}
+	s := &spool{t: t, place: place, orders: orders, reports: bufio.NewReader(reports)}
 	closed := false
 	s.close = func() {
 		if closed {
@@ -239,7 +241,13 @@ func (s *spool) turn(content string, watch func(report string)) []runner.Line {
 	q := s.query
 	q.SessionID, q.ExecutionID, q.Attempt = "ses_1", fmt.Sprintf("exe_%d", s.turns), 1
 	q.Architecture, q.Content, q.Policy = builtin.Architecture, content, runner.PolicyWorkspace
-	t := agenttest.NewTurn(s.t, &s.journal, q.ExecutionID)
+	policy, err := permission.New(q.Permissions, q.ExecutionPermissions)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	t := agent.NewTurn(s.t.Context(), agent.TurnConfig{
+		Journal: &s.journal, ExecutionID: q.ExecutionID, Coalesce: time.Hour, Now: agenttest.Now, Policy: policy,
+	})
 	t.Start(runner.Started{Attempt: 1, PID: 1, Policy: q.Policy})
 	if err := s.session.Begin(q, t); err != nil {
 		s.t.Fatal(err)

@@ -6,10 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"time"
 
-	"github.com/spoolhq/spool/cmd/runner/internal/builtin/mcptool"
 	"github.com/spoolhq/spool/cmd/runner/internal/builtin/model"
 	"github.com/spoolhq/spool/cmd/runner/internal/builtin/tool"
 	"github.com/spoolhq/spool/cmd/runner/internal/workspace"
@@ -32,7 +30,7 @@ type Loop struct {
 	Model        Model
 	DefaultModel string
 	Tools        []tool.Tool          // the query may leave some out
-	Workspace    *workspace.Workspace // for the policy
+	Workspace    *workspace.Workspace // for the paths of permission requests
 	System       string               // the system prompt when the query has none
 	Memory       string               // the memory file's content
 	MaxSteps     int                  // 0 for DefaultMaxSteps
@@ -43,18 +41,20 @@ type Loop struct {
 // turn is the state of one turn.
 type turn struct {
 	*Loop
-	query  runner.Query
-	record Record
-	tools  []tool.Tool
-	said   *Transcript
-	usage  events.Usage
-	model  string
+	query   runner.Query
+	record  Record
+	permits *permits
+	tools   []tool.Tool
+	said    *Transcript
+	usage   events.Usage
+	model   string
 }
 
-// Run runs one turn: it appends to the transcript and reports to the record. Cancelling ctx interrupts the turn.
-// However the turn ends, a model accepts the transcript.
-func (l *Loop) Run(ctx context.Context, q runner.Query, said *Transcript, record Record) runner.Ended {
-	t := &turn{Loop: l, query: q, record: record, tools: chooseTools(l.Tools, q.Tools), said: said, model: q.Model}
+// Run runs one turn: it appends to the transcript, reports to the record, and runs the calls of tools that permits allows.
+// Cancelling ctx interrupts the turn. A model accepts the transcript, unless ctx ended for another reason than
+// errInterrupted: then the process ends, and the transcript is completed when it is opened again.
+func (l *Loop) Run(ctx context.Context, q runner.Query, said *Transcript, record Record, permits *permits) runner.Ended {
+	t := &turn{Loop: l, query: q, record: record, permits: permits, tools: chooseTools(l.Tools, q.Tools), said: said, model: q.Model}
 	if t.model == "" {
 		t.model = l.DefaultModel
 	}
@@ -62,14 +62,17 @@ func (l *Loop) Run(ctx context.Context, q runner.Query, said *Transcript, record
 	if err != nil {
 		ended = runner.Ended{Outcome: runner.Failed, Code: "INTERNAL", Message: err.Error()}
 	}
+	ended.Usage = t.usage
 	reason := "the turn ended before the call was run"
 	if ended.Outcome == runner.Interrupted {
-		reason = "interrupted by the user before the call was run"
+		if !isInterrupted(ctx) {
+			return ended
+		}
+		reason = interruptedBeforeRun
 	}
 	if err := said.answerOpenCalls(reason); err != nil {
 		record.Event(events.Error{Code: "INTERNAL", Message: err.Error()})
 	}
-	ended.Usage = t.usage
 	return ended
 }
 
@@ -102,13 +105,8 @@ func (t *turn) run(ctx context.Context) (runner.Ended, error) {
 		if len(answer.Message.Calls) == 0 {
 			return runner.Ended{Outcome: runner.Completed, Result: answer.Message.Text}, nil
 		}
-		for _, call := range answer.Message.Calls {
-			if ctx.Err() != nil {
-				return interruptedEnd(), nil
-			}
-			if err := t.said.Add(model.Message{Role: model.Tool, CallID: call.ID, Text: t.runToolCall(ctx, call)}); err != nil {
-				return runner.Ended{}, err
-			}
+		if err := t.runCalls(ctx, answer.Message.Calls); err != nil {
+			return runner.Ended{}, err
 		}
 		if ctx.Err() != nil {
 			return interruptedEnd(), nil
@@ -136,6 +134,12 @@ func userMessage(q runner.Query) model.Message {
 	}
 	return m
 }
+
+// interruptedBeforeRun is the result of a call that was not run because the user interrupted the turn.
+const interruptedBeforeRun = "interrupted by the user before the call was run"
+
+// isInterrupted reports whether the user interrupted the turn. It returns false if the process ends.
+func isInterrupted(ctx context.Context) bool { return errors.Is(context.Cause(ctx), errInterrupted) }
 
 // interruptedEnd returns the outcome of a turn that was interrupted.
 func interruptedEnd() runner.Ended { return runner.Ended{Outcome: runner.Interrupted} }
@@ -187,63 +191,6 @@ func (t *turn) toolOffers() []model.Offer {
 		out = append(out, model.Offer{Name: tl.Name(), Description: tl.Description(), Schema: tl.Schema()})
 	}
 	return out
-}
-
-// runToolCall runs one call if the policy allows it, and returns its result for the model.
-func (t *turn) runToolCall(ctx context.Context, call model.Call) string {
-	ref := t.record.Open(events.Block{Kind: events.KindToolResult, ToolUseID: call.ID})
-	start := t.Now()
-	result := t.callResult(ctx, call)
-	took := t.Now().Sub(start)
-	t.Log.Debug("tool", "name", call.Name, "call", call.ID, "code", result.Code, "took", took)
-	text := result.Text()
-	t.record.Complete(ref, events.Block{
-		Output: text, IsError: result.Code != "", DurationMs: uint32(took.Milliseconds()), Anchor: nextAnchor(t.said), //nolint:gosec // a minute
-	})
-	return text
-}
-
-// callResult runs a call if the policy allows it. Everything that goes wrong, including a panic of the tool, is in the result.
-func (t *turn) callResult(ctx context.Context, call model.Call) (r tool.Result) {
-	defer func() {
-		if p := recover(); p != nil {
-			t.Log.Error("panic in a tool", "name", call.Name, "panic", p)
-			r = tool.Result{Code: tool.ExecutionError, Output: fmt.Sprintf("the tool itself failed: %v", p)}
-		}
-	}()
-	for _, tl := range t.tools {
-		if tl.Name() != call.Name {
-			continue
-		}
-		paths, err := tl.Paths(call.Arguments)
-		if err != nil {
-			return tool.Result{Code: tool.ExecutionError, Output: err.Error()}
-		}
-		d := t.decide(call, paths)
-		t.record.Event(d)
-		if d.Decision != "allow" {
-			return tool.Result{Code: tool.PermissionDenied, Output: d.Reason}
-		}
-		return tl.Run(ctx, call.Arguments)
-	}
-	return tool.Result{Code: tool.ExecutionError, Output: fmt.Sprintf("there is no tool %q", call.Name)}
-}
-
-// decide applies the policy workspace: it allows what stays inside the workspace and denies the rest. It allows
-// programs, because the sandbox limits them.
-func (t *turn) decide(call model.Call, paths []string) events.PermissionDecided {
-	d := events.PermissionDecided{ToolName: call.Name, ToolUseID: call.ID, Decision: "allow", Rule: "workspace.sandboxed"}
-	if strings.HasPrefix(call.Name, mcptool.Prefix) {
-		d.Rule = "mcp.server"
-	}
-	for _, p := range paths {
-		d.Rule = "workspace.inside"
-		if _, err := t.Workspace.Rel(p); workspace.Outside(err) {
-			d.Decision, d.Rule, d.Reason = "deny", "workspace.outside", fmt.Sprintf("%s is outside the workspace", p)
-			return d
-		}
-	}
-	return d
 }
 
 // answerBlocks shows an answer in blocks as it comes.

@@ -108,21 +108,27 @@ type server struct {
 	lost     string // why the transcript is missing, until that is reported
 	reported bool   // the path of the transcript was reported
 	pipe     *pipe
+	turns    int // number of turns so far
 
 	own     []tool.Tool
 	servers *mcptool.Servers
 }
 
+// errInterrupted is the cause of the end of a turn's context when the user interrupts the turn. A context that ends for
+// another reason, such as the end of stdin, belongs to a process that ends.
+var errInterrupted = errors.New("interrupted by the user")
+
 // runningTurn is the current turn.
 type runningTurn struct {
-	stop context.CancelFunc
-	done chan struct{} // closed when the turn has ended
+	stop    context.CancelCauseFunc
+	done    chan struct{} // closed when the turn has ended
+	permits *permits
 }
 
-// end interrupts the turn and waits until it has ended. It does nothing for nil.
+// end stops the turn, because the process ends, and waits until it has ended. It does nothing for nil.
 func (r *runningTurn) end() {
 	if r != nil {
-		r.stop()
+		r.stop(nil)
 		<-r.done
 	}
 }
@@ -148,7 +154,11 @@ func (s *server) run(ctx context.Context, in io.Reader) error {
 				return errors.Join(<-readErr, s.pipe.err)
 			case o.Op == "interrupt":
 				if now != nil {
-					now.stop() // does nothing if the turn has ended
+					now.stop(errInterrupted) // does nothing if the turn has ended
+				}
+			case o.Op == "permission" && o.Permission != nil:
+				if now != nil {
+					now.permits.add(*o.Permission) // does nothing if the turn has ended
 				}
 			case o.Op == "query" && o.Query != nil:
 				if now != nil {
@@ -165,11 +175,12 @@ func (s *server) run(ctx context.Context, in io.Reader) error {
 
 // start starts a turn in the background.
 func (s *server) start(ctx context.Context, q runner.Query) *runningTurn {
-	ctx, stop := context.WithCancel(ctx)
-	r := &runningTurn{stop: stop, done: make(chan struct{})}
+	ctx, stop := context.WithCancelCause(ctx)
+	s.turns++
+	r := &runningTurn{stop: stop, done: make(chan struct{}), permits: newPermits(s.pipe, s.turns)}
 	go func() {
 		defer close(r.done)
-		s.runTurn(ctx, q)
+		s.runTurn(ctx, q, r.permits)
 	}()
 	return r
 }
@@ -198,7 +209,7 @@ func readOrders(ctx context.Context, in io.Reader, orders chan<- order) error {
 }
 
 // runTurn runs one query and reports its end.
-func (s *server) runTurn(ctx context.Context, q runner.Query) {
+func (s *server) runTurn(ctx context.Context, q runner.Query, permits *permits) {
 	s.pipe.write(report{Op: "begin"})
 	if s.lost != "" {
 		s.pipe.Event(events.Error{Code: "TRANSCRIPT_LOST", Message: s.lost + ": the agent does not know the turns before"})
@@ -220,7 +231,7 @@ func (s *server) runTurn(ctx context.Context, q runner.Query) {
 		s.pipe.Event(events.Error{Code: "MCP_SERVER_FAILED", Message: err.Error()})
 	}
 	s.loop.Tools = append(slices.Clone(s.own), more...)
-	ended := s.loop.Run(ctx, q, s.said, s.pipe)
+	ended := s.loop.Run(ctx, q, s.said, s.pipe, permits)
 	s.reportTranscript()
 	s.pipe.write(report{Op: "end", Ended: &ended})
 }

@@ -13,23 +13,26 @@ import (
 )
 
 // The agent's process and its adapter speak JSON lines that say what is to be
-// called on the turn, one call a line.
+// called on the turn, one call a line. Before the process runs a tool, it
+// sends a permission request and waits for the reply; see permissionReply.
 
 // order is a line to the agent's process.
 type order struct {
-	Op    string        `json:"op"` // query, interrupt
-	Query *runner.Query `json:"query,omitempty"`
+	Op         string           `json:"op"` // query, interrupt, permission
+	Query      *runner.Query    `json:"query,omitempty"`
+	Permission *permissionReply `json:"permission,omitempty"`
 }
 
 // report is a line from the agent's process.
 type report struct {
-	Op    string          `json:"op"` // begin, open, text, complete, event, end
-	Ref   string          `json:"ref,omitempty"`
-	Block *events.Block   `json:"block,omitempty"`
-	Text  string          `json:"text,omitempty"`
-	Type  events.Type     `json:"type,omitempty"`
-	Data  json.RawMessage `json:"data,omitempty"`
-	Ended *runner.Ended   `json:"ended,omitempty"`
+	Op         string             `json:"op"` // begin, open, text, complete, event, permission, end
+	Ref        string             `json:"ref,omitempty"`
+	Block      *events.Block      `json:"block,omitempty"`
+	Text       string             `json:"text,omitempty"`
+	Type       events.Type        `json:"type,omitempty"`
+	Data       json.RawMessage    `json:"data,omitempty"`
+	Permission *permissionRequest `json:"permission,omitempty"`
+	Ended      *runner.Ended      `json:"ended,omitempty"`
 }
 
 // Record receives what the loop does.
@@ -132,7 +135,7 @@ func (r report) finish(b *events.Block) {
 // emit emits an event of a type that an agent may report.
 func (r report) emit(t *agent.Turn) error {
 	switch p := events.DecodePayload(r.Type, r.Data).(type) {
-	case events.PermissionDecided, events.MetadataUpdate, events.TranscriptWritten, events.Error, events.Log:
+	case events.MetadataUpdate, events.TranscriptWritten, events.Error, events.Log:
 		t.Emit(events.MainConversation, p)
 		return nil
 	}

@@ -26,7 +26,8 @@ const (
 	exitInterrupted = 130
 )
 
-// System is the environment of the command line.
+// System is what the runner's command line uses of its process: standard streams, environment and program path. Tests
+// replace it.
 type System struct {
 	Stdin         io.Reader
 	Stdout        io.Writer
@@ -43,7 +44,7 @@ type exit int
 
 func (e exit) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
 
-// commands is the grammar of the command line.
+// commands is the command line of the runner, which kong parses.
 type commands struct {
 	settings.Logging
 

@@ -12,10 +12,10 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/process"
 )
 
-// stringList is a list of strings in JSON, so that an element can begin with a dash or be empty.
+// stringList is a flag with a list of strings in JSON, so that an element can begin with a dash or be empty.
 type stringList []string
 
-// UnmarshalText parses the list.
+// UnmarshalText parses a JSON list of strings.
 func (w *stringList) UnmarshalText(raw []byte) error { return json.Unmarshal(raw, (*[]string)(w)) }
 
 // mcpServeCommand is the first process of an MCP server's container: it starts the server for each connection to its socket.

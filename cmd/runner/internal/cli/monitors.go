@@ -58,9 +58,10 @@ func newMonitors(place agent.Folders, d diskConfig, descendants func() []int, lo
 	return m, nil
 }
 
-// Tell journals the events and returns the id of the execution that runs, if any. See supervisor.Supervisor.Tell.
-func (m *monitors) Tell(ctx context.Context, payloads ...events.Payload) string {
-	return m.sup.Tell(ctx, payloads...)
+// JournalEvents journals the events and returns the id of the execution that runs, if any. See
+// supervisor.Supervisor.JournalEvents.
+func (m *monitors) JournalEvents(ctx context.Context, payloads ...events.Payload) string {
+	return m.sup.JournalEvents(ctx, payloads...)
 }
 
 // activity returns what the agent does now, which determines how often the disk usage is measured.
@@ -74,7 +75,7 @@ func (m *monitors) activity() watch.Activity {
 	return watch.Idle
 }
 
-// run runs the monitors until ctx ends.
+// run runs the watcher of the workspace and the measurement of the disk usage until ctx ends.
 func (m *monitors) run(ctx context.Context, log *slog.Logger) error {
 	var both errgroup.Group
 	if m.serve != nil {

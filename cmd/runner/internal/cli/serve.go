@@ -25,7 +25,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// limits are the flags of serve and execute-query that limit agents.
+// limits are the flags of the commands serve and execute-query that limit the journal and the times of agents.
 type limits struct {
 	JournalLimit int `help:"Bytes of the journal that may wait for acknowledgement; past it the agent is held up." default:"${journal_limit}" env:"SPOOL_RUNNER_JOURNAL_LIMIT"`
 	supervisor.Limits
@@ -178,7 +178,8 @@ type egressFlags struct {
 	hostsOnly bool // see loopback.Config.HostsOnly
 }
 
-// tokenVariable has no flag: arguments can be read by every process.
+// tokenVariable is the environment variable with the sandbox's token for the egress proxy. The token is not a flag,
+// because every process can read the arguments of others.
 const tokenVariable = "SPOOL_RUNNER_EGRESS_TOKEN"
 
 // openForwarder listens on the loopback port and removes the token from the environment. It returns nil if neither a socket nor a server is set.

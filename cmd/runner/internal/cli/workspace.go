@@ -20,7 +20,7 @@ const (
 	exitIrregular  = 6 // not a regular file, or an invalid path
 )
 
-// codedError is an error with its own exit code.
+// codedError is an error that determines the exit code of the runner.
 type codedError struct {
 	error
 	code int
@@ -28,7 +28,7 @@ type codedError struct {
 
 func (c codedError) Unwrap() error { return c.error }
 
-// workspaceFlag is the workspace of a file command.
+// workspaceFlag is the flag with the workspace, of commands that read or change files.
 type workspaceFlag struct {
 	Workspace string `required:"" help:"The workspace, an existing folder." env:"SPOOL_RUNNER_WORKSPACE"`
 }
@@ -129,8 +129,8 @@ func (c *removeCommand) Run() error {
 	return c.At.withWorkspace(func(w *workspace.Workspace) error { return w.Remove(c.Path) })
 }
 
-// chunkReader reads content that marks its own end: if the stream breaks off before the mark, Read returns an error, so that
-// the file is not stored incomplete.
+// chunkReader reads content that is sent in chunks, each preceded by its length, and that ends with a chunk of length
+// 0. If the stream ends before that chunk, Read returns an error, so that an incomplete file is not stored.
 type chunkReader struct {
 	in   *bufio.Reader
 	left int64

@@ -50,7 +50,7 @@ func New(now time.Time, entropy io.Reader, limit int) (*Journal, error) {
 	return &Journal{name: name, limit: limit, first: 1, changed: make(chan struct{})}, nil
 }
 
-// Name returns the name, jnl_….
+// Name returns the journal's id, jnl_….
 func (j *Journal) Name() string { return j.name }
 
 // NewBlockID returns an id that is unique within the journal.
@@ -61,14 +61,14 @@ func (j *Journal) NewBlockID() string {
 	return fmt.Sprintf("b%d", j.blocks)
 }
 
-// SetPace limits the rate of lines from now on.
+// SetPace limits the rate of the lines that are appended from now on.
 func (j *Journal) SetPace(p runner.Pace) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.pace = newPace(p, time.Now())
 }
 
-// Slowed reports, once after each SetPace, whether a line had to wait for the pace.
+// Slowed reports whether a line had to wait because of the last SetPace. It reports true only once after each SetPace.
 func (j *Journal) Slowed() bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -91,7 +91,7 @@ func (j *Journal) Append(ctx context.Context, l runner.Line) {
 	j.wake()
 }
 
-// Room blocks until the journal is not full and not ahead of its pace, or ctx ends.
+// Room blocks until the journal is neither full nor ahead of its pace, or ctx ends.
 func (j *Journal) Room(ctx context.Context) {
 	for ctx.Err() == nil {
 		j.mu.Lock()

@@ -7,13 +7,13 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// pace measures how far the journal is ahead of a runner.Pace. The zero value has no limit.
+// pace determines how long a line has to wait so that the journal keeps to a runner.Pace. The zero value has no limit.
 type pace struct {
 	events, bytes    bucket
 	slowed, reported bool
 }
 
-// newPace returns a pace that starts with a full burst.
+// newPace returns a pace that allows a full burst, runner.PaceBurst, at first.
 func newPace(p runner.Pace, now time.Time) pace {
 	return pace{events: newBucket(p.EventsPerSecond, now), bytes: newBucket(p.BytesPerSecond, now)}
 }
@@ -25,7 +25,7 @@ func (p *pace) wait(now time.Time) time.Duration {
 	return wait
 }
 
-// take counts a line. Text in flight is not an event: only its bytes count.
+// take counts a line of type t. A text delta counts only with its bytes, because text in flight is not an event.
 func (p *pace) take(t events.Type, bytes int) {
 	p.bytes.left -= float64(bytes)
 	if t != events.TextDelta {
@@ -33,21 +33,21 @@ func (p *pace) take(t events.Type, bytes int) {
 	}
 }
 
-// bucket is a token bucket. take may make left negative: the next caller then has to wait.
+// bucket is a token bucket. left may become negative: the next line then has to wait.
 type bucket struct {
 	rate float64 // per second; 0 for no limit
 	left float64
 	at   time.Time // when left was computed
 }
 
-// newBucket returns a full bucket.
+// newBucket returns a token bucket that is full.
 func newBucket(rate uint32, now time.Time) bucket {
 	b := bucket{rate: float64(rate), at: now}
 	b.left = b.burst()
 	return b
 }
 
-// burst returns the size of the bucket.
+// burst returns the number of tokens of a full bucket.
 func (b *bucket) burst() float64 { return b.rate * runner.PaceBurst.Seconds() }
 
 // wait refills the bucket for the time that has passed, and returns how long the next line has to wait.

@@ -14,7 +14,8 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 )
 
-// listFile is the file in the state folder that lists what was written. It outlives the runner, as the files do.
+// listFile is the name of the file in the state folder that lists the files that Write has written. Like them, it
+// outlives the runner.
 const listFile = "outfit.json"
 
 // Write creates the files in the state folder, readable by the agent's user alone, and removes files that an earlier call
@@ -87,7 +88,7 @@ func writeFile(root *os.Root, f agent.File) error {
 	return root.Rename(tmp, f.Path)
 }
 
-// isPresent reports whether the file exists with this content.
+// isPresent reports whether the file f exists with the content or link of f.
 func isPresent(root *os.Root, f agent.File) bool {
 	info, err := root.Lstat(f.Path)
 	switch {
@@ -103,7 +104,7 @@ func isPresent(root *os.Root, f agent.File) bool {
 	return err == nil && string(raw) == f.Content
 }
 
-// readList returns the paths that an earlier call wrote.
+// readList returns the paths of the files that an earlier call of Write has written.
 func readList(root *os.Root) ([]string, error) {
 	raw, err := root.ReadFile(listFile)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -119,7 +120,7 @@ func readList(root *os.Root) ([]string, error) {
 	return slices.DeleteFunc(paths, func(p string) bool { return p == "" || p == "." || path.Clean(p) != p }), nil
 }
 
-// writeList replaces the list.
+// writeList replaces the list of the files that Write has written.
 func writeList(root *os.Root, paths []string) error {
 	raw, err := json.Marshal(paths)
 	if err == nil {

@@ -26,17 +26,18 @@ const (
 	DefaultConnections = 256
 	// DefaultIdle is the time for which a connection may have no byte in either direction before it is closed.
 	DefaultIdle = 15 * time.Minute
-	// dialWithin is the maximum time that the proxy may take to accept a connection.
+	// dialWithin is the maximum time that the egress proxy may take to accept a connection at its Unix socket.
 	dialWithin = 5 * time.Second
-	// dialServerWithin is the same over TLS, which takes several round trips and may lose packets.
+	// dialServerWithin is the maximum time for a connection to the egress proxy over TLS, which takes several round
+	// trips and may lose packets.
 	dialServerWithin = 15 * time.Second
-	// acceptPause is the pause after a failed accept.
+	// acceptPause is the pause after a failure to accept a connection.
 	acceptPause = 100 * time.Millisecond
 	// maxSocketPath is the longest path of a Unix socket, in bytes.
 	maxSocketPath = 107
 )
 
-// Config configures a Forwarder.
+// Config configures a Forwarder. Either Socket or Server is required.
 type Config struct {
 	Socket      string        // path of the proxy's Unix socket, which need not exist yet; "" with Server
 	Server      string        // host:port at which the proxy speaks TLS; "" with Socket
@@ -75,7 +76,7 @@ func (c *Config) validate() error {
 	return nil
 }
 
-// Forwarder forwards connections to the proxy.
+// Forwarder listens on a loopback port in the sandbox and forwards each connection to the egress proxy.
 type Forwarder struct {
 	cfg      Config
 	tls      *tls.Config // nil for a Unix socket
@@ -168,7 +169,7 @@ func (f *Forwarder) Run(ctx context.Context) error {
 	}
 }
 
-// handle forwards one connection.
+// handle connects a client to the egress proxy and copies bytes in both directions.
 func (f *Forwarder) handle(ctx context.Context, client *net.TCPConn) {
 	defer closeQuietly(client)
 	ctx, cancel := context.WithCancel(ctx)
@@ -188,7 +189,7 @@ func (f *Forwarder) handle(ctx context.Context, client *net.TCPConn) {
 	}
 }
 
-// dial connects to the proxy and sends the preamble, which names the sandbox.
+// dial connects to the egress proxy and sends the first line, which holds the sandbox's token.
 func (f *Forwarder) dial(ctx context.Context) (conn, error) {
 	proxy, err := f.connect(ctx)
 	if err != nil {
@@ -204,7 +205,7 @@ func (f *Forwarder) dial(ctx context.Context) (conn, error) {
 	return proxy, nil
 }
 
-// connect opens a connection to the proxy's socket or server.
+// connect opens a connection to the egress proxy, to its Unix socket or over TLS.
 func (f *Forwarder) connect(ctx context.Context) (conn, error) {
 	network, address, within := "unix", f.cfg.Socket, dialWithin
 	if f.tls != nil {
@@ -227,7 +228,8 @@ func (f *Forwarder) connect(ctx context.Context) (conn, error) {
 	return proxy, nil
 }
 
-// logReachability logs when the proxy becomes unreachable, and when it is reachable again. err is the result of a dial.
+// logReachability logs when the egress proxy becomes unreachable and when it is reachable again. err is the result of
+// the last connection attempt.
 func (f *Forwarder) logReachability(ctx context.Context, err error) {
 	if ctx.Err() != nil {
 		return

@@ -15,19 +15,21 @@ import (
 )
 
 const (
-	// requestWithin is the maximum time that a client may take to send the head of a request that is refused afterwards.
+	// requestWithin is the maximum time that a client may take to send the header of a request that is then refused.
 	requestWithin = 10 * time.Second
-	// lingerFor is the maximum time that a refused client may go on sending, so that it reads the answer before the connection closes.
+	// lingerFor is the maximum time that a connection stays open after a refusal, so that the client can read the
+	// answer.
 	lingerFor = 2 * time.Second
 )
 
-// conn is a connection whose directions can be closed one by one.
+// conn is a connection whose write direction can be closed while its read direction stays open.
 type conn interface {
 	net.Conn
 	CloseWrite() error
 }
 
-// pipe copies between a client and the proxy. Each direction ends when its source ends; an error ends both.
+// pipe copies in both directions between a client and the egress proxy. Each direction ends when its source ends; an
+// error ends both.
 type pipe struct {
 	client, proxy  conn
 	idle           time.Duration
@@ -72,10 +74,10 @@ func (p *pipe) run() {
 	up.Wait()
 }
 
-// pastDeadline is a deadline that makes a blocked read return.
+// pastDeadline is a deadline in the past, which makes a blocked read return.
 var pastDeadline = time.Unix(1, 0)
 
-// unanswered reports whether the client sent something, is still connected, and got no byte.
+// unanswered reports whether the client has sent something, has received nothing, and is still connected.
 func (p *pipe) unanswered() bool {
 	return p.received.Load() == 0 && p.sent.Load() > 0 && !p.closed.Load()
 }
@@ -108,7 +110,8 @@ func (p *pipe) copy(dst io.Writer, src io.Reader, n *atomic.Int64) (readErr, wri
 	}
 }
 
-// refuse reads a request and answers it with an error. An answer before the request would confuse the client.
+// refuse reads a request from a client and answers it with an error. It reads the request first, because clients do not
+// expect an answer before they have sent a request.
 func refuse(c *net.TCPConn, message string) {
 	if err := c.SetReadDeadline(time.Now().Add(requestWithin)); err != nil {
 		return
@@ -119,8 +122,8 @@ func refuse(c *net.TCPConn, message string) {
 	answer(c, message)
 }
 
-// answer writes an HTTP error in the form in which clients of model APIs look for a message, and blocks until the client closes
-// the connection, at most lingerFor.
+// answer sends an HTTP error with a message, in the form in which clients of model APIs show messages. It blocks until
+// the client closes the connection, for lingerFor at most.
 func answer(c *net.TCPConn, message string) {
 	body, err := json.Marshal(map[string]any{"type": "error", "error": map[string]string{"type": "egress_unavailable", "code": "EGRESS_UNAVAILABLE", "message": message}})
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// JoinConfig configures Join.
+// JoinConfig configures Join, which connects an agent to an MCP server in a container.
 type JoinConfig struct {
 	Socket string
 	Args   []string // in place of the image's own

@@ -14,10 +14,10 @@ import (
 	"time"
 )
 
-// exitSignal is added to a signal's number, as shells do.
+// exitSignal is added to the number of the signal that ended a program to get its exit code, as in shells.
 const exitSignal = 128
 
-// find returns the path of a program.
+// find returns the path of an executable, as exec.LookPath does.
 func find(name string) (string, error) {
 	path, err := exec.LookPath(name)
 	if err != nil {
@@ -26,7 +26,7 @@ func find(name string) (string, error) {
 	return path, nil
 }
 
-// program is a running program with this side's ends of its streams.
+// program is a running MCP server with the runner's ends of its stdin, stdout and stderr.
 type program struct {
 	cmd              *exec.Cmd
 	stdin            *os.File
@@ -34,7 +34,8 @@ type program struct {
 	exited, inputEnd chan struct{}
 }
 
-// run runs the program of a connection and ends it with all of its descendants.
+// run runs the program that a connection requests and carries its streams. It returns when the program and all of its
+// descendants have ended.
 func (s *Server) run(ctx context.Context, h hello, in *bufio.Reader, out *frames) endFrame {
 	p, err := s.start(h)
 	if err != nil {
@@ -70,7 +71,7 @@ func (s *Server) run(ctx context.Context, h hello, in *bufio.Reader, out *frames
 	return endFrame{Code: code(p.cmd.ProcessState)}
 }
 
-// exitNotStarted is the exit code of shells for a program that does not exist.
+// exitNotStarted is the exit code of a program that could not be started, as in shells.
 const exitNotStarted = 127
 
 // start starts the program as leader of a session of its own.
@@ -113,8 +114,8 @@ func (s *Server) start(h hello) (*program, error) {
 	return p, err
 }
 
-// waitForExit waits until the program has ended or ctx ends. When its connection has ended, the program may run for the
-// grace time, then it gets SIGTERM, and SIGKILL after the grace time again.
+// waitForExit blocks until the program has ended or ctx ends. When the input of the connection has ended, waitForExit
+// sends SIGTERM to the program after the grace time, and SIGKILL after another grace time.
 func (s *Server) waitForExit(ctx context.Context, p *program) {
 	select {
 	case <-p.exited:
@@ -138,7 +139,8 @@ func (s *Server) waitForExit(ctx context.Context, p *program) {
 	}
 }
 
-// copyFrames copies until the end of from. After an error of out it drops the data, so that the program does not block.
+// copyFrames reads a stream of the program to its end and sends it in frames. After an error of out it discards what it
+// reads, so that the program does not block.
 func copyFrames(out *frames, to stream, from io.Reader) {
 	buf := make([]byte, maxFrame)
 	for gone := false; ; {

@@ -23,13 +23,13 @@ import (
 
 // The defaults and bounds.
 const (
-	// DefaultConnections is the largest number of programs at a time.
+	// DefaultConnections is the default of the maximum number of connections, each of which has its own program.
 	DefaultConnections = 16
 	// DefaultGrace is the maximum time that a program may run after its stdin has ended, and again after SIGTERM.
 	DefaultGrace = 2 * time.Second
 	// helloWithin is the maximum time that a connection may take to send its first line.
 	helloWithin = 10 * time.Second
-	// acceptPause is the pause after an error of accept.
+	// acceptPause is the pause after a failure to accept a connection.
 	acceptPause = 100 * time.Millisecond
 )
 
@@ -46,7 +46,8 @@ type Config struct {
 	Log          *slog.Logger
 }
 
-// Server starts a program for each connection.
+// Server runs an MCP server of type docker inside its container: it starts the MCP server's program once for each
+// connection to its Unix socket.
 type Server struct {
 	cfg      Config
 	listener *net.UnixListener
@@ -56,7 +57,7 @@ type Server struct {
 	open int
 }
 
-// Listen listens on the socket. It fails if the image's program does not exist.
+// Listen listens on the Unix socket. It returns an error if the container's image does not have the program.
 func Listen(cfg Config) (*Server, error) {
 	if len(cfg.Entrypoint) > 0 {
 		if _, err := find(cfg.Entrypoint[0]); err != nil {
@@ -107,7 +108,7 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 }
 
-// handle serves one connection.
+// handle serves one connection: it starts the MCP server and connects its standard streams.
 func (s *Server) handle(ctx context.Context, c *net.UnixConn) {
 	defer closeQuietly(c)
 	defer context.AfterFunc(ctx, func() { closeQuietly(c) })()
@@ -145,7 +146,7 @@ func (s *Server) end(out *frames, e endFrame) {
 	}
 }
 
-// enter counts a connection.
+// enter counts a new connection, or returns an error if there are too many.
 func (s *Server) enter() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -156,8 +157,8 @@ func (s *Server) enter() error {
 	return nil
 }
 
-// leave uncounts a connection. After the last one it ends processes that left their group and empties the scratch folders,
-// because another execution must not see their content.
+// leave counts the end of a connection. After the last one, leave kills processes that are left and empties the scratch
+// folders, because the next execution must not see their content.
 func (s *Server) leave() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -206,7 +207,7 @@ func emptyFolder(dir string) error {
 	return err
 }
 
-// command returns the program of a connection with its arguments.
+// command returns the program that a connection requests, with its arguments.
 func (s *Server) command(h hello) ([]string, error) {
 	args := h.Args
 	if len(args) == 0 {

@@ -19,10 +19,10 @@ type hello struct {
 	Env  map[string]string `json:"env,omitempty"`
 }
 
-// maxHello is the longest first line in bytes.
+// maxHello is the largest size in bytes of the first line of a connection, which is a hello.
 const maxHello = 4 << 20
 
-// stream is the kind of a frame.
+// stream is the first byte of a frame: the stream to which the frame's data belongs.
 type stream byte
 
 // The frames from the server: a byte for the stream, four for the length, and the data.
@@ -34,7 +34,7 @@ const (
 
 const (
 	frameHead = 5
-	// maxFrame is the longest frame's data in bytes.
+	// maxFrame is the largest number of bytes of data in one frame.
 	maxFrame = 64 << 10
 )
 
@@ -44,7 +44,7 @@ type endFrame struct {
 	Error string `json:"error,omitempty"` // why it was not started
 }
 
-// frames writes frames. It is safe for concurrent use.
+// frames writes frames to a connection. It is safe for concurrent use.
 type frames struct {
 	mu sync.Mutex
 	to io.Writer
@@ -83,7 +83,7 @@ func readFrame(in *bufio.Reader, buf []byte) (stream, []byte, error) {
 	return stream(head[0]), buf[:n], err
 }
 
-// readHello reads the first line.
+// readHello reads the first line of a connection, which is a hello.
 func readHello(in *bufio.Reader) (hello, error) {
 	var h hello
 	var line []byte

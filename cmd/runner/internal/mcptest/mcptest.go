@@ -25,17 +25,18 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// roleVariable is the variable that tells a test binary to run as the server.
+// roleVariable is the environment variable that makes a test binary run as the MCP server instead of running its tests.
 const roleVariable = "SPOOL_MCPTEST"
 
-// Main replaces m.Run in a TestMain.
+// Main is the body of a TestMain: it runs the tests, or the MCP server or a runner command if the process was started
+// for that.
 func Main(m *testing.M) {
 	ServeIfAsked()
 	os.Exit(m.Run())
 }
 
-// ServeIfAsked runs the MCP server, or the runner's subcommand agent or mcp-…, if the process was started for that, and
-// then ends the process. Otherwise it returns.
+// ServeIfAsked runs the MCP server if roleVariable is set, or the runner's command agent or mcp-… if the arguments name
+// one, and then exits. Otherwise it returns.
 func ServeIfAsked() {
 	if len(os.Args) > 1 && (os.Args[1] == "agent" || strings.HasPrefix(os.Args[1], "mcp-")) {
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
@@ -53,7 +54,7 @@ func ServeIfAsked() {
 	os.Exit(0)
 }
 
-// Stdio returns a server that is started by its command.
+// Stdio returns the definition of a test MCP server of type stdio, which the agent starts as a process.
 func Stdio(t testing.TB, name string, env map[string]string) runner.MCPServer {
 	t.Helper()
 	exe, err := os.Executable()
@@ -67,8 +68,8 @@ func Stdio(t testing.TB, name string, env map[string]string) runner.MCPServer {
 	return s
 }
 
-// Docker returns a server of type docker: the runner serves it as in a container. An agent that uses the test binary as
-// the runner can join it.
+// Docker returns the definition of a test MCP server of type docker, and starts the runner's command mcp-serve for it,
+// as a sandbox provider does in a container. The agent must use the test binary as the runner.
 func Docker(t testing.TB, name string, env map[string]string) runner.MCPServer {
 	t.Helper()
 	exe, err := os.Executable()
@@ -104,7 +105,7 @@ func Docker(t testing.TB, name string, env map[string]string) runner.MCPServer {
 	return s
 }
 
-// Web is a server that is reached over HTTP.
+// Web is a test MCP server that is reached over HTTP, and the headers of the requests that it received.
 type Web struct {
 	URL string
 
@@ -112,7 +113,7 @@ type Web struct {
 	headers []http.Header
 }
 
-// HTTP returns a server that serves until the test ends.
+// HTTP starts a Web that serves until the test ends.
 func HTTP(t testing.TB) *Web {
 	t.Helper()
 	w := &Web{}
@@ -142,20 +143,20 @@ func (w *Web) Header(name string) []string {
 	return all
 }
 
-type echo struct {
+type echoArguments struct {
 	Text string `json:"text" jsonschema:"what is given back"`
 }
 
-type note struct {
+type noteArguments struct {
 	Path string `json:"path" jsonschema:"absolute"`
 	Text string `json:"text"`
 }
 
-type variable struct {
+type variableArguments struct {
 	Name string `json:"name"`
 }
 
-type slow struct {
+type slowArguments struct {
 	Ms int `json:"ms"`
 }
 
@@ -166,22 +167,22 @@ func newServer() *mcp.Server {
 		return &mcp.CallToolResult{Content: []mcp.Content{&mcp.TextContent{Text: text}}}, nil, nil
 	}
 	mcp.AddTool(s, &mcp.Tool{Name: "echo", Description: "Gives a text back."},
-		func(_ context.Context, _ *mcp.CallToolRequest, in echo) (*mcp.CallToolResult, any, error) {
+		func(_ context.Context, _ *mcp.CallToolRequest, in echoArguments) (*mcp.CallToolResult, any, error) {
 			return say("echoed " + in.Text)
 		})
 	mcp.AddTool(s, &mcp.Tool{Name: "note", Description: "Writes a file."},
-		func(_ context.Context, _ *mcp.CallToolRequest, in note) (*mcp.CallToolResult, any, error) {
+		func(_ context.Context, _ *mcp.CallToolRequest, in noteArguments) (*mcp.CallToolResult, any, error) {
 			if err := os.WriteFile(filepath.Clean(in.Path), []byte(in.Text), 0o600); err != nil {
 				return nil, nil, err
 			}
 			return say("noted")
 		})
 	mcp.AddTool(s, &mcp.Tool{Name: "variable", Description: "Tells a variable of its environment."},
-		func(_ context.Context, _ *mcp.CallToolRequest, in variable) (*mcp.CallToolResult, any, error) {
+		func(_ context.Context, _ *mcp.CallToolRequest, in variableArguments) (*mcp.CallToolResult, any, error) {
 			return say(in.Name + " is " + os.Getenv(in.Name))
 		})
 	mcp.AddTool(s, &mcp.Tool{Name: "slow", Description: "Answers late."},
-		func(ctx context.Context, _ *mcp.CallToolRequest, in slow) (*mcp.CallToolResult, any, error) {
+		func(ctx context.Context, _ *mcp.CallToolRequest, in slowArguments) (*mcp.CallToolResult, any, error) {
 			select {
 			case <-time.After(time.Duration(in.Ms) * time.Millisecond):
 			case <-ctx.Done():
@@ -189,7 +190,7 @@ func newServer() *mcp.Server {
 			return say("late")
 		})
 	mcp.AddTool(s, &mcp.Tool{Name: "hidden", Description: "Is not offered."},
-		func(_ context.Context, _ *mcp.CallToolRequest, in note) (*mcp.CallToolResult, any, error) {
+		func(_ context.Context, _ *mcp.CallToolRequest, in noteArguments) (*mcp.CallToolResult, any, error) {
 			if err := os.WriteFile(filepath.Clean(in.Path), []byte("hidden ran"), 0o600); err != nil {
 				return nil, nil, err
 			}

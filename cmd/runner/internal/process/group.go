@@ -78,7 +78,7 @@ func (g *Group) wait(cmd *exec.Cmd) {
 	delete(g.own, cmd.Process.Pid)
 }
 
-// reap waits for dead orphans.
+// reap collects the exit status of ended orphans that this process has adopted.
 func (g *Group) reap() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -211,7 +211,7 @@ func (g *Group) Memory() uint64 {
 	return sum
 }
 
-// proc is an entry of the process table.
+// proc is a process of this machine, as /proc describes it.
 type proc struct {
 	pid, parent, group, session int
 	start                       uint64 // ticks since boot; distinguishes processes with the same pid

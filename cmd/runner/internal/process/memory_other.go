@@ -2,7 +2,7 @@
 
 package process
 
-// MemoryGroup is not supported on this system.
+// MemoryGroup limits nothing, because memory groups are not supported on this system.
 type MemoryGroup struct{}
 
 // FindMemoryGroup returns an empty group.

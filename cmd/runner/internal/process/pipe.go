@@ -13,7 +13,7 @@ import (
 // tailSize is the number of bytes of standard error that are kept to explain an exit.
 const tailSize = 4 << 10
 
-// reader splits the output of a pipe into lines.
+// reader reads the output of a process from a pipe.
 type reader struct {
 	file   *os.File
 	stream Stream
@@ -66,7 +66,7 @@ func (r *reader) run(limit int) {
 	}
 }
 
-// send sends a line to Lines. It returns false if the process is being ended.
+// send sends a line to the channel that Process.Lines returns. It returns false if the process is being ended.
 func (r *reader) send(data []byte, size int64) bool {
 	cut := size > int64(len(data))
 	if !cut {
@@ -84,7 +84,7 @@ func (r *reader) send(data []byte, size int64) bool {
 	}
 }
 
-// tail holds the last tailSize bytes of a text.
+// tail holds the last tailSize bytes of a process's output.
 type tail struct {
 	mu  sync.Mutex
 	end []byte
@@ -145,7 +145,7 @@ func (q *queue) close() {
 	}
 }
 
-// signal wakes run.
+// signal wakes the goroutine that runs q.run, if it waits for lines.
 func (q *queue) signal() {
 	select {
 	case q.wake <- struct{}{}:

@@ -5,7 +5,8 @@ import (
 	"slices"
 )
 
-// Root identifies the leader of a session, so that another process can end it.
+// Root identifies a process that leads a session, so that another process can kill it later. It includes the start
+// time, because process ids are used again.
 type Root struct {
 	PID   int    `json:"pid"`
 	Start uint64 `json:"start"` // ticks since boot; 0 if unknown

@@ -19,11 +19,11 @@ import (
 // maxSize is the largest size of a profile in bytes.
 const maxSize = 4 << 20
 
-// file is the name of the profile in the state folder.
-const file = "profile.json"
+// fileName is the name of the file in the state folder that stores the profile.
+const fileName = "profile.json"
 
-// Profile has defaults for the following queries; a query's own fields take precedence. It is stored in the state
-// folder and therefore in snapshots, so it holds no secrets: those come with queries.
+// Profile holds defaults for the fields of all later queries in a sandbox; a query's own fields take precedence. The
+// runner stores it in the state folder, so snapshots contain it, and it must not contain secrets.
 type Profile struct {
 	SystemPrompt string `json:"systemPrompt,omitempty"`
 	MemoryFile   string `json:"memoryFile,omitempty"` // content of CLAUDE.md or AGENTS.md
@@ -37,7 +37,7 @@ type Profile struct {
 	MaxTurns   uint32                `json:"maxTurns,omitempty"`
 }
 
-// Fill sets the fields of a query that are empty.
+// Fill sets those fields of a query that are empty to the profile's values.
 func (p Profile) Fill(q *runner.Query) {
 	q.Model, q.SystemPrompt, q.MemoryFile = cmp.Or(q.Model, p.Model), cmp.Or(q.SystemPrompt, p.SystemPrompt), cmp.Or(q.MemoryFile, p.MemoryFile)
 	if len(q.Tools.Allow)+len(q.Tools.Deny) == 0 {
@@ -79,7 +79,7 @@ func Read(r io.Reader) (Profile, error) {
 	return p, nil
 }
 
-// Save replaces the profile.
+// Save replaces the profile that is stored in the state folder.
 func Save(state string, p Profile) error {
 	raw, err := json.MarshalIndent(p, "", "  ")
 	if err != nil {
@@ -88,11 +88,11 @@ func Save(state string, p Profile) error {
 	if err := os.MkdirAll(state, 0o700); err != nil {
 		return fmt.Errorf("make state folder: %w", err)
 	}
-	tmp := filepath.Join(state, file+".new")
+	tmp := filepath.Join(state, fileName+".new")
 	if err := os.WriteFile(tmp, raw, 0o600); err != nil {
 		return fmt.Errorf("write profile: %w", err)
 	}
-	if err := os.Rename(tmp, filepath.Join(state, file)); err != nil {
+	if err := os.Rename(tmp, filepath.Join(state, fileName)); err != nil {
 		return fmt.Errorf("write profile: %w", err)
 	}
 	return nil
@@ -100,7 +100,7 @@ func Save(state string, p Profile) error {
 
 // Load returns the profile, an empty one if there is none.
 func Load(state string) (Profile, error) {
-	f, err := os.Open(filepath.Join(state, file))
+	f, err := os.Open(filepath.Join(state, fileName))
 	if errors.Is(err, fs.ErrNotExist) {
 		return Profile{}, nil
 	}

@@ -17,28 +17,28 @@ import (
 	"time"
 )
 
-// Name is the name of the note: a file in the state folder that names the transcript to which the agent still has to write.
-// It is not part of snapshots.
-const Name = ".spool-record"
+// NoteName is the name of the note: a file in the state folder that states which transcript is not complete yet, and
+// how to recognize that it is. Snapshots do not contain it.
+const NoteName = ".spool-record"
 
 const (
-	// waitTimeout is the maximum time that Await waits.
+	// waitTimeout is the maximum time that Await waits for a transcript to become complete.
 	waitTimeout = 2 * time.Second
 	pollPause   = 20 * time.Millisecond
-	// tailBytes is the number of bytes at the end of a record that are searched.
+	// tailBytes is the size of the end of a transcript that Await searches.
 	tailBytes = 1 << 20
-	// maxNote is the largest size of the note, which lies where the agent can write.
+	// maxNote is the maximum size of the note. It is bounded, because the agent can write to the file.
 	maxNote = 4 << 10
 )
 
-// note is the content of Name.
+// note is the JSON content of the file NoteName in the state folder.
 type note struct {
 	Path string `json:"path"` // path of the record, relative to the state folder
 	Text string `json:"text"` // text that stands near the end of the complete record
 }
 
-// Expect writes a note that the record at an absolute path below the state folder is complete when text stands near its
-// end.
+// Expect writes the note that the transcript at path is complete once text occurs near its end. path is absolute and
+// below the state folder.
 func Expect(state, path, text string) error {
 	rel, err := filepath.Rel(state, path)
 	if err != nil || !filepath.IsLocal(rel) {
@@ -48,7 +48,7 @@ func Expect(state, path, text string) error {
 	if err != nil {
 		return fmt.Errorf("note on record %s: %w", path, err)
 	}
-	tmp := filepath.Join(state, Name+".new")
+	tmp := filepath.Join(state, NoteName+".new")
 	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("note on record %s: %w", path, err)
 	}
@@ -58,7 +58,7 @@ func Expect(state, path, text string) error {
 	}
 	_, err = f.Write(raw)
 	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(tmp, filepath.Join(state, Name))
+		err = os.Rename(tmp, filepath.Join(state, NoteName))
 	}
 	if err != nil {
 		return fmt.Errorf("note on record %s: %w", path, err)
@@ -66,11 +66,11 @@ func Expect(state, path, text string) error {
 	return nil
 }
 
-// Await blocks until the record of the note is complete, for two seconds at most, and removes the note. It reports
-// false if the record did not become complete. The agent can write the note and the record: anything other than a
-// regular file below the state folder is not waited for.
+// Await blocks until the transcript that the note names is complete, for two seconds at most, and removes the note.
+// whole is false if the transcript did not become complete. The agent can write both files, so Await reads only regular
+// files below the state folder.
 func Await(ctx context.Context, state *os.Root) (whole bool, err error) {
-	noted, err := read(state, Name, maxNote)
+	noted, err := read(state, NoteName, maxNote)
 	if errors.Is(err, fs.ErrNotExist) {
 		return true, nil
 	}
@@ -79,7 +79,7 @@ func Await(ctx context.Context, state *os.Root) (whole bool, err error) {
 		err = json.Unmarshal(noted, &n)
 	}
 	if err != nil || n.Text == "" {
-		return false, errors.Join(err, state.Remove(Name))
+		return false, errors.Join(err, state.Remove(NoteName))
 	}
 	late := time.NewTimer(waitTimeout)
 	defer late.Stop()
@@ -101,16 +101,17 @@ func Await(ctx context.Context, state *os.Root) (whole bool, err error) {
 	}
 }
 
-// forget removes the note, unless a later turn has replaced it meanwhile: the next snapshot waits for the later one.
+// forget removes the note if it still has the content noted. Otherwise a later turn has written another note, for which
+// the next snapshot waits.
 func forget(state *os.Root, noted []byte) error {
-	now, err := read(state, Name, maxNote)
+	now, err := read(state, NoteName, maxNote)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && !bytes.Equal(now, noted) {
 		return nil
 	}
-	return state.Remove(Name)
+	return state.Remove(NoteName)
 }
 
-// read returns the end of a regular file. It does not block on a pipe.
+// read returns the last bytes of a regular file, most at most. It does not block on a pipe.
 func read(state *os.Root, path string, most int64) ([]byte, error) {
 	f, err := state.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {

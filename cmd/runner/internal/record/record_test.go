@@ -56,7 +56,7 @@ func TestAwait_BlocksUntilTheRecordIsWhole(t *testing.T) {
 	if whole := <-done; !whole {
 		t.Error("Await did not find the line")
 	}
-	if _, err := os.Stat(filepath.Join(dir, record.Name)); !os.IsNotExist(err) {
+	if _, err := os.Stat(filepath.Join(dir, record.NoteName)); !os.IsNotExist(err) {
 		t.Errorf("the note is still there: %v", err)
 	}
 	if whole, err := record.Await(t.Context(), open(t, dir)); !whole || err != nil {
@@ -82,7 +82,7 @@ func TestAwait_KeepsTheNoteOfALaterTurn(t *testing.T) {
 	must(t, record.Expect(dir, path, "line-2"))
 	must(t, os.WriteFile(path, []byte("line-1\n"), 0o600))
 	<-done
-	if _, err := os.Stat(filepath.Join(dir, record.Name)); err != nil {
+	if _, err := os.Stat(filepath.Join(dir, record.NoteName)); err != nil {
 		t.Errorf("the note of the later turn: %v", err)
 	}
 }
@@ -94,15 +94,15 @@ func TestAwait_EndsWithWhatAnAgentLeaves(t *testing.T) {
 	for name, leave := range map[string]func(t *testing.T, dir string){
 		"never whole": func(t *testing.T, dir string) { must(t, record.Expect(dir, filepath.Join(dir, "none"), "x")) },
 		"a damaged note": func(t *testing.T, dir string) {
-			must(t, os.WriteFile(filepath.Join(dir, record.Name), []byte("{"), 0o600))
+			must(t, os.WriteFile(filepath.Join(dir, record.NoteName), []byte("{"), 0o600))
 		},
 		"a pipe": func(t *testing.T, dir string) {
 			must(t, syscall.Mkfifo(filepath.Join(dir, "pipe"), 0o600))
 			must(t, record.Expect(dir, filepath.Join(dir, "pipe"), "x"))
 		},
-		"a note that is a pipe": func(t *testing.T, dir string) { must(t, syscall.Mkfifo(filepath.Join(dir, record.Name), 0o600)) },
+		"a note that is a pipe": func(t *testing.T, dir string) { must(t, syscall.Mkfifo(filepath.Join(dir, record.NoteName), 0o600)) },
 		"a record elsewhere": func(t *testing.T, dir string) {
-			must(t, os.WriteFile(filepath.Join(dir, record.Name), []byte(`{"path":"../../etc/passwd","text":"root"}`), 0o600))
+			must(t, os.WriteFile(filepath.Join(dir, record.NoteName), []byte(`{"path":"../../etc/passwd","text":"root"}`), 0o600))
 		},
 		"a link to elsewhere": func(t *testing.T, dir string) {
 			must(t, os.Symlink("/etc/passwd", filepath.Join(dir, "link")))

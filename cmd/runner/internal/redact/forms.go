@@ -12,8 +12,8 @@ import (
 	"unicode/utf16"
 )
 
-// minLine is the shortest line in bytes of a multi-line value that is searched by itself: output that is read line by
-// line never holds the whole value.
+// minLine is the minimum length in bytes of a line of a multi-line value that is searched as a value of its own. Output
+// is often redacted line by line, and a line never holds the whole value.
 const minLine = 8
 
 // forms returns the texts by which a value is searched: as it is, entirely in upper and in lower case, and as encoders

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Marker replaces each value that is found.
+// Marker is the text that replaces each value of a secret in redacted text.
 const Marker = "[redacted]"
 
 // MinValue is the length in bytes below which a value, or a form of one, is not searched.
@@ -65,7 +65,7 @@ func (s *Set) String(text string) string {
 	return string(append(out, x.Close()...))
 }
 
-// finds reports whether the text has a value.
+// finds reports whether the text contains any value of the set.
 func (s *Set) finds(text string) bool {
 	at, seen, code := int32(0), int32(0), outside
 	for i := range len(text) {
@@ -107,8 +107,8 @@ func (s *Set) Stream() *Stream {
 	return &Stream{m: s.matcher}
 }
 
-// Write adds the next piece and returns the text that can no longer change. It holds back the longest suffix of the
-// text that could be the beginning of a value.
+// Write adds the next piece of the text, and returns the redacted text that further pieces cannot change. It keeps the
+// longest end of the text that may be the beginning of a value.
 func (x *Stream) Write(piece []byte) []byte {
 	if x.m == nil {
 		return piece
@@ -125,8 +125,8 @@ func (x *Stream) Write(piece []byte) []byte {
 	return x.release(min(end-int(x.m.nodes[x.at].open), x.opens(end)))
 }
 
-// searchEscaped searches for values that escape codes interrupt: it takes the last byte as a reader of the terminal sees it,
-// without escape codes.
+// searchEscaped searches, after the byte b, for values that terminal escape codes interrupt: it ignores the bytes of
+// escape codes.
 func (x *Stream) searchEscaped(b byte) {
 	if x.code.step(b) {
 		return
@@ -142,8 +142,7 @@ func (x *Stream) searchEscaped(b byte) {
 	}
 }
 
-// opens returns the position of the longest suffix of the text without escape codes that could be the beginning of a
-// value.
+// opens returns the position from which the text up to end, without escape codes, may be the beginning of a value.
 func (x *Stream) opens(end int) int {
 	open := int(x.m.nodes[x.seen].open)
 	if open == 0 {
@@ -152,7 +151,7 @@ func (x *Stream) opens(end int) int {
 	return x.marks[len(x.marks)-open]
 }
 
-// Close returns the rest of the text.
+// Close returns the redacted text that Write has kept.
 func (x *Stream) Close() []byte {
 	rest := x.release(x.base + len(x.held))
 	x.at, x.seen, x.code, x.open = 0, 0, outside, false
@@ -168,7 +167,7 @@ func (x *Stream) addSpan(s span) {
 	x.spans = append(x.spans, s)
 }
 
-// release returns the redacted text that is held before a position.
+// release returns the redacted form of the kept text before the position to, and no longer keeps that text.
 func (x *Stream) release(to int) []byte {
 	var out []byte
 	start := x.base

@@ -22,7 +22,7 @@ const (
 	maxReplies = 64
 )
 
-// follower is an attached executor.
+// follower is the connection of an executor that receives the journal and sends commands.
 type follower struct {
 	s       *Server
 	conn    net.Conn
@@ -128,8 +128,8 @@ func (f *follower) write() error {
 	}
 }
 
-// advance returns the number of the last line sent. The journal's numbers have no gaps, but lines that were
-// acknowledged before this follower attached may be missing.
+// advance returns the number of the last of the lines that were just sent; after is the number of the last line before
+// them. Lines that were acknowledged before the follower attached may be missing in between.
 func (f *follower) advance(after uint64, lines [][]byte) uint64 {
 	if len(lines) == 0 {
 		return after
@@ -144,7 +144,7 @@ func (f *follower) advance(after uint64, lines [][]byte) uint64 {
 	return l.N
 }
 
-// answer writes the waiting replies.
+// answer writes all queued replies to the follower's connection.
 func (f *follower) answer(out io.Writer) error {
 	for {
 		select {

@@ -29,7 +29,7 @@ const (
 	firstLineWithin = 10 * time.Second
 	// lastLinesTimeout is the maximum time that a follower may take to read the last lines at shutdown.
 	lastLinesTimeout = 2 * time.Second
-	// acceptPause is the pause after a failed accept.
+	// acceptPause is the pause after a failure to accept a connection.
 	acceptPause = 100 * time.Millisecond
 	// lineBuffer is the size of a connection's read buffer in bytes.
 	lineBuffer = 64 << 10
@@ -37,7 +37,7 @@ const (
 	maxSocketPath = 107
 )
 
-// Config configures a server.
+// Config configures the Server of the runner's socket.
 type Config struct {
 	Socket     string // path
 	Supervisor *supervisor.Supervisor
@@ -48,8 +48,8 @@ type Config struct {
 	Log     *slog.Logger
 }
 
-// Server accepts connections on the runner's socket. It sends the journal to each follower, and gives the follower's commands
-// to the supervisor.
+// Server accepts connections on the runner's socket. It sends the journal to the attached follower, and passes the
+// follower's commands to the supervisor.
 type Server struct {
 	cfg      Config
 	listener *net.UnixListener
@@ -162,7 +162,8 @@ func (s *Server) closeConnections() {
 	}
 }
 
-// firstLine is the first line of a connection: Attach, or a single command that needs no epoch and does not follow.
+// firstLine is the first line of a connection: either an Attach, which makes the connection a follower, or a single
+// command that needs no epoch.
 type firstLine struct {
 	runner.Attach
 	runner.Claim

@@ -51,13 +51,13 @@ func (a Apply) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	return errors.Join(w.JSON(wire.FrameHello, wire.Hello{Protocol: wire.Protocol}), w.JSON(wire.FrameEnd, p.end), w.Flush())
 }
 
-// blockPosition is the place of a block in the tree that is restored.
+// blockPosition is the position of a block in the restored files: a file, and the number of the block in it.
 type blockPosition struct {
 	entry int // index of the file in applying.list
 	block int // index of the block in the file
 }
 
-// applying is a running restore.
+// applying is the state of a restore that is running.
 type applying struct {
 	ctx     context.Context
 	in      *wire.Reader
@@ -114,7 +114,8 @@ func (p *applying) readTree() error {
 	}
 }
 
-// within returns the root, workspace or state folder, that a path of the snapshot is in, and the path relative to that root.
+// within returns the root folder, workspace or state folder, to which a path of the snapshot belongs, and the path
+// relative to it.
 func (p *applying) within(path string) (*os.Root, string) {
 	if rest, ok := strings.CutPrefix(path, wire.State+"/"); ok {
 		return p.roots.state, rest
@@ -155,7 +156,8 @@ func (p *applying) prepare() error {
 	return nil
 }
 
-// folder returns the open folder that a path is in, and the name of the path in it. The folder is valid until the next call.
+// folder opens the parent folder of a path of the snapshot, and returns it with the last element of the path. The
+// folder is valid until the next call.
 func (p *applying) folder(path string) (*os.Root, string, error) {
 	cut := strings.LastIndexByte(path, '/')
 	if p.dir != nil && p.dirPath == path[:cut] {

@@ -10,50 +10,18 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spoolhq/spool/cmd/runner/internal/watch"
 	"github.com/spoolhq/spool/pkg/workspace/wire"
 )
 
 const (
-	// fullEvery and fullAfter limit the number of snapshots, and the time, between two full walks.
-	fullEvery = 20
-	fullAfter = 10 * time.Minute
-	// maxUnknown is the number of new bytes above which the runner asks for the hashes that the host has, so that it does not
-	// send the content of moved and copied files again. Below it the question is not worth its cost: the host reads the whole tree to answer.
+	// maxUnknown is the number of new bytes above which the runner asks the host for the hashes of the blocks that the
+	// host has, so that the content of moved and copied files is not sent again. For fewer bytes that is too expensive,
+	// because the host has to read the whole snapshot to answer.
 	maxUnknown = 1 << 20
-	// rewritten is the number of bytes that survey counts as new for a changed file, besides those by which the file has grown.
+	// rewritten is the number of bytes that survey counts as new in a changed file, in addition to the growth of the
+	// file.
 	rewritten = 64 << 10
 )
-
-// plan is the set of folders that a snapshot with edits walks.
-type plan struct {
-	base    string          // the snapshot that the edits change; "" for the whole tree
-	full    bool            // all folders are walked; otherwise the state folder, and those of the workspace in folders
-	folders map[string]bool // folders of the workspace in which something may have changed; true: or in any folder below
-	usable  bool            // folders has all changes that the watcher knows
-	mapped  map[string]bool // files that a process can change without a change of their times
-	doubt   bool            // a folder of the plan does not exist any more: the next snapshot has to be a full walk
-}
-
-// addFolder adds a folder to the plan, without the folders below it.
-func (p *plan) addFolder(folder string) {
-	if _, ok := p.folders[folder]; !ok {
-		p.folders[folder] = false
-	}
-}
-
-// covers reports whether folders has a folder, or has one above it with everything below.
-func (p *plan) covers(folder string) bool {
-	if _, ok := p.folders[folder]; ok {
-		return true
-	}
-	for i := range len(folder) {
-		if folder[i] == '/' && p.folders[folder[:i]] {
-			return true
-		}
-	}
-	return false
-}
 
 // sendEdits runs the runner's side of a snapshot with edits: it sends what has changed since the base, or the whole tree, and saves the index.
 // After the host has stored the snapshot, sendEdits confirms it in the index and to the watcher.
@@ -98,76 +66,6 @@ func (s *taking) sendEdits(hello wire.Hello) error {
 		s.confirm(named.ID)
 	}
 	return nil
-}
-
-// makePlan sets s.plan to what the snapshot walks: everything, or the folders in which something may have changed according to the watcher.
-// Without an answer of the watcher everything is walked.
-func (s *taking) makePlan(hello wire.Hello) error {
-	p := &s.plan
-	if hello.Base != "" && hello.Base == s.before.ID {
-		p.base = hello.Base
-	}
-	p.full = true
-	if s.Shared { // the host's processes may change the files, and the limits are those of the whole tree
-		return nil
-	}
-	var err error
-	if s.query, err = watch.Ask(s.ctx, s.Roots.State, s.before.Token); err != nil {
-		if s.ctx.Err() != nil {
-			return s.ctx.Err()
-		}
-		s.Log.Debug("no watcher reports changes: all files are looked at", "err", err)
-		return nil
-	}
-	p.mapped = map[string]bool{}
-	for _, rel := range s.query.Mapped {
-		p.mapped[inWorkspace(rel)] = true
-	}
-	if p.base == "" || s.query.All {
-		s.Log.Debug("all files are looked at", "base", p.base, "reason", s.query.Reason)
-		return nil
-	}
-	p.usable = true
-	age := time.Since(s.before.FullAt)
-	p.full = hello.Full || s.before.Since >= fullEvery || age > fullAfter || age < 0
-	p.folders = map[string]bool{}
-	for _, f := range s.query.Folders {
-		p.folders[inWorkspace(f.Path)] = f.Deep
-	}
-	for path := range p.mapped {
-		folder, _ := wire.Split(path)
-		p.addFolder(folder)
-	}
-	for path, sec := range s.before.folders {
-		if sec.always && wire.IsBelow(path, wire.Workspace) {
-			p.addFolder(path)
-		}
-	}
-	return nil
-}
-
-// inWorkspace returns the path in a snapshot of a path relative to the workspace.
-func inWorkspace(rel string) string {
-	if rel == "" {
-		return wire.Workspace
-	}
-	return wire.Workspace + "/" + rel
-}
-
-// targets returns the folders of the plan, sorted. In place of a folder that the index does not have, it returns the nearest parent that the
-// index has: walking that finds the new folder.
-func (s *taking) targets() []string {
-	out := map[string]bool{}
-	for path := range s.plan.folders {
-		for path != wire.Workspace {
-			if k, ok := s.before.get(path); ok && k.kind == wire.Dir {
-				break
-			}
-			path, _ = wire.Split(path)
-		}
-		out[path] = true
-	}
-	return slices.SortedFunc(maps.Keys(out), wire.Compare)
 }
 
 // survey walks the folders of the plan without reading content. size is an estimate of the bytes that are new. linked reports whether a
@@ -319,7 +217,8 @@ func (s *taking) recording() *walk {
 	}
 }
 
-// section returns the new section of a folder, and begins one for a folder that this walk has not visited before.
+// section returns the section of a folder in the new index. It creates the section when the walk visits the folder for
+// the first time.
 func (s *taking) section(folder string) *section {
 	if _, ok := s.walked[folder]; !ok {
 		s.walked[folder] = 0
@@ -431,7 +330,7 @@ func (s *taking) finishFolder(folder string, listed bool) error {
 	return nil
 }
 
-// lineHash is the hash of an entry's canonical line, and the line's length in bytes.
+// lineHash is the hash and the length in bytes of the canonical line of an entry; see wire.Entry.Line.
 type lineHash struct {
 	path string
 	hash wire.Hash
@@ -495,7 +394,7 @@ func (s *taking) countMissed() (n uint32) {
 
 // saveEdits saves the new index, without the name of the snapshot. It reports whether the index on disk is the new one.
 func (s *taking) saveEdits() bool {
-	s.after.head = head{Since: s.before.Since + 1, FullAt: s.before.FullAt}
+	s.after.indexHead = indexHead{Since: s.before.Since + 1, FullAt: s.before.FullAt}
 	if s.plan.full {
 		s.after.Since, s.after.FullAt = 0, time.Now()
 	}

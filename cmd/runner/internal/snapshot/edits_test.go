@@ -22,7 +22,7 @@ import (
 
 type noSink struct{}
 
-func (noSink) Tell(context.Context, ...events.Payload) string { return "" }
+func (noSink) JournalEvents(context.Context, ...events.Payload) string { return "" }
 
 // watched starts a watcher of the box, as runner serve does. processes are those whose mappings count.
 func (b *box) watched(t testing.TB, processes ...int) (stop func()) {

@@ -18,14 +18,15 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace/wire"
 )
 
-// indexName is the index's file in the state folder. It is not part of snapshots.
+// indexName is the name of the file in the state folder that stores the index. Snapshots do not contain it.
 const indexName = ".spool-index"
 
 const (
-	// indexMagic begins an index. An index of another version is not read.
+	// indexMagic is at the beginning of the index file. It changes with the format: a file of another version is
+	// ignored.
 	indexMagic = "spool-index-2\n"
-	// headLen is the length of the part of the index after indexMagic that has the head in JSON, filled up with spaces,
-	// and its checksum.
+	// headLen is the length in bytes of the part of the index file after indexMagic: the head as JSON, spaces, and a
+	// checksum.
 	headLen = 512
 )
 
@@ -33,7 +34,7 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 var errDamaged = errors.New("it is damaged")
 
-// stat has the properties of a file by which a change of the content shows.
+// stat has the metadata of a file that changes when the content changes.
 type stat struct {
 	size, mtime, ctime int64 // bytes, nanoseconds
 	inode              uint64
@@ -58,8 +59,8 @@ const (
 	tickSecond = 2 * time.Second
 )
 
-// isSettled reports whether a change of the file after read, the time at which it was read, would change its stat. If not, the file
-// has to be read again for the next snapshot.
+// isSettled reports whether any change of a file after read, the time at which it was read, will change its stat.
+// Otherwise the next snapshot has to read the file again.
 func (s stat) isSettled(read time.Time) bool {
 	window := tick
 	if s.mtime%int64(time.Second) == 0 {
@@ -68,7 +69,7 @@ func (s stat) isSettled(read time.Time) bool {
 	return read.Sub(time.Unix(0, s.mtime)).Abs() > window
 }
 
-// known is an entry of a folder as the last walk found it.
+// known is the state of a file, folder or link when the last snapshot looked at it.
 type known struct {
 	kind      wire.Kind
 	mode      uint32
@@ -81,36 +82,36 @@ type known struct {
 	blocks    []wire.Hash
 }
 
-// hasEqualEntry reports whether both have the same entry in a snapshot.
+// hasEqualEntry reports whether k and l are the same entry in a snapshot.
 func (k known) hasEqualEntry(l known) bool {
 	return k.kind == l.kind && k.mode == l.mode && k.size == l.size && k.unsettled == l.unsettled && k.target == l.target &&
 		(k.kind == wire.Symlink || k.stat.mtime == l.stat.mtime) && slices.Equal(k.blocks, l.blocks)
 }
 
-// equals reports whether all fields are equal.
+// equals reports whether all fields of k and l are equal.
 func (k known) equals(l known) bool {
 	return k.hasEqualEntry(l) && k.stat == l.stat && k.trusted == l.trusted && k.links == l.links
 }
 
-// section is the part of the index with the entries of one folder.
+// section is the part of the index that lists the entries of one folder.
 type section struct {
 	always  bool   // every snapshot has to walk the folder
 	raw     []byte // as read from the file; nil if the section is new
 	entries map[string]known
 }
 
-// head is the head of an index.
-type head struct {
+// indexHead holds the fields of the index that concern all of it.
+type indexHead struct {
 	ID     string    `json:"id,omitempty"`    // the snapshot whose entries these are, "" if it was not stored
 	Token  string    `json:"token,omitempty"` // of the watcher's answer that this index includes
 	Since  int       `json:"since,omitempty"` // number of snapshots since the last full walk
 	FullAt time.Time `json:"fullAt"`          // time of the last full walk
 }
 
-// index has the content of the files that were read before, by folder and name. It lies where the agent can write: a
-// forged index only damages the agent's own snapshots.
+// index records the files, folders and links that the last snapshot found, by folder, so that the next one reads only
+// what has changed. The agent can write to its file; a forged index damages only the agent's own snapshots.
 type index struct {
-	head
+	indexHead
 	folders map[string]*section
 	file    *os.File // from which it was read, or to which it was saved; nil if there is none
 }
@@ -128,7 +129,7 @@ func (x *index) get(path string) (known, bool) {
 	return k, ok
 }
 
-// put adds an entry to a section that is new.
+// put adds an entry to the section of its folder, which must be a section that this process created.
 func (x *index) put(path string, k known) {
 	folder, name := wire.Split(path)
 	s := x.folders[folder]
@@ -227,7 +228,7 @@ func (x *index) readHead(raw []byte) error {
 	if crc32.Checksum(text, castagnoli) != binary.BigEndian.Uint32(raw[len(text):]) {
 		return errDamaged
 	}
-	return json.Unmarshal(text, &x.head)
+	return json.Unmarshal(text, &x.indexHead)
 }
 
 // readSection reads the first section of body into x and returns the rest of body.
@@ -266,12 +267,12 @@ const (
 	flagUnsettled
 )
 
-var kinds = [...]wire.Kind{wire.File, wire.Dir, wire.Symlink}
+var indexKinds = [...]wire.Kind{wire.File, wire.Dir, wire.Symlink}
 
 // append appends the binary form of an entry and its name to to.
 func (k known) append(to []byte, name string) []byte {
 	to = appendBytes(to, name)
-	flags := byte(slices.Index(kinds[:], k.kind)) //nolint:gosec // 0 to 2
+	flags := byte(slices.Index(indexKinds[:], k.kind)) //nolint:gosec // 0 to 2
 	if k.trusted {
 		flags |= flagTrusted
 	}
@@ -293,16 +294,16 @@ func (k known) append(to []byte, name string) []byte {
 	return to
 }
 
-// readKnown reads what append wrote.
+// readKnown reads an entry of the index in the form in which known.append writes it.
 func readKnown(r *bytes.Reader) (name string, k known, err error) {
 	if name, err = readString(r); err != nil {
 		return "", k, err
 	}
 	flags, err := r.ReadByte()
-	if err != nil || int(flags&3) >= len(kinds) {
+	if err != nil || int(flags&3) >= len(indexKinds) {
 		return "", k, errDamaged
 	}
-	k = known{kind: kinds[flags&3], trusted: flags&flagTrusted != 0, links: flags&flagLinks != 0, unsettled: flags&flagUnsettled != 0}
+	k = known{kind: indexKinds[flags&3], trusted: flags&flagTrusted != 0, links: flags&flagLinks != 0, unsettled: flags&flagUnsettled != 0}
 	mode, err := binary.ReadUvarint(r)
 	if err != nil || mode > 0o777 {
 		return "", k, errDamaged
@@ -397,7 +398,7 @@ func (x *index) encode() []byte {
 
 // encodeHead returns the head with its checksum, headLen bytes. A head that is too long is replaced by an empty one.
 func (x *index) encodeHead() []byte {
-	text, err := json.Marshal(x.head)
+	text, err := json.Marshal(x.indexHead)
 	if err != nil || len(text) > headLen-crc32.Size { // a forged token or id
 		text = []byte("{}")
 	}

@@ -9,13 +9,15 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace/wire"
 )
 
-// sharedLimits limits what a snapshot holds of a person's folder. Files that it does not hold are still in that folder.
+// sharedLimits limits the size of a snapshot of a workspace that is a folder of the host. Files that exceed the limits
+// are left out; they are still in the folder.
 var sharedLimits = struct {
 	files       int
 	bytes, file int64
 }{files: 20_000, bytes: 1 << 30, file: 64 << 20}
 
-// sharing applies ignore rules and sharedLimits to the walk of a workspace that is a person's folder. A nil sharing admits everything.
+// sharing applies ignore rules and sharedLimits to the walk of a workspace that is a folder of the host. A nil sharing
+// includes everything.
 type sharing struct {
 	rules ignore.Tree
 	files int
@@ -23,7 +25,7 @@ type sharing struct {
 	over  bool // a limit was reached and reported
 }
 
-// enter adds the rules of a folder until leave is called.
+// enter adds the ignore rules of a folder until leave is called.
 func (s *sharing) enter(dir *os.Root, path string) (leave func(), err error) {
 	if s == nil {
 		return func() {}, nil
@@ -37,12 +39,12 @@ func (s *sharing) enter(dir *os.Root, path string) (leave func(), err error) {
 	return func() { s.rules = before }, err
 }
 
-// ignores reports whether the rules exclude an entry.
+// ignores reports whether an ignore rule excludes a file or folder.
 func (s *sharing) ignores(path string, info fs.FileInfo) bool {
 	return s != nil && s.rules.Ignores(strings.TrimPrefix(path, wire.Workspace+"/"), info.IsDir())
 }
 
-// admit reports whether a file is within sharedLimits, together with all files admitted before, and counts it.
+// admit counts a file, and reports whether it is within sharedLimits together with all files that were admitted before.
 func (s *sharing) admit(info fs.FileInfo) bool {
 	if s == nil {
 		return true

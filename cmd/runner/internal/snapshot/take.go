@@ -27,7 +27,7 @@ var (
 // maxReads is the maximum number of times that a file is read if it changes while it is read.
 const maxReads = 3
 
-// Roots are the two trees of a snapshot.
+// Roots are the paths of the two folders that a snapshot contains.
 type Roots struct {
 	Workspace string
 	State     string // also the folder of the index
@@ -78,7 +78,7 @@ func (t Take) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	return s.sendEdits(hello)
 }
 
-// openRoots holds both roots, open. No path outside of them can be reached through them.
+// openRoots holds the two folders of Roots, opened so that no path outside of them can be reached.
 type openRoots struct{ workspace, state *os.Root }
 
 // open opens both roots. It creates the state folder if that does not exist.
@@ -102,7 +102,7 @@ func (o openRoots) close() {
 	_ = o.state.Close()
 }
 
-// taking is a running snapshot.
+// taking is the state of a snapshot that is being taken.
 type taking struct {
 	Take
 	ctx    context.Context
@@ -217,7 +217,8 @@ func (s *taking) readFile(dir *os.Root, name string, e *wire.Entry, info fs.File
 	}
 }
 
-// trusted returns the index's entry of a file. The bool is false if the file has to be read even if its stat has not changed.
+// trusted returns the index's entry of a file. The bool is false if the file has to be read even if its stat has not
+// changed, for example because a process has mapped the file.
 func (s *taking) trusted(path string) (known, bool) {
 	k, ok := s.before.get(path)
 	return k, ok && k.kind == wire.File && k.trusted && !s.plan.mapped[path]

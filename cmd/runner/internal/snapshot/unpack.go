@@ -15,7 +15,7 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace/wire"
 )
 
-// Unpack unpacks archives in a workspace.
+// Unpack unpacks tar archives into a folder of a workspace.
 type Unpack struct {
 	Workspace  string
 	Dir        string // relative to the workspace; created if absent
@@ -23,7 +23,7 @@ type Unpack struct {
 	MaxBytes   int64 // limit for all files together
 }
 
-// Unpacked counts the files of one archive.
+// Unpacked is the number and the total size of the files that were unpacked from one archive.
 type Unpacked struct {
 	Files uint32 `json:"files"`
 	Bytes int64  `json:"bytes"`

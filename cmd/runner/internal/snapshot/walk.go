@@ -21,7 +21,7 @@ const maxDepth = 256
 // errGone is returned for a file that was removed or replaced during the walk. The snapshot leaves it out, as a later one would.
 var errGone = errors.New("the file is gone")
 
-// walk visits entries of both trees in the order of wire.Compare.
+// walk visits the files, folders and links of the two folders of a snapshot in the order of wire.Compare.
 type walk struct {
 	ctx     context.Context
 	maxFile int64
@@ -63,7 +63,7 @@ func (w *walk) tree(root *os.Root, prefix string, depth int) error {
 	return w.end(prefix, true)
 }
 
-// end calls w.done, if it is set.
+// end calls w.done, if that is set, for a folder that was walked.
 func (w *walk) end(folder string, listed bool) error {
 	if w.done == nil {
 		return nil
@@ -71,13 +71,13 @@ func (w *walk) end(folder string, listed bool) error {
 	return w.done(folder, listed)
 }
 
-// unkept are the files of the state folder that no snapshot includes.
-var unkept = []string{indexName, indexName + ".new", record.Name, record.Name + ".new", watch.SocketName, agent.Unkept}
+// unkeptNames lists the files and folders in the state folder that snapshots do not contain.
+var unkeptNames = []string{indexName, indexName + ".new", record.NoteName, record.NoteName + ".new", watch.SocketName, agent.Unkept}
 
 // entries visits the entries of a folder.
 func (w *walk) entries(root *os.Root, prefix string, names []string, depth int) error {
 	for _, name := range names {
-		if prefix == wire.State && slices.Contains(unkept, name) {
+		if prefix == wire.State && slices.Contains(unkeptNames, name) {
 			continue
 		}
 		if err := w.ctx.Err(); err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// agentSessions holds the agents' own session ids in the state folder, so that a new process resumes the session even if the
-// query does not name it. A query's own Resume takes precedence.
+// agentSessions stores, in the state folder, the agent's own id of each session's conversation, so that a new process
+// can resume the conversation if the query does not name it. Query.Resume takes precedence.
 type agentSessions struct {
 	path string
 	log  *slog.Logger

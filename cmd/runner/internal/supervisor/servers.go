@@ -10,8 +10,8 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// join replaces servers that run in containers by programs that the agent can start, so that adapters need not know
-// about containers.
+// join replaces the MCP servers of type docker in a query by commands that connect to them, which the agent starts like
+// MCP servers of type stdio. So adapters need not support containers.
 func join(q *runner.Query, executable string) *runner.Error {
 	q.MCPServers = slices.Clone(q.MCPServers)
 	for i, s := range q.MCPServers {

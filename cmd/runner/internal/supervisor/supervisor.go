@@ -42,7 +42,8 @@ type Config struct {
 	Limits
 }
 
-// Limits are the times that a Supervisor gives to agents; 0 means the default. The runner's commands embed it as flags.
+// Limits are the time limits that a Supervisor applies to agents; 0 means the default. Commands of the runner embed it
+// as flags.
 type Limits struct {
 	SilenceWarn time.Duration `help:"Time without output after which an agent is reported." default:"2m" env:"SPOOL_RUNNER_SILENCE_WARN"`
 	SilenceKill time.Duration `help:"Time without output after which an agent is ended." default:"15m" env:"SPOOL_RUNNER_SILENCE_KILL"`
@@ -73,7 +74,7 @@ func (c *Config) validate() error {
 	return nil
 }
 
-// Supervisor runs queries one after the other on a process that stays warm.
+// Supervisor runs queries one after the other on the process of an agent, which stays warm between them.
 type Supervisor struct {
 	cfg    Config
 	starts chan *run
@@ -89,7 +90,7 @@ type Supervisor struct {
 	hides     *redact.Set               // secret values that the agent got; kept after its end until another agent is started
 }
 
-// hide makes the supervisor redact the values of the set from all lines that follow.
+// hide sets the secret values that the supervisor redacts from all further journal lines.
 func (s *Supervisor) hide(set *redact.Set) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -102,13 +103,13 @@ func (s *Supervisor) hiddenValues() *redact.Set {
 	return s.hides
 }
 
-// startedExecution identifies one start of an execution.
+// startedExecution identifies one attempt of an execution, so that a repeated request to start it is recognized.
 type startedExecution struct {
 	execution string
 	attempt   uint32
 }
 
-// run is the execution that is running.
+// run is the state of a query that was accepted, until its turn has ended.
 type run struct {
 	query   runner.Query
 	adapter agent.Adapter
@@ -130,7 +131,7 @@ type run struct {
 	oomTold     uint64        // number of those that were reported already
 }
 
-// New checks the configuration and returns a supervisor. Run does the work.
+// New checks the configuration and returns a Supervisor, which does nothing until Run is called.
 func New(cfg Config) (*Supervisor, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
@@ -164,7 +165,7 @@ func (s *Supervisor) Start(q runner.Query) *runner.Error {
 	return nil
 }
 
-// prepareStart checks a query and prepares its run.
+// prepareStart validates a query with which an execution begins, and prepares its run.
 func (s *Supervisor) prepareStart(q runner.Query) (*run, *runner.Error) {
 	switch {
 	case q.ExecutionID == "":
@@ -182,7 +183,7 @@ func (s *Supervisor) prepareStart(q runner.Query) (*run, *runner.Error) {
 	return s.prepare(q)
 }
 
-// prepare fills the query from the profile and asks its adapter for the command.
+// prepare fills a query from the profile, asks the adapter for the command of the agent's process, and returns the run.
 func (s *Supervisor) prepare(q runner.Query) (*run, *runner.Error) {
 	if q.Fork != nil && q.Resume == "" {
 		return nil, invalid("query.fork: query.resume is empty")
@@ -214,6 +215,7 @@ func (s *Supervisor) prepare(q runner.Query) (*run, *runner.Error) {
 		Folders: s.cfg.Folders, SessionID: q.SessionID, Command: q.Command, Model: q.Model, ModelSet: q.ModelSet, SystemPrompt: q.SystemPrompt, MemoryFile: q.MemoryFile,
 		Policy: q.Policy, Env: q.Env, Environ: s.cfg.Environ, Executable: s.cfg.Executable,
 		Tools: q.Tools, Subagents: q.Subagents, Commands: q.Commands, MCPServers: q.MCPServers, Skills: q.Skills, MaxTurns: q.MaxTurns,
+		Permissions: q.Permissions, ExecutionPermissions: q.ExecutionPermissions,
 	}
 	var trusted []agent.File
 	if q.Authority != "" {
@@ -323,7 +325,7 @@ func (s *Supervisor) Busy() (running, warm bool) {
 	return s.active != nil, s.warm != nil
 }
 
-// Status returns what is running.
+// Status returns the running execution, the agent's process, and their use of memory and disk.
 func (s *Supervisor) Status() runner.Status {
 	s.mu.Lock()
 	var st runner.Status

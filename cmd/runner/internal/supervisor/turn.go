@@ -21,10 +21,10 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// maxQuoted is the number of bytes of a line that an error quotes.
+// maxQuoted is the maximum number of bytes of an agent's line that an error quotes.
 const maxQuoted = 256
 
-// warmProcess is an agent's process, during and between turns.
+// warmProcess is the process of an agent, during a turn and between turns.
 type warmProcess struct {
 	architecture string
 	sessionID    string
@@ -39,8 +39,8 @@ type warmProcess struct {
 	urgent       atomic.Bool  // it must be ended without grace
 }
 
-// takes reports whether the process can take a run. A process that was warmed up without a session takes the first run
-// that it fits.
+// takes reports whether the process can do the turn of r: it has the same command, and it has the same session or has
+// not run a query yet.
 func (w *warmProcess) takes(r *run) bool {
 	if w == nil || w.architecture != r.query.Architecture || !reflect.DeepEqual(w.command, r.command) {
 		return false
@@ -108,7 +108,7 @@ func (s *Supervisor) current() *warmProcess {
 	return s.warm
 }
 
-// endWarmProcess ends the agent's process.
+// endWarmProcess ends the agent's process, if there is one, with the usual grace time.
 func (s *Supervisor) endWarmProcess() error { return s.endWarmWithin(s.cfg.TermGrace) }
 
 func (s *Supervisor) endWarmWithin(grace time.Duration) error {
@@ -124,7 +124,7 @@ func (s *Supervisor) endWarmWithin(grace time.Duration) error {
 	return err
 }
 
-// runTurn runs one execution to its end.
+// runTurn does the turn of one execution, from its first journal line to its last.
 func (s *Supervisor) runTurn(ctx context.Context, r *run, resume *agentSessions) {
 	stop := context.AfterFunc(ctx, r.kill) // shutting down ends the turn
 	defer stop()
@@ -144,7 +144,7 @@ func (s *Supervisor) runTurn(ctx context.Context, r *run, resume *agentSessions)
 	close(r.done)
 }
 
-// newTurn returns a turn that holds its lines until Start is called.
+// newTurn returns the agent.Turn of a run, which holds all lines until its Start is called.
 func (s *Supervisor) newTurn(r *run) *agent.Turn {
 	return agent.NewTurn(r.killed, agent.TurnConfig{
 		Journal: s.cfg.Journal, ExecutionID: r.query.ExecutionID, Now: s.cfg.Now, Log: s.cfg.Log, Hold: true, Redact: s.hiddenValues(),
@@ -159,7 +159,7 @@ func (s *Supervisor) start(r *run, t *agent.Turn, begun runner.Started) {
 	s.record(r)
 }
 
-// converse sends the query to the warm process or to a new one, and follows it to the end of the turn.
+// converse sends the query to the warm process or to a new one, and returns when the turn has ended.
 func (s *Supervisor) converse(r *run) *agent.Turn {
 	was := warmNone
 	if w := s.current(); w.takes(r) && r.killed.Err() == nil {
@@ -243,7 +243,7 @@ func cannotStart(err error) runner.Ended {
 	return failedEnd("INTERNAL", err.Error())
 }
 
-// warmResult is the result of sending a query to a warm process.
+// warmResult is what a warm process did with a query.
 type warmResult int
 
 const (
@@ -253,8 +253,8 @@ const (
 	warmMute                    // the process hangs
 )
 
-// tryWarmProcess sends the query to a warm process and waits for its first line. A process that prints nothing hangs or has
-// ended. It has done nothing with the query then, so another process can take it.
+// tryWarmProcess sends the query to a warm process and waits for the first line that the process prints. If the process
+// hangs or has ended instead, it has not used the query, and the caller sends the query to another process.
 func (s *Supervisor) tryWarmProcess(r *run, w *warmProcess, t *agent.Turn) (first process.Line, f warmResult) {
 	w.used, w.sessionID = true, r.query.SessionID
 	if err := w.session.Begin(r.query, t); err != nil {
@@ -358,7 +358,7 @@ func slowedMessage(p runner.Pace) string {
 	return fmt.Sprintf("the agent says more than %d events or %d bytes a second and has to wait", p.EventsPerSecond, p.BytesPerSecond)
 }
 
-// endKilled ends the processes and the turn of a run that was killed.
+// endKilled ends the agent's processes and then the turn of a run that was killed, by a request or because of Exhaust.
 func (s *Supervisor) endKilled(r *run, t *agent.Turn, message string) {
 	r.mu.Lock()
 	exhausted := r.exhausted
@@ -371,7 +371,8 @@ func (s *Supervisor) endKilled(r *run, t *agent.Turn, message string) {
 	s.abandonWithin(0, t, *exhausted)
 }
 
-// abandon ends the process and then the turn: when a turn has ended, none of its processes runs.
+// abandon ends the agent's process and then the turn, so that no process of the turn runs when its end is in the
+// journal.
 func (s *Supervisor) abandon(t *agent.Turn, e runner.Ended) { s.abandonWithin(s.cfg.TermGrace, t, e) }
 
 func (s *Supervisor) abandonWithin(grace time.Duration, t *agent.Turn, e runner.Ended) {
@@ -385,7 +386,7 @@ func (s *Supervisor) abandonWithin(grace time.Duration, t *agent.Turn, e runner.
 	t.End(e)
 }
 
-// endExited ends the turn of a process that has ended.
+// endExited ends the turn of a process that has ended before it completed the turn.
 func (s *Supervisor) endExited(r *run, w *warmProcess, t *agent.Turn) {
 	message := fmt.Sprintf("the agent's process ended in the middle of the turn (%s)", w.proc.State())
 	if tail := w.proc.StderrTail(); tail != "" {
@@ -406,7 +407,8 @@ func (s *Supervisor) endExited(r *run, w *warmProcess, t *agent.Turn) {
 	}
 }
 
-// feed passes one line to the session. A line that is not a message of the agent becomes an event.
+// feed passes a line that the process has printed to the agent's session. A line that is not a message of the agent's
+// protocol is journaled as an event.
 func (s *Supervisor) feed(w *warmProcess, t *agent.Turn, line process.Line) {
 	defer func() {
 		if p := recover(); p != nil {

@@ -8,15 +8,15 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// warmUp is a request to Run for a warm process.
+// warmUp is a request to Supervisor.Run to start the process of an agent without a query.
 type warmUp struct {
 	run    *run
 	answer chan *runner.Error
 }
 
-// Warm starts the agent's process for queries like q, which needs no execution, no content and, in the sandbox of a
-// pool, no session. It returns when the process was started and the session was opened. It does nothing while an
-// agent's process is alive.
+// Warm starts the agent's process for queries like q, so that the next query finds it running. q needs no execution and
+// no content and, in a sandbox of the warm pool, no session. Warm returns when the process was started and the agent's
+// session was opened. It does nothing if the agent's process is alive.
 func (s *Supervisor) Warm(ctx context.Context, q runner.Query) *runner.Error {
 	r, refusal := s.prepare(q)
 	if refusal != nil {
@@ -36,7 +36,7 @@ func (s *Supervisor) Warm(ctx context.Context, q runner.Query) *runner.Error {
 	}
 }
 
-// ask sends a request to Run. It returns false if there is a process, or a request for one.
+// ask passes a request to Run. It returns false if a process of the agent runs, or another request waits.
 func (s *Supervisor) ask(m warmUp) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -51,7 +51,7 @@ func (s *Supervisor) ask(m warmUp) bool {
 	}
 }
 
-// dropWarmUp answers a pending warm-up request without starting an agent, because a turn has started one.
+// dropWarmUp answers a waiting request of Warm without starting a process, because a turn starts one.
 func (s *Supervisor) dropWarmUp() {
 	select {
 	case m := <-s.warms:

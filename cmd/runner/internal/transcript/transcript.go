@@ -26,7 +26,7 @@ const maxLine = 64 << 20
 // Line is a whole line of a record: valid JSON, without the newline.
 type Line = []byte
 
-// Verdict is the decision whether Copy keeps a line.
+// Verdict is what Copy does with a line of a transcript.
 type Verdict int
 
 // The verdicts.
@@ -36,7 +36,7 @@ const (
 	Last // keep it, and end the copy: the line is the anchor's
 )
 
-// Edit returns the line to write in place of a line, and its verdict.
+// Edit is called by Copy for each line of a transcript. It returns the line to write in its place, and the verdict.
 type Edit func(Line) (Line, Verdict)
 
 // Copy writes the JSON lines of the file from to the file to, as edit returns them. With an anchor it ends at the first

@@ -19,30 +19,32 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 )
 
-// name is the file of the bundle. It is not part of snapshots.
-const name = agent.Unkept + "/authorities.pem"
+// bundleFile is the path, below the state folder, of the certificate bundle that the runner writes for agents.
+// Snapshots do not contain it.
+const bundleFile = agent.Unkept + "/authorities.pem"
 
 // certificateStart is the first line of a certificate in PEM.
 var certificateStart = []byte("-----BEGIN CERTIFICATE-----")
 
-// maxBundle is the largest number of bytes that are read of one file.
+// maxBundle is the maximum number of bytes that are read of one certificate bundle.
 const maxBundle = 4 << 20
 
-// bundleVariables name the bundle to OpenSSL and programs based on it, Go and Rust, to Node.js, Python's requests, pip, curl,
-// git, AWS's tools, cargo and Deno.
+// bundleVariables are the environment variables in which programs look for a certificate bundle: OpenSSL and programs
+// based on it, Go and Rust, Node.js, Python's requests, pip, curl, git, AWS's tools, cargo and Deno.
 var bundleVariables = []string{
 	"SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS", "REQUESTS_CA_BUNDLE", "PIP_CERT", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "AWS_CA_BUNDLE", "CARGO_HTTP_CAINFO", "DENO_CERT",
 }
 
-// systemBundles are the paths of the distributions' certificate bundles. The first that exists is used.
+// systemBundles are the paths at which Linux distributions store the system's certificate bundle. The first one that
+// exists is used.
 var systemBundles = []string{
 	"/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem", "/etc/pki/tls/cacert.pem",
 	"/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", "/etc/ssl/cert.pem",
 }
 
-// Launch returns a launch whose process trusts an authority, and the file that the process reads for that. The file
-// holds the system's authorities, those of files that the launch's own variables name, and the authority. The authority
-// is one or more certificates in PEM; any other text in it is an error.
+// Launch returns l with variables that make the agent's process trust authority, and the certificate bundle that they
+// name. authority is one or more certificates in PEM; any other text in it is an error. The bundle also has the
+// system's certificates, and those of bundles that l.Env names.
 func Launch(l agent.Launch, authority string) (agent.Launch, agent.File, error) {
 	if err := check(authority); err != nil {
 		return l, agent.File{}, err
@@ -60,7 +62,7 @@ func Launch(l agent.Launch, authority string) (agent.Launch, agent.File, error) 
 			files = append(files, path)
 		}
 	}
-	bundle := filepath.Join(l.State, filepath.FromSlash(name))
+	bundle := filepath.Join(l.State, filepath.FromSlash(bundleFile))
 	var b strings.Builder
 	for _, path := range files {
 		if path == bundle {
@@ -81,7 +83,7 @@ func Launch(l agent.Launch, authority string) (agent.Launch, agent.File, error) 
 		env[v] = bundle
 	}
 	l.Env = env
-	return l, agent.File{Path: name, Content: b.String()}, nil
+	return l, agent.File{Path: bundleFile, Content: b.String()}, nil
 }
 
 // check returns an error unless text consists of certificates in PEM.

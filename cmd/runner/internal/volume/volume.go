@@ -35,7 +35,7 @@ const (
 	spareShare = 32
 )
 
-// Volume is a volume of the engine, with its folder on the engine's machine.
+// Volume is a volume of the Docker engine, and its folder on the engine's machine.
 type Volume struct{ Name, Dir string }
 
 // UnmarshalText parses name=folder.
@@ -48,7 +48,7 @@ func (v *Volume) UnmarshalText(raw []byte) error {
 	return nil
 }
 
-// Limits are the limits of a file system.
+// Limits are the limits of a workspace's file system.
 type Limits struct {
 	Bytes int64 // size of all files; the file system is a little larger
 	Files int64 // files and folders
@@ -121,16 +121,16 @@ func Exceed(dir string, l Limits) error {
 	return nil
 }
 
-var errNone = errors.New("no error came")
+var errUnexpectedSuccess = errors.New("no error came")
 
 func orNone(err error) error {
 	if err == nil {
-		return errNone
+		return errUnexpectedSuccess
 	}
 	return err
 }
 
-// zeros is an endless reader of zero bytes.
+// zeros is a reader that returns zero bytes and never ends.
 type zeros struct{}
 
 func (zeros) Read(b []byte) (int, error) {

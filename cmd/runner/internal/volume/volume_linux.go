@@ -16,10 +16,11 @@ import (
 
 const (
 	sysBlock = "/sys/block"
-	// loopMajor is the major number of the loop driver.
+	// loopMajor is the major device number of Linux's loop driver.
 	loopMajor = 7
-	// attempts is the maximum number of times that a free loop device is requested, because other programs may take it first.
-	attempts = 100
+	// maxAttempts is the maximum number of times that a free loop device is requested, because other programs may take
+	// it first.
+	maxAttempts = 100
 )
 
 func isFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
@@ -167,7 +168,7 @@ func run(name string, args ...string) error {
 	return nil
 }
 
-// device is a loop device with a file.
+// device is a loop device of the kernel, and the file that is attached to it.
 type device struct {
 	number  int
 	name    string // set by the program that attached the file
@@ -279,7 +280,7 @@ func attachFree(name string, f *os.File) (int, error) {
 		return 0, fmt.Errorf("the engine's machine has no loop devices: %w", err)
 	}
 	defer control.Close() //nolint:errcheck // nothing is written
-	for range attempts {
+	for range maxAttempts {
 		number, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
 		if err != nil {
 			return 0, fmt.Errorf("find a free loop device: %w", err)

@@ -12,18 +12,20 @@ import (
 // maxFolders is the largest number of folders that a tracker remembers. With more, all folders count as changed.
 const maxFolders = 4096
 
-// Folder is a folder of the workspace in which something may have changed.
+// Folder is a folder of the workspace in which something may have changed since the last snapshot.
 type Folder struct {
 	Path string // relative to the workspace, "" for itself
 	Deep bool   // also in all folders below it
 }
 
-// errUnconfirmed is returned for a confirmation of an answer that another one has replaced.
+// errUnconfirmed is returned when a snapshot confirms an answer of the tracker, but another snapshot has asked the
+// tracker since.
 var errUnconfirmed = errors.New("another snapshot has asked meanwhile")
 
-// tracker records, for snapshots, in which folders of the workspace something has changed since the last snapshot. It covers ignored files too.
-// Folders that are not watched are in every answer. A changed folder is in the answers until a snapshot confirms an answer that has it.
-// A tracker is safe for concurrent use.
+// tracker records in which folders of the workspace something has changed, so that a snapshot needs to look into these
+// only. A snapshot asks for an answer and confirms it once the snapshot is stored; until then, later answers repeat the
+// changes. Folders that are not watched are in every answer. Ignored files are covered too. A tracker is safe for
+// concurrent use.
 type tracker struct {
 	mu        sync.Mutex
 	name      string // of this tracker, which is in its tokens
@@ -35,13 +37,13 @@ type tracker struct {
 	blind     string          // why no changes are recorded, so that every answer is "everything"; "" if they are
 }
 
-// changeSet is a set of changes.
+// changeSet is a set of folders in which something has changed.
 type changeSet struct {
 	reason  string // why everything may have changed; "" if folders has all changes
 	folders map[string]bool
 }
 
-// openAnswer is an answer that no snapshot has confirmed.
+// openAnswer is an answer of the watcher about what has changed, which no stored snapshot has confirmed yet.
 type openAnswer struct {
 	token string
 	changeSet

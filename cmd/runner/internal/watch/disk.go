@@ -17,19 +17,20 @@ import (
 const (
 	// DefaultEstimate is the time between two estimates of the usage while something may write.
 	DefaultEstimate = 250 * time.Millisecond
-	// DefaultMeasure is the shortest time between two measurements that no estimate made necessary.
+	// DefaultMeasure is the shortest time between two measurements, unless an estimate makes one necessary earlier.
 	DefaultMeasure = 30 * time.Second
-	// measureShare limits the time that measuring takes to one part in measureShare.
+	// measureShare limits the time that is spent on measuring the disk usage to 1/measureShare of all time.
 	measureShare = 5
 	// restFactor is the factor by which the interval between measurements grows while no turn runs.
 	restFactor = 4
-	// negligible is the change of a file system's free space, in bytes, that does not cause a measurement.
+	// negligible is the change of a file system's free space in bytes up to which no measurement is made because of it.
 	negligible = 64 << 10
-	// maxTouched is the number of growing files that are examined one by one.
+	// maxTouched is the maximum number of files whose growth is estimated one by one.
 	maxTouched = 4096
 )
 
-// Activity says how likely processes in the sandbox write to disk.
+// Activity is what runs in the sandbox: nothing, processes only, or a turn. The disk usage is measured more often the
+// more is likely to be written.
 type Activity int
 
 // The activities.

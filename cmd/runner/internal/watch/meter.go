@@ -8,10 +8,10 @@ import (
 	"path/filepath"
 )
 
-// inode identifies a file independently of its names.
+// inode identifies a file by its device and inode number, which all names (hard links) of the file share.
 type inode struct{ device, number uint64 }
 
-// stat is the metadata of a file that the meter counts.
+// stat is the metadata of a file from which the meter computes the disk usage.
 type stat struct {
 	inode
 	bytes   int64 // on disk
@@ -55,7 +55,7 @@ func (m *meter) walk(path string) {
 	}
 }
 
-// add adds one file or folder.
+// add adds a file or folder to the disk usage. A file with several names is added once.
 func (m *meter) add(path string, st stat) {
 	if st.links > 1 && !st.folder {
 		if m.seen[st.inode] {

@@ -12,10 +12,10 @@ import (
 )
 
 // mask has the events of a folder that are watched. Changes of permissions and times are only tracked for snapshots.
-const mask = unix.IN_ATTRIB | unix.IN_CREATE | unix.IN_MODIFY | unix.IN_CLOSE_WRITE | unix.IN_DELETE | unix.IN_MOVED_FROM | unix.IN_MOVED_TO |
+const inotifyMask = unix.IN_ATTRIB | unix.IN_CREATE | unix.IN_MODIFY | unix.IN_CLOSE_WRITE | unix.IN_DELETE | unix.IN_MOVED_FROM | unix.IN_MOVED_TO |
 	unix.IN_ONLYDIR | unix.IN_DONT_FOLLOW | unix.IN_EXCL_UNLINK
 
-// notifier reads the kernel's inotify events.
+// notifier reads changes of the workspace from the kernel's inotify.
 type notifier struct {
 	fd   int
 	file *os.File // the same, for reads that Close interrupts
@@ -32,7 +32,7 @@ func newNotifier() (*notifier, error) {
 func (n *notifier) close() error { return n.file.Close() }
 
 func (n *notifier) add(dir string) (int, error) {
-	wd, err := unix.InotifyAddWatch(n.fd, dir, mask)
+	wd, err := unix.InotifyAddWatch(n.fd, dir, inotifyMask)
 	if err != nil {
 		return 0, fmt.Errorf("watch %s: %w", dir, err)
 	}

@@ -6,7 +6,7 @@ import "errors"
 
 var errNoNotifier = errors.New("this system has no inotify")
 
-// notifier is not implemented here: the workspace is polled.
+// notifier is not implemented for this system: the watcher polls the workspace instead.
 type notifier struct{}
 
 func newNotifier() (*notifier, error)           { return nil, errNoNotifier }

@@ -21,11 +21,11 @@ import (
 const SocketName = ".spool-changes"
 
 const (
-	// answerWithin is the maximum time that an answer takes.
+	// answerWithin is the maximum time that a query to the watcher and its answer may take.
 	answerWithin = 5 * time.Second
-	// maxRequest is the largest size in bytes of a request.
+	// maxRequest is the largest size of a query in bytes.
 	maxRequest = 4 << 10
-	// maxQueries is the largest number of connections at a time.
+	// maxQueries is the largest number of queries (connections to the socket) at a time.
 	maxQueries = 16
 	// maxAnswer is the largest size in bytes of all answers of a connection. The agent can listen in the watcher's place.
 	maxAnswer = 64 << 20
@@ -271,7 +271,8 @@ func (q *Query) ask(r request) (Answer, error) {
 // Again returns what has changed since the answer of Ask. The next snapshot gets these changes too.
 func (q *Query) Again() (Answer, error) { return q.ask(request{Again: true}) }
 
-// Confirm tells the watcher that a stored snapshot contains everything of the answer, so that later answers leave it out.
+// Confirm informs the watcher that a stored snapshot contains everything of the answer, so that later answers leave it
+// out.
 func (q *Query) Confirm() error {
 	_, err := q.ask(request{Confirm: true})
 	return err

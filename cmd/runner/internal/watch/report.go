@@ -26,7 +26,7 @@ const binaryWithin = 8000
 func (w *Watcher) reportDue(ctx context.Context, now time.Time, all bool) {
 	due := slices.SortedFunc(maps.Values(w.dirty), func(a, b *suspect) int { return cmp.Compare(a.order, b.order) })
 	if len(due) > 0 {
-		w.flood.setExecution(w.cfg.Sink.Tell(ctx))
+		w.flood.setExecution(w.cfg.Sink.JournalEvents(ctx))
 	}
 	newRules := false
 	var tell []events.Payload
@@ -46,17 +46,18 @@ func (w *Watcher) reportDue(ctx context.Context, now time.Time, all bool) {
 		}
 	}
 	if tell = append(tell, w.flood.report(now, all)...); len(tell) > 0 {
-		w.cfg.Sink.Tell(ctx, tell...)
+		w.cfg.Sink.JournalEvents(ctx, tell...)
 	}
 	if newRules {
 		w.applyNewRules()
 		if notes := w.flood.report(now, false); len(notes) > 0 {
-			w.cfg.Sink.Tell(ctx, notes...)
+			w.cfg.Sink.JournalEvents(ctx, notes...)
 		}
 	}
 }
 
-// pending reports whether reportDue has to be called soon.
+// pending reports whether reportDue has to be called soon, because files have changed or the rate limiter has something
+// to report.
 func (w *Watcher) pending() bool { return len(w.dirty) > 0 || w.flood.waiting() }
 
 // changeOf returns the event for the difference between a file and what was last reported about it: created, modified or deleted. It returns nil if
@@ -158,7 +159,7 @@ func warning(message string) events.Payload {
 	return events.Log{Level: "warn", Stream: "runner", Message: message}
 }
 
-// rateLimiter limits the number of reported events.
+// rateLimiter limits how many changes of files are reported as events, and counts the others.
 type rateLimiter struct {
 	second    time.Time // start of the current second
 	inSecond  int       // reported in the current second
@@ -195,7 +196,7 @@ func (f *rateLimiter) admit(now time.Time, p events.Payload, perSecond, perTurn 
 	return false
 }
 
-// note queues a payload for the next report.
+// note queues a payload that the next call of report returns.
 func (f *rateLimiter) note(p events.Payload) { f.notes = append(f.notes, p) }
 
 // countUnreported returns the number of events that were not reported.

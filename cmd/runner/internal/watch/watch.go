@@ -30,15 +30,15 @@ const (
 	pollShare = 20
 	// readPause is the pause between two reads of the kernel's queue.
 	readPause = 5 * time.Millisecond
-	// flushWithin is the maximum time that Flush waits.
+	// flushWithin is the maximum time that Flush waits for changes to be reported.
 	flushWithin = 2 * time.Second
 )
 
-// Sink receives the watcher's reports.
+// Sink receives the file events that a Watcher reports.
 type Sink interface {
-	// Tell journals payloads, with the id of the running execution if there is one, and returns that id. It blocks
-	// while the journal is full, until ctx ends. Without payloads it does not block.
-	Tell(ctx context.Context, payloads ...events.Payload) (execution string)
+	// JournalEvents journals payloads, with the id of the running execution if there is one, and returns that id. It
+	// blocks while the journal is full, until ctx ends. Without payloads it does not block.
+	JournalEvents(ctx context.Context, payloads ...events.Payload) (execution string)
 }
 
 // Config configures a watcher. Zero values mean the defaults.
@@ -92,7 +92,7 @@ func (c *Config) validate() error {
 	return nil
 }
 
-// Watcher watches one workspace.
+// Watcher reports changes of files in one workspace as events.
 type Watcher struct {
 	cfg     Config
 	tracker *tracker
@@ -141,7 +141,7 @@ func (w *Watcher) Flush(ctx context.Context) {
 	}
 }
 
-// change is one change that the kernel reports.
+// change is one change in a watched folder, as the kernel reports it.
 type change struct {
 	wd     int
 	kind   kind
@@ -149,7 +149,7 @@ type change struct {
 	folder bool
 }
 
-// kind is the kind of a change.
+// kind is the kind of a change that the kernel reports.
 type kind int
 
 const (

@@ -30,11 +30,11 @@ type record struct {
 	lines     []string
 	logs      []string
 	execution string
-	gate      chan struct{} // if not nil, Tell blocks until it is closed
+	gate      chan struct{} // if not nil, JournalEvents blocks until it is closed
 	news      chan struct{} // has a token after a report
 }
 
-func (r *record) Tell(ctx context.Context, payloads ...events.Payload) string {
+func (r *record) JournalEvents(ctx context.Context, payloads ...events.Payload) string {
 	if r.gate != nil {
 		select {
 		case <-r.gate:

@@ -18,7 +18,7 @@ import (
 // Unfinished is the prefix of the names of files that are being written. They are left out of listings.
 const Unfinished = ".spool-put-"
 
-// Entry is a line of a listing.
+// Entry is a line in the listing of a workspace folder: a file or a folder.
 type Entry struct {
 	Path    string `json:"path"`    // slash-separated, relative to the workspace
 	Size    int64  `json:"size"`    // bytes

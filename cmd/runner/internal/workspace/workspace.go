@@ -15,7 +15,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// names are the paths by which agents refer to the workspace, whatever its real path is.
+// names are paths that agents may use for the workspace in addition to its real path.
 var names = []string{"/mnt/workspace", "/workspace"}
 
 // Workspace is an open folder. Its paths are relative to it, or absolute and begin with the folder's own path,
@@ -43,7 +43,7 @@ func Open(dir string) (*Workspace, error) {
 	return &Workspace{root: root, prefixes: prefixes}, nil
 }
 
-// Close closes the folder.
+// Close closes the workspace's folder.
 func (w *Workspace) Close() error { return w.root.Close() }
 
 // Root returns the os.Root. It refuses at every call what the checks of paths could not see, such as a link that was

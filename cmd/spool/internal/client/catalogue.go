@@ -8,8 +8,9 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Catalogue is a list of definitions: the name of its service and of the service's entries. The services have equal
-// requests and responses but for the names of messages, so the messages of agents stand for all of them.
+// Catalogue names a service of the API whose methods manage the definitions of agents, agent instances or environments.
+// The requests and responses of the services differ only in the names of their messages, so a Client uses the messages
+// of agents for all of them.
 type Catalogue struct{ service, entry string }
 
 // The lists of definitions.

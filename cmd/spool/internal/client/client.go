@@ -128,7 +128,7 @@ func (c *Client) Ready(ctx context.Context) (Readiness, error) {
 	return r, nil
 }
 
-// call is one request.
+// call is one HTTP request to a gateway, which do may send several times.
 type call struct {
 	method     string
 	path       []string // segments below the base, not yet escaped
@@ -207,7 +207,7 @@ func (c *Client) request(ctx context.Context, r call, body io.Reader) (*http.Req
 	return req, nil
 }
 
-// send sends a call once.
+// send sends a call once and returns the response, whatever its status is.
 func (c *Client) send(ctx context.Context, r call) (response, error) {
 	limited, cancel := context.WithTimeout(ctx, c.cfg.Timeout+max(0, r.wait))
 	defer cancel()

@@ -22,7 +22,7 @@ const typeTar = "application/x-tar"
 
 // Files and transcripts are sent as raw bytes over REST only, so spool.proto does not describe their routes.
 
-// File is an entry of a workspace.
+// File is an entry of a session's workspace: a file, a folder or a symbolic link.
 type File struct {
 	Path        string     `json:"path"`
 	Kind        string     `json:"kind"` // file, dir or symlink
@@ -33,7 +33,7 @@ type File struct {
 	ExecutionID string     `json:"executionId"`
 }
 
-// Listing holds the entries below a folder.
+// Listing is the response to a request for the entries below a folder of a workspace.
 type Listing struct {
 	Snapshot string      `json:"snapshot"`
 	At       time.Time   `json:"at"`
@@ -195,7 +195,7 @@ func (c *Client) download(ctx context.Context, r call, accept string) (io.ReadCl
 	return &download{progressReader{resp.Body, t}, resp.Body, c, ctx}, resp.ContentLength, nil
 }
 
-// download is the body of a response.
+// download is the body of a response, the content of a downloaded file or archive.
 type download struct {
 	progressReader
 	body io.Closer

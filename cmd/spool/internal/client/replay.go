@@ -34,10 +34,10 @@ type ReplayItem struct {
 	Whole   *pace.BlockWithoutDeltas
 }
 
-// Replay yields the events of a session with the seqs from to to (nil: the session's last event at the start), and the
-// deltas that are still stored, as fast as they are consumed. It reads one part at a time, so that a consumer may take
-// any time, and continues after a lost connection. It ends with the last event, or with an error: that of ctx, an *Error
-// or an *UnreachableError.
+// Replay yields the events of a session from the seq from up to the seq to, and the deltas of these events that are
+// still stored, as fast as they are consumed. A nil to means the session's last event when Replay begins. It reads one
+// part at a time, so that a consumer may take any time, and continues after a lost connection. It ends with the last
+// event, or with an error: that of ctx, an *Error or an *UnreachableError.
 func (c *Client) Replay(ctx context.Context, session string, from uint32, to *uint32) iter.Seq2[ReplayItem, error] {
 	return func(yield func(ReplayItem, error) bool) {
 		r := &replayer{client: c, session: session, from: from, to: to, known: map[string]int{}}

@@ -111,7 +111,7 @@ func Stored[T any](m proto.Message) (stored T, err error) {
 	return stored, nil
 }
 
-// rawOption makes rest.Invoke store the JSON of the response.
+// rawOption is a grpc.CallOption that makes rest.Invoke store the JSON of the response.
 type rawOption struct {
 	grpc.EmptyCallOption
 	raw *json.RawMessage

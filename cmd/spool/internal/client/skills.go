@@ -14,7 +14,7 @@ import (
 
 const typeZIP = "application/zip"
 
-// Push names a ZIP to push.
+// Push holds the parameters with which a skill's ZIP is pushed.
 type Push struct {
 	Ref    events.Reference // without a version
 	Tags   []string

@@ -16,7 +16,7 @@ import (
 	"github.com/spoolhq/spool/cmd/spool/stack"
 )
 
-// Machine is the machine on which the program runs.
+// Machine finds and starts stacks on the machine on which the program spool runs.
 type Machine struct{}
 
 // DefaultDir returns the user's data folder.
@@ -66,7 +66,7 @@ func (Machine) Open(ctx context.Context, o command.StackOptions) (command.Instal
 	return command.Installation{Log: base.Log, NATS: base.NATS, DatabaseURL: base.DatabaseURL, Close: base.Close}, nil
 }
 
-// loggedStack is a stack with its log file.
+// loggedStack is a running stack that writes its log to a file.
 type loggedStack struct {
 	*stack.Stack
 	logs func() error

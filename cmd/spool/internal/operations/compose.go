@@ -16,19 +16,20 @@ const (
 	composeEnd   = "# End of the generated settings."
 )
 
-// everyService is the name of the section with the settings that all services have.
+// everyService is the name of the section of docs/operations.md with the settings that all services have.
 const everyService = "every service"
 
-// logServices is the name of the section with the settings of the services that open the log.
+// logServices is the name of the section of docs/operations.md with the settings of the services that open the log.
 const logServices = "services with the log"
 
-// Fixed is a setting that deploy/.env cannot set by its own name.
+// Fixed is a setting to which compose.yaml gives a value, so that the variable of the same name in deploy/.env has no
+// effect.
 type Fixed struct {
 	Program, Variable string
 	Instead           string // what sets it, or why it has no effect
 }
 
-// fixedInCompose returns all settings that compose.yaml does not pass on.
+// fixedInCompose returns all settings that deploy/.env cannot set by their own names.
 func fixedInCompose() []Fixed {
 	return []Fixed{
 		{everyService, "SPOOL_NATS_URL", "the service nats"},

@@ -8,12 +8,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metric is a metric of /metrics.
+// metric is the description of a Prometheus metric that a program serves on /metrics.
 type metric struct {
 	Name, Kind, Labels, Help string
 }
 
-// describer records the registered metrics, one entry per name.
+// describer is a prometheus.Registerer that only records the descriptions of metrics, one for each name.
 type describer struct {
 	seen map[string]bool
 	list []metric

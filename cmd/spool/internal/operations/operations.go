@@ -27,7 +27,7 @@ import (
 //go:embed operations.md.tmpl
 var text string
 
-// program is the subject of one section of the document.
+// program is a program of Spool whose settings and metrics one section of docs/operations.md describes.
 type program struct {
 	Name, Doc string
 	cli       any // the struct that kong parses into

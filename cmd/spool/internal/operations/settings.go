@@ -9,7 +9,7 @@ import (
 	"github.com/spoolhq/spool/cmd/spool/internal/command"
 )
 
-// Setting is one setting of a program.
+// Setting is one setting of a program: a flag, and the environment variable that sets it too.
 type Setting struct {
 	Flag     string // with leading dashes
 	Variable string // "" if it can only be set by the flag
@@ -18,7 +18,7 @@ type Setting struct {
 	Help     string
 }
 
-// commandLine is a command of spool.
+// commandLine is a command of the program spool, with its flags.
 type commandLine struct {
 	Name, Help string
 	Settings   []Setting

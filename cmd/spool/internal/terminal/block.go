@@ -287,7 +287,7 @@ func (r *Renderer) writeNotice(e events.Event) {
 	}
 }
 
-// writeEnd writes how an execution ended.
+// writeEnd writes a line that states how an execution ended.
 func (r *Renderer) writeEnd(e events.Event) {
 	if !events.Terminal(e.Type()) {
 		return

@@ -51,7 +51,7 @@ type Renderer struct {
 	last      string                  // call id of the tool_use that was shown last, for its result
 }
 
-// execution is an execution that has not ended.
+// execution is an execution that has not ended, as the status line shows it.
 type execution struct {
 	id    string
 	phase string
@@ -61,7 +61,7 @@ type execution struct {
 	tool  string
 }
 
-// item is a block that is shown or waits to be shown.
+// item is a block, or a line of the renderer itself, that is shown or waits to be shown.
 type item struct {
 	block *events.Block
 	text  *blocks.Text

@@ -73,7 +73,7 @@ func (s *screen) freshLine() {
 	}
 }
 
-// end finishes the line.
+// end ends the present line.
 func (s *screen) end() {
 	if s.broken {
 		s.broken = false
@@ -122,7 +122,7 @@ func (s *screen) wrap() {
 	}
 }
 
-// commit writes a finished line.
+// commit writes a line, which does not change any more, to the output.
 func (s *screen) commit(line []cell) {
 	if s.tty {
 		s.erase()

@@ -23,7 +23,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
 )
 
-// Leases reports on other executors, by their leases and by requests to them.
+// Leases returns what other executors do, from their leases and from their answers.
 type Leases interface {
 	// Ask asks an executor what it does for a session. The error wraps lease.ErrNoLease if the executor is gone, and lease.ErrSilent if it does not
 	// answer.
@@ -35,7 +35,7 @@ type Leases interface {
 	Renew(ctx context.Context)
 }
 
-// Budgets returns the budgets and limits of tenants.
+// Budgets reads the budgets and limits of tenants, and their usage.
 type Budgets interface {
 	// Of returns the budgets and limits of a tenant, and the usage of all its sessions.
 	Of(ctx context.Context, tenant string) (budget.Tenant, error)
@@ -72,7 +72,7 @@ type Config struct {
 	Now     func() time.Time
 }
 
-// A Controller admits executions. It is safe for concurrent use.
+// A Controller decides whether this executor may start or continue an execution now. It is safe for concurrent use.
 type Controller struct {
 	Config
 	slots *permits.Limiter
@@ -86,16 +86,17 @@ func New(cfg Config) *Controller {
 }
 
 const (
-	// claimDelay is the delay of a job whose execution cannot be claimed now.
+	// claimDelay is the time after which a job is delivered again if its execution cannot be claimed now.
 	claimDelay = 2 * time.Second
-	// tenantDelay is the delay of a job whose handling failed with errTenantSlots.
+	// tenantDelay is the time after which a job is delivered again if its handling failed with errTenantSlots.
 	tenantDelay = 20 * time.Millisecond
 )
 
 var (
 	// errTenantSlots is returned when the tenant runs its maximum number of executions, over all executors.
 	errTenantSlots = errors.New("the tenant runs its maximum number of executions")
-	// errNotDue is returned for an execution whose next attempt is not due yet. Its job is delivered again; it has no slot.
+	// errNotDue is returned for an execution whose next attempt is not due yet. Its job is delivered again later, and
+	// meanwhile the execution has no slot.
 	errNotDue = errors.New("the next attempt is not due yet")
 )
 
@@ -211,7 +212,7 @@ func (c *Controller) checkTenantSlots(ctx context.Context, tenant string) error 
 	return nil
 }
 
-// Working returns the number of executions that run here, by tenant.
+// Working returns the number of executions that run in this executor, by tenant.
 func (c *Controller) Working() map[string]int { return c.slots.Working() }
 
 // isRunning reports whether the runner already runs the claimed execution, whose start is not in the log because the executor that claimed it

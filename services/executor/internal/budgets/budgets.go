@@ -15,18 +15,19 @@ import (
 // CodeExceeded is the code of an execution that ended because a budget is used up.
 const CodeExceeded = "BUDGET_EXCEEDED"
 
-// Limits are the budgets of a session and of its tenant, with the usage of the tenant.
+// Limits are the budgets of a session and its tenant, and the tenant's usage.
 type Limits struct {
 	Session events.Budget
 	Tenant  budget.Tenant
 }
 
-// SameBudgets reports whether l and m have the same budgets. Limits of a tenant that are no budgets may differ.
+// SameBudgets reports whether l and m have the same budgets. It does not compare the limits of the tenant that are not
+// budgets.
 func (l Limits) SameBudgets(m Limits) bool {
 	return l.Session == m.Session && reflect.DeepEqual(l.Tenant.Budgets, m.Tenant.Budgets)
 }
 
-// An Execution identifies the execution that is charged.
+// An Execution identifies the execution whose usage a Tracker counts, and has its own budget.
 type Execution struct {
 	Tenant  string
 	Session string
@@ -34,21 +35,21 @@ type Execution struct {
 	Own     events.Budget // of this execution alone; Turns is 0 unless the egress proxy counts the model requests
 }
 
-// A Tracker computes the budgets of one execution. The usage of a tenant is reported with a delay. The Tracker adds
-// what this execution has used since the last report, so that the sum never decreases. The zero value is ready for
-// use. It is not safe for concurrent use.
+// A Tracker computes how much of each budget is used, for one execution. The usage of a tenant is reported with a
+// delay, so the Tracker adds what this execution has used since the last report; the result never decreases. The zero
+// value is ready for use. It is not safe for concurrent use.
 type Tracker struct {
 	allocations map[string]allocation
 }
 
-// An allocation is the usage of one tenant budget as last computed for the execution.
+// An allocation is the usage of a budget of the tenant, as the Tracker has computed it last.
 type allocation struct {
 	total events.BudgetUsage // of all executions
 	own   events.BudgetUsage // of this execution, when total was computed
 }
 
-// Budgets returns every budget that the execution is charged to, for a state of its session's runs. Budgets without a limit
-// are left out.
+// Budgets returns the budgets that the usage of the execution counts against, each with its usage so far. s is the
+// state of the session's runs. Budgets without a limit are left out.
 func (t *Tracker) Budgets(e Execution, l Limits, s run.State, now time.Time) []api.Budget {
 	var out []api.Budget
 	add := func(account, whose string, limit events.Budget, spent events.BudgetUsage) {
@@ -91,8 +92,8 @@ func (t *Tracker) ExceededLimit(e Execution, l Limits, s run.State, now time.Tim
 	return "", ""
 }
 
-// update returns the usage of a tenant budget: the reported usage, or the last result plus what the execution has
-// used since, whichever is greater.
+// update returns the usage of the tenant budget account: the greater of the reported usage, and the last result plus
+// what the execution has used since. own is the total usage of the execution.
 func (t *Tracker) update(account string, reported, own events.BudgetUsage) events.BudgetUsage {
 	if t.allocations == nil {
 		t.allocations = map[string]allocation{}

@@ -11,8 +11,8 @@ import (
 const CodeOutput = "OUTPUT_LIMIT"
 
 const (
-	// keptAfterCut is the maximum number of events that are kept after the cut. Only events that the next turn or the
-	// usage report needs are kept.
+	// keptAfterCut is the maximum number of events that are kept after an output limit was exceeded. Only events that
+	// the next turn or the usage report needs are kept.
 	keptAfterCut = 64
 	// reserveBytes is the number of bytes of the NATS store's reserve that the output of a turn may use while the turn is stopped.
 	reserveBytes = 1 << 20
@@ -24,7 +24,7 @@ type OutputLimits struct {
 	Session   events.Output // all executions of the session
 }
 
-// ForAgent returns the limits with those of an agent's definition where they are lower.
+// ForAgent returns l with the limits of an agent's definition in place of those that are higher.
 func (l OutputLimits) ForAgent(agent events.Limits) OutputLimits {
 	lower := func(limit *uint64, own uint32) {
 		if own > 0 && (*limit == 0 || uint64(own) < *limit) {
@@ -48,13 +48,13 @@ type OutputMeter struct {
 	kept    int // events kept after the cut
 }
 
-// NewOutputMeter returns a meter for an execution that has written some output already, in a session whose earlier executions
-// wrote before.
+// NewOutputMeter returns the meter of an execution. written is the output of the execution so far, before is that of
+// the session's earlier executions.
 func NewOutputMeter(limits OutputLimits, before, written events.Output) OutputMeter {
 	return OutputMeter{limits: limits, before: before, written: written}
 }
 
-// Cut reports whether a limit was exceeded.
+// Cut reports whether an output limit was exceeded, so that further output is not kept.
 func (m *OutputMeter) Cut() bool { return m.cut }
 
 // Event counts an event of the runner's journal, and reports whether it is kept. onReserve reports whether the turn is being

@@ -12,7 +12,8 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/runlog"
 )
 
-// maxPending is the number of bytes of events that may wait for the log before the runner has to wait.
+// maxPending is the size in bytes of unstored events from which the executor reads no more lines of the runner's
+// journal.
 const maxPending = 4 << 20
 
 // A Buffer holds the events of an execution that are not stored yet. At most one commit is in flight; nothing else may append to the
@@ -31,7 +32,7 @@ type Buffer struct {
 	timer     *time.Timer
 }
 
-// A Result is the end of a commit.
+// A Result is the outcome of a commit of a Buffer.
 type Result struct {
 	stored *eventlog.Loaded // state after the last stored part, also with an error
 	err    error
@@ -42,8 +43,8 @@ func New(x *runlog.Execution, window time.Duration) *Buffer {
 	return &Buffer{execution: x, window: window, done: make(chan Result, 1), timer: time.NewTimer(time.Hour)}
 }
 
-// Add encodes events and adds them for the next commit, which does not encode them again. After an error, the event that cannot be
-// encoded and those after it are not added.
+// Add encodes events and adds them to the next commit, which does not encode them again. After an error, the event that
+// cannot be encoded and those after it were not added.
 func (b *Buffer) Add(list ...events.Event) error {
 	for _, e := range list {
 		encoded, size, err := e.Encoded()
@@ -55,28 +56,28 @@ func (b *Buffer) Add(list ...events.Event) error {
 	return nil
 }
 
-// AddFirst adds events for the next commit, before all others.
+// AddFirst adds events to the next commit, before all others.
 func (b *Buffer) AddFirst(list ...events.Event) {
 	b.pending = append(list, b.pending...)
 }
 
-// Take removes and returns the events that no commit has.
+// Take removes and returns the events that are neither stored nor part of the commit in flight.
 func (b *Buffer) Take() []events.Event {
 	list := b.pending
 	b.pending, b.size = nil, 0
 	return list
 }
 
-// IsFull reports whether so many events wait for the log that no more should be added.
+// IsFull reports whether so many events wait to be stored that the caller should add no more.
 func (b *Buffer) IsFull() bool { return b.size >= maxPending }
 
 // IsIdle reports whether no commit is in flight.
 func (b *Buffer) IsIdle() bool { return !b.inFlight }
 
-// IsStored reports whether every event is stored.
+// IsStored reports whether every event that was added to the buffer is stored.
 func (b *Buffer) IsStored() bool { return !b.inFlight && len(b.pending) == 0 }
 
-// Expedite lets the next commit start without a wait.
+// Expedite allows the next commit to start at once, without the minimum time since the last one.
 func (b *Buffer) Expedite() { b.notBefore = time.Time{} }
 
 // IsDue reports whether a commit can start now. If it is too early, Timer is signalled later.
@@ -111,13 +112,13 @@ func (b *Buffer) Start(ctx context.Context, stored func(line uint64)) {
 // Done receives the result of the commit in flight, which the caller must pass to Finish.
 func (b *Buffer) Done() <-chan Result { return b.done }
 
-// Finish ends the commit in flight, and returns its error.
+// Finish must be called with the result that Done has received. It ends the commit in flight and returns its error.
 func (b *Buffer) Finish(r Result) error {
 	b.notBefore = time.Now().Add(b.window)
 	return b.settle(r)
 }
 
-// settle takes what the commit in flight has stored into the execution's state.
+// settle updates the execution's state by what the commit in flight has stored, and returns the commit's error.
 func (b *Buffer) settle(r Result) error {
 	b.inFlight = false
 	b.execution.SetStored(r.stored)

@@ -24,7 +24,7 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace"
 )
 
-// Store moves workspaces between sandboxes and the object store.
+// Store stores the contents of workspaces in the object store, and writes them into sandboxes.
 type Store interface {
 	// Snapshot stores what has changed since the previous snapshot; "" is none. If full is set, the runner looks at every file, even
 	// at those whose changes it would have been told of.
@@ -39,13 +39,14 @@ type Store interface {
 	Provide(ctx context.Context, box sandbox.Sandbox, t events.Transcript) error
 }
 
-// A Fence returns an error once the caller must not write to a workspace any more.
+// A Fence returns an error once the caller may no longer write to a workspace, because another executor has claimed the
+// session's runs.
 type Fence func(ctx context.Context) error
 
-// ErrRefused is wrapped by errors about content that can never be put into a workspace.
+// ErrRefused is wrapped by errors about content that a workspace can never contain.
 var ErrRefused = errors.New("refused")
 
-// A Snapshot describes a snapshot that Store has stored.
+// A Snapshot describes a snapshot of a workspace that Store has stored.
 type Snapshot struct {
 	ID       string
 	Files    uint32
@@ -57,10 +58,11 @@ type Snapshot struct {
 	Diverged bool   // the whole tree was taken again, because the edits did not make the tree that the runner had found
 }
 
-// Timeout bounds one snapshot, one restore, and the change of one file.
+// Timeout is the time limit of one snapshot, one restore, or the change of one file.
 const Timeout = 10 * time.Minute
 
-// A Mover moves the contents of workspaces. It is safe for concurrent use.
+// A Mover takes snapshots of workspaces, restores them, and applies the file changes of clients. It is safe for
+// concurrent use.
 type Mover struct {
 	Store    Store
 	Sessions eventlog.Sessions
@@ -135,7 +137,7 @@ func (m *Mover) fence(l *eventlog.Loaded) Fence {
 	}
 }
 
-// change applies one file change.
+// change applies one change of a workspace file, an event file_put or file_removed, in a sandbox.
 func (m *Mover) change(ctx context.Context, box sandbox.Sandbox, e events.Event, fence Fence) (n uint32, path string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
@@ -155,14 +157,15 @@ func (m *Mover) change(ctx context.Context, box sandbox.Sandbox, e events.Event,
 	return 0, "", nil
 }
 
-// A Source is a snapshot, or a part of one, that a new workspace is filled from.
+// A Source is a snapshot from which a new workspace is filled, or the part of a snapshot to use.
 type Source struct {
 	session  string
 	snapshot string
 	trees    []workspace.Tree // none for all
 }
 
-// HasFiles reports whether the source has the files of a workspace.
+// HasFiles reports whether the files of the workspace are part of the source. Otherwise it has the agent's records
+// only.
 func (s Source) HasFiles() bool {
 	return len(s.trees) == 0 || slices.Contains(s.trees, workspace.Files)
 }

@@ -1,5 +1,6 @@
-// Package controls watches the lives of the sessions whose executions run here. A control, such as a cancel, is an event in the
-// session's life. The executor receives a hint about it, which may be lost; this package finds it in the log.
+// Package controls watches the lives of the sessions whose executions this executor runs. A control, such as a cancel,
+// is an event in the session's life. The executor receives a hint about it, which may be lost; this package finds it in
+// the log.
 package controls
 
 import (
@@ -12,7 +13,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// timeout is the time limit of one request for the changes of a shard.
+// timeout is the time limit of one request to the log for the changed sessions of a shard.
 const timeout = 10 * time.Second
 
 // Config configures a Watcher. All fields are required.
@@ -22,7 +23,8 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// A Watcher checks the lives of all watched sessions with one request for each shard. It is safe for concurrent use.
+// A Watcher finds out which of the watched sessions have a new event in their life, such as a control. It needs one
+// request for each shard, not for each session. It is safe for concurrent use.
 type Watcher struct {
 	cfg Config
 
@@ -30,7 +32,7 @@ type Watcher struct {
 	watches map[*Watch]struct{}
 }
 
-// A Watch is a session that is watched.
+// A Watch reports when one session's life has new events, which may be controls.
 type Watch struct {
 	watcher *Watcher
 	life    events.Subject
@@ -55,15 +57,15 @@ func (w *Watcher) Watch(life eventlog.Head) *Watch {
 	return x
 }
 
-// Close stops the watch.
+// Close ends the watch, after which Moved receives nothing any more.
 func (x *Watch) Close() {
 	x.watcher.mu.Lock()
 	defer x.watcher.mu.Unlock()
 	delete(x.watcher.watches, x)
 }
 
-// Moved returns the channel that is signalled after the life has changed. Replicas that lag may not have the change yet: the
-// session has to be read from the leader.
+// Moved returns the channel that receives a value after the session's life has a new event. Replicas that lag may not
+// have the event yet, so the caller has to read the session from the leader.
 func (x *Watch) Moved() <-chan struct{} { return x.moved }
 
 // Run checks all watched sessions regularly until ctx ends. A shard that does not answer does not delay others.
@@ -128,7 +130,7 @@ func (w *Watcher) group(shard int, checked bool) (watches []*Watch, after uint64
 	return watches, after
 }
 
-// advance records the result of a check, and signals the sessions that changed.
+// advance records up to which position the sessions were checked, and signals the watches of the sessions that changed.
 func (w *Watcher) advance(watches []*Watch, c eventlog.Changes) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -14,19 +14,20 @@ import (
 	"github.com/docker/docker/api/types/container"
 )
 
-// agentName is the name of the user if the image has no account for it.
+// agentName is the name of a sandbox's user if the image has no account for that user.
 const agentName = "agent"
 
-// accountFiles are the files in /etc that name users and groups.
+// accountFiles are the names of the files in /etc that list users and groups.
 var accountFiles = []string{"passwd", "group"}
 
-// accounts returns the name of a file of accounts in a user's volume. The name depends on the image.
+// accounts returns the name under which a user's volume stores an account file, passwd or group, for containers of this
+// image.
 func (pic imageInfo) accounts(file string) string {
 	id := strings.TrimPrefix(pic.id, "sha256:")
 	return id[:min(len(id), 12)] + "." + file
 }
 
-// account is a user's line in /etc/passwd, without the number.
+// account is the entry of a user in /etc/passwd, without the user's number.
 type account struct{ name, home, shell string }
 
 // accountOf returns the account of a user of an image, by name or number, or a default account if the image has none.
@@ -39,8 +40,8 @@ func accountOf(passwd []byte, who string) account {
 	return account{name: agentName, home: homeDir, shell: "/bin/sh"}
 }
 
-// file returns a file of accounts: that of the image, in which the user's line replaces every line with the user's
-// name or number.
+// file returns the content of an account file, passwd or group, for the user with the number id. It is the image's file
+// with the entry of the account in place of entries with the same name or number.
 func (a account) file(of string, image []byte, id int) []byte {
 	line := fmt.Sprintf("%s:x:%d:", a.name, id)
 	if of == "passwd" {
@@ -58,7 +59,7 @@ func (a account) file(of string, image []byte, id int) []byte {
 	return out.Bytes()
 }
 
-// folder is a folder in a volume, with the permissions for its user.
+// folder is a folder in a volume, with the file mode that prepareVolumes sets.
 type folder struct {
 	volumeAt
 	mode int64
@@ -106,7 +107,7 @@ func (p *Provider) prepareVolumes(ctx context.Context, pic imageInfo, u user, na
 	})
 }
 
-// writeAccounts writes the files of accounts for a helper's image.
+// writeAccounts writes the account files, passwd and group, for containers of a helper's image.
 func (p *Provider) writeAccounts(ctx context.Context, out *tar.Writer, helper string, pic imageInfo, u user, name, home string) error {
 	files, err := p.imageAccounts(ctx, helper, pic.id)
 	if err != nil {
@@ -128,7 +129,7 @@ func (p *Provider) writeAccounts(ctx context.Context, out *tar.Writer, helper st
 	return nil
 }
 
-// imageAccounts returns the files of accounts of the image from which a helper was created.
+// imageAccounts returns the account files of the image from which a helper was created, by name.
 func (p *Provider) imageAccounts(ctx context.Context, helper, image string) (map[string][]byte, error) {
 	p.mu.Lock()
 	known := p.accounts[image]
@@ -150,7 +151,7 @@ func (p *Provider) imageAccounts(ctx context.Context, helper, image string) (map
 	return files, nil
 }
 
-// maxAccounts is the largest part of an image's file of accounts that is read, in bytes.
+// maxAccounts is the maximum number of bytes that are read of an image's account file.
 const maxAccounts = 1 << 20
 
 // readFile reads a regular file of a container. It returns nil for anything else.

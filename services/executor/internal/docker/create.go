@@ -24,28 +24,29 @@ import (
 
 // Paths in a sandbox.
 const (
-	workspaceDir = "/workspace"
-	workspaceToo = "/mnt/workspace"
-	homeDir      = "/home/spool"
-	stateDir     = "/spool/state"
-	runDir       = "/spool/run"
-	binDir       = "/spool/bin"
-	runnerPath   = binDir + "/runner"
-	egressDir    = "/run/spool/egress"
-	egressSocket = egressDir + "/egress.sock"
-	serversDir   = "/spool/mcp"
-	searchPath   = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+	workspaceDir   = "/workspace"
+	workspaceAlias = "/mnt/workspace"
+	homeDir        = "/home/spool"
+	stateDir       = "/spool/state"
+	runDir         = "/spool/run"
+	binDir         = "/spool/bin"
+	runnerPath     = binDir + "/runner"
+	egressDir      = "/run/spool/egress"
+	egressSocket   = egressDir + "/egress.sock"
+	serversDir     = "/spool/mcp"
+	searchPath     = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 )
 
-// runSize is the size of the runner's own folder, in bytes.
+// runSize is the size limit in bytes of the folder in memory in which the runner keeps its socket and other files of
+// its own.
 const runSize = 1 << 20
 
 // maxAttempts is the maximum number of attempts to create a container. A further attempt is made only after errVanished; every other
 // error ends the creation.
 const maxAttempts = 20
 
-// errVanished is returned when another executor has changed what this one had just looked up: it has removed a container or a
-// volume, or has created the same container. Another attempt looks it up again.
+// errVanished is returned when another executor has changed what this one has just looked up: it has removed a
+// container or a volume, or created the same container. The caller may look it up again.
 var errVanished = errors.New("it was removed meanwhile")
 
 // Create creates a sandbox and blocks until its runner answers. If there is one with the id, Create returns that one, and starts its
@@ -101,7 +102,7 @@ func (p *Provider) check(spec sandbox.Spec) error {
 	return err
 }
 
-// plan holds everything that determines a new container.
+// plan holds everything that determines the container of a new sandbox.
 type plan struct {
 	spec   sandbox.Spec
 	limits sandbox.Limits
@@ -246,8 +247,8 @@ func (p *Provider) checkRunnerVolume(ctx context.Context, r *runnerBinary) error
 	return fmt.Errorf("volume %s: %w", r.volume(), errVanished)
 }
 
-// undo removes everything that was created for a sandbox that failed. A workspace that was
-// taken over stays.
+// undo removes everything that was created for a sandbox whose creation failed. A workspace that was taken over from
+// another sandbox stays.
 func (p *Provider) undo(ctx context.Context, pl plan, containerID string) error {
 	var err error
 	if containerID != "" {
@@ -437,7 +438,7 @@ func (p *Provider) tmpfs(pic imageInfo, u user) map[string]string {
 	out["/tmp"] = size + ",mode=1777"
 	out[homeDir] = size + own
 	out[runDir] = "rw,noexec,nosuid,nodev," + tmpfsLimit(runSize) + own
-	for _, taken := range []string{workspaceDir, workspaceToo, stateDir, binDir, skillsDir, layerDir, egressDir, serversDir, userDir} {
+	for _, taken := range []string{workspaceDir, workspaceAlias, stateDir, binDir, skillsDir, layerDir, egressDir, serversDir, userDir} {
 		delete(out, taken)
 	}
 	return out
@@ -447,7 +448,7 @@ func (p *Provider) tmpfs(pic imageInfo, u user) map[string]string {
 func (p *Provider) mounts(pl plan) []mount.Mount {
 	work := volumeAt{name: workVolume(pl.owner)}
 	out := []mount.Mount{
-		work.mount(workspaceDir, false), work.mount(workspaceToo, false),
+		work.mount(workspaceDir, false), work.mount(workspaceAlias, false),
 		volumeAt{name: stateVolume(pl.owner)}.mount(stateDir, false),
 		volumeAt{name: pl.runner.volume()}.mount(binDir, true),
 		volumeAt{name: SkillsVolume(p.cfg.Engine)}.mount(skillsDir, true),

@@ -23,13 +23,14 @@ import (
 
 // The modes that enforce the disk limits of volumes.
 const (
-	// DiskAuto is the first of DiskLoop and DiskQuota that the engine can enforce, else DiskWatch.
+	// DiskAuto means the first of DiskLoop and DiskQuota that the engine can enforce, or else DiskWatch.
 	DiskAuto = "auto"
 	// DiskLoop backs each volume by a file with a file system of the volume's size: bytes and files are limited.
 	DiskLoop = "loop"
 	// DiskQuota uses the project quota of the engine's file system: bytes are limited, files are not.
 	DiskQuota = "quota"
-	// DiskWatch relies on the runner, which watches the disk usage and ends a turn that exceeded its limit.
+	// DiskWatch means that the engine enforces nothing: the runner measures the disk usage, and ends a turn that
+	// exceeds the limit.
 	DiskWatch = "watch"
 )
 
@@ -39,13 +40,13 @@ func DiskLimits() []string { return []string{DiskAuto, DiskLoop, DiskQuota, Disk
 const (
 	// diskNodes is the folder of the device nodes that "runner volume" makes on the engine's machine.
 	diskNodes = "/dev/spool/"
-	// bytesForFile is the number of bytes of a small volume for each file that the volume may hold. A volume may hold
-	// at least fewFiles.
+	// bytesForFile determines how many files a volume may hold: one for each bytesForFile bytes of the volume, but at
+	// least fewFiles.
 	bytesForFile = 4096
 	fewFiles     = 1024
-	// leastDisk is the size of the smallest volume, in bytes.
+	// leastDisk is the minimum size of a volume, in bytes.
 	leastDisk = 1 << 20
-	// toolWithin is the time limit of one run of a volume tool.
+	// toolWithin is the time limit of one run of "runner volume" on the engine's machine.
 	toolWithin = 2 * time.Minute
 	// sweepDisksEvery is the interval at which the executor looks for loop devices without a volume if nothing was removed.
 	sweepDisksEvery = time.Hour
@@ -54,7 +55,7 @@ const (
 	probeFiles = fewFiles
 )
 
-// disks is the provider's state of volumes of a fixed size.
+// disks is the provider's state about how disk limits are enforced, and about loop devices.
 type disks struct {
 	choosing sync.Mutex // one probe at a time; locked before mu
 
@@ -148,7 +149,7 @@ func diskOptions(mode, name string, bytes int64) map[string]string {
 	return nil
 }
 
-// isDisk reports whether a volume is a file system of its own.
+// isDisk reports whether a volume was created with DiskLoop, so that it is a file system of its own.
 func isDisk(v volume.Volume) bool { return v.Options["device"] == diskNodes+v.Name }
 
 // makeLimited creates volumes with the given names and labels, each of which can hold the given number of bytes, or finds them.
@@ -182,7 +183,7 @@ func (p *Provider) makeDisks(ctx context.Context, mode string, bytes, files int6
 	return p.volumeTool(ctx, list, "make", "--bytes", strconv.FormatInt(bytes, 10), "--files", strconv.FormatInt(files, 10))
 }
 
-// disksAmong returns those volumes that are file systems of their own.
+// disksAmong returns those of the named volumes that were created with DiskLoop.
 func (p *Provider) disksAmong(ctx context.Context, names []string) ([]volume.Volume, error) {
 	var out []volume.Volume
 	for _, name := range names {
@@ -305,7 +306,7 @@ func (p *Provider) probe(ctx context.Context, mode string) error {
 		return errors.New("there is no default image to try it with")
 	}
 	id := strings.ToLower(rand.Text())
-	name := prefix + "probe-" + id
+	name := namePrefix + "probe-" + id
 	defer p.removeDisks(context.WithoutCancel(ctx), name)
 	// If this process is killed, the sweep finds a workspace without an owner.
 	err := p.makeDisks(ctx, mode, probeBytes, probeFiles, map[string]string{labelVersion: layoutVersion, labelRole: roleVolume, labelEngine: p.cfg.Engine, labelOwner: id}, name)
@@ -370,7 +371,8 @@ func (p *Provider) reclaimSpace() {
 	})
 }
 
-// nextSweep reports whether reclaimSpace was called since the last run began. If not, it records that no run is in progress.
+// nextSweep reports whether reclaimSpace was called since the last run of sweepDisks began, so that another run is
+// needed. If not, it records that no run is in progress.
 func (p *Provider) nextSweep() bool {
 	p.disks.mu.Lock()
 	defer p.disks.mu.Unlock()

@@ -418,7 +418,7 @@ func TestExceed_NoticesThatNothingIsEnforced(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	name := prefix + "unlimited-" + strings.ToLower(b.id)
+	name := namePrefix + "unlimited-" + strings.ToLower(b.id)
 	if err := p.makeDisks(t.Context(), DiskWatch, probeBytes, probeFiles, map[string]string{labelEngine: engine}, name); err != nil {
 		t.Fatal(err)
 	}

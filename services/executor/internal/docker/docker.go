@@ -81,7 +81,7 @@ type Config struct {
 
 // Limits of time.
 const (
-	// callWithin is the time limit of one call.
+	// callWithin is the time limit of one call of the Docker API.
 	callWithin = 30 * time.Second
 	// pullWithin is the time limit of the pull of an image.
 	pullWithin = 15 * time.Minute
@@ -200,7 +200,7 @@ func (p *Provider) negotiate(ctx context.Context) error {
 	return nil
 }
 
-// do is like call, for a function that returns no value.
+// do is call for a function that returns no value.
 func (p *Provider) do(ctx context.Context, what string, f func(context.Context) error) error {
 	_, err := call(ctx, p, what, func(ctx context.Context) (struct{}, error) { return struct{}{}, f(ctx) })
 	return err

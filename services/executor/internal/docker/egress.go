@@ -48,7 +48,7 @@ type EgressProxy struct {
 	warned  string           // id of the container whose different settings were logged
 }
 
-// egressContainer is the container of the proxy.
+// egressContainer is the running container of the egress proxy.
 type egressContainer struct {
 	id         string
 	entrypoint []string // the egress program, for its commands health and dial
@@ -56,7 +56,8 @@ type egressContainer struct {
 
 const (
 	roleEgress = "egress"
-	// labelEgress is the purpose of a volume of the proxy. The volumes have no role label, so no sweep removes them.
+	// labelEgress is the label of the egress proxy's volumes; its value is the purpose of the volume. The volumes have
+	// no role label, so no sweep removes them.
 	labelEgress = "dev.spool.egress"
 )
 
@@ -67,7 +68,8 @@ const (
 	egressSandboxes = "/spool/sandboxes"
 	egressAdmin     = "/spool/admin"
 	egressData      = "/spool/data"
-	// egressMemory is the limit for the proxy and one small process for each connection of an executor, in bytes.
+	// egressMemory is the memory limit in bytes of the container of the egress proxy. Each connection of an executor
+	// needs a small process in the container.
 	egressMemory = 1 << 30
 	egressPIDs   = 4096
 	// egressDrain is the time for which open requests may continue when the container is stopped. egressStop is the time in seconds after which the container is killed.
@@ -78,12 +80,12 @@ const (
 const (
 	// egressWithin is the maximum time that the proxy may take to become ready.
 	egressWithin = time.Minute
-	// egressCrashes is the number of times that the proxy may exit in that time.
+	// egressCrashes is the number of exits of the proxy within egressWithin after which its start has failed.
 	egressCrashes = 3
 )
 
-// EgressVolume returns the name of the volume with the socket for sandboxes, for Config.EgressSockets.
-func EgressVolume(engine string) string { return prefix + "egress-" + engine }
+// EgressVolume returns the name of the volume with the egress proxy's socket for sandboxes, for Config.EgressSockets.
+func EgressVolume(engine string) string { return namePrefix + "egress-" + engine }
 
 func egressDataVolume(engine string) string { return EgressVolume(engine) + "-data" }
 
@@ -207,7 +209,7 @@ func (e *EgressProxy) find(ctx context.Context) (string, error) {
 	return list[0].ID, nil
 }
 
-// create creates the container and its volumes.
+// create creates the egress proxy's container and its volumes.
 func (e *EgressProxy) create(ctx context.Context) (string, error) {
 	if _, err := e.p.lookUp(ctx, e.cfg.Image, true); err != nil {
 		return "", err
@@ -258,7 +260,7 @@ func (e *EgressProxy) createVolumes(ctx context.Context) error {
 	})
 }
 
-// profile returns the configuration of the container.
+// profile returns the configuration of the egress proxy's container.
 func (e *EgressProxy) profile() (*container.Config, *container.HostConfig) {
 	pids, stop := int64(egressPIDs), egressStop
 	var env []string

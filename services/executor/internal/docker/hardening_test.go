@@ -63,7 +63,7 @@ func TestMounts(t *testing.T) {
 		test -c "$target" && w=- # masked by the empty device
 		echo "$w $target $kind $opts"
 	done </proc/mounts`)
-	ours := map[string]bool{workspaceDir: true, workspaceToo: true, stateDir: true, "/tmp": true, homeDir: true, runDir: true, binDir: false,
+	ours := map[string]bool{workspaceDir: true, workspaceAlias: true, stateDir: true, "/tmp": true, homeDir: true, runDir: true, binDir: false,
 		"/usr" + skillsDir: false, // the image's /bin is a link
 		userDir:            false, "/etc/passwd": false, "/etc/group": false,
 	}

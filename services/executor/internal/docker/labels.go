@@ -53,10 +53,10 @@ const (
 	roleUser     = "user"    // a volume that reserves a user
 )
 
-const prefix = "spool-"
+const namePrefix = "spool-"
 
 // name returns the name of a sandbox's container before it is adopted.
-func name(id string) string { return prefix + id }
+func name(id string) string { return namePrefix + id }
 
 // adoptedName returns the name of an adopted sandbox's container, which contains its labels: a name can change, labels cannot.
 func adoptedName(id string, l sandbox.Labels) string {
@@ -137,7 +137,7 @@ func parse(c container.Summary) listedSandbox {
 	return f
 }
 
-// number returns the value of a decimal number; 0 for other text, which Spool did not write.
+// number returns the value of a decimal number, or 0 for other text, which Spool has not written.
 func number(s string) uint64 {
 	n, err := strconv.ParseUint(s, 10, 64)
 	if err != nil {

@@ -19,15 +19,16 @@ import (
 )
 
 const (
-	// layerDir is the folder in a sandbox with the packages that its agent depends on.
+	// layerDir is the path in a sandbox of the layer: the packages on which its agent depends.
 	layerDir    = "/opt/spool/dependencies"
-	layerPrefix = prefix + "layer-"
-	// touchEvery is the age at which the note of a layer's last use is replaced.
+	layerPrefix = namePrefix + "layer-"
+	// touchEvery is the minimum time between two records that a layer was used.
 	touchEvery = time.Hour
-	// layerWait is added to the time limit of an installation when waiting for another executor's installation.
+	// layerWait is added to the time limit of an installation to get the time limit for waiting until another executor
+	// has completed a layer.
 	layerWait = 5 * time.Minute
-	// layerLook is the interval at which another executor's installation is checked.
-	layerLook = 500 * time.Millisecond
+	// layerPollInterval is the interval at which the executor checks whether another executor has completed a layer.
+	layerPollInterval = 500 * time.Millisecond
 )
 
 // completeNote returns the name of the volume that records which volume is the complete layer of a digest. It is a note on
@@ -90,7 +91,7 @@ func (p *Provider) completeLayer(ctx context.Context, digest string) (string, er
 	return "", err
 }
 
-// touch records that a layer was used.
+// touch records on the engine that a layer was used now, unless the last record is younger than touchEvery.
 func (p *Provider) touch(ctx context.Context, digest string) error {
 	name := p.lastUseNote(digest)
 	v, err := call(ctx, p, "look up volume "+name, func(ctx context.Context) (volume.Volume, error) { return p.api.VolumeInspect(ctx, name) })
@@ -164,7 +165,7 @@ func (p *Provider) lockLayer(ctx context.Context, digest, image string) (string,
 	limit := p.cfg.Layers.Within + layerWait
 	bounded, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	tick := time.NewTicker(layerLook)
+	tick := time.NewTicker(layerPollInterval)
 	defer tick.Stop()
 	var holder string
 	var since time.Time

@@ -201,7 +201,7 @@ func (p *Provider) Adopt(ctx context.Context, id string, l sandbox.Labels) error
 	return p.do(ctx, "adopt sandbox "+id, func(ctx context.Context) error { return p.api.ContainerRename(ctx, c.container, to) })
 }
 
-// State is the state of a sandbox's container.
+// State is the state of the container of a sandbox.
 type State struct {
 	Running   bool // paused or not
 	Paused    bool

@@ -22,13 +22,13 @@ const (
 	// outputBuffer is the size in bytes of the buffers for unread stdout and stderr. While a buffer is full, the
 	// command blocks in its writes.
 	outputBuffer = 256 << 10
-	// firstLook and lastLook are the first and the longest interval at which the engine is asked whether a command
-	// whose streams have ended has exited. The interval doubles.
-	firstLook = 2 * time.Millisecond
-	lastLook  = time.Second
+	// firstPoll and maxPoll are the first and the longest interval at which the executor asks the engine whether a
+	// command has exited, after the command's streams have ended. The interval doubles each time.
+	firstPoll = 2 * time.Millisecond
+	maxPoll   = time.Second
 )
 
-// process is a command in a container.
+// process is a command that runs in the container of a sandbox.
 type process struct {
 	b    *box
 	exec string // the engine's id
@@ -121,7 +121,8 @@ func (p *process) read() {
 	p.conn.Close()
 }
 
-// endStreams ends the streams of a command with an error, because the engine does not answer.
+// endStreams closes the connection to a command's streams because the engine does not answer. The streams then return
+// err.
 func (p *process) endStreams(err error) {
 	p.lost.CompareAndSwap(nil, &err)
 	p.conn.Close()
@@ -151,7 +152,7 @@ func (p *process) Wait() (int, error) {
 // exit asks the engine for the exit code until the command has ended. Its results are those of Wait.
 func (p *process) exit() (int, error) {
 	since := time.Now()
-	for pause := firstLook; ; pause = min(2*pause, lastLook) {
+	for pause := firstPoll; ; pause = min(2*pause, maxPoll) {
 		got, err := p.inspect()
 		if errdefs.IsNotFound(err) {
 			return -1, nil
@@ -230,7 +231,7 @@ func (p *process) Kill() error {
 	return nil
 }
 
-// input is a command's stdin.
+// input is the standard input of a command in a container.
 type input struct {
 	conn types.HijackedResponse
 	once sync.Once

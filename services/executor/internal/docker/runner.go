@@ -22,12 +22,13 @@ import (
 )
 
 const (
-	// fillWithin is the time limit for filling the runner's volume, including the wait for other executors.
+	// fillWithin is the time limit for copying the runner into its volume, including the wait for other executors that
+	// do the same.
 	fillWithin = 3 * time.Minute
-	// bringWithin is the time limit of the work under the lock. It is shorter than abandonedAge: the holder of a lock
-	// that is older has died.
-	bringWithin = time.Minute
-	// abandonedAge is the age from which a lock counts as abandoned.
+	// volumeLockTimeout is the time limit for the work of an executor that holds the lock on a volume. It is shorter
+	// than abandonedAge, so that the holder of an older lock must have died.
+	volumeLockTimeout = time.Minute
+	// abandonedAge is the age from which a lock on a volume counts as abandoned by an executor that has died.
 	abandonedAge = 90 * time.Second
 	// pollInterval is the interval at which the state of the engine is read during a wait.
 	pollInterval = 100 * time.Millisecond
@@ -36,7 +37,7 @@ const (
 	completeFile = "complete"
 )
 
-// runnerBinary is the runner for one architecture.
+// runnerBinary is the runner program for one processor architecture.
 type runnerBinary struct {
 	path   string
 	size   int64
@@ -46,16 +47,16 @@ type runnerBinary struct {
 	filled bool // the volume was found complete
 }
 
-func (r *runnerBinary) volume() string { return prefix + "runner-" + r.digest[:12] }
+func (r *runnerBinary) volume() string { return namePrefix + "runner-" + r.digest[:12] }
 
-// forget makes the next call of fill check the volume again.
+// forget makes the next call of Provider.fill check again whether the volume of the runner is complete.
 func (r *runnerBinary) forget() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.filled = false
 }
 
-// architectures maps the machine in a binary's header to the name of its architecture in images.
+// architectures maps the machine in the header of an ELF binary to the name of the processor architecture in images.
 var architectures = map[elf.Machine]string{
 	elf.EM_X86_64: "amd64", elf.EM_AARCH64: "arm64", elf.EM_386: "386", elf.EM_ARM: "arm", elf.EM_RISCV: "riscv64",
 	elf.EM_PPC64: "ppc64le", elf.EM_S390: "s390x",
@@ -201,7 +202,7 @@ func (p *Provider) copyRunner(ctx context.Context, helper string, r *runnerBinar
 		_ = writer.CloseWithError(err) // the reader of a pipe gets it; closing one never fails
 		written <- err
 	}()
-	ctx, cancel := context.WithTimeout(ctx, bringWithin)
+	ctx, cancel := context.WithTimeout(ctx, volumeLockTimeout)
 	defer cancel()
 	err := p.api.CopyToContainer(ctx, helper, "/", reader, container.CopyToContainerOptions{})
 	_ = reader.Close() // frees the writer; closing a pipe never fails

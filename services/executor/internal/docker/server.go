@@ -30,13 +30,14 @@ import (
 const (
 	// maxServers is the largest number of MCP servers of a sandbox.
 	maxServers = 64
-	// socketSize is the size of a volume for a socket in bytes, and socketFiles its number of files.
+	// socketSize is the size limit in bytes of a volume for the socket of an MCP server, and socketFiles its limit of
+	// files.
 	socketSize  = 1 << 20
 	socketFiles = 64
 )
 
-// newSocket returns the name of the socket of a new container. Each name is used once: when the name changes, the
-// runner knows that another container is there.
+// newSocket returns a new name for the socket of an MCP server's container. A restarted container has another name, by
+// which the runner notices the restart.
 func newSocket() string { return strings.ToLower(rand.Text()[:12]) + ".sock" }
 
 func socketVolume(id string, n int) string { return name(id) + "-mcp-" + strconv.Itoa(n) }
@@ -97,7 +98,7 @@ func (p *Provider) servers(ctx context.Context, id string) ([]container.Summary,
 	})
 }
 
-// endServers removes a sandbox's servers.
+// endServers removes the containers of a sandbox's MCP servers.
 func (p *Provider) endServers(ctx context.Context, id string) error {
 	list, err := p.servers(ctx, id)
 	for _, c := range list {
@@ -274,7 +275,7 @@ func (p *Provider) makeServer(ctx context.Context, box listedSandbox, n int, s s
 	return "", errors.Join(err, p.releaseUser(undo, u, reserved))
 }
 
-// errNoSocket is returned when the sandbox was removed while a server was created for it.
+// errNoSocket is returned when the sandbox was removed while a container for one of its MCP servers was created.
 var errNoSocket = fmt.Errorf("its volume for the socket is gone: %w", sandbox.ErrNotFound)
 
 // checkServerVolumes returns an error unless the volumes of a server's container are those that were prepared; see checkVolumes.

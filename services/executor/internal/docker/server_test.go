@@ -76,8 +76,9 @@ func joined(t *testing.T, b *box, socket string, env map[string]string, args ...
 	return proc
 }
 
-// says runs a server's program until it ends.
-func says(t *testing.T, b *box, socket string, env map[string]string, args ...string) (stdout, stderr string, code int) {
+// runServer connects to the MCP server behind a socket, which starts its program, and returns what the program printed
+// and its exit code.
+func runServer(t *testing.T, b *box, socket string, env map[string]string, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	proc := joined(t, b, socket, env, args...)
 	if err := proc.Stdin().Close(); err != nil {
@@ -147,7 +148,7 @@ func TestServerHardening(t *testing.T) {
 		"sockets' room":    {`head -c 2000000 /dev/zero >/spool/mcp/big 2>/dev/null; stat -c %s /spool/mcp/big; rm /spool/mcp/big`, "1048576"},
 		"processes":        {`cat /sys/fs/cgroup/pids/pids.max /sys/fs/cgroup/pids.max 2>/dev/null`, "512"},
 	} {
-		if out, errs, _ := says(t, b, socket, nil, tc.line); out != tc.want {
+		if out, errs, _ := runServer(t, b, socket, nil, tc.line); out != tc.want {
 			t.Errorf("%s: %q, want %q (%s)", name, out, tc.want, errs)
 		}
 	}
@@ -155,7 +156,7 @@ func TestServerHardening(t *testing.T) {
 	box, _, _ := sh(t, b, "id -u")
 	users[box] = true
 	for n := range 2 {
-		user, _, _ := says(t, b, serve(t, p, b, n, sandbox.Server{Image: image}), nil, "id -u")
+		user, _, _ := runServer(t, b, serve(t, p, b, n, sandbox.Server{Image: image}), nil, "id -u")
 		users[user] = true
 	}
 	if len(users) != 3 {
@@ -167,7 +168,7 @@ func TestServerHardening(t *testing.T) {
 	// The account is that of the image's user, with a number that the image does not choose.
 	for user, want := range map[string]string{"games:games": "games\n/usr/games", "4242": "agent\n/home/spool", "no-such-user": "agent\n/home/spool"} {
 		socket := serve(t, p, b, 1, sandbox.Server{Image: imageWith(t, p, shell, "USER "+user)})
-		if out, _, _ := says(t, b, socket, nil, "id -un; echo $HOME"); out != want {
+		if out, _, _ := runServer(t, b, socket, nil, "id -un; echo $HOME"); out != want {
 			t.Errorf("user %s of an image: %q, want %q", user, out, want)
 		}
 	}
@@ -181,11 +182,11 @@ func TestServerConnections(t *testing.T) {
 	s := sandbox.Server{Image: imageWith(t, p, shell, `CMD ["echo by itself; cat"]`)}
 	socket := serve(t, p, b, 0, s)
 	const secret = "nobody-may-see-4711"
-	out, errs, code := says(t, b, socket, map[string]string{"TOKEN": secret}, `echo $TOKEN $0; echo aside >&2; exit 7`, "--first")
+	out, errs, code := runServer(t, b, socket, map[string]string{"TOKEN": secret}, `echo $TOKEN $0; echo aside >&2; exit 7`, "--first")
 	if out != secret+" --first" || errs != "aside" || code != 7 {
 		t.Errorf("said %q and %q, code %d", out, errs, code)
 	}
-	if out, _, code := says(t, b, socket, nil); out != "by itself" || code != 0 {
+	if out, _, code := runServer(t, b, socket, nil); out != "by itself" || code != 0 {
 		t.Errorf("without arguments: %q, code %d", out, code)
 	}
 	// Two concurrent connections have separate processes, each of which ends with its connection and leaves nothing.
@@ -215,7 +216,7 @@ func TestServerConnections(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if out, _, _ := says(t, b, socket, nil, `ls -A /tmp; cat /proc/[0-9]*/cmdline | tr '\0' '\n' | grep -c ^sleep`); out != "0" {
+	if out, _, _ := runServer(t, b, socket, nil, `ls -A /tmp; cat /proc/[0-9]*/cmdline | tr '\0' '\n' | grep -c ^sleep`); out != "0" {
 		t.Errorf("left behind: %q", out)
 	}
 	// The next executor finds the same container; another definition leads to another container.
@@ -228,7 +229,7 @@ func TestServerConnections(t *testing.T) {
 		t.Errorf("the same container %q at %s for something else", again, at)
 	}
 	killContainer(t, p, serverContainers(t, p, b.id)[0])
-	if out, _, _ := says(t, b, serve(t, p, b, 0, s), nil); out != "by itself" {
+	if out, _, _ := runServer(t, b, serve(t, p, b, 0, s), nil); out != "by itself" {
 		t.Errorf("after its end: %q", out)
 	}
 	if out, _, _ := sh(t, b, `ls /spool/mcp/0 | wc -l`); out != "1" {
@@ -326,7 +327,7 @@ func TestServers_PauseWithTheirSandbox(t *testing.T) {
 	if err := p.Resume(t.Context(), b.id); err != nil || state() != container.StateRunning {
 		t.Errorf("resumed: %v, %s", err, state())
 	}
-	if out, _, _ := says(t, b, socket, nil, "echo here"); out != "here" {
+	if out, _, _ := runServer(t, b, socket, nil, "echo here"); out != "here" {
 		t.Errorf("after a pause: %q", out)
 	}
 }
@@ -385,7 +386,7 @@ func TestServerEgress(t *testing.T) {
 	spec.Servers, spec.EgressToken = 2, "tok_secret"
 	b := create(t, p, spec)
 	image := imageWith(t, p, `ENTRYPOINT ["bash","-c"]`)
-	if out, _, _ := says(t, b, serve(t, p, b, 0, sandbox.Server{Image: image}), nil, `echo "$HTTPS_PROXY"; ls /run/spool/egress 2>/dev/null; (exec 3<>/dev/tcp/127.0.0.1/7070) 2>/dev/null || echo closed`); out != "closed" {
+	if out, _, _ := runServer(t, b, serve(t, p, b, 0, sandbox.Server{Image: image}), nil, `echo "$HTTPS_PROXY"; ls /run/spool/egress 2>/dev/null; (exec 3<>/dev/tcp/127.0.0.1/7070) 2>/dev/null || echo closed`); out != "closed" {
 		t.Errorf("without entries: %q", out)
 	}
 	answered := make(chan string, 1)
@@ -412,7 +413,7 @@ func TestServerEgress(t *testing.T) {
 		}
 		answered <- first
 	}()
-	out, errs, _ := says(t, b, serve(t, p, b, 1, sandbox.Server{Image: image, Egress: true}), nil,
+	out, errs, _ := runServer(t, b, serve(t, p, b, 1, sandbox.Server{Image: image, Egress: true}), nil,
 		`echo "$HTTPS_PROXY"; tr '\0' '\n' </proc/1/environ 2>/dev/null | grep -c tok_secret; exec 3<>/dev/tcp/127.0.0.1/7070; printf 'CONNECT a.example:443 HTTP/1.1\r\nHost: a.example\r\n\r\n' >&3; tail -n 1 <&3`)
 	if out != "http://127.0.0.1:7070\n0\nthrough" {
 		t.Errorf("with entries: %q (%s)", out, errs)

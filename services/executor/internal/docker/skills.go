@@ -25,13 +25,13 @@ const (
 	// copySkillsTimeout is the time limit for copying a batch of skills to the engine, including the wait for other
 	// executors.
 	copySkillsTimeout = 5 * time.Minute
-	// batchBytes is the size of ZIPs after which a holder of the lock begins no further skill: other executors
-	// consider the lock abandoned after abandonedAge.
+	// batchBytes is the size of ZIPs from which an executor that holds the lock copies no further skill: after
+	// abandonedAge, other executors would consider its lock abandoned.
 	batchBytes = 64 << 20
 )
 
 // SkillsVolume returns the name of the volume with an engine's skills.
-func SkillsVolume(engine string) string { return prefix + "skills-" + engine }
+func SkillsVolume(engine string) string { return namePrefix + "skills-" + engine }
 
 // createSkillsVolume creates the volume of skills unless it exists.
 func (p *Provider) createSkillsVolume(ctx context.Context, image string) error {
@@ -56,7 +56,7 @@ func (p *Provider) createSkillsVolume(ctx context.Context, image string) error {
 	})
 }
 
-// wantedSkill is a skill for whose copy on the engine a caller of StoreSkill waits.
+// wantedSkill is a skill that a caller of StoreSkill wants to have on the engine.
 type wantedSkill struct {
 	digest string
 	zip    func(context.Context) (*os.File, error)

@@ -30,21 +30,21 @@ import (
 // mounts it. The volume also holds the container's /etc/passwd and /etc/group.
 
 const (
-	// earlierUser is the user of all sandboxes and workspaces of releases in which they shared one user.
+	// earlierUser is the user number of all sandboxes of earlier releases, in which sandboxes shared one user.
 	earlierUser = 10001
-	// servicesUser is the user of Spool's own images.
+	// servicesUser is the user number in the images of Spool's services.
 	servicesUser = 10001
 	// nobodyUser and noUser are numbers with a special meaning in the kernel.
 	nobodyUser, noUser = 65534, 65535
-	// minUser is the first number that is not reserved for system accounts.
+	// minUser is the first user number that is not reserved for system accounts.
 	minUser = 1000
-	// maxUser is the largest number that archives in the ustar format can hold.
+	// maxUser is the largest user number that archives in the ustar format can hold.
 	maxUser = 1<<21 - 1
-	// mappedUsers is the number of users in a container of an engine that maps users.
+	// mappedUsers is the number of user numbers in a container if the engine maps users (user namespaces).
 	mappedUsers = 1 << 16
 )
 
-// userDir is the folder in a container with the volume of its user.
+// userDir is the path in a container of the volume that reserves the container's user.
 const userDir = "/spool/user"
 
 // Users is a range of user numbers, both ends included.
@@ -92,13 +92,13 @@ func (p *Provider) checkUsers(info system.Info) error {
 	return guest.WithCode(sandbox.CodeSandboxFailed, fmt.Sprintf("the engine maps user numbers and has none above %d: set SPOOL_SANDBOX_UIDS, which is %s, to a range below", mappedUsers-1, p.cfg.Users), nil)
 }
 
-// user is the user of a container.
+// user is the user of a container, and the volume that reserves the user's number.
 type user struct {
 	id  int
 	dir string // the engine's path of the volume; "" for earlierUser, which has none
 }
 
-const userPrefix = prefix + "user-"
+const userPrefix = namePrefix + "user-"
 
 func userVolume(id int) string { return userPrefix + strconv.Itoa(id) }
 
@@ -119,12 +119,12 @@ func (u user) mounts(pic imageInfo) []mount.Mount {
 	return out
 }
 
-// reservation returns the labels of the volume that reserves a user for an owner.
+// reservation returns the labels of a volume that reserves a user number for an owner, a sandbox.
 func (p *Provider) reservation(owner string) map[string]string {
 	return map[string]string{labelVersion: layoutVersion, labelRole: roleUser, labelEngine: p.cfg.Engine, labelOwner: owner}
 }
 
-// isReserved reports whether the labels of a user's volume are those of the wanted reservation.
+// isReserved reports whether the labels is of a user's volume are those of the reservation want.
 func isReserved(is, want map[string]string) bool {
 	for _, l := range []string{labelRole, labelEngine, labelOwner, labelServer} {
 		if is[l] != want[l] {

@@ -16,11 +16,11 @@ import (
 	"github.com/docker/docker/api/types/volume"
 )
 
-func workVolume(id string) string  { return prefix + id + "-work" }
-func stateVolume(id string) string { return prefix + id + "-state" }
-func noteVolume(id string) string  { return prefix + id + "-owner" }
+func workVolume(id string) string  { return namePrefix + id + "-work" }
+func stateVolume(id string) string { return namePrefix + id + "-state" }
+func noteVolume(id string) string  { return namePrefix + id + "-owner" }
 
-// volumeAt is a volume that a helper has at /v/<folder>.
+// volumeAt is a volume, and the folder below /v at which a helper container mounts it.
 type volumeAt struct{ name, folder string }
 
 func (v volumeAt) mount(target string, readOnly bool) mount.Mount {
@@ -93,7 +93,7 @@ func (p *Provider) userAndVolumes(ctx context.Context, pl plan) (user, error) {
 	return is, p.prepareVolumes(ctx, pl.pic, is, agentName, homeDir, folders...)
 }
 
-// neverStarted is the program of helpers that are not volume tools.
+// neverStarted is the program of helper containers, which are never started.
 const neverStarted = "/never-started"
 
 // helper creates a container that is never started, and returns its id. Files are copied into the given volumes through it. The caller must
@@ -122,7 +122,7 @@ func (p *Provider) discard(ctx context.Context, helper string) {
 	}
 }
 
-// owner returns the sandbox after which a sandbox's volumes are named, as recorded by the note.
+// owner returns the sandbox after which the volumes of the sandbox id are named: another one if id has taken them over.
 func (p *Provider) owner(ctx context.Context, id string) (string, error) {
 	note, err := p.volumeLabels(ctx, noteVolume(id))
 	if err != nil || note[labelOwner] == "" {
@@ -131,8 +131,8 @@ func (p *Provider) owner(ctx context.Context, id string) (string, error) {
 	return note[labelOwner], nil
 }
 
-// note records the owner of a sandbox's volumes. It replaces an older note, so that the age of the note is the time
-// since the last use of the workspace.
+// note records on the engine after which sandbox, the owner, the volumes of the sandbox id are named. It replaces an
+// earlier note, so that the age of the note is the time since the last use of the workspace.
 func (p *Provider) note(ctx context.Context, id, owner string) error {
 	if _, err := p.removeVolume(ctx, noteVolume(id)); err != nil {
 		return err

@@ -424,7 +424,7 @@ func TestImage_DoesNotWeakenTheRestrictions(t *testing.T) {
 		t.Errorf("the image's health check runs: %+v", got.State.Health)
 	}
 	for _, m := range got.Mounts {
-		if m.Type == "volume" && !strings.HasPrefix(m.Name, prefix) {
+		if m.Type == "volume" && !strings.HasPrefix(m.Name, namePrefix) {
 			t.Errorf("an anonymous volume: %+v", m)
 		}
 	}

@@ -10,13 +10,13 @@ import (
 // machine is lost, does not close them. So the engine is pinged at an interval
 // while any stream is open.
 const (
-	// askEvery is the time between two pings.
+	// askEvery is the interval at which the executor pings the engine while commands run.
 	askEvery = 5 * time.Second
-	// maxMissedPings is the number of consecutive failed pings after which the streams are closed.
+	// maxMissedPings is the number of consecutive failed pings after which the streams of all commands are ended.
 	maxMissedPings = 2
 )
 
-// watch pings the engine on behalf of all open streams.
+// watch pings the engine while commands run, and ends the streams of all commands if the engine does not answer.
 type watch struct {
 	p     *Provider
 	every time.Duration

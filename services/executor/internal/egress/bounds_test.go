@@ -68,7 +68,7 @@ func TestConnections_WithoutAPreambleDoNotCount(t *testing.T) {
 // A tunnel or connection without traffic is closed after the idle timeout.
 func TestIdle_ConnectionsAreClosed(t *testing.T) {
 	t.Parallel()
-	change, _, p := around(t, nil)
+	change, _, p := withPublicNetwork(t, nil)
 	p.at["93.184.216.34:443"] = listen(t, func(c net.Conn) {
 		_, _ = io.Copy(io.Discard, c)
 		c.Close()

@@ -33,7 +33,7 @@ type cli struct {
 	Dial   struct{} `cmd:"" help:"Connect stdin and stdout to the admin socket."`
 }
 
-// healthWithin is the time limit of a health check.
+// healthWithin is the time limit of a health check of the egress proxy.
 const healthWithin = 5 * time.Second
 
 // Main runs the command line, and returns the exit code: 0, 1 for a failure, 2 for wrong usage.

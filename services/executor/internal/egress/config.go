@@ -145,7 +145,8 @@ func (c Config) checkSockets() error {
 	return nil
 }
 
-// parseClosed parses the setting Closed: the networks that no sandbox reaches, in addition to those that are not public.
+// parseClosed parses the setting Closed: networks that sandboxes may not reach, in addition to those whose addresses
+// are not public.
 func (c Config) parseClosed() ([]netip.Prefix, error) {
 	var out []netip.Prefix
 	for _, s := range c.Closed {

@@ -124,7 +124,7 @@ func TestHosts_DefineRoutes(t *testing.T) {
 // No sandbox reaches a network that the operator closed.
 func TestClosed_NetworksAreUnreachable(t *testing.T) {
 	t.Parallel()
-	change, _, p := around(t, nil)
+	change, _, p := withPublicNetwork(t, nil)
 	w := newWorld(t, func(c *egress.Config, d *egress.Deps) {
 		change(c, d)
 		c.Closed = []string{"93.184.216.0/24"}

@@ -14,8 +14,9 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress"
 )
 
-// around gives a proxy a simulated public network, in which ok.example and the names below it lead to a server.
-func around(t *testing.T, h http.HandlerFunc) (func(*egress.Config, *egress.Deps), *names, *public) {
+// withPublicNetwork returns a change of the proxy's settings that replaces the Internet by a simulated network, in
+// which ok.example and the names below it lead to a server.
+func withPublicNetwork(t *testing.T, h http.HandlerFunc) (func(*egress.Config, *egress.Deps), *names, *public) {
 	t.Helper()
 	srv := httptest.NewServer(h)
 	t.Cleanup(srv.Close)
@@ -33,7 +34,7 @@ func around(t *testing.T, h http.HandlerFunc) (func(*egress.Config, *egress.Deps
 // TestDenied_WhatTheAllowlistDoesNotName tests requests with which a hostile agent tries to reach hosts that its allowlist does not name.
 func TestDenied_WhatTheAllowlistDoesNotName(t *testing.T) {
 	t.Parallel()
-	change, _, p := around(t, func(http.ResponseWriter, *http.Request) { t.Error("a request got through") })
+	change, _, p := withPublicNetwork(t, func(http.ResponseWriter, *http.Request) { t.Error("a request got through") })
 	w := newWorld(t, change)
 	list := []string{"ok.example", "*.ok.example", "93.184.216.34:8443"}
 	for _, h := range []string{"loopback", "metadata", "mapped", "v6", "mixed", "nat64", "6to4", "cgnat", "multicast", "nowhere", "machine", "zero"} {
@@ -135,7 +136,7 @@ func TestDenied_WhatTheAllowlistDoesNotName(t *testing.T) {
 func TestAllowed(t *testing.T) {
 	t.Parallel()
 	got := make(chan *http.Request, 1)
-	change, _, p := around(t, func(w http.ResponseWriter, r *http.Request) {
+	change, _, p := withPublicNetwork(t, func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
 		got <- r
 		w.Header().Set("X-Answer", "yes")
@@ -170,7 +171,7 @@ func TestAllowed(t *testing.T) {
 // The proxy does not follow a redirect. The sandbox may follow it to a host of its allowlist.
 func TestRedirectsAreNotFollowed(t *testing.T) {
 	t.Parallel()
-	change, _, p := around(t, func(w http.ResponseWriter, r *http.Request) {
+	change, _, p := withPublicNetwork(t, func(w http.ResponseWriter, r *http.Request) {
 		http.Redirect(w, r, "http://metadata.example/", http.StatusFound)
 	})
 	w := newWorld(t, change)
@@ -186,7 +187,7 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 
 func TestTunnel(t *testing.T) {
 	t.Parallel()
-	change, _, p := around(t, nil)
+	change, _, p := withPublicNetwork(t, nil)
 	echo := listen(t, func(c net.Conn) {
 		_, _ = io.Copy(c, c)                // until the other side closes its direction
 		_, _ = io.WriteString(c, "the end") // the last bytes follow the echo
@@ -225,7 +226,7 @@ func TestTunnel(t *testing.T) {
 // for it is denied.
 func TestRebinding_ToAForbiddenAddressIsDenied(t *testing.T) {
 	t.Parallel()
-	change, n, p := around(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "public") })
+	change, n, p := withPublicNetwork(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "public") })
 	w := newWorld(t, change)
 	b := w.box("rebind.example")
 	get := func() (int, string) {
@@ -252,7 +253,7 @@ func TestRebinding_ToAForbiddenAddressIsDenied(t *testing.T) {
 
 func TestMethodsAndSchemes(t *testing.T) {
 	t.Parallel()
-	change, _, _ := around(t, func(http.ResponseWriter, *http.Request) { t.Error("a request got through") })
+	change, _, _ := withPublicNetwork(t, func(http.ResponseWriter, *http.Request) { t.Error("a request got through") })
 	w := newWorld(t, change)
 	for _, line := range []string{"TRACE http://ok.example/", "GET ftp://ok.example/", "GET gopher://ok.example:80/", "TRACE /anthropic/v1/messages"} {
 		b := w.box("ok.example")
@@ -265,7 +266,7 @@ func TestMethodsAndSchemes(t *testing.T) {
 
 func TestUpgrade_IsForwarded(t *testing.T) {
 	t.Parallel()
-	change, _, _ := around(t, func(w http.ResponseWriter, r *http.Request) {
+	change, _, _ := withPublicNetwork(t, func(w http.ResponseWriter, r *http.Request) {
 		c, rw, err := http.NewResponseController(w).Hijack()
 		if err != nil {
 			t.Error(err)

@@ -14,7 +14,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/proxy"
 )
 
-// host is an entry of the file in SPOOL_EGRESS_HOSTS.
+// host is an upstream host that the operator describes in the file of SPOOL_EGRESS_HOSTS.
 type host struct {
 	Name   string  `yaml:"name"`   // of the route, the first element of its path
 	URL    string  `yaml:"url"`    // that the rest of a path is appended to

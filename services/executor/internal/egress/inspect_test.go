@@ -89,7 +89,7 @@ func newSecured(t *testing.T, answer http.HandlerFunc) *secured {
 	srv.TLS = certified(t, ca, "ok.example")
 	srv.StartTLS()
 	t.Cleanup(srv.Close)
-	change, n, p := around(t, h)
+	change, n, p := withPublicNetwork(t, h)
 	p.at["93.184.216.34:443"], p.at["93.184.216.34:8443"] = srv.Listener.Addr().String(), srv.Listener.Addr().String()
 	s := &secured{public: p, names: n, heard: func() []string {
 		mu.Lock()

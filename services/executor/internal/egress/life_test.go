@@ -34,7 +34,7 @@ func code(err error) string {
 // Registrations, tokens, journals and their line numbers survive a restart.
 func TestRestart_KeepsRegistrationsAndJournals(t *testing.T) {
 	t.Parallel()
-	change, _, _ := around(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") })
+	change, _, _ := withPublicNetwork(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") })
 	w := newWorld(t, change)
 	b := w.box("ok.example")
 	b.reg.Epoch = 7

@@ -18,8 +18,8 @@ import (
 
 const credential = "Bearer key-of-the-mcp-server"
 
-// tells answers with the request that it received, and repeats the credential in the answer.
-func tells(w http.ResponseWriter, r *http.Request) {
+// echoRequest answers with the request that it received, and repeats the credential in the answer.
+func echoRequest(w http.ResponseWriter, r *http.Request) {
 	body, _ := io.ReadAll(r.Body)
 	w.Header().Set("Mcp-Session-Id", "m-1")
 	w.Header().Set("X-Told", r.Header.Get("Authorization"))
@@ -52,8 +52,8 @@ func (b *box) ask(method, path string) (int, http.Header, string) {
 // the journal or the log.
 func TestServers_KeepTheirKeysSecret(t *testing.T) {
 	t.Parallel()
-	change, _, p := around(t, tells)
-	internal := httptest.NewServer(http.HandlerFunc(tells))
+	change, _, p := withPublicNetwork(t, echoRequest)
+	internal := httptest.NewServer(http.HandlerFunc(echoRequest))
 	t.Cleanup(internal.Close)
 	w := newWorld(t, func(c *egress.Config, d *egress.Deps) {
 		change(c, d)
@@ -125,7 +125,7 @@ func TestServers_KeepTheirKeysSecret(t *testing.T) {
 // The proxy does not connect to an MCP server at an address that is not public, whatever its definition allows.
 func TestServers_PrivateAddressesAreDenied(t *testing.T) {
 	t.Parallel()
-	change, _, p := around(t, func(http.ResponseWriter, *http.Request) { t.Error("a request got through") })
+	change, _, p := withPublicNetwork(t, func(http.ResponseWriter, *http.Request) { t.Error("a request got through") })
 	b := newWorld(t, change).box()
 	for i, host := range []string{"loopback.example", "169.254.169.254", "mixed.example", "127.0.0.1:8080"} {
 		b.register(api.Upstream{Name: "m", URL: "http://" + host + "/mcp"})
@@ -172,7 +172,7 @@ func TestRegister_RefusesInvalidServers(t *testing.T) {
 // A restarted proxy has no servers. Its journal shows that to the executor, which registers them again.
 func TestServers_AreUnknownAfterARestart(t *testing.T) {
 	t.Parallel()
-	change, _, _ := around(t, tells)
+	change, _, _ := withPublicNetwork(t, echoRequest)
 	w := newWorld(t, change)
 	b := w.box()
 	server := api.Upstream{Name: "docs", URL: "http://ok.example/mcp"}
@@ -194,7 +194,7 @@ func TestServers_AreUnknownAfterARestart(t *testing.T) {
 // A connection that is limited to hosts reaches hosts of the allowlist, and neither models nor MCP servers.
 func TestHostsOnly_ReachesNoModelsAndServers(t *testing.T) {
 	t.Parallel()
-	change, _, p := around(t, tells)
+	change, _, p := withPublicNetwork(t, echoRequest)
 	w := newWorld(t, change)
 	b := w.box("ok.example")
 	b.register(api.Upstream{Name: "docs", URL: "http://ok.example/mcp", Headers: map[string]string{"Authorization": credential}})

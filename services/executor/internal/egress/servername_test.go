@@ -55,7 +55,7 @@ func TestServerName_OfATunnelIsItsHost(t *testing.T) {
 				heard <- raw
 				c.Close()
 			})
-			change, _, p := around(t, nil)
+			change, _, p := withPublicNetwork(t, nil)
 			for _, port := range []string{"443", "8443"} {
 				p.at["93.184.216.34:"+port] = at
 			}
@@ -87,7 +87,7 @@ func TestServerName_OfATunnelIsItsHost(t *testing.T) {
 // The server may speak first, as in SSH.
 func TestServerName_IsNotWaitedForWhereTheServerBegins(t *testing.T) {
 	t.Parallel()
-	change, _, p := around(t, nil)
+	change, _, p := withPublicNetwork(t, nil)
 	p.at["93.184.216.34:443"] = listen(t, func(c net.Conn) {
 		_, _ = io.WriteString(c, "SSH-2.0-server\r\n")
 		_, _ = io.Copy(c, c)

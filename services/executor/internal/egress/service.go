@@ -40,7 +40,7 @@ type Deps struct {
 	Kill     <-chan struct{}                                                      // when it is closed, Run ends without waiting for open requests
 }
 
-// Service is the proxy.
+// Service is the egress proxy: its registry, journals and listeners.
 type Service struct {
 	cfg       Config
 	log       *slog.Logger
@@ -287,7 +287,7 @@ func ignoreClosed(err error) error {
 	return err
 }
 
-// shutdown ends a server whose requests are short.
+// shutdown ends an HTTP server: it waits a few seconds for running requests, and then cancels them.
 func shutdown(srv *http.Server) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()

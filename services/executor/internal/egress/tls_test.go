@@ -327,7 +327,7 @@ func TestAttack_EgressTLS_ThousandsOfSilentConnections(t *testing.T) {
 // The release of a sandbox closes all of its connections at once, in every state, and refuses new ones.
 func TestAttack_EgressTLS_TokenAfterRelease(t *testing.T) {
 	t.Parallel()
-	change, _, p := around(t, nil)
+	change, _, p := withPublicNetwork(t, nil)
 	p.at["93.184.216.34:443"] = listen(t, func(c net.Conn) { // a host that never stops sending
 		_, _ = io.Copy(c, zeros{})
 		c.Close()

@@ -16,20 +16,20 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// Process is a command in a sandbox.
+// Process is a running command in a sandbox, whose streams can be abandoned.
 type Process interface {
 	sandbox.Process
 	// Abandon closes the streams at once and blocks until they have ended. The command may continue to run.
 	Abandon()
 }
 
-// Start starts a command of the runner in the root folder of a sandbox. ctx bounds only the start.
+// Start is a function that starts the runner program with the arguments args in a sandbox. ctx bounds only the start.
 type Start func(ctx context.Context, args ...string) (Process, error)
 
 // ErrStdin is returned by a write to the stdin of a command that no longer reads it.
 var ErrStdin = errors.New("the command does not read its stdin")
 
-// Answer holds the output and the exit code of a command of the runner.
+// Answer holds the output and the exit code of the runner program.
 type Answer struct {
 	Stdout, Stderr string
 	Code           int
@@ -73,8 +73,9 @@ func IsFull(err error) bool {
 	return errors.Is(err, syscall.ENOSPC) || strings.Contains(err.Error(), "no space left on device")
 }
 
-// Run runs a command of the runner and blocks until it has ended. feed writes to its stdin, which is closed when feed returns; feed may
-// be nil. When feed returns an error other than ErrStdin, or ctx ends, Run closes the command's streams and returns that error.
+// Run runs the runner program in a sandbox and blocks until it has ended. feed writes to its stdin, which is closed
+// when feed returns; feed may be nil. When feed returns an error other than ErrStdin, or ctx ends, Run closes the
+// program's streams and returns that error.
 func (s Start) Run(ctx context.Context, feed func(io.Writer) error, args ...string) (Answer, error) {
 	proc, err := s(ctx, args...)
 	if err != nil {

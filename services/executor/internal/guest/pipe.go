@@ -5,7 +5,7 @@ import (
 	"sync"
 )
 
-// Pipe is an in-memory stream. It blocks a writer that is ahead of its reader by more than a limit.
+// Pipe is an in-memory stream. A write blocks while more than a limit of bytes is unread.
 type Pipe struct {
 	mu     sync.Mutex
 	change sync.Cond

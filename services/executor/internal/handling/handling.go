@@ -23,7 +23,7 @@ type Set struct {
 	sessions map[string]*Session
 }
 
-// A Session is a session that is being handled.
+// A Session is a session whose jobs a handler of this executor handles.
 type Session struct {
 	changed chan struct{} // signalled when the session has a new fact
 
@@ -35,7 +35,7 @@ type Session struct {
 	syncing   bool    // the handler works on the sandbox while nothing runs in it
 }
 
-// A Waiter is a delivery of a job for a session that is being handled.
+// A Waiter is a delivered job that waits, because another handler of this executor handles its session.
 type Waiter struct {
 	done    chan struct{}
 	covered bool // set before done is closed
@@ -143,7 +143,7 @@ func (s *Set) SetSyncing(b *Session, syncing bool) {
 	b.syncing = syncing
 }
 
-// Executions returns the number of executions that run here.
+// Executions returns the number of executions that this executor runs.
 func (s *Set) Executions() (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -169,5 +169,5 @@ func (b *Session) signal() {
 	}
 }
 
-// Changed returns the channel that is signalled when the session has a new fact.
+// Changed returns the channel that receives a value when the session may have a new event.
 func (b *Session) Changed() <-chan struct{} { return b.changed }

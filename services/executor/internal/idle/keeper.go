@@ -33,10 +33,11 @@ const (
 	elsewhereDelay = time.Second            // the sandbox is on another engine
 )
 
-// maxTries bounds how often a health check loads a session again that has changed.
+// maxTries is the maximum number of times that a health check loads a session again because the session has changed
+// meanwhile.
 const maxTries = 64
 
-// Leases reports on other executors, by their leases and by requests to them.
+// Leases returns what other executors do, from their leases and from their answers.
 type Leases interface {
 	// Ask asks an executor what it does for a session. The error wraps lease.ErrNoLease if the executor is gone.
 	Ask(ctx context.Context, executor string, ref topology.SessionRef) (topology.CtlAnswer, error)

@@ -16,14 +16,15 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/runlog"
 )
 
-// orphaner is a provider whose workspaces may outlive their sandboxes.
+// orphaner is implemented by providers that keep workspaces for longer than their sandboxes, by sandbox and not by
+// session.
 type orphaner interface {
 	// Orphans removes the workspaces that have been without a sandbox for at least olderThan, and returns how many.
 	Orphans(ctx context.Context, olderThan time.Duration) (removed int, err error)
 }
 
-// orphanAge is the time for which a workspace without a sandbox is kept for a sandbox that continues with it. The object store has a snapshot of it by
-// then.
+// orphanAge is the time for which a workspace without a sandbox is kept, so that another sandbox of the session can
+// continue with it. After that time a sandbox is filled from a snapshot instead.
 const orphanAge = 24 * time.Hour
 
 // Run calls Sweep at once and then regularly until ctx ends.
@@ -129,7 +130,7 @@ func (k *Keeper) StopSandboxes(ctx context.Context) error {
 	return errors.Join(append(errs, group.Wait())...)
 }
 
-// stopOne ends one sandbox.
+// stopOne does the work of StopSandboxes for one sandbox.
 func (k *Keeper) stopOne(ctx context.Context, info sandbox.Info) error {
 	if info.Labels.Session == "" {
 		return k.Sandboxes.Terminate(ctx, info.ID, true)
@@ -141,8 +142,10 @@ func (k *Keeper) stopOne(ctx context.Context, info sandbox.Info) error {
 	return k.Sandboxes.Terminate(ctx, info.ID, stored)
 }
 
-// giveUp records that a sandbox in which nothing runs ends. stored reports whether its workspace is in the object store and may be removed with
-// it. epoch is that of the commit; 0 if the log has the sandbox as ended already, or as in use.
+// giveUp takes a last snapshot of a sandbox in which nothing runs, and records in the log that the sandbox ends. sync
+// is the reason of the snapshot, reason that of the end. stored reports whether the workspace is in the object store,
+// so that it may be removed with the sandbox. epoch is that of the commit, or 0 if according to the log the sandbox has
+// ended already or is in use.
 func (k *Keeper) giveUp(ctx context.Context, info sandbox.Info, sync, reason string) (stored bool, epoch uint64, err error) {
 	l, err := k.Sessions.Load(ctx, info.Labels.Tenant, info.Labels.Session, eventlog.Leader)
 	if err != nil || l.Run.Sandbox.ID != info.ID || !l.Run.IsIdle() {

@@ -105,8 +105,8 @@ func (k *Keeper) syncContents(ctx context.Context, l *eventlog.Loaded, box sandb
 	return append(facts, synced), nil
 }
 
-// attach returns a session's sandbox. It stops an agent that still runs there, and creates a sandbox that has ended again, for the
-// contents of its workspace. A resting agent may be gone with it, which the next turn finds out.
+// attach returns a session's sandbox. It stops an agent that still runs in the sandbox, and creates a sandbox that has
+// ended again, for the contents of its workspace. A resting agent may be gone with it, which the next turn finds out.
 func (k *Keeper) attach(ctx context.Context, l *eventlog.Loaded) (sandbox.Sandbox, error) {
 	sb := l.Run.Sandbox
 	if err := k.Sandboxes.Resume(ctx, sb.ID); err != nil {

@@ -23,13 +23,13 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
 )
 
-// Turns runs executions.
+// Turns runs the executions of sessions.
 type Turns interface {
 	// Execute runs the active execution of a session to its end or its pause.
 	Execute(ctx context.Context, l *eventlog.Loaded, s *handling.Session) error
 }
 
-// Idle works on the sandboxes of sessions in which nothing runs.
+// Idle does the work in sandboxes of sessions in which no execution runs.
 type Idle interface {
 	// Release gives up the sandbox of a session.
 	Release(ctx context.Context, l *eventlog.Loaded, s *handling.Session) error
@@ -56,7 +56,7 @@ const (
 	reservedDelay = 2 * time.Second // only the reserve of the store of NATS is left
 )
 
-// maxPasses is the maximum number of times that one delivery loads the session.
+// maxPasses is the maximum number of times that the handler of one delivered job loads the session.
 const maxPasses = 64
 
 var errHandled = errors.New("another delivery handles the session")
@@ -141,7 +141,8 @@ func (h *Handler) handleSession(ctx context.Context, ref topology.SessionRef, b 
 	return bus.RetryAfter(runlog.ErrChanged, heldDelay)
 }
 
-// jobResult returns the result of a job whose handling ended with an error.
+// jobResult returns the error with which the bus delivers a job again after the right delay. err is the error of the
+// job's handling.
 func jobResult(err error) error {
 	switch {
 	case errors.Is(err, permits.ErrStopping):

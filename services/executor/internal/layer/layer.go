@@ -18,7 +18,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// Config configures layers. Within, MaxBytes and Keep are required.
+// Config configures how layers are installed and kept. Within, MaxBytes and Keep are required.
 type Config struct {
 	NPMRegistry string        // "" for the installer's default
 	PIPIndexURL string        // "" for the installer's default
@@ -99,7 +99,7 @@ func Environ(dir string) []string {
 	return []string{"NODE_PATH=" + path.Join(dir, "node_modules"), "PYTHONPATH=" + path.Join(dir, "python")}
 }
 
-// Failed returns the error for a failed installation.
+// Failed returns the error for dependencies of an agent that could not be installed.
 func Failed(format string, args ...any) error {
 	return &sandbox.Error{Code: sandbox.CodeDependenciesFailed, Message: "the agent's dependencies could not be installed: " + fmt.Sprintf(format, args...)}
 }
@@ -121,22 +121,22 @@ const (
 	keepBytes = 16 << 10
 )
 
-// noLogs is npm's message about its log files, which are switched off.
-const noLogs = "npm error Log files were not written due to the config logs-max=0"
+// npmNoLogs is npm's message that it has written no log files. LastLines removes it.
+const npmNoLogs = "npm error Log files were not written due to the config logs-max=0"
 
 var (
-	escapes  = regexp.MustCompile("\x1b\\[[0-9;?]*[A-Za-z]")
-	userInfo = regexp.MustCompile(`://[^/\s@]+@`)
-	tokens   = regexp.MustCompile(`(?i)((?:_authToken|_auth|_password|token|password|authorization)["']?\s*[=:]\s*["']?)(?:(?:basic|bearer)\s+)?[^\s"']+`)
+	escapeSequences = regexp.MustCompile("\x1b\\[[0-9;?]*[A-Za-z]")
+	urlUserInfo     = regexp.MustCompile(`://[^/\s@]+@`)
+	credentials     = regexp.MustCompile(`(?i)((?:_authToken|_auth|_password|token|password|authorization)["']?\s*[=:]\s*["']?)(?:(?:basic|bearer)\s+)?[^\s"']+`)
 )
 
 // LastLines returns the last lines of an installer's output for a message: limited in length, without text that looks
 // like a credential, and without terminal escape codes.
 func LastLines(text string) string {
-	text = escapes.ReplaceAllString(strings.ToValidUTF8(text, "\uFFFD"), "")
-	text = userInfo.ReplaceAllString(text, "://***@")
-	text = tokens.ReplaceAllString(text, "${1}***")
-	text = strings.ReplaceAll(text, noLogs, "")
+	text = escapeSequences.ReplaceAllString(strings.ToValidUTF8(text, "\uFFFD"), "")
+	text = urlUserInfo.ReplaceAllString(text, "://***@")
+	text = credentials.ReplaceAllString(text, "${1}***")
+	text = strings.ReplaceAll(text, npmNoLogs, "")
 	var lines []string
 	for line := range strings.Lines(text) {
 		line = strings.TrimRight(strings.Map(func(r rune) rune {

@@ -18,7 +18,7 @@ func (t *Tail) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// String returns the end of the data.
+// String returns the last bytes that were written.
 func (t *Tail) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

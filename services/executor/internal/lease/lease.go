@@ -19,7 +19,7 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// Every is the interval at which a lease is renewed.
+// Every is the interval at which an executor renews its lease.
 const Every = time.Second
 
 // askWithin is the time limit of a request to another executor.
@@ -68,7 +68,7 @@ func (k *Keeper) Open(ctx context.Context) error {
 	return k.announce(ctx)
 }
 
-// announce writes the lease with its present content.
+// announce writes the executor's lease with its present content to the bucket.
 func (k *Keeper) announce(ctx context.Context) error {
 	k.announcing.Lock()
 	defer k.announcing.Unlock()

@@ -21,13 +21,13 @@ import (
 
 // Errors that callers distinguish.
 var (
-	// ErrFenced is returned when the runner serves a higher epoch.
+	// ErrFenced is returned when the runner has seen a higher epoch, and so refuses this executor.
 	ErrFenced = errors.New("the runner obeys a higher epoch")
-	// ErrClosed is returned when the stream has ended.
+	// ErrClosed is returned when the stream to a runner has ended.
 	ErrClosed = errors.New("the stream to the runner has ended")
 )
 
-// helloWithin is the maximum time that a runner may take to send its hello.
+// helloWithin is the maximum time that a runner may take to send its Hello.
 const helloWithin = 10 * time.Second
 
 // Limits for acknowledgements that wait for the next command.
@@ -39,7 +39,8 @@ const (
 // codeFenced is the error code with which a runner refuses a lower epoch.
 const codeFenced = "FENCED"
 
-// Link is an open stream. It is safe for concurrent use, except that only one goroutine may call Next.
+// Link is an open stream to a runner: it receives the journal and sends commands. It is safe for concurrent use, except
+// that only one goroutine may call Next.
 type Link struct {
 	proc  sandbox.Process
 	in    io.Writer // to the runner

@@ -8,20 +8,21 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// queueBytes is the size of journal lines that the queue holds. While it is full, the runner has to wait.
+// queueBytes is the size in bytes of the journal lines that a queue holds. While it is full, no further lines are read
+// from the runner.
 const queueBytes = 2 * runner.MaxLine
 
-// garbageKept is the part of an unreadable line that is passed on, in bytes.
+// garbageKept is the number of bytes at the beginning of an unreadable line that Item.Garbage has.
 const garbageKept = 2 << 10
 
-// Item is a journal line, or the beginning of a line that cannot be read, for the log.
+// Item is a journal line of the runner, or the beginning of a line that could not be decoded.
 type Item struct {
 	Line    *runner.Line // nil for a line that cannot be read
 	Garbage string       // the beginning of such a line
 	TooLong bool         // the line was longer than runner.MaxLine
 }
 
-// queue holds items in order. push blocks while the queue is full.
+// queue holds the items that were received and not taken yet, in order. push blocks while the queue is full.
 type queue struct {
 	ready chan struct{}
 
@@ -39,7 +40,7 @@ func newQueue() *queue {
 	return q
 }
 
-// push returns false if the queue was closed.
+// push adds an item. It blocks while the queue is full, and returns false if the queue was closed.
 func (q *queue) push(it Item, size int) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -128,7 +129,7 @@ func (l *lineReader) next() (line []byte, cut bool, err error) {
 	}
 }
 
-// line returns the line from start to end.
+// line returns the line that begins at l.start and ends at end. cut reports whether it was cut to the limit.
 func (l *lineReader) line(end int) (line []byte, cut bool) {
 	line = l.buf[l.start:end]
 	if cut = len(line) > l.limit; cut {

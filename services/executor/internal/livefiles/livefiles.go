@@ -25,7 +25,8 @@ type Config struct {
 	Engine   string
 }
 
-// Source implements livefiles.Source. It is safe for concurrent use.
+// Source opens files in running sandboxes of this engine. It implements livefiles.Source of package pkg/livefiles, and
+// is safe for concurrent use.
 type Source struct{ cfg Config }
 
 // New returns a Source.

@@ -18,9 +18,9 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/layer"
 )
 
-// marker is the name of the environment variable by which the processes of a sandbox are found, also after their
-// parents have ended.
-const marker = "SPOOL_SANDBOX"
+// markerVariable is the environment variable with the sandbox's id that all processes of a sandbox inherit. By it they
+// are found even after their parents have ended.
+const markerVariable = "SPOOL_SANDBOX"
 
 const (
 	// shutdownTimeout is the maximum time that a runner may take to end its processes.
@@ -88,7 +88,7 @@ func (b *box) environ() []string {
 		"HOME=" + filepath.Join(b.dir, "home"),
 		"TMPDIR=" + filepath.Join(b.dir, "tmp"),
 		"LANG=C.UTF-8",
-		marker + "=" + b.rec.ID,
+		markerVariable + "=" + b.rec.ID,
 		"SPOOL_RUNNER_SOCKET=" + b.rec.Socket,
 		"SPOOL_RUNNER_WORKSPACE=" + b.workspace(),
 		"SPOOL_RUNNER_STATE=" + filepath.Join(b.p.state(b.rec.Labels.Session), "agent"),
@@ -290,7 +290,7 @@ func (b *box) findProcesses(known map[int]string) (alive []int) {
 				continue
 			}
 			_, child := known[p.parent]
-			if child || p.hasMarker(marker+"="+b.rec.ID) {
+			if child || p.hasMarker(markerVariable+"="+b.rec.ID) {
 				known[p.pid], grown = p.start, true
 			}
 		}

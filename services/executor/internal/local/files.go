@@ -19,7 +19,8 @@ import (
 // partialPrefix is the prefix of the names of files that are not completely written.
 const partialPrefix = ".spool-put-"
 
-// files implements sandbox.Files by os.Root, which no path and no symbolic link leaves.
+// files implements sandbox.Files for a workspace on this machine. It uses os.Root, so no path and no symbolic link
+// leads out of the workspace.
 type files struct{ dir string }
 
 // Files returns the workspace.
@@ -88,7 +89,7 @@ func (f files) write(ctx context.Context, root *os.Root, name string, content io
 	return errors.Join(err, file.Close())
 }
 
-// reader returns the error of its context once that has ended.
+// reader is a reader that returns the error of its context once the context has ended.
 type reader struct {
 	ctx context.Context
 	r   io.Reader

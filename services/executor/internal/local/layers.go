@@ -21,11 +21,12 @@ import (
 )
 
 const (
-	// lockEvery is the interval at which the lock of a layer is tried while another executor has it.
+	// lockEvery is the interval at which an executor tries to lock a layer while another executor has the lock.
 	lockEvery = 100 * time.Millisecond
 	// measureEvery is the interval at which the disk usage of an installer is measured.
 	measureEvery = 3 * time.Second
-	// afterInstall is the maximum time that processes that an installer left running may keep its output open.
+	// afterInstall is the maximum time for which output is read after an installer has ended, if processes that it left
+	// running keep the output open.
 	afterInstall = 2 * time.Second
 )
 

@@ -52,7 +52,8 @@ type Config struct {
 const (
 	// Records of a sandbox and of a session's state, in their folders.
 	sandboxRecord, stateRecord = "sandbox.json", "labels.json"
-	// abandonedAfter is the age from which a folder without a record counts as abandoned, not as being created.
+	// abandonedAfter is the age from which a folder without sandbox.json counts as abandoned. A younger one may belong
+	// to a sandbox that is being created.
 	abandonedAfter = time.Minute
 )
 
@@ -67,7 +68,7 @@ type Provider struct {
 	layers layer.Once // by digest
 }
 
-// record is the content of sandbox.json.
+// record is the content of the file sandbox.json in the folder of a sandbox.
 type record struct {
 	ID      string         `json:"id"`
 	Labels  sandbox.Labels `json:"labels"`
@@ -80,8 +81,8 @@ type record struct {
 	HostPath string `json:"hostPath,omitempty"` // folder that is the workspace; never removed
 }
 
-// runnerProcess is the content of runner.json: a pid and the start time of its process, which distinguishes the process
-// from a later one with the same pid.
+// runnerProcess identifies the runner of a sandbox; it is the content of the file runner.json. The start time
+// distinguishes the process from a later one with the same process id.
 type runnerProcess struct {
 	PID   int    `json:"pid"`
 	Start string `json:"start"`
@@ -376,7 +377,8 @@ func writeJSON(path string, v any) error {
 	return os.Rename(path+".new", path)
 }
 
-// isAbandoned reports whether a folder without a record has not changed for abandonedAfter, so that no executor is creating it.
+// isAbandoned reports whether a folder without sandbox.json has not changed for abandonedAfter, so that no executor is
+// creating a sandbox in it.
 func isAbandoned(dir string) bool {
 	info, err := os.Stat(dir)
 	return err == nil && time.Since(info.ModTime()) > abandonedAfter

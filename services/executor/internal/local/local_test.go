@@ -276,7 +276,7 @@ func TestRunnerHasNoTies(t *testing.T) {
 	}
 	for v := range strings.SplitSeq(strings.TrimRight(string(raw), "\x00"), "\x00") {
 		switch name, _, _ := strings.Cut(v, "="); name {
-		case "PATH", "HOME", "TMPDIR", "LANG", marker, "SPOOL_RUNNER_SOCKET", "SPOOL_RUNNER_WORKSPACE", "SPOOL_RUNNER_STATE":
+		case "PATH", "HOME", "TMPDIR", "LANG", markerVariable, "SPOOL_RUNNER_SOCKET", "SPOOL_RUNNER_WORKSPACE", "SPOOL_RUNNER_STATE":
 		default:
 			t.Errorf("the runner was started with %s", v)
 		}

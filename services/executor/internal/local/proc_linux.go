@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// proc is a process of this machine.
+// proc is a process of this machine, as /proc describes it.
 type proc struct {
 	pid, parent int
 	start       string // start time; together with the pid it is unique since boot

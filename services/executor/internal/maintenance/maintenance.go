@@ -26,8 +26,9 @@ type Config struct {
 	Now      func() time.Time
 }
 
-// A Maintainer does the periodic work of one turn, in passes. At most one pass runs at a time, in its own goroutine. Only the turn's
-// goroutine calls its methods.
+// A Maintainer does the periodic work of one turn, such as snapshots, health checks and reading the egress proxy's
+// journal. It works in passes: at most one runs at a time, in its own goroutine. Only the turn's goroutine calls its
+// methods.
 type Maintainer struct {
 	cfg   Config
 	meter *metering.Meter
@@ -47,7 +48,7 @@ func New(cfg Config, m *metering.Meter) *Maintainer {
 	return &Maintainer{cfg: cfg, meter: m, done: make(chan Pass, 1), syncedAt: now, healthAt: now}
 }
 
-// A Turn is the state of a turn at the start of a pass.
+// A Turn describes the running turn of a sandbox's session for a pass, as of the start of the pass.
 type Turn struct {
 	Session  *eventlog.Loaded // no append to its runs may be in flight
 	Life     *session.State   // may be newer than that of Session
@@ -56,7 +57,7 @@ type Turn struct {
 	Accepted bool // the runner has accepted the query
 }
 
-// A Pass is the result of one pass.
+// A Pass is the result of one pass of a Maintainer over a sandbox.
 type Pass struct {
 	Facts []events.Payload // to be stored
 	Lines []metering.Line  // of the egress proxy's journal, to be stored
@@ -145,7 +146,7 @@ func (m *Maintainer) syncContents(ctx context.Context, l *eventlog.Loaded, snaps
 // Done receives the result of the pass that runs, which the caller must pass to Finish.
 func (m *Maintainer) Done() <-chan Pass { return m.done }
 
-// Finish ends a pass: from then on another one may start.
+// Finish must be called with the result that Done has received. After it, another pass may start.
 func (m *Maintainer) Finish(p Pass) {
 	m.running = false
 	if p.registered != nil {

@@ -21,7 +21,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
 )
 
-// Budgets returns the budgets of tenants.
+// Budgets reads the budgets of tenants, and their usage.
 type Budgets interface {
 	// Of returns the budgets and limits of a tenant, and the usage of all its sessions.
 	Of(ctx context.Context, tenant string) (budget.Tenant, error)
@@ -33,7 +33,8 @@ const (
 	codeUnknownServer = "UNKNOWN_SERVER"   // of a request for an MCP server that the proxy does not know
 )
 
-// A Meter charges one execution to its budgets. Only the goroutine of the execution's turn uses it, except for Send.
+// A Meter makes the egress proxy charge the usage of one execution to its budgets, and checks the budgets. Only the
+// goroutine of the execution's turn uses it, except for Send.
 type Meter struct {
 	proxy     *Proxy
 	budgets   Budgets // nil: no tenant has a budget
@@ -180,7 +181,7 @@ func (m *Meter) upstreams() []api.Upstream {
 	return out
 }
 
-// A Change is a registration that the proxy does not have yet.
+// A Change is a registration of the sandbox that the egress proxy does not have yet.
 type Change struct {
 	sandbox      string
 	registration api.Registration
@@ -196,22 +197,22 @@ func (m *Meter) Changed(sandbox string) *Change {
 	return &Change{sandbox: sandbox, registration: m.registration(), limits: m.limits}
 }
 
-// Send sends a Change to the proxy. It may run in another goroutine.
+// Send sends a Change to the egress proxy. It may run in another goroutine than the other methods.
 func (m *Meter) Send(ctx context.Context, c *Change) error {
 	_, err := m.proxy.Egress.Register(ctx, c.sandbox, c.registration)
 	return err
 }
 
-// SetRegistered records that the proxy has a Change.
+// SetRegistered records that the egress proxy has received a Change of the budgets.
 func (m *Meter) SetRegistered(c *Change) { m.registered = c.limits }
 
-// Events returns lines of the proxy's journal as events.
+// Events returns lines of the egress proxy's journal as events of the execution.
 func (m *Meter) Events(lines []Line) []events.Event {
 	return m.proxy.events(m.execution.Session.Run, m.execution.ID, lines)
 }
 
-// Forgot reports whether the proxy refused an MCP server that was registered: the proxy keeps MCP servers in memory
-// only, and was restarted.
+// Forgot reports whether the lines show that the egress proxy has forgotten the MCP servers of the sandbox, because it
+// was restarted: it refused a request for one that was registered.
 func (m *Meter) Forgot(lines []Line) bool {
 	servers := m.upstreams()
 	return slices.ContainsFunc(lines, func(l Line) bool {

@@ -42,8 +42,8 @@ func (e *egress) Register(_ context.Context, _ string, r api.Registration) (stri
 
 func (e *egress) last() api.Registration { return e.registered[len(e.registered)-1] }
 
-func (e *egress) Release(context.Context, string) error     { return nil }
-func (e *egress) Open(context.Context, string) (int, error) { return 3, nil }
+func (e *egress) Release(context.Context, string) error                  { return nil }
+func (e *egress) OpenModelRequests(context.Context, string) (int, error) { return 3, nil }
 func (e *egress) Lines(_ context.Context, _ string, _ run.Line, settled bool) ([]metering.Line, error) {
 	e.settled = settled
 	return e.lines, nil

@@ -16,7 +16,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 )
 
-// Egress registers sandboxes at the egress proxy and reads its journal.
+// Egress is the client of the egress proxy: it registers sandboxes and reads the proxy's journal of each sandbox.
 type Egress interface {
 	// Register registers a sandbox, or replaces its registration; an empty token keeps the registered one. It returns
 	// the certificate, in PEM, that verifies the proxy's certificates of the hosts with methods in r.Allow, "" if there
@@ -24,8 +24,8 @@ type Egress interface {
 	Register(ctx context.Context, sandbox string, r api.Registration) (authority string, err error)
 	// Release ends a registration. It returns nil for an unknown sandbox.
 	Release(ctx context.Context, sandbox string) error
-	// Open returns the number of open model requests.
-	Open(ctx context.Context, sandbox string) (int, error)
+	// OpenModelRequests returns the number of open model requests of a sandbox.
+	OpenModelRequests(ctx context.Context, sandbox string) (int, error)
 	// Lines returns the lines of the proxy's journal about a sandbox that follow a line. If settled is true, Lines
 	// first waits until the lines of model requests that are about to end are in the journal.
 	Lines(ctx context.Context, sandbox string, after run.Line, settled bool) ([]Line, error)
@@ -33,18 +33,18 @@ type Egress interface {
 	Ack(ctx context.Context, sandbox string, upTo run.Line) error
 }
 
-// ErrUnknownSandbox is returned for a sandbox without a token, whose token the proxy does not know.
+// ErrUnknownSandbox is returned when a sandbox is registered without a token and the proxy has no token of the sandbox.
 var ErrUnknownSandbox = errors.New("the egress proxy does not know the sandbox")
 
-// A Line is a line of the proxy's journal.
+// A Line is a line of the egress proxy's journal of a sandbox.
 type Line struct {
 	Execution string
 	Time      time.Time
 	Data      events.Payload // EgressDenied or ModelCalled
 }
 
-// A Proxy is the egress proxy of an engine's sandboxes. It is safe for concurrent use. If Egress is nil there is no proxy: then its
-// methods do nothing.
+// A Proxy is the egress proxy of this executor's sandboxes. It is safe for concurrent use. If Egress is nil there is no
+// proxy, and the methods do nothing.
 type Proxy struct {
 	Egress Egress
 	Engine string // of this executor
@@ -70,10 +70,11 @@ func (p *Proxy) OpenRequests(ctx context.Context, sandbox string) (int, error) {
 	if p.Egress == nil {
 		return 0, nil
 	}
-	return p.Egress.Open(ctx, sandbox)
+	return p.Egress.OpenModelRequests(ctx, sandbox)
 }
 
-// Lines returns the lines of the journal about the sandbox of a session's runs that are not in the log.
+// Lines returns those lines of the egress proxy's journal of a session's sandbox that are not in the log. r is the
+// state of the session's runs.
 func (p *Proxy) Lines(ctx context.Context, r run.State) ([]Line, error) {
 	if p.Egress == nil {
 		return nil, nil
@@ -126,8 +127,8 @@ func (p *Proxy) events(r run.State, execution string, lines []Line) []events.Eve
 	return out
 }
 
-// Acknowledge allows the proxy to drop the lines that the log holds. After an error, the next call acknowledges the
-// same lines.
+// Acknowledge allows the egress proxy to drop the journal lines that are in the log. After an error, the next call
+// acknowledges the same lines.
 func (p *Proxy) Acknowledge(ctx context.Context, r run.State) {
 	if p.Egress == nil || r.Egress.Journal == "" {
 		return

@@ -13,7 +13,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/contents"
 )
 
-// Metrics counts what an executor does. It is safe for concurrent use.
+// Metrics counts the executions, sandboxes and snapshots of an executor. It is safe for concurrent use.
 type Metrics struct {
 	ended           *prometheus.CounterVec
 	sandboxes       *prometheus.CounterVec
@@ -47,7 +47,7 @@ func New() *Metrics {
 	}
 }
 
-// Sources are the current values of an executor that its gauges show.
+// Sources are functions and values from which the gauges of an executor are computed.
 type Sources struct {
 	Slots      int                                      // executions that may run at once
 	Executions func() int                               // that run
@@ -79,7 +79,7 @@ func (m *Metrics) Register(r prometheus.Registerer, s Sources) {
 	}
 }
 
-// Stored counts the executions that end with stored events.
+// Stored counts the executions whose end is among the given events, which were stored in the log.
 func (m *Metrics) Stored(list []events.Event) {
 	for _, e := range list {
 		if t := e.Data.EventType(); events.Terminal(t) {

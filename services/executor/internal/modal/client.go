@@ -39,15 +39,15 @@ func checkURL(raw string) error {
 	return nil
 }
 
-// environment is held while connect changes the variables of this process.
-var environment sync.Mutex
+// environmentLock is locked while connect changes the environment variables of this process.
+var environmentLock sync.Mutex
 
 // connect returns an SDK client that uses Spool's settings alone. The SDK prefers variables MODAL_… and ~/.modal.toml to some of its
 // parameters. It reads them when a client is created: connect removes the variables for that time, and passes a profile in place
 // of the file.
 func (p *Provider) connect() (*sdk.Client, error) {
-	environment.Lock()
-	defer environment.Unlock()
+	environmentLock.Lock()
+	defer environmentLock.Unlock()
 	for _, v := range os.Environ() {
 		name, value, _ := strings.Cut(v, "=")
 		if !strings.HasPrefix(name, "MODAL_") {
@@ -73,7 +73,8 @@ func (p *Provider) connect() (*sdk.Client, error) {
 	return sdk.NewClientWithOptions(params)
 }
 
-// fill sets a value of a type that has no exported name.
+// fill sets *to to a new value of its type with the fields of from. It is for types of the SDK that have no exported
+// name.
 func fill[T any](to **T, from any) error {
 	raw, err := json.Marshal(from)
 	if err != nil {

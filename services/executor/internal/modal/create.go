@@ -28,11 +28,12 @@ const (
 	runnerUser   = "10001:10001" // as in prepare.sh
 )
 
-// attempts is the maximum number of attempts of Create. An attempt fails if a sandbox has ended, or an image has
-// expired, after it was found.
-const attempts = 5
+// maxCreateAttempts is the maximum number of attempts of Create. An attempt fails if a sandbox has ended, or an image
+// has expired, after it was found.
+const maxCreateAttempts = 5
 
-// errVanished is returned if a sandbox has ended, or an image has expired, after it was found.
+// errVanished is returned if a sandbox or an image that was found has ended or expired before it was used. The caller
+// may try again.
 var errVanished = errors.New("it ended meanwhile")
 
 // Create creates a sandbox and blocks until its runner answers. If a sandbox with the id runs, Create returns that one.
@@ -41,7 +42,7 @@ func (p *Provider) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandb
 		return nil, fmt.Errorf("create sandbox: %w", err)
 	}
 	var err error
-	for range attempts {
+	for range maxCreateAttempts {
 		var b *box
 		if b, err = p.make(ctx, spec); err == nil {
 			return b, nil

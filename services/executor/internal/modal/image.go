@@ -20,21 +20,21 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/guest"
 )
 
-// layout is the version of the file layout that prepare.sh creates.
-const layout = "1"
+// layoutVersion is the version of the file layout that prepare.sh creates.
+const layoutVersion = "1"
 
 // prepareScript runs as root in a sandbox of the base image, with the runner on stdin.
 //
 //go:embed prepare.sh
 var prepareScript string
 
-// fieldImage begins errors about an image that a session or an agent names.
+// fieldImage is the beginning of errors about an image that a session or an agent names.
 const fieldImage = "sessionOptions.image, or the agent's image: "
 
 // pollInterval is the interval at which Modal is asked whether an image that another executor prepares exists.
 const pollInterval = time.Second
 
-// preparedImage is an image with the runner.
+// preparedImage is an image to which Spool has added the runner.
 type preparedImage struct {
 	image *sdk.Image
 	key   string // made from the base image and the runner
@@ -114,7 +114,7 @@ func (p *Provider) prepareNow(ctx context.Context, ref string) (preparedImage, e
 	if err != nil {
 		return preparedImage{}, err
 	}
-	from := sha256.Sum256([]byte(layout + " " + base.ImageID))
+	from := sha256.Sum256([]byte(layoutVersion + " " + base.ImageID))
 	key := hex.EncodeToString(from[:6]) + "-" + runner[:12]
 	name := "spool-image-" + key
 	for {

@@ -63,7 +63,7 @@ func (i *input) Close() error {
 	return nil
 }
 
-// abandon drops the buffer and ends the stream.
+// abandon discards input that was not sent yet, and ends the stream.
 func (i *input) abandon() {
 	i.mu.Lock()
 	defer i.mu.Unlock()

@@ -36,7 +36,7 @@ const (
 	absentValue = "none"
 )
 
-// handle holds what this process knows of a running sandbox.
+// handle holds what this process knows about a running sandbox.
 type handle struct {
 	mu     sync.Mutex // guards sb, stale and skills
 	sb     *sdk.Sandbox
@@ -55,7 +55,8 @@ func (h *handle) sandbox() *sdk.Sandbox {
 	return h.sb
 }
 
-// renew replaces the SDK's object old. After failures its connection waits ever longer before it dials again.
+// renew replaces the SDK's object old by a new one with a new connection, because after failures the old connection
+// waits ever longer before it dials again.
 func (h *handle) renew(ctx context.Context, p *Provider, old *sdk.Sandbox) error {
 	fresh, err := p.client.Sandboxes.FromID(ctx, old.SandboxID, nil) // makes no request
 	if err != nil {

@@ -80,28 +80,30 @@ const minTimeout = 10 * time.Minute
 
 // How long Modal keeps images, counted from when they are made.
 const (
-	// imageTTL is for prepared images. An executor that finds none prepares it again.
+	// imageTTL is the time for which Modal keeps a prepared image. After that time an executor prepares it again.
 	imageTTL = 30 * 24 * time.Hour
-	// workspaceTTL is for snapshots of workspaces. Without one a session starts from the last snapshot in Spool's store.
+	// workspaceTTL is the time for which Modal keeps a snapshot of a workspace. After that time a sandbox is filled
+	// from the session's last snapshot in Spool's object store instead.
 	workspaceTTL = 7 * 24 * time.Hour
 )
 
 // Limits of time.
 const (
-	// callWithin is the time limit of one call.
+	// callWithin is the time limit of one call of Modal's API.
 	callWithin = 30 * time.Second
 	// createWithin is the time limit for the start of a sandbox, which Modal may queue.
 	createWithin = 3 * time.Minute
 	// prepareWithin is the time limit for the preparation of an image, including the wait for other executors.
 	prepareWithin = 15 * time.Minute
-	// helperWithin bounds the life of the sandbox in which an image is prepared, and so the time for which the
-	// other executors wait when the one that prepares it has died.
+	// helperWithin is the timeout of a helper sandbox, in which an image is prepared. If the executor that prepares the
+	// image dies, the others wait until then.
 	helperWithin = 5 * time.Minute
 	// readyWithin is the maximum time that a runner may take to listen.
 	readyWithin = 30 * time.Second
 	// snapshotWithin is the time limit for a snapshot of a file system.
 	snapshotWithin = 2 * time.Minute
-	// trialTimeout ends the sandbox that Prove makes, if Prove cannot end it.
+	// trialTimeout is the timeout of the sandbox that Prove creates: Modal ends the sandbox after that time if Prove
+	// cannot.
 	trialTimeout = time.Minute
 )
 
@@ -164,7 +166,7 @@ type Provider struct {
 	owner  string                 // the value of tagOwner
 
 	conn     atomic.Pointer[grpc.ClientConn] // the SDK's connection; nil before the first call
-	app      once[*sdk.App]
+	app      onceValue[*sdk.App]
 	images   imageCache
 	prepares singleflight.Group
 	mu       sync.Mutex
@@ -269,14 +271,14 @@ func (p *Provider) lookupApp(ctx context.Context) (*sdk.App, error) {
 	})
 }
 
-// once stores the first value that a function returns without an error. It is safe for concurrent use.
-type once[T any] struct {
+// onceValue stores the first value that a function returns without an error. It is safe for concurrent use.
+type onceValue[T any] struct {
 	mu    sync.Mutex
 	value T
 	done  bool
 }
 
-func (o *once[T]) do(f func() (T, error)) (T, error) {
+func (o *onceValue[T]) do(f func() (T, error)) (T, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.done {

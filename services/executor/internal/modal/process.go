@@ -19,11 +19,12 @@ const (
 	// outputBuffer is the size in bytes of the buffers for unread stdout and stderr. While a buffer is full, the
 	// stream is not read any further.
 	outputBuffer = 256 << 10
-	// brokenWithin is the maximum wait for the exit code of a command with a broken stream.
+	// brokenWithin is the maximum time for which Wait waits for the exit code of a command after one of its streams has
+	// broken off.
 	brokenWithin = 3 * time.Second
 )
 
-// process is a command in a sandbox.
+// process is a command that runs in a Modal sandbox.
 type process struct {
 	p    *Provider
 	sb   *sdk.Sandbox

@@ -15,7 +15,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/run"
 )
 
-// Deltas reads the text of unfinished blocks.
+// Deltas reads the text in flight of blocks from the stream DELTAS.
 type Deltas interface {
 	// Texts returns the text of a session's blocks, by block, from the deltas after a start.
 	Texts(ctx context.Context, tenant, session string, from deltas.Start) (map[string]string, error)

@@ -14,11 +14,11 @@ import (
 
 // Errors of a Limiter.
 var (
-	// ErrNoneFree is returned when no permit became free while the job waited.
+	// ErrNoneFree is returned when a job has waited for a permit and none became free.
 	ErrNoneFree = errors.New("no slot is free")
-	// ErrNoSeat is returned when too many jobs wait for a permit already.
+	// ErrNoSeat is returned when too many jobs wait for a permit already, so that this job cannot wait.
 	ErrNoSeat = errors.New("no slot is free, and enough jobs wait for one here")
-	// ErrStopping is returned when the bus began to drain while the job waited.
+	// ErrStopping is returned when the executor began to stop while a job waited for a permit.
 	ErrStopping = errors.New("this executor is stopping")
 )
 
@@ -32,9 +32,9 @@ const (
 	refuseTime     = 100 * time.Millisecond // minimum time for which Refuse refuses a tenant
 )
 
-// A Limiter limits one kind of work that runs at once, and shares it among tenants. A free permit goes to the waiting
-// tenant with the least work here. Among tenants with equal work it goes to the one whose last permit is the oldest,
-// and within a tenant to the job that has waited the longest. It is safe for concurrent use.
+// A Limiter limits how much work of one kind runs at once, and shares the permits among tenants. A free permit goes to
+// the waiting tenant with the least work in this executor. Among tenants with equal work it goes to the one whose last
+// permit is the oldest, and within a tenant to the job that has waited the longest. It is safe for concurrent use.
 type Limiter struct {
 	size     int                     // permits for all tenants
 	reserve  int                     // additional permits, for tenants without work here
@@ -61,8 +61,8 @@ type waiter struct {
 	granted bool          // it has a permit; guarded by Limiter.mu
 }
 
-// New returns a Limiter of size permits, and reserve more for tenants that have no work here. maxOf returns the most permits
-// that a tenant may have; nil, and the result 0, are no limit.
+// New returns a Limiter of size permits, and reserve more for tenants that have no work in this executor. maxOf returns
+// the most permits that a tenant may have; nil, and the result 0, are no limit.
 func New(size, reserve int, maxOf func(string) int) *Limiter {
 	if maxOf == nil {
 		maxOf = func(string) int { return 0 }
@@ -148,7 +148,7 @@ func (l *Limiter) Refuse(tenant string) {
 	})
 }
 
-// Working returns the work of each tenant that has any.
+// Working returns the amount of work that runs, by tenant.
 func (l *Limiter) Working() map[string]int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -255,7 +255,8 @@ func (l *Limiter) abandon(tenant string, w *waiter) bool {
 	return w.granted
 }
 
-// seatsOf returns how many of a tenant's waiters have a seat. mu is held.
+// seatsOf returns the number of a tenant's waiters that count against the limit of waiting jobs, that is, have a seat.
+// mu is held.
 func (l *Limiter) seatsOf(tenant string) (n int) {
 	for _, w := range l.waiting[tenant] {
 		if w.seated {
@@ -265,7 +266,7 @@ func (l *Limiter) seatsOf(tenant string) (n int) {
 	return n
 }
 
-// unseat removes the last waiter of a tenant that has a seat. mu is held.
+// unseat removes the last of a tenant's waiters that have a seat. mu is held.
 func (l *Limiter) unseat(tenant string) {
 	list := l.waiting[tenant]
 	for i := len(list) - 1; i >= 0; i-- {

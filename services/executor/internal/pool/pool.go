@@ -20,7 +20,7 @@ import (
 // startTimeout is the time limit for the start of an agent in the pool, and for the end of a sandbox.
 const startTimeout = time.Minute
 
-// Sandboxes creates and ends sandboxes.
+// Sandboxes creates and ends sandboxes on this executor's engine.
 type Sandboxes interface {
 	Create(ctx context.Context, spec *sandbox.Spec, allow []string, routes *[]string) (sandbox.Sandbox, error)
 	Terminate(ctx context.Context, id string, wipe bool) error
@@ -49,8 +49,8 @@ type Config struct {
 	Logger    *slog.Logger
 }
 
-// A Pool keeps sandboxes ready, by architecture. They have the default image, and their agents the default flags: a session that
-// needs others cannot use them. It is safe for concurrent use.
+// A Pool keeps warm sandboxes without a session, by architecture. They have the default image, and their agents the
+// default flags, so a session that needs others cannot use them. It is safe for concurrent use.
 type Pool struct {
 	cfg   Config
 	taken chan struct{} // signalled when the pool has room
@@ -60,7 +60,7 @@ type Pool struct {
 	ids   map[string]bool // ids of the pool's sandboxes, including those that are being created or handed over
 }
 
-// An entry is a sandbox of the pool.
+// An entry is a sandbox of the pool whose agent was started.
 type entry struct {
 	agent   *agents.Agent
 	created time.Time
@@ -71,10 +71,10 @@ func New(cfg Config) *Pool {
 	return &Pool{cfg: cfg, taken: make(chan struct{}, 1), ready: map[string][]entry{}, ids: map[string]bool{}}
 }
 
-// Size returns the number of sandboxes of an architecture that the pool keeps ready.
+// Size returns the number of sandboxes of an architecture that the pool is to keep ready.
 func (p *Pool) Size(architecture string) int { return p.cfg.Sizes[architecture] }
 
-// Ready returns the number of sandboxes of an architecture that are ready.
+// Ready returns the number of sandboxes of an architecture that are ready now.
 func (p *Pool) Ready(architecture string) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()

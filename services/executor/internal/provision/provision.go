@@ -22,7 +22,8 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
 )
 
-// Registries are the hosts that a sandbox may reach while dependencies are installed.
+// Registries are the hosts and the routes of the egress proxy that a sandbox may use while dependencies are installed
+// in it.
 type Registries struct {
 	Hosts  []string // entries of an allowlist
 	Routes []string // of the egress proxy
@@ -51,7 +52,7 @@ type Config struct {
 	Now    func() time.Time
 }
 
-// A Provisioner makes sandboxes ready. It is safe for concurrent use.
+// A Provisioner creates, finds and prepares the sandboxes of executions. It is safe for concurrent use.
 type Provisioner struct{ Config }
 
 // New returns a Provisioner.
@@ -93,7 +94,8 @@ func (e *Error) Code() string {
 	return sandbox.CodeSandboxFailed
 }
 
-// A preparation makes the sandbox of one Request ready. The goroutine of the execution's turn runs it.
+// A preparation creates or finds the sandbox of one Request and prepares it. The goroutine of the execution's turn runs
+// it.
 type preparation struct {
 	*Provisioner
 	Request

@@ -11,11 +11,12 @@ import (
 )
 
 const (
-	// codeTenantSandboxes is the code of an execution for which its tenant had no room for a sandbox.
+	// codeTenantSandboxes is the code of an execution that failed because its tenant has the maximum number of
+	// sandboxes and all are in use.
 	codeTenantSandboxes = "TENANT_SANDBOXES"
-	// roomTimeout bounds how long an execution waits for room.
+	// roomTimeout is the maximum time for which an execution waits until its tenant may have another sandbox.
 	roomTimeout = time.Minute
-	// roomPause is the pause between two tries to get room.
+	// roomPause is the interval at which an execution checks whether its tenant may have another sandbox.
 	roomPause = 500 * time.Millisecond
 )
 

@@ -41,7 +41,7 @@ func (r *Resolved) Allowlist() []string {
 	return out
 }
 
-// SkillDigests returns the digests of the skills that lie on the engine.
+// SkillDigests returns the digests of the execution's skills whose files are on the engine.
 func (r *Resolved) SkillDigests() []string {
 	var out []string
 	for i, used := range r.Skills {

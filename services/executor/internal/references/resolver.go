@@ -21,7 +21,7 @@ import (
 	"github.com/spoolhq/spool/pkg/secret"
 )
 
-// Skills provides skills on the engine.
+// Skills makes the files of skills available to the sandboxes of an engine.
 type Skills interface {
 	// Provide copies a skill to the engine, unless the engine has it, and returns the folder in which sandboxes see
 	// it. The error wraps ErrNoArchive if the object store does not have the skill's archive.
@@ -61,7 +61,7 @@ type Resolver struct {
 	Logger     *slog.Logger
 }
 
-// An Execution is the part of an execution that a Resolver needs.
+// An Execution holds the data of an execution that a Resolver needs.
 type Execution struct {
 	ID      string
 	Session *eventlog.Loaded
@@ -214,7 +214,7 @@ func variableError(err error) error {
 	return err
 }
 
-// fromSession is the name of the layer with the hosts that only the session allows, and not its agent.
+// fromSession is the source of allowed hosts that the session allows, but not its agent.
 const fromSession = "session"
 
 // allowedHosts returns the hosts that a sandbox may reach besides models: the hosts of the session and of each environment. The

@@ -16,12 +16,13 @@ const (
 	CodeOutOfMemory = "OUT_OF_MEMORY"
 )
 
-// IsDeath reports whether a code in the runner's journal is the death of the agent, after which another attempt may follow.
+// IsDeath reports whether a turn that ended with this code ended because the agent died, so that another attempt may
+// follow.
 func IsDeath(code string) bool {
 	return code == CodeExited || code == CodeSilent || code == CodeOutOfMemory
 }
 
-// A Policy limits the attempts of an execution.
+// A Policy limits how often an execution's agent is started.
 type Policy struct {
 	Agent       events.Retries // of the agent's definition; the zero value if it has none
 	SandboxLost uint32         // maximum number of attempts after the loss of a sandbox, if Agent has no limit

@@ -11,8 +11,9 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// An Execution appends to the runs of a session under the claim of one execution. It holds the session as it was last loaded or
-// stored, which it replaces and never changes. Only the goroutine of the execution's turn uses it, except for AppendTo.
+// An Execution appends events to the runs of a session under the claim of one execution. It holds the session as it was
+// last loaded or stored, which it replaces and never changes. Only the goroutine of the execution's turn uses it,
+// except for AppendTo.
 type Execution struct {
 	Session *eventlog.Loaded // as last loaded or stored; while an AppendTo runs, the state before it
 	ID      string

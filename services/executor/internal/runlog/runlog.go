@@ -87,7 +87,7 @@ func (w *Writer) AppendEvents(ctx context.Context, l *eventlog.Loaded, list []ev
 	return w.Append(ctx, &next, d)
 }
 
-// AppendFacts is AppendEvents for facts about the session.
+// AppendFacts appends facts about the session, which belong to no execution, as AppendEvents does.
 func (w *Writer) AppendFacts(ctx context.Context, l *eventlog.Loaded, facts ...events.Payload) error {
 	return w.AppendEvents(ctx, l, w.Events("", facts...))
 }

@@ -79,7 +79,7 @@ func (m *Manager) KeepsWorkspaces() bool {
 	return ok
 }
 
-// retryPause is the pause between two calls of Retry's function.
+// retryPause is the pause between two calls of the function that Manager.Retry calls.
 const retryPause = time.Second
 
 // Retry calls try again while its error is Unavailable, for Patience at most, and returns its last error. id names the sandbox in

@@ -38,7 +38,7 @@ var _ references.Skills = (*Skills)(nil)
 // New returns a Skills. The caller must call Open before any other method.
 func New(provider Provider) *Skills { return &Skills{provider: provider} }
 
-// Open opens the bucket.
+// Open opens the object bucket with the ZIPs of skills.
 func (s *Skills) Open(ctx context.Context, js jetstream.JetStream) error {
 	store, err := natsstore.Open(ctx, js, topology.BucketSkills)
 	if err != nil {

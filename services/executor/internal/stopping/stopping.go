@@ -10,7 +10,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// A Step is an action that stops a turn.
+// A Step is one of the actions by which an executor stops a turn.
 type Step int
 
 // The steps, in the order in which they are taken.

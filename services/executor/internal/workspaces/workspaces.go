@@ -42,7 +42,7 @@ func New(version int, log *slog.Logger) *Workspaces {
 // CheckRoom makes snapshots fail while the store of NATS has only its reserve left. It must be called before Open.
 func (w *Workspaces) CheckRoom(room *storage.Watch) { w.room = room }
 
-// Open opens the bucket.
+// Open opens the object bucket with the snapshots and files of workspaces.
 func (w *Workspaces) Open(ctx context.Context, js jetstream.JetStream) error {
 	store, err := natsstore.Open(ctx, js, topology.BucketWorkspaces)
 	if err != nil {
@@ -80,7 +80,7 @@ func (w *Workspaces) Restore(ctx context.Context, box sandbox.Sandbox, ref topol
 	return r.Files, err
 }
 
-// Put writes a file, or unpacks an archive.
+// Put writes the file of a file_put into the workspace of a sandbox, or unpacks its archive there.
 func (w *Workspaces) Put(ctx context.Context, box sandbox.Sandbox, f events.FilePut, fence contents.Fence) error {
 	content, err := w.store.Get(ctx, f.Object)
 	if errors.Is(err, workspace.ErrNotFound) {
@@ -90,7 +90,7 @@ func (w *Workspaces) Put(ctx context.Context, box sandbox.Sandbox, f events.File
 		return err
 	}
 	defer content.Close() //nolint:errcheck // read to its end, or given up
-	checked := &checked{r: content, sum: sha256.New(), want: f.SHA256, fence: func() error { return fence(ctx) }, asked: time.Now()}
+	checked := &checkedContent{r: content, sum: sha256.New(), want: f.SHA256, fence: func() error { return fence(ctx) }, asked: time.Now()}
 	if f.Archive {
 		err = workspace.Unpack(ctx, box, f.Path, checked)
 	} else {
@@ -113,16 +113,16 @@ func (w *Workspaces) Provide(ctx context.Context, box sandbox.Sandbox, t events.
 	return workspace.Provide(ctx, box, t.SHA256, content)
 }
 
-// errCorrupt is returned for content whose hash differs from that of the upload.
+// errCorrupt is returned for content whose SHA-256 differs from that of the upload.
 var errCorrupt = errors.New("its content is not what was uploaded")
 
-// fenceEvery is the time for which an answer of the fence is valid while content is read: the files of an archive are written one
-// by one.
+// fenceEvery is the time after which the fence is called again while content is read, because the files of an archive
+// are written one by one.
 const fenceEvery = time.Second
 
-// checked is a reader that fails at the end of content with a wrong hash, or when the fence fails, so that such content
-// is never put in place.
-type checked struct {
+// checkedContent is a reader of uploaded content. It fails at the end if the hash is wrong, and at once if the fence
+// returns an error, so that the content is not put in place.
+type checkedContent struct {
 	r     io.Reader
 	sum   hash.Hash
 	want  string
@@ -130,7 +130,7 @@ type checked struct {
 	asked time.Time // time of the last call of the fence
 }
 
-func (c *checked) Read(p []byte) (int, error) {
+func (c *checkedContent) Read(p []byte) (int, error) {
 	n, err := c.r.Read(p)
 	c.sum.Write(p[:n]) //nolint:errcheck // a hash does not fail
 	end := errors.Is(err, io.EOF)

@@ -18,20 +18,21 @@ import (
 )
 
 const (
-	// requestCost is the size that a request counts in addition to its body, in bytes: its headers, goroutine and
-	// buffers.
+	// requestCost is the number of bytes that every request takes from the limits in addition to its body. It stands
+	// for the memory of the request's headers, goroutine and buffers.
 	requestCost = 16 << 10
-	// TransferCost is the size that a file transfer counts, in bytes: the chunks of the object store in memory.
+	// TransferCost is the number of bytes that a file transfer takes from the limits. It stands for the chunks of the
+	// object store that the transfer holds in memory.
 	TransferCost = 512 << 10
-	// DiffCost is the size that a comparison of two snapshots counts, in bytes: a pack of each snapshot, and the
-	// texts.
+	// DiffCost is the number of bytes that a comparison of two snapshots takes from the limits. It stands for a pack of
+	// each snapshot, and the compared texts.
 	DiffCost = 16 << 20
-	// pieceBytes is the number of bytes of a body that are taken at once. A stalled client holds the bytes that it sent,
-	// and at most one piece more.
+	// pieceBytes is the number of bytes of a request body that are taken from the limits at once. A stalled client
+	// holds the bytes that it sent, and at most one piece more.
 	pieceBytes = 64 << 10
 )
 
-// Limits are the limits of a gateway. Every field is required.
+// Limits are the limits of a gateway on the requests and streams of its clients. Every field is required.
 type Limits struct {
 	Bytes         int64 // bytes of all requests in flight
 	TenantBytes   int64 // bytes of one tenant's requests in flight
@@ -43,7 +44,8 @@ type Limits struct {
 	TenantLimits func(tenant string) events.TenantLimits
 }
 
-// Admission counts what the clients of a gateway hold. It is safe for concurrent use.
+// Admission counts the bytes, streams and requests of a gateway's clients, and refuses those that exceed the Limits. It
+// is safe for concurrent use.
 type Admission struct {
 	limits Limits
 
@@ -55,7 +57,7 @@ type Admission struct {
 	rates   map[string]*rate.Limiter // by tenant, for tenants that have sent a request
 }
 
-// usage is the number of bytes and streams that one tenant holds.
+// usage is the number of bytes and streams that the requests of one tenant hold at present.
 type usage struct {
 	bytes   int64
 	sent    int64 // part of bytes that streams hold for unsent data
@@ -213,7 +215,7 @@ func (r *Request) release(n int64) {
 	r.admission.grant()
 }
 
-// requestKey is the context key of a Request.
+// requestKey is the key under which a context holds its Request.
 type requestKey struct{}
 
 // With returns a context that carries the request, for From.
@@ -233,7 +235,7 @@ func From(ctx context.Context) *Request {
 // Reader returns a reader of from that calls Take for each piece before it reads the piece. Read returns the error of Take.
 func (r *Request) Reader(from io.Reader) io.Reader { return &reader{request: r, from: from} }
 
-// reader is the result of Request.Reader.
+// reader is the io.Reader that Request.Reader returns.
 type reader struct {
 	request *Request
 	from    io.Reader

@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	// headerFree is the number of header bytes that every connection may send without being counted.
+	// headerFree is the number of header bytes that each connection may send without counting against headerBytes.
 	headerFree = 32 << 10
 	// headerBytes is the number of header bytes beyond headerFree that all connections of a listener together may
 	// send. These bytes are held while a header is incomplete, before the client is known.
@@ -22,7 +22,8 @@ const (
 // the server closes the connection without an answer of its own.
 var errHeaders = errors.Join(errors.New("the headers of all connections are too large"), os.ErrDeadlineExceeded)
 
-// headers counts the bytes of incomplete headers beyond headerFree.
+// headers counts, for all connections of a listener together, the header bytes beyond headerFree of requests whose
+// header is incomplete.
 type headers struct {
 	mu   sync.Mutex
 	held int
@@ -46,7 +47,7 @@ func (h *headers) release(n int) {
 	h.held -= n
 }
 
-// connKey is the context key of a limitedConn.
+// connKey is the key under which the context of a request holds its limitedConn.
 type connKey struct{}
 
 // ConnContext is a value for http.Server.ConnContext. It makes the connection available to HeaderRead.

@@ -11,7 +11,7 @@ const (
 	// maxAnswering is the largest number of refused connections that are being answered at the same time; further ones are closed
 	// without an answer.
 	maxAnswering = 64
-	// answerTime bounds how long a refused connection stays open for its answer.
+	// answerTime bounds how long a connection that was refused stays open so that its client can read the answer.
 	answerTime = time.Second
 )
 
@@ -110,7 +110,7 @@ func remoteHost(c net.Conn) string {
 	return host
 }
 
-// limitedConn is an accepted connection, which is counted until it is closed.
+// limitedConn is an accepted connection. It counts against the limits of its Listener until it is closed.
 type limitedConn struct {
 	net.Conn
 	leave   func()

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// waiter is a request that waits for bytes.
+// waiter is a request that waits until other requests return bytes to the limits.
 type waiter struct {
 	request *Request
 	bytes   int64

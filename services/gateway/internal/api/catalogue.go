@@ -25,7 +25,8 @@ const (
 	maxEnvironments = definition.MaxEnvironments // references in one request
 )
 
-// entryKind is the name of a kind of catalogue entry in messages, and the code of a missing entry.
+// entryKind describes a kind of catalogue entry (agent, instance, environment or skill): its name in messages, and the
+// problem code for an entry of the kind that does not exist.
 type entryKind struct {
 	kind         events.Aspect
 	noun         string
@@ -131,7 +132,7 @@ func mayWrite(p auth.Principal, ref events.Reference, field string) error {
 	return nil
 }
 
-// applyRequest is a request to create a version.
+// applyRequest is a request to create a version of a catalogue entry.
 type applyRequest interface {
 	GetRef() *spoolv1.Reference
 	GetTags() []string
@@ -182,7 +183,8 @@ func checkTags(field string, tags []string) error {
 	return nil
 }
 
-// withSubject returns r with the tenant and the id of the catalogue entry that the command is about.
+// withSubject returns the command request r with the tenant and the id of the catalogue entry that ref names, as the
+// subject of the command.
 func withSubject(n entryKind, p auth.Principal, ref events.Reference, r commands.Request) commands.Request {
 	subject := ref.Subject(n.kind, p.Tenant)
 	r.Tenant, r.About, r.Kind = subject.Tenant, subject.ID, n.kind
@@ -269,7 +271,7 @@ func definitionMessage(v reads.Version) *spoolv1.Definition {
 	return &spoolv1.Definition{Ref: referenceMessage(v.Ref), Tags: v.Tags, Spec: wirejson.Raw(v.Spec), CreatedAt: wirejson.Time(v.CreatedAt)}
 }
 
-// versionRequest is a request for one version.
+// versionRequest is a request for one version of a catalogue entry.
 type versionRequest interface {
 	entryRequest
 	GetVersion() string
@@ -289,7 +291,7 @@ func (s *Server) getDefinition(ctx context.Context, n entryKind, r versionReques
 	return definitionMessage(v), nil
 }
 
-// pageRequest is a request for a list.
+// pageRequest is a request for one page of a list.
 type pageRequest interface {
 	GetPageToken() string
 	GetPageSize() uint32
@@ -304,7 +306,7 @@ func (s *Server) readVersions(ctx context.Context, n entryKind, r pageRequest) (
 	return s.Reads.Definitions(ctx, n.kind, p.Tenant, p.Agents, r.GetPageToken(), r.GetPageSize())
 }
 
-// listDefinitions is readVersions with API messages.
+// listDefinitions returns the entries that readVersions returns, as API messages.
 func (s *Server) listDefinitions(ctx context.Context, n entryKind, r pageRequest) ([]*spoolv1.Definition, string, error) {
 	list, next, err := s.readVersions(ctx, n, r)
 	var out []*spoolv1.Definition

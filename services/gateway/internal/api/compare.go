@@ -15,11 +15,12 @@ import (
 )
 
 const (
-	// comparePage and comparePageBytes bound the events of a session that are in memory at the same time.
+	// comparePage and comparePageBytes are the largest number and total size of the events that a comparison holds in
+	// memory for each of the two sessions.
 	comparePage      = 100
 	comparePageBytes = 256 << 10
-	// compareCost is the number of bytes that a comparison takes from the in-flight limit: a page of each session,
-	// with an event as large as a commit, and both decoded.
+	// compareCost is the number of bytes that a comparison of two sessions takes from the in-flight limit. It stands
+	// for a page of each session, with an event as large as a commit, and the decoded form of both pages.
 	compareCost = 6 << 20
 )
 
@@ -119,7 +120,7 @@ func describeDifference(a, b *sessionReader, x, y *comparedEvent, out *spoolv1.S
 	return fmt.Sprintf("Event %d of %s and event %d of %s (%s) differ in %s.", x.wire.Seq, a.id, y.wire.Seq, b.id, x.wire.Type, out.Field)
 }
 
-// sessionReader reads the relevant events of a session in order.
+// sessionReader reads, in order, those events of a session that a comparison does not ignore.
 type sessionReader struct {
 	reads      *reads.Store
 	tenant, id string
@@ -133,7 +134,7 @@ type sessionReader struct {
 	waiting    []comparedEvent
 }
 
-// comparedEvent is an event that is compared.
+// comparedEvent is an event of one of two compared sessions, with the content that is compared.
 type comparedEvent struct {
 	wire    events.Wire
 	content history.Comparable

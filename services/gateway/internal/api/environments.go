@@ -63,7 +63,7 @@ func (s *Server) RemoveEnvironment(ctx context.Context, r *spoolv1.RemoveEnviron
 	return s.removeEntry(ctx, environments(), commands.Request{Type: command.TypeRemoveEnvironment}, ref)
 }
 
-// builtIn is the slug of the built-in agent, which is not a catalogue entry.
+// builtIn is the name of the built-in agent in place of an agent's slug. The built-in agent is not a catalogue entry.
 const builtIn = "default"
 
 // ExplainEnvironment returns the variables and the allowlist that an execution with the requested agent and environments would have, with the
@@ -147,7 +147,7 @@ func (s *Server) requestedLayers(ctx context.Context, p auth.Principal, r *spool
 	return agent, list, nil
 }
 
-// fieldReference is a reference and the request field that contains it.
+// fieldReference is a reference to a catalogue entry, and the request field that contains it.
 type fieldReference struct {
 	ref   events.Reference
 	field string

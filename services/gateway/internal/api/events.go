@@ -145,7 +145,7 @@ func (s *Server) StreamEvents(r *spoolv1.StreamEventsRequest, out grpc.ServerStr
 
 const kindGRPC = "grpc"
 
-// source is a source of frames: a live.Reader or a replay.
+// source returns the frames that a stream sends. It is a live.Reader or a replay.Replay.
 type source interface {
 	Next(ctx context.Context) ([]live.Frame, error)
 	Cursor() uint32

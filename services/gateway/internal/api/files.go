@@ -22,12 +22,13 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// filesRequest is a request with workspace files.
+// filesRequest is a request that contains files for a session's workspace.
 type filesRequest interface {
 	GetWorkspaceFiles() []*spoolv1.WorkspaceFile
 }
 
-// files holds the workspace files of a request: references for the command, and contents for the object store.
+// files holds the workspace files of a request: the references that the command to the session service contains, and
+// the contents for the object store.
 type files struct {
 	refs     []command.File
 	contents map[string][]byte // by SHA-256
@@ -193,10 +194,11 @@ func (s *Server) RemoveFile(ctx context.Context, session, path string) (position
 	return a.Position, err
 }
 
-// fieldSession is the field of a problem that concerns the session itself.
+// fieldSession is the name of the request field with the session's id, for problems that concern the session itself.
 const fieldSession = "sessionId"
 
-// Workspace is the snapshot that contains a session's files.
+// Workspace is an opened snapshot: the manifest of a session's workspace, and the names of the snapshot and of the
+// session that took it.
 type Workspace struct {
 	*workspace.Manifest
 	Session  string // the session that the snapshot belongs to

@@ -88,7 +88,7 @@ func (s *Server) diffFiles(ctx context.Context, from, to reads.SessionState) (*s
 	return out, d.run(ctx)
 }
 
-// filesDiff compares two trees of files.
+// filesDiff compares the files of two snapshots of a session.
 type filesDiff struct {
 	out           *spoolv1.FilesDiff
 	before, after []workspace.Entry
@@ -124,7 +124,7 @@ func (d *filesDiff) run(ctx context.Context) error {
 	return nil
 }
 
-// compareEntry compares one path; nil means that the side has no entry there. Folders are ignored.
+// compareEntry compares one path; nil means that the side has no entry at the path. Folders are ignored.
 func (d *filesDiff) compareEntry(ctx context.Context, a, b *workspace.Entry) error {
 	if a != nil && a.Kind == workspace.Dir {
 		a = nil

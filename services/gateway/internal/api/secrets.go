@@ -60,12 +60,12 @@ func (s *Server) sealSecret(ctx context.Context, tenant, execution, field, value
 	return key, nil
 }
 
-// variablesRequest is a request with variables of one execution.
+// variablesRequest is a request that contains environment variables for one execution.
 type variablesRequest interface {
 	GetEnvironment() map[string]*spoolv1.RunVariable
 }
 
-// variables are the variables of one execution.
+// variables are the environment variables that a request sets for one execution.
 type variables struct {
 	public  map[string]events.Variable // all variables; secrets without their values
 	secrets map[string]string          // values of the secrets, by name

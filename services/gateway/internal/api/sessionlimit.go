@@ -11,8 +11,8 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// newSessionTTL is the time for which a session is counted if its command got no answer and the session never appears in the read
-// models.
+// newSessionTTL is the time for which a new session counts against its tenant's limit if the command that creates it
+// got no answer and the session never appears in the read models.
 const newSessionTTL = 10 * time.Minute
 
 // newSessions are the sessions that this gateway has sent commands for and that were not in the read models at the
@@ -23,7 +23,7 @@ type newSessions struct {
 	tenants map[string]*tenantSessions
 }
 
-// tenantSessions are the new sessions of one tenant.
+// tenantSessions are the ids of the newSessions of one tenant.
 type tenantSessions struct {
 	mu  sync.Mutex // held during a count
 	ids map[string]time.Time

@@ -44,7 +44,7 @@ type SkillPushed struct {
 	Position string      `json:"position,omitempty"`
 }
 
-// SkillRef is a reference in the API's JSON form.
+// SkillRef is a reference to a skill in the JSON of the API.
 type SkillRef struct {
 	Scope   string `json:"scope"`
 	Org     string `json:"org,omitempty"`

@@ -36,9 +36,10 @@ func ParseWait(text string) (time.Duration, error) {
 const (
 	// kindWait is the kind of waiting requests in the metrics of streams.
 	kindWait = "wait"
-	// lastReadTimeout bounds the read of an execution after the time of a wait is up.
+	// lastReadTimeout bounds the last read of an execution, which takes place when the time that a request waits for
+	// its end is up.
 	lastReadTimeout = time.Second
-	// longestRejoin is the longest pause before a wait follows its session again after an error.
+	// longestRejoin is the longest pause before a waiting request joins its session's feed again after an error.
 	longestRejoin = time.Second
 )
 
@@ -76,7 +77,7 @@ func (s *Server) beginWait(ctx context.Context, text string) (*endWait, error) {
 	return &endWait{server: s, principal: p, limit: limit, release: func() { counted(); end() }}, nil
 }
 
-// close ends the wait's admission.
+// close ends the wait, which no longer counts as a stream of the tenant.
 func (w *endWait) close() {
 	if w != nil {
 		w.release()

@@ -11,7 +11,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// access is the access that a method of spool.v1, or a route without a method, requires of an API key.
+// access is what a method of spool.v1, or an HTTP route that has no such method, requires of the caller's API key.
 type access struct {
 	role events.Role
 	// shared means that the method concerns data of all agents of the tenant: a key that is limited to agents may not
@@ -23,7 +23,7 @@ func use() access     { return access{role: events.RoleUse} }
 func operate() access { return access{role: events.RoleOperate} }
 func admin() access   { return access{role: events.RoleAdmin} }
 
-// withShared returns n with shared set.
+// withShared returns the access n with shared set.
 func withShared(n access) access { return access{n.role, true} }
 
 // requiredAccess maps methods of spool.v1 (full names without the package) and HTTP routes without a method (METHOD and

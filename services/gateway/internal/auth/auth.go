@@ -32,7 +32,7 @@ type Principal struct {
 	Address string // IP address of the client
 }
 
-// RootKeyID is the KeyID of a principal that sent the root key.
+// RootKeyID is the KeyID of the Principal of a request with the root key.
 const RootKeyID = "root"
 
 // Actor returns the principal in the form that the log stores.
@@ -43,7 +43,7 @@ func (p Principal) Actor() events.Actor {
 	return events.Actor{Kind: "key", ID: p.KeyID, Key: p.KeyID, User: p.User, Address: p.Address}
 }
 
-// Keys looks up API keys.
+// Keys reads API keys from the read models.
 type Keys interface {
 	KeyByHash(ctx context.Context, sha256 string) (reads.Key, bool, error)
 	KeyRefusals(ctx context.Context, ids []string) (map[string]string, error)

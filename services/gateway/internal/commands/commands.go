@@ -39,7 +39,7 @@ type Config struct {
 	OnStored  func(id, position string)            // called with the position of a command's commit; may be nil
 }
 
-// Sender sends commands. Its errors are *problem.Error.
+// Sender sends commands to the services that carry them out. Its errors are *problem.Error.
 type Sender struct {
 	cfg  Config
 	keys idempotency
@@ -62,7 +62,7 @@ func New(cfg Config) *Sender {
 	return &Sender{cfg: cfg, keys: idempotency{js: cfg.JetStream}}
 }
 
-// Request is a command to send.
+// Request describes a command that a Sender sends.
 type Request struct {
 	Type        command.Type
 	Service     string // the service to ask; "" means topology.ServiceSession
@@ -268,12 +268,12 @@ func (s *Sender) isCommandID(key string) bool {
 	return ok && at.Before(s.cfg.Now().Add(topology.IdempotencyTTL))
 }
 
-// pbkdf2Iterations is the number of PBKDF2 iterations of a digest. With it, an attacker who can read the idempotency
-// bucket needs about 30 ms for each guess at a secret.
+// pbkdf2Iterations is the number of PBKDF2 iterations with which requestDigest hashes a request. They make an attacker
+// who can read the idempotency bucket spend about 30 ms for each guess at a secret.
 const pbkdf2Iterations = 100_000
 
-// requestDigest returns a hash that is equal for repeats of a request only. name is the name of the record and used
-// as salt.
+// requestDigest returns a hash of a request that is equal only for repeats of the request. name is the name of the
+// request's record, and the salt of the hash.
 func requestDigest(r Request, name string, body []byte) (string, error) {
 	parts := [][]byte{[]byte(r.Type), []byte(r.SessionID), []byte(r.ExecutionID), body}
 	if r.Principal.User != "" {

@@ -20,8 +20,8 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// record is the bucket's value for a request with an Idempotency-Key: it identifies the request and the command from
-// which all ids are derived.
+// record is the value that the bucket idempotency holds for a request with an Idempotency-Key: it identifies the
+// request and the command, from whose id all other ids are derived.
 type record struct {
 	Request string `json:"request"` // SHA-256 of the request, in hex
 	Command string `json:"command"` // cmd_…
@@ -30,7 +30,7 @@ type record struct {
 	Answer *command.Answer `json:"answer,omitempty"`
 }
 
-// idempotency stores records of requests with an Idempotency-Key.
+// idempotency stores the records of requests with an Idempotency-Key in the NATS bucket idempotency.
 type idempotency struct {
 	js jetstream.JetStream
 
@@ -53,7 +53,7 @@ func (i *idempotency) bucket(ctx context.Context) (jetstream.KeyValue, error) {
 	return kv, nil
 }
 
-// maxClaims bounds how often claim retries while another gateway writes or removes the record.
+// maxClaims is how many times claim tries to store a record while other gateways write or remove the same record.
 const maxClaims = 8
 
 // claim returns the record for a key: fresh if the key is new, else the existing record. It returns an error if the

@@ -14,10 +14,11 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// maxScan bounds how many letters are read for one page, including those of other tenants.
+// maxScan is the largest number of dead letters that are read for one page of a list, including letters of other
+// tenants.
 const maxScan = 1000
 
-// Letters reads the stream DEAD. It is safe for concurrent use; its errors are *problem.Error.
+// Letters reads the dead letters in the stream DEAD. It is safe for concurrent use; its errors are *problem.Error.
 type Letters struct{ stream *bus.StreamHandle }
 
 // New returns Letters. It does not connect to the stream.
@@ -29,7 +30,8 @@ func errUnavailable(err error) error {
 	return problem.New(problem.Unavailable, "", "NATS does not answer, so dead letters cannot be read; try again").WithCause(err)
 }
 
-// Reader selects the visible letters: those of Tenant and, if All is set, those that name no tenant.
+// Reader is a caller who reads dead letters. It sees the letters of Tenant and, if All is set, those that name no
+// tenant.
 type Reader struct {
 	Tenant string
 	All    bool

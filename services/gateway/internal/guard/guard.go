@@ -15,13 +15,15 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// Guard checks requests.
+// Guard refuses HTTP requests of browsers on behalf of pages whose origin is not allowed, and sets the CORS headers for
+// allowed origins.
 type Guard struct {
 	Origins  []string // allowed origins in addition to the server's own; "*" allows all
 	Loopback bool     // only accept host names of loopback
 }
 
-// Check returns an error for a request of a foreign origin, unless it is a plain read.
+// Check returns an error for a request that a page of a foreign origin sends, unless the request only reads. If
+// Loopback is set, it also returns an error for a request to a host name that is not a loopback one.
 func (g Guard) Check(r *http.Request) error {
 	if g.Loopback && !isLoopbackHostPort(r.Host) {
 		return problem.New(problem.OriginRefused, "Host", fmt.Sprintf("without API keys only requests to localhost are served, not to host %+q", truncate.Text(r.Host, 100)))

@@ -12,10 +12,10 @@ import (
 )
 
 const (
-	// checkBatch is the number of sessions that are compared in one statement.
+	// checkBatch is the number of sessions whose last events are read from Postgres with one statement.
 	checkBatch = 500
-	// checkGrace is the maximum time that a message may arrive after its rows. A feed that is still behind after it has missed a
-	// message.
+	// checkGrace is the longest time between the commit of a session's rows to Postgres and the arrival of their
+	// message on LIVE. A feed that is still behind Postgres after that has missed a message.
 	checkGrace = 50 * time.Millisecond
 )
 

@@ -154,7 +154,7 @@ func (f *feed) apply(m liveMessage) (changed bool, why string) {
 	return changed, ""
 }
 
-// appendResult is the result of append.
+// appendResult is the result of feed.append.
 type appendResult int
 
 const (

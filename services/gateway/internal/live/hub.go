@@ -23,7 +23,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// Source reads the read models.
+// Source reads sessions and their events from the read models.
 type Source interface {
 	// Tip returns the end of a session and its open blocks.
 	Tip(ctx context.Context, tenant, session string) (reads.Tip, error)
@@ -56,7 +56,7 @@ type Config struct {
 	Metrics Metrics
 }
 
-// Metrics are called to count; a nil function counts nothing.
+// Metrics are functions that the Hub calls to count its feeds, Readers and reads; a nil function counts nothing.
 type Metrics struct {
 	Feeds   func(n int) // change of the number of open feeds
 	Readers func(n int)
@@ -100,7 +100,7 @@ const (
 	maxReads  = 8    // concurrent reads of Postgres and of DELTAS, each, so that many joins leave capacity for other reads
 )
 
-// Hub holds the feeds of a gateway.
+// Hub holds the feeds of a gateway: one for each session that clients follow.
 type Hub struct {
 	cfg   Config
 	lanes [lanes]chan *nats.Msg
@@ -190,7 +190,8 @@ func errStopping() error {
 	return problem.New(problem.Unavailable, "", "this gateway is stopping; connect again with your cursor")
 }
 
-// deliver passes the messages of a lane to their feeds, until ctx ends.
+// deliver passes the messages that arrive on a lane, one of the Hub's channels, to the feeds of their sessions, until
+// ctx ends.
 func (h *Hub) deliver(ctx context.Context, lane <-chan *nats.Msg) {
 	for {
 		select {
@@ -207,7 +208,8 @@ func (h *Hub) deliver(ctx context.Context, lane <-chan *nats.Msg) {
 	}
 }
 
-// lane returns the channel of a session. It is always the same, so that messages stay in order.
+// lane returns the channel that receives a session's messages of LIVE. It is always the same for a session, so that
+// messages stay in order.
 func (h *Hub) lane(session string) chan *nats.Msg {
 	return h.lanes[events.Partition(session)%lanes]
 }
@@ -295,7 +297,7 @@ func (h *Hub) leave(f *feed) {
 	}
 }
 
-// removeFeed removes a feed from the hub, if it is still there. mu must be held.
+// removeFeed removes a feed from the hub, if the hub still has it. mu must be held.
 func (h *Hub) removeFeed(f *feed) {
 	subject := events.LiveSubject(f.tenant, f.session)
 	if h.feeds[subject] != f {

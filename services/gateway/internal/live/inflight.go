@@ -15,17 +15,19 @@ import (
 // block's text, and after a lost frame.
 
 const (
-	// maxWaiting is the number of bytes of a feed's text that waits for its block_start or for text before it.
+	// maxWaiting is the largest number of bytes of text that a feed keeps although the text's block_start, or text
+	// before it, has not arrived.
 	maxWaiting = 256 << 10
-	// maxAllWaiting is the sum of that for a gateway.
+	// maxAllWaiting is the largest total of such bytes in all feeds of a gateway.
 	maxAllWaiting = 64 << 20
-	// earlyAge is the time for which text waits for its block_start.
+	// earlyAge is the time for which a feed keeps text whose block_start has not arrived.
 	earlyAge = 30 * time.Second
-	// textPause is the minimum time between two reads of DELTAS because of the same block.
+	// textPause is the minimum time between two reads of DELTAS for the same block.
 	textPause = 2 * time.Second
 )
 
-// never is larger than every sequence of DELTAS.
+// never is greater than every sequence of the stream DELTAS. As feed.complete it means that a read of DELTAS is
+// necessary for every new block.
 const never = math.MaxUint64
 
 // handleDelta adds a delta, as JSON, to its block and wakes the Readers. stored means that the delta was read from DELTAS, and not received from

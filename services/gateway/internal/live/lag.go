@@ -10,15 +10,17 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// lag determines whether the read models are behind: they report a lag themselves, or they have not reached the
-// position of a command that this gateway sent (for example because no projector runs), or they cannot be read.
+// lag determines whether the read models are behind the log. That is the case if they report it themselves, if they
+// have not reached the position of a command that this gateway sent (for example because no projector runs), or if they
+// cannot be read.
 type lag struct {
 	mu      sync.Mutex
 	pending map[int]pendingPosition // by projector group: the first position that the read models have not reached
 	readAt  time.Time               // when the progress was last read
 }
 
-// pendingPosition is a stream sequence that the read models have not reached, and when it was recorded.
+// pendingPosition is the position (sequence in the log's stream) of a command that this gateway sent and that the read
+// models have not reached, and when it was recorded.
 type pendingPosition struct {
 	seq uint64
 	at  time.Time
@@ -40,7 +42,8 @@ func (h *Hub) Committed(id, position string) {
 	}
 }
 
-// updateLag passes the lag of each group to its feeds.
+// updateLag reads how far the read models are behind the log for each projector group, and passes it to the feeds of
+// the group's sessions.
 func (h *Hub) updateLag(ctx context.Context) {
 	progress, err := h.cfg.Source.Progress(ctx)
 	if ctx.Err() != nil {

@@ -7,18 +7,19 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// maxExecutions bounds the executions whose metadata a feed holds. Metadata that was dropped is read again from
-// Postgres.
+// maxExecutions is the largest number of executions whose metadata a feed holds. Metadata that was dropped is read
+// again from Postgres.
 const maxExecutions = 16
 
-// metadata is the application's metadata of events at the feed's tip.
+// metadata is the application's metadata that a new event of a feed's session gets, which depends on the event's
+// execution.
 type metadata struct {
 	session     string          // metadata of the session; "" for none
 	sessionOnly *reads.Metadata // metadata of an event without an execution; nil until it is built
 	executions  []execution     // in order of last use
 }
 
-// execution is the metadata of one execution.
+// execution is the metadata that events of one execution get.
 type execution struct {
 	id      string
 	message string          // "" for none

@@ -12,16 +12,16 @@ import (
 )
 
 const (
-	// maxFrames and maxFrameBytes limit the frames of a partition that wait to be handled. NATS drops further ones, which
-	// is noticed by their numbers.
+	// maxFrames and maxFrameBytes limit the frames of a partition that have arrived and not been handled. NATS drops
+	// further frames; handleFrame finds the gap in their numbers.
 	maxFrames     = 4096
 	maxFrameBytes = 16 << 20
 	// maxSeen is the number of executors whose frame numbers a partition remembers.
 	maxSeen = 1000
 )
 
-// partition receives the text in flight of the sessions of one partition while the gateway has clients for any of them.
-// The hub's mu guards it.
+// partition receives the text in flight of the sessions of one partition, while clients of the gateway follow any of
+// them. The hub's mu guards it.
 type partition struct {
 	n        int
 	feeds    int // feeds of the partition

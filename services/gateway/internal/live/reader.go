@@ -50,7 +50,7 @@ type Lag struct {
 }
 
 const (
-	// maxBatch is the size in bytes after which Next returns; the event that exceeds it is included.
+	// maxBatch is the number of bytes of events after which Reader.Next returns; the event that exceeds it is included.
 	maxBatch = 256 << 10
 	// pageRoom is the number of bytes that a Reader reserves while it reads a page from Postgres: a batch, and one
 	// event as large as a commit.
@@ -72,7 +72,7 @@ type Reader struct {
 	close  sync.Once
 }
 
-// sentText is the position in an open block's text up to which Next has returned the text.
+// sentText is the position in the text of an open block up to which Reader.Next has returned the text.
 type sentText struct {
 	block  string
 	offset int
@@ -225,7 +225,7 @@ func (r *Reader) eventsAfterCursor() []Frame {
 	return f.ring[len(f.ring)-int(min(f.tip-min(r.cursor, f.tip), uint32(len(f.ring)))):]
 }
 
-// source is where the next frames of a Reader are read from.
+// source is the place from which a Reader reads its next frames.
 type source int
 
 const (
@@ -335,7 +335,8 @@ func (r *Reader) positionOf(block string) *sentText {
 	return &r.sent[i]
 }
 
-// pastText reads the text of one block from DELTAS.
+// pastText reads the text of one block from DELTAS, for a Reader whose position in the text is before what the feed
+// keeps.
 type pastText struct {
 	block  string
 	deltas *deltas.Reader

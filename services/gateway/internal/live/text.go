@@ -10,16 +10,17 @@ import (
 )
 
 const (
-	// maxText is the largest text of one frame, in bytes.
+	// maxText is the largest number of bytes of text in one frame for clients.
 	maxText = 64 << 10
 	// frameOverhead is about the size in bytes of a frame's JSON without its text.
 	frameOverhead = 384
-	// keptText is the number of bytes of a long block's text that a feed keeps, the end of it. Readers read what is before
-	// from DELTAS.
+	// keptText is the number of bytes at the end of an open block's text that a feed keeps. Readers read text before
+	// that from DELTAS.
 	keptText = 1 << 20
 )
 
-// openText is the text of one open block: from offset base up to the first gap, and what has arrived after the gap.
+// openText is the text of one open block that a feed holds: from the offset base up to the first gap, and the deltas
+// that have arrived after the gap.
 type openText struct {
 	block, execution, conversation string
 	from                           deltas.Start
@@ -130,7 +131,8 @@ func (b *openText) frameOf(text string, offset int, session string, seq uint32, 
 	return Frame{Seq: seq, Type: events.TextDelta, JSON: raw}, nil
 }
 
-// waitingText holds deltas of a block that cannot be shown yet, because text before them or the block_start is missing.
+// waitingText holds deltas of a block that clients cannot get yet, because text before them, or the block_start, has
+// not arrived.
 type waitingText struct {
 	list  []events.Delta
 	bytes int

@@ -41,7 +41,7 @@ type Metrics struct {
 	Certificate *certificate.Collector
 }
 
-// New creates the metrics. If also is not nil, they are registered there too.
+// New creates the metrics. If also is not nil, they are registered with also too.
 func New(also prometheus.Registerer) *Metrics {
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "spool_gateway_" + name, Help: help}, labels)
@@ -119,12 +119,12 @@ func (m *Metrics) Request(method, route string, status int, took time.Duration, 
 // Call counts an answered gRPC call.
 func (m *Metrics) Call(method, code string) { m.calls.WithLabelValues(method, code).Inc() }
 
-// Command counts a command.
+// Command counts a command that the gateway sent, by type and outcome.
 func (m *Metrics) Command(t command.Type, outcome string) {
 	m.commands.WithLabelValues(string(t), outcome).Inc()
 }
 
-// Refused counts a request without a valid key.
+// Refused counts a request that was refused because it had no valid API key.
 func (m *Metrics) Refused() { m.refused.Inc() }
 
 // Stream counts an open connection of a kind (ws, sse, grpc), or a waiting request (wait); done must be called at its end.
@@ -134,7 +134,7 @@ func (m *Metrics) Stream(kind string) (done func()) {
 	return g.Dec
 }
 
-// Sent counts a frame that was sent.
+// Sent counts a frame that was sent on a stream of a kind, and its bytes.
 func (m *Metrics) Sent(kind string, bytes int) {
 	m.frames.WithLabelValues(kind).Inc()
 	m.bytes.WithLabelValues(kind).Add(float64(bytes))

@@ -21,7 +21,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 )
 
-// Config configures a Store. JetStream is required.
+// Config configures a Store. JetStream is required; other zero fields mean the defaults.
 type Config struct {
 	JetStream    jetstream.JetStream
 	Bucket       string         // "" means topology.BucketWorkspaces
@@ -29,7 +29,7 @@ type Config struct {
 	SmallTimeout time.Duration  // timeout for content that is in memory; 0 means 30 s
 }
 
-// Store reads and writes a bucket.
+// Store reads and writes the objects of one bucket of NATS's object store.
 type Store struct {
 	cfg Config
 
@@ -98,7 +98,7 @@ func (s *Store) PutBytes(ctx context.Context, name string, data []byte) error {
 	return nil
 }
 
-// Stored describes content that was stored.
+// Stored describes the content of an object that Store.Stream has stored.
 type Stored struct {
 	Size   uint64 // bytes
 	SHA256 string // hex

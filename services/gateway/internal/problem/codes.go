@@ -88,7 +88,7 @@ const (
 	ReadModelBehind     Code = "READ_MODEL_BEHIND"
 )
 
-// Entry is a row of the table of codes.
+// Entry describes one error code, as a row of docs/errors.md.
 type Entry struct {
 	Code   Code
 	Status int        // HTTP status; 0 for a code that only streams use

@@ -113,7 +113,7 @@ func (e *Error) Status() int {
 	return http.StatusInternalServerError
 }
 
-// body is the JSON of application/problem+json (RFC 9457).
+// body is the JSON form of an Error, with the content type application/problem+json (RFC 9457).
 type body struct {
 	Type           string  `json:"type"`
 	Title          string  `json:"title"`

@@ -15,13 +15,16 @@ import (
 )
 
 const (
-	// reserveStep is the number of bytes that an upload of unknown length reserves at once, if that many are left.
+	// reserveStep is the number of bytes that an upload of unknown length reserves at once, if the tenant has that many
+	// left.
 	reserveStep = 1 << 20
-	// unknownTimeout is the time for which an upload is counted if its command got no answer.
+	// unknownTimeout is the time for which an upload counts against its tenant's limit if the command about it got no
+	// answer.
 	unknownTimeout = 10 * time.Minute
-	// maxLeftovers is the largest number of separate leftovers; the oldest ones are merged.
+	// maxLeftovers is the largest number of leftovers of a tenant that a ledger distinguishes; the oldest ones are
+	// merged.
 	maxLeftovers = 100
-	// mergeSpan is the time span whose leftovers are merged into one.
+	// mergeSpan is the length of time within which leftovers are merged into one.
 	mergeSpan = time.Minute
 )
 
@@ -37,7 +40,8 @@ type Config struct {
 	Partitions events.Partitioning
 }
 
-// Quota admits uploads of tenants. It is safe for concurrent use.
+// Quota compares uploads of tenants with the tenants' storage limits, and admits those that fit. It is safe for
+// concurrent use.
 type Quota struct {
 	cfg Config
 
@@ -48,7 +52,8 @@ type Quota struct {
 // New returns a Quota.
 func New(cfg Config) *Quota { return &Quota{cfg: cfg, tenants: map[string]*ledger{}} }
 
-// ledger is the storage of one tenant: the last count of the read models, and the bytes that it does not include.
+// ledger holds the storage that one tenant uses: the last count of the read models, and uploads that this count does
+// not include.
 type ledger struct {
 	mu        sync.Mutex
 	queries   uint64 // number of queries that were sent to the read models
@@ -61,7 +66,8 @@ type ledger struct {
 	accepted []leftover // uploads whose copies are counted
 }
 
-// leftover is content that stays in a bucket until the janitor removes it.
+// leftover is an upload that counts against its tenant's limit until the janitor has removed the upload from its
+// bucket, because no event counts the upload, or only a copy of it.
 type leftover struct {
 	since   time.Time
 	bytes   int64
@@ -222,8 +228,9 @@ func appendLeftover(list []leftover, x leftover) []leftover {
 	return append(list, x)
 }
 
-// Hold is the storage of one upload. A nil Hold belongs to a tenant without a limit. A single goroutine must call
-// Take any number of times, and then one of Accept, AcceptCopy, Refuse, CountUntil and SettleUnknown.
+// Hold is the storage that one upload takes from its tenant's limit until the read models count it. A nil Hold belongs
+// to a tenant without a limit. A single goroutine must call Take any number of times, and then one of Accept,
+// AcceptCopy, Refuse, CountUntil and SettleUnknown.
 type Hold struct {
 	quota    *Quota
 	ledger   *ledger

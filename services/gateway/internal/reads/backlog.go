@@ -25,10 +25,11 @@ type Log interface {
 	Next(ctx context.Context, after eventlog.Position, filter string) (eventlog.Head, error)
 }
 
-// checkpoints are the positions up to which the projector groups have folded the log, by group.
+// checkpoints holds, for each projector group, the position up to which the group has folded the log.
 type checkpoints []eventlog.Position
 
-// backlogSearch looks for a session or an execution in the backlog, and returns its session, or "" if it is not there.
+// backlogSearch searches the backlog, which is the part of the log that the projector has not folded yet, for a session
+// or an execution. after is the end of the folded part. It returns the session, or "" if there is none.
 type backlogSearch func(ctx context.Context, after checkpoints) (session string, err error)
 
 // readOrSearch runs a read, possibly twice. If the read finds nothing, readOrSearch searches the backlog and returns the

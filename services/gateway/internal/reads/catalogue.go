@@ -67,7 +67,7 @@ func (s *Store) checkFolded(ctx context.Context, id string) error {
 	return errFolding()
 }
 
-// WithScope returns the reference with an explicit scope.
+// WithScope returns the reference with its scope in full, also if that is the tenant's.
 func WithScope(r events.Reference) events.Reference {
 	if r.Scope == "" {
 		r.Scope = events.ScopeOrganization

@@ -45,7 +45,7 @@ func (d database) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 	return row{d.Pool.QueryRow(ctx, sql, args...), cancel}
 }
 
-// row is the result of QueryRow.
+// row is the result of database.QueryRow.
 type row struct {
 	pgx.Row
 	cancel context.CancelFunc
@@ -60,7 +60,7 @@ func (r row) Scan(dest ...any) error {
 	return readError(err)
 }
 
-// rows is the result of Query.
+// rows is the result of database.Query.
 type rows struct {
 	pgx.Rows
 	ctx     context.Context
@@ -75,7 +75,7 @@ func (r *rows) Next() bool {
 	return r.Rows.Next()
 }
 
-// Close reads the rows that are left.
+// Close ends the statement, after reading the rows that are left.
 func (r *rows) Close() {
 	r.timer.Reset(r.timeout)
 	defer r.timer.Stop()

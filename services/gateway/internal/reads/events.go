@@ -15,7 +15,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads/queries"
 )
 
-// StoredEvent is an event as it is stored.
+// StoredEvent is an event as the read models store it, and the application's metadata of that event.
 type StoredEvent struct {
 	Seq  uint32
 	Type events.Type
@@ -150,7 +150,7 @@ type OpenText struct {
 	Bytes          int          // bytes of the text of a completed block
 }
 
-// newOpenText returns the block of a row of a block and of its block_start.
+// newOpenText returns an OpenText for a block's row and the JSON of the event block_start with which the block began.
 func newOpenText(block, execution, conversation, start string) (OpenText, error) {
 	w, err := events.DecodeWire([]byte(start))
 	if err != nil {

@@ -30,7 +30,8 @@ type History struct {
 	Ancestors []Ancestor
 }
 
-// errAncestorBehind is returned if the projector group of an ancestor is behind that of the fork.
+// errAncestorBehind is returned if the projector group of a fork's ancestor is behind the group of the fork, so that
+// inherited events are missing.
 type errAncestorBehind struct{ error }
 
 func (e errAncestorBehind) Unwrap() error { return e.error }

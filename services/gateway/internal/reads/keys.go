@@ -13,7 +13,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Key is an accepted API key.
+// Key is an API key that is neither revoked nor expired, with its rights.
 type Key struct {
 	Tenant string
 	ID     string

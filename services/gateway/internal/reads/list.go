@@ -49,7 +49,8 @@ const (
 	maxTerm = 1024 // bytes of a metadata field's name, and of its value
 )
 
-// listTable describes a table that can be listed. Its rows are filtered and sorted under the alias x.
+// listTable describes a table whose rows the API lists: sessions or executions. The rows are filtered and sorted under
+// the SQL alias x.
 type listTable struct {
 	name     string // sessions, executions
 	state    string // name of the column and of the parameter for Filter.State
@@ -79,7 +80,7 @@ func executionList() listTable {
 	}
 }
 
-// statementBuilder is an SQL statement that is being built.
+// statementBuilder collects the conditions and the arguments of an SQL statement.
 type statementBuilder struct {
 	where []string
 	args  []any
@@ -341,7 +342,8 @@ func oneOf(field, s string, known ...string) (string, error) {
 	return s, nil
 }
 
-// pagePosition is the position at which a page ended: the sorted time of its last row, and the row's id.
+// pagePosition is the position in a list at which a page ended: the time by which the list is sorted and the id, both
+// of the page's last row.
 type pagePosition struct {
 	at time.Time
 	id string

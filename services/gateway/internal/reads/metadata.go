@@ -124,7 +124,7 @@ func (s *Store) addMetadata(ctx context.Context, tenant, session string, list []
 	return nil
 }
 
-// metadataChange is the session's metadata from an event on.
+// metadataChange is the metadata that a session has from the event seq on, until its next change.
 type metadataChange struct {
 	seq      uint32
 	metadata string

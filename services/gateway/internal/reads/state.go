@@ -31,7 +31,7 @@ type SessionState struct {
 	Workspace  *Snapshot             // the snapshot that contains the session's files; nil for none
 }
 
-// foldPage is the number of events that a fold reads with one statement.
+// foldPage is the number of events that are read with one statement to fold a session's state.
 const foldPage = 10_000
 
 // StateAfter returns the state of a session after an event; a nil event means the last one. field is the name of the
@@ -183,7 +183,8 @@ func (s *Store) BlocksAt(ctx context.Context, p SessionState, after BlockToken, 
 	return list, next, nil
 }
 
-// block returns a stored block in its state at the event. The state has the blocks that were open then.
+// block returns the block of a row, which is in its present state, as it was after the event of p. p contains the
+// blocks that were open at that event.
 func (p SessionState) block(r queries.BlocksAtRow) (b events.Block, err error) {
 	if err := json.Unmarshal([]byte(r.Block), &b); err != nil {
 		return b, errUnreadableEvent(err)
@@ -385,7 +386,7 @@ func (s *Store) FileEvents(ctx context.Context, p SessionState, limit int) (list
 	return list, err
 }
 
-// Snapshot is a snapshot of a workspace.
+// Snapshot is a snapshot of a workspace, and the session that it belongs to.
 type Snapshot struct {
 	history.Snapshot
 	Session string // the session that the snapshot belongs to

@@ -96,7 +96,7 @@ func (s *Store) missingSessionError(ctx context.Context, tenant, session string)
 	return problem.NoSuchSession()
 }
 
-// errDeleted is returned for a session that was deleted, so that waiting for it is pointless.
+// errDeleted is returned for a session that was deleted: a read need not be repeated until the session appears.
 type errDeleted struct{ error }
 
 func (e errDeleted) Unwrap() error { return e.error }

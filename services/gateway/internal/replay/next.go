@@ -21,7 +21,7 @@ const (
 	maxBatch   = 256 << 10 // bytes after which Next returns
 )
 
-// step is the next item to send: an event or a piece of text.
+// step is the next item that a replay sends: an event or a piece of text in flight.
 type step struct {
 	due    time.Time
 	stored *reads.StoredEvent

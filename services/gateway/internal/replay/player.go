@@ -40,7 +40,7 @@ type Player struct {
 	tenants map[string]*tenantSlots // tenants that are reading or waiting
 }
 
-// tenantSlots is the part of the slots that one tenant may use.
+// tenantSlots limits how many reads of NATS one tenant's replays do at the same time.
 type tenantSlots struct {
 	slots chan struct{}
 	users int // replays that hold a slot or wait for one
@@ -71,7 +71,8 @@ func (p *Player) peek(ctx context.Context, tenant, remedy string, from *deltas.R
 	return d, ok, nil
 }
 
-// slot blocks until the tenant may read.
+// slot blocks until the tenant may read from NATS, because fewer than maxReads replays, and fewer than maxTenantReads
+// of the tenant, do so. The caller must call release after its read.
 func (p *Player) slot(ctx context.Context, tenant string) (release func(), err error) {
 	s := p.join(tenant)
 	select {
@@ -96,7 +97,7 @@ func (p *Player) slot(ctx context.Context, tenant string) (release func(), err e
 	}, nil
 }
 
-// join returns the slots of a tenant with one more user.
+// join returns the slots of a tenant, and counts one more user of them.
 func (p *Player) join(tenant string) *tenantSlots {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -109,7 +110,7 @@ func (p *Player) join(tenant string) *tenantSlots {
 	return s
 }
 
-// leave removes a user of a tenant's slots, and removes slots without users.
+// leave counts one user less of a tenant's slots, and removes the slots if they have no users any more.
 func (p *Player) leave(tenant string, s *tenantSlots) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -18,7 +18,8 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 )
 
-// replayCost is the number of bytes that a replay takes from the gateway's limit: its pages, and the frames being sent.
+// replayCost is the number of bytes that each replay takes from the gateway's in-flight limit. It stands for the
+// replay's pages of events, and the frames that are being sent.
 const replayCost = 768 << 10
 
 // Request describes a replay.
@@ -147,7 +148,7 @@ func (r *Replay) includes(execution string) bool {
 	return r.request.Execution == "" || execution == r.request.Execution
 }
 
-// seek reads the event before the first one, and the blocks that are open there, whose text is replayed from its
+// seek reads the event before the first one, and the blocks that are open after it, whose text is replayed from its
 // beginning. The read also detects events that are no longer stored.
 func (r *Replay) seek(ctx context.Context, seq uint32) error {
 	r.read, r.sent = max(seq, 1)-1, seq

@@ -14,7 +14,8 @@ import (
 	"github.com/spoolhq/spool/pkg/api/wirejson"
 )
 
-// codec is the runtime.Marshaler of grpc-gateway for messages of spool.v1. It encodes and decodes them with package wirejson.
+// codec implements runtime.Marshaler of grpc-gateway for messages of spool.v1. It encodes and decodes them with package
+// wirejson.
 type codec struct{}
 
 // errNoMessage is returned for a Go value that is not a message of spool.v1.

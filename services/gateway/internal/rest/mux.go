@@ -30,11 +30,11 @@ const (
 	maxBody = 8 << 20
 	// maxDrain bounds how much of a body that is too large is read and discarded.
 	maxDrain = 64 << 20
-	// answerTime bounds how long a response may take to be sent.
+	// answerTime bounds how long a client may take to receive a response.
 	answerTime = 60 * time.Second
 )
 
-// route is a method of spool.v1 with its REST binding.
+// route is a method of spool.v1 that has a REST binding.
 type route struct {
 	method  string // "/spool.v1.Sessions/GetSession"
 	path    string // "/api/sessions/{session_id}"
@@ -213,8 +213,8 @@ func beginWait(w *statusRecorder, text string) error {
 	return nil
 }
 
-// checkKey validates the Idempotency-Key here, because grpc-gateway silently drops a header that gRPC could not
-// carry.
+// checkKey validates the Idempotency-Key before grpc-gateway gets the request, because it silently drops a header that
+// gRPC could not carry.
 func checkKey(r *http.Request) error {
 	switch keys := r.Header.Values(api.HeaderKey); {
 	case len(keys) == 0:
@@ -235,7 +235,8 @@ func fieldProblem(err error) error {
 	return err
 }
 
-// body is a request's body in memory. grpc-gateway passes on only the text of a codec's error, so body keeps the error itself.
+// body is the body of a request to a method of spool.v1, in memory. grpc-gateway passes on only the text of a codec's
+// error, so body keeps the error itself.
 type body struct {
 	io.Reader
 	data   []byte

@@ -10,14 +10,14 @@ import (
 )
 
 const (
-	// stallTimeout bounds how long the client may be silent during a file transfer.
+	// stallTimeout bounds how long a client may send or receive nothing during a file transfer.
 	stallTimeout = 30 * time.Second
 	// minRate is the lowest average speed of a file transfer, in bytes per second.
 	minRate = 16 << 10
 )
 
-// transferLimit bounds how long the gateway waits for a client during a file transfer: at most stallTimeout for one read or
-// write, and in total the allowance plus the time that the bytes take at minRate.
+// transferLimit bounds how long the gateway waits for a client during a file transfer: at most stallTimeout for one
+// read or write, and in total its allowance plus the time that the bytes take at minRate.
 type transferLimit struct {
 	allowance time.Duration
 	bytes     int64         // moved so far

@@ -23,7 +23,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/sse"
 )
 
-// Config configures a Handler. Every field is required.
+// Config configures a Handler of HTTP requests. Every field is required.
 type Config struct {
 	API     *api.Server
 	Auth    *auth.Authenticator
@@ -43,7 +43,7 @@ type Config struct {
 	ReadTimeout   time.Duration // maximum time that a body may take to arrive
 }
 
-// Handler serves HTTP.
+// Handler serves the gateway's HTTP API: REST, and the routes of the WebSocket and of SSE.
 type Handler struct {
 	cfg     Config
 	api     http.Handler
@@ -112,7 +112,7 @@ func (h *Handler) refuse(w *statusRecorder, r *http.Request, err error) {
 	p.Write(w)
 }
 
-// refusalTime bounds how long an HTTP/2 client may take to read a refusal.
+// refusalTime bounds how long an HTTP/2 client may take to receive the response with which its request is refused.
 const refusalTime = 10 * time.Second
 
 // plainRoute returns the handler of a route that is not generated from spool.v1 and needs no key (except /metrics).
@@ -203,7 +203,7 @@ func (h *Handler) serve(w *statusRecorder, r *http.Request) error {
 	return nil
 }
 
-// admissionOf returns the admission of a request. Every request that is served has one.
+// admissionOf returns the admission.Request of an HTTP request. Every request that is served has one.
 func admissionOf(r *http.Request) *admission.Request {
 	return admission.From(r.Context())
 }
@@ -308,7 +308,8 @@ func openAPI(w http.ResponseWriter, _ *http.Request) {
 	_, _ = w.Write(spoolv1.OpenAPI) // the client may be gone
 }
 
-// statusRecorder records the status of a response. Unwrap lets http.ResponseController reach the connection.
+// statusRecorder is a ResponseWriter that records the status of the response. Unwrap lets http.ResponseController reach
+// the connection.
 type statusRecorder struct {
 	http.ResponseWriter
 	route  string

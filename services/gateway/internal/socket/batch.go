@@ -11,7 +11,8 @@ import (
 const (
 	// batchBytes is the number of bytes that a batch collects before it is written to the network.
 	batchBytes = 16 << 10
-	// frameBytes is the buffer in which one WebSocket frame is put together. A longer frame is written in parts.
+	// frameBytes is the size of the buffer in which the WebSocket library builds one frame. A longer frame is written
+	// in parts.
 	frameBytes = 2 << 10
 	// readBytes is the size of the buffer for frames of the client.
 	readBytes = 512
@@ -35,14 +36,15 @@ var batchBuffers = sync.Pool{New: func() any {
 	return &b
 }}
 
-// beginBatch makes writes wait for endBatch or for batchBytes bytes.
+// beginBatch makes Write collect bytes until endBatch is called, or batchBytes bytes were collected.
 func (c *batchConn) beginBatch() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.batches++
 }
 
-// endBatch writes what was collected, also for other batches of the connection that have not ended.
+// endBatch writes all collected bytes to the network, including those of other batches of the connection that have not
+// ended.
 func (c *batchConn) endBatch() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -94,7 +96,7 @@ func (c *batchConn) write(b []byte) (int, error) {
 	return n, c.Conn.SetWriteDeadline(time.Time{})
 }
 
-// hijacker passes a batchConn to websocket.Accept in place of the request's connection.
+// hijacker is a ResponseWriter with which websocket.Accept gets a batchConn instead of the request's connection.
 type hijacker struct {
 	http.ResponseWriter
 	timeout time.Duration

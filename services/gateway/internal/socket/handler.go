@@ -130,7 +130,7 @@ func (h *Handler) forget(c *conn) {
 	delete(h.conns, c)
 }
 
-// conn is one connection.
+// conn is one WebSocket connection of a client, which can join several sessions.
 type conn struct {
 	handler   *Handler
 	ws        *websocket.Conn
@@ -239,5 +239,5 @@ func (c *conn) timedWrite(write func() error) error {
 	return err
 }
 
-// errSlow is returned for a write that succeeded after the write timeout.
+// errSlow is returned for a write that succeeded only after the write timeout.
 var errSlow = errors.New("the client is too slow")

@@ -30,7 +30,7 @@ const (
 	typeError    = "error"
 )
 
-// request is a message of a client.
+// request is a message that a client sends on a WebSocket.
 type request struct {
 	Type      string `json:"type"`
 	RequestID string `json:"requestId"`
@@ -140,7 +140,7 @@ func parse(data []byte) (request, error) {
 	return r, nil
 }
 
-// message is a message to a client, except events.
+// message is a message that the gateway sends on a WebSocket, except for events.
 type message struct {
 	Type       string            `json:"type"`
 	RequestID  string            `json:"requestId,omitempty"`

@@ -82,7 +82,7 @@ func (c *conn) handle(ctx context.Context, r request) error {
 	return problem.Invalid("type", "%+q is not a type of message: there are %s, %s and %s", truncate.Text(r.Type, 64), typeJoin, typeLeave, typeDecide)
 }
 
-// leftByClient is the cause of a join that the client ended.
+// leftByClient is the cause with which a join is cancelled when its client has sent a message to leave the session.
 type leftByClient struct{ request request }
 
 func (leftByClient) Error() string { return "the client left the session" }
@@ -207,7 +207,7 @@ func (c *conn) sendSnapshot(ctx context.Context, r request) error {
 	return err
 }
 
-// source is a source of frames: a live.Reader or a replay.
+// source returns the frames that a join sends. It is a live.Reader or a replay.Replay.
 type source interface {
 	Next(ctx context.Context) ([]live.Frame, error)
 	Session() string

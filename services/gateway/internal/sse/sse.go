@@ -107,7 +107,7 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, session string) 
 	return nil
 }
 
-// source is a source of frames: a live.Reader or a replay.
+// source returns the frames that a stream sends. It is a live.Reader or a replay.Replay.
 type source interface {
 	Next(ctx context.Context) ([]live.Frame, error)
 	Cursor() uint32
@@ -249,7 +249,8 @@ func cursor(r *http.Request, q url.Values) (uint32, error) {
 	return n, invalidProblem(err)
 }
 
-// errIdle ends a wait so that a comment can be sent.
+// errIdle is the cause with which stream ends its wait for frames, so that it sends a comment that keeps the connection
+// alive.
 var errIdle = errors.New("nothing to send")
 
 // stream sends frames until it fails. A client that disconnects is not an error.
@@ -344,8 +345,8 @@ func appendData(b, data []byte) []byte {
 	return append(b, '\n')
 }
 
-// writer writes and flushes with a timeout. A client that reads again before twice the timeout still receives the
-// reason why its stream ends.
+// writer writes to a client with a timeout, and flushes after each write. A client that reads again before twice the
+// timeout still receives the reason why its stream ends.
 type writer struct {
 	w       http.ResponseWriter
 	control *http.ResponseController

@@ -28,7 +28,7 @@ type TenantUsage struct {
 	Stored     int64 // bytes that the tenant stores now; only in the row of noDay
 }
 
-// noDay is the day of the row that contains what a tenant stores now.
+// noDay is the value of TenantUsage.Day in the row that contains the bytes that a tenant stores now.
 const noDay = ""
 
 // TenantBudget is a row of tenant_budgets; ID is the period.
@@ -59,7 +59,7 @@ func (f *folding) usageRow(tenant, day string) *TenantUsage {
 	return markChanged(&f.tenantUsage, x)
 }
 
-// dayUsage is the usage that one session added to the row of a day in tenant_usage.
+// dayUsage is the part of a tenant's usage on one day (a row of tenant_usage) that one session added.
 type dayUsage struct {
 	Turns   int64   `json:"turns,omitempty"`
 	Tokens  int64   `json:"tokens,omitempty"`
@@ -72,7 +72,7 @@ type dayUsage struct {
 	Stored int64 `json:"stored,omitempty"` // only in the row of noDay
 }
 
-// plus returns the sum of both.
+// plus returns the sum of d and o.
 func (d dayUsage) plus(o dayUsage) dayUsage {
 	return dayUsage{d.Turns + o.Turns, d.Tokens + o.Tokens, finite(d.CostUSD + o.CostUSD), d.TimeMs + o.TimeMs, d.Events + o.Events, d.EventBytes + o.EventBytes, d.Stored + o.Stored}
 }
@@ -136,7 +136,7 @@ func (f *folding) addUsage(a *aggregate, e events.Event, d dayUsage) error {
 	return nil
 }
 
-// encodeShares sets Session.Spent to the session's shares, if usage was added since it was set.
+// encodeShares sets Session.Spent to the JSON of a.shares, if a.shares has changed since Spent was set.
 func (a *aggregate) encodeShares() (err error) {
 	if a.sharesChanged && a.session != nil {
 		a.session.row.Spent, err = marshal(a.shares)
@@ -145,10 +145,10 @@ func (a *aggregate) encodeShares() (err error) {
 	return err
 }
 
-// finite limits a sum to values that JSON can encode.
+// finite limits a sum of dollars to finite numbers, because JSON cannot encode others.
 func finite(usd float64) float64 { return max(-math.MaxFloat64, min(usd, math.MaxFloat64)) }
 
-// add adds usage to the row.
+// add adds a session's usage to the row.
 func (u *TenantUsage) add(d dayUsage) {
 	u.Turns += d.Turns
 	u.Tokens += d.Tokens

@@ -49,7 +49,7 @@ func keyID(e events.Event) string {
 	return ""
 }
 
-// entryChange is the change of a catalogue entry that an event describes.
+// entryChange is the change of a catalogue entry, or of one of its versions, that an event describes.
 type entryChange struct {
 	ref            events.Reference // the entry and its version, as valid row values
 	event          events.Event     // the event with the same row values, for versions.Evolve
@@ -58,7 +58,7 @@ type entryChange struct {
 	document       string
 }
 
-// skillSpec is the stored spec of a skill, without its document.
+// skillSpec is the JSON of Version.Spec for a version of a skill. It does not include the skill's document.
 type skillSpec struct {
 	Name          string `json:"name"`
 	Description   string `json:"description"`
@@ -147,7 +147,7 @@ func (w *lookup) requestEntry(k Key, kind events.Aspect, e events.Event) {
 	}
 }
 
-// entryRef identifies an entry of the catalogue in lookup.seen.
+// entryRef is the key of a catalogue entry in the map lookup.seen. Its type keeps it apart from the keys of other rows.
 type entryRef Key
 
 // putEntries puts the entries of the catalogue and their versions into the model, as Put does. A requested row that p does not have is
@@ -253,7 +253,7 @@ func find(s versions.State, digest string) (versions.Version, bool) {
 	return s.Versions[i], true
 }
 
-// encodeStates sets the JSON of changed entries.
+// encodeStates sets the JSON of the state of the changed catalogue entries.
 func encodeStates(list []*entry[Entry]) error {
 	for _, e := range list {
 		text, err := marshal(e.row.state)

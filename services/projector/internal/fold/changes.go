@@ -8,7 +8,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Batch is the input of one fold: records in the order of the log.
+// Batch is the input of one call of Model.Fold: commits in the order of the log.
 type Batch struct {
 	Records []eventlog.Record
 	Poison  []Poison
@@ -17,14 +17,15 @@ type Batch struct {
 	Bare bool
 }
 
-// Rows are the changed rows of one table, without duplicates. New are rows that Postgres does not have yet.
+// Rows are the rows of one table that a fold changed, without duplicates. New are rows that Postgres does not have yet;
+// Changed are rows that it has in an earlier state.
 type Rows[R any] struct{ New, Changed []*R }
 
 // Len returns the number of rows.
 func (r Rows[R]) Len() int { return len(r.New) + len(r.Changed) }
 
-// Changes are the changes of a batch to the read models. They must be applied in this order: deletions, rows, and
-// then the rows that end with an execution.
+// Changes are the changes that a fold makes to the read models. They must be applied in this order: deletions, rows,
+// and then the rows that end with an execution.
 type Changes struct {
 	Gone          []Key // sessions whose rows are deleted, except events and blocks
 	Retired       []Key // sessions whose events and blocks are deleted
@@ -53,7 +54,7 @@ type Changes struct {
 	Live          []Live
 }
 
-// Ended is an execution that ended. Its open calls, sub-agents and approval requests end with it.
+// Ended is an execution that a fold ended. The execution's open calls, sub-agents and approval requests end with it.
 type Ended struct {
 	Session   Key
 	Execution string
@@ -61,7 +62,7 @@ type Ended struct {
 	Seq       int64 // of the event
 }
 
-// Live is the announcement for one session.
+// Live is the announcement of a fold's changes of one session to gateways: the new events and the last seq.
 type Live struct {
 	Session Key
 	Events  []*Event
@@ -91,7 +92,8 @@ func splitRows[R any](list []*entry[R]) (rows Rows[R]) {
 	return rows
 }
 
-// markChanged adds e to list, the rows that this fold has changed, unless it is there, and returns the row, which the caller may then change.
+// markChanged adds e to list, the rows that this fold has changed, unless the list has it, and returns the row, which
+// the caller may then change.
 func markChanged[R any](list *[]*entry[R], e *entry[R]) *R {
 	if !e.dirty {
 		e.dirty = true
@@ -100,7 +102,7 @@ func markChanged[R any](list *[]*entry[R], e *entry[R]) *R {
 	return &e.row
 }
 
-// encodeBlocks sets the JSON of changed blocks.
+// encodeBlocks sets the field JSON of the changed blocks of list.
 func encodeBlocks(list []*entry[Block]) error {
 	var scratch []byte
 	for _, e := range list {

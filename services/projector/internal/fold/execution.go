@@ -224,7 +224,7 @@ func (f *folding) foldCall(a *aggregate, s *Session, e events.Event) {
 }
 
 // foldResult ends the call id with its result, the block b, if whole is set, which means that the block is complete. A result of an unknown call
-// has no effect here; it is stored as a block.
+// has no effect on the rows of calls; it is stored as a block.
 func (f *folding) foldResult(a *aggregate, id string, b events.Block, whole bool, e events.Event) {
 	c := a.calls[id]
 	if !whole || c == nil || c.row.Status != statusPending {

@@ -11,7 +11,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/history"
 )
 
-// folding is the state of one call of Fold.
+// folding holds what one call of Model.Fold has changed so far.
 type folding struct {
 	model   *Model
 	bare    bool
@@ -159,8 +159,8 @@ func (f *folding) foldSessionCommit(rec eventlog.Record) error {
 	return nil
 }
 
-// foldEvent gives an event the session's next seq, adds its row, and then applies the event to the session's other rows. With bare it
-// only adds the row.
+// foldEvent gives an event the session's next seq, adds its row, and then applies the event to the session's other
+// rows. If f.bare is set, it leaves out the last step; see Batch.Bare.
 func (f *folding) foldEvent(a *aggregate, position string, actor events.Actor, e events.Event) error {
 	s := f.session(a, e)
 	s.Tip++

@@ -8,7 +8,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/history"
 )
 
-// SavedState is a row of session_states.
+// SavedState is a row of session_states: the state of a session after the event Seq, as JSON.
 type SavedState struct {
 	Tenant, Session string
 	Seq             int64
@@ -20,8 +20,8 @@ const (
 	// defaultStateInterval is the number of events after which a session's state is saved. To compute the state at any event,
 	// at most that many events must be folded.
 	defaultStateInterval = 500
-	// maxState is the largest saved state in bytes. A larger one, with many large open blocks, is not saved, and
-	// readers fold from the one before.
+	// maxState is the largest size of a SavedState's JSON in bytes. A larger state, with many large open blocks, is not
+	// saved; readers then fold more events, from the state saved before.
 	maxState = 256 << 10
 )
 

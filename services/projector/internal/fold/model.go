@@ -45,14 +45,14 @@ func New(group, limit int) *Model {
 	}
 }
 
-// entry is a row in memory; a nil entry is a row that is known not to exist.
+// entry is a row of a Model; a nil entry is a row that is known not to exist.
 type entry[R any] struct {
 	row    R
 	stored bool // Postgres has the row, in this or an earlier state
 	dirty  bool // whether the present fold changed the row
 }
 
-// aggregate holds the rows of one session that are in memory.
+// aggregate holds the rows of one session that a Model has in memory.
 type aggregate struct {
 	key       Key
 	element   *list.Element
@@ -91,7 +91,7 @@ func (a *aggregate) size() int {
 	return 1 + len(a.executions) + len(a.blocks) + len(a.calls) + len(a.conversations) + len(a.approvals) + len(a.sandboxes) + len(a.files) + len(a.usage)
 }
 
-// Missing lists the rows that the caller must read from Postgres before a batch can be folded.
+// Missing lists, by table, the rows that the caller of Model.Fold must first read from Postgres and pass to Model.Put.
 type Missing struct {
 	Sessions      []Key
 	Histories     []Key // sessions whose last saved state, and the events since, are needed
@@ -117,7 +117,7 @@ func (m Missing) Empty() bool {
 		len(m.TenantUsage)+len(m.TenantBudgets)+len(m.TenantLimits) == 0
 }
 
-// Present holds those of the rows of a Missing that Postgres has.
+// Present holds those of the rows listed in a Missing that exist in Postgres.
 type Present struct {
 	Sessions      []Session
 	Deleted       []Deleted
@@ -169,7 +169,7 @@ func (m *Model) Missing(b Batch) Missing {
 	return w.out
 }
 
-// lookup collects missing rows.
+// lookup collects the rows that a batch needs and that a Model does not have in memory.
 type lookup struct {
 	model *Model
 	seen  map[any]bool
@@ -188,7 +188,7 @@ func (w *lookup) requestSession(k Key) *aggregate {
 	return a
 }
 
-// keyRef identifies an API key in lookup.seen.
+// keyRef is the key of an API key in the map lookup.seen. Its type keeps it apart from the keys of other rows.
 type keyRef Key
 
 // requestKey requests the row of the API key that an event is about.
@@ -263,7 +263,7 @@ const (
 	childVersion
 )
 
-// childRef identifies a child in lookup.seen.
+// childRef is the key of a Child in the map lookup.seen; kind is the kind of the row.
 type childRef struct {
 	Child
 	kind int

@@ -13,10 +13,12 @@ import (
 	"github.com/spoolhq/spool/pkg/events/versions"
 )
 
-// Key identifies a session, an API key, or a catalogue entry of a tenant.
+// Key is the primary key of a row that belongs to a tenant: a session, an API key, a catalogue entry, a budget, or the
+// usage of a day.
 type Key struct{ Tenant, ID string }
 
-// Child identifies a row that belongs to a session, or a version of an entry.
+// Child is the primary key of a row that belongs to a session, or of a version of a catalogue entry; Session is then
+// the key of the entry.
 type Child struct {
 	Session Key
 	ID      string

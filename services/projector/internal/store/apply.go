@@ -14,10 +14,11 @@ import (
 	"github.com/spoolhq/spool/services/projector/internal/fold"
 )
 
-// copyRows is the number of new rows above which COPY is cheaper than one round trip for all changes.
+// copyRows is the number of new rows in a write from which Apply uses COPY for them. For fewer rows, one round trip for
+// all changes is cheaper.
 const copyRows = 500
 
-// Write is the part of a transaction that belongs to one group: its rows and its checkpoint.
+// Write is what a transaction writes for one group: the changed rows and the group's checkpoint.
 type Write struct {
 	Group    int
 	Previous int64 // position of the checkpoint on which the changes are based
@@ -28,14 +29,17 @@ type Write struct {
 	LockedBy uint32
 }
 
-// Bulk reports whether the write has so many new rows that Apply uses COPY. Such a write should not be passed to ApplyTogether, which does not.
+// Bulk reports whether the write has so many new rows that Apply uses COPY. Such a write should not be passed to
+// ApplyTogether, which never uses COPY.
 func (w Write) Bulk() bool {
 	c := w.Changes
 	return len(c.Events)+len(c.Blocks.New)+len(c.Executions.New)+len(c.Sessions.New)+len(c.Calls.New)+len(c.Files.New) >= copyRows
 }
 
-// advance queues the update of the checkpoint, which fences the write and must be its first statement. No checkpoint is
-// at a position below -1, so that a write whose lock is lost fails like one whose checkpoint was moved.
+// advance queues the statement that moves the group's checkpoint from w.Previous to w.Next. It must be the first
+// statement of the transaction: it fails if another writer has moved the checkpoint. If w.LockedBy does not hold the
+// group's lock, it fails in the same way, because the statement then expects a position below -1, which no checkpoint
+// has.
 func (s *Store) advance(b *pgx.Batch, w Write) {
 	b.Queue(`SELECT advance($1::smallint, CASE WHEN $2::int = 0 OR EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted
 		AND pid = $2 AND classid = $3::oid AND objid = $1::smallint::int::oid AND objsubid = 2) THEN $4::bigint ELSE -2 END, $5, $6, $7, $8, $9, $10, NULL)`,

@@ -11,24 +11,27 @@ import (
 	"github.com/spoolhq/spool/pkg/readmodel"
 )
 
-// lockClass is the first half of the groups' advisory locks: the bytes of "spol". The second half is the group.
+// lockClass is the first half of the key of each group's advisory lock in Postgres: the bytes of "spol". The second
+// half is the number of the group.
 const lockClass = 0x73706f6c
 
-// closeTimeout bounds how long closing the connection may take.
+// closeTimeout bounds how long Store.Close waits for Postgres.
 const closeTimeout = time.Second
 
-// ErrMoved is returned if another projector or a rebuild has moved the checkpoint.
+// ErrMoved is returned by a write if another projector or a rebuild has moved the group's checkpoint.
 var ErrMoved = errors.New("another writer moved the checkpoint")
 
-// RefusedError reports rows that Postgres refuses permanently.
+// RefusedError is returned for rows that Postgres refuses because of their content, so that another attempt would fail
+// too.
 type RefusedError struct{ Err error }
 
 func (e *RefusedError) Error() string { return "postgres refuses the rows: " + e.Err.Error() }
 
-// Unwrap returns Postgres's error.
+// Unwrap returns the error with which Postgres refused the rows.
 func (e *RefusedError) Unwrap() error { return e.Err }
 
-// Checkpoint is the position up to which a group is folded.
+// Checkpoint is the position up to which a group has folded the log, and how far the end of the log was from that
+// position.
 type Checkpoint struct {
 	Shard    int16
 	Position int64  // stream sequence of the last folded commit; 0 for none
@@ -38,7 +41,7 @@ type Checkpoint struct {
 	CaughtUp bool
 }
 
-// Store is one connection to the read models. It must be used by one goroutine at a time.
+// Store is one connection to the read models in Postgres. It must be used by one goroutine at a time.
 type Store struct {
 	conn   *pgx.Conn
 	tables *tables
@@ -50,9 +53,9 @@ type Store struct {
 	Disposable bool
 }
 
-// settings are the connection's settings. The few statements all use primary keys, so they are planned once, and
-// never as scans that were cheap while a table was empty. A transaction without events does not wait for the disk:
-// after a crash of Postgres, its rows and checkpoint are folded again together. See waitForDisk for transactions
+// settings are the Postgres settings of each connection. The few statements all use primary keys, so they are planned
+// once, and never as scans that were cheap while a table was empty. A transaction without events does not wait for the
+// disk: after a crash of Postgres, its rows and checkpoint are folded again together. See waitForDisk for transactions
 // with events.
 var settings = map[string]string{
 	"plan_cache_mode": "force_generic_plan", "enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off", "jit": "off",

@@ -10,7 +10,7 @@ import (
 	"github.com/spoolhq/spool/services/projector/internal/fold"
 )
 
-// column is one column of a table with rows of type R.
+// column is one column of a table whose rows are held in values of type R.
 type column[R any] struct {
 	name    string
 	typ     string
@@ -19,7 +19,8 @@ type column[R any] struct {
 	array   func([]*R) any // the field of many rows, for unnest
 }
 
-// col returns a column whose value is the field that at returns a pointer to. typ is Postgres's name of its type.
+// col returns the column with a name whose value is the field of R to which at returns a pointer. typ is Postgres's
+// name of the column's type.
 func col[R, T any](name, typ string, at func(*R) *T) column[R] {
 	return column[R]{
 		name: name, typ: typ,
@@ -35,7 +36,7 @@ func col[R, T any](name, typ string, at func(*R) *T) column[R] {
 	}
 }
 
-// table is a table with its statements.
+// table is a table of the read models, with the statements that read and write its rows.
 type table[R any] struct {
 	name    string
 	keys    int // number of leading columns that are the primary key

@@ -35,7 +35,7 @@ type Leases interface {
 	Lives(ctx context.Context, executor string) (bool, error)
 }
 
-// Budgets returns the budgets and limits of a tenant, and its usage.
+// Budgets reads the budgets and limits of tenants, and their usage.
 type Budgets interface {
 	Of(ctx context.Context, tenant string) (budget.Tenant, error)
 }
@@ -58,7 +58,8 @@ type Config struct {
 	Service    string                                                    // the service and its copy, which the log names as the writer
 }
 
-// Reactor reacts to commits and timers.
+// Reactor does what commits and timers make due for a session: it appends events, publishes jobs and sets the session's
+// timer.
 type Reactor struct {
 	cfg Config
 
@@ -74,11 +75,11 @@ func (r *Reactor) actor() events.Actor {
 	return events.Actor{Kind: "service", ID: r.cfg.Service}.WrittenBy(r.cfg.Service)
 }
 
-// maxRounds is the maximum number of times that the state is loaded again for one message because the state changed meanwhile. After that the
-// message is redelivered.
+// maxRounds is the maximum number of times that a session's state is loaded again for one message because another
+// writer changed it meanwhile. After that the message is redelivered.
 const maxRounds = 32
 
-// errMoving is returned if the state changed during each of maxRounds attempts.
+// errMoving is returned if other writers changed a session's state during each of maxRounds attempts.
 var errMoving = errors.New("the session's state keeps changing")
 
 // Commit handles a message of the log.
@@ -139,7 +140,7 @@ func (r *Reactor) forget(ctx context.Context, s events.Subject, seq uint64, ende
 	return nil
 }
 
-// commitSummary is the part of a commit that decides whether the Reactor acts on it.
+// commitSummary is the part of a session's commit that decides whether the Reactor has to act on the commit.
 type commitSummary struct {
 	matters bool     // the commit can make something due
 	ended   []string // executions that it ends

@@ -24,12 +24,13 @@ import (
 )
 
 const (
-	// collectTime is the time for which ends of executions are collected before they are signed together.
+	// collectTime is the time for which the signer collects sessions whose executions have ended, before it signs their
+	// heads together.
 	collectTime = time.Second
-	// maxEnded is the maximum number of sessions of one shard that wait for this early signature. Further sessions are
-	// signed with the next changed subjects.
+	// maxEnded is the maximum number of sessions of one shard whose heads are signed at the end of their executions.
+	// The heads of further sessions are signed with those of all changed subjects.
 	maxEnded = heads.MaxHeads / 2
-	// headReaders is the number of heads that are read at once.
+	// headReaders is the number of heads that one pass reads from the log at once.
 	headReaders = 16
 	// passTime is the timeout of one pass over a shard.
 	passTime = time.Minute
@@ -59,10 +60,10 @@ type Signer struct {
 	last []chainEnd // by shard: the last entry that this copy has seen
 }
 
-// sessionKey names a session.
+// sessionKey is the tenant and the id of a session.
 type sessionKey struct{ tenant, id string }
 
-// chainEnd is the end of a shard's chain.
+// chainEnd is the last entry in the chain of a shard's signed heads.
 type chainEnd struct {
 	seq   uint64 // sequence in the stream of heads, 0 for none
 	entry heads.Entry

@@ -12,11 +12,13 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// checkpointKey is the key of the checkpoint. No tenant's name begins with an underscore.
+// checkpointKey is the key of the checkpoint in the bucket budgets, whose other keys are tenants. No tenant's name
+// begins with an underscore.
 const checkpointKey = "_positions"
 
-// checkpoint is the position from which the log is read again. The entries of all tenants include every commit up to
-// it. Each write expects the revision of the write before, so that one copy at a time folds.
+// checkpoint holds the positions from which a Folder reads the log after a start. The entries of all tenants include
+// every commit up to them. Each write of the checkpoint expects the revision of the write before, so that one copy at a
+// time folds.
 type checkpoint struct {
 	Positions map[string]uint64 `json:"positions"` // by stream, as streamID returns it
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// entry is a tenant's value in the bucket budgets: the figures that services read, and the data from which they are
-// computed.
+// entry is the value of a tenant in the bucket budgets: the usage, budgets and limits that services read, and the data
+// from which they are computed.
 type entry struct {
 	budget.Tenant
 	// Shards holds the usage by the stream of the shard, as streamID returns it. Entries that the projector of an earlier
@@ -17,7 +17,8 @@ type entry struct {
 	Shards map[string]*shardUsage `json:"shards"`
 }
 
-// shardUsage is the fold of a tenant's commits in one shard, up to and including Seq.
+// shardUsage is the usage, the budgets and the limits from a tenant's commits in one shard of the log, up to the commit
+// Seq.
 type shardUsage struct {
 	Seq     uint64                          `json:"seq"` // sequence of the last commit that changed this value
 	Total   budget.Usage                    `json:"total"`
@@ -36,7 +37,7 @@ const (
 // month returns the month of a day.
 func month(day string) string { return day[:len("2006-01")] }
 
-// keptWindow is the range of days and months that an entry keeps: from these on.
+// keptWindow holds the first day and the first month of which an entry keeps the usage.
 type keptWindow struct{ day, month string }
 
 // keptWindowAt returns the window that an entry keeps at a time.

@@ -62,10 +62,11 @@ func commits(ctx context.Context, after eventlog.Position, read func(eventlog.Po
 	}
 }
 
-// sessionKey names a session.
+// sessionKey is the tenant and the id of a session.
 type sessionKey struct{ tenant, id string }
 
-// sessions holds the folds of the most recently used sessions. Others are folded again from the log.
+// sessions holds the folded usage of the sessions that were used most recently. For other sessions it is folded again
+// from the log.
 type sessions struct {
 	log    eventlog.Log
 	max    int

@@ -26,16 +26,16 @@ import (
 const (
 	// batchCommits is the number of commits that are folded before the bucket is written.
 	batchCommits = 1000
-	// batchPause is the pause between two writes of tenants that have budgets or limits.
+	// batchPause is the pause between two writes of the entries of tenants that have budgets or limits.
 	batchPause = 25 * time.Millisecond
-	// checkpointEvery is the interval at which the other tenants and the checkpoint are written.
+	// checkpointEvery is the interval at which the entries of the other tenants, and the checkpoint, are written.
 	checkpointEvery = time.Second
 	// standByTime is the interval at which a copy on standby checks the checkpoint. The copy starts to fold if the
 	// checkpoint was not written since the last check and is behind the log.
 	standByTime = 3 * time.Second
-	// entryWriters is the number of entries that are written at once.
+	// entryWriters is the number of tenants' entries that are written to the bucket at once.
 	entryWriters = 16
-	// writeTime is the timeout of each write.
+	// writeTime is the timeout of each write to the bucket budgets.
 	writeTime = 10 * time.Second
 
 	firstWait = 50 * time.Millisecond
@@ -144,7 +144,8 @@ func (f *Folder) readProgress(ctx context.Context) (revision uint64, behind bool
 	return revision, behind, nil
 }
 
-// leader is one reading of the log, from the checkpoint to the first failure.
+// leader folds the log in the one copy of the service that writes the bucket budgets, from the checkpoint until the
+// first failure.
 type leader struct {
 	*Folder
 	kv       jetstream.KeyValue
@@ -161,7 +162,7 @@ type leader struct {
 	ends  []uint64 // last sequences of the streams when the reading began
 }
 
-// tenant is the entry of one tenant in memory.
+// tenant is the entry of one tenant, as the leader holds it in memory.
 type tenant struct {
 	name     string
 	entry    entry
@@ -170,7 +171,7 @@ type tenant struct {
 	published bool
 }
 
-// item is a commit that was read, or the information that the end of a shard was reached.
+// item is a commit that a leader has read, or the information that it has reached the end of a shard.
 type item struct {
 	rec eventlog.Record
 	end bool
@@ -361,7 +362,7 @@ func takeBatch(it item, items <-chan item) []item {
 	return batch
 }
 
-// apply folds a batch in memory.
+// apply folds a batch of commits into the tenants' entries in memory.
 func (l *leader) apply(ctx context.Context, batch []item) error {
 	if len(batch) == 0 {
 		return nil

@@ -44,7 +44,7 @@ type Config struct {
 	Kept func()
 }
 
-// Handler carries out commands.
+// Handler carries out the commands that concern skills.
 type Handler struct {
 	cfg    Config
 	keeper keeper
@@ -53,7 +53,7 @@ type Handler struct {
 // New returns a Handler. Use must be called before the first command.
 func New(cfg Config) *Handler { return &Handler{cfg: cfg} }
 
-// Use sets the bucket of skills.
+// Use sets the store in which the Handler keeps the ZIPs of skills. It must be called before Handle.
 func (h *Handler) Use(store Store) { h.keeper.store = store }
 
 // Handle is the bus handler for COMMANDS.
@@ -176,7 +176,7 @@ func badReference(bad *events.ReferenceError) error {
 	return invalid(bad.Field, bad.Detail)
 }
 
-// decider returns the events of a command for the current state of an entry.
+// decider returns the events that a command appends, given the present state of a catalogue entry.
 type decider func(e eventlog.Entry, meta events.Meta) ([]events.Event, error)
 
 // change carries out a command on an entry. It returns the entry before and after the command.

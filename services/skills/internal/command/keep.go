@@ -10,7 +10,7 @@ import (
 	"github.com/spoolhq/spool/pkg/skill"
 )
 
-// Store is the bucket of skills.
+// Store stores the ZIPs of skills. It is the NATS object bucket skills.
 type Store interface {
 	Get(ctx context.Context, name string) (io.ReadCloser, error)
 	// StoredAt returns when an object was stored, by the server's clock; zero if there is none.
@@ -18,8 +18,9 @@ type Store interface {
 	Put(ctx context.Context, name string, r io.Reader) error
 }
 
-// keeper stores a ZIP once, also if several pushes bring it at the same time. If two copies of the service store it at
-// the same time, the bucket has the object of the last one, and the chunks of the other one have no name.
+// keeper stores each ZIP once, also if several pushes with the same ZIP arrive at the same time. If two copies of the
+// service store it at the same time, the bucket has the object of the last one, and the chunks of the other one have no
+// name.
 type keeper struct {
 	store Store
 

@@ -90,7 +90,7 @@ func checkPush(c command.Command, b command.PushSkill) error {
 	return nil
 }
 
-// badTag returns the refusal of an invalid tag.
+// badTag returns the error with which a push with an invalid tag is refused.
 func badTag(field, tag string) error {
 	return invalid(field, fmt.Sprintf("%.64q is not a tag; must have 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores, not begin with a dot or a hyphen, and not be a SHA-256", tag))
 }
@@ -157,7 +157,7 @@ func (h *Handler) existedBefore(ctx context.Context, c command.Command, before e
 	return rec.Commit.ID != events.Derive(events.KindCommit, c.ID), err
 }
 
-// upload is a ZIP in a temporary file that is unlinked already.
+// upload is the ZIP of a push, in a temporary file that has no name any more.
 type upload struct {
 	file *os.File
 	size int64

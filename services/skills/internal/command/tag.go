@@ -9,7 +9,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/versions"
 )
 
-// tag moves a tag to an existing version.
+// tag carries out a command that moves a tag to an existing version of a skill.
 func (h *Handler) tag(ctx context.Context, c command.Command) (command.Answer, error) {
 	var b command.TagSkill
 	if err := decode(c, &b); err != nil {

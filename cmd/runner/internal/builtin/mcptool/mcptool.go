@@ -3,6 +3,8 @@
 package mcptool
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -20,6 +22,8 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/builtin/tool"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/permission"
 	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/pkg/truncate"
 )
@@ -207,6 +211,23 @@ func (r serverTool) Schema() json.RawMessage { return r.schema }
 
 // Paths returns none: the sandbox limits the files that a server can use.
 func (r serverTool) Paths(json.RawMessage) ([]string, error) { return nil, nil }
+
+// Effect describes a call by the server's annotations. A tool is destructive if its server says so: the protocol's default
+// for a tool without annotations, which is destructive, would apply to nearly every tool.
+func (r serverTool) Effect(arguments json.RawMessage) tool.Effect {
+	e := tool.Effect{Kind: permission.Server, Preview: events.ApprovalPreview{Text: string(arguments)}}
+	var indented bytes.Buffer
+	if err := json.Indent(&indented, arguments, "", "  "); err == nil {
+		e.Preview.Text = indented.String()
+	}
+	name := r.tool.Title
+	if a := r.tool.Annotations; a != nil {
+		name = cmp.Or(name, a.Title)
+		e.Destructive = a.DestructiveHint != nil && *a.DestructiveHint && !a.ReadOnlyHint
+	}
+	e.Title = fmt.Sprintf("%s (MCP server %s)", cmp.Or(name, r.tool.Name), r.c.server.Name)
+	return e
+}
 
 // Run calls the tool, with the server's time limit.
 func (r serverTool) Run(ctx context.Context, arguments json.RawMessage) tool.Result {

@@ -12,6 +12,9 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/permission"
 )
 
 const (
@@ -79,6 +82,21 @@ func (RunCode) arguments(raw json.RawMessage) (codeArguments, error) {
 func (c RunCode) Paths(raw json.RawMessage) ([]string, error) {
 	_, err := c.arguments(raw)
 	return nil, err
+}
+
+// Effect describes the program. The command of a Python program is the shell command that runs it.
+func (c RunCode) Effect(raw json.RawMessage) Effect {
+	a, err := c.arguments(raw)
+	if err != nil {
+		return Effect{}
+	}
+	e := Effect{Kind: permission.Shell, Command: a.Code, Title: "Run a bash program", Preview: events.ApprovalPreview{Command: a.Code}}
+	if a.Language != "bash" {
+		run := interpreters[a.Language]
+		e.Command = strings.Join(run, " ") + " '" + strings.ReplaceAll(a.Code, "'", `'\''`) + "'"
+		e.Title, e.Preview = "Run a Python program", events.ApprovalPreview{Text: a.Code}
+	}
+	return e
 }
 
 // Run runs the program. When ctx ends, the time limit is reached, or the program has ended, Run kills its whole process

@@ -1,6 +1,7 @@
 package tool
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
 	"encoding/json"
@@ -10,7 +11,11 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/aymanbagabas/go-udiff"
+
 	"github.com/spoolhq/spool/cmd/runner/internal/workspace"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/permission"
 )
 
 const (
@@ -18,6 +23,8 @@ const (
 	maxRead = 128 << 10
 	// maxEntries is the largest number of entries of a folder that one call returns.
 	maxEntries = 1000
+	// maxDiff is the size in bytes up to which a file and its new content are compared for a preview.
+	maxDiff = 256 << 10
 )
 
 // Files returns the tools that work on files.
@@ -63,6 +70,19 @@ func (readFile) arguments(raw json.RawMessage) (readArguments, error) {
 func (t readFile) Paths(raw json.RawMessage) ([]string, error) {
 	a, err := t.arguments(raw)
 	return []string{a.Path}, err
+}
+
+func (t readFile) Effect(raw json.RawMessage) Effect {
+	a, err := t.arguments(raw)
+	if err != nil {
+		return Effect{}
+	}
+	return reading("Read "+a.Path, a.Path)
+}
+
+// reading returns the effect of a call that reads a path.
+func reading(title, path string) Effect {
+	return Effect{Kind: permission.Read, Title: title, Preview: events.ApprovalPreview{Paths: []string{path}}}
 }
 
 func (t readFile) Run(_ context.Context, raw json.RawMessage) Result {
@@ -167,6 +187,46 @@ func (t writeFile) Paths(raw json.RawMessage) ([]string, error) {
 	return []string{a.Path}, err
 }
 
+// Effect describes the change of the file.
+func (t writeFile) Effect(raw json.RawMessage) Effect {
+	a, content, err := t.arguments(raw)
+	if err != nil {
+		return Effect{}
+	}
+	e := Effect{Kind: permission.Edit, Title: "Write " + a.Path, Preview: events.ApprovalPreview{Paths: []string{a.Path}}}
+	before, size := t.before(a.Path)
+	switch {
+	case !utf8.Valid(content):
+		e.Preview.Text = fmt.Sprintf("binary content, %d bytes", len(content))
+	case size > 0 && int64(len(before)) == size && utf8.Valid(before) && len(content) <= maxDiff:
+		e.Preview.Diff = udiff.Unified("a/"+a.Path, "b/"+a.Path, string(before), string(content))
+	default:
+		e.Preview.Text = string(content)
+	}
+	return e
+}
+
+// before returns the content of the regular file that a call would replace, and its size. A content of more than maxDiff bytes
+// is not read.
+func (t writeFile) before(path string) (content []byte, size int64) {
+	rel, err := t.w.Rel(path)
+	if err != nil {
+		return nil, 0
+	}
+	info, err := t.w.Root().Stat(rel)
+	if err != nil || !info.Mode().IsRegular() {
+		return nil, 0
+	}
+	if info.Size() > maxDiff {
+		return nil, info.Size()
+	}
+	content, err = t.w.Root().ReadFile(rel)
+	if err != nil {
+		return nil, info.Size()
+	}
+	return content, int64(len(content))
+}
+
 func (t writeFile) Run(_ context.Context, raw json.RawMessage) Result {
 	a, content, err := t.arguments(raw)
 	if err != nil {
@@ -200,6 +260,15 @@ func (listDirectory) Paths(raw json.RawMessage) ([]string, error) {
 	var a listArguments
 	err := decode(raw, &a)
 	return []string{a.Path}, err
+}
+
+func (listDirectory) Effect(raw json.RawMessage) Effect {
+	var a listArguments
+	if err := decode(raw, &a); err != nil {
+		return Effect{}
+	}
+	path := cmp.Or(a.Path, ".")
+	return reading("List "+path, path)
 }
 
 func (t listDirectory) Run(_ context.Context, raw json.RawMessage) Result {

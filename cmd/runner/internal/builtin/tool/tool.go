@@ -11,6 +11,8 @@ import (
 	"strings"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/workspace"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/permission"
 )
 
 // Code is the kind of a failure.
@@ -50,8 +52,20 @@ type Tool interface {
 	// Paths returns the workspace paths that a call uses, for the policy. It returns an error if the arguments are
 	// invalid.
 	Paths(arguments json.RawMessage) ([]string, error)
+	// Effect describes what a call would do. It is called only if Paths returned no error for the arguments.
+	Effect(arguments json.RawMessage) Effect
 	// Run runs the call. It is called only if Paths returned no error.
 	Run(ctx context.Context, arguments json.RawMessage) Result
+}
+
+// Effect describes what a call would do, for the permission policy and for the person who decides. Its texts may have any
+// size.
+type Effect struct {
+	Kind        permission.Kind
+	Command     string // shell command, for kind shell
+	Destructive bool   // the call would destroy data
+	Title       string // one line
+	Preview     events.ApprovalPreview
 }
 
 // decode decodes arguments strictly, so that the model learns about a misspelt field.

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +15,8 @@ import (
 
 	"github.com/spoolhq/spool/cmd/runner/internal/builtin/tool"
 	"github.com/spoolhq/spool/cmd/runner/internal/workspace"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/permission"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -189,4 +192,46 @@ func running(dir string) (cmds []string) {
 		}
 	}
 	return cmds
+}
+
+func TestEffect(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	w, err := workspace.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close() //nolint:errcheck // nothing was written
+	if err := os.WriteFile(filepath.Join(dir, "old"), []byte("one\ntwo\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	tools := map[string]tool.Tool{"run_code": tool.RunCode{Dir: dir}}
+	for _, tl := range tool.Files(w) {
+		tools[tl.Name()] = tl
+	}
+	paths := func(p string) events.ApprovalPreview { return events.ApprovalPreview{Paths: []string{p}} }
+	for name, tc := range map[string]struct {
+		tool, arguments string
+		want            tool.Effect
+	}{
+		"bash":      {"run_code", `{"language":"bash","code":"rm -rf x"}`, tool.Effect{Kind: permission.Shell, Command: "rm -rf x", Title: "Run a bash program", Preview: events.ApprovalPreview{Command: "rm -rf x"}}},
+		"python":    {"run_code", `{"language":"python","code":"ls = 'x'"}`, tool.Effect{Kind: permission.Shell, Command: `python3 -c 'ls = '\''x'\'''`, Title: "Run a Python program", Preview: events.ApprovalPreview{Text: "ls = 'x'"}}},
+		"read":      {"read_file", `{"path":"old"}`, tool.Effect{Kind: permission.Read, Title: "Read old", Preview: paths("old")}},
+		"list":      {"list_directory", `{}`, tool.Effect{Kind: permission.Read, Title: "List .", Preview: paths(".")}},
+		"new file":  {"write_file", `{"path":"new","content":"x"}`, tool.Effect{Kind: permission.Edit, Title: "Write new", Preview: events.ApprovalPreview{Paths: []string{"new"}, Text: "x"}}},
+		"same file": {"write_file", `{"path":"old","content":"one\ntwo\n"}`, tool.Effect{Kind: permission.Edit, Title: "Write old", Preview: paths("old")}},
+		"replace": {"write_file", `{"path":"old","content":"one\n2\n"}`, tool.Effect{
+			Kind: permission.Edit, Title: "Write old",
+			Preview: events.ApprovalPreview{Paths: []string{"old"}, Diff: "--- a/old\n+++ b/old\n@@ -1,2 +1,2 @@\n one\n-two\n+2\n"},
+		}},
+		"not text": {"write_file", `{"path":"old","content":"/w==","encoding":"base64"}`, tool.Effect{
+			Kind: permission.Edit, Title: "Write old", Preview: events.ApprovalPreview{Paths: []string{"old"}, Text: "binary content, 1 bytes"},
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := tools[tc.tool].Effect(json.RawMessage(tc.arguments)); !reflect.DeepEqual(got, tc.want) {
+				t.Errorf("effect %+v, want %+v", got, tc.want)
+			}
+		})
+	}
 }

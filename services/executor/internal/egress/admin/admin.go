@@ -18,7 +18,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/registry"
 )
 
-// Config configures the handler.
+// Config configures the handler of the egress proxy's admin API.
 type Config struct {
 	Registry *registry.Registry
 	Metrics  http.Handler
@@ -27,7 +27,7 @@ type Config struct {
 	Logger   *slog.Logger
 }
 
-// maxBody bounds a request's body, in bytes.
+// maxBody is the maximum size in bytes of the body of a request.
 const maxBody = 1 << 20
 
 var statuses = map[string]int{

@@ -38,7 +38,8 @@ type Upstream struct {
 	Secrets []string          `json:"secrets,omitempty"` // parts of URL and Headers that are removed from answers to the sandbox
 }
 
-// Budget limits what an account may spend on models. An execution, a session, or a tenant in a period has an account.
+// Budget limits the usage of models that is charged to an account. An execution, a session, and a tenant in a period
+// each have an account.
 type Budget struct {
 	Account string             `json:"account"` // calls of all sandboxes with the account are charged to it
 	Whose   string             `json:"whose"`   // the account's owner in messages: "the execution"
@@ -46,7 +47,7 @@ type Budget struct {
 	Spent   events.BudgetUsage `json:"spent,omitzero"`
 }
 
-// State is what the proxy knows about a sandbox.
+// State is what the egress proxy knows about a registered sandbox.
 type State struct {
 	Sandbox           string   `json:"sandbox"`
 	Tenant            string   `json:"tenant,omitempty"`
@@ -92,7 +93,7 @@ const (
 	CodeTokenTaken = "TOKEN_TAKEN"       // another sandbox has the token
 )
 
-// Error is a refused request.
+// Error is returned for a request that the proxy has refused.
 type Error struct {
 	Code   string
 	Detail string

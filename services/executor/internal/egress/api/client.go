@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// Dial opens a connection to a proxy's admin socket.
+// Dial opens a connection to the admin socket of an egress proxy.
 type Dial func(ctx context.Context) (net.Conn, error)
 
 // DialSocket returns a Dial for a Unix socket of this machine.

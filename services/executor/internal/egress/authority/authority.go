@@ -27,7 +27,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/journal"
 )
 
-// File is the name of the file with key and certificate.
+// File is the name of the file that stores the authority's key and certificate.
 const File = "authority.pem"
 
 // Validity of certificates, and limits.
@@ -41,7 +41,8 @@ const (
 	fileMode     = 0o600
 )
 
-// Authority issues certificates. It is safe for concurrent use.
+// Authority issues the certificates with which the egress proxy ends TLS for hosts whose requests it inspects. It is
+// safe for concurrent use.
 type Authority struct {
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
@@ -53,7 +54,7 @@ type Authority struct {
 	order  *list.List               // of *issued, the most recently used first
 }
 
-// issuedCertificate is the certificate of a host.
+// issuedCertificate is the certificate that the authority has issued and cached for one host.
 type issuedCertificate struct {
 	host string
 	cert *tls.Certificate

@@ -16,30 +16,30 @@ const (
 	linesBurst     = 50
 )
 
-// Denial is one refused connection, or several equal ones, as the program logs it.
+// Denial is a refused connection or request, or several equal ones, for the log of the proxy's program.
 type Denial struct {
 	Owner
 	Data events.EgressDenied
 }
 
-// Owner is the sandbox that was denied something, and what it belongs to.
+// Owner identifies a sandbox with its tenant, session and execution.
 type Owner struct{ Sandbox, Tenant, Session, Execution string }
 
-// denialKey has the fields in which equal denials agree.
+// denialKey holds the fields by which two denials are considered equal.
 type denialKey struct {
 	owner                       Owner
 	host, method, address, code string
 	port                        uint32
 }
 
-// window counts equal denials after the first one, which has a line already.
+// window counts, for a short time, denials that are equal to one that has a line in the journal already.
 type window struct {
 	ends time.Time
 	more uint32
 	data events.EgressDenied
 }
 
-// denials are the denials of the last second, and the rate limit of their lines.
+// denials limits the lines that a sandbox's denials add to its journal, and counts the denials that have no line yet.
 type denials struct {
 	windows map[denialKey]*window
 	tokens  float64 // of the rate limit

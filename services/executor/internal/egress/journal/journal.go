@@ -26,19 +26,20 @@ const (
 	damagedFile = "journal.damaged"
 )
 
-// trimAt is the number of bytes of acknowledged lines at which the file is shortened.
+// trimAt is the size in bytes of acknowledged lines from which they are removed from the file.
 const trimAt = 64 << 10
 
-// maxRead bounds the result of Read in bytes; a single longer line is returned whole.
+// maxRead is the maximum size in bytes of the result of Read, unless a single line is longer.
 const maxRead = 256 << 10
 
-// head is the content of headFile, which outlives the lines.
+// head is the content of headFile: the fields of the journal that remain when all its lines are removed.
 type head struct {
 	Journal string `json:"journal"`
 	Base    uint64 `json:"base"` // number of the last line that was deleted
 }
 
-// Journal is the journal of one sandbox. It is safe for concurrent use.
+// Journal holds the lines about one sandbox that the executor has not stored in the log yet: model calls and denials.
+// It is safe for concurrent use.
 type Journal struct {
 	dir   string
 	store *Store
@@ -78,7 +79,7 @@ func open(dir string, store *Store) (*Journal, error) {
 	return j, nil
 }
 
-// create gives the journal a new name and writes its head.
+// create sets a new name of the journal and writes the file with its head.
 func (j *Journal) create() error {
 	name, err := events.NewID(events.KindJournal, time.Now(), rand.Reader)
 	if err != nil {

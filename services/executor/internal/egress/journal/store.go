@@ -16,7 +16,7 @@ type Config struct {
 	Denied   func(Denial)  // called for each line of a denial; it must not block
 }
 
-// Store writes journals. Lines reach the disk while Run runs.
+// Store writes the lines of all journals to disk, in batches, while Run runs.
 type Store struct {
 	batch    time.Duration
 	maxBytes int64
@@ -31,10 +31,10 @@ type Store struct {
 	counting map[*Journal]bool // with counted denials that have no line yet
 }
 
-// retryAfter is the pause after a failed write.
+// retryAfter is the pause after a failed write to disk.
 const retryAfter = time.Second
 
-// NewStore returns a Store.
+// NewStore returns a Store, which writes nothing before Run is called.
 func NewStore(cfg Config) *Store {
 	s := &Store{
 		batch: cfg.Batch, maxBytes: cfg.MaxBytes, log: cfg.Logger, failed: cfg.Failed, denied: cfg.Denied,

@@ -16,7 +16,7 @@ import (
 //go:embed prices.yaml
 var defaultPrices []byte
 
-// rates are US dollars per million tokens; nil means the rate of Input.
+// rates are the prices of a model in US dollars per million tokens. A nil rate means the rate of Input.
 type rates struct {
 	Input          *float64 `yaml:"input"`
 	Output         *float64 `yaml:"output"`
@@ -37,7 +37,7 @@ type price struct {
 	Long     *longRates `yaml:"long"`
 }
 
-// Prices is an immutable table of token prices.
+// Prices is an immutable table of the prices of models' tokens.
 type Prices struct {
 	version string
 	models  []price

@@ -8,14 +8,14 @@ import (
 	"strings"
 )
 
-// maxValue bounds the value of a field, in bytes. A longer value counts as absent.
+// maxValue is the maximum size in bytes of the value of a field. A longer value counts as absent.
 const maxValue = 16 << 10
 
 // maxKey is the maximum length of the key of a wanted field, in bytes.
 const maxKey = 32
 
-// fields is an io.Writer that keeps the values of wanted fields of a JSON document of any size: fields of the document itself
-// ("usage"), and of objects directly in it ("response.usage"). In text that is not JSON it finds nothing.
+// fields is an io.Writer that parses a JSON document of any size and keeps the values of some fields: of the document
+// itself ("usage"), and of objects directly in it ("response.usage"). In text that is not JSON it finds nothing.
 type fields struct {
 	want  map[string]bool
 	texts map[string]bool // the wanted fields that are kept only if they are strings
@@ -49,7 +49,7 @@ func newFields(want ...string) *fields {
 	return f
 }
 
-// reset prepares for the next document.
+// reset discards what was found, so that another document can be parsed.
 func (f *fields) reset() {
 	*f = fields{want: f.want, texts: f.texts, found: map[string]json.RawMessage{}, text: f.text[:0], capture: f.capture[:0]}
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/spoolhq/spool/pkg/truncate"
 )
 
-// Dialect is the form in which an endpoint reports usage.
+// Dialect is the format in which a model provider's API reports usage.
 type Dialect string
 
 // The dialects.
@@ -22,7 +22,8 @@ const (
 	Responses Dialect = "responses" // OpenAI's Responses
 )
 
-// DialectOf returns the dialect of a request by the end of its path, None if the request is not a model call.
+// DialectOf returns the dialect of the answer to a request with the given path, or None if the request is not a model
+// call.
 func DialectOf(path string) Dialect {
 	switch {
 	case strings.HasSuffix(path, "/messages"):
@@ -41,8 +42,8 @@ const (
 	maxError = 500
 )
 
-// Response is an io.Writer that reads usage, model and error from an answer's body. Write never fails. It is not safe for
-// concurrent use.
+// Response is an io.Writer that reads the usage, the model and the error from the body of a model provider's answer.
+// Write never fails. It is not safe for concurrent use.
 type Response struct {
 	doc    *fields
 	events *sse // nil for a plain document
@@ -53,7 +54,7 @@ type Response struct {
 	seen   bool
 }
 
-// usage has the fields of all dialects.
+// usage is the usage that was read so far, in any dialect.
 type usage struct {
 	events.Usage
 	cacheWrite1h uint32 // the part of CacheWriteTokens that is cached for an hour
@@ -76,7 +77,7 @@ func (r *Response) Write(p []byte) (int, error) {
 	return r.doc.Write(p)
 }
 
-// Result is what an answer reports.
+// Result is the usage, model and error that the answer to a model request reports.
 type Result struct {
 	Model string // as the answer names it
 	Usage events.Usage
@@ -95,7 +96,7 @@ func (r *Response) Result() Result {
 	return Result{Model: truncate.Valid(r.model, maxModel), Usage: r.usage.Usage, Hour: r.usage.cacheWrite1h, Seen: r.seen, Error: truncate.Valid(r.failed, maxError)}
 }
 
-// take evaluates the fields of a document, or of an event of a stream.
+// take updates the result from the fields of a document, or of one event of a stream.
 func (r *Response) take() {
 	d := r.doc
 	r.model = cmp.Or(d.string("message.model"), d.string("response.model"), d.string("model"), r.model)
@@ -114,7 +115,7 @@ func (r *Response) take() {
 	}
 }
 
-// wireUsage has the fields of all dialects. A field that is absent or null keeps its former value.
+// wireUsage is the JSON form of usage in all dialects. A field that is absent or null does not change the former value.
 type wireUsage struct {
 	Input       *float64 `json:"input_tokens"`
 	Output      *float64 `json:"output_tokens"`
@@ -136,8 +137,8 @@ type wireDetail struct {
 	Written *float64 `json:"cache_write_tokens"`
 }
 
-// count evaluates a usage object. Usage objects are totals, so each replaces the former values. OpenAI's input tokens include cached
-// tokens, Anthropic's do not; InputTokens never includes them.
+// count updates the result from a usage object. Usage objects are totals, so each replaces the values of earlier ones.
+// OpenAI's input tokens include cached tokens, Anthropic's do not; InputTokens never includes them.
 func (r *Response) count(raw json.RawMessage) {
 	var w wireUsage
 	if json.Unmarshal(raw, &w) != nil {
@@ -173,7 +174,7 @@ func set(to *uint32, v *float64) {
 	}
 }
 
-// fail evaluates an error: an object with type or code, and message, or a string.
+// fail sets the error of the result, from a JSON object with type or code, and message, or from a string.
 func (r *Response) fail(raw json.RawMessage) {
 	var e struct {
 		Type    string `json:"type"`

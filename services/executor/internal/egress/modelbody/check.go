@@ -10,7 +10,7 @@ import (
 	"github.com/spoolhq/spool/pkg/truncate"
 )
 
-// Protocol is the API of a request.
+// Protocol is the model provider's API to which a request belongs.
 type Protocol int
 
 // The protocols.
@@ -62,7 +62,7 @@ const (
 	openAIEnvironment // of a shell tool
 )
 
-// field describes how the value of an object's key is checked, in one kind of object.
+// field is the kind of check that applies to the value of a key in one kind of object.
 type field struct {
 	in    place  // of the value
 	needs string // the feature that the value needs, unless it is null, false or empty
@@ -70,7 +70,7 @@ type field struct {
 	check func(s *scanner, key []byte, v value) error
 }
 
-// marks is a set of facts about an object, which are evaluated at its end.
+// marks is the set of keys that an object has, as far as checks at its end depend on them.
 type marks uint8
 
 const (
@@ -82,14 +82,14 @@ const (
 	hasEnvironment
 )
 
-// object has the facts about a JSON object until its end.
+// object holds what is known about a JSON object of a request while it is read.
 type object struct {
 	typ   string
 	typed bool // type is there, and not null
 	marks marks
 }
 
-// grammar describes the objects of a place.
+// grammar describes how the objects at one place in a request are checked.
 type grammar struct {
 	fields map[string]field
 	other  field // of keys that are not in fields
@@ -97,7 +97,7 @@ type grammar struct {
 	closed func(s *scanner, o *object) error
 }
 
-// grammars has the grammar of each place. opaque has none.
+// grammars has the grammar of each place. The place opaque has none, because its values are not checked.
 var grammars = map[place]*grammar{
 	unknown: {urls: true, other: field{in: unknown}, fields: map[string]field{
 		"schema": {}, "input_schema": {}, "metadata": {}, "parameters": {},
@@ -141,7 +141,7 @@ var openAIToolFields = map[string]field{
 	"server_url": {needs: "mcp"}, "connector_id": {needs: "mcp"}, "vector_store_ids": {needs: "file_search"}, "container": {needs: "code_interpreter"},
 }
 
-// checkMember parses and checks the value of a key. in is the position of the object with the key.
+// checkMember parses and checks the value of a key of the object o. in is the place of that object.
 func (s *scanner) checkMember(in place, key []byte, o *object) error {
 	g := grammars[in]
 	if g == nil {
@@ -177,7 +177,7 @@ func (s *scanner) checkMember(in place, key []byte, o *object) error {
 	return nil
 }
 
-// lower returns a key in lower case: some servers ignore the case of keys.
+// lower returns a key in lower case, because some servers ignore the case of keys.
 func lower(key []byte) []byte {
 	for _, c := range key {
 		if c >= 'A' && c <= 'Z' {
@@ -187,7 +187,7 @@ func lower(key []byte) []byte {
 	return key
 }
 
-// checkEnd checks an object after all of its keys have been read.
+// checkEnd checks an object at the place in, after all of its keys were read.
 func (s *scanner) checkEnd(in place, o *object) error {
 	if g := grammars[in]; g != nil && g.closed != nil {
 		return g.closed(s, o)
@@ -215,7 +215,8 @@ func (s *scanner) checkURL(key []byte, v value) error {
 	return s.requireFeature(egress.ProviderURL, "a URL at "+printable(string(key)))
 }
 
-// hasPrefixFold reports whether a string begins with a prefix, which is in lower case, in any case.
+// hasPrefixFold reports whether a JSON string begins with prefix, which must be in lower case, ignoring the case of the
+// string.
 func hasPrefixFold(v value, prefix string) bool {
 	text := v.text[:min(len(v.text), 8*len(prefix))]
 	if v.escaped {
@@ -226,7 +227,7 @@ func hasPrefixFold(v value, prefix string) bool {
 
 func printable(s string) string { return egress.Printable(s) }
 
-// maxModel bounds the name of a model in bytes.
+// maxModel is the maximum length in bytes of the name of a model; the rest is cut.
 const maxModel = 200
 
 func (s *scanner) checkModel(_ []byte, v value) error {
@@ -371,7 +372,7 @@ func withoutDate(typ string) string {
 	return typ
 }
 
-// matches reports whether a text has the form, in which a d is any digit.
+// matches reports whether a text has the form of form, in which a d stands for any digit.
 func matches(text, form string) bool {
 	for i := range len(form) {
 		if c := text[i]; form[i] == 'd' && (c < '0' || c > '9') || form[i] != 'd' && c != form[i] {

@@ -23,7 +23,8 @@ func (e *UnreadableError) Error() string {
 	return fmt.Sprintf("the body cannot be read in one way alone: %s (at byte %d)", e.Reason, e.Offset)
 }
 
-// scanner reads a JSON document once. It is as strict as RFC 8259, and refuses duplicate keys.
+// scanner reads and checks the JSON body of a model request, once. It is as strict as RFC 8259, and refuses duplicate
+// keys.
 type scanner struct {
 	body   []byte
 	at     int
@@ -33,7 +34,7 @@ type scanner struct {
 	model  string
 }
 
-// value describes a JSON value that was read.
+// value describes a JSON value that the scanner has read.
 type value struct {
 	kind    byte   // the first byte: { [ " t f n, or 0 for a number
 	text    []byte // of a string, with its escapes

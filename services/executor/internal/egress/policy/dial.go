@@ -13,7 +13,7 @@ import (
 	"github.com/spoolhq/spool/pkg/egress"
 )
 
-// Resolver resolves names. *net.Resolver implements it.
+// Resolver resolves host names to addresses. *net.Resolver implements it.
 type Resolver interface {
 	LookupNetIP(ctx context.Context, network, host string) ([]netip.Addr, error)
 }

@@ -6,7 +6,7 @@ import (
 	"strconv"
 )
 
-// failure is an error answer of the proxy to a sandbox.
+// failure is an error with which the proxy itself answers a request of a sandbox.
 type failure struct {
 	status  int
 	code    string // of events.EgressDenied, or one of those below
@@ -24,7 +24,7 @@ const (
 	codeBodies       = "BODIES_FULL"
 )
 
-// errorTypes are the error types that Anthropic and OpenAI use for a status.
+// errorTypes are the error types that the APIs of Anthropic and OpenAI use, by HTTP status.
 var errorTypes = map[int]string{
 	400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error", 407: "authentication_error",
 	429: "rate_limit_error", 502: "api_error", 503: "overloaded_error", 504: "timeout_error",

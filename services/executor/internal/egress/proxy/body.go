@@ -41,7 +41,8 @@ const (
 	modelBodyFirst  = 16 << 10         // first size of the buffer
 )
 
-// memory limits the bytes that are held for all sandboxes together, and for each. It refuses at once and never blocks.
+// memory limits the bytes of request bodies in memory, for each sandbox and for all together. It refuses at once and
+// never blocks.
 type memory struct {
 	mu   sync.Mutex
 	all  int
@@ -68,7 +69,7 @@ var (
 	errBodyTooLong = fmt.Errorf("the body has %d MiB or more", maxModelBody>>20)
 )
 
-// bufferedBody is a body in memory.
+// bufferedBody is the body of a request that was read into memory.
 type bufferedBody struct {
 	raw     []byte
 	release func() // releases the memory; it may be called twice

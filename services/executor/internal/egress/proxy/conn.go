@@ -10,11 +10,11 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/registry"
 )
 
-// maxLine bounds the recorded part of a request's first line, in bytes.
+// maxLine is the maximum number of bytes that a conn records of a request's first line.
 const maxLine = 2 << 10
 
-// conn is an identified connection of a sandbox. It sets a deadline for each write, and records the first line of a request, so
-// that a request which the HTTP server refuses before any handler sees it can be journaled.
+// conn is a connection of a sandbox that was identified by its token. It sets a deadline for each write. It also
+// records the first line of a request, so that a request which the HTTP server refuses by itself can be journaled.
 type conn struct {
 	net.Conn
 	sandbox     *registry.Sandbox
@@ -105,7 +105,8 @@ func (c *conn) unparsedRequest() (method, target string, ok bool) {
 	return method, target, true
 }
 
-// refusedRequest reports whether the HTTP server answered a request without a handler, and returns the first word of the request.
+// refusedRequest reports whether the HTTP server has answered a request by itself, without calling a handler. method is
+// the first word of that request.
 func (c *conn) refusedRequest() (method string, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -57,7 +57,7 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request, sb *registry.Sa
 	s.pass(w, r, sb, destination{route: "forward", target: t, scheme: r.URL.Scheme, transport: s.others})
 }
 
-// destination is where an allowed request is forwarded to.
+// destination is the host to which the proxy forwards an allowed request, and the connection that it uses.
 type destination struct {
 	route     string // label of the metrics
 	target    egress.Target
@@ -127,7 +127,7 @@ func (s *Server) answerHostUnreachable(w http.ResponseWriter, r *http.Request, t
 	return f.status
 }
 
-// progressReader calls progress after each read.
+// progressReader is a reader that calls progress after each read.
 type progressReader struct {
 	io.ReadCloser
 	progress func()
@@ -139,7 +139,7 @@ func (m *progressReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// progressReadWriter calls progress on each read and write.
+// progressReadWriter is a connection that calls progress after each read and each write.
 type progressReadWriter struct {
 	io.ReadWriteCloser
 	progress func()
@@ -234,11 +234,12 @@ func (s *Server) leave(c net.Conn) {
 	delete(s.tunnels, c)
 }
 
-// copyTunnel copies in both directions until both have ended, or until no byte came for the idle time. sent reads from here.
-func (s *Server) copyTunnel(here net.Conn, sent io.Reader, there net.Conn) {
+// copyTunnel copies in both directions between the connections of a sandbox and of a host, until both directions have
+// ended or no byte has come for the idle time. sent yields what the sandbox sends on sandboxConn.
+func (s *Server) copyTunnel(sandboxConn net.Conn, sent io.Reader, hostConn net.Conn) {
 	closeBoth := func() {
-		here.Close()  //nolint:errcheck // a connection that fails to close is broken
-		there.Close() //nolint:errcheck // the same
+		sandboxConn.Close() //nolint:errcheck // a connection that fails to close is broken
+		hostConn.Close()    //nolint:errcheck // the same
 	}
 	timer := time.AfterFunc(s.cfg.Idle, closeBoth)
 	defer timer.Stop()
@@ -267,7 +268,7 @@ func (s *Server) copyTunnel(here net.Conn, sent io.Reader, there net.Conn) {
 			}
 		}
 	}
-	both.Go(func() { direct(there, sent, "out") })
-	both.Go(func() { direct(here, there, "in") })
+	both.Go(func() { direct(hostConn, sent, "out") })
+	both.Go(func() { direct(sandboxConn, hostConn, "in") })
 	both.Wait()
 }

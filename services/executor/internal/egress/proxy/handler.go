@@ -23,21 +23,24 @@ const (
 	Unresolved       = "UNRESOLVED"
 	BadToken         = "BAD_TOKEN"
 	MethodNotAllowed = "METHOD_NOT_ALLOWED"
-	// BudgetExhausted is a model call that is refused because a budget is used up.
+	// BudgetExhausted is the code of a model call that was refused because a budget is used up.
 	BudgetExhausted = "BUDGET_EXHAUSTED"
-	// Untrusted is a tunnel whose client does not trust the proxy's certificate.
+	// Untrusted is the code of a tunnel whose client does not trust the proxy's certificate.
 	Untrusted = "UNTRUSTED"
-	// UnknownServer is a request for an MCP server that is not registered, or not since the proxy's restart.
+	// UnknownServer is the code of a request for an MCP server that is not registered. The proxy forgets MCP servers
+	// when it restarts.
 	UnknownServer = "UNKNOWN_SERVER"
-	// ProviderSide is a model request that makes the provider fetch, run or look up something that the allowlist does not allow.
+	// ProviderSide is the code of a model request that makes the provider fetch, run or look up something that the
+	// allowlist does not allow.
 	ProviderSide = "PROVIDER_SIDE"
-	// UnreadableBody is a model request that the proxy cannot check, because two parsers could read it differently.
+	// UnreadableBody is the code of a model request that the proxy cannot check, because two parsers could read it
+	// differently.
 	UnreadableBody = "UNREADABLE_BODY"
-	// NoExecution is a model call while no execution of the sandbox runs.
+	// NoExecution is the code of a model call while no execution runs in the sandbox.
 	NoExecution = "NO_EXECUTION"
 )
 
-// errSilent is the cancellation cause of a request without a byte for the idle time.
+// errSilent is the cause with which a request is cancelled after the idle time without a byte.
 var errSilent = errors.New("no byte was sent for too long")
 
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
@@ -81,7 +84,8 @@ func (s *Server) deny(w http.ResponseWriter, sb *registry.Sandbox, status int, d
 	failure{status, d.Code, d.Message}.write(w)
 }
 
-// checkAllowed returns the target of a request and what the allowlist allows there, or a denial if the allowlist does not name it.
+// checkAllowed returns the target of a request and what the allowlist allows at that target, or a denial if the
+// allowlist does not name it.
 func (s *Server) checkAllowed(sb *registry.Sandbox, method, authority string, assume uint16) (egress.Target, egress.Access, *events.EgressDenied) {
 	t, err := egress.ParseTarget(authority, assume)
 	if err != nil {
@@ -147,7 +151,7 @@ func watch(ctx context.Context, idle time.Duration) (_ context.Context, progress
 	}
 }
 
-// sinceMs returns the milliseconds since a time, within 32 bits.
+// sinceMs returns the time since t in milliseconds, or the nearest value that a uint32 can hold.
 func sinceMs(t time.Time) uint32 {
 	return uint32(min(max(time.Since(t).Milliseconds(), 0), 1<<32-1)) //nolint:gosec // within bounds
 }

@@ -14,13 +14,13 @@ import (
 	"github.com/spoolhq/spool/pkg/egress"
 )
 
-// handshakeRecord is the type of the first record of a TLS connection.
+// handshakeRecord is the first byte of a TLS connection: the type of a handshake record.
 const handshakeRecord = 22
 
 var (
-	// errOtherName is a server name that is not the tunnel's.
+	// errOtherName is returned for a ClientHello with a server name that is not the tunnel's host.
 	errOtherName = errors.New("the TLS server name is not the host that the tunnel was asked for")
-	// errBadHello is a ClientHello that cannot be read.
+	// errBadHello is returned for a ClientHello that cannot be decoded.
 	errBadHello = errors.New("what the tunnel begins with is not a ClientHello of TLS")
 )
 
@@ -35,8 +35,9 @@ func checkServerName(hello *tls.ClientHelloInfo, host egress.Host) error {
 	return nil
 }
 
-// helloChecker reads what a sandbox sends through a tunnel. If it is TLS, helloChecker reads the ClientHello first, and returns
-// no byte if that has another server name than the tunnel.
+// helloChecker is a reader of what a sandbox sends through a tunnel. If that begins with a TLS handshake, helloChecker
+// reads the whole ClientHello first. It returns an error and no byte if the ClientHello names another server than the
+// tunnel's host.
 type helloChecker struct {
 	conn    net.Conn // of the sandbox
 	host    egress.Host

@@ -22,7 +22,7 @@ import (
 // certificate of its own, or reads plain HTTP, and checks and forwards each request as it does outside of tunnels. It writes
 // forwarded requests anew, so that the host cannot read other requests in them.
 
-// inspectedTunnel is a tunnel whose requests are inspected.
+// inspectedTunnel is a CONNECT tunnel of a sandbox, of which the proxy inspects the requests.
 type inspectedTunnel struct {
 	target    egress.Target
 	scheme    string          // http or https: of the sandbox's requests, and of those to the host
@@ -187,7 +187,7 @@ func checkTarget(tunnel *inspectedTunnel, r *http.Request) *events.EgressDenied 
 	return d
 }
 
-// overrideHeaders are headers that make frameworks use another method than the request's.
+// overrideHeaders are headers by which web frameworks use another method than that of the request.
 var overrideHeaders = []string{"X-Http-Method-Override", "X-Http-Method", "X-Method-Override"}
 
 // checkMethod returns the denial of a request whose method the allowlist does not allow for a target, nil if it does. If not all

@@ -27,7 +27,7 @@ const (
 	maxPreamble     = 512
 )
 
-// Listener is a socket at which sandboxes connect.
+// Listener is a listening socket to which sandboxes connect.
 type Listener struct {
 	net.Listener
 	TLS *TLS // nil for a Unix socket, which only sandboxes of this machine reach
@@ -50,7 +50,7 @@ const (
 	refusedLimit     = "limit"     // too many identified connections
 )
 
-// pendingConns are the unidentified connections of one listener.
+// pendingConns holds the connections of one listener whose sandbox was not identified yet.
 type pendingConns struct {
 	perAddress int // 0 for no limit
 
@@ -170,7 +170,7 @@ func (s *Server) accept(l Listener) {
 	}
 }
 
-// identity is the content of a connection's first line.
+// identity holds the fields of the first line of a connection, the preamble, by which a sandbox identifies itself.
 type identity struct {
 	sandbox   *registry.Sandbox
 	hostsOnly bool // the connection reaches hosts of the allowlist only
@@ -224,7 +224,8 @@ func (s *Server) handshake(l Listener, c net.Conn) (net.Conn, identity, *failure
 	return secure, id, fail
 }
 
-// admit counts an identified connection. It returns false if there are too many over TLS.
+// admit counts a connection whose sandbox was identified. It returns false if the listener has TLS and too many
+// connections over TLS are open.
 func (s *Server) admit(l Listener) bool {
 	if l.TLS != nil && s.remote.Add(1) > int64(l.TLS.Connections) {
 		s.remote.Add(-1)
@@ -234,7 +235,8 @@ func (s *Server) admit(l Listener) bool {
 	return true
 }
 
-// dismiss counts the end of an admitted connection. It takes no lock, since connections are closed with locks held.
+// dismiss counts the end of a connection that admit has counted. It takes no lock, because connections are closed with
+// locks held.
 func (s *Server) dismiss(l Listener) {
 	if l.TLS != nil {
 		s.remote.Add(-1)
@@ -301,7 +303,8 @@ func (s *Server) refuse(l Listener, c net.Conn, f failure) {
 	_, _ = io.CopyN(io.Discard, c, maxHeader)
 }
 
-// refusalOverTLS returns the reason that the metric names, and whether the connection is identified.
+// refusalOverTLS returns the reason for which a connection over TLS was refused, as the metric names it, and whether
+// its sandbox was identified.
 func refusalOverTLS(f failure) (reason string, identified bool) {
 	switch f.code {
 	case refusedHandshake:

@@ -19,10 +19,10 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/registry"
 )
 
-// mcpPath is the prefix of paths to MCP servers.
+// mcpPath is the prefix of the paths under which sandboxes reach MCP servers.
 const mcpPath = runner.EgressMCP
 
-// mcpMethods are the methods of MCP's streamable HTTP.
+// mcpMethods are the HTTP methods of MCP's streamable HTTP transport.
 var mcpMethods = []string{http.MethodGet, http.MethodPost, http.MethodDelete, http.MethodHead, http.MethodOptions}
 
 // dialServer connects to an MCP server. It refuses addresses that are not public, as policy.Dialer does, unless the operator lists

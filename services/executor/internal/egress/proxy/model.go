@@ -19,7 +19,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/registry"
 )
 
-// route serves a request whose path begins with a route's name.
+// route serves a request whose path begins with the name of a route.
 func (s *Server) route(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox) {
 	name, rest := split(r.URL.Path)
 	rt := s.routes[name]
@@ -81,7 +81,7 @@ func (s *Server) route(w http.ResponseWriter, r *http.Request, sb *registry.Sand
 	c.serve(w, r)
 }
 
-// call is a request through a route.
+// call is a request of a sandbox through a route, and its answer.
 type call struct {
 	s         *Server
 	sb        *registry.Sandbox
@@ -138,7 +138,7 @@ func (c *call) serve(w http.ResponseWriter, r *http.Request) {
 	p.ServeHTTP(w, r)
 }
 
-// handleAnswer handles the answer's head.
+// handleAnswer handles the header of the endpoint's answer, and prepares to meter its body.
 func (c *call) handleAnswer(res *http.Response) error {
 	c.status = res.StatusCode
 	c.progress()
@@ -181,7 +181,7 @@ func (g *gunzipReader) Read(p []byte) (int, error) {
 	return g.zr.Read(p)
 }
 
-// answerBody meters the answer while it is copied to the sandbox.
+// answerBody is the body of an answer, which it meters while the body is copied to the sandbox.
 type answerBody struct {
 	io.Reader
 	io.Closer
@@ -222,7 +222,8 @@ func (c *call) answerFailure(w http.ResponseWriter, r *http.Request, err error) 
 	}
 }
 
-// end journals and counts the call.
+// end journals and counts the call at its end, if it is a model call. gone is set if the sandbox has closed the
+// connection.
 func (c *call) end(ctx context.Context, r *http.Request, gone bool) {
 	log := c.sb.Log(c.s.cfg.Logger)
 	if c.dialect == meter.None {

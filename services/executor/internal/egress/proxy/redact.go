@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// minSecret is the length in bytes from which a credential is redacted. A shorter one would match unrelated text.
+// minSecret is the minimum length in bytes of a credential that is redacted. A shorter one would match unrelated text.
 const minSecret = 8
 
 // redactor is a reader that replaces a credential with stars. An endpoint may repeat a key, for example in an error. The redactor

@@ -10,7 +10,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/modelbody"
 )
 
-// Kind is the protocol of a route.
+// Kind is the model provider's API that a route serves.
 type Kind string
 
 // The kinds.
@@ -33,10 +33,10 @@ type Route struct {
 	All    bool     // serves every path, not only those by which models are called
 }
 
-// credentials are headers that authenticate a client. A route removes them from the sandbox's requests.
+// credentials are the headers in which clients send credentials. A route removes them from the sandbox's requests.
 var credentials = []string{"Authorization", "X-Api-Key", "Api-Key", "X-Goog-Api-Key", "Cookie", "Proxy-Authorization"}
 
-// authorize removes the sandbox's credentials from a request and sets the route's.
+// authorize replaces the credentials in a sandbox's request by that of the route.
 func (rt *Route) authorize(h http.Header, u *url.URL) {
 	for _, name := range credentials {
 		h.Del(name)
@@ -73,8 +73,8 @@ func (rt *Route) target(in *url.URL) *url.URL {
 	return &out
 }
 
-// modelPaths are the paths of model calls, below a base URL. The credential would give access to more, including other tenants'
-// files, batches and stored answers.
+// modelPaths are the paths, below a route's base URL, that sandboxes may call. With its credential a route could reach
+// more, including files, batches and stored answers of other tenants.
 var modelPaths = map[Kind]map[string][]string{
 	Anthropic: {
 		http.MethodPost: {"/v1/messages", "/v1/messages/count_tokens"},
@@ -143,7 +143,7 @@ func split(path string) (name, rest string) {
 	return name, ""
 }
 
-// climbs reports whether a path has an element that a server could read as "..".
+// climbs reports whether a path has an element that some server could read as "." or "..".
 func climbs(path string) bool {
 	return slices.ContainsFunc(strings.FieldsFunc(path, func(r rune) bool { return r == '/' || r == '\\' }), func(e string) bool {
 		e, _, _ = strings.Cut(e, ";")

@@ -24,7 +24,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/telemetry"
 )
 
-// Config configures a Server.
+// Config configures a Server of the egress proxy.
 type Config struct {
 	Routes   []Route
 	Registry *registry.Registry
@@ -49,7 +49,7 @@ const (
 	headerWithin = 30 * time.Second
 )
 
-// Server serves sandboxes.
+// Server is the part of the egress proxy that serves the connections of sandboxes.
 type Server struct {
 	cfg    Config
 	routes map[string]*Route
@@ -128,14 +128,15 @@ func (s *Server) Serve(listeners ...Listener) error {
 	return nil
 }
 
-// logLimiter allows one log message a second.
+// logLimiter allows one log message a second and counts the others.
 type logLimiter struct {
 	mu      sync.Mutex
 	last    time.Time
 	skipped int
 }
 
-// allow reports whether a message may be logged, and returns how many were not since the last one.
+// allow reports whether a message may be logged now. skipped is the number of messages that were not logged since the
+// last one.
 func (l *logLimiter) allow(now time.Time) (skipped int, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -162,7 +163,7 @@ func (s *Server) connState(c net.Conn, state http.ConnState) {
 	}
 }
 
-// endWithin is the maximum time that canceled requests may take to end.
+// endWithin is the maximum time for which Shutdown waits for the end of requests that it has cancelled.
 const endWithin = 5 * time.Second
 
 // Shutdown accepts no more connections, and blocks until no request is open or ctx ends. Then it closes all tunnels and
@@ -219,7 +220,7 @@ func (s *Server) Close() {
 	s.models.(*http.Transport).CloseIdleConnections()
 }
 
-// connQueue is a net.Listener for connections that were accepted and identified elsewhere.
+// connQueue is a net.Listener that returns connections which were accepted and identified elsewhere.
 type connQueue struct {
 	c    chan net.Conn
 	done chan struct{}

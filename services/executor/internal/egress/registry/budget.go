@@ -10,7 +10,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 )
 
-// maxBudgets bounds the budgets of a registration.
+// maxBudgets is the maximum number of budgets in a registration.
 const maxBudgets = 16
 
 func checkBudgets(list []api.Budget) error {
@@ -29,7 +29,8 @@ func checkBudgets(list []api.Budget) error {
 	return nil
 }
 
-// account is the usage that counts against the budgets of one owner, as far as the proxy and the executors know.
+// account holds the usage that counts against a budget, as far as the proxy has metered it or executors have reported
+// it.
 type account struct {
 	refs int // charges that use it; guarded by the registry
 
@@ -39,8 +40,8 @@ type account struct {
 	ended   chan struct{} // closed when one of them ends; nil while none is open
 }
 
-// beginTurn counts an open request, unless no turn is left for it. In that case it returns a channel to wait for: the channel
-// is closed when an open request ends. It is closed already if none is open, because the budget was used up a moment ago.
+// beginTurn counts an open request, unless the answers to the open requests will use up the limit of turns. In that
+// case it returns a channel that is closed when an open request ends, or is closed already if none is open.
 func (a *account) beginTurn(turns uint32) (wait <-chan struct{}) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -69,7 +70,8 @@ func (a *account) endTurn() {
 	}
 }
 
-// raise raises what was spent to what an executor reports, which includes other engines and may be older than what is known.
+// raise sets the usage to what an executor reports, if that is more. A report includes the usage on other engines, and
+// may be older than what the proxy has metered.
 func (a *account) raise(s events.BudgetUsage) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -88,7 +90,7 @@ func (a *account) total() events.BudgetUsage {
 	return a.spent
 }
 
-// charge is a budget of a sandbox, with the account that its calls are charged to.
+// charge is a budget of a sandbox, with the account whose usage counts against it.
 type charge struct {
 	api.Budget
 	account *account
@@ -100,7 +102,7 @@ type Charges struct {
 	unpriced *unpricedModel
 }
 
-// unpricedModel is the name of a model without a price that the execution called, "" for none.
+// unpricedModel is the name of a model without a known price that the execution has called, "" for none.
 type unpricedModel struct {
 	mu   sync.Mutex
 	name string

@@ -30,7 +30,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/journal"
 )
 
-// Config configures a Registry.
+// Config configures a Registry of the egress proxy's sandboxes.
 type Config struct {
 	Dir         string // created if it does not exist
 	Journals    *journal.Store
@@ -50,10 +50,11 @@ type Registry struct {
 	accounts map[string]*account // by Budget.Account
 }
 
-// registrationFile is a file in the sandbox's folder, which has its journal as well.
+// registrationFile is the name of the file with the registration, in the folder of the sandbox, which also has the
+// sandbox's journal.
 const registrationFile = "registration.json"
 
-// storedRegistration is the content of registrationFile.
+// storedRegistration is the JSON content of registrationFile, which keeps a sandbox's registration across restarts.
 type storedRegistration struct {
 	TokenSHA256 string       `json:"tokenSha256"`
 	Tenant      string       `json:"tenant,omitempty"`
@@ -181,7 +182,7 @@ func check(g api.Registration) (egress.Allowlist, error) {
 	return allow, checkBudgets(g.Budgets)
 }
 
-// maxUpstreams bounds the MCP servers of a sandbox.
+// maxUpstreams is the maximum number of MCP servers of a sandbox.
 const maxUpstreams = 64
 
 // parseServers validates the MCP servers of a registration and returns them by name. Its errors contain no header value.
@@ -219,7 +220,7 @@ func parseServers(g api.Registration) (map[string]*Server, error) {
 	return out, nil
 }
 
-// Server is an MCP server of a sandbox.
+// Server is an MCP server that the agent in a sandbox uses over the proxy.
 type Server struct {
 	Name   string
 	URL    *url.URL
@@ -333,7 +334,7 @@ func (r *Registry) ByToken(token string) (*Sandbox, bool) {
 	return sb, true
 }
 
-// settleWithin bounds how long a release waits for the requests whose connections it closed.
+// settleWithin is the maximum time for which Release waits for the end of the requests whose connections it has closed.
 const settleWithin = 5 * time.Second
 
 // Release voids a sandbox's token, closes its connections, and blocks until the journal lines of its requests are on disk:
@@ -401,7 +402,7 @@ func (r *Registry) ForgetIfDone(sb *Sandbox) error {
 	return nil
 }
 
-// sweepEvery is the interval of Run's sweeps.
+// sweepEvery is the interval at which Run looks for sandboxes to forget.
 const sweepEvery = time.Minute
 
 // Run forgets released sandboxes whose lines were kept long enough. It blocks until ctx ends, then returns nil.

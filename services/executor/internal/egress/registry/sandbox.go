@@ -15,7 +15,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/journal"
 )
 
-// Sandbox is a registered sandbox. It is safe for concurrent use.
+// Sandbox is a sandbox that is registered with the proxy. It is safe for concurrent use.
 type Sandbox struct {
 	Journal *journal.Journal
 
@@ -43,8 +43,8 @@ func newSandbox(id string, maxConns int, j *journal.Journal) *Sandbox {
 // ID returns the sandbox's id, sbx_….
 func (s *Sandbox) ID() string { return s.id }
 
-// set replaces the registration, and returns the charges of the former one. Of tunnels it closes those that the new allowlist
-// does not allow.
+// set replaces the registration, and closes the tunnels that the new allowlist does not allow. It returns the charges
+// of the former registration.
 func (s *Sandbox) set(reg storedRegistration, allow egress.Allowlist, hash [sha256.Size]byte, servers map[string]*Server, charges []charge) (former []charge) {
 	defer s.closeTunnels()
 	s.mu.Lock()
@@ -80,7 +80,7 @@ func (s *Sandbox) checkEpoch(epoch uint64) error {
 	return nil
 }
 
-// State returns the sandbox's state, without the authority.
+// State returns what the proxy knows about the sandbox, except for its certificate authority.
 func (s *Sandbox) State() api.State {
 	first, last := s.Journal.Span()
 	s.mu.Lock()
@@ -95,10 +95,10 @@ func (s *Sandbox) State() api.State {
 	}
 }
 
-// Execution returns the registered execution, "" for none.
+// Execution returns the id of the execution for which the sandbox is registered, "" for none.
 func (s *Sandbox) Execution() string { return s.registration().Execution }
 
-// Owner returns the registered owner.
+// Owner returns the tenant, session and execution for which the sandbox is registered.
 func (s *Sandbox) Owner() journal.Owner {
 	reg := s.registration()
 	return journal.Owner{Sandbox: s.id, Tenant: reg.Tenant, Session: reg.Session, Execution: reg.Execution}
@@ -225,7 +225,7 @@ func (s *Sandbox) hasOpenRequests() bool {
 	return s.open > 0
 }
 
-// closeConns closes all connections.
+// closeConns closes all connections of the sandbox to the proxy.
 func (s *Sandbox) closeConns() {
 	s.mu.Lock()
 	list := slices.Collect(maps.Keys(s.conns))

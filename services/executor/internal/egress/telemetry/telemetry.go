@@ -108,7 +108,7 @@ func (m *Metrics) Called(c events.ModelCalled, model string, metered bool) {
 	m.duration.WithLabelValues(c.Provider).Observe(ms(c.DurationMs))
 }
 
-// Denied counts a refusal.
+// Denied counts a request that the proxy refused, by the code of the refusal.
 func (m *Metrics) Denied(code string) { m.denials.WithLabelValues(code).Inc() }
 
 // RefusedTLS counts a connection over TLS that was closed before it was served.
@@ -122,5 +122,5 @@ func (m *Metrics) Tunnelled(direction string, n int) {
 	m.tunnelled.WithLabelValues(direction).Add(float64(n))
 }
 
-// JournalWriteFailed counts a failed write of journals.
+// JournalWriteFailed counts a failure to write journals to the disk.
 func (m *Metrics) JournalWriteFailed() { m.writeFailures.Inc() }

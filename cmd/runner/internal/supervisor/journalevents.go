@@ -18,16 +18,17 @@ const (
 	CodeOutOfMemory = "OUT_OF_MEMORY"
 )
 
-// memoryEvery is the interval at which a turn checks whether the kernel ended a process.
+// memoryEvery is the interval at which a turn checks whether the kernel has killed a process because the memory limit
+// was reached.
 const memoryEvery = time.Second
 
-// Watch reports changes of files in the workspace by Tell.
+// Watch is a watcher of the workspace that journals changes of files by Supervisor.JournalEvents.
 type Watch interface {
 	// Flush returns when all earlier changes were reported, or after a limit of its own.
 	Flush(ctx context.Context)
 }
 
-// Disk measures the disk usage.
+// Disk measures the disk usage of the workspace and the agent's records.
 type Disk interface {
 	// Wake is called when a process was started that may write.
 	Wake()
@@ -36,14 +37,15 @@ type Disk interface {
 	Used() int64 // bytes, as last measured or estimated
 }
 
-// Tell journals events that do not come from the agent, as part of the execution that is running, and returns its id
-// or "". It blocks while the journal is full, until ctx ends. Without payloads it does not block.
-func (s *Supervisor) Tell(ctx context.Context, payloads ...events.Payload) (execution string) {
+// JournalEvents journals events of the runner itself, such as changes of files, as part of the running execution. It
+// returns the id of that execution, or "" if none runs. It blocks while the journal is full, until ctx ends. Without
+// payloads it only returns the id and does not block.
+func (s *Supervisor) JournalEvents(ctx context.Context, payloads ...events.Payload) (execution string) {
 	if len(payloads) > 0 {
 		s.cfg.Journal.Room(ctx)
 	}
-	// No line may come before the first or after the last line of its execution. So Tell holds the lock that the end
-	// waits for; it has waited for room before.
+	// No line may come before the first or after the last line of its execution. So JournalEvents holds the lock that
+	// the end waits for; it has waited for room before.
 	at := context.WithoutCancel(ctx)
 	at, cancel := context.WithCancel(at)
 	cancel()
@@ -72,15 +74,16 @@ func encode(v any) (json.RawMessage, error) {
 	return bytes.TrimSuffix(buf.Bytes(), []byte("\n")), nil
 }
 
-// record makes Tell use the run, whose first line has been journaled.
+// record makes JournalEvents add its events to the execution of r. It is called once the first line of r is in the
+// journal.
 func (s *Supervisor) record(r *run) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.recording = r.query.ExecutionID
 }
 
-// beforeEnd journals the remaining lines of the run, and allows the next query: a reader of the end may start it at
-// once.
+// beforeEnd is called before the line that ends the run is journaled. It journals the last events of the runner about
+// the run and allows the next query, because a reader of the end may start one at once.
 func (s *Supervisor) beforeEnd(r *run) {
 	s.flush()
 	now, cancel := context.WithCancel(context.Background())
@@ -94,15 +97,15 @@ func (s *Supervisor) beforeEnd(r *run) {
 	}
 }
 
-// flush waits until changes of the workspace so far were reported.
+// flush waits until all changes of the workspace so far are journaled, or the watcher's time limit has passed.
 func (s *Supervisor) flush() {
 	if s.cfg.Watch != nil {
 		s.cfg.Watch.Flush(context.Background())
 	}
 }
 
-// Exhaust ends all processes of the agent at once, because it used too much of a resource. A running turn fails with
-// the code. Between turns Exhaust journals a line of type error.
+// Exhaust kills all processes of the agent at once, because they use too much of a resource. A running turn fails with
+// the code and the message. If no turn runs, Exhaust journals them as an event of type error.
 func (s *Supervisor) Exhaust(code, message string) {
 	s.mu.Lock()
 	r, w := s.active, s.warm
@@ -121,7 +124,7 @@ func (s *Supervisor) Exhaust(code, message string) {
 	}
 	now, cancel := context.WithCancel(context.Background())
 	cancel() // a journal without a reader must not block this
-	s.Tell(now, events.Error{Code: code, Message: message + "; the agent's processes are ended"})
+	s.JournalEvents(now, events.Error{Code: code, Message: message + "; the agent's processes are ended"})
 	if w != nil {
 		s.evictNow(w)
 		return
@@ -131,7 +134,7 @@ func (s *Supervisor) Exhaust(code, message string) {
 	}
 }
 
-// evictNow asks Run to end an idle process without grace.
+// evictNow requests that Run kill an idle process without a grace time.
 func (s *Supervisor) evictNow(w *warmProcess) {
 	w.urgent.Store(true)
 	select {
@@ -140,7 +143,7 @@ func (s *Supervisor) evictNow(w *warmProcess) {
 	}
 }
 
-// OOM counts the processes that the kernel ended for lack of memory.
+// OOM counts the processes that the kernel has killed because the memory limit of the sandbox was reached.
 type OOM interface {
 	// Kills returns the number of such processes in the runner's memory group so far, or false if it is unknown.
 	Kills() (uint64, bool)
@@ -148,7 +151,7 @@ type OOM interface {
 	IsExclusive() bool
 }
 
-// countKilled records the number before the run.
+// countKilled stores how many processes the kernel had killed for lack of memory before the run began.
 func (s *Supervisor) countKilled(r *run) {
 	if s.cfg.OOM != nil {
 		r.oomBefore, _ = s.cfg.OOM.Kills()
@@ -156,8 +159,8 @@ func (s *Supervisor) countKilled(r *run) {
 	}
 }
 
-// killedForMemory reports whether the kernel ended processes since the run began. If so, that becomes the end of the
-// turn, and not a line of its own.
+// killedForMemory reports whether the kernel has killed processes for lack of memory since the run began. If so, the
+// caller ends the turn for that reason, and reportKilled no longer reports these processes.
 func (s *Supervisor) killedForMemory(r *run) bool {
 	if s.cfg.OOM == nil {
 		return false
@@ -172,7 +175,8 @@ func (s *Supervisor) killedForMemory(r *run) bool {
 	return true
 }
 
-// reportKilled journals that the kernel ended processes of tools while the agent is alive.
+// reportKilled journals how many processes the kernel has killed for lack of memory since the last report, while the
+// agent itself is alive.
 func (s *Supervisor) reportKilled(ctx context.Context, r *run) {
 	if s.cfg.OOM == nil || !s.cfg.OOM.IsExclusive() {
 		return
@@ -185,6 +189,6 @@ func (s *Supervisor) reportKilled(ctx context.Context, r *run) {
 	}
 	r.mu.Unlock()
 	if ok {
-		s.Tell(ctx, events.Error{Code: CodeOutOfMemory, Message: fmt.Sprintf("the kernel ended %d of the agent's processes, as the sandbox has no memory left", more)})
+		s.JournalEvents(ctx, events.Error{Code: CodeOutOfMemory, Message: fmt.Sprintf("the kernel ended %d of the agent's processes, as the sandbox has no memory left", more)})
 	}
 }

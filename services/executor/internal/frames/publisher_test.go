@@ -1,4 +1,4 @@
-package outbox_test
+package frames_test
 
 import (
 	"fmt"
@@ -16,16 +16,16 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/natsserver/natstest"
 	"github.com/spoolhq/spool/pkg/topology"
-	"github.com/spoolhq/spool/services/executor/internal/outbox"
+	"github.com/spoolhq/spool/services/executor/internal/frames"
 )
 
 const partitions = events.Partitioning(8)
 
-// world is a NATS server with the streams, and an Outbox.
+// world is a NATS server with the streams, and a Publisher.
 type world struct {
-	nc  *nats.Conn
-	js  jetstream.JetStream
-	box *outbox.Outbox
+	nc        *nats.Conn
+	js        jetstream.JetStream
+	publisher *frames.Publisher
 }
 
 func newWorld(t *testing.T, interval time.Duration) world {
@@ -38,8 +38,8 @@ func newWorld(t *testing.T, interval time.Duration) world {
 	if err := topology.Provision(t.Context(), js, topology.Config{}); err != nil {
 		t.Fatal(err)
 	}
-	box := outbox.New(outbox.Config{NATS: nc, Executor: "xtr_test", Partitions: partitions, Interval: interval, Logger: slog.New(slog.DiscardHandler)})
-	stop, err := box.Open()
+	publisher := frames.New(frames.Config{NATS: nc, Executor: "xtr_test", Partitions: partitions, Interval: interval, Logger: slog.New(slog.DiscardHandler)})
+	stop, err := publisher.Open()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,7 +48,7 @@ func newWorld(t *testing.T, interval time.Duration) world {
 			t.Error(err)
 		}
 	})
-	return world{nc, js, box}
+	return world{nc, js, publisher}
 }
 
 // session returns the id of a session in partition 0; each n is another one.
@@ -64,7 +64,7 @@ func session(n int) string {
 // publish publishes text of a block; the offset counts the block's earlier texts.
 func (w world) publish(t *testing.T, session, block string, offset int, text string) {
 	t.Helper()
-	if err := w.box.Publish("acme", session, events.Delta{BlockID: block, Offset: uint32(offset), Text: text, Time: time.Now().UTC()}); err != nil {
+	if err := w.publisher.Publish("acme", session, events.Delta{BlockID: block, Offset: uint32(offset), Text: text, Time: time.Now().UTC()}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -73,7 +73,7 @@ func (w world) publish(t *testing.T, session, block string, offset int, text str
 func (w world) awaitText(t *testing.T, session, block, want string) {
 	t.Helper()
 	for {
-		texts, err := w.box.Texts(t.Context(), "acme", session, deltas.Start{})
+		texts, err := w.publisher.Texts(t.Context(), "acme", session, deltas.Start{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -86,9 +86,9 @@ func (w world) awaitText(t *testing.T, session, block, want string) {
 	}
 }
 
-// TestOutbox_SharesFramesBetweenSessions checks that deltas that come within an interval are one message, in order,
+// TestPublisher_SharesFramesBetweenSessions checks that deltas that come within an interval are one message, in order,
 // and that each session reads only its own.
-func TestOutbox_SharesFramesBetweenSessions(t *testing.T) {
+func TestPublisher_SharesFramesBetweenSessions(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, time.Hour)
 	a, b := session(1), session(2)
@@ -98,7 +98,7 @@ func TestOutbox_SharesFramesBetweenSessions(t *testing.T) {
 		w.publish(t, a, "x", 2*i, fmt.Sprintf("%02d", i))
 		w.publish(t, b, "x", 2*i, fmt.Sprintf("%02d", 99-i))
 	}
-	if texts, err := w.box.Texts(t.Context(), "acme", a, deltas.Start{}); err != nil || texts["x"] != "" {
+	if texts, err := w.publisher.Texts(t.Context(), "acme", a, deltas.Start{}); err != nil || texts["x"] != "" {
 		t.Errorf("deltas were published before the interval had passed: %q, %v", texts["x"], err)
 	}
 	w.publish(t, a, "large", 0, strings.Repeat("x", 300<<10)) // neither the frame before a large delta waits, nor the large one
@@ -116,9 +116,9 @@ func TestOutbox_SharesFramesBetweenSessions(t *testing.T) {
 	}
 }
 
-// TestOutbox_LargeDeltasDoNotDelayOthers checks that a delta that NATS refuses because of its size takes no text of other
+// TestPublisher_LargeDeltasDoNotDelayOthers checks that a delta that NATS refuses because of its size takes no text of other
 // sessions with it.
-func TestOutbox_LargeDeltasDoNotDelayOthers(t *testing.T) {
+func TestPublisher_LargeDeltasDoNotDelayOthers(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, time.Hour)
 	a, b := session(1), session(2)
@@ -128,9 +128,9 @@ func TestOutbox_LargeDeltasDoNotDelayOthers(t *testing.T) {
 	w.awaitText(t, a, "x", strings.Repeat("a", 200<<10))
 }
 
-// TestOutbox_PublishesWhatWaits checks that a waiting frame is published when the interval has passed, and one at the
+// TestPublisher_PublishesWhatWaits checks that a waiting frame is published when the interval has passed, and one at the
 // end.
-func TestOutbox_PublishesWhatWaits(t *testing.T) {
+func TestPublisher_PublishesWhatWaits(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 20*time.Millisecond)
 	a := session(1)
@@ -143,17 +143,17 @@ func TestOutbox_PublishesWhatWaits(t *testing.T) {
 	w.awaitText(t, a, "x", want)
 }
 
-func TestOutbox_PublishesWhatWaitsWhenItStops(t *testing.T) {
+func TestPublisher_PublishesWhatWaitsWhenItStops(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, time.Hour)
-	box := outbox.New(outbox.Config{NATS: w.nc, Executor: "xtr_other", Partitions: partitions, Interval: time.Hour, Logger: slog.New(slog.DiscardHandler)})
-	stop, err := box.Open()
+	publisher := frames.New(frames.Config{NATS: w.nc, Executor: "xtr_other", Partitions: partitions, Interval: time.Hour, Logger: slog.New(slog.DiscardHandler)})
+	stop, err := publisher.Open()
 	if err != nil {
 		t.Fatal(err)
 	}
 	a := session(1)
 	for i, text := range []string{"one ", "two"} {
-		if err := box.Publish("acme", a, events.Delta{BlockID: "x", Offset: uint32(4 * i), Text: text}); err != nil {
+		if err := publisher.Publish("acme", a, events.Delta{BlockID: "x", Offset: uint32(4 * i), Text: text}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -163,9 +163,9 @@ func TestOutbox_PublishesWhatWaitsWhenItStops(t *testing.T) {
 	w.awaitText(t, a, "x", "one two")
 }
 
-// TestOutbox_PositionPrecedesLaterText checks that text that is published after Position was called comes after the
+// TestPublisher_PositionPrecedesLaterText checks that text that is published after Position was called comes after the
 // position.
-func TestOutbox_PositionPrecedesLaterText(t *testing.T) {
+func TestPublisher_PositionPrecedesLaterText(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, time.Millisecond)
 	a := session(1)
@@ -185,14 +185,14 @@ func TestOutbox_PositionPrecedesLaterText(t *testing.T) {
 		}
 	})
 	for i := 0; i < 20; {
-		position := w.box.Position()
+		position := w.publisher.Position()
 		if position == 0 {
 			continue
 		}
 		block := fmt.Sprint("block", i)
 		w.publish(t, a, block, 0, "hello")
 		for {
-			texts, err := w.box.Texts(t.Context(), "acme", a, deltas.Start{After: position})
+			texts, err := w.publisher.Texts(t.Context(), "acme", a, deltas.Start{After: position})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -204,8 +204,8 @@ func TestOutbox_PositionPrecedesLaterText(t *testing.T) {
 	}
 }
 
-// TestOutbox_ReadsDeltasOfEarlierBuilds checks that messages of single sessions are read, also between frames.
-func TestOutbox_ReadsDeltasOfEarlierBuilds(t *testing.T) {
+// TestPublisher_ReadsDeltasOfEarlierBuilds checks that messages of single sessions are read, also between frames.
+func TestPublisher_ReadsDeltasOfEarlierBuilds(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, time.Millisecond)
 	a, b := session(1), session(2)
@@ -225,18 +225,18 @@ func TestOutbox_ReadsDeltasOfEarlierBuilds(t *testing.T) {
 	w.awaitText(t, b, "x", "one two ")
 }
 
-// TestOutbox_LosesTextWithoutNATS checks that deltas are dropped without an error or a wait when NATS is away.
-func TestOutbox_LosesTextWithoutNATS(t *testing.T) {
+// TestPublisher_LosesTextWithoutNATS checks that deltas are dropped without an error or a wait when NATS is away.
+func TestPublisher_LosesTextWithoutNATS(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nc := &nats.Conn{} // never connected
-		box := outbox.New(outbox.Config{NATS: nc, Executor: "xtr_test", Partitions: partitions, Interval: time.Millisecond, Logger: slog.New(slog.DiscardHandler)})
+		publisher := frames.New(frames.Config{NATS: nc, Executor: "xtr_test", Partitions: partitions, Interval: time.Millisecond, Logger: slog.New(slog.DiscardHandler)})
 		for i := range 1000 {
-			if err := box.Publish("acme", session(1), events.Delta{BlockID: "x", Offset: uint32(i), Text: "x"}); err != nil {
+			if err := publisher.Publish("acme", session(1), events.Delta{BlockID: "x", Offset: uint32(i), Text: "x"}); err != nil {
 				t.Fatal(err)
 			}
 		}
 		time.Sleep(time.Second)
-		if box.Position() != 0 {
+		if publisher.Position() != 0 {
 			t.Error("a position is known")
 		}
 	})
