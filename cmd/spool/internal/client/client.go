@@ -48,6 +48,7 @@ type Config struct {
 type Client struct {
 	Sessions     spoolv1.SessionsClient
 	Executions   spoolv1.ExecutionsClient
+	Approvals    spoolv1.ApprovalsClient
 	Environments spoolv1.EnvironmentsClient
 	Skills       spoolv1.SkillsClient
 	Keys         spoolv1.KeysClient
@@ -88,6 +89,7 @@ func New(cfg Config) (*Client, error) {
 		cfg.HTTP = &http.Client{Transport: transport}
 	}
 	c := &Client{base: base, cfg: cfg}
+	c.Approvals = spoolv1.NewApprovalsClient(rest{c})
 	c.Sessions, c.Executions, c.events = spoolv1.NewSessionsClient(rest{c}), spoolv1.NewExecutionsClient(rest{c}), spoolv1.NewEventsClient(rest{c})
 	c.Environments, c.Skills, c.Keys = spoolv1.NewEnvironmentsClient(rest{c}), spoolv1.NewSkillsClient(rest{c}), spoolv1.NewKeysClient(rest{c})
 	c.Limits, c.Budgets = spoolv1.NewLimitsClient(rest{c}), spoolv1.NewBudgetsClient(rest{c})

@@ -33,7 +33,11 @@ func (c *attachCommand) attach(ctx context.Context, a *app, cl *client.Client) (
 	if w.renderer != nil {
 		w.renderer.Hint("Ctrl-C detaches; the agent continues")
 	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stopPrompts := w.prompt(ctx, func() *client.Client { return cl }, func() { cancel(errInterrupted) })
 	_, err = w.watch(ctx, 0)
+	stopPrompts()
 	if errors.Is(err, errInterrupted) {
 		err = errors.Join(err, closeRenderer())
 		fmt.Fprintln(a.Err, "spool: detached; the session continues")

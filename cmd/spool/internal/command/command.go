@@ -47,6 +47,10 @@ type IO struct {
 	// Raw puts the terminal of In into raw mode, in which each key is delivered at once and not echoed, until
 	// restore is called; nil if In is not a terminal.
 	Raw func() (restore func() error, err error)
+	// DropInput drops what was typed and not read yet; nil if In is not a terminal.
+	DropInput func() error
+	// Edit lets the user change a text in an editor and returns the result; nil if there is no editor.
+	Edit func(ctx context.Context, text []byte) ([]byte, error)
 	// LookupEnv returns an environment variable that a definition names; nil means that there are none.
 	LookupEnv func(name string) (value string, ok bool)
 	Local     Local
@@ -62,6 +66,7 @@ type commands struct {
 	Replay            replayCommand            `cmd:"" help:"Replay a session in the terminal as it looked live."`
 	Sessions          sessionsCommand          `cmd:"" help:"List, show and delete sessions; control their sandboxes."`
 	Executions        executionsCommand        `cmd:"" help:"List, show and control executions."`
+	Approvals         approvalsCommand         `cmd:"" help:"List, show and decide the requests of agents that a person decides."`
 	Files             filesCommand             `cmd:"" help:"List, get, put and remove files of a session's workspace."`
 	Events            eventsCommand            `cmd:"" help:"Read a session's log."`
 	Fork              forkCommand              `cmd:"" help:"Create a session that continues from an event of another session, with its history, files and conversation up to that event."`
@@ -223,7 +228,12 @@ func (a *app) printJSON(v any) error {
 }
 
 // renderer returns a renderer of sessions for the output.
-func (a *app) renderer() *terminal.Renderer { return a.rendererOn(a.Out, time.Now) }
+func (a *app) renderer() *terminal.Renderer {
+	if a.canPrompt() {
+		return a.rendererOn(rawWriter{a.Out}, time.Now) // the terminal is in raw mode while a prompt is shown
+	}
+	return a.rendererOn(a.Out, time.Now)
+}
 
 // rendererOn returns a renderer for another writer than the output, with its own clock.
 func (a *app) rendererOn(out io.Writer, now func() time.Time) *terminal.Renderer {

@@ -152,7 +152,7 @@ func TestRun_ExitCodeShowsHowTheQueryEnded(t *testing.T) {
 			if got.code != c.code || !strings.Contains(got.out, "> hello\n\nhi there\n") || !strings.HasSuffix(got.err, c.says) || !strings.Contains(got.err, "continue with `spool run --session "+ses) {
 				t.Errorf("text: %+v", got)
 			}
-			if f.bodies[0] != `{"architecture":"spool","content":"hello"}` {
+			if f.bodies[0] != `{"architecture":"spool","content":"hello","permissions":{"unattended":true}}` {
 				t.Errorf("posted %s", f.bodies[0])
 			}
 
@@ -178,7 +178,7 @@ func TestRun_ReadsStandardInput(t *testing.T) {
 		w := world(t)
 		w.In = strings.NewReader("from a pipe\n")
 		got := spool(t, w, append([]string{"run", "--url", f.URL}, args...)...)
-		if got.code != ExitDone || f.bodies[0] != `{"content":"from a pipe"}` {
+		if got.code != ExitDone || f.bodies[0] != `{"content":"from a pipe","permissions":{"unattended":true}}` {
 			t.Errorf("%v: %+v, posted %v", args, got, f.bodies)
 		}
 	}

@@ -25,7 +25,7 @@ type executionsCommand struct {
 type executionsLs struct {
 	server
 	Session string `placeholder:"SESSION" help:"Only executions of this session."`
-	Phase   string `enum:",queued,starting,running,paused,completed,failed,cancelled" default:"" help:"Only executions in this phase: queued, starting, running, paused, completed, failed or cancelled."`
+	Phase   string `enum:",queued,starting,running,waiting_for_approval,paused,completed,failed,cancelled" default:"" help:"Only executions in this phase: queued, starting, running, waiting_for_approval, paused, completed, failed or cancelled."`
 	filterFlags
 	Limit int `default:"50" help:"Maximum number of entries; 0 means all."`
 }

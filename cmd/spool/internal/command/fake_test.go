@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -26,6 +27,8 @@ type fakeServer struct {
 	controls map[string][]events.Payload // events that follow a control, by its request
 	// execution is the response to a request for the execution with minPosition.
 	execution string
+	sessions  bool              // whether there is the session ses
+	approvals map[string]string // responses to requests for approval requests, by id
 
 	mu       sync.Mutex
 	requests []string // method and URI of each request except streams
@@ -101,10 +104,17 @@ func (f *fakeServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprint(w, f.execution)
 	case what == "GET /api/executions/"+exe:
 		fmt.Fprintf(w, `{"executionId":%q,"sessionId":%q,"phase":"paused","usage":{},"metered":[{"provider":"anthropic","model":"m","requests":3,"failed":1,"usage":{"inputTokens":10,"cacheReadTokens":5,"outputTokens":2},"costUsd":0.5,"prices":"1"}],"meteredCostUsd":0.5,"sandboxMs":1500}`, exe, ses)
+	case what == "GET /api/sessions/"+ses && f.sessions:
+		fmt.Fprintf(w, `{"sessionId":%q,"status":"open"}`, ses)
 	case strings.HasPrefix(what, "GET /api/sessions?"), what == "GET /api/sessions":
 		fmt.Fprintf(w, `{"sessions":[{"sessionId":%q,"status":"open","architecture":"spool\u001b[2J","extra":7}],"nextPageToken":""}`, ses)
 	case strings.HasPrefix(what, "GET /api/executions?"), what == "GET /api/executions", what == "GET /api/sessions/"+ses+"/executions":
 		fmt.Fprint(w, `{"executions":[],"nextPageToken":""}`)
+	case r.Method == http.MethodGet && r.URL.Path == "/api/approvals":
+		list := slices.Collect(maps.Values(f.approvals))
+		fmt.Fprintf(w, `{"approvals":[%s]}`, strings.Join(list, ","))
+	case r.Method == http.MethodGet && f.approvals[strings.TrimPrefix(r.URL.Path, "/api/approvals/")] != "":
+		fmt.Fprint(w, f.approvals[strings.TrimPrefix(r.URL.Path, "/api/approvals/")])
 	case r.Method == http.MethodPost, r.Method == http.MethodDelete:
 		fmt.Fprint(w, `{"position":"0-9"}`)
 	default:
@@ -160,6 +170,18 @@ func (f *fakeServer) stream(w http.ResponseWriter, r *http.Request) {
 			}
 		}
 	}
+}
+
+// count returns the number of requests.
+func (f *fakeServer) count(what string) (n int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, a := range f.requests {
+		if a == what {
+			n++
+		}
+	}
+	return n
 }
 
 // wasSent reports whether a request had the body.

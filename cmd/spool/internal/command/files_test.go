@@ -212,13 +212,13 @@ func TestRun_SendsFilesAndOptions(t *testing.T) {
 	got := spool(t, world(t), "run", "--url", f.URL, "--architecture", "acp", "--sandbox", "docker", "--image", "agents:2", "--command", `my-agent --acp 'a b'`, "--model-preset", "qwen",
 		"--egress", "pypi.org", "--egress", "GET,HEAD a.example.com", "--egress", "*.example.com:8443", "--file", file, "--file", filepath.Join(dir, "sub"), "q")
 	want := `{"architecture":"acp","sandbox":"docker","sessionOptions":{"image":"agents:2","command":["my-agent","--acp","a b"],"egress":["pypi.org","GET,HEAD a.example.com","*.example.com:8443"],"modelSettings":{"preset":"qwen"}},"content":"q",` +
-		`"workspaceFiles":[{"path":"é.txt","contentBase64":"aGkA","mode":384},{"path":"sub/x","contentBase64":"","mode":384}]}`
+		`"workspaceFiles":[{"path":"é.txt","contentBase64":"aGkA","mode":384},{"path":"sub/x","contentBase64":"","mode":384}],"permissions":{"unattended":true}}`
 	if got.code != ExitDone || f.bodies[0] != want {
 		t.Errorf("%+v, posted %s", got, f.bodies[0])
 	}
 	f = serve(t, accepted, dispatched, events.ExecutionCompleted{})
 	got = spool(t, world(t), "run", "--url", f.URL, "--session", ses, "--file", file, "q")
-	if want := `{"content":"q","workspaceFiles":[{"path":"é.txt","contentBase64":"aGkA","mode":384}]}`; got.code != ExitDone || !slices.Contains(f.bodies, want) {
+	if want := `{"content":"q","workspaceFiles":[{"path":"é.txt","contentBase64":"aGkA","mode":384}],"permissions":{"unattended":true}}`; got.code != ExitDone || !slices.Contains(f.bodies, want) {
 		t.Errorf("%+v, posted %v", got, f.bodies)
 	}
 	large := filepath.Join(dir, "large")

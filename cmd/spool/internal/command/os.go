@@ -1,10 +1,17 @@
 package command
 
 import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 
+	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 )
 
@@ -20,6 +27,10 @@ func OS(local Local) IO {
 	}
 	if world.InTTY {
 		world.Raw = func() (func() error, error) { return raw(signals) }
+		world.DropInput = func() error { return unix.IoctlSetInt(int(os.Stdin.Fd()), unix.TCFLSH, unix.TCIFLUSH) }
+		if command := cmp.Or(os.Getenv("VISUAL"), os.Getenv("EDITOR")); command != "" {
+			world.Edit = func(ctx context.Context, text []byte) ([]byte, error) { return edit(ctx, command, text) }
+		}
 	}
 	return world
 }
@@ -38,6 +49,25 @@ func raw(signals chan<- os.Signal) (restore func() error, err error) {
 		signal.Reset(syscall.SIGHUP, syscall.SIGQUIT)
 		return err
 	}, nil
+}
+
+// edit opens a text in an editor, whose command may have arguments.
+func edit(ctx context.Context, command string, text []byte) (changed []byte, err error) {
+	folder, err := os.MkdirTemp("", "spool")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(folder)) }()
+	file := filepath.Join(folder, "arguments.json")
+	if err := os.WriteFile(file, text, 0o600); err != nil {
+		return nil, err
+	}
+	cmd := exec.CommandContext(ctx, "sh", "-c", command+` "$1"`, "sh", file) //nolint:gosec // the user's own command
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	if err := cmd.Run(); err != nil {
+		return nil, fmt.Errorf("editor %s: %w", command, err)
+	}
+	return os.ReadFile(file)
 }
 
 func isTerminal(f *os.File) bool { return term.IsTerminal(int(f.Fd())) }

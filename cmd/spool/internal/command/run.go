@@ -3,6 +3,7 @@ package command
 import (
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"unicode/utf8"
 
@@ -35,6 +36,8 @@ type runCommand struct {
 	Transcript    string   `placeholder:"FILE" help:"A transcript of Claude Code, Codex or OpenCode (the output of opencode export), whose conversation the agent of the new session continues."`
 	Detach        bool     `help:"Print the ids and exit without waiting for the end."`
 	Wait          waitFlag `help:"With --json: print one object when the query has ended, with the execution and the cursor after it, instead of the events. --wait=30s waits for 30 seconds at most and then prints the execution as it is, with exit code 124; the query continues."`
+	Unattended    bool     `help:"Nobody is there to decide: calls that a person would decide are denied or skipped, as the agent's permissions say. This is the default if standard input is not a terminal."`
+	Attended      bool     `help:"Somebody decides elsewhere, for example with spool approvals, although standard input is not a terminal."`
 	MockLLM       bool     `name:"mock-llm" env:"SPOOL_MOCK_LLM" help:"If this run starts a stack, use a scripted model server instead of real models."`
 	Query         string   `arg:"" optional:"" help:"The query; without it, or with -, it is read from standard input."`
 }
@@ -45,6 +48,9 @@ func (c *runCommand) Run(a *app) error {
 	query, err := c.query(a)
 	if err != nil {
 		return err
+	}
+	if c.Unattended && c.Attended {
+		return usageError("attended: --attended and --unattended exclude each other")
 	}
 	if err := c.checkWait(); err != nil {
 		return err
@@ -73,7 +79,7 @@ func (c *runCommand) Run(a *app) error {
 			return usageError("session: --agent, --instance, --env, --architecture, --sandbox, --model, --model-provider, --model-preset, --image, --command, --egress and the budget are set when a session is created, as is --transcript; leave them out with --session")
 		}
 	}
-	r := &queryRun{app: a, cmd: c, query: query, options: options, files: files, folder: folder, variables: variables, watcher: &watcher{app: a, json: c.JSON, quiet: c.Wait.set}}
+	r := &queryRun{app: a, cmd: c, query: query, options: options, files: files, folder: folder, variables: variables, typed: make(chan os.Signal, 16), watcher: &watcher{app: a, json: c.JSON, quiet: c.Wait.set}}
 	return r.run()
 }
 

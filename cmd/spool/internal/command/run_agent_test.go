@@ -23,15 +23,15 @@ func TestRun_SendsAgentAndVariables(t *testing.T) {
 	const variables = `"environment":{"A":{"value":"1=2"},"TOKEN":{"value":"some-secret","secret":true}}`
 	f := serve(t, accepted, dispatched, events.ExecutionCompleted{})
 	got := spool(t, w(), "run", "--url", f.URL, "--agent", "acme/reviewer@stable", "--env", "a", "--env", "b", "--var", "A=1=2", "--secret", "TOKEN", "q")
-	if want := `{"agent":"acme/reviewer@stable","content":"q","environments":["a","b"],` + variables + `}`; got.code != ExitDone || f.bodies[0] != want {
+	if want := `{"agent":"acme/reviewer@stable","content":"q","environments":["a","b"],` + variables + `,"permissions":{"unattended":true}}`; got.code != ExitDone || f.bodies[0] != want {
 		t.Errorf("%+v, posted %s", got, f.bodies[0])
 	}
 	f = serve(t, accepted, dispatched, events.ExecutionCompleted{})
-	if got := spool(t, w(), "run", "--url", f.URL, "--instance", "night", "q"); got.code != ExitDone || f.bodies[0] != `{"content":"q","instance":"night"}` {
+	if got := spool(t, w(), "run", "--url", f.URL, "--instance", "night", "q"); got.code != ExitDone || f.bodies[0] != `{"content":"q","instance":"night","permissions":{"unattended":true}}` {
 		t.Errorf("%+v, posted %s", got, f.bodies[0])
 	}
 	f = serve(t, accepted, dispatched, events.ExecutionCompleted{})
-	if got := spool(t, w(), "run", "--url", f.URL, "--session", ses, "--var", "A=1=2", "--secret", "TOKEN", "q"); got.code != ExitDone || !slices.Contains(f.bodies, `{"content":"q",`+variables+`}`) {
+	if got := spool(t, w(), "run", "--url", f.URL, "--session", ses, "--var", "A=1=2", "--secret", "TOKEN", "q"); got.code != ExitDone || !slices.Contains(f.bodies, `{"content":"q",`+variables+`,"permissions":{"unattended":true}}`) {
 		t.Errorf("%+v, posted %v", got, f.bodies)
 	}
 	for says, args := range map[string][]string{

@@ -25,6 +25,8 @@ func (r *queryRun) handleSignals(ctx context.Context, cancel context.CancelCause
 			if asked == 0 {
 				continue
 			}
+		case sig = <-r.typed:
+			asked++
 		case sig = <-r.app.Signals:
 			asked++
 			if sig == syscall.SIGTERM {
@@ -103,7 +105,7 @@ func (r *queryRun) wait() {
 
 // countQueries returns the number of queries that have not ended on the server.
 func (r *queryRun) countQueries(ctx context.Context) (n int, err error) {
-	for _, phase := range []string{"queued", "starting", "running"} {
+	for _, phase := range []string{"queued", "starting", "running", "waiting_for_approval"} {
 		for _, err := range client.List[*spoolv1.Execution](ctx, r.client.Load().Executions.ListExecutions, &spoolv1.ListExecutionsRequest{Phase: phase}) {
 			if err != nil {
 				return 0, err

@@ -32,10 +32,11 @@ type queryRun struct {
 	folderSession string // the session that was created for the folder
 	variables     map[string]*spoolv1.RunVariable
 	client        atomic.Pointer[client.Client]
-	joined        bool        // the server is a stack on the data folder that another process runs
-	stack         Stack       // nil if a server was already running
-	posting       atomic.Bool // the query is being stored, with unknown outcome
-	dispatched    atomic.Bool // an executor may have received the query
+	joined        bool           // the server is a stack on the data folder that another process runs
+	stack         Stack          // nil if a server was already running
+	posting       atomic.Bool    // the query is being stored, with unknown outcome
+	typed         chan os.Signal // interrupts that the user typed at a prompt
+	dispatched    atomic.Bool    // an executor may have received the query
 }
 
 func (r *queryRun) run() (err error) {
@@ -85,6 +86,8 @@ func (r *queryRun) run() (err error) {
 	if r.watcher.renderer != nil {
 		r.watcher.renderer.Hint("Ctrl-C stops the turn")
 	}
+	stopPrompts := r.watcher.prompt(ctx, r.client.Load, func() { r.typed <- os.Interrupt })
+	defer stopPrompts()
 	waiting, stopWaiting := r.limitWait(ctx)
 	defer stopWaiting()
 	end, err := r.watcher.watch(waiting, tip)
@@ -94,6 +97,7 @@ func (r *queryRun) run() (err error) {
 			end, err = r.watcher.watch(waiting, r.watcher.cursor)
 		}
 	}
+	stopPrompts()
 	if r.cmd.Wait.set && (err == nil || errors.Is(err, errWaitOver)) {
 		return r.printResult(ctx, accepted)
 	}
@@ -255,7 +259,7 @@ func (r *queryRun) post(ctx context.Context) (accepted *spoolv1.StartExecutionRe
 		s := r.newSession()
 		accepted, err = c.Executions.StartExecution(ctx, &spoolv1.StartExecutionRequest{
 			Agent: s.Agent, Instance: s.Instance, Environments: s.Environments, Architecture: s.Architecture, Sandbox: s.Sandbox, Model: s.Model,
-			SessionOptions: s.SessionOptions, Transcript: s.Transcript, Content: r.query, WorkspaceFiles: r.files, Environment: r.variables,
+			SessionOptions: s.SessionOptions, Transcript: s.Transcript, Content: r.query, WorkspaceFiles: r.files, Environment: r.variables, Permissions: r.permissions(),
 		})
 	default:
 		var s *spoolv1.Session
@@ -273,9 +277,17 @@ func (r *queryRun) post(ctx context.Context) (accepted *spoolv1.StartExecutionRe
 // postTo posts the query to a session.
 func (r *queryRun) postTo(ctx context.Context, session string) (*spoolv1.StartExecutionResponse, error) {
 	response, err := r.client.Load().Sessions.PostMessage(ctx, &spoolv1.PostMessageRequest{
-		SessionId: session, Content: r.query, WorkspaceFiles: r.files, Environment: r.variables,
+		SessionId: session, Content: r.query, WorkspaceFiles: r.files, Environment: r.variables, Permissions: r.permissions(),
 	})
 	return &spoolv1.StartExecutionResponse{SessionId: response.GetSessionId(), ExecutionId: response.GetExecutionId(), Position: response.GetPosition()}, err
+}
+
+// permissions returns the permissions of the query; nil means those of the agent.
+func (r *queryRun) permissions() *spoolv1.ExecutionPermissions {
+	if r.cmd.Unattended || !r.app.InTTY && !r.cmd.Attended {
+		return &spoolv1.ExecutionPermissions{Unattended: true}
+	}
+	return nil
 }
 
 // newSession returns the request for a new session.

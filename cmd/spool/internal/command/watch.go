@@ -22,6 +22,7 @@ type watcher struct {
 	json         bool               // print events instead of blocks
 	quiet        bool               // with json: print nothing
 	renderer     *terminal.Renderer // nil with json
+	prompts      *prompter          // nil if requests are not decided on this terminal
 	onDispatched func()             // called when the execution may be claimed; may be nil
 	open         map[string]bool    // executions without an end
 	closed       bool               // the session accepts no more messages
@@ -112,6 +113,9 @@ func (w *watcher) event(wire events.Wire, raw json.RawMessage) (events.Payload, 
 	if w.renderer != nil {
 		w.renderer.Event(e)
 	}
+	if w.prompts != nil {
+		w.prompts.event(e)
+	}
 	switch e.Data.(type) {
 	case events.MessageAccepted:
 		w.open[e.ExecutionID] = true
@@ -191,6 +195,22 @@ func (w *watcher) snapshot(s *client.Snapshot) (events.Payload, error) {
 		return events.ExecutionCancelled{Reason: x.GetReason()}, nil
 	}
 	return nil, nil
+}
+
+// prompt lets the user decide approval requests on the terminal, if there is one, until done is called. cl returns the present client.
+// interrupt is called when the user types Ctrl-C at a prompt.
+func (w *watcher) prompt(ctx context.Context, cl func() *client.Client, interrupt func()) (done func()) {
+	if w.renderer == nil || !w.app.canPrompt() {
+		return func() {}
+	}
+	w.prompts = newPrompter(w.app, w.renderer, cl, interrupt)
+	ctx, cancel := context.WithCancel(ctx)
+	var asking sync.WaitGroup
+	asking.Go(func() { w.prompts.run(ctx) })
+	return func() {
+		cancel()
+		asking.Wait()
+	}
 }
 
 // show creates the renderer and runs its spinner until done is called.

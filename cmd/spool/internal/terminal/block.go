@@ -22,7 +22,9 @@ func (r *Renderer) write(it *item) (done bool) {
 	b := it.block
 	switch {
 	case it.note != nil:
-		r.begin()
+		if !it.below {
+			r.begin()
+		}
 		r.writeLine(it.note)
 		return true
 	case it.streamed():

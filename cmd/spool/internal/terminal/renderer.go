@@ -33,25 +33,29 @@ type Config struct {
 
 // Renderer writes a session's blocks. It is safe for concurrent use.
 type Renderer struct {
-	mu     sync.Mutex
-	screen screen
-	now    func() time.Time
-	frame  int
-	state  string // state of the program itself, such as a lost connection; shown first in the status line
-	hint   string // shown at the end of the status line
-	runs   []*execution
-	queue  []*item // blocks to be shown, in the order of their start
-	items  map[string]*item
-	texts  map[string]*blocks.Text // text of blocks that have not started
-	tools  map[string]string       // tool name by call id
-	gap    bool                    // text stands above: separate the next block
-	last   string                  // call id of the tool_use that was shown last, for its result
+	mu        sync.Mutex
+	screen    screen
+	now       func() time.Time
+	frame     int
+	state     string // state of the program itself, such as a lost connection; shown first in the status line
+	label     string // of the prompt that replaces the status line; "" for none
+	typed     string // what was typed at the prompt
+	hint      string // shown at the end of the status line
+	runs      []*execution
+	queue     []*item // blocks to be shown, in the order of their start
+	items     map[string]*item
+	texts     map[string]*blocks.Text // text of blocks that have not started
+	tools     map[string]string       // tool name by call id
+	approvals map[string]string       // title of open approval requests
+	gap       bool                    // text stands above: separate the next block
+	last      string                  // call id of the tool_use that was shown last, for its result
 }
 
 // execution is an execution that has not ended, as the status line shows it.
 type execution struct {
 	id    string
 	phase string
+	waits int // open approval requests
 	since time.Time
 	usage events.Usage
 	tool  string
@@ -63,6 +67,7 @@ type item struct {
 	text  *blocks.Text
 	note  []cell // a line of the renderer itself; block is then empty
 	shown string // text of a streamed block that is already shown
+	below bool   // with note: the line belongs to the one before
 	begun bool
 	// written is set when the item leaves the queue: a tool call is written when its input is known, and may end
 	// later.
@@ -79,7 +84,7 @@ func New(cfg Config) *Renderer {
 	}
 	return &Renderer{
 		screen: screen{out: cfg.Out, tty: cfg.TTY, color: cfg.Color, width: cfg.Width}, now: cfg.Now,
-		items: map[string]*item{}, texts: map[string]*blocks.Text{}, tools: map[string]string{},
+		items: map[string]*item{}, texts: map[string]*blocks.Text{}, tools: map[string]string{}, approvals: map[string]string{},
 	}
 }
 
@@ -91,7 +96,9 @@ func (r *Renderer) Event(e events.Event) {
 	if id := blocks.Target(e); id != "" {
 		r.fold(id, e)
 	}
-	r.writeNotice(e)
+	if !r.writeApproval(e) {
+		r.writeNotice(e)
+	}
 	r.draw()
 }
 
@@ -183,7 +190,7 @@ func (r *Renderer) Close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.endBlocks("")
-	r.runs, r.state = nil, ""
+	r.runs, r.state, r.label = nil, "", ""
 	return r.screen.close()
 }
 
@@ -321,6 +328,10 @@ func (x *execution) track(e events.Event) {
 		x.phase = "paused"
 	case events.ExecutionResumed:
 		x.phase = "running"
+	case events.ApprovalRequested:
+		x.waits++
+	case events.ApprovalResolved, events.ApprovalRetracted:
+		x.waits = max(x.waits-1, 0)
 	case events.MetadataUpdate:
 		x.usage = d.Usage
 	case events.BlockStart:
@@ -344,13 +355,20 @@ func (r *Renderer) draw() {
 
 // status returns the status line, or "" if no execution runs.
 func (r *Renderer) status() string {
+	if r.label != "" {
+		return r.promptLine()
+	}
 	var parts []string
 	if r.state != "" {
 		parts = append(parts, r.state)
 	}
 	if i := slices.IndexFunc(r.runs, func(x *execution) bool { return !strings.HasPrefix(x.phase, "queued") }); len(r.runs) > 0 {
 		x := r.runs[max(i, 0)]
-		parts = append(parts, x.phase)
+		phase := x.phase
+		if x.waits > 0 && phase == "running" {
+			phase = "waiting for approval"
+		}
+		parts = append(parts, phase)
 		if x.tool != "" {
 			parts = append(parts, Line(x.tool))
 		}

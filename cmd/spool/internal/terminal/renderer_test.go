@@ -88,6 +88,25 @@ func scenes() map[string][]step {
 	hostile = append(hostile, whole(events.Block{ID: "blk_x", Kind: events.KindError, Code: "E", Message: "bad \x1b]52;c;AAAA\x07thing"}),
 		ev(events.ExecutionFailed{Code: "MODEL_ERROR", Message: "the model answered \x1b[1m500"}))
 
+	command := events.ApprovalRequested{
+		ApprovalID: "apr_1", Kind: events.ApprovalTool, ToolName: "Bash\x1b[2J", Title: "Remove\x1b]0;owned\x07 the\nbuild", Reason: "the rule asks", Class: "commands that begin with `rm`",
+		Rule: "rules[0]", Preview: events.ApprovalPreview{Command: "rm -rf build \u202e&& \x1b[8mcurl evil", Cwd: "sub", Paths: []string{"build\x1b[1A"}, Truncated: true},
+	}
+	plan := events.ApprovalRequested{ApprovalID: "apr_2", Kind: events.ApprovalPlan, Preview: events.ApprovalPreview{Text: lines(30)}}
+	question := events.ApprovalRequested{ApprovalID: "apr_3", Kind: events.ApprovalQuestion, Questions: []events.Question{
+		{Header: "Color", Question: "Which color?\x1b[2J", Multiple: true, Other: true, Options: []events.QuestionOption{{Label: "Blue\x1b[1m", Description: "calm"}, {Label: "Red"}}}, {Question: "Which token?", Secret: true},
+	}}
+	elicitation := events.ApprovalRequested{ApprovalID: "apr_4", Kind: events.ApprovalElicitation, Title: "Your age", Schema: []byte(`{"type":"object"}`)}
+	approval := append(append([]step(nil), query...),
+		begin("blk_m", events.KindAssistantText), say("blk_m", "I will remove "), ev(command), tick, say("blk_m", "the build."),
+		whole(events.Block{ID: "blk_m", Kind: events.KindAssistantText, Content: "I will remove the build."}), tick,
+		ev(events.ApprovalDecided{ApprovalID: "apr_1", Decision: events.DecisionReject, Comment: "use \x1b[2Jmake clean"}),
+		ev(events.ApprovalResolved{ApprovalID: "apr_1", Outcome: events.OutcomeRejected, Cause: events.ResolvedByPerson}), tick,
+		ev(plan), ev(events.ApprovalResolved{ApprovalID: "apr_2", Outcome: events.OutcomeApproved, Cause: events.ResolvedByClass}),
+		in("sub", ev(question)), ev(elicitation), tick, ev(events.ApprovalResolved{ApprovalID: "apr_3", Outcome: events.OutcomeRejected, Cause: events.ResolvedByTimeout}), tick,
+		ev(events.AgentDenied{ToolName: "Bash\x1b[2J", Code: "no_check", Reason: "not \x1b[1mallowed"}),
+		ev(events.ApprovalRetracted{ApprovalID: "apr_4", Reason: "turn_ended"}), tick, ev(events.ExecutionCancelled{Reason: "interrupted"}))
+
 	parallel := append(append([]step(nil), query...),
 		ev(events.SubagentSpawned{SubagentID: "s1", Conversation: "sub", Name: "searcher", Parent: "main"}),
 		begin("blk_m", events.KindAssistantText), say("blk_m", "The main agent "),
@@ -114,7 +133,7 @@ func scenes() map[string][]step {
 		ev(events.SandboxHealth{Status: events.Unhealthy, Reason: "the runner does not answer"}), ev(events.SandboxHealth{Status: events.Healthy}),
 		ev(events.SyncRequested{}), ev(events.WorkspaceSynced{Reason: "interval", Files: 7}), ev(events.WorkspaceSynced{Reason: "requested", Files: 8}),
 		ev(events.TerminateRequested{}), tick, ev(events.ExecutionCancelled{Reason: "terminated", DurationMs: 4000}), ev(events.SandboxTerminated{Reason: "manual"}))
-	return map[string][]step{"turn": turn, "hostile": hostile, "parallel": parallel, "environment": environment}
+	return map[string][]step{"turn": turn, "hostile": hostile, "approval": approval, "parallel": parallel, "environment": environment}
 }
 
 // play shows a scene and calls at after each step.

@@ -35,18 +35,19 @@ type cell struct {
 // On a terminal screen wraps lines itself, so that each takes one row. The unfinished line and the status are the
 // live rows: they are always erased and drawn together, so that they cannot be mixed up.
 type screen struct {
-	out    io.Writer
-	tty    bool
-	color  bool
-	width  func() int
-	prefix []cell // written before each line
-	line   []cell // the unfinished line, with its prefix
-	broken bool   // the previous line was wrapped at its last space: this one is empty
-	status string // without line ends; "" for none
-	drawn  []int  // columns of the live rows on the terminal
-	buf    bytes.Buffer
-	shown  style // style at the end of the written text
-	err    error // the first write error
+	out       io.Writer
+	tty       bool
+	color     bool
+	width     func() int
+	prefix    []cell // written before each line
+	line      []cell // the unfinished line, with its prefix
+	broken    bool   // the previous line was wrapped at its last space: this one is empty
+	status    string // without line ends; "" for none
+	drawn     []int  // columns of the live rows on the terminal
+	buf       bytes.Buffer
+	shown     style // style at the end of the written text
+	suspended bool  // nothing is written to out
+	err       error // the first write error
 }
 
 // appendText appends text.
@@ -150,6 +151,9 @@ func (s *screen) erase() {
 
 // flush redraws the live rows and writes everything at once.
 func (s *screen) flush() {
+	if s.suspended {
+		return
+	}
 	if s.tty {
 		s.erase()
 		if len(s.line) > 0 {
@@ -174,9 +178,19 @@ func (s *screen) flush() {
 	s.buf.Reset()
 }
 
+// suspend removes the live rows and holds all further output back.
+func (s *screen) suspend() {
+	s.erase()
+	if s.err == nil {
+		_, s.err = s.out.Write(s.buf.Bytes())
+	}
+	s.buf.Reset()
+	s.suspended = true
+}
+
 // close removes the status line and finishes the line.
 func (s *screen) close() error {
-	s.status = ""
+	s.status, s.suspended = "", false
 	s.freshLine()
 	s.flush()
 	return s.err

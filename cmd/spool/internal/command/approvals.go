@@ -1,0 +1,360 @@
+package command
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spoolhq/spool/cmd/spool/internal/client"
+	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/events"
+)
+
+type approvalsCommand struct {
+	Ls      approvalsLs      `cmd:"" help:"List open approval requests, newest first."`
+	Show    approvalsShow    `cmd:"" help:"Show an approval request completely."`
+	Approve approvalsApprove `cmd:"" help:"Approve a call."`
+	Reject  approvalsReject  `cmd:"" help:"Reject a call, and tell the agent why."`
+	Skip    approvalsSkip    `cmd:"" help:"Skip a call: the agent goes on without it."`
+	Answer  approvalsAnswer  `cmd:"" help:"Answer the questions of an agent or of an MCP server."`
+}
+
+type approvalsLs struct {
+	server
+	Session string `placeholder:"SESSION" help:"Only requests of this session."`
+	All     bool   `help:"Also list requests that have ended."`
+	Limit   int    `default:"50" help:"Maximum number of entries; 0 means all."`
+}
+
+// Run lists approval requests.
+func (c *approvalsLs) Run(a *app) error {
+	if c.Limit < 0 {
+		return usageError("limit: %d is negative; 0 means all", c.Limit)
+	}
+	if c.Session != "" {
+		if err := checkID("session", events.KindSession, c.Session); err != nil {
+			return err
+		}
+	}
+	request := &spoolv1.ListApprovalsRequest{SessionId: c.Session, Status: "open"}
+	if c.All {
+		request.Status = ""
+	}
+	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
+		return list(a, c.JSON, c.Limit, client.List[*spoolv1.Approval](ctx, cl.Approvals.ListApprovals, request),
+			[]any{"APPROVAL", "SESSION", "STATUS", "KIND", "TOOL", "TITLE", "REQUESTED"},
+			func(x *spoolv1.Approval) []any {
+				return []any{x.ApprovalId, x.SessionId, x.Status, x.Kind, x.GetToolName(), excerpt(x.Title), formatTime(x.RequestedAt)}
+			})
+	})
+}
+
+type approvalsShow struct {
+	server
+	Approval string `arg:"" help:"The approval request's id."`
+}
+
+// Run shows one approval request.
+func (c *approvalsShow) Run(a *app) error {
+	if err := checkID("approval", events.KindApproval, c.Approval); err != nil {
+		return err
+	}
+	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
+		doc, err := client.Call(ctx, cl.Approvals.GetApproval, &spoolv1.GetApprovalRequest{ApprovalId: c.Approval})
+		if err != nil {
+			return err
+		}
+		if c.JSON {
+			return a.printJSON(doc)
+		}
+		return showApproval(a, doc.Value)
+	})
+}
+
+func showApproval(a *app, x *spoolv1.Approval) error {
+	asked, err := approvalRequest(x)
+	if err != nil {
+		return err
+	}
+	by := x.GetDecidedBy().GetId()
+	if user := x.GetDecidedBy().GetUser(); user != "" {
+		by = user + " (" + by + ")"
+	}
+	var decided events.ApprovalDecided
+	if x.Decided != nil {
+		if err := json.Unmarshal([]byte(x.Decided.Text), &decided); err != nil {
+			return fmt.Errorf("decode the decision: %w", err)
+		}
+	}
+	status := x.Status
+	if x.GetCause() != "" {
+		status += " (" + x.GetCause() + ")"
+	}
+	err = printFields(a, []any{"approval", x.ApprovalId}, []any{"session", x.SessionId}, []any{"execution", x.ExecutionId}, []any{"conversation", x.ConversationId},
+		[]any{"status", status}, []any{"requested", formatTime(x.RequestedAt)}, []any{"decision", x.GetDecision()}, []any{"decided by", by}, []any{"comment", decided.Comment},
+		[]any{"decided", formatTime(x.DecidedAt)}, []any{"ended", formatTime(x.EndedAt)})
+	if err != nil {
+		return err
+	}
+	for _, line := range terminal.ApprovalLines(asked) {
+		if _, err := fmt.Fprintln(a.Out, line); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// approvalRequest decodes the data of the event approval_requested.
+func approvalRequest(x *spoolv1.Approval) (asked events.ApprovalRequested, err error) {
+	if err := json.Unmarshal([]byte(x.GetRequest().GetText()), &asked); err != nil {
+		return asked, fmt.Errorf("decode the approval request: %w", err)
+	}
+	return asked, nil
+}
+
+// decideApproval sends a decision, and prints done or the response.
+func (s server) decideApproval(a *app, id, done string, request func(context.Context, *client.Client) (*spoolv1.DecideApprovalRequest, error)) error {
+	if err := checkID("approval", events.KindApproval, id); err != nil {
+		return err
+	}
+	return s.withClient(a, func(ctx context.Context, cl *client.Client) error {
+		r, err := request(ctx, cl)
+		if err != nil {
+			return err
+		}
+		r.ApprovalId = id
+		doc, err := client.Call(ctx, cl.Approvals.DecideApproval, r)
+		switch {
+		case err != nil:
+			return err
+		case s.JSON:
+			return a.printJSON(doc)
+		}
+		_, err = fmt.Fprintln(a.Out, done, id)
+		return err
+	})
+}
+
+// decision returns the request of a decision that needs no look at the approval request.
+func decision(r *spoolv1.DecideApprovalRequest) func(context.Context, *client.Client) (*spoolv1.DecideApprovalRequest, error) {
+	return func(context.Context, *client.Client) (*spoolv1.DecideApprovalRequest, error) { return r, nil }
+}
+
+type approvalsApprove struct {
+	server
+	Approval  string `arg:"" help:"The approval request's id."`
+	All       bool   `help:"Also approve all later requests of the same class in this execution; show ID names the class."`
+	Arguments string `placeholder:"JSON|@FILE" help:"Run the call with these arguments instead; only if the request is editable."`
+}
+
+// Run approves a call.
+func (c *approvalsApprove) Run(a *app) error {
+	r := &spoolv1.DecideApprovalRequest{Decision: events.DecisionApprove}
+	if c.All {
+		r.Decision = events.DecisionApproveAll
+	}
+	var err error
+	if r.Arguments, err = jsonFlag("arguments", c.Arguments); err != nil {
+		return err
+	}
+	if c.All && r.Arguments != nil {
+		return usageError("arguments: --arguments changes this call only; leave out --all")
+	}
+	return c.decideApproval(a, c.Approval, "approved", decision(r))
+}
+
+type approvalsReject struct {
+	server
+	Approval string `arg:"" help:"The approval request's id."`
+	Comment  string `placeholder:"TEXT" help:"What the agent is told."`
+}
+
+// Run rejects a call.
+func (c *approvalsReject) Run(a *app) error {
+	return c.decideApproval(a, c.Approval, "rejected", decision(&spoolv1.DecideApprovalRequest{Decision: events.DecisionReject, Comment: c.Comment}))
+}
+
+type approvalsSkip struct {
+	server
+	Approval string `arg:"" help:"The approval request's id."`
+}
+
+// Run skips a call.
+func (c *approvalsSkip) Run(a *app) error {
+	return c.decideApproval(a, c.Approval, "skipped", decision(&spoolv1.DecideApprovalRequest{Decision: events.DecisionSkip}))
+}
+
+type approvalsAnswer struct {
+	server
+	Approval   string   `arg:"" help:"The approval request's id."`
+	Answer     []string `sep:"none" placeholder:"QUESTION=VALUE" help:"The answer to a question, which is named by its number or its id; the value is the number of an option, its label, or text. May be repeated, also for a question that takes several answers."`
+	AnswerFile []string `sep:"none" placeholder:"QUESTION=FILE" help:"Like --answer, with the first line of a file, or of standard input for -, as the value: for secrets, because other processes can read arguments."`
+	Content    string   `placeholder:"JSON|@FILE" help:"The answer to an MCP server: an object that matches the schema of the request."`
+}
+
+// Run answers questions.
+func (c *approvalsAnswer) Run(a *app) error {
+	content, err := jsonFlag("content", c.Content)
+	if err != nil {
+		return err
+	}
+	given := c.Answer
+	for _, s := range c.AnswerFile {
+		question, file, ok := cutLast(s)
+		if !ok {
+			return usageError("answer-file: %.100q is not QUESTION=FILE", s)
+		}
+		value, err := firstLine(a, file)
+		if err != nil {
+			return err
+		}
+		given = append(given, question+"="+value)
+	}
+	if (len(given) > 0) == (content != nil) {
+		return usageError("answer: give --answer for each question, or --content for an MCP server")
+	}
+	return c.decideApproval(a, c.Approval, "answered", func(ctx context.Context, cl *client.Client) (*spoolv1.DecideApprovalRequest, error) {
+		r := &spoolv1.DecideApprovalRequest{Decision: events.DecisionAnswer, Content: content}
+		if content != nil {
+			return r, nil
+		}
+		x, err := cl.Approvals.GetApproval(ctx, &spoolv1.GetApprovalRequest{ApprovalId: c.Approval})
+		if err != nil {
+			return nil, err
+		}
+		asked, err := approvalRequest(x)
+		if err != nil {
+			return nil, err
+		}
+		answers, err := parseAnswers(asked.Questions, given)
+		if err == nil {
+			r.Answers, err = answersJSON(answers)
+		}
+		return r, err
+	})
+}
+
+// cutLast cuts s at its last "=", since the id of a question may contain one.
+func cutLast(s string) (before, after string, found bool) {
+	i := strings.LastIndexByte(s, '=')
+	if i < 0 {
+		return s, "", false
+	}
+	return s[:i], s[i+1:], true
+}
+
+// firstLine returns the first line of a file, or of standard input for "-".
+func firstLine(a *app, file string) (string, error) {
+	in := a.In
+	if file != "-" {
+		f, err := os.Open(file)
+		if err != nil {
+			return "", usageError("answer-file: %v", err)
+		}
+		defer f.Close() //nolint:errcheck // only read
+		in = f
+	}
+	b, err := io.ReadAll(io.LimitReader(in, 64<<10))
+	if err != nil {
+		return "", fmt.Errorf("answer-file: %w", err)
+	}
+	line, _, _ := strings.Cut(string(b), "\n")
+	return strings.TrimSuffix(line, "\r"), nil
+}
+
+// parseAnswers returns the answers by the id of their question. Each of given is QUESTION=VALUE.
+func parseAnswers(questions []events.Question, given []string) (map[string][]string, error) {
+	if len(questions) == 0 {
+		return nil, usageError("answer: the request asks no questions; approve, reject or skip it, or answer an MCP server with --content")
+	}
+	out := map[string][]string{}
+	for _, s := range given {
+		q, value := findQuestion(questions, s)
+		if q == nil {
+			return nil, usageError("answer: %.100q does not begin with the number or the id of a question, and =", strings.SplitN(s, "=", 2)[0])
+		}
+		answer, err := parseAnswer(*q, value)
+		if err != nil {
+			return nil, usageError("answer: %v", err)
+		}
+		out[q.ID] = append(out[q.ID], answer...)
+	}
+	return out, nil
+}
+
+// findQuestion returns the question that QUESTION=VALUE names, and the value. It returns nil for none.
+func findQuestion(questions []events.Question, s string) (q *events.Question, value string) {
+	for i := range questions {
+		for _, name := range []string{questions[i].ID, strconv.Itoa(i + 1)} {
+			if value, ok := strings.CutPrefix(s, name+"="); ok {
+				return &questions[i], value
+			}
+		}
+	}
+	return nil, ""
+}
+
+// errNoOption is returned for an answer that is none of the options of a question.
+var errNoOption = errors.New("is not one of the options, and the question takes no other answer")
+
+// parseAnswer returns the answers in a text: the label or the number of an option, numbers of several options with commas between them, or text.
+// Its error does not contain the text, which may be secret.
+func parseAnswer(q events.Question, text string) ([]string, error) {
+	if slices.ContainsFunc(q.Options, func(o events.QuestionOption) bool { return o.Label == text }) {
+		return []string{text}, nil
+	}
+	var labels []string
+	for _, part := range strings.Split(text, ",") {
+		n, err := strconv.Atoi(strings.TrimSpace(part))
+		if err != nil || n < 1 || n > len(q.Options) {
+			labels = nil
+			break
+		}
+		labels = append(labels, q.Options[n-1].Label)
+	}
+	switch {
+	case len(labels) > 1 && !q.Multiple:
+		return nil, errors.New("the question takes one answer")
+	case len(labels) > 0:
+		return labels, nil
+	case len(q.Options) > 0 && !q.Other:
+		return nil, errNoOption
+	case text == "":
+		return nil, errors.New("the answer is empty")
+	}
+	return []string{text}, nil
+}
+
+// answersJSON encodes answers for a request.
+func answersJSON(answers map[string][]string) (*spoolv1.Json, error) {
+	b, err := json.Marshal(answers)
+	if err != nil {
+		return nil, fmt.Errorf("encode the answers: %w", err)
+	}
+	return &spoolv1.Json{Text: string(b)}, nil
+}
+
+// jsonFlag returns the JSON of a flag, or of a file if it begins with @; nil for "".
+func jsonFlag(flag, s string) (*spoolv1.Json, error) {
+	if file, ok := strings.CutPrefix(s, "@"); ok {
+		b, err := os.ReadFile(file)
+		if err != nil {
+			return nil, usageError("%s: %v", flag, err)
+		}
+		s = string(b)
+	}
+	if s = strings.TrimSpace(s); s == "" {
+		return nil, nil
+	}
+	if !json.Valid([]byte(s)) {
+		return nil, usageError("%s: the text is not valid JSON", flag)
+	}
+	return &spoolv1.Json{Text: s}, nil
+}
