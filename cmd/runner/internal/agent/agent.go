@@ -84,6 +84,9 @@ type Launch struct {
 	MCPServers []runner.MCPServer
 	Skills     []runner.Skill
 	MaxTurns   uint32 // requests to the model in one turn; 0 for no limit
+
+	Permissions          events.Permissions // the agent's permission policy
+	ExecutionPermissions events.ExecutionPermissions
 }
 
 // Listed returns the skills that the main agent is offered, without those of sub-agents alone.

@@ -212,6 +212,7 @@ func (s *Supervisor) prepare(q runner.Query) (*run, *runner.Error) {
 		Folders: s.cfg.Folders, SessionID: q.SessionID, Command: q.Command, Model: q.Model, ModelSet: q.ModelSet, SystemPrompt: q.SystemPrompt, MemoryFile: q.MemoryFile,
 		Policy: q.Policy, Env: q.Env, Environ: s.cfg.Environ, Executable: s.cfg.Executable,
 		Tools: q.Tools, Subagents: q.Subagents, Commands: q.Commands, MCPServers: q.MCPServers, Skills: q.Skills, MaxTurns: q.MaxTurns,
+		Permissions: q.Permissions, ExecutionPermissions: q.ExecutionPermissions,
 	}
 	var trusted []agent.File
 	if q.Authority != "" {
