@@ -40,7 +40,48 @@ type Goldens struct {
 type Step struct {
 	Query     *runner.Query   `json:"query,omitempty"`
 	Interrupt bool            `json:"interrupt,omitempty"`
+	Decide    *Choice         `json:"decide,omitempty"`
 	Line      json.RawMessage `json:"line,omitempty"`
+}
+
+// Choice is the decision of a person on an approval request.
+type Choice struct {
+	Request  int                    `json:"request"` // which of the turn's requests, from 0 on
+	Decision events.ApprovalDecided `json:"decision"`
+}
+
+// apply passes the decision to the turn that writes to j.
+func (c Choice) apply(t testing.TB, j *Journal, turn *agent.Turn) {
+	t.Helper()
+	requests := requestsIn(t, j)
+	if c.Request >= len(requests) {
+		t.Fatalf("a decision on request %d of %d", c.Request, len(requests))
+	}
+	c.Decision.ApprovalID = runner.ApprovalID(j.Name(), requests[c.Request].ApprovalID)
+	turn.Verdict(runner.Verdict{ApprovalDecided: c.Decision})
+}
+
+// requestsIn returns the approval requests of the last turn in j.
+func requestsIn(t testing.TB, j *Journal) []events.ApprovalRequested {
+	t.Helper()
+	lines := j.Lines()
+	for i, l := range slices.Backward(lines) {
+		if l.ExecutionID != lines[len(lines)-1].ExecutionID {
+			lines = lines[i+1:]
+			break
+		}
+	}
+	return Turn{t: t, Lines: lines}.ApprovalRequests()
+}
+
+// firstQuery returns the first query of a recording.
+func firstQuery(steps []Step) runner.Query {
+	for _, s := range steps {
+		if s.Query != nil {
+			return *s.Query
+		}
+	}
+	return runner.Query{}
 }
 
 // checkGoldens replays every recording and compares journal and stdin with the golden files. With -record the recordings
@@ -95,9 +136,11 @@ func replayDisorder(t *testing.T, s Subject, g Goldens) {
 		steps := g.load(t, path, place)
 		reorder(steps)
 		var journal Journal
-		session := g.Adapter.Open(agent.Launch{Folders: place, Model: g.Model}, &Stdin{})
-		turn := NewTurn(t, &journal, "exe_1")
-		if err := session.Begin(runner.Query{ExecutionID: "exe_1", Attempt: 1, Content: "hello", Policy: runner.PolicyWorkspace}, turn); err != nil {
+		permissions := firstQuery(steps).Permissions
+		session := g.Adapter.Open(agent.Launch{Folders: place, Model: g.Model, Permissions: permissions}, &Stdin{})
+		q := runner.Query{ExecutionID: "exe_1", Attempt: 1, Content: "hello", Policy: runner.PolicyWorkspace, Permissions: permissions}
+		turn := newQueryTurn(t, &journal, q)
+		if err := session.Begin(q, turn); err != nil {
 			t.Fatal(err)
 		}
 		for _, step := range steps {
@@ -154,14 +197,16 @@ func (g Goldens) replay(t testing.TB, place agent.Folders, steps []Step) ([]runn
 	t.Helper()
 	var journal Journal
 	var stdin Stdin
-	session := g.Adapter.Open(agent.Launch{Folders: place, Model: g.Model}, &stdin)
+	session := g.Adapter.Open(agent.Launch{Folders: place, Model: g.Model, Permissions: firstQuery(steps).Permissions}, &stdin)
 	turn := agent.NewTurn(t.Context(), agent.TurnConfig{})
 	for i, step := range steps {
 		var err error
 		switch {
 		case step.Query != nil:
-			turn = NewTurn(t, &journal, step.Query.ExecutionID)
+			turn = newQueryTurn(t, &journal, *step.Query)
 			err = session.Begin(*step.Query, turn)
+		case step.Decide != nil:
+			step.Decide.apply(t, &journal, turn)
 		case step.Interrupt:
 			err = session.Interrupt()
 		default:

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/permission"
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
@@ -79,8 +80,18 @@ func Now() time.Time { return time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC) }
 // NewTurn begins a turn that writes to j. Text is coalesced until another line follows, and the clock is Now.
 func NewTurn(t testing.TB, j *Journal, execution string) *agent.Turn {
 	t.Helper()
+	return newQueryTurn(t, j, runner.Query{ExecutionID: execution})
+}
+
+// newQueryTurn is NewTurn with the execution and the permission policy of a query.
+func newQueryTurn(t testing.TB, j *Journal, q runner.Query) *agent.Turn {
+	t.Helper()
+	policy, err := permission.New(q.Permissions, q.ExecutionPermissions)
+	if err != nil {
+		t.Fatal(err)
+	}
 	return agent.NewTurn(t.Context(), agent.TurnConfig{
-		Journal: j, ExecutionID: execution, Coalesce: time.Hour, Now: Now,
+		Journal: j, ExecutionID: q.ExecutionID, Coalesce: time.Hour, Now: Now, Policy: policy, Approved: q.Approved,
 	})
 }
 
@@ -91,7 +102,7 @@ func Replay(t testing.TB, a agent.Adapter, l agent.Launch, q runner.Query, stdou
 	var stdin Stdin
 	var journal Journal
 	s := a.Open(l, &stdin)
-	turn := NewTurn(t, &journal, q.ExecutionID)
+	turn := newQueryTurn(t, &journal, q)
 	turn.Start(runner.Started{Attempt: q.Attempt, PID: 1, Policy: q.Policy})
 	if err := s.Begin(q, turn); err != nil {
 		t.Fatalf("begin: %v", err)

@@ -26,8 +26,9 @@ var recordAgain = flag.Bool("record", false, "record the agent's CLI again befor
 
 // Scenario is a conversation to record.
 type Scenario struct {
-	Model string // "" for Goldens.Model
-	Asks  []Ask
+	Model       string // "" for Goldens.Model
+	Permissions events.Permissions
+	Asks        []Ask
 }
 
 // Asks returns a scenario of queries that are not interrupted.
@@ -58,6 +59,9 @@ type Ask struct {
 	Text      string
 	Parts     []events.Part
 	Interrupt When // when the turn is interrupted; "" for never
+	// Decide are the decisions on the approval requests of the turn, in their order, each given as soon as the request
+	// is recorded. Further requests stay open.
+	Decide []events.ApprovalDecided
 }
 
 // When is a moment of a turn at which it is interrupted.
@@ -69,6 +73,8 @@ const (
 	OnText   When = "text"   // when text of the answer arrives; of a recording, at the second piece
 	OnTool   When = "tool"   // when the command that the model asked for runs
 	OnOutput When = "output" // when the command's first output arrives
+	// OnRequest is the moment when an approval request was recorded that Ask.Decide does not decide.
+	OnRequest When = "request"
 )
 
 // Recording describes how the CLI's output is recorded.
@@ -125,10 +131,11 @@ func record(t *testing.T, s Subject, g Goldens, dir string, scenario Scenario) {
 	defer web.Close()
 	place := agent.Folders{Workspace: t.TempDir(), State: t.TempDir()}
 	launch := agent.Launch{
-		Folders: place,
-		Model:   scenario.Model,
-		Environ: []string{"PATH=" + os.Getenv("PATH"), "HOME=" + t.TempDir()},
-		Env:     s.Env(web.URL),
+		Folders:     place,
+		Model:       scenario.Model,
+		Permissions: scenario.Permissions,
+		Environ:     []string{"PATH=" + os.Getenv("PATH"), "HOME=" + t.TempDir()},
+		Env:         s.Env(web.URL),
 	}
 	if launch.Model == "" {
 		launch.Model = g.Model
@@ -153,7 +160,7 @@ func record(t *testing.T, s Subject, g Goldens, dir string, scenario Scenario) {
 	r := &recorder{t: t, recording: g.Recording, place: place, stdin: stdin, stdout: bufio.NewReaderSize(stdout, 1<<20)}
 	r.session = s.Adapter.Open(launch, r)
 	for i, ask := range scenario.Asks {
-		r.recordTurn(i, ask)
+		r.recordTurn(i, scenario.Permissions, ask)
 	}
 	if err := stdin.Close(); err != nil {
 		t.Error(err)
@@ -171,10 +178,13 @@ func record(t *testing.T, s Subject, g Goldens, dir string, scenario Scenario) {
 }
 
 // recordTurn sends a query and records until the turn has ended.
-func (r *recorder) recordTurn(i int, ask Ask) {
+func (r *recorder) recordTurn(i int, permissions events.Permissions, ask Ask) {
 	t := r.t
-	q := runner.Query{ExecutionID: fmt.Sprintf("exe_%d", i+1), Attempt: 1, Content: ask.Text, Parts: ask.Parts, Policy: runner.PolicyWorkspace}
-	turn := NewTurn(t, &Journal{}, q.ExecutionID)
+	q := runner.Query{
+		ExecutionID: fmt.Sprintf("exe_%d", i+1), Attempt: 1, Content: ask.Text, Parts: ask.Parts, Policy: runner.PolicyWorkspace, Permissions: permissions,
+	}
+	var journal Journal
+	turn := newQueryTurn(t, &journal, q)
 	r.step(Step{Query: &q})
 	if err := r.session.Begin(q, turn); err != nil {
 		t.Fatal(err)
@@ -196,7 +206,7 @@ func (r *recorder) recordTurn(i int, ask Ask) {
 			interrupt()
 		}()
 	}
-	for pieces := 0; turn.Ended() == nil; {
+	for pieces, requests := 0, 0; turn.Ended() == nil; {
 		raw, err := r.stdout.ReadBytes('\n')
 		if err != nil {
 			t.Fatalf("the CLI ended in the middle of turn %d: %v", i+1, err)
@@ -214,6 +224,16 @@ func (r *recorder) recordTurn(i int, ask Ask) {
 		}
 		if bytes.Contains(raw, []byte(r.recording.Text)) {
 			if pieces++; pieces == 2 && ask.Interrupt == OnText {
+				interrupt()
+			}
+		}
+		for ; requests < len(requestsIn(t, &journal)); requests++ {
+			switch {
+			case requests < len(ask.Decide):
+				c := Choice{Request: requests, Decision: ask.Decide[requests]}
+				r.step(Step{Decide: &c})
+				c.apply(t, &journal, turn)
+			case ask.Interrupt == OnRequest:
 				interrupt()
 			}
 		}
