@@ -95,6 +95,11 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	if l.Model != "" {
 		configured = append(configured, "model="+quote(l.Model))
 	}
+	configured = append(configured, policySettings(l)...)
+	// A command of the agent may have written rules by which the CLI would not ask about others.
+	if err := os.RemoveAll(filepath.Join(home(l.Folders), "rules")); err != nil {
+		return agent.Command{}, fmt.Errorf("rules of Codex: %w", err)
+	}
 	if l.Fork != nil {
 		if err := copyFork(l); err != nil {
 			return agent.Command{}, err

@@ -159,7 +159,8 @@ type slow struct {
 	Ms int `json:"ms"`
 }
 
-// newServer returns a server with the tools echo, note (writes a file), variable (of its environment), slow and hidden.
+// newServer returns a server with the tools echo, note (writes a file), variable (of its environment), slow, hidden, look
+// (only reads) and form (asks the user for a name), and the resource test://page.
 func newServer() *mcp.Server {
 	s := mcp.NewServer(&mcp.Implementation{Name: "mcptest", Version: "1"}, nil)
 	say := func(text string) (*mcp.CallToolResult, any, error) {
@@ -195,5 +196,35 @@ func newServer() *mcp.Server {
 			}
 			return say("hidden")
 		})
+	addLook(s)
+	addForm(s)
 	return s
+}
+
+// addLook adds a tool that says that it only reads, and a resource.
+func addLook(s *mcp.Server) {
+	mcp.AddTool(s, &mcp.Tool{Name: "look", Description: "Looks around.", Annotations: &mcp.ToolAnnotations{ReadOnlyHint: true}},
+		func(context.Context, *mcp.CallToolRequest, struct{}) (*mcp.CallToolResult, any, error) {
+			return &mcp.CallToolResult{Content: []mcp.Content{&mcp.TextContent{Text: "looked"}}}, nil, nil
+		})
+	s.AddResource(&mcp.Resource{URI: "test://page", Name: "page"}, func(context.Context, *mcp.ReadResourceRequest) (*mcp.ReadResourceResult, error) {
+		return &mcp.ReadResourceResult{Contents: []*mcp.ResourceContents{{URI: "test://page", Text: "TEXT-OF-THE-PAGE"}}}, nil
+	})
+}
+
+// addForm adds a tool that asks the user for data.
+func addForm(s *mcp.Server) {
+	mcp.AddTool(s, &mcp.Tool{Name: "form", Description: "Asks the user."},
+		func(ctx context.Context, r *mcp.CallToolRequest, _ struct{}) (*mcp.CallToolResult, any, error) {
+			got, err := r.Session.Elicit(ctx, &mcp.ElicitParams{
+				Message: "What is your name?",
+				RequestedSchema: map[string]any{
+					"type": "object", "properties": map[string]any{"name": map[string]any{"type": "string"}}, "required": []string{"name"},
+				},
+			})
+			if err != nil {
+				return nil, nil, err
+			}
+			return &mcp.CallToolResult{Content: []mcp.Content{&mcp.TextContent{Text: fmt.Sprint(got.Action, " ", got.Content["name"])}}}, nil, nil
+		})
 }
