@@ -21,40 +21,28 @@ const (
 	resourceHookHash = "sha256:703cf345af3ad7c60c8eaa729acac6303f1404441f88f921e4e88e90a69f2f60"
 )
 
-// isPlain reports whether the permission policy decides as that of an agent without permissions.
-func isPlain(l agent.Launch) bool {
-	p := l.Permissions
-	return (p.Preset == "" || p.Preset == events.PresetWorkspace) && len(p.Rules)+len(p.Tools)+len(l.ExecutionPermissions.Rules) == 0 && p.Default == ""
-}
-
 // policySettings returns the settings by which the CLI does not run a call that the policy would not allow and about which the
 // CLI does not ask: it is not offered the tool. For the policy of an agent without permissions it returns none.
 func policySettings(l agent.Launch) []string {
-	if isPlain(l) {
+	if !l.HasPolicy() {
 		return nil
 	}
-	policy, err := permission.New(l.Permissions, l.ExecutionPermissions)
-	decides := func(c permission.Call) string {
-		if err != nil {
-			return events.PermissionDeny // the supervisor refuses the query
-		}
-		return policy.Decide(c).Action
-	}
 	var out []string
-	if decides(permission.Call{Tool: toolShell, Kind: permission.Shell, Command: anyCommand}) != events.PermissionAllow {
+	if !l.AllowsAll(permission.Call{Tool: toolShell, Kind: permission.Shell, Command: anyCommand}) {
 		out = append(out, "features.unified_exec_tty=false") // the input of a running shell is not asked about
 	}
 	outside := []permission.Path{{Path: "/", Outside: true}}
-	if decides(permission.Call{Tool: "view_image", Kind: permission.Read, Paths: outside}) != events.PermissionAllow {
+	if !l.AllowsAll(permission.Call{Tool: "view_image", Kind: permission.Read, Paths: outside}) {
 		out = append(out, "features.view_image=false")
 	}
-	if decides(permission.Call{Tool: "spawn_agent", Kind: permission.Agent}) != events.PermissionAllow {
+	if !l.AllowsAll(permission.Call{Tool: "spawn_agent", Kind: permission.Agent}) {
 		out = append(out, "agents.enabled=false")
 	}
-	if len(l.MCPServers) > 0 && decides(permission.Call{Tool: "read_mcp_resource", Kind: permission.Server}) != events.PermissionAllow {
+	if len(l.MCPServers) > 0 && !l.AllowsAll(permission.Call{Tool: "read_mcp_resource", Kind: permission.Server}) {
 		out = append(out, resourceHook, `hooks.state={"`+resourceKey+`"={trusted_hash="`+resourceHookHash+`",enabled=true}}`)
 	}
-	if decides(permission.Call{Tool: toolQuestion, Kind: permission.Question}) != events.PermissionDeny {
+	policy, err := permission.New(l.Permissions, l.ExecutionPermissions)
+	if err == nil && policy.Decide(permission.Call{Tool: toolQuestion, Kind: permission.Question}).Action != events.PermissionDeny {
 		out = append(out, "features.default_mode_request_user_input=true", "suppress_unstable_features_warning=true")
 	}
 	return out

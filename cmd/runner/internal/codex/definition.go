@@ -36,7 +36,7 @@ func threadConfig(l agent.Launch) map[string]any {
 	servers := map[string]mcpServer{}
 	for _, s := range l.MCPServers {
 		m := mcpServer{Startup: startupSeconds, URL: s.URL, Env: s.Env, Headers: s.Headers, Timeout: float64(s.TimeoutMs) / 1000, Tools: s.Tools}
-		if !isPlain(l) {
+		if l.HasPolicy() {
 			m.Asks = "prompt" // otherwise the CLI does not ask about tools that only read
 		}
 		if len(s.Command) > 0 {

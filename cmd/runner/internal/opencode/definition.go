@@ -189,7 +189,7 @@ func subagentRules(l agent.Launch, tools, servers []string) rules {
 	if i := slices.IndexFunc(rs, func(r rule) bool { return r.permission == "edit" && r.action == "allow" }); i >= 0 && len(l.Skills) > 0 {
 		rs[i].action = edit
 	}
-	return rs.add("external_directory", outside)
+	return limit(l, rs).add("external_directory", outside)
 }
 
 // addChosenServers returns rs with rules for a sub-agent that lists its MCP servers, and possibly some of their tools: it may use these only.
