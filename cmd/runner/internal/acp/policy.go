@@ -177,7 +177,7 @@ func (s *session) describe(c, known Call, made []toolContent) agent.PermissionRe
 		Title:     firstLine(cmp.Or(c.Asks, c.Title, c.Name)),
 		Reason:    cmp.Or(in.Description, own.Description),
 		Input:     c.Input,
-		Preview:   events.ApprovalPreview{Paths: c.Paths},
+		Preview:   events.ApprovalPreview{Paths: slices.DeleteFunc(slices.Clone(c.Paths), func(p string) bool { return p == s.place.Workspace })},
 	}
 	if isSet(known.Input) {
 		r.Input = known.Input
@@ -225,7 +225,7 @@ func (s *session) describe(c, known Call, made []toolContent) agent.PermissionRe
 // decided.
 func (s *session) handlePermission(m message, t *agent.Turn) error {
 	q, err := decode[permissionRequest](m.Params, "session/request_permission")
-	interrupted := s.addRequest(m.ID)
+	interrupted := s.addRequest(m.ID, q.ToolCall.ID)
 	r, conversation := agent.PermissionRequest{}, events.MainConversation
 	flow := s.flow(q.SessionID)
 	switch {
@@ -269,9 +269,10 @@ func (s *session) handlePermission(m message, t *agent.Turn) error {
 		if a.Comment != "" {
 			s.comments = append(s.comments, "Your call of "+r.Call.Tool+" ("+r.Title+") was rejected by the user: "+a.Comment)
 		}
-		if s.answerRequest(r.Key, outcome) && !ok && a.Outcome != "" && !byPolicy {
+		if !ok && a.Outcome != "" && !byPolicy && !s.isInterrupted() {
 			s.stopRejected()
 		}
+		s.answerRequest(r.Key, outcome)
 	})
 	byPolicy = false
 	return err
@@ -284,39 +285,55 @@ func (s *session) stopRejected() {
 	id := s.id
 	s.mu.Unlock()
 	_ = s.requestStop(id, maxStopRequests) //nolint:errcheck // Send fails only if a value cannot be encoded, and these can
+	s.cancelRequests()
 }
 
-// addRequest adds a permission request to those that are not answered. It reports whether the turn is interrupted.
-func (s *session) addRequest(id json.RawMessage) bool {
+// addRequest adds a permission request for a call to those that are not answered. It reports whether the turn is
+// interrupted.
+func (s *session) addRequest(id json.RawMessage, call string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.asked[string(id)] = true
+	s.asked[string(id)] = call
 	return s.interrupted
 }
 
-// answerRequest answers a permission request with an outcome and reports true. It does nothing if the request was answered,
-// which an interrupt does. It may be called by any goroutine.
-func (s *session) answerRequest(id string, o sdk.RequestPermissionOutcome) bool {
+// answerRequest answers a permission request with an outcome. It does nothing if the request was answered, which an interrupt
+// does. It may be called by any goroutine.
+func (s *session) answerRequest(id string, o sdk.RequestPermissionOutcome) {
 	s.mu.Lock()
-	open := s.asked[id]
+	_, open := s.asked[id]
 	delete(s.asked, id)
 	s.mu.Unlock()
 	if open {
 		_ = s.in.Send(reply{JSONRPC: "2.0", ID: json.RawMessage(id), Result: sdk.RequestPermissionResponse{Outcome: o}}) //nolint:errcheck // see stopRejected
 	}
-	return open
 }
 
 // cancelRequests answers all permission requests that are not answered. The protocol demands that after session/cancel.
 func (s *session) cancelRequests() {
-	s.mu.Lock()
-	var ids []string
-	for id := range s.asked {
-		ids = append(ids, id)
+	for _, id := range s.unanswered(func(string) bool { return true }) {
+		s.answerRequest(id, sdk.NewRequestPermissionOutcomeCancelled())
 	}
-	s.mu.Unlock()
+}
+
+// unanswered returns the ids of the permission requests that are not answered, of those calls for which of returns true.
+func (s *session) unanswered(of func(call string) bool) []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var ids []string
+	for id, call := range s.asked {
+		if of(call) {
+			ids = append(ids, id)
+		}
+	}
 	slices.Sort(ids)
-	for _, id := range ids {
+	return ids
+}
+
+// withdrawRequests ends the permission requests of a call that has ended: the agent does not wait for an answer any more.
+func (s *session) withdrawRequests(call string, t *agent.Turn) {
+	for _, id := range s.unanswered(func(c string) bool { return c == call }) {
+		t.Withdraw(id)
 		s.answerRequest(id, sdk.NewRequestPermissionOutcomeCancelled())
 	}
 }

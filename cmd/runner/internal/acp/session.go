@@ -33,8 +33,8 @@ type session struct {
 	interrupted bool          // the turn is to stop
 	late        bool          // a turn was asked to stop more than once: the agent may apply the last request to the next turn
 	requests    int
-	waiting     map[int]handler // requests without an answer, by id
-	asked       map[string]bool // permission requests of the agent that are not answered, by id
+	waiting     map[int]handler   // requests without an answer, by id
+	asked       map[string]string // the call of each permission request that is not answered, by the request's id
 
 	// State of the process.
 	caps       sdk.AgentCapabilities
@@ -82,7 +82,7 @@ func Open(d Dialect, l agent.Launch, in agent.Stdin) agent.Session {
 	if d.Shown == "" {
 		d.Shown = d.Model
 	}
-	s := &session{d: d, place: l.Folders, in: in, now: d.Now, resume: l.Resume, fork: l.Fork, waiting: map[int]handler{}, asked: map[string]bool{}, turnState: newTurn(0)}
+	s := &session{d: d, place: l.Folders, in: in, now: d.Now, resume: l.Resume, fork: l.Fork, waiting: map[int]handler{}, asked: map[string]string{}, turnState: newTurn(0)}
 	s.initialize()
 	return s
 }
