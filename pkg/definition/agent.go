@@ -17,6 +17,7 @@ import (
 	"github.com/spoolhq/spool/pkg/dependency"
 	"github.com/spoolhq/spool/pkg/egress"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/permission"
 )
 
 // CheckAgent returns the errors of an agent in no particular order, or nil.
@@ -50,6 +51,9 @@ func CheckAgent(s events.AgentSpec) []FieldError {
 	}
 	c.checkRetries(s.Retries)
 	c.checkLoops(s.Loops)
+	for _, wrong := range permission.Check(s.Permissions) {
+		c.fail(wrong.Field, "%s", wrong.Detail)
+	}
 	name, ok := architecture.Canonical(s.Architecture)
 	switch {
 	case s.Architecture == "":

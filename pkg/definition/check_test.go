@@ -152,7 +152,13 @@ func TestCheckAgent_NamesInvalidFields(t *testing.T) {
 		"loops that warn after the stop":     {func(s *events.AgentSpec) { s.Loops = events.Loops{Warn: 5, Stop: 4} }, "loops.warn: is 5; must not be more than loops.stop, which is 4"},
 		"loops longer than the window":       {func(s *events.AgentSpec) { s.Loops = events.Loops{Stop: 6, Window: 5} }, "loops.window: is 5; must not be less than loops.warn and loops.stop, of which the greater is 6"},
 		"loops with a long window":           {func(s *events.AgentSpec) { s.Loops = events.Loops{Window: 101} }, "loops.window: is 101; the limit is 100"},
-		"deep sub-agents":                    {func(s *events.AgentSpec) { s.Architecture = "codex"; s.Limits.SubagentDepth = 101 }, "limits.subagentDepth: is 101; the limit is 100"},
+		"permissions": {func(s *events.AgentSpec) {
+			s.Permissions = events.Permissions{Preset: "ask", Rules: []events.PermissionRule{{Command: []string{"rm"}, Then: "deny"}}, Tools: map[string]string{"Read": "allow"}}
+		}, ""},
+		"permissions that are not valid": {func(s *events.AgentSpec) {
+			s.Permissions = events.Permissions{Preset: "yolo", Rules: []events.PermissionRule{{Command: []string{""}}}, Tools: map[string]string{"A": "no", "B C": "no"}}
+		}, "permissions.preset: \"yolo\" is not known; the preset must be workspace, read-only, ask or full\npermissions.rules[0].command[0]: is empty\npermissions.rules[0].then: is required; must be allow, ask or deny\npermissions.tools.A: \"no\" is not known\npermissions.tools[\"B C\"]: "},
+		"deep sub-agents": {func(s *events.AgentSpec) { s.Architecture = "codex"; s.Limits.SubagentDepth = 101 }, "limits.subagentDepth: is 101; the limit is 100"},
 		"dependencies": {func(s *events.AgentSpec) {
 			s.Dependencies = events.Dependencies{NPM: []string{"@a/b@1.0.0", "left-pad@^1.3.0", "@a/b@2.0.0"}, PIP: []string{"httpx[http2]==0.27.0", "--index-url==1"}}
 		}, "dependencies.npm[1]: \"left-pad@^1.3.0\": must be an npm package with an exact version\ndependencies.npm[2]: \"@a/b\" is already in npm[0]\ndependencies.pip[1]: \"--index-url==1\": must be a Python package"},
@@ -410,6 +416,7 @@ func TestHonours_AgreesWithCheckAgent(t *testing.T) {
 		"retries.attempts":     func(s *events.AgentSpec) { s.Retries.Attempts = 2 },
 		"retries.backoffMs":    func(s *events.AgentSpec) { s.Retries.BackoffMs = 1 },
 		"loops":                func(s *events.AgentSpec) { s.Loops.Warn = 2 },
+		"permissions":          func(s *events.AgentSpec) { s.Permissions.Preset = "ask" },
 		"limits.subagentDepth": func(s *events.AgentSpec) { s.Limits.SubagentDepth = 1 },
 		"limits.turns":         func(s *events.AgentSpec) { s.Limits.Turns = 1 },
 		"limits.budgetUsd":     func(s *events.AgentSpec) { s.Limits.BudgetUSD = 1 },

@@ -36,6 +36,8 @@ func WriteFields(w io.Writer, notes map[string]string) error {
 		{"`limits.session`", "Budget", reflect.TypeFor[events.Budget]()},
 		{"`retries`", "Retries", reflect.TypeFor[events.Retries]()},
 		{"`loops`", "Loops", reflect.TypeFor[events.Loops]()},
+		{"`permissions`", "Permissions", reflect.TypeFor[events.Permissions]()},
+		{"`permissions.rules[]`", "PermissionRule", reflect.TypeFor[events.PermissionRule]()},
 		{"`spec` of an instance", "InstanceSpec", reflect.TypeFor[events.InstanceSpec]()},
 		{"`spec` of an environment", "EnvironmentSpec", reflect.TypeFor[EnvironmentSpec]()},
 		{"`variables.NAME`", "Variable", reflect.TypeFor[Variable]()},

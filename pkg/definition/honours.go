@@ -50,6 +50,7 @@ func SupportTable() map[string]SupportNotes {
 	enforcedBudget := "in Docker the egress proxy refuses the next model call; else the turn is stopped when the agent reports its usage"
 	countedRequests := "requests that models answered, including those of sub-agents; the egress proxy refuses the next one; only with the providers docker and modal"
 	deepest := "the execution ends with RECURSION_LIMIT"
+	policy := "decides about calls of tools ([permissions.md](permissions.md))"
 	return map[string]SupportNotes{
 		"name":             allArchitectures("shown to people"),
 		"description":      allArchitectures("shown to people"),
@@ -89,6 +90,7 @@ func SupportTable() map[string]SupportNotes {
 		"limits.session":       allArchitectures("the budget of each session that sets none: checked before each turn, and during the turn like the execution's limits"),
 		"limits.subagentDepth": {ClaudeCode: deepest, Codex: deepest, OpenCode: deepest},
 		"loops":                allArchitectures("tool calls of the agent and of each of its sub-agents, as [below](#repeated-tool-calls)"),
+		"permissions":          {ClaudeCode: policy, Codex: policy, OpenCode: policy, ACP: "what the agent asks about; other calls run ([permissions.md](permissions.md))", Spool: policy},
 		"retries.attempts":     allArchitectures("starts of the agent's process; without it, a process that died is not started again"),
 		"retries.backoffMs":    allArchitectures("the job waits; nothing of the execution runs meanwhile"),
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/spoolhq/spool/pkg/architecture"
 	"github.com/spoolhq/spool/pkg/dependency"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/permission"
 )
 
 // The schema is built by our own code from the same fields that the reader uses, so that both always agree on them. A
@@ -33,6 +34,7 @@ const (
 // rules returns the constraints of fields that are not expressed by their types, by Type.field.
 func rules() map[string]object {
 	slug := object{"pattern": patternSlug, "maxLength": maxName}
+	entries := object{"items": object{"type": "string", "minLength": 1, "maxLength": permission.MaxEntry}, "maxItems": permission.MaxEntries}
 	return map[string]object{
 		"file.slug": slug, "file.org": slug, "Reference.slug": slug, "Reference.org": slug,
 		"file.scope": {"enum": scopes()}, "Reference.scope": {"enum": scopes()},
@@ -56,6 +58,17 @@ func rules() map[string]object {
 		"Loops.stop":                {"maximum": MaxLoopWindow},
 		"Loops.window":              {"maximum": MaxLoopWindow},
 		"Limits.subagentDepth":      {"maximum": MaxSubagentDepth},
+		"Permissions.preset":        {"enum": permission.Presets()},
+		"Permissions.rules":         {"maxItems": permission.MaxRules},
+		"Permissions.tools":         {"additionalProperties": object{"enum": permission.Actions()}, "maxProperties": permission.MaxTools},
+		"Permissions.default":       {"enum": permission.Actions()},
+		"Permissions.unattended":    {"enum": []string{events.UnattendedDeny, events.UnattendedSkip}},
+		"Permissions.timeoutMs":     {"maximum": permission.MaxTimeout.Milliseconds()},
+		"PermissionRule.tool":       {"maxLength": permission.MaxTool},
+		"PermissionRule.command":    entries,
+		"PermissionRule.path":       entries,
+		"PermissionRule.host":       entries,
+		"PermissionRule.then":       {"enum": permission.Actions()},
 		"Dependencies.npm":          {"items": object{"type": "string", "pattern": dependency.PatternNPM}, "maxItems": dependency.Max, "uniqueItems": true},
 		"Dependencies.pip":          {"items": object{"type": "string", "pattern": dependency.PatternPIP}, "maxItems": dependency.Max, "uniqueItems": true},
 		"FileSpec.mode":             {"maximum": 0o777},

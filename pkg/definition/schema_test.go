@@ -144,6 +144,12 @@ func TestSchema_RefusesWhatParseRefuses(t *testing.T) {
 		"wrong name of a variable":    document(emptyEnvironment, "", "variables: {A-B: {}}"),
 		"wrong type of a server":      document(anAgent, "", "mcpServers: [{name: a, type: podman, url: 'https://a'}]"),
 		"wrong timeout":               document(anAgent, "", "mcpServers: [{name: a, type: http, url: 'https://a', timeoutMs: 300001}]"),
+		"wrong preset":                document(anAgent, "", "permissions: {preset: yolo}"),
+		"wrong action of a rule":      document(anAgent, "", "permissions: {rules: [{then: no-way}]}"),
+		"rule without an action":      document(anAgent, "", "permissions: {rules: [{tool: Bash}]}"),
+		"wrong action of a tool":      document(anAgent, "", "permissions: {tools: {Bash: never}}"),
+		"empty command of a rule":     document(anAgent, "", "permissions: {rules: [{command: [''], then: deny}]}"),
+		"long wait for a decision":    document(anAgent, "", "permissions: {timeoutMs: 604800001}"),
 		"negative budget":             document(anAgent, "", "limits: {budgetUsd: -0.5}"),
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -157,7 +163,7 @@ func TestSchema_RefusesWhatParseRefuses(t *testing.T) {
 			}
 		})
 	}
-	for name, text := range map[string]string{"agent": document(anAgent, "tags: [a]", "skills: [a, {slug: b}]"), "instance": document(anInstance, "", ""), "environment": document(anEnvironment, "", "")} {
+	for name, text := range map[string]string{"agent": document(anAgent, "tags: [a]", "skills: [a, {slug: b}]\n  permissions: {preset: ask, rules: [{tool: Bash, command: [ls], then: allow}], tools: {Read: deny}, timeoutMs: 604800000}"), "instance": document(anInstance, "", ""), "environment": document(anEnvironment, "", "")} {
 		if _, err := definition.Parse("f", []byte(text)); err != nil || s.Validate(instances(t, text)[0]) != nil {
 			t.Errorf("%s: the document from which the refused ones were derived is refused itself: %v, %v", name, err, s.Validate(instances(t, text)[0]))
 		}

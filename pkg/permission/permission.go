@@ -1,11 +1,14 @@
 // Package permission decides by an agent's permission policy what happens to a call of a tool: it is allowed, denied, or a
 // person decides. It is pure.
+//
+// Rules about commands are no security boundary: a program can start any other program, and a file can hold any script. What
+// a command can reach is limited by the sandbox. See docs/permissions.md.
 package permission
 
 import (
 	"cmp"
 	"fmt"
-	"path"
+	"reflect"
 
 	"github.com/spoolhq/spool/pkg/events"
 )
@@ -60,6 +63,18 @@ const (
 	RuleUnknown    = "unknown-tool"      // deny
 	RuleUnattended = "unattended"        // deny: a person would have to decide, and none is there
 	RuleApproved   = "approved-class"    // allow: a person approved all calls of the class
+
+	// RuleDestructive asks about a call that the preset allows, because the tool says that it destroys data. Agents without
+	// permissions do not have it.
+	RuleDestructive = "destructive-hint"
+)
+
+// Layers of a decision, from the first to the last that is asked.
+const (
+	LayerTools     = "tools"     // the tools that the agent's definition excludes
+	LayerExecution = "execution" // the rules of the message
+	LayerAgent     = "agent"     // permissions of the agent
+	LayerPreset    = "preset"    // the preset of the agent's permissions
 )
 
 // Decision is the decision on a call.
@@ -69,48 +84,103 @@ type Decision struct {
 	Reason string // for a denial: a sentence for the agent
 }
 
-// Policy is the permission policy of one execution. It is safe for concurrent use.
+// Policy is the permission policy of one execution. The zero value is the policy of an agent without permissions. A Policy is
+// safe for concurrent use.
 type Policy struct {
-	agent     events.Permissions
-	execution events.ExecutionPermissions
+	agent          events.Permissions
+	unattended     bool
+	execution      []rule // of the message
+	rules          []rule // of the agent
+	hasPermissions bool   // the agent has permissions
 }
 
-// New returns the policy of an execution of an agent.
+// New returns the policy of an execution of an agent. Its error, of type Errors, names the fields that are not valid.
 func New(agent events.Permissions, execution events.ExecutionPermissions) (*Policy, error) {
-	return &Policy{agent: agent, execution: execution}, nil
+	if errs := append(CheckExecution(execution), Check(agent)...); len(errs) > 0 {
+		return nil, errs
+	}
+	return &Policy{
+		agent: agent, unattended: execution.Unattended, execution: compile(execution.Rules, "execution."), rules: compile(agent.Rules, ""),
+		hasPermissions: !reflect.ValueOf(agent).IsZero(),
+	}, nil
 }
 
 // Decide returns the decision on a call. It does not know what a person has approved; see Class.
 func (p *Policy) Decide(c Call) Decision {
-	if c.LeftOut {
-		return workspace(c)
+	d, _, _ := p.decide(newSubject(c))
+	return d
+}
+
+// decide returns the decision, the layer that decided, and the rule of a list of rules, if one decided.
+func (p *Policy) decide(s *subject) (Decision, string, *rule) {
+	d, layer, r := p.decideAny(s)
+	if s.Kind == Question && d.Action == events.PermissionAllow && d.Rule != RuleNamed {
+		d.Action = events.PermissionAsk // only a person can answer
 	}
-	for i, r := range p.execution.Rules {
-		if matches(r, c) {
-			return Decision{Action: r.Then, Rule: fmt.Sprintf("execution.rules[%d]", i), Reason: denied(c)}
+	return d, layer, r
+}
+
+func (p *Policy) decideAny(s *subject) (Decision, string, *rule) {
+	if s.LeftOut {
+		return workspace(s.Call), LayerTools, nil
+	}
+	for _, layer := range []struct {
+		name  string
+		rules []rule
+	}{{LayerExecution, p.execution}, {LayerAgent, p.rules}} {
+		for i := range layer.rules {
+			if r := &layer.rules[i]; r.matches(s) {
+				return decided(r.Then, r.name, s), layer.name, r
+			}
 		}
 	}
-	for i, r := range p.agent.Rules {
-		if matches(r, c) {
-			return Decision{Action: r.Then, Rule: fmt.Sprintf("rules[%d]", i), Reason: denied(c)}
-		}
-	}
-	if then := p.agent.Tools[c.Tool]; then != "" {
-		return Decision{Action: then, Rule: "tools." + c.Tool, Reason: denied(c)}
+	if then := p.agent.Tools[s.Tool]; then != "" {
+		return decided(then, "tools."+s.Tool, s), LayerAgent, nil
 	}
 	if p.agent.Default != "" {
-		return Decision{Action: p.agent.Default, Rule: "default", Reason: denied(c)}
+		return decided(p.agent.Default, "default", s), LayerAgent, nil
 	}
-	return workspace(c)
+	d := p.preset(s)
+	if p.hasPermissions && s.Destructive && d.Action == events.PermissionAllow {
+		d = Decision{Action: events.PermissionAsk, Rule: RuleDestructive}
+	}
+	return d, LayerPreset, nil
 }
 
-func denied(c Call) string {
-	return fmt.Sprintf("The permission policy does not allow this call of %s. Go on without it.", c.Tool)
+// decided returns the decision of a rule.
+func decided(action, rule string, s *subject) Decision {
+	d := Decision{Action: action, Rule: rule}
+	switch {
+	case action != events.PermissionDeny:
+	case s.parsed != nil && s.parsed.opaque:
+		d.Reason = fmt.Sprintf("The permission policy does not allow this call of %s: it cannot tell what the command runs. Write names of programs without variables, or go on without it.", s.Tool)
+	default:
+		d.Reason = fmt.Sprintf("The permission policy does not allow this call of %s. Go on without it.", s.Tool)
+	}
+	return d
 }
 
-func matches(r events.PermissionRule, c Call) bool {
-	ok, err := path.Match(cmp.Or(r.Tool, "*"), c.Tool)
-	return err == nil && ok && len(r.Command) == 0 && len(r.Path) == 0 && len(r.Host) == 0
+// preset returns the decision on a call that no rule matches.
+func (p *Policy) preset(s *subject) Decision {
+	d, preset := workspace(s.Call), cmp.Or(p.agent.Preset, events.PresetWorkspace)
+	switch {
+	case preset == events.PresetWorkspace:
+		if p.hasPermissions && s.Kind == Question && d.Rule == RuleNamed {
+			return Decision{Action: events.PermissionAsk, Rule: RuleNamed}
+		}
+		return d
+	case s.Kind == Question:
+		return Decision{Action: events.PermissionAsk, Rule: preset}
+	case preset == events.PresetFull:
+		return Decision{Action: events.PermissionAllow, Rule: preset}
+	case d.Action == events.PermissionAllow && (s.Kind == Read || s.Kind == Bookkeeping):
+		return d
+	case preset == events.PresetAsk:
+		return Decision{Action: events.PermissionAsk, Rule: preset}
+	case d.Action == events.PermissionDeny && d.Rule == RuleOutside:
+		return d
+	}
+	return Decision{Action: events.PermissionDeny, Rule: preset, Reason: s.Tool + " is not allowed: this agent may only read files of its workspace. Go on without it."}
 }
 
 // workspace returns the decision of the preset workspace.
@@ -149,12 +219,8 @@ func workspace(c Call) Decision {
 	return deny(RuleUnknown, fmt.Sprintf("The workspace policy does not know the tool %q and so does not allow it. Go on without it.", c.Tool))
 }
 
-// Class returns the class of calls that a person approves together with this call ("approve all"), as text for people. ""
-// means that the call can only be approved alone.
-func (p *Policy) Class(c Call) string { return "calls of " + c.Tool }
-
 // Unattended reports whether no person is there to decide. Then a request that a person would decide is denied.
-func (p *Policy) Unattended() bool { return p.execution.Unattended }
+func (p *Policy) Unattended() bool { return p.unattended }
 
 // SkipsUnattended reports whether the agent of an unattended execution is told that a denied request was skipped.
 func (p *Policy) SkipsUnattended() bool { return p.agent.Unattended == events.UnattendedSkip }

@@ -27,11 +27,11 @@ type applyCommand struct {
 func (c *applyCommand) Run(a *app) error {
 	docs, err := c.read(a)
 	if err != nil {
-		return a.printErrors(err)
+		return a.printErrors(err, "nothing was applied")
 	}
 	specs, err := c.specs(a, docs)
 	if err != nil {
-		return a.printErrors(err)
+		return a.printErrors(err, "nothing was applied")
 	}
 	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
 		for i, d := range docs {
@@ -163,8 +163,8 @@ func printApplied(a *app, docs []definition.Document, i int, err error) error {
 	return err
 }
 
-// printErrors prints all errors of a file, one per line.
-func (a *app) printErrors(err error) error {
+// printErrors prints all errors of a file, one per line, and returns an error that begins with the outcome.
+func (a *app) printErrors(err error, outcome string) error {
 	var list definition.Errors
 	if !errors.As(err, &list) {
 		return err
@@ -173,9 +173,9 @@ func (a *app) printErrors(err error) error {
 		fmt.Fprintln(a.Err, terminal.Line(e.Error()))
 	}
 	if len(list) == 1 {
-		return usageError("nothing was applied: the file has an error")
+		return usageError("%s: the file has an error", outcome)
 	}
-	return usageError("nothing was applied: the file has %d errors", len(list))
+	return usageError("%s: the file has %d errors", outcome, len(list))
 }
 
 // lookupEnv returns a variable of spool's own environment.

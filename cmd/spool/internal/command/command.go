@@ -77,6 +77,7 @@ type commands struct {
 	Agents            agentsCommand            `cmd:"" help:"Apply, list, show and remove agents."`
 	Instances         instancesCommand         `cmd:"" help:"Apply, list, show and remove agent instances: agents with their environments."`
 	Envs              envsCommand              `cmd:"" help:"Apply, list, show, remove and explain environments, which hold variables and secrets."`
+	Permissions       permissionsCommand       `cmd:"" help:"Explain what an agent's permissions decide about a call of a tool."`
 	Skills            skillsCommand            `cmd:"" help:"Push, list, show, pull, tag and remove skills for agents."`
 	Secrets           secretsCommand           `cmd:"" help:"Create and rotate the key that encrypts secrets."`
 	Budgets           budgetsCommand           `cmd:"" help:"Set, list and remove the budgets of tenants per day, per month or in total."`

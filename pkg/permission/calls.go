@@ -1,0 +1,189 @@
+package permission
+
+import (
+	"path"
+	"slices"
+	"strings"
+
+	"mvdan.cc/sh/v3/syntax"
+)
+
+// wrapper describes the arguments of a program that starts the program that its arguments name.
+type wrapper struct {
+	values      string // letters of the options that take a value
+	queries     string // letters of the options with which it starts nothing
+	unreadable  string // letters of the options with which the command is not known
+	arguments   int    // arguments before the command
+	assignments bool   // NAME=VALUE may come before the command
+}
+
+var wrappers = map[string]wrapper{
+	"sudo":    {values: "CDghpRrTtUu", assignments: true},
+	"doas":    {values: "aCu"},
+	"env":     {values: "Cu", unreadable: "S", assignments: true},
+	"nohup":   {},
+	"setsid":  {},
+	"time":    {values: "fo"},
+	"nice":    {values: "n"},
+	"ionice":  {values: "cn"},
+	"chrt":    {arguments: 1},
+	"stdbuf":  {values: "eio"},
+	"timeout": {values: "ks", arguments: 1},
+	"xargs":   {values: "adEILnPs"},
+	"exec":    {values: "a"},
+	"command": {queries: "vV"},
+	"builtin": {},
+	"busybox": {},
+	"chroot":  {arguments: 1},
+}
+
+// shells are the programs that run the script of option -c.
+var shells = []string{"ash", "bash", "dash", "ksh", "sh", "zsh"}
+
+// startsOthers reports whether a program runs commands that its arguments name.
+func startsOthers(program string) bool {
+	_, wraps := wrappers[program]
+	return wraps || slices.Contains(shells, program) || slices.Contains([]string{"eval", "source", ".", "trap", "find"}, program)
+}
+
+// addCalls adds the commands of a script that is inside of depth other scripts.
+func (s *script) addCalls(f *syntax.File, depth int) {
+	syntax.Walk(f, func(n syntax.Node) bool {
+		switch c := n.(type) {
+		case *syntax.Stmt:
+			s.addStmt(c, depth)
+		case *syntax.Redirect:
+			// Bash expands the file of >& twice, also if it is quoted.
+			if (c.Op == syntax.DplOut || c.Op == syntax.DplIn) && strings.ContainsAny(readWord(c.Word).text, "$`") {
+				s.opaque = true
+			}
+		case *syntax.CoprocClause:
+			s.opaque = true // shells differ in what is its name and what its command
+		case *syntax.DeclClause:
+			s.calls = append(s.calls, []word{{text: c.Variant.Value, literal: true}})
+		}
+		return true
+	})
+}
+
+func (s *script) addStmt(stmt *syntax.Stmt, depth int) {
+	if c, ok := stmt.Cmd.(*syntax.CallExpr); ok && len(c.Args) > 0 {
+		s.addCall(readWords(c.Args), depth)
+	}
+}
+
+// addScript adds the commands of a script that is the argument of a command.
+func (s *script) addScript(w word, depth int) {
+	if f := parse(w.text); w.literal && f != nil && depth < maxScripts {
+		s.addCalls(f, depth+1)
+	} else {
+		s.opaque = true
+	}
+}
+
+// addCall adds a command and those that it starts.
+func (s *script) addCall(command []word, depth int) {
+	if !command[0].literal || command[0].tilde && !strings.Contains(command[0].text, "/") || depth > maxScripts || len(s.calls) == maxCalls {
+		s.opaque = true
+		return
+	}
+	s.calls = append(s.calls, command)
+	program, arguments := path.Base(command[0].text), command[1:]
+	switch w, wraps := wrappers[program]; {
+	case wraps:
+		s.addWrapped(w, arguments, depth)
+	case slices.Contains(shells, program):
+		s.addShell(arguments, depth)
+	case program == "eval":
+		texts, literal := make([]string, len(arguments)), true
+		for i, a := range arguments {
+			texts[i], literal = a.text, literal && a.literal
+		}
+		s.addScript(word{text: strings.Join(texts, " "), literal: literal}, depth)
+	case program == "trap" && len(arguments) > 1:
+		s.addScript(arguments[0], depth)
+	case (program == "source" || program == ".") && len(arguments) > 0 && !isFile(arguments[0]):
+		s.opaque = true
+	case program == "find":
+		for i, a := range arguments[:max(len(arguments)-1, 0)] {
+			if slices.Contains([]string{"-exec", "-execdir", "-ok", "-okdir"}, a.text) {
+				s.addCall(arguments[i+1:], depth+1)
+			}
+		}
+	}
+}
+
+// isFile reports whether a word names a file that exists before the script runs.
+func isFile(w word) bool { return w.literal && !strings.HasPrefix(w.text, "/dev/") && w.text != "-" }
+
+// addWrapped adds the command that a wrapper starts. After an option such as --user, of which it is not known whether it takes
+// a value, it adds both possible commands.
+func (s *script) addWrapped(w wrapper, arguments []word, depth int) {
+	first, last, n := w.arguments, w.arguments, 0 // n is the number of words before that are no options
+	for i := 0; i < len(arguments) && n <= last; i++ {
+		a := arguments[i]
+		switch {
+		case !a.literal:
+			s.opaque = true
+			return
+		case a.text == "--", a.text == "-": // the latter is an option of env
+		case strings.HasPrefix(a.text, "--"):
+			s.opaque = s.opaque || w.unreadable != "" && strings.HasPrefix(a.text, "--s") // --split-string
+			if !strings.Contains(a.text, "=") {
+				last++
+			}
+		case strings.HasPrefix(a.text, "-"):
+			letter := strings.IndexAny(a.text[1:], w.values+w.queries+w.unreadable) + 1
+			switch {
+			case letter == 0:
+			case strings.IndexByte(w.queries, a.text[letter]) >= 0:
+				return
+			case strings.IndexByte(w.unreadable, a.text[letter]) >= 0:
+				s.opaque = true
+				return
+			case letter == len(a.text)-1:
+				i++ // the value is the next word
+			}
+		case w.assignments && strings.Contains(a.text, "="):
+		default:
+			if n >= first {
+				s.addCall(arguments[i:], depth+1)
+			}
+			n++
+		}
+	}
+}
+
+// addShell adds the commands of the script that a shell runs.
+func (s *script) addShell(arguments []word, depth int) {
+	isScript := false
+	for i := 0; i < len(arguments); i++ {
+		a := arguments[i]
+		option := len(a.text) > 1 && (a.text[0] == '-' || a.text[0] == '+')
+		switch {
+		case !a.literal && !isScript:
+			s.opaque = true
+			return
+		case a.literal && a.text == "--":
+		case a.literal && option && strings.HasPrefix(a.text, "--"):
+			if a.text == "--rcfile" || a.text == "--init-file" {
+				i++
+			}
+		case a.literal && option:
+			isScript = isScript || a.text[0] == '-' && strings.Contains(a.text, "c")
+			s.opaque = s.opaque || a.text[0] == '-' && strings.Contains(a.text, "s") // reads its input
+			if strings.HasSuffix(a.text, "o") || strings.HasSuffix(a.text, "O") {
+				i++
+			}
+		case isScript:
+			s.addScript(a, depth)
+			return
+		case !isFile(a):
+			s.opaque = true
+			return
+		default:
+			return // a file, whose commands are not known
+		}
+	}
+	s.opaque = true // the shell reads the script from its input
+}
