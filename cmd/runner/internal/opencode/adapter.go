@@ -2,6 +2,10 @@
 // Client Protocol on stdin and stdout (package acp). One process runs all turns; the next process resumes its session,
 // which is stored in a database below the state folder.
 //
+// The CLI asks about every call of the agent itself. It passes on no request of a sub-agent: a sub-agent has only the tools
+// of which the permission policy allows every call. When one of several calls that wait is rejected, the CLI rejects all of
+// them. An answer has no field for a reason: the comment of a person goes with the next query.
+//
 // The recordings are from version 1.18.33 of the CLI, see testdata/README.md.
 package opencode
 
