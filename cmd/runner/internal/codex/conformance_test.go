@@ -300,8 +300,8 @@ var goldens = agenttest.Goldens{
 		"interrupt-late":     interrupted("sleep long", agenttest.OnOutput),
 		"interrupt-early":    interrupted("talk for ever", agenttest.AtStart),
 		"approvals": {Model: classic, Permissions: asks, Asks: []agenttest.Ask{
-			{Text: "edit the file please", Decide: []events.ApprovalDecided{{Decision: events.DecisionSkip}, {Decision: events.DecisionReject, Comment: "Leave it."}}},
 			{Text: "write a file please", Decide: []events.ApprovalDecided{{Decision: events.DecisionApprove}}},
+			{Text: "edit the file please", Decide: []events.ApprovalDecided{{Decision: events.DecisionSkip}, {Decision: events.DecisionReject, Comment: "Leave it."}}},
 		}},
 		"approvals-at-once": {Model: classic, Permissions: asks, Asks: []agenttest.Ask{
 			{Text: "two at once please", Decide: []events.ApprovalDecided{{Decision: events.DecisionApprove}, {Decision: events.DecisionApprove}}},
