@@ -281,6 +281,36 @@ func (s *session) handlePermission(m message, t *agent.Turn) error {
 	return err
 }
 
+// handleSubagentRequest answers a permission request of a sub-agent, or withdraws it. The agent may repeat a request.
+func (s *session) handleSubagentRequest(q Request, t *agent.Turn) {
+	key := "subagent/" + q.ID
+	if q.Over {
+		t.Withdraw(key)
+		return
+	}
+	if s.heard[q.ID] {
+		return
+	}
+	s.heard[q.ID] = true
+	known := q.Call
+	known.Input = q.Input
+	r := s.describe(q.Call, known, nil)
+	r.Key = key
+	switch {
+	case !s.pending:
+		r.Decided = denial(ruleNoQuery, "No query is being answered.")
+	case s.isInterrupted():
+		r.Refused = denial(ruleInterrupted, "The turn was interrupted.")
+	}
+	t.Permit(cmp.Or(q.Conversation, events.MainConversation), r, func(a agent.PermissionAnswer) {
+		params := map[string]string{"id": q.ID, "reply": "once"}
+		if !a.Allowed() {
+			params["reply"], params["message"] = "reject", a.Message
+		}
+		_ = s.in.Send(request{JSONRPC: "2.0", Method: "_spool/answer", Params: params}) //nolint:errcheck // see stopRejected
+	})
+}
+
 // stopRejected stops the turn after a person denied a call of an agent that offers no answer for that.
 func (s *session) stopRejected() {
 	s.mu.Lock()

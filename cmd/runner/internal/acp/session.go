@@ -68,6 +68,7 @@ type turnState struct {
 	status int          // the HTTP status by which the model failed
 	cut    bool         // the model's last answer reached its limit
 	early  earlyText
+	heard  map[string]bool   // permission requests of sub-agents that were handled, by id
 	end    func(*agent.Turn) // ends the turn after the sub-agents' conversations
 }
 
@@ -90,7 +91,7 @@ func Open(d Dialect, l agent.Launch, in agent.Stdin) agent.Session {
 // newTurn returns the state of a turn that begins when the session has cost the given dollars.
 func newTurn(cost float64) turnState {
 	return turnState{
-		main: &flow{conv: events.MainConversation}, subs: map[sdk.SessionId]*flow{}, calls: map[string]*call{}, began: cost,
+		main: &flow{conv: events.MainConversation}, subs: map[sdk.SessionId]*flow{}, calls: map[string]*call{}, heard: map[string]bool{}, began: cost,
 	}
 }
 
@@ -292,6 +293,10 @@ func (s *session) handleNotice(m message, raw json.RawMessage, t *agent.Turn) er
 			return nil // of a sub-agent
 		}
 		return s.appendEarlyText(*n.Text, t)
+	}
+	if n.Request != nil {
+		s.handleSubagentRequest(*n.Request, t)
+		return nil
 	}
 	if n.Warning != "" {
 		s.log(t, "warn", "%s", n.Warning)

@@ -159,12 +159,44 @@ func TestRealApproval_KillWhileItWaits(t *testing.T) {
 	}
 }
 
-// A sub-agent cannot ask: it has no tool about which a person would have to decide.
-func TestRealApproval_SubagentsHaveNoToolsToAskAbout(t *testing.T) {
+// A request of a sub-agent belongs to the sub-agent's conversation, and the comment of a rejection reaches the sub-agent.
+func TestRealApproval_Subagents(t *testing.T) {
 	t.Parallel()
-	b := newAskingBench(t, asks, run("SUBTASK", "touch one"), call("delegate", "task", map[string]any{"description": "sub", "prompt": "SUBTASK", "subagent_type": "general"}))
-	x := b.AskDeciding("delegate", nil, approve)
-	if r := x.ApprovalRequests(); len(r) != 1 || r[0].ToolName != "task" || x.Ended().Outcome != runner.Completed || b.HasFile("one") {
-		t.Errorf("%s", x)
+	b := newAskingBench(t, asks, run("SUBTASK", "touch one", "touch two"), call("delegate", "task", map[string]any{"description": "sub", "prompt": "SUBTASK", "subagent_type": "general"}))
+	x := b.AskDeciding("delegate", nil, func(r events.ApprovalRequested) events.ApprovalDecided {
+		if r.Preview.Command == "touch one" {
+			return events.ApprovalDecided{Decision: events.DecisionReject, Comment: "Use another name."}
+		}
+		return events.ApprovalDecided{Decision: events.DecisionApprove}
+	})
+	spawned := agenttest.All[events.SubagentSpawned](x, "subagent_spawned")
+	if r := x.ApprovalRequests(); len(r) != 3 || len(spawned) != 1 || x.Ended().Outcome != runner.Completed || b.HasFile("one") || !b.HasFile("two") {
+		t.Fatalf("%s", x)
+	}
+	n := 0
+	for _, l := range x.Lines {
+		if l.Type == (events.ApprovalRequested{}).EventType() && l.ConversationID == spawned[0].Conversation {
+			n++
+		}
+	}
+	if n != 2 {
+		t.Errorf("%d requests in the sub-agent's conversation, want 2%s", n, x)
+	}
+	b.Requests("Use another name.")
+}
+
+func TestRealApproval_InterruptWhileASubagentWaits(t *testing.T) {
+	t.Parallel()
+	p := asks
+	p.Tools = map[string]string{"task": events.PermissionAllow}
+	b := newAskingBench(t, p, run("SUBTASK", "touch one"), call("delegate", "task", map[string]any{"description": "sub", "prompt": "SUBTASK", "subagent_type": "general"}))
+	x := b.UntilRequests(1, b.MustStart("delegate", nil))
+	b.Supervisor.Interrupt()
+	x = b.End(x)
+	if e, r := x.Ended(), x.Retractions(); e.Outcome != runner.Interrupted || len(r) != 1 {
+		t.Fatalf("ended %+v%s", e, x)
+	}
+	if b.AskOK("hello", "You said: hello", nil); b.HasFile("one") {
+		t.Error("the command ran")
 	}
 }

@@ -9,8 +9,12 @@ import (
 	"github.com/spoolhq/spool/pkg/permission"
 )
 
-// limit returns the rules of a sub-agent without the tools of which the permission policy might forbid a call, or ask a person
-// about one: nobody would get the question, because the CLI passes on no permission request of a sub-agent.
+// asksVariable is the environment variable that makes plugin.js report the permission requests of sub-agents, because the
+// CLI does not pass them on.
+const asksVariable = "SPOOL_AGENT_ASKS"
+
+// limit returns the rules of a sub-agent by which the CLI asks about the tools of which the permission policy might forbid a
+// call, or ask a person about one.
 func limit(l agent.Launch, rs rules) rules {
 	if !l.HasPolicy() {
 		return rs
@@ -18,7 +22,7 @@ func limit(l agent.Launch, rs rules) rules {
 	rs = slices.Clone(rs)
 	for i, r := range rs {
 		if r.action != "deny" && !mayRunUnasked(l, r.permission) {
-			rs[i].action = "deny"
+			rs[i].action = "ask"
 		}
 	}
 	return rs

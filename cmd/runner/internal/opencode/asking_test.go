@@ -8,7 +8,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// A sub-agent has only the tools of which the policy allows every call.
+// A sub-agent calls without asking only the tools of which the policy allows every call.
 func TestSubagentRules_FollowThePolicy(t *testing.T) {
 	t.Parallel()
 	deny, ask, allow := events.PermissionDeny, events.PermissionAsk, events.PermissionAllow

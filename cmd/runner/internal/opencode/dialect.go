@@ -108,19 +108,26 @@ func answerOf(output string) string {
 
 // report is a notification that plugin.js sends from within the CLI.
 type report struct {
-	Kind    string  `json:"kind"` // retry, error, usage, over, forked, text
-	Session string  `json:"session"`
-	Name    string  `json:"name"`    // error
-	Message string  `json:"message"` // retry, error; forked: why it failed
-	Status  int     `json:"status"`
-	Attempt int     `json:"attempt"` // retry
-	WaitMs  int     `json:"waitMs"`
-	ID      string  `json:"id"` // text: the id of the message, or of the part if it is a thought
-	Thought bool    `json:"thought"`
-	Text    string  `json:"text"`
-	Finish  string  `json:"finish"` // usage
-	Cost    float64 `json:"cost"`
-	Tokens  struct {
+	Kind    string `json:"kind"` // retry, error, usage, over, forked, text, permission, replied
+	Session string `json:"session"`
+	Name    string `json:"name"`    // error
+	Message string `json:"message"` // retry, error; forked: why it failed
+	Status  int    `json:"status"`
+	Attempt int    `json:"attempt"` // retry
+	WaitMs  int    `json:"waitMs"`
+	ID      string `json:"id"` // text: the id of the message, or of the part if it is a thought; permission, replied: of the request
+	Thought bool   `json:"thought"`
+	Text    string `json:"text"`
+	Finish  string `json:"finish"` // usage
+	Parent  string `json:"parent"` // permission: the call that runs the sub-agent
+	Call    string `json:"call"`
+	Tool    string `json:"tool"`
+
+	Input    json.RawMessage `json:"input"`
+	Metadata json.RawMessage `json:"metadata"`
+
+	Cost   float64 `json:"cost"`
+	Tokens struct {
 		Input     uint32 `json:"input"`
 		Output    uint32 `json:"output"`
 		Reasoning uint32 `json:"reasoning"`
@@ -154,6 +161,10 @@ func notice(method string, params json.RawMessage) *acp.Notice {
 		n.Over = true
 	case "text":
 		n.Text = &acp.Text{Message: e.ID, Thought: e.Thought, Piece: e.Text}
+	case "permission":
+		n.Request = &acp.Request{ID: e.ID, Conversation: e.Parent, Call: acp.Call{ID: e.Call, Name: e.Tool, Input: e.Metadata}, Input: e.Input}
+	case "replied":
+		n.Request = &acp.Request{ID: e.ID, Over: true}
 	case "forked":
 		n.Forked = &acp.Forked{Session: e.Session, Error: e.Message}
 		if e.Session == "" && e.Message == "" {
