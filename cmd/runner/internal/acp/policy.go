@@ -202,6 +202,9 @@ func (s *session) describe(c, known Call, made []toolContent) agent.PermissionRe
 		}
 	case permission.Shell:
 		r.Call.Command, r.Preview.Command = command, command
+		if c.Asks == "" && command != "" {
+			r.Title = firstLine(command)
+		}
 		if command == "" { // a rule about commands must not take an unknown one for a harmless one
 			r.Call.Command = "$UNKNOWN_COMMAND # " + r.Title
 		}
