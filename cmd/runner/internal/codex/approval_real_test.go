@@ -272,3 +272,17 @@ func TestRealApproval_Subagents(t *testing.T) {
 		}
 	}
 }
+
+func TestRealApproval_Presets(t *testing.T) {
+	t.Parallel()
+	for preset, asked := range map[string]int{events.PresetAsk: 1, events.PresetReadOnly: 0, events.PresetWorkspace: 0, events.PresetFull: 0} {
+		b := newAskingBench(t, events.Permissions{Preset: preset}, run("touch it", "touch one"))
+		x := b.AskDeciding("touch it", nil, approve)
+		if n := len(x.ApprovalRequests()); n != asked || len(x.Decisions()) != 1-asked {
+			t.Errorf("%s: asked %d times%s", preset, n, x)
+		}
+		if x.Ended().Outcome != runner.Completed || b.HasFile("one") == (preset == events.PresetReadOnly) {
+			t.Errorf("%s: %s", preset, x)
+		}
+	}
+}

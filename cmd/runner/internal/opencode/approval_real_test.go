@@ -201,3 +201,21 @@ func TestRealApproval_InterruptWhileASubagentWaits(t *testing.T) {
 		t.Error("the command ran")
 	}
 }
+
+func TestRealApproval_Presets(t *testing.T) {
+	t.Parallel()
+	read := agenttest.Tool{Name: "read", Input: map[string]any{"filePath": "a.txt"}}
+	touch := agenttest.Tool{Name: "bash", Input: map[string]any{"command": "touch one", "description": "Makes it"}}
+	for preset, asked := range map[string]int{events.PresetAsk: 1, events.PresetReadOnly: 0} {
+		b := newAskingBench(t, events.Permissions{Preset: preset}, agenttest.Rule("read and touch", read, touch))
+		b.Put("a.txt", "content\n")
+		x := b.AskDeciding("read and touch", nil, approve)
+		d := x.Decisions()
+		if len(x.ApprovalRequests()) != asked || len(d) != 2-asked || d[0].ToolName != "read" || d[0].Decision != "allow" {
+			t.Errorf("%s: %+v%s", preset, d, x)
+		}
+		if x.Ended().Outcome != runner.Completed || b.HasFile("one") == (preset == events.PresetReadOnly) {
+			t.Errorf("%s: %s", preset, x)
+		}
+	}
+}
