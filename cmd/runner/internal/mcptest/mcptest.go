@@ -174,7 +174,8 @@ type slowArguments struct {
 	Ms int `json:"ms"`
 }
 
-// newServer returns a server with the tools echo, note (writes a file), variable (of its environment), slow and hidden.
+// newServer returns a server with the tools echo, note (writes a file), variable (of its environment), slow, hidden, look
+// (only reads) and form (asks the user for a name), and the resource test://page.
 func newServer() *mcp.Server {
 	s := mcp.NewServer(&mcp.Implementation{Name: "mcptest", Version: "1"}, nil)
 	say := func(text string) (*mcp.CallToolResult, any, error) {
@@ -210,6 +211,8 @@ func newServer() *mcp.Server {
 			}
 			return say("hidden")
 		})
+	addLook(s)
+	addForm(s)
 	return s
 }
 
@@ -217,12 +220,7 @@ func newServer() *mcp.Server {
 func addPeopleTools(s *mcp.Server) {
 	mcp.AddTool(s, &mcp.Tool{Name: "color", Description: "Asks the user for a color."},
 		func(ctx context.Context, r *mcp.CallToolRequest, _ struct{}) (*mcp.CallToolResult, any, error) {
-			got, err := r.Session.Elicit(ctx, &mcp.ElicitParams{
-				Message: "Which color do you want?",
-				RequestedSchema: map[string]any{
-					"type": "object", "properties": map[string]any{"color": map[string]any{"type": "string"}}, "required": []string{"color"},
-				},
-			})
+			got, err := r.Session.Elicit(ctx, elicitation("Which color do you want?", "color"))
 			if err != nil {
 				return nil, nil, err
 			}
@@ -234,4 +232,37 @@ func addPeopleTools(s *mcp.Server) {
 		func(context.Context, *mcp.CallToolRequest, struct{}) (*mcp.CallToolResult, any, error) {
 			return &mcp.CallToolResult{Content: []mcp.Content{&mcp.TextContent{Text: "wiped"}}}, nil, nil
 		})
+}
+
+// addLook adds a tool that says that it only reads, and a resource.
+func addLook(s *mcp.Server) {
+	mcp.AddTool(s, &mcp.Tool{Name: "look", Description: "Looks around.", Annotations: &mcp.ToolAnnotations{ReadOnlyHint: true}},
+		func(context.Context, *mcp.CallToolRequest, struct{}) (*mcp.CallToolResult, any, error) {
+			return &mcp.CallToolResult{Content: []mcp.Content{&mcp.TextContent{Text: "looked"}}}, nil, nil
+		})
+	s.AddResource(&mcp.Resource{URI: "test://page", Name: "page"}, func(context.Context, *mcp.ReadResourceRequest) (*mcp.ReadResourceResult, error) {
+		return &mcp.ReadResourceResult{Contents: []*mcp.ResourceContents{{URI: "test://page", Text: "TEXT-OF-THE-PAGE"}}}, nil
+	})
+}
+
+// addForm adds a tool that asks the user for data.
+func addForm(s *mcp.Server) {
+	mcp.AddTool(s, &mcp.Tool{Name: "form", Description: "Asks the user."},
+		func(ctx context.Context, r *mcp.CallToolRequest, _ struct{}) (*mcp.CallToolResult, any, error) {
+			got, err := r.Session.Elicit(ctx, elicitation("What is your name?", "name"))
+			if err != nil {
+				return nil, nil, err
+			}
+			return &mcp.CallToolResult{Content: []mcp.Content{&mcp.TextContent{Text: fmt.Sprint(got.Action, " ", got.Content["name"])}}}, nil, nil
+		})
+}
+
+// elicitation returns a request to the user for one text.
+func elicitation(message, field string) *mcp.ElicitParams {
+	return &mcp.ElicitParams{
+		Message: message,
+		RequestedSchema: map[string]any{
+			"type": "object", "properties": map[string]any{field: map[string]any{"type": "string"}}, "required": []string{field},
+		},
+	}
 }
