@@ -79,6 +79,9 @@ func (a asker) begin(t *testing.T, c *harness.Cluster, slug string, permissions 
 		"architecture": a.architecture, "model": architectures()[a.architecture]["model"], "instructions": "You run commands.", "retries": map[string]any{"attempts": 3},
 		"permissions": permissions, "loops": map[string]any{"action": "none"},
 	}
+	if a.preset == "opencode" { // an agent over ACP asks as its own configuration requires
+		spec["files"] = []map[string]any{{"path": "opencode.json", "content": `{"permission": {"bash": "ask"}}`}}
+	}
 	if a.architecture == "acp" {
 		spec["model"], spec["command"], spec["modelSettings"] = "known-model", a.command, map[string]any{"preset": a.preset}
 	}
@@ -155,7 +158,7 @@ func (k cautious) killAgent() {
 		}
 	}
 	if k.docker {
-		harness.Docker(k.t, "exec", k.c.Container(k.session), "sh", "-c", fmt.Sprintf("kill -9 -- -%d", pid))
+		harness.Docker(k.t, "exec", k.c.Container(k.session), "sh", "-c", fmt.Sprintf("kill -9 -%d", pid))
 		return
 	}
 	if err := syscall.Kill(-int(pid), syscall.SIGKILL); err != nil {
@@ -188,7 +191,9 @@ func (k cautious) mustEnd(execution string) turn {
 // TestApprovals tests that a person decides what an agent does: allow, deny with a comment, approve all of the class, time out, unattended, the
 // executor killed while the agent waits, and the agent killed while it waits.
 func TestApprovals(t *testing.T) {
-	t.Parallel()
+	if *approvalsTable == "" {
+		t.Parallel() // the PATH of an agent over ACP is set for the whole process
+	}
 	table := "| agent | allow | deny with comment | all of the class | time out | unattended | executor killed | agent killed | decision to next action, ms | seconds |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
 	for name, a := range askers() {
 		t.Run(name, func(t *testing.T) {
