@@ -19,6 +19,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/layers"
 	"github.com/spoolhq/spool/pkg/events/session"
+	"github.com/spoolhq/spool/pkg/permission"
 )
 
 // Limits of the contents of a command.
@@ -184,6 +185,7 @@ func post(c command.Command, b command.PostMessage, base session.Base, l *eventl
 	return session.Post{
 		Base: base, ExecutionID: c.ExecutionID, Content: b.Content, Parts: b.Parts, Metadata: b.Metadata,
 		Files: sessionFiles(c, b.Files), Held: l.Run.Snapshot.Applied, ActiveEnded: l.View().ActiveEnded, Environment: b.Environment,
+		Permissions: b.Permissions,
 	}
 }
 
@@ -191,6 +193,9 @@ func post(c command.Command, b command.PostMessage, base session.Base, l *eventl
 func checkPost(c command.Command, b command.PostMessage) error {
 	if err := errors.Join(checkFiles(c, b.Files), checkEnvironment(b.Environment)); err != nil {
 		return err
+	}
+	if wrong := permission.CheckExecution(b.Permissions); len(wrong) > 0 {
+		return invalid(wrong[0].Field, wrong[0].Detail)
 	}
 	size, text := len(b.Content), b.Content
 	for _, p := range b.Parts {
