@@ -294,6 +294,12 @@ func TestPermissions_ArePartOfTheMessage(t *testing.T) {
 	const permissions = `{"rules":[{"tool":"Bash","command":["git status"],"then":"allow"},{"path":["a/**"],"host":["*.example.com"],"then":"deny"}],"unattended":true}`
 	sid := g.do("POST", "/api/executions", `{"content":"hello","permissions":`+permissions+`}`).want(t, 202).text("sessionId")
 	g.do("POST", "/api/sessions/"+sid+"/messages", `{"content":"again","permissions":`+permissions+`}`).want(t, 202)
+	for rules, field := range map[string]string{
+		`{"tool":"Bash"}`: "permissions.rules[0].then", `{"then":"maybe"}`: "permissions.rules[0].then", `{"command":[""],"then":"deny"}`: "permissions.rules[0].command[0]",
+		`{"then":"allow"},{"tool":"Bash","then":"deny"}`: "permissions.rules[1]",
+	} {
+		g.do("POST", "/api/sessions/"+sid+"/messages", `{"content":"x","permissions":{"rules":[`+rules+`]}}`).wantProblem(t, 400, "INVALID_REQUEST", field)
+	}
 	var start command.StartExecution
 	var post command.PostMessage
 	s.bodyOf(command.TypeStartExecution, &start)

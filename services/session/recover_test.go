@@ -62,6 +62,12 @@ func TestRecover_RepeatsTheMessageAsANewExecution(t *testing.T) {
 	sid, exe := s.create(events.Options{}), id(events.KindExecution)
 	post := command.PostMessage{
 		Parts: []events.Part{{Type: "text", Text: "look"}}, Metadata: []byte(`{"ticket":7}`), Environment: map[string]events.Variable{"REGION": {Value: "eu"}},
+		Permissions: events.ExecutionPermissions{Rules: []events.PermissionRule{{Tool: "Bash", Then: "deny"}}, Unattended: true},
+	}
+	bad := post
+	bad.Permissions.Rules = []events.PermissionRule{{Tool: "Bash"}}
+	if a := s.send(command.TypePostMessage, sid, exe, bad); a.Error == nil || a.Error.Field != "permissions.rules[0].then" {
+		t.Errorf("a rule without an action: %+v", a.Error)
 	}
 	if a := s.send(command.TypePostMessage, sid, exe, post); a.Error != nil {
 		t.Fatal(a.Error)
@@ -88,7 +94,7 @@ func TestRecover_RepeatsTheMessageAsANewExecution(t *testing.T) {
 	l := s.await(sid, "dispatched", func(l *eventlog.Loaded) bool { return l.Life.Active.ExecutionID == second })
 	m, err := s.ses.Message(t.Context(), l, l.Life.Active)
 	must(t, err)
-	if m.RecoveredFrom != first || !m.Continue || len(m.Parts) != 1 || string(m.Metadata) != `{"ticket":7}` || m.Environment["REGION"].Value != "us" {
+	if m.RecoveredFrom != first || !m.Continue || len(m.Parts) != 1 || string(m.Metadata) != `{"ticket":7}` || m.Environment["REGION"].Value != "us" || !m.Permissions.Unattended || len(m.Permissions.Rules) != 1 {
 		t.Errorf("the second recovery has the message %+v", m)
 	}
 	accepted := 0

@@ -340,7 +340,6 @@ func TestPrompt_DoesNotDecideByItself(t *testing.T) {
 		code   int
 	}{
 		"Ctrl-C": {"pending", func(r *terminalRun) {
-			r.f.controls["POST /api/sessions/"+ses+"/interrupt"] = []events.Payload{events.ApprovalRetracted{ApprovalID: apr1, Reason: "turn_ended"}, events.ExecutionCancelled{Reason: "interrupted"}}
 			r.shows(r.t, prompt)
 			r.keys <- "y\x03"
 		}, ExitCancelled},
@@ -366,6 +365,7 @@ func TestPrompt_DoesNotDecideByItself(t *testing.T) {
 			t.Parallel()
 			r := newTerminalRun(t, bash(apr1))
 			r.f.approvals[apr1] = approvalJSON(t, c.status, bash(apr1))
+			r.f.controls["POST /api/sessions/"+ses+"/interrupt"] = []events.Payload{events.ApprovalRetracted{ApprovalID: apr1, Reason: "turn_ended"}, events.ExecutionCancelled{Reason: "interrupted"}}
 			if code := r.run(func() { c.steps(r) }, "run", "hello"); code != c.code || r.f.count("POST /api/approvals/"+apr1+"/decide") != 0 {
 				t.Errorf("exit code %d, requested %q", code, r.f.requests)
 			}

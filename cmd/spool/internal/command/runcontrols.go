@@ -25,7 +25,7 @@ func (r *queryRun) handleSignals(ctx context.Context, cancel context.CancelCause
 			if asked == 0 {
 				continue
 			}
-		case sig = <-r.typed:
+		case <-r.typed:
 			asked++
 		case sig = <-r.app.Signals:
 			asked++

@@ -1,8 +1,6 @@
 package api
 
 import (
-	"strings"
-
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/permission"
@@ -15,10 +13,8 @@ func executionPermissions(m *spoolv1.ExecutionPermissions) (events.ExecutionPerm
 	for _, r := range m.GetRules() {
 		p.Rules = append(p.Rules, events.PermissionRule{Tool: r.GetTool(), Command: r.GetCommand(), Path: r.GetPath(), Host: r.GetHost(), Then: r.GetThen()})
 	}
-	if _, err := permission.New(events.Permissions{}, p); err != nil {
-		first, _, _ := strings.Cut(err.Error(), "\n")
-		field, detail, _ := strings.Cut(first, ": ") // the errors of permission.New begin with the field
-		return p, problem.Invalid(field, "%s", detail)
+	if wrong := permission.CheckExecution(p); len(wrong) > 0 {
+		return p, problem.Invalid(wrong[0].Field, "%s", wrong[0].Detail)
 	}
 	return p, nil
 }
