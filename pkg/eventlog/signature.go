@@ -5,9 +5,12 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
+	"hash"
 	"slices"
 	"strings"
+	"sync"
 	"unicode"
 
 	"github.com/spoolhq/spool/pkg/events"
@@ -38,20 +41,25 @@ const minKey = 32
 // neither.
 type Keys struct {
 	sign  *key
-	check map[string]map[string][]byte // secrets, by role and id
-	ids   []string                     // of all keys, as KeyIDs returns them
+	check map[string]map[string]*key // by role and id
+	ids   []string                   // of all keys, as KeyIDs returns them
 }
 
 // key is the secret of a role. id identifies it without revealing it.
 type key struct {
 	role, id string
-	secret   []byte
+	// macs has the HMACs of the secret that no goroutine uses now. A new one would hash the secret again.
+	macs sync.Pool
+}
+
+func newKey(role, secret string) *key {
+	return &key{role: role, id: keyID(secret), macs: sync.Pool{New: func() any { return hmac.New(sha256.New, []byte(secret)) }}}
 }
 
 // ParseKeys parses the keys of a setting: role:key, separated by commas or white space. Older keys of a role follow
 // its key after plus signs: role:key+key. The first key of role, if there is one, signs.
 func ParseKeys(text, role string) (Keys, error) {
-	k := Keys{check: map[string]map[string][]byte{}}
+	k := Keys{check: map[string]map[string]*key{}}
 	for entry := range strings.FieldsFuncSeq(text, func(r rune) bool { return r == ',' || unicode.IsSpace(r) }) {
 		owner, secrets, _ := strings.Cut(entry, ":")
 		if writers[owner] == nil {
@@ -60,15 +68,15 @@ func ParseKeys(text, role string) (Keys, error) {
 		if k.check[owner] != nil {
 			return Keys{}, fmt.Errorf("log-keys: role %s appears twice: append older keys to the first one with a plus sign", owner)
 		}
-		k.check[owner] = map[string][]byte{}
+		k.check[owner] = map[string]*key{}
 		for i, secret := range strings.Split(secrets, "+") {
 			if len(secret) < minKey {
 				return Keys{}, fmt.Errorf("log-keys: a key of %s has %d characters, at least %d are required", owner, len(secret), minKey)
 			}
-			next := key{owner, keyID(secret), []byte(secret)}
-			k.check[owner][next.id] = next.secret
+			next := newKey(owner, secret)
+			k.check[owner][next.id] = next
 			if k.ids = append(k.ids, owner+"/"+next.id); owner == role && i == 0 {
-				k.sign = &next
+				k.sign = next
 			}
 		}
 	}
@@ -111,18 +119,25 @@ func (k Keys) Sign(s events.Subject, c events.Commit) string {
 	if k.sign == nil {
 		return ""
 	}
-	return k.sign.role + "/" + k.sign.id + "/" + hex.EncodeToString(sum(k.sign.secret, s, c))
+	return k.sign.role + "/" + k.sign.id + "/" + hex.EncodeToString(k.sign.sum(s, c))
 }
 
 // sum returns the HMAC-SHA-256 over subject, hash, state and command, each prefixed with its length. The hash
 // covers the rest of the commit.
-func sum(secret []byte, s events.Subject, c events.Commit) []byte {
-	mac := hmac.New(sha256.New, secret)
-	for _, part := range [][]byte{[]byte(s.String()), []byte(c.Hash), c.State, []byte(c.Command)} {
-		mac.Write(binary.BigEndian.AppendUint64(nil, uint64(len(part)))) // never fails
-		mac.Write(part)
-	}
-	return mac.Sum(nil)
+func (k *key) sum(s events.Subject, c events.Commit) []byte {
+	mac := k.macs.Get().(hash.Hash) //nolint:forcetypeassert // newKey sets the type
+	defer k.macs.Put(mac)
+	mac.Reset()
+	b := make([]byte, 0, 256+len(c.State))
+	b = appendPart(appendPart(b, s.String()), c.Hash)
+	b = appendPart(appendPart(b, c.State), c.Command)
+	mac.Write(b) // never fails
+	return mac.Sum(b[:0])
+}
+
+// appendPart appends a part, prefixed with its length.
+func appendPart[T string | []byte | json.RawMessage](b []byte, part T) []byte {
+	return append(binary.BigEndian.AppendUint64(b, uint64(len(part))), part...)
 }
 
 // ForeignError describes a message in the log's streams that no writer of Spool stored. It is not part of the log.
@@ -160,13 +175,13 @@ func (k Keys) Check(s events.Subject, c events.Commit, signature string) (why st
 	case len(k.check[role]) == 0:
 		return "", nil
 	}
-	secret, ok := k.check[role][id]
+	signer, ok := k.check[role][id]
 	if !ok {
 		return "", &UnknownKeyError{fmt.Sprintf("%s/%.8s", role, id)}
 	}
 	given, err := hex.DecodeString(mac)
 	switch {
-	case err != nil, !hmac.Equal(given, sum(secret, s, c)):
+	case err != nil, !hmac.Equal(given, signer.sum(s, c)):
 		return "the signature is invalid", nil
 	case c.ComputeHash(s) != c.Hash:
 		return "the hash does not match the contents", nil

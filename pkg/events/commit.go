@@ -148,12 +148,12 @@ func (c Commit) Rechain(s Subject, events json.RawMessage) Commit {
 // they are version (decimal), prev, subject, commit id, actor kind, actor id, key, user, service, address, epoch
 // and events.
 func (c Commit) ComputeHash(s Subject) string {
-	var parts []byte
+	parts := make([]byte, 0, 1024)
 	epoch := strconv.FormatUint(c.Epoch, 10)
 	if c.V < 2 {
-		parts = appendParts(nil, c.Prev, s.String(), c.ID, c.Actor.Kind, c.Actor.ID, epoch)
+		parts = appendParts(parts, c.Prev, s.String(), c.ID, c.Actor.Kind, c.Actor.ID, epoch)
 	} else {
-		parts = appendParts(nil, strconv.Itoa(c.V), c.Prev, s.String(), c.ID, c.Actor.Kind, c.Actor.ID, c.Actor.Key, c.Actor.User, c.Actor.Service, c.Actor.Address, epoch)
+		parts = appendParts(parts, strconv.Itoa(c.V), c.Prev, s.String(), c.ID, c.Actor.Kind, c.Actor.ID, c.Actor.Key, c.Actor.User, c.Actor.Service, c.Actor.Address, epoch)
 	}
 	h := sha256.New()
 	h.Write(binary.BigEndian.AppendUint64(parts, uint64(len(c.Events))))

@@ -62,7 +62,10 @@ func Partition(id string) int {
 }
 
 // PartitionToken returns a partition as a token of subjects: two hex digits.
-func PartitionToken(p int) string { return fmt.Sprintf("%02x", p) }
+func PartitionToken(p int) string {
+	const hex = "0123456789abcdef"
+	return string([]byte{hex[p>>4&15], hex[p&15]})
+}
 
 // Partition returns the partition of the subject among MaxPartitions.
 func (s Subject) Partition() int { return Partition(s.ID) }

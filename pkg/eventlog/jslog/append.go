@@ -127,22 +127,7 @@ func (a *appendAttempt) message() *nats.Msg {
 
 // publishSingly publishes the commit in a message of its own. It returns nats.ErrTimeout if there is no acknowledgement in time.
 func (a *appendAttempt) publishSingly(ctx context.Context, timeout time.Duration) (*jetstream.PubAck, error) {
-	future, err := a.log.pub.PublishMsgAsync(a.message(), jetstream.WithRetryAttempts(0))
-	if err != nil {
-		return nil, err
-	}
-	t := time.NewTimer(timeout)
-	defer t.Stop()
-	select {
-	case ack := <-future.Ok():
-		return ack, nil
-	case err := <-future.Err():
-		return nil, err
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	case <-t.C:
-		return nil, nats.ErrTimeout
-	}
+	return a.log.publisher.publish(ctx, a.message(), timeout)
 }
 
 // handleDuplicate handles a commit id that the server already knows while the expected sequence matches: either this

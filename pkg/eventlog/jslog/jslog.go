@@ -46,13 +46,10 @@ type Config struct {
 // defaultAckTimeout is well above the p99 of an append under load, so that only lost acknowledgements reach it.
 const defaultAckTimeout = 10 * time.Second
 
-// maxPending is the maximum number of concurrent appends that wait for their acknowledgement.
-const maxPending = 1 << 20
-
 // Log is the event log. It is safe for concurrent use. Its goroutines end with the connection.
 type Log struct {
 	js         jetstream.JetStream
-	pub        jetstream.JetStream // used only to publish: pending publishes of other users of js must not delay an append
+	publisher  *publisher
 	nc         *nats.Conn
 	prefix     string // prefix of the JetStream API, with a trailing dot
 	shards     int
@@ -96,11 +93,6 @@ func New(cfg Config) (*Log, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	// Commits are published to the streams' own subjects, which do not depend on the API prefix.
-	pub, err := jetstream.New(cfg.JetStream.Conn(), jetstream.WithPublishAsyncMaxPending(maxPending), jetstream.WithPublishAsyncTimeout(10*cfg.AckTimeout))
-	if err != nil {
-		return nil, fmt.Errorf("jslog: %w", err)
-	}
 	opts := cfg.JetStream.Options()
 	prefix := jetstream.DefaultAPIPrefix
 	if opts.Domain != "" {
@@ -110,7 +102,7 @@ func New(cfg Config) (*Log, error) {
 		prefix = strings.TrimSuffix(opts.APIPrefix, ".") + "."
 	}
 	l := &Log{
-		js: cfg.JetStream, pub: pub, nc: cfg.Conn, prefix: prefix, shards: cfg.Shards, partitions: cfg.Partitions, ackTimeout: cfg.AckTimeout,
+		js: cfg.JetStream, publisher: &publisher{nc: cfg.JetStream.Conn()}, nc: cfg.Conn, prefix: prefix, shards: cfg.Shards, partitions: cfg.Partitions, ackTimeout: cfg.AckTimeout,
 		logger: cfg.Logger.With("component", "jslog"), keys: cfg.Keys, signing: cfg.Signing,
 		counts: make([]atomic.Pointer[subjectCounts], cfg.Shards),
 	}
