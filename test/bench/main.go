@@ -33,9 +33,9 @@ import (
 	"github.com/spoolhq/spool/test/bench/turn"
 )
 
-// commands is the command line. Subcommands that are a harness.Benchmark measure something; scripts/bench runs all of
-// them.
-type commands struct {
+// commandLine is the command line of the benchmark program, for kong, which parses it. A subcommand that implements
+// harness.Benchmark measures something; scripts/bench runs all of these.
+type commandLine struct {
 	Dir string `placeholder:"FOLDER" help:"Folder for the data, on the disk to measure; the system's temporary folder by default."`
 
 	Append    appendlog.Benchmark `cmd:"" help:"Rate of appends to the log, compared with raw guarded publishes; CPU cost of commits of version 2."`
@@ -55,16 +55,16 @@ type commands struct {
 	All     allCommand     `cmd:"" help:"Run benchmarks with their default flags, each in a process of its own, and make the page of their rows. It fails after all of them if one failed."`
 	Collect collectCommand `cmd:"" help:"Make the page of rows on standard input."`
 
-	FanoutClients fanout.Clients `cmd:"" name:"fanout-clients" hidden:"" help:"Clients of the benchmark fanout."`
+	FanoutClients fanout.ClientsCommand `cmd:"" name:"fanout-clients" hidden:"" help:"Clients of the benchmark fanout."`
 
-	FanoutRunners fanout.Runners `cmd:"" name:"fanout-runners" hidden:"" help:"Runners of the benchmark fanout."`
+	FanoutRunners fanout.RunnersCommand `cmd:"" name:"fanout-runners" hidden:"" help:"Runners of the benchmark fanout."`
 
-	NATS        harness.NATSProcess `cmd:"" name:"nats" hidden:"" help:"NATS server of the benchmarks idle and fanout."`
-	IdleSockets idle.Sockets        `cmd:"" name:"idle-sockets" hidden:"" help:"WebSockets of the benchmark idle."`
+	NATS        harness.NATSCommand `cmd:"" name:"nats" hidden:"" help:"NATS server of the benchmarks idle and fanout."`
+	IdleSockets idle.SocketsCommand `cmd:"" name:"idle-sockets" hidden:"" help:"WebSockets of the benchmark idle."`
 }
 
-// streams are the standard streams of the benchmark program.
-type streams struct {
+// standardStreams are the standard input, output and error of the benchmark program.
+type standardStreams struct {
 	in       io.Reader
 	out, err io.Writer
 }
@@ -72,16 +72,16 @@ type streams struct {
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, os.Args[1:], &streams{os.Stdin, os.Stdout, os.Stderr}); err != nil {
+	if err := runCommandLine(ctx, os.Args[1:], &standardStreams{os.Stdin, os.Stdout, os.Stderr}); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		stop()
 		os.Exit(1)
 	}
 }
 
-// run runs one command line.
-func run(ctx context.Context, args []string, std *streams) error {
-	var c commands
+// runCommandLine parses the arguments of the benchmark program and runs the subcommand that they name.
+func runCommandLine(ctx context.Context, args []string, std *standardStreams) error {
+	var c commandLine
 	parser, err := newParser(&c)
 	if err != nil {
 		return err
@@ -90,7 +90,7 @@ func run(ctx context.Context, args []string, std *streams) error {
 	if err != nil {
 		return err
 	}
-	if m, ok := benchmark(parsed.Selected()); ok {
+	if m, ok := benchmarkOf(parsed.Selected()); ok {
 		daemon.SetGCPercent() // services run in this process
 		return harness.Run(ctx, parsed.Selected().Name, m, c.Dir, std.out, std.err)
 	}
@@ -98,32 +98,33 @@ func run(ctx context.Context, args []string, std *streams) error {
 	return parsed.Run(std)
 }
 
-func newParser(c *commands) (*kong.Kong, error) {
+// newParser returns the parser of the command line, which sets the fields of c.
+func newParser(c *commandLine) (*kong.Kong, error) {
 	return kong.New(c, kong.Name("bench"), kong.Description("Benchmarks of Spool. Every benchmark prints rows as lines of JSON."))
 }
 
-// benchmark returns the benchmark of a subcommand; ok is false if the subcommand measures nothing.
-func benchmark(n *kong.Node) (m harness.Benchmark, ok bool) {
+// benchmarkOf returns the benchmark that a subcommand runs; ok is false if the subcommand measures nothing.
+func benchmarkOf(n *kong.Node) (m harness.Benchmark, ok bool) {
 	m, ok = n.Target.Addr().Interface().(harness.Benchmark)
 	return m, ok
 }
 
-// allCommand is the subcommand all, which runs benchmarks, each in a process of its own.
+// allCommand is the subcommand all of the benchmark program. It runs benchmarks, each in a process of its own.
 type allCommand struct {
 	Page  string   `placeholder:"FILE" help:"Write the page to this file; it is printed by default."`
 	Names []string `arg:"" optional:"" help:"Benchmarks to run; all by default."`
 }
 
-// Run is called by kong. Each benchmark has a process of its own, because some measure the memory and the processor
-// time of their process.
-func (c *allCommand) Run(ctx context.Context, parsed *kong.Context, std *streams) error {
+// Run runs the subcommand. kong, the parser of the command line, calls it. Each benchmark has a process of its own,
+// because some measure the memory and the processor time of their process.
+func (c *allCommand) Run(ctx context.Context, parsed *kong.Context, std *standardStreams) error {
 	self, err := os.Executable()
 	if err != nil {
 		return err
 	}
 	var known, names []string
 	for _, n := range parsed.Model.Children {
-		m, ok := benchmark(n)
+		m, ok := benchmarkOf(n)
 		if !ok {
 			continue
 		}
@@ -158,14 +159,15 @@ func (c *allCommand) Run(ctx context.Context, parsed *kong.Context, std *streams
 	return errors.Join(append(failures, writePage(c.Page, &rows, std.out))...)
 }
 
-// collectCommand is the subcommand collect, which writes the results of the other subcommands as a page.
+// collectCommand is the subcommand collect of the benchmark program. It reads the rows that benchmarks have printed,
+// and writes docs/performance.md.
 type collectCommand struct {
 	Page   string `arg:"" optional:"" help:"File for the page; it is printed by default."`
 	Update bool   `help:"Replace the rows of the same name in the page, add new ones, and keep all others. Each row says when it was measured."`
 }
 
-// Run is called by kong.
-func (c *collectCommand) Run(std *streams) error {
+// Run runs the subcommand. kong, the parser of the command line, calls it.
+func (c *collectCommand) Run(std *standardStreams) error {
 	if c.Update {
 		return updatePage(c.Page, std.in, time.Now())
 	}

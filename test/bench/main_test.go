@@ -25,13 +25,13 @@ func TestCollect_WritesPageOfRows(t *testing.T) {
 	}
 	file := filepath.Join(t.TempDir(), "performance.md")
 	var out bytes.Buffer
-	if err := run(t.Context(), []string{"collect", file}, &streams{rows(), &out, io.Discard}); err != nil {
+	if err := runCommandLine(t.Context(), []string{"collect", file}, &standardStreams{rows(), &out, io.Discard}); err != nil {
 		t.Fatal(err)
 	}
 	if out.Len() != 0 {
 		t.Errorf("printed %s", out.String())
 	}
-	if err := run(t.Context(), []string{"collect"}, &streams{rows(), &out, io.Discard}); err != nil {
+	if err := runCommandLine(t.Context(), []string{"collect"}, &standardStreams{rows(), &out, io.Discard}); err != nil {
 		t.Fatal(err)
 	}
 	page, err := os.ReadFile(file)
@@ -50,7 +50,7 @@ func TestCollect_WritesPageOfRows(t *testing.T) {
 		t.Errorf("the page has the command %d times, want once", n)
 	}
 	for what, in := range map[string]string{"empty input": "", "input without rows": "PASS\n"} {
-		if err := run(t.Context(), []string{"collect"}, &streams{strings.NewReader(in), &out, io.Discard}); err == nil {
+		if err := runCommandLine(t.Context(), []string{"collect"}, &standardStreams{strings.NewReader(in), &out, io.Discard}); err == nil {
 			t.Errorf("%s was accepted", what)
 		}
 	}
@@ -69,7 +69,7 @@ func TestCollect_UpdatesRowsOfTheSameName(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if err := run(t.Context(), append([]string{"collect", file}, flags...), &streams{&in, io.Discard, io.Discard}); err != nil {
+		if err := runCommandLine(t.Context(), append([]string{"collect", file}, flags...), &standardStreams{&in, io.Discard, io.Discard}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -104,15 +104,15 @@ func TestPerformancePage_ShowsCommandsOfBenchmarks(t *testing.T) {
 	}
 	found := 0
 	for line := range strings.Lines(string(page)) {
-		arguments, ok := strings.CutPrefix(strings.TrimSpace(line), harness.Command(""))
+		arguments, ok := strings.CutPrefix(strings.TrimSpace(line), harness.ShellCommand(""))
 		if !ok {
 			if strings.Contains(line, "go run") {
-				t.Errorf("%q does not begin with %q", line, harness.Command(""))
+				t.Errorf("%q does not begin with %q", line, harness.ShellCommand(""))
 			}
 			continue
 		}
 		found++
-		parser, err := newParser(&commands{})
+		parser, err := newParser(&commandLine{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -121,7 +121,7 @@ func TestPerformancePage_ShowsCommandsOfBenchmarks(t *testing.T) {
 			t.Errorf("%q: %v", line, err)
 			continue
 		}
-		if _, ok := benchmark(parsed.Selected()); !ok {
+		if _, ok := benchmarkOf(parsed.Selected()); !ok {
 			t.Errorf("%q measures nothing", line)
 		}
 	}
@@ -138,7 +138,7 @@ func TestRun_RejectsInvalidArguments(t *testing.T) {
 		"skills --skills 0", "snapshot --files 99", "turn --agents nothing", "turn --places moon", "all nothing", "all idle-nats",
 	} {
 		// An error that names no argument would be that of a measurement.
-		if err := run(t.Context(), append(strings.Fields(args), "--dir", "/nonexistent"), &streams{strings.NewReader(""), io.Discard, io.Discard}); err == nil || strings.Contains(err.Error(), "/nonexistent") {
+		if err := runCommandLine(t.Context(), append(strings.Fields(args), "--dir", "/nonexistent"), &standardStreams{strings.NewReader(""), io.Discard, io.Discard}); err == nil || strings.Contains(err.Error(), "/nonexistent") {
 			t.Errorf("%s: error %v, want one about the arguments", args, err)
 		}
 	}

@@ -14,7 +14,8 @@ import (
 	"github.com/spoolhq/spool/test/bench/row"
 )
 
-// writePage reads rows and writes the page that shows them to a file, or to out if file is "".
+// writePage reads the rows that benchmarks have printed, one JSON object a line, from in. It writes
+// docs/performance.md, a Markdown document with a table of the rows, to the path file, or to out if file is "".
 func writePage(file string, in io.Reader, out io.Writer) error {
 	rows, err := row.Read(in)
 	if err != nil {
@@ -26,8 +27,8 @@ func writePage(file string, in io.Reader, out io.Writer) error {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "<!-- Written by `make bench`; do not edit. -->\n# Performance\n\nMeasured on %s, %s, %s.\n"+
 		"Figures are ratios within one run wherever something can be compared. Rows marked \"short\" miss their target.\n\n",
-		time.Now().UTC().Format("2006-01-02"), machine(), runtime.Version())
-	if err := row.Table(&b, rows); err != nil {
+		time.Now().UTC().Format("2006-01-02"), describeMachine(), runtime.Version())
+	if err := row.WriteTable(&b, rows); err != nil {
 		return err
 	}
 	var commands []string
@@ -46,8 +47,10 @@ func writePage(file string, in io.Reader, out io.Writer) error {
 	return os.WriteFile(file, b.Bytes(), 0o644) //nolint:gosec // a document
 }
 
-// updatePage replaces the rows of a page that have the names of new rows, and adds the others at the end of the table. A
-// row that begins with "the same" has the name of the row above it as well.
+// updatePage replaces rows of the table in file, which is docs/performance.md, by the rows that it reads from in, one
+// JSON object a line. A row is identified by its first cell; a cell that begins with "the same" is identified together
+// with the nearest cell above it that does not. Rows that the table does not have are added at its end. The last cell
+// of every row from in gets the date of now.
 func updatePage(file string, in io.Reader, now time.Time) error {
 	rows, err := row.Read(in)
 	if err != nil {
@@ -66,7 +69,7 @@ func updatePage(file string, in io.Reader, now time.Time) error {
 		}
 		r.Note += "measured on " + now.UTC().Format("2006-01-02")
 		var b bytes.Buffer
-		if err := row.Table(&b, []row.Row{r}); err != nil {
+		if err := row.WriteTable(&b, []row.Row{r}); err != nil {
 			return err
 		}
 		lines := strings.Split(strings.TrimSpace(b.String()), "\n")
@@ -113,7 +116,8 @@ func updatePage(file string, in io.Reader, now time.Time) error {
 	return os.WriteFile(file, []byte(strings.Join(out, "\n")+"\n"), 0o644) //nolint:gosec // a document
 }
 
-// rowName returns the name of a line of the table. above is the name of the last row that does not begin with "the same".
+// rowName returns the name that identifies a row of the Markdown table in docs/performance.md. line is the row; above
+// is the first cell of the last row before it that did not begin with "the same".
 func rowName(line string, above *string) string {
 	name, _, _ := strings.Cut(strings.TrimPrefix(line, "| "), " | ")
 	if strings.HasPrefix(name, "the same") {
@@ -123,20 +127,22 @@ func rowName(line string, above *string) string {
 	return name
 }
 
-// machine returns the number of cores and, where the system reports them, the processor and the memory.
-func machine() string {
+// describeMachine describes this machine for docs/performance.md: the number of cores, the operating system and, if the
+// system reports them, the processor and the memory.
+func describeMachine() string {
 	parts := []string{fmt.Sprintf("%d cores", runtime.NumCPU())}
-	if v := field("/proc/cpuinfo", "model name"); v != "" {
+	if v := fieldOfFile("/proc/cpuinfo", "model name"); v != "" {
 		parts = append(parts, v)
 	}
-	if v := field("/proc/meminfo", "MemTotal"); v != "" {
+	if v := fieldOfFile("/proc/meminfo", "MemTotal"); v != "" {
 		parts = append(parts, v+" of memory")
 	}
 	return strings.Join(append(parts, runtime.GOOS+"/"+runtime.GOARCH), ", ")
 }
 
-// field returns a value from a file of "name: value" lines, or "" if there is none.
-func field(path, name string) string {
+// fieldOfFile returns the value with the given name from a file of "name: value" lines, or "" if the file has no such
+// value.
+func fieldOfFile(path, name string) string {
 	b, err := os.ReadFile(path)
 	if err != nil {
 		return ""

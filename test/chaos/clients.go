@@ -21,23 +21,23 @@ import (
 )
 
 const (
-	// requestTimeout is the time limit of one request, because a frozen service does not answer.
+	// requestTimeout is the time limit of one HTTP request, because a service that is frozen by a fault does not answer.
 	requestTimeout = 15 * time.Second
-	// idleTimeout is the time without data after which a stream's client reconnects. A gateway sends a comment every
-	// 15 s.
-	idleTimeout = 20 * time.Second
-	// retryPause is the pause between two attempts of a request or a connection.
+	// streamIdleTimeout is the time without data after which a client closes its stream and connects again. A gateway
+	// sends a comment every 15 s.
+	streamIdleTimeout = 20 * time.Second
+	// retryPause is the pause between two attempts of a request, of a connection, or of another check.
 	retryPause = 250 * time.Millisecond
 )
 
-// driver runs the clients of a chaos run and stores what they received.
-type driver struct {
+// clientDriver runs all clients of a run of the chaos test, and stores what they have received.
+type clientDriver struct {
 	c        *cluster
 	mu       sync.Mutex
 	accepted map[string]string // session by execution
 	open     map[string]bool   // executions whose end no client has received
 	ended    map[string]bool   // ended executions; a client may receive the end before the answer to its message
-	clients  []*client
+	clients  []*followingClient
 	retries  int
 	refused  []string // valid cursors that were refused, and answers that no client should receive
 	received time.Time
@@ -46,24 +46,25 @@ type driver struct {
 	deleted  int // sessions that were deleted during the faults
 }
 
-// client follows one session over one transport, SSE or WebSocket, and stores what it receives.
-type client struct {
+// followingClient receives the events of one session over SSE or a WebSocket, and stores them.
+type followingClient struct {
 	kind, session string
 	mu            sync.Mutex
 	events        []check.Event
-	pieces        []check.Piece
+	pieces        []check.TextPiece
 	connections   int
 }
 
 // cursor returns the seq of the last event that the client has received.
-func (c *client) cursor() uint32 {
+func (c *followingClient) cursor() uint32 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return uint32(len(c.events))
 }
 
-// call sends a request to one gateway. If the status is 2xx, the body of the answer is decoded into out.
-func (d *driver) call(ctx context.Context, gateway int, method, path, key string, body, out any) (int, string, error) {
+// sendRequest sends an HTTP request to the gateway with the given number, with body as JSON and key as the idempotency
+// key. It returns the status and the body of the response. If the status is 2xx, it decodes the body into out.
+func (d *clientDriver) sendRequest(ctx context.Context, gateway int, method, path, key string, body, out any) (int, string, error) {
 	var raw []byte
 	var err error
 	if body != nil {
@@ -96,11 +97,11 @@ func (d *driver) call(ctx context.Context, gateway int, method, path, key string
 	return resp.StatusCode, string(answer), err
 }
 
-// callUntilKnown repeats a request with the same key until its outcome is known. After a 503 or a lost connection it is not
-// known.
-func (d *driver) callUntilKnown(ctx context.Context, method, path, key string, body, out any) (status int, answer string, err error) {
+// sendUntilAnswered repeats a request with the same idempotency key until a gateway has answered with a status below
+// 500. After another status, such as 503, or a lost connection, the outcome of the request is not known.
+func (d *clientDriver) sendUntilAnswered(ctx context.Context, method, path, key string, body, out any) (status int, answer string, err error) {
 	for gateway := 0; ; gateway++ {
-		status, answer, err = d.call(ctx, gateway, method, path, key, body, out)
+		status, answer, err = d.sendRequest(ctx, gateway, method, path, key, body, out)
 		if err == nil && status < http.StatusInternalServerError {
 			return status, answer, nil
 		}
@@ -118,28 +119,30 @@ func (d *driver) callUntilKnown(ctx context.Context, method, path, key string, b
 	}
 }
 
-// recordViolation records an answer that no client should receive.
-func (d *driver) recordViolation(format string, args ...any) {
+// recordViolation stores a message about a response that no client should receive, for the end of the run.
+func (d *clientDriver) recordViolation(format string, args ...any) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.refused = append(d.refused, fmt.Sprintf(format, args...))
 }
 
-// create creates a session.
-func (d *driver) create(ctx context.Context, key string) (string, error) {
+// createSession creates a session, with key as the idempotency key, and returns the session's id.
+func (d *clientDriver) createSession(ctx context.Context, key string) (string, error) {
 	var s struct{ SessionID string }
-	status, answer, err := d.callUntilKnown(ctx, http.MethodPost, "/api/sessions", key, map[string]any{"architecture": "spool"}, &s)
+	status, answer, err := d.sendUntilAnswered(ctx, http.MethodPost, "/api/sessions", key, map[string]any{"architecture": "spool"}, &s)
 	if err == nil && status != http.StatusCreated {
 		err = fmt.Errorf("create answered %d %s", status, answer)
 	}
 	return s.SessionID, err
 }
 
-// messageTexts are the first words of the messages that clients post. The rules of the model's script (script.yaml) match them.
+// messageTexts are the first words of the messages that clients post. The rules of the model's script, script.yaml,
+// match them.
 var messageTexts = []string{"text", "text", "silent", "files", "error", "hello"}
 
-// post posts messages to a session until the faults end. At most three messages are queued.
-func (d *driver) post(ctx context.Context, until <-chan struct{}, session string, r *rand.Rand) {
+// postMessages posts messages to a session, at random intervals, until the channel until is closed. It posts only while
+// the session has fewer than three queries that have not ended.
+func (d *clientDriver) postMessages(ctx context.Context, until <-chan struct{}, session string, r *rand.Rand) {
 	defer d.posts.Done()
 	for n := 0; ; n++ {
 		select {
@@ -149,12 +152,12 @@ func (d *driver) post(ctx context.Context, until <-chan struct{}, session string
 			return
 		case <-time.After(time.Duration(r.IntN(1500)) * time.Millisecond):
 		}
-		if d.countOpen(session) >= 3 {
+		if d.countOpenQueries(session) >= 3 {
 			continue
 		}
 		var a struct{ ExecutionID string }
 		text := fmt.Sprintf("%s %d", messageTexts[r.IntN(len(messageTexts))], n)
-		status, answer, err := d.callUntilKnown(ctx, http.MethodPost, "/api/sessions/"+session+"/messages", fmt.Sprintf("%s-%d", session, n), map[string]any{"content": text}, &a)
+		status, answer, err := d.sendUntilAnswered(ctx, http.MethodPost, "/api/sessions/"+session+"/messages", fmt.Sprintf("%s-%d", session, n), map[string]any{"content": text}, &a)
 		if err != nil || status != http.StatusAccepted {
 			d.recordViolation("message %d of %s: %d %s %v", n, session, status, answer, err)
 			return
@@ -168,25 +171,25 @@ func (d *driver) post(ctx context.Context, until <-chan struct{}, session string
 			d.open[a.ExecutionID] = true
 		}
 		d.mu.Unlock()
-		d.sendControl(ctx, a.ExecutionID, r)
+		d.sendRandomControl(ctx, a.ExecutionID, r)
 	}
 }
 
-// sendControl sometimes cancels an execution, or pauses and resumes it.
-func (d *driver) sendControl(ctx context.Context, execution string, r *rand.Rand) {
+// sendRandomControl cancels an execution, pauses and resumes it, or, most often, does nothing. r decides.
+func (d *clientDriver) sendRandomControl(ctx context.Context, execution string, r *rand.Rand) {
 	steps := [][]string{{}, {}, {}, {}, {}, {"cancel"}, {"pause", "resume"}}[r.IntN(7)]
 	for _, step := range steps {
 		time.Sleep(time.Duration(r.IntN(3000)) * time.Millisecond)
 		// 409 means that the execution has ended, or is not paused.
-		status, answer, err := d.callUntilKnown(ctx, http.MethodPost, "/api/executions/"+execution+"/"+step, "", map[string]any{}, nil)
+		status, answer, err := d.sendUntilAnswered(ctx, http.MethodPost, "/api/executions/"+execution+"/"+step, "", map[string]any{}, nil)
 		if err != nil || status/100 != 2 && status != http.StatusConflict {
 			d.recordViolation("%s of %s: %d %s %v", step, execution, status, answer, err)
 		}
 	}
 }
 
-// countOpen returns the number of queries of a session whose end no client has received.
-func (d *driver) countOpen(session string) (n int) {
+// countOpenQueries returns the number of queries of a session whose end no client has received.
+func (d *clientDriver) countOpenQueries(session string) (n int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for x := range d.open {
@@ -197,9 +200,9 @@ func (d *driver) countOpen(session string) (n int) {
 	return n
 }
 
-// store stores an event that a client received. It also stores one that does not follow the event before it, so that
-// the check finds that.
-func (d *driver) store(c *client, w events.Wire) {
+// storeEvent stores an event or a delta that a client received. It also stores an event whose seq does not follow the
+// last one, so that the check at the end of the run finds it.
+func (d *clientDriver) storeEvent(c *followingClient, w events.Wire) {
 	if w.Type == events.TextDelta {
 		d.storePiece(c, w)
 		return
@@ -220,8 +223,8 @@ func (d *driver) store(c *client, w events.Wire) {
 	}
 }
 
-// storePiece stores text in flight that a client received.
-func (d *driver) storePiece(c *client, w events.Wire) {
+// storePiece stores a piece of a block's text that a client received while the block was being written.
+func (d *clientDriver) storePiece(c *followingClient, w events.Wire) {
 	var delta events.Delta
 	if err := json.Unmarshal(w.Data, &delta); err != nil {
 		d.recordViolation("text in flight of %s: %v: %s", c.session, err, w.Data)
@@ -230,10 +233,11 @@ func (d *driver) storePiece(c *client, w events.Wire) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	after := uint32(len(c.events)) //nolint:gosec // a small number
-	c.pieces = append(c.pieces, check.Piece{Block: delta.BlockID, Offset: delta.Offset, Text: delta.Text, Seq: w.Seq, After: after})
+	c.pieces = append(c.pieces, check.TextPiece{Block: delta.BlockID, Offset: delta.Offset, Text: delta.Text, Seq: w.Seq, After: after})
 }
 
-// canonicalJSON returns the canonical form of a JSON text.
+// canonicalJSON returns a JSON text in a form in which equal values are equal strings. If raw is not JSON, it returns
+// raw.
 func canonicalJSON(raw []byte) string {
 	var v any
 	if err := json.Unmarshal(raw, &v); err != nil {
@@ -246,8 +250,9 @@ func canonicalJSON(raw []byte) string {
 	return string(out)
 }
 
-// follow keeps a client connected to one of the gateways, in turn, until ctx ends.
-func (d *driver) follow(ctx context.Context, c *client, first int) {
+// follow connects a client to the gateways, one after the other, and stores what the client receives. It connects again
+// whenever a connection ends, until ctx ends. first is the number of the first gateway.
+func (d *clientDriver) follow(ctx context.Context, c *followingClient, first int) {
 	connect := d.followSSE
 	if c.kind == "WebSocket" {
 		connect = d.followSocket
@@ -266,11 +271,12 @@ func (d *driver) follow(ctx context.Context, c *client, first int) {
 	}
 }
 
-// followSSE follows the session over SSE, after the client's cursor, until the stream ends. Its error contains the code of a refusal.
-func (d *driver) followSSE(ctx context.Context, c *client, gateway int) error {
+// followSSE follows the client's session over SSE, after the last event that the client has received, until the stream
+// ends. If the gateway refuses the stream, the error contains the code.
+func (d *clientDriver) followSSE(ctx context.Context, c *followingClient, gateway int) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	idle := time.AfterFunc(idleTimeout, cancel)
+	idle := time.AfterFunc(streamIdleTimeout, cancel)
 	defer idle.Stop()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, d.c.gateways[gateway%len(d.c.gateways)]+"/api/sessions/"+c.session+"/events/stream", nil)
 	if err != nil {
@@ -289,7 +295,7 @@ func (d *driver) followSSE(ctx context.Context, c *client, gateway int) error {
 	lines := bufio.NewScanner(resp.Body)
 	lines.Buffer(nil, 16<<20)
 	for lines.Scan() {
-		idle.Reset(idleTimeout)
+		idle.Reset(streamIdleTimeout)
 		data, ok := strings.CutPrefix(lines.Text(), "data:")
 		if !ok {
 			continue
@@ -301,16 +307,16 @@ func (d *driver) followSSE(ctx context.Context, c *client, gateway int) error {
 		if w.ID == "" && w.Type != events.TextDelta {
 			return errors.New(data) // an error ends the stream
 		}
-		d.store(c, w)
+		d.storeEvent(c, w)
 	}
 	return lines.Err()
 }
 
-// followSocket is like followSSE over a WebSocket.
-func (d *driver) followSocket(ctx context.Context, c *client, gateway int) error {
+// followSocket is like followSSE, but over a WebSocket.
+func (d *clientDriver) followSocket(ctx context.Context, c *followingClient, gateway int) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	idle := time.AfterFunc(idleTimeout, cancel)
+	idle := time.AfterFunc(streamIdleTimeout, cancel)
 	defer idle.Stop()
 	// the body of a WebSocket handshake does not need to be closed
 	//nolint:bodyclose // after Dial the body never needs to be closed
@@ -332,7 +338,7 @@ func (d *driver) followSocket(ctx context.Context, c *client, gateway int) error
 		if err != nil {
 			return err
 		}
-		idle.Reset(idleTimeout)
+		idle.Reset(streamIdleTimeout)
 		var m struct {
 			Type, Code, Message string
 			Event               events.Wire
@@ -342,7 +348,7 @@ func (d *driver) followSocket(ctx context.Context, c *client, gateway int) error
 		}
 		switch m.Type {
 		case "session:event":
-			d.store(c, m.Event)
+			d.storeEvent(c, m.Event)
 		case "error":
 			return fmt.Errorf("%s: %s", m.Code, m.Message)
 		}

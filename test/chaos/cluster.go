@@ -26,27 +26,29 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// startTime is the time limit for the start of all processes, and for the stop of one.
-const startTime = 90 * time.Second
+// startTimeout is the time limit for both gateways to become ready.
+const startTimeout = 90 * time.Second
 
-// executorSlots is the number of slots of one executor. It is lower than the number of sessions, so that executions wait for
-// a slot.
+// executorSlots is the number of slots of one executor. It is lower than the number of sessions, so that executions
+// wait for a slot.
 const executorSlots = 3
 
-// cluster is an installation of Spool whose services are processes of this machine.
+// cluster is an installation of Spool on this machine, with each service, NATS and Postgres as processes that faults
+// can hit.
 type cluster struct {
 	bin, dir string // folders of the programs and of all written files
 	nats     string // URL
 	database string
 	model    string
 	gateways []string
-	parts    []*process // processes that faults affect
+	parts    []*restartedProcess // processes that faults affect
 	faults   []injectedFault
-	mock     *process
+	mock     *restartedProcess
 	natsHTTP string
 }
 
-// startCluster starts all processes and returns when both gateways are ready.
+// startCluster starts all processes of an installation and returns when both gateways are ready. bin is the folder of
+// the programs, dir the folder of all files that they write.
 func startCluster(ctx context.Context, bin, dir string) (*cluster, error) {
 	c := &cluster{bin: bin, dir: dir}
 	for _, start := range []func(context.Context) error{c.startNATS, c.startPostgres, c.startModel, c.startServices} {
@@ -66,20 +68,22 @@ func freeAddress() (string, error) {
 	return l.Addr().String(), l.Close()
 }
 
-// password returns the password of a NATS user. It is not a secret: the server listens on loopback and ends with the
-// run.
-func password(user string) string { return "chaos" + user }
+// natsPassword returns the password of a NATS user. It is not a secret, because the server listens on loopback and ends
+// with the run.
+func natsPassword(user string) string { return "chaos" + user }
 
-// add starts a process that faults affect.
-func (c *cluster) add(name string, start func() *exec.Cmd) error {
-	p, err := run(c.dir, name, start)
+// startFaultTarget starts a process of the installation that faults can hit. name names it in messages and in the name
+// of its log file.
+func (c *cluster) startFaultTarget(name string, start func() *exec.Cmd) error {
+	p, err := startRestarted(c.dir, name, start)
 	if err == nil {
 		c.parts = append(c.parts, p)
 	}
 	return err
 }
 
-// startNATS runs the server with the repository's configuration, on loopback and in a folder of this run.
+// startNATS starts a NATS server with the repository's configuration, on loopback and with its data in the folder of
+// this run.
 func (c *cluster) startNATS(ctx context.Context) error {
 	conf, err := os.ReadFile("deploy/nats.conf")
 	if err != nil {
@@ -110,10 +114,10 @@ func (c *cluster) startNATS(ctx context.Context) error {
 	}
 	env := append(os.Environ(), "SPOOL_NATS_MAX_STORE=10GB")
 	for _, u := range topology.Users() {
-		env = append(env, "SPOOL_NATS_PASSWORD_"+strings.ToUpper(u.Name)+"="+password(u.Name))
+		env = append(env, "SPOOL_NATS_PASSWORD_"+strings.ToUpper(u.Name)+"="+natsPassword(u.Name))
 	}
 	c.nats = "nats://" + addr
-	if err := c.add("nats", func() *exec.Cmd {
+	if err := c.startFaultTarget("nats", func() *exec.Cmd {
 		cmd := exec.Command(filepath.Join(c.bin, "nats-server"), "--config", path)
 		cmd.Env = env
 		return cmd
@@ -127,11 +131,11 @@ func (c *cluster) startNATS(ctx context.Context) error {
 	return nil
 }
 
-// runSpool runs the command line tool with this cluster.
+// runSpool runs a command of the spool program on this installation and returns its output.
 func (c *cluster) runSpool(ctx context.Context, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, filepath.Join(c.bin, "spool"), args...)
 	cmd.Env = append(os.Environ(), "SPOOL_NATS_URL="+c.nats, "SPOOL_NATS_USER="+topology.UserAdmin,
-		"SPOOL_NATS_PASSWORD="+password(topology.UserAdmin), "SPOOL_LOG_KEYS="+logKeys(eventlog.Writers()...), "SPOOL_DATABASE_URL="+c.database)
+		"SPOOL_NATS_PASSWORD="+natsPassword(topology.UserAdmin), "SPOOL_LOG_KEYS="+logKeysSetting(eventlog.Writers()...), "SPOOL_DATABASE_URL="+c.database)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		return string(out), fmt.Errorf("spool %s: %w", strings.Join(args, " "), err)
@@ -139,7 +143,8 @@ func (c *cluster) runSpool(ctx context.Context, args ...string) (string, error) 
 	return strings.TrimSpace(string(out)), nil
 }
 
-// startPostgres creates a database cluster and runs it, as another user if this one is root.
+// startPostgres creates a Postgres data folder and starts Postgres in it. If this program runs as root, Postgres runs
+// as another user.
 func (c *cluster) startPostgres(ctx context.Context) error {
 	data := filepath.Join(c.dir, "postgres")
 	if err := os.Mkdir(data, 0o700); err != nil {
@@ -149,7 +154,7 @@ func (c *cluster) startPostgres(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	credential, err := ownPostgres(data)
+	credential, err := chownToPostgresUser(data)
 	if err != nil {
 		return err
 	}
@@ -172,14 +177,14 @@ func (c *cluster) startPostgres(ctx context.Context) error {
 		return err
 	}
 	c.database = "postgres://spool@" + addr + "/postgres?sslmode=disable"
-	return c.add("postgres", func() *exec.Cmd {
+	return c.startFaultTarget("postgres", func() *exec.Cmd {
 		return command(postgres, "-D", data, "-p", port, "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories=", "-c", "max_connections=200")
 	})
 }
 
-// ownPostgres gives a folder to the user that runs Postgres, and returns that user. It returns nil if this user is
-// not root.
-func ownPostgres(data string) (*syscall.Credential, error) {
+// chownToPostgresUser makes the user that will run Postgres the owner of the folder data, and returns that user. It
+// does nothing and returns nil if this program does not run as root.
+func chownToPostgresUser(data string) (*syscall.Credential, error) {
 	if os.Geteuid() != 0 {
 		return nil, nil
 	}
@@ -198,20 +203,21 @@ func ownPostgres(data string) (*syscall.Credential, error) {
 	return nil, errors.New("postgres does not run as root, and there is no user postgres or nobody")
 }
 
-// startModel runs the scripted model server, which faults do not affect.
+// startModel starts the scripted model server, which faults do not hit.
 func (c *cluster) startModel(context.Context) error {
 	addr, err := freeAddress()
 	if err != nil {
 		return err
 	}
 	c.model = "http://" + addr
-	c.mock, err = run(c.dir, "mockllm", func() *exec.Cmd {
+	c.mock, err = startRestarted(c.dir, "mockllm", func() *exec.Cmd {
 		return exec.Command(filepath.Join(c.bin, "mockllm"), "--listen", addr, "--script", "test/chaos/script.yaml")
 	})
 	return err
 }
 
-// startServices runs two copies of each service, and one copy of the skills service.
+// startServices starts two copies of each service, and one copy of the skills service, and returns when both gateways
+// are ready.
 func (c *cluster) startServices(ctx context.Context) error {
 	for _, s := range []struct {
 		name   string
@@ -219,24 +225,24 @@ func (c *cluster) startServices(ctx context.Context) error {
 		env    []string
 	}{
 		{"session", 2, []string{
-			"SPOOL_NATS_GATE_PASSWORD=" + password(topology.UserGate), "SPOOL_HEADS_KEY=" + headsSeed, "SPOOL_HEADS_EVERY=2s",
+			"SPOOL_NATS_GATE_PASSWORD=" + natsPassword(topology.UserGate), "SPOOL_HEADS_KEY=" + headsPrivateKey, "SPOOL_HEADS_EVERY=2s",
 		}},
 		{"projector", 2, []string{"SPOOL_DATABASE_URL=" + c.database}},
 		{"janitor", 2, []string{"SPOOL_DATABASE_URL=" + c.database, "SPOOL_GC_INTERVAL=500ms", "SPOOL_GC_GRACE=1s", "SPOOL_GC_UPLOADS=30s"}},
 		{"skills", 1, []string{"SPOOL_SKILL_SCRATCH=" + c.dir}},
 		{"executor", 2, []string{
-			"SPOOL_DATA_DIR=" + c.sandboxFolder(), "SPOOL_RUNNER=" + filepath.Join(c.bin, "runner"), "SPOOL_ENGINE=chaos",
+			"SPOOL_DATA_DIR=" + c.executorFolder(), "SPOOL_RUNNER=" + filepath.Join(c.bin, "runner"), "SPOOL_ENGINE=chaos",
 			"SPOOL_SLOTS=" + strconv.Itoa(executorSlots), "SPOOL_OPENAI_BASE_URL=" + c.model + "/v1", "OPENAI_API_KEY=mock", "SPOOL_SWEEP_EVERY=5s",
 		}},
 		{"gateway", 2, []string{"SPOOL_DATABASE_URL=" + c.database, "SPOOL_GRPC_LISTEN=127.0.0.1:0"}},
 	} {
 		for i := range s.copies {
-			env := append(os.Environ(), "SPOOL_NATS_URL="+c.nats, "SPOOL_NATS_USER="+s.name, "SPOOL_NATS_PASSWORD="+password(s.name))
+			env := append(os.Environ(), "SPOOL_NATS_URL="+c.nats, "SPOOL_NATS_USER="+s.name, "SPOOL_NATS_PASSWORD="+natsPassword(s.name))
 			switch s.name {
 			case "janitor", "skills":
-				env = append(env, "SPOOL_LOG_KEYS="+logKeys(s.name))
+				env = append(env, "SPOOL_LOG_KEYS="+logKeysSetting(s.name))
 			case "session", "executor", "projector":
-				env = append(env, "SPOOL_LOG_KEYS="+logKeys(eventlog.Writers()...))
+				env = append(env, "SPOOL_LOG_KEYS="+logKeysSetting(eventlog.Writers()...))
 			}
 			env = append(env, s.env...)
 			if s.name == "gateway" {
@@ -247,7 +253,7 @@ func (c *cluster) startServices(ctx context.Context) error {
 				env = append(env, "SPOOL_LISTEN="+addr)
 				c.gateways = append(c.gateways, "http://"+addr)
 			}
-			if err := c.add(fmt.Sprintf("%s-%d", s.name, i), func() *exec.Cmd {
+			if err := c.startFaultTarget(fmt.Sprintf("%s-%d", s.name, i), func() *exec.Cmd {
 				cmd := exec.Command(filepath.Join(c.bin, s.name))
 				cmd.Env = env
 				return cmd
@@ -261,7 +267,7 @@ func (c *cluster) startServices(ctx context.Context) error {
 
 // awaitReady blocks until both gateways report that they are ready.
 func (c *cluster) awaitReady(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, startTime)
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	for _, url := range c.gateways {
 		for {
@@ -278,7 +284,7 @@ func (c *cluster) awaitReady(ctx context.Context) error {
 			}
 			select {
 			case <-ctx.Done():
-				return fmt.Errorf("gateway %s was not ready within %s", url, startTime)
+				return fmt.Errorf("gateway %s was not ready within %s", url, startTimeout)
 			case <-time.After(100 * time.Millisecond):
 			}
 		}
@@ -286,12 +292,12 @@ func (c *cluster) awaitReady(ctx context.Context) error {
 	return nil
 }
 
-// sandboxFolder returns the folder of the executors.
-func (c *cluster) sandboxFolder() string { return filepath.Join(c.dir, "executor") }
+// executorFolder returns the folder in which the executors keep workspaces and sandboxes.
+func (c *cluster) executorFolder() string { return filepath.Join(c.dir, "executor") }
 
-// openLog opens the log with the rights of admin.
+// openLog connects to NATS as the user admin and opens the log. The caller must close the connection.
 func (c *cluster) openLog(ctx context.Context) (*nats.Conn, *jslog.Log, error) {
-	nc, err := nats.Connect(c.nats, nats.UserInfo(topology.UserAdmin, password(topology.UserAdmin)), nats.CustomInboxPrefix(topology.InboxPrefix(topology.UserAdmin)))
+	nc, err := nats.Connect(c.nats, nats.UserInfo(topology.UserAdmin, natsPassword(topology.UserAdmin)), nats.CustomInboxPrefix(topology.InboxPrefix(topology.UserAdmin)))
 	if err != nil {
 		return nil, nil, err
 	}
@@ -303,7 +309,7 @@ func (c *cluster) openLog(ctx context.Context) (*nats.Conn, *jslog.Log, error) {
 	if err != nil {
 		return nc, nil, err
 	}
-	keys, err := eventlog.ParseKeys(logKeys(eventlog.Writers()...), "")
+	keys, err := eventlog.ParseKeys(logKeysSetting(eventlog.Writers()...), "")
 	if err != nil {
 		return nc, nil, err
 	}
@@ -315,8 +321,8 @@ func (c *cluster) openLog(ctx context.Context) (*nats.Conn, *jslog.Log, error) {
 	return nc, log, err
 }
 
-// logKeys returns the setting with the keys that sign the commits of the roles.
-func logKeys(roles ...string) string {
+// logKeysSetting returns the value of SPOOL_LOG_KEYS with the keys that sign the commits of the roles.
+func logKeysSetting(roles ...string) string {
 	var list []string
 	for _, role := range roles {
 		list = append(list, role+":"+strings.Repeat("chaos-"+role, 4))
@@ -324,12 +330,12 @@ func logKeys(roles ...string) string {
 	return strings.Join(list, ",")
 }
 
-// headsSeed is the key that signs the heads of the log.
-var headsSeed = strings.Repeat("c0", 32)
+// headsPrivateKey is the private key that signs the heads of the log, in hexadecimal.
+var headsPrivateKey = strings.Repeat("c0", 32)
 
-// headsPublicKey writes the public key into a file.
-func (c *cluster) headsPublicKey() (file string, err error) {
-	key, err := heads.ParsePrivateKey(headsSeed)
+// writeHeadsPublicKey writes the public key of the signed heads into a file and returns the file's path.
+func (c *cluster) writeHeadsPublicKey() (file string, err error) {
+	key, err := heads.ParsePrivateKey(headsPrivateKey)
 	if err != nil {
 		return "", err
 	}
@@ -337,25 +343,25 @@ func (c *cluster) headsPublicKey() (file string, err error) {
 	return file, os.WriteFile(file, []byte(key.Public().String()+"\n"), 0o600)
 }
 
-// processes returns all parts and the model server.
-func (c *cluster) processes() []*process {
+// allProcesses returns the processes that faults can hit, and the model server.
+func (c *cluster) allProcesses() []*restartedProcess {
 	if c.mock == nil {
 		return c.parts
 	}
 	return append(slices.Clone(c.parts), c.mock)
 }
 
-// end stops all processes, the servers last.
-func (c *cluster) end() error {
+// stopAll stops the model server, the services, Postgres and NATS, in this order.
+func (c *cluster) stopAll() error {
 	var errs []error
-	all := c.processes()
+	all := c.allProcesses()
 	for i := len(all) - 1; i >= 0; i-- {
 		sig := syscall.SIGTERM
 		if all[i].name == "postgres" {
 			sig = syscall.SIGINT // a fast shutdown, although clients are connected
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-		errs = append(errs, all[i].thaw(), all[i].end(ctx, sig))
+		errs = append(errs, all[i].thaw(), all[i].stop(ctx, sig))
 		cancel()
 	}
 	return errors.Join(errs...)

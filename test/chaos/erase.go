@@ -17,17 +17,18 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// marker is part of every message to a session that is deleted during the faults, and of nothing else.
-const marker = "to-be-erased"
+// erasureMarker is part of every message to the sessions that are deleted while faults are injected, and of nothing
+// else. Their erasure is complete when no file contains it.
+const erasureMarker = "to-be-erased"
 
-// createAndDelete creates sessions, posts a message to each and deletes the session, whether its query has ended or not, until
-// the faults end.
-func (d *driver) createAndDelete(ctx context.Context, until <-chan struct{}, r *rand.Rand) {
+// createAndDelete creates sessions until the channel until is closed. It posts a message to each and then deletes the
+// session, whether its query has ended or not.
+func (d *clientDriver) createAndDelete(ctx context.Context, until <-chan struct{}, r *rand.Rand) {
 	defer d.posts.Done()
 	for n := 0; ; n++ {
-		id, err := d.create(ctx, fmt.Sprintf("deleted-%d", n))
+		id, err := d.createSession(ctx, fmt.Sprintf("deleted-%d", n))
 		if err == nil {
-			err = d.postAndDelete(ctx, until, id, fmt.Sprintf("%s %s", messageTexts[r.IntN(len(messageTexts))], marker), time.Duration(r.IntN(6000))*time.Millisecond)
+			err = d.postAndDelete(ctx, until, id, fmt.Sprintf("%s %s", messageTexts[r.IntN(len(messageTexts))], erasureMarker), time.Duration(r.IntN(6000))*time.Millisecond)
 		}
 		if err != nil {
 			d.recordViolation("session %d that is deleted at once: %v", n, err)
@@ -46,14 +47,15 @@ func (d *driver) createAndDelete(ctx context.Context, until <-chan struct{}, r *
 	}
 }
 
-// postAndDelete posts a message to a session, and deletes the session after a time or when the faults end.
-func (d *driver) postAndDelete(ctx context.Context, until <-chan struct{}, id, text string, after time.Duration) error {
-	status, answer, err := d.callUntilKnown(ctx, http.MethodPost, "/api/sessions/"+id+"/messages", id, map[string]any{"content": text}, nil)
+// postAndDelete posts text as a message to a session. It deletes the session after the time after, or when the channel
+// until is closed.
+func (d *clientDriver) postAndDelete(ctx context.Context, until <-chan struct{}, id, text string, after time.Duration) error {
+	status, answer, err := d.sendUntilAnswered(ctx, http.MethodPost, "/api/sessions/"+id+"/messages", id, map[string]any{"content": text}, nil)
 	if err != nil || status != http.StatusAccepted {
 		return errors.Join(fmt.Errorf("message to %s: %d %s", id, status, answer), err)
 	}
 	// The message was accepted, so it is on the disk. This shows that the search in awaitErased can find it.
-	if found, err := streamsWith(filepath.Join(d.c.dir, "nats"), marker); err != nil || len(found) == 0 {
+	if found, err := streamsContaining(filepath.Join(d.c.dir, "nats"), erasureMarker); err != nil || len(found) == 0 {
 		return errors.Join(fmt.Errorf("the message to %s is in the files of no stream", id), err)
 	}
 	select {
@@ -61,23 +63,23 @@ func (d *driver) postAndDelete(ctx context.Context, until <-chan struct{}, id, t
 	case <-ctx.Done():
 	case <-time.After(after):
 	}
-	return d.delete(ctx, id)
+	return d.deleteSession(ctx, id)
 }
 
-// delete deletes a session. The answer to a repeated request is 404.
-func (d *driver) delete(ctx context.Context, id string) error {
-	status, answer, err := d.callUntilKnown(ctx, http.MethodDelete, "/api/sessions/"+id, "delete-"+id, nil, nil)
+// deleteSession deletes a session. It also accepts the status 404, which a repeated request gets.
+func (d *clientDriver) deleteSession(ctx context.Context, id string) error {
+	status, answer, err := d.sendUntilAnswered(ctx, http.MethodDelete, "/api/sessions/"+id, "delete-"+id, nil, nil)
 	if err != nil || status/100 != 2 && status != http.StatusNotFound {
 		return errors.Join(fmt.Errorf("delete of %s: %d %s", id, status, answer), err)
 	}
 	return nil
 }
 
-// awaitErased blocks until no stream that holds content has the marker on the disk.
-func (d *driver) awaitErased(ctx context.Context) error {
+// awaitErased blocks until no file of the NATS streams that hold sessions contains erasureMarker.
+func (d *clientDriver) awaitErased(ctx context.Context) error {
 	deadline := time.Now().Add(settleTimeout)
 	for {
-		found, err := streamsWith(filepath.Join(d.c.dir, "nats"), marker)
+		found, err := streamsContaining(filepath.Join(d.c.dir, "nats"), erasureMarker)
 		if err != nil {
 			return err
 		}
@@ -95,8 +97,9 @@ func (d *driver) awaitErased(ctx context.Context) error {
 	}
 }
 
-// streamsWith returns the streams that hold content and whose files contain a text.
-func streamsWith(store, text string) (found []string, err error) {
+// streamsContaining returns the streams in the NATS store, a folder, that hold content of sessions and have a file that
+// contains text.
+func streamsContaining(store, text string) (found []string, err error) {
 	err = filepath.WalkDir(store, func(path string, entry fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) || err == nil && entry.IsDir() {
 			return nil
@@ -121,8 +124,8 @@ func streamsWith(store, text string) (found []string, err error) {
 	return found, err
 }
 
-// holdsContent reports whether a stream holds the content of sessions that the janitor erases. COMMANDS holds a message
-// until it is executed, and its files are overwritten later. DELTAS ends by age.
+// holdsContent reports whether a stream holds content of sessions that the janitor erases. It returns false for
+// COMMANDS, which holds a message only until it is executed, and for DELTAS, whose messages expire.
 func holdsContent(stream string) bool {
 	return strings.HasPrefix(stream, strings.TrimSuffix(topology.EventsStream(0), "0")) || slices.Contains([]string{"OBJ_" + topology.BucketWorkspaces, "OBJ_" + topology.BucketPayloads}, stream)
 }

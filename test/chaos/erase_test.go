@@ -24,17 +24,17 @@ func TestStreamsWith_FindsContentOnTheDisk(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	write("COMMANDS", "text "+marker)
-	write("DELTAS", "text "+marker)
+	write("COMMANDS", "text "+erasureMarker)
+	write("DELTAS", "text "+erasureMarker)
 	write("EVENTS-1", "text")
-	if found, err := streamsWith(store, marker); err != nil || len(found) > 0 {
+	if found, err := streamsContaining(store, erasureMarker); err != nil || len(found) > 0 {
 		t.Errorf("streamsWith found %q, %v", found, err)
 	}
 	want := []string{"EVENTS-0", "OBJ_payloads", "OBJ_workspaces"}
 	for _, stream := range want {
-		write(stream, "text "+marker)
+		write(stream, "text "+erasureMarker)
 	}
-	if found, err := streamsWith(store, marker); err != nil || !slices.Equal(found, want) {
+	if found, err := streamsContaining(store, erasureMarker); err != nil || !slices.Equal(found, want) {
 		t.Errorf("streamsWith found %q, %v, want %q", found, err, want)
 	}
 }

@@ -11,14 +11,14 @@ import (
 	"syscall"
 )
 
-// task is a process of this machine, as /proc lists it.
-type task struct {
+// machineProcess is a process of this machine, as /proc lists it.
+type machineProcess struct {
 	pid, parent int
 	dead        bool // the process has ended, and its parent has not waited for it
 }
 
-// listTasks returns all processes of this machine, except those that end meanwhile.
-func listTasks() (list []task, err error) {
+// listProcesses returns all processes of this machine, except those that end meanwhile.
+func listProcesses() (list []machineProcess, err error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil, err
@@ -41,13 +41,14 @@ func listTasks() (list []task, err error) {
 		if err != nil {
 			continue
 		}
-		list = append(list, task{pid, parent, fields[0] == "Z" || fields[0] == "X"})
+		list = append(list, machineProcess{pid, parent, fields[0] == "Z" || fields[0] == "X"})
 	}
 	return list, nil
 }
 
-// descendants returns the processes that descend from one of roots.
-func descendants(list []task, roots ...int) (pids []int) {
+// descendants returns the ids of the processes in list that are children, grandchildren and so on of the processes
+// roots. It does not return roots.
+func descendants(list []machineProcess, roots ...int) (pids []int) {
 	known := slices.Clone(roots)
 	for grown := true; grown; {
 		grown = false
@@ -60,7 +61,7 @@ func descendants(list []task, roots ...int) (pids []int) {
 	return known[len(roots):]
 }
 
-// usesFolder reports whether a process uses a folder: its arguments or environment name the folder, or its working
+// usesFolder reports whether a process uses a folder: its arguments or its environment name the folder, or its working
 // directory, its program or an open file is in the folder.
 func usesFolder(pid int, folder string) bool {
 	proc := filepath.Join("/proc", strconv.Itoa(pid))
@@ -82,11 +83,11 @@ func usesFolder(pid int, folder string) bool {
 	return false
 }
 
-// ownProcesses returns the ids of the processes in list that belong to the test itself and not to a sandbox: this program, the services
-// and servers that it started, and the processes that Postgres and NATS started.
-func (c *cluster) ownProcesses(list []task) []int {
+// testProcesses returns the ids of the processes in list that belong to the chaos test itself and not to a sandbox:
+// this program, the services and servers that it started, and the processes that Postgres and NATS started.
+func (c *cluster) testProcesses(list []machineProcess) []int {
 	own := []int{os.Getpid()}
-	for _, p := range c.processes() {
+	for _, p := range c.allProcesses() {
 		own = append(own, p.pid())
 		if p.name == "postgres" || p.name == "nats" {
 			own = append(own, descendants(list, p.pid())...)
@@ -95,36 +96,36 @@ func (c *cluster) ownProcesses(list []task) []int {
 	return own
 }
 
-// leftProcesses returns the processes that sandboxes have left behind: those that use the executors' folder, and those that
-// descend from this program, which adopts every orphan of an executor. It does not depend on what Spool itself knows
-// about sandboxes.
-func (c *cluster) leftProcesses() (pids []int, err error) {
-	list, err := listTasks()
+// remainingSandboxProcesses returns the ids of the processes that sandboxes have started and that still run. These are
+// the processes that use the executors' folder, and the descendants of this program, which adopts the orphans of the
+// executors. The result does not depend on what Spool itself knows about sandboxes.
+func (c *cluster) remainingSandboxProcesses() (pids []int, err error) {
+	list, err := listProcesses()
 	if err != nil {
 		return nil, err
 	}
-	own, descendants := c.ownProcesses(list), descendants(list, os.Getpid())
+	own, descendants := c.testProcesses(list), descendants(list, os.Getpid())
 	for _, t := range list {
-		if !t.dead && !slices.Contains(own, t.pid) && (slices.Contains(descendants, t.pid) || usesFolder(t.pid, c.sandboxFolder())) {
+		if !t.dead && !slices.Contains(own, t.pid) && (slices.Contains(descendants, t.pid) || usesFolder(t.pid, c.executorFolder())) {
 			pids = append(pids, t.pid)
 		}
 	}
 	return pids, nil
 }
 
-// leftFolders returns what sessions have left in the executors' folder: workspaces, sandboxes and the state of
-// agents.
-func (c *cluster) leftFolders() ([]string, error) {
-	return filepath.Glob(filepath.Join(c.sandboxFolder(), "*", "[a-z][a-z][a-z]_*"))
+// remainingSessionFolders returns the folders of sessions that still exist in the executors' folder: workspaces,
+// sandboxes and the state of agents.
+func (c *cluster) remainingSessionFolders() ([]string, error) {
+	return filepath.Glob(filepath.Join(c.executorFolder(), "*", "[a-z][a-z][a-z]_*"))
 }
 
-// reap waits for the ended orphans that this program has adopted, as process 1 does elsewhere.
-func (c *cluster) reap() error {
-	list, err := listTasks()
+// reapOrphans waits for the ended processes that this program has adopted, as process 1 does on other machines.
+func (c *cluster) reapOrphans() error {
+	list, err := listProcesses()
 	if err != nil {
 		return err
 	}
-	own := c.ownProcesses(list)
+	own := c.testProcesses(list)
 	for _, t := range list {
 		if t.dead && t.parent == os.Getpid() && !slices.Contains(own, t.pid) {
 			if _, err := syscall.Wait4(t.pid, nil, syscall.WNOHANG, nil); err != nil && !errors.Is(err, syscall.ECHILD) {
@@ -135,8 +136,8 @@ func (c *cluster) reap() error {
 	return nil
 }
 
-// describe returns the ids and arguments of processes, for messages.
-func describe(pids []int) (list []string) {
+// describeProcesses returns the ids and arguments of processes, for messages.
+func describeProcesses(pids []int) (list []string) {
 	for _, pid := range pids {
 		raw, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
 		if err != nil {
@@ -148,12 +149,13 @@ func describe(pids []int) (list []string) {
 	return list
 }
 
-// sweep ends the processes that sandboxes left behind, which happens only after a failed run.
-func (c *cluster) sweep() error {
-	pids, err := c.leftProcesses()
+// killRemainingProcesses ends the processes that sandboxes have started and that still run. Only a failed run leaves
+// such processes.
+func (c *cluster) killRemainingProcesses() error {
+	pids, err := c.remainingSandboxProcesses()
 	errs := []error{err}
 	for _, pid := range pids {
-		errs = append(errs, ignoreGone(syscall.Kill(pid, syscall.SIGKILL)))
+		errs = append(errs, ignoreEndedProcess(syscall.Kill(pid, syscall.SIGKILL)))
 	}
 	return errors.Join(errs...)
 }

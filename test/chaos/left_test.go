@@ -27,7 +27,7 @@ func startOrphan(t *testing.T, dir, script string) int {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := ignoreGone(syscall.Kill(-pid, syscall.SIGKILL)); err != nil {
+		if err := ignoreEndedProcess(syscall.Kill(-pid, syscall.SIGKILL)); err != nil {
 			t.Error(err)
 		}
 	})
@@ -46,7 +46,7 @@ func startOrphan(t *testing.T, dir, script string) int {
 
 func mustLeft(t *testing.T, c *cluster) []int {
 	t.Helper()
-	pids, err := c.leftProcesses()
+	pids, err := c.remainingSandboxProcesses()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,7 +57,7 @@ func mustLeft(t *testing.T, c *cluster) []int {
 // folder was deleted. A process that does not use the folder is not found.
 func TestLeft_FindsProcessesOfSandboxes(t *testing.T) { //nolint:paralleltest // the next test changes the parent of these orphans
 	c := &cluster{dir: t.TempDir()}
-	workspace := filepath.Join(c.sandboxFolder(), "workspaces", "ses_1")
+	workspace := filepath.Join(c.executorFolder(), "workspaces", "ses_1")
 	if err := os.MkdirAll(workspace, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -85,7 +85,7 @@ func TestLeft_FindsProcessesOfSandboxes(t *testing.T) { //nolint:paralleltest //
 		"runs a program that is stored in it": startOrphan(t, "/", "env -i "+outside+" 600"),
 	}
 	other := startOrphan(t, "/", "env -i sleep 600")
-	if err := os.RemoveAll(c.sandboxFolder()); err != nil {
+	if err := os.RemoveAll(c.executorFolder()); err != nil {
 		t.Fatal(err)
 	}
 	left := mustLeft(t, c)
@@ -97,13 +97,13 @@ func TestLeft_FindsProcessesOfSandboxes(t *testing.T) { //nolint:paralleltest //
 	if slices.Contains(left, other) {
 		t.Error("a process that has nothing to do with sandboxes was found")
 	}
-	if err := c.sweep(); err != nil {
+	if err := c.killRemainingProcesses(); err != nil {
 		t.Fatal(err)
 	}
 	deadline := time.Now().Add(time.Minute)
 	for len(mustLeft(t, c)) > 0 {
 		if time.Now().After(deadline) {
-			t.Fatalf("after the sweep there are still %v", describe(mustLeft(t, c)))
+			t.Fatalf("after the sweep there are still %v", describeProcesses(mustLeft(t, c)))
 		}
 		time.Sleep(time.Millisecond)
 	}
@@ -123,22 +123,22 @@ func TestLeft_FindsOrphansWithoutATrace(t *testing.T) { //nolint:paralleltest //
 	})
 	c := &cluster{dir: t.TempDir()}
 	for _, name := range []string{"nats", "executor-0"} {
-		if err := c.add(name, func() *exec.Cmd { return exec.Command("sh", "-c", "sleep 600; :") }); err != nil {
+		if err := c.startFaultTarget(name, func() *exec.Cmd { return exec.Command("sh", "-c", "sleep 600; :") }); err != nil {
 			t.Fatal(err)
 		}
 	}
 	t.Cleanup(func() {
-		if err := c.end(); err != nil {
+		if err := c.stopAll(); err != nil {
 			t.Error(err)
 		}
-		if err := c.sweep(); err != nil {
+		if err := c.killRemainingProcesses(); err != nil {
 			t.Error(err)
 		}
 	})
 	nats, executor := c.parts[0].pid(), c.parts[1].pid()
 	var children []int
 	for deadline := time.Now().Add(time.Minute); len(children) < 2; time.Sleep(time.Millisecond) {
-		list, err := listTasks()
+		list, err := listProcesses()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -153,10 +153,10 @@ func TestLeft_FindsOrphansWithoutATrace(t *testing.T) { //nolint:paralleltest //
 	}
 	for _, pid := range []int{nats, executor, os.Getpid()} {
 		if slices.Contains(left, pid) {
-			t.Errorf("a process of the run was found: %v", describe([]int{pid}))
+			t.Errorf("a process of the run was found: %v", describeProcesses([]int{pid}))
 		}
 	}
-	list, err := listTasks()
+	list, err := listProcesses()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,7 +170,7 @@ func TestLeft_FindsOrphansWithoutATrace(t *testing.T) { //nolint:paralleltest //
 		t.Fatal(err)
 	}
 	for deadline := time.Now().Add(time.Minute); syscall.Kill(pid, 0) == nil; time.Sleep(time.Millisecond) {
-		if err := c.reap(); err != nil {
+		if err := c.reapOrphans(); err != nil {
 			t.Fatal(err)
 		}
 		if time.Now().After(deadline) {
@@ -186,12 +186,12 @@ func TestLeftFolders_FindsWhatSessionsLeave(t *testing.T) {
 	c := &cluster{dir: t.TempDir()}
 	var want []string
 	for _, path := range []string{"sandboxes/sbx_1", "states/ses_1", "workspaces/ses_1"} {
-		want = append(want, filepath.Join(c.sandboxFolder(), filepath.FromSlash(path)))
+		want = append(want, filepath.Join(c.executorFolder(), filepath.FromSlash(path)))
 		if err := os.MkdirAll(want[len(want)-1], 0o700); err != nil {
 			t.Fatal(err)
 		}
 	}
-	got, err := c.leftFolders()
+	got, err := c.remainingSessionFolders()
 	if err != nil || !slices.Equal(got, want) {
 		t.Errorf("leftFolders returned %q, %v, want %q", got, err, want)
 	}
@@ -200,7 +200,7 @@ func TestLeftFolders_FindsWhatSessionsLeave(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got, err := c.leftFolders(); err != nil || len(got) > 0 {
+	if got, err := c.remainingSessionFolders(); err != nil || len(got) > 0 {
 		t.Errorf("in empty folders leftFolders returned %q, %v", got, err)
 	}
 }

@@ -25,15 +25,16 @@ import (
 )
 
 const (
-	tenant = "default"
-	// settleTimeout is the time limit for queries to end after the last fault, and of each wait after that. An engine
-	// counts as gone after 30 s.
+	// defaultTenant is the tenant of all sessions, because authentication is off.
+	defaultTenant = "default"
+	// settleTimeout is the time limit for all queries to end after the last fault, and of each wait after that. An
+	// executor's engine counts as gone after 30 s.
 	settleTimeout = 3 * time.Minute
-	// proofTimeout is the time limit of "spool verify" and "spool rebuild" together.
-	proofTimeout = 3 * time.Minute
+	// verifyTimeout is the time limit of "spool verify" and "spool rebuild" together.
+	verifyTimeout = 3 * time.Minute
 )
 
-// settings are the flags of the command.
+// settings are the flags of the chaos test's command line.
 type settings struct {
 	bin, dir string
 	seed     uint64
@@ -65,7 +66,7 @@ func main() {
 	}
 }
 
-// runChaos executes one run. It keeps the run's folder when it returns an error.
+// runChaos executes one run of the chaos test. It keeps the run's folder if it returns an error.
 func runChaos(ctx context.Context, s settings) (err error) {
 	if s.dir, err = os.MkdirTemp("", "spool-chaos-"); err != nil {
 		return err
@@ -87,71 +88,72 @@ func runChaos(ctx context.Context, s settings) (err error) {
 	fmt.Printf("seed %d, folder %s\n", s.seed, s.dir)
 	c, err := startCluster(ctx, s.bin, s.dir)
 	defer func() {
-		writeTerminalEvents(os.Stdout, c.ends(), c.faults)
-		err = errors.Join(err, c.end(), c.sweep())
+		writeUnexpectedEnds(os.Stdout, c.unexpectedEnds(), c.faults)
+		err = errors.Join(err, c.stopAll(), c.killRemainingProcesses())
 	}()
 	if err != nil {
 		return err
 	}
-	return runWork(ctx, c, s)
+	return testUnderFaults(ctx, c, s)
 }
 
-// runWork runs clients and faults, waits until every query has ended, and checks the evidence.
-func runWork(ctx context.Context, c *cluster, s settings) error {
-	d := &driver{c: c, accepted: map[string]string{}, open: map[string]bool{}, ended: map[string]bool{}}
+// testUnderFaults runs clients against the installation c while it injects faults. It waits until all queries have
+// ended, and checks that what the clients received agrees with the log.
+func testUnderFaults(ctx context.Context, c *cluster, s settings) error {
+	d := &clientDriver{c: c, accepted: map[string]string{}, open: map[string]bool{}, ended: map[string]bool{}}
 	following, stop := context.WithCancel(ctx)
 	defer stop()
 	var followers sync.WaitGroup
 	calm := make(chan struct{})
 	var sessions []string
 	for n := range s.sessions {
-		id, err := d.create(ctx, fmt.Sprintf("session-%d", n))
+		id, err := d.createSession(ctx, fmt.Sprintf("session-%d", n))
 		if err != nil {
 			return err
 		}
 		sessions = append(sessions, id)
 		for i, kind := range []string{"SSE", "WebSocket"} {
-			cl := &client{kind: kind, session: id}
+			cl := &followingClient{kind: kind, session: id}
 			d.clients = append(d.clients, cl)
 			followers.Go(func() { d.follow(following, cl, n+i) })
 		}
 		d.posts.Add(1)
-		go d.post(ctx, calm, id, rand.New(rand.NewPCG(s.seed, uint64(n)+2))) //nolint:gosec // runs must be repeatable
+		go d.postMessages(ctx, calm, id, rand.New(rand.NewPCG(s.seed, uint64(n)+2))) //nolint:gosec // runs must be repeatable
 	}
 	d.posts.Add(1)
 	go d.createAndDelete(ctx, calm, rand.New(rand.NewPCG(s.seed, uint64(s.sessions)+2))) //nolint:gosec // runs must be repeatable
 	began := time.Now()
-	err := inject(ctx, c, s)
+	err := injectFaults(ctx, c, s)
 	close(calm)
 	if err != nil {
 		return err
 	}
 	faulty := time.Since(began)
 	d.posts.Wait()
-	if err := errors.Join(c.awaitReady(ctx), d.resume(ctx), d.awaitSettled(ctx)); err != nil {
+	if err := errors.Join(c.awaitReady(ctx), d.resumeExecutions(ctx), d.awaitQueriesEnded(ctx)); err != nil {
 		return err
 	}
-	evidence, err := d.collectEvidence(ctx, sessions)
+	observed, err := d.collectObservations(ctx, sessions)
 	if err != nil {
 		return err
 	}
 	stop()
 	followers.Wait()
 	var errs []error
-	for _, why := range append(check.Check(evidence), d.refused...) {
+	for _, why := range append(check.Check(observed), d.refused...) {
 		errs = append(errs, errors.New(why))
 	}
-	if !slices.ContainsFunc(evidence.Streams, func(s check.Stream) bool { return len(s.Pieces) > 0 }) {
+	if !slices.ContainsFunc(observed.Streams, func(s check.ClientRecord) bool { return len(s.Pieces) > 0 }) {
 		errs = append(errs, errors.New("no client received text in flight, so the run proves nothing about it"))
 	}
-	errs = append(errs, c.runProofs(ctx), d.awaitErased(ctx), d.deleteSessions(ctx, sessions))
-	d.report(c, s, evidence, faulty)
+	errs = append(errs, c.verifyLogAndReadModels(ctx), d.awaitErased(ctx), d.deleteSessions(ctx, sessions))
+	d.printReport(c, s, observed, faulty)
 	return errors.Join(errs...)
 }
 
-// inject injects the demanded number of faults, and returns when no process is frozen any more.
-func inject(ctx context.Context, c *cluster, s settings) error {
-	plan, began := newSchedule(s.seed, len(c.parts)), time.Now()
+// injectFaults injects the number of faults that the settings demand, and returns when no process is frozen any more.
+func injectFaults(ctx context.Context, c *cluster, s settings) error {
+	plan, began := newFaultSchedule(s.seed, len(c.parts)), time.Now()
 	var thaws sync.WaitGroup
 	defer thaws.Wait()
 	var mu sync.Mutex
@@ -163,7 +165,7 @@ func inject(ctx context.Context, c *cluster, s settings) error {
 			return ctx.Err()
 		case <-time.After(f.after):
 		}
-		if err := c.reap(); err != nil {
+		if err := c.reapOrphans(); err != nil {
 			return err
 		}
 		p := c.parts[f.part]
@@ -192,21 +194,21 @@ func inject(ctx context.Context, c *cluster, s settings) error {
 	return errors.Join(errs...)
 }
 
-// resume resumes every execution that has not ended: a control may have paused it.
-func (d *driver) resume(ctx context.Context) error {
+// resumeExecutions resumes every execution that has not ended, because a client may have paused it.
+func (d *clientDriver) resumeExecutions(ctx context.Context) error {
 	d.mu.Lock()
 	open := slices.Collect(maps.Keys(d.open))
 	d.mu.Unlock()
 	for _, x := range open {
-		if status, answer, err := d.callUntilKnown(ctx, http.MethodPost, "/api/executions/"+x+"/resume", "", map[string]any{}, nil); err != nil || status/100 != 2 && status != http.StatusConflict {
+		if status, answer, err := d.sendUntilAnswered(ctx, http.MethodPost, "/api/executions/"+x+"/resume", "", map[string]any{}, nil); err != nil || status/100 != 2 && status != http.StatusConflict {
 			return errors.Join(fmt.Errorf("resume of %s: %d %s", x, status, answer), err)
 		}
 	}
 	return nil
 }
 
-// awaitSettled blocks until clients have received the end of every query.
-func (d *driver) awaitSettled(ctx context.Context) error {
+// awaitQueriesEnded blocks until clients have received the end of every query.
+func (d *clientDriver) awaitQueriesEnded(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
 	defer cancel()
 	for {
@@ -224,9 +226,10 @@ func (d *driver) awaitSettled(ctx context.Context) error {
 	}
 }
 
-// collectEvidence reads the log, and blocks until every client has as many events as its session.
-func (d *driver) collectEvidence(ctx context.Context, sessions []string) (check.Evidence, error) {
-	e := check.Evidence{Log: map[string][]check.Event{}, Texts: map[string]string{}}
+// collectObservations reads the log of the sessions, blocks until every client has received as many events as the log
+// of its session has, and returns both for check.Check.
+func (d *clientDriver) collectObservations(ctx context.Context, sessions []string) (check.Observations, error) {
+	e := check.Observations{Log: map[string][]check.Event{}, Texts: map[string]string{}}
 	nc, log, err := d.c.openLog(ctx)
 	if nc != nil {
 		defer nc.Close()
@@ -239,7 +242,7 @@ func (d *driver) collectEvidence(ctx context.Context, sessions []string) (check.
 		behind := false
 		for _, id := range sessions {
 			var list []check.Event
-			for n, err := range eventlog.Session(ctx, log, tenant, id) {
+			for n, err := range eventlog.Session(ctx, log, defaultTenant, id) {
 				if err != nil {
 					return e, err
 				}
@@ -257,7 +260,7 @@ func (d *driver) collectEvidence(ctx context.Context, sessions []string) (check.
 		e.Streams = nil
 		for _, c := range d.clients {
 			c.mu.Lock()
-			e.Streams = append(e.Streams, check.Stream{Client: c.kind, Session: c.session, Events: slices.Clone(c.events), Pieces: slices.Clone(c.pieces)})
+			e.Streams = append(e.Streams, check.ClientRecord{Client: c.kind, Session: c.session, Events: slices.Clone(c.events), Pieces: slices.Clone(c.pieces)})
 			behind = behind || len(c.events) < len(e.Log[c.session])
 			c.mu.Unlock()
 		}
@@ -272,11 +275,12 @@ func (d *driver) collectEvidence(ctx context.Context, sessions []string) (check.
 	return e, nil
 }
 
-// runProofs runs "spool verify" and "spool rebuild --compare".
-func (c *cluster) runProofs(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, proofTimeout)
+// verifyLogAndReadModels runs "spool verify", which checks the log, and "spool rebuild --compare", which checks the
+// read models. It returns an error if one of them finds a difference.
+func (c *cluster) verifyLogAndReadModels(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, verifyTimeout)
 	defer cancel()
-	key, err := c.headsPublicKey()
+	key, err := c.writeHeadsPublicKey()
 	if err != nil {
 		return err
 	}
@@ -295,25 +299,25 @@ func (c *cluster) runProofs(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// deleteSessions deletes the sessions and blocks until no process and no folder of a sandbox is left.
-func (d *driver) deleteSessions(ctx context.Context, sessions []string) error {
+// deleteSessions deletes the sessions and blocks until no process and no folder of their sandboxes is left.
+func (d *clientDriver) deleteSessions(ctx context.Context, sessions []string) error {
 	for _, id := range sessions {
-		if err := d.delete(ctx, id); err != nil {
+		if err := d.deleteSession(ctx, id); err != nil {
 			return err
 		}
 	}
 	deadline := time.Now().Add(settleTimeout)
 	for {
-		left, err := d.c.leftProcesses()
-		folders, ferr := d.c.leftFolders()
-		if err := errors.Join(err, ferr, d.c.reap()); err != nil {
+		left, err := d.c.remainingSandboxProcesses()
+		folders, ferr := d.c.remainingSessionFolders()
+		if err := errors.Join(err, ferr, d.c.reapOrphans()); err != nil {
 			return err
 		}
 		if len(left) == 0 && len(folders) == 0 {
 			return nil
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("%s after all sessions were deleted there are still processes %q and folders %q", settleTimeout, describe(left), folders)
+			return fmt.Errorf("%s after all sessions were deleted there are still processes %q and folders %q", settleTimeout, describeProcesses(left), folders)
 		}
 		time.Sleep(retryPause)
 	}

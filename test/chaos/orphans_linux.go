@@ -2,7 +2,8 @@ package main
 
 import "golang.org/x/sys/unix"
 
-// adoptOrphans makes this program the parent of each of its descendants whose own parent ends. With false it no longer is.
+// adoptOrphans makes this program the parent of each of its descendants whose own parent ends. With false, the program
+// stops to be that.
 func adoptOrphans(adopt bool) error {
 	var on uintptr
 	if adopt {

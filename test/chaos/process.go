@@ -12,12 +12,12 @@ import (
 	"time"
 )
 
-// restartPause is the time that an ended process stays down, unless a fault sets another time.
+// restartPause is the time from the end of a process to its restart, unless a fault sets another time.
 const restartPause = 300 * time.Millisecond
 
-// process runs a program of the cluster, and starts it again whenever it ends, like `restart: unless-stopped` in
-// compose.
-type process struct {
+// restartedProcess runs a program of the installation, and starts it again whenever it ends, like `restart:
+// unless-stopped` in compose.
+type restartedProcess struct {
 	name  string
 	start func() *exec.Cmd
 
@@ -33,22 +33,23 @@ type process struct {
 	done    chan struct{}
 }
 
-// run starts a process of the cluster and keeps it running until its end method is called.
-func run(dir, name string, start func() *exec.Cmd) (*process, error) {
-	p := &process{name: name, start: start, down: -1, done: make(chan struct{})}
+// startRestarted starts a program and keeps it running until the method stop of the result is called. start returns the
+// command; the program's output is appended to the log file NAME.log in dir.
+func startRestarted(dir, name string, start func() *exec.Cmd) (*restartedProcess, error) {
+	p := &restartedProcess{name: name, start: start, down: -1, done: make(chan struct{})}
 	log, err := os.OpenFile(filepath.Join(dir, name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	if err := p.begin(log); err != nil {
+	if err := p.startProgram(log); err != nil {
 		return nil, errors.Join(err, log.Close())
 	}
 	go p.supervise(log)
 	return p, nil
 }
 
-// begin starts the program, unless the run is over.
-func (p *process) begin(log *os.File) error {
+// startProgram starts the program, unless stop was called. log receives its output.
+func (p *restartedProcess) startProgram(log *os.File) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.over {
@@ -71,8 +72,9 @@ func (p *process) begin(log *os.File) error {
 	return nil
 }
 
-// supervise starts the program again whenever it has ended, until end is called. It records ends that no fault caused.
-func (p *process) supervise(log *os.File) {
+// supervise starts the program again whenever it has ended, until stop is called. It stores the ends that no fault
+// caused.
+func (p *restartedProcess) supervise(log *os.File) {
 	defer close(p.done)
 	defer log.Close() //nolint:errcheck // this program did not write to the file
 	for {
@@ -92,36 +94,37 @@ func (p *process) supervise(log *os.File) {
 			wait = restartPause
 		}
 		time.Sleep(wait)
-		if err := p.begin(log); err != nil {
+		if err := p.startProgram(log); err != nil {
 			fmt.Fprintf(log, "chaos: %v\n", err)
 			return
 		}
-		if p.ended() {
+		if p.hasEnded() {
 			return
 		}
 	}
 }
 
-// ended reports whether the process has ended for good.
-func (p *process) ended() bool {
+// hasEnded reports whether stop was called and the program has ended.
+func (p *restartedProcess) hasEnded() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.over && p.cmd.ProcessState != nil
 }
 
-// kill ends the process at once. It is started again after the given time.
-func (p *process) kill(down time.Duration) error {
+// kill sends SIGKILL to the program. It is started again after the time down.
+func (p *restartedProcess) kill(down time.Duration) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.killed, p.down = true, down
-	return ignoreGone(p.cmd.Process.Kill())
+	return ignoreEndedProcess(p.cmd.Process.Kill())
 }
 
-// freeze stops the process and its children, as Postgres has.
-func (p *process) freeze() error {
+// freeze pauses the program and its child processes with SIGSTOP, until thaw is called. Of all programs, Postgres has
+// child processes.
+func (p *restartedProcess) freeze() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	list, err := listTasks()
+	list, err := listProcesses()
 	if err != nil {
 		return err
 	}
@@ -134,28 +137,29 @@ func (p *process) freeze() error {
 	p.stopped = append(p.stopped, now...) // processes of an earlier freeze that is not over may have lost their parent since
 	var errs []error
 	for _, pid := range now {
-		errs = append(errs, ignoreGone(syscall.Kill(pid, syscall.SIGSTOP)))
+		errs = append(errs, ignoreEndedProcess(syscall.Kill(pid, syscall.SIGSTOP)))
 	}
 	return errors.Join(errs...)
 }
 
-// thaw resumes the processes that freeze stopped.
-func (p *process) thaw() error {
+// thaw continues the processes that freeze paused, with SIGCONT.
+func (p *restartedProcess) thaw() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var errs []error
 	for _, pid := range p.stopped {
-		errs = append(errs, ignoreGone(syscall.Kill(pid, syscall.SIGCONT)))
+		errs = append(errs, ignoreEndedProcess(syscall.Kill(pid, syscall.SIGCONT)))
 	}
 	p.stopped = nil
 	return errors.Join(errs...)
 }
 
-// end stops the process for good and returns when it has ended.
-func (p *process) end(ctx context.Context, sig syscall.Signal) error {
+// stop sends the signal sig to the program, does not start it again, and returns when it has ended. If ctx ends first,
+// stop kills the program and returns an error.
+func (p *restartedProcess) stop(ctx context.Context, sig syscall.Signal) error {
 	p.mu.Lock()
 	p.over = true
-	err := ignoreGone(p.cmd.Process.Signal(sig))
+	err := ignoreEndedProcess(p.cmd.Process.Signal(sig))
 	p.mu.Unlock()
 	select {
 	case <-p.done:
@@ -163,21 +167,21 @@ func (p *process) end(ctx context.Context, sig syscall.Signal) error {
 	case <-ctx.Done():
 	}
 	p.mu.Lock()
-	err = errors.Join(err, fmt.Errorf("%s did not end within its time after %s", p.name, sig), ignoreGone(p.cmd.Process.Kill()))
+	err = errors.Join(err, fmt.Errorf("%s did not end within its time after %s", p.name, sig), ignoreEndedProcess(p.cmd.Process.Kill()))
 	p.mu.Unlock()
 	<-p.done
 	return err
 }
 
-// pid returns the process id of the present process.
-func (p *process) pid() int {
+// pid returns the id of the process that was started last.
+func (p *restartedProcess) pid() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.cmd.Process.Pid
 }
 
-// ignoreGone returns nil for the error of a signal to a process that has ended.
-func ignoreGone(err error) error {
+// ignoreEndedProcess returns nil if err is the error of a signal to a process that has ended, and err otherwise.
+func ignoreEndedProcess(err error) error {
 	if errors.Is(err, os.ErrProcessDone) || errors.Is(err, syscall.ESRCH) {
 		return nil
 	}

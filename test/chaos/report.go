@@ -14,16 +14,19 @@ import (
 )
 
 const (
-	// endLines is the number of lines that are kept from the end of a process's log, each of at most lineBytes.
-	endLines  = 3
-	lineBytes = 300
-	// causeWithin is the maximum time between a fault and the end of a process for which the fault is reported as the possible
-	// cause.
-	causeWithin = 30 * time.Second
+	// keptLogLines is the number of lines that are kept from the end of a process's log.
+	keptLogLines = 3
+	// maxLogLineBytes is the maximum length, in bytes, of the lines that are kept from the end of a process's log; the
+	// rest of a line is cut off.
+	maxLogLineBytes = 300
+	// maxCauseAge is the maximum time from a fault to the end of a process for which the report names the fault as a
+	// possible cause.
+	maxCauseAge = 30 * time.Second
+	// clockFormat is the format of the times that the chaos test prints.
 	clockFormat = "15:04:05.000"
 )
 
-// unexpectedEnd is the end of a process that no fault has killed.
+// unexpectedEnd is the end of a process of the installation that no fault has killed.
 type unexpectedEnd struct {
 	part   string
 	at     time.Time
@@ -32,11 +35,11 @@ type unexpectedEnd struct {
 	lines  []string // the last lines of its log
 }
 
-// injectedFault is a fault with the time and the process at which it was injected.
+// injectedFault is a fault, the time at which it was injected, and the process that it hit.
 type injectedFault struct {
 	at   time.Time
 	part string
-	fault
+	plannedFault
 }
 
 func (f injectedFault) String() string {
@@ -46,7 +49,7 @@ func (f injectedFault) String() string {
 	return fmt.Sprintf("kill of %s for %s", f.part, f.length)
 }
 
-// lastLines returns the last lines of a log file after an offset.
+// lastLines returns the last lines of a log file, of those after the offset from.
 func lastLines(path string, from int64) []string {
 	f, err := os.Open(path)
 	if err != nil {
@@ -54,36 +57,37 @@ func lastLines(path string, from int64) []string {
 	}
 	defer f.Close() //nolint:errcheck // the file is only read
 	if size, err := f.Seek(0, io.SeekEnd); err == nil {
-		from = max(from, size-endLines*16*lineBytes)
+		from = max(from, size-keptLogLines*16*maxLogLineBytes)
 	}
 	raw, err := io.ReadAll(io.NewSectionReader(f, from, 1<<20))
 	if err != nil {
 		return []string{err.Error()}
 	}
 	lines := strings.Split(strings.TrimRight(string(raw), "\n"), "\n")
-	lines = lines[max(0, len(lines)-endLines):]
+	lines = lines[max(0, len(lines)-keptLogLines):]
 	for i, line := range lines {
-		lines[i] = line[:min(len(line), lineBytes)]
+		lines[i] = line[:min(len(line), maxLogLineBytes)]
 	}
 	return lines
 }
 
-// causes returns the faults shortly before an end that hit the process itself or a server that it needs, the latest
-// first.
-func causes(e unexpectedEnd, faults []injectedFault) (list []string) {
+// possibleCauses describes the faults shortly before the end e that hit the ended process itself, NATS or Postgres, the
+// latest first.
+func possibleCauses(e unexpectedEnd, faults []injectedFault) (list []string) {
 	for _, f := range slices.Backward(faults) {
-		if before := e.at.Sub(f.at); before >= 0 && before <= causeWithin && (f.part == e.part || f.part == "nats" || f.part == "postgres") {
+		if before := e.at.Sub(f.at); before >= 0 && before <= maxCauseAge && (f.part == e.part || f.part == "nats" || f.part == "postgres") {
 			list = append(list, fmt.Sprintf("%s (%.1f s before)", f, before.Seconds()))
 		}
 	}
 	return list
 }
 
-var digitRuns = regexp.MustCompile(`[0-9]+`)
+// digitsPattern matches each number in a log line.
+var digitsPattern = regexp.MustCompile(`[0-9]+`)
 
-// writeTerminalEvents writes each end with its status and the faults before it. Log lines that differ from earlier ones only in
-// numbers are written once.
-func writeTerminalEvents(w io.Writer, ends []unexpectedEnd, faults []injectedFault) {
+// writeUnexpectedEnds prints the ends of processes that no fault caused, each with its status and the faults before it.
+// It prints log lines that differ only in numbers once.
+func writeUnexpectedEnds(w io.Writer, ends []unexpectedEnd, faults []injectedFault) {
 	count := map[string]int{}
 	for _, e := range ends {
 		count[e.part]++
@@ -96,12 +100,12 @@ func writeTerminalEvents(w io.Writer, ends []unexpectedEnd, faults []injectedFau
 	written := map[string]bool{}
 	for _, e := range slices.SortedFunc(slices.Values(ends), func(a, b unexpectedEnd) int { return a.at.Compare(b.at) }) {
 		fmt.Fprintf(w, "  %s %s: %s, %.1f s after its start\n", e.at.Format(clockFormat), e.part, e.status, e.lived.Seconds())
-		after := causes(e, faults)
+		after := possibleCauses(e, faults)
 		if len(after) == 0 {
-			after = []string{fmt.Sprintf("no fault of it, NATS or Postgres within %s", causeWithin)}
+			after = []string{fmt.Sprintf("no fault of it, NATS or Postgres within %s", maxCauseAge)}
 		}
 		fmt.Fprintf(w, "    after: %s\n", strings.Join(after, ", "))
-		kind := digitRuns.ReplaceAllString(e.part+strings.Join(e.lines[max(0, len(e.lines)-1):], ""), "0")
+		kind := digitsPattern.ReplaceAllString(e.part+strings.Join(e.lines[max(0, len(e.lines)-1):], ""), "0")
 		if written[kind] {
 			fmt.Fprintln(w, "    log: as above")
 			continue
@@ -113,8 +117,8 @@ func writeTerminalEvents(w io.Writer, ends []unexpectedEnd, faults []injectedFau
 	}
 }
 
-// ends returns the ends of all processes that no fault caused.
-func (c *cluster) ends() (list []unexpectedEnd) {
+// unexpectedEnds returns the ends of all processes that no fault caused.
+func (c *cluster) unexpectedEnds() (list []unexpectedEnd) {
 	for _, p := range c.parts {
 		p.mu.Lock()
 		list = append(list, p.ends...)
@@ -123,8 +127,9 @@ func (c *cluster) ends() (list []unexpectedEnd) {
 	return list
 }
 
-// report prints the numbers of a run of the chaos test.
-func (d *driver) report(c *cluster, s settings, e check.Evidence, faulty time.Duration) {
+// printReport prints the counts of a run of the chaos test: faults, sessions, queries, events and connections. faulty
+// is the time in which faults were injected.
+func (d *clientDriver) printReport(c *cluster, s settings, e check.Observations, faulty time.Duration) {
 	total, connections, kills, pieces, seen := 0, 0, 0, 0, map[string]bool{}
 	for _, list := range e.Log {
 		total += len(list)

@@ -17,7 +17,7 @@ func TestProcess_RecordsEndsThatWereNotInjected(t *testing.T) {
 	t.Parallel()
 	c := &cluster{dir: t.TempDir()}
 	starts := 0
-	if err := c.add("session-0", func() *exec.Cmd {
+	if err := c.startFaultTarget("session-0", func() *exec.Cmd {
 		starts++
 		if starts == 1 {
 			return exec.Command("sh", "-c", "echo first life; exec sleep 600")
@@ -33,26 +33,26 @@ func TestProcess_RecordsEndsThatWereNotInjected(t *testing.T) {
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
-		if err := p.end(ctx, syscall.SIGTERM); err != nil {
+		if err := p.stop(ctx, syscall.SIGTERM); err != nil {
 			t.Error(err)
 		}
-		if n := len(c.ends()); n != 1 {
+		if n := len(c.unexpectedEnds()); n != 1 {
 			t.Errorf("after the stop there are %d ends", n)
 		}
 	})
-	f := injectedFault{time.Now(), "session-0", fault{length: time.Millisecond}}
+	f := injectedFault{time.Now(), "session-0", plannedFault{length: time.Millisecond}}
 	if err := p.kill(f.length); err != nil {
 		t.Fatal(err)
 	}
 	deadline := time.Now().Add(time.Minute)
-	for len(c.ends()) == 0 {
+	for len(c.unexpectedEnds()) == 0 {
 		if time.Now().After(deadline) {
 			t.Fatal("the end was not recorded")
 		}
 		time.Sleep(time.Millisecond)
 	}
 	var out strings.Builder
-	writeTerminalEvents(&out, c.ends(), []injectedFault{f})
+	writeUnexpectedEnds(&out, c.unexpectedEnds(), []injectedFault{f})
 	for _, want := range []string{"not injected (each was started again): 1 [session-0 1]", "session-0: exit status 3", "after: kill of session-0 for 1ms", "log: reason 3\n    log: reason 4\n    log: reason 5\n"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("the report lacks %q:\n%s", want, &out)
@@ -69,7 +69,7 @@ func TestWriteEnds_NamesCauses(t *testing.T) {
 	t.Parallel()
 	at := time.Now()
 	before := func(d time.Duration, part string, freeze bool) injectedFault {
-		return injectedFault{at.Add(-d), part, fault{freeze: freeze, length: 5 * time.Second}}
+		return injectedFault{at.Add(-d), part, plannedFault{freeze: freeze, length: 5 * time.Second}}
 	}
 	faults := []injectedFault{
 		before(time.Minute, "nats", false), before(4*time.Second, "nats", true), before(3*time.Second, "session-1", false),
@@ -79,7 +79,7 @@ func TestWriteEnds_NamesCauses(t *testing.T) {
 	same := func(n int) unexpectedEnd {
 		return unexpectedEnd{part: "session-0", at: at, lived: time.Second, status: "exit status 1", lines: []string{fmt.Sprintf("no answer after %d ms", n)}}
 	}
-	writeTerminalEvents(&out, []unexpectedEnd{same(1), same(22), {part: "gateway-0", at: at.Add(time.Hour), status: "signal: killed"}}, faults)
+	writeUnexpectedEnds(&out, []unexpectedEnd{same(1), same(22), {part: "gateway-0", at: at.Add(time.Hour), status: "signal: killed"}}, faults)
 	for _, want := range []string{
 		"after: kill of session-0 for 5s (1.0 s before), freeze of nats for 5s (4.0 s before)\n    log: no answer after 1 ms\n", "log: as above",
 		"gateway-0: signal: killed", "after: no fault of it, NATS or Postgres within 30s",

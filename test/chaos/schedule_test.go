@@ -7,7 +7,7 @@ import "testing"
 func TestSchedule_IsDecidedByItsSeed(t *testing.T) {
 	t.Parallel()
 	const parts, faults = 11, 500
-	a, b, c := newSchedule(7, parts), newSchedule(7, parts), newSchedule(8, parts)
+	a, b, c := newFaultSchedule(7, parts), newFaultSchedule(7, parts), newFaultSchedule(8, parts)
 	hit, same := map[int]map[bool]int{}, 0
 	for range faults {
 		f := a.next()

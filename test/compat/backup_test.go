@@ -20,7 +20,7 @@ import (
 func TestBackup_RestoredElsewhereOpensSecrets(t *testing.T) {
 	t.Parallel()
 	const secret, root = "value-of-the-secret", "root-key-of-the-backup-test-0123456789"
-	commands, err := compat.Commands("../../docs/operations.md", "### Back up `spool up`")
+	commands, err := compat.ShellCommands("../../docs/operations.md", "### Back up `spool up`")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -40,7 +40,7 @@ func TestBackup_RestoredElsewhereOpensSecrets(t *testing.T) {
 	}
 	up := func(data string) *compat.Server {
 		t.Helper()
-		s, err := compat.Up(context.Background(), compat.Config{Spool: bin, Data: data, Script: script, RootKey: root})
+		s, err := compat.StartServer(context.Background(), compat.Config{Spool: bin, Data: data, Script: script, RootKey: root})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -53,7 +53,7 @@ func TestBackup_RestoredElsewhereOpensSecrets(t *testing.T) {
 		if err := s.Call(key, "POST", "/api/sessions/"+session+"/messages", map[string]any{"content": content}, &a); err != nil {
 			t.Fatal(err)
 		}
-		end, err := s.Until(key, session, 0, func(w events.Wire) bool { return w.ExecutionID == a.ExecutionID && events.Terminal(w.Type) })
+		end, err := s.AwaitEvent(key, session, 0, func(w events.Wire) bool { return w.ExecutionID == a.ExecutionID && events.Terminal(w.Type) })
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -83,7 +83,7 @@ func TestBackup_RestoredElsewhereOpensSecrets(t *testing.T) {
 		if err := os.WriteFile(definition, []byte("kind: environment\nslug: staging\nspec:\n  variables:\n    TOKEN: {secret: true, value: "+secret+"}\n"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := s.CLI(key, "envs", "apply", "-f", definition); err != nil {
+		if _, err := s.RunCLI(key, "envs", "apply", "-f", definition); err != nil {
 			t.Fatal(err)
 		}
 		if err := s.Call(key, "POST", "/api/sessions", map[string]any{"architecture": "spool", "environments": []string{"staging"}}, &made); err != nil {
@@ -101,7 +101,7 @@ func TestBackup_RestoredElsewhereOpensSecrets(t *testing.T) {
 	s = up(restored)
 	defer stop()
 	turn(s, "show the note", "heron", digest)
-	if out, err := s.CLI(key, "verify"); err != nil {
+	if out, err := s.RunCLI(key, "verify"); err != nil {
 		t.Errorf("verify: %v: %s", err, out)
 	}
 }

@@ -62,7 +62,7 @@ func TestReleasedData(t *testing.T) {
 // old is a recorded data folder with the present build running on it.
 type old struct {
 	*compat.Server
-	manifest compat.Manifest
+	manifest compat.Recording
 }
 
 // build builds the present spool and its runner.
@@ -78,7 +78,7 @@ func build(t *testing.T) (spool string) {
 	return filepath.Join(dir, "spool")
 }
 
-func manifest(t *testing.T, path string) (m compat.Manifest) {
+func manifest(t *testing.T, path string) (m compat.Recording) {
 	t.Helper()
 	f, err := os.Open(path)
 	if err != nil {
@@ -113,7 +113,7 @@ func (o *old) open(t *testing.T, bin, archive string) {
 		t.Fatal(err)
 	}
 	// The context of the test has ended when cleanups run.
-	o.Server, err = compat.Up(context.Background(), compat.Config{Spool: bin, Data: data, Script: script, RootKey: o.manifest.RootKey})
+	o.Server, err = compat.StartServer(context.Background(), compat.Config{Spool: bin, Data: data, Script: script, RootKey: o.manifest.RootKey})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -199,7 +199,7 @@ func writeFile(path string, mode os.FileMode, content io.Reader) error {
 }
 
 // each runs a check for every session that was not deleted.
-func (o *old) each(t *testing.T, check func(t *testing.T, s compat.Session, key string)) {
+func (o *old) each(t *testing.T, check func(t *testing.T, s compat.RecordedSession, key string)) {
 	for _, s := range o.manifest.Sessions {
 		if !s.Deleted {
 			t.Run(s.Name, func(t *testing.T) { check(t, s, o.manifest.Keys[s.Tenant]) })
@@ -208,7 +208,7 @@ func (o *old) each(t *testing.T, check func(t *testing.T, s compat.Session, key 
 }
 
 // closed reports whether the session's lifetime has ended since it was recorded.
-func closed(t *testing.T, s compat.Session) bool {
+func closed(t *testing.T, s compat.RecordedSession) bool {
 	t.Helper()
 	var v struct {
 		CreatedAt      time.Time
@@ -236,13 +236,13 @@ func (o *old) checkLog(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	now := map[uint64]compat.Commit{}
+	now := map[uint64]compat.RecordedCommit{}
 	for _, c := range log {
 		now[c.Seq] = c
 	}
 	for _, want := range o.manifest.Log {
 		got, ok := now[want.Seq]
-		if !ok && slices.ContainsFunc(o.manifest.Sessions, func(s compat.Session) bool {
+		if !ok && slices.ContainsFunc(o.manifest.Sessions, func(s compat.RecordedSession) bool {
 			return s.Deleted && strings.Contains(want.Subject, s.ID)
 		}) {
 			continue
@@ -273,10 +273,10 @@ func (o *old) checkSessions(t *testing.T) {
 		}
 	}
 	kept := 0
-	o.each(t, func(t *testing.T, s compat.Session, key string) {
+	o.each(t, func(t *testing.T, s compat.RecordedSession, key string) {
 		kept++
 		var ignored []string
-		if s.Name == compat.Open || closed(t, s) {
+		if s.Name == compat.OpenTurnSession || closed(t, s) {
 			ignored = moving
 		}
 		shows(t, "the session", s.Listed, sessions[s.ID], ignored...)
@@ -288,7 +288,7 @@ func (o *old) checkSessions(t *testing.T) {
 		for _, file := range f.Files {
 			files = append(files, file.Path)
 		}
-		if s.Name == compat.Open {
+		if s.Name == compat.OpenTurnSession {
 			return // the turn of this session continues
 		}
 		if !slices.Equal(files, s.Files) {
@@ -370,7 +370,7 @@ func lacks(want, got any) string {
 
 // checkStreams follows every session by SSE and by WebSocket from cursors that a client of the old build may have.
 func (o *old) checkStreams(t *testing.T) {
-	o.each(t, func(t *testing.T, s compat.Session, key string) {
+	o.each(t, func(t *testing.T, s compat.RecordedSession, key string) {
 		n := len(s.Events)
 		for _, after := range []int{0, n / 2, n - 1} {
 			o.sse(t, key, s, after)
@@ -382,7 +382,7 @@ func (o *old) checkStreams(t *testing.T) {
 // checkStates compares the state at every recorded event with the fold of the log and with the view of a client up to that
 // event.
 func (o *old) checkStates(t *testing.T) {
-	o.each(t, func(t *testing.T, s compat.Session, key string) {
+	o.each(t, func(t *testing.T, s compat.RecordedSession, key string) {
 		get := func(path string, out any) error { return o.Call(key, "GET", path, nil, out) }
 		for n := range s.Events {
 			view := blocks.NewView()
@@ -391,7 +391,7 @@ func (o *old) checkStates(t *testing.T) {
 			}
 			state, err := harness.ReadState(get, s.ID, uint32(n+1), 200)
 			if err == nil {
-				err = harness.SameState(state, s.Events[:n+1], view.Blocks())
+				err = harness.CompareState(state, s.Events[:n+1], view.Blocks())
 			}
 			if err != nil {
 				t.Error(err)
@@ -401,7 +401,7 @@ func (o *old) checkStates(t *testing.T) {
 }
 
 // same compares an event with the recorded one at its index.
-func same(t *testing.T, where string, s compat.Session, i int, raw []byte) {
+func same(t *testing.T, where string, s compat.RecordedSession, i int, raw []byte) {
 	t.Helper()
 	want, err := json.Marshal(s.Events[i])
 	if err != nil {
@@ -414,10 +414,10 @@ func same(t *testing.T, where string, s compat.Session, i int, raw []byte) {
 	shows(t, fmt.Sprintf("%s: event %d", where, i+1), want, got)
 }
 
-func (o *old) sse(t *testing.T, key string, s compat.Session, after int) {
+func (o *old) sse(t *testing.T, key string, s compat.RecordedSession, after int) {
 	t.Helper()
 	at := after
-	_, err := o.Until(key, s.ID, uint32(after), func(w events.Wire) bool {
+	_, err := o.AwaitEvent(key, s.ID, uint32(after), func(w events.Wire) bool {
 		if w.Type == events.TextDelta {
 			return false
 		}
@@ -434,7 +434,7 @@ func (o *old) sse(t *testing.T, key string, s compat.Session, after int) {
 	}
 }
 
-func (o *old) socket(t *testing.T, key string, s compat.Session, after int) {
+func (o *old) socket(t *testing.T, key string, s compat.RecordedSession, after int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), harness.Patience)
 	defer cancel()
@@ -480,7 +480,7 @@ func (o *old) socket(t *testing.T, key string, s compat.Session, after int) {
 // checkEnds waits for the ends of the queries that were open when the old build stopped.
 func (o *old) checkEnds(t *testing.T) {
 	for _, s := range o.manifest.Sessions {
-		if s.Name != compat.Open {
+		if s.Name != compat.OpenTurnSession {
 			continue
 		}
 		open := map[string]bool{}
@@ -495,7 +495,7 @@ func (o *old) checkEnds(t *testing.T) {
 		if len(open) == 0 {
 			t.Fatal("the recording has no open query")
 		}
-		if _, err := o.Until(o.manifest.Keys[s.Tenant], s.ID, 0, func(w events.Wire) bool {
+		if _, err := o.AwaitEvent(o.manifest.Keys[s.Tenant], s.ID, 0, func(w events.Wire) bool {
 			if events.Terminal(w.Type) {
 				delete(open, w.ExecutionID)
 			}
@@ -519,12 +519,12 @@ func (o *old) checkDeleted(t *testing.T) {
 }
 
 // programs are the programs that the agents of sessions need on the PATH.
-var programs = map[string]string{compat.ClaudeCode: "claude", compat.Codex: "codex", compat.OpenCode: "opencode"}
+var programs = map[string]string{compat.ClaudeCodeSession: "claude", compat.CodexSession: "codex", compat.OpenCodeSession: "opencode"}
 
 // runTurns runs another turn in each session: the agent remembers the conversation, and a budget that is used up stays
 // used up.
 func (o *old) runTurns(t *testing.T) {
-	o.each(t, func(t *testing.T, s compat.Session, key string) {
+	o.each(t, func(t *testing.T, s compat.RecordedSession, key string) {
 		if p := programs[s.Name]; p != "" {
 			if _, err := exec.LookPath(p); err != nil {
 				t.Skipf("%s is not on the PATH: run scripts/install", p)
@@ -540,13 +540,13 @@ func (o *old) runTurns(t *testing.T) {
 			return
 		}
 		o.must(t, err)
-		end, err := o.Until(key, s.ID, 0, func(w events.Wire) bool { return w.ExecutionID == a.ExecutionID && events.Terminal(w.Type) })
+		end, err := o.AwaitEvent(key, s.ID, 0, func(w events.Wire) bool { return w.ExecutionID == a.ExecutionID && events.Terminal(w.Type) })
 		o.must(t, err)
 		want, says := (events.ExecutionCompleted{}).EventType(), "remember"
 		switch s.Name {
-		case compat.Budget:
+		case compat.UsedUpBudgetSession:
 			want, says = (events.ExecutionFailed{}).EventType(), "BUDGET_EXCEEDED"
-		case compat.Conversation, compat.ClaudeCode, compat.Codex, compat.OpenCode:
+		case compat.ConversationSession, compat.ClaudeCodeSession, compat.CodexSession, compat.OpenCodeSession:
 			says = "heron"
 		}
 		if end.Type != want || !strings.Contains(string(end.Data), says) {
@@ -564,7 +564,7 @@ func (o *old) useCatalogue(t *testing.T) {
 	// The data folder also contains the key of secrets. Without it the turn would end with SECRET_UNREADABLE.
 	o.must(t, o.Call(key, "POST", "/api/sessions/"+made.SessionID+"/messages", map[string]any{"content": "hello"}, &a))
 	var resolved string
-	end, err := o.Until(key, made.SessionID, 0, func(w events.Wire) bool {
+	end, err := o.AwaitEvent(key, made.SessionID, 0, func(w events.Wire) bool {
 		if w.Type == (events.ExecutionResolved{}).EventType() {
 			resolved = string(w.Data)
 		}
@@ -584,7 +584,7 @@ func (o *old) useCatalogue(t *testing.T) {
 // checkAudit checks the audit of commits of the old build, as far as they hold it, and of the present one. The stack
 // raised the log to the newest version of commits when it started.
 func (o *old) checkAudit(t *testing.T) {
-	out, err := o.CLI(o.manifest.Keys["default"], "audit", "--json", "--limit", "0")
+	out, err := o.RunCLI(o.manifest.Keys["default"], "audit", "--json", "--limit", "0")
 	o.must(t, err)
 	oldest, news := 0, 0
 	for line := range strings.Lines(out) {
@@ -616,7 +616,7 @@ func (o *old) verify(t *testing.T) {
 		args []string
 		says string
 	}{{[]string{"verify"}, "sound: "}, {[]string{"rebuild", "--compare"}, "equal: "}} {
-		out, err := o.CLI("", c.args...)
+		out, err := o.RunCLI("", c.args...)
 		if err != nil || !strings.Contains(out, c.says) {
 			t.Errorf("spool %s: %v %s", strings.Join(c.args, " "), err, out)
 		}

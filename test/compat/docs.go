@@ -7,11 +7,12 @@ import (
 	"strings"
 )
 
-var shellBlock = regexp.MustCompile("(?s)```sh\n(.*?)```")
+// shellBlockPattern matches a fenced block of shell commands in Markdown.
+var shellBlockPattern = regexp.MustCompile("(?s)```sh\n(.*?)```")
 
-// Commands returns the blocks of shell commands in a section of a Markdown file, up to the next heading of level 2 or
-// 3.
-func Commands(file, heading string) ([]string, error) {
+// ShellCommands returns the blocks of shell commands in the section with the given heading of a Markdown file. The
+// section ends at the next heading of level 2 or 3.
+func ShellCommands(file, heading string) ([]string, error) {
 	doc, err := os.ReadFile(file)
 	if err != nil {
 		return nil, err
@@ -23,7 +24,7 @@ func Commands(file, heading string) ([]string, error) {
 	section, _, _ = strings.Cut(section, "\n## ")
 	section, _, _ = strings.Cut(section, "\n### ")
 	var blocks []string
-	for _, m := range shellBlock.FindAllStringSubmatch(section, -1) {
+	for _, m := range shellBlockPattern.FindAllStringSubmatch(section, -1) {
 		blocks = append(blocks, m[1])
 	}
 	return blocks, nil

@@ -14,20 +14,21 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// stream is the name of the one stream that the log of `spool up` has.
-const stream = "EVENTS-0"
+// logStream is the name of the log's only stream in an installation with one shard, such as `spool up`.
+const logStream = "EVENTS-0"
 
-// ReadLog returns every message of EVENTS-0 in order. It does not use Spool's own reader.
-func ReadLog(ctx context.Context, nc *nats.Conn) ([]Commit, error) {
+// ReadLog returns a description of every message in the stream EVENTS-0, in order. It does not use Spool's own code to
+// read the log.
+func ReadLog(ctx context.Context, nc *nats.Conn) ([]RecordedCommit, error) {
 	js, err := jetstream.New(nc)
 	if err != nil {
 		return nil, err
 	}
-	s, err := js.Stream(ctx, stream)
+	s, err := js.Stream(ctx, logStream)
 	if err != nil {
 		return nil, err
 	}
-	var log []Commit
+	var log []RecordedCommit
 	info := s.CachedInfo().State
 	for seq := info.FirstSeq; seq <= info.LastSeq; seq++ {
 		m, err := s.GetMsg(ctx, seq)
@@ -45,13 +46,13 @@ func ReadLog(ctx context.Context, nc *nats.Conn) ([]Commit, error) {
 			return nil, fmt.Errorf("message %d: %w", seq, err)
 		}
 		sum := sha256.Sum256(m.Data)
-		log = append(log, Commit{Seq: seq, Subject: m.Subject, ID: c.ID, Hash: c.Hash, SHA256: hex.EncodeToString(sum[:])})
+		log = append(log, RecordedCommit{Seq: seq, Subject: m.Subject, ID: c.ID, Hash: c.Hash, SHA256: hex.EncodeToString(sum[:])})
 	}
 	return log, nil
 }
 
-// Sequence returns the sequence in EVENTS-0 of a position.
-func Sequence(position string) (uint64, error) {
+// StreamSequence returns the stream sequence in EVENTS-0 that a position names.
+func StreamSequence(position string) (uint64, error) {
 	seq, ok := strings.CutPrefix(position, "0-")
 	if !ok {
 		return 0, fmt.Errorf("position %q is not in shard 0", position)

@@ -8,8 +8,9 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Manifest describes a recorded data folder, as the build that wrote it showed the data.
-type Manifest struct {
+// Recording describes the data folder that a released build wrote: its sessions as that build returned them, and its
+// log. The tests compare it with what the present build returns for the same data.
+type Recording struct {
 	Commit string `json:"commit"` // commit of the build that wrote the data
 	// Folder is the path of the data folder during the recording. The records of agents in local sandboxes hold
 	// absolute paths.
@@ -18,12 +19,12 @@ type Manifest struct {
 	Keys     map[string]string `json:"keys"`    // API key by tenant; dummies
 	Secret   string            `json:"secret"`  // the value of the secret of environment staging; a dummy
 	Last     uint64            `json:"last"`    // sequence of the last commit in EVENTS-0
-	Sessions []Session         `json:"sessions"`
-	Log      []Commit          `json:"log"` // every message of EVENTS-0, in order
+	Sessions []RecordedSession `json:"sessions"`
+	Log      []RecordedCommit  `json:"log"` // every message of EVENTS-0, in order
 }
 
-// Session is what an installation returned about one session when its data was recorded.
-type Session struct {
+// RecordedSession is what the released build returned about one session when its data was recorded.
+type RecordedSession struct {
 	Name    string `json:"name"` // kind of the session; see command record
 	ID      string `json:"id"`
 	Tenant  string `json:"tenant"`
@@ -40,8 +41,8 @@ type Session struct {
 	Events []events.Wire `json:"events,omitempty"`
 }
 
-// Commit describes one message of the recorded log.
-type Commit struct {
+// RecordedCommit describes one message of the recorded log.
+type RecordedCommit struct {
 	Seq     uint64 `json:"seq"` // in EVENTS-0; its position is 0-<seq>
 	Subject string `json:"subject"`
 	ID      string `json:"id"`
@@ -51,12 +52,20 @@ type Commit struct {
 
 // Names of sessions that tests refer to.
 const (
-	Conversation = "conversation" // two turns of the built-in agent
-	Budget       = "budget"       // a session of a tenant whose budget is used up
-	Defined      = "defined"      // a session of an agent with a skill, in an environment with a secret
-	Deleted      = "deleted"
-	Open         = "open" // its turn was running when the build was stopped
-	ClaudeCode   = "claude-code"
-	Codex        = "codex"
-	OpenCode     = "opencode"
+	// ConversationSession is the name of the recorded session with two turns of the built-in agent.
+	ConversationSession = "conversation"
+	// UsedUpBudgetSession is the name of the recorded session of a tenant whose budget is used up.
+	UsedUpBudgetSession = "budget"
+	// AppliedAgentSession is the name of the recorded session of an agent with a skill, in an environment with a secret.
+	AppliedAgentSession = "defined"
+	// DeletedSession is the name of the recorded session that was deleted.
+	DeletedSession = "deleted"
+	// OpenTurnSession is the name of the recorded session with a turn that was running when the build was stopped.
+	OpenTurnSession = "open"
+	// ClaudeCodeSession is the name of the recorded session with the architecture claude-code.
+	ClaudeCodeSession = "claude-code"
+	// CodexSession is the name of the recorded session with the architecture codex.
+	CodexSession = "codex"
+	// OpenCodeSession is the name of the recorded session with the architecture opencode.
+	OpenCodeSession = "opencode"
 )

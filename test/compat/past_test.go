@@ -16,15 +16,15 @@ import (
 // checkReplays replays every session over SSE and with the command line tool in a pipe. The replay has each recorded
 // event once, in order, with its time, and the text of blocks as far as it is still stored.
 func (o *old) checkReplays(t *testing.T) {
-	o.each(t, func(t *testing.T, s compat.Session, key string) {
+	o.each(t, func(t *testing.T, s compat.RecordedSession, key string) {
 		for name, play := range map[string]func() (*harness.Replayed, error){
 			"SSE": func() (*harness.Replayed, error) { return harness.ReplaySSE(t.Context(), o.URL, key, s.ID) },
 			"spool replay": func() (*harness.Replayed, error) {
-				out, err := o.CLI(key, "replay", s.ID, "--speed", "max", "--json")
+				out, err := o.RunCLI(key, "replay", s.ID, "--speed", "max", "--json")
 				if err != nil {
 					return nil, err
 				}
-				return harness.ReplayLines(out)
+				return harness.ParseReplayOutput(out)
 			},
 		} {
 			r, err := play()
@@ -52,7 +52,7 @@ func (o *old) checkReplays(t *testing.T) {
 // checkForks forks every session. The recorded blocks have no anchors, so a fork begins where no query ran and the
 // agent's records are stored, or before that, with a reason. The agents of forks continue their conversations.
 func (o *old) checkForks(t *testing.T) {
-	o.each(t, func(t *testing.T, s compat.Session, key string) {
+	o.each(t, func(t *testing.T, s compat.RecordedSession, key string) {
 		last := uint32(len(s.Events))
 		for i, e := range s.Events {
 			seq := uint32(i + 1)
@@ -60,7 +60,7 @@ func (o *old) checkForks(t *testing.T) {
 				continue
 			}
 			want := forkPoint(s.Events, seq)
-			if s.Name == compat.Open && want > 1 {
+			if s.Name == compat.OpenTurnSession && want > 1 {
 				t.Fatalf("the open session could be forked at %d", want)
 			}
 			f := o.fork(t, key, s.ID, seq)
@@ -68,7 +68,7 @@ func (o *old) checkForks(t *testing.T) {
 				t.Errorf("the fork at %d begins at %d because %q, want %d", seq, f.Effective, f.Reason, want)
 			}
 		}
-		if s.Name != compat.Conversation && programs[s.Name] == "" {
+		if s.Name != compat.ConversationSession && programs[s.Name] == "" {
 			return
 		}
 		if p := programs[s.Name]; p != "" {
@@ -112,7 +112,7 @@ func (o *old) remembers(t *testing.T, key, session string) {
 	t.Helper()
 	var a struct{ ExecutionID string }
 	o.must(t, o.Call(key, "POST", "/api/sessions/"+session+"/messages", map[string]any{"content": "What did I ask you to remember?"}, &a))
-	end, err := o.Until(key, session, 0, func(w events.Wire) bool {
+	end, err := o.AwaitEvent(key, session, 0, func(w events.Wire) bool {
 		if w.Type == (events.Error{}).EventType() {
 			t.Errorf("the fork's agent began with %s", w.Data)
 		}

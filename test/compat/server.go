@@ -19,10 +19,10 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// waitTimeout is the time limit of each wait. A turn of an agent's CLI takes a few seconds.
+// waitTimeout is the time limit of each wait for a server. A turn of an agent's CLI takes a few seconds.
 const waitTimeout = 2 * time.Minute
 
-// Server is a `spool up` of any build, with a scripted model server.
+// Server is a running `spool up` of a released or of the present build, together with a scripted model server.
 type Server struct {
 	Config
 	URL  string
@@ -39,8 +39,8 @@ type Config struct {
 	RootKey string
 }
 
-// Up starts a build on a data folder and returns when it is ready.
-func Up(ctx context.Context, cfg Config) (*Server, error) {
+// StartServer starts `spool up` of a build on a data folder and returns when it is ready.
+func StartServer(ctx context.Context, cfg Config) (*Server, error) {
 	s := &Server{Config: cfg, ctx: ctx, done: make(chan error, 1)}
 	s.cmd = exec.Command(cfg.Spool, "up", "--data", cfg.Data, "--listen", "127.0.0.1:0", "--grpc-listen", "127.0.0.1:0",
 		"--sandbox", "local", "--mock-llm", "--mock-script", cfg.Script, "--auth", "keys", "--root-key", cfg.RootKey)
@@ -74,7 +74,7 @@ func Up(ctx context.Context, cfg Config) (*Server, error) {
 	}
 }
 
-// Stop interrupts the build like a user, and returns when its process has ended.
+// Stop interrupts `spool up` with the signal that Ctrl-C sends, and returns when its process has ended.
 func (s *Server) Stop() error {
 	if err := s.cmd.Process.Signal(syscall.SIGINT); err != nil {
 		return err
@@ -82,7 +82,7 @@ func (s *Server) Stop() error {
 	return <-s.done
 }
 
-// NATSURL returns the URL of the build's NATS, with the password of admin.
+// NATSURL returns the URL of the server's NATS, with the password of the user admin.
 func (s *Server) NATSURL() (string, error) {
 	raw, err := os.ReadFile(filepath.Join(s.Data, "spool.json"))
 	if err != nil {
@@ -94,8 +94,8 @@ func (s *Server) NATSURL() (string, error) {
 	return c.NATSURL, json.Unmarshal(raw, &c)
 }
 
-// CLI runs a command of the build with an API key, and returns its output without its messages.
-func (s *Server) CLI(key string, args ...string) (string, error) {
+// RunCLI runs a command of the same build's spool program with an API key, and returns its standard output.
+func (s *Server) RunCLI(key string, args ...string) (string, error) {
 	cmd := exec.CommandContext(s.ctx, s.Spool, args...)
 	cmd.Env = append(os.Environ(), "SPOOL_URL="+s.URL, "SPOOL_API_KEY="+key, "SPOOL_DATA_DIR="+s.Data)
 	var out, messages bytes.Buffer
@@ -106,7 +106,8 @@ func (s *Server) CLI(key string, args ...string) (string, error) {
 	return out.String(), nil
 }
 
-// Call sends a request. A status other than 2xx is an error.
+// Call sends a request to the REST API with an API key, and decodes the response into out unless out is nil. A status
+// other than 2xx is a StatusError.
 func (s *Server) Call(key, method, path string, body, out any) error {
 	var in io.Reader
 	switch b := body.(type) {
@@ -148,7 +149,7 @@ func (s *Server) Call(key, method, path string, body, out any) error {
 	return json.Unmarshal(raw, out)
 }
 
-// StatusError is an answer with a status other than 2xx.
+// StatusError is the error for a response of the REST API with a status other than 2xx.
 type StatusError struct {
 	Status  int
 	message string
@@ -156,8 +157,9 @@ type StatusError struct {
 
 func (e *StatusError) Error() string { return e.message }
 
-// Until reads a session's event stream after a cursor until want accepts an event or delta, and returns it.
-func (s *Server) Until(key, session string, after uint32, want func(events.Wire) bool) (events.Wire, error) {
+// AwaitEvent reads the event stream of a session, after the event with the seq after. It returns the first event or
+// delta for which want returns true.
+func (s *Server) AwaitEvent(key, session string, after uint32, want func(events.Wire) bool) (events.Wire, error) {
 	ctx, cancel := context.WithTimeout(s.ctx, waitTimeout)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.URL+"/api/sessions/"+session+fmt.Sprintf("/events/stream?after=%d", after), nil)

@@ -19,7 +19,7 @@ import (
 // commands of docs/operations.md, sessions are listed, streams resume at old cursors, secrets can be opened,
 // workspaces are complete, and the log is sound.
 func TestBackup_RestoredInstallationContinues(t *testing.T) { //nolint:paralleltest // the test uses the whole machine
-	commands, err := compat.Commands(root+"/docs/operations.md", "### Back up compose")
+	commands, err := compat.ShellCommands(root+"/docs/operations.md", "### Back up compose")
 	if err != nil || len(commands) != 2 {
 		t.Fatalf("docs/operations.md has %d blocks of commands, want one that backs up and one that restores: %v", len(commands), err)
 	}

@@ -21,11 +21,11 @@ func TestPages_NameWhatExists(t *testing.T) {
 		t.Fatal(err)
 	}
 	tests := testNames(t)
-	checked := map[Kind]int{}
+	checked := map[ReferenceKind]int{}
 	for _, page := range files(t, ".md") {
 		past := strings.HasPrefix(page, "docs/adr/") || page == "CHANGELOG.md"
-		for _, r := range References(read(t, page)) {
-			if past && r.Kind != Link {
+		for _, r := range FindReferences(read(t, page)) {
+			if past && r.Kind != KindLink {
 				continue
 			}
 			checked[r.Kind]++
@@ -34,7 +34,7 @@ func TestPages_NameWhatExists(t *testing.T) {
 			}
 		}
 	}
-	for kind, atLeast := range map[Kind]int{Link: 100, Path: 100, MakeTarget: 30, TestName: 50} {
+	for kind, atLeast := range map[ReferenceKind]int{KindLink: 100, KindPath: 100, KindMakeTarget: 30, KindTestName: 50} {
 		if checked[kind] < atLeast {
 			t.Errorf("checked %d references of kind %s, want at least %d", checked[kind], kind, atLeast)
 		}
@@ -45,19 +45,19 @@ func TestPages_NameWhatExists(t *testing.T) {
 func missing(t *testing.T, page string, r Reference, makefile string, tests []string) string {
 	t.Helper()
 	switch r.Kind {
-	case MakeTarget:
+	case KindMakeTarget:
 		if !regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(r.Target) + `:`).MatchString(makefile) {
 			return "the Makefile has no such target"
 		}
-	case TestName:
+	case KindTestName:
 		if !slices.ContainsFunc(tests, func(name string) bool { return strings.HasPrefix(name, r.Target) }) {
 			return "there is no such test"
 		}
-	case Path:
+	case KindPath:
 		if _, err := os.Stat(filepath.Join(root, r.Target)); err != nil && !slices.Contains(ignoredFiles, r.Target) {
 			return "there is no such file or folder"
 		}
-	case Link:
+	case KindLink:
 		target, anchor, _ := strings.Cut(r.Target, "#")
 		if target = filepath.Join(filepath.Dir(page), target); strings.HasPrefix(r.Target, "#") {
 			target = page
@@ -65,7 +65,7 @@ func missing(t *testing.T, page string, r Reference, makefile string, tests []st
 		if _, err := os.Stat(filepath.Join(root, target)); err != nil {
 			return "there is no such file or folder"
 		}
-		if anchor != "" && !slices.Contains(Anchors(read(t, target)), anchor) {
+		if anchor != "" && !slices.Contains(HeadingAnchors(read(t, target)), anchor) {
 			return "the page has no such heading"
 		}
 	}
@@ -109,19 +109,19 @@ func TestReferences_OfPage(t *testing.T) {
 		"```",
 	}, "\n")
 	want := []Reference{
-		{1, Link, "b.md#c"},
-		{2, Path, "pkg/events"}, {2, Path, "pkg/bus"}, {2, MakeTarget, "verify"}, {2, TestName, "TestX_Y"},
-		{4, MakeTarget, "race"}, {4, TestName, "TestZ"},
-		{5, Path, "cmd/spool"}, {5, Path, "scripts/lint"},
+		{1, KindLink, "b.md#c"},
+		{2, KindPath, "pkg/events"}, {2, KindPath, "pkg/bus"}, {2, KindMakeTarget, "verify"}, {2, KindTestName, "TestX_Y"},
+		{4, KindMakeTarget, "race"}, {4, KindTestName, "TestZ"},
+		{5, KindPath, "cmd/spool"}, {5, KindPath, "scripts/lint"},
 	}
-	if got := References(page); !slices.Equal(got, want) {
+	if got := FindReferences(page); !slices.Equal(got, want) {
 		t.Errorf("references are\n%v, want\n%v", got, want)
 	}
 }
 
 func TestAnchors_OfHeadings(t *testing.T) {
 	t.Parallel()
-	got := Anchors("# Go back in time\ntext\n### Of `spool up`\n## TLS, and open ports\n")
+	got := HeadingAnchors("# Go back in time\ntext\n### Of `spool up`\n## TLS, and open ports\n")
 	if want := []string{"go-back-in-time", "of-spool-up", "tls-and-open-ports"}; !slices.Equal(got, want) {
 		t.Errorf("anchors are %q, want %q", got, want)
 	}

@@ -12,12 +12,12 @@ import (
 	"unicode"
 )
 
-// retiredHeading is the heading of the section of the glossary that lists retired words.
+// retiredHeading is the heading of the section in docs/glossary.md that lists retired words.
 const retiredHeading = "## Retired words"
 
-// RetiredWords returns the words of the table under "## Retired words", each
-// with its replacement. The first cell of a row holds words in backticks, the
-// second cell the replacement.
+// RetiredWords returns the retired words that the table in docs/glossary.md lists under "## Retired words", each with
+// the word to use instead. glossary is the text of the document. In a row of the table, the first cell holds words in
+// backticks, the second cell what to use instead.
 func RetiredWords(glossary string) (map[string]string, error) {
 	_, section, found := strings.Cut(glossary, "\n"+retiredHeading+"\n")
 	if !found {
@@ -30,7 +30,7 @@ func RetiredWords(glossary string) (map[string]string, error) {
 		if len(cells) != 4 {
 			continue // not a row of two cells
 		}
-		for _, span := range codeSpan.FindAllStringSubmatch(cells[1], -1) {
+		for _, span := range codeSpanPattern.FindAllStringSubmatch(cells[1], -1) {
 			words[span[1]] = strings.TrimSpace(cells[2])
 		}
 	}
@@ -41,21 +41,24 @@ func RetiredWords(glossary string) (map[string]string, error) {
 }
 
 var (
-	codeSpan = regexp.MustCompile("`([^`]+)`")
-	goWord   = regexp.MustCompile(`[A-Za-z]+`)
+	// codeSpanPattern matches a Markdown code span, text in backticks.
+	codeSpanPattern = regexp.MustCompile("`([^`]+)`")
+	// wordPattern matches a word of letters in a comment.
+	wordPattern = regexp.MustCompile(`[A-Za-z]+`)
 )
 
-// Use is a place in the code where a retired word is used.
-type Use struct {
+// RetiredUse is a place in Go code where a retired word is used.
+type RetiredUse struct {
 	Position token.Position
 	Word     string // as spelled in the glossary
 	In       string // the identifier, or the word in the comment
 }
 
-// RetiredUses returns the uses of retired words in the identifiers and comments of a Go file. A word is used in an
-// identifier if all its camel-case parts follow each other there: oldName is used in hasOldName, but cat is not used
-// in category. Case does not matter. Strings are not checked, because names on the wire may keep a word.
-func RetiredUses(name string, source []byte, words map[string]string) ([]Use, error) {
+// FindRetiredUses returns the uses of retired words in the identifiers and comments of a Go file. words holds the
+// retired words as keys. A word is used in an identifier if its camel-case parts follow each other there: oldName is
+// used in hasOldName, but cat is not used in category. Case does not matter. Strings are not checked, because names in
+// stored or sent data may keep a word.
+func FindRetiredUses(name string, source []byte, words map[string]string) ([]RetiredUse, error) {
 	fset := token.NewFileSet()
 	file, err := parser.ParseFile(fset, name, source, parser.ParseComments|parser.SkipObjectResolution)
 	if err != nil {
@@ -63,14 +66,14 @@ func RetiredUses(name string, source []byte, words map[string]string) ([]Use, er
 	}
 	retired := map[string]string{} // by the joined parts
 	for word := range words {
-		retired[parts(word)] = word
+		retired[camelCaseParts(word)] = word
 	}
-	var uses []Use
+	var uses []RetiredUse
 	check := func(at token.Pos, text string) {
-		has := parts(text)
+		has := camelCaseParts(text)
 		for p, word := range retired {
 			if strings.Contains(has, p) {
-				uses = append(uses, Use{fset.Position(at), word, text})
+				uses = append(uses, RetiredUse{fset.Position(at), word, text})
 			}
 		}
 	}
@@ -82,7 +85,7 @@ func RetiredUses(name string, source []byte, words map[string]string) ([]Use, er
 	})
 	for _, group := range file.Comments {
 		for _, comment := range group.List {
-			for _, at := range goWord.FindAllStringIndex(comment.Text, -1) {
+			for _, at := range wordPattern.FindAllStringIndex(comment.Text, -1) {
 				check(comment.Pos()+token.Pos(at[0]), comment.Text[at[0]:at[1]])
 			}
 		}
@@ -90,9 +93,9 @@ func RetiredUses(name string, source []byte, words map[string]string) ([]Use, er
 	return uses, nil
 }
 
-// parts returns the parts of a camel-case identifier in lower case, each between two spaces: " old name " for
-// oldName.
-func parts(identifier string) string {
+// camelCaseParts returns the camel-case parts of an identifier in lower case, with a space before and after each: " old
+// name " for oldName.
+func camelCaseParts(identifier string) string {
 	var b strings.Builder
 	b.WriteByte(' ')
 	runes := []rune(identifier)

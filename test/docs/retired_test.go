@@ -27,7 +27,7 @@ func TestRetiredWords_AreNotUsedInGoCode(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		uses, err := RetiredUses(path, source, words)
+		uses, err := FindRetiredUses(path, source, words)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -57,7 +57,7 @@ func TestRetiredUses_FindsIdentifiersAndComments(t *testing.T) {
 		{"another word that holds the word", "package p\n// He spoke, let go, and found a way out.\nvar spoke, letGoods int\n", nil},
 		{"a string", "package p\nconst s = \"poke letGo\"\n", nil},
 	} {
-		uses, err := RetiredUses("x.go", []byte(c.source), words)
+		uses, err := FindRetiredUses("x.go", []byte(c.source), words)
 		if err != nil {
 			t.Fatalf("%s: %v", c.name, err)
 		}

@@ -88,7 +88,7 @@ func TestAudit_NamesActorsOverTheWholeStack(t *testing.T) {
 	var made struct{ SessionID string }
 	user.asEndUser("ann").gets(http.StatusCreated, "POST", "/api/sessions", map[string]any{"architecture": "spool", "model": "known-model"}, &made)
 	id := made.SessionID
-	conn, err := grpc.NewClient(c.GRPC(0), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient(c.GRPCAddress(0), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -151,7 +151,7 @@ func (k keyHolder) joinIsBehind(session string) {
 // grpcIsBehind reads a session over gRPC, which must fail with READ_MODEL_BEHIND, and cancels an execution.
 func (k keyHolder) grpcIsBehind(session, execution string) {
 	k.t.Helper()
-	conn, err := grpc.NewClient(k.c.GRPC(0), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient(k.c.GRPCAddress(0), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		k.t.Fatal(err)
 	}

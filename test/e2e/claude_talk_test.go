@@ -240,7 +240,7 @@ func (k *talk) states(list []events.Wire) {
 		view.Apply(w.Event())
 		state, err := harness.ReadState(func(path string, out any) error { k.get(path, out); return nil }, k.session, w.Seq, 200)
 		if err == nil {
-			err = harness.SameState(state, list[:n+1], view.Blocks())
+			err = harness.CompareState(state, list[:n+1], view.Blocks())
 		}
 		if err != nil {
 			k.t.Fatal(err)

@@ -156,7 +156,7 @@ func agentTalk(t *testing.T, c *harness.Cluster, architecture, dir string) {
 // scan searches all written data for the secret, and for a text that is not secret, to show that the search works.
 func scan(t *testing.T, c *harness.Cluster) {
 	t.Helper()
-	written := c.Written()
+	written := c.WrittenData()
 	written["Postgres"] = dump(t, c.Base.DatabaseURL)
 	found := map[string]bool{}
 	for where, content := range written {
@@ -311,7 +311,7 @@ func TestDocker_UsesMCPServers(t *testing.T) {
 	if !strings.Contains(out, "127.0.0.1:7070/mcp/outside") {
 		t.Error("the files of the sandbox were not searched")
 	}
-	for where, content := range c.Written() {
+	for where, content := range c.WrittenData() {
 		if bytes.Contains(content, []byte(credential)) {
 			t.Errorf("%s holds the credential", where)
 		}

@@ -74,7 +74,7 @@ func TestDockerServers_RunInTheirOwnContainers(t *testing.T) {
 			newTalkWith(t, c, "", map[string]any{"agent": "loud-boxer", "environments": []string{"street"}}).mustFail("hello", "SECRET_EXPOSED", "mcpServers[0].command[1]: variable DOOR_TOKEN")
 		})
 	})
-	for where, content := range c.Written() {
+	for where, content := range c.WrittenData() {
 		// The agent's transcript contains the answers of the server, and so do snapshots.
 		if bytes.Contains(content, []byte(credential)) && !strings.Contains(where, "OBJ_workspaces") {
 			t.Errorf("%s holds the secret", where)
@@ -88,7 +88,7 @@ func containerTalk(t *testing.T, k *talk) {
 	if calls := x.kind(events.KindToolUse); len(calls) != 1 || calls[0].ToolName != "mcp__box__echo" {
 		t.Errorf("the tools that were used are %+v", calls)
 	}
-	servers := k.c.Servers(k.session)
+	servers := k.c.MCPServerContainers(k.session)
 	if len(servers) != 1 {
 		t.Fatalf("containers of servers: %q", servers)
 	}
@@ -101,13 +101,13 @@ func containerTalk(t *testing.T, k *talk) {
 	if end := ended[events.ExecutionCompleted](x); !strings.Contains(end.Result, `DOOR_TOKEN": "[redacted]"`) {
 		t.Errorf("the server does not have its secret: %s", end.Result)
 	}
-	if again := k.c.Servers(k.session); len(again) != 1 || again[0] != servers[0] {
+	if again := k.c.MCPServerContainers(k.session); len(again) != 1 || again[0] != servers[0] {
 		t.Errorf("the second turn has the containers %q, the first %q", again, servers)
 	}
 	if got := harness.Docker(t, "inspect", "-f", "{{.HostConfig.NetworkMode}} {{.HostConfig.ReadonlyRootfs}} {{.HostConfig.CapDrop}} {{.HostConfig.SecurityOpt}} {{.Config.User}}", servers[0]); !ownUser.MatchString(got) {
 		t.Errorf("the confinement of the container is %s", got)
 	}
-	if inspected := harness.Docker(t, append([]string{"inspect"}, k.c.OnEngine()...)...); strings.Contains(inspected, credential) || !strings.Contains(inspected, "mcp-serve") {
+	if inspected := harness.Docker(t, append([]string{"inspect"}, k.c.Containers()...)...); strings.Contains(inspected, credential) || !strings.Contains(inspected, "mcp-serve") {
 		t.Error("docker inspect shows the secret, or not the server")
 	}
 	noSecretArguments(t)
@@ -115,7 +115,7 @@ func containerTalk(t *testing.T, k *talk) {
 	harness.Docker(t, "kill", servers[0])
 	k.mustComplete("call the server box with lark", "Echo: lark")
 	k.control("/api/sessions/" + k.session + "/environment/terminate")
-	harness.Eventually(t, "the server's container is gone", func() bool { return len(k.c.Servers(k.session)) == 0 })
+	harness.Eventually(t, "the server's container is gone", func() bool { return len(k.c.MCPServerContainers(k.session)) == 0 })
 	k.mustComplete("call the server box with swift", "Echo: swift")
 }
 
@@ -156,7 +156,7 @@ func TestDockerServers_OutliveExecutors(t *testing.T) {
 	execution := k.post("keep box busy for 12 seconds", func(w events.Wire) bool {
 		return !(w.Type == events.BlockStart{}.EventType() && strings.Contains(string(w.Data), "tool_use"))
 	})
-	servers := c.Servers(k.session)
+	servers := c.MCPServerContainers(k.session)
 	c.StartExecutor()
 	c.KillExecutor(0)
 	x := k.until(execution)
@@ -167,9 +167,9 @@ func TestDockerServers_OutliveExecutors(t *testing.T) {
 		t.Errorf("%d claims: %s", n, kinds(x))
 	}
 	k.mustComplete("call the server box with heron", "Echo: heron")
-	if again := c.Servers(k.session); len(servers) != 1 || len(again) != 1 || again[0] != servers[0] {
+	if again := c.MCPServerContainers(k.session); len(servers) != 1 || len(again) != 1 || again[0] != servers[0] {
 		t.Errorf("containers of servers %q, before %q", again, servers)
 	}
 	k.control("/api/sessions/" + k.session + "/environment/terminate")
-	harness.Eventually(t, "the server's container is gone", func() bool { return len(c.Servers(k.session)) == 0 })
+	harness.Eventually(t, "the server's container is gone", func() bool { return len(c.MCPServerContainers(k.session)) == 0 })
 }

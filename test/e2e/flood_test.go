@@ -98,13 +98,13 @@ func TestFlood_OfTextReachesEveryClientOnce(t *testing.T) {
 		w.Add(2)
 	}
 	write := func(ctx context.Context, turn *fake.Turn, block string, size, piece int, each func(offset int)) {
-		turn.Open(block)
+		turn.OpenBlock(block)
 		for at := 0; at < size && ctx.Err() == nil; at += piece {
 			each(at)
-			turn.Text(block, at, pattern(at, piece))
+			turn.AppendText(block, at, pattern(at, piece))
 		}
 		wholes[block].Wait() // a client that lags would get the complete block instead of the text in flight
-		turn.Complete(block, pattern(0, min(size, longest)))
+		turn.CompleteBlock(block, pattern(0, min(size, longest)))
 	}
 	play := map[string]fake.Script{
 		"large": func(ctx context.Context, turn *fake.Turn) {
@@ -185,7 +185,7 @@ func TestFlood_OfReconnectingClients(t *testing.T) {
 	begin, goOn := make(chan struct{}), make(chan struct{})
 	s, c := playedSystem(t, func(ctx context.Context, turn *fake.Turn) {
 		text := ""
-		turn.Open("b")
+		turn.OpenBlock("b")
 		for i := range pieces {
 			if gate := map[int]chan struct{}{0: begin, pieces / 2: goOn}[i]; gate != nil {
 				select {
@@ -195,10 +195,10 @@ func TestFlood_OfReconnectingClients(t *testing.T) {
 				}
 			}
 			piece := pattern(len(text), 16)
-			turn.Text("b", len(text), piece)
+			turn.AppendText("b", len(text), piece)
 			text += piece
 		}
-		turn.Complete("b", text)
+		turn.CompleteBlock("b", text)
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()

@@ -27,7 +27,7 @@ func TestRunWorkspace_AsksOnATerminalBeforeItWorksInTheHomeFolder(t *testing.T) 
 	dir, data := project(t, map[string]string{"a.txt": "first\n"}), t.TempDir()
 	start := func() *harness.Terminal {
 		x := c.Terminal(t, dir, data, []string{"HOME=" + dir}, "run", "--architecture", "spool", "--model", "known-model", "--workspace", ".", "run the command cat a.txt; echo made > made.txt")
-		x.Shows(dir + " is your home folder, and the agent may change and delete what is in it. Continue? [y/N]")
+		x.AwaitText(dir + " is your home folder, and the agent may change and delete what is in it. Continue? [y/N]")
 		return x
 	}
 	for name, answer := range map[string]struct {
@@ -42,7 +42,7 @@ func TestRunWorkspace_AsksOnATerminalBeforeItWorksInTheHomeFolder(t *testing.T) 
 	} {
 		x := start()
 		x.Type(answer.keys)
-		if code, screen := x.Ended(); code != answer.code || !strings.Contains(screen, answer.says) {
+		if code, screen := x.AwaitExit(); code != answer.code || !strings.Contains(screen, answer.says) {
 			t.Errorf("%s: ended with %d, want %d and %q:\n%s", name, code, answer.code, answer.says, screen)
 		}
 	}
@@ -52,7 +52,7 @@ func TestRunWorkspace_AsksOnATerminalBeforeItWorksInTheHomeFolder(t *testing.T) 
 
 	x := start()
 	x.Type("y\n")
-	code, screen := x.Ended()
+	code, screen := x.AwaitExit()
 	made := sessionID.FindStringSubmatch(screen)
 	if made == nil {
 		t.Fatalf("after a yes it ended with %d:\n%s", code, screen)
@@ -81,7 +81,7 @@ func TestFilesPull_AsksOnATerminal(t *testing.T) {
 	}
 	start := func() *harness.Terminal {
 		x := c.Terminal(t, dir, data, nil, "files", "pull", id)
-		x.Shows("apply these changes to " + dir + "? [y/N, e asks for each]")
+		x.AwaitText("apply these changes to " + dir + "? [y/N, e asks for each]")
 		return x
 	}
 	for name, answer := range map[string]struct {
@@ -90,10 +90,10 @@ func TestFilesPull_AsksOnATerminal(t *testing.T) {
 	}{"no": {"n\n", 0}, "an empty line": {"\n", 0}, "Ctrl-C": {harness.CtrlC, 130}} {
 		x := start()
 		for _, want := range []string{"M edit.txt", "-two\n+2\n", "D gone.txt", "A new.txt (4 B)"} {
-			x.Shows(want)
+			x.AwaitText(want)
 		}
 		x.Type(answer.keys)
-		if code, screen := x.Ended(); code != answer.code {
+		if code, screen := x.AwaitExit(); code != answer.code {
 			t.Errorf("%s: ended with %d, want %d:\n%s", name, code, answer.code, screen)
 		}
 		holds("after " + name)
@@ -102,19 +102,19 @@ func TestFilesPull_AsksOnATerminal(t *testing.T) {
 	x := start()
 	x.Type("e\n")
 	for _, q := range []struct{ question, answer string }{{"M edit.txt? [y/N]", "y"}, {"D gone.txt? [y/N]", "n"}, {"A new.txt? [y/N]", "y"}} {
-		x.Shows(q.question)
+		x.AwaitText(q.question)
 		x.Type(q.answer + "\n")
 	}
-	if code, screen := x.Ended(); code != 0 {
+	if code, screen := x.AwaitExit(); code != 0 {
 		t.Errorf("each: ended with %d:\n%s", code, screen)
 	}
 	files["edit.txt"], files["new.txt"] = "one\n2\n", "new\n"
 	holds("after some were accepted")
 
 	x = start()
-	x.Shows("D gone.txt")
+	x.AwaitText("D gone.txt")
 	x.Type("y\n")
-	if code, screen := x.Ended(); code != 0 || strings.Contains(screen, "edit.txt") {
+	if code, screen := x.AwaitExit(); code != 0 || strings.Contains(screen, "edit.txt") {
 		t.Errorf("the rest: ended with %d:\n%s", code, screen)
 	}
 	delete(files, "gone.txt")

@@ -70,7 +70,7 @@ func TestFork_Commands(t *testing.T) {
 	c := harness.New(t, harness.Options{
 		Script: script(t, "fork.yaml"), Executor: executor.Config{Slots: 4, HostPaths: []string{"/"}, SweepEvery: time.Second}, Session: session.Config{HostPaths: []string{"/"}},
 	})
-	conn, err := grpc.NewClient(c.GRPC(0), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient(c.GRPCAddress(0), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}

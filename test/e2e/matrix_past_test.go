@@ -26,7 +26,7 @@ func (p *past) states() {
 		} {
 			state, err := read()
 			if err == nil {
-				err = harness.SameState(state, p.log[:n+1], p.live[w.Seq])
+				err = harness.CompareState(state, p.log[:n+1], p.live[w.Seq])
 			}
 			if err != nil {
 				p.t.Fatalf("%s: %v", api, err)
@@ -95,7 +95,7 @@ func (p *past) replays() {
 			if code != 0 {
 				return nil, fmt.Errorf("ended with %d: %s", code, says)
 			}
-			return harness.ReplayLines(out)
+			return harness.ParseReplayOutput(out)
 		},
 	} {
 		r, err := play()

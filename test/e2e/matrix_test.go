@@ -152,7 +152,7 @@ func newPast(t *testing.T, a agentCase) *past {
 	})
 	p.talk = &talk{t: t, c: c, session: c.Create(a.architecture, a.settings()), reportsCost: a.architecture == "claude-code"}
 	p.s = &harness.Stream{View: blocks.NewView(), Seen: func(w events.Wire) { p.live[w.Seq] = p.s.View.Blocks() }}
-	conn, err := grpc.NewClient(c.GRPC(0), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient(c.GRPCAddress(0), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -35,7 +35,7 @@ func TestModal_Talk(t *testing.T) {
 			k.dockerInterrupt().checkSameProcess(first)
 			sandbox := k.sandbox()
 			k.idle()
-			harness.Eventually(t, "the sandbox of an idle session has ended", func() bool { return !c.Modal.Runs(t, sandbox) })
+			harness.Eventually(t, "the sandbox of an idle session has ended", func() bool { return !c.Modal.IsRunning(t, sandbox) })
 			k.mustComplete("run the command cat hello.txt", "hello, world")
 			k.mustComplete("which number was it?", "You asked me to remember 4711.")
 			k.cost()
@@ -55,7 +55,7 @@ func (k *talk) sandbox() string {
 func (k *talk) modalContainer() string {
 	k.t.Helper()
 	name := k.sandbox()
-	for _, s := range k.c.Modal.Running(k.t) {
+	for _, s := range k.c.Modal.RunningSandboxes(k.t) {
 		if s.Name == name {
 			return "mockmodal-" + strings.ToLower(s.ID)
 		}
@@ -82,7 +82,7 @@ func (k *talk) cost() {
 	k.t.Helper()
 	var shown struct{ SandboxMs, SandboxCostUsd float64 }
 	k.get("/api/sessions/"+k.session, &shown)
-	if want := shown.SandboxMs / 1000 * harness.SandboxPrice; shown.SandboxMs == 0 || shown.SandboxCostUsd < want*0.999 || shown.SandboxCostUsd > want*1.001 {
+	if want := shown.SandboxMs / 1000 * harness.ModalSandboxPrice; shown.SandboxMs == 0 || shown.SandboxCostUsd < want*0.999 || shown.SandboxCostUsd > want*1.001 {
 		k.t.Errorf("the session's sandboxes ran for %g ms and cost $%g", shown.SandboxMs, shown.SandboxCostUsd)
 	}
 	var list struct{ Executions []struct{ SandboxMs float64 } }
@@ -124,13 +124,13 @@ func (k *talk) checkUndisturbed(execution string) {
 func TestModal_Faults(t *testing.T) {
 	t.Parallel()
 	c := newModalCluster(t, harness.Options{})
-	first := c.StartExecutorProgram() // in addition to the cluster's own executor, which the first subtest kills
+	first := c.StartExecutorProcess() // in addition to the cluster's own executor, which the first subtest kills
 	t.Run("killed executors", func(t *testing.T) {
 		k := newTalkWith(t, c, "claude-code", model())
 		execution, release := k.startBusyTurn()
-		c.KillExecutorProgram(0)
+		c.KillExecutorProcess(0)
 		first.Kill()
-		first = c.StartExecutorProgram()
+		first = c.StartExecutorProcess()
 		release()
 		k.checkUndisturbed(execution)
 		k.cost()
@@ -138,13 +138,13 @@ func TestModal_Faults(t *testing.T) {
 	t.Run("an outage of Modal", func(t *testing.T) {
 		k := newTalkWith(t, c, "spool", model())
 		execution, release := k.startBusyTurn()
-		c.Modal.Outage(t, true)
+		c.Modal.SetOutage(t, true)
 		release()
 		// Each log line follows the SDK's own retries and the wait of SPOOL_ENGINE_GONE.
 		harness.Eventually(t, "the executor has retried several times", func() bool {
-			return first.Said("the execution is claimed when it is back") >= 5
+			return first.CountInLog("the execution is claimed when it is back") >= 5
 		})
-		c.Modal.Outage(t, false)
+		c.Modal.SetOutage(t, false)
 		k.checkUndisturbed(execution)
 	})
 	t.Run("preempted in a turn", func(t *testing.T) {
@@ -157,7 +157,7 @@ func TestModal_Faults(t *testing.T) {
 			t.Fatalf("sync answered %d", code)
 		}
 		k.untilType(events.WorkspaceSynced{}.EventType())
-		c.Modal.End(t, k.sandbox(), "preempted")
+		c.Modal.EndSandbox(t, k.sandbox(), "preempted")
 		x := k.until(execution)
 		if end := ended[events.ExecutionCompleted](x); !strings.Contains(end.Result, "hello, world") || !strings.Contains(end.Result, "again") {
 			t.Errorf("ended with %+v", end)
@@ -172,7 +172,7 @@ func TestModal_Faults(t *testing.T) {
 		k.mustComplete("Remember the number 4711", "I will remember 4711.")
 		k.mustComplete("write a file", "The file is written.")
 		k.awaitFile("hello.txt", "hello, world\n")
-		c.Modal.End(t, k.sandbox(), "timeout")
+		c.Modal.EndSandbox(t, k.sandbox(), "timeout")
 		k.mustComplete("run the command cat hello.txt", "hello, world")
 		k.mustComplete("which number was it?", "You asked me to remember 4711.")
 	})
@@ -181,32 +181,32 @@ func TestModal_Faults(t *testing.T) {
 		k := newTalkWith(t, c, "spool", model())
 		// Modal creates the sandbox, and the executor does not receive the answer. The SDK does not repeat a call
 		// that was ABORTED.
-		c.Modal.Ask(t, "POST", "/faults", map[string]any{"method": "SandboxCreateV2", "code": "ABORTED", "message": "injected", "count": -1, "after": true}, nil)
-		c.Modal.Fault(t, "SandboxGetFromName", "ABORTED")
-		c.Modal.Fault(t, "SandboxGetFromNameV2", "ABORTED")
+		c.Modal.RequestControl(t, "POST", "/faults", map[string]any{"method": "SandboxCreateV2", "code": "ABORTED", "message": "injected", "count": -1, "after": true}, nil)
+		c.Modal.InjectFault(t, "SandboxGetFromName", "ABORTED")
+		c.Modal.InjectFault(t, "SandboxGetFromNameV2", "ABORTED")
 		k.mustFail("hello", "ENGINE_UNAVAILABLE", "")
 		sandbox := k.sandbox()
-		if !c.Modal.Runs(t, sandbox) {
+		if !c.Modal.IsRunning(t, sandbox) {
 			t.Fatalf("sandbox %s does not run on Modal", sandbox)
 		}
-		c.Modal.Heal(t)
-		harness.Eventually(t, "the sweep has ended the sandbox that the log does not know", func() bool { return !c.Modal.Runs(t, sandbox) })
+		c.Modal.ClearFaults(t)
+		harness.Eventually(t, "the sweep has ended the sandbox that the log does not know", func() bool { return !c.Modal.IsRunning(t, sandbox) })
 	})
 	t.Run("refusals", func(t *testing.T) {
 		k := newTalkWith(t, c, "spool", with(map[string]any{"image": "spool-test/no-such-image:1"}))
 		k.mustFail("hello", "IMAGE_NOT_FOUND", "spool-test/no-such-image:1")
 		for code, want := range map[string]string{"RESOURCE_EXHAUSTED": "QUOTA_EXCEEDED", "UNAUTHENTICATED": "CREDENTIALS_REFUSED", "UNAVAILABLE": "ENGINE_UNAVAILABLE"} {
 			k := newTalkWith(t, c, "spool", model())
-			c.Modal.Fault(t, "SandboxCreateV2", code)
+			c.Modal.InjectFault(t, "SandboxCreateV2", code)
 			k.mustFail("hello", want, "")
-			c.Modal.Heal(t)
+			c.Modal.ClearFaults(t)
 			k.mustComplete("hello again", "You said: hello again")
 		}
 		for _, bad := range [][2]string{
 			{"SPOOL_MODAL_TOKEN_SECRET=wrong", "SPOOL_MODAL_TOKEN_ID"}, {"SPOOL_MODAL_TIMEOUT=25h", "modal-timeout"}, {"SPOOL_MODAL_SANDBOX_PRICE=-1", "modal-sandbox-price"},
 		} {
-			p := c.StartExecutorProgram(bad[0])
-			if err := p.Ended(); err == nil || p.Said(bad[1]) == 0 {
+			p := c.StartExecutorProcess(bad[0])
+			if err := p.AwaitExit(); err == nil || p.CountInLog(bad[1]) == 0 {
 				t.Errorf("an executor with %s ended with %v", bad[0], err)
 			}
 		}

@@ -12,11 +12,11 @@ import (
 func TestModal_UpAndDoctor(t *testing.T) {
 	t.Parallel()
 	harness.NeedDocker(t)
-	m := harness.StartModal(t)
-	u := m.NewUp(t)
+	m := harness.StartMockModal(t)
+	u := m.NewUpInstallation(t)
 	empty := func(after string) {
 		t.Helper()
-		for _, s := range m.Running(t) {
+		for _, s := range m.RunningSandboxes(t) {
 			t.Errorf("%s: Modal still has: %+v", after, s)
 		}
 	}
@@ -35,13 +35,13 @@ func TestModal_UpAndDoctor(t *testing.T) {
 	}
 	empty("doctor")
 	query := []string{"run", "--architecture", "spool", "--model", "mock", "--json", "Write a program that prints the first ten primes and run it."}
-	u.While(nil, func() {
+	u.WhileUp(nil, func() {
 		if code, printed := u.Run(nil, query...); code != 0 || !strings.Contains(printed, "29") {
 			t.Errorf("spool run ended with %d:\n%s", code, printed)
 		}
 	})
 	empty("spool up")
-	u.While([]string{region + "=atlantis-1"}, func() {
+	u.WhileUp([]string{region + "=atlantis-1"}, func() {
 		code, printed := u.Run(nil, query...)
 		failed := ""
 		for line := range strings.Lines(printed) {

@@ -210,7 +210,7 @@ func TestPlatform_EntriesAreSharedAndReadOnly(t *testing.T) {
 			}
 		}
 	}
-	for where, content := range c.Written() {
+	for where, content := range c.WrittenData() {
 		if strings.Contains(string(content), token) {
 			t.Errorf("%s shows the secret", where)
 		}

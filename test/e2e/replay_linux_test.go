@@ -78,32 +78,32 @@ func firstSeq(t *testing.T, list []events.Wire, right func(events.Event) bool) u
 // keys moves through a session with keys. The replay starts paused: at the slowest speed the first key is pressed
 // before the second event.
 func keys(t *testing.T, c *harness.Cluster, session string, list []events.Wire, columns uint16, exit string) {
-	x := c.TerminalOf(t, columns, t.TempDir(), t.TempDir(), nil, "replay", session, "--speed", "0.000001")
+	x := c.TerminalWithColumns(t, columns, t.TempDir(), t.TempDir(), nil, "replay", session, "--speed", "0.000001")
 	at := func(seq uint32) string { return fmt.Sprintf("event %d of ", seq) } // there may be more events now than in list
-	x.Shows(at(1))
+	x.AwaitText(at(1))
 	if x.Echoes() {
 		t.Error("the terminal shows the keys")
 	}
 	x.Type(" ")
-	x.Shows("· 1e-06x · paused")
-	now := seqOf(x.Screen(), at)
+	x.AwaitText("· 1e-06x · paused")
+	now := seqOf(x.Output(), at)
 	x.Type(".")
-	x.Shows(at(now + 1))
+	x.AwaitText(at(now + 1))
 	tool := firstSeq(t, list, func(e events.Event) bool {
 		b, ok := block(e)
 		return ok && b.Kind == events.KindToolUse && len(b.Input) > 0
 	})
 	x.Type("n")
-	x.Shows(at(tool))
-	x.Shows("hello.txt")
+	x.AwaitText(at(tool))
+	x.AwaitText("hello.txt")
 	result := firstSeq(t, list, func(e events.Event) bool {
 		b, ok := block(e)
 		return ok && b.IsError
 	})
 	x.Type("e")
-	x.Shows(at(result))
-	x.Shows(exit)
-	if strings.Contains(x.Screen(), "One test fails.") {
+	x.AwaitText(at(result))
+	x.AwaitText(exit)
+	if strings.Contains(x.Output(), "One test fails.") {
 		t.Error("the replay went past the error")
 	}
 	dispatched := uint32(0)
@@ -113,14 +113,14 @@ func keys(t *testing.T, c *harness.Cluster, session string, list []events.Wire, 
 		}
 	}
 	x.Type("t")
-	x.Shows(at(dispatched))
+	x.AwaitText(at(dispatched))
 	wide := columns
 	if columns == 80 { // the following output is wrapped at the new width
 		wide = 120
 		x.Resize(wide)
 	}
 	x.Type("n") // there are no more tool calls, so the replay goes to the end
-	code, _ := x.Ended()
+	code, _ := x.AwaitExit()
 	rows := x.Rows(int(wide))
 	screen := strings.Join(rows, "\n")
 	t.Logf("at %d columns:\n%s", columns, screen)
@@ -144,13 +144,13 @@ func keys(t *testing.T, c *harness.Cluster, session string, list []events.Wire, 
 
 // replayOnANarrowerTerminal replays a session on a terminal that becomes narrower: the following output is wrapped at the new width.
 func replayOnANarrowerTerminal(t *testing.T, c *harness.Cluster, session string) {
-	x := c.TerminalOf(t, 200, t.TempDir(), t.TempDir(), nil, "replay", session, "--speed", "0.000001")
-	x.Shows("event 1 of ")
+	x := c.TerminalWithColumns(t, 200, t.TempDir(), t.TempDir(), nil, "replay", session, "--speed", "0.000001")
+	x.AwaitText("event 1 of ")
 	x.Type(" ")
-	x.Shows("paused")
+	x.AwaitText("paused")
 	x.Resize(50)
 	x.Type("eee")
-	code, screen := x.Ended()
+	code, screen := x.AwaitExit()
 	if code != 0 || !strings.Contains(screen, "That was all. You asked for a file, and then for\n") {
 		t.Errorf("ended with %d:\n%s", code, screen)
 	}
@@ -192,18 +192,18 @@ func ends(t *testing.T, c *harness.Cluster, session string) {
 		"SIGQUIT": {func(x *harness.Terminal) { x.Signal(syscall.SIGQUIT) }, 130},
 		"paused":  {func(x *harness.Terminal) { x.Type("  q") }, 0},
 	} {
-		x := c.TerminalOf(t, 80, t.TempDir(), t.TempDir(), nil, "replay", session, "--speed", "0.000001")
-		x.Shows("event 1 of")
+		x := c.TerminalWithColumns(t, 80, t.TempDir(), t.TempDir(), nil, "replay", session, "--speed", "0.000001")
+		x.AwaitText("event 1 of")
 		if x.Echoes() {
 			t.Errorf("%s: the terminal shows the keys", name)
 		}
 		end.do(x)
-		if code, screen := x.Ended(); code != end.code || !x.Echoes() {
+		if code, screen := x.AwaitExit(); code != end.code || !x.Echoes() {
 			t.Errorf("%s: ended with %d, want %d; the terminal is raw: %v\n%s", name, code, end.code, !x.Echoes(), screen)
 		}
 	}
-	x := c.TerminalOf(t, 80, t.TempDir(), t.TempDir(), nil, "replay", session, "--from", "100000")
-	if code, screen := x.Ended(); code != 1 || !x.Echoes() || !strings.Contains(screen, "CURSOR_AHEAD") {
+	x := c.TerminalWithColumns(t, 80, t.TempDir(), t.TempDir(), nil, "replay", session, "--from", "100000")
+	if code, screen := x.AwaitExit(); code != 1 || !x.Echoes() || !strings.Contains(screen, "CURSOR_AHEAD") {
 		t.Errorf("an error: ended with %d; the terminal is raw: %v\n%s", code, !x.Echoes(), screen)
 	}
 }

@@ -25,7 +25,7 @@ func TestReplay_AmidARebuild(t *testing.T) {
 	for i := range 5 {
 		s, _ = c.Run(id, fmt.Sprint("run the command echo ", i), s)
 	}
-	conn, err := grpc.NewClient(c.GRPC(0), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient(c.GRPCAddress(0), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -61,7 +61,7 @@ func TestState_AtEveryEvent(t *testing.T) {
 			}
 			state, err := harness.ReadState(get, session, w.Seq, 3)
 			if err == nil {
-				err = harness.SameState(state, s.Events, live.Blocks())
+				err = harness.CompareState(state, s.Events, live.Blocks())
 			}
 			if err != nil {
 				t.Fatal(err)
@@ -75,7 +75,7 @@ func TestState_AtEveryEvent(t *testing.T) {
 	for n := range socket.Events {
 		state, err := harness.ReadState(get, session, uint32(n+1), 200)
 		if err == nil {
-			err = harness.SameState(state, socket.Events[:n+1], shown(t, socket.Events[:n+1]).Blocks())
+			err = harness.CompareState(state, socket.Events[:n+1], shown(t, socket.Events[:n+1]).Blocks())
 		}
 		if err != nil {
 			t.Error(err)

@@ -67,7 +67,7 @@ func TestStoreFull_EndsAndControlsAreStored(t *testing.T) {
 		code, raw := ours.asks(r.method, r.path, r.body)
 		refused(t, r.name, http.StatusInsufficientStorage, "STORAGE_FULL", "", code, raw)
 	}
-	c.StartSession("while-full")
+	c.StartSessionService("while-full")
 	c.StartExecutor()
 	c.StartGateway()
 	awaitLowStore(t, c, 2)

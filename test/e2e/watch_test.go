@@ -30,7 +30,7 @@ rules:
 func TestWatch_FollowsAnExecution(t *testing.T) {
 	t.Parallel()
 	c := harness.New(t, harness.Options{Script: watchedTurn})
-	conn, err := grpc.NewClient(c.GRPC(0), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient(c.GRPCAddress(0), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}

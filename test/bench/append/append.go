@@ -26,16 +26,19 @@ import (
 	"github.com/spoolhq/spool/test/bench/row"
 )
 
-// minAppends is the minimum number of appends of each writer in a round, however long they take.
-const minAppends = 4
+// minAppendsPerWriter is the minimum number of appends of each writer in a measured round, even if they take longer
+// than the flag --each.
+const minAppendsPerWriter = 4
 
-// ackTimeout is the time after the end of a round in which all acknowledgements have to arrive.
+// ackTimeout is the time limit for the acknowledgements of the last appends, counted from the end of a measured round.
 const ackTimeout = 2 * time.Minute
 
-// minRateShare is the required share of the rate of raw guarded publishes.
-const minRateShare = 0.85
+// minShareOfRawRate is the performance target: appends to the log must reach at least this share of the rate of plain
+// JetStream publishes with a guard.
+const minShareOfRawRate = 0.85
 
-// Benchmark is the subcommand append. It measures the rate of appends to the log, and compares it with raw publishes.
+// Benchmark is the subcommand append of the benchmark program. It measures the rate of appends to the log, and compares
+// it with the rate of plain JetStream publishes.
 type Benchmark struct {
 	Sessions []harness.PositiveCount `default:"1,64,1000" help:"Numbers of sessions, each of which appends one commit after the other."`
 	Writers  harness.PositiveCount   `default:"1000" help:"Number of sessions of the comparison of batches with single publishes."`
@@ -55,7 +58,7 @@ func (m *Benchmark) Validate() error {
 func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	for _, n := range m.Sessions {
 		err := b.Part(fmt.Sprintf("%d sessions", n), func(b *harness.Bench) error {
-			r, err := measure(ctx, b, int(n), int(m.Rounds), m.Each)
+			r, err := measureAppends(ctx, b, int(n), int(m.Rounds), m.Each)
 			if err != nil {
 				return err
 			}
@@ -79,20 +82,21 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	})
 }
 
-// result holds the measurements of one kind of writer: the appends per second in each round, and the duration of each
-// append.
-type result struct {
+// writerResult holds the measurements of one kind of writer: the appends per second in each round, and the duration of
+// each append.
+type writerResult struct {
 	rates   []float64
 	samples []time.Duration
 }
 
-// add adds a round, which took the time took in total. samples are the durations of its appends.
-func (r *result) add(took time.Duration, samples []time.Duration) {
+// addRound adds the measurements of a round that took the time took. samples are the durations of its appends.
+func (r *writerResult) addRound(took time.Duration, samples []time.Duration) {
 	r.rates = append(r.rates, float64(len(samples))/took.Seconds())
 	r.samples = append(r.samples, samples...)
 }
 
-// signingKeys returns keys for all roles. An executor signs with its key.
+// signingKeys returns the keys with which every role of Spool signs its commits. A writer that uses them signs as an
+// executor.
 func signingKeys() (eventlog.Keys, error) {
 	var text strings.Builder
 	for _, role := range eventlog.Writers() {
@@ -101,7 +105,7 @@ func signingKeys() (eventlog.Keys, error) {
 	return eventlog.ParseKeys(text.String(), topology.UserExecutor)
 }
 
-// connect returns the JetStream context of a user's account.
+// connect connects to the server srv as a NATS user, and returns the connection and its JetStream context.
 func connect(srv *natsserver.Server, user string) (*nats.Conn, jetstream.JetStream, error) {
 	nc, err := nats.Connect(srv.ClientURL(), nats.UserInfo(user, srv.Password(user)), nats.CustomInboxPrefix(topology.InboxPrefix(user)))
 	if err != nil {
@@ -122,9 +126,10 @@ type testbed struct {
 	signing         topology.Signing
 }
 
-// open starts the server, installs the log, and connects as owner and as executor.
-func open(ctx context.Context, b *harness.Bench) (*testbed, error) {
-	srv, err := b.NATS(natsserver.Config{Port: natsserver.RandomPort, Accounts: true})
+// newTestbed starts a NATS server and installs a log on it. It connects once in the account that owns the log's stream,
+// and once as an executor.
+func newTestbed(ctx context.Context, b *harness.Bench) (*testbed, error) {
+	srv, err := b.StartNATSServer(natsserver.Config{Port: natsserver.RandomPort, Accounts: true})
 	if err != nil {
 		return nil, err
 	}
@@ -149,9 +154,10 @@ func open(ctx context.Context, b *harness.Bench) (*testbed, error) {
 	return t, err
 }
 
-// measure compares appends to the log with raw publishes for a number of sessions.
-func measure(ctx context.Context, b *harness.Bench, sessions, rounds int, each time.Duration) (row.Row, error) {
-	t, err := open(ctx, b)
+// measureAppends measures appends to the log and plain JetStream publishes in alternating rounds, each of the duration
+// each, with one writer for each of a number of sessions. It returns the row of docs/performance.md.
+func measureAppends(ctx context.Context, b *harness.Bench, sessions, rounds int, each time.Duration) (row.Row, error) {
+	t, err := newTestbed(ctx, b)
 	if err != nil {
 		return row.Row{}, err
 	}
@@ -161,12 +167,12 @@ func measure(ctx context.Context, b *harness.Bench, sessions, rounds int, each t
 	}
 	var raws, owners, logs []func(context.Context) error
 	for i := range sessions {
-		logs = append(logs, logWriter(log, i))
-		raw, err := rawWriter(t.executor, "raw", i)
+		logs = append(logs, newLogAppender(log, i))
+		raw, err := newRawPublisher(t.executor, "raw", i)
 		if err != nil {
 			return row.Row{}, err
 		}
-		owner, err := rawWriter(t.owner, "owner", i)
+		owner, err := newRawPublisher(t.owner, "owner", i)
 		if err != nil {
 			return row.Row{}, err
 		}
@@ -174,32 +180,34 @@ func measure(ctx context.Context, b *harness.Bench, sessions, rounds int, each t
 	}
 	// Warm up all, so that none pays for the first files and subjects.
 	for _, writers := range [][]func(context.Context) error{raws, owners, logs} {
-		if _, _, err := drive(ctx, writers, each/4); err != nil {
+		if _, _, err := runWriters(ctx, writers, each/4); err != nil {
 			return row.Row{}, err
 		}
 	}
-	var raw, owner, through result
+	var raw, owner, through writerResult
 	for i := range rounds {
 		kinds := []struct {
 			writers []func(context.Context) error
-			into    *result
+			into    *writerResult
 		}{{raws, &raw}, {owners, &owner}, {logs, &through}}
 		if i%2 == 1 {
 			slices.Reverse(kinds)
 		}
 		for _, k := range kinds {
-			took, samples, err := drive(ctx, k.writers, each)
+			took, samples, err := runWriters(ctx, k.writers, each)
 			if err != nil {
 				return row.Row{}, err
 			}
-			k.into.add(took, samples)
+			k.into.addRound(took, samples)
 		}
 	}
-	return toRow(sessions, &raw, &owner, &through), nil
+	return appendRow(sessions, &raw, &owner, &through), nil
 }
 
-// toRow compares round by round: measurements of the same round shared the same disk and cores.
-func toRow(sessions int, raw, owner, through *result) row.Row {
+// appendRow returns the row of docs/performance.md that compares appends to the log (through) with plain publishes
+// (raw). It compares round by round, because measurements of the same round share the load of the disk and the cores.
+// owner are plain publishes in the account that owns the stream.
+func appendRow(sessions int, raw, owner, through *writerResult) row.Row {
 	var ratios []float64
 	for i, r := range raw.rates {
 		ratios = append(ratios, through.rates[i]/r)
@@ -207,20 +215,20 @@ func toRow(sessions int, raw, owner, through *result) row.Row {
 	ratio := harness.Median(ratios)
 	return row.Row{
 		What:     fmt.Sprintf("append through jslog, signed, sessions: %d", sessions),
-		Target:   fmt.Sprintf("%.0f %% of raw guarded publishes of the same user", 100*minRateShare),
+		Target:   fmt.Sprintf("%.0f %% of raw guarded publishes of the same user", 100*minShareOfRawRate),
 		Measured: fmt.Sprintf("%.0f/s", harness.Median(through.rates)),
 		Against:  fmt.Sprintf("raw %.0f/s, p50 %.2f ms, p99 %.2f ms; raw in the account of the stream %.0f/s", harness.Median(raw.rates), row.Percentile(raw.samples, 0.5), row.Percentile(raw.samples, 0.99), harness.Median(owner.rates)),
 		Ratio:    ratio,
 		P50Ms:    row.Percentile(through.samples, 0.5),
 		P99Ms:    row.Percentile(through.samples, 0.99),
-		OK:       ratio >= minRateShare,
+		OK:       ratio >= minShareOfRawRate,
 		Note:     fmt.Sprintf("medians of %d rounds; every message synced, one stream, one connection each", len(ratios)),
 	}
 }
 
-// drive runs all writers concurrently, each waiting for its own acknowledgements, and returns the duration of every
-// append.
-func drive(ctx context.Context, writers []func(context.Context) error, each time.Duration) (time.Duration, []time.Duration, error) {
+// runWriters runs all writers concurrently for the duration each. It calls a writer again when its last append was
+// acknowledged. It returns the total time and the duration of every append.
+func runWriters(ctx context.Context, writers []func(context.Context) error, each time.Duration) (time.Duration, []time.Duration, error) {
 	// Without a deadline the client limits a publish to 5 s, which a busy disk may need.
 	ctx, cancel := context.WithTimeout(ctx, each+ackTimeout)
 	defer cancel()
@@ -233,7 +241,7 @@ func drive(ctx context.Context, writers []func(context.Context) error, each time
 		wg.Go(func() {
 			var samples []time.Duration
 			var err error
-			for err == nil && (time.Since(start) < each || len(samples) < minAppends) && ctx.Err() == nil {
+			for err == nil && (time.Since(start) < each || len(samples) < minAppendsPerWriter) && ctx.Err() == nil {
 				t := time.Now()
 				if err = write(ctx); err == nil {
 					samples = append(samples, time.Since(t))
@@ -251,23 +259,23 @@ func drive(ctx context.Context, writers []func(context.Context) error, each time
 	return time.Since(start), all, errors.Join(first, ctx.Err())
 }
 
-// writer creates the drafts of commits of one session. It prepares everything but the ids beforehand, so that the work
-// is not measured.
-type writer struct {
+// draftGenerator generates the drafts of the commits of one session. It prepares everything but the ids beforehand, so
+// that this work is not measured.
+type draftGenerator struct {
 	n     int
 	draft events.Draft
 }
 
-// executor returns the actor of the commits: an executor.
-func executor() events.Actor {
+// executorActor returns an executor as the actor of the benchmark's commits.
+func executorActor() events.Actor {
 	id := events.Derive(events.KindExecutor, "bench")
 	return events.Actor{Kind: "executor", ID: id}.WrittenBy("executor/" + id)
 }
 
-// newWriter returns a writer of commits that are typical of a run: the result of a tool call.
-func newWriter(session string) *writer {
-	return &writer{draft: events.Draft{
-		Actor: executor(), Epoch: 1,
+// newDraftGenerator returns a generator of commits that are typical of a run: the result of a tool call.
+func newDraftGenerator(session string) *draftGenerator {
+	return &draftGenerator{draft: events.Draft{
+		Actor: executorActor(), Epoch: 1,
 		Events: []events.Event{{
 			Time: time.Unix(1_750_000_000, 0), ExecutionID: events.Derive(events.KindExecution, session),
 			ConversationID: events.MainConversation, Source: events.FromRunner, N: 1,
@@ -280,8 +288,8 @@ func newWriter(session string) *writer {
 	}}
 }
 
-// next returns the draft of the next commit, with new ids.
-func (w *writer) next(session int) events.Draft {
+// next returns the draft of the next commit, with new ids. session is the number of the session, from 0.
+func (w *draftGenerator) next(session int) events.Draft {
 	w.n++
 	id := fmt.Sprintf("%010d%016d", session, w.n)
 	d := w.draft
@@ -291,15 +299,15 @@ func (w *writer) next(session int) events.Draft {
 	return d
 }
 
-// subject returns the run subject of the i-th session of a kind of writer.
-func subject(kind string, i int) events.Subject {
+// runSubject returns the run subject of the i-th session of a kind of writer.
+func runSubject(kind string, i int) events.Subject {
 	return events.RunOf("default", events.Derive(events.KindSession, "bench", kind, fmt.Sprint(i)))
 }
 
-// logWriter returns a function that appends the next commit of the i-th session to the log.
-func logWriter(log *jslog.Log, i int) func(context.Context) error {
-	head := eventlog.Head{Subject: subject("log", i)}
-	w := newWriter(head.Subject.ID)
+// newLogAppender returns a function that appends the next commit of the i-th session to the log.
+func newLogAppender(log *jslog.Log, i int) func(context.Context) error {
+	head := eventlog.Head{Subject: runSubject("log", i)}
+	w := newDraftGenerator(head.Subject.ID)
 	return func(ctx context.Context) error {
 		next, err := log.Append(ctx, head, w.next(i))
 		head = next
@@ -307,11 +315,11 @@ func logWriter(log *jslog.Log, i int) func(context.Context) error {
 	}
 }
 
-// rawWriter returns a function that publishes the bytes of a commit of the i-th session of a kind, with a guard. The bytes are
-// encoded beforehand.
-func rawWriter(js jetstream.JetStream, kind string, i int) (func(context.Context) error, error) {
-	s := subject(kind, i)
-	c, err := newWriter(s.ID).next(i).Seal(s, "")
+// newRawPublisher returns a function that publishes the bytes of a commit of the i-th session directly to JetStream,
+// with a guard. The bytes are encoded beforehand. kind keeps the sessions of several kinds of writers apart.
+func newRawPublisher(js jetstream.JetStream, kind string, i int) (func(context.Context) error, error) {
+	s := runSubject(kind, i)
+	c, err := newDraftGenerator(s.ID).next(i).Seal(s, "")
 	if err != nil {
 		return nil, err
 	}

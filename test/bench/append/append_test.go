@@ -24,11 +24,11 @@ func TestMeasure_ReportsAllRows(t *testing.T) {
 	if r := rows[2]; r.Ratio <= 0 || r.P99Ms < r.P50Ms || r.P50Ms <= 0 {
 		t.Errorf("the row of batches is %+v", r)
 	}
-	if r := rows[3]; r.Ratio <= 0 || r.OK != (r.Ratio <= maxCPURatio) {
+	if r := rows[3]; r.Ratio <= 0 || r.OK != (r.Ratio <= maxVersion2CPURatio) {
 		t.Errorf("the row of versions is %+v", r)
 	}
 	for _, r := range rows[:2] {
-		if r.Ratio <= 0 || r.P50Ms <= 0 || r.P99Ms < r.P50Ms || r.OK != (r.Ratio >= minRateShare) {
+		if r.Ratio <= 0 || r.P50Ms <= 0 || r.P99Ms < r.P50Ms || r.OK != (r.Ratio >= minShareOfRawRate) {
 			t.Errorf("row is %+v", r)
 		}
 	}

@@ -20,14 +20,15 @@ import (
 	"github.com/spoolhq/spool/test/bench/system"
 )
 
-// proxiedURL is the model's URL as an agent in a sandbox sees it.
+// proxiedURL is the URL at which an agent in a sandbox reaches the model through the egress proxy.
 const proxiedURL = runner.EgressURL + "/" + runner.EgressAnthropic
 
-// unreadURL is the URL of the route on which the proxy does not read bodies.
-const unreadURL = runner.EgressURL + "/" + system.EgressUnread
+// unreadBodyURL is the URL at which an agent in a sandbox reaches the model through the egress proxy, if the proxy must
+// not read the bodies of the requests.
+const unreadBodyURL = runner.EgressURL + "/" + system.EgressUnreadRoute
 
-// register registers a sandbox with the proxy, as an executor does, and returns the sandbox's token.
-func register(ctx context.Context, proxy *system.Egress) (token string, err error) {
+// registerSandbox registers a new sandbox with the egress proxy, as an executor does, and returns the sandbox's token.
+func registerSandbox(ctx context.Context, proxy *system.EgressProxy) (token string, err error) {
 	newID := func(kind events.Kind) string {
 		id, ierr := events.NewID(kind, time.Now(), rand.Reader)
 		err = errors.Join(err, ierr)
@@ -60,8 +61,9 @@ func register(ctx context.Context, proxy *system.Egress) (token string, err erro
 	return token, err
 }
 
-// throughProxy returns a transport that dials the proxy's socket as a sandbox's runner does.
-func throughProxy(proxy *system.Egress, token string) *http.Transport {
+// newProxyTransport returns an HTTP transport that connects to the egress proxy's socket with a sandbox's token, as the
+// runner does.
+func newProxyTransport(proxy *system.EgressProxy, token string) *http.Transport {
 	return &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		c, err := (&net.Dialer{}).DialContext(ctx, "unix", proxy.Sandboxes)
 		if err != nil {
@@ -74,8 +76,9 @@ func throughProxy(proxy *system.Egress, token string) *http.Transport {
 	}}
 }
 
-// post sends a request to the model, which answers according to the header. prompt is escaped as part of a JSON string.
-func (r route) post(ctx context.Context, prompt string, stream bool, header http.Header) (*http.Response, error) {
+// post sends a request to the model by this route. prompt must be escaped as part of a JSON string; stream requests a
+// streamed answer; header sets the number of its tokens and the pause between them.
+func (r modelRoute) post(ctx context.Context, prompt string, stream bool, header http.Header) (*http.Response, error) {
 	body := fmt.Sprintf(`{"model":"bench","max_tokens":100,"stream":%t,"messages":[{"role":"user","content":"%s"}]}`, stream, prompt)
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, r.url+"/v1/messages", strings.NewReader(body))
 	if err != nil {
@@ -95,8 +98,9 @@ func (r route) post(ctx context.Context, prompt string, stream bool, header http
 	return res, nil
 }
 
-// request sends a request that is answered at once, and returns the time until the end of the answer.
-func (r route) request(ctx context.Context, prompt string) (time.Duration, error) {
+// timeRequest sends a request that the model answers at once, and returns the time from the request to the end of the
+// answer.
+func (r modelRoute) timeRequest(ctx context.Context, prompt string) (time.Duration, error) {
 	began := time.Now()
 	res, err := r.post(ctx, prompt, false, http.Header{})
 	if err != nil {
@@ -105,16 +109,17 @@ func (r route) request(ctx context.Context, prompt string) (time.Duration, error
 	defer res.Body.Close() //nolint:errcheck // read to its end
 	raw, err := io.ReadAll(res.Body)
 	took := time.Since(began)
-	if err == nil && string(raw) != wholeAnswer {
+	if err == nil && string(raw) != unstreamedAnswer {
 		err = fmt.Errorf("post to %s: unexpected answer %.200q", r.url, raw)
 	}
 	return took, err
 }
 
-// stream reads a streamed answer. It returns the age of each token and the time until the end of the answer.
-func (r route) stream(ctx context.Context, tokens int, pace time.Duration) (ages []time.Duration, took time.Duration, err error) {
+// timeStream requests an answer of a number of tokens, which the model sends one by one with a pause of pace. It
+// returns the age of each token at its receipt, and the time from the request to the end of the answer.
+func (r modelRoute) timeStream(ctx context.Context, tokens int, pace time.Duration) (ages []time.Duration, took time.Duration, err error) {
 	began := time.Now()
-	res, err := r.post(ctx, "Is it so?", true, http.Header{tokensHeader: {strconv.Itoa(tokens)}, paceHeader: {pace.String()}})
+	res, err := r.post(ctx, "Is it so?", true, http.Header{tokenCountHeader: {strconv.Itoa(tokens)}, tokenPauseHeader: {pace.String()}})
 	if err != nil {
 		return nil, 0, err
 	}

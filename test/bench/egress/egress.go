@@ -18,13 +18,16 @@ import (
 
 // Limits of the flags, because the proxy's journal and the time are limited.
 const (
+	// maxRequests is the maximum of the flag --requests, the number of measured requests.
 	maxRequests = 20_000
-	maxTokens   = 100_000
-	timeout     = 10 * time.Minute
+	// maxTokens is the maximum of the flag --tokens, the number of tokens of a streamed answer.
+	maxTokens = 100_000
+	// benchmarkTimeout is the time limit of the whole benchmark of the egress proxy.
+	benchmarkTimeout = 10 * time.Minute
 )
 
-// Benchmark is the subcommand egress. It measures the latency that the egress proxy adds to requests and to streamed
-// tokens.
+// Benchmark is the subcommand egress of the benchmark program. It measures the time that the egress proxy adds to
+// requests to a model, and to the tokens of a streamed answer.
 type Benchmark struct {
 	Requests int           `default:"2000" help:"Requests on each route, one after the other."`
 	Tokens   int           `default:"2000" help:"Tokens of a streamed answer."`
@@ -42,40 +45,40 @@ func (m *Benchmark) Validate() error {
 // testbed holds the routes to the model that the benchmark compares.
 type testbed struct {
 	*Benchmark
-	direct, proxied route
-	unread          route // through the proxy, which does not read the body
+	direct, proxied modelRoute
+	unread          modelRoute // through the proxy, which does not read the body
 }
 
-// route is a way to reach the model: directly, or through the egress proxy.
-type route struct {
+// modelRoute is a way to reach the model: directly, or through the egress proxy.
+type modelRoute struct {
 	url  string
 	http *http.Client
 }
 
 // Measure implements harness.Benchmark.
 func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
+	ctx, cancel := context.WithTimeout(ctx, benchmarkTimeout)
 	defer cancel()
-	url, stop, err := listen()
+	url, stop, err := startModel()
 	if err != nil {
 		return err
 	}
 	b.Cleanup(stop)
-	proxy, err := system.StartEgress(ctx, b.Dir, url)
+	proxy, err := system.StartEgressProxy(ctx, b.Dir, url)
 	if err != nil {
 		return err
 	}
 	b.Cleanup(proxy.Close)
-	token, err := register(ctx, proxy)
+	token, err := registerSandbox(ctx, proxy)
 	if err != nil {
 		return err
 	}
-	direct, sandbox := &http.Transport{}, throughProxy(proxy, token)
+	direct, sandbox := &http.Transport{}, newProxyTransport(proxy, token)
 	defer direct.CloseIdleConnections()
 	defer sandbox.CloseIdleConnections()
-	t := &testbed{Benchmark: m, direct: route{url, &http.Client{Transport: direct}}, proxied: route{proxiedURL, &http.Client{Transport: sandbox}}}
-	t.unread = route{unreadURL, t.proxied.http}
-	for _, measure := range []func(context.Context) (row.Row, error){t.perRequest, t.perBody, t.perToken, t.perTokenAtOnce} {
+	t := &testbed{Benchmark: m, direct: modelRoute{url, &http.Client{Transport: direct}}, proxied: modelRoute{proxiedURL, &http.Client{Transport: sandbox}}}
+	t.unread = modelRoute{unreadBodyURL, t.proxied.http}
+	for _, measure := range []func(context.Context) (row.Row, error){t.measureRequest, t.measureBodyRead, t.measureToken, t.measureUnpacedStream} {
 		r, err := measure(ctx)
 		if err != nil {
 			return err
@@ -87,21 +90,22 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	return nil
 }
 
-// warmUp is the number of requests on each route before the measured requests.
-const warmUp = 20
+// warmUpRequests is the number of requests on each route before the measured requests.
+const warmUpRequests = 20
 
-// compare sends requests alternately on two routes, and returns the duration of each.
-func (t *testbed) compare(ctx context.Context, one, other route, prompt string) (ones, others []time.Duration, err error) {
-	for i := range t.Requests + warmUp {
+// compareRoutes sends a request with the prompt on two routes, alternately and many times. It returns the durations of
+// the requests of each route, up to the end of the answer.
+func (t *testbed) compareRoutes(ctx context.Context, one, other modelRoute, prompt string) (ones, others []time.Duration, err error) {
+	for i := range t.Requests + warmUpRequests {
 		for _, k := range []struct {
-			route
+			modelRoute
 			into *[]time.Duration
 		}{{one, &ones}, {other, &others}} {
-			d, err := k.request(ctx, prompt)
+			d, err := k.timeRequest(ctx, prompt)
 			if err != nil {
 				return nil, nil, err
 			}
-			if i >= warmUp {
+			if i >= warmUpRequests {
 				*k.into = append(*k.into, d)
 			}
 		}
@@ -109,9 +113,10 @@ func (t *testbed) compare(ctx context.Context, one, other route, prompt string) 
 	return ones, others, nil
 }
 
-// perRequest measures what the proxy adds to a short request.
-func (t *testbed) perRequest(ctx context.Context) (row.Row, error) {
-	direct, proxied, err := t.compare(ctx, t.direct, t.proxied, "Is it so?")
+// measureRequest measures the time that the egress proxy adds to a short request, and returns the row of
+// docs/performance.md.
+func (t *testbed) measureRequest(ctx context.Context) (row.Row, error) {
+	direct, proxied, err := t.compareRoutes(ctx, t.direct, t.proxied, "Is it so?")
 	if err != nil {
 		return row.Row{}, err
 	}
@@ -126,37 +131,41 @@ func (t *testbed) perRequest(ctx context.Context) (row.Row, error) {
 }
 
 const (
-	bodyBytes  = 200 << 10
-	bodyTarget = 1.0                               // the maximum time that reading a body of bodyBytes adds at the median, in milliseconds
-	sentence   = `It is \"so\", said the heron.\n` // escaped as part of a JSON string
+	// requestBodyBytes is the size, in bytes, of the body of a request with a long conversation.
+	requestBodyBytes = 200 << 10
+	// maxBodyReadMs is the performance target: the maximum time, in milliseconds at the median, that the egress proxy
+	// needs to read a request body of requestBodyBytes.
+	maxBodyReadMs = 1.0
+	// promptSentence is repeated to make the prompt of a long request. It is escaped as part of a JSON string.
+	promptSentence = `It is \"so\", said the heron.\n`
 )
 
-// perBody measures the cost of reading a request of a long conversation, compared with the same proxy that forwards the
-// request without reading it.
-func (t *testbed) perBody(ctx context.Context) (row.Row, error) {
-	unread, read, err := t.compare(ctx, t.unread, t.proxied, strings.Repeat(sentence, bodyBytes/len(sentence)))
+// measureBodyRead measures the time that the egress proxy needs to read the body of a long request, compared with the
+// same proxy when it forwards the body unread. It returns the row of docs/performance.md.
+func (t *testbed) measureBodyRead(ctx context.Context) (row.Row, error) {
+	unread, read, err := t.compareRoutes(ctx, t.unread, t.proxied, strings.Repeat(promptSentence, requestBodyBytes/len(promptSentence)))
 	if err != nil {
 		return row.Row{}, err
 	}
 	p50, base := row.Percentile(read, 0.5), row.Percentile(unread, 0.5)
 	return row.Row{
-		What:     fmt.Sprintf("egress proxy, reading the body of a request of %d KB", bodyBytes>>10),
+		What:     fmt.Sprintf("egress proxy, reading the body of a request of %d KB", requestBodyBytes>>10),
 		Target:   "under 1 ms at the median",
 		Measured: fmt.Sprintf("%+.2f ms at the median, of %d requests", p50-base, t.Requests),
 		Against:  fmt.Sprintf("forwarded unread by the same proxy p50 %.2f ms, p99 %.2f ms", base, row.Percentile(unread, 0.99)),
-		Ratio:    p50 / base, P50Ms: p50, P99Ms: row.Percentile(read, 0.99), OK: p50-base < bodyTarget,
+		Ratio:    p50 / base, P50Ms: p50, P99Ms: row.Percentile(read, 0.99), OK: p50-base < maxBodyReadMs,
 		Note: "with metering and the journal entry of the call",
 	}, nil
 }
 
-// perToken measures the age of each streamed token when the client receives it. The model writes at the pace of a real
-// one.
-func (t *testbed) perToken(ctx context.Context) (row.Row, error) {
-	direct, _, err := t.direct.stream(ctx, t.Tokens, t.Pace)
+// measureToken measures the age of each streamed token when the client receives it, with and without the egress proxy,
+// and returns the row of docs/performance.md. The model sends tokens at the pace of a real one.
+func (t *testbed) measureToken(ctx context.Context) (row.Row, error) {
+	direct, _, err := t.direct.timeStream(ctx, t.Tokens, t.Pace)
 	if err != nil {
 		return row.Row{}, err
 	}
-	proxied, _, err := t.proxied.stream(ctx, t.Tokens, t.Pace)
+	proxied, _, err := t.proxied.timeStream(ctx, t.Tokens, t.Pace)
 	if err != nil {
 		return row.Row{}, err
 	}
@@ -170,13 +179,14 @@ func (t *testbed) perToken(ctx context.Context) (row.Row, error) {
 	}, nil
 }
 
-// perTokenAtOnce measures streams whose tokens the model writes as fast as the client reads them.
-func (t *testbed) perTokenAtOnce(ctx context.Context) (row.Row, error) {
+// measureUnpacedStream measures streamed answers whose tokens the model writes as fast as the client reads them, with
+// and without the egress proxy. It returns the row of docs/performance.md.
+func (t *testbed) measureUnpacedStream(ctx context.Context) (row.Row, error) {
 	const rounds = 5
-	took := func(r route) (time.Duration, error) {
+	took := func(r modelRoute) (time.Duration, error) {
 		var all []time.Duration
 		for range rounds {
-			_, d, err := r.stream(ctx, t.Tokens, 0)
+			_, d, err := r.timeStream(ctx, t.Tokens, 0)
 			if err != nil {
 				return 0, err
 			}

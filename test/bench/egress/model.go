@@ -11,21 +11,23 @@ import (
 
 // Headers of a request for a streamed answer. Without them the model sends whole.
 const (
-	tokensHeader = "X-Bench-Tokens"
-	paceHeader   = "X-Bench-Pace"
+	// tokenCountHeader is the request header that sets how many tokens the model sends as a streamed answer.
+	tokenCountHeader = "X-Bench-Tokens"
+	// tokenPauseHeader is the request header that sets the pause between two tokens that the model sends.
+	tokenPauseHeader = "X-Bench-Pace"
 )
 
-// wholeAnswer is the model's answer to a request that does not ask for a stream.
-const wholeAnswer = `{"id":"msg_1","type":"message","role":"assistant","model":"bench","content":[{"type":"text","text":"Yes."}],` +
+// unstreamedAnswer is the model's answer to a request that does not ask for a streamed answer.
+const unstreamedAnswer = `{"id":"msg_1","type":"message","role":"assistant","model":"bench","content":[{"type":"text","text":"Yes."}],` +
 	`"stop_reason":"end_turn","usage":{"input_tokens":10,"output_tokens":2}}`
 
-// listen starts the model on loopback. It returns its URL and a function that stops it.
-func listen() (url string, stop func() error, err error) {
+// startModel starts the model on a port of loopback. It returns its URL and a function that stops it.
+func startModel() (url string, stop func() error, err error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return "", nil, err
 	}
-	server := &http.Server{Handler: http.HandlerFunc(answer), ReadHeaderTimeout: timeout}
+	server := &http.Server{Handler: http.HandlerFunc(serveModelRequest), ReadHeaderTimeout: benchmarkTimeout}
 	ended := make(chan error, 1)
 	go func() { ended <- server.Serve(l) }()
 	return "http://" + l.Addr().String(), func() error {
@@ -37,16 +39,16 @@ func listen() (url string, stop func() error, err error) {
 	}, nil
 }
 
-// answer is the handler of the model. It sends an Anthropic answer at once, or a stream of tokens, each of which is the
-// time at which it was written, in nanoseconds.
-func answer(w http.ResponseWriter, r *http.Request) {
-	tokens, err := strconv.Atoi(r.Header.Get(tokensHeader))
+// serveModelRequest is the HTTP handler of the model. It sends an answer in Anthropic's format, at once or as a stream
+// of tokens. The text of each token is the time at which it was written, in nanoseconds.
+func serveModelRequest(w http.ResponseWriter, r *http.Request) {
+	tokens, err := strconv.Atoi(r.Header.Get(tokenCountHeader))
 	if err != nil {
 		w.Header().Set("Content-Type", "application/json")
-		fmt.Fprint(w, wholeAnswer) //nolint:errcheck // the client reports an incomplete answer
+		fmt.Fprint(w, unstreamedAnswer) //nolint:errcheck // the client reports an incomplete answer
 		return
 	}
-	pace, err := time.ParseDuration(r.Header.Get(paceHeader))
+	pace, err := time.ParseDuration(r.Header.Get(tokenPauseHeader))
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return

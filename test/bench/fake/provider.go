@@ -18,45 +18,46 @@ import (
 // interrupted or its sandbox ends.
 type Script func(ctx context.Context, t *Turn)
 
-// Provider is a sandbox provider without real sandboxes: a Script takes the place of the agent in each.
+// Provider is a sandbox provider without real sandboxes. In each of its sandboxes a Script takes the place of the
+// agent.
 type Provider struct {
-	runner func(id string) boxRunner // of a new sandbox
+	runner func(id string) sandboxRunner // of a new sandbox
 
 	mu    sync.Mutex
-	boxes map[string]*box
+	boxes map[string]*fakeSandbox
 }
 
-// boxRunner is the fake runner in one sandbox of the Provider.
-type boxRunner interface {
+// sandboxRunner is the fake runner of one sandbox of a Provider.
+type sandboxRunner interface {
 	// attach returns the process of a `runner attach` that follows the journal.
 	attach(runner.Attach) (sandbox.Process, error)
 	// end ends the runner and its turn.
 	end()
 }
 
-// New returns a Provider that runs the script of each sandbox in this process.
+// New returns a Provider whose sandboxes all run the script s, in this process.
 func New(s Script) *Provider {
-	return newProvider(func(id string) boxRunner { return newRunner(s, events.Derive(events.KindJournal, id)) })
+	return newProvider(func(id string) sandboxRunner { return newFakeRunner(s, events.Derive(events.KindJournal, id)) })
 }
 
-// newProvider returns a provider. r returns the runner of a new sandbox.
-func newProvider(r func(id string) boxRunner) *Provider {
-	return &Provider{runner: r, boxes: map[string]*box{}}
+// newProvider returns a Provider. It calls r with the id of each new sandbox; r returns the sandbox's runner.
+func newProvider(r func(id string) sandboxRunner) *Provider {
+	return &Provider{runner: r, boxes: map[string]*fakeSandbox{}}
 }
 
-// Create creates a sandbox, or returns the existing one with the id.
+// Create creates a sandbox with the id of spec, or returns the existing sandbox with this id.
 func (p *Provider) Create(_ context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if b, ok := p.boxes[spec.ID]; ok {
 		return b, nil
 	}
-	b := &box{spec: spec, runner: p.runner(spec.ID)}
+	b := &fakeSandbox{spec: spec, runner: p.runner(spec.ID)}
 	p.boxes[spec.ID] = b
 	return b, nil
 }
 
-// Attach returns a sandbox by id.
+// Attach returns the sandbox with the given id, or sandbox.ErrNotFound.
 func (p *Provider) Attach(_ context.Context, id string) (sandbox.Sandbox, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -66,7 +67,7 @@ func (p *Provider) Attach(_ context.Context, id string) (sandbox.Sandbox, error)
 	return nil, sandbox.ErrNotFound
 }
 
-// List returns all sandboxes.
+// List returns all sandboxes that were not terminated.
 func (p *Provider) List(context.Context) ([]sandbox.Info, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -77,7 +78,7 @@ func (p *Provider) List(context.Context) ([]sandbox.Info, error) {
 	return out, nil
 }
 
-// Terminate ends a sandbox and its runner.
+// Terminate ends the sandbox with the given id, and its runner. It does nothing if the sandbox does not exist.
 func (p *Provider) Terminate(_ context.Context, id string, _ bool) error {
 	p.mu.Lock()
 	b := p.boxes[id]
@@ -89,28 +90,29 @@ func (p *Provider) Terminate(_ context.Context, id string, _ bool) error {
 	return nil
 }
 
-// Len returns the number of sandboxes.
-func (p *Provider) Len() int {
+// SandboxCount returns the number of sandboxes that were not terminated.
+func (p *Provider) SandboxCount() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.boxes)
 }
 
-// box is a sandbox of the Provider, which has a fake runner and no processes.
-type box struct {
+// fakeSandbox is a sandbox of a Provider. It has a fake runner, and neither processes nor files.
+type fakeSandbox struct {
 	spec   sandbox.Spec
-	runner boxRunner
+	runner sandboxRunner
 }
 
-func (b *box) Secret() string                        { return "" } // like the sandboxes of releases without secrets
-func (b *box) ID() string                            { return b.spec.ID }
-func (b *box) Running(context.Context) (bool, error) { return true, nil }
+func (b *fakeSandbox) Secret() string                        { return "" } // like the sandboxes of releases without secrets
+func (b *fakeSandbox) ID() string                            { return b.spec.ID }
+func (b *fakeSandbox) Running(context.Context) (bool, error) { return true, nil }
 
-// Files returns nil: no session of a benchmark has files.
-func (b *box) Files() sandbox.Files { return nil }
+// Files returns nil, because no session of a benchmark with this provider has files.
+func (b *fakeSandbox) Files() sandbox.Files { return nil }
 
-// Exec supports only `runner attach`.
-func (b *box) Exec(_ context.Context, c sandbox.Command) (sandbox.Process, error) {
+// Exec starts the command c. The only supported command is `runner attach`, whose process it returns; others are an
+// error.
+func (b *fakeSandbox) Exec(_ context.Context, c sandbox.Command) (sandbox.Process, error) {
 	var a runner.Attach
 	if n, err := fmt.Sscanf(strings.Join(c.Args, " "), "runner attach --epoch %d --after %d", &a.Epoch, &a.After); n != 2 {
 		return nil, fmt.Errorf("fake sandbox: cannot run %v: %w", c.Args, err)

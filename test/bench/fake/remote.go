@@ -16,36 +16,39 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// request is the first line of a connection from a Remote to Serve.
-type request struct {
+// runnerRequest is the first line that a socketRunner writes to a new connection, as JSON. It asks Serve to attach to
+// the runner of a sandbox, or to end the sandbox.
+type runnerRequest struct {
 	Sandbox string
 	Attach  *runner.Attach // nil to end the sandbox
 }
 
-// NewRemote returns a provider whose runners are in the process that serves a unix socket with Serve.
-func NewRemote(socket string) *Provider {
-	return newProvider(func(id string) boxRunner { return &socketRunner{id, socket} })
+// NewRemoteProvider returns a Provider whose runners are in another process, which accepts connections on a Unix socket
+// with Serve.
+func NewRemoteProvider(socket string) *Provider {
+	return newProvider(func(id string) sandboxRunner { return &socketRunner{id, socket} })
 }
 
-// socketRunner is a runner in another process, which is reached over a Unix socket.
+// socketRunner is a fake runner in another process, which is reached over a Unix socket.
 type socketRunner struct{ id, socket string }
 
 func (r *socketRunner) attach(a runner.Attach) (sandbox.Process, error) {
-	conn, err := r.dial(request{r.id, &a})
+	conn, err := r.dial(runnerRequest{r.id, &a})
 	if err != nil {
 		return nil, err
 	}
-	return &socketStream{UnixConn: conn, closed: make(chan struct{})}, nil
+	return &socketAttachment{UnixConn: conn, closed: make(chan struct{})}, nil
 }
 
-// end ends the runner. The end of its process ends it too.
+// end makes the other process end the runner. It ignores errors, because a process that has ended has no runners.
 func (r *socketRunner) end() {
-	if conn, err := r.dial(request{Sandbox: r.id}); err == nil {
+	if conn, err := r.dial(runnerRequest{Sandbox: r.id}); err == nil {
 		_ = conn.Close() // the request is written
 	}
 }
 
-func (r *socketRunner) dial(q request) (*net.UnixConn, error) {
+// dial connects to the process of the runners, and sends q as the first line.
+func (r *socketRunner) dial(q runnerRequest) (*net.UnixConn, error) {
 	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: r.socket, Net: "unix"})
 	if err != nil {
 		return nil, fmt.Errorf("runners' process: %w", err)
@@ -56,20 +59,21 @@ func (r *socketRunner) dial(q request) (*net.UnixConn, error) {
 	return conn, nil
 }
 
-// socketStream is the process of one `runner attach`, whose streams are a connection to the process of the runners.
-type socketStream struct {
+// socketAttachment is the process of one `runner attach`. Its standard streams are a connection to the process of the
+// runners.
+type socketAttachment struct {
 	*net.UnixConn
 	once   sync.Once
 	closed chan struct{}
 }
 
-func (s *socketStream) Stdin() io.WriteCloser { return writeHalf{s.UnixConn} }
-func (s *socketStream) Stdout() io.Reader     { return s }
-func (s *socketStream) Stderr() io.Reader     { return strings.NewReader("") }
-func (s *socketStream) Wait() (int, error)    { <-s.closed; return 0, nil }
+func (s *socketAttachment) Stdin() io.WriteCloser { return writeCloser{s.UnixConn} }
+func (s *socketAttachment) Stdout() io.Reader     { return s }
+func (s *socketAttachment) Stderr() io.Reader     { return strings.NewReader("") }
+func (s *socketAttachment) Wait() (int, error)    { <-s.closed; return 0, nil }
 
-// Read reads the runner's output. At the end of the output, or after an error, Wait returns.
-func (s *socketStream) Read(b []byte) (int, error) {
+// Read reads the output of `runner attach`. Wait returns after the end of the output or an error.
+func (s *socketAttachment) Read(b []byte) (int, error) {
 	n, err := s.UnixConn.Read(b)
 	if err != nil {
 		s.once.Do(func() { close(s.closed) })
@@ -77,21 +81,22 @@ func (s *socketStream) Read(b []byte) (int, error) {
 	return n, err
 }
 
-func (s *socketStream) Kill() error {
+func (s *socketAttachment) Kill() error {
 	s.once.Do(func() { close(s.closed) })
 	return s.Close()
 }
 
-// writeHalf is a connection whose Close ends only the direction in which it writes.
-type writeHalf struct{ *net.UnixConn }
+// writeCloser is a Unix socket connection whose Close closes only the direction in which this process writes.
+type writeCloser struct{ *net.UnixConn }
 
-func (w writeHalf) Close() error { return w.CloseWrite() }
+func (w writeCloser) Close() error { return w.CloseWrite() }
 
-// Serve plays runners with a script for the Remote of another process, until ctx ends.
+// Serve runs fake runners with a script in this process, until ctx ends. Their Provider is in another process, which
+// made it with NewRemoteProvider and connects to l.
 func Serve(ctx context.Context, l net.Listener, script Script) error {
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() }) // Accept returns the error
 	defer stop()
-	s := &server{script: script, runners: map[string]*fakeRunner{}}
+	s := &runnerServer{script: script, runners: map[string]*fakeRunner{}}
 	for {
 		conn, err := l.Accept()
 		if ctx.Err() != nil {
@@ -100,22 +105,22 @@ func Serve(ctx context.Context, l net.Listener, script Script) error {
 		if err != nil {
 			return fmt.Errorf("accept a connection to a runner: %w", err)
 		}
-		go s.serve(conn) // ends with the connection
+		go s.serveConn(conn) // ends with the connection
 	}
 }
 
-// server plays the runners of all sandboxes for the connections that Serve accepts.
-type server struct {
+// runnerServer holds the fake runners of all sandboxes, for the connections that Serve accepts.
+type runnerServer struct {
 	script  Script
 	mu      sync.Mutex
 	runners map[string]*fakeRunner // by sandbox
 }
 
-// serve answers the request of a connection.
-func (s *server) serve(conn net.Conn) {
+// serveConn reads the request on a connection, and attaches the connection to a runner or ends the runner.
+func (s *runnerServer) serveConn(conn net.Conn) {
 	in := bufio.NewReaderSize(conn, 512)
 	line, err := in.ReadBytes('\n')
-	var q request
+	var q runnerRequest
 	if err != nil || json.Unmarshal(line, &q) != nil {
 		_ = conn.Close() // the other process has ended
 		return
@@ -123,7 +128,7 @@ func (s *server) serve(conn net.Conn) {
 	s.mu.Lock()
 	r := s.runners[q.Sandbox]
 	if r == nil {
-		r = newRunner(s.script, events.Derive(events.KindJournal, q.Sandbox))
+		r = newFakeRunner(s.script, events.Derive(events.KindJournal, q.Sandbox))
 		s.runners[q.Sandbox] = r
 	}
 	if q.Attach == nil {
@@ -135,13 +140,14 @@ func (s *server) serve(conn net.Conn) {
 		r.end()
 		return
 	}
-	if _, err := r.attachTo(*q.Attach, connReader{in, conn}, conn); err != nil {
+	if _, err := r.attachTo(*q.Attach, bufferedConn{in, conn}, conn); err != nil {
 		_ = conn.Close() // the caller reads the end of the stream
 	}
 }
 
-// connReader reads a connection through a buffer that may already hold some of its bytes. Close closes the connection.
-type connReader struct {
+// bufferedConn reads a connection through a buffer that may already hold some of its bytes. Close closes the
+// connection.
+type bufferedConn struct {
 	*bufio.Reader
 	io.Closer
 }

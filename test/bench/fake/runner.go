@@ -14,8 +14,8 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// fakeRunner implements the runner's protocol for a Script: it keeps the journal, and sends it to the executor that is
-// attached.
+// fakeRunner speaks the runner's protocol and runs a Script as the agent. It keeps the journal, and sends it to the
+// executor that is attached.
 type fakeRunner struct {
 	script Script
 	name   string
@@ -27,19 +27,20 @@ type fakeRunner struct {
 	lines  []runner.Line // not acknowledged; the first has number first
 	first  uint64
 	epoch  uint64
-	stream *stream
+	stream *attachment
 	query  *runner.Query // the running query; nil for none
 	stop   context.CancelFunc
 	warm   bool
 }
 
-func newRunner(s Script, name string) *fakeRunner {
+// newFakeRunner returns a fake runner that runs the script s. name is the id of its journal.
+func newFakeRunner(s Script, name string) *fakeRunner {
 	r := &fakeRunner{script: s, name: name, first: 1}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
 	return r
 }
 
-// end stops the runner and blocks until its goroutines have ended.
+// end ends the runner, its turn and its attachment, and blocks until their goroutines have ended.
 func (r *fakeRunner) end() {
 	r.cancel()
 	r.mu.Lock()
@@ -51,7 +52,8 @@ func (r *fakeRunner) end() {
 	r.all.Wait()
 }
 
-// status returns the runner's status. The caller must hold the lock.
+// status returns what the runner reports to executors: the running query, and whether an agent process exists. The
+// caller must hold r.mu.
 func (r *fakeRunner) status() *runner.Status {
 	s := &runner.Status{}
 	if r.query != nil {
@@ -63,8 +65,9 @@ func (r *fakeRunner) status() *runner.Status {
 	return s
 }
 
-// append numbers a line and wakes the stream. It never blocks.
-func (r *fakeRunner) append(l runner.Line) {
+// appendLine gives a line the next number, appends it to the journal, and wakes the goroutine that sends the journal to
+// the executor. It never blocks.
+func (r *fakeRunner) appendLine(l runner.Line) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	l.N, l.Time = r.first+uint64(len(r.lines)), time.Now()
@@ -74,8 +77,8 @@ func (r *fakeRunner) append(l runner.Line) {
 	}
 }
 
-// after returns the lines with a greater number.
-func (r *fakeRunner) after(n uint64) []runner.Line {
+// linesAfter returns the lines of the journal whose number is greater than n.
+func (r *fakeRunner) linesAfter(n uint64) []runner.Line {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if from := n + 1; from >= r.first && from-r.first < uint64(len(r.lines)) {
@@ -84,8 +87,8 @@ func (r *fakeRunner) after(n uint64) []runner.Line {
 	return nil
 }
 
-// do carries out a command. A nil reply means that none is sent.
-func (r *fakeRunner) do(c runner.Command) *runner.Reply {
+// execute executes a command of the executor and returns the reply, or nil if the command has none.
+func (r *fakeRunner) execute(c runner.Command) *runner.Reply {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	reply := &runner.Reply{ID: c.ID}
@@ -107,7 +110,7 @@ func (r *fakeRunner) do(c runner.Command) *runner.Reply {
 			break
 		}
 		if r.query == nil {
-			r.start(c.Query)
+			r.startTurn(c.Query)
 		}
 	case runner.OpInterrupt, runner.OpKill:
 		if r.stop != nil {
@@ -120,15 +123,15 @@ func (r *fakeRunner) do(c runner.Command) *runner.Reply {
 	return reply
 }
 
-// start starts a turn. The caller must hold the lock.
-func (r *fakeRunner) start(q *runner.Query) {
+// startTurn starts the turn of a query. The caller must hold r.mu.
+func (r *fakeRunner) startTurn(q *runner.Query) {
 	ctx, stop := context.WithCancel(r.ctx)
 	started := runner.Started{Attempt: q.Attempt, Warm: r.warm, PID: 1, Policy: q.Policy}
 	r.query, r.stop, r.warm = q, stop, true
 	r.all.Go(func() {
 		defer stop()
 		t := &Turn{r: r, execution: q.ExecutionID}
-		t.journal(runner.AgentStarted, started)
+		t.appendEvent(runner.AgentStarted, started)
 		r.script(ctx, t)
 		outcome := runner.Completed
 		if ctx.Err() != nil {
@@ -137,12 +140,12 @@ func (r *fakeRunner) start(q *runner.Query) {
 		r.mu.Lock()
 		r.query, r.stop = nil, nil
 		r.mu.Unlock()
-		t.journal(runner.TurnEnded, runner.Ended{Outcome: outcome, Result: "done"})
+		t.appendEvent(runner.TurnEnded, runner.Ended{Outcome: outcome, Result: "done"})
 	})
 }
 
-// stream is the connection of an executor to a fakeRunner, by one `runner attach`.
-type stream struct {
+// attachment is the connection of one executor to a fakeRunner, which the executor opened with `runner attach`.
+type attachment struct {
 	r      *fakeRunner
 	in     io.ReadCloser
 	out    io.WriteCloser
@@ -152,9 +155,9 @@ type stream struct {
 	write  sync.Mutex
 }
 
-// localStream is a stream over pipes to an executor in this process.
-type localStream struct {
-	*stream
+// localAttachment is an attachment of an executor in this process, over pipes.
+type localAttachment struct {
+	*attachment
 	stdin  *io.PipeWriter
 	stdout *io.PipeReader
 }
@@ -166,15 +169,16 @@ func (r *fakeRunner) attach(a runner.Attach) (sandbox.Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &localStream{s, stdin, stdout}, nil
+	return &localAttachment{s, stdin, stdout}, nil
 }
 
-// attachTo starts a stream of commands from in and of messages to out, in place of the runner's present stream.
-func (r *fakeRunner) attachTo(a runner.Attach, in io.ReadCloser, out io.WriteCloser) (*stream, error) {
+// attachTo attaches an executor to the runner and detaches the one before. The runner reads commands from in and writes
+// messages to out.
+func (r *fakeRunner) attachTo(a runner.Attach, in io.ReadCloser, out io.WriteCloser) (*attachment, error) {
 	if r.ctx.Err() != nil {
 		return nil, sandbox.ErrNotFound
 	}
-	s := &stream{r: r, in: in, out: out, more: make(chan struct{}, 1), closed: make(chan struct{})}
+	s := &attachment{r: r, in: in, out: out, more: make(chan struct{}, 1), closed: make(chan struct{})}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.stream != nil {
@@ -184,21 +188,21 @@ func (r *fakeRunner) attachTo(a runner.Attach, in io.ReadCloser, out io.WriteClo
 	hello := runner.Hello{
 		Protocol: runner.ProtocolVersion, Journal: r.name, First: r.first, Last: r.first + uint64(len(r.lines)) - 1, Status: *r.status(),
 	}
-	r.all.Go(func() { s.follow(hello, a.After) })
-	r.all.Go(s.receive)
+	r.all.Go(func() { s.sendJournal(hello, a.After) })
+	r.all.Go(s.receiveCommands)
 	return s, nil
 }
 
-// wake makes the goroutine that runs follow send new lines of the journal.
-func (s *stream) wake() {
+// wake makes the goroutine that runs sendJournal send new lines.
+func (s *attachment) wake() {
 	select {
 	case s.more <- struct{}{}:
 	default:
 	}
 }
 
-// send encodes a message. It returns false if no follower reads any more.
-func (s *stream) send(m runner.Message) bool {
+// send writes a message to the executor. It returns false if the executor has closed its end.
+func (s *attachment) send(m runner.Message) bool {
 	raw, err := json.Marshal(m)
 	if err != nil {
 		panic(err) // the types can be encoded
@@ -209,13 +213,14 @@ func (s *stream) send(m runner.Message) bool {
 	return err == nil
 }
 
-// follow sends the hello and then all lines after a number, until the stream is closed.
-func (s *stream) follow(hello runner.Hello, after uint64) {
+// sendJournal sends the message hello to the executor, and then every line of the journal whose number is greater than
+// after, until the attachment is closed.
+func (s *attachment) sendJournal(hello runner.Hello, after uint64) {
 	if !s.send(runner.Message{Hello: &hello}) {
 		return
 	}
 	for {
-		for _, l := range s.r.after(after) {
+		for _, l := range s.r.linesAfter(after) {
 			if !s.send(runner.Message{Line: &l}) {
 				return
 			}
@@ -229,8 +234,8 @@ func (s *stream) follow(hello runner.Hello, after uint64) {
 	}
 }
 
-// receive carries out commands until the follower has gone.
-func (s *stream) receive() {
+// receiveCommands executes the executor's commands until the executor has closed its end.
+func (s *attachment) receiveCommands() {
 	defer s.close()
 	lines := bufio.NewReader(s.in)
 	for {
@@ -242,14 +247,14 @@ func (s *stream) receive() {
 		if err := json.Unmarshal(raw, &c); err != nil {
 			return
 		}
-		if reply := s.r.do(c); reply != nil && !s.send(runner.Message{Reply: reply}) {
+		if reply := s.r.execute(c); reply != nil && !s.send(runner.Message{Reply: reply}) {
 			return
 		}
 	}
 }
 
-// close ends the stream. It may be called more than once.
-func (s *stream) close() {
+// close ends the attachment. It may be called more than once.
+func (s *attachment) close() {
 	s.once.Do(func() {
 		_ = s.in.Close() // nothing is buffered
 		_ = s.out.Close()
@@ -257,43 +262,43 @@ func (s *stream) close() {
 	})
 }
 
-func (s *localStream) Stdin() io.WriteCloser { return s.stdin }
-func (s *localStream) Stdout() io.Reader     { return s.stdout }
-func (s *localStream) Stderr() io.Reader     { return strings.NewReader("") }
-func (s *localStream) Wait() (int, error)    { <-s.closed; return 0, nil }
-func (s *localStream) Kill() error {
+func (s *localAttachment) Stdin() io.WriteCloser { return s.stdin }
+func (s *localAttachment) Stdout() io.Reader     { return s.stdout }
+func (s *localAttachment) Stderr() io.Reader     { return strings.NewReader("") }
+func (s *localAttachment) Wait() (int, error)    { <-s.closed; return 0, nil }
+func (s *localAttachment) Kill() error {
 	_ = s.stdin.Close()  // closing a pipe never fails
 	_ = s.stdout.Close() // as above
 	s.close()
 	return nil
 }
 
-// Turn is the running turn of a Script, by which the Script writes text and blocks to the journal.
+// Turn is the running turn of a Script. The Script calls its methods to write text and blocks to the runner's journal.
 type Turn struct {
 	r         *fakeRunner
 	execution string
 }
 
-// journal appends a line to the journal.
-func (t *Turn) journal(typ events.Type, data any) {
+// appendEvent appends an event of the turn to the runner's journal.
+func (t *Turn) appendEvent(typ events.Type, data any) {
 	raw, err := json.Marshal(data)
 	if err != nil {
 		panic(err) // the types can be encoded
 	}
-	t.r.append(runner.Line{Type: typ, ExecutionID: t.execution, ConversationID: events.MainConversation, Data: raw})
+	t.r.appendLine(runner.Line{Type: typ, ExecutionID: t.execution, ConversationID: events.MainConversation, Data: raw})
 }
 
-// Open journals the start of a block of the assistant's text.
-func (t *Turn) Open(block string) {
-	t.journal(events.BlockStart{}.EventType(), events.BlockStart{Block: events.Block{ID: block, Kind: events.KindAssistantText, Status: events.StatusPending}})
+// OpenBlock writes the start of a block of the assistant's text to the journal. block is the id of the block.
+func (t *Turn) OpenBlock(block string) {
+	t.appendEvent(events.BlockStart{}.EventType(), events.BlockStart{Block: events.Block{ID: block, Kind: events.KindAssistantText, Status: events.StatusPending}})
 }
 
-// Text appends text to a block, at an offset in bytes.
-func (t *Turn) Text(block string, offset int, piece string) {
-	t.journal(events.TextDelta, runner.Delta{BlockID: block, Offset: uint32(offset), Delta: piece}) //nolint:gosec // small
+// AppendText writes a piece of a block's text to the journal. offset is the piece's position in the text, in bytes.
+func (t *Turn) AppendText(block string, offset int, piece string) {
+	t.appendEvent(events.TextDelta, runner.Delta{BlockID: block, Offset: uint32(offset), Delta: piece}) //nolint:gosec // small
 }
 
-// Complete journals the end of a block, with the block's complete text.
-func (t *Turn) Complete(block, content string) {
-	t.journal(events.BlockComplete{}.EventType(), events.BlockComplete{Block: events.Block{ID: block, Kind: events.KindAssistantText, Status: events.StatusComplete, Content: content}})
+// CompleteBlock writes the end of a block to the journal. content is the block's whole text.
+func (t *Turn) CompleteBlock(block, content string) {
+	t.appendEvent(events.BlockComplete{}.EventType(), events.BlockComplete{Block: events.Block{ID: block, Kind: events.KindAssistantText, Status: events.StatusComplete, Content: content}})
 }

@@ -19,28 +19,29 @@ import (
 )
 
 const (
-	// clientsCommand is the hidden subcommand with which the benchmark starts its own program again.
-	clientsCommand = "fanout-clients"
-	// creators is the number of sessions that are created at once.
-	creators = 16
-	// reconnectDelay is the time from a failed connection to the next attempt.
+	// clientsSubcommand is the name of the hidden subcommand ClientsCommand, which the benchmark runs in a child process.
+	clientsSubcommand = "fanout-clients"
+	// concurrentCreates is the number of sessions that are created concurrently.
+	concurrentCreates = 16
+	// reconnectDelay is the time from a failed attempt to connect to the next attempt.
 	reconnectDelay = 100 * time.Millisecond
 )
 
-// clientsConfig is the first line of input of the clients' process.
+// clientsConfig is the configuration of the process that runs the clients. The process reads it as the first line of
+// its input, as JSON.
 type clientsConfig struct {
 	URL                string
 	Sessions, Blocks   int
 	Stalled, Trickling int
 }
 
-// window is the second line of input of the clients' process: the time span whose events count for the rate, and the
-// time at which the clients give up.
-type window struct{ From, To, Deadline time.Time }
+// measureWindow is the second line of input of the process that runs the clients, as JSON. Events that are received
+// between From and To count for the rate; at Deadline the clients stop to wait for events.
+type measureWindow struct{ From, To, Deadline time.Time }
 
-// report is the second line of output of the clients' process. The first one is {} when all clients have joined their
-// sessions.
-type report struct {
+// clientsReport holds the measurements of all clients. The process that runs them prints it as its second line of
+// output; the first line is {} when all clients have joined their sessions.
+type clientsReport struct {
 	Events, InWindow    int // received by all clients; within the window
 	P50Ms, P90Ms, P99Ms float64
 	Reconnects          int
@@ -48,33 +49,34 @@ type report struct {
 	Failure             string // of the first of them
 }
 
-// clients is the process that runs the clients of all sessions.
-type clients struct {
-	*process
+// clientsProcess is the child process that runs the clients of all sessions.
+type clientsProcess struct {
+	*jsonProcess
 	done chan struct{} // closed when result and err are set
-	last report
+	last clientsReport
 	err  error
 }
 
-// startClients starts the process of the clients. It stops at the end of the benchmark.
-func startClients(ctx context.Context, b *harness.Bench, cfg clientsConfig) (*clients, error) {
-	p, err := startProcess(ctx, b, clientsCommand)
+// startClients starts the child process that runs the clients of all sessions, with the configuration cfg. The process
+// ends when the benchmark ends.
+func startClients(ctx context.Context, b *harness.Bench, cfg clientsConfig) (*clientsProcess, error) {
+	p, err := startProcess(ctx, b, clientsSubcommand)
 	if err != nil {
 		return nil, err
 	}
-	return &clients{process: p, done: make(chan struct{})}, p.in.Encode(cfg)
+	return &clientsProcess{jsonProcess: p, done: make(chan struct{})}, p.in.Encode(cfg)
 }
 
-// awaitJoined blocks until all clients have joined.
-func (c *clients) awaitJoined() error {
+// awaitJoined blocks until every client has joined its session.
+func (c *clientsProcess) awaitJoined() error {
 	if err := c.out.Decode(&c.last); err != nil {
 		return fmt.Errorf("clients: %w", err)
 	}
 	return nil
 }
 
-// begin makes the clients begin to measure, within the window w.
-func (c *clients) begin(w window) error {
+// startMeasuring sends the window w to the clients, which then begin to read and to measure.
+func (c *clientsProcess) startMeasuring(w measureWindow) error {
 	go func() {
 		defer close(c.done)
 		c.err = c.out.Decode(&c.last)
@@ -82,15 +84,16 @@ func (c *clients) begin(w window) error {
 	return c.in.Encode(w)
 }
 
-// end returns the clients' report. It must be called after c.done is closed.
-func (c *clients) end() (report, error) { return c.last, c.err }
+// finalReport returns the measurements of the clients. It must be called after c.done is closed.
+func (c *clientsProcess) finalReport() (clientsReport, error) { return c.last, c.err }
 
-// Clients is the subcommand fanout-clients. It creates sessions, joins them, posts a message to each and reads until all
-// executions have ended. It stops at the end of its input.
-type Clients struct{}
+// ClientsCommand is the hidden subcommand fanout-clients of the benchmark program. It creates sessions, joins each over
+// a WebSocket, posts a message to each, and reads events until all executions have ended. It exits at the end of its
+// input.
+type ClientsCommand struct{}
 
-// Run is called by kong.
-func (Clients) Run(ctx context.Context) error {
+// Run runs the subcommand. kong, the parser of the command line, calls it.
+func (ClientsCommand) Run(ctx context.Context) error {
 	in, out := json.NewDecoder(bufio.NewReader(os.Stdin)), json.NewEncoder(os.Stdout)
 	var cfg clientsConfig
 	if err := in.Decode(&cfg); err != nil {
@@ -101,15 +104,15 @@ func (Clients) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	stopSlow, err := startSlow(ctx, cfg, readers)
+	stopSlow, err := startSlowClients(ctx, cfg, readers)
 	if err != nil {
 		return err
 	}
 	defer stopSlow()
-	if err := out.Encode(report{}); err != nil {
+	if err := out.Encode(clientsReport{}); err != nil {
 		return err
 	}
-	var w window
+	var w measureWindow
 	if err := in.Decode(&w); err != nil {
 		return err
 	}
@@ -120,18 +123,19 @@ func (Clients) Run(ctx context.Context) error {
 	return err
 }
 
-// createSessions creates the sessions, joins them and posts a message to each.
-func createSessions(ctx context.Context, c *system.Client, cfg clientsConfig) ([]*reader, error) {
-	list := make([]*reader, cfg.Sessions)
+// createSessions creates the number of sessions that cfg names, joins each over a WebSocket and posts a message to
+// each. It returns one client for each session.
+func createSessions(ctx context.Context, c *system.Client, cfg clientsConfig) ([]*sessionClient, error) {
+	list := make([]*sessionClient, cfg.Sessions)
 	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(creators)
+	group.SetLimit(concurrentCreates)
 	for i := range list {
 		group.Go(func() error {
 			session, err := c.Create(ctx, system.SessionSpec{Architecture: "spool"})
 			if err != nil {
 				return err
 			}
-			list[i] = &reader{client: c, session: session, blocks: cfg.Blocks}
+			list[i] = &sessionClient{client: c, session: session, blocks: cfg.Blocks}
 			// The socket is used after the group has ended.
 			if list[i].socket, err = c.Join(context.WithoutCancel(ctx), session); err != nil {
 				return err
@@ -143,16 +147,17 @@ func createSessions(ctx context.Context, c *system.Client, cfg clientsConfig) ([
 	return list, group.Wait()
 }
 
-// readAll blocks until all readers have read to the end of their executions, or have failed.
-func readAll(ctx context.Context, readers []*reader, w window) report {
+// readAll makes all clients read events until their executions have ended, and returns the measurements of all of them.
+// w is the time span that is measured.
+func readAll(ctx context.Context, readers []*sessionClient, w measureWindow) clientsReport {
 	ctx, stop := context.WithDeadline(ctx, w.Deadline)
 	defer stop()
 	var all sync.WaitGroup
 	for _, c := range readers {
-		all.Go(func() { c.err = c.read(ctx, w) })
+		all.Go(func() { c.err = c.readToEnd(ctx, w) })
 	}
 	all.Wait()
-	var r report
+	var r clientsReport
 	var samples []time.Duration
 	for _, c := range readers {
 		samples = append(samples, c.samples...)
@@ -170,14 +175,15 @@ func readAll(ctx context.Context, readers []*reader, w window) report {
 	return r
 }
 
-// reader is the client of one session, which reads its events and text over a WebSocket.
-type reader struct {
+// sessionClient is the client of one session. It reads the session's events and text over a WebSocket, checks them and
+// measures their age.
+type sessionClient struct {
 	client             *system.Client
 	session, execution string
 	blocks             int
 	socket             *system.Socket
 
-	stamps     system.Stamps
+	stamps     system.StampChecker
 	runner     int             // events of the log that the runner wrote
 	samples    []time.Duration // the ages of all pieces and events
 	inWindow   int             // samples that were received within the window
@@ -185,9 +191,10 @@ type reader struct {
 	err        error
 }
 
-// read reads until the end of the execution. It connects again with its cursor after the connection has failed.
-func (c *reader) read(ctx context.Context, w window) error {
-	c.samples = make([]time.Duration, 0, c.blocks*(blockPieces+2))
+// readToEnd reads events until the execution has ended. If the connection fails, it connects again after the last event
+// that it has received.
+func (c *sessionClient) readToEnd(ctx context.Context, w measureWindow) error {
+	c.samples = make([]time.Duration, 0, c.blocks*(piecesPerBlock+2))
 	defer func() { c.socket.Close() }()
 	for {
 		event, received, err := c.socket.Next(ctx)
@@ -197,15 +204,15 @@ func (c *reader) read(ctx context.Context, w window) error {
 			}
 			continue
 		}
-		if ended, err := c.add(event, received, w); ended || err != nil {
+		if ended, err := c.addEvent(event, received, w); ended || err != nil {
 			return err
 		}
 	}
 }
 
-// reconnect joins again after the last event, until it succeeds or ctx ends. The error is then the cause of the first
-// failure.
-func (c *reader) reconnect(ctx context.Context, cause error) error {
+// reconnect joins the session again after the last received event, and tries this until it succeeds or ctx ends. It
+// then returns an error that contains cause, the error of the lost connection.
+func (c *sessionClient) reconnect(ctx context.Context, cause error) error {
 	c.socket.Close()
 	for {
 		if ctx.Err() != nil {
@@ -214,7 +221,7 @@ func (c *reader) reconnect(ctx context.Context, cause error) error {
 		socket, err := c.client.JoinAfter(ctx, c.session, c.stamps.Seq())
 		if err == nil {
 			c.socket = socket
-			c.stamps.Joined()
+			c.stamps.Rejoined()
 			c.reconnects++
 			return nil
 		}
@@ -225,8 +232,8 @@ func (c *reader) reconnect(ctx context.Context, cause error) error {
 	}
 }
 
-// add checks an event and counts it. ended reports whether the execution has ended.
-func (c *reader) add(w events.Wire, received time.Time, in window) (ended bool, err error) {
+// addEvent checks a received event and measures its age. ended is true if the event ends the execution.
+func (c *sessionClient) addEvent(w events.Wire, received time.Time, in measureWindow) (ended bool, err error) {
 	ages, err := c.stamps.Add(w, received)
 	if err != nil {
 		return false, err
@@ -242,8 +249,8 @@ func (c *reader) add(w events.Wire, received time.Time, in window) (ended bool, 
 	if w.ExecutionID != c.execution || !events.Terminal(w.Type) {
 		return false, nil
 	}
-	if c.stamps.Pieces != c.blocks*blockPieces || c.runner != 2*c.blocks || w.Type != (events.ExecutionCompleted{}).EventType() {
-		return true, fmt.Errorf("%s after %d pieces of text and %d events, want %d and %d", w.Type, c.stamps.Pieces, c.runner, c.blocks*blockPieces, 2*c.blocks)
+	if c.stamps.Pieces != c.blocks*piecesPerBlock || c.runner != 2*c.blocks || w.Type != (events.ExecutionCompleted{}).EventType() {
+		return true, fmt.Errorf("%s after %d pieces of text and %d events, want %d and %d", w.Type, c.stamps.Pieces, c.runner, c.blocks*piecesPerBlock, 2*c.blocks)
 	}
 	return true, nil
 }

@@ -29,7 +29,7 @@ func session(t *testing.T, written time.Time) (list []events.Wire) {
 	}
 	block := events.Block{ID: "b", Kind: events.KindAssistantText}
 	add(events.BlockStart{}.EventType(), events.BlockStart{Block: block})
-	for i := range blockPieces {
+	for i := range piecesPerBlock {
 		add(events.TextDelta, map[string]any{"blockId": "b", "offset": len(block.Content), "delta": system.Stamp(written.Add(time.Duration(i)))})
 		block.Content += system.Stamp(written.Add(time.Duration(i)))
 	}
@@ -42,11 +42,11 @@ func TestReader_FailsUnlessEverythingCameOnceAndInOrder(t *testing.T) {
 	t.Parallel()
 	written := time.Unix(1_750_000_000, 0)
 	received := written.Add(20 * time.Millisecond)
-	all := window{From: written, To: written.Add(time.Second)}
-	read := func(blocks int, list []events.Wire) (*reader, error) {
-		c := &reader{session: "ses", execution: "exe", blocks: blocks}
+	all := measureWindow{From: written, To: written.Add(time.Second)}
+	read := func(blocks int, list []events.Wire) (*sessionClient, error) {
+		c := &sessionClient{session: "ses", execution: "exe", blocks: blocks}
 		for _, w := range list {
-			if ended, err := c.add(w, received, all); ended || err != nil {
+			if ended, err := c.addEvent(w, received, all); ended || err != nil {
 				return c, err
 			}
 		}
@@ -54,8 +54,8 @@ func TestReader_FailsUnlessEverythingCameOnceAndInOrder(t *testing.T) {
 	}
 	list := session(t, written)
 	c, err := read(1, list)
-	if err != nil || len(c.samples) != blockPieces+2 || c.inWindow != blockPieces+2 {
-		t.Errorf("%d samples, %d in the window, %v; want %d", len(c.samples), c.inWindow, err, blockPieces+2)
+	if err != nil || len(c.samples) != piecesPerBlock+2 || c.inWindow != piecesPerBlock+2 {
+		t.Errorf("%d samples, %d in the window, %v; want %d", len(c.samples), c.inWindow, err, piecesPerBlock+2)
 	}
 	last := len(list) - 1
 	swapped := slices.Clone(list)
@@ -81,10 +81,10 @@ func TestReader_FailsUnlessEverythingCameOnceAndInOrder(t *testing.T) {
 func TestPercentile_OfHistogram(t *testing.T) {
 	t.Parallel()
 	h := []int64{90, 8, 0, 2}
-	if a, b, c := percentile(h, 0.5), percentile(h, 0.98), percentile(h, 0.99); a != 0 || b != 1 || c != 3 {
+	if a, b, c := percentileIndex(h, 0.5), percentileIndex(h, 0.98), percentileIndex(h, 0.99); a != 0 || b != 1 || c != 3 {
 		t.Errorf("percentiles %d, %d and %d, want 0, 1 and 3", a, b, c)
 	}
-	if percentile(make([]int64, 3), 0.99) != 0 {
+	if percentileIndex(make([]int64, 3), 0.99) != 0 {
 		t.Error("an empty histogram has a percentile above 0")
 	}
 }

@@ -23,35 +23,44 @@ import (
 
 // The modes of the load.
 const (
-	staggered = "staggered" // the sessions begin their blocks at different times
-	lockStep  = "lock-step" // all sessions begin and end their blocks in the same interval
+	// modeStaggered is the mode of the benchmark in which the sessions begin their blocks at different times.
+	modeStaggered = "staggered"
+	// modeLockStep is the mode of the benchmark in which all sessions begin and end their blocks in the same interval.
+	modeLockStep = "lock-step"
 )
 
 // Targets of a load.
 const (
-	minDelivered = 0.99   // share of the offered rate
-	maxCPU       = 180    // microseconds per event
-	maxMemory    = 150e3  // bytes per session
-	maxSessions  = 10_000 // more than this machine can have sockets for
+	// minDeliveredShare is the performance target: the minimum share of the written events that the clients receive in
+	// time.
+	minDeliveredShare = 0.99
+	// maxCPUMicrosPerEvent is the performance target: the maximum processor time of an event, in microseconds.
+	maxCPUMicrosPerEvent = 180
+	// maxBytesPerSession is the performance target: the maximum memory, in bytes, of an active session in all services.
+	maxBytesPerSession = 150e3
+	// maxSessions is the maximum of the flag --sessions. It is more than this machine can have sockets for.
+	maxSessions = 10_000
 
-	// targetSessions is the number of sessions for which the processor time of an event and the memory of a session
-	// have targets. With fewer events in the same time, each costs more.
+	// targetSessions is the number of sessions for which the processor time of an event and the memory of a session have
+	// targets. With fewer sessions there are fewer events in the same time, and each costs more.
 	targetSessions = 1000
 )
 
-// apartFlag is the command line flag that sets Benchmark.Apart, with a space before it.
+// apartFlag is the command line flag --apart, with a space before it. It runs NATS and the fake runners in processes of
+// their own.
 const apartFlag = " --apart"
 
-// maxAge returns the maximum age of an event at the 99th percentile, in milliseconds.
-func maxAge(mode string) float64 {
-	if mode == lockStep {
+// maxAgeMs returns the performance target of a mode: the maximum of the 99th percentile of the age of an event when a
+// client receives it, in milliseconds.
+func maxAgeMs(mode string) float64 {
+	if mode == modeLockStep {
 		return 600
 	}
 	return 250
 }
 
-// Benchmark is the subcommand fanout. It measures the age of text and events when WebSockets of many active sessions
-// receive them.
+// Benchmark is the subcommand fanout of the benchmark program. It measures the age of text and events when clients
+// receive them, with many active sessions that each have a WebSocket.
 type Benchmark struct {
 	Sessions []int         `default:"1000" help:"Active sessions; several numbers are measured one after the other."`
 	Modes    []string      `default:"staggered,lock-step" enum:"staggered,lock-step" help:"How the sessions begin their blocks: at different times (staggered), or all at once (lock-step)."`
@@ -85,7 +94,7 @@ func (m *Benchmark) Validate() error {
 
 // Measure implements harness.Benchmark.
 func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
-	stop, err := system.Profile(m.Profile)
+	stop, err := system.StartProfiles(m.Profile)
 	if err != nil {
 		return err
 	}
@@ -97,10 +106,10 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 			if err != nil {
 				return errors.Join(append(failures, err)...)
 			}
-			if err := m.report(b, r); err != nil {
+			if err := m.reportResult(b, r); err != nil {
 				return err
 			}
-			if r.met() {
+			if r.metTarget() {
 				best = max(best, sessions)
 			}
 			if r.Failed > 0 {
@@ -114,19 +123,20 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	return errors.Join(append(failures, stop())...)
 }
 
-// report writes the rows of one load.
-func (m *Benchmark) report(b *harness.Bench, r *result) error {
+// reportResult reports the rows of docs/performance.md about one measurement: the age of events, the processor time of
+// an event, and the memory of a session.
+func (m *Benchmark) reportResult(b *harness.Bench, r *loadResult) error {
 	load := fmt.Sprintf("at %d sessions, 10 events/s each (9 of 10 text), %s, %.0f s", r.sessions, r.mode, m.Each.Seconds())
-	if flags := m.disturbances(); flags != "" {
+	if flags := m.disturbanceFlags(); flags != "" {
 		load += "," + flags
 	}
-	command := harness.Command(fmt.Sprintf("fanout --sessions %d --modes %s --each %s%s", r.sessions, r.mode, m.Each, m.disturbances()))
+	command := harness.ShellCommand(fmt.Sprintf("fanout --sessions %d --modes %s --each %s%s", r.sessions, r.mode, m.Each, m.disturbanceFlags()))
 	age := row.Row{
 		What:   "runner's line to WebSocket " + load,
-		Target: fmt.Sprintf("p99 under %.0f ms, %.0f %% of the offered rate, every event once and in order", maxAge(r.mode), 100*minDelivered),
+		Target: fmt.Sprintf("p99 under %.0f ms, %.0f %% of the offered rate, every event once and in order", maxAgeMs(r.mode), 100*minDeliveredShare),
 		Measured: fmt.Sprintf("p90 %.1f ms; %.0f events/s of %.0f offered (%.1f %%); %d events once and in order",
-			r.P90Ms, r.rate(), r.offered(), 100*r.delivered(), r.Events),
-		P50Ms: r.P50Ms, P99Ms: r.P99Ms, OK: r.met(), Command: command,
+			r.P90Ms, r.receivedRate(), r.offeredRate(), 100*r.deliveredShare(), r.Events),
+		P50Ms: r.P50Ms, P99Ms: r.P99Ms, OK: r.metTarget(), Command: command,
 		Note: fmt.Sprintf("the runners' own lateness has p99 %d ms; other programs took %.1f cores of the machine; %d clients connected again; %d warnings logged", r.lateMs, r.neighbours, r.Reconnects, r.warnings),
 	}
 	if r.Failed > 0 {
@@ -146,22 +156,22 @@ func (m *Benchmark) report(b *harness.Bench, r *result) error {
 		age.Note += fmt.Sprintf("; gateway restarted in the middle, in %.0f ms", r.restart.Seconds()*1000)
 	}
 	cpu := row.Row{
-		What: "the same: processor time of an event", Target: fmt.Sprintf("under %d µs", maxCPU), Measured: fmt.Sprintf("%.0f µs", r.cpuMicros(r.cpu)),
-		Against: fmt.Sprintf("services, NATS and runners %.0f, Postgres %.0f, clients %.0f", r.cpuMicros(r.cpuServices), r.cpuMicros(r.cpuPostgres), r.cpuMicros(r.cpuClients)),
-		OK:      r.cpuMicros(r.cpu) < maxCPU, Command: command, Note: "from the first line to the end of the last client, with the ends of all turns",
+		What: "the same: processor time of an event", Target: fmt.Sprintf("under %d µs", maxCPUMicrosPerEvent), Measured: fmt.Sprintf("%.0f µs", r.cpuMicrosPerEvent(r.cpu)),
+		Against: fmt.Sprintf("services, NATS and runners %.0f, Postgres %.0f, clients %.0f", r.cpuMicrosPerEvent(r.cpuServices), r.cpuMicrosPerEvent(r.cpuPostgres), r.cpuMicrosPerEvent(r.cpuClients)),
+		OK:      r.cpuMicrosPerEvent(r.cpu) < maxCPUMicrosPerEvent, Command: command, Note: "from the first line to the end of the last client, with the ends of all turns",
 	}
-	if r.sessions < targetSessions || m.disturbances() != "" && m.disturbances() != apartFlag {
+	if r.sessions < targetSessions || m.disturbanceFlags() != "" && m.disturbanceFlags() != apartFlag {
 		cpu.Target, cpu.OK = "none for this load", true
 	}
 	perSession := func(bytes int64) float64 { return float64(bytes) / float64(r.sessions) }
 	memory := row.Row{
-		What: "the same: memory of an active session", Target: fmt.Sprintf("under %.0f KB in all services, NATS and Postgres apart", maxMemory/1e3),
+		What: "the same: memory of an active session", Target: fmt.Sprintf("under %.0f KB in all services, NATS and Postgres apart", maxBytesPerSession/1e3),
 		Measured: fmt.Sprintf("%.0f KB", perSession(r.services)/1e3),
 		Against:  fmt.Sprintf("NATS %.0f, Postgres %.0f; clients %.0f", perSession(r.nats)/1e3, perSession(r.postgres)/1e3, perSession(r.clients)/1e3),
-		OK:       perSession(r.services) < maxMemory, Command: command,
+		OK:       perSession(r.services) < maxBytesPerSession, Command: command,
 		Note: "the largest resident memory under load, less that before the sessions were created",
 	}
-	if r.sessions != targetSessions || m.disturbances() != apartFlag {
+	if r.sessions != targetSessions || m.disturbanceFlags() != apartFlag {
 		memory.Target, memory.OK = "none for this load", true
 	}
 	if !m.Apart {
@@ -171,8 +181,9 @@ func (m *Benchmark) report(b *harness.Bench, r *result) error {
 	return errors.Join(b.Report(age), b.Report(cpu), b.Report(memory))
 }
 
-// disturbances returns the command line flags that disturb the system under load, with a space before each.
-func (m *Benchmark) disturbances() (flags string) {
+// disturbanceFlags returns those flags of the command line that disturb the measured system, such as --restart-gateway,
+// with a space before each.
+func (m *Benchmark) disturbanceFlags() (flags string) {
 	if m.Stalled > 0 {
 		flags += fmt.Sprint(" --stalled ", m.Stalled)
 	}
@@ -191,9 +202,9 @@ func (m *Benchmark) disturbances() (flags string) {
 	return flags
 }
 
-// result holds the measurements of one run of the system under load.
-type result struct {
-	report
+// loadResult holds what was measured while a number of sessions were active in one system.
+type loadResult struct {
+	clientsReport
 	mode     string
 	sessions int
 	window   time.Duration // in which the rate is measured
@@ -208,23 +219,29 @@ type result struct {
 	services, nats, postgres, clients         int64 // bytes of memory; services include NATS unless it has a process of its own
 }
 
-// met reports whether the target is met. While the gateway restarts, text and events wait.
-func (r *result) met() bool {
-	return r.Failed == 0 && (r.restart > 0 || r.P99Ms < maxAge(r.mode) && r.delivered() >= minDelivered)
+// metTarget reports whether the measurement reached the performance targets. If the gateway was restarted, only the
+// completeness of the events counts, because text and events wait meanwhile.
+func (r *loadResult) metTarget() bool {
+	return r.Failed == 0 && (r.restart > 0 || r.P99Ms < maxAgeMs(r.mode) && r.deliveredShare() >= minDeliveredShare)
 }
 
-// offered returns the events per second that the runners write, rate those that the clients received, and delivered the ratio of both.
-func (r *result) offered() float64   { return float64(r.sessions) / lineInterval.Seconds() }
-func (r *result) rate() float64      { return float64(r.InWindow) / r.window.Seconds() }
-func (r *result) delivered() float64 { return r.rate() / r.offered() }
+// offeredRate returns the events per second that the fake runners write in all sessions.
+func (r *loadResult) offeredRate() float64 { return float64(r.sessions) / lineInterval.Seconds() }
 
-// cpuMicros returns the microseconds of processor time for each event.
-func (r *result) cpuMicros(cpu time.Duration) float64 {
+// receivedRate returns the events per second that the clients received in the measured time span.
+func (r *loadResult) receivedRate() float64 { return float64(r.InWindow) / r.window.Seconds() }
+
+// deliveredShare returns the rate of received events as a share of the rate of written events.
+func (r *loadResult) deliveredShare() float64 { return r.receivedRate() / r.offeredRate() }
+
+// cpuMicrosPerEvent divides a processor time by the number of received events. It returns microseconds.
+func (r *loadResult) cpuMicrosPerEvent(cpu time.Duration) float64 {
 	return float64(cpu.Microseconds()) / float64(max(1, r.Events))
 }
 
-// percentile returns the smallest index up to which a histogram holds the given share of its counts.
-func percentile(histogram []int64, share float64) int {
+// percentileIndex returns the smallest index of a histogram up to which the given share (0 to 1) of all its counts
+// lies.
+func percentileIndex(histogram []int64, share float64) int {
 	var all, below int64
 	for _, n := range histogram {
 		all += n

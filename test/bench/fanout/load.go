@@ -20,23 +20,24 @@ import (
 )
 
 const (
-	// lineInterval is the time from line to line of one runner.
+	// lineInterval is the time between two lines that one fake runner writes to its journal.
 	lineInterval = 100 * time.Millisecond
-	// blockPieces is the number of pieces of text in a block. A block also has one event at its start and one at its end, so
-	// 9 of 10 lines are text.
-	blockPieces = 18
-	// blockTime is the time in which a runner writes a block.
-	blockTime = (blockPieces + 2) * lineInterval
-	// startTimeout is the time in which all sessions have to be active.
+	// piecesPerBlock is the number of pieces of text in a block. A block also has one event at its start and one at its
+	// end, so that 9 of 10 lines of a journal are text.
+	piecesPerBlock = 18
+	// blockTime is the time in which a fake runner writes one block.
+	blockTime = (piecesPerBlock + 2) * lineInterval
+	// startTimeout is the time limit for all sessions to become active.
 	startTimeout = 2 * time.Minute
-	// drainTimeout is the time after the last line in which all events have to arrive.
+	// drainTimeout is the time limit, counted from the last line of the runners, for the clients to receive all events.
 	drainTimeout = 30 * time.Second
-	// executorSlots is the number of slots of each executor, the maximum that an executor supports.
+	// executorSlots is the number of slots of each executor. It is the maximum that an executor supports.
 	executorSlots = 1024
 )
 
-// script plays the runners of all sessions under load: each writes text and events at a constant rate.
-type script struct {
+// runnerScript is the work of the fake runners of all sessions: each writes text and events to its journal at a
+// constant rate.
+type runnerScript struct {
 	mode    string
 	blocks  int
 	waiting sync.WaitGroup // counts the runners that have no query yet
@@ -50,29 +51,31 @@ type script struct {
 	late [1001]atomic.Int64 // lines by their lateness in milliseconds, the last also for more
 }
 
-func newScript(mode string, blocks, runners int) *script {
-	s := &script{mode: mode, blocks: blocks, start: make(chan struct{}), total: runners}
+// newRunnerScript returns the script of a number of fake runners, each of which writes a number of blocks. mode is
+// modeStaggered or modeLockStep.
+func newRunnerScript(mode string, blocks, runners int) *runnerScript {
+	s := &runnerScript{mode: mode, blocks: blocks, start: make(chan struct{}), total: runners}
 	s.waiting.Add(runners)
 	return s
 }
 
-// phase returns the time from the start of the load to the first line of the next runner, so that the runners do not
-// all write at once.
-func (s *script) phase() time.Duration {
+// nextRunnerDelay returns the time from the common start to the first line of the next runner. It differs from runner
+// to runner, so that not all write at the same moment.
+func (s *runnerScript) nextRunnerDelay() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	spread := blockTime
-	if s.mode == lockStep {
+	if s.mode == modeLockStep {
 		spread = lineInterval
 	}
 	s.runners++
 	return spread * time.Duration(s.runners-1) / time.Duration(s.total)
 }
 
-// play is the script of one runner: blocks of text, one line every interval. The time at which a line is due does not
-// depend on the lines before it.
-func (s *script) play(ctx context.Context, t *fake.Turn) {
-	phase := s.phase()
+// playTurn is the fake.Script of one runner. It waits for the common start and then writes blocks of text, one line
+// every lineInterval. A late line does not delay the lines after it.
+func (s *runnerScript) playTurn(ctx context.Context, t *fake.Turn) {
+	phase := s.nextRunnerDelay()
 	s.waiting.Done()
 	select {
 	case <-s.start:
@@ -100,40 +103,40 @@ func (s *script) play(ctx context.Context, t *fake.Turn) {
 		if !next() {
 			return
 		}
-		t.Open(id)
-		for range blockPieces {
+		t.OpenBlock(id)
+		for range piecesPerBlock {
 			if !next() {
 				return
 			}
 			piece := system.Stamp(time.Now())
-			t.Text(id, text.Len(), piece)
+			t.AppendText(id, text.Len(), piece)
 			text.WriteString(piece)
 		}
 		if !next() {
 			return
 		}
-		t.Complete(id, text.String())
+		t.CompleteBlock(id, text.String())
 	}
 }
 
-// begin implements runners.
-func (s *script) begin(started time.Time) error {
+// startWriting implements runnerControl.
+func (s *runnerScript) startWriting(started time.Time) error {
 	s.started = started
 	close(s.start)
 	return nil
 }
 
-// lateness implements runners.
-func (s *script) lateness() (int, error) {
+// latenessP99Ms implements runnerControl.
+func (s *runnerScript) latenessP99Ms() (int, error) {
 	histogram := make([]int64, len(s.late))
 	for i := range s.late {
 		histogram[i] = s.late[i].Load()
 	}
-	return percentile(histogram, 0.99), nil
+	return percentileIndex(histogram, 0.99), nil
 }
 
-// awaitQueries implements runners.
-func (s *script) awaitQueries(ctx context.Context) error {
+// awaitQueries implements runnerControl.
+func (s *runnerScript) awaitQueries(ctx context.Context) error {
 	all := make(chan struct{})
 	go func() { s.waiting.Wait(); close(all) }()
 	select {
@@ -146,54 +149,57 @@ func (s *script) awaitQueries(ctx context.Context) error {
 	}
 }
 
-// runLoad runs a system under a load.
-func (m *Benchmark) runLoad(ctx context.Context, b *harness.Bench, mode string, sessions int) (r *result, err error) {
+// runLoad starts a new system, makes a number of sessions write text and events in it, and returns the measurements.
+// mode is modeStaggered or modeLockStep.
+func (m *Benchmark) runLoad(ctx context.Context, b *harness.Bench, mode string, sessions int) (r *loadResult, err error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout+m.Each+2*drainTimeout)
 	defer cancel()
 	err = b.Part(fmt.Sprintf("%s, %d sessions", mode, sessions), func(b *harness.Bench) error {
-		l := &load{mode: mode, blocks: int(m.Each / blockTime), sessions: sessions}
-		s := newScript(mode, l.blocks, sessions)
+		l := &loadSpec{mode: mode, blocks: int(m.Each / blockTime), sessions: sessions}
+		s := newRunnerScript(mode, l.blocks, sessions)
 		l.runners = s
-		provider := fake.New(s.play)
+		provider := fake.New(s.playTurn)
 		var url string
 		if m.Apart {
 			var nats int
-			if url, nats, err = b.StartNATS(false); err != nil {
+			if url, nats, err = b.StartNATSProcess(false); err != nil {
 				return err
 			}
 			p, remote, err := startRunners(ctx, b, runnersConfig{Mode: mode, Blocks: l.blocks, Runners: sessions})
 			if err != nil {
 				return err
 			}
-			l.runners, provider, l.pids = p, remote, pids{nats: nats, runners: p.pid}
+			l.runners, provider, l.pids = p, remote, measuredPIDs{nats: nats, runners: p.pid}
 		}
 		sys, err := b.System(ctx, system.Config{
 			NATSURL: url, MoreGateways: m.MoreGateways, Provider: provider, Executors: (sessions + executorSlots - 1) / executorSlots, Executor: executor.Config{Engine: "bench", Slots: min(sessions, executorSlots)},
-			Gateway: gateway.Config{MaxTenantStreams: 2*sessions + slowJoins*(m.Stalled+m.Trickling)},
+			Gateway: gateway.Config{MaxTenantStreams: 2*sessions + maxSlowJoins*(m.Stalled+m.Trickling)},
 		})
 		if err != nil {
 			return err
 		}
-		r, err = m.drive(ctx, b, sys, l)
+		r, err = m.measureLoad(ctx, b, sys, l)
 		return err
 	})
 	return r, err
 }
 
-// load describes the load of one run: the sessions, and the processes that make the load.
-type load struct {
+// loadSpec describes one measurement: the mode, the number of sessions and of blocks in each, the fake runners, and the
+// ids of the processes that take part.
+type loadSpec struct {
 	mode             string
 	blocks, sessions int
-	runners          runners
-	pids             pids
+	runners          runnerControl
+	pids             measuredPIDs
 }
 
-// pids are the processes whose usage is measured separately from that of the services; 0 for a process that does not
-// exist.
-type pids struct{ clients, nats, runners int }
+// measuredPIDs are the ids of the child processes whose memory and processor time are measured apart from those of the
+// services; 0 for a process that does not exist.
+type measuredPIDs struct{ clients, nats, runners int }
 
-// drive starts the clients and then the runners, and returns when the clients have ended.
-func (m *Benchmark) drive(ctx context.Context, b *harness.Bench, sys *system.System, l *load) (*result, error) {
+// measureLoad starts the clients, makes the fake runners write, blocks until the clients have received everything, and
+// returns the measurements. sys is the running system.
+func (m *Benchmark) measureLoad(ctx context.Context, b *harness.Bench, sys *system.System, l *loadSpec) (*loadResult, error) {
 	idle, err := measureUsage(l.pids)
 	if err != nil {
 		return nil, err
@@ -209,7 +215,7 @@ func (m *Benchmark) drive(ctx context.Context, b *harness.Bench, sys *system.Sys
 	if err := l.runners.awaitQueries(ctx); err != nil {
 		return nil, err
 	}
-	leave, err := joinEverywhere(ctx, sys)
+	leave, err := joinAtMoreGateways(ctx, sys)
 	if err != nil {
 		return nil, err
 	}
@@ -221,15 +227,15 @@ func (m *Benchmark) drive(ctx context.Context, b *harness.Bench, sys *system.Sys
 	started := time.Now()
 	length := blockTime * time.Duration(l.blocks)
 	// In staggered mode all sessions are active from the end of the first block to the time at which the first ends.
-	w := window{From: started.Add(blockTime), To: started.Add(length), Deadline: started.Add(length + blockTime + drainTimeout)}
-	if err := c.begin(w); err != nil {
+	w := measureWindow{From: started.Add(blockTime), To: started.Add(length), Deadline: started.Add(length + blockTime + drainTimeout)}
+	if err := c.startMeasuring(w); err != nil {
 		return nil, err
 	}
-	if err := l.runners.begin(started); err != nil {
+	if err := l.runners.startWriting(started); err != nil {
 		return nil, err
 	}
-	r := &result{mode: l.mode, sessions: l.sessions, window: w.To.Sub(w.From)}
-	peak, err := m.watch(ctx, sys, c, l.pids, r, started.Add(length/2))
+	r := &loadResult{mode: l.mode, sessions: l.sessions, window: w.To.Sub(w.From)}
+	peak, err := m.watchMemory(ctx, sys, c, l.pids, r, started.Add(length/2))
 	if err != nil {
 		return nil, err
 	}
@@ -237,25 +243,26 @@ func (m *Benchmark) drive(ctx context.Context, b *harness.Bench, sys *system.Sys
 	if err != nil {
 		return nil, err
 	}
-	if r.report, err = c.end(); err != nil {
+	if r.clientsReport, err = c.finalReport(); err != nil {
 		return nil, err
 	}
 	r.cpuServices, r.cpuPostgres, r.cpuClients = after.cpuServices-before.cpuServices, after.cpuPostgres-before.cpuPostgres, after.cpuClients-before.cpuClients
 	r.cpu = r.cpuServices + r.cpuPostgres + r.cpuClients
 	r.neighbours = max(0, (after.machine-before.machine-r.cpu).Seconds()/after.at.Sub(before.at).Seconds())
 	r.services, r.nats, r.postgres, r.clients = peak.services-idle.services, peak.nats-idle.nats, peak.postgres-idle.postgres, peak.clients
-	if r.lateMs, err = l.runners.lateness(); err != nil {
+	if r.lateMs, err = l.runners.latenessP99Ms(); err != nil {
 		return nil, err
 	}
-	r.warnings = sys.Warnings()
+	r.warnings = sys.WarningCount()
 	if m.Stalled+m.Trickling > 0 {
-		r.cut, err = cutStreams(ctx, sys.URL)
+		r.cut, err = countCutStreams(ctx, sys.URL)
 	}
 	return r, errors.Join(err, ctx.Err())
 }
 
-// joinEverywhere joins one session of each partition at every further gateway, and reads what comes until leave is called.
-func joinEverywhere(ctx context.Context, sys *system.System) (leave func(), err error) {
+// joinAtMoreGateways joins one session of each partition at every gateway of the flag --more-gateways, and reads the
+// events until leave is called.
+func joinAtMoreGateways(ctx context.Context, sys *system.System) (leave func(), err error) {
 	reading, stop := context.WithCancel(ctx)
 	var all sync.WaitGroup
 	leave = func() { stop(); all.Wait() }
@@ -295,9 +302,9 @@ func joinEverywhere(ctx context.Context, sys *system.System) (leave func(), err 
 	return leave, nil
 }
 
-// watch blocks until the clients have read everything, and returns the largest memory. At the given time it profiles the
-// memory and restarts the gateway, as the flags request.
-func (m *Benchmark) watch(ctx context.Context, sys *system.System, c *clients, p pids, r *result, middle time.Time) (peak usage, err error) {
+// watchMemory measures the memory of all processes every second until the clients have received everything, and returns
+// the largest values. At the time middle it writes profiles and restarts the gateway, if the flags request this.
+func (m *Benchmark) watchMemory(ctx context.Context, sys *system.System, c *clientsProcess, p measuredPIDs, r *loadResult, middle time.Time) (peak resourceUsage, err error) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	half := time.After(time.Until(middle))
@@ -311,7 +318,7 @@ func (m *Benchmark) watch(ctx context.Context, sys *system.System, c *clients, p
 			peak.services, peak.nats = max(peak.services, now.services), max(peak.nats, now.nats)
 			peak.postgres, peak.clients = max(peak.postgres, now.postgres), max(peak.clients, now.clients)
 		case <-half:
-			if err := system.ProfileMemory(m.Profile); err != nil {
+			if err := system.WriteMemoryProfiles(m.Profile); err != nil {
 				return peak, err
 			}
 			if !m.RestartGateway {
@@ -330,29 +337,30 @@ func (m *Benchmark) watch(ctx context.Context, sys *system.System, c *clients, p
 	}
 }
 
-// usage is the processor time used so far, and the memory, of the processes that take part in a run.
-type usage struct {
+// resourceUsage is the processor time that the processes of a measurement have used so far, and their memory.
+type resourceUsage struct {
 	cpuServices, cpuPostgres, cpuClients time.Duration
 	services, nats, postgres, clients    int64         // bytes
 	machine                              time.Duration // processor time of all processes
 	at                                   time.Time
 }
 
-// measureUsage measures this process, which runs the services, the given ones, and all others below this process, which
-// are those of Postgres. The processor time of the services includes that of NATS and of the runners.
-func measureUsage(p pids) (u usage, err error) {
+// measureUsage returns the processor time and the memory of this process, which runs the services, of the processes p,
+// and of all other descendants of this process, which belong to Postgres. The processor time of the services includes
+// that of NATS and of the fake runners.
+func measureUsage(p measuredPIDs) (u resourceUsage, err error) {
 	all, err := harness.Processes(os.Getpid())
 	if err != nil {
 		return u, err
 	}
-	in, others := harness.Subtree(all, p.clients)
-	broker, others := harness.Subtree(others, p.nats)
-	played, others := harness.Subtree(others, p.runners)
+	in, others := harness.SplitSubtree(all, p.clients)
+	broker, others := harness.SplitSubtree(others, p.nats)
+	played, others := harness.SplitSubtree(others, p.runners)
 	self, postgres := others[:1], others[1:]
 	machine, err := harness.MachineCPU()
-	return usage{
+	return resourceUsage{
 		machine: machine, at: time.Now(),
-		cpuServices: harness.TotalCPU(self) + harness.TotalCPU(broker) + harness.TotalCPU(played), nats: int64(harness.Memory(broker)), cpuPostgres: harness.TotalCPU(postgres), cpuClients: harness.TotalCPU(in),
-		services: int64(harness.Memory(self)), postgres: int64(harness.Memory(postgres)), clients: int64(harness.Memory(in)), //nolint:gosec // far below the limit
+		cpuServices: harness.TotalCPU(self) + harness.TotalCPU(broker) + harness.TotalCPU(played), nats: int64(harness.TotalMemory(broker)), cpuPostgres: harness.TotalCPU(postgres), cpuClients: harness.TotalCPU(in),
+		services: int64(harness.TotalMemory(self)), postgres: int64(harness.TotalMemory(postgres)), clients: int64(harness.TotalMemory(in)), //nolint:gosec // far below the limit
 	}, err
 }

@@ -10,16 +10,16 @@ import (
 	"github.com/spoolhq/spool/test/bench/harness"
 )
 
-// process is a process of this program that exchanges lines of JSON with the benchmark.
-type process struct {
+// jsonProcess is a child process of the benchmark that exchanges lines of JSON with it.
+type jsonProcess struct {
 	pid int
 	in  *json.Encoder
 	out *json.Decoder
 }
 
-// startProcess starts this program with a subcommand. The process must stop at the end of its input, which ends with the
-// benchmark.
-func startProcess(ctx context.Context, b *harness.Bench, subcommand string) (*process, error) {
+// startProcess starts this program again, as a child process that runs a subcommand. The child must exit at the end of
+// its input, which is closed when the benchmark ends.
+func startProcess(ctx context.Context, b *harness.Bench, subcommand string) (*jsonProcess, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -38,5 +38,5 @@ func startProcess(ctx context.Context, b *harness.Bench, subcommand string) (*pr
 		return nil, err
 	}
 	b.Cleanup(func() error { return errors.Join(in.Close(), cmd.Wait()) })
-	return &process{pid: cmd.Process.Pid, in: json.NewEncoder(in), out: json.NewDecoder(out)}, nil
+	return &jsonProcess{pid: cmd.Process.Pid, in: json.NewEncoder(in), out: json.NewDecoder(out)}, nil
 }

@@ -17,42 +17,45 @@ import (
 )
 
 const (
-	// slowJoins is the largest number of sessions that a slow client joins, so that its buffers fill within seconds.
-	slowJoins = 100
-	// slowBuffer is the size of the receive buffer of a slow client.
-	slowBuffer = 4 << 10
+	// maxSlowJoins is the maximum number of sessions that a slow client joins. They are so many that its buffers fill
+	// within seconds.
+	maxSlowJoins = 100
+	// slowReceiveBuffer is the size of the receive buffer of a slow client's socket, in bytes.
+	slowReceiveBuffer = 4 << 10
 )
 
-// startSlow connects the slow clients. stop closes their connections.
-func startSlow(ctx context.Context, cfg clientsConfig, readers []*reader) (stop func(), err error) {
-	var list []*slowConn
+// startSlowClients connects the slow clients of cfg, each of which joins sessions of readers and then reads nothing, or
+// one byte a second. stop closes their connections.
+func startSlowClients(ctx context.Context, cfg clientsConfig, readers []*sessionClient) (stop func(), err error) {
+	var list []*slowClientConn
 	stop = func() {
 		for _, c := range list {
 			_ = c.Close() // the gateway may have closed it
 		}
 	}
 	for i := range cfg.Stalled + cfg.Trickling {
-		c, err := connectSlow(ctx, cfg.URL, readers[:min(len(readers), slowJoins)])
+		c, err := connectSlowClient(ctx, cfg.URL, readers[:min(len(readers), maxSlowJoins)])
 		if err != nil {
 			stop()
 			return nil, err
 		}
 		list = append(list, c)
-		c.slow(i >= cfg.Stalled)
+		c.readSlowly(i >= cfg.Stalled)
 	}
 	return stop, nil
 }
 
-// connectSlow opens a WebSocket that joins the sessions of readers, and that reads normally so far.
-func connectSlow(ctx context.Context, url string, readers []*reader) (*slowConn, error) {
-	var slow *slowConn
+// connectSlowClient opens a WebSocket to the gateway at url and joins the sessions of readers. Until the caller calls
+// readSlowly, the client reads at the normal speed.
+func connectSlowClient(ctx context.Context, url string, readers []*sessionClient) (*slowClientConn, error) {
+	var slow *slowClientConn
 	dial := func(ctx context.Context, network, address string) (net.Conn, error) {
 		conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
 		if err != nil {
 			return nil, err
 		}
-		slow = &slowConn{Conn: conn, closed: make(chan struct{})}
-		return slow, conn.(*net.TCPConn).SetReadBuffer(slowBuffer)
+		slow = &slowClientConn{Conn: conn, closed: make(chan struct{})}
+		return slow, conn.(*net.TCPConn).SetReadBuffer(slowReceiveBuffer)
 	}
 	client := &http.Client{Transport: &http.Transport{DialContext: dial}}
 	conn, _, err := websocket.Dial(ctx, "ws"+strings.TrimPrefix(url, "http")+"/api/ws", &websocket.DialOptions{HTTPClient: client}) //nolint:bodyclose // an upgraded connection has none
@@ -65,22 +68,22 @@ func connectSlow(ctx context.Context, url string, readers []*reader) (*slowConn,
 	return slow, nil
 }
 
-// slowConn is the connection of a client that reads too slowly: after the WebSocket was opened, it is read by method
-// slow only.
-type slowConn struct {
+// slowClientConn is the TCP connection of a client that reads too slowly. After the WebSocket was opened, only
+// readSlowly reads from it.
+type slowClientConn struct {
 	net.Conn
 	once   sync.Once
 	closed chan struct{}
 }
 
-// Close implements net.Conn.
-func (c *slowConn) Close() error {
+// Close closes the connection and ends readSlowly. It implements net.Conn.
+func (c *slowClientConn) Close() error {
 	c.once.Do(func() { close(c.closed) })
 	return c.Conn.Close()
 }
 
-// slow reads one byte a second from the connection if trickle is set, and otherwise nothing.
-func (c *slowConn) slow(trickle bool) {
+// readSlowly starts to read one byte a second from the connection if trickle is true, and otherwise reads nothing.
+func (c *slowClientConn) readSlowly(trickle bool) {
 	if !trickle {
 		return
 	}
@@ -98,8 +101,8 @@ func (c *slowConn) slow(trickle bool) {
 	}()
 }
 
-// cutStreams returns the number of streams that the gateway ended because their clients were too slow.
-func cutStreams(ctx context.Context, url string) (n int, err error) {
+// countCutStreams returns the number of streams that the gateway at url ended because their clients were too slow.
+func countCutStreams(ctx context.Context, url string) (n int, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/metrics", nil)
 	if err != nil {
 		return 0, err

@@ -10,8 +10,9 @@ import (
 	"strings"
 )
 
-// StartChild starts this program with a subcommand and its arguments, writes lines to its input, and returns the one line
-// that it prints, and its process id. The child stops at the end of its input, which ends with the benchmark.
+// StartChild starts this program again, as a child process that runs a subcommand with arguments. It writes lines to
+// the child's input, and returns the one line that the child prints and its process id. The child must exit at the end
+// of its input, which is closed when the benchmark ends.
 func (b *Bench) StartChild(lines []string, subcommand string, arguments ...string) (printed string, pid int, err error) {
 	self, err := os.Executable()
 	if err != nil {

@@ -16,13 +16,14 @@ import (
 	"github.com/spoolhq/spool/test/bench/system"
 )
 
-// Benchmark is a subcommand of bench that measures something. Its fields are its flags.
+// Benchmark is a subcommand of the benchmark program that measures something. The fields of its type are its flags.
 type Benchmark interface {
 	// Measure runs the benchmark and reports its rows to b.
 	Measure(ctx context.Context, b *Bench) error
 }
 
-// Bench is one execution of a benchmark, or of one part of it. It is not safe for concurrent use.
+// Bench is one run of a benchmark, or of one part of it: its scratch folder, its output and its cleanups. It is not
+// safe for concurrent use.
 type Bench struct {
 	Dir string // a folder of its own, which every user can enter; removed at the end
 
@@ -32,8 +33,9 @@ type Bench struct {
 	cleanups []func() error
 }
 
-// Run runs a benchmark by its name, the name of its subcommand. It makes the scratch folder in dir, or in the system's
-// temporary folder if dir is "". Rows go to rows as lines of JSON, messages for people to messages.
+// Run runs the benchmark m, whose subcommand is name. It creates a scratch folder in dir, or in the system's temporary
+// folder if dir is "". It writes rows of docs/performance.md to rows, as lines of JSON, and messages for people to
+// messages.
 func Run(ctx context.Context, name string, m Benchmark, dir string, rows, messages io.Writer) (err error) {
 	tmp, err := os.MkdirTemp(dir, "spool-bench-")
 	if err != nil {
@@ -45,11 +47,12 @@ func Run(ctx context.Context, name string, m Benchmark, dir string, rows, messag
 		return err
 	}
 	b := &Bench{Dir: tmp, name: name, rows: rows, messages: messages}
-	return b.run(func(b *Bench) error { return m.Measure(ctx, b) })
+	return b.runWithCleanups(func(b *Bench) error { return m.Measure(ctx, b) })
 }
 
-// run calls f and then the cleanups of b, the last one first, also after a panic.
-func (b *Bench) run(f func(*Bench) error) (err error) {
+// runWithCleanups calls f, and then the functions that were registered with Cleanup, the last one first, also after a
+// panic.
+func (b *Bench) runWithCleanups(f func(*Bench) error) (err error) {
 	defer func() {
 		for _, cleanup := range slices.Backward(b.cleanups) {
 			err = errors.Join(err, cleanup())
@@ -58,17 +61,17 @@ func (b *Bench) run(f func(*Bench) error) (err error) {
 	return f(b)
 }
 
-// Cleanup registers a function that is called at the end of the benchmark, or of the part that b is for. The functions
+// Cleanup registers a function that is called when the benchmark, or the part that b is for, has ended. The functions
 // are called in reverse order, also after an error.
 func (b *Bench) Cleanup(f func() error) { b.cleanups = append(b.cleanups, f) }
 
-// Part runs a part of a benchmark with a subfolder and cleanups of its own, so that its servers have stopped when the
-// next part starts. Errors begin with the name, which is also the name of the subfolder.
+// Part runs f as a part of the benchmark, with a subfolder and cleanups of its own, so that the servers of a part have
+// stopped when the next part starts. name is the name of the subfolder; errors begin with it.
 func (b *Bench) Part(name string, f func(*Bench) error) error {
 	part := &Bench{Dir: filepath.Join(b.Dir, name), name: b.name, rows: b.rows, messages: b.messages}
 	err := os.Mkdir(part.Dir, 0o755) //nolint:gosec // like the folder of b
 	if err == nil {
-		err = errors.Join(part.run(f), os.RemoveAll(part.Dir))
+		err = errors.Join(part.runWithCleanups(f), os.RemoveAll(part.Dir))
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", name, err)
@@ -76,49 +79,54 @@ func (b *Bench) Part(name string, f func(*Bench) error) error {
 	return nil
 }
 
-// Report writes a row. A row without a command gets the command that runs this benchmark.
+// Report writes a row of docs/performance.md to the benchmark's output. If the row has no command, Report adds the
+// command that runs this benchmark.
 func (b *Bench) Report(r row.Row) error {
 	if r.Command == "" {
-		r.Command = Command(b.name)
+		r.Command = ShellCommand(b.name)
 	}
 	return row.Write(b.rows, r)
 }
 
-// Command returns the shell command that runs a subcommand with its arguments, from the root of the repository.
-func Command(arguments string) string { return "cd test && go run ./bench " + arguments }
+// ShellCommand returns the shell command that runs the benchmark program with the given arguments, from the root of the
+// repository.
+func ShellCommand(arguments string) string { return "cd test && go run ./bench " + arguments }
 
-// Messages returns the writer of messages for people.
+// Messages returns the writer for messages that people read. They are not part of the measurements.
 func (b *Bench) Messages() io.Writer { return b.messages }
 
-// Skip prints that rows are left out, and why.
+// Skip prints a message that the benchmark leaves out some rows of docs/performance.md, and why.
 func (b *Bench) Skip(rows, reason any) {
 	_, _ = fmt.Fprintf(b.messages, "%s: skipped %v: %v\n", b.name, rows, reason) // a message only
 }
 
-// Docker reports whether containers can be used. If not, it prints that the rows are left out.
-func (b *Bench) Docker(ctx context.Context, rows string) bool {
-	err := system.Docker(ctx)
+// CanUseDocker reports whether the benchmark can start Docker sandboxes. If not, it prints that some rows of
+// docs/performance.md are left out.
+func (b *Bench) CanUseDocker(ctx context.Context, rows string) bool {
+	err := system.CheckDocker(ctx)
 	if err != nil {
 		b.Skip(rows, err)
 	}
 	return err == nil
 }
 
-// Runner builds the runner and returns the path of the binary.
+// Runner builds cmd/runner and returns the path of the program.
 func (b *Bench) Runner(ctx context.Context) (path string, err error) {
 	return system.Build(ctx, b.Dir, "runner")
 }
 
-// Model starts a scripted model server in this process and returns its URL, without /v1.
+// Model starts a scripted model server in this process and returns its URL, without /v1. The server stops when the
+// benchmark ends. script is in mockllm's format.
 func (b *Bench) Model(script string) (url string, err error) {
-	url, stop, err := system.Model(script)
+	url, stop, err := system.StartModel(script)
 	if err == nil {
 		b.Cleanup(stop)
 	}
 	return url, err
 }
 
-// System starts all services of Spool in this process. Their data is in the folder of b.
+// System starts all services of Spool in this process, with their data in the folder of b. They stop when the
+// benchmark, or its part, ends.
 func (b *Bench) System(ctx context.Context, cfg system.Config) (*system.System, error) {
 	cfg.Dir = b.Dir
 	s, err := system.Start(ctx, cfg)
@@ -128,8 +136,9 @@ func (b *Bench) System(ctx context.Context, cfg system.Config) (*system.System, 
 	return s, err
 }
 
-// NATS starts a NATS server in this process. Its data is in the folder of b.
-func (b *Bench) NATS(cfg natsserver.Config) (*natsserver.Server, error) {
+// StartNATSServer starts a NATS server in this process, with its data in the folder of b. It stops when the benchmark,
+// or its part, ends.
+func (b *Bench) StartNATSServer(cfg natsserver.Config) (*natsserver.Server, error) {
 	cfg.StoreDir = filepath.Join(b.Dir, "nats")
 	s, err := natsserver.Start(cfg)
 	if err == nil {

@@ -50,7 +50,7 @@ func TestReport_AddsCommandOfBenchmark(t *testing.T) {
 	var out bytes.Buffer
 	err := harness.Run(t.Context(), "name", benchmark(func(b *harness.Bench) error {
 		return b.Part("part", func(b *harness.Bench) error {
-			return errors.Join(b.Report(row.Row{What: "a"}), b.Report(row.Row{What: "b", Command: harness.Command("name --flag")}))
+			return errors.Join(b.Report(row.Row{What: "a"}), b.Report(row.Row{What: "b", Command: harness.ShellCommand("name --flag")}))
 		})
 	}), t.TempDir(), &out, t.Output())
 	if err != nil {

@@ -9,10 +9,10 @@ import (
 	"time"
 )
 
-// PositiveCount is a flag for a number of at least 1.
+// PositiveCount is a command line flag for a whole number of at least 1.
 type PositiveCount int
 
-// Validate is called by kong.
+// Validate returns an error if n is less than 1. kong, the parser of the command line, calls it.
 func (n PositiveCount) Validate() error {
 	if n < 1 {
 		return errors.New("must be positive")
@@ -20,7 +20,7 @@ func (n PositiveCount) Validate() error {
 	return nil
 }
 
-// CPUTime returns the processor time that this process uses while f runs, in user mode and in the kernel.
+// CPUTime calls f, and returns the processor time that this process used meanwhile, in user mode and in the kernel.
 func CPUTime(f func() error) (time.Duration, error) {
 	var before, after syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &before); err != nil {
@@ -35,14 +35,15 @@ func CPUTime(f func() error) (time.Duration, error) {
 	return time.Duration(after.Utime.Nano() + after.Stime.Nano() - before.Utime.Nano() - before.Stime.Nano()), nil
 }
 
-// Median returns the median of at least one number, so that a disk that stalls in one round does not distort a result.
+// Median returns the median of a list of at least one number. Benchmarks use it, so that a disk that stalls in one
+// round does not distort a result.
 func Median(list []float64) float64 {
 	list = slices.Sorted(slices.Values(list))
 	return (list[len(list)/2] + list[(len(list)-1)/2]) / 2
 }
 
-// MedianBounds returns the 95 % confidence interval of the median, which the order of the samples gives without an
-// assumption about their distribution.
+// MedianBounds returns the bounds of the 95 % confidence interval of the median. They follow from the order of the
+// samples, without an assumption about their distribution.
 func MedianBounds(list []float64) (low, high float64) {
 	list = slices.Sorted(slices.Values(list))
 	n := float64(len(list))

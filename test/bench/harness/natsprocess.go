@@ -9,17 +9,18 @@ import (
 	"github.com/spoolhq/spool/pkg/natsserver"
 )
 
-// NATSCommand is the hidden subcommand that runs NATSProcess.
-const NATSCommand = "nats"
+// natsSubcommand is the hidden subcommand of the benchmark program that runs a NATS server; see NATSCommand.
+const natsSubcommand = "nats"
 
-// NATSProcess is the subcommand nats. It runs a server without users and prints the server's URL.
-type NATSProcess struct {
+// NATSCommand is the hidden subcommand nats of the benchmark program. It runs a NATS server without users, and prints
+// the server's URL.
+type NATSCommand struct {
 	Folder  string `arg:"" help:"Folder for the data."`
 	Relaxed bool   `help:"Sync files by a timer instead of after every message."`
 }
 
-// Run is called by kong.
-func (c *NATSProcess) Run() error {
+// Run runs the server until the standard input ends. kong, the parser of the command line, calls it.
+func (c *NATSCommand) Run() error {
 	srv, err := natsserver.Start(natsserver.Config{StoreDir: filepath.Join(c.Folder, "nats"), Port: natsserver.RandomPort, Relaxed: c.Relaxed})
 	if err != nil {
 		return err
@@ -32,11 +33,12 @@ func (c *NATSProcess) Run() error {
 	return err
 }
 
-// StartNATS starts NATS in a process of its own, for system.Config.NATSURL.
-func (b *Bench) StartNATS(relaxed bool) (url string, pid int, err error) {
+// StartNATSProcess starts a NATS server in a process of its own, and returns its URL, for system.Config.NATSURL, and
+// its process id. With relaxed, the server does not sync every message to the disk.
+func (b *Bench) StartNATSProcess(relaxed bool) (url string, pid int, err error) {
 	arguments := []string{b.Dir}
 	if relaxed {
 		arguments = append(arguments, "--relaxed")
 	}
-	return b.StartChild(nil, NATSCommand, arguments...)
+	return b.StartChild(nil, natsSubcommand, arguments...)
 }

@@ -12,16 +12,16 @@ import (
 	"time"
 )
 
-// clockTick is the unit of processor times in /proc, which Linux fixes for programs.
+// clockTick is the unit of the processor times in /proc/PID/stat. Linux uses this value for all programs.
 const clockTick = 10 * time.Millisecond
 
-// Process is a process of this machine.
+// Process is a process of this machine, with the processor time that it has used.
 type Process struct {
 	PID, Parent int
 	CPU         time.Duration // processor time, also of its children that have ended and that it has waited for
 }
 
-// Processes returns the process with the given id and all its descendants. It needs Linux.
+// Processes returns the process with the id root and all its descendants. It works on Linux only.
 func Processes(root int) ([]Process, error) {
 	files, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil {
@@ -34,7 +34,7 @@ func Processes(root int) ([]Process, error) {
 		if err != nil {
 			continue // the process has ended
 		}
-		p, err := parseStat(raw)
+		p, err := parseProcStat(raw)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", file, err)
 		}
@@ -52,8 +52,9 @@ func Processes(root int) ([]Process, error) {
 	return tree, nil
 }
 
-// parseStat parses /proc/PID/stat. The name of the program, in parentheses, may contain spaces and parentheses.
-func parseStat(raw []byte) (Process, error) {
+// parseProcStat parses the content of /proc/PID/stat. The name of the program, in parentheses, may contain spaces and
+// parentheses.
+func parseProcStat(raw []byte) (Process, error) {
 	pid, _, found := bytes.Cut(raw, []byte(" "))
 	end := bytes.LastIndexByte(raw, ')')
 	if !found || end < 0 {
@@ -75,7 +76,7 @@ func parseStat(raw []byte) (Process, error) {
 	return p, err
 }
 
-// TotalCPU returns the processor time of processes.
+// TotalCPU returns the sum of the processor time that the processes of the list have used.
 func TotalCPU(list []Process) (sum time.Duration) {
 	for _, p := range list {
 		sum += p.CPU
@@ -83,13 +84,13 @@ func TotalCPU(list []Process) (sum time.Duration) {
 	return sum
 }
 
-// Memory returns the resident bytes of processes. A page that several processes share counts once, in equal parts, where
-// this process may read that (Pss), and otherwise in each process.
-func Memory(list []Process) (sum uint64) {
+// TotalMemory returns the resident memory of processes, in bytes. A page that several processes share is counted once,
+// in equal parts, if this process may read these values (Pss), and otherwise in each process.
+func TotalMemory(list []Process) (sum uint64) {
 	for _, p := range list {
 		for _, f := range []struct{ file, name string }{{"smaps_rollup", "Pss:"}, {"status", "VmRSS:"}} {
 			raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", p.PID, f.file))
-			if n, ok := kibibytes(string(raw), f.name); err == nil && ok {
+			if n, ok := procFileBytes(string(raw), f.name); err == nil && ok {
 				sum += n
 				break
 			}
@@ -98,8 +99,9 @@ func Memory(list []Process) (sum uint64) {
 	return sum
 }
 
-// kibibytes returns a value, in bytes, of a /proc file of "name: value kB" lines, and false if the file does not have it.
-func kibibytes(file, name string) (uint64, bool) {
+// procFileBytes returns the value with the given name, in bytes, from the content of a /proc file of "name: value kB"
+// lines. It returns false if the file does not have it.
+func procFileBytes(file, name string) (uint64, bool) {
 	for line := range strings.Lines(file) {
 		if f := strings.Fields(line); len(f) > 1 && f[0] == name {
 			n, err := strconv.ParseUint(f[1], 10, 64)
@@ -109,8 +111,9 @@ func kibibytes(file, name string) (uint64, bool) {
 	return 0, false
 }
 
-// Subtree returns the processes of a list that are the given process or its descendants, and the others.
-func Subtree(list []Process, root int) (in, others []Process) {
+// SplitSubtree splits a list of processes into those that are the process root or its descendants (in), and the others.
+// Parents must come before their children.
+func SplitSubtree(list []Process, root int) (in, others []Process) {
 	ids := []int{root}
 	for _, p := range list { // parents come before their children
 		if p.PID == root || slices.Contains(ids, p.Parent) {
@@ -122,8 +125,8 @@ func Subtree(list []Process, root int) (in, others []Process) {
 	return in, others
 }
 
-// MachineCPU returns the processor time of all processes of this machine, and of its virtual machine's neighbours on the
-// same processors (steal), since the machine started. It needs Linux.
+// MachineCPU returns the processor time that all processes of this machine have used since it started. It includes the
+// time that other virtual machines used on the same processors (steal). It works on Linux only.
 func MachineCPU() (sum time.Duration, err error) {
 	raw, err := os.ReadFile("/proc/stat")
 	if err != nil {

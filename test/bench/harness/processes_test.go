@@ -10,12 +10,12 @@ import (
 
 func TestParseStat_ReadsNameWithSpacesAndParentheses(t *testing.T) {
 	t.Parallel()
-	p, err := parseStat([]byte("42 (a ) (b) S 7 42 42 0 -1 4194304 100 200 0 0 3 4 5 6 20 0 1 0 99 1000 10 18446744073709551615\n"))
+	p, err := parseProcStat([]byte("42 (a ) (b) S 7 42 42 0 -1 4194304 100 200 0 0 3 4 5 6 20 0 1 0 99 1000 10 18446744073709551615\n"))
 	if want := (Process{PID: 42, Parent: 7, CPU: 180 * time.Millisecond}); err != nil || p != want {
 		t.Errorf("%+v, %v, want %+v", p, err, want)
 	}
 	for _, bad := range []string{"", "42 (a", "42 (a) S 7", "42 (a) S x 42 42 0 -1 4194304 100 200 0 0 3 4 5 6"} {
-		if _, err := parseStat([]byte(bad)); err == nil {
+		if _, err := parseProcStat([]byte(bad)); err == nil {
 			t.Errorf("%q was accepted", bad)
 		}
 	}
@@ -47,12 +47,12 @@ func TestProcesses_ContainChildrenWithTimeAndMemory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	shell, others := Subtree(all, cmd.Process.Pid)
+	shell, others := SplitSubtree(all, cmd.Process.Pid)
 	if len(shell) == 0 || shell[0].PID != cmd.Process.Pid || len(others) == 0 || others[0].PID != os.Getpid() {
 		t.Fatalf("processes of the shell %+v, others %+v", shell, others)
 	}
-	if TotalCPU(shell) == 0 || Memory(shell) == 0 || Memory(others) < Memory(shell) {
-		t.Errorf("processor time %s, memory %d; memory of this process %d", TotalCPU(shell), Memory(shell), Memory(others))
+	if TotalCPU(shell) == 0 || TotalMemory(shell) == 0 || TotalMemory(others) < TotalMemory(shell) {
+		t.Errorf("processor time %s, memory %d; memory of this process %d", TotalCPU(shell), TotalMemory(shell), TotalMemory(others))
 	}
 	if machine, err := MachineCPU(); err != nil || machine < TotalCPU(all) {
 		t.Errorf("processor time of the machine %s, %v; of this process and its children %s", machine, err, TotalCPU(all))

@@ -24,10 +24,11 @@ import (
 	"github.com/spoolhq/spool/test/bench/row"
 )
 
-// maxSigningShare is the maximum processor time of signing, as a share of that of appending.
+// maxSigningShare is the performance target: the maximum processor time of signing heads, as a share of the processor
+// time of the appends.
 const maxSigningShare = 0.05
 
-// Benchmark is the subcommand heads. It measures the processor time of signed heads.
+// Benchmark is the subcommand heads of the benchmark program. It measures the processor time of signed heads.
 type Benchmark struct {
 	Rounds   harness.PositiveCount `default:"9" help:"Passes."`
 	Sessions harness.PositiveCount `default:"200" help:"Sessions that write."`
@@ -36,7 +37,7 @@ type Benchmark struct {
 
 // Measure implements harness.Benchmark.
 func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
-	if err := b.Part("signed heads", func(b *harness.Bench) error { return m.reportPasses(ctx, b) }); err != nil {
+	if err := b.Part("signed heads", func(b *harness.Bench) error { return m.reportSigningCost(ctx, b) }); err != nil {
 		return err
 	}
 	return b.Part("version 2 and signed heads", func(b *harness.Bench) error {
@@ -48,19 +49,20 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	})
 }
 
-// reportPasses reports the cost of the signer's passes without other work.
-func (m *Benchmark) reportPasses(ctx context.Context, b *harness.Bench) error {
+// reportSigningCost measures the processor time of signing heads, compared with that of the appends before it, and
+// reports the row of docs/performance.md.
+func (m *Benchmark) reportSigningCost(ctx context.Context, b *harness.Bench) error {
 	t, err := newTestbed(ctx, b, int(m.Sessions))
 	if err != nil {
 		return err
 	}
 	var appends, passes, ratios []float64
 	for range m.Rounds {
-		appended, err := harness.CPUTime(func() error { return t.append(ctx, int(m.Commits)) })
+		appended, err := harness.CPUTime(func() error { return t.appendToAll(ctx, int(m.Commits)) })
 		if err != nil {
 			return err
 		}
-		signed, err := harness.CPUTime(func() error { return t.sign(ctx) })
+		signed, err := harness.CPUTime(func() error { return t.signHeads(ctx) })
 		if err != nil {
 			return err
 		}
@@ -80,35 +82,35 @@ func (m *Benchmark) reportPasses(ctx context.Context, b *harness.Bench) error {
 	})
 }
 
-// testbed is a NATS server with a log, the sessions that write to one shard of it, and the state of the signer of that
-// shard.
+// testbed is a NATS server with a log, the sessions that write to one shard of the log, and the state of the signer of
+// this shard's heads.
 type testbed struct {
 	js      jetstream.JetStream
 	log     *jslog.Log // of the writers
 	changes *jslog.Log // of the signer
 	shard   int
 	key     heads.PrivateKey
-	writers []*writer
+	writers []*sessionWriter
 	last    heads.Entry
 	hash    string
 	seq     uint64
 }
 
-// writer appends commits to one session of the benchmark.
-type writer struct {
+// sessionWriter appends commits to one session.
+type sessionWriter struct {
 	actor events.Actor
 	head  eventlog.Head
 	n     int
 }
 
-// newTestbed starts a server, installs a log of one shard, and creates the writers of the sessions.
+// newTestbed starts a NATS server, installs a log of one shard, and creates a writer for each of a number of sessions.
 func newTestbed(ctx context.Context, b *harness.Bench, sessions int) (*testbed, error) {
 	t := &testbed{}
 	var err error
 	if t.key, err = heads.ParsePrivateKey(strings.Repeat("5a", 32)); err != nil {
 		return nil, err
 	}
-	srv, err := b.NATS(natsserver.Config{Port: natsserver.RandomPort})
+	srv, err := b.StartNATSServer(natsserver.Config{Port: natsserver.RandomPort})
 	if err != nil {
 		return nil, err
 	}
@@ -128,19 +130,19 @@ func newTestbed(ctx context.Context, b *harness.Bench, sessions int) (*testbed, 
 	}
 	t.changes = t.log
 	for i := range sessions {
-		t.writers = append(t.writers, &writer{actor: events.Actor{Kind: "executor", ID: "bench"}, head: eventlog.Head{Subject: events.RunOf("default", events.Derive(events.KindSession, "bench", fmt.Sprint(i)))}})
+		t.writers = append(t.writers, &sessionWriter{actor: events.Actor{Kind: "executor", ID: "bench"}, head: eventlog.Head{Subject: events.RunOf("default", events.Derive(events.KindSession, "bench", fmt.Sprint(i)))}})
 	}
 	return t, nil
 }
 
-// append appends commits to all sessions concurrently, to each session one after the other.
-func (t *testbed) append(ctx context.Context, commits int) error {
+// appendToAll appends a number of commits to each session. The sessions are written concurrently.
+func (t *testbed) appendToAll(ctx context.Context, commits int) error {
 	var wg sync.WaitGroup
 	errs := make(chan error, len(t.writers))
 	for i, w := range t.writers {
 		wg.Go(func() {
 			for range commits {
-				if err := w.write(ctx, t.log, i); err != nil {
+				if err := w.appendCommit(ctx, t.log, i); err != nil {
 					errs <- err
 					return
 				}
@@ -152,8 +154,8 @@ func (t *testbed) append(ctx context.Context, commits int) error {
 	return <-errs
 }
 
-// write appends one commit to the writer's session, which is the i-th one.
-func (w *writer) write(ctx context.Context, log *jslog.Log, i int) error {
+// appendCommit appends one commit to the writer's session. i is the number of the session, from 0.
+func (w *sessionWriter) appendCommit(ctx context.Context, log *jslog.Log, i int) error {
 	w.n++
 	id := fmt.Sprintf("%010d%016d", i, w.n)
 	head, err := log.Append(ctx, w.head, events.Draft{
@@ -170,9 +172,9 @@ func (w *writer) write(ctx context.Context, log *jslog.Log, i int) error {
 	return err
 }
 
-// sign does the work of one pass of the session service: it finds the changed subjects, reads their last commits and
-// stores a signed entry.
-func (t *testbed) sign(ctx context.Context) error {
+// signHeads signs the heads once, as the session service does in each of its passes: it finds the subjects that have
+// changed, reads their last commits, and stores a signed entry with their hashes.
+func (t *testbed) signHeads(ctx context.Context) error {
 	changes, err := t.changes.Changed(ctx, eventlog.Position{Shard: t.shard, Seq: t.last.Through}, heads.MaxHeads)
 	if err != nil {
 		return err

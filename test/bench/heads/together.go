@@ -18,35 +18,35 @@ import (
 	"github.com/spoolhq/spool/test/bench/row"
 )
 
-// pairSlices is the number of slices into which compareTogether divides a round. The load of a shared machine changes
-// within a second, so slices of the two kinds alternate, and only adjacent slices are compared.
-const pairSlices = 12
+// slicesPerRound is the number of slices into which compareTogether divides a round. The load of a shared machine
+// changes within a second; therefore slices of the two compared kinds alternate, and only adjacent slices are compared.
+const slicesPerRound = 12
 
-// pairRounds is the number of rounds of compareTogether for each round of reportPasses.
-const pairRounds = 5
+// roundsFactor is the number of rounds of compareTogether for each round of the flag --rounds.
+const roundsFactor = 5
 
-// compareTogether compares the processor time of commits of version 2 with signed heads with that of commits of version 1
-// without: the median of the ratios of adjacent slices, plus the median of the passes, one for each round. Each kind
-// has a shard of its own, because a pass examines a whole shard. The first round is not measured: the process has
-// just started.
+// compareTogether compares the processor time of commits of version 2 with signed heads with that of commits of version
+// 1 without signed heads, and returns the row of docs/performance.md. The result is the median of the ratios of
+// adjacent slices, plus the median of the signing, which is done once in each round. Each kind has a shard of its own,
+// because signing examines a whole shard. The first round is not measured, because the process has just started.
 func compareTogether(ctx context.Context, b *harness.Bench, rounds, sessions, commits int) (row.Row, error) {
-	kinds, err := newPair(ctx, b, sessions)
+	kinds, err := newTestbedPair(ctx, b, sessions)
 	if err != nil {
 		return row.Row{}, err
 	}
-	rounds *= pairRounds
+	rounds *= roundsFactor
 	var costs [2][]float64 // microseconds a commit, by kind and slice
 	var ratios, passes []float64
 	for round := range rounds + 1 {
-		for slice := range pairSlices {
-			n := (slice+1)*commits/pairSlices - slice*commits/pairSlices
+		for slice := range slicesPerRound {
+			n := (slice+1)*commits/slicesPerRound - slice*commits/slicesPerRound
 			if n == 0 {
 				continue
 			}
 			var used [2]float64
 			for i := range used {
 				kind := (round + slice + i) % 2
-				took, err := harness.CPUTime(func() error { return kinds[kind].append(ctx, n) })
+				took, err := harness.CPUTime(func() error { return kinds[kind].appendToAll(ctx, n) })
 				if err != nil {
 					return row.Row{}, err
 				}
@@ -57,7 +57,7 @@ func compareTogether(ctx context.Context, b *harness.Bench, rounds, sessions, co
 				ratios = append(ratios, used[1]/used[0])
 			}
 		}
-		took, err := harness.CPUTime(func() error { return kinds[1].sign(ctx) })
+		took, err := harness.CPUTime(func() error { return kinds[1].signHeads(ctx) })
 		if err != nil {
 			return row.Row{}, err
 		}
@@ -80,11 +80,11 @@ func compareTogether(ctx context.Context, b *harness.Bench, rounds, sessions, co
 	}, nil
 }
 
-// newPair returns two testbeds on one server with two shards: the first one writes commits of version 1 to shard 0,
-// the second one commits of version 2 to shard 1.
-func newPair(ctx context.Context, b *harness.Bench, sessions int) ([2]*testbed, error) {
+// newTestbedPair returns two testbeds on one NATS server whose log has two shards. The first testbed writes commits of
+// version 1 to shard 0, the second one commits of version 2 to shard 1.
+func newTestbedPair(ctx context.Context, b *harness.Bench, sessions int) ([2]*testbed, error) {
 	var pair [2]*testbed
-	srv, err := b.NATS(natsserver.Config{Port: natsserver.RandomPort, Accounts: true})
+	srv, err := b.StartNATSServer(natsserver.Config{Port: natsserver.RandomPort, Accounts: true})
 	if err != nil {
 		return pair, err
 	}
@@ -134,16 +134,16 @@ func newPair(ctx context.Context, b *harness.Bench, sessions int) ([2]*testbed, 
 		for i := 0; len(t.writers) < sessions; i++ {
 			s := events.RunOf("default", events.Derive(events.KindSession, "bench", fmt.Sprint(i)))
 			if topology.ShardOf(s.Partition(), shards) == shard {
-				t.writers = append(t.writers, &writer{head: eventlog.Head{Subject: s}, actor: author()})
+				t.writers = append(t.writers, &sessionWriter{head: eventlog.Head{Subject: s}, actor: clientActor()})
 			}
 		}
 	}
 	return pair, nil
 }
 
-// author is an actor with every field of version 2, as in a commit that a client causes. Version 1 leaves out what it
-// does not have.
-func author() events.Actor {
+// clientActor returns an actor that has every field of commits of version 2, as in a commit that a client causes.
+// Commits of version 1 leave out the fields that they do not support.
+func clientActor() events.Actor {
 	key := events.Derive(events.KindKey, "bench")
 	return events.Actor{Kind: "key", ID: key, Key: key, User: "somebody@example.com", Service: "session/host-1:4711", Address: "192.0.2.17"}
 }

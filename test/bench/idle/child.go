@@ -14,18 +14,18 @@ import (
 	"github.com/spoolhq/spool/test/bench/system"
 )
 
-// socketsCommand is the hidden subcommand with which the benchmark starts its own program again. It stops at the end of its
-// input.
-const socketsCommand = "idle-sockets"
+// socketsSubcommand is the name of the hidden subcommand SocketsCommand. The benchmark runs it in a child process.
+const socketsSubcommand = "idle-sockets"
 
-// Sockets is the subcommand idle-sockets. It reads the ids of sessions from its input, up to an empty line, joins them
-// and prints a line.
-type Sockets struct {
+// SocketsCommand is the hidden subcommand idle-sockets of the benchmark program. It reads ids of sessions from its
+// input, up to an empty line, joins each session over a WebSocket, prints a line, and keeps the WebSockets until its
+// input ends.
+type SocketsCommand struct {
 	URL string `arg:"" help:"URL of the gateway."`
 }
 
-// Run is called by kong.
-func (c *Sockets) Run(ctx context.Context) error {
+// Run runs the subcommand. kong, the parser of the command line, calls it.
+func (c *SocketsCommand) Run(ctx context.Context) error {
 	in := bufio.NewReader(os.Stdin)
 	client := system.NewClient(c.URL)
 	var group errgroup.Group
@@ -38,7 +38,7 @@ func (c *Sockets) Run(ctx context.Context) error {
 		if id = strings.TrimSpace(id); id == "" {
 			break
 		}
-		group.Go(func() error { return openSocket(ctx, client, id) })
+		group.Go(func() error { return openIdleSocket(ctx, client, id) })
 	}
 	if err := group.Wait(); err != nil {
 		return err
@@ -50,8 +50,9 @@ func (c *Sockets) Run(ctx context.Context) error {
 	return err
 }
 
-// openSocket joins a session and reads its events so far. Then a goroutine keeps the WebSocket until the process ends.
-func openSocket(ctx context.Context, client *system.Client, session string) error {
+// openIdleSocket joins a session over a WebSocket and reads the events that the session has so far. Then a goroutine
+// keeps the WebSocket until the process ends.
+func openIdleSocket(ctx context.Context, client *system.Client, session string) error {
 	joining, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	s, err := client.Join(joining, session)

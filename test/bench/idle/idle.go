@@ -19,21 +19,27 @@ import (
 
 // The performance targets of this benchmark.
 const (
-	memoryTarget   = 300e6    // bytes of all services with targetSessions sessions
-	targetSessions = 100_000  // sessions
-	socketTarget   = 40 << 10 // bytes of a WebSocket
+	// maxMemoryBytes is the performance target: the maximum memory, in bytes, of all services with targetSessions idle
+	// sessions.
+	maxMemoryBytes = 300e6
+	// targetSessions is the number of idle sessions to which maxMemoryBytes refers.
+	targetSessions = 100_000
+	// maxSocketBytes is the performance target: the maximum memory, in bytes, of an idle WebSocket.
+	maxSocketBytes = 40 << 10
 )
 
 const (
-	// stepTimeout is the time limit of each step of the benchmark, except the creation of sessions.
+	// stepTimeout is the time limit of each step of the benchmark, except for the creation of sessions.
 	stepTimeout = time.Minute
-	// createTimeout limits the creation of sessions. Only the sessions that exist by then are measured.
+	// createTimeout is the time limit of the creation of sessions. The benchmark measures the sessions that exist at this
+	// time.
 	createTimeout = 45 * time.Second
-	// idleTimeout is the idle time after which the agent of a session is stopped.
-	idleTimeout = time.Second
+	// agentIdleTimeout is the time without a turn after which Spool stops the agent of a session.
+	agentIdleTimeout = time.Second
 )
 
-// Benchmark is the subcommand idle. It measures the memory and the goroutines of idle sessions and WebSockets.
+// Benchmark is the subcommand idle of the benchmark program. It measures the memory and the goroutines of idle sessions
+// and of idle WebSockets.
 type Benchmark struct {
 	Sessions harness.PositiveCount `default:"100000" help:"Idle sessions."`
 	Sockets  harness.PositiveCount `default:"2000" help:"Idle WebSockets, each of a session of its own."`
@@ -50,19 +56,19 @@ func (m *Benchmark) Validate() error {
 
 // Measure implements harness.Benchmark.
 func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
-	nats, _, err := b.StartNATS(true) // the creation of sessions is not measured
+	nats, _, err := b.StartNATSProcess(true) // the creation of sessions is not measured
 	if err != nil {
 		return err
 	}
 	provider := fake.New(func(context.Context, *fake.Turn) {})
 	sys, err := b.System(ctx, system.Config{
 		NATSURL: nats, Provider: provider,
-		Session: session.Config{IdleTimeout: idleTimeout}, Executor: executor.Config{Engine: "bench", Slots: m.Worked},
+		Session: session.Config{IdleTimeout: agentIdleTimeout}, Executor: executor.Config{Engine: "bench", Slots: m.Worked},
 	})
 	if err != nil {
 		return err
 	}
-	goroutines, err := measureWork(ctx, sys, provider, m.Worked)
+	goroutines, err := measureGoroutinesLeft(ctx, sys, provider, m.Worked)
 	if err != nil {
 		return err
 	}
@@ -79,33 +85,34 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	if len(ids) < sockets {
 		return fmt.Errorf("created only %d sessions within %s, want at least %d for the WebSockets", len(ids), createTimeout, sockets)
 	}
-	if _, _, err := b.StartChild(ids[:sockets], socketsCommand, sys.URL); err != nil {
+	if _, _, err := b.StartChild(ids[:sockets], socketsSubcommand, sys.URL); err != nil {
 		return err
 	}
 	return b.Report(socketsRow(after, measureUsage(), sockets))
 }
 
-// sessionsRow returns the row of idle sessions. The memory is scaled to the number of sessions of the target.
-func sessionsRow(before, after usage, sessions, goroutines, worked int) row.Row {
+// sessionsRow returns the row of docs/performance.md about idle sessions. It scales the measured memory to
+// targetSessions sessions. goroutines are those that worked sessions left behind, which took a turn.
+func sessionsRow(before, after resourceUsage, sessions, goroutines, worked int) row.Row {
 	scaled := float64(before.resident) + (float64(after.resident)-float64(before.resident))*targetSessions/float64(sessions)
 	more := after.goroutines - before.goroutines
 	return row.Row{
 		What:     fmt.Sprintf("idle sessions: %d", sessions),
-		Target:   fmt.Sprintf("%d of them under %.0f MB in all services, no goroutine each", targetSessions, memoryTarget/1e6),
+		Target:   fmt.Sprintf("%d of them under %.0f MB in all services, no goroutine each", targetSessions, maxMemoryBytes/1e6),
 		Measured: fmt.Sprintf("%.0f MB resident, %.0f MB of heap", float64(after.resident)/1e6, float64(after.live)/1e6),
 		Against:  fmt.Sprintf("without them %.0f MB resident, %.0f MB of heap", float64(before.resident)/1e6, float64(before.live)/1e6),
-		OK:       scaled < memoryTarget && more < max(500, sessions/100) && goroutines < max(1, worked/10),
+		OK:       scaled < maxMemoryBytes && more < max(500, sessions/100) && goroutines < max(1, worked/10),
 		Note:     fmt.Sprintf("%+d goroutines; %d sessions that took a turn before: %+d goroutines", more, worked, goroutines),
 	}
 }
 
-// socketsRow returns the row of idle WebSockets.
-func socketsRow(before, after usage, sockets int) row.Row {
+// socketsRow returns the row of docs/performance.md about idle WebSockets.
+func socketsRow(before, after resourceUsage, sockets int) row.Row {
 	each := (float64(after.resident) - float64(before.resident)) / float64(sockets)
 	return row.Row{
-		What: fmt.Sprintf("idle WebSockets: %d, each joined to a session", sockets), Target: fmt.Sprintf("under %d KB each", socketTarget>>10),
+		What: fmt.Sprintf("idle WebSockets: %d, each joined to a session", sockets), Target: fmt.Sprintf("under %d KB each", maxSocketBytes>>10),
 		Measured: fmt.Sprintf("%.1f KB each resident, %.1f KB of it live heap and stacks", each/1024, (float64(after.live)-float64(before.live))/float64(sockets)/1024),
-		OK:       each < socketTarget,
+		OK:       each < maxSocketBytes,
 		Note:     fmt.Sprintf("%.1f goroutines each; without the kernel's buffers", float64(after.goroutines-before.goroutines)/float64(sockets)),
 	}
 }

@@ -24,20 +24,20 @@ import (
 	"github.com/spoolhq/spool/test/bench/system"
 )
 
-// usage holds the resources that this process uses after a garbage collection.
-type usage struct {
+// resourceUsage holds the memory and the number of goroutines of this process, after a garbage collection.
+type resourceUsage struct {
 	resident   uint64 // bytes of memory
 	live       uint64 // bytes of heap and stacks
 	goroutines int
 }
 
-// measureUsage collects garbage and returns the usage of this process.
-func measureUsage() usage {
+// measureUsage runs a garbage collection and returns the memory and the number of goroutines of this process.
+func measureUsage() resourceUsage {
 	runtime.GC()
 	debug.FreeOSMemory()
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
-	u := usage{resident: m.Sys - m.HeapReleased, live: m.HeapAlloc + m.StackInuse, goroutines: runtime.NumGoroutine()}
+	u := resourceUsage{resident: m.Sys - m.HeapReleased, live: m.HeapAlloc + m.StackInuse, goroutines: runtime.NumGoroutine()}
 	// The kernel's figure is used where there is one.
 	raw, err := os.ReadFile("/proc/self/status")
 	if err != nil {
@@ -53,9 +53,9 @@ func measureUsage() usage {
 	return u
 }
 
-// measureWork takes a turn in each of the given number of sessions, waits until their sandboxes are removed, and returns the
-// number of goroutines that are left of them.
-func measureWork(ctx context.Context, sys *system.System, provider *fake.Provider, sessions int) (goroutines int, err error) {
+// measureGoroutinesLeft takes a turn in each of a number of sessions, waits until their sandboxes are removed, and
+// returns how many more goroutines the process has than before.
+func measureGoroutinesLeft(ctx context.Context, sys *system.System, provider *fake.Provider, sessions int) (goroutines int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
 	c := system.NewClient(sys.URL)
@@ -70,21 +70,23 @@ func measureWork(ctx context.Context, sys *system.System, provider *fake.Provide
 	return awaitGoroutines(before+sessions/10) - before, nil
 }
 
-// settleTimeout is the time in which the goroutines that served the sessions have to end.
-const settleTimeout = 10 * time.Second
+// goroutineTimeout is the time limit for the end of the goroutines that served the sessions.
+const goroutineTimeout = 10 * time.Second
 
-// awaitGoroutines returns the number of goroutines as soon as it is at most enough, or after settleTimeout.
+// awaitGoroutines blocks until the process has at most the number enough of goroutines, or until goroutineTimeout has
+// passed, and returns their number.
 func awaitGoroutines(enough int) int {
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
-	for deadline := time.Now().Add(settleTimeout); ; <-tick.C {
+	for deadline := time.Now().Add(goroutineTimeout); ; <-tick.C {
 		if n := runtime.NumGoroutine(); n <= enough || time.Now().After(deadline) {
 			return n
 		}
 	}
 }
 
-// takeTurns takes a turn in each of the given number of sessions and blocks until all sessions are idle without a sandbox.
+// takeTurns creates a number of sessions, takes a turn in each, and blocks until all of them are idle and have no
+// sandbox.
 func takeTurns(ctx context.Context, c *system.Client, sys *system.System, provider *fake.Provider, sessions int) error {
 	var group errgroup.Group
 	group.SetLimit(16)
@@ -100,19 +102,19 @@ func takeTurns(ctx context.Context, c *system.Client, sys *system.System, provid
 	if err := group.Wait(); err != nil {
 		return err
 	}
-	return system.Until(ctx, stepTimeout, "the sandboxes of idle sessions are removed", func() (bool, error) {
+	return system.PollUntil(ctx, stepTimeout, "the sandboxes of idle sessions are removed", func() (bool, error) {
 		c.HTTP.CloseIdleConnections()
 		var idle, all int
 		err := sys.Pool.QueryRow(ctx, "SELECT count(*) FILTER (WHERE idle), count(*) FROM "+readmodel.Sessions).Scan(&idle, &all)
-		return provider.Len() == 0 && idle == all, err
+		return provider.SandboxCount() == 0 && idle == all, err
 	})
 }
 
-// concurrentCreates is the number of sessions that are created at once.
+// concurrentCreates is the number of sessions that are created concurrently.
 const concurrentCreates = 64
 
-// createSessions writes sessions to the log, as the session service does, and blocks until the session service has set
-// their timers and the projector has written their rows.
+// createSessions writes a number of sessions to the log, as the session service does. It blocks until the session
+// service has set their timers and the projector has added them to the read models, and returns their ids.
 func createSessions(ctx context.Context, sys *system.System, sessions int) ([]string, error) {
 	var before int
 	if err := sys.Pool.QueryRow(ctx, "SELECT count(*) FROM "+readmodel.Sessions).Scan(&before); err != nil {
@@ -144,7 +146,7 @@ func createSessions(ctx context.Context, sys *system.System, sessions int) ([]st
 	if err != nil {
 		return nil, err
 	}
-	return ids, system.Until(ctx, stepTimeout+createTimeout, "every session has its row and its timer", func() (bool, error) {
+	return ids, system.PollUntil(ctx, stepTimeout+createTimeout, "every session has its row and its timer", func() (bool, error) {
 		var rows int
 		if err := sys.Pool.QueryRow(ctx, "SELECT count(*) FROM "+readmodel.Sessions).Scan(&rows); err != nil {
 			return false, err
@@ -157,7 +159,7 @@ func createSessions(ctx context.Context, sys *system.System, sessions int) ([]st
 	})
 }
 
-// createSession creates a session with the defaults of the service.
+// createSession writes a session with default options to the log, and returns its id.
 func createSession(ctx context.Context, sys *system.System) (string, error) {
 	id, err := events.NewID(events.KindSession, time.Now(), rand.Reader)
 	if err != nil {

@@ -17,11 +17,16 @@ import (
 
 // The performance targets, in milliseconds.
 const (
-	p50Target = 30
-	p99Target = 100
+	// maxP50Ms is the performance target: the maximum median age, in milliseconds, of a piece of text when the client
+	// receives it.
+	maxP50Ms = 30
+	// maxP99Ms is the performance target: the maximum of the 99th percentile of the age, in milliseconds, of a piece of
+	// text when the client receives it.
+	maxP99Ms = 100
 )
 
-// Benchmark is the subcommand latency. It measures the age of text when a client of an idle system receives it.
+// Benchmark is the subcommand latency of the benchmark program. In a system without other load, it measures the age of
+// a piece of the agent's text when a client receives it.
 type Benchmark struct {
 	Pieces harness.PositiveCount `default:"1500" help:"Pieces of text in the measured turn, 5 to 35 ms apart."`
 }
@@ -32,8 +37,8 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	if err != nil {
 		return err
 	}
-	llm := &model{pieces: warmUp}
-	url, stop, err := llm.serve()
+	llm := &fakeModel{pieces: warmUpPieces}
+	url, stop, err := llm.start()
 	if err != nil {
 		return err
 	}
@@ -42,26 +47,28 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	if err != nil {
 		return err
 	}
-	ages, err := measure(ctx, sys, llm, int(m.Pieces))
+	ages, err := measureAges(ctx, sys, llm, int(m.Pieces))
 	if err != nil {
 		return err
 	}
 	r := row.Row{
-		What: "runner's line to WebSocket, idle", Target: fmt.Sprintf("p50 under %d ms, p99 under %d ms", p50Target, p99Target),
+		What: "runner's line to WebSocket, idle", Target: fmt.Sprintf("p50 under %d ms, p99 under %d ms", maxP50Ms, maxP99Ms),
 		P50Ms: row.Percentile(ages, 0.5), P99Ms: row.Percentile(ages, 0.99),
 		Note: "from the time at which the model sends a piece, so with the agent and the runner's 20 ms of coalescing; pieces 5 to 35 ms apart",
 	}
 	r.Measured = fmt.Sprintf("%.1f ms, of %d pieces", r.P50Ms, len(ages))
-	r.OK = r.P50Ms < p50Target && r.P99Ms < p99Target
+	r.OK = r.P50Ms < maxP50Ms && r.P99Ms < maxP99Ms
 	return b.Report(r)
 }
 
-// warmUp is the number of pieces of text of the first turn, which starts the sandbox and the agent and is not measured.
-const warmUp = 50
+// warmUpPieces is the number of pieces of text of the first turn, which starts the sandbox and the agent and is not
+// measured.
+const warmUpPieces = 50
 
-// measure runs a warm-up turn and the measured turn. It returns the age of every piece of the measured turn.
-func measure(ctx context.Context, sys *system.System, llm *model, pieces int) (ages []time.Duration, err error) {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute+time.Duration(pieces)*maxPause)
+// measureAges takes a first turn, which is not measured, and a second turn in which the model sends a number of pieces
+// of text. It returns the age of every piece of the second turn when the client receives it.
+func measureAges(ctx context.Context, sys *system.System, llm *fakeModel, pieces int) (ages []time.Duration, err error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute+time.Duration(pieces)*maxPieceInterval)
 	defer cancel()
 	c := system.NewClient(sys.URL)
 	session, err := c.Create(ctx, system.SessionSpec{Architecture: "spool"})
@@ -73,9 +80,9 @@ func measure(ctx context.Context, sys *system.System, llm *model, pieces int) (a
 		return nil, err
 	}
 	defer socket.Close()
-	var stamps system.Stamps
-	for _, n := range []int{warmUp, pieces} {
-		llm.set(n)
+	var stamps system.StampChecker
+	for _, n := range []int{warmUpPieces, pieces} {
+		llm.setPieces(n)
 		ages = nil
 		_, err := c.TakeTurn(ctx, socket, session, "go on", func(w events.Wire, received time.Time) error {
 			more, err := stamps.Add(w, received)
@@ -86,8 +93,8 @@ func measure(ctx context.Context, sys *system.System, llm *model, pieces int) (a
 			return nil, err
 		}
 	}
-	if stamps.Pieces != warmUp+pieces {
-		return nil, fmt.Errorf("received %d pieces, the model sent %d", stamps.Pieces, warmUp+pieces)
+	if stamps.Pieces != warmUpPieces+pieces {
+		return nil, fmt.Errorf("received %d pieces, the model sent %d", stamps.Pieces, warmUpPieces+pieces)
 	}
 	return ages, nil
 }

@@ -15,31 +15,33 @@ import (
 // Limits of the time between two pieces. The model streams 50 pieces a second on average, unevenly, so that they arrive
 // at any moment of the runner's coalescing.
 const (
-	minPause = 5 * time.Millisecond
-	maxPause = 35 * time.Millisecond
+	// minPieceInterval is the minimum time between two pieces of text that the model sends.
+	minPieceInterval = 5 * time.Millisecond
+	// maxPieceInterval is the maximum time between two pieces of text that the model sends.
+	maxPieceInterval = 35 * time.Millisecond
 )
 
-// model is a scripted model that streams pieces of text, each of which holds the time at which it was sent.
-type model struct {
+// fakeModel is a model server that streams pieces of text, each of which contains the time at which it was sent.
+type fakeModel struct {
 	mu     sync.Mutex
 	pieces int
 }
 
-// set sets the number of pieces of text of the model's further answers.
-func (m *model) set(pieces int) {
+// setPieces sets the number of pieces of text in each further answer of the model.
+func (m *fakeModel) setPieces(pieces int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.pieces = pieces
 }
 
-// serve listens on loopback. It returns the base URL, with /v1, and a function that stops the server.
-func (m *model) serve() (url string, stop func() error, err error) {
+// start starts the model server on loopback. It returns its base URL, with /v1, and a function that stops it.
+func (m *fakeModel) start() (url string, stop func() error, err error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return "", nil, err
 	}
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST /v1/chat/completions", m.answer)
+	mux.HandleFunc("POST /v1/chat/completions", m.serveCompletion)
 	srv := &http.Server{Handler: mux, ReadHeaderTimeout: time.Minute}
 	ended := make(chan struct{})
 	go func() {
@@ -49,7 +51,8 @@ func (m *model) serve() (url string, stop func() error, err error) {
 	return "http://" + l.Addr().String() + "/v1", func() error { err := srv.Close(); <-ended; return err }, nil
 }
 
-func (m *model) answer(w http.ResponseWriter, r *http.Request) {
+// serveCompletion is the HTTP handler of requests to the model. It streams an answer in OpenAI's format.
+func (m *fakeModel) serveCompletion(w http.ResponseWriter, r *http.Request) {
 	m.mu.Lock()
 	pieces := m.pieces
 	m.mu.Unlock()
@@ -57,7 +60,7 @@ func (m *model) answer(w http.ResponseWriter, r *http.Request) {
 	flush := http.NewResponseController(w).Flush
 	chance := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // the same in every run
 	for range pieces {
-		if !pause(r.Context(), minPause+time.Duration(chance.Int64N(int64(maxPause-minPause)))) {
+		if !pause(r.Context(), minPieceInterval+time.Duration(chance.Int64N(int64(maxPieceInterval-minPieceInterval)))) {
 			return
 		}
 		sendChunk(w, fmt.Sprintf(`{"role":"assistant","content":%q}`, system.Stamp(time.Now())), "null")
@@ -69,11 +72,12 @@ func (m *model) answer(w http.ResponseWriter, r *http.Request) {
 	_, _ = fmt.Fprint(w, "data: [DONE]\n\n") // as above
 }
 
+// sendChunk writes one chunk of a streamed answer in OpenAI's format.
 func sendChunk(w http.ResponseWriter, delta, finish string) {
 	_, _ = fmt.Fprintf(w, `data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"bench","choices":[{"index":0,"delta":%s,"finish_reason":%s}]}`+"\n\n", delta, finish)
 }
 
-// pause waits for a duration and reports whether ctx is still alive.
+// pause waits for the duration d, or until ctx ends, and reports whether ctx has not ended.
 func pause(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()

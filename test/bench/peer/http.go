@@ -21,10 +21,11 @@ import (
 	"github.com/spoolhq/spool/test/bench/system"
 )
 
-type object = map[string]any
+// jsonObject is a JSON object.
+type jsonObject = map[string]any
 
-// server is the process of a program that serves HTTP and sends events by SSE.
-type server struct {
+// serverProcess is a running program that serves HTTP on loopback and sends events as an SSE stream.
+type serverProcess struct {
 	cmd    *exec.Cmd
 	stderr bytes.Buffer
 	url    string
@@ -33,19 +34,20 @@ type server struct {
 	cancel context.CancelFunc
 }
 
-// receivedEvent is an event of the stream, and the time at which it was read.
+// receivedEvent is the data of an event of an SSE stream, and the time at which it was read.
 type receivedEvent struct {
 	data []byte
 	at   time.Time
 }
 
-// startServer starts a program that serves HTTP on the given port of loopback, and returns when it answers at path.
-func startServer(ctx context.Context, dir, modelURL, address, health string, cmd *exec.Cmd) (*server, error) {
+// startServer starts cmd, a program that serves HTTP at an address of loopback, and returns when it answers requests
+// for the path health. dir is the folder for its files; modelURL is the model that OpenCode uses.
+func startServer(ctx context.Context, dir, modelURL, address, health string, cmd *exec.Cmd) (*serverProcess, error) {
 	env, err := bareagent.OpenCodeEnv(dir, modelURL)
 	if err != nil {
 		return nil, err
 	}
-	s := &server{cmd: cmd, url: "http://" + address, dir: filepath.Join(dir, "workspace"), events: make(chan receivedEvent, 1<<16), cancel: func() {}}
+	s := &serverProcess{cmd: cmd, url: "http://" + address, dir: filepath.Join(dir, "workspace"), events: make(chan receivedEvent, 1<<16), cancel: func() {}}
 	home := filepath.Join(dir, "home")
 	if err := errors.Join(os.MkdirAll(s.dir, 0o700), os.MkdirAll(home, 0o700)); err != nil {
 		return nil, err
@@ -56,7 +58,7 @@ func startServer(ctx context.Context, dir, modelURL, address, health string, cmd
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
-	err = system.Until(ctx, turnTimeout, "the server answers", func() (bool, error) {
+	err = system.PollUntil(ctx, turnTimeout, "the server answers", func() (bool, error) {
 		ctx, cancel := context.WithTimeout(ctx, turnTimeout)
 		defer cancel()
 		_, err := s.call(ctx, http.MethodGet, health, nil)
@@ -68,7 +70,7 @@ func startServer(ctx context.Context, dir, modelURL, address, health string, cmd
 	return s, nil
 }
 
-// freeAddress returns an address of loopback that nobody listens on.
+// freeAddress returns an address of loopback on which nothing listens, and its port.
 func freeAddress() (address, port string, err error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -78,8 +80,8 @@ func freeAddress() (address, port string, err error) {
 	return l.Addr().String(), port, errors.Join(err, l.Close())
 }
 
-// Close ends the event stream and the processes of the server.
-func (s *server) Close() error {
+// Close ends the stream of events and the processes of the program.
+func (s *serverProcess) Close() error {
 	s.cancel()
 	err := s.cmd.Process.Signal(os.Interrupt)
 	stop := time.AfterFunc(5*time.Second, func() { _ = s.cmd.Process.Kill() }) // it may have ended
@@ -95,8 +97,9 @@ func (s *server) Close() error {
 	return err
 }
 
-// call sends a request with a JSON body and returns the body of the response. A status other than 2xx is an error.
-func (s *server) call(ctx context.Context, method, path string, body any) (json.RawMessage, error) {
+// call sends a request with a JSON body to the program and returns the body of the response. A status other than 2xx is
+// an error.
+func (s *serverProcess) call(ctx context.Context, method, path string, body any) (json.RawMessage, error) {
 	raw, err := json.Marshal(body)
 	if err != nil {
 		return nil, err
@@ -117,8 +120,8 @@ func (s *server) call(ctx context.Context, method, path string, body any) (json.
 	return raw, err
 }
 
-// follow reads the events of a stream until Close.
-func (s *server) follow(path string) error {
+// followEvents starts to read the SSE stream at path, whose events it sends to s.events until Close.
+func (s *serverProcess) followEvents(path string) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	s.cancel = cancel
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.url+path, nil)
@@ -150,8 +153,9 @@ func (s *server) follow(path string) error {
 	return nil
 }
 
-// take posts a message, reads events until ended returns true, and returns the time to the first text.
-func (s *server) take(ctx context.Context, post func() error, read func(data []byte) (text, ended bool, err error)) (first time.Duration, err error) {
+// postAndRead calls post, which sends a message, and calls read for every event that follows. It returns the time from
+// the message to the first event for which read reported text, when read has reported the end of the turn.
+func (s *serverProcess) postAndRead(ctx context.Context, post func() error, read func(data []byte) (text, ended bool, err error)) (first time.Duration, err error) {
 	begun := time.Now()
 	posted := make(chan error, 1)
 	go func() { posted <- post() }()
@@ -177,18 +181,20 @@ func (s *server) take(ctx context.Context, post func() error, read func(data []b
 	}
 }
 
-// viaPeer is a conversation with OpenCode through sandbox-agent, which serves ACP over HTTP. It implements
-// conversation.
-type viaPeer struct {
-	*server
+// sandboxAgentConversation is a conversation with OpenCode through the program sandbox-agent, which serves ACP over
+// HTTP. It implements conversation.
+type sandboxAgentConversation struct {
+	*serverProcess
 	session string
 	id      int
 }
 
-const peerPath = "/v1/acp/bench"
+// acpPath is the path at which sandbox-agent serves ACP.
+const acpPath = "/v1/acp/bench"
 
-// startPeer starts sandbox-agent and a session in it. agents is the folder with the program of OpenCode.
-func startPeer(ctx context.Context, binary, agents, dir, modelURL string) (conversation, error) {
+// startSandboxAgent starts the program sandbox-agent, whose path is binary, and creates a session in it. agents is the
+// folder that contains the program of OpenCode.
+func startSandboxAgent(ctx context.Context, binary, agents, dir, modelURL string) (conversation, error) {
 	address, port, err := freeAddress()
 	if err != nil {
 		return nil, err
@@ -200,20 +206,20 @@ func startPeer(ctx context.Context, binary, agents, dir, modelURL string) (conve
 	if err != nil {
 		return nil, err
 	}
-	c := &viaPeer{server: s}
+	c := &sandboxAgentConversation{serverProcess: s}
 	ctx, cancel := context.WithTimeout(ctx, turnTimeout)
 	defer cancel()
-	_, err = c.request(ctx, "initialize", object{"protocolVersion": 1, "clientInfo": object{"name": "spool", "version": "1"}})
+	_, err = c.requestACP(ctx, "initialize", jsonObject{"protocolVersion": 1, "clientInfo": jsonObject{"name": "spool", "version": "1"}})
 	if err == nil {
 		var raw json.RawMessage
-		if raw, err = c.request(ctx, "session/new", object{"cwd": s.dir, "mcpServers": []any{}}); err == nil {
+		if raw, err = c.requestACP(ctx, "session/new", jsonObject{"cwd": s.dir, "mcpServers": []any{}}); err == nil {
 			var result struct{ SessionID string }
 			err = json.Unmarshal(raw, &result)
 			c.session = result.SessionID
 		}
 	}
 	if err == nil {
-		err = s.follow(peerPath)
+		err = s.followEvents(acpPath)
 	}
 	if err != nil {
 		return nil, errors.Join(err, s.Close())
@@ -221,10 +227,10 @@ func startPeer(ctx context.Context, binary, agents, dir, modelURL string) (conve
 	return c, nil
 }
 
-// request sends a request of ACP and returns its result. The first one starts the agent.
-func (c *viaPeer) request(ctx context.Context, method string, params any) (json.RawMessage, error) {
+// requestACP sends a request of ACP to sandbox-agent and returns its result. The first request starts the agent.
+func (c *sandboxAgentConversation) requestACP(ctx context.Context, method string, params any) (json.RawMessage, error) {
 	c.id++
-	raw, err := c.call(ctx, http.MethodPost, peerPath+"?agent=opencode", object{"jsonrpc": "2.0", "id": c.id, "method": method, "params": params})
+	raw, err := c.call(ctx, http.MethodPost, acpPath+"?agent=opencode", jsonObject{"jsonrpc": "2.0", "id": c.id, "method": method, "params": params})
 	if err != nil {
 		return nil, err
 	}
@@ -235,13 +241,14 @@ func (c *viaPeer) request(ctx context.Context, method string, params any) (json.
 	return m.Result, nil
 }
 
-// Turn implements conversation.
-func (c *viaPeer) Turn(ctx context.Context, text string) (time.Duration, error) {
+// Turn posts text as a message and returns the time to the first text of the answer, after the end of the turn. It
+// implements conversation.
+func (c *sandboxAgentConversation) Turn(ctx context.Context, text string) (time.Duration, error) {
 	post := func() error {
-		_, err := c.request(ctx, "session/prompt", object{"sessionId": c.session, "prompt": []object{{"type": "text", "text": text}}})
+		_, err := c.requestACP(ctx, "session/prompt", jsonObject{"sessionId": c.session, "prompt": []jsonObject{{"type": "text", "text": text}}})
 		return err
 	}
-	return c.take(ctx, post, func(data []byte) (bool, bool, error) {
+	return c.postAndRead(ctx, post, func(data []byte) (bool, bool, error) {
 		var m struct {
 			Method string
 			Params struct {
@@ -260,8 +267,9 @@ func (c *viaPeer) Turn(ctx context.Context, text string) (time.Duration, error) 
 	})
 }
 
-// install installs the pinned version into .tools/peer of the repository and returns the path of the program.
-func install(ctx context.Context) (string, error) {
+// installSandboxAgent installs the version of sandbox-agent that package.json names into .tools/peer of the repository,
+// with npm, and returns the path of the program.
+func installSandboxAgent(ctx context.Context) (string, error) {
 	out, err := exec.CommandContext(ctx, "go", "env", "GOMOD").Output()
 	if err != nil {
 		return "", err

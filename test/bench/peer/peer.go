@@ -30,20 +30,20 @@ import (
 )
 
 const (
-	// longPieces is the number of pieces of text of a long answer of the model.
-	longPieces = 2000
-	// turnTimeout limits one turn.
+	// longAnswerPieces is the number of pieces of text in the model's answer to "write a long answer".
+	longAnswerPieces = 2000
+	// turnTimeout is the time limit of one turn.
 	turnTimeout = 2 * time.Minute
 )
 
-// script returns the script of the model, which answers without delay.
-func script() string {
-	return "stream: {piece: 12}\nrules:\n  - match: {user: write a long answer}\n    steps:\n      - text: '" + strings.Repeat("twelve bytes", longPieces) +
+// modelScript returns the script of the model server, in mockllm's format. The model answers without delay.
+func modelScript() string {
+	return "stream: {piece: 12}\nrules:\n  - match: {user: write a long answer}\n    steps:\n      - text: '" + strings.Repeat("twelve bytes", longAnswerPieces) +
 		"'\n  - steps:\n      - text: 'You said {{user}}, and this is what there is to say about it.'\n"
 }
 
-// Benchmark is the subcommand peer. It compares OpenCode through Spool, through sandbox-agent and without either. The
-// subcommand `all` does not run it, because it installs sandbox-agent.
+// Benchmark is the subcommand peer of the benchmark program. It compares OpenCode through Spool, through sandbox-agent
+// and without either. The subcommand all does not run it, because it installs sandbox-agent.
 type Benchmark struct {
 	Turns   harness.PositiveCount `default:"15" help:"Measured warm turns of each system, in alternation."`
 	Long    harness.PositiveCount `default:"3" help:"Measured long answers of each system."`
@@ -51,16 +51,18 @@ type Benchmark struct {
 	Binary  string                `placeholder:"FILE" help:"The program sandbox-agent; by default npm installs the version of test/bench/peer/package.json into .tools/peer."`
 }
 
-// Optional returns true: `bench all` runs the benchmark only if it is named.
+// Optional returns true. The subcommand all therefore runs this benchmark only if its arguments name it.
 func (*Benchmark) Optional() bool { return true }
 
-// conversation is a conversation with OpenCode through one of the compared systems.
+// conversation is a conversation with OpenCode through one of the compared systems: Spool, sandbox-agent, or OpenCode
+// alone.
 type conversation interface {
 	Turn(ctx context.Context, text string) (first time.Duration, err error)
 	Close() error
 }
 
-// comparedSystem is one of the compared systems, with its conversation and its measurements.
+// comparedSystem is one of the compared systems (Spool, sandbox-agent, or OpenCode alone), with its conversation and
+// the measurements of it.
 type comparedSystem struct {
 	key, name string
 	conv      conversation
@@ -78,36 +80,37 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	if err != nil {
 		return fmt.Errorf("%w; make install installs it", err)
 	}
-	target, err := b.Model(script())
+	target, err := b.Model(modelScript())
 	if err != nil {
 		return err
 	}
-	model, err := newModel(target)
+	model, err := startRecordingProxy(target)
 	if err != nil {
 		return err
 	}
 	b.Cleanup(func() error { model.server.Close(); return nil })
 	var list []*comparedSystem
 	for _, key := range m.Systems {
-		c, err := m.start(ctx, b, key, path, model.server.URL)
+		c, err := m.startSystem(ctx, b, key, path, model.server.URL)
 		if err != nil {
 			return fmt.Errorf("%s: %w", key, err)
 		}
 		list = append(list, c)
 	}
-	if err := m.measure(ctx, model, list); err != nil {
+	if err := m.measureTurns(ctx, model, list); err != nil {
 		return err
 	}
 	for _, c := range list {
-		if err := m.report(b, c, list[0]); err != nil {
+		if err := m.reportSystem(b, c, list[0]); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// start starts a system and a session, and takes the first turn.
-func (m *Benchmark) start(ctx context.Context, b *harness.Bench, key, path, modelURL string) (*comparedSystem, error) {
+// startSystem starts the compared system with the given key, creates a session in it, and takes the first turn. path is
+// the program of OpenCode; modelURL is the model that it uses.
+func (m *Benchmark) startSystem(ctx context.Context, b *harness.Bench, key, path, modelURL string) (*comparedSystem, error) {
 	c := &comparedSystem{key: key}
 	dir := filepath.Join(b.Dir, key)
 	begun := time.Now()
@@ -120,12 +123,12 @@ func (m *Benchmark) start(ctx context.Context, b *harness.Bench, key, path, mode
 		c.name = "sandbox-agent"
 		binary := m.Binary
 		if binary == "" {
-			if binary, err = install(ctx); err != nil {
+			if binary, err = installSandboxAgent(ctx); err != nil {
 				return nil, err
 			}
 		}
 		begun = time.Now()
-		c.conv, err = startPeer(ctx, binary, filepath.Dir(path), dir, modelURL)
+		c.conv, err = startSandboxAgent(ctx, binary, filepath.Dir(path), dir, modelURL)
 	case "spool":
 		c.name = "Spool"
 		var runner string
@@ -137,7 +140,7 @@ func (m *Benchmark) start(ctx context.Context, b *harness.Bench, key, path, mode
 			return nil, err
 		}
 		begun = time.Now()
-		c.conv, err = startSpool(ctx, sys)
+		c.conv, err = startSpoolConversation(ctx, sys)
 	}
 	if err != nil {
 		return nil, err
@@ -150,15 +153,17 @@ func (m *Benchmark) start(ctx context.Context, b *harness.Bench, key, path, mode
 	return c, nil
 }
 
-// takeTurn takes a turn within turnTimeout, and returns the time to the first text.
+// takeTurn posts text as a message to a conversation, blocks until the turn has ended, and returns the time to the
+// first text. turnTimeout limits the turn.
 func takeTurn(ctx context.Context, c conversation, text string) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, turnTimeout)
 	defer cancel()
 	return c.Turn(ctx, text)
 }
 
-// measure measures turns of the compared systems, of each in turn.
-func (m *Benchmark) measure(ctx context.Context, model *model, list []*comparedSystem) error {
+// measureTurns takes turns in the conversations of all compared systems, alternately, and stores the measurements in
+// the list.
+func (m *Benchmark) measureTurns(ctx context.Context, model *recordingProxy, list []*comparedSystem) error {
 	for i := range int(m.Turns) + 2 { // the first two are not measured
 		for _, c := range list {
 			before, err := harness.Processes(os.Getpid())
@@ -188,16 +193,17 @@ func (m *Benchmark) measure(ctx context.Context, model *model, list []*comparedS
 			if _, err := takeTurn(ctx, c.conv, "write a long answer"); err != nil {
 				return fmt.Errorf("%s: long answer: %w", c.name, err)
 			}
-			c.rates = append(c.rates, longPieces/time.Since(begun).Seconds())
+			c.rates = append(c.rates, longAnswerPieces/time.Since(begun).Seconds())
 		}
 	}
 	return nil
 }
 
-// report writes the rows of a system. The rows of other systems than base are compared with those of base.
-func (m *Benchmark) report(b *harness.Bench, c, base *comparedSystem) error {
+// reportSystem reports the rows of docs/performance.md about the compared system c. Unless c is base, they compare it
+// with base.
+func (m *Benchmark) reportSystem(b *harness.Bench, c, base *comparedSystem) error {
 	ms := func(list []time.Duration, share float64) float64 { return row.Percentile(list, share) }
-	command := harness.Command("peer")
+	command := harness.ShellCommand("peer")
 	against := ""
 	ratio := 0.0
 	if c != base {
@@ -215,25 +221,25 @@ func (m *Benchmark) report(b *harness.Bench, c, base *comparedSystem) error {
 			Note: "with the start of the agent, and without that of Spool's services; sandbox-agent includes the start of its server",
 		}),
 		b.Report(row.Row{
-			What:     fmt.Sprintf("long answer of OpenCode, %d pieces that the model sends at once: %s", longPieces, c.name),
+			What:     fmt.Sprintf("long answer of OpenCode, %d pieces that the model sends at once: %s", longAnswerPieces, c.name),
 			Measured: fmt.Sprintf("%.0f pieces/s from the message to the end of the turn, median of %d", harness.Median(c.rates), len(c.rates)), Command: command,
 		}),
 	)
 }
 
-// model is a proxy in front of the scripted model, which records when a request arrived.
-type model struct {
+// recordingProxy is an HTTP proxy in front of the model server. It records when the last request arrived.
+type recordingProxy struct {
 	server *httptest.Server
 	last   atomic.Int64 // Unix time in nanoseconds
 }
 
-// newModel starts a proxy in front of the model at the URL target.
-func newModel(target string) (*model, error) {
+// startRecordingProxy starts a recordingProxy in front of the model server at the URL target.
+func startRecordingProxy(target string) (*recordingProxy, error) {
 	u, err := url.Parse(target)
 	if err != nil {
 		return nil, err
 	}
-	m := &model{}
+	m := &recordingProxy{}
 	proxy := httputil.NewSingleHostReverseProxy(u)
 	proxy.FlushInterval = -1
 	m.server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -8,16 +8,17 @@ import (
 	"github.com/spoolhq/spool/test/bench/system"
 )
 
-// viaSpool is a conversation with OpenCode through a session of Spool. It implements conversation.
-type viaSpool struct {
+// spoolConversation is a conversation with OpenCode through a session of Spool. It implements conversation.
+type spoolConversation struct {
 	sys    *system.System
 	client *system.Client
 	socket *system.Socket
 	id     string
 }
 
-func startSpool(ctx context.Context, sys *system.System) (conversation, error) {
-	c := &viaSpool{sys: sys, client: system.NewClient(sys.URL)}
+// startSpoolConversation creates a session with OpenCode in the running system sys.
+func startSpoolConversation(ctx context.Context, sys *system.System) (conversation, error) {
+	c := &spoolConversation{sys: sys, client: system.NewClient(sys.URL)}
 	agent := bareagent.OpenCode()
 	var err error
 	if c.id, err = c.client.Create(ctx, system.SessionSpec{Architecture: agent.Architecture, Model: agent.Model}); err != nil {
@@ -27,14 +28,15 @@ func startSpool(ctx context.Context, sys *system.System) (conversation, error) {
 	return c, err
 }
 
-// Turn implements conversation.
-func (c *viaSpool) Turn(ctx context.Context, text string) (time.Duration, error) {
+// Turn posts text as a message and returns the time to the first text of the answer, after the end of the turn. It
+// implements conversation.
+func (c *spoolConversation) Turn(ctx context.Context, text string) (time.Duration, error) {
 	t, err := c.client.TakeTurn(ctx, c.socket, c.id, text, nil)
 	return t.Latency(), err
 }
 
-// Close implements conversation.
-func (c *viaSpool) Close() error {
+// Close ends the conversation. It implements conversation.
+func (c *spoolConversation) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), turnTimeout)
 	defer cancel()
 	defer c.socket.Close()

@@ -17,23 +17,29 @@ import (
 	"github.com/spoolhq/spool/test/bench/system"
 )
 
-// maxMedianMs is the target: the maximum of the median time, in milliseconds.
+// maxMedianMs is the performance target: the maximum of the median time, in milliseconds, from the message of a
+// session's first turn to the first text.
 const maxMedianMs = 250.0
 
-const architecture = "claude-code"
+// measuredArchitecture is the architecture of the sessions that the benchmark measures.
+const measuredArchitecture = "claude-code"
 
 const (
-	fillTimeout = 2 * time.Minute // for the wait until the pool is full
+	// fillTimeout is the time limit of the wait until the warm pool is full.
+	fillTimeout = 2 * time.Minute
+	// turnTimeout is the time limit of one turn.
 	turnTimeout = time.Minute
 )
 
-// Benchmark is the subcommand pool. It measures the first turn of sessions whose sandbox comes from the warm pool.
+// Benchmark is the subcommand pool of the benchmark program. It measures the first turn of sessions whose sandbox comes
+// from the warm pool.
 type Benchmark struct {
 	Turns harness.PositiveCount `default:"20" help:"Measured sessions."`
 	Size  harness.PositiveCount `default:"2" help:"Sandboxes in the pool."`
 }
 
-// testbed is a running Spool with a warm pool, and what is needed to run Claude Code without Spool.
+// testbed is a running Spool with a warm pool, with the paths and the URL that are needed to run Claude Code without
+// Spool.
 type testbed struct {
 	sys     *system.System
 	metrics *prometheus.Registry
@@ -45,7 +51,7 @@ type testbed struct {
 
 // Measure implements harness.Benchmark.
 func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
-	if !b.Docker(ctx, "its row") {
+	if !b.CanUseDocker(ctx, "its row") {
 		return nil
 	}
 	claude, err := exec.LookPath("claude")
@@ -64,34 +70,36 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	t := &testbed{metrics: prometheus.NewRegistry(), size: int(m.Size), claude: claude, dir: b.Dir, url: url}
 	t.sys, err = b.System(ctx, system.Config{
 		Docker: true, ModelURL: url, Metrics: t.metrics,
-		Executor: executor.Config{Runner: runner, Pool: []string{fmt.Sprintf("%s=%d", architecture, m.Size)}},
+		Executor: executor.Config{Runner: runner, Pool: []string{fmt.Sprintf("%s=%d", measuredArchitecture, m.Size)}},
 	})
 	if err != nil {
 		return err
 	}
 	var r results
 	for i := range int(m.Turns) + 1 { // the first session and process warm the services up
-		bare, err := t.bareTurn(ctx, i)
+		bare, err := t.timeTurnWithoutSpool(ctx, i)
 		if err != nil {
 			return fmt.Errorf("bare process %d: %w", i, err)
 		}
-		s, err := t.session(ctx, i)
+		s, err := t.measureSession(ctx, i)
 		if err != nil {
 			return fmt.Errorf("session %d: %w", i, err)
 		}
 		if i > 0 {
-			r.add(bare, s)
+			r.addSession(bare, s)
 		}
 	}
 	return b.Report(r.row(t.size))
 }
 
-// results holds the times of all measured sessions. created begins when the client creates the session; ready, started
-// and text begin when it posts the message; bare holds the turns of Claude Code without Spool.
+// results holds the measured durations, one of each kind for every session. created is the time from the start of the
+// session's creation to the first text. ready, started and text are the times from the message to the ready sandbox, to
+// the started agent and to the first text. bare is the time to the first text of Claude Code without Spool.
 type results struct{ bare, created, ready, started, text []time.Duration }
 
-// add adds the times of a session, and the time of the turn without Spool that was taken next to it.
-func (r *results) add(bare time.Duration, s times) {
+// addSession adds the measurements of one session, and the time to the first text of the turn without Spool that was
+// measured before it.
+func (r *results) addSession(bare time.Duration, s sessionTimes) {
 	r.bare = append(r.bare, bare)
 	r.created = append(r.created, s.FirstText.Sub(s.created))
 	r.ready = append(r.ready, s.ready.Sub(s.Posted))
@@ -99,6 +107,7 @@ func (r *results) add(bare time.Duration, s times) {
 	r.text = append(r.text, s.Latency())
 }
 
+// row returns the row of docs/performance.md. size is the number of sandboxes in the warm pool.
 func (r *results) row(size int) row.Row {
 	p50, base := row.Percentile(r.text, 0.5), row.Percentile(r.bare, 0.5)
 	return row.Row{
@@ -109,13 +118,13 @@ func (r *results) row(size int) row.Row {
 		Ratio:    p50 / base, P50Ms: p50, P99Ms: row.Percentile(r.text, 0.99), OK: p50 < maxMedianMs,
 		Note: fmt.Sprintf("sandbox taken after %.0f ms, agent started after %.0f ms; %.1f ms from the POST of the session; "+
 			"SPOOL_POOL=%s=%d, full before each session, and filled again during the turn",
-			row.Percentile(r.ready, 0.5), row.Percentile(r.started, 0.5), row.Percentile(r.created, 0.5), architecture, size),
+			row.Percentile(r.ready, 0.5), row.Percentile(r.started, 0.5), row.Percentile(r.created, 0.5), measuredArchitecture, size),
 	}
 }
 
-// awaitFull blocks until the pool is full and the engine has no other sandbox.
-func (t *testbed) awaitFull(ctx context.Context) error {
-	return system.Until(ctx, fillTimeout, "the pool is full", func() (bool, error) {
+// awaitFullPool blocks until the warm pool has all its sandboxes and the Docker engine has no other sandbox.
+func (t *testbed) awaitFullPool(ctx context.Context) error {
+	return system.PollUntil(ctx, fillTimeout, "the pool is full", func() (bool, error) {
 		if err := t.sys.Err(); err != nil {
 			return false, err
 		}
@@ -123,12 +132,12 @@ func (t *testbed) awaitFull(ctx context.Context) error {
 		if err != nil || n < t.size {
 			return false, err
 		}
-		containers, err := t.sys.Containers(ctx)
+		containers, err := t.sys.CountContainers(ctx)
 		return containers == t.size, err
 	})
 }
 
-// pooledSandboxes returns the number of sandboxes in the pool, according to the executor's metrics.
+// pooledSandboxes returns the number of sandboxes in the warm pool, which the executor reports as a metric.
 func (t *testbed) pooledSandboxes() (int, error) {
 	const name = "spool_executor_pool_sandboxes"
 	families, err := t.metrics.Gather()

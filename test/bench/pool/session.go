@@ -13,17 +13,17 @@ import (
 	"github.com/spoolhq/spool/test/bench/system"
 )
 
-// times holds the times at which one session reached each step.
-type times struct {
-	system.Turn
+// sessionTimes holds the times at which one measured session reached each step of its first turn.
+type sessionTimes struct {
+	system.TurnTimes
 	created        time.Time // the client began to create the session
 	ready, started time.Time // the WebSocket received that the sandbox is ready, and that the agent works
 }
 
-// session creates a session, takes its first turn and deletes it. A sandbox that did not come from the pool, or an agent
-// that was not started before the turn, is an error.
-func (t *testbed) session(ctx context.Context, n int) (s times, err error) {
-	if err := t.awaitFull(ctx); err != nil {
+// measureSession creates the n-th session, takes its first turn and deletes the session. It returns an error if the
+// sandbox did not come from the warm pool, or if the agent had not been started before the turn.
+func (t *testbed) measureSession(ctx context.Context, n int) (s sessionTimes, err error) {
+	if err := t.awaitFullPool(ctx); err != nil {
 		return s, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, turnTimeout)
@@ -31,7 +31,7 @@ func (t *testbed) session(ctx context.Context, n int) (s times, err error) {
 	client := system.NewClient(t.sys.URL)
 	defer client.HTTP.CloseIdleConnections()
 	s.created = time.Now()
-	id, err := client.Create(ctx, system.SessionSpec{Architecture: architecture})
+	id, err := client.Create(ctx, system.SessionSpec{Architecture: measuredArchitecture})
 	if err != nil {
 		return s, err
 	}
@@ -42,7 +42,7 @@ func (t *testbed) session(ctx context.Context, n int) (s times, err error) {
 	defer socket.Close()
 	var sandbox events.SandboxReady
 	var agent events.ExecutionStarted
-	s.Turn, err = client.TakeTurn(ctx, socket, id, fmt.Sprint("number ", n), func(w events.Wire, received time.Time) error {
+	s.TurnTimes, err = client.TakeTurn(ctx, socket, id, fmt.Sprint("number ", n), func(w events.Wire, received time.Time) error {
 		switch w.Type {
 		case sandbox.EventType():
 			s.ready = received
@@ -59,9 +59,10 @@ func (t *testbed) session(ctx context.Context, n int) (s times, err error) {
 	return s, errors.Join(err, t.sys.End(ctx, id))
 }
 
-// bareTurn returns the time to the first text of a Claude Code without Spool that has just completed its handshake.
-func (t *testbed) bareTurn(ctx context.Context, n int) (time.Duration, error) {
-	if err := t.awaitFull(ctx); err != nil {
+// timeTurnWithoutSpool starts Claude Code without Spool, waits until its handshake is complete, and takes one turn. It
+// returns the time from the message to the first text. n makes the name of its folder unique.
+func (t *testbed) timeTurnWithoutSpool(ctx context.Context, n int) (time.Duration, error) {
+	if err := t.awaitFullPool(ctx); err != nil {
 		return 0, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, turnTimeout)

@@ -13,24 +13,25 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// firstEventTime is the time of the first event.
+// firstEventTime is the time of the first event in the log that the benchmark writes.
 var firstEventTime = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// writer holds the state of a session to which the benchmark appends commits: the hashes to which the next commits are
-// chained.
-type writer struct {
+// sessionWriter appends commits to one session. It holds the hash of the last commit of each subject, to which the next
+// commit is chained.
+type sessionWriter struct {
 	tenant, id string
 	prev       map[events.Aspect]string
 	n          int
 }
 
-// fill publishes the commits of all sessions asynchronously and without guards. Their order is that of a running
-// system: turn after turn over all sessions.
-func (t *testbed) fill(ctx context.Context, sessions, turns int) error {
-	writers := make([]*writer, sessions)
+// fillLog publishes the commits of a number of sessions with the given number of turns in all, asynchronously and
+// without guards. Their order is that of a running system: the first turn of each session, then the second one, and so
+// on.
+func (t *testbed) fillLog(ctx context.Context, sessions, turns int) error {
+	writers := make([]*sessionWriter, sessions)
 	for i := range writers {
-		writers[i] = &writer{tenant: "default", id: events.Derive(events.KindSession, "bench", fmt.Sprint(i)), prev: map[events.Aspect]string{}}
-		if err := t.append(ctx, writers[i], events.Life, "", events.SessionCreated{Agent: "default", AgentVersion: "1", Architecture: "spool", Provider: "local"}); err != nil {
+		writers[i] = &sessionWriter{tenant: "default", id: events.Derive(events.KindSession, "bench", fmt.Sprint(i)), prev: map[events.Aspect]string{}}
+		if err := t.publishCommit(ctx, writers[i], events.Life, "", events.SessionCreated{Agent: "default", AgentVersion: "1", Architecture: "spool", Provider: "local"}); err != nil {
 			return err
 		}
 	}
@@ -44,11 +45,11 @@ func (t *testbed) fill(ctx context.Context, sessions, turns int) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	return t.findEnds(ctx, writers)
+	return t.setGroupEnds(ctx, writers)
 }
 
-// appendTurn appends a turn with some text and three tool calls: 23 events in 11 commits.
-func (t *testbed) appendTurn(ctx context.Context, w *writer, n int) error {
+// appendTurn publishes the n-th turn of the log, with some text and three tool calls: 23 events in 11 commits.
+func (t *testbed) appendTurn(ctx context.Context, w *sessionWriter, n int) error {
 	x := events.Derive(events.KindExecution, w.id, fmt.Sprint(n))
 	block := func(name string) string { return events.Derive(events.KindBlock, x, name) }
 	text := events.Block{ID: block("text"), Kind: events.KindAssistantText, Status: events.StatusPending}
@@ -80,18 +81,19 @@ func (t *testbed) appendTurn(ctx context.Context, w *writer, n int) error {
 		events.ExecutionCompleted{DurationMs: 900, Usage: events.Usage{InputTokens: 300, OutputTokens: 400}, Result: "done"},
 	}})
 	for _, c := range commits {
-		if err := t.append(ctx, w, c.aspect, x, c.list...); err != nil {
+		if err := t.publishCommit(ctx, w, c.aspect, x, c.list...); err != nil {
 			return err
 		}
 	}
 	if t.snapshot == "" {
 		return nil
 	}
-	return t.append(ctx, w, events.Run, "", events.WorkspaceSynced{Snapshot: t.snapshot})
+	return t.publishCommit(ctx, w, events.Run, "", events.WorkspaceSynced{Snapshot: t.snapshot})
 }
 
-// append publishes a commit with the events to a subject of the writer's session.
-func (t *testbed) append(ctx context.Context, w *writer, aspect events.Aspect, execution string, list ...events.Payload) error {
+// publishCommit publishes a commit with the events of list to the life or run subject of the writer's session.
+// execution is the id of the events' execution; "" for none.
+func (t *testbed) publishCommit(ctx context.Context, w *sessionWriter, aspect events.Aspect, execution string, list ...events.Payload) error {
 	subject := events.Subject{Tenant: w.tenant, ID: w.id, Aspect: aspect}
 	d := events.Draft{Actor: events.Actor{Kind: "executor", ID: "xtr_bench"}, Epoch: 1}
 	for _, p := range list {
@@ -117,8 +119,9 @@ func (t *testbed) append(ctx context.Context, w *writer, aspect events.Aspect, e
 	return err
 }
 
-// findEnds sets ends to the sequences of the last commits of all groups.
-func (t *testbed) findEnds(ctx context.Context, writers []*writer) error {
+// setGroupEnds sets t.ends to the stream sequence of the last commit of each group, which the group's checkpoint must
+// reach.
+func (t *testbed) setGroupEnds(ctx context.Context, writers []*sessionWriter) error {
 	stream, err := t.js.Stream(ctx, "EVENTS-0")
 	if err != nil {
 		return err

@@ -27,13 +27,14 @@ import (
 )
 
 const (
-	// forkShare is the target: the maximum time of a fork, as a share of the time to read the whole log of the session.
-	forkShare = 0.1
-	// forkRequests is the number of measured forks at each event.
+	// maxForkShare is the performance target: the maximum time of a request for a fork, as a share of the time to read the
+	// whole log of the session.
+	maxForkShare = 0.1
+	// forkRequests is the number of measured requests for a fork at each of several events.
 	forkRequests = 10
 )
 
-// storeSnapshot stores the snapshot that is recorded after every turn.
+// storeSnapshot stores a snapshot in the object store. The benchmark's log names it at the end of every turn.
 func (t *testbed) storeSnapshot(ctx context.Context, tenant, session string) error {
 	store, err := natsstore.Open(ctx, t.js, topology.BucketWorkspaces)
 	if err != nil {
@@ -45,7 +46,8 @@ func (t *testbed) storeSnapshot(ctx context.Context, tenant, session string) err
 	return err
 }
 
-// appendStates appends a commit with the state to both subjects of a session. The commits of fill have no state.
+// appendStates appends a commit to both subjects of a session, with the state in it. The commits that fillLog publishes
+// have no state.
 func (t *testbed) appendStates(ctx context.Context, id string) error {
 	sessions := eventlog.Sessions{Log: t.log}
 	l, err := sessions.Load(ctx, "default", id, eventlog.Leader)
@@ -63,7 +65,8 @@ func (t *testbed) appendStates(ctx context.Context, id string) error {
 	return sessions.AppendLife(ctx, l, actor, events.Derive(events.KindCommand, id, "life"), []events.Event{event("life", events.SessionOptionsUpdated{Options: l.Life.Options})})
 }
 
-// reportForks measures forks of the session at some of its events, and reads of the history of a fork at its end.
+// reportForks measures requests for forks of a session at several of its events, and requests for the history of a
+// fork. It reports the rows of docs/performance.md. url is the URL of a gateway.
 func (t *testbed) reportForks(ctx context.Context, b *harness.Bench, url string) (err error) {
 	s, err := session.New(session.Config{}, session.Deps{NATS: t.nc, Log: t.log, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
@@ -88,39 +91,39 @@ func (t *testbed) reportForks(ctx context.Context, b *harness.Bench, url string)
 		return err
 	}
 	id := events.Derive(events.KindSession, "bench", "0")
-	whole, err := t.readWhole(ctx, id)
+	whole, err := t.timeForkFromLog(ctx, id)
 	if err != nil {
 		return err
 	}
 	path := url + "/api/sessions/" + id + "/fork"
 	var last string
 	for _, seq := range []int{t.events / 100, t.events / 2, t.events} {
-		a, err := measure(seq, forkRequests, func() error {
+		a, err := timeCalls(seq, forkRequests, func() error {
 			var answer struct{ SessionID, Position string }
-			err := call(ctx, http.MethodPost, path, fmt.Sprintf(`{"at":%d}`, seq), &answer)
+			err := sendRequest(ctx, http.MethodPost, path, fmt.Sprintf(`{"at":%d}`, seq), &answer)
 			last = answer.SessionID + "?minPosition=" + answer.Position
 			return err
 		})
 		if err != nil {
 			return err
 		}
-		ratio := ms(a.took, 0.5) / ms(whole.took, 0.5)
+		ratio := quantileMs(a.took, 0.5) / quantileMs(whole.took, 0.5)
 		if err := b.Report(row.Row{
-			What: fmt.Sprintf("fork at event %d of a session with %d events, over REST", seq, t.events), Target: fmt.Sprintf("under %.0f %% of reading its log", 100*forkShare),
-			Measured: fmt.Sprintf("%.1f ms and %.1f MB allocated, of %d", ms(a.took, 0.5), float64(a.allocated)/1e6, len(a.took)),
-			Against:  fmt.Sprintf("the log read from its start: %.1f ms and %.1f MB allocated", ms(whole.took, 0.5), float64(whole.allocated)/1e6),
-			Ratio:    ratio, P50Ms: ms(a.took, 0.5), P99Ms: ms(a.took, 0.99), OK: ratio < forkShare, Command: harness.Command(statesOnly),
+			What: fmt.Sprintf("fork at event %d of a session with %d events, over REST", seq, t.events), Target: fmt.Sprintf("under %.0f %% of reading its log", 100*maxForkShare),
+			Measured: fmt.Sprintf("%.1f ms and %.1f MB allocated, of %d", quantileMs(a.took, 0.5), float64(a.allocated)/1e6, len(a.took)),
+			Against:  fmt.Sprintf("the log read from its start: %.1f ms and %.1f MB allocated", quantileMs(whole.took, 0.5), float64(whole.allocated)/1e6),
+			Ratio:    ratio, P50Ms: quantileMs(a.took, 0.5), P99Ms: quantileMs(a.took, 0.99), OK: ratio < maxForkShare, Command: harness.ShellCommand(statesOnlyArguments),
 			Note: "without the first fork of the session; gateway, session service, NATS, client and Postgres share the machine",
 		}); err != nil {
 			return err
 		}
 	}
-	return t.reportHistory(ctx, b, url+"/api/sessions/", last)
+	return t.reportForkHistory(ctx, b, url+"/api/sessions/", last)
 }
 
-// readWhole measures a fork decision that reads the log from its start.
-func (t *testbed) readWhole(ctx context.Context, id string) (timings, error) {
-	return measure(t.events, 3, func() error {
+// timeForkFromLog measures how long it takes to read a session's whole log and to decide where a fork of it begins.
+func (t *testbed) timeForkFromLog(ctx context.Context, id string) (timings, error) {
+	return timeCalls(t.events, 3, func() error {
 		w := fork.New(fork.Last)
 		for e, err := range eventlog.Session(ctx, t.log, "default", id) {
 			if err != nil {
@@ -133,23 +136,25 @@ func (t *testbed) readWhole(ctx context.Context, id string) (timings, error) {
 	})
 }
 
-// reportHistory measures how long a fork takes to read the events and blocks of its ancestor.
-func (t *testbed) reportHistory(ctx context.Context, b *harness.Bench, url, fork string) error {
+// reportForkHistory measures requests for the events and for the blocks of a fork, all of which belong to the session
+// that it was forked from. It reports the rows of docs/performance.md. fork is the id of the fork and its position, as
+// part of a URL.
+func (t *testbed) reportForkHistory(ctx context.Context, b *harness.Bench, url, fork string) error {
 	var id, position string
 	if _, err := fmt.Sscanf(fork, "%30s?minPosition=%s", &id, &position); err != nil {
 		return fmt.Errorf("fork %q: %w", fork, err)
 	}
-	if err := call(ctx, http.MethodGet, url+fork, "", new(any)); err != nil {
+	if err := sendRequest(ctx, http.MethodGet, url+fork, "", new(any)); err != nil {
 		return err
 	}
 	for _, q := range []string{"history?limit=1000", fmt.Sprintf("history?limit=1000&after=%d", t.events-1100), "history/blocks"} {
-		a, err := measure(t.events, forkRequests, func() error { return call(ctx, http.MethodGet, url+id+"/"+q, "", new(any)) })
+		a, err := timeCalls(t.events, forkRequests, func() error { return sendRequest(ctx, http.MethodGet, url+id+"/"+q, "", new(any)) })
 		if err != nil {
 			return err
 		}
 		if err := b.Report(row.Row{
-			What: fmt.Sprintf("%s of a fork of a session with %d events, over REST", q, t.events), Measured: fmt.Sprintf("%.1f ms and %.1f MB allocated, of %d", ms(a.took, 0.5), float64(a.allocated)/1e6, len(a.took)),
-			P50Ms: ms(a.took, 0.5), P99Ms: ms(a.took, 0.99), Command: harness.Command(statesOnly),
+			What: fmt.Sprintf("%s of a fork of a session with %d events, over REST", q, t.events), Measured: fmt.Sprintf("%.1f ms and %.1f MB allocated, of %d", quantileMs(a.took, 0.5), float64(a.allocated)/1e6, len(a.took)),
+			P50Ms: quantileMs(a.took, 0.5), P99Ms: quantileMs(a.took, 0.99), Command: harness.ShellCommand(statesOnlyArguments),
 		}); err != nil {
 			return err
 		}
@@ -157,8 +162,9 @@ func (t *testbed) reportHistory(ctx context.Context, b *harness.Bench, url, fork
 	return nil
 }
 
-// measure calls do n times, after one call that is not measured. seq is the event that the calls are for.
-func measure(seq, n int, do func() error) (timings, error) {
+// timeCalls calls do n times, after one call that is not measured, and returns the durations and the allocated memory.
+// seq is the seq of the event that the calls refer to.
+func timeCalls(seq, n int, do func() error) (timings, error) {
 	a := timings{seq: seq}
 	var before, after runtime.MemStats
 	for i := range n + 1 {
@@ -178,8 +184,8 @@ func measure(seq, n int, do func() error) (timings, error) {
 	return a, nil
 }
 
-// call sends a request and decodes the response.
-func call(ctx context.Context, method, url, body string, to any) error {
+// sendRequest sends an HTTP request and decodes the JSON of the response into to. A status other than 2xx is an error.
+func sendRequest(ctx context.Context, method, url, body string, to any) error {
 	req, err := http.NewRequestWithContext(ctx, method, url, bytes.NewReader([]byte(body)))
 	if err != nil {
 		return err

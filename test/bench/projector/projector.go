@@ -29,12 +29,17 @@ import (
 
 // The performance targets, in events per second and as a share of the rate of COPY.
 const (
-	liveTarget    = 20_000
-	rebuildTarget = 50_000
-	copyShare     = 0.25
+	// minLiveRate is the performance target of a running projector: the minimum rate, in events per second.
+	minLiveRate = 20_000
+	// minRebuildRate is the performance target of a rebuild of the read models: the minimum rate, in events per second.
+	minRebuildRate = 50_000
+	// minShareOfCopy is the performance target of a running projector and of a rebuild, where the machine is too slow for
+	// the rates: the minimum rate, as a share of the rate at which COPY of Postgres writes the same rows.
+	minShareOfCopy = 0.25
 )
 
-// Benchmark is the subcommand "projector" of bench. It measures how fast the projector folds the log into Postgres.
+// Benchmark is the subcommand projector of the benchmark program. It measures how fast the projector folds the log into
+// Postgres.
 type Benchmark struct {
 	Turns      harness.PositiveCount `default:"10000" help:"Turns in the log; each has 23 events in 11 commits."`
 	Sessions   harness.PositiveCount `default:"500" help:"Sessions that have these turns."`
@@ -68,13 +73,14 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	return b.Part("states", func(b *harness.Bench) error { return measureStates(ctx, b, pg, m.StateTurns) })
 }
 
-// measureRounds measures the live path, the rebuild and COPY.
+// measureRounds measures the running projector, the rebuild of the read models and COPY of Postgres, --rounds times
+// each, and reports the rows of docs/performance.md.
 func (m *Benchmark) measureRounds(ctx context.Context, b *harness.Bench, pg *pgserver.Server) error {
 	t, err := newTestbed(ctx, b)
 	if err != nil {
 		return err
 	}
-	if err := t.fill(ctx, int(m.Sessions), int(m.Turns)); err != nil {
+	if err := t.fillLog(ctx, int(m.Sessions), int(m.Turns)); err != nil {
 		return fmt.Errorf("fill the log: %w", err)
 	}
 	for i := range m.Rounds {
@@ -82,10 +88,10 @@ func (m *Benchmark) measureRounds(ctx context.Context, b *harness.Bench, pg *pgs
 			return err
 		}
 	}
-	return t.report(b)
+	return t.reportRates(b)
 }
 
-// testbed is a log, the database that a projector fills from it, and the results so far.
+// testbed is a log, the database into which a projector folds it, and the results of the measurements so far.
 type testbed struct {
 	nc  *nats.Conn
 	js  jetstream.JetStream
@@ -102,10 +108,10 @@ type testbed struct {
 	rows                    int64
 }
 
-// newTestbed starts a NATS server that does not sync every message, because the benchmark measures how fast the log is
-// read, and creates the streams.
+// newTestbed starts a NATS server and creates the streams. The server does not sync every message to the disk, because
+// the benchmark measures how fast the log is read.
 func newTestbed(ctx context.Context, b *harness.Bench) (*testbed, error) {
-	srv, err := b.NATS(natsserver.Config{Relaxed: true})
+	srv, err := b.StartNATSServer(natsserver.Config{Relaxed: true})
 	if err != nil {
 		return nil, err
 	}
@@ -128,7 +134,8 @@ func newTestbed(ctx context.Context, b *harness.Bench) (*testbed, error) {
 	return &testbed{nc: nc, js: js, log: log}, nil
 }
 
-// measureRound measures the live projection, the rebuild and COPY once, with a new database.
+// measureRound measures the running projector, the rebuild of the read models and COPY of Postgres once, in a new
+// database. n is the number of the round.
 func (t *testbed) measureRound(ctx context.Context, pg *pgserver.Server, n int) error {
 	admin, err := pgx.Connect(ctx, pg.DatabaseURL("postgres"))
 	if err != nil {
@@ -143,7 +150,7 @@ func (t *testbed) measureRound(ctx context.Context, pg *pgserver.Server, n int) 
 	if err := readmodel.Migrate(ctx, t.url); err != nil {
 		return err
 	}
-	live, err := t.measureLive(ctx)
+	live, err := t.timeLiveProjector(ctx)
 	if err != nil {
 		return fmt.Errorf("live: %w", err)
 	}
@@ -151,7 +158,7 @@ func (t *testbed) measureRound(ctx context.Context, pg *pgserver.Server, n int) 
 	if err != nil {
 		return err
 	}
-	raw, rows, err := t.measureCopy(ctx)
+	raw, rows, err := t.timeCopy(ctx)
 	if err != nil {
 		return fmt.Errorf("copy: %w", err)
 	}
@@ -160,13 +167,14 @@ func (t *testbed) measureRound(ctx context.Context, pg *pgserver.Server, n int) 
 	return err
 }
 
-// report reports the rows. A ratio is computed within each round, because its parts share the state of the machine.
-func (t *testbed) report(b *harness.Bench) error {
+// reportRates reports the rows of docs/performance.md about the projector and the rebuild. Ratios are computed within
+// each round, because its measurements share the load of the machine.
+func (t *testbed) reportRates(b *harness.Bench) error {
 	for _, kind := range []struct {
 		what   string
 		target int
 		took   []time.Duration
-	}{{"projector, live", liveTarget, t.lives}, {"projector, rebuild", rebuildTarget, t.rebuilds}} {
+	}{{"projector, live", minLiveRate, t.lives}, {"projector, rebuild", minRebuildRate, t.rebuilds}} {
 		var rates, ratios, copied []float64
 		for i, took := range kind.took {
 			rates = append(rates, float64(t.events)/took.Seconds())
@@ -175,9 +183,9 @@ func (t *testbed) report(b *harness.Bench) error {
 		}
 		rate, ratio := harness.Median(rates), harness.Median(ratios)
 		r := row.Row{
-			What: kind.what, Target: fmt.Sprintf("%d events/s, or %.0f %% of COPY", kind.target, 100*copyShare),
+			What: kind.what, Target: fmt.Sprintf("%d events/s, or %.0f %% of COPY", kind.target, 100*minShareOfCopy),
 			Measured: fmt.Sprintf("%.0f events/s", rate), Against: fmt.Sprintf("%.0f events/s by COPY of the same %d rows", harness.Median(copied), t.rows),
-			Ratio: ratio, OK: rate >= float64(kind.target) || ratio >= copyShare,
+			Ratio: ratio, OK: rate >= float64(kind.target) || ratio >= minShareOfCopy,
 		}
 		if err := b.Report(r); err != nil {
 			return err
@@ -186,8 +194,8 @@ func (t *testbed) report(b *harness.Bench) error {
 	return nil
 }
 
-// measureLive returns how long a projector takes from its start to the end of the log.
-func (t *testbed) measureLive(ctx context.Context) (time.Duration, error) {
+// timeLiveProjector starts a projector, and returns the time that it takes to fold the whole log.
+func (t *testbed) timeLiveProjector(ctx context.Context) (time.Duration, error) {
 	p, err := projector.New(projector.Config{DatabaseURL: t.url}, projector.Deps{NATS: t.nc, Log: t.log})
 	if err != nil {
 		return 0, err
@@ -196,7 +204,7 @@ func (t *testbed) measureLive(ctx context.Context) (time.Duration, error) {
 	done := make(chan error, 1)
 	from := time.Now()
 	go func() { done <- p.Run(running) }()
-	err = t.awaitEnd(ctx)
+	err = t.awaitCheckpoints(ctx)
 	took := time.Since(from)
 	stop()
 	if stopped := <-done; err == nil {
@@ -205,8 +213,8 @@ func (t *testbed) measureLive(ctx context.Context) (time.Duration, error) {
 	return took, err
 }
 
-// awaitEnd blocks until every group is at the end of the log.
-func (t *testbed) awaitEnd(ctx context.Context) error {
+// awaitCheckpoints blocks until the checkpoint of every group is at the end of the log.
+func (t *testbed) awaitCheckpoints(ctx context.Context) error {
 	conn, err := readmodel.Connect(ctx, t.url, readmodel.Schema)
 	if err != nil {
 		return err
@@ -236,8 +244,9 @@ func (t *testbed) awaitEnd(ctx context.Context) error {
 	}
 }
 
-// measureCopy reads the rows into memory and copies them into tables with the same columns and indexes.
-func (t *testbed) measureCopy(ctx context.Context) (took time.Duration, rows int64, err error) {
+// timeCopy copies the rows of all read models with COPY of Postgres into tables with the same columns and indexes. It
+// returns the time that COPY took, and the number of rows.
+func (t *testbed) timeCopy(ctx context.Context) (took time.Duration, rows int64, err error) {
 	conn, err := readmodel.Connect(ctx, t.url, readmodel.Schema)
 	if err != nil {
 		return 0, 0, err
@@ -255,7 +264,8 @@ func (t *testbed) measureCopy(ctx context.Context) (took time.Duration, rows int
 	return took, rows, nil
 }
 
-// copyTable copies a table into a new one with the same columns and indexes. It returns the time of the COPY and the number of rows.
+// copyTable copies the rows of a Postgres table with COPY into a new table with the same columns and indexes. It
+// returns the time that COPY took, and the number of rows.
 func copyTable(ctx context.Context, conn *pgx.Conn, table string) (time.Duration, int64, error) {
 	// COPY cannot write generated columns.
 	var names []string

@@ -22,17 +22,17 @@ import (
 )
 
 const (
-	// stateShare is the target: the maximum time of a request for a past state, as a share of the time to fold the
-	// state from the first event.
-	stateShare = 0.1
-	// stateRequests is the number of measured requests for the state at each event.
+	// maxStateShare is the performance target: the maximum time of a request for a past state of a session, as a share of
+	// the time to fold this state from the first event.
+	maxStateShare = 0.1
+	// stateRequests is the number of measured requests for the past state at each of several events.
 	stateRequests = 20
-	// statesOnly are the command line arguments that run only the part of the benchmark about past states.
-	statesOnly = "projector --rounds 0"
+	// statesOnlyArguments are the arguments with which the benchmark program measures past states and forks only.
+	statesOnlyArguments = "projector --rounds 0"
 )
 
-// measureStates measures requests for past states of one long session, with the states that the projector has saved and
-// without them, and forks of that session.
+// measureStates measures requests for past states of one session with the given number of turns, with and without the
+// states that the projector has saved. It also measures forks of the session.
 func measureStates(ctx context.Context, b *harness.Bench, pg *pgserver.Server, turns int) (err error) {
 	t, err := newTestbed(ctx, b)
 	if err != nil {
@@ -42,7 +42,7 @@ func measureStates(ctx context.Context, b *harness.Bench, pg *pgserver.Server, t
 	if err := t.storeSnapshot(ctx, "default", id); err != nil {
 		return fmt.Errorf("store a snapshot: %w", err)
 	}
-	if err := t.fill(ctx, 1, turns); err != nil {
+	if err := t.fillLog(ctx, 1, turns); err != nil {
 		return fmt.Errorf("fill the log: %w", err)
 	}
 	if err := t.appendStates(ctx, id); err != nil {
@@ -53,7 +53,7 @@ func measureStates(ctx context.Context, b *harness.Bench, pg *pgserver.Server, t
 	if err := readmodel.Migrate(ctx, t.url); err != nil {
 		return err
 	}
-	if _, err := t.measureLive(ctx); err != nil {
+	if _, err := t.timeLiveProjector(ctx); err != nil {
 		return err
 	}
 	if _, err := projector.Rebuild(ctx, projector.Config{DatabaseURL: t.url}, projector.Deps{Log: t.log}, true); err != nil {
@@ -86,14 +86,15 @@ func measureStates(ctx context.Context, b *harness.Bench, pg *pgserver.Server, t
 	return t.reportStates(ctx, b, pool, g.URL())
 }
 
-// timings holds the measurements of repeated equal requests.
+// timings holds the durations and the allocated memory of repeated equal calls.
 type timings struct {
 	seq       int // the event that the requests are for
 	took      []time.Duration
 	allocated uint64 // bytes for each request, in the whole process
 }
 
-// reportStates measures requests for states, with the saved states and without them, and writes the rows.
+// reportStates measures requests for past states of a session, with and without the states that the projector has saved
+// in the database, and reports the rows of docs/performance.md. url is the URL of a gateway.
 func (t *testbed) reportStates(ctx context.Context, b *harness.Bench, pool *pgxpool.Pool, url string) error {
 	if _, err := pool.Exec(ctx, "ANALYZE"); err != nil {
 		return err
@@ -101,7 +102,7 @@ func (t *testbed) reportStates(ctx context.Context, b *harness.Bench, pool *pgxp
 	path := url + "/api/sessions/" + events.Derive(events.KindSession, "bench", "0") + "/state?at="
 	var list []timings
 	for _, seq := range []int{499, t.events/1000*500 + 499, t.events} { // all but the last one are as far from a saved state as possible
-		a, err := getState(ctx, path, seq, stateRequests)
+		a, err := timeStateRequests(ctx, path, seq, stateRequests)
 		if err != nil {
 			return err
 		}
@@ -110,17 +111,17 @@ func (t *testbed) reportStates(ctx context.Context, b *harness.Bench, pool *pgxp
 	if _, err := pool.Exec(ctx, "DELETE FROM session_states"); err != nil {
 		return err
 	}
-	zero, err := getState(ctx, path, t.events, 3)
+	zero, err := timeStateRequests(ctx, path, t.events, 3)
 	if err != nil {
 		return err
 	}
 	for _, a := range list {
-		ratio := ms(a.took, 0.5) / ms(zero.took, 0.5)
+		ratio := quantileMs(a.took, 0.5) / quantileMs(zero.took, 0.5)
 		r := row.Row{
-			What: fmt.Sprintf("state at event %d of a session with %d events, over REST", a.seq, t.events), Target: fmt.Sprintf("under %.0f %% of a fold from zero", 100*stateShare),
-			Measured: fmt.Sprintf("%.1f ms and %.1f MB allocated, of %d", ms(a.took, 0.5), float64(a.allocated)/1e6, len(a.took)),
-			Against:  fmt.Sprintf("the state at event %d folded from zero: %.1f ms and %.1f MB allocated", zero.seq, ms(zero.took, 0.5), float64(zero.allocated)/1e6),
-			Ratio:    ratio, P50Ms: ms(a.took, 0.5), P99Ms: ms(a.took, 0.99), OK: ratio < stateShare,
+			What: fmt.Sprintf("state at event %d of a session with %d events, over REST", a.seq, t.events), Target: fmt.Sprintf("under %.0f %% of a fold from zero", 100*maxStateShare),
+			Measured: fmt.Sprintf("%.1f ms and %.1f MB allocated, of %d", quantileMs(a.took, 0.5), float64(a.allocated)/1e6, len(a.took)),
+			Against:  fmt.Sprintf("the state at event %d folded from zero: %.1f ms and %.1f MB allocated", zero.seq, quantileMs(zero.took, 0.5), float64(zero.allocated)/1e6),
+			Ratio:    ratio, P50Ms: quantileMs(a.took, 0.5), P99Ms: quantileMs(a.took, 0.99), OK: ratio < maxStateShare,
 			Note: "the response has 50 of the blocks; gateway, client and Postgres share the machine",
 		}
 		if err := b.Report(r); err != nil {
@@ -130,14 +131,15 @@ func (t *testbed) reportStates(ctx context.Context, b *harness.Bench, pool *pgxp
 	return nil
 }
 
-// getState measures n requests for the state at an event.
-func getState(ctx context.Context, path string, seq, n int) (timings, error) {
-	return measure(seq, n, func() error {
+// timeStateRequests measures n requests for a session's state as of the event with the given seq. path is the URL of
+// the request, up to the seq.
+func timeStateRequests(ctx context.Context, path string, seq, n int) (timings, error) {
+	return timeCalls(seq, n, func() error {
 		var state struct {
 			Seq    int
 			Blocks []json.RawMessage
 		}
-		if err := call(ctx, http.MethodGet, fmt.Sprint(path, seq), "", &state); err != nil {
+		if err := sendRequest(ctx, http.MethodGet, fmt.Sprint(path, seq), "", &state); err != nil {
 			return err
 		}
 		if state.Seq != seq || len(state.Blocks) == 0 {
@@ -147,8 +149,8 @@ func getState(ctx context.Context, path string, seq, n int) (timings, error) {
 	})
 }
 
-// ms returns the quantile q of durations, in milliseconds.
-func ms(list []time.Duration, q float64) float64 {
+// quantileMs returns the quantile q, from 0 to 1, of a list of durations, in milliseconds.
+func quantileMs(list []time.Duration, q float64) float64 {
 	list = slices.Sorted(slices.Values(list))
 	return list[min(len(list)-1, int(q*float64(len(list))))].Seconds() * 1000
 }

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Row is one row of the table of measurements, with its target if there is one.
+// Row is one row of the table in docs/performance.md: a measurement and, if there is one, its target.
 type Row struct {
 	What     string  `json:"what"`
 	Target   string  `json:"target"`            // as the design states it; "" for a row that only informs
@@ -24,7 +24,8 @@ type Row struct {
 	Note     string  `json:"note,omitempty"`
 }
 
-// Verdict returns ok or short, or for a row without a target that it is informational.
+// Verdict returns "ok" if the target of the row is reached, "short" if it is not, and "for information" if the row has
+// no target.
 func (r Row) Verdict() string {
 	switch {
 	case r.Target == "":
@@ -35,7 +36,7 @@ func (r Row) Verdict() string {
 	return "short"
 }
 
-// Write prints a row as a line of JSON.
+// Write writes a row to w, as a line of JSON.
 func Write(w io.Writer, r Row) error {
 	enc := json.NewEncoder(w)
 	enc.SetEscapeHTML(false) // commands have && in them
@@ -45,7 +46,7 @@ func Write(w io.Writer, r Row) error {
 	return nil
 }
 
-// Read reads rows to the end of r. The error names a line that is not a row.
+// Read reads rows, one JSON object a line, to the end of r. The error names the line that is not a row.
 func Read(r io.Reader) ([]Row, error) {
 	dec := json.NewDecoder(r)
 	dec.DisallowUnknownFields()
@@ -66,8 +67,8 @@ func Read(r io.Reader) ([]Row, error) {
 	}
 }
 
-// Table writes rows as Markdown.
-func Table(w io.Writer, rows []Row) error {
+// WriteTable writes rows as a Markdown table, as in docs/performance.md.
+func WriteTable(w io.Writer, rows []Row) error {
 	out := "| what | must reach | measured | against | ratio | p50 | p99 | |\n| --- | --- | --- | --- | --- | --- | --- | --- |\n"
 	for _, r := range rows {
 		note := r.Verdict()
@@ -75,22 +76,22 @@ func Table(w io.Writer, rows []Row) error {
 			note += "; " + r.Note
 		}
 		out += fmt.Sprintf("| %s | %s | %s | %s | %s | %s | %s | %s |\n", r.What, r.Target, r.Measured, r.Against,
-			number(r.Ratio, "%.2f"), number(r.P50Ms, "%.2f ms"), number(r.P99Ms, "%.2f ms"), note)
+			formatNonZero(r.Ratio, "%.2f"), formatNonZero(r.P50Ms, "%.2f ms"), formatNonZero(r.P99Ms, "%.2f ms"), note)
 	}
 	_, err := io.WriteString(w, out)
 	return err
 }
 
-// number formats a number, or returns "" for 0.
-func number(n float64, format string) string {
+// formatNonZero formats a number for a cell of the table, or returns "" for 0.
+func formatNonZero(n float64, format string) string {
 	if n == 0 {
 		return ""
 	}
 	return fmt.Sprintf(format, n)
 }
 
-// Percentile returns the time in milliseconds below which the given share of samples lies, or 0 without samples. It
-// sorts the samples.
+// Percentile returns the duration, in milliseconds, below which the given share (0 to 1) of the samples lies, or 0 if
+// there are no samples. It sorts samples.
 func Percentile(samples []time.Duration, share float64) float64 {
 	if len(samples) == 0 {
 		return 0

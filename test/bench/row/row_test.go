@@ -16,7 +16,7 @@ func Example() {
 		{What: "restore", Target: "1 s", Measured: "2 s"},
 		{What: "snapshot", Measured: "3 s", Note: "of all"},
 	}
-	if err := row.Table(os.Stdout, rows); err != nil {
+	if err := row.WriteTable(os.Stdout, rows); err != nil {
 		panic(err)
 	}
 	// Output:

@@ -16,29 +16,31 @@ import (
 	"github.com/spoolhq/spool/test/bench/system"
 )
 
-// plainAgent is the slug of the agent that has no skills.
+// plainAgent is the slug of the agent without skills.
 const plainAgent = "plain"
 
 // Each skill has this number of scripts of this size in bytes.
 const (
-	scripts    = 5
-	scriptSize = 20 << 10
+	// scriptsPerSkill is the number of script files of each skill.
+	scriptsPerSkill = 5
+	// scriptBytes is the size, in bytes, of each script file of a skill.
+	scriptBytes = 20 << 10
 )
 
-// applyAgent applies an agent of architecture spool with the given skills.
+// applyAgent creates an agent with the given slug, the architecture spool and the given skills in the catalogue.
 func (s *testbed) applyAgent(ctx context.Context, slug string, skills []string) error {
 	return s.client.Apply(ctx, "agents", slug, map[string]any{"architecture": "spool", "instructions": "Answer the question.", "skills": skills})
 }
 
-// runRound pushes new skills and takes the first turn of three sessions: without skills, with the new skills, and with the
-// same skills again.
-func (s *testbed) runRound(ctx context.Context, n int, t *times) error {
+// runRound pushes new skills and takes the first turn of three sessions: without skills, with the new skills, and with
+// the same skills again. It adds their durations to t. n is the number of the round.
+func (s *testbed) runRound(ctx context.Context, n int, t *roundTimes) error {
 	slug := fmt.Sprint("skilled-", n)
 	var zips [][]byte
 	var names []string
 	for i := range s.skills {
 		name := fmt.Sprintf("skill-%d-%d", n, i)
-		z, err := s.pack(name)
+		z, err := s.packSkill(name)
 		if err != nil {
 			return err
 		}
@@ -54,19 +56,19 @@ func (s *testbed) runRound(ctx context.Context, n int, t *times) error {
 		agent string
 		into  *[]time.Duration
 	}{{plainAgent, &t.none}, {slug, &t.first}, {slug, &t.again}} {
-		d, err := s.takeTurn(ctx, m.agent)
+		d, err := s.timeFirstTurn(ctx, m.agent)
 		if err != nil {
 			return fmt.Errorf("agent %s: %w", m.agent, err)
 		}
 		*m.into = append(*m.into, d)
 	}
-	d, err := unpack(filepath.Join(s.dir, slug), zips)
+	d, err := timeUnpacking(filepath.Join(s.dir, slug), zips)
 	t.unpacked = append(t.unpacked, d)
 	return err
 }
 
-// pack returns the ZIP of a skill with random content.
-func (s *testbed) pack(name string) (_ []byte, err error) {
+// packSkill returns the ZIP of a skill with the given name and random content.
+func (s *testbed) packSkill(name string) (_ []byte, err error) {
 	dir := filepath.Join(s.dir, name)
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	if err := os.MkdirAll(filepath.Join(dir, "scripts"), 0o750); err != nil {
@@ -76,8 +78,8 @@ func (s *testbed) pack(name string) (_ []byte, err error) {
 	if err := os.WriteFile(filepath.Join(dir, "SKILL.md"), []byte(text), 0o600); err != nil {
 		return nil, err
 	}
-	content := make([]byte, scriptSize)
-	for i := range scripts {
+	content := make([]byte, scriptBytes)
+	for i := range scriptsPerSkill {
 		_, _ = rand.Read(content) // never fails
 		if err := os.WriteFile(filepath.Join(dir, "scripts", fmt.Sprint(i)), content, 0o600); err != nil {
 			return nil, err
@@ -88,8 +90,9 @@ func (s *testbed) pack(name string) (_ []byte, err error) {
 	return z.Bytes(), err
 }
 
-// takeTurn creates a session, returns the time from the message of its first turn to the first text, and deletes the session.
-func (s *testbed) takeTurn(ctx context.Context, agent string) (time.Duration, error) {
+// timeFirstTurn creates a session of an agent, takes its first turn and deletes the session. It returns the time from
+// the message to the first text.
+func (s *testbed) timeFirstTurn(ctx context.Context, agent string) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, turnTimeout)
 	defer cancel()
 	id, err := s.client.Create(ctx, system.SessionSpec{Agent: agent})
@@ -105,8 +108,8 @@ func (s *testbed) takeTurn(ctx context.Context, agent string) (time.Duration, er
 	return t.Latency(), errors.Join(err, s.sys.End(ctx, id))
 }
 
-// unpack writes the files of ZIPs into a folder, returns how long that took, and removes the folder.
-func unpack(dir string, zips [][]byte) (took time.Duration, err error) {
+// timeUnpacking unpacks ZIPs into the folder dir, removes the folder, and returns the time that the unpacking took.
+func timeUnpacking(dir string, zips [][]byte) (took time.Duration, err error) {
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	started := time.Now()
 	for i, z := range zips {
@@ -115,7 +118,7 @@ func unpack(dir string, zips [][]byte) (took time.Duration, err error) {
 			return 0, err
 		}
 		for _, f := range r.File {
-			if err := extract(filepath.Join(dir, fmt.Sprint(i), filepath.Clean("/"+f.Name)), f); err != nil {
+			if err := extractEntry(filepath.Join(dir, fmt.Sprint(i), filepath.Clean("/"+f.Name)), f); err != nil {
 				return 0, err
 			}
 		}
@@ -123,8 +126,8 @@ func unpack(dir string, zips [][]byte) (took time.Duration, err error) {
 	return time.Since(started), nil
 }
 
-// extract writes a file or folder of a ZIP to a path.
-func extract(path string, f *zip.File) error {
+// extractEntry writes the entry f of a ZIP, a file or a folder, to a path.
+func extractEntry(path string, f *zip.File) error {
 	if f.FileInfo().IsDir() {
 		return os.MkdirAll(path, 0o750)
 	}

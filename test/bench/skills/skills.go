@@ -13,9 +13,11 @@ import (
 	"github.com/spoolhq/spool/test/bench/system"
 )
 
+// turnTimeout is the time limit of one session: its creation, its first turn and its deletion.
 const turnTimeout = 2 * time.Minute
 
-// Benchmark is the subcommand skills. It measures the time that an agent's skills add to the first turn of a session.
+// Benchmark is the subcommand skills of the benchmark program. It measures the time that an agent's skills add to the
+// first turn of a session.
 type Benchmark struct {
 	Rounds harness.PositiveCount `default:"10" help:"Measured rounds, each of three sessions."`
 	Skills harness.PositiveCount `default:"20" help:"Skills of the agent."`
@@ -29,13 +31,13 @@ type testbed struct {
 	skills int
 }
 
-// times holds the measured times of all rounds: first turns without skills, with new skills and with the same skills
-// again, and unpacking alone.
-type times struct{ none, first, again, unpacked []time.Duration }
+// roundTimes holds the durations that were measured in all rounds: of first turns without skills, with new skills, and
+// with the same skills again, and of unpacking the skills without a session.
+type roundTimes struct{ none, first, again, unpacked []time.Duration }
 
 // Measure implements harness.Benchmark.
 func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
-	if !b.Docker(ctx, "its rows") {
+	if !b.CanUseDocker(ctx, "its rows") {
 		return nil
 	}
 	runner, err := b.Runner(ctx)
@@ -55,13 +57,13 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	if err := s.applyAgent(ctx, plainAgent, nil); err != nil {
 		return err
 	}
-	var t times
+	var t roundTimes
 	for i := range int(m.Rounds) + 1 { // the first round warms the services up
 		if err := s.runRound(ctx, i, &t); err != nil {
 			return fmt.Errorf("round %d: %w", i, err)
 		}
 		if i == 0 {
-			t = times{}
+			t = roundTimes{}
 		}
 	}
 	for _, r := range t.rows(s.skills) {
@@ -72,7 +74,8 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	return nil
 }
 
-func (t *times) rows(skills int) []row.Row {
+// rows returns the rows of docs/performance.md about an agent with the given number of skills.
+func (t *roundTimes) rows(skills int) []row.Row {
 	none, first, again, raw := row.Percentile(t.none, 0.5), row.Percentile(t.first, 0.5), row.Percentile(t.again, 0.5), row.Percentile(t.unpacked, 0.5)
 	what := "first turn of a new session, message posted to first text on the WebSocket, Docker, the built-in agent with %d skills that the engine %s"
 	note := fmt.Sprintf("an agent without skills: p50 %.1f ms, p99 %.1f ms; 6 files and 100 KiB each", none, row.Percentile(t.none, 0.99))

@@ -9,7 +9,7 @@ import (
 	"github.com/spoolhq/spool/test/bench/system"
 )
 
-// session is a session of the built-in agent, in which the benchmark runs commands and takes snapshots.
+// session is a session of the built-in agent, in which the benchmark takes turns and snapshots.
 type session struct {
 	sys    *system.System
 	client *system.Client
@@ -17,6 +17,7 @@ type session struct {
 	id     string
 }
 
+// newSession creates a session of the built-in agent in the running system sys, and joins it over a WebSocket.
 func newSession(ctx context.Context, sys *system.System) (*session, error) {
 	ctx, cancel := context.WithTimeout(ctx, turnTimeout)
 	defer cancel()
@@ -29,6 +30,7 @@ func newSession(ctx context.Context, sys *system.System) (*session, error) {
 	return s, err
 }
 
+// close deletes the session and blocks until its sandbox has ended.
 func (s *session) close() error {
 	defer s.socket.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), turnTimeout)
@@ -36,8 +38,8 @@ func (s *session) close() error {
 	return s.sys.End(ctx, s.id)
 }
 
-// turn takes a turn and returns the snapshot at its end.
-func (s *session) turn(ctx context.Context, text string) (synced events.WorkspaceSynced, err error) {
+// takeTurn posts text as a message, blocks until the turn has ended, and returns the event of the snapshot at its end.
+func (s *session) takeTurn(ctx context.Context, text string) (synced events.WorkspaceSynced, err error) {
 	ctx, cancel := context.WithTimeout(ctx, turnTimeout)
 	defer cancel()
 	execution, err := s.client.Post(ctx, s.id, text)
@@ -56,14 +58,14 @@ func (s *session) turn(ctx context.Context, text string) (synced events.Workspac
 			ended = true
 		}
 		if ended && w.Type == synced.EventType() {
-			err := read(w, "turn", &synced)
+			err := decodeSnapshot(w, "turn", &synced)
 			return synced, err
 		}
 	}
 }
 
-// sync requests a snapshot and returns it.
-func (s *session) sync(ctx context.Context) (synced events.WorkspaceSynced, err error) {
+// requestSnapshot requests a snapshot of the workspace, blocks until it is stored, and returns its event.
+func (s *session) requestSnapshot(ctx context.Context) (synced events.WorkspaceSynced, err error) {
 	ctx, cancel := context.WithTimeout(ctx, turnTimeout)
 	defer cancel()
 	if err := s.client.Sync(ctx, s.id); err != nil {
@@ -75,14 +77,14 @@ func (s *session) sync(ctx context.Context) (synced events.WorkspaceSynced, err 
 			return synced, fmt.Errorf("waiting for the requested snapshot: %w", err)
 		}
 		if w.Type == synced.EventType() {
-			err := read(w, "requested", &synced)
+			err := decodeSnapshot(w, "requested", &synced)
 			return synced, err
 		}
 	}
 }
 
-// read decodes the event of a snapshot. A snapshot for another reason is an error.
-func read(w events.Wire, reason string, into *events.WorkspaceSynced) error {
+// decodeSnapshot decodes the event of a snapshot. It returns an error if the snapshot was taken for another reason.
+func decodeSnapshot(w events.Wire, reason string, into *events.WorkspaceSynced) error {
 	if err := json.Unmarshal(w.Data, into); err != nil {
 		return err
 	}

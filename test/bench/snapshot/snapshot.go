@@ -18,8 +18,9 @@ import (
 	"github.com/spoolhq/spool/test/bench/system"
 )
 
-// script is the script of the model: it makes the agent run the shell command in the message.
-const script = `
+// modelScript is the script of the model server, in mockllm's format. It makes the agent run the shell command in the
+// message.
+const modelScript = `
 rules:
   - match: {user: {regex: 'run the command (?s)(.*)'}}
     steps:
@@ -29,17 +30,17 @@ rules:
       - text: 'You said {{user}}.'
 `
 
-// turnTimeout limits a turn and its snapshot.
+// turnTimeout is the time limit of a turn with its snapshot, and of a requested snapshot.
 const turnTimeout = 3 * time.Minute
 
-// changedTarget is the target for local sandboxes: the maximum of the median time, in milliseconds, of a snapshot after
-// one file has changed.
-const changedTarget = 50
+// maxChangedMs is the performance target for local sandboxes: the maximum of the median time, in milliseconds, of a
+// snapshot after one file has changed.
+const maxChangedMs = 50
 
-// maxFiles limits the number of files in the workspace. More files would measure the disk.
+// maxFiles is the maximum of the flag --files. With more files, the benchmark would measure the disk.
 const maxFiles = 200_000
 
-// Benchmark is the subcommand snapshot. It measures snapshots of a workspace with many files.
+// Benchmark is the subcommand snapshot of the benchmark program. It measures snapshots of a workspace with many files.
 type Benchmark struct {
 	Files  int                   `default:"20000" help:"Files in the workspace, 100 to 200,000."`
 	Rounds harness.PositiveCount `default:"8" help:"Turns of each kind."`
@@ -59,13 +60,13 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	if err != nil {
 		return err
 	}
-	url, err := b.Model(script)
+	url, err := b.Model(modelScript)
 	if err != nil {
 		return err
 	}
 	for _, provider := range []string{"local", "Docker"} {
 		docker := provider == "Docker"
-		if docker && !b.Docker(ctx, "the rows of Docker") {
+		if docker && !b.CanUseDocker(ctx, "the rows of Docker") {
 			continue
 		}
 		err := b.Part(provider, func(b *harness.Bench) error {
@@ -82,27 +83,28 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	return nil
 }
 
-// measureProvider measures snapshots with one sandbox provider.
+// measureProvider measures snapshots with one sandbox provider (local or Docker), and reports the rows of
+// docs/performance.md.
 func (m *Benchmark) measureProvider(ctx context.Context, b *harness.Bench, sys *system.System, provider string) (err error) {
 	s, err := newSession(ctx, sys)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.close()) }()
-	first, err := s.turn(ctx, "run the command "+createFiles(m.Files))
+	first, err := s.takeTurn(ctx, "run the command "+createFilesCommand(m.Files))
 	if err != nil {
 		return err
 	}
 	if int(first.Files) < m.Files {
 		return fmt.Errorf("the first snapshot has %d files, the workspace has %d", first.Files, m.Files)
 	}
-	var same, changed samples
+	var same, changed snapshotSamples
 	for i := range int(m.Rounds) + 1 { // the first turns read files again that were too new to rely on their times
-		one, err := s.turn(ctx, fmt.Sprintf("run the command echo changed %d > d0/f0", i))
+		one, err := s.takeTurn(ctx, fmt.Sprintf("run the command echo changed %d > d0/f0", i))
 		if err != nil {
 			return err
 		}
-		none, err := s.turn(ctx, fmt.Sprint("number ", i))
+		none, err := s.takeTurn(ctx, fmt.Sprint("number ", i))
 		if err != nil {
 			return err
 		}
@@ -110,9 +112,9 @@ func (m *Benchmark) measureProvider(ctx context.Context, b *harness.Bench, sys *
 			same, changed = append(same, none), append(changed, one)
 		}
 	}
-	var idle samples
+	var idle snapshotSamples
 	for range m.Rounds {
-		d, err := s.sync(ctx)
+		d, err := s.requestSnapshot(ctx)
 		if err != nil {
 			return err
 		}
@@ -122,7 +124,7 @@ func (m *Benchmark) measureProvider(ctx context.Context, b *harness.Bench, sys *
 	const records = "; with the agent's own records, which every turn changes"
 	one := m.row(provider, turn+"one of %d files changed", changed, first, records)
 	if provider == "local" {
-		one.Target, one.OK = fmt.Sprintf("under %d ms", changedTarget), one.P50Ms < changedTarget
+		one.Target, one.OK = fmt.Sprintf("under %d ms", maxChangedMs), one.P50Ms < maxChangedMs
 	}
 	for _, r := range []row.Row{
 		m.row(provider, turn+"none of %d files changed", same, first, records),
@@ -136,19 +138,21 @@ func (m *Benchmark) measureProvider(ctx context.Context, b *harness.Bench, sys *
 	return nil
 }
 
-// samples are the measured snapshots of one kind.
-type samples []events.WorkspaceSynced
+// snapshotSamples are the events of the measured snapshots of one kind.
+type snapshotSamples []events.WorkspaceSynced
 
-// times returns the durations of the snapshots.
-func (s samples) times() (all []time.Duration) {
+// durations returns the time that each of the snapshots took.
+func (s snapshotSamples) durations() (all []time.Duration) {
 	for _, d := range s {
 		all = append(all, time.Duration(d.DurationMs)*time.Millisecond)
 	}
 	return all
 }
 
-func (m *Benchmark) row(provider, what string, s samples, first events.WorkspaceSynced, note string) row.Row {
-	p50 := row.Percentile(s.times(), 0.5)
+// row returns the row of docs/performance.md about one kind of snapshots. what names the kind; first is the session's
+// first snapshot, with which the others are compared.
+func (m *Benchmark) row(provider, what string, s snapshotSamples, first events.WorkspaceSynced, note string) row.Row {
+	p50 := row.Percentile(s.durations(), 0.5)
 	stored := uint64(0)
 	for _, d := range s {
 		stored += d.NewBytes / uint64(len(s))
@@ -157,13 +161,14 @@ func (m *Benchmark) row(provider, what string, s samples, first events.Workspace
 		What:     fmt.Sprintf(what, m.Files) + ", " + provider,
 		Measured: fmt.Sprintf("%.0f ms and %.1f kB of content stored, of %d", p50, float64(stored)/1e3, len(s)),
 		Against:  fmt.Sprintf("the first snapshot, of all: %d ms, %.1f MB of files", first.DurationMs, float64(first.Bytes)/1e6),
-		Ratio:    p50 / float64(max(first.DurationMs, 1)), P50Ms: p50, P99Ms: row.Percentile(s.times(), 0.99),
+		Ratio:    p50 / float64(max(first.DurationMs, 1)), P50Ms: p50, P99Ms: row.Percentile(s.durations(), 0.99),
 		Note: "NATS syncs every message" + note,
 	}
 }
 
-// createFiles returns a shell command that creates files of 0 to 2,000 bytes, a hundred in each folder.
-func createFiles(files int) string {
+// createFilesCommand returns a shell command that creates a number of files of 0 to 2,000 bytes, a hundred in each
+// folder.
+func createFilesCommand(files int) string {
 	script := []string{
 		fmt.Sprintf("for d in $(seq 0 %d); do mkdir d$d; for f in $(seq 0 99); do printf '%%*d' $((f * 20)) $((d * 100 + f)) > d$d/f$f; done; done", files/100-1),
 		"find . -type f -exec touch -d '1 hour ago' {} +", // so that snapshots rely on their times

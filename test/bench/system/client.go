@@ -15,19 +15,19 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Client is a client of a gateway. It is safe for concurrent use.
+// Client sends requests to a gateway of Spool. It is safe for concurrent use.
 type Client struct {
 	URL  string
 	HTTP *http.Client
 }
 
-// NewClient returns a client that keeps up to 64 idle connections.
+// NewClient returns a client of the gateway at url. The client keeps up to 64 idle connections.
 func NewClient(url string) *Client {
 	return &Client{URL: url, HTTP: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}}}
 }
 
-// call sends a request, with a body unless it is nil, and decodes the response into out unless that is nil. A response
-// without a status of 2xx is an error.
+// call sends a request to the gateway, with body as JSON unless body is nil, and decodes the response into out unless
+// out is nil. A status other than 2xx is an error.
 func (c *Client) call(ctx context.Context, method, path string, body, out any) error {
 	var in io.Reader
 	if body != nil {
@@ -47,7 +47,8 @@ func (c *Client) call(ctx context.Context, method, path string, body, out any) e
 	return c.do(req, out)
 }
 
-// do sends a request and decodes the response into out, unless that is nil. A status other than 2xx is an error.
+// do sends req to the gateway and decodes the response into out, unless out is nil. A status other than 2xx is an
+// error.
 func (c *Client) do(req *http.Request, out any) error {
 	resp, err := c.HTTP.Do(req)
 	if err != nil {
@@ -83,7 +84,8 @@ func (c *Client) Create(ctx context.Context, spec SessionSpec) (session string, 
 	return out.SessionID, err
 }
 
-// Apply applies a definition. Kind is "agents" or "environments".
+// Apply creates or updates an entry of the catalogue. kind is "agents" or "environments"; spec is the entry's
+// definition.
 func (c *Client) Apply(ctx context.Context, kind, slug string, spec any) error {
 	return c.call(ctx, http.MethodPost, "/api/"+kind, map[string]any{"ref": map[string]any{"slug": slug}, "spec": spec}, nil)
 }
@@ -98,7 +100,7 @@ func (c *Client) PushSkill(ctx context.Context, slug string, zip []byte) error {
 	return c.do(req, nil)
 }
 
-// Delete deletes a session. Its sandbox ends soon after; see System.End.
+// Delete deletes a session. Its sandbox ends soon afterwards; System.End also waits for that.
 func (c *Client) Delete(ctx context.Context, session string) error {
 	return c.call(ctx, http.MethodDelete, "/api/sessions/"+session, nil, nil)
 }
@@ -108,7 +110,7 @@ func (c *Client) Sync(ctx context.Context, session string) error {
 	return c.call(ctx, http.MethodPost, "/api/sessions/"+session+"/sync", struct{}{}, nil)
 }
 
-// Post posts a message and returns the id of its execution.
+// Post posts text as a message to a session and returns the id of its execution.
 func (c *Client) Post(ctx context.Context, session, text string) (execution string, err error) {
 	var out struct {
 		ExecutionID string `json:"executionId"`
@@ -117,14 +119,14 @@ func (c *Client) Post(ctx context.Context, session, text string) (execution stri
 	return out.ExecutionID, err
 }
 
-// Socket is a WebSocket that has joined one session.
+// Socket is a client's WebSocket that has joined one session.
 type Socket struct {
 	Tip  uint32 // the seq of the session's last event when the socket joined
 	conn *websocket.Conn
 }
 
-// message is a message from the gateway to a Socket.
-type message struct {
+// gatewayMessage is a message that the gateway sends on a WebSocket.
+type gatewayMessage struct {
 	Type    string      `json:"type"`
 	Seq     uint32      `json:"seq"`
 	Event   events.Wire `json:"event"`
@@ -132,12 +134,13 @@ type message struct {
 	Message string      `json:"message"`
 }
 
-// Join opens a WebSocket, joins the session from its first event, and returns when the gateway has confirmed that.
+// Join opens a WebSocket to the gateway and joins the session. The socket receives all events, from the first one. Join
+// returns when the gateway has confirmed the join.
 func (c *Client) Join(ctx context.Context, session string) (*Socket, error) {
 	return c.JoinAfter(ctx, session, 0)
 }
 
-// JoinAfter joins the session like Join, after the event with the given seq.
+// JoinAfter is like Join, but the socket receives only the events after the one with the given seq.
 func (c *Client) JoinAfter(ctx context.Context, session string, seq uint32) (*Socket, error) {
 	conn, _, err := websocket.Dial(ctx, "ws"+strings.TrimPrefix(c.URL, "http")+"/api/ws", nil) //nolint:bodyclose // an upgraded connection has none
 	if err != nil {
@@ -150,7 +153,7 @@ func (c *Client) JoinAfter(ctx context.Context, session string, seq uint32) (*So
 		err = conn.Write(ctx, websocket.MessageText, join)
 	}
 	for err == nil {
-		var m message
+		var m gatewayMessage
 		if m, _, err = s.next(ctx); err == nil && m.Type == "session:joined" {
 			s.Tip = m.Seq
 			return s, nil
@@ -170,8 +173,10 @@ func (s *Socket) Next(ctx context.Context) (events.Wire, time.Time, error) {
 	}
 }
 
-func (s *Socket) next(ctx context.Context) (message, time.Time, error) {
-	var m message
+// next returns the next message of the gateway, and the time at which it was received. A message about an error is
+// returned as an error.
+func (s *Socket) next(ctx context.Context) (gatewayMessage, time.Time, error) {
+	var m gatewayMessage
 	_, raw, err := s.conn.Read(ctx)
 	received := time.Now()
 	if err != nil {
@@ -186,19 +191,20 @@ func (s *Socket) next(ctx context.Context) (message, time.Time, error) {
 	return m, received, nil
 }
 
-// Close ends the connection.
+// Close closes the WebSocket.
 func (s *Socket) Close() { _ = s.conn.CloseNow() }
 
-// Text is the part of a block's text that an event of type text_delta or block_complete holds.
-type Text struct {
+// BlockText is the piece of a block's text that an event of type text_delta or block_complete contains.
+type BlockText struct {
 	Block    string
 	Offset   int // in bytes
 	Piece    string
 	Complete bool // Piece is the whole text
 }
 
-// TextOf returns the text in an event. ok is false if the event holds no text of the agent.
-func TextOf(w events.Wire) (text Text, ok bool, err error) {
+// TextOf returns the piece of the agent's text that an event contains. ok is false if the event contains no text of the
+// agent.
+func TextOf(w events.Wire) (text BlockText, ok bool, err error) {
 	switch w.Type {
 	case events.TextDelta:
 		var d struct {
@@ -207,11 +213,11 @@ func TextOf(w events.Wire) (text Text, ok bool, err error) {
 			Delta   string `json:"delta"`
 		}
 		err := json.Unmarshal(w.Data, &d)
-		return Text{Block: d.BlockID, Offset: d.Offset, Piece: d.Delta}, err == nil, err
+		return BlockText{Block: d.BlockID, Offset: d.Offset, Piece: d.Delta}, err == nil, err
 	case events.BlockComplete{}.EventType():
 		var d events.BlockComplete
 		err := json.Unmarshal(w.Data, &d)
-		return Text{Block: d.Block.ID, Piece: d.Block.Content, Complete: true}, err == nil && d.Block.Kind == events.KindAssistantText, err
+		return BlockText{Block: d.Block.ID, Piece: d.Block.Content, Complete: true}, err == nil && d.Block.Kind == events.KindAssistantText, err
 	}
-	return Text{}, false, nil
+	return BlockText{}, false, nil
 }

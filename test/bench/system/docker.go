@@ -15,25 +15,26 @@ import (
 	"github.com/spoolhq/spool/services/executor"
 )
 
-// Image is the image of Docker sandboxes. scripts/images builds it.
-const Image = "spool/sandbox:latest"
+// SandboxImage is the container image of Docker sandboxes. scripts/images builds it.
+const SandboxImage = "spool/sandbox:latest"
 
-// modelKey is the API key of the scripted model, which accepts any key.
+// modelKey is the API key that agents send to the scripted model server, which accepts any key.
 const modelKey = "bench"
 
-// dockerTimeout limits one command of the engine, and the wait for the egress proxy.
+// dockerTimeout is the time limit of one docker command, and of the wait for the egress proxy to become healthy.
 const dockerTimeout = time.Minute
 
-// Docker returns nil if there is a Docker engine that has Image, and otherwise the reason why not.
-func Docker(ctx context.Context) error {
-	if _, err := docker(ctx, "image", "inspect", "--format", "{{.Id}}", Image); err != nil {
-		return fmt.Errorf("no Docker engine with the image %s (scripts/engine start; scripts/images): %w", Image, err)
+// CheckDocker returns nil if this machine has a Docker engine with the image SandboxImage, and otherwise an error with
+// the reason.
+func CheckDocker(ctx context.Context) error {
+	if _, err := runDocker(ctx, "image", "inspect", "--format", "{{.Id}}", SandboxImage); err != nil {
+		return fmt.Errorf("no Docker engine with the image %s (scripts/engine start; scripts/images): %w", SandboxImage, err)
 	}
 	return nil
 }
 
-// docker runs the docker CLI and returns the words that it prints.
-func docker(ctx context.Context, args ...string) ([]string, error) {
+// runDocker runs the docker command with args and returns the words of its output.
+func runDocker(ctx context.Context, args ...string) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, dockerTimeout)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, "docker", args...).CombinedOutput() //nolint:gosec // the arguments are our own
@@ -43,7 +44,8 @@ func docker(ctx context.Context, args ...string) ([]string, error) {
 	return strings.Fields(string(out)), nil
 }
 
-// configureSandboxes configures the executor for the model and the sandbox provider.
+// configureSandboxes sets the model and the sandbox provider in the executor's configuration. With Docker sandboxes it
+// starts the egress proxy.
 func (s *System) configureSandboxes(ctx context.Context) error {
 	e := &s.cfg.Executor
 	if s.cfg.ModelURL != "" {
@@ -54,10 +56,10 @@ func (s *System) configureSandboxes(ctx context.Context) error {
 		return nil
 	}
 	s.engine = "bench" + strings.ToLower(rand.Text()[:12])
-	e.Sandbox, e.SandboxImage, e.Engine = executor.Docker, Image, s.engine
+	e.Sandbox, e.SandboxImage, e.Engine = executor.Docker, SandboxImage, s.engine
 	s.cfg.Session.Providers = []string{executor.Docker}
 	s.closers = append(s.closers, s.removeFromEngine)
-	egress, err := StartEgress(ctx, s.cfg.Dir, s.cfg.ModelURL)
+	egress, err := StartEgressProxy(ctx, s.cfg.Dir, s.cfg.ModelURL)
 	if err != nil {
 		return err
 	}
@@ -66,31 +68,34 @@ func (s *System) configureSandboxes(ctx context.Context) error {
 	return nil
 }
 
-func (s *System) label() string { return "label=dev.spool.engine=" + s.engine }
+// engineFilter returns the filter for docker commands that matches the containers and volumes of this system.
+func (s *System) engineFilter() string { return "label=dev.spool.engine=" + s.engine }
 
-// Containers returns the number of containers of this system on the engine, or 0 without Docker.
-func (s *System) Containers(ctx context.Context) (int, error) {
+// CountContainers returns the number of containers of this system on the Docker engine, or 0 if the system does not use
+// Docker.
+func (s *System) CountContainers(ctx context.Context) (int, error) {
 	if s.engine == "" {
 		return 0, nil
 	}
-	list, err := docker(ctx, "ps", "--all", "--quiet", "--filter", s.label())
+	list, err := runDocker(ctx, "ps", "--all", "--quiet", "--filter", s.engineFilter())
 	return len(list), err
 }
 
-// removeFromEngine removes the containers and volumes of this system from the engine. Containers, and volumes other than
-// those of the runner and of skills, are an error, because Spool should have removed them.
+// removeFromEngine removes the containers and volumes of this system from the Docker engine. It returns an error if
+// there are containers, or volumes other than those of the runner and of skills, because Spool should have removed
+// them.
 func (s *System) removeFromEngine() error {
 	ctx := context.Background() // docker has its own timeout
-	containers, err := docker(ctx, "ps", "--all", "--quiet", "--filter", s.label())
+	containers, err := runDocker(ctx, "ps", "--all", "--quiet", "--filter", s.engineFilter())
 	if err != nil {
 		return err
 	}
 	var errs []error
 	if len(containers) > 0 {
-		_, err := docker(ctx, append([]string{"rm", "--force"}, containers...)...)
+		_, err := runDocker(ctx, append([]string{"rm", "--force"}, containers...)...)
 		errs = append(errs, fmt.Errorf("containers were left on the engine and are removed now: %s", strings.Join(containers, ", ")), err)
 	}
-	volumes, err := docker(ctx, "volume", "ls", "--quiet", "--filter", s.label())
+	volumes, err := runDocker(ctx, "volume", "ls", "--quiet", "--filter", s.engineFilter())
 	if err != nil {
 		return errors.Join(append(errs, err)...)
 	}
@@ -98,31 +103,33 @@ func (s *System) removeFromEngine() error {
 		if !strings.HasPrefix(v, "spool-runner-") && !strings.HasPrefix(v, "spool-skills-") {
 			errs = append(errs, fmt.Errorf("volume was left on the engine and is removed now: %s", v))
 		}
-		_, err := docker(ctx, "volume", "rm", v)
+		_, err := runDocker(ctx, "volume", "rm", v)
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
 
-// Egress is a running egress proxy in a process of its own, as in every installation.
-type Egress struct {
+// EgressProxy is a running egress proxy in a process of its own, as in every installation.
+type EgressProxy struct {
 	Sandboxes, Admin string // paths of its sockets
 	cmd              *exec.Cmd
 	dir              string
 	errs             *strings.Builder
 }
 
-// EgressUnread is the name of a second route to the model, whose requests the proxy forwards without reading their bodies.
-const EgressUnread = "unread"
+// EgressUnreadRoute is the name of the egress proxy's second route to the model. The proxy forwards requests on this
+// route without reading their bodies.
+const EgressUnreadRoute = "unread"
 
-// StartEgress builds the proxy into dir, starts it in front of a model, and returns when it is healthy.
-func StartEgress(ctx context.Context, dir, modelURL string) (*Egress, error) {
-	binary, err := build(ctx, dir, "egress", "github.com/spoolhq/spool/services/executor/cmd/egress")
+// StartEgressProxy builds the egress proxy into the folder dir, starts it in front of the model at modelURL, and
+// returns when it is healthy.
+func StartEgressProxy(ctx context.Context, dir, modelURL string) (*EgressProxy, error) {
+	binary, err := buildPackage(ctx, dir, "egress", "github.com/spoolhq/spool/services/executor/cmd/egress")
 	if err != nil {
 		return nil, err
 	}
 	// The path of a socket has to be short, and sandboxes run as another user.
-	e := &Egress{errs: &strings.Builder{}}
+	e := &EgressProxy{errs: &strings.Builder{}}
 	if e.dir, err = os.MkdirTemp("", "egress-"); err != nil {
 		return nil, err
 	}
@@ -132,7 +139,7 @@ func StartEgress(ctx context.Context, dir, modelURL string) (*Egress, error) {
 		return nil, errors.Join(err, os.RemoveAll(e.dir))
 	}
 	hosts := filepath.Join(e.dir, "hosts.yaml")
-	if err := os.WriteFile(hosts, []byte("hosts: [{name: "+EgressUnread+", url: "+modelURL+"}]\n"), 0o600); err != nil {
+	if err := os.WriteFile(hosts, []byte("hosts: [{name: "+EgressUnreadRoute+", url: "+modelURL+"}]\n"), 0o600); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(e.dir))
 	}
 	e.cmd = exec.Command(binary, "--listen-sandboxes", e.Sandboxes, "--listen-admin", e.Admin, "--data", filepath.Join(e.dir, "data"), "--hosts", hosts) //nolint:gosec // built here
@@ -147,14 +154,14 @@ func StartEgress(ctx context.Context, dir, modelURL string) (*Egress, error) {
 	healthy := func() bool {
 		return exec.CommandContext(ctx, binary, "health", "--listen-admin", e.Admin).Run() == nil //nolint:gosec // built here
 	}
-	if err := Until(ctx, dockerTimeout, "the egress proxy is healthy", func() (bool, error) { return healthy(), nil }); err != nil {
+	if err := PollUntil(ctx, dockerTimeout, "the egress proxy is healthy", func() (bool, error) { return healthy(), nil }); err != nil {
 		return nil, errors.Join(err, e.Close())
 	}
 	return e, nil
 }
 
-// Close ends the proxy and removes its files.
-func (e *Egress) Close() error {
+// Close ends the process of the proxy and removes its files.
+func (e *EgressProxy) Close() error {
 	err := e.cmd.Process.Signal(syscall.SIGTERM)
 	if werr := e.cmd.Wait(); werr != nil {
 		err = errors.Join(err, fmt.Errorf("egress proxy: %w: %s", werr, e.errs))
@@ -162,9 +169,9 @@ func (e *Egress) Close() error {
 	return errors.Join(err, os.RemoveAll(e.dir))
 }
 
-// Until calls condition every 20 ms until it returns true or an error, or until the timeout is over. The error of a
-// timeout contains what, which names the condition.
-func Until(ctx context.Context, timeout time.Duration, what string, condition func() (bool, error)) error {
+// PollUntil calls condition every 20 ms until it returns true or an error, or until the timeout has passed. The error
+// of a timeout contains what, a description of the condition.
+func PollUntil(ctx context.Context, timeout time.Duration, what string, condition func() (bool, error)) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	tick := time.NewTicker(20 * time.Millisecond)

@@ -8,17 +8,17 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// tenant is the tenant of all sessions: authentication is off in benchmarks.
-const tenant = "default"
+// defaultTenant is the tenant of all sessions, because authentication is off in benchmarks.
+const defaultTenant = "default"
 
 // End deletes a session and blocks until its sandbox has ended. The session must have had a sandbox. End reads the log,
-// because WebSockets do not follow a deleted session.
+// because the gateway does not send the events of a deleted session.
 func (s *System) End(ctx context.Context, session string) error {
 	if err := NewClient(s.URL).Delete(ctx, session); err != nil {
 		return err
 	}
 	start := eventlog.Position{Shard: events.Partition(session) % s.Log.Shards()}
-	for rec, err := range s.Log.Tail(ctx, start, eventlog.Filter{Subject: events.Subject{Tenant: tenant, ID: session}}) {
+	for rec, err := range s.Log.Tail(ctx, start, eventlog.Filter{Subject: events.Subject{Tenant: defaultTenant, ID: session}}) {
 		if err != nil {
 			return fmt.Errorf("wait until the sandbox of %s has ended: %w", session, err)
 		}

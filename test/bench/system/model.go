@@ -6,15 +6,17 @@ import (
 	"github.com/spoolhq/spool/cmd/mockllm/server"
 )
 
-// EchoScript is a script by which the model answers every message at once, with the text of the message.
+// EchoScript is a script for StartModel, in mockllm's format. The model answers every message at once, with the text of the
+// message.
 const EchoScript = `
 rules:
   - steps:
       - text: 'You said {{user}}.'
 `
 
-// Model starts a scripted model server in this process. It returns its URL, and a function that stops it.
-func Model(script string) (url string, stop func() error, err error) {
+// StartModel starts a model server in this process that answers by a script in mockllm's format. It returns the
+// server's URL, without /v1, and a function that stops the server.
+func StartModel(script string) (url string, stop func() error, err error) {
 	s, err := server.Load("bench.yaml", []byte(script))
 	if err != nil {
 		return "", nil, err

@@ -9,9 +9,9 @@ import (
 	"runtime/pprof"
 )
 
-// Profile starts profiles of this process. stop writes the CPU, block, mutex and allocs profiles into dir. With dir ""
-// there are none.
-func Profile(dir string) (stop func() error, err error) {
+// StartProfiles starts to record profiles of this process. stop writes the CPU, block, mutex and allocs profiles into
+// the folder dir. If dir is "", it does nothing.
+func StartProfiles(dir string) (stop func() error, err error) {
 	if dir == "" {
 		return func() error { return nil }, nil
 	}
@@ -33,9 +33,9 @@ func Profile(dir string) (stop func() error, err error) {
 	}, nil
 }
 
-// ProfileMemory writes the heap and goroutine profiles of this moment and the sizes of the runtime's memory into dir,
-// unless dir is "".
-func ProfileMemory(dir string) error {
+// WriteMemoryProfiles writes the present heap and goroutine profiles of this process, and the sizes of the Go runtime's
+// memory, into the folder dir. If dir is "", it does nothing.
+func WriteMemoryProfiles(dir string) error {
 	if dir == "" {
 		return nil
 	}
@@ -47,6 +47,7 @@ func ProfileMemory(dir string) error {
 	return errors.Join(os.WriteFile(filepath.Join(dir, "memory"), []byte(sizes), 0o644), writeProfiles(dir, "heap", "goroutine")) //nolint:gosec // profiles are not secret
 }
 
+// writeProfiles writes each of the named profiles of this process to a file of this name in dir.
 func writeProfiles(dir string, names ...string) error {
 	var errs []error
 	for _, name := range names {

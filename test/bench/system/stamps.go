@@ -9,18 +9,19 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// StampBytes is the length in bytes of the text that Stamp returns.
+// StampBytes is the length, in bytes, of the text that Stamp returns.
 const StampBytes = 24
 
-// Stamp returns a piece of text that holds a time: 19 digits of nanoseconds, padded with spaces.
+// Stamp returns a piece of text that contains a time: 19 digits of nanoseconds, padded with spaces to StampBytes. A
+// client that receives it can compute its age.
 func Stamp(at time.Time) string {
 	return fmt.Sprintf("%019d%5s", at.UnixNano(), " ")
 }
 
-// Stamps checks the events of a session as its client receives them, and computes their age from the stamps in their
-// text. Seqs must have no gap, pieces of a text must follow each other, and a complete text must begin with the pieces
-// that were received before it.
-type Stamps struct {
+// StampChecker checks the events of one session as its client receives them, and computes the age of the agent's text
+// from the times that Stamp wrote into it. There must be no gap in the seqs or in the text of a block, and a complete
+// text must begin with the pieces that were received before it.
+type StampChecker struct {
 	Pieces int // pieces of text, each counted once
 	Kept   int // events of the log
 
@@ -30,16 +31,18 @@ type Stamps struct {
 	joined int    // bytes of shown that were received since the client joined
 }
 
-// Seq returns the seq of the last event, which is the cursor of the client.
-func (s *Stamps) Seq() uint32 { return s.seq }
+// Seq returns the seq of the last event that the client has received. It is the cursor from which the client can join
+// again.
+func (s *StampChecker) Seq() uint32 { return s.seq }
 
-// Joined is called when the client has joined again, after the event Seq. The gateway then sends the text of the open
-// block from its beginning.
-func (s *Stamps) Joined() { s.joined = 0 }
+// Rejoined must be called when the client has joined the session again, after the event Seq. The gateway then sends the
+// text of the open block from its beginning.
+func (s *StampChecker) Rejoined() { s.joined = 0 }
 
-// Add checks the next event, and returns the age at its receipt of each piece of text that it brings for the first
-// time. A block's end may repeat text that deltas brought; any other duplicate, a gap or a wrong order is an error.
-func (s *Stamps) Add(w events.Wire, received time.Time) (ages []time.Duration, err error) {
+// Add checks the next event that the client has received, at the time received. It returns the ages of the pieces of
+// text that the event contains and that were not received before. The end of a block may repeat text of deltas; any
+// other duplicate, a gap or a wrong order is an error.
+func (s *StampChecker) Add(w events.Wire, received time.Time) (ages []time.Duration, err error) {
 	if w.Type != events.TextDelta {
 		switch {
 		case w.Seq <= s.seq:

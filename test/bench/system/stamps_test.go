@@ -33,7 +33,7 @@ func TestStamps(t *testing.T) {
 	began := time.Unix(1_750_000_000, 0)
 	a, b := system.Stamp(began), system.Stamp(began.Add(10*time.Millisecond))
 	at := began.Add(30 * time.Millisecond)
-	var s system.Stamps
+	var s system.StampChecker
 	for i, step := range []struct {
 		w    events.Wire
 		late []time.Duration
@@ -62,7 +62,7 @@ func TestStamps(t *testing.T) {
 		"cannot unmarshal":         {sent(t, events.TextDelta, 0, []int{})},
 		"block b is complete with": {text(t, 0, 0, b), whole(t, 1, "")},
 	} {
-		var s system.Stamps
+		var s system.StampChecker
 		var err error
 		for _, w := range list {
 			if _, err = s.Add(w, at); err != nil {
@@ -88,11 +88,11 @@ func TestStamps_CheckTextAgainAfterJoin(t *testing.T) {
 		"another text":          {text(t, 0, 0, b+b), "differs from the text that was shown"},
 		"event of another time": {sent(t, "log", 2, struct{}{}), "event 1 is lost"},
 	} {
-		var s system.Stamps
+		var s system.StampChecker
 		if _, err := s.Add(text(t, 0, 0, a), began); err != nil {
 			t.Fatal(err)
 		}
-		s.Joined()
+		s.Rejoined()
 		ages, err := s.Add(c.again, began)
 		if c.err != "" {
 			if err == nil || !strings.Contains(err.Error(), c.err) {

@@ -32,12 +32,12 @@ import (
 	"github.com/spoolhq/spool/services/skills"
 )
 
-// Config configures a System. Only Dir is required.
+// Config configures a System. Only the field Dir is required.
 type Config struct {
 	Dir      string           // holds all data; Postgres, which may run as another user, must be able to enter it
 	NATSURL  string           // a server without users in another process; "" starts one in this process, with all users
 	Provider sandbox.Provider // nil for sandboxes that run Executor.Runner: local processes or, with Docker, containers
-	Docker   bool             // sandboxes are containers, with an egress proxy in front of ModelURL; see function Docker
+	Docker   bool             // sandboxes are containers, with an egress proxy in front of ModelURL; see CheckDocker
 	ModelURL string           // the scripted model of all agents, without /v1; "" leaves Executor as it is
 	Session  session.Config
 	Executor executor.Config
@@ -59,7 +59,7 @@ type System struct {
 
 	cfg      Config
 	engine   string // with Docker: the label of all containers and volumes of this system
-	warnings warnings
+	warnings warningHandler
 	logger   *slog.Logger
 	connect  func(user string) (*nats.Conn, eventlog.Log, error)
 	closers  []func() error // called in reverse order
@@ -73,13 +73,13 @@ type System struct {
 	err error // of the first service that stopped by itself
 }
 
-// Build builds a command of this repository into a folder and returns the path of the binary.
+// Build builds the program cmd/<command> of this repository into the folder dir and returns its path.
 func Build(ctx context.Context, dir, command string) (string, error) {
-	return build(ctx, dir, command, "github.com/spoolhq/spool/cmd/"+command)
+	return buildPackage(ctx, dir, command, "github.com/spoolhq/spool/cmd/"+command)
 }
 
-// build builds a package into a folder under the name of a command, and returns the path of the binary.
-func build(ctx context.Context, dir, command, source string) (string, error) {
+// buildPackage builds the Go package source into the folder dir as a program named command, and returns its path.
+func buildPackage(ctx context.Context, dir, command, source string) (string, error) {
 	path := filepath.Join(dir, command)
 	cmd := exec.CommandContext(ctx, "go", "build", "-o", path, source) //nolint:gosec // a package of this repository
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -89,9 +89,10 @@ func build(ctx context.Context, dir, command, source string) (string, error) {
 	return path, nil
 }
 
-// Start starts the servers and services and returns when all are ready. After an error nothing is running.
+// Start starts NATS, Postgres and all services, and returns when all are ready. If it returns an error, nothing is
+// running.
 func Start(ctx context.Context, cfg Config) (*System, error) {
-	s := &System{cfg: cfg, warnings: newWarnings()}
+	s := &System{cfg: cfg, warnings: newWarningHandler()}
 	s.logger = slog.New(s.warnings)
 	s.run, s.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if err := s.start(ctx); err != nil {
@@ -100,7 +101,7 @@ func Start(ctx context.Context, cfg Config) (*System, error) {
 	return s, nil
 }
 
-// Close stops the services and then the servers. The error includes that of Err.
+// Close stops the services, and then NATS and Postgres. The returned error includes that of Err.
 func (s *System) Close() error {
 	s.cancel()
 	s.parts.Wait()
@@ -119,6 +120,7 @@ func (s *System) Err() error {
 	return s.err
 }
 
+// start starts NATS, Postgres and all services, and returns when all are ready.
 func (s *System) start(ctx context.Context) error {
 	url, err := s.startServers(ctx)
 	if err != nil {
@@ -156,8 +158,8 @@ func (s *System) startServers(ctx context.Context) (databaseURL string, err erro
 		return "", err
 	}
 	s.closers = append(s.closers, pg.Stop)
-	s.connect = func(string) (*nats.Conn, eventlog.Log, error) { return dial(s.cfg.NATSURL) }
-	if s.NATS, s.Log, err = s.open(""); err != nil {
+	s.connect = func(string) (*nats.Conn, eventlog.Log, error) { return connectWithoutUser(s.cfg.NATSURL) }
+	if s.NATS, s.Log, err = s.connectAs(""); err != nil {
 		return "", err
 	}
 	js, err := jetstream.New(s.NATS)
@@ -167,8 +169,8 @@ func (s *System) startServers(ctx context.Context) (databaseURL string, err erro
 	return pg.URL(), topology.Provision(ctx, js, topology.Config{Shards: 1, Partitions: topology.DefaultPartitions})
 }
 
-// dial connects to a server without users, and opens the log over the connection.
-func dial(url string) (*nats.Conn, eventlog.Log, error) {
+// connectWithoutUser connects to a NATS server without users at url, and opens the log over the connection.
+func connectWithoutUser(url string) (*nats.Conn, eventlog.Log, error) {
 	nc, err := nats.Connect(url)
 	if err != nil {
 		return nil, nil, err
@@ -186,8 +188,8 @@ func dial(url string) (*nats.Conn, eventlog.Log, error) {
 	return nc, log, nil
 }
 
-// open connects as a user, and opens the log over the connection. Close closes the connection.
-func (s *System) open(user string) (*nats.Conn, eventlog.Log, error) {
+// connectAs connects to NATS as a user and opens the log over the connection. System.Close closes the connection.
+func (s *System) connectAs(user string) (*nats.Conn, eventlog.Log, error) {
 	nc, log, err := s.connect(user)
 	if err != nil {
 		return nil, nil, fmt.Errorf("connect as %s: %w", user, err)
@@ -196,8 +198,8 @@ func (s *System) open(user string) (*nats.Conn, eventlog.Log, error) {
 	return nc, log, nil
 }
 
-// startService runs a service until Close, and blocks until it is ready. A nil channel means that the service does not
-// report readiness.
+// startService runs a service in a goroutine until System.Close, and blocks until the channel ready is closed. A nil
+// channel means that the service does not report readiness.
 func (s *System) startService(ctx context.Context, name string, ready <-chan struct{}, run func(context.Context) error) error {
 	ended := make(chan struct{})
 	s.parts.Go(func() {
@@ -223,8 +225,9 @@ func (s *System) startService(ctx context.Context, name string, ready <-chan str
 	}
 }
 
+// startServices starts all services, one after the other, and returns when they are ready.
 func (s *System) startServices(ctx context.Context, databaseURL string) error {
-	nc, log, err := s.open(topology.UserSession)
+	nc, log, err := s.connectAs(topology.UserSession)
 	if err != nil {
 		return err
 	}
@@ -235,7 +238,7 @@ func (s *System) startServices(ctx context.Context, databaseURL string) error {
 	if err := s.startService(ctx, "the session service", life.Ready(), life.Run); err != nil {
 		return err
 	}
-	if nc, log, err = s.open(topology.UserProjector); err != nil {
+	if nc, log, err = s.connectAs(topology.UserProjector); err != nil {
 		return err
 	}
 	rows, err := projector.New(projector.Config{DatabaseURL: databaseURL}, projector.Deps{NATS: nc, Log: log, Logger: s.logger})
@@ -245,7 +248,7 @@ func (s *System) startServices(ctx context.Context, databaseURL string) error {
 	if err := s.startService(ctx, "the projector", nil, rows.Run); err != nil {
 		return err
 	}
-	if nc, log, err = s.open(topology.UserSkills); err != nil {
+	if nc, log, err = s.connectAs(topology.UserSkills); err != nil {
 		return err
 	}
 	library, err := skills.New(skills.Config{Scratch: s.cfg.Dir}, skills.Deps{NATS: nc, Log: log, Logger: s.logger})
@@ -260,14 +263,14 @@ func (s *System) startServices(ctx context.Context, databaseURL string) error {
 			return err
 		}
 	}
-	if s.gateway, _, err = s.open(topology.UserGateway); err != nil {
+	if s.gateway, _, err = s.connectAs(topology.UserGateway); err != nil {
 		return err
 	}
 	if err := s.startGateway(ctx, "127.0.0.1:0"); err != nil {
 		return err
 	}
 	for range s.cfg.MoreGateways {
-		nc, _, err := s.open(topology.UserGateway)
+		nc, _, err := s.connectAs(topology.UserGateway)
 		if err != nil {
 			return err
 		}
@@ -280,8 +283,9 @@ func (s *System) startServices(ctx context.Context, databaseURL string) error {
 	return nil
 }
 
+// startExecutor starts one more executor and returns when it is ready.
 func (s *System) startExecutor(ctx context.Context) error {
-	nc, log, err := s.open(topology.UserExecutor)
+	nc, log, err := s.connectAs(topology.UserExecutor)
 	if err != nil {
 		return err
 	}
@@ -294,6 +298,7 @@ func (s *System) startExecutor(ctx context.Context) error {
 	return s.startService(ctx, "the executor", runs.Ready(), runs.Run)
 }
 
+// startGateway starts the gateway of System.URL at an address and returns when it is ready.
 func (s *System) startGateway(ctx context.Context, address string) (err error) {
 	running, stop := context.WithCancel(s.run)
 	ended := make(chan struct{})
@@ -302,7 +307,8 @@ func (s *System) startGateway(ctx context.Context, address string) (err error) {
 	return err
 }
 
-// runGateway runs a gateway until running ends, and returns its URL. ended is called after it has ended.
+// runGateway starts a gateway that runs until the context running ends, and returns its URL. It calls ended when the
+// gateway has ended.
 func (s *System) runGateway(ctx, running context.Context, nc *nats.Conn, address string, ended func()) (url string, err error) {
 	cfg := s.cfg.Gateway
 	cfg.Listen, cfg.GRPCListen = address, "127.0.0.1:0"
@@ -320,8 +326,8 @@ func (s *System) runGateway(ctx, running context.Context, nc *nats.Conn, address
 	return "http://" + gate.Addr().String(), nil
 }
 
-// RestartGateway stops the gateway, which ends its streams, and starts another one on the same address. It is not safe
-// for concurrent use.
+// RestartGateway stops the gateway of System.URL, which ends its clients' streams, and starts another one at the same
+// address. It is not safe for concurrent use.
 func (s *System) RestartGateway(ctx context.Context) error {
 	s.stopGate()
 	return s.startGateway(ctx, strings.TrimPrefix(s.URL, "http://"))

@@ -9,23 +9,23 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Turn holds the times of a turn as its client saw them.
-type Turn struct {
+// TurnTimes holds two times of a turn, as the client measured them.
+type TurnTimes struct {
 	Posted    time.Time // the client began to post the message
 	FirstText time.Time // the WebSocket received the first text
 }
 
-// Latency returns the time from the message to the first text.
-func (t Turn) Latency() time.Duration { return t.FirstText.Sub(t.Posted) }
+// Latency returns the time from the client's message to the first text of the answer.
+func (t TurnTimes) Latency() time.Duration { return t.FirstText.Sub(t.Posted) }
 
-// TakeTurn posts a message to the session that the socket has joined, and reads the socket until the turn has completed.
-// A turn that ends otherwise, or that has no text, is an error. observe is called with every event and the time at which
-// it was received; nil for none.
-func (c *Client) TakeTurn(ctx context.Context, s *Socket, session, text string, observe func(events.Wire, time.Time) error) (Turn, error) {
+// TakeTurn posts text as a message to the session that the socket has joined, and reads the socket until the turn has
+// completed. It returns an error if the turn ends otherwise or has no text. It calls observe, unless that is nil, with
+// every event and the time at which it was received.
+func (c *Client) TakeTurn(ctx context.Context, s *Socket, session, text string, observe func(events.Wire, time.Time) error) (TurnTimes, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	posted := make(chan string, 1)
-	t := Turn{Posted: time.Now()}
+	t := TurnTimes{Posted: time.Now()}
 	go func() {
 		execution, err := c.Post(ctx, session, text)
 		if err != nil {

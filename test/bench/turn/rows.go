@@ -9,20 +9,20 @@ import (
 	"github.com/spoolhq/spool/test/bench/row"
 )
 
-// speedupTarget is the target: the minimum of how many times faster, at the median, a warm turn through Spool is than
-// the one-shot CLI.
-const speedupTarget = 5.0
+// minSpeedup is the performance target: how many times faster, at the median, a later turn through Spool must be than a
+// turn of the agent's one-shot CLI, which starts a process for every turn.
+const minSpeedup = 5.0
 
-// addedLatencyTarget returns the target for a sandbox provider: the maximum time in milliseconds, at the median, by
-// which a turn through Spool is slower than one of the bare agent.
-func addedLatencyTarget(provider string) float64 {
+// maxAddedLatencyMs returns the performance target of a sandbox provider: the maximum time, in milliseconds at the
+// median, by which a turn through Spool may be slower than a turn of the same agent without Spool.
+func maxAddedLatencyMs(provider string) float64 {
 	if provider == executor.Docker {
 		return 60
 	}
 	return 30
 }
 
-// displayName returns the name of a sandbox provider in rows.
+// displayName returns the name of a sandbox provider in docs/performance.md.
 func displayName(provider string) string {
 	if provider == executor.Docker {
 		return "Docker"
@@ -30,9 +30,10 @@ func displayName(provider string) string {
 	return provider
 }
 
-// addedLatencyRow compares turns through Spool with turns of the bare agent.
+// addedLatencyRow returns the row of docs/performance.md that compares turns through Spool (through) with turns of the
+// same agent without Spool (bare).
 func addedLatencyRow(provider, agent string, s *session, through, bare []time.Duration) row.Row {
-	p50, base, target := row.Percentile(through, 0.5), row.Percentile(bare, 0.5), addedLatencyTarget(provider)
+	p50, base, target := row.Percentile(through, 0.5), row.Percentile(bare, 0.5), maxAddedLatencyMs(provider)
 	note := fmt.Sprintf("execution claimed after %.0f ms, agent started after %.0f ms; ",
 		row.Percentile(s.claimed[1:], 0.5), row.Percentile(s.started[1:], 0.5)) + "with the runner's 20 ms of coalescing; the model sends 12 bytes every 10 ms"
 	if provider == executor.Docker {
@@ -47,15 +48,16 @@ func addedLatencyRow(provider, agent string, s *session, through, bare []time.Du
 	}
 }
 
-// speedupRow compares turns through Spool with turns of the one-shot CLI.
+// speedupRow returns the row of docs/performance.md that compares turns through Spool (through) with turns of the
+// agent's one-shot CLI (oneShot), which starts a process for every turn.
 func speedupRow(provider string, c bareagent.OneShot, through, oneShot []time.Duration) row.Row {
 	p50, base := row.Percentile(through, 0.5), row.Percentile(oneShot, 0.5)
 	r := row.Row{
 		What:     fmt.Sprintf("the same, against the one-shot CLI (%s), %s", c.Command, displayName(provider)),
-		Target:   fmt.Sprintf("at least %.0f times faster", speedupTarget),
+		Target:   fmt.Sprintf("at least %.0f times faster", minSpeedup),
 		Measured: fmt.Sprintf("%.1f times faster", base/p50),
 		Against:  fmt.Sprintf("%s in the same session, p50 %.0f ms of %d turns", c.Command, base, len(oneShot)),
-		Ratio:    p50 / base, P50Ms: p50, P99Ms: row.Percentile(through, 0.99), OK: base >= speedupTarget*p50,
+		Ratio:    p50 / base, P50Ms: p50, P99Ms: row.Percentile(through, 0.99), OK: base >= minSpeedup*p50,
 	}
 	if c.Whole {
 		r.Note = c.Command + " prints the text when it is complete"

@@ -8,7 +8,7 @@ import (
 	"github.com/spoolhq/spool/test/bench/system"
 )
 
-// session is a conversation with an agent through Spool. It implements bareagent.Conversation.
+// session is a conversation with an agent through a session of Spool. It implements bareagent.Conversation.
 type session struct {
 	sys    *system.System
 	client *system.Client
@@ -18,6 +18,7 @@ type session struct {
 	claimed, started []time.Duration // of all turns, including the first: times from the POST of the message
 }
 
+// newSession creates a session in the running system sys, and joins it over a WebSocket.
 func newSession(ctx context.Context, sys *system.System, spec system.SessionSpec) (*session, error) {
 	ctx, cancel := context.WithTimeout(ctx, turnTimeout)
 	defer cancel()
@@ -39,7 +40,8 @@ func (s *session) Close() error {
 	return s.sys.End(ctx, s.id)
 }
 
-// Turn implements bareagent.Conversation.
+// Turn posts text as a message and returns the time to the first text of the answer, after the end of the turn. It
+// implements bareagent.Conversation.
 func (s *session) Turn(ctx context.Context, text string) (time.Duration, error) {
 	var claimed, started time.Time
 	t, err := s.client.TakeTurn(ctx, s.socket, s.id, text, func(w events.Wire, received time.Time) error {

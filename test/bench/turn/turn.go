@@ -19,18 +19,20 @@ import (
 	"github.com/spoolhq/spool/test/bench/system"
 )
 
-// script is the script of the model, which answers every message at the pace of a fast model.
-const script = `
+// modelScript is the script of the model server, in mockllm's format. The model answers every message at the pace of a
+// fast model.
+const modelScript = `
 stream: {piece: 12, delay: 10ms}
 rules:
   - steps:
       - text: 'You said {{user}}, and this is what there is to say about it: nothing much, but in several pieces.'
 `
 
-// turnTimeout limits one turn, including the first turn in a new container.
+// turnTimeout is the time limit of one turn, including the first turn in a new container.
 const turnTimeout = 60 * time.Second
 
-// Benchmark is the subcommand turn. It compares later turns of a session with turns of the same agent without Spool.
+// Benchmark is the subcommand turn of the benchmark program. It compares later turns of a session with turns of the
+// same agent without Spool.
 type Benchmark struct {
 	Turns  harness.PositiveCount `default:"40" help:"Measured turns of each kind."`
 	Shots  harness.PositiveCount `default:"8" help:"Measured turns of the one-shot CLI."`
@@ -48,13 +50,14 @@ func (m *Benchmark) Validate() error {
 	return nil
 }
 
-// installedAgent is an agent and the path of its program.
+// installedAgent is an agent whose CLI is installed on this machine, with the path of its program.
 type installedAgent struct {
 	bareagent.Agent
 	path string
 }
 
-// testbed holds what all measurements share: the model, the runner, the agents and the results.
+// testbed holds what all measurements share: the model server, the runner, the installed agents, and the measurements
+// of the one-shot CLIs.
 type testbed struct {
 	*Benchmark
 	runner   string // path of the binary
@@ -70,12 +73,12 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) (err error) {
 		return err
 	}
 	t.agents = t.installedAgents(b)
-	if t.url, err = b.Model(script); err != nil {
+	if t.url, err = b.Model(modelScript); err != nil {
 		return err
 	}
 	for _, provider := range m.Places {
 		docker := provider == executor.Docker
-		if docker && !b.Docker(ctx, "the rows of Docker") {
+		if docker && !b.CanUseDocker(ctx, "the rows of Docker") {
 			continue
 		}
 		err := b.Part(provider, func(b *harness.Bench) error {
@@ -97,7 +100,8 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) (err error) {
 	return nil
 }
 
-// installedAgents returns the agents to measure. It prints which agents are left out because their CLI is not installed.
+// installedAgents returns the agents to measure. It prints which agents are left out because their CLI is not
+// installed.
 func (t *testbed) installedAgents(b *harness.Bench) (all []installedAgent) {
 	for _, a := range bareagent.Agents() {
 		if len(t.Agents) > 0 && !slices.Contains(t.Agents, a.Architecture) {
@@ -116,13 +120,14 @@ func (t *testbed) installedAgents(b *harness.Bench) (all []installedAgent) {
 	return all
 }
 
-// measureAgent measures one agent with one sandbox provider.
+// measureAgent measures one agent in the running system sys with one sandbox provider, and reports the rows of
+// docs/performance.md.
 func (t *testbed) measureAgent(ctx context.Context, b *harness.Bench, sys *system.System, provider string, a installedAgent) error {
 	warm, err := a.Warm(a.path, filepath.Join(b.Dir, "bare-"+a.Architecture), t.url)
 	if err != nil {
 		return fmt.Errorf("on bare stdio: %w", err)
 	}
-	s, through, bare, err := t.compare(ctx, sys, a, warm)
+	s, through, bare, err := t.timeTurnsAlternately(ctx, sys, a, warm)
 	if err := errors.Join(err, warm.Close()); err != nil {
 		return err
 	}
@@ -130,16 +135,17 @@ func (t *testbed) measureAgent(ctx context.Context, b *harness.Bench, sys *syste
 		return err
 	}
 	if t.oneShots[a.Architecture] == nil {
-		if t.oneShots[a.Architecture], err = t.oneShot(ctx, a, filepath.Join(b.Dir, "one-shot-"+a.Architecture)); err != nil {
+		if t.oneShots[a.Architecture], err = t.timeOneShotTurns(ctx, a, filepath.Join(b.Dir, "one-shot-"+a.Architecture)); err != nil {
 			return fmt.Errorf("%s: %w", a.OneShot.Command, err)
 		}
 	}
 	return b.Report(speedupRow(provider, *a.OneShot, through, t.oneShots[a.Architecture]))
 }
 
-// oneShot measures turns of an agent's one-shot CLI. A first turn, which is not measured, creates the session that the
-// others continue.
-func (t *testbed) oneShot(ctx context.Context, a installedAgent, dir string) (all []time.Duration, err error) {
+// timeOneShotTurns takes several turns with the agent's one-shot CLI, which starts a process for every turn, and
+// returns their times to the first text. It takes one turn before them, which is not measured and creates the
+// conversation that the others continue. dir is the folder for the agent's files.
+func (t *testbed) timeOneShotTurns(ctx context.Context, a installedAgent, dir string) (all []time.Duration, err error) {
 	c, err := a.OneShot.Start(a.path, dir, t.url)
 	if err != nil {
 		return nil, err
@@ -156,8 +162,9 @@ func (t *testbed) oneShot(ctx context.Context, a installedAgent, dir string) (al
 	return all, c.Close()
 }
 
-// compare measures alternating turns of the bare agent and of a session, after one turn of each.
-func (t *testbed) compare(ctx context.Context, sys *system.System, a installedAgent, warm bareagent.Conversation) (s *session, through, bare []time.Duration, err error) {
+// timeTurnsAlternately takes turns of an agent without Spool (warm) and of a new session of Spool, alternately. It
+// returns the session, and the times to the first text of both. The first turn of each is not measured.
+func (t *testbed) timeTurnsAlternately(ctx context.Context, sys *system.System, a installedAgent, warm bareagent.Conversation) (s *session, through, bare []time.Duration, err error) {
 	s, err = newSession(ctx, sys, system.SessionSpec{Architecture: a.Architecture, Model: a.Model})
 	if err != nil {
 		return nil, nil, nil, err
@@ -180,6 +187,8 @@ func (t *testbed) compare(ctx context.Context, sys *system.System, a installedAg
 	return s, through, bare, nil
 }
 
+// takeTurn takes the n-th turn of a conversation and returns the time from the message to the first text. turnTimeout
+// limits the turn.
 func takeTurn(ctx context.Context, c bareagent.Conversation, n int) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, turnTimeout)
 	defer cancel()

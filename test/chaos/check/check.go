@@ -1,5 +1,5 @@
 // Package check decides whether the answers that clients received agree with the log. It has no side effects, so
-// tests can run it on falsified evidence.
+// tests can run it on falsified records.
 package check
 
 import (
@@ -10,7 +10,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Event is a stored event, as read from the log or as a client received it.
+// Event is an event of a session, as read from the log or as received by a client.
 type Event struct {
 	Seq         uint32
 	ID          string
@@ -19,32 +19,34 @@ type Event struct {
 	Data        string // its data as JSON, or a digest of it; equal on both sides
 }
 
-// Stream holds the events that one client received of a session, over all its connections.
-type Stream struct {
+// ClientRecord holds the events and the text that one client received of a session, over all its connections.
+type ClientRecord struct {
 	Client  string // names the client in messages
 	Session string
 	Events  []Event
-	Pieces  []Piece // text in flight
+	Pieces  []TextPiece // text in flight
 }
 
-// Evidence holds what clients received, and what the log contains, during a chaos run. Check compares the two.
-type Evidence struct {
+// Observations is the input of Check: what the clients received during a run of the chaos test, and what the log
+// contains at its end.
+type Observations struct {
 	// Accepted holds the session of each execution whose acceptance a client was told.
 	Accepted map[string]string
 	// Log holds the events of each session, in stream order.
 	Log map[string][]Event
 	// Texts holds the texts of the blocks that the log completes, by block.
 	Texts   map[string]string
-	Streams []Stream
+	Streams []ClientRecord
 }
 
-// Check returns a description of each violation, or nil if all of the following hold:
-//   - each accepted query is accepted once in the log, and has one end;
-//   - the log has no query of which no client was told;
-//   - seq counts 1, 2, 3, … in the log, and no event occurs twice;
-//   - each client has every event of its session, once and in order;
+// Check compares what clients received with the log. It returns a description of each violation, or nil if all of the
+// following hold:
+//   - each query that a client posted and the gateway accepted is accepted once in the log, and has one end;
+//   - the gateway has told a client of each query in the log;
+//   - the seqs of a session are 1, 2, 3, … in the log, and no event occurs twice;
+//   - each client has received every event of its session, once and in order;
 //   - the text in flight that a client received is a prefix of the final text in the log.
-func Check(e Evidence) []string {
+func Check(e Observations) []string {
 	var wrong []string
 	fail := func(format string, args ...any) { wrong = append(wrong, fmt.Sprintf(format, args...)) }
 	accepted, ends := map[string]int{}, map[string][]events.Type{}
@@ -78,16 +80,16 @@ func Check(e Evidence) []string {
 		}
 	}
 	for _, s := range e.Streams {
-		for _, why := range append(compare(s.Events, e.Log[s.Session]), texts(s.Pieces, e.Texts)...) {
+		for _, why := range append(compareEvents(s.Events, e.Log[s.Session]), checkPieces(s.Pieces, e.Texts)...) {
 			fail("%s of %s: %s", s.Client, s.Session, why)
 		}
 	}
 	return wrong
 }
 
-// compare describes the first difference between the events of a client and of the log. It returns nil if they are
-// equal.
-func compare(got, want []Event) []string {
+// compareEvents describes the first difference between the events that a client received (got) and the events in the
+// log (want). It returns nil if they are equal.
+func compareEvents(got, want []Event) []string {
 	for i := range max(len(got), len(want)) {
 		switch {
 		case i >= len(got):

@@ -13,9 +13,9 @@ import (
 	"github.com/spoolhq/spool/test/compat"
 )
 
-// recorded returns evidence of a real run: the sessions of a recorded data folder, each with a client that received
+// recorded returns the observations of a real run: the sessions of a recorded data folder, each with a client that received
 // everything.
-func recorded(t *testing.T) check.Evidence {
+func recorded(t *testing.T) check.Observations {
 	t.Helper()
 	f, err := os.Open("../../compat/testdata/a4717e1/manifest.json.gz")
 	if err != nil {
@@ -26,13 +26,13 @@ func recorded(t *testing.T) check.Evidence {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var m compat.Manifest
+	var m compat.Recording
 	if err := json.NewDecoder(z).Decode(&m); err != nil {
 		t.Fatal(err)
 	}
-	e := check.Evidence{Accepted: map[string]string{}, Log: map[string][]check.Event{}}
+	e := check.Observations{Accepted: map[string]string{}, Log: map[string][]check.Event{}}
 	for _, s := range m.Sessions {
-		if s.Deleted || s.Name == compat.Open {
+		if s.Deleted || s.Name == compat.OpenTurnSession {
 			continue
 		}
 		var list []check.Event
@@ -43,7 +43,7 @@ func recorded(t *testing.T) check.Evidence {
 			}
 		}
 		e.Log[s.ID] = list
-		e.Streams = append(e.Streams, check.Stream{Client: "SSE", Session: s.ID, Events: slices.Clone(list)})
+		e.Streams = append(e.Streams, check.ClientRecord{Client: "SSE", Session: s.ID, Events: slices.Clone(list)})
 	}
 	return e
 }
@@ -128,7 +128,7 @@ func TestCheck_FindsEachBrokenPromise(t *testing.T) {
 		"seq has a gap":                    {[]check.Event{ev(1, "a", accepted), ev(3, "b", done)}, map[string]string{"exe_1": s}, "seq 3 instead of 2"},
 		"an event is there under two seqs": {[]check.Event{ev(1, "a", accepted), ev(2, "b", done), {Seq: 3, ID: "a", Type: "log"}}, map[string]string{"exe_1": s}, "occurs twice"},
 	} {
-		wrong := check.Check(check.Evidence{Accepted: c.told, Log: map[string][]check.Event{s: c.log}})
+		wrong := check.Check(check.Observations{Accepted: c.told, Log: map[string][]check.Event{s: c.log}})
 		if !strings.Contains(strings.Join(wrong, "\n"), c.want) {
 			t.Errorf("%s: Check found %q", name, wrong)
 		}

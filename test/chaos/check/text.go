@@ -2,8 +2,8 @@ package check
 
 import "fmt"
 
-// Piece is a delta of text in flight, as a client received it.
-type Piece struct {
+// TextPiece is a piece of a block's text that a client received while the block was still being written.
+type TextPiece struct {
 	Block  string
 	Offset uint32 // in bytes from the beginning of the block
 	Text   string
@@ -11,10 +11,10 @@ type Piece struct {
 	After  uint32 // seq of the last stored event that the client had received before the delta
 }
 
-// texts describes the first invalid piece that a client received, or returns nil. A piece must state the seq of the
-// client's last event, belong to a block that the log completes, leave no gap after the pieces before it, and equal
-// the log's text at its offset.
-func texts(pieces []Piece, log map[string]string) []string {
+// checkPieces describes the first invalid piece of text that a client received, or returns nil. A piece must state the
+// seq of the last event that the client received before it, belong to a block that is complete in the log, leave no gap
+// after the pieces before it, and be equal to the block's text at its offset. log holds the complete texts by block.
+func checkPieces(pieces []TextPiece, log map[string]string) []string {
 	received := map[string]uint32{}
 	for i, p := range pieces {
 		text, ok := log[p.Block]

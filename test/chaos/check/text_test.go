@@ -11,17 +11,17 @@ import (
 const heron = "Der Reiher fängt einen Fisch, und wartet dann wieder."
 
 // heronPieces returns the whole text in pieces, some of which split a character.
-func heronPieces() (pieces []check.Piece) {
+func heronPieces() (pieces []check.TextPiece) {
 	for from := 0; from < len(heron); from += 5 {
-		pieces = append(pieces, check.Piece{Block: "blk_1", Offset: uint32(from), Text: heron[from:min(from+5, len(heron))], Seq: 2, After: 2}) //nolint:gosec // small numbers
+		pieces = append(pieces, check.TextPiece{Block: "blk_1", Offset: uint32(from), Text: heron[from:min(from+5, len(heron))], Seq: 2, After: 2}) //nolint:gosec // small numbers
 	}
 	return pieces
 }
 
-func checkPieces(pieces []check.Piece) []string {
-	return check.Check(check.Evidence{
+func checkPieces(pieces []check.TextPiece) []string {
+	return check.Check(check.Observations{
 		Texts:   map[string]string{"blk_1": heron, "blk_2": "Then it flies home."},
-		Streams: []check.Stream{{Client: "SSE", Session: "ses_1", Pieces: pieces}},
+		Streams: []check.ClientRecord{{Client: "SSE", Session: "ses_1", Pieces: pieces}},
 	})
 }
 
@@ -29,9 +29,9 @@ func checkPieces(pieces []check.Piece) []string {
 // only with its block.
 func TestCheck_AcceptsTextInFlight(t *testing.T) {
 	t.Parallel()
-	again := check.Piece{Block: "blk_1", Text: heron[:22], Seq: 2, After: 2}
-	other := check.Piece{Block: "blk_2", Text: "Then", Seq: 4, After: 4}
-	for name, pieces := range map[string][]check.Piece{
+	again := check.TextPiece{Block: "blk_1", Text: heron[:22], Seq: 2, After: 2}
+	other := check.TextPiece{Block: "blk_2", Text: "Then", Seq: 4, After: 4}
+	for name, pieces := range map[string][]check.TextPiece{
 		"whole":       heronPieces(),
 		"from anew":   slices.Insert(heronPieces(), 3, again),
 		"end unseen":  heronPieces()[:4],
@@ -50,16 +50,16 @@ func TestCheck_FindsWrongTextInFlight(t *testing.T) {
 	t.Parallel()
 	for i := range heronPieces()[1:] {
 		for name, c := range map[string]struct {
-			change func(list []check.Piece) []check.Piece
+			change func(list []check.TextPiece) []check.TextPiece
 			want   string
 		}{
-			"dropped":       {func(list []check.Piece) []check.Piece { return slices.Delete(list, i, i+1) }, "instead of"},
-			"reordered":     {func(list []check.Piece) []check.Piece { list[i], list[i+1] = list[i+1], list[i]; return list }, "instead of"},
-			"changed":       {func(list []check.Piece) []check.Piece { list[i].Text = "REIHE"; return list }, "in the log"},
-			"too long":      {func(list []check.Piece) []check.Piece { list[i].Text += heron; return list }, "in the log"},
-			"shifted":       {func(list []check.Piece) []check.Piece { list[i+1].Offset--; return list }, "in the log"},
-			"too early":     {func(list []check.Piece) []check.Piece { list[i].Seq++; return list }, "came with seq 3 after event 2"},
-			"without block": {func(list []check.Piece) []check.Piece { list[i].Block = "blk_3"; return list }, "does not complete"},
+			"dropped":       {func(list []check.TextPiece) []check.TextPiece { return slices.Delete(list, i, i+1) }, "instead of"},
+			"reordered":     {func(list []check.TextPiece) []check.TextPiece { list[i], list[i+1] = list[i+1], list[i]; return list }, "instead of"},
+			"changed":       {func(list []check.TextPiece) []check.TextPiece { list[i].Text = "REIHE"; return list }, "in the log"},
+			"too long":      {func(list []check.TextPiece) []check.TextPiece { list[i].Text += heron; return list }, "in the log"},
+			"shifted":       {func(list []check.TextPiece) []check.TextPiece { list[i+1].Offset--; return list }, "in the log"},
+			"too early":     {func(list []check.TextPiece) []check.TextPiece { list[i].Seq++; return list }, "came with seq 3 after event 2"},
+			"without block": {func(list []check.TextPiece) []check.TextPiece { list[i].Block = "blk_3"; return list }, "does not complete"},
 		} {
 			if wrong := checkPieces(c.change(heronPieces())); len(wrong) != 1 || !strings.HasPrefix(wrong[0], "SSE of ses_1: piece ") || !strings.Contains(wrong[0], c.want) {
 				t.Errorf("piece %d %s: Check found %q", i+1, name, wrong)

@@ -36,14 +36,16 @@ func main() {
 	flag.Parse()
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer cancel()
-	if err := record(ctx, *spool, *commit, *script, *out); err != nil {
+	if err := recordData(ctx, *spool, *commit, *script, *out); err != nil {
 		fmt.Fprintln(os.Stderr, "record:", err)
 		os.Exit(1) //nolint:gocritic // no deferred call is left to run
 	}
 }
 
-// record runs the build at spool, records the sessions, and writes the data folder and the manifest into out.
-func record(ctx context.Context, spool, commit, script, out string) error {
+// recordData runs the released build whose program is at the path spool, creates sessions in it, and writes the data
+// folder and a description of it into the folder out. commit names the commit of the build; script is the path of
+// mockllm's script.
+func recordData(ctx context.Context, spool, commit, script, out string) error {
 	if spool == "" || commit == "" || out == "" {
 		return errors.New("name -spool, -commit and -out")
 	}
@@ -61,13 +63,13 @@ func record(ctx context.Context, spool, commit, script, out string) error {
 	if err := os.WriteFile(script, bytes.Replace(own, []byte("\nrules:\n"), []byte("\nrules:\n"+mockllmRules), 1), 0o600); err != nil {
 		return err
 	}
-	w := &work{dir: dir, manifest: compat.Manifest{Commit: commit, Folder: dir, RootKey: "dummy-root-key-of-the-recording-0000", Secret: secret}}
+	w := &recorder{dir: dir, manifest: compat.Recording{Commit: commit, Folder: dir, RootKey: "dummy-root-key-of-the-recording-0000", Secret: tokenSecret}}
 	data := filepath.Join(dir, "data")
 	cfg := compat.Config{Spool: spool, Data: data, Script: script, RootKey: w.manifest.RootKey}
-	if w.Server, err = compat.Up(ctx, cfg); err != nil {
+	if w.Server, err = compat.StartServer(ctx, cfg); err != nil {
 		return err
 	}
-	if err := w.recordAllSessions(); err != nil {
+	if err := w.createAllSessions(); err != nil {
 		return errors.Join(err, w.Stop())
 	}
 	if err := w.Stop(); err != nil {
@@ -86,17 +88,17 @@ func record(ctx context.Context, spool, commit, script, out string) error {
 		return err
 	}
 	// The build opens the data again to show it.
-	if w.Server, err = compat.Up(ctx, cfg); err != nil {
+	if w.Server, err = compat.StartServer(ctx, cfg); err != nil {
 		return err
 	}
-	if err := errors.Join(w.readShown(), w.Stop()); err != nil {
+	if err := errors.Join(w.readSessions(), w.Stop()); err != nil {
 		return err
 	}
-	return write(filepath.Join(out, "manifest.json.gz"), func(to io.Writer) error { return json.NewEncoder(to).Encode(w.manifest) })
+	return writeGzip(filepath.Join(out, "manifest.json.gz"), func(to io.Writer) error { return json.NewEncoder(to).Encode(w.manifest) })
 }
 
-// write creates a gzip file.
-func write(path string, content func(io.Writer) error) error {
+// writeGzip creates a gzip file at path with the content that the function content writes.
+func writeGzip(path string, content func(io.Writer) error) error {
 	f, err := os.Create(path)
 	if err != nil {
 		return err
@@ -108,9 +110,9 @@ func write(path string, content func(io.Writer) error) error {
 	return errors.Join(content(z), z.Close(), f.Close())
 }
 
-// trimWAL replaces the write-ahead log of a Postgres that was shut down cleanly, and therefore does not need it, by
-// an empty one, which takes no space. During the call the cluster is at the path temporary, where its owner can reach
-// it.
+// trimWAL replaces the write-ahead log of a Postgres data folder, cluster, by an empty one, to save space. Postgres
+// must have been shut down cleanly, so that it does not need the log. During the call the folder is at the path
+// temporary, which its owner can reach.
 func trimWAL(ctx context.Context, cluster, temporary string) error {
 	initdb, err := exec.LookPath("initdb")
 	if err != nil {
@@ -136,9 +138,10 @@ func trimWAL(ctx context.Context, cluster, temporary string) error {
 	return os.Rename(temporary, cluster)
 }
 
-// packData archives a stopped data folder, without the files that name processes of this machine.
+// packData writes a data folder into an archive at path. It leaves out the files that are valid only while Spool runs
+// on this machine. Spool must have been stopped.
 func packData(data, path string) error {
-	return write(path, func(to io.Writer) error {
+	return writeGzip(path, func(to io.Writer) error {
 		t := tar.NewWriter(to)
 		err := filepath.WalkDir(data, func(p string, d fs.DirEntry, err error) error {
 			if err != nil {
@@ -180,7 +183,8 @@ func packData(data, path string) error {
 	})
 }
 
-// isTransient reports whether a path of a data folder belongs to a single run.
+// isTransient reports whether a file of a data folder is valid only while Spool runs, such as a lock, a socket or a
+// process id.
 func isTransient(name string) bool {
 	switch base := filepath.Base(name); base {
 	case "lock", "spool.json", "postmaster.pid", "postmaster.opts":
@@ -190,8 +194,8 @@ func isTransient(name string) bool {
 	}
 }
 
-// readLog lists every message of EVENTS-0.
-func (w *work) readLog(ctx context.Context, data string) (err error) {
+// readLog adds a description of every message in the stream EVENTS-0 of a data folder to the recording.
+func (w *recorder) readLog(ctx context.Context, data string) (err error) {
 	// The server writes to the folder that it opens, so it gets a copy.
 	copied := filepath.Join(w.dir, "copy")
 	if out, err := exec.CommandContext(ctx, "cp", "-a", filepath.Join(data, "nats"), copied).CombinedOutput(); err != nil {
@@ -214,8 +218,9 @@ func (w *work) readLog(ctx context.Context, data string) (err error) {
 	return err
 }
 
-// readShown reads everything that the build shows of the sessions, up to the last commit of the archive.
-func (w *work) readShown() error {
+// readSessions adds what the REST API returns about all sessions to the recording, up to the last commit in the
+// recorded log.
+func (w *recorder) readSessions() error {
 	listed := map[string]json.RawMessage{}
 	for _, key := range w.manifest.Keys {
 		var page struct{ Sessions []json.RawMessage }
@@ -245,8 +250,8 @@ func (w *work) readShown() error {
 	return nil
 }
 
-// readSession reads everything that the build shows of one session.
-func (w *work) readSession(s *compat.Session) error {
+// readSession adds what the REST API returns about the session s to s.
+func (w *recorder) readSession(s *compat.RecordedSession) error {
 	key, path := w.manifest.Keys[s.Tenant], "/api/sessions/"+s.ID
 	var x struct{ Executions []json.RawMessage }
 	var b struct{ Blocks []json.RawMessage }
@@ -271,7 +276,7 @@ func (w *work) readSession(s *compat.Session) error {
 			return err
 		}
 		for _, e := range page.Events {
-			seq, err := compat.Sequence(e.Position)
+			seq, err := compat.StreamSequence(e.Position)
 			if err != nil {
 				return err
 			}

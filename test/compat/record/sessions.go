@@ -10,15 +10,17 @@ import (
 	"github.com/spoolhq/spool/test/compat"
 )
 
-// acmeTenant is the name of a second tenant, whose budget allows one turn.
+// acmeTenant is the name of a second tenant, whose budget allows two turns.
 const acmeTenant = "acme"
 
-// secret is the value of the secret TOKEN in the environment staging. It protects nothing.
-const secret = "dummy-secret-of-the-recording"
+// tokenSecret is the value of the secret TOKEN in the environment staging. It protects nothing.
+const tokenSecret = "dummy-secret-of-the-recording"
 
+// programQuery is a message to which the scripted model answers by writing a file and running it.
 const programQuery = "Write a program that prints the first ten primes and run it."
 
-// mockllmRules are rules of the scripted model that come before those of mockllm's default script.
+// mockllmRules are rules of the scripted model, in mockllm's format. They come before those of mockllm's default
+// script.
 const mockllmRules = `
   - name: endless
     match: {user: {regex: '^work without end'}}
@@ -38,13 +40,15 @@ const mockllmRules = `
       - text: "That was large."
 `
 
-const definitions = `
+// catalogueDefinitions are the environment, the agent and the instance of the recording, as YAML for "spool agents
+// apply -f".
+const catalogueDefinitions = `
 kind: environment
 slug: staging
 spec:
   variables:
     REGION: {value: eu}
-    TOKEN: {secret: true, value: ` + secret + `}
+    TOKEN: {secret: true, value: ` + tokenSecret + `}
 ---
 kind: agent
 slug: reviewer
@@ -65,17 +69,17 @@ spec:
   environments: [staging]
 `
 
-// work creates the recorded sessions on a running build of Spool.
-type work struct {
+// recorder creates the recorded sessions on a running server, and holds the description of them.
+type recorder struct {
 	*compat.Server
 	dir      string // for files that the command line tool reads
-	manifest compat.Manifest
+	manifest compat.Recording
 }
 
-// recordAllSessions creates sessions of every kind, the open one last.
-func (w *work) recordAllSessions() error {
+// createAllSessions creates sessions of every kind. The one with the running turn is the last one.
+func (w *recorder) createAllSessions() error {
 	for _, step := range []func() error{
-		w.createKeys, w.applyCatalogue, w.recordConversation, w.recordFiles, w.recordDefined, w.recordAgents, w.recordControls, w.recordFailures, w.recordBudget, w.recordDeleted, w.recordIdleSession, w.recordOpenTurn,
+		w.createKeys, w.applyCatalogue, w.createConversation, w.createFilesSession, w.createAppliedAgentSession, w.createCLISessions, w.createControlledSessions, w.createFailedSession, w.createUsedUpBudgetSession, w.createDeletedSession, w.createIdleSession, w.createOpenTurnSession,
 	} {
 		if err := step(); err != nil {
 			return err
@@ -84,8 +88,8 @@ func (w *work) recordAllSessions() error {
 	return nil
 }
 
-// createKeys creates an API key of each tenant.
-func (w *work) createKeys() error {
+// createKeys creates an API key of each tenant, and adds it to the recording.
+func (w *recorder) createKeys() error {
 	w.manifest.Keys = map[string]string{}
 	for _, tenant := range []string{"default", acmeTenant} {
 		var made struct{ Key string }
@@ -97,8 +101,8 @@ func (w *work) createKeys() error {
 	return nil
 }
 
-// applyCatalogue pushes a skill and applies the definitions.
-func (w *work) applyCatalogue() error {
+// applyCatalogue pushes a skill and applies catalogueDefinitions.
+func (w *recorder) applyCatalogue() error {
 	skill := filepath.Join(w.dir, "style")
 	if err := os.MkdirAll(skill, 0o700); err != nil {
 		return err
@@ -107,20 +111,20 @@ func (w *work) applyCatalogue() error {
 		return err
 	}
 	file := filepath.Join(w.dir, "definitions.yaml")
-	if err := os.WriteFile(file, []byte(definitions), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte(catalogueDefinitions), 0o600); err != nil {
 		return err
 	}
 	key := w.manifest.Keys["default"]
-	if _, err := w.CLI(key, "skills", "push", skill, "--tag", "stable"); err != nil {
+	if _, err := w.RunCLI(key, "skills", "push", skill, "--tag", "stable"); err != nil {
 		return err
 	}
-	_, err := w.CLI(key, "agents", "apply", "-f", file)
+	_, err := w.RunCLI(key, "agents", "apply", "-f", file)
 	return err
 }
 
-// create creates a session of a tenant.
-func (w *work) create(tenant, name string, body map[string]any) (compat.Session, error) {
-	s := compat.Session{Name: name, Tenant: tenant}
+// createSession creates a session of a tenant with the request body, and adds it to the recording under a name.
+func (w *recorder) createSession(tenant, name string, body map[string]any) (compat.RecordedSession, error) {
+	s := compat.RecordedSession{Name: name, Tenant: tenant}
 	body["metadata"] = map[string]any{"recorded": name}
 	var made struct{ SessionID string }
 	err := w.Call(w.manifest.Keys[tenant], "POST", "/api/sessions", body, &made)
@@ -129,16 +133,17 @@ func (w *work) create(tenant, name string, body map[string]any) (compat.Session,
 	return s, err
 }
 
-// post posts a query and returns its execution.
-func (w *work) post(s compat.Session, text string) (execution string, err error) {
+// postQuery posts text as a query to a session and returns the id of its execution.
+func (w *recorder) postQuery(s compat.RecordedSession, text string) (execution string, err error) {
 	var a struct{ ExecutionID string }
 	err = w.Call(w.manifest.Keys[s.Tenant], "POST", "/api/sessions/"+s.ID+"/messages", map[string]any{"content": text}, &a)
 	return a.ExecutionID, err
 }
 
-// await blocks until an execution has an event of one of the types, or, without types, until it has ended.
-func (w *work) await(s compat.Session, execution string, types ...events.Type) (events.Wire, error) {
-	return w.Until(w.manifest.Keys[s.Tenant], s.ID, 0, func(e events.Wire) bool {
+// awaitEvent blocks until an execution has an event of one of the types, and returns the event. Without types, it waits
+// for the end of the execution.
+func (w *recorder) awaitEvent(s compat.RecordedSession, execution string, types ...events.Type) (events.Wire, error) {
+	return w.AwaitEvent(w.manifest.Keys[s.Tenant], s.ID, 0, func(e events.Wire) bool {
 		if e.ExecutionID != execution {
 			return false
 		}
@@ -151,13 +156,14 @@ func (w *work) await(s compat.Session, execution string, types ...events.Type) (
 	})
 }
 
-// runTurn runs a query to its end, which must have the given type.
-func (w *work) runTurn(s compat.Session, text string, end events.Type) error {
-	execution, err := w.post(s, text)
+// runTurn posts text as a query to a session and blocks until the execution has ended. It returns an error if the
+// terminal event does not have the type end.
+func (w *recorder) runTurn(s compat.RecordedSession, text string, end events.Type) error {
+	execution, err := w.postQuery(s, text)
 	if err != nil {
 		return err
 	}
-	e, err := w.await(s, execution)
+	e, err := w.awaitEvent(s, execution)
 	if err != nil {
 		return err
 	}
@@ -168,40 +174,45 @@ func (w *work) runTurn(s compat.Session, text string, end events.Type) error {
 }
 
 var (
-	completed = events.ExecutionCompleted{}.EventType()
-	failed    = events.ExecutionFailed{}.EventType()
-	cancelled = events.ExecutionCancelled{}.EventType()
+	// completedType is the type of the event that ends a completed execution.
+	completedType = events.ExecutionCompleted{}.EventType()
+	// failedType is the type of the event that ends a failed execution.
+	failedType = events.ExecutionFailed{}.EventType()
+	// cancelledType is the type of the event that ends a cancelled execution.
+	cancelledType = events.ExecutionCancelled{}.EventType()
 )
 
-// runTurns creates a session and runs queries that complete.
-func (w *work) runTurns(tenant, name string, body map[string]any, texts ...string) error {
-	s, err := w.create(tenant, name, body)
+// createWithTurns creates a session of a tenant with the request body, and runs a query with each of the texts. It
+// returns an error if a query does not complete.
+func (w *recorder) createWithTurns(tenant, name string, body map[string]any, texts ...string) error {
+	s, err := w.createSession(tenant, name, body)
 	if err != nil {
 		return err
 	}
 	for _, text := range texts {
-		if err := w.runTurn(s, text, completed); err != nil {
+		if err := w.runTurn(s, text, completedType); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// recordConversation creates a session with two turns of the built-in agent.
-func (w *work) recordConversation() error {
-	return w.runTurns("default", compat.Conversation, map[string]any{"architecture": "spool"},
+// createConversation creates a session with two turns of the built-in agent.
+func (w *recorder) createConversation() error {
+	return w.createWithTurns("default", compat.ConversationSession, map[string]any{"architecture": "spool"},
 		"Remember the code word heron, then write a program that prints the first ten primes and run it.", "What did I ask you to remember?")
 }
 
-// recordFiles creates a session with files that a client uploaded, and with a message that is too large for a commit.
-func (w *work) recordFiles() error {
-	s, err := w.create("default", "files", map[string]any{
+// createFilesSession creates a session with files that a client uploaded, and with a message that is too large for a
+// commit.
+func (w *recorder) createFilesSession() error {
+	s, err := w.createSession("default", "files", map[string]any{
 		"architecture": "spool", "workspaceFiles": []map[string]any{{"path": "notes.txt", "content": "the notes\n"}},
 	})
 	if err != nil {
 		return err
 	}
-	if err := w.runTurn(s, programQuery, completed); err != nil {
+	if err := w.runTurn(s, programQuery, completedType); err != nil {
 		return err
 	}
 	large := []byte(strings.Repeat("0123456789abcdef", 40<<10)) // 640 KiB
@@ -209,109 +220,111 @@ func (w *work) recordFiles() error {
 		return err
 	}
 	// This message does not fit into a commit.
-	return w.runTurn(s, "large "+strings.Repeat("a message of many words ", 20<<10), completed)
+	return w.runTurn(s, "large "+strings.Repeat("a message of many words ", 20<<10), completedType)
 }
 
-// recordDefined creates a session of an applied agent, in an environment with a secret.
-func (w *work) recordDefined() error {
-	return w.runTurns("default", compat.Defined, map[string]any{"instance": "reviewer", "environments": []string{"staging"}}, "hello", "and again")
+// createAppliedAgentSession creates a session of the agent in catalogueDefinitions, with its environment that has a
+// secret.
+func (w *recorder) createAppliedAgentSession() error {
+	return w.createWithTurns("default", compat.AppliedAgentSession, map[string]any{"instance": "reviewer", "environments": []string{"staging"}}, "hello", "and again")
 }
 
-// recordAgents creates a session of each CLI.
-func (w *work) recordAgents() error {
-	for _, a := range []string{compat.ClaudeCode, compat.Codex, compat.OpenCode} {
-		if err := w.runTurns("default", a, map[string]any{"architecture": a}, "Remember the code word heron.", programQuery); err != nil {
+// createCLISessions creates a session of each architecture that runs a CLI.
+func (w *recorder) createCLISessions() error {
+	for _, a := range []string{compat.ClaudeCodeSession, compat.CodexSession, compat.OpenCodeSession} {
+		if err := w.createWithTurns("default", a, map[string]any{"architecture": a}, "Remember the code word heron.", programQuery); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// recordControls creates a session in which a query was cancelled while another was queued and withdrawn, one that was
-// paused and resumed, and one whose sandbox was terminated.
-func (w *work) recordControls() error {
+// createControlledSessions creates three sessions: in the first one, a running and a queued query were cancelled; in
+// the second one, a query was paused and resumed; in the third one, the sandbox was terminated.
+func (w *recorder) createControlledSessions() error {
 	key := w.manifest.Keys["default"]
-	s, err := w.create("default", "cancelled", map[string]any{"architecture": "spool"})
+	s, err := w.createSession("default", "cancelled", map[string]any{"architecture": "spool"})
 	if err != nil {
 		return err
 	}
-	runs, err := w.post(s, "work without end")
+	runs, err := w.postQuery(s, "work without end")
 	if err != nil {
 		return err
 	}
-	waits, err := w.post(s, "hello")
+	waits, err := w.postQuery(s, "hello")
 	if err != nil {
 		return err
 	}
-	if _, err := w.await(s, runs, events.TextDelta); err != nil {
+	if _, err := w.awaitEvent(s, runs, events.TextDelta); err != nil {
 		return err
 	}
 	for _, x := range []string{waits, runs} {
 		if err := w.Call(key, "POST", "/api/executions/"+x+"/cancel", map[string]any{}, nil); err != nil {
 			return err
 		}
-		if _, err := w.await(s, x, cancelled, events.ExecutionWithdrawn{}.EventType()); err != nil {
+		if _, err := w.awaitEvent(s, x, cancelledType, events.ExecutionWithdrawn{}.EventType()); err != nil {
 			return err
 		}
 	}
-	s, err = w.create("default", "paused", map[string]any{"architecture": "spool"})
+	s, err = w.createSession("default", "paused", map[string]any{"architecture": "spool"})
 	if err != nil {
 		return err
 	}
-	if runs, err = w.post(s, "count slowly"); err != nil {
+	if runs, err = w.postQuery(s, "count slowly"); err != nil {
 		return err
 	}
 	for _, step := range []struct {
 		after events.Type
 		do    string
 	}{{events.TextDelta, "pause"}, {events.ExecutionPaused{}.EventType(), "resume"}} {
-		if _, err := w.await(s, runs, step.after); err != nil {
+		if _, err := w.awaitEvent(s, runs, step.after); err != nil {
 			return err
 		}
 		if err := w.Call(key, "POST", "/api/executions/"+runs+"/"+step.do, map[string]any{}, nil); err != nil {
 			return err
 		}
 	}
-	if _, err := w.await(s, runs, completed); err != nil {
+	if _, err := w.awaitEvent(s, runs, completedType); err != nil {
 		return err
 	}
-	s, err = w.create("default", "terminated", map[string]any{"architecture": "spool"})
+	s, err = w.createSession("default", "terminated", map[string]any{"architecture": "spool"})
 	if err != nil {
 		return err
 	}
-	if runs, err = w.post(s, "work without end"); err != nil {
+	if runs, err = w.postQuery(s, "work without end"); err != nil {
 		return err
 	}
-	if _, err := w.await(s, runs, events.TextDelta); err != nil {
+	if _, err := w.awaitEvent(s, runs, events.TextDelta); err != nil {
 		return err
 	}
 	if err := w.Call(key, "POST", "/api/executions/"+runs+"/terminate", map[string]any{}, nil); err != nil {
 		return err
 	}
-	_, err = w.await(s, runs, cancelled)
+	_, err = w.awaitEvent(s, runs, cancelledType)
 	return err
 }
 
-// recordFailures creates a session whose turn fails.
-func (w *work) recordFailures() error {
-	s, err := w.create("default", "failed", map[string]any{"architecture": "spool"})
+// createFailedSession creates a session whose only turn fails.
+func (w *recorder) createFailedSession() error {
+	s, err := w.createSession("default", "failed", map[string]any{"architecture": "spool"})
 	if err != nil {
 		return err
 	}
-	return w.runTurn(s, "fail", failed)
+	return w.runTurn(s, "fail", failedType)
 }
 
-// recordBudget uses up the budget of a tenant and that of a session.
-func (w *work) recordBudget() error {
+// createUsedUpBudgetSession creates a session of the second tenant, and takes turns in it until the tenant's budget is
+// used up and a turn fails.
+func (w *recorder) createUsedUpBudgetSession() error {
 	path := "/api/budgets/total"
 	if err := w.Call(w.manifest.RootKey, "PUT", path, map[string]any{"tenant": acmeTenant, "budget": map[string]any{"turns": 2}}, nil); err != nil {
 		return err
 	}
-	s, err := w.create(acmeTenant, compat.Budget, map[string]any{"architecture": "spool"})
+	s, err := w.createSession(acmeTenant, compat.UsedUpBudgetSession, map[string]any{"architecture": "spool"})
 	if err != nil {
 		return err
 	}
-	for _, end := range []events.Type{completed, completed, failed} {
+	for _, end := range []events.Type{completedType, completedType, failedType} {
 		if err := w.runTurn(s, "hello", end); err != nil {
 			return err
 		}
@@ -319,45 +332,46 @@ func (w *work) recordBudget() error {
 	return nil
 }
 
-// recordDeleted creates a session and deletes it.
-func (w *work) recordDeleted() error {
-	s, err := w.create("default", compat.Deleted, map[string]any{"architecture": "spool"})
+// createDeletedSession creates a session, takes a turn in it and deletes the session.
+func (w *recorder) createDeletedSession() error {
+	s, err := w.createSession("default", compat.DeletedSession, map[string]any{"architecture": "spool"})
 	if err != nil {
 		return err
 	}
-	if err := w.runTurn(s, "hello", completed); err != nil {
+	if err := w.runTurn(s, "hello", completedType); err != nil {
 		return err
 	}
 	w.manifest.Sessions[len(w.manifest.Sessions)-1].Deleted = true
 	return w.Call(w.manifest.Keys["default"], "DELETE", "/api/sessions/"+s.ID, nil, nil)
 }
 
-// recordIdleSession creates a session whose idle sandbox was removed after a snapshot.
-func (w *work) recordIdleSession() error {
-	s, err := w.create("default", "idle", map[string]any{"architecture": "spool", "sessionOptions": map[string]any{"idleTimeoutMs": 1000}})
+// createIdleSession creates a session whose sandbox was removed after a time without turns; its workspace is in a
+// snapshot.
+func (w *recorder) createIdleSession() error {
+	s, err := w.createSession("default", "idle", map[string]any{"architecture": "spool", "sessionOptions": map[string]any{"idleTimeoutMs": 1000}})
 	if err != nil {
 		return err
 	}
-	if err := w.runTurn(s, programQuery, completed); err != nil {
+	if err := w.runTurn(s, programQuery, completedType); err != nil {
 		return err
 	}
-	_, err = w.Until(w.manifest.Keys["default"], s.ID, 0, func(e events.Wire) bool { return e.Type == (events.SandboxTerminated{}).EventType() })
+	_, err = w.AwaitEvent(w.manifest.Keys["default"], s.ID, 0, func(e events.Wire) bool { return e.Type == (events.SandboxTerminated{}).EventType() })
 	return err
 }
 
-// recordOpenTurn leaves a turn that is running, and a query that is queued behind it.
-func (w *work) recordOpenTurn() error {
-	s, err := w.create("default", compat.Open, map[string]any{"architecture": "spool"})
+// createOpenTurnSession creates a session with a turn that does not end and a query that is queued behind it.
+func (w *recorder) createOpenTurnSession() error {
+	s, err := w.createSession("default", compat.OpenTurnSession, map[string]any{"architecture": "spool"})
 	if err != nil {
 		return err
 	}
-	runs, err := w.post(s, "work without end")
+	runs, err := w.postQuery(s, "work without end")
 	if err != nil {
 		return err
 	}
-	if _, err := w.post(s, "hello"); err != nil {
+	if _, err := w.postQuery(s, "hello"); err != nil {
 		return err
 	}
-	_, err = w.await(s, runs, events.TextDelta)
+	_, err = w.awaitEvent(s, runs, events.TextDelta)
 	return err
 }

@@ -28,17 +28,17 @@ func main() {
 	count := flag.Int("n", 10, "number of comments, and of names")
 	seed := flag.Uint64("seed", 1, "seed of the random numbers")
 	flag.Parse()
-	comments, names, err := declarations(*root)
+	comments, names, err := readDeclarations(*root)
 	if err != nil {
 		log.Fatal(err)
 	}
 	random := rand.New(rand.NewPCG(*seed, 0)) //nolint:gosec // a sample that can be repeated
-	show(os.Stdout, "comments", comments, *count, random)
-	show(os.Stdout, "names", names, *count, random)
+	printSample(os.Stdout, "comments", comments, *count, random)
+	printSample(os.Stdout, "names", names, *count, random)
 }
 
-// show prints count items of a list in a random order.
-func show(to io.Writer, title string, items []string, count int, random *rand.Rand) {
+// printSample prints count items of a list, picked at random, under a title.
+func printSample(to io.Writer, title string, items []string, count int, random *rand.Rand) {
 	fmt.Fprintf(to, "# %d of %d %s\n", min(count, len(items)), len(items), title)
 	for i, n := range random.Perm(len(items))[:min(count, len(items))] {
 		fmt.Fprintf(to, "\n%d. %s\n", i+1, items[n])
@@ -46,9 +46,9 @@ func show(to io.Writer, title string, items []string, count int, random *rand.Ra
 	fmt.Fprintln(to)
 }
 
-// declarations returns the documented declarations with their comments, and the names of all package-level declarations
-// and methods with their positions.
-func declarations(root string) (comments, names []string, err error) {
+// readDeclarations returns the comments of the documented declarations in all Go files below the folder root, and the
+// names of all package-level declarations and methods, each with its position.
+func readDeclarations(root string) (comments, names []string, err error) {
 	err = filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
@@ -63,7 +63,7 @@ func declarations(root string) (comments, names []string, err error) {
 		if err != nil || ast.IsGenerated(file) {
 			return err
 		}
-		c := collector{files: files}
+		c := fileCollector{files: files}
 		for _, d := range file.Decls {
 			c.addDeclaration(d)
 		}
@@ -73,14 +73,14 @@ func declarations(root string) (comments, names []string, err error) {
 	return comments, names, err
 }
 
-// collector collects the comments and names of one file.
-type collector struct {
+// fileCollector collects the comments and names of the declarations of one Go file.
+type fileCollector struct {
 	files           *token.FileSet
 	comments, names []string
 }
 
-// addDeclaration adds the names of a declaration, and its comments.
-func (c *collector) addDeclaration(d ast.Decl) {
+// addDeclaration adds the names in a declaration, and its comments.
+func (c *fileCollector) addDeclaration(d ast.Decl) {
 	switch d := d.(type) {
 	case *ast.FuncDecl:
 		signature := *d
@@ -106,8 +106,9 @@ func (c *collector) addDeclaration(d ast.Decl) {
 	}
 }
 
-// add adds a declaration. A signature of nil is the first name.
-func (c *collector) add(doc *ast.CommentGroup, signature ast.Node, names ...*ast.Ident) {
+// add adds the names of one declaration, and its comment doc unless it is nil. signature is printed with them; if it is
+// nil, the first name is printed.
+func (c *fileCollector) add(doc *ast.CommentGroup, signature ast.Node, names ...*ast.Ident) {
 	position := c.files.Position(names[0].Pos())
 	text := names[0].Name
 	if signature != nil {

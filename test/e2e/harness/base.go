@@ -15,7 +15,7 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// Base holds the servers that the services of a cluster use.
+// Base holds the connections and addresses of the NATS and Postgres servers that the services of a Cluster use.
 type Base struct {
 	DatabaseURL        string       // with the role of the projector
 	GatewayDatabaseURL string       // with the role of the gateway
@@ -25,18 +25,18 @@ type Base struct {
 	Connect func(user string) (*nats.Conn, eventlog.Log, error)
 }
 
-// Outage stops and starts the NATS and Postgres servers of a cluster.
+// Outage stops and starts the NATS and Postgres servers of a Cluster.
 type Outage struct {
 	nats     *natstest.Restartable
 	postgres *pgtest.Restartable
 }
 
-// open starts NATS and Postgres. With Options.Outages the test can stop them, and NATS has no users; otherwise NATS has
-// the users that it has in spool up.
-func (c *Cluster) open() {
+// startServers starts NATS and Postgres. With Options.Outages the test can stop them, and NATS has no users. Otherwise
+// NATS has the users that it has in `spool up`.
+func (c *Cluster) startServers() {
 	c.T.Helper()
 	if c.opts.Outages {
-		c.openRestartable()
+		c.startRestartableServers()
 		return
 	}
 	db := readmodeltest.Database(c.T)
@@ -48,8 +48,8 @@ func (c *Cluster) open() {
 	c.Base = &Base{DatabaseURL: db.Projector, GatewayDatabaseURL: db.Gateway, Log: base.Log, Connect: base.Connect, NATSURL: base.NATSURL()}
 }
 
-// openRestartable starts NATS and Postgres so that Cluster.Outage can stop them.
-func (c *Cluster) openRestartable() {
+// startRestartableServers starts NATS and Postgres in such a way that Cluster.Outage can stop them.
+func (c *Cluster) startRestartableServers() {
 	o := &Outage{nats: natstest.RunRestartable(c.T), postgres: pgtest.RunRestartable(c.T)}
 	c.Outage = o
 	connect := func(string) (*nats.Conn, eventlog.Log, error) {

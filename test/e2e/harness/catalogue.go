@@ -16,22 +16,24 @@ import (
 	"github.com/spoolhq/spool/services/skills"
 )
 
-// startSkills runs a copy of the skills service.
+// startSkills starts a copy of the skills service.
 func (c *Cluster) startSkills() {
 	nc, log := c.connect(topology.UserSkills)
 	svc, err := skills.New(skills.Config{Scratch: c.T.TempDir()}, skills.Deps{NATS: nc, Log: log, Logger: c.logger("skills")})
 	must(c.T, err)
-	c.run(nc, svc.Ready(), svc.Run)
+	c.startService(nc, svc.Ready(), svc.Run)
 }
 
-// setSecretsKeys sets a key pair of secrets for gateways and executors.
+// setSecretsKeys generates the key pair that encrypts secrets, and gives it to the configuration of gateways and
+// executors.
 func (c *Cluster) setSecretsKeys() {
 	identity, recipient, err := secret.Generate()
 	must(c.T, err)
 	c.opts.Executor.SecretsKey, c.opts.Gateway.SecretsRecipient = identity, recipient
 }
 
-// PushSkill pushes the archive of a skill, and returns the status and the body of the answer.
+// PushSkill sends the ZIP of a skill to gateway 0. query is the query of the request's URL. PushSkill returns the
+// status and the body of the response.
 func (c *Cluster) PushSkill(zip []byte, query string) (int, []byte) {
 	c.T.Helper()
 	req, err := http.NewRequestWithContext(c.T.Context(), http.MethodPost, c.URL(0)+"/api/skills?"+query, bytes.NewReader(zip))
@@ -45,9 +47,9 @@ func (c *Cluster) PushSkill(zip []byte, query string) (int, []byte) {
 	return res.StatusCode, raw
 }
 
-// Written returns everything that the cluster wrote to the disk of this machine, by path: the files of NATS, of the
-// egress proxy and of local sandboxes. It also returns everything that the services logged.
-func (c *Cluster) Written() map[string][]byte {
+// WrittenData returns the content of every file that the cluster wrote on this machine, by path: the files of NATS, of
+// the egress proxy and of local sandboxes. It also returns the logs of the services.
+func (c *Cluster) WrittenData() map[string][]byte {
 	c.T.Helper()
 	out := map[string][]byte{"the logs of the services": c.said.bytes()}
 	for _, dir := range []string{c.dir, c.egressDir} {
@@ -72,7 +74,8 @@ func (c *Cluster) Written() map[string][]byte {
 	return out
 }
 
-// Logs returns the log records of the services in slog's JSON format, oldest first. It needs Options.KeepLogs.
+// Logs returns the log records of the services, in the format of slog's JSONHandler, oldest first. It needs
+// Options.KeepLogs.
 func (c *Cluster) Logs() (records []map[string]any) {
 	c.T.Helper()
 	for line := range bytes.Lines(c.said.bytes()) {
@@ -84,19 +87,19 @@ func (c *Cluster) Logs() (records []map[string]any) {
 	return records
 }
 
-// record is a writer that keeps the log output of the services under test.
-type record struct {
+// logBuffer is a writer that keeps the log output of the services.
+type logBuffer struct {
 	mu  sync.Mutex
 	all bytes.Buffer
 }
 
-func (r *record) Write(p []byte) (int, error) {
+func (r *logBuffer) Write(p []byte) (int, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.all.Write(p)
 }
 
-func (r *record) bytes() []byte {
+func (r *logBuffer) bytes() []byte {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return bytes.Clone(r.all.Bytes())

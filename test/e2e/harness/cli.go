@@ -11,19 +11,19 @@ import (
 	"testing"
 )
 
-// buildCLI builds the command line tool once for all tests of a process.
+// buildCLI builds the spool program once for all tests of a process, and returns its path.
 var buildCLI = sync.OnceValues(func() (string, error) {
-	return build("github.com/spoolhq/spool/cmd/spool", "spool")
+	return buildProgram("github.com/spoolhq/spool/cmd/spool", "spool")
 })
 
-// CLI runs spool with gateway 0 in a folder, without a terminal, and returns its exit code and its output. data is
-// the folder of spool's own files.
+// CLI runs the spool program in a folder, without a terminal, as a client of gateway 0. It returns the exit code, the
+// standard output and the standard error. data is the folder for spool's own files.
 func (c *Cluster) CLI(t testing.TB, folder, data string, args ...string) (code int, out, says string) {
 	t.Helper()
 	return c.CLIAs(t, nil, folder, data, args...)
 }
 
-// CLIAs is like CLI with another user; nil means the user of the test.
+// CLIAs is like CLI, but runs the program as another user of the machine; nil means the user of the test.
 func (c *Cluster) CLIAs(t testing.TB, user *syscall.Credential, folder, data string, args ...string) (code int, out, says string) {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
@@ -40,7 +40,8 @@ func (c *Cluster) CLIAs(t testing.TB, user *syscall.Credential, folder, data str
 	return cmd.ProcessState.ExitCode(), stdout.String(), stderr.String()
 }
 
-// command returns a command of spool that uses gateway 0.
+// command returns a command of the spool program as a client of gateway 0. folder is its working directory, data the
+// folder for spool's own files.
 func (c *Cluster) command(t testing.TB, folder, data string, args ...string) *exec.Cmd {
 	t.Helper()
 	bin, err := buildCLI()
@@ -50,8 +51,8 @@ func (c *Cluster) command(t testing.TB, folder, data string, args ...string) *ex
 	return cmd
 }
 
-// UnprivilegedUser returns a user without rights on root's files, and two folders of that user: one to work in, and one for
-// spool's own files. The test must run as root.
+// UnprivilegedUser returns a user of the machine who cannot read root's files, and two folders of this user: one to
+// work in, and one for spool's own files. It skips the test unless it runs as root.
 func UnprivilegedUser(t testing.TB) (user *syscall.Credential, folder, data string) {
 	t.Helper()
 	const id = 65534

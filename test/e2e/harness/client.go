@@ -18,10 +18,11 @@ import (
 	"github.com/spoolhq/spool/pkg/events/blocks"
 )
 
-// Patience is the time limit of each wait of the harness. It is long because the machine may be busy.
+// Patience is the time limit of each wait in end-to-end tests. It is long, because the machine may be busy.
 const Patience = 60 * time.Second
 
-// Call sends a REST request to gateway i and decodes the answer into out. It returns the status.
+// Call sends a REST request to gateway i, with body as JSON unless body is nil. It decodes the response into out unless
+// out is nil, and returns the status.
 func (c *Cluster) Call(i int, method, path string, body, out any) int {
 	c.T.Helper()
 	var in io.Reader
@@ -51,7 +52,8 @@ func (c *Cluster) Call(i int, method, path string, body, out any) int {
 	return resp.StatusCode
 }
 
-// Create creates a session through gateway 0. The session is deleted when the test ends.
+// Create creates a session of an architecture through gateway 0 and returns its id. more holds further fields of the
+// request. The session is deleted when the test ends.
 func (c *Cluster) Create(architecture string, more map[string]any) string {
 	c.T.Helper()
 	body := map[string]any{"architecture": architecture}
@@ -68,7 +70,7 @@ func (c *Cluster) Create(architecture string, more map[string]any) string {
 	return s.SessionID
 }
 
-// Post posts a message through gateway 0 and returns the execution.
+// Post posts text as a message to a session through gateway 0, and returns the id of its execution.
 func (c *Cluster) Post(session, text string) string {
 	c.T.Helper()
 	var a struct {
@@ -80,7 +82,7 @@ func (c *Cluster) Post(session, text string) string {
 	return a.ExecutionID
 }
 
-// Stream is a client's stream of the events of one session, over a WebSocket or SSE.
+// Stream is a client that follows the events of one session over a WebSocket or SSE.
 type Stream struct {
 	View   *blocks.View
 	Cursor uint32 // seq of the last stored event
@@ -93,7 +95,8 @@ type Stream struct {
 // Close ends the stream.
 func (s *Stream) Close() { s.close() }
 
-// Next returns the next event or delta, and applies it to View. A seq that does not follow the last one is an error.
+// Next returns the next event or delta of the session, and applies it to View. It returns an error if an event's seq
+// does not follow the last one.
 func (s *Stream) Next() (events.Wire, error) {
 	w, err := s.next()
 	if err != nil {
@@ -122,7 +125,7 @@ func (s *Stream) Next() (events.Wire, error) {
 	return w, nil
 }
 
-// Until reads until an execution has ended and returns its terminal event.
+// Until reads events until an execution has ended, and returns its terminal event.
 func (s *Stream) Until(execution string) (events.Wire, error) {
 	for {
 		w, err := s.Next()
@@ -132,7 +135,8 @@ func (s *Stream) Until(execution string) (events.Wire, error) {
 	}
 }
 
-// Join opens a WebSocket to gateway i after the cursor of from, and continues from's view. from may be nil.
+// Join opens a WebSocket to gateway i and joins a session after the last event that the stream from has received. The
+// new stream continues from's View. from may be nil; the stream then begins with the first event.
 func (c *Cluster) Join(i int, session string, from *Stream) (*Stream, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), Patience)
 	// the body of a WebSocket handshake does not need to be closed
@@ -143,7 +147,7 @@ func (c *Cluster) Join(i int, session string, from *Stream) (*Stream, error) {
 		return nil, err
 	}
 	conn.SetReadLimit(16 << 20)
-	s := resume(from)
+	s := continueStream(from)
 	join, err := json.Marshal(map[string]any{"type": "session:join", "requestId": "r1", "sessionId": session, "after": s.Cursor})
 	if err == nil {
 		err = conn.Write(ctx, websocket.MessageText, join)
@@ -175,10 +179,10 @@ func (c *Cluster) Join(i int, session string, from *Stream) (*Stream, error) {
 	return s, err
 }
 
-// SSE opens an event stream of gateway i, like Join.
+// SSE is like Join, but over SSE.
 func (c *Cluster) SSE(i int, session string, from *Stream) (*Stream, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), Patience)
-	s := resume(from)
+	s := continueStream(from)
 	req, err := http.NewRequestWithContext(ctx, "GET", c.URL(i)+"/api/sessions/"+session+"/events/stream", nil)
 	if err != nil {
 		cancel()
@@ -212,15 +216,17 @@ func (c *Cluster) SSE(i int, session string, from *Stream) (*Stream, error) {
 	return s, nil
 }
 
-// resume returns a stream that continues from another one, or a new one for nil.
-func resume(from *Stream) *Stream {
+// continueStream returns a stream without a connection that has the events and the View of the stream from, or an empty
+// one if from is nil.
+func continueStream(from *Stream) *Stream {
 	if from == nil {
 		return &Stream{View: blocks.NewView()}
 	}
 	return &Stream{View: from.View, Cursor: from.Cursor, Events: from.Events, Seen: from.Seen}
 }
 
-// Run posts a message, reads the stream to the end of its execution, and returns the terminal event.
+// Run posts text as a message to a session, reads a stream to the end of its execution, and returns the stream and the
+// terminal event. The stream continues from, which may be nil.
 func (c *Cluster) Run(session, text string, from *Stream) (*Stream, events.Wire) {
 	c.T.Helper()
 	s, err := c.Join(0, session, from)
@@ -234,7 +240,8 @@ func (c *Cluster) Run(session, text string, from *Stream) (*Stream, events.Wire)
 	return s, end
 }
 
-// Eventually polls ok until it returns true. After Patience it fails the test with what, which names the condition.
+// Eventually calls ok again and again until it returns true. After the time Patience, it fails the test with a message
+// that contains what, a description of the condition.
 func Eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	tick := time.NewTicker(20 * time.Millisecond)

@@ -17,10 +17,10 @@ import (
 	"github.com/spoolhq/spool/services/executor"
 )
 
-// SandboxImage is the image of Docker sandboxes in tests. scripts/images builds it.
+// SandboxImage is the container image of Docker sandboxes in tests. scripts/images builds it.
 const SandboxImage = "spool/sandbox:latest"
 
-// NeedDocker skips a test if there is no engine, or no image of sandboxes. CI has both, and fails on a skip.
+// NeedDocker skips the test if the machine has no Docker engine or no SandboxImage. CI has both, and fails on a skip.
 func NeedDocker(t testing.TB) {
 	t.Helper()
 	if out, err := exec.Command("docker", "image", "inspect", "--format", "{{.Id}}", SandboxImage).CombinedOutput(); err != nil {
@@ -28,13 +28,13 @@ func NeedDocker(t testing.TB) {
 	}
 }
 
-// buildEgress builds the egress proxy once for all tests of a process.
+// buildEgress builds the egress proxy once for all tests of a process, and returns the path of the program.
 var buildEgress = sync.OnceValues(func() (string, error) {
-	return build("github.com/spoolhq/spool/services/executor/cmd/egress", "egress")
+	return buildProgram("github.com/spoolhq/spool/services/executor/cmd/egress", "egress")
 })
 
-// startEgress runs the egress proxy as a separate process, as in an installation, and configures the executors and
-// their sandboxes to use it. args are further arguments.
+// startEgress starts the egress proxy as a separate process, as in an installation, and configures the executors and
+// their sandboxes to use it. args are further arguments of the proxy's command line.
 func (c *Cluster) startEgress(args ...string) {
 	binary, err := buildEgress()
 	must(c.T, err)
@@ -78,7 +78,8 @@ func (c *Cluster) startEgress(args ...string) {
 	c.opts.Executor.EgressSockets, c.opts.Executor.EgressAdmin = sockets, admin
 }
 
-// startDocker configures Docker sandboxes, and checks that none is left when the test ends.
+// startDocker configures the cluster for Docker sandboxes and starts the egress proxy. When the test ends, it checks
+// that no container and no volume is left.
 func (c *Cluster) startDocker() {
 	e := &c.opts.Executor
 	e.Sandbox, e.SandboxImage = executor.Docker, SandboxImage
@@ -96,17 +97,17 @@ func (c *Cluster) startDocker() {
 		for _, v := range strings.Fields(Docker(c.T, "volume", "ls", "--format", "{{.Name}}", "--filter", "name=spool-layer-"+c.opts.Executor.Engine+"-")) {
 			Docker(c.T, "volume", "rm", "--force", v)
 		}
-		if left := c.engineLeft(); left != "" {
+		if left := c.describeRemains(); left != "" {
 			c.T.Errorf("the engine still has: %s", left)
 		}
 	})
 	c.startEgress()
 }
 
-// RealKey is the API key of the models that the egress proxy has. Tests check that no sandbox has it.
+// RealKey is the API key of the models, which only the egress proxy has. Tests check that no sandbox contains it.
 const RealKey = "sk-the-real-key-of-the-models-0123456789"
 
-// testWriter writes the output of a process to the log of a test.
+// testWriter is a writer that copies the output of a process to the log of a test.
 type testWriter struct {
 	t    testing.TB
 	name string
@@ -117,7 +118,7 @@ func (w testWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Docker runs the docker command and returns its output.
+// Docker runs the docker command with args and returns its output. It fails the test if the command fails.
 func Docker(t testing.TB, args ...string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -129,7 +130,7 @@ func Docker(t testing.TB, args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// Container returns the name of the container of a session's present sandbox.
+// Container returns the id of the container of a session's present sandbox.
 func (c *Cluster) Container(session string) string {
 	c.T.Helper()
 	var shown struct{ CurrentSandbox struct{ SandboxID string } }
@@ -141,20 +142,21 @@ func (c *Cluster) Container(session string) string {
 	return id
 }
 
-// Servers returns the containers of the MCP servers of a session.
-func (c *Cluster) Servers(session string) []string {
+// MCPServerContainers returns the ids of the containers of a session's MCP servers.
+func (c *Cluster) MCPServerContainers(session string) []string {
 	c.T.Helper()
 	return strings.Fields(Docker(c.T, "ps", "-aq", "--no-trunc", "--filter", "label=dev.spool.role=server", "--filter", "label=dev.spool.session="+session))
 }
 
-// OnEngine returns all containers of this cluster.
-func (c *Cluster) OnEngine() []string {
+// Containers returns the ids of all containers of this cluster on the Docker engine.
+func (c *Cluster) Containers() []string {
 	c.T.Helper()
 	return strings.Fields(Docker(c.T, "ps", "-aq", "--no-trunc", "--filter", "label=dev.spool.engine="+c.opts.Executor.Engine))
 }
 
-// engineLeft lists the containers and volumes of this cluster that are on the Docker engine.
-func (c *Cluster) engineLeft() string {
+// describeRemains describes the containers and volumes of this cluster that are still on the Docker engine; "" if there
+// are none.
+func (c *Cluster) describeRemains() string {
 	label := "label=dev.spool.engine=" + c.opts.Executor.Engine
 	containers := Docker(c.T, "ps", "-a", "--format", "container {{.Names}} ({{.Status}})", "--filter", label)
 	left := strings.Split(containers, "\n")
@@ -167,8 +169,8 @@ func (c *Cluster) engineLeft() string {
 	return strings.TrimSpace(strings.Join(left, "\n"))
 }
 
-// build builds a program of the repository and returns its path.
-func build(pkg, name string) (string, error) {
+// buildProgram builds the Go package pkg as a program with the given name, and returns its path.
+func buildProgram(pkg, name string) (string, error) {
 	dir, err := os.MkdirTemp("", "spool-"+name+"-")
 	if err != nil {
 		return "", err

@@ -19,18 +19,18 @@ import (
 	"github.com/spoolhq/spool/pkg/events/session"
 )
 
-// Tenant is the tenant of all sessions while authentication is off.
+// Tenant is the tenant of all sessions in tests without authentication.
 const Tenant = "default"
 
-// In returns the same cluster for a subtest t. Sessions and clients that are created through it end with the subtest.
+// In returns the same cluster for the subtest t. Sessions and clients that are created through it end with the subtest.
 func (c *Cluster) In(t testing.TB) *Cluster {
 	sub := *c
 	sub.T = t
 	return &sub
 }
 
-// Delete deletes a session, unless it was deleted already, and calls AwaitDeleted. Create registers a call of Delete at
-// the end of the test.
+// Delete deletes the session id, unless it was deleted before, and calls AwaitDeleted. Create makes the end of the test
+// call Delete.
 func (c *Cluster) Delete(id string) {
 	c.T.Helper()
 	// The context of the test has ended when cleanups run.
@@ -47,13 +47,13 @@ func (c *Cluster) Delete(id string) {
 	c.AwaitDeleted(Tenant, id)
 }
 
-// AwaitDeleted blocks until the log has the end of all queries and sandboxes of a deleted session, no process of its
-// sandboxes runs any more, and its workspace was removed.
+// AwaitDeleted blocks until everything of the deleted session id has ended: the log has the end of all its queries and
+// sandboxes, no process of its sandboxes runs, and its workspace is removed.
 func (c *Cluster) AwaitDeleted(tenant, id string) {
 	c.T.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), Patience)
 	defer cancel()
-	sandboxes, err := c.awaitOver(ctx, tenant, id)
+	sandboxes, err := c.awaitEndInLog(ctx, tenant, id)
 	if err != nil {
 		c.T.Fatalf("%v\n%s", err, executorStacks())
 	}
@@ -66,9 +66,9 @@ func (c *Cluster) AwaitDeleted(tenant, id string) {
 	})
 }
 
-// awaitOver reads the log until it has the deletion of a session and the end of all its queries and sandboxes. It
-// returns the ids of the sandboxes.
-func (c *Cluster) awaitOver(ctx context.Context, tenant, id string) (sandboxes []string, err error) {
+// awaitEndInLog reads the log until it has the deletion of the session id and the end of all queries and sandboxes of
+// the session. It returns the ids of these sandboxes.
+func (c *Cluster) awaitEndInLog(ctx context.Context, tenant, id string) (sandboxes []string, err error) {
 	deleted, open := false, map[string]bool{}
 	start := eventlog.Position{Shard: events.Partition(id) % c.Base.Log.Shards()}
 	for rec, err := range c.Base.Log.Tail(ctx, start, eventlog.Filter{Subject: events.Subject{Tenant: tenant, ID: id}}) {
@@ -107,7 +107,8 @@ func (c *Cluster) awaitOver(ctx context.Context, tenant, id string) (sandboxes [
 	return nil, fmt.Errorf("session %s did not end within %s: deleted %t, still open %v", id, Patience, deleted, open)
 }
 
-// Verify checks that the whole log is sound and has no open execution. New calls it at the end of a test.
+// Verify fails the test if the log is not sound or has an execution that has not ended. It is also called when the test
+// ends.
 func (c *Cluster) Verify() {
 	c.T.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), Patience)
@@ -122,7 +123,7 @@ func (c *Cluster) Verify() {
 	}
 }
 
-// Workspace returns the folder of a session's workspace.
+// Workspace returns the folder of the workspace of the session id, with local sandboxes.
 func (c *Cluster) Workspace(id string) string {
 	return filepath.Join(c.opts.Executor.DataDir, "workspaces", id)
 }
@@ -133,8 +134,8 @@ type Process struct {
 	Command string
 }
 
-// Processes returns the processes of this machine, except this one, that have one of the marks in their arguments or in
-// their initial environment. It reads /proc, and returns none on other systems.
+// Processes returns the processes of this machine, except this one, whose arguments or initial environment contain one
+// of the texts marks. It reads /proc, and returns none on systems without it.
 func Processes(marks ...string) (found []Process) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -157,7 +158,7 @@ func Processes(marks ...string) (found []Process) {
 	return found
 }
 
-// formatProcesses formats processes for a message, one a line.
+// formatProcesses formats a list of processes for a message, one a line.
 func formatProcesses(list []Process) string {
 	var s strings.Builder
 	for _, p := range list {
@@ -166,7 +167,7 @@ func formatProcesses(list []Process) string {
 	return s.String()
 }
 
-// checkNoProcesses fails a test that has left processes of sandboxes behind, and ends them.
+// checkNoProcesses fails the test if processes of its sandboxes still run, and ends these processes.
 func (c *Cluster) checkNoProcesses() {
 	left := Processes(c.dir + string(filepath.Separator))
 	if len(left) == 0 {

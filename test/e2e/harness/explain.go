@@ -9,8 +9,9 @@ import (
 	"time"
 )
 
-// Explain describes a session whose stream does not continue, for the message of a failed test: what the stream
-// showed and when, the processes in the session's container, and the goroutines of the executors.
+// Explain returns a description of a session whose stream of events has stopped, for the message of a failed test: the
+// events that the stream s received and when, the processes in the session's container, and the goroutines of the
+// executors.
 func (c *Cluster) Explain(session string, s *Stream) string {
 	var out strings.Builder
 	fmt.Fprintf(&out, "now: %s\nshown so far:\n%s\n", time.Now().UTC().Format(time.RFC3339Nano), s.View)
@@ -41,7 +42,7 @@ func (c *Cluster) Explain(session string, s *Stream) string {
 	return out.String()
 }
 
-// executorStacks returns the goroutines of this process's executors.
+// executorStacks returns the stacks of the goroutines of this process that run executors.
 func executorStacks() string {
 	var all bytes.Buffer
 	if err := pprof.Lookup("goroutine").WriteTo(&all, 1); err != nil {

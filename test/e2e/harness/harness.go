@@ -27,7 +27,8 @@ import (
 	"github.com/spoolhq/spool/services/session/janitor"
 )
 
-// Options configure a Cluster. The zero value means one copy of each service, and mockllm's default script.
+// Options configure a Cluster. The zero value means one copy of each service, and mockllm's default script for the
+// model.
 type Options struct {
 	Gateways, Sessions, Projectors, Executors int
 	Script                                    string // script of the model server, as YAML
@@ -41,7 +42,7 @@ type Options struct {
 	// Modal runs sandboxes on cmd/mockmodal, with the egress proxy, which they reach by TLS. Executors are separate
 	// processes. It needs Outages, because these processes have no NATS user. See NeedDocker.
 	Modal bool
-	// KeepLogs stores the logs of the services for Cluster.Written and Cluster.Logs.
+	// KeepLogs stores the logs of the services for Cluster.WrittenData and Cluster.Logs.
 	KeepLogs bool
 	// EgressOpen lists hosts and ports of MCP servers that may be on this machine.
 	EgressOpen string
@@ -69,22 +70,22 @@ type Cluster struct {
 	Gateways  []*gateway.Gateway
 	opts      Options
 	dir       string
-	said      *record
-	egressDir string // with Options.Docker or Modal
-	Modal     *Modal // with Options.Modal
+	said      *logBuffer
+	egressDir string     // with Options.Docker or Modal
+	Modal     *MockModal // with Options.Modal
 	executors []*nats.Conn
-	programs  []*ExecutorProgram
+	programs  []*ExecutorProcess
 
 	stopProjectors []func()
 	modelURL       string // URL at which agents, or the egress proxy, reach the model server
 }
 
-// buildRunner builds the runner once for all tests of a process.
+// buildRunner builds the runner once for all tests of a process, and returns the path of the program.
 var buildRunner = sync.OnceValues(func() (string, error) {
-	return build("github.com/spoolhq/spool/cmd/runner", "runner")
+	return buildProgram("github.com/spoolhq/spool/cmd/runner", "runner")
 })
 
-// New starts a cluster that ends with the test.
+// New starts a cluster, which is stopped when the test ends.
 func New(t testing.TB, opts Options) *Cluster {
 	t.Helper()
 	runner, err := buildRunner()
@@ -92,9 +93,9 @@ func New(t testing.TB, opts Options) *Cluster {
 	for _, n := range []*int{&opts.Gateways, &opts.Sessions, &opts.Projectors, &opts.Executors} {
 		*n = max(*n, 1)
 	}
-	c := &Cluster{T: t, opts: opts, dir: t.TempDir(), said: &record{}}
+	c := &Cluster{T: t, opts: opts, dir: t.TempDir(), said: &logBuffer{}}
 	t.Cleanup(c.checkNoProcesses)
-	c.open()
+	c.startServers()
 	c.startModel()
 	must(t, readmodel.Migrate(t.Context(), c.Base.DatabaseURL))
 	c.opts.Executor.Runner = runner
@@ -118,7 +119,7 @@ func New(t testing.TB, opts Options) *Cluster {
 		c.startModal()
 	}
 	for i := range opts.Sessions {
-		c.StartSession(fmt.Sprint("s", i))
+		c.StartSessionService(fmt.Sprint("s", i))
 	}
 	for range opts.Projectors {
 		c.StartProjector()
@@ -127,7 +128,7 @@ func New(t testing.TB, opts Options) *Cluster {
 	c.setSecretsKeys()
 	for range opts.Executors {
 		if opts.Modal {
-			c.StartExecutorProgram()
+			c.StartExecutorProcess()
 		} else {
 			c.StartExecutor()
 		}
@@ -145,7 +146,7 @@ func New(t testing.TB, opts Options) *Cluster {
 	return c
 }
 
-// must ends the test if err is not nil.
+// must ends the test at once if err is not nil.
 func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
@@ -153,7 +154,7 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// check fails the test if err is not nil, and continues.
+// check marks the test as failed if err is not nil, and lets it continue.
 func check(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
@@ -161,7 +162,7 @@ func check(t testing.TB, err error) {
 	}
 }
 
-// startModel runs the scripted model server.
+// startModel starts the scripted model server.
 func (c *Cluster) startModel() {
 	script, err := server.Default()
 	if c.opts.Script != "" {
@@ -171,12 +172,12 @@ func (c *Cluster) startModel() {
 	c.Model, err = server.New(server.Config{Listen: "127.0.0.1:0", Script: script, Logger: slog.New(slog.DiscardHandler)})
 	must(c.T, err)
 	must(c.T, c.Model.Listen())
-	c.run(nil, nil, c.Model.Run)
+	c.startService(nil, nil, c.Model.Run)
 }
 
-// run runs a service in a goroutine until the test ends, and blocks until the service is ready. stop stops it earlier
-// and blocks until it has ended.
-func (c *Cluster) run(nc *nats.Conn, ready <-chan struct{}, part func(context.Context) error) (stop func()) {
+// startService runs a service (part) in a goroutine until the test ends, and blocks until the channel ready is closed.
+// stop stops the service earlier, and blocks until it has ended. nc is the service's connection, which is then closed.
+func (c *Cluster) startService(nc *nats.Conn, ready <-chan struct{}, part func(context.Context) error) (stop func()) {
 	c.T.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -205,7 +206,7 @@ func (c *Cluster) run(nc *nats.Conn, ready <-chan struct{}, part func(context.Co
 	return stop
 }
 
-// connect opens a connection with a user's rights, and the log over it.
+// connect opens a NATS connection as a user, and the log over it.
 func (c *Cluster) connect(user string) (*nats.Conn, eventlog.Log) {
 	c.T.Helper()
 	nc, log, err := c.Base.Connect(user)
@@ -213,7 +214,7 @@ func (c *Cluster) connect(user string) (*nats.Conn, eventlog.Log) {
 	return nc, log
 }
 
-// logger returns the logger of a part, whose records Cluster.Logs returns with Options.KeepLogs.
+// logger returns the logger of a service, whose name is part. With Options.KeepLogs, Logs returns its records.
 func (c *Cluster) logger(part string) *slog.Logger {
 	log := natstest.Logger(c.T)
 	if c.opts.KeepLogs {
@@ -222,25 +223,25 @@ func (c *Cluster) logger(part string) *slog.Logger {
 	return log.With("part", part)
 }
 
-// StartSession runs one more copy of the session service.
-func (c *Cluster) StartSession(name string) (stop func()) {
+// StartSessionService starts one more copy of the session service. stop stops it.
+func (c *Cluster) StartSessionService(name string) (stop func()) {
 	nc, log := c.connect(topology.UserSession)
 	svc, err := session.New(c.opts.Session, session.Deps{NATS: nc, Log: log, Logger: c.logger(name), Copy: name})
 	must(c.T, err)
-	return c.run(nc, svc.Ready(), svc.Run)
+	return c.startService(nc, svc.Ready(), svc.Run)
 }
 
-// StartProjector runs one more copy of the projector.
+// StartProjector starts one more projector. stop stops it.
 func (c *Cluster) StartProjector() (stop func()) {
 	nc, log := c.connect(topology.UserProjector)
 	svc, err := projector.New(projector.Config{DatabaseURL: c.Base.DatabaseURL}, projector.Deps{NATS: nc, Log: log, Logger: c.logger("projector")})
 	must(c.T, err)
-	stop = c.run(nc, nil, svc.Run)
+	stop = c.startService(nc, nil, svc.Run)
 	c.stopProjectors = append(c.stopProjectors, stop)
 	return stop
 }
 
-// StopProjectors stops every projector. The read models do not change after that.
+// StopProjectors stops every projector. The read models do not change afterwards.
 func (c *Cluster) StopProjectors() {
 	for _, stop := range c.stopProjectors {
 		stop()
@@ -248,7 +249,7 @@ func (c *Cluster) StopProjectors() {
 	c.stopProjectors = nil
 }
 
-// Janitor returns a janitor, of which the test calls Pass.
+// Janitor returns a janitor that is not running. The test calls its method Pass.
 func (c *Cluster) Janitor(cfg janitor.Config) *janitor.Janitor {
 	c.T.Helper()
 	nc, log := c.connect(topology.UserJanitor)
@@ -259,10 +260,10 @@ func (c *Cluster) Janitor(cfg janitor.Config) *janitor.Janitor {
 	return j
 }
 
-// NATSStore returns the folder of the NATS store.
+// NATSStore returns the folder in which NATS stores its streams.
 func (c *Cluster) NATSStore() string { return filepath.Join(c.dir, "data", "nats") }
 
-// StartExecutor runs one more executor on the same engine.
+// StartExecutor starts one more executor on the same engine. stop stops it.
 func (c *Cluster) StartExecutor() (stop func()) {
 	if c.opts.Path != "" {
 		c.T.Setenv("PATH", c.opts.Path)
@@ -271,13 +272,14 @@ func (c *Cluster) StartExecutor() (stop func()) {
 	c.executors = append(c.executors, nc)
 	svc, err := executor.New(c.opts.Executor, executor.Deps{NATS: nc, Log: log, Logger: c.logger("executor")})
 	must(c.T, err)
-	return c.run(nc, svc.Ready(), svc.Run)
+	return c.startService(nc, svc.Ready(), svc.Run)
 }
 
-// KillExecutor cuts off the i-th executor at any moment: it hands nothing over, and its lease expires.
+// KillExecutor closes the NATS connection of the i-th executor, as if its process had been killed: it does not hand
+// over its sessions, and its lease expires.
 func (c *Cluster) KillExecutor(i int) { c.executors[i].Close() }
 
-// StartGateway runs one more gateway on a free port.
+// StartGateway starts one more gateway on a free port. stop stops it.
 func (c *Cluster) StartGateway() (stop func()) {
 	nc, _ := c.connect(topology.UserGateway)
 	pool, err := readmodel.Open(c.T.Context(), c.Base.GatewayDatabaseURL)
@@ -287,13 +289,13 @@ func (c *Cluster) StartGateway() (stop func()) {
 	cfg.Listen, cfg.GRPCListen = "127.0.0.1:0", "127.0.0.1:0"
 	svc, err := gateway.New(cfg, gateway.Deps{NATS: nc, Pool: pool, Partitions: c.Base.Log.Partitioning(), Logger: c.logger("gateway")})
 	must(c.T, err)
-	stop = c.run(nc, svc.Ready(), svc.Run)
+	stop = c.startService(nc, svc.Ready(), svc.Run)
 	c.Gateways = append(c.Gateways, svc)
 	return stop
 }
 
-// GRPC returns the gRPC address of gateway i.
-func (c *Cluster) GRPC(i int) string { return c.Gateways[i].GRPCAddr().String() }
+// GRPCAddress returns the address at which gateway i serves gRPC.
+func (c *Cluster) GRPCAddress(i int) string { return c.Gateways[i].GRPCAddr().String() }
 
 // URL returns the URL of gateway i.
 func (c *Cluster) URL(i int) string { return "http://" + c.Gateways[i].Addr().String() }

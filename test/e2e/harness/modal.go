@@ -25,27 +25,30 @@ import (
 	"github.com/spoolhq/spool/services/executor"
 )
 
-// ModalToken is the token that mockmodal accepts, as ID:SECRET.
+// ModalToken is the token that mockmodal accepts, in the form ID:SECRET. mockmodal is the stand-in for modal.com.
 const ModalToken = "ak-test:as-test"
 
-// SandboxPrice is the price of one second of a Modal sandbox in tests, in dollars.
-const SandboxPrice = 0.001
+// ModalSandboxPrice is the price of one second of a Modal sandbox in tests, in dollars.
+const ModalSandboxPrice = 0.001
 
 var (
-	buildMockmodal = sync.OnceValues(func() (string, error) { return build("github.com/spoolhq/spool/cmd/mockmodal", "mockmodal") })
-	buildExecutor  = sync.OnceValues(func() (string, error) {
-		return build("github.com/spoolhq/spool/services/executor/cmd/executor", "executor")
+	// buildMockmodal builds cmd/mockmodal, the stand-in for modal.com, once for all tests of a process, and returns its
+	// path.
+	buildMockmodal = sync.OnceValues(func() (string, error) { return buildProgram("github.com/spoolhq/spool/cmd/mockmodal", "mockmodal") })
+	// buildExecutor builds the executor once for all tests of a process, and returns the path of the program.
+	buildExecutor = sync.OnceValues(func() (string, error) {
+		return buildProgram("github.com/spoolhq/spool/services/executor/cmd/executor", "executor")
 	})
 )
 
-// Modal is a running cmd/mockmodal, the stand-in for modal.com.
-type Modal struct {
+// MockModal is a running cmd/mockmodal, the stand-in for modal.com.
+type MockModal struct {
 	URL     string `json:"url"`
 	Control string `json:"control"` // URL of its control API
 	Gateway string `json:"gateway"` // the machine's address in sandboxes
 }
 
-// ModalSandbox is a sandbox in mockmodal's list.
+// ModalSandbox is a sandbox that mockmodal lists.
 type ModalSandbox struct {
 	ID    string            `json:"id"`
 	Name  string            `json:"name"` // its sbx_ id
@@ -53,8 +56,9 @@ type ModalSandbox struct {
 	State string            `json:"state"`
 }
 
-// StartModal runs cmd/mockmodal until the test ends. It fails the test if mockmodal refused a request.
-func StartModal(t testing.TB) *Modal {
+// StartMockModal runs cmd/mockmodal, the stand-in for modal.com, until the test ends. The test fails if mockmodal has
+// then refused a request as invalid.
+func StartMockModal(t testing.TB) *MockModal {
 	t.Helper()
 	binary, err := buildMockmodal()
 	must(t, err)
@@ -63,7 +67,7 @@ func StartModal(t testing.TB) *Modal {
 	out, err := cmd.StdoutPipe()
 	must(t, err)
 	must(t, cmd.Start())
-	m := &Modal{}
+	m := &MockModal{}
 	t.Cleanup(func() {
 		check(t, cmd.Process.Signal(syscall.SIGTERM))
 		check(t, cmd.Wait())
@@ -73,7 +77,7 @@ func StartModal(t testing.TB) *Modal {
 	must(t, json.Unmarshal(line, m))
 	t.Cleanup(func() {
 		var refused []json.RawMessage
-		m.Ask(t, http.MethodGet, "/violations", nil, &refused)
+		m.RequestControl(t, http.MethodGet, "/violations", nil, &refused)
 		for _, v := range refused {
 			t.Errorf("mockmodal refused a request: %s", v)
 		}
@@ -81,8 +85,9 @@ func StartModal(t testing.TB) *Modal {
 	return m
 }
 
-// Ask sends a request to mockmodal's own control API.
-func (m *Modal) Ask(t testing.TB, method, path string, body, into any) {
+// RequestControl sends a request with a JSON body to mockmodal's own control API, and decodes the response into into
+// unless into is nil.
+func (m *MockModal) RequestControl(t testing.TB, method, path string, body, into any) {
 	t.Helper()
 	raw, err := json.Marshal(body)
 	must(t, err)
@@ -101,28 +106,30 @@ func (m *Modal) Ask(t testing.TB, method, path string, body, into any) {
 	}
 }
 
-// Outage cuts every connection, and refuses new ones until the outage is switched off.
-func (m *Modal) Outage(t testing.TB, on bool) {
-	m.Ask(t, http.MethodPost, "/outage", map[string]any{"on": on}, nil)
+// SetOutage(t, true) makes mockmodal cut every connection and refuse new ones; SetOutage(t, false) ends that.
+func (m *MockModal) SetOutage(t testing.TB, on bool) {
+	m.RequestControl(t, http.MethodPost, "/outage", map[string]any{"on": on}, nil)
 }
 
-// Fault makes all calls of a method of Modal's API fail with a gRPC code, until Heal is called.
-func (m *Modal) Fault(t testing.TB, method, code string) {
-	m.Ask(t, http.MethodPost, "/faults", map[string]any{"method": method, "code": code, "message": "injected", "count": -1}, nil)
+// InjectFault makes all calls of a method of Modal's API fail with a gRPC code, until ClearFaults is called.
+func (m *MockModal) InjectFault(t testing.TB, method, code string) {
+	m.RequestControl(t, http.MethodPost, "/faults", map[string]any{"method": method, "code": code, "message": "injected", "count": -1}, nil)
 }
 
-// Heal ends all faults that mockmodal has at present.
-func (m *Modal) Heal(t testing.TB) { m.Ask(t, http.MethodDelete, "/faults", nil, nil) }
-
-// End ends a sandbox in one of the ways in which Modal may end it: preempted, timeout or oom.
-func (m *Modal) End(t testing.TB, sandbox, how string) {
-	m.Ask(t, http.MethodPost, "/sandboxes/"+sandbox+"/end", map[string]any{"how": how}, nil)
+// ClearFaults ends all faults that were injected into mockmodal.
+func (m *MockModal) ClearFaults(t testing.TB) {
+	m.RequestControl(t, http.MethodDelete, "/faults", nil, nil)
 }
 
-// Running returns the running sandboxes.
-func (m *Modal) Running(t testing.TB) (list []ModalSandbox) {
+// EndSandbox ends a sandbox in one of the ways in which Modal may end it: how is preempted, timeout or oom.
+func (m *MockModal) EndSandbox(t testing.TB, sandbox, how string) {
+	m.RequestControl(t, http.MethodPost, "/sandboxes/"+sandbox+"/end", map[string]any{"how": how}, nil)
+}
+
+// RunningSandboxes returns the sandboxes of mockmodal that are running.
+func (m *MockModal) RunningSandboxes(t testing.TB) (list []ModalSandbox) {
 	var all []ModalSandbox
-	m.Ask(t, http.MethodGet, "/sandboxes", nil, &all)
+	m.RequestControl(t, http.MethodGet, "/sandboxes", nil, &all)
 	for _, s := range all {
 		if s.State == "running" {
 			list = append(list, s)
@@ -131,9 +138,9 @@ func (m *Modal) Running(t testing.TB) (list []ModalSandbox) {
 	return list
 }
 
-// Runs reports whether a sandbox is running.
-func (m *Modal) Runs(t testing.TB, sandbox string) bool {
-	for _, s := range m.Running(t) {
+// IsRunning reports whether the sandbox with the given name, its sbx_ id, is running on mockmodal.
+func (m *MockModal) IsRunning(t testing.TB, sandbox string) bool {
+	for _, s := range m.RunningSandboxes(t) {
 		if s.Name == sandbox {
 			return true
 		}
@@ -141,12 +148,12 @@ func (m *Modal) Runs(t testing.TB, sandbox string) bool {
 	return false
 }
 
-// tlsListener holds the settings of the egress proxy's TLS listener: an address and paths of PEM files.
+// tlsListener holds the settings of the egress proxy's TLS listener: its address, and the paths of PEM files.
 type tlsListener struct{ address, certificate, key, authority string }
 
-// listener returns the settings of a TLS listener of the egress proxy that mockmodal's sandboxes can reach. It issues
-// the listener's certificate into dir.
-func (m *Modal) listener(t testing.TB, dir string) tlsListener {
+// newTLSListener returns settings for a TLS listener of the egress proxy that sandboxes on mockmodal can reach. It
+// writes the listener's certificate into dir.
+func (m *MockModal) newTLSListener(t testing.TB, dir string) tlsListener {
 	t.Helper()
 	// a port of the gateway's address that was free a moment ago
 	l, err := net.Listen("tcp", net.JoinHostPort(m.Gateway, "0"))
@@ -161,25 +168,25 @@ func (m *Modal) listener(t testing.TB, dir string) tlsListener {
 	return tlsListener{l.Addr().String(), filepath.Join(pair, certificate.CertificateFile), filepath.Join(pair, certificate.KeyFile), trusted}
 }
 
-// Up runs the spool command as on a new user's machine: in an empty folder, and with only the environment variables of
-// a new installation. Its sandboxes run on mockmodal.
-type Up struct {
+// UpInstallation runs the spool program as on a new user's machine: in an empty folder, and with only the environment
+// variables of a new installation. Its sandboxes run on mockmodal, the stand-in for modal.com.
+type UpInstallation struct {
 	t   testing.TB
 	dir string
 	env []string
 }
 
-// NewUp returns an Up whose sandboxes run on m.
-func (m *Modal) NewUp(t testing.TB) *Up {
+// NewUpInstallation returns an UpInstallation in a new folder, whose sandboxes run on m.
+func (m *MockModal) NewUpInstallation(t testing.TB) *UpInstallation {
 	t.Helper()
 	runner, err := buildRunner()
 	must(t, err)
 	egress, err := buildEgress()
 	must(t, err)
 	dir := t.TempDir()
-	l := m.listener(t, filepath.Join(dir, "certificates"))
+	l := m.newTLSListener(t, filepath.Join(dir, "certificates"))
 	id, secret, _ := strings.Cut(ModalToken, ":")
-	return &Up{t: t, dir: dir, env: append(os.Environ(),
+	return &UpInstallation{t: t, dir: dir, env: append(os.Environ(),
 		"PATH="+filepath.Dir(egress)+":"+os.Getenv("PATH"), "SPOOL_DATA_DIR="+filepath.Join(dir, "data"), "SPOOL_RUNNER="+runner,
 		"SPOOL_LISTEN=127.0.0.1:0", "SPOOL_GRPC_LISTEN=127.0.0.1:0", "SPOOL_SANDBOX="+executor.Modal,
 		"SPOOL_MODAL_TOKEN_ID="+id, "SPOOL_MODAL_TOKEN_SECRET="+secret, "SPOOL_MODAL_SERVER_URL="+m.URL, "SPOOL_MODAL_IMAGE="+SandboxImage,
@@ -188,8 +195,9 @@ func (m *Modal) NewUp(t testing.TB) *Up {
 	)}
 }
 
-// command returns a command of spool. variables override settings.
-func (u *Up) command(variables []string, args ...string) *exec.Cmd {
+// command returns a command of the spool program with args. variables are environment variables, which override the
+// settings.
+func (u *UpInstallation) command(variables []string, args ...string) *exec.Cmd {
 	u.t.Helper()
 	bin, err := buildCLI()
 	must(u.t, err)
@@ -198,8 +206,9 @@ func (u *Up) command(variables []string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// Run runs a command of spool and returns its exit code and all its output.
-func (u *Up) Run(variables []string, args ...string) (code int, printed string) {
+// Run runs the spool program with args and returns its exit code and all its output. variables are environment
+// variables, which override the settings.
+func (u *UpInstallation) Run(variables []string, args ...string) (code int, printed string) {
 	u.t.Helper()
 	cmd := u.command(variables, args...)
 	out, err := cmd.CombinedOutput()
@@ -210,9 +219,9 @@ func (u *Up) Run(variables []string, args ...string) (code int, printed string) 
 	return cmd.ProcessState.ExitCode(), string(out)
 }
 
-// While runs `spool up` with a scripted model server, calls f when it is ready, and stops it. It fails the test if
+// WhileUp starts `spool up` with a scripted model server, calls f when it is ready, and stops it. It fails the test if
 // spool does not exit with 0.
-func (u *Up) While(variables []string, f func()) {
+func (u *UpInstallation) WhileUp(variables []string, f func()) {
 	u.t.Helper()
 	cmd := u.command(variables, "up", "--mock-llm")
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
@@ -232,10 +241,11 @@ func (u *Up) While(variables []string, f func()) {
 	f()
 }
 
-// startModal configures sandboxes on mockmodal, which reach only the egress proxy on this machine, by TLS.
+// startModal starts mockmodal, the stand-in for modal.com, and configures the cluster to run sandboxes there. These
+// reach only the egress proxy on this machine, over TLS.
 func (c *Cluster) startModal() {
-	c.Modal = StartModal(c.T)
-	l := c.Modal.listener(c.T, filepath.Join(c.dir, "certificates"))
+	c.Modal = StartMockModal(c.T)
+	l := c.Modal.newTLSListener(c.T, filepath.Join(c.dir, "certificates"))
 	c.startEgress("--listen-tls", l.address, "--tls-cert", l.certificate, "--tls-key", l.key)
 
 	e := &c.opts.Executor
@@ -244,14 +254,14 @@ func (c *Cluster) startModal() {
 	c.opts.Session.Providers = []string{executor.Modal}
 	e.SandboxImages, c.opts.Session.SandboxImages = []string{"spool-test/*"}, []string{"spool-test/*"}
 	c.T.Cleanup(func() {
-		for _, s := range c.Modal.Running(c.T) {
+		for _, s := range c.Modal.RunningSandboxes(c.T) {
 			c.T.Errorf("Modal still has: %+v", s)
 		}
 	})
 }
 
-// ExecutorProgram is an executor in a separate process.
-type ExecutorProgram struct {
+// ExecutorProcess is an executor that runs in a process of its own.
+type ExecutorProcess struct {
 	t    testing.TB
 	cmd  *exec.Cmd
 	once sync.Once
@@ -261,31 +271,32 @@ type ExecutorProgram struct {
 	said strings.Builder
 }
 
-// Write stores the log output of the process.
-func (p *ExecutorProgram) Write(b []byte) (int, error) {
+// Write stores log output of the executor. It implements io.Writer for the process's standard streams.
+func (p *ExecutorProcess) Write(b []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.t.Logf("executor %d: %s", p.cmd.Process.Pid, b)
 	return p.said.Write(b)
 }
 
-// Said returns how often a text occurs in the log of the process.
-func (p *ExecutorProgram) Said(text string) int {
+// CountInLog returns how often text occurs in the log output of the executor so far.
+func (p *ExecutorProcess) CountInLog(text string) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return strings.Count(p.said.String(), text)
 }
 
-// Kill sends SIGKILL to the executor's process.
-func (p *ExecutorProgram) Kill() {
+// Kill sends SIGKILL to the executor and waits until its process has ended.
+func (p *ExecutorProcess) Kill() {
 	p.once.Do(func() {
 		check(p.t, p.cmd.Process.Kill())
 		<-p.done // the error of Wait only states that the process was killed
 	})
 }
 
-// Ended waits for a process that ends by itself, and returns its error.
-func (p *ExecutorProgram) Ended() (err error) {
+// AwaitExit blocks until the executor has ended by itself, and returns the error of its process. After the time
+// Patience it kills the process and returns an error.
+func (p *ExecutorProcess) AwaitExit() (err error) {
 	p.once.Do(func() {
 		select {
 		case err = <-p.done:
@@ -297,23 +308,23 @@ func (p *ExecutorProgram) Ended() (err error) {
 	return err
 }
 
-// KillExecutorProgram sends SIGKILL to the i-th executor.
-func (c *Cluster) KillExecutorProgram(i int) { c.programs[i].Kill() }
+// KillExecutorProcess sends SIGKILL to the i-th executor that runs in a process of its own.
+func (c *Cluster) KillExecutorProcess(i int) { c.programs[i].Kill() }
 
-// StartExecutorProgram runs one more executor on the same engine. variables override the settings of the cluster's
-// Options.
-func (c *Cluster) StartExecutorProgram(variables ...string) *ExecutorProgram {
+// StartExecutorProcess starts one more executor on the same engine, in a process of its own. variables are environment
+// variables, which override the settings of the cluster's Options.
+func (c *Cluster) StartExecutorProcess(variables ...string) *ExecutorProcess {
 	c.T.Helper()
 	binary, err := buildExecutor()
 	must(c.T, err)
 	e := c.opts.Executor
 	id, secret, _ := strings.Cut(ModalToken, ":")
-	p := &ExecutorProgram{t: c.T, cmd: exec.Command(binary), done: make(chan error, 1)}
+	p := &ExecutorProcess{t: c.T, cmd: exec.Command(binary), done: make(chan error, 1)}
 	p.cmd.Env = append(os.Environ(),
 		"SPOOL_NATS_URL="+c.Outage.nats.URL(), "SPOOL_DATA_DIR="+e.DataDir, "SPOOL_RUNNER="+e.Runner, "SPOOL_ENGINE="+e.Engine, "SPOOL_SANDBOX="+e.Sandbox,
 		"SPOOL_EGRESS_ADMIN="+e.EgressAdmin, "SPOOL_EGRESS_SERVER="+e.EgressServer, "SPOOL_EGRESS_AUTHORITY="+e.EgressAuthority,
 		"SPOOL_MODAL_TOKEN_ID="+id, "SPOOL_MODAL_TOKEN_SECRET="+secret, "SPOOL_MODAL_SERVER_URL="+c.Modal.URL, "SPOOL_MODAL_APP="+e.Engine,
-		"SPOOL_MODAL_IMAGE="+SandboxImage, "SPOOL_MODAL_SANDBOX_PRICE="+strconv.FormatFloat(SandboxPrice, 'g', -1, 64),
+		"SPOOL_MODAL_IMAGE="+SandboxImage, "SPOOL_MODAL_SANDBOX_PRICE="+strconv.FormatFloat(ModalSandboxPrice, 'g', -1, 64),
 		"SPOOL_SANDBOX_IMAGES="+strings.Join(e.SandboxImages, ","), "SPOOL_SANDBOX_MEMORY=1073741824", "SPOOL_STOP_SANDBOXES=true",
 		"SPOOL_POOL="+strings.Join(e.Pool, ","), "SPOOL_OPENAI_MODEL="+e.OpenAIModel, "SPOOL_SLOTS=4", "SPOOL_SWEEP_EVERY=1s", "SPOOL_ENGINE_GONE=2s",
 	)

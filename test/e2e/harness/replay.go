@@ -17,14 +17,15 @@ import (
 	"github.com/spoolhq/spool/pkg/events/pace"
 )
 
-// Replayed is what a client has received of a replay: events, and text in flight.
+// Replayed holds what a client received when it replayed a session: the stored events, and the text that was sent
+// before its block was complete.
 type Replayed struct {
 	Events []string          // JSON of each stored event, in the order of arrival
 	Text   map[string]string // text in flight, by block
 	Whole  map[string]bool   // blocks that appeared complete: not all of their text was sent in flight
 }
 
-// add stores one message of a replay. kind is the event name of SSE, or the message type of a WebSocket without
+// add stores one message of a replay. kind is the name of the SSE event, or the type of the WebSocket message without
 // "session:".
 func (r *Replayed) add(kind string, raw []byte) error {
 	switch pace.NoticeKind(kind) {
@@ -52,11 +53,13 @@ func (r *Replayed) add(kind string, raw []byte) error {
 	return nil
 }
 
+// newReplayed returns an empty Replayed.
 func newReplayed() *Replayed {
 	return &Replayed{Text: map[string]string{}, Whole: map[string]bool{}}
 }
 
-// ReplaySSE reads a replay of a session over SSE, at the highest speed. key is the API key; "" for none.
+// ReplaySSE reads a whole replay of a session over SSE, at the highest speed. base is the URL of a gateway; key is the
+// API key, "" for none.
 func ReplaySSE(ctx context.Context, base, key, session string) (*Replayed, error) {
 	ctx, cancel := context.WithTimeout(ctx, Patience)
 	defer cancel()
@@ -64,7 +67,7 @@ func ReplaySSE(ctx context.Context, base, key, session string) (*Replayed, error
 	if err != nil {
 		return nil, err
 	}
-	req.Header = authorization(key)
+	req.Header = authorizationHeader(key)
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		return nil, err
@@ -90,13 +93,13 @@ func ReplaySSE(ctx context.Context, base, key, session string) (*Replayed, error
 	}
 }
 
-// ReplaySocket is like ReplaySSE over a WebSocket.
+// ReplaySocket is like ReplaySSE, but over a WebSocket.
 func ReplaySocket(ctx context.Context, base, key, session string) (*Replayed, error) {
 	ctx, cancel := context.WithTimeout(ctx, Patience)
 	defer cancel()
 	// the body of a WebSocket handshake does not need to be closed
 	//nolint:bodyclose // after Dial the body never needs to be closed
-	conn, _, err := websocket.Dial(ctx, "ws"+strings.TrimPrefix(base, "http")+"/api/ws", &websocket.DialOptions{HTTPHeader: authorization(key)})
+	conn, _, err := websocket.Dial(ctx, "ws"+strings.TrimPrefix(base, "http")+"/api/ws", &websocket.DialOptions{HTTPHeader: authorizationHeader(key)})
 	if err != nil {
 		return nil, err
 	}
@@ -135,8 +138,8 @@ func ReplaySocket(ctx context.Context, base, key, session string) (*Replayed, er
 	}
 }
 
-// ReplayLines reads the output of "spool replay --json".
-func ReplayLines(out string) (*Replayed, error) {
+// ParseReplayOutput parses out, the output of "spool replay --json".
+func ParseReplayOutput(out string) (*Replayed, error) {
 	r := newReplayed()
 	for line := range strings.Lines(out) {
 		if err := r.add("", []byte(strings.TrimSuffix(line, "\n"))); err != nil {
@@ -146,7 +149,8 @@ func ReplayLines(out string) (*Replayed, error) {
 	return r, nil
 }
 
-func authorization(key string) http.Header {
+// authorizationHeader returns the HTTP header that contains an API key; without headers if key is "".
+func authorizationHeader(key string) http.Header {
 	if key == "" {
 		return http.Header{}
 	}

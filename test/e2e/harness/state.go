@@ -17,7 +17,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events/history"
 )
 
-// State is a SessionState as a client reads it, with the blocks of all pages.
+// State is the state of a session as of one of its events, as a client reads it from the API, with the blocks of all
+// pages.
 type State struct {
 	Seq             uint32           `json:"seq"`
 	Position        string           `json:"position"`
@@ -67,14 +68,15 @@ type State struct {
 	} `json:"files"`
 }
 
-// ExecutionState is an execution within a State.
+// ExecutionState is one execution in a State.
 type ExecutionState struct {
 	ID     string `json:"executionId"`
 	Phase  string `json:"phase"`
 	Result string `json:"result"`
 }
 
-// ReadState returns the state at an event, reading all pages; 0 means the last event. get sends a GET request.
+// ReadState returns the state of a session as of the event with the seq at; 0 means the last event. It reads all pages
+// of pageSize blocks. get sends a GET request to a path of the REST API and decodes the response into out.
 func ReadState(get func(path string, out any) error, session string, at uint32, pageSize int) (State, error) {
 	var all State
 	q := url.Values{"pageSize": {fmt.Sprint(pageSize)}}
@@ -94,7 +96,7 @@ func ReadState(get func(path string, out any) error, session string, at uint32, 
 	}
 }
 
-// ReadStateRPC is like ReadState over gRPC.
+// ReadStateRPC is like ReadState, but reads over gRPC with client.
 func ReadStateRPC(ctx context.Context, client spoolv1.SessionsClient, session string, at uint32, pageSize int) (State, error) {
 	var all State
 	q := &spoolv1.GetSessionStateRequest{SessionId: session, At: &at, PageSize: uint32(pageSize)}
@@ -125,9 +127,10 @@ func ReadStateRPC(ctx context.Context, client spoolv1.SessionsClient, session st
 	}
 }
 
-// SameState returns an error that describes how a state differs from the fold of list, which are the events up to it,
-// or from shown, which are the blocks of a client that has received these events. It returns nil if nothing differs.
-func SameState(got State, list []events.Wire, shown []events.Block) error {
+// CompareState compares the state got with the events and blocks that a client received up to the same event. It
+// returns an error that describes a difference to the fold of the events list or to the blocks shown, and nil if there
+// is none.
+func CompareState(got State, list []events.Wire, shown []events.Block) error {
 	var want history.State
 	phases := map[string]string{}
 	for _, w := range list {
@@ -177,13 +180,13 @@ func SameState(got State, list []events.Wire, shown []events.Block) error {
 			return fmt.Errorf("execution %+v at %d, want phase %q", x, last.Seq, phases[x.ID])
 		}
 	}
-	return sameBlocks(got, shown, last.Seq)
+	return compareBlocks(got, shown, last.Seq)
 }
 
-// sameBlocks compares the blocks of a state with those of a client. Text in flight of an open block is compared only
-// as far as both have it, because text and events reach a client independently, and a fold of events has no text in
-// flight.
-func sameBlocks(got State, shown []events.Block, seq uint32) error {
+// compareBlocks compares the blocks of the state got with the blocks that a client shows, and returns an error that
+// describes a difference. The text of an open block is compared only as far as both have it, because text and events
+// reach a client independently, and a fold of events has no text of open blocks. seq is the seq of the state.
+func compareBlocks(got State, shown []events.Block, seq uint32) error {
 	want := slices.Clone(shown)
 	for i := range want {
 		if want[i].Status != events.StatusPending || i >= len(got.Blocks) {
@@ -207,7 +210,7 @@ func sameBlocks(got State, shown []events.Block, seq uint32) error {
 	return nil
 }
 
-// updatePhase updates the phases of executions with one event.
+// updatePhase updates the phases of executions, by execution id, with the event e.
 func updatePhase(phases map[string]string, e events.Event) {
 	x := e.ExecutionID
 	switch e.Data.(type) {

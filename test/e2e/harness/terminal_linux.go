@@ -16,8 +16,8 @@ import (
 	"unsafe"
 )
 
-// Terminal is a run of spool on its own terminal, like that of a user: it asks questions, echoes input, and makes
-// Ctrl-C a signal.
+// Terminal is a run of the spool program on a pseudo-terminal, as a user runs it: the program asks questions, the
+// terminal echoes input, and Ctrl-C is a signal.
 type Terminal struct {
 	t      testing.TB
 	cmd    *exec.Cmd
@@ -27,18 +27,18 @@ type Terminal struct {
 	read   chan struct{} // closed when all output was read
 }
 
-// CtrlC is the input that makes a terminal interrupt its program.
+// CtrlC is the input with which a user interrupts the program on a terminal.
 const CtrlC = "\x03"
 
-// Terminal starts spool with gateway 0 on a terminal, with further environment variables. The terminal is so wide
-// that no text of a test is wrapped.
+// Terminal starts the spool program on a pseudo-terminal, as a client of gateway 0. env holds further environment
+// variables. The terminal is so wide that no line of a test is wrapped.
 func (c *Cluster) Terminal(t testing.TB, folder, data string, env []string, args ...string) *Terminal {
 	t.Helper()
-	return c.TerminalOf(t, 400, folder, data, env, args...)
+	return c.TerminalWithColumns(t, 400, folder, data, env, args...)
 }
 
-// TerminalOf is like Terminal with a number of columns.
-func (c *Cluster) TerminalOf(t testing.TB, columns uint16, folder, data string, env []string, args ...string) *Terminal {
+// TerminalWithColumns is like Terminal, but the terminal has the given number of columns.
+func (c *Cluster) TerminalWithColumns(t testing.TB, columns uint16, folder, data string, env []string, args ...string) *Terminal {
 	t.Helper()
 	cmd := c.command(t, folder, data, args...)
 	cmd.Env = append(cmd.Env, append([]string{"TERM=xterm", "NO_COLOR=1"}, env...)...)
@@ -65,13 +65,13 @@ func (c *Cluster) TerminalOf(t testing.TB, columns uint16, folder, data string, 
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill() // the program has ended, unless the test failed
 		<-x.read
-		_ = cmd.Wait() // fails if Ended has called it
+		_ = cmd.Wait() // fails if AwaitExit has called it
 		check(t, master.Close())
 	})
 	return x
 }
 
-// openTerminal opens a pseudo-terminal.
+// openTerminal opens a pseudo-terminal and returns both its ends.
 func openTerminal() (master, tty *os.File, err error) {
 	master, err = os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
 	if err != nil {
@@ -93,7 +93,7 @@ func openTerminal() (master, tty *os.File, err error) {
 	return master, tty, nil
 }
 
-// ioctl calls ioctl(2) on a terminal.
+// ioctl calls ioctl(2) on the terminal f.
 func ioctl(f *os.File, request uintptr, arg unsafe.Pointer) error {
 	if _, _, e := syscall.Syscall(syscall.SYS_IOCTL, f.Fd(), request, uintptr(arg)); e != 0 {
 		return e
@@ -108,8 +108,8 @@ func (x *Terminal) Resize(columns uint16) {
 	must(x.t, ioctl(x.keys, syscall.TIOCSWINSZ, unsafe.Pointer(&size))) //nolint:gosec // as in ioctl_tty(2)
 }
 
-// Echoes reports whether the terminal echoes input and makes Ctrl-C a signal. It does, unless a program has set it to
-// raw mode.
+// Echoes reports whether the terminal echoes input and makes Ctrl-C a signal. Both hold unless the program has set the
+// terminal to raw mode.
 func (x *Terminal) Echoes() bool {
 	x.t.Helper()
 	var mode syscall.Termios
@@ -117,24 +117,25 @@ func (x *Terminal) Echoes() bool {
 	return mode.Lflag&(syscall.ECHO|syscall.ISIG|syscall.ICANON) == syscall.ECHO|syscall.ISIG|syscall.ICANON
 }
 
-// Signal sends a signal to the program.
+// Signal sends a signal to the program on the terminal.
 func (x *Terminal) Signal(s os.Signal) {
 	x.t.Helper()
 	must(x.t, x.cmd.Process.Signal(s))
 }
 
-// controlSequences matches the control sequences that the program writes: move up some rows, erase to the end, and colours.
-var controlSequences = regexp.MustCompile(`\x1b\[(\d+)A|\x1b\[J|\x1b\[[0-9;]*m`)
+// controlSequencePattern matches the control sequences that the spool program writes to a terminal: move up some rows,
+// erase to the end, and colours.
+var controlSequencePattern = regexp.MustCompile(`\x1b\[(\d+)A|\x1b\[J|\x1b\[[0-9;]*m`)
 
-// Rows returns the rows of a terminal with the given number of columns after all output, without trailing spaces. The
-// terminal scrolls without a limit. A row that is longer than the terminal is wrapped.
+// Rows returns the rows of text that a terminal with the given number of columns shows after all output so far, without
+// trailing spaces. A line that is longer than the terminal is wrapped. No row is scrolled away.
 func (x *Terminal) Rows(columns int) []string {
 	x.mu.Lock()
 	text := x.screen.String()
 	x.mu.Unlock()
 	rows, row, column := [][]rune{nil}, 0, 0
 	for text != "" {
-		if at := controlSequences.FindStringSubmatchIndex(text); at != nil && at[0] == 0 {
+		if at := controlSequencePattern.FindStringSubmatchIndex(text); at != nil && at[0] == 0 {
 			switch {
 			case at[2] >= 0:
 				n, _ := strconv.Atoi(text[at[2]:at[3]]) // digits
@@ -175,23 +176,24 @@ func (x *Terminal) Rows(columns int) []string {
 	return out
 }
 
-// Screen returns everything that the program has written to the terminal.
-func (x *Terminal) Screen() string {
+// Output returns everything that the program has written to the terminal.
+func (x *Terminal) Output() string {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return strings.ReplaceAll(x.screen.String(), "\r\n", "\n")
 }
 
-// Shows waits until a text is on the screen.
-func (x *Terminal) Shows(text string) {
+// AwaitText blocks until the program has written text to the terminal. It fails the test if the program ends before, or
+// after the time Patience.
+func (x *Terminal) AwaitText(text string) {
 	x.t.Helper()
 	ended := false
 	Eventually(x.t, fmt.Sprintf("the terminal shows %q", text), func() bool {
-		if strings.Contains(x.Screen(), text) {
+		if strings.Contains(x.Output(), text) {
 			return true
 		}
 		if ended {
-			x.t.Fatalf("the program ended without %q on the screen:\n%s", text, x.Screen())
+			x.t.Fatalf("the program ended without %q on the screen:\n%s", text, x.Output())
 		}
 		select {
 		case <-x.read:
@@ -202,15 +204,15 @@ func (x *Terminal) Shows(text string) {
 	})
 }
 
-// Type types keys on the terminal.
+// Type writes keys to the terminal, as a user types them.
 func (x *Terminal) Type(keys string) {
 	x.t.Helper()
 	_, err := x.keys.WriteString(keys)
 	must(x.t, err)
 }
 
-// Ended waits for the end of the program and returns its exit code and all output.
-func (x *Terminal) Ended() (code int, screen string) {
+// AwaitExit blocks until the program on the terminal has ended, and returns its exit code and all its output.
+func (x *Terminal) AwaitExit() (code int, screen string) {
 	x.t.Helper()
 	Eventually(x.t, "the program ends", func() bool {
 		select {
@@ -224,5 +226,5 @@ func (x *Terminal) Ended() (code int, screen string) {
 	if err := x.cmd.Wait(); err != nil && !errors.As(err, &exit) {
 		x.t.Fatal(err)
 	}
-	return x.cmd.ProcessState.ExitCode(), x.Screen()
+	return x.cmd.ProcessState.ExitCode(), x.Output()
 }
