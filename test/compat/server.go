@@ -31,7 +31,8 @@ type Server struct {
 	done chan error
 }
 
-// Config configures a Server. All fields are required.
+// Config configures a Server: the build's program, its data folder, its root key, and the script of the model server.
+// All fields are required.
 type Config struct {
 	Spool   string // the program; its runner is in the same folder
 	Data    string // the data folder

@@ -46,7 +46,7 @@ type Benchmark struct {
 	Each     time.Duration           `default:"700ms" help:"Duration of one measurement."`
 }
 
-// Validate is called by kong.
+// Validate checks the flags of the benchmark. kong, the parser of the command line, calls it.
 func (m *Benchmark) Validate() error {
 	if slices.Min(append(m.Sessions, 1)) < 1 || m.Writers < 1 || m.Each <= 0 {
 		return errors.New("--sessions, --writers and --each must be positive")
@@ -54,7 +54,7 @@ func (m *Benchmark) Validate() error {
 	return nil
 }
 
-// Measure implements harness.Benchmark.
+// Measure runs the benchmark and reports its rows of docs/performance.md to b. It implements harness.Benchmark.
 func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	for _, n := range m.Sessions {
 		err := b.Part(fmt.Sprintf("%d sessions", n), func(b *harness.Bench) error {
@@ -119,7 +119,8 @@ func connect(srv *natsserver.Server, user string) (*nats.Conn, jetstream.JetStre
 	return nc, js, nil
 }
 
-// testbed is a NATS server with a log whose commits must be signed, and the connections of the writers.
+// testbed is a NATS server with a log whose commits must be signed, and the connections that the writers of the
+// benchmark use.
 type testbed struct {
 	owner, executor jetstream.JetStream
 	keys            eventlog.Keys

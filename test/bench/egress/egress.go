@@ -34,7 +34,7 @@ type Benchmark struct {
 	Pace     time.Duration `default:"2ms" help:"Time from one token to the next, where they are not sent at once."`
 }
 
-// Validate is called by kong.
+// Validate checks the flags of the benchmark. kong, the parser of the command line, calls it.
 func (m *Benchmark) Validate() error {
 	if m.Requests < 1 || m.Requests > maxRequests || m.Tokens < 2 || m.Tokens > maxTokens || m.Pace <= 0 {
 		return fmt.Errorf("--requests must be 1 to %d, --tokens 2 to %d, --pace positive", maxRequests, maxTokens)
@@ -42,7 +42,8 @@ func (m *Benchmark) Validate() error {
 	return nil
 }
 
-// testbed holds the routes to the model that the benchmark compares.
+// testbed holds the routes to the model that the benchmark compares: without the egress proxy, through it, and through
+// it with unread bodies.
 type testbed struct {
 	*Benchmark
 	direct, proxied modelRoute
@@ -55,7 +56,7 @@ type modelRoute struct {
 	http *http.Client
 }
 
-// Measure implements harness.Benchmark.
+// Measure runs the benchmark and reports its rows of docs/performance.md to b. It implements harness.Benchmark.
 func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	ctx, cancel := context.WithTimeout(ctx, benchmarkTimeout)
 	defer cancel()

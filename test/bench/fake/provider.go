@@ -14,8 +14,8 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// Script is a function that plays an agent in a turn. The turn ends when Script returns. ctx ends when the turn is
-// interrupted or its sandbox ends.
+// Script is a function that takes the place of an agent in a turn. The turn ends when the function returns. ctx ends
+// when the turn is interrupted or its sandbox ends.
 type Script func(ctx context.Context, t *Turn)
 
 // Provider is a sandbox provider without real sandboxes. In each of its sandboxes a Script takes the place of the

@@ -76,7 +76,7 @@ type Benchmark struct {
 	Profile string `placeholder:"FOLDER" help:"Write profiles of all parts except Postgres and the clients to this folder."`
 }
 
-// Validate is called by kong.
+// Validate checks the flags of the benchmark. kong, the parser of the command line, calls it.
 func (m *Benchmark) Validate() error {
 	for _, n := range m.Sessions {
 		if n < 1 || n > maxSessions {
@@ -92,7 +92,7 @@ func (m *Benchmark) Validate() error {
 	return nil
 }
 
-// Measure implements harness.Benchmark.
+// Measure runs the benchmark and reports its rows of docs/performance.md to b. It implements harness.Benchmark.
 func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	stop, err := system.StartProfiles(m.Profile)
 	if err != nil {

@@ -35,7 +35,7 @@ type Benchmark struct {
 	Commits  harness.PositiveCount `default:"60" help:"Commits of each session between two passes. The default is one a second, with one pass a minute."`
 }
 
-// Measure implements harness.Benchmark.
+// Measure runs the benchmark and reports its rows of docs/performance.md to b. It implements harness.Benchmark.
 func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	if err := b.Part("signed heads", func(b *harness.Bench) error { return m.reportSigningCost(ctx, b) }); err != nil {
 		return err

@@ -46,7 +46,7 @@ type Benchmark struct {
 	Worked   int                   `default:"100" help:"Sessions that take a turn before they are idle, 1 to 1,024."`
 }
 
-// Validate is called by kong.
+// Validate checks the flags of the benchmark. kong, the parser of the command line, calls it.
 func (m *Benchmark) Validate() error {
 	if m.Sockets > m.Sessions || m.Worked < 1 || m.Worked > 1024 {
 		return errors.New("--sockets must not be more than --sessions, --worked must be 1 to 1,024")
@@ -54,7 +54,7 @@ func (m *Benchmark) Validate() error {
 	return nil
 }
 
-// Measure implements harness.Benchmark.
+// Measure runs the benchmark and reports its rows of docs/performance.md to b. It implements harness.Benchmark.
 func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	nats, _, err := b.StartNATSProcess(true) // the creation of sessions is not measured
 	if err != nil {

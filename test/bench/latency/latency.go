@@ -31,7 +31,7 @@ type Benchmark struct {
 	Pieces harness.PositiveCount `default:"1500" help:"Pieces of text in the measured turn, 5 to 35 ms apart."`
 }
 
-// Measure implements harness.Benchmark.
+// Measure runs the benchmark and reports its rows of docs/performance.md to b. It implements harness.Benchmark.
 func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	runner, err := b.Runner(ctx)
 	if err != nil {

@@ -73,7 +73,7 @@ type comparedSystem struct {
 	rates                 []float64 // pieces per second, from the message to the end of the turn
 }
 
-// Measure implements harness.Benchmark.
+// Measure runs the benchmark and reports its rows of docs/performance.md to b. It implements harness.Benchmark.
 func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	agent := bareagent.OpenCode()
 	path, err := exec.LookPath(agent.Program)

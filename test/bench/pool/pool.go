@@ -49,7 +49,7 @@ type testbed struct {
 	url     string // of the model
 }
 
-// Measure implements harness.Benchmark.
+// Measure runs the benchmark and reports its rows of docs/performance.md to b. It implements harness.Benchmark.
 func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	if !b.CanUseDocker(ctx, "its row") {
 		return nil

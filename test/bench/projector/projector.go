@@ -33,8 +33,8 @@ const (
 	minLiveRate = 20_000
 	// minRebuildRate is the performance target of a rebuild of the read models: the minimum rate, in events per second.
 	minRebuildRate = 50_000
-	// minShareOfCopy is the performance target of a running projector and of a rebuild, where the machine is too slow for
-	// the rates: the minimum rate, as a share of the rate at which COPY of Postgres writes the same rows.
+	// minShareOfCopy is the performance target of a running projector and of a rebuild, which counts
+	// where their rates are missed: the minimum rate, as a share of the rate at which COPY of Postgres writes the same rows.
 	minShareOfCopy = 0.25
 )
 
@@ -47,7 +47,7 @@ type Benchmark struct {
 	StateTurns int                   `default:"4166" help:"Turns of the session that is forked and whose states are measured; each has 24 events; 0 skips this part."`
 }
 
-// Validate is called by kong.
+// Validate checks the flags of the benchmark. kong, the parser of the command line, calls it.
 func (m *Benchmark) Validate() error {
 	if m.Rounds < 0 || m.StateTurns < 0 {
 		return errors.New("--rounds and --state-turns must not be negative")
@@ -55,7 +55,7 @@ func (m *Benchmark) Validate() error {
 	return nil
 }
 
-// Measure implements harness.Benchmark.
+// Measure runs the benchmark and reports its rows of docs/performance.md to b. It implements harness.Benchmark.
 func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	pg, err := pgserver.Start(ctx, pgserver.Config{DataDir: filepath.Join(b.Dir, "postgres"), FetchURL: pgserver.FetchNever})
 	if err != nil {

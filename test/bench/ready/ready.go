@@ -38,7 +38,7 @@ type Benchmark struct {
 	Rounds harness.PositiveCount `default:"3" help:"Data folders, in each of which Spool starts twice; the slowest start counts."`
 }
 
-// Measure implements harness.Benchmark.
+// Measure runs the benchmark and reports its rows of docs/performance.md to b. It implements harness.Benchmark.
 func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	spool, err := system.Build(ctx, b.Dir, "spool")
 	if err != nil {

@@ -35,7 +35,7 @@ type testbed struct {
 // with the same skills again, and of unpacking the skills without a session.
 type roundTimes struct{ none, first, again, unpacked []time.Duration }
 
-// Measure implements harness.Benchmark.
+// Measure runs the benchmark and reports its rows of docs/performance.md to b. It implements harness.Benchmark.
 func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	if !b.CanUseDocker(ctx, "its rows") {
 		return nil

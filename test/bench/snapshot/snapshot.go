@@ -46,7 +46,7 @@ type Benchmark struct {
 	Rounds harness.PositiveCount `default:"8" help:"Turns of each kind."`
 }
 
-// Validate is called by kong.
+// Validate checks the flags of the benchmark. kong, the parser of the command line, calls it.
 func (m *Benchmark) Validate() error {
 	if m.Files < 100 || m.Files > maxFiles {
 		return fmt.Errorf("--files must be 100 to %d", maxFiles)
@@ -54,7 +54,7 @@ func (m *Benchmark) Validate() error {
 	return nil
 }
 
-// Measure implements harness.Benchmark.
+// Measure runs the benchmark and reports its rows of docs/performance.md to b. It implements harness.Benchmark.
 func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	runner, err := b.Runner(ctx)
 	if err != nil {

@@ -68,7 +68,7 @@ func (c *Client) do(req *http.Request, out any) error {
 	return json.Unmarshal(raw, out)
 }
 
-// SessionSpec is the body of the request that creates a session. It has either an Agent or an Architecture.
+// SessionSpec is the body of the request to a gateway that creates a session. Either Agent or Architecture must be set.
 type SessionSpec struct {
 	Agent        string `json:"agent,omitempty"` // the slug of an applied agent
 	Architecture string `json:"architecture,omitempty"`
@@ -90,7 +90,7 @@ func (c *Client) Apply(ctx context.Context, kind, slug string, spec any) error {
 	return c.call(ctx, http.MethodPost, "/api/"+kind, map[string]any{"ref": map[string]any{"slug": slug}, "spec": spec}, nil)
 }
 
-// PushSkill pushes a ZIP as the latest version of a skill.
+// PushSkill pushes the ZIP of a skill through the gateway, as the latest version of the skill with the given slug.
 func (c *Client) PushSkill(ctx context.Context, slug string, zip []byte) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.URL+"/api/skills?slug="+slug, bytes.NewReader(zip))
 	if err != nil {
@@ -163,7 +163,7 @@ func (c *Client) JoinAfter(ctx context.Context, session string, seq uint32) (*So
 	return nil, err
 }
 
-// Next returns the next event or text delta, and the time at which it was received.
+// Next returns the next event or text delta of the session, and the time at which it was received.
 func (s *Socket) Next(ctx context.Context) (events.Wire, time.Time, error) {
 	for {
 		m, at, err := s.next(ctx)

@@ -40,7 +40,7 @@ type Benchmark struct {
 	Places []string              `default:"local,docker" enum:"local,docker" help:"Sandbox providers to measure: local, docker."`
 }
 
-// Validate is called by kong.
+// Validate checks the flags of the benchmark. kong, the parser of the command line, calls it.
 func (m *Benchmark) Validate() error {
 	for _, name := range m.Agents {
 		if !slices.ContainsFunc(bareagent.Agents(), func(a bareagent.Agent) bool { return a.Architecture == name }) {
@@ -66,7 +66,7 @@ type testbed struct {
 	oneShots map[string][]time.Duration // measured turns of the one-shot CLIs, by architecture
 }
 
-// Measure implements harness.Benchmark.
+// Measure runs the benchmark and reports its rows of docs/performance.md to b. It implements harness.Benchmark.
 func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) (err error) {
 	t := &testbed{Benchmark: m, oneShots: map[string][]time.Duration{}}
 	if t.runner, err = b.Runner(ctx); err != nil {

@@ -71,14 +71,14 @@ func (c *Cluster) startRestartableServers() {
 	c.Base.Log = log
 }
 
-// StopNATS shuts NATS down.
+// StopNATS stops the cluster's NATS server. StartNATS starts it again.
 func (o *Outage) StopNATS() { o.nats.Stop() }
 
-// StartNATS starts NATS again with the same port and folder.
+// StartNATS starts the cluster's NATS server again, with the same port and folder.
 func (o *Outage) StartNATS() { o.nats.Start() }
 
-// StopPostgres shuts Postgres down.
+// StopPostgres stops the cluster's Postgres server. StartPostgres starts it again.
 func (o *Outage) StopPostgres() { o.postgres.Stop() }
 
-// StartPostgres starts Postgres again with the same address.
+// StartPostgres starts the cluster's Postgres server again, at the same address.
 func (o *Outage) StartPostgres() { o.postgres.Start() }

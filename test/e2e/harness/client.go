@@ -92,7 +92,7 @@ type Stream struct {
 	close  func()
 }
 
-// Close ends the stream.
+// Close closes the stream's connection.
 func (s *Stream) Close() { s.close() }
 
 // Next returns the next event or delta of the session, and applies it to View. It returns an error if an event's seq

@@ -101,7 +101,7 @@ func ioctl(f *os.File, request uintptr, arg unsafe.Pointer) error {
 	return nil
 }
 
-// Resize changes the terminal's number of columns.
+// Resize changes the number of columns of the terminal while the program runs.
 func (x *Terminal) Resize(columns uint16) {
 	x.t.Helper()
 	size := [4]uint16{50, columns}                                      // rows and columns
