@@ -21,14 +21,14 @@ type Usage struct {
 // Plus returns the sum of u and o.
 func (u Usage) Plus(o Usage) Usage {
 	return Usage{
-		u.Turns + o.Turns, u.Tokens + o.Tokens, finite(u.CostUSD + o.CostUSD), u.TimeMs + o.TimeMs, u.Events + o.Events, u.EventBytes + o.EventBytes,
+		u.Turns + o.Turns, u.Tokens + o.Tokens, clampToFinite(u.CostUSD + o.CostUSD), u.TimeMs + o.TimeMs, u.Events + o.Events, u.EventBytes + o.EventBytes,
 	}
 }
 
 // minus returns u minus o.
 func (u Usage) minus(o Usage) Usage {
 	return Usage{
-		u.Turns - o.Turns, u.Tokens - o.Tokens, finite(u.CostUSD - o.CostUSD), u.TimeMs - o.TimeMs, u.Events - o.Events, u.EventBytes - o.EventBytes,
+		u.Turns - o.Turns, u.Tokens - o.Tokens, clampToFinite(u.CostUSD - o.CostUSD), u.TimeMs - o.TimeMs, u.Events - o.Events, u.EventBytes - o.EventBytes,
 	}
 }
 
@@ -45,8 +45,8 @@ func (u Usage) Logged() events.Output {
 	return events.Output{Events: uint64(max(u.Events, 0)), Bytes: uint64(max(u.EventBytes, 0))} //nolint:gosec // bounded here
 }
 
-// finite returns usd, or the largest or smallest number that JSON can express if usd is infinite.
-func finite(usd float64) float64 { return max(-math.MaxFloat64, min(usd, math.MaxFloat64)) }
+// clampToFinite returns usd, or the largest or smallest number that JSON can express if usd is infinite.
+func clampToFinite(usd float64) float64 { return max(-math.MaxFloat64, min(usd, math.MaxFloat64)) }
 
 // toInt64 converts a count to a signed number.
 func toInt64(n uint64) int64 { return int64(min(n, math.MaxInt64)) } //nolint:gosec // bounded here

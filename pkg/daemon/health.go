@@ -184,7 +184,7 @@ func (s *statusServer) close() {
 func handler(health *Health, metrics prometheus.Gatherer) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
-		write(w, http.StatusOK, map[string]any{"status": "ok"})
+		writeJSON(w, http.StatusOK, map[string]any{"status": "ok"})
 	})
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
 		checks, well := health.Report(r.Context())
@@ -193,13 +193,13 @@ func handler(health *Health, metrics prometheus.Gatherer) http.Handler {
 			status = http.StatusServiceUnavailable
 			w.Header().Set("Retry-After", "2")
 		}
-		write(w, status, map[string]any{"ready": well, "checks": checks})
+		writeJSON(w, status, map[string]any{"ready": well, "checks": checks})
 	})
 	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{}))
 	return mux
 }
 
-func write(w http.ResponseWriter, status int, v any) {
+func writeJSON(w http.ResponseWriter, status int, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(status)

@@ -46,7 +46,7 @@ func Parse(name string, data []byte) ([]Document, error) {
 		if len(r.errs) > maxErrors {
 			break
 		}
-		if d, ok := r.document(n); ok {
+		if d, ok := r.parseDocument(n); ok {
 			out = append(out, d)
 		}
 	}
@@ -142,8 +142,8 @@ func tooDeep(n *yaml.Node, limit int) *yaml.Node {
 	return nil
 }
 
-// document reads a document according to its kind.
-func (r *reader) document(n *yaml.Node) (Document, bool) {
+// parseDocument reads a document according to its kind.
+func (r *reader) parseDocument(n *yaml.Node) (Document, bool) {
 	r.places = map[string]FilePosition{"": placeOfNode(n)}
 	d := Document{file: r.file, places: r.places}
 	before := len(r.errs)

@@ -40,10 +40,10 @@ const (
 	PatternNPM = `^(@[a-zA-Z0-9][a-zA-Z0-9._-]*/)?[a-zA-Z0-9][a-zA-Z0-9._-]*@` + semver + `$`
 	PatternPIP = `^[a-zA-Z0-9]([a-zA-Z0-9._-]*[a-zA-Z0-9])?` + extras + `==` + pep440 + `$`
 
-	semver = `(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)(-[0-9a-zA-Z-]+(\.[0-9a-zA-Z-]+)*)?`
-	extra  = `[a-zA-Z0-9]([a-zA-Z0-9._-]*[a-zA-Z0-9])?`
-	extras = `(\[` + extra + `(,` + extra + `)*\])?`
-	pep440 = `([0-9]+!)?[0-9]+(\.[0-9]+)*((a|b|rc)[0-9]+)?(\.post[0-9]+)?(\.dev[0-9]+)?(\+[a-z0-9]+(\.[a-z0-9]+)*)?`
+	semver          = `(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)(-[0-9a-zA-Z-]+(\.[0-9a-zA-Z-]+)*)?`
+	pipExtraPattern = `[a-zA-Z0-9]([a-zA-Z0-9._-]*[a-zA-Z0-9])?`
+	extras          = `(\[` + pipExtraPattern + `(,` + pipExtraPattern + `)*\])?`
+	pep440          = `([0-9]+!)?[0-9]+(\.[0-9]+)*((a|b|rc)[0-9]+)?(\.post[0-9]+)?(\.dev[0-9]+)?(\+[a-z0-9]+(\.[a-z0-9]+)*)?`
 )
 
 var (
@@ -68,11 +68,11 @@ func ParsePIP(s string) (Package, error) {
 	if len(s) > maxEntry || !formPIP.MatchString(s) || len(name) > maxPIP {
 		return Package{}, errors.New("must be a Python package with an exact version: name==1.2.3 or name[extra]==1.2.3, without range, wildcard, marker or address")
 	}
-	p := Package{Name: normal(name), Version: version}
+	p := Package{Name: normalizePIPName(name), Version: version}
 	p.text = p.Name
 	if bracket {
 		for _, e := range strings.Split(strings.TrimSuffix(list, "]"), ",") {
-			p.Extras = append(p.Extras, normal(e))
+			p.Extras = append(p.Extras, normalizePIPName(e))
 		}
 		slices.Sort(p.Extras)
 		p.Extras = slices.Compact(p.Extras)
@@ -82,8 +82,10 @@ func ParsePIP(s string) (Package, error) {
 	return p, nil
 }
 
-// normal returns the normalized form of a Python package's name: lower case, with single hyphens.
-func normal(name string) string { return strings.ToLower(separators.ReplaceAllString(name, "-")) }
+// normalizePIPName returns the normalized form of a Python package's name: lower case, with single hyphens.
+func normalizePIPName(name string) string {
+	return strings.ToLower(separators.ReplaceAllString(name, "-"))
+}
 
 // Set lists the npm and Python packages on which an agent depends, sorted.
 type Set struct{ NPM, PIP []string }

@@ -26,9 +26,9 @@ func Audit(rec Record) (a events.AuditEntry, ok bool) {
 	return a, true
 }
 
-// maxAudit is the maximum size in bytes of the audit entries in a session's run_retired, so that they stay inside
+// maxAuditBytes is the maximum size in bytes of the audit entries in a session's run_retired, so that they stay inside
 // its commit.
-const maxAudit = events.MaxInline * 3 / 4
+const maxAuditBytes = events.MaxInline * 3 / 4
 
 // KeepAudit returns the newest of a session's audit entries that fit into run_retired, ascending by sequence.
 func KeepAudit(list []events.AuditEntry) ([]events.AuditEntry, error) {
@@ -38,7 +38,7 @@ func KeepAudit(list []events.AuditEntry) ([]events.AuditEntry, error) {
 		if err != nil {
 			return nil, err
 		}
-		if size += len(b) + 1; size > maxAudit {
+		if size += len(b) + 1; size > maxAuditBytes {
 			return list[i+1:], nil
 		}
 	}

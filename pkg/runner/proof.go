@@ -62,19 +62,19 @@ func mutualTLS(secret, own, peer string) (*tls.Config, error) {
 		InsecureSkipVerify: true, //nolint:gosec // VerifyConnection compares the key, there is no name to verify
 		VerifyConnection: func(s tls.ConnectionState) error {
 			if len(s.PeerCertificates) != 1 {
-				return errProof
+				return errSecretNotProven
 			}
 			got, ok := s.PeerCertificates[0].PublicKey.(ed25519.PublicKey)
 			if !ok || !got.Equal(want) {
-				return errProof
+				return errSecretNotProven
 			}
 			return nil
 		},
 	}, nil
 }
 
-// errProof is returned for a peer whose key is not derived from the sandbox's secret.
-var errProof = errors.New("the peer does not prove the sandbox's secret")
+// errSecretNotProven is returned for a peer whose key is not derived from the sandbox's secret.
+var errSecretNotProven = errors.New("the peer does not prove the sandbox's secret")
 
 // partyKey derives the key of a party from the secret, so that both parties can compute both keys.
 func partyKey(secret, party string) (ed25519.PrivateKey, error) {

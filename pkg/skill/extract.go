@@ -92,7 +92,7 @@ func (a *archive) writeTree(ctx context.Context, dir string) (err error) {
 		}
 	}
 	err = a.each(ctx, func(e *entry, content io.Reader) error {
-		return write(root, filepath.FromSlash(e.name), e.run, content)
+		return writeEntry(root, filepath.FromSlash(e.name), e.run, content)
 	})
 	if err != nil {
 		return err
@@ -109,7 +109,9 @@ func (a *archive) writeTree(ctx context.Context, dir string) (err error) {
 	return nil
 }
 
-func write(root *os.Root, name string, run bool, content io.Reader) (err error) {
+// writeEntry writes content to the new file name below root, as an executable file if run is
+// true or content begins with #!.
+func writeEntry(root *os.Root, name string, run bool, content io.Reader) (err error) {
 	f, err := root.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err

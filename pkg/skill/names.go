@@ -21,7 +21,7 @@ func checkName(raw string) (name string, folder bool, err error) {
 	}
 	name, folder = strings.CutSuffix(raw, "/")
 	switch {
-	case strings.ContainsFunc(raw, hidden):
+	case strings.ContainsFunc(raw, isInvisible):
 		return "", false, refusedEntryError(raw, "has a control character in its name")
 	case strings.Contains(raw, `\`):
 		return "", false, refusedEntryError(raw, "has a backslash in its name; paths have slashes")
@@ -49,8 +49,8 @@ func checkName(raw string) (name string, folder bool, err error) {
 	return name, folder, nil
 }
 
-// hidden reports whether a character is invisible or changes how the text around it is displayed.
-func hidden(r rune) bool {
+// isInvisible reports whether a character is invisible or changes how the text around it is displayed.
+func isInvisible(r rune) bool {
 	switch {
 	case unicode.IsControl(r), r >= 0x202a && r <= 0x202e, r >= 0x2066 && r <= 0x2069:
 		return true

@@ -25,7 +25,7 @@ func export(r io.Reader) (Info, error) {
 	case err != nil:
 		return Info{}, withLine(e.n, err)
 	}
-	return withMessages(e.info)
+	return requireMessages(e.info)
 }
 
 type exportReader struct {

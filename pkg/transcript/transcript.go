@@ -324,11 +324,11 @@ func (c *claude) end() (Info, error) {
 	if c.info.AgentSessionID == "" {
 		return Info{}, refuse(0, mustBeTranscript)
 	}
-	return withMessages(c.info)
+	return requireMessages(c.info)
 }
 
-// withMessages returns i, or an error if the transcript has no messages.
-func withMessages(i Info) (Info, error) {
+// requireMessages returns i, or an error if the transcript has no messages.
+func requireMessages(i Info) (Info, error) {
 	if i.Messages == 0 {
 		return Info{}, refuse(0, "has no messages to continue from")
 	}
@@ -370,4 +370,4 @@ func (c *codex) checkMeta(payload map[string]json.RawMessage) error {
 	return nil
 }
 
-func (c *codex) end() (Info, error) { return withMessages(c.info) }
+func (c *codex) end() (Info, error) { return requireMessages(c.info) }

@@ -27,7 +27,7 @@ type command struct {
 	ctx        context.Context
 	name       string
 	p          sandbox.Process
-	stderr     tail
+	stderr     tailWriter
 	stderrDone chan struct{} // closed at the end of stderr
 	stop       func() bool
 }
@@ -89,13 +89,13 @@ func (c *command) finish(err error) error {
 	return nil
 }
 
-// tail is a writer that keeps the last maxStderr bytes.
-type tail struct {
+// tailWriter is a writer that keeps the last maxStderr bytes.
+type tailWriter struct {
 	mu  sync.Mutex
 	buf []byte
 }
 
-func (t *tail) Write(p []byte) (int, error) {
+func (t *tailWriter) Write(p []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.buf = append(t.buf, p[max(0, len(p)-maxStderr):]...)
@@ -104,7 +104,7 @@ func (t *tail) Write(p []byte) (int, error) {
 }
 
 // last returns the last line that was written, without the prefix of the runner's messages.
-func (t *tail) last() string {
+func (t *tailWriter) last() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	line := bytes.TrimSpace(t.buf)

@@ -19,8 +19,8 @@ const (
 	maxRepack = 4 * packSize
 )
 
-// packer stores the blocks of a snapshot of version 1 in packs. One pack at a time is in memory.
-type packer struct {
+// packWriter stores the blocks of a snapshot of version 1 in packs. One pack at a time is in memory.
+type packWriter struct {
 	store  Store
 	prefix string
 	packs  []pack // the packs of the previous snapshot, then new ones
@@ -30,8 +30,8 @@ type packer struct {
 	added  uint64 // size of new packs that the store did not have
 }
 
-func newPacker(store Store, prefix string, previous *Manifest) *packer {
-	p := &packer{store: store, prefix: prefix, places: map[wire.Hash]place{}}
+func newPacker(store Store, prefix string, previous *Manifest) *packWriter {
+	p := &packWriter{store: store, prefix: prefix, places: map[wire.Hash]place{}}
 	if previous != nil {
 		p.packs, p.places = previous.packs, previous.places
 	}
@@ -40,7 +40,7 @@ func newPacker(store Store, prefix string, previous *Manifest) *packer {
 
 // add appends a block to the next pack, even if another pack contains the block. If the block does not fit, add stores the pack and begins
 // another.
-func (p *packer) add(ctx context.Context, h wire.Hash, block []byte) error {
+func (p *packWriter) add(ctx context.Context, h wire.Hash, block []byte) error {
 	if len(p.buf)+len(block) > packSize {
 		if err := p.flush(ctx); err != nil {
 			return err
@@ -52,7 +52,7 @@ func (p *packer) add(ctx context.Context, h wire.Hash, block []byte) error {
 }
 
 // flush stores the next pack, unless it is empty, and begins another.
-func (p *packer) flush(ctx context.Context) error {
+func (p *packWriter) flush(ctx context.Context) error {
 	if len(p.buf) == 0 {
 		return nil
 	}
@@ -85,7 +85,7 @@ func put(ctx context.Context, store Store, name string, content []byte) error {
 // manifest stores the last pack and returns the manifest of the snapshot id with the given entries, whose blocks must have been added. The
 // manifest refers only to packs that the entries need. Before, manifest copies the needed blocks of packsToRepack to new packs; repacked is
 // the number of these bytes. The old packs remain in the store for older snapshots. A pack that is missing or corrupt stays in use.
-func (p *packer) manifest(ctx context.Context, id string, entries []Entry) (m *Manifest, repacked uint64, err error) {
+func (p *packWriter) manifest(ctx context.Context, id string, entries []Entry) (m *Manifest, repacked uint64, err error) {
 	m = &Manifest{ID: id, prefix: p.prefix, entries: entries}
 	before := p.stored
 	for _, n := range p.packsToRepack(m) {
@@ -119,7 +119,7 @@ func (p *packer) manifest(ctx context.Context, id string, entries []Entry) (m *M
 
 // packsToRepack returns the indexes of the packs to repack: packs of which m needs less than half, and all small packs if m needs more than
 // maxSmall of them. In total they have at most maxRepack needed bytes.
-func (p *packer) packsToRepack(m *Manifest) []int32 {
+func (p *packWriter) packsToRepack(m *Manifest) []int32 {
 	live := make([]int64, len(p.packs)+1) // including the next pack
 	m.blocks(func(h wire.Hash, length int) { live[p.places[h].pack] += int64(length) })
 	small := 0
@@ -141,7 +141,7 @@ func (p *packer) packsToRepack(m *Manifest) []int32 {
 }
 
 // repack adds those blocks of the pack with index n that m needs to the next pack.
-func (p *packer) repack(ctx context.Context, m *Manifest, n int32) error {
+func (p *packWriter) repack(ctx context.Context, m *Manifest, n int32) error {
 	content, err := p.packs[n].read(ctx, p.store, p.prefix, nil)
 	if err != nil {
 		return err

@@ -16,8 +16,8 @@ import (
 // their own, so that reading a tree does not read its files.
 const onePack = 1 << 20
 
-// tinyPack is the size in bytes below which a pack counts as tiny: most are of snapshots of few changes.
-const tinyPack = smallPack / 8
+// tinyPackSize is the size in bytes below which a pack counts as tiny: most are of snapshots of few changes.
+const tinyPackSize = smallPack / 8
 
 // storeParts stores the blocks and the new parts that are not stored yet, and returns the manifest, which the caller has to store. It
 // first stores the needed content of some packs again, so that the snapshot refers to fewer objects and to less that nothing needs;
@@ -167,7 +167,7 @@ func (e *editor) packsToRepack() []int32 {
 	for n, l := range live {
 		switch p, ok := e.packs[n]; {
 		case !ok || l == 0:
-		case p.size < tinyPack:
+		case p.size < tinyPackSize:
 			tiny++
 		case p.size < smallPack:
 			small++
@@ -176,7 +176,7 @@ func (e *editor) packsToRepack() []int32 {
 	var out []int32
 	for n, l := range live {
 		p, ok := e.packs[n]
-		if ok && l > 0 && (l*2 < p.size || tiny > maxSmall && p.size < tinyPack || small > maxSmall && p.size < smallPack) {
+		if ok && l > 0 && (l*2 < p.size || tiny > maxSmall && p.size < tinyPackSize || small > maxSmall && p.size < smallPack) {
 			out = append(out, n)
 		}
 	}

@@ -75,7 +75,7 @@ type snapshot struct {
 	last    *Manifest // the previous snapshot, without the parts of version 2; nil if there is none or it cannot be used
 	in      *wire.Writer
 	out     *wire.Reader
-	pack    *packer
+	pack    *packWriter
 	tree    *wire.Tree
 	size    int // size in bytes of the canonical form of the tree so far
 	entries []Entry

@@ -52,7 +52,7 @@ func (c Config) endpoint(provider string) endpoint {
 // that process sees the environment: it is not in the log, and other processes of the sandbox do not see it.
 func (c Config) agent(arch string, o events.Options) worker.Launch {
 	provider, model := c.model(arch, o)
-	l := worker.Launch{Model: model, Env: c.environment(arch, provider), Command: slices.Clone(o.Command)}
+	l := worker.Launch{Model: model, Env: c.modelEnvironment(arch, provider), Command: slices.Clone(o.Command)}
 	c.addModelSettings(&l, provider, o.ModelSettings)
 	return l
 }
@@ -86,8 +86,8 @@ func publicURLs() map[string]string {
 	return map[string]string{architecture.Anthropic: egress.AnthropicURL, architecture.OpenAI: egress.OpenAIURL, architecture.NVIDIA: egress.NVIDIAURL}
 }
 
-// environment returns the variables by which the agent of an architecture finds its model provider.
-func (c Config) environment(arch, provider string) map[string]string {
+// modelEnvironment returns the variables by which the agent of an architecture finds its model provider.
+func (c Config) modelEnvironment(arch, provider string) map[string]string {
 	env := map[string]string{}
 	if c.usesProxy() {
 		env = map[string]string{

@@ -139,7 +139,7 @@ func TestModal_AgentsReachModelsThroughTheProxy(t *testing.T) {
 	t.Parallel()
 	c := modalConfig(t)
 	c.AnthropicKey, c.AnthropicBaseURL = "sk-of-the-executor", "https://models.example.com"
-	env := c.environment("claude-code", "anthropic")
+	env := c.modelEnvironment("claude-code", "anthropic")
 	if env["ANTHROPIC_API_KEY"] != placeholderKey || env["ANTHROPIC_BASE_URL"] != "http://127.0.0.1:7070/anthropic" || env["HTTPS_PROXY"] != "http://127.0.0.1:7070" {
 		t.Errorf("variables %v", env)
 	}

@@ -20,9 +20,9 @@ type dialect interface {
 	// parse decodes a request.
 	parse(body []byte) (*Conversation, error)
 	// stream returns a sink that streams an answer to w.
-	stream(w http.ResponseWriter, h header) sink
+	stream(w http.ResponseWriter, h answerHeader) sink
 	// whole returns the body of an answer that is not streamed.
-	whole(h header, blocks []block, e ending) any
+	whole(h answerHeader, blocks []block, e ending) any
 	// fault returns the body of an error.
 	fault(f *fault) any
 }
@@ -100,11 +100,11 @@ func (s *Server) playLeadingDelays(ctx context.Context, p plan) (plan, bool) {
 // send sends the answer of a plan and returns its outcome: complete, broken, interrupted, or an error with its status.
 func (s *Server) send(w http.ResponseWriter, r *http.Request, d dialect, c *Conversation, p plan) string {
 	content := c.digest()
-	h := header{id: answerID(content, s.counts.countUse("request\x00"+content)), model: c.Model, created: s.config.Now().Unix(),
+	h := answerHeader{id: answerID(content, s.counts.countUse("request\x00"+content)), model: c.Model, created: s.config.Now().Unix(),
 		input: tokens(c.inputBytes), usage: c.Usage}
 	w.Header().Set("Request-Id", "req_"+h.id)
 	w.Header().Set("X-Request-Id", "req_"+h.id)
-	var whole collector
+	var whole wholeAnswer
 	out := sink(&whole)
 	if c.Stream {
 		out = d.stream(w, h)

@@ -96,11 +96,11 @@ func (anthropic) message(c *Conversation, role string, content json.RawMessage) 
 	return nil
 }
 
-func (anthropic) stream(w http.ResponseWriter, h header) sink {
-	return &anthropicStream{out: events{w: w}, header: h}
+func (anthropic) stream(w http.ResponseWriter, h answerHeader) sink {
+	return &anthropicStream{out: sseWriter{w: w}, header: h}
 }
 
-func (anthropic) whole(h header, blocks []block, e ending) any {
+func (anthropic) whole(h answerHeader, blocks []block, e ending) any {
 	content := []object{}
 	for _, b := range blocks {
 		switch b.kind {
@@ -152,8 +152,8 @@ func signature(b block) string { return "mockllm-" + b.id }
 
 // anthropicStream is the sink of an answer that is streamed in the format of Anthropic Messages.
 type anthropicStream struct {
-	out    events
-	header header
+	out    sseWriter
+	header answerHeader
 	begun  bool
 	index  int
 	now    block

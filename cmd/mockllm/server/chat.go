@@ -89,11 +89,11 @@ func (m chatMessage) addTo(c *Conversation) error {
 	return nil
 }
 
-func (chat) stream(w http.ResponseWriter, h header) sink {
-	return &chatStream{out: events{w: w}, header: h, tool: -1}
+func (chat) stream(w http.ResponseWriter, h answerHeader) sink {
+	return &chatStream{out: sseWriter{w: w}, header: h, tool: -1}
 }
 
-func (chat) whole(h header, blocks []block, e ending) any {
+func (chat) whole(h answerHeader, blocks []block, e ending) any {
 	var text, thinking string
 	var calls []object
 	for _, b := range blocks {
@@ -156,8 +156,8 @@ func chatUsage(input, output int) object {
 
 // chatStream is the sink of an answer that is streamed in the format of Chat Completions.
 type chatStream struct {
-	out    events
-	header header
+	out    sseWriter
+	header answerHeader
 	begun  bool
 	now    block
 	tool   int // index of the last tool call

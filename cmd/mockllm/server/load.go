@@ -54,19 +54,19 @@ type loader struct {
 	errs []error
 }
 
-// fail records an error at a node. path is the path of the field in the script.
-func (l *loader) fail(n *yaml.Node, path, format string, args ...any) {
+// addError records an error at a node. path is the path of the field in the script.
+func (l *loader) addError(n *yaml.Node, path, format string, args ...any) {
 	l.errs = append(l.errs, fmt.Errorf("%s:%d: %s: %s", l.file, n.Line, path, fmt.Sprintf(format, args...)))
 }
 
 // field is a function that reads and stores the value of a field of the script. It records errors with loader.fail.
 type field func(n *yaml.Node, path string)
 
-// object passes each field to its function and refuses unknown fields. It returns the fields that are present.
-func (l *loader) object(n *yaml.Node, path string, fields map[string]field) map[string]*yaml.Node {
+// readObject passes each field to its function and refuses unknown fields. It returns the fields that are present.
+func (l *loader) readObject(n *yaml.Node, path string, fields map[string]field) map[string]*yaml.Node {
 	n = resolve(n)
 	if n.Kind != yaml.MappingNode {
-		l.fail(n, path, "must be a mapping")
+		l.addError(n, path, "must be a mapping")
 		return nil
 	}
 	seen := map[string]*yaml.Node{}
@@ -75,9 +75,9 @@ func (l *loader) object(n *yaml.Node, path string, fields map[string]field) map[
 		at := join(path, key.Value)
 		switch set, known := fields[key.Value]; {
 		case !known:
-			l.fail(key, at, "unknown field; known are %s", names(fields))
+			l.addError(key, at, "unknown field; known are %s", names(fields))
 		case seen[key.Value] != nil:
-			l.fail(key, at, "given twice")
+			l.addError(key, at, "given twice")
 		default:
 			set(value, at)
 		}
@@ -115,7 +115,7 @@ func names(fields map[string]field) string {
 // list calls each for every item of a list.
 func (l *loader) list(n *yaml.Node, path string, each field) {
 	if n.Kind != yaml.SequenceNode {
-		l.fail(n, path, "must be a list")
+		l.addError(n, path, "must be a list")
 		return
 	}
 	for i, item := range n.Content {
@@ -128,9 +128,9 @@ func (l *loader) string(to *string) field {
 	return func(n *yaml.Node, path string) {
 		switch {
 		case n.Kind != yaml.ScalarNode || n.Tag == "!!null":
-			l.fail(n, path, "must be a text")
+			l.addError(n, path, "must be a text")
 		case n.Value == "":
-			l.fail(n, path, "must not be empty")
+			l.addError(n, path, "must not be empty")
 		default:
 			*to = n.Value
 		}
@@ -152,7 +152,7 @@ func (l *loader) strings(to *[]string) field {
 func (l *loader) oneOf(to *string, allowed ...string) field {
 	return func(n *yaml.Node, path string) {
 		if n.Kind != yaml.ScalarNode || !slices.Contains(allowed, n.Value) {
-			l.fail(n, path, "must be one of %s", strings.Join(allowed, ", "))
+			l.addError(n, path, "must be one of %s", strings.Join(allowed, ", "))
 			return
 		}
 		*to = n.Value
@@ -164,7 +164,7 @@ func (l *loader) integer(to *int, from, upTo int) field {
 	return func(n *yaml.Node, path string) {
 		i, err := strconv.Atoi(n.Value)
 		if n.Kind != yaml.ScalarNode || err != nil || i < from || i > upTo {
-			l.fail(n, path, "must be a whole number from %d to %d", from, upTo)
+			l.addError(n, path, "must be a whole number from %d to %d", from, upTo)
 			return
 		}
 		*to = i
@@ -175,7 +175,7 @@ func (l *loader) integer(to *int, from, upTo int) field {
 func (l *loader) boolean(to *bool) field {
 	return func(n *yaml.Node, path string) {
 		if n.Tag != "!!bool" || n.Decode(to) != nil {
-			l.fail(n, path, "must be true or false")
+			l.addError(n, path, "must be true or false")
 		}
 	}
 }
@@ -185,7 +185,7 @@ func (l *loader) duration(to *time.Duration) field {
 	return func(n *yaml.Node, path string) {
 		d, err := time.ParseDuration(n.Value)
 		if n.Kind != yaml.ScalarNode || err != nil || d < 0 {
-			l.fail(n, path, "must be a duration such as 20ms or 1.5s")
+			l.addError(n, path, "must be a duration such as 20ms or 1.5s")
 			return
 		}
 		*to = d
@@ -197,7 +197,7 @@ func (l *loader) regex(to **regexp.Regexp) field {
 	return func(n *yaml.Node, path string) {
 		re, err := regexp.Compile(n.Value)
 		if n.Kind != yaml.ScalarNode || err != nil {
-			l.fail(n, path, "must be a regular expression in Go's syntax: %v", err)
+			l.addError(n, path, "must be a regular expression in Go's syntax: %v", err)
 			return
 		}
 		*to = re

@@ -11,20 +11,20 @@ import (
 func (l *loader) script(n *yaml.Node) *Script {
 	s := &Script{stream: pacing{piece: 24}}
 	var rules *yaml.Node
-	seen := l.object(n, "", map[string]field{
+	seen := l.readObject(n, "", map[string]field{
 		"models": l.strings(&s.models),
-		"stream": func(n *yaml.Node, path string) { l.object(n, path, l.pacing(&s.stream)) },
+		"stream": func(n *yaml.Node, path string) { l.readObject(n, path, l.pacing(&s.stream)) },
 		"rules":  func(n *yaml.Node, _ string) { rules = n },
 	})
 	switch {
 	case seen == nil:
 	case rules == nil:
-		l.fail(n, "rules", "is missing")
+		l.addError(n, "rules", "is missing")
 	default:
 		// After the others, because a step inherits the script's pacing.
 		l.list(rules, "rules", func(n *yaml.Node, path string) { s.rules = append(s.rules, l.rule(n, path, s)) })
 		if len(rules.Content) == 0 {
-			l.fail(rules, "rules", "must hold at least one rule")
+			l.addError(rules, "rules", "must hold at least one rule")
 		}
 	}
 	return s
@@ -40,7 +40,7 @@ func (l *loader) rule(n *yaml.Node, path string, s *Script) *rule {
 	r := &rule{name: path}
 	var steps []step
 	var per string
-	seen := l.object(n, path, map[string]field{
+	seen := l.readObject(n, path, map[string]field{
 		"name":  l.string(&r.name),
 		"match": func(n *yaml.Node, path string) { l.match(n, path, &r.match) },
 		"times": l.integer(&r.times, 1, math.MaxInt32),
@@ -48,20 +48,20 @@ func (l *loader) rule(n *yaml.Node, path string, s *Script) *rule {
 		"steps": func(n *yaml.Node, path string) {
 			l.list(n, path, func(n *yaml.Node, path string) { steps = append(steps, l.step(n, path, s.stream)) })
 			if n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
-				l.fail(n, path, "must hold at least one step")
+				l.addError(n, path, "must hold at least one step")
 			}
 		},
 	})
 	if seen != nil && seen["steps"] == nil {
-		l.fail(n, path+".steps", "is missing")
+		l.addError(n, path+".steps", "is missing")
 	}
 	if seen["per"] != nil && seen["times"] == nil {
-		l.fail(seen["per"], path+".per", "has no effect without times")
+		l.addError(seen["per"], path+".per", "has no effect without times")
 	}
 	r.each = per == "conversation"
 	r.replies = l.replies(n, path, steps)
 	if r.match.toolResult != nil && len(r.replies) > 2 {
-		l.fail(n, path+".steps", "a rule that matches on tool_result answers one request: no step may follow its tool calls")
+		l.addError(n, path+".steps", "a rule that matches on tool_result answers one request: no step may follow its tool calls")
 	}
 	return r
 }
@@ -73,7 +73,7 @@ func (l *loader) replies(n *yaml.Node, path string, steps []step) []reply {
 	for i, s := range steps {
 		last := &all[len(all)-1]
 		if ended {
-			l.fail(&yaml.Node{Line: s.line}, fmt.Sprintf("%s.steps[%d]", path, i), "is never reached: the step before it ends the answer")
+			l.addError(&yaml.Node{Line: s.line}, fmt.Sprintf("%s.steps[%d]", path, i), "is never reached: the step before it ends the answer")
 			return all
 		}
 		last.steps = append(last.steps, s)
@@ -96,11 +96,11 @@ func (l *loader) replies(n *yaml.Node, path string, steps []step) []reply {
 func (l *loader) match(n *yaml.Node, path string, m *match) {
 	var turns struct{ min, max int }
 	var stream bool
-	seen := l.object(n, path, map[string]field{
-		"user":        l.text(&m.user),
-		"tool_result": l.text(&m.toolResult),
-		"system":      l.text(&m.system),
-		"model":       l.text(&m.model),
+	seen := l.readObject(n, path, map[string]field{
+		"user":        l.readText(&m.user),
+		"tool_result": l.readText(&m.toolResult),
+		"system":      l.readText(&m.system),
+		"model":       l.readText(&m.model),
 		"api": func(n *yaml.Node, path string) {
 			var api string
 			one := l.oneOf(&api, string(Anthropic), string(Responses), string(Chat))
@@ -119,7 +119,7 @@ func (l *loader) match(n *yaml.Node, path string, m *match) {
 				turns.max = turns.min
 				return
 			}
-			l.object(n, path, map[string]field{
+			l.readObject(n, path, map[string]field{
 				"min": l.integer(&turns.min, 1, math.MaxInt32),
 				"max": l.integer(&turns.max, 1, math.MaxInt32),
 			})
@@ -131,12 +131,12 @@ func (l *loader) match(n *yaml.Node, path string, m *match) {
 		m.stream = &stream
 	}
 	if m.noTools && len(m.tools) > 0 {
-		l.fail(seen["no_tools"], path+".no_tools", "contradicts tools")
+		l.addError(seen["no_tools"], path+".no_tools", "contradicts tools")
 	}
 }
 
-// text reads a condition: a plain string matches as a substring, ignoring case.
-func (l *loader) text(to **textMatch) field {
+// readText reads a condition: a plain string matches as a substring, ignoring case.
+func (l *loader) readText(to **textMatch) field {
 	return func(n *yaml.Node, path string) {
 		m := &textMatch{}
 		*to = m
@@ -144,9 +144,9 @@ func (l *loader) text(to **textMatch) field {
 			l.string(&m.contains)(n, path)
 			return
 		}
-		seen := l.object(n, path, map[string]field{"contains": l.string(&m.contains), "regex": l.regex(&m.regex)})
+		seen := l.readObject(n, path, map[string]field{"contains": l.string(&m.contains), "regex": l.regex(&m.regex)})
 		if seen != nil && len(seen) != 1 {
-			l.fail(n, path, "must hold either contains or regex")
+			l.addError(n, path, "must hold either contains or regex")
 		}
 	}
 }

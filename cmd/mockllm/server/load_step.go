@@ -14,7 +14,7 @@ func (l *loader) step(n *yaml.Node, path string, inherited pacing) step {
 		return func(n *yaml.Node, path string) { s.kind = kind; set(n, path) }
 	}
 	one := func(n *yaml.Node, path string) { s.calls = append(s.calls, l.call(n, path)) }
-	seen := l.object(n, path, map[string]field{
+	seen := l.readObject(n, path, map[string]field{
 		"text":     is(stepText, l.pacedText(&s, "text")),
 		"thinking": is(stepThinking, l.pacedText(&s, "text")),
 		"endless":  is(stepEndless, l.pacedText(&s, "text")),
@@ -22,20 +22,20 @@ func (l *loader) step(n *yaml.Node, path string, inherited pacing) step {
 		"tools": is(stepTools, func(n *yaml.Node, path string) {
 			l.list(n, path, one)
 			if len(s.calls) == 0 {
-				l.fail(n, path, "must hold at least one call")
+				l.addError(n, path, "must hold at least one call")
 			}
 		}),
 		"delay": is(stepDelay, l.duration(&s.delay)),
 		"error": is(stepError, func(n *yaml.Node, path string) { l.loadFault(n, path, &s) }),
 		"break": is(stepBreak, func(n *yaml.Node, path string) {
 			if n.Value != "true" {
-				l.fail(n, path, "must be true")
+				l.addError(n, path, "must be true")
 			}
 		}),
 		"stop": is(stepStop, l.oneOf(&s.stop, stopEnd, stopLength, stopRefusal)),
 	})
 	if seen != nil && len(seen) != 1 {
-		l.fail(n, path, "must hold exactly one field, and holds %d", len(seen))
+		l.addError(n, path, "must hold exactly one field, and holds %d", len(seen))
 	}
 	return s
 }
@@ -49,8 +49,8 @@ func (l *loader) pacedText(s *step, name string) field {
 		}
 		fields := l.pacing(&s.pacing)
 		fields[name] = l.template(&s.text)
-		if seen := l.object(n, path, fields); seen != nil && seen[name] == nil {
-			l.fail(n, join(path, name), "is missing")
+		if seen := l.readObject(n, path, fields); seen != nil && seen[name] == nil {
+			l.addError(n, join(path, name), "is missing")
 		}
 	}
 }
@@ -62,7 +62,7 @@ func (l *loader) template(to **template.Template) field {
 		l.string(&source)(n, path)
 		t, err := parseTemplate(source)
 		if err != nil {
-			l.fail(n, path, "%v", err)
+			l.addError(n, path, "%v", err)
 			return
 		}
 		*to = t
@@ -73,26 +73,26 @@ func (l *loader) template(to **template.Template) field {
 func (l *loader) loadFault(n *yaml.Node, path string, s *step) {
 	s.fault = faultSpec{status: 500}
 	s.text = template.Must(parseTemplate("scripted error"))
-	seen := l.object(n, path, map[string]field{
+	seen := l.readObject(n, path, map[string]field{
 		"status":      l.integer(&s.fault.status, 400, 599),
 		"type":        l.string(&s.fault.kind),
 		"message":     l.template(&s.text),
 		"retry_after": l.duration(&s.fault.retryAfter),
 	})
 	if seen != nil && seen["status"] == nil {
-		l.fail(n, path+".status", "is missing")
+		l.addError(n, path+".status", "is missing")
 	}
 }
 
 // call reads the tool call of a step from the script.
 func (l *loader) call(n *yaml.Node, path string) callSpec {
 	var c callSpec
-	seen := l.object(n, path, map[string]field{
+	seen := l.readObject(n, path, map[string]field{
 		"name":  l.string(&c.name),
 		"input": func(n *yaml.Node, path string) { c.input = l.input(n, path) },
 	})
 	if seen != nil && seen["name"] == nil {
-		l.fail(n, path+".name", "is missing")
+		l.addError(n, path+".name", "is missing")
 	}
 	if c.input == nil {
 		c.input = map[string]any{}
@@ -105,7 +105,7 @@ func (l *loader) input(n *yaml.Node, path string) any {
 	if n.Kind == yaml.MappingNode || n.Kind == yaml.ScalarNode && n.Tag == "!!str" {
 		return l.value(n, path)
 	}
-	l.fail(n, path, "must be a mapping, or a text for a tool that takes free text")
+	l.addError(n, path, "must be a mapping, or a text for a tool that takes free text")
 	return nil
 }
 
@@ -129,14 +129,14 @@ func (l *loader) value(n *yaml.Node, path string) any {
 		if n.Tag == "!!str" {
 			t, err := parseTemplate(n.Value)
 			if err != nil {
-				l.fail(n, path, "%v", err)
+				l.addError(n, path, "%v", err)
 				return nil
 			}
 			return t
 		}
 		var v any
 		if err := n.Decode(&v); err != nil {
-			l.fail(n, path, "%v", err)
+			l.addError(n, path, "%v", err)
 		}
 		return v
 	}

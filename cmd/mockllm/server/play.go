@@ -7,8 +7,8 @@ import (
 	"unicode/utf8"
 )
 
-// header holds the fields of an answer other than its content blocks.
-type header struct {
+// answerHeader holds the fields of an answer other than its content blocks.
+type answerHeader struct {
 	id      string // without a dialect's prefix
 	model   string
 	created int64 // Unix seconds
@@ -137,19 +137,19 @@ func pieces(text string, size int) []string {
 	return append(all, text)
 }
 
-// collector is the sink of an answer that is not streamed.
-type collector struct {
+// wholeAnswer is the sink of an answer that is not streamed.
+type wholeAnswer struct {
 	blocks []block
 	ending ending
 }
 
-func (c *collector) open(b block) error { c.blocks = append(c.blocks, b); return nil }
+func (c *wholeAnswer) open(b block) error { c.blocks = append(c.blocks, b); return nil }
 
-func (c *collector) piece(text string) error {
+func (c *wholeAnswer) piece(text string) error {
 	c.blocks[len(c.blocks)-1].text += text
 	return nil
 }
 
-func (c *collector) close() error { return nil }
+func (c *wholeAnswer) close() error { return nil }
 
-func (c *collector) finish(e ending) error { c.ending = e; return nil }
+func (c *wholeAnswer) finish(e ending) error { c.ending = e; return nil }

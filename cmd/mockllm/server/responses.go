@@ -148,11 +148,11 @@ func (i responsesItem) addMessage(c *Conversation) error {
 	return nil
 }
 
-func (responses) stream(w http.ResponseWriter, h header) sink {
-	return &responsesStream{out: events{w: w}, header: h, index: -1}
+func (responses) stream(w http.ResponseWriter, h answerHeader) sink {
+	return &responsesStream{out: sseWriter{w: w}, header: h, index: -1}
 }
 
-func (responses) whole(h header, blocks []block, e ending) any {
+func (responses) whole(h answerHeader, blocks []block, e ending) any {
 	output := []object{}
 	for _, b := range blocks {
 		output = append(output, responsesOutput(b, b.text, "completed"))
@@ -200,7 +200,7 @@ func responsesText(text string) object {
 }
 
 // responsesObject returns the response object; without an ending it is in progress.
-func responsesObject(h header, output []object, e *ending) object {
+func responsesObject(h answerHeader, output []object, e *ending) object {
 	status := "in_progress"
 	var fail, incomplete, usage any
 	if e != nil {
@@ -238,8 +238,8 @@ func responsesCode(f *fault) string {
 
 // responsesStream is the sink of an answer that is streamed in the format of Responses.
 type responsesStream struct {
-	out      events
-	header   header
+	out      sseWriter
+	header   answerHeader
 	begun    bool
 	sequence int
 	index    int // of the current output item

@@ -43,14 +43,14 @@ func marshal(v any) ([]byte, error) {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
 }
 
-// events writes server-sent events; the first one starts the response.
-type events struct {
+// sseWriter writes server-sent events to an HTTP response; the first event starts the response.
+type sseWriter struct {
 	w       http.ResponseWriter
 	started bool
 }
 
 // send writes one event. A name of "" leaves the event line out.
-func (s *events) send(name string, data any) error {
+func (s *sseWriter) send(name string, data any) error {
 	body, err := marshal(data)
 	if err != nil {
 		return err
@@ -59,7 +59,7 @@ func (s *events) send(name string, data any) error {
 }
 
 // sendRaw writes one event whose data is encoded already.
-func (s *events) sendRaw(name, data string) error {
+func (s *sseWriter) sendRaw(name, data string) error {
 	if !s.started {
 		s.started = true
 		s.w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")

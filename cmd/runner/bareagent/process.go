@@ -78,7 +78,7 @@ func startProcess(dir string, cmd *exec.Cmd, p *process, handshake ...step) (*pr
 }
 
 func (p *process) start(dir string, cmd *exec.Cmd) error {
-	if err := prepare(dir, cmd); err != nil {
+	if err := prepareCommand(dir, cmd); err != nil {
 		return err
 	}
 	p.cmd, cmd.Stderr = cmd, &p.stderr
@@ -94,8 +94,8 @@ func (p *process) start(dir string, cmd *exec.Cmd) error {
 	return cmd.Start()
 }
 
-// prepare creates the folders of a command and sets its environment.
-func prepare(dir string, cmd *exec.Cmd) error {
+// prepareCommand creates the folders of a command and sets its environment.
+func prepareCommand(dir string, cmd *exec.Cmd) error {
 	cmd.Dir = filepath.Join(dir, "workspace")
 	cmd.Env = append(cmd.Env, "PATH="+os.Getenv("PATH"), "HOME="+filepath.Join(dir, "home"), "TMPDIR="+dir, "LANG=C.UTF-8")
 	return errors.Join(os.MkdirAll(cmd.Dir, 0o700), os.MkdirAll(filepath.Join(dir, "home"), 0o700))

@@ -216,7 +216,7 @@ func retrySettled(t *testing.T, l eventlog.Log) {
 	if _, err := l.Append(ctx, eventlog.Head{Subject: s}, Draft("b", "b")); !errors.As(err, &conflict) {
 		t.Errorf("a later commit under the first guard: %v, want a conflict", err)
 	}
-	if n := count(t, l, s); n != 2 {
+	if n := countCommits(t, l, s); n != 2 {
 		t.Errorf("%d commits are stored, want 2", n)
 	}
 	got, err := l.Last(ctx, s, eventlog.Leader)
@@ -226,8 +226,8 @@ func retrySettled(t *testing.T, l eventlog.Log) {
 	sameHead(t, got, second)
 }
 
-// count returns the number of commits of a subject.
-func count(t *testing.T, l eventlog.Log, s events.Subject) int {
+// countCommits returns the number of commits of a subject.
+func countCommits(t *testing.T, l eventlog.Log, s events.Subject) int {
 	t.Helper()
 	return len(collect(t, l, eventlog.Position{Shard: s.Partition() % l.Shards()}, eventlog.Filter{Subject: s}))
 }
@@ -318,7 +318,7 @@ func badDrafts(t *testing.T, l eventlog.Log) {
 	if _, err := l.Last(t.Context(), events.LifeOf(Tenant, "ses_*"), eventlog.Any); err == nil {
 		t.Error("the head of a wildcard was read")
 	}
-	if n := count(t, l, s); n != 0 {
+	if n := countCommits(t, l, s); n != 0 {
 		t.Errorf("%d bad commits were stored", n)
 	}
 }

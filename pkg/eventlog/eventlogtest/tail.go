@@ -195,7 +195,7 @@ func tooLarge(t *testing.T, l eventlog.Log) {
 	if _, err := l.Append(ctx, eventlog.Head{Subject: s}, state); !errors.Is(err, eventlog.ErrTooLarge) {
 		t.Fatalf("append a state of 900 KB: %v, want ErrTooLarge", err)
 	}
-	if n := count(t, l, s); n != 0 {
+	if n := countCommits(t, l, s); n != 0 {
 		t.Errorf("%d commits were stored", n)
 	}
 	parts, err := events.Split(d.Events, events.MaxCommit-10_000)

@@ -169,11 +169,11 @@ func (b *batcher) start() {
 	}
 	b.waiting, b.batch, b.busy = rest, true, true
 	// The goroutine ends with the answer, the timeout or the connection.
-	go b.send(sent, subjects)
+	go b.publishBatch(sent, subjects)
 }
 
-// send publishes a batch and reports the outcome to its members.
-func (b *batcher) send(sent []*member, subjects map[string]bool) {
+// publishBatch publishes a batch and reports the outcome to its members.
+func (b *batcher) publishBatch(sent []*member, subjects map[string]bool) {
 	last, err := b.log.publishBatch(sent)
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -77,7 +77,7 @@ func (l *Log) scan(ctx context.Context, after eventlog.Position, upTo *subjectCo
 	r.bare = true
 	take := func(m jetstream.Msg) error {
 		if upTo != nil && r.seq > upTo.at || !c.Add(l.chain(m.Subject()), r.seq, maxSubjects) {
-			return errStop
+			return errStopReading
 		}
 		return nil
 	}
@@ -245,7 +245,7 @@ func (l *Log) lastBeforeEnd(ctx context.Context, c *eventlog.Changes, after even
 	}
 	return r.readThrough(ctx, end, func(m jetstream.Msg) error {
 		if r.seq > c.Through.Seq {
-			return errStop
+			return errStopReading
 		}
 		c.Last[m.Subject()] = r.seq
 		return nil

@@ -49,8 +49,8 @@ func (l *Log) read(ctx context.Context, after eventlog.Position, f eventlog.Filt
 	}
 }
 
-// errStop stops a read: the caller stopped, or has received an error.
-var errStop = errors.New("stop")
+// errStopReading stops a read: the caller stopped, or has received an error.
+var errStopReading = errors.New("stop")
 
 // readTo yields the commits up to the current end. It returns errStop after it has yielded an error, or when yield returns false.
 func (l *Log) readTo(ctx context.Context, after eventlog.Position, f eventlog.Filter, undecoded bool, yield func(eventlog.Record, error) bool) error {
@@ -82,13 +82,13 @@ func (r *reader) readThrough(ctx context.Context, end uint64, take func(jetstrea
 			err = take(m)
 		case ctx.Err() != nil:
 			return fmt.Errorf("read %s: %w: %w", r.stream, eventlog.ErrUnavailable, context.Cause(ctx))
-		case errors.Is(err, errQuiet):
+		case errors.Is(err, errNoMessage):
 			// The messages at the end were lost in transit or have been purged.
 			r.close()
 			end, err = r.end(ctx)
 		}
 	}
-	if errors.Is(err, errStop) {
+	if errors.Is(err, errStopReading) {
 		return nil
 	}
 	return err
@@ -108,11 +108,11 @@ func (l *Log) Tail(ctx context.Context, after eventlog.Position, f eventlog.Filt
 			switch {
 			case err == nil:
 				err = r.yield(ctx, m, yield)
-			case errors.Is(err, errQuiet):
+			case errors.Is(err, errNoMessage):
 				r.closeIfBehind(ctx)
 				continue
 			}
-			if errors.Is(err, errStop) || ctx.Err() != nil {
+			if errors.Is(err, errStopReading) || ctx.Err() != nil {
 				return
 			}
 			if err != nil {
@@ -151,7 +151,7 @@ func (l *Log) reader(after eventlog.Position, f eventlog.Filter) (*reader, error
 		return nil, err
 	}
 	return &reader{
-		log: l, shard: after.Shard, stream: topology.EventsStream(after.Shard), filters: l.filters(f), aspects: aspects(f), foreign: f.Foreign, seq: after.Seq, backoff: l.readBackoff(),
+		log: l, shard: after.Shard, stream: topology.EventsStream(after.Shard), filters: l.filters(f), aspects: matchedAspects(f), foreign: f.Foreign, seq: after.Seq, backoff: l.readBackoff(),
 	}, nil
 }
 
@@ -172,8 +172,8 @@ func (l *Log) filters(f eventlog.Filter) []string {
 	return []string{l.subject(s)}
 }
 
-// aspects returns the aspects that a filter matches, or nil if all messages of its consumer match.
-func aspects(f eventlog.Filter) []string {
+// matchedAspects returns the aspects that a filter matches, or nil if all messages of its consumer match.
+func matchedAspects(f eventlog.Filter) []string {
 	if f.Subject == (events.Subject{}) || f.Subject.Aspect != "" {
 		return nil
 	}
@@ -215,8 +215,8 @@ func (r *reader) last(ctx context.Context, subject string) (uint64, error) {
 	return m.Seq, nil
 }
 
-// errQuiet is returned if no message arrived within quiet.
-var errQuiet = errors.New("no message arrived")
+// errNoMessage is returned if no message arrived within quiet.
+var errNoMessage = errors.New("no message arrived")
 
 // next returns the next message, across any number of reconnects. Its error is errQuiet, the error of ctx, or an
 // error that a retry cannot resolve.
@@ -230,7 +230,7 @@ func (r *reader) next(ctx context.Context) (jetstream.Msg, error) {
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		if errors.Is(err, errQuiet) {
+		if errors.Is(err, errNoMessage) {
 			return nil, err
 		}
 		r.close()
@@ -281,7 +281,7 @@ func (r *reader) nextDelivery(ctx context.Context) (jetstream.Msg, error) {
 func (r *reader) quietContext(ctx context.Context) context.Context {
 	if r.within == nil || time.Now().After(r.renew) {
 		r.resetQuietContext()
-		r.within, r.stopWithin = context.WithTimeoutCause(ctx, quietTimeout, errQuiet)
+		r.within, r.stopWithin = context.WithTimeoutCause(ctx, quietTimeout, errNoMessage)
 		r.renew = time.Now().Add(quietTimeout / 2)
 	}
 	return r.within
@@ -370,7 +370,7 @@ func (r *reader) yield(ctx context.Context, m jetstream.Msg, yield func(eventlog
 		return err // ctx ended while a payload was fetched
 	}
 	if !yield(rec, err) || err != nil {
-		return errStop
+		return errStopReading
 	}
 	return nil
 }

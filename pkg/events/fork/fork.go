@@ -64,8 +64,8 @@ type conversation struct {
 	anchor  string
 }
 
-// change is a change of a workspace file: an event file_put or file_removed.
-type change struct {
+// fileChange is a change of a workspace file: an event file_put or file_removed.
+type fileChange struct {
 	n    uint32
 	data events.Payload
 }
@@ -76,7 +76,7 @@ type point struct {
 	execution    string // execution of the block with the anchor; "" between turns
 	created      events.SessionCreated
 	files        snapshot
-	changes      []change
+	changes      []fileChange
 	changed      uint32 // number of the last file change
 	conversation conversation
 }
@@ -91,7 +91,7 @@ type Walk struct {
 	deleted      bool
 	created      events.SessionCreated
 	files        snapshot
-	changes      []change // after files.applied
+	changes      []fileChange // after files.applied
 	changed      uint32
 	waiting      map[string]struct{} // accepted executions that have not ended
 	active       string              // the claimed execution that has not ended; "" for none
@@ -206,12 +206,12 @@ func (w *Walk) addExecutionEvent(e events.Event) (ends bool) {
 }
 
 func (w *Walk) addChange(n uint32, data events.Payload) {
-	w.changes, w.changed = append(w.changes, change{n, data}), n
+	w.changes, w.changed = append(w.changes, fileChange{n, data}), n
 }
 
 // after returns the changes that a snapshot does not contain. applied is the last change that it contains.
-func after(list []change, applied uint32) []change {
-	i := slices.IndexFunc(list, func(c change) bool { return c.n > applied })
+func after(list []fileChange, applied uint32) []fileChange {
+	i := slices.IndexFunc(list, func(c fileChange) bool { return c.n > applied })
 	if i < 0 {
 		return nil
 	}

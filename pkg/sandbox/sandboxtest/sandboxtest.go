@@ -61,7 +61,7 @@ func Exercise(t *testing.T, s Subject) {
 		{"FilesSymlinks", filesSymlinks},
 		{"TerminateLeavesNoProcess", terminateLeavesNoProcess},
 		{"TerminateTwice", terminateTwice},
-		{"Wipe", wipe},
+		{"Wipe", terminateWipesWorkspace},
 		{"Apart", terminateOneOfTwo},
 		{"FilesRemove", filesRemove},
 		{"ListOutside", listOutside},

@@ -83,8 +83,8 @@ func terminateOneOfTwo(f *fixture) {
 	}
 }
 
-// wipe checks that a workspace is empty again after Terminate has wiped it.
-func wipe(f *fixture) {
+// terminateWipesWorkspace checks that a workspace is empty again after Terminate has wiped it.
+func terminateWipesWorkspace(f *fixture) {
 	spec := f.spec()
 	f.must(f.create(spec).Files().Put(f.ctx, "private", strings.NewReader("x")))
 	f.must(f.p.Terminate(f.ctx, spec.ID, true))

@@ -265,7 +265,7 @@ func (p *pass) usage(ctx context.Context, l *eventlog.Loaded) (out []events.DayU
 // nothing is left.
 func (p *pass) remove(ctx context.Context, l *eventlog.Loaded) error {
 	k := sessionKey{l.Tenant, l.ID}
-	held, err := p.readHeld(ctx, l)
+	held, err := p.readHeldObjects(ctx, l)
 	if err != nil {
 		return err
 	}
@@ -325,9 +325,10 @@ type heldObjects struct {
 	payloads   []object // objects whose name is only their digest, as former versions named them
 }
 
-// readHeld reads the remaining commits of the session. A payload that no longer exists does not prevent the reading of the
-// others.
-func (p *pass) readHeld(ctx context.Context, l *eventlog.Loaded) (heldObjects, error) {
+// readHeldObjects reads the remaining commits of the session and returns the executions and stored objects that
+// they name. A payload
+// that no longer exists does not prevent the reading of the others.
+func (p *pass) readHeldObjects(ctx context.Context, l *eventlog.Loaded) (heldObjects, error) {
 	var h heldObjects
 	digests := map[string]bool{}
 	for rec, err := range p.records(ctx, events.Subject{Tenant: l.Tenant, ID: l.ID}) {

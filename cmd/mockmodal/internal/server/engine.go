@@ -29,8 +29,8 @@ import (
 // path of the server's data folder.
 const ownerLabel = "dev.spool.mockmodal"
 
-// guestWithin is the maximum time that the guest in a new container may take to listen.
-const guestWithin = time.Minute
+// guestStartTimeout is the maximum time that the guest in a new container may take to listen.
+const guestStartTimeout = time.Minute
 
 // engine runs the containers of one mockmodal server on a Docker engine.
 type engine struct {
@@ -165,8 +165,8 @@ type containerSpec struct {
 	memory  int64 // bytes; 0 for no limit
 }
 
-// box is the running container of a sandbox.
-type box struct {
+// sandboxContainer is the running container of a sandbox.
+type sandboxContainer struct {
 	id     string
 	pid    int    // on the server's machine
 	folder string // on the server's machine; guest.Folder in the container
@@ -175,7 +175,7 @@ type box struct {
 }
 
 // run creates and starts a container, and returns when the guest in it listens.
-func (e *engine) run(ctx context.Context, spec containerSpec) (*box, error) {
+func (e *engine) run(ctx context.Context, spec containerSpec) (*sandboxContainer, error) {
 	folder := filepath.Join(e.sockets, newSuffix(10))
 	if err := os.MkdirAll(folder, 0o700); err != nil {
 		return nil, err
@@ -184,7 +184,7 @@ func (e *engine) run(ctx context.Context, spec containerSpec) (*box, error) {
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(folder))
 	}
-	b := &box{id: made, folder: folder}
+	b := &sandboxContainer{id: made, folder: folder}
 	if err := e.start(ctx, b); err != nil {
 		return nil, errors.Join(err, e.discard(context.WithoutCancel(ctx), b))
 	}
@@ -218,7 +218,7 @@ func (e *engine) create(ctx context.Context, spec containerSpec, folder string) 
 }
 
 // start starts a container and opens the connection that keeps its guest running, b.lease.
-func (e *engine) start(ctx context.Context, b *box) error {
+func (e *engine) start(ctx context.Context, b *sandboxContainer) error {
 	if err := e.api.ContainerStart(context.WithoutCancel(ctx), b.id, container.StartOptions{}); err != nil {
 		return err
 	}
@@ -232,7 +232,7 @@ func (e *engine) start(ctx context.Context, b *box) error {
 }
 
 // discard kills and removes a container, and removes its folder on this machine.
-func (e *engine) discard(ctx context.Context, b *box) error {
+func (e *engine) discard(ctx context.Context, b *sandboxContainer) error {
 	if b.lease != nil {
 		_ = b.lease.Close() // the container is killed anyway
 	}
@@ -241,8 +241,8 @@ func (e *engine) discard(ctx context.Context, b *box) error {
 
 // dial connects to the guest and sends the request. It waits for the guest of a new container, which may not listen
 // yet.
-func (b *box) dial(ctx context.Context, request guest.Request) (net.Conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, guestWithin)
+func (b *sandboxContainer) dial(ctx context.Context, request guest.Request) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, guestStartTimeout)
 	defer cancel()
 	socket := filepath.Join(b.folder, filepath.Base(guest.Socket))
 	for {
@@ -308,7 +308,7 @@ func (e *engine) isGatewayName(name string) bool {
 
 // allow restricts the container's outgoing connections to what the rules allow.
 // Connections that were open and are not allowed any more are reset.
-func (e *engine) allow(ctx context.Context, b *box, allowed []rule) error {
+func (e *engine) allow(ctx context.Context, b *sandboxContainer, allowed []rule) error {
 	rules := []string{"*filter", ":INPUT ACCEPT", ":FORWARD DROP", ":OUTPUT DROP", "-A OUTPUT -o lo -j ACCEPT"}
 	for _, r := range allowed {
 		if !r.network.Addr().Is4() {

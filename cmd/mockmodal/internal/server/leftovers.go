@@ -59,7 +59,7 @@ func newSocketFolder(data string) (string, error) {
 // removeLeftovers removes everything that killed servers have left: the former server of this data folder, and servers
 // of other data folders that no longer run.
 func (e *engine) removeLeftovers(ctx context.Context) error {
-	owners, err := e.owners(ctx)
+	owners, err := e.dataFolders(ctx)
 	if err != nil {
 		return err
 	}
@@ -74,9 +74,9 @@ func (e *engine) removeLeftovers(ctx context.Context) error {
 	return e.removeAll(ctx, e.owner)
 }
 
-// owners returns the data folders of all servers that own an object on the Docker engine, or a folder of sockets on
-// this machine.
-func (e *engine) owners(ctx context.Context) (map[string]bool, error) {
+// dataFolders returns the data folders of all servers that own an object on the Docker engine, or a folder of sockets
+// on this machine.
+func (e *engine) dataFolders(ctx context.Context) (map[string]bool, error) {
 	owners := map[string]bool{}
 	marked := filters.NewArgs(filters.Arg("label", ownerLabel))
 	containers, err := e.api.ContainerList(ctx, container.ListOptions{All: true, Filters: marked})

@@ -9,7 +9,7 @@ import (
 )
 
 // mount mounts folder, a path in the container, over another path in the container.
-func (b *box) mount(folder, path string) error {
+func (b *sandboxContainer) mount(folder, path string) error {
 	return b.inMountNamespace(func() error {
 		if err := os.MkdirAll(path, 0o755); err != nil {
 			return err
@@ -19,13 +19,13 @@ func (b *box) mount(folder, path string) error {
 }
 
 // unmount removes the last mount over a path in the container.
-func (b *box) unmount(path string) error {
+func (b *sandboxContainer) unmount(path string) error {
 	return b.inMountNamespace(func() error { return unix.Unmount(path, unix.MNT_DETACH) })
 }
 
 // inMountNamespace calls f on a new thread in the mount namespace of the container, so that f sees the container's
 // files.
-func (b *box) inMountNamespace(f func() error) error {
+func (b *sandboxContainer) inMountNamespace(f func() error) error {
 	namespace, err := os.Open(fmt.Sprintf("/proc/%d/ns/mnt", b.pid))
 	if err != nil {
 		return err

@@ -32,7 +32,7 @@ type process struct {
 }
 
 // startProcess starts a process in a container. It stores the process's output in files whose names begin with prefix.
-func startProcess(ctx context.Context, b *box, spec guest.Exec, prefix string) (*process, error) {
+func startProcess(ctx context.Context, b *sandboxContainer, spec guest.Exec, prefix string) (*process, error) {
 	conn, err := b.dial(ctx, guest.Request{Exec: &spec})
 	if err != nil {
 		return nil, err

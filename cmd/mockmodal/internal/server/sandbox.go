@@ -35,7 +35,7 @@ type sandbox struct {
 	saved chan struct{} // closed when exitImage or exitError is set
 
 	mu         sync.Mutex
-	box        *box
+	box        *sandboxContainer
 	entrypoint *process
 	execs      map[string]*execution // by exec id
 	network    *pb.NetworkAccess
@@ -222,7 +222,7 @@ func (s *sandbox) workdir(asked string) string {
 }
 
 // runningBox returns the sandbox's container, or an error with code NotFound if the sandbox has ended.
-func (s *sandbox) runningBox() (*box, error) {
+func (s *sandbox) runningBox() (*sandboxContainer, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.result != nil || s.box == nil {

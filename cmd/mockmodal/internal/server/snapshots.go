@@ -32,7 +32,7 @@ type snapshot struct {
 
 // snapshot returns the id of the image of a sandbox's snapshot. It calls take to create the image, unless an earlier
 // call with the same snapshot id has succeeded.
-func (s *Server) snapshot(sb *sandbox, id string, take func(context.Context, *box) (*image, error)) (string, error) {
+func (s *Server) snapshot(sb *sandbox, id string, take func(context.Context, *sandboxContainer) (*image, error)) (string, error) {
 	if err := requireFields("snapshot_id", id); err != nil {
 		return "", err
 	}
@@ -118,7 +118,7 @@ func (r *router) TaskSnapshotFilesystem(ctx context.Context, request *pb.TaskSna
 	if err != nil {
 		return nil, err
 	}
-	id, err := r.snapshot(sb, request.GetSnapshotId(), func(ctx context.Context, b *box) (*image, error) {
+	id, err := r.snapshot(sb, request.GetSnapshotId(), func(ctx context.Context, b *sandboxContainer) (*image, error) {
 		committed, err := r.engine.commit(ctx, b.id)
 		if err != nil {
 			return nil, err
@@ -148,7 +148,7 @@ func (r *router) TaskSnapshotDirectory(ctx context.Context, request *pb.TaskSnap
 	if err != nil {
 		return nil, err
 	}
-	id, err := r.snapshot(sb, request.GetSnapshotId(), func(ctx context.Context, b *box) (*image, error) {
+	id, err := r.snapshot(sb, request.GetSnapshotId(), func(ctx context.Context, b *sandboxContainer) (*image, error) {
 		archive := filepath.Join(r.cfg.Data, "images", newSuffix(16)+".tar")
 		if err := b.pack(ctx, path, archive); err != nil {
 			_ = os.Remove(archive) // it may not exist
@@ -171,7 +171,7 @@ func absolute(path []byte) (string, error) {
 }
 
 // pack writes the content of a container's folder to a tar file on this machine.
-func (b *box) pack(ctx context.Context, folder, archive string) error {
+func (b *sandboxContainer) pack(ctx context.Context, folder, archive string) error {
 	conn, err := b.dial(ctx, guest.Request{Pack: folder})
 	if err != nil {
 		return err
@@ -186,7 +186,7 @@ func (b *box) pack(ctx context.Context, folder, archive string) error {
 }
 
 // unpack writes the content of a tar file to a container's folder.
-func (b *box) unpack(ctx context.Context, archive, folder string) error {
+func (b *sandboxContainer) unpack(ctx context.Context, archive, folder string) error {
 	file, err := os.Open(archive)
 	if err != nil {
 		return err
@@ -265,7 +265,7 @@ func (r *router) TaskUnmountDirectory(ctx context.Context, request *pb.TaskUnmou
 }
 
 // mountPoint returns the running container of a task, and the clean absolute path in it.
-func (r *router) mountPoint(ctx context.Context, task string, path []byte) (*box, string, error) {
+func (r *router) mountPoint(ctx context.Context, task string, path []byte) (*sandboxContainer, string, error) {
 	sb, err := r.task(ctx, task)
 	if err != nil {
 		return nil, "", err
@@ -314,7 +314,7 @@ func (s *sandbox) wantsExitSnapshot() bool {
 
 // exitSnapshot sets sb.exitImage to an image of the file system of a sandbox that ends, if the client has requested
 // one. It sets sb.exitError if the worker is gone, or if the sandbox has never run, for which b is nil.
-func (s *Server) exitSnapshot(sb *sandbox, b *box) {
+func (s *Server) exitSnapshot(sb *sandbox, b *sandboxContainer) {
 	defer close(sb.saved)
 	if !sb.wantsExitSnapshot() {
 		return

@@ -19,9 +19,10 @@ var errCut = errors.New("longer than a line may be; it was cut")
 // cutNote is appended to the text of a block that the runner cut because it was too long.
 const cutNote = "\n[cut by the runner: too long]"
 
-// text is the text of a block: known holds its complete runes so far, of which the first sent bytes are in the journal,
-// and half holds the beginning of an incomplete rune. The text is already redacted, so offsets count redacted bytes.
-type text struct {
+// blockText is the text of a block: known holds its complete runes so far, of which the first sent bytes are in the
+// journal, and half holds the beginning of an incomplete rune. The text is already redacted, so offsets count redacted
+// bytes.
+type blockText struct {
 	redact *redact.Stream
 	known  []byte
 	sent   int
@@ -31,7 +32,7 @@ type text struct {
 }
 
 // add adds a piece, and keeps the beginning of an incomplete rune at its end for the next piece.
-func (x *text) add(piece string) {
+func (x *blockText) add(piece string) {
 	if x.cut {
 		return
 	}
@@ -42,7 +43,7 @@ func (x *text) add(piece string) {
 }
 
 // finish drops an incomplete rune and releases text that was held back for redaction.
-func (x *text) finish() {
+func (x *blockText) finish() {
 	if len(x.half) > 0 && !x.cut {
 		x.addUnredacted([]byte("\uFFFD"))
 	}
@@ -53,7 +54,7 @@ func (x *text) finish() {
 }
 
 // addUnredacted passes b to the redaction, and adds the redacted text that is complete.
-func (x *text) addUnredacted(b []byte) {
+func (x *blockText) addUnredacted(b []byte) {
 	if x.typed != nil && len(*x.typed) <= maxText {
 		*x.typed = append(*x.typed, b...)
 	}
@@ -61,7 +62,7 @@ func (x *text) addUnredacted(b []byte) {
 }
 
 // addRedacted adds redacted text. If the text gets too long, addRedacted cuts it and adds cutNote.
-func (x *text) addRedacted(b []byte) {
+func (x *blockText) addRedacted(b []byte) {
 	if len(x.known)+len(b) > maxText {
 		b = truncate.Prefix(b, maxText-len(x.known))
 		b = append(bytes.Clone(b), cutNote...)
@@ -71,11 +72,11 @@ func (x *text) addRedacted(b []byte) {
 }
 
 // waiting reports whether a part of the text is not journaled yet.
-func (x *text) waiting() bool { return x.sent < len(x.known) }
+func (x *blockText) waiting() bool { return x.sent < len(x.known) }
 
-// take returns the next piece of the text for the journal, of at most limit bytes and whole runes, and its offset in
-// the text.
-func (x *text) take(limit int) (uint32, string) {
+// takePiece returns the next piece of the text for the journal, of at most limit bytes and whole runes, and its offset
+// in the text.
+func (x *blockText) takePiece(limit int) (uint32, string) {
 	piece := truncate.Prefix(x.known[x.sent:], limit)
 	offset := uint32(x.sent) //nolint:gosec // at most maxText and the note
 	x.sent += len(piece)
@@ -83,7 +84,7 @@ func (x *text) take(limit int) (uint32, string) {
 }
 
 // put stores the text in the field of the block that it belongs to.
-func (x *text) put(b *events.Block) {
+func (x *blockText) put(b *events.Block) {
 	if len(x.known) == 0 {
 		return
 	}

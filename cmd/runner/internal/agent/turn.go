@@ -72,7 +72,7 @@ type Turn struct {
 type openBlock struct {
 	block        events.Block
 	conversation string
-	text         text
+	text         blockText
 }
 
 // NewTurn returns a new turn. When ctx ends, the turn no longer waits for a full journal; the turn itself does not end.
@@ -138,7 +138,7 @@ func (t *Turn) Open(conversation string, b events.Block) string {
 	defer t.mu.Unlock()
 	b = t.setFields(conversation, b, events.StatusPending)
 	if t.end == nil && t.cfg.Journal != nil {
-		o := &openBlock{block: b, conversation: conversation, text: text{redact: t.cfg.Redact.Stream()}}
+		o := &openBlock{block: b, conversation: conversation, text: blockText{redact: t.cfg.Redact.Stream()}}
 		if b.Kind == events.KindToolUse {
 			o.text.typed = new([]byte)
 		}
@@ -326,7 +326,7 @@ func (t *Turn) flush() {
 	}
 	for _, b := range t.open {
 		for {
-			offset, piece := b.text.take(maxDelta)
+			offset, piece := b.text.takePiece(maxDelta)
 			if piece == "" {
 				break
 			}

@@ -53,7 +53,7 @@ func (r *reader) run(limit int) {
 		if errors.Is(err, bufio.ErrBufferFull) {
 			continue
 		}
-		if size > 0 && !r.send(data, size) {
+		if size > 0 && !r.sendLine(data, size) {
 			return
 		}
 		if err != nil {
@@ -66,8 +66,8 @@ func (r *reader) run(limit int) {
 	}
 }
 
-// send sends a line to the channel that Process.Lines returns. It returns false if the process is being ended.
-func (r *reader) send(data []byte, size int64) bool {
+// sendLine sends a line to the channel that Process.Lines returns. It returns false if the process is being ended.
+func (r *reader) sendLine(data []byte, size int64) bool {
 	cut := size > int64(len(data))
 	if !cut {
 		data = bytes.TrimRight(data, "\r\n")

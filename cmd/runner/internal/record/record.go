@@ -70,7 +70,7 @@ func Expect(state, path, text string) error {
 // whole is false if the transcript did not become complete. The agent can write both files, so Await reads only regular
 // files below the state folder.
 func Await(ctx context.Context, state *os.Root) (whole bool, err error) {
-	noted, err := read(state, NoteName, maxNote)
+	noted, err := readTail(state, NoteName, maxNote)
 	if errors.Is(err, fs.ErrNotExist) {
 		return true, nil
 	}
@@ -84,7 +84,7 @@ func Await(ctx context.Context, state *os.Root) (whole bool, err error) {
 	late := time.NewTimer(waitTimeout)
 	defer late.Stop()
 	for {
-		end, err := read(state, n.Path, tailBytes)
+		end, err := readTail(state, n.Path, tailBytes)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return false, errors.Join(err, forget(state, noted))
 		}
@@ -104,15 +104,15 @@ func Await(ctx context.Context, state *os.Root) (whole bool, err error) {
 // forget removes the note if it still has the content noted. Otherwise a later turn has written another note, for which
 // the next snapshot waits.
 func forget(state *os.Root, noted []byte) error {
-	now, err := read(state, NoteName, maxNote)
+	now, err := readTail(state, NoteName, maxNote)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && !bytes.Equal(now, noted) {
 		return nil
 	}
 	return state.Remove(NoteName)
 }
 
-// read returns the last bytes of a regular file, most at most. It does not block on a pipe.
-func read(state *os.Root, path string, most int64) ([]byte, error) {
+// readTail returns the last bytes of a regular file, most at most. It does not block on a pipe.
+func readTail(state *os.Root, path string, most int64) ([]byte, error) {
 	f, err := state.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err

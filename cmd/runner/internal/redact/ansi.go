@@ -30,7 +30,7 @@ func (e *escapeCode) step(b byte) bool {
 	}
 	switch *e {
 	case begun, ending:
-		return e.second(b)
+		return e.afterEscape(b)
 	case parameter:
 		switch {
 		case b >= 0x20 && b < 0x40:
@@ -52,8 +52,8 @@ func (e *escapeCode) step(b byte) bool {
 	return false
 }
 
-// second reads the byte after ESC.
-func (e *escapeCode) second(b byte) bool {
+// afterEscape reads the byte after ESC.
+func (e *escapeCode) afterEscape(b byte) bool {
 	switch {
 	case b == '[':
 		*e = parameter

@@ -25,7 +25,7 @@ const (
 
 // sendEdits runs the runner's side of a snapshot with edits: it sends what has changed since the base, or the whole tree, and saves the index.
 // After the host has stored the snapshot, sendEdits confirms it in the index and to the watcher.
-func (s *taking) sendEdits(hello wire.Hello) error {
+func (s *runningSnapshot) sendEdits(hello wire.Hello) error {
 	if err := s.makePlan(hello); err != nil {
 		return err
 	}
@@ -44,7 +44,7 @@ func (s *taking) sendEdits(hello wire.Hello) error {
 	if err := errors.Join(s.out.JSON(wire.FrameFound, found), s.out.Flush()); err != nil {
 		return err
 	}
-	if more, err := s.readKnown(); err != nil || !more {
+	if more, err := s.readKnownBlocks(); err != nil || !more {
 		return err
 	}
 	if err := s.walkPlan(); err != nil {
@@ -70,7 +70,7 @@ func (s *taking) sendEdits(hello wire.Hello) error {
 
 // survey walks the folders of the plan without reading content. size is an estimate of the bytes that are new. linked reports whether a
 // file has got a second name.
-func (s *taking) survey() (size int64, linked bool, err error) {
+func (s *runningSnapshot) survey() (size int64, linked bool, err error) {
 	visited := map[string]bool{}
 	w := &walk{
 		ctx: s.ctx, maxFile: s.MaxFile, descend: s.descend,
@@ -106,7 +106,7 @@ func (s *taking) survey() (size int64, linked bool, err error) {
 
 // descend reports whether a walk has to enter a folder that it finds. It need not if the index has the same folder, and the plan does not cover
 // it with everything below; a folder that the plan names is walked on its own.
-func (s *taking) descend(path string, info fs.FileInfo) bool {
+func (s *runningSnapshot) descend(path string, info fs.FileInfo) bool {
 	if s.plan.full || wire.IsBelow(path, wire.State) || s.before.folders[path] == nil {
 		return true
 	}
@@ -123,7 +123,7 @@ func (s *taking) descend(path string, info fs.FileInfo) bool {
 }
 
 // walkFolder walks one folder of the workspace. exists is false if there is no such folder.
-func (s *taking) walkFolder(w *walk, path string) (exists bool, err error) {
+func (s *runningSnapshot) walkFolder(w *walk, path string) (exists bool, err error) {
 	dir, info, depth, err := s.openFolder(path)
 	if err != nil || dir == nil {
 		return false, err
@@ -140,7 +140,7 @@ func (s *taking) walkFolder(w *walk, path string) (exists bool, err error) {
 }
 
 // openFolder opens a folder of the workspace step by step, without following links. It returns nil if there is none.
-func (s *taking) openFolder(path string) (dir *os.Root, info fs.FileInfo, depth int, err error) {
+func (s *runningSnapshot) openFolder(path string) (dir *os.Root, info fs.FileInfo, depth int, err error) {
 	dir = s.roots.workspace
 	_, rest, below := strings.Cut(path, "/")
 	if !below {
@@ -177,7 +177,7 @@ func openSubfolder(dir *os.Root, name string) (*os.Root, fs.FileInfo, error) {
 }
 
 // walkPlan walks everything that the plan names, sends what has changed, and sets s.after to the new index.
-func (s *taking) walkPlan() error {
+func (s *runningSnapshot) walkPlan() error {
 	s.after, s.walked = newIndex(), map[string]int{}
 	w := s.recording()
 	if s.plan.full {
@@ -205,7 +205,7 @@ func (s *taking) walkPlan() error {
 }
 
 // recording returns a walk that records what it finds in the new index, and sends it to the host.
-func (s *taking) recording() *walk {
+func (s *runningSnapshot) recording() *walk {
 	return &walk{
 		file: s.readFile, add: s.recordEntry, done: s.finishFolder,
 		skip: func(path string, why wire.Reason) error {
@@ -219,7 +219,7 @@ func (s *taking) recording() *walk {
 
 // section returns the section of a folder in the new index. It creates the section when the walk visits the folder for
 // the first time.
-func (s *taking) section(folder string) *section {
+func (s *runningSnapshot) section(folder string) *section {
 	if _, ok := s.walked[folder]; !ok {
 		s.walked[folder] = 0
 		s.after.folders[folder] = &section{entries: map[string]known{}}
@@ -228,7 +228,7 @@ func (s *taking) section(folder string) *section {
 }
 
 // recordEntry records an entry in the new index, and sends it if the host may not have it. info is the entry's own, with which a file was opened.
-func (s *taking) recordEntry(e *wire.Entry, info fs.FileInfo) error {
+func (s *runningSnapshot) recordEntry(e *wire.Entry, info fs.FileInfo) error {
 	k := known{kind: e.Kind, mode: e.Mode, target: e.Target}
 	switch e.Kind {
 	case wire.File:
@@ -254,7 +254,7 @@ func (s *taking) recordEntry(e *wire.Entry, info fs.FileInfo) error {
 }
 
 // sendEdit sends an entry of a folder if it differs from the index, which has the base. k is the entry's form in the index.
-func (s *taking) sendEdit(e *wire.Entry, k known, folder string) error {
+func (s *runningSnapshot) sendEdit(e *wire.Entry, k known, folder string) error {
 	old, had := s.before.get(e.Path)
 	same := s.plan.base != "" && had && old.hasEqualEntry(k)
 	if same && !s.plan.full {
@@ -283,7 +283,7 @@ func (s *taking) sendEdit(e *wire.Entry, k known, folder string) error {
 }
 
 // recordFolder records the properties of a folder that is walked although its parent is not, and sends them if they have changed.
-func (s *taking) recordFolder(path string, info fs.FileInfo) error {
+func (s *runningSnapshot) recordFolder(path string, info fs.FileInfo) error {
 	parent, name := wire.Split(path)
 	if _, done := s.walked[parent]; done {
 		return nil
@@ -306,7 +306,7 @@ func (s *taking) recordFolder(path string, info fs.FileInfo) error {
 
 // finishFolder is called after the entries of a folder were recorded: it sends which entries of the base are gone. If listed is false, the
 // folder cannot be read, and all of its entries are gone.
-func (s *taking) finishFolder(folder string, listed bool) error {
+func (s *runningSnapshot) finishFolder(folder string, listed bool) error {
 	sec := s.section(folder)
 	old := s.before.folders[folder]
 	if old != nil && s.plan.base != "" {
@@ -338,7 +338,7 @@ type lineHash struct {
 }
 
 // treeID returns the id of the tree that a full walk found, by which the host checks the result of the edits.
-func (s *taking) treeID() string {
+func (s *runningSnapshot) treeID() string {
 	slices.SortFunc(s.lines, func(a, b lineHash) int { return wire.ComparePart(a.path, b.path) })
 	id, part, open := wire.NewPartsID(), wire.NewPartHash(), false
 	end := func() {
@@ -364,7 +364,7 @@ func (s *taking) treeID() string {
 
 // countMissed returns the number of folders of the workspace in which a full walk found changes that the watcher has not reported, neither
 // before the walk nor since. It returns 0 if that is not known.
-func (s *taking) countMissed() (n uint32) {
+func (s *runningSnapshot) countMissed() (n uint32) {
 	if !s.plan.usable {
 		return 0
 	}
@@ -393,7 +393,7 @@ func (s *taking) countMissed() (n uint32) {
 }
 
 // saveEdits saves the new index, without the name of the snapshot. It reports whether the index on disk is the new one.
-func (s *taking) saveEdits() bool {
+func (s *runningSnapshot) saveEdits() bool {
 	s.after.indexHead = indexHead{Since: s.before.Since + 1, FullAt: s.before.FullAt}
 	if s.plan.full {
 		s.after.Since, s.after.FullAt = 0, time.Now()
@@ -406,7 +406,7 @@ func (s *taking) saveEdits() bool {
 }
 
 // isSaved reports whether the new index has the same sections as the one on disk, so that it need not be written.
-func (s *taking) isSaved() bool {
+func (s *runningSnapshot) isSaved() bool {
 	if s.plan.base == "" || len(s.after.folders) != len(s.before.folders) {
 		return false
 	}
@@ -424,12 +424,12 @@ func (s *taking) isSaved() bool {
 
 // confirm records in the index on disk that the host has stored the snapshot id, and confirms to the watcher that its answer is in the
 // snapshot. Errors are only logged: the next snapshot then walks more.
-func (s *taking) confirm(id string) {
+func (s *runningSnapshot) confirm(id string) {
 	s.after.ID = id
 	if s.query != nil && !s.plan.doubt {
 		s.after.Token = s.query.Token
 	}
-	if err := s.after.setHead(); err != nil {
+	if err := s.after.writeHead(); err != nil {
 		s.Log.Warn("the index of files was not confirmed", "err", err)
 		return
 	}

@@ -233,12 +233,12 @@ func (x *index) readHead(raw []byte) error {
 
 // readSection reads the first section of body into x and returns the rest of body.
 func (x *index) readSection(body []byte) ([]byte, error) {
-	path, body, ok := cutBytes(body)
+	path, body, ok := readBytes(body)
 	if !ok || len(body) == 0 {
 		return nil, errDamaged
 	}
 	always := body[0] != 0
-	raw, rest, ok := cutBytes(body[1:])
+	raw, rest, ok := readBytes(body[1:])
 	if !ok {
 		return nil, errDamaged
 	}
@@ -246,8 +246,9 @@ func (x *index) readSection(body []byte) ([]byte, error) {
 	return rest, nil
 }
 
-// cutBytes reads the form of appendBytes: it returns the bytes, and the rest after them. ok is false if b is too short.
-func cutBytes(b []byte) (content, rest []byte, ok bool) {
+// readBytes reads bytes that appendBytes has written to b. It returns them, and the rest of b after them. ok is false
+// if b is too short.
+func readBytes(b []byte) (content, rest []byte, ok bool) {
 	n, k := binary.Uvarint(b)
 	if k <= 0 || n > uint64(len(b)-k) {
 		return nil, nil, false
@@ -406,8 +407,8 @@ func (x *index) encodeHead() []byte {
 	return binary.BigEndian.AppendUint32(text, crc32.Checksum(text, castagnoli))
 }
 
-// setHead replaces the head of the index in its file. If another snapshot has replaced the file, that has no effect.
-func (x *index) setHead() error {
+// writeHead replaces the head of the index in its file. If another snapshot has replaced the file, that has no effect.
+func (x *index) writeHead() error {
 	if _, err := x.file.WriteAt(x.encodeHead(), int64(len(indexMagic))); err != nil {
 		return fmt.Errorf("write the index: %w", err)
 	}

@@ -48,7 +48,7 @@ func (p *plan) covers(folder string) bool {
 
 // makePlan sets s.plan to what the snapshot walks: everything, or the folders in which something may have changed according to the watcher.
 // Without an answer of the watcher everything is walked.
-func (s *taking) makePlan(hello wire.Hello) error {
+func (s *runningSnapshot) makePlan(hello wire.Hello) error {
 	p := &s.plan
 	if hello.Base != "" && hello.Base == s.before.ID {
 		p.base = hello.Base
@@ -102,7 +102,7 @@ func inWorkspace(rel string) string {
 
 // targets returns the folders of the plan, sorted. In place of a folder that the index does not have, it returns the nearest parent that the
 // index has: walking that finds the new folder.
-func (s *taking) targets() []string {
+func (s *runningSnapshot) targets() []string {
 	out := map[string]bool{}
 	for path := range s.plan.folders {
 		for path != wire.Workspace {

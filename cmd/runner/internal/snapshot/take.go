@@ -54,7 +54,7 @@ func (t Take) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	if t.MaxFile == 0 {
 		t.MaxFile = wire.MaxFileSize
 	}
-	s := &taking{ctx: ctx, Take: t, roots: open, in: wire.NewReader(in), out: wire.NewWriter(out), host: map[wire.Hash]struct{}{}, buf: make([]byte, wire.BlockSize)}
+	s := &runningSnapshot{ctx: ctx, Take: t, roots: open, in: wire.NewReader(in), out: wire.NewWriter(out), host: map[wire.Hash]struct{}{}, buf: make([]byte, wire.BlockSize)}
 	if s.before, err = loadIndex(open.state); err != nil {
 		t.Log.Warn("the index of files is not used; all are read", "err", err)
 	}
@@ -102,8 +102,8 @@ func (o openRoots) close() {
 	_ = o.state.Close()
 }
 
-// taking is the state of a snapshot that is being taken.
-type taking struct {
+// runningSnapshot is the state of a snapshot that is being taken.
+type runningSnapshot struct {
 	Take
 	ctx    context.Context
 	roots  openRoots
@@ -125,7 +125,7 @@ type taking struct {
 }
 
 // walk walks both trees with w, the state folder first.
-func (s *taking) walk(w *walk) error {
+func (s *runningSnapshot) walk(w *walk) error {
 	w.ctx, w.maxFile = s.ctx, s.MaxFile
 	if err := w.tree(s.roots.state, wire.State, 0); err != nil {
 		return err
@@ -139,9 +139,9 @@ func (s *taking) walk(w *walk) error {
 // skipped returns the report that a file is not in the snapshot.
 func skipped(path string, why wire.Reason) wire.Skip { return wire.Skip{Path: path, Reason: why} }
 
-// readKnown reads the frames Known, with the hashes of the blocks that the host has, until Go or Stop. more is false after Stop: the host has the
-// snapshot already.
-func (s *taking) readKnown() (more bool, err error) {
+// readKnownBlocks reads the frames Known, with the hashes of the blocks that the host has, until Go or Stop. more is
+// false after Stop: the host has the snapshot already.
+func (s *runningSnapshot) readKnownBlocks() (more bool, err error) {
 	for {
 		t, content, err := s.in.Next()
 		if err != nil {
@@ -167,11 +167,11 @@ func (s *taking) readKnown() (more bool, err error) {
 
 // sendTree runs the runner's side of a snapshot without edits, for a host of an earlier build: it sends every entry, and the content that the host
 // does not have.
-func (s *taking) sendTree() error {
+func (s *runningSnapshot) sendTree() error {
 	if err := errors.Join(s.out.JSON(wire.FrameFound, wire.Found{}), s.out.Flush()); err != nil {
 		return err
 	}
-	more, err := s.readKnown()
+	more, err := s.readKnownBlocks()
 	if err != nil || !more {
 		return err
 	}
@@ -186,7 +186,7 @@ func (s *taking) sendTree() error {
 
 // saveIndex writes the new index to the state folder and reports whether that succeeded. A failure, for example on a full disk, is only logged: the
 // next snapshot reads more files, and is still correct.
-func (s *taking) saveIndex() bool {
+func (s *runningSnapshot) saveIndex() bool {
 	if err := s.after.save(s.roots.state); err != nil {
 		s.Log.Warn("the index of files was not saved", "err", err)
 		return false
@@ -196,7 +196,7 @@ func (s *taking) saveIndex() bool {
 
 // readFile sets the size and the blocks of a file's entry, and sends the content that the host does not have. It does not read a file that is
 // unchanged since the index. A file that changes during every attempt is marked as unsettled.
-func (s *taking) readFile(dir *os.Root, name string, e *wire.Entry, info fs.FileInfo) error {
+func (s *runningSnapshot) readFile(dir *os.Root, name string, e *wire.Entry, info fs.FileInfo) error {
 	if k, ok := s.trusted(e.Path); ok && k.stat == statOf(info) && s.hostHas(k.blocks) {
 		e.Size, e.Blocks, s.lastRead = info.Size(), k.blocks, k
 		return nil
@@ -219,14 +219,14 @@ func (s *taking) readFile(dir *os.Root, name string, e *wire.Entry, info fs.File
 
 // trusted returns the index's entry of a file. The bool is false if the file has to be read even if its stat has not
 // changed, for example because a process has mapped the file.
-func (s *taking) trusted(path string) (known, bool) {
+func (s *runningSnapshot) trusted(path string) (known, bool) {
 	k, ok := s.before.get(path)
 	return k, ok && k.kind == wire.File && k.trusted && !s.plan.mapped[path]
 }
 
 // useIndex sets a file's entry from the index if the file has become unreadable and its size and modification time are unchanged. It
 // reports whether it did.
-func (s *taking) useIndex(e *wire.Entry, info fs.FileInfo) bool {
+func (s *runningSnapshot) useIndex(e *wire.Entry, info fs.FileInfo) bool {
 	k, ok := s.trusted(e.Path)
 	now := statOf(info)
 	k.stat.ctime = now.ctime
@@ -239,7 +239,7 @@ func (s *taking) useIndex(e *wire.Entry, info fs.FileInfo) bool {
 }
 
 // hostHas reports whether the host has the blocks of a file of the index. If there is a base, the host has the blocks of all files of the index.
-func (s *taking) hostHas(blocks []wire.Hash) bool {
+func (s *runningSnapshot) hostHas(blocks []wire.Hash) bool {
 	if s.plan.base != "" {
 		return true
 	}
@@ -254,7 +254,7 @@ func (s *taking) hostHas(blocks []wire.Hash) bool {
 // readContent reads a file once into its entry, and sends those of its blocks that the host does not have. settled is false if the file
 // changed meanwhile. The block of a small file is not sent then, unless last is set, which means the last attempt. The error is errGone,
 // errUnreadable, errGrown, or a failure of the stream.
-func (s *taking) readContent(dir *os.Root, name string, e *wire.Entry, last bool) (settled bool, err error) {
+func (s *runningSnapshot) readContent(dir *os.Root, name string, e *wire.Entry, last bool) (settled bool, err error) {
 	f, err := dir.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, errGone
@@ -322,7 +322,7 @@ func (s *taking) readContent(dir *os.Root, name string, e *wire.Entry, last bool
 }
 
 // ownBlocks returns the blocks that a file has in the index.
-func (s *taking) ownBlocks(path string) map[wire.Hash]bool {
+func (s *runningSnapshot) ownBlocks(path string) map[wire.Hash]bool {
 	k, _ := s.before.get(path)
 	own := make(map[wire.Hash]bool, len(k.blocks))
 	for _, h := range k.blocks {
@@ -332,7 +332,7 @@ func (s *taking) ownBlocks(path string) map[wire.Hash]bool {
 }
 
 // sendBlock sends a block unless the host has it.
-func (s *taking) sendBlock(h wire.Hash, content []byte) error {
+func (s *runningSnapshot) sendBlock(h wire.Hash, content []byte) error {
 	if _, ok := s.host[h]; ok {
 		return nil
 	}

@@ -24,7 +24,7 @@ func (s *Supervisor) Warm(ctx context.Context, q runner.Query) *runner.Error {
 		return refusal
 	}
 	m := warmUp{r, make(chan *runner.Error, 1)}
-	if !s.ask(m) {
+	if !s.requestWarmUp(m) {
 		r.kill()
 		return nil
 	}
@@ -36,8 +36,8 @@ func (s *Supervisor) Warm(ctx context.Context, q runner.Query) *runner.Error {
 	}
 }
 
-// ask passes a request to Run. It returns false if a process of the agent runs, or another request waits.
-func (s *Supervisor) ask(m warmUp) bool {
+// requestWarmUp passes a request to Run. It returns false if a process of the agent runs, or another request waits.
+func (s *Supervisor) requestWarmUp(m warmUp) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed || s.active != nil || s.warm != nil {

@@ -53,7 +53,7 @@ func Copy(from, to, anchor string, edit Edit) error {
 }
 
 func replace(from, to, anchor string, edit Edit) error {
-	in, err := open(from)
+	in, err := openRegular(from)
 	if err != nil {
 		return err
 	}
@@ -77,8 +77,8 @@ func replace(from, to, anchor string, edit Edit) error {
 	return nil
 }
 
-// open opens a regular file: an agent could have left a pipe or a link in its place.
-func open(path string) (*os.File, error) {
+// openRegular opens a regular file: an agent could have left a pipe or a link in its place.
+func openRegular(path string) (*os.File, error) {
 	info, err := os.Lstat(path)
 	if err != nil {
 		return nil, err

@@ -122,7 +122,7 @@ func (t *tracker) restart(reason string) {
 func (t *tracker) answer(since string) Answer {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.reopen()
+	t.mergeOpenAnswer()
 	if since == "" || since != t.confirmed {
 		t.changes.markAll("the last snapshot is not the one that the watcher knows")
 	}
@@ -178,12 +178,12 @@ func (t *tracker) returnAnswer(token string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.open != nil && t.open.token == token {
-		t.reopen()
+		t.mergeOpenAnswer()
 	}
 }
 
-// reopen adds the changes of the open answer, if there is one, to those since.
-func (t *tracker) reopen() {
+// mergeOpenAnswer adds the changes of the open answer, if there is one, to those since.
+func (t *tracker) mergeOpenAnswer() {
 	if t.open == nil {
 		return
 	}

@@ -255,7 +255,7 @@ func (d *Disk) measure() {
 	d.mu.Unlock()
 	m := meter{log: d.cfg.Log, seen: map[inode]bool{}, named: before}
 	for _, dir := range d.cfg.Dirs {
-		m.walk(dir)
+		m.addTree(dir)
 	}
 	m.addUnnamed(d.cfg.Dirs, d.cfg.Processes())
 	d.mu.Lock()

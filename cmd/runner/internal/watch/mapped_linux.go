@@ -8,10 +8,10 @@ import (
 	"strings"
 )
 
-// mapped returns the files below a folder that processes have mapped into their memory, shared and for writing, by
+// mappedFiles returns the files below a folder that processes have mapped into their memory, shared and for writing, by
 // their paths relative to the folder. The kernel does not report such changes until the mapping ends. Processes that
 // cannot be examined are left out.
-func mapped(dir string, pids []int) (out []string) {
+func mappedFiles(dir string, pids []int) (out []string) {
 	found := map[string]bool{}
 	for _, pid := range pids {
 		f, err := os.Open("/proc/" + strconv.Itoa(pid) + "/maps")

@@ -2,5 +2,5 @@
 
 package watch
 
-// mapped returns nil: there is no tracker on this system, and snapshots look at all files.
-func mapped(string, []int) []string { return nil }
+// mappedFiles returns nil: there is no tracker on this system, and snapshots look at all files.
+func mappedFiles(string, []int) []string { return nil }

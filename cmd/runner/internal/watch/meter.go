@@ -29,8 +29,8 @@ type meter struct {
 	bytes int64            // sum of the sizes on disk
 }
 
-// walk adds a file, or a folder with everything below it. It logs folders that it cannot read, and leaves them out.
-func (m *meter) walk(path string) {
+// addTree adds a file, or a folder with everything below it. It logs folders that it cannot read, and leaves them out.
+func (m *meter) addTree(path string) {
 	st, ok := look(path)
 	if !ok {
 		return // gone meanwhile
@@ -51,7 +51,7 @@ func (m *meter) walk(path string) {
 		m.log.Warn("a folder cannot be measured", "folder", path, "err", err)
 	}
 	for _, name := range names {
-		m.walk(filepath.Join(path, name))
+		m.addTree(filepath.Join(path, name))
 	}
 }
 

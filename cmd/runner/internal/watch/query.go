@@ -116,7 +116,7 @@ func (w *Watcher) Serve(ctx context.Context, state string, processes func() []in
 				if processes == nil {
 					return nil
 				}
-				return mapped(workspace, processes())
+				return mappedFiles(workspace, processes())
 			})
 			_ = c.Close()
 		})

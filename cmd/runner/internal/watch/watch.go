@@ -289,7 +289,7 @@ func (w *Watcher) handleBatch(batch []change) {
 			w.compareAll()
 		case c.kind == ended:
 			if done, ok := w.marks[c.wd]; ok {
-				w.queueAnswer(c.wd, done)
+				w.queueFlushAnswer(c.wd, done)
 			} else if done, ok := w.barriers[c.wd]; ok {
 				delete(w.barriers, c.wd)
 				close(done)
@@ -322,7 +322,7 @@ func (w *Watcher) handleBatch(batch []change) {
 func (w *Watcher) compareAll() {
 	w.resync(w.root)
 	for wd, done := range w.marks {
-		w.queueAnswer(wd, done)
+		w.queueFlushAnswer(wd, done)
 	}
 	for wd, done := range w.barriers {
 		delete(w.barriers, wd)
@@ -410,8 +410,8 @@ func (w *Watcher) startSync(done chan struct{}) {
 	}
 }
 
-// queueAnswer makes answerFlushes answer a flush whose mark has arrived, after the batch that is being handled.
-func (w *Watcher) queueAnswer(wd int, done chan struct{}) {
+// queueFlushAnswer makes answerFlushes answer a flush whose mark has arrived, after the batch that is being handled.
+func (w *Watcher) queueFlushAnswer(wd int, done chan struct{}) {
 	delete(w.marks, wd)
 	w.answers = append(w.answers, done)
 }

@@ -37,9 +37,9 @@ const (
 	searchPath     = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 )
 
-// runSize is the size limit in bytes of the folder in memory in which the runner keeps its socket and other files of
-// its own.
-const runSize = 1 << 20
+// runFolderBytes is the size limit in bytes of the folder in memory in which the runner keeps its socket and other
+// files of its own.
+const runFolderBytes = 1 << 20
 
 // maxAttempts is the maximum number of attempts to create a container. A further attempt is made only after errVanished; every other
 // error ends the creation.
@@ -437,7 +437,7 @@ func (p *Provider) tmpfs(pic imageInfo, u user) map[string]string {
 	}
 	out["/tmp"] = size + ",mode=1777"
 	out[homeDir] = size + own
-	out[runDir] = "rw,noexec,nosuid,nodev," + tmpfsLimit(runSize) + own
+	out[runDir] = "rw,noexec,nosuid,nodev," + tmpfsLimit(runFolderBytes) + own
 	for _, taken := range []string{workspaceDir, workspaceAlias, stateDir, binDir, skillsDir, layerDir, egressDir, serversDir, userDir} {
 		delete(out, taken)
 	}

@@ -276,7 +276,7 @@ func (e *EgressProxy) profile() (*container.Config, *container.HostConfig) {
 		CapDrop: []string{"ALL"}, SecurityOpt: []string{"no-new-privileges"}, ReadonlyRootfs: true,
 		RestartPolicy: container.RestartPolicy{Name: container.RestartPolicyUnlessStopped},
 		LogConfig:     container.LogConfig{Type: "json-file", Config: map[string]string{"max-size": "10m", "max-file": "5"}},
-		Tmpfs:         map[string]string{egressAdmin: fmt.Sprintf("rw,noexec,nosuid,nodev,size=%d,mode=0700,uid=%d,gid=%d", runSize, egressUser, egressUser)},
+		Tmpfs:         map[string]string{egressAdmin: fmt.Sprintf("rw,noexec,nosuid,nodev,size=%d,mode=0700,uid=%d,gid=%d", runFolderBytes, egressUser, egressUser)},
 		Mounts: []mount.Mount{
 			volumeAt{name: EgressVolume(e.p.cfg.Engine)}.mount(egressSandboxes, false),
 			volumeAt{name: egressDataVolume(e.p.cfg.Engine)}.mount(egressData, false),

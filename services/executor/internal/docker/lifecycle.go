@@ -65,7 +65,7 @@ func (p *Provider) Terminate(ctx context.Context, id string, wipe bool) error {
 		p.stop(ctx, c)
 	}
 	// The servers are removed before the sandbox, through which they are found if this fails.
-	if err := p.endServers(ctx, id); err != nil {
+	if err := p.removeServers(ctx, id); err != nil {
 		return fmt.Errorf("terminate sandbox %s: %w", id, err)
 	}
 	if known {

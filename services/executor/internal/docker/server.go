@@ -98,8 +98,8 @@ func (p *Provider) servers(ctx context.Context, id string) ([]container.Summary,
 	})
 }
 
-// endServers removes the containers of a sandbox's MCP servers.
-func (p *Provider) endServers(ctx context.Context, id string) error {
+// removeServers removes the containers of a sandbox's MCP servers.
+func (p *Provider) removeServers(ctx context.Context, id string) error {
 	list, err := p.servers(ctx, id)
 	for _, c := range list {
 		err = errors.Join(err, p.remove(ctx, c.ID))
@@ -160,7 +160,7 @@ func (p *Provider) Serve(ctx context.Context, id string, n int, s sandbox.Server
 	}
 	for range maxAttempts {
 		var socket string
-		if socket, err = p.server(ctx, id, n, s); err == nil && socket == "" {
+		if socket, err = p.serverSocket(ctx, id, n, s); err == nil && socket == "" {
 			socket, err = p.makeServer(ctx, box, n, s)
 		}
 		if err == nil {
@@ -176,9 +176,9 @@ func (p *Provider) Serve(ctx context.Context, id string, n int, s sandbox.Server
 	return "", guest.WithCode(sandbox.CodeServerFailed, fmt.Sprintf("start MCP server %d of sandbox %s", n, id), err)
 }
 
-// server returns the socket of a running server, "" if there is none. It removes a server that has ended, or that was
-// created from another definition.
-func (p *Provider) server(ctx context.Context, id string, n int, s sandbox.Server) (string, error) {
+// serverSocket returns the socket of a running MCP server, or "" if there is none. It removes a server that has ended,
+// or that was created from another definition.
+func (p *Provider) serverSocket(ctx context.Context, id string, n int, s sandbox.Server) (string, error) {
 	list, err := p.servers(ctx, id)
 	if err != nil {
 		return "", err

@@ -94,7 +94,7 @@ func (p *Provider) StoreSkill(ctx context.Context, digest string, zip func(conte
 	s.mu.Unlock()
 	select {
 	case s.turn <- struct{}{}:
-		p.copyWanted(context.WithoutCancel(ctx)) // others wait for it too
+		p.copyWantedSkills(context.WithoutCancel(ctx)) // others wait for it too
 		<-s.turn
 		err = <-w.done
 	case err = <-w.done:
@@ -107,8 +107,8 @@ func (p *Provider) StoreSkill(ctx context.Context, digest string, zip func(conte
 	return dir, nil
 }
 
-// copyWanted copies all skills that callers have requested so far, and answers the callers.
-func (p *Provider) copyWanted(ctx context.Context) {
+// copyWantedSkills copies all skills that callers have requested so far, and answers the callers.
+func (p *Provider) copyWantedSkills(ctx context.Context) {
 	s := &p.skills
 	s.mu.Lock()
 	batch := map[string][]*wantedSkill{}
@@ -147,7 +147,7 @@ func (p *Provider) copyWanted(ctx context.Context) {
 func (p *Provider) copySome(ctx context.Context, list []*wantedSkill, errs map[string]error) (left []*wantedSkill) {
 	helper, err := p.skillsHelper(ctx)
 	if err != nil {
-		failSkills(list, errs, err)
+		setMissingErrors(list, errs, err)
 		return nil
 	}
 	defer p.discard(ctx, helper)
@@ -168,14 +168,14 @@ func (p *Provider) copySome(ctx context.Context, list []*wantedSkill, errs map[s
 	}
 	n, err := p.copySkills(ctx, helper, missing, errs)
 	if err != nil {
-		failSkills(missing, errs, err)
+		setMissingErrors(missing, errs, err)
 		return nil
 	}
 	return missing[n:]
 }
 
-// failSkills sets err as the error of each skill of list that has no error yet.
-func failSkills(list []*wantedSkill, errs map[string]error, err error) {
+// setMissingErrors sets err as the error of each skill of list that has no error yet.
+func setMissingErrors(list []*wantedSkill, errs map[string]error, err error) {
 	for _, w := range list {
 		if errs[w.digest] == nil {
 			errs[w.digest] = fmt.Errorf("copy skill %s to the engine: %w", w.digest, err)

@@ -64,7 +64,7 @@ func (k *Keeper) Sweep(ctx context.Context) error {
 		}
 		deleted := l.Life.Status == session.Deleted
 		if l.Run.Sandbox.ID == info.ID && !(deleted && l.Run.IsIdle()) {
-			k.maintain(ctx, l, info)
+			k.maintainSandbox(ctx, l, info)
 			continue
 		}
 		k.Logger.Info("sweep: a sandbox is over", "sandbox", info.ID, "session", l.ID)
@@ -88,9 +88,9 @@ func (k *Keeper) Sweep(ctx context.Context) error {
 	return k.sweepKept(ctx, p)
 }
 
-// maintain stops an agent that still runs after its execution has ended, and ends an idle sandbox before its provider does. The next sweep tries
-// again after an error.
-func (k *Keeper) maintain(ctx context.Context, l *eventlog.Loaded, info sandbox.Info) {
+// maintainSandbox stops an agent that still runs after its execution has ended, and ends an idle sandbox before its
+// provider does. The next sweep tries again after an error.
+func (k *Keeper) maintainSandbox(ctx context.Context, l *eventlog.Loaded, info sandbox.Info) {
 	var err error
 	switch {
 	case !l.Run.IsIdle():

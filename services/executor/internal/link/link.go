@@ -309,7 +309,7 @@ func (l *Link) flush(command []byte) error {
 func (l *Link) drainErrors() {
 	lines := newLineReader(l.proc.Stderr(), 4<<10, 512)
 	for {
-		text, _, err := lines.next()
+		text, _, err := lines.readLine()
 		if len(text) > 0 {
 			l.log.Debug("runner attach", "stderr", string(text))
 		}
@@ -328,7 +328,7 @@ func (l *Link) read(hello chan<- runner.Hello) {
 	}()
 	lines := newLineReader(l.from, runner.MaxLine, firstBuffer)
 	for {
-		raw, cut, err := lines.next()
+		raw, cut, err := lines.readLine()
 		if len(raw) > 0 && !l.take(raw, cut, hello) {
 			return
 		}

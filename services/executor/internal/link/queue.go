@@ -106,9 +106,9 @@ func newLineReader(r io.Reader, limit, first int) *lineReader {
 	return &lineReader{r: r, limit: limit, first: first}
 }
 
-// next returns a line without its newline, and whether it was cut. A last line without a newline is returned with
-// io.EOF. The line is valid until the next call.
-func (l *lineReader) next() (line []byte, cut bool, err error) {
+// readLine returns the next line without its newline, and whether it was cut. A last line without a newline is returned
+// with io.EOF. The line is valid until the next call of readLine.
+func (l *lineReader) readLine() (line []byte, cut bool, err error) {
 	for {
 		if i := bytes.IndexByte(l.buf[l.scanned:l.end], '\n'); i >= 0 {
 			i += l.scanned

@@ -26,7 +26,7 @@ func TestLineReader_CutsLongLines(t *testing.T) {
 			cut  bool
 			err  error
 		}{{"one", false, nil}, {"", false, nil}, {"two", false, nil}, {long[:limit], true, nil}, {strings.Repeat("y", limit), false, nil}, {"last", false, io.EOF}} {
-			got, cut, err := lines.next()
+			got, cut, err := lines.readLine()
 			if string(got) != want.text || cut != want.cut || !errors.Is(err, want.err) {
 				t.Errorf("%s: line %d has %d bytes (%.20q), cut %v, %v", name, i, len(got), got, cut, err)
 			}
@@ -60,12 +60,12 @@ func TestLineReader_SplitsAnyStream(t *testing.T) {
 		}
 		lines := newLineReader(r, limit, firstBuffer)
 		for i, text := range want {
-			got, cut, err := lines.next()
+			got, cut, err := lines.readLine()
 			if err != nil || cut != (len(text) > limit) || string(got) != text[:min(len(text), limit)] {
 				t.Fatalf("seed %d: line %d of %d bytes has %d, cut %v, %v", seed, i, len(text), len(got), cut, err)
 			}
 		}
-		if got, cut, err := lines.next(); len(got) > 0 || cut || !errors.Is(err, io.EOF) {
+		if got, cut, err := lines.readLine(); len(got) > 0 || cut || !errors.Is(err, io.EOF) {
 			t.Fatalf("seed %d: after the end: %d bytes, %v, %v", seed, len(got), cut, err)
 		}
 	}
@@ -96,7 +96,7 @@ func TestLineReader_KeepsASmallBuffer(t *testing.T) {
 	for range readers {
 		l := newLineReader(&oneLine{rest: in}, runner.MaxLine, firstBuffer)
 		for range 3 {
-			if _, _, err := l.next(); err != nil {
+			if _, _, err := l.readLine(); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -133,7 +133,7 @@ func BenchmarkLineReader(b *testing.B) {
 			for b.Loop() {
 				lines := newLineReader(strings.NewReader(in), runner.MaxLine, firstBuffer)
 				for {
-					if _, _, err := lines.next(); err != nil {
+					if _, _, err := lines.readLine(); err != nil {
 						break
 					}
 				}

@@ -34,7 +34,7 @@ const (
 // box implements sandbox.Sandbox. It is safe for concurrent use.
 type box struct {
 	p   *Provider
-	rec record
+	rec savedSandbox
 	dir string
 }
 

@@ -89,7 +89,7 @@ func TestLayer(t *testing.T) {
 	if err != nil || strings.Contains(string(raw), "hunter2") || !strings.Contains(string(raw), "PATH=") {
 		t.Errorf("an installer sees %s, %v", raw, err)
 	}
-	b := p.box(record{ID: "x", Layer: dir, Labels: sandbox.Labels{Session: "s"}})
+	b := p.box(savedSandbox{ID: "x", Layer: dir, Labels: sandbox.Labels{Session: "s"}})
 	out, err := (&exec.Cmd{Path: "/bin/sh", Args: []string{"sh", "-c", "greet-npm && greet-pip && python3 -c 'import greeting; greeting.main()'"}, Env: b.environ()}).CombinedOutput()
 	if want := "hello from npm\nhello from pip\nhello from pip\n"; string(out) != want || err != nil {
 		t.Errorf("it says %s, %v", out, err)
@@ -204,7 +204,7 @@ func TestOrphans_RemovesUnusedLayers(t *testing.T) {
 	if err := os.MkdirAll(p.folder(id), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := writeJSON(filepath.Join(p.folder(id), "sandbox.json"), record{ID: id, Layer: filepath.Join(p.layersDir(), digest("c"))}); err != nil {
+	if err := writeJSON(filepath.Join(p.folder(id), "sandbox.json"), savedSandbox{ID: id, Layer: filepath.Join(p.layersDir(), digest("c"))}); err != nil {
 		t.Fatal(err)
 	}
 	unlock, err := p.lockLayer(t.Context(), digest("d"))

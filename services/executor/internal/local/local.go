@@ -68,8 +68,8 @@ type Provider struct {
 	layers layer.Once // by digest
 }
 
-// record is the content of the file sandbox.json in the folder of a sandbox.
-type record struct {
+// savedSandbox is the content of the file sandbox.json in the folder of a sandbox.
+type savedSandbox struct {
 	ID      string         `json:"id"`
 	Labels  sandbox.Labels `json:"labels"`
 	Created time.Time      `json:"created"`
@@ -144,7 +144,7 @@ func (p *Provider) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandb
 }
 
 // prepare creates the folders and sandbox.json.
-func (p *Provider) prepare(spec sandbox.Spec) (record, error) {
+func (p *Provider) prepare(spec sandbox.Spec) (savedSandbox, error) {
 	dir := p.folder(spec.ID)
 	state := p.state(spec.Labels.Session)
 	folders := []string{filepath.Join(state, "agent"), filepath.Join(dir, "home"), filepath.Join(dir, "tmp")}
@@ -154,18 +154,18 @@ func (p *Provider) prepare(spec sandbox.Spec) (record, error) {
 		empty = errors.Is(err, fs.ErrNotExist)
 		folders = append(folders, p.workspace(spec.Labels.Session))
 	} else if err := p.checkHostPath(spec.HostPath); err != nil {
-		return record{}, err
+		return savedSandbox{}, err
 	}
 	if err := os.MkdirAll(state, 0o700); err != nil {
-		return record{}, err
+		return savedSandbox{}, err
 	}
 	// The record is written before the session's other folders, so that Kept finds them.
 	if err := writeJSON(filepath.Join(state, stateRecord), spec.Labels); err != nil {
-		return record{}, err
+		return savedSandbox{}, err
 	}
 	for _, d := range folders {
 		if err := os.MkdirAll(d, 0o700); err != nil {
-			return record{}, err
+			return savedSandbox{}, err
 		}
 	}
 	rec, err := p.read(spec.ID)
@@ -180,13 +180,13 @@ func (p *Provider) prepare(spec sandbox.Spec) (record, error) {
 		return rec, writeJSON(filepath.Join(dir, sandboxRecord), rec)
 	}
 	if !errors.Is(err, sandbox.ErrNotFound) {
-		return record{}, err
+		return savedSandbox{}, err
 	}
 	socket, err := p.socket(spec.ID)
 	if err != nil {
-		return record{}, err
+		return savedSandbox{}, err
 	}
-	rec = record{
+	rec = savedSandbox{
 		ID: spec.ID, Labels: spec.Labels, Created: time.Now().UTC(), Socket: socket, Empty: empty, Layer: spec.Layer, HostPath: spec.HostPath,
 		Secret: runner.NewSecret(),
 	}
@@ -337,13 +337,13 @@ func (p *Provider) workspace(session string) string {
 
 func (p *Provider) state(session string) string { return filepath.Join(p.cfg.Dir, "states", session) }
 
-func (p *Provider) box(rec record) *box { return &box{p: p, rec: rec, dir: p.folder(rec.ID)} }
+func (p *Provider) box(rec savedSandbox) *box { return &box{p: p, rec: rec, dir: p.folder(rec.ID)} }
 
-func (p *Provider) read(id string) (record, error) {
+func (p *Provider) read(id string) (savedSandbox, error) {
 	if err := events.CheckID("sandbox id", events.KindSandbox, id); err != nil {
-		return record{}, fmt.Errorf("%w: %w", sandbox.ErrNotFound, err)
+		return savedSandbox{}, fmt.Errorf("%w: %w", sandbox.ErrNotFound, err)
 	}
-	var rec record
+	var rec savedSandbox
 	err := readJSON(filepath.Join(p.folder(id), sandboxRecord), &rec)
 	if errors.Is(err, fs.ErrNotExist) {
 		return rec, fmt.Errorf("sandbox %s: %w", id, sandbox.ErrNotFound)

@@ -359,7 +359,7 @@ func TestNew(t *testing.T) {
 // The record on disk is read by later versions: its names are fixed.
 func TestRecordShape(t *testing.T) {
 	t.Parallel()
-	raw, err := json.Marshal(record{ID: "sbx", Labels: sandbox.Labels{Tenant: "t", Session: "s", Engine: "e", Epoch: 2}, Socket: "k"})
+	raw, err := json.Marshal(savedSandbox{ID: "sbx", Labels: sandbox.Labels{Tenant: "t", Session: "s", Engine: "e", Epoch: 2}, Socket: "k"})
 	want := `{"id":"sbx","labels":{"tenant":"t","session":"s","engine":"e","epoch":2},"created":"0001-01-01T00:00:00Z","socket":"k"}`
 	if err != nil || string(raw) != want {
 		t.Errorf("%s, %v", raw, err)

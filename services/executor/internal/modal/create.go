@@ -127,7 +127,7 @@ func (p *Provider) create(ctx context.Context, spec sandbox.Spec) (*handle, erro
 			image, h.kept, h.origin = kept, true, spec.Workspace
 		}
 	}
-	params := p.params(spec)
+	params := p.createParams(spec)
 	params.Tags = p.tags(spec.ID, spec.Labels, h)
 	h.sb, err = call(ctx, p, createWithin, "create sandbox "+spec.ID, func(ctx context.Context) (*sdk.Sandbox, error) {
 		return p.client.Sandboxes.Create(ctx, app, image, params)
@@ -156,8 +156,8 @@ func (p *Provider) regions() []string {
 	return []string{p.cfg.Region}
 }
 
-// params returns the limits, the network policy and the environment of a sandbox as the SDK takes them.
-func (p *Provider) params(spec sandbox.Spec) *sdk.SandboxCreateParams {
+// createParams returns the limits, the network policy and the environment of a sandbox as the SDK takes them.
+func (p *Provider) createParams(spec sandbox.Spec) *sdk.SandboxCreateParams {
 	limits := p.cfg.Limits
 	if spec.Limits.MemoryBytes > 0 {
 		limits.MemoryBytes = spec.Limits.MemoryBytes

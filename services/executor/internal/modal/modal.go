@@ -225,7 +225,7 @@ func (p *Provider) Prove(ctx context.Context) ([]string, error) {
 		return found, err
 	}
 	found = append(found, fmt.Sprintf("image %s is %s", p.cfg.Image, image.ImageID))
-	params := p.params(sandbox.Spec{})
+	params := p.createParams(sandbox.Spec{})
 	params.Name, params.Command, params.Workdir, params.Env = "", []string{"sleep", strconv.Itoa(int(trialTimeout / time.Second))}, "", nil
 	params.Timeout, params.Tags = trialTimeout, p.helperTags()
 	trial, err := call(ctx, p, createWithin, "create a sandbox", func(ctx context.Context) (*sdk.Sandbox, error) {

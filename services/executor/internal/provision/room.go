@@ -14,8 +14,8 @@ const (
 	// codeTenantSandboxes is the code of an execution that failed because its tenant has the maximum number of
 	// sandboxes and all are in use.
 	codeTenantSandboxes = "TENANT_SANDBOXES"
-	// roomTimeout is the maximum time for which an execution waits until its tenant may have another sandbox.
-	roomTimeout = time.Minute
+	// sandboxRoomTimeout is the maximum time for which an execution waits until its tenant may have another sandbox.
+	sandboxRoomTimeout = time.Minute
 	// roomPause is the interval at which an execution checks whether its tenant may have another sandbox.
 	roomPause = 500 * time.Millisecond
 )
@@ -30,7 +30,7 @@ func (p *preparation) reserveSandbox(ctx context.Context) (unreserve func(), err
 	}
 	tenant, id := p.Session.Tenant, p.Session.ID
 	err = p.unlessCancelled(ctx, func(ctx context.Context) error {
-		late := time.NewTimer(roomTimeout)
+		late := time.NewTimer(sandboxRoomTimeout)
 		defer late.Stop()
 		for {
 			if ok, err := p.Idle.Reserve(ctx, tenant, id, most); ok || err != nil {
@@ -40,7 +40,7 @@ func (p *preparation) reserveSandbox(ctx context.Context) (unreserve func(), err
 			case <-ctx.Done():
 				return ctx.Err()
 			case <-late.C:
-				return &references.Error{Code: codeTenantSandboxes, Err: fmt.Errorf("the tenant has %d sandboxes on this engine, which is its limit, and none of them could be ended in %s", most, roomTimeout)}
+				return &references.Error{Code: codeTenantSandboxes, Err: fmt.Errorf("the tenant has %d sandboxes on this engine, which is its limit, and none of them could be ended in %s", most, sandboxRoomTimeout)}
 			case <-time.After(roomPause):
 			}
 		}

@@ -111,8 +111,8 @@ func (w *Writer) AppendAll(ctx context.Context, l *eventlog.Loaded, d run.Decisi
 
 // Pauses between two tries to append.
 const (
-	firstPause = 50 * time.Millisecond
-	maxPause   = time.Second
+	firstAppendPause = 50 * time.Millisecond
+	maxAppendPause   = time.Second
 )
 
 // appendPart appends a decision that fits into one commit, and updates l.
@@ -121,7 +121,7 @@ func (w *Writer) appendPart(ctx context.Context, l *eventlog.Loaded, d run.Decis
 	if err != nil {
 		return err
 	}
-	pauses := retry.Doubling(firstPause, maxPause)
+	pauses := retry.Doubling(firstAppendPause, maxAppendPause)
 	for {
 		err := w.Sessions.AppendRunPart(ctx, l, w.actor(), id, d)
 		var conflict *eventlog.ConflictError

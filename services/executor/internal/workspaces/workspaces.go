@@ -97,7 +97,7 @@ func (w *Workspaces) Put(ctx context.Context, box sandbox.Sandbox, f events.File
 		err = box.Files().Put(ctx, f.Path, checked)
 	}
 	var refused *workspace.RefusedError
-	if errors.As(err, &refused) || errors.Is(err, sandbox.ErrOutside) || errors.Is(err, errCorrupt) {
+	if errors.As(err, &refused) || errors.Is(err, sandbox.ErrOutside) || errors.Is(err, errUploadMismatch) {
 		return fmt.Errorf("%w: %w", contents.ErrRefused, err)
 	}
 	return err
@@ -113,8 +113,8 @@ func (w *Workspaces) Provide(ctx context.Context, box sandbox.Sandbox, t events.
 	return workspace.Provide(ctx, box, t.SHA256, content)
 }
 
-// errCorrupt is returned for content whose SHA-256 differs from that of the upload.
-var errCorrupt = errors.New("its content is not what was uploaded")
+// errUploadMismatch is returned for content whose SHA-256 differs from that of the upload.
+var errUploadMismatch = errors.New("its content is not what was uploaded")
 
 // fenceEvery is the time after which the fence is called again while content is read, because the files of an archive
 // are written one by one.
@@ -135,7 +135,7 @@ func (c *checkedContent) Read(p []byte) (int, error) {
 	c.sum.Write(p[:n]) //nolint:errcheck // a hash does not fail
 	end := errors.Is(err, io.EOF)
 	if end && hex.EncodeToString(c.sum.Sum(nil)) != c.want {
-		return n, errCorrupt
+		return n, errUploadMismatch
 	}
 	if end || time.Since(c.asked) >= fenceEvery {
 		if ferr := c.fence(); ferr != nil {

@@ -194,7 +194,7 @@ func missingError(kind events.Aspect, field string, ref events.Reference) error 
 func (h *Handler) pin(ctx context.Context, c command.Command, b command.CreateSession, out *events.SessionCreated) (*events.AgentSpec, error) {
 	for i, s := range b.Environments {
 		field := fmt.Sprintf("environments[%d]", i)
-		ref, err := reference(field, s)
+		ref, err := parseReference(field, s)
 		if err != nil {
 			return nil, err
 		}
@@ -212,7 +212,7 @@ func (h *Handler) pin(ctx context.Context, c command.Command, b command.CreateSe
 		return nil, invalid("instance", "an instance names its agent: give one of agent and instance")
 	case b.Instance != "":
 		var ref events.Reference
-		if ref, err = reference("instance", b.Instance); err != nil {
+		if ref, err = parseReference("instance", b.Instance); err != nil {
 			return nil, err
 		}
 		p, err := h.resolve(ctx, events.Instance, c.Tenant, "instance", ref)
@@ -234,7 +234,7 @@ func (h *Handler) pin(ctx context.Context, c command.Command, b command.CreateSe
 		out.Agent, out.AgentVersion = DefaultAgent, "1"
 		return nil, nil
 	default:
-		if agent, err = reference("agent", b.Agent); err == nil {
+		if agent, err = parseReference("agent", b.Agent); err == nil {
 			err = checkAgent(c, agent.Slug)
 		}
 		if err != nil {
@@ -261,8 +261,8 @@ func checkAgent(c command.Command, slug string) error {
 	return &command.Error{Code: "FORBIDDEN", Field: "agent", Detail: "the API key is limited to the agents " + strings.Join(c.Agents, ", ")}
 }
 
-// reference parses a reference. The error is a refusal that names the field.
-func reference(field, s string) (events.Reference, error) {
+// parseReference parses a reference. The error is a refusal that names the field.
+func parseReference(field, s string) (events.Reference, error) {
 	ref, err := events.ParseReference(s)
 	if err != nil {
 		return ref, invalid(field, err.Error())

@@ -34,8 +34,8 @@ const (
 	keepMonths = 32 * 24 * time.Hour
 )
 
-// month returns the month of a day.
-func month(day string) string { return day[:len("2006-01")] }
+// monthOfDay returns the month of a day.
+func monthOfDay(day string) string { return day[:len("2006-01")] }
 
 // keptWindow holds the first day and the first month of which an entry keeps the usage.
 type keptWindow struct{ day, month string }
@@ -43,7 +43,7 @@ type keptWindow struct{ day, month string }
 // keptWindowAt returns the window that an entry keeps at a time.
 func keptWindowAt(now time.Time) keptWindow {
 	now = now.UTC()
-	return keptWindow{now.Add(-keepDays).Format(time.DateOnly), month(now.Add(-keepMonths).Format(time.DateOnly))}
+	return keptWindow{now.Add(-keepDays).Format(time.DateOnly), monthOfDay(now.Add(-keepMonths).Format(time.DateOnly))}
 }
 
 // add applies a commit and the usage that the commit adds, by day. It reports whether the entry changed. A commit at
@@ -71,7 +71,7 @@ func (e *entry) add(stream string, rec eventlog.Record, usage map[string]budget.
 		if day >= keep.day {
 			s.Days[day] = s.Days[day].Plus(u)
 		}
-		if m := month(day); m >= keep.month {
+		if m := monthOfDay(day); m >= keep.month {
 			s.Months[m] = s.Months[m].Plus(u)
 		}
 	}
@@ -187,7 +187,7 @@ func (e *entry) usageSince(period events.Period, from string) budget.Usage {
 			}
 		case events.PeriodMonth:
 			for m, u := range s.Months {
-				if m >= month(from) {
+				if m >= monthOfDay(from) {
 					sum = sum.Plus(u)
 				}
 			}

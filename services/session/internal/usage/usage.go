@@ -144,9 +144,9 @@ func (f *Folder) readProgress(ctx context.Context) (revision uint64, behind bool
 	return revision, behind, nil
 }
 
-// leader folds the log in the one copy of the service that writes the bucket budgets, from the checkpoint until the
+// leaderFold folds the log in the one copy of the service that writes the bucket budgets, from the checkpoint until the
 // first failure.
-type leader struct {
+type leaderFold struct {
 	*Folder
 	kv       jetstream.KeyValue
 	streams  []string // ids of the streams, by shard
@@ -195,8 +195,8 @@ func (f *Folder) lead(ctx context.Context, progressed func()) error {
 }
 
 // begin writes the checkpoint again, after which no other copy can write it, and then reads the entries.
-func (f *Folder) begin(ctx context.Context) (*leader, error) {
-	l := &leader{
+func (f *Folder) begin(ctx context.Context) (*leaderFold, error) {
+	l := &leaderFold{
 		Folder: f, tenants: map[string]*tenant{}, dirty: map[string]*tenant{}, sessions: newSessions(f.cfg.Log, maxPresent), fresh: map[int]bool{},
 	}
 	var err error
@@ -237,7 +237,7 @@ func (f *Folder) begin(ctx context.Context) (*leader, error) {
 }
 
 // scan reads all entries, and reports whether the projector of an earlier version wrote one of them.
-func (l *leader) scan(ctx context.Context) (earlier bool, err error) {
+func (l *leaderFold) scan(ctx context.Context) (earlier bool, err error) {
 	w, err := l.kv.WatchAll(ctx)
 	if err != nil {
 		return false, fmt.Errorf("read bucket %s: %w", topology.BucketBudgets, err)
@@ -273,7 +273,7 @@ func (l *leader) scan(ctx context.Context) (earlier bool, err error) {
 
 // read sends the commits of a shard after a position until ctx ends. If fresh is set, it also sends an item when it
 // reaches the end of the shard.
-func (l *leader) read(ctx context.Context, after eventlog.Position, fresh bool, items chan<- item) error {
+func (l *leaderFold) read(ctx context.Context, after eventlog.Position, fresh bool, items chan<- item) error {
 	push := func(it item) bool {
 		select {
 		case items <- it:
@@ -308,7 +308,7 @@ func (l *leader) read(ctx context.Context, after eventlog.Position, fresh bool, 
 }
 
 // fold applies items, and writes the entries and the checkpoint.
-func (l *leader) fold(ctx context.Context, items <-chan item, progressed func()) error {
+func (l *leaderFold) fold(ctx context.Context, items <-chan item, progressed func()) error {
 	tick := time.NewTicker(checkpointEvery)
 	defer tick.Stop()
 	var last time.Time // time of the last write of all entries
@@ -363,7 +363,7 @@ func takeBatch(it item, items <-chan item) []item {
 }
 
 // apply folds a batch of commits into the tenants' entries in memory.
-func (l *leader) apply(ctx context.Context, batch []item) error {
+func (l *leaderFold) apply(ctx context.Context, batch []item) error {
 	if len(batch) == 0 {
 		return nil
 	}
@@ -406,7 +406,7 @@ func (l *leader) apply(ctx context.Context, batch []item) error {
 }
 
 // write writes the changed entries that services read or, with all, every changed entry and then the checkpoint.
-func (l *leader) write(ctx context.Context, all bool) error {
+func (l *leaderFold) write(ctx context.Context, all bool) error {
 	if all {
 		// An entry of an earlier version whose tenant has no commits is replaced too: a later scan would find it again.
 		for name, t := range l.tenants {
@@ -450,7 +450,7 @@ func (l *leader) write(ctx context.Context, all bool) error {
 }
 
 // writeCheckpoint writes the checkpoint if its positions changed.
-func (l *leader) writeCheckpoint(ctx context.Context) error {
+func (l *leaderFold) writeCheckpoint(ctx context.Context) error {
 	if slices.Equal(l.positions, l.stored) {
 		return nil
 	}

@@ -28,9 +28,9 @@ type Client struct {
 	idle func()
 }
 
-// maxIdle is the number of connections that are kept for later requests. A connection through a container's command is slow
-// to open, and all executions of an executor share the client.
-const maxIdle = 16
+// maxIdleConnections is the number of connections that are kept for later requests. A connection through a container's
+// command is slow to open, and all executions of an executor share the client.
+const maxIdleConnections = 16
 
 // maxLine bounds a journal line, and the body of a refusal, in bytes.
 const maxLine = 1 << 20
@@ -40,7 +40,7 @@ func NewClient(dial Dial) *Client {
 	t := &http.Transport{
 		DialContext:        func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
 		DisableCompression: true, IdleConnTimeout: 30 * time.Second,
-		MaxIdleConnsPerHost: maxIdle,
+		MaxIdleConnsPerHost: maxIdleConnections,
 	}
 	return &Client{http: &http.Client{Transport: t}, idle: t.CloseIdleConnections}
 }

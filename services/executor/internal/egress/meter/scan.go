@@ -14,9 +14,10 @@ const maxValue = 16 << 10
 // maxKey is the maximum length of the key of a wanted field, in bytes.
 const maxKey = 32
 
-// fields is an io.Writer that parses a JSON document of any size and keeps the values of some fields: of the document
-// itself ("usage"), and of objects directly in it ("response.usage"). In text that is not JSON it finds nothing.
-type fields struct {
+// fieldScanner is an io.Writer that parses a JSON document of any size and keeps the values of some fields: of the
+// document itself ("usage"), and of objects directly in it ("response.usage"). In text that is not JSON it finds
+// nothing.
+type fieldScanner struct {
 	want  map[string]bool
 	texts map[string]bool // the wanted fields that are kept only if they are strings
 	found map[string]json.RawMessage
@@ -36,8 +37,8 @@ type fields struct {
 }
 
 // newFields returns fields for wanted paths. A path with the suffix ":text" is kept only if its value is a string.
-func newFields(want ...string) *fields {
-	f := &fields{want: map[string]bool{}, texts: map[string]bool{}}
+func newFields(want ...string) *fieldScanner {
+	f := &fieldScanner{want: map[string]bool{}, texts: map[string]bool{}}
 	for _, w := range want {
 		w, text := strings.CutSuffix(w, ":text")
 		f.want[w] = true
@@ -50,12 +51,12 @@ func newFields(want ...string) *fields {
 }
 
 // reset discards what was found, so that another document can be parsed.
-func (f *fields) reset() {
-	*f = fields{want: f.want, texts: f.texts, found: map[string]json.RawMessage{}, text: f.text[:0], capture: f.capture[:0]}
+func (f *fieldScanner) reset() {
+	*f = fieldScanner{want: f.want, texts: f.texts, found: map[string]json.RawMessage{}, text: f.text[:0], capture: f.capture[:0]}
 }
 
 // Write parses the next part of the document. It never fails.
-func (f *fields) Write(p []byte) (int, error) {
+func (f *fieldScanner) Write(p []byte) (int, error) {
 	n := len(p)
 	for len(p) > 0 {
 		if f.inString {
@@ -69,7 +70,7 @@ func (f *fields) Write(p []byte) (int, error) {
 }
 
 // str parses the part of p that belongs to the current string, and returns the number of bytes that it parsed.
-func (f *fields) str(p []byte) int {
+func (f *fieldScanner) str(p []byte) int {
 	n := 0
 	for n < len(p) {
 		c := p[n]
@@ -109,15 +110,17 @@ func (f *fields) str(p []byte) int {
 	return n
 }
 
-func (f *fields) keep(p []byte) {
+func (f *fieldScanner) keep(p []byte) {
 	if f.path != "" && len(f.capture) <= maxValue {
 		f.capture = append(f.capture, p...)
 	}
 }
 
-func (f *fields) isObject() bool { return f.depth > 0 && f.depth < 64 && f.objects&(1<<f.depth) != 0 }
+func (f *fieldScanner) isObject() bool {
+	return f.depth > 0 && f.depth < 64 && f.objects&(1<<f.depth) != 0
+}
 
-func (f *fields) handleStructural(c byte) {
+func (f *fieldScanner) handleStructural(c byte) {
 	switch c {
 	case '"':
 		f.inString, f.isKey, f.text = true, f.expectKey && f.isObject(), f.text[:0]
@@ -156,7 +159,7 @@ func (f *fields) handleStructural(c byte) {
 }
 
 // begin starts a capture if the field whose colon was just parsed is wanted.
-func (f *fields) begin() {
+func (f *fieldScanner) begin() {
 	if f.path != "" || !f.isObject() || f.depth > 2 {
 		return
 	}
@@ -173,7 +176,7 @@ func (f *fields) begin() {
 }
 
 // end ends the capture if the value that just ended at this depth is the captured field's.
-func (f *fields) end(depth int) {
+func (f *fieldScanner) end(depth int) {
 	if f.path == "" || depth != f.at {
 		return
 	}
@@ -184,7 +187,7 @@ func (f *fields) end(depth int) {
 }
 
 // string returns the value of a field that is a string, "" if it is not.
-func (f *fields) string(path string) string {
+func (f *fieldScanner) string(path string) string {
 	var s string
 	if json.Unmarshal(f.found[path], &s) != nil {
 		return ""

@@ -4,7 +4,7 @@ import "bytes"
 
 // sse is an io.Writer that writes the data of each server-sent event to doc, and calls done after each event.
 type sse struct {
-	doc  *fields
+	doc  *fieldScanner
 	done func()
 
 	head    []byte // of the current line, until known is set

@@ -38,14 +38,14 @@ func DialectOf(path string) Dialect {
 
 // Limits of a Result's texts, in bytes.
 const (
-	maxModel = 200
-	maxError = 500
+	maxModelBytes = 200
+	maxErrorBytes = 500
 )
 
 // Response is an io.Writer that reads the usage, the model and the error from the body of a model provider's answer.
 // Write never fails. It is not safe for concurrent use.
 type Response struct {
-	doc    *fields
+	doc    *fieldScanner
 	events *sse // nil for a plain document
 
 	usage  usage
@@ -93,7 +93,7 @@ func (r *Response) Result() Result {
 	} else {
 		r.events.endEvent() // a stream may end without its last blank line
 	}
-	return Result{Model: truncate.Valid(r.model, maxModel), Usage: r.usage.Usage, Hour: r.usage.cacheWrite1h, Seen: r.seen, Error: truncate.Valid(r.failed, maxError)}
+	return Result{Model: truncate.Valid(r.model, maxModelBytes), Usage: r.usage.Usage, Hour: r.usage.cacheWrite1h, Seen: r.seen, Error: truncate.Valid(r.failed, maxErrorBytes)}
 }
 
 // take updates the result from the fields of a document, or of one event of a stream.

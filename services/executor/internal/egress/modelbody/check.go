@@ -64,17 +64,17 @@ const (
 
 // field is the kind of check that applies to the value of a key in one kind of object.
 type field struct {
-	in    place  // of the value
-	needs string // the feature that the value needs, unless it is null, false or empty
-	mark  marks  // set on the object, unless the value is null, false or empty
+	in    place    // of the value
+	needs string   // the feature that the value needs, unless it is null, false or empty
+	mark  seenKeys // set on the object, unless the value is null, false or empty
 	check func(s *scanner, key []byte, v value) error
 }
 
-// marks is the set of keys that an object has, as far as checks at its end depend on them.
-type marks uint8
+// seenKeys is the set of keys that an object has, as far as checks at its end depend on them.
+type seenKeys uint8
 
 const (
-	hasID marks = 1 << iota
+	hasID seenKeys = 1 << iota
 	hasRole
 	hasSchema
 	hasEncrypted
@@ -86,7 +86,7 @@ const (
 type object struct {
 	typ   string
 	typed bool // type is there, and not null
-	marks marks
+	marks seenKeys
 }
 
 // grammar describes how the objects at one place in a request are checked.

@@ -122,8 +122,9 @@ func (s *Server) grow(body io.Reader, sb *registry.Sandbox) (raw []byte, taken i
 	return nil, taken, errBodyTooLong
 }
 
-// check reads and checks the body of a model request. If the body may not be forwarded, check answers the request and returns false.
-func (s *Server) check(w http.ResponseWriter, r *http.Request, c *call, d events.EgressDenied) (body bufferedBody, ok bool) {
+// checkModelRequest reads and checks the body of a model request. If the body may not be forwarded, checkModelRequest
+// answers the request and returns false.
+func (s *Server) checkModelRequest(w http.ResponseWriter, r *http.Request, c *routedRequest, d events.EgressDenied) (body bufferedBody, ok bool) {
 	for _, line := range r.Header.Values("Content-Encoding") {
 		if line != "identity" {
 			d.Code, d.Message = UnreadableBody, "the body is in encoding "+egress.Printable(line)+": requests to models are sent without one, so that they can be read"

@@ -52,7 +52,7 @@ func (s *Server) route(w http.ResponseWriter, r *http.Request, sb *registry.Sand
 		failure{http.StatusServiceUnavailable, codeFull, "the executor has not read the usage of this sandbox for too long: no model call is started"}.write(w)
 		return
 	}
-	c := &call{s: s, sb: sb, rt: rt, began: time.Now(), execution: sb.Execution(), charges: sb.Charges(), dialect: rt.dialect(r.Method, rest)}
+	c := &routedRequest{s: s, sb: sb, rt: rt, began: time.Now(), execution: sb.Execution(), charges: sb.Charges(), dialect: rt.dialect(r.Method, rest)}
 	if c.execution == "" && rt.Kind != Plain && r.Method != http.MethodGet && r.Method != http.MethodHead { // a CLI in the warm pool may test the connection
 		d.Code, d.Message = NoExecution, "no execution of the session runs: models can be called only in an execution"
 		s.deny(w, sb, http.StatusForbidden, d)
@@ -71,7 +71,7 @@ func (s *Server) route(w http.ResponseWriter, r *http.Request, sb *registry.Sand
 		defer end()
 	}
 	if rt.checks(r.Method, rest) {
-		body, ok := s.check(w, r, c, d)
+		body, ok := s.checkModelRequest(w, r, c, d)
 		if !ok {
 			return
 		}
@@ -81,8 +81,8 @@ func (s *Server) route(w http.ResponseWriter, r *http.Request, sb *registry.Sand
 	c.serve(w, r)
 }
 
-// call is a request of a sandbox through a route, and its answer.
-type call struct {
+// routedRequest is a request of a sandbox through a route, and its answer.
+type routedRequest struct {
 	s         *Server
 	sb        *registry.Sandbox
 	rt        *Route
@@ -103,7 +103,7 @@ type call struct {
 	failed    error
 }
 
-func (c *call) serve(w http.ResponseWriter, r *http.Request) {
+func (c *routedRequest) serve(w http.ResponseWriter, r *http.Request) {
 	done, counted := c.sb.BeginRequest(true), c.s.cfg.Metrics.Begin(c.rt.Name)
 	sandbox := r.Context()
 	ctx, progress, stop := watch(sandbox, c.s.cfg.ModelIdle)
@@ -139,7 +139,7 @@ func (c *call) serve(w http.ResponseWriter, r *http.Request) {
 }
 
 // handleAnswer handles the header of the endpoint's answer, and prepares to meter its body.
-func (c *call) handleAnswer(res *http.Response) error {
+func (c *routedRequest) handleAnswer(res *http.Response) error {
 	c.status = res.StatusCode
 	c.progress()
 	res.Header.Del("Set-Cookie") // it belongs to the operator's account
@@ -185,7 +185,7 @@ func (g *gunzipReader) Read(p []byte) (int, error) {
 type answerBody struct {
 	io.Reader
 	io.Closer
-	c *call
+	c *routedRequest
 }
 
 func (b *answerBody) Read(p []byte) (int, error) {
@@ -209,7 +209,7 @@ func (b *answerBody) Read(p []byte) (int, error) {
 }
 
 // answerFailure answers that the model does not respond.
-func (c *call) answerFailure(w http.ResponseWriter, r *http.Request, err error) {
+func (c *routedRequest) answerFailure(w http.ResponseWriter, r *http.Request, err error) {
 	c.failed = err
 	switch cause := context.Cause(r.Context()); {
 	case errors.Is(cause, errSilent):
@@ -224,7 +224,7 @@ func (c *call) answerFailure(w http.ResponseWriter, r *http.Request, err error) 
 
 // end journals and counts the call at its end, if it is a model call. gone is set if the sandbox has closed the
 // connection.
-func (c *call) end(ctx context.Context, r *http.Request, gone bool) {
+func (c *routedRequest) end(ctx context.Context, r *http.Request, gone bool) {
 	log := c.sb.Log(c.s.cfg.Logger)
 	if c.dialect == meter.None {
 		log.Debug("request to a route", "route", c.rt.Name, "method", r.Method, "status", c.status, "ms", sinceMs(c.began))
@@ -275,7 +275,7 @@ func betas(h http.Header) []string {
 }
 
 // chargeUsage charges the usage of the call, once.
-func (c *call) chargeUsage() {
+func (c *routedRequest) chargeUsage() {
 	if c.charged || c.dialect == meter.None || c.answer == nil {
 		return
 	}
@@ -291,7 +291,7 @@ func (c *call) chargeUsage() {
 }
 
 // problem returns a sentence that describes why a call failed, or "" if it did not fail.
-func (c *call) problem(ctx context.Context, gone bool, got meter.Result) string {
+func (c *routedRequest) problem(ctx context.Context, gone bool, got meter.Result) string {
 	switch {
 	case errors.Is(context.Cause(ctx), errSilent):
 		return fmt.Sprintf("the model sent nothing for %s", c.s.cfg.ModelIdle)

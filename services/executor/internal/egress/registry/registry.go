@@ -373,7 +373,7 @@ func (r *Registry) release(id string) (*Sandbox, error) {
 	if r.byToken[sb.hash] == sb {
 		delete(r.byToken, sb.hash)
 	}
-	r.closeAccounts(sb.release(reg))
+	r.closeAccounts(sb.setReleased(reg))
 	return sb, nil
 }
 

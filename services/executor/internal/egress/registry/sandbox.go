@@ -57,8 +57,8 @@ func (s *Sandbox) set(reg storedRegistration, allow egress.Allowlist, hash [sha2
 	return former
 }
 
-// release sets the registration of a released sandbox, and returns the charges that end with it.
-func (s *Sandbox) release(reg storedRegistration) (former []charge) {
+// setReleased sets the registration of a released sandbox, and returns the charges that end with it.
+func (s *Sandbox) setReleased(reg storedRegistration) (former []charge) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.reg = reg
