@@ -325,9 +325,8 @@ type heldObjects struct {
 	payloads   []object // objects whose name is only their digest, as former versions named them
 }
 
-// readHeldObjects reads the remaining commits of the session and returns the executions and stored objects that
-// they name. A payload
-// that no longer exists does not prevent the reading of the others.
+// readHeldObjects reads the remaining commits of the session and returns the executions and stored
+// objects that they name. A payload that no longer exists does not prevent the reading of the others.
 func (p *pass) readHeldObjects(ctx context.Context, l *eventlog.Loaded) (heldObjects, error) {
 	var h heldObjects
 	digests := map[string]bool{}

@@ -21,13 +21,9 @@ import (
 	"github.com/spoolhq/spool/test/bench/system"
 )
 
-// The modes of the load.
-const (
-	// modeStaggered is the mode of the benchmark in which the sessions begin their blocks at different times.
-	modeStaggered = "staggered"
-	// modeLockStep is the mode of the benchmark in which all sessions begin and end their blocks in the same interval.
-	modeLockStep = "lock-step"
-)
+// modeLockStep is the mode of the benchmark in which all sessions begin and end their blocks in the same interval. In
+// the other mode, "staggered", they begin them at different times.
+const modeLockStep = "lock-step"
 
 // Targets of a load.
 const (

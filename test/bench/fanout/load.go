@@ -52,7 +52,7 @@ type runnerScript struct {
 }
 
 // newRunnerScript returns the script of a number of fake runners, each of which writes a number of blocks. mode is
-// modeStaggered or modeLockStep.
+// "staggered" or modeLockStep.
 func newRunnerScript(mode string, blocks, runners int) *runnerScript {
 	s := &runnerScript{mode: mode, blocks: blocks, start: make(chan struct{}), total: runners}
 	s.waiting.Add(runners)
@@ -150,7 +150,7 @@ func (s *runnerScript) awaitQueries(ctx context.Context) error {
 }
 
 // runLoad starts a new system, makes a number of sessions write text and events in it, and returns the measurements.
-// mode is modeStaggered or modeLockStep.
+// mode is "staggered" or modeLockStep.
 func (m *Benchmark) runLoad(ctx context.Context, b *harness.Bench, mode string, sessions int) (r *loadResult, err error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout+m.Each+2*drainTimeout)
 	defer cancel()
