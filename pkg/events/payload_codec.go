@@ -56,7 +56,7 @@ func appendPayload(b []byte, p Payload) (out []byte, ok bool) {
 	case MessageAccepted:
 		b = compact.AppendString(append(b, `{"blockId":`...), d.BlockID)
 		b = appendOptional(b, `,"content":`, d.Content)
-		ok = len(d.Parts)+len(d.Metadata)+len(d.Environment) == 0 && d.RecoveredFrom == "" && !d.Continue
+		ok = len(d.Parts)+len(d.Metadata)+len(d.Environment)+len(d.Permissions.Rules) == 0 && !d.Permissions.Unattended && d.RecoveredFrom == "" && !d.Continue
 	case ExecutionClaimed:
 		b = compact.AppendUint(b, `{"epoch":`, d.Epoch)
 		b = compact.AppendString(append(b, `,"executor":`...), d.Executor)

@@ -21,7 +21,7 @@ const (
 
 // gatewayTables are the tables that gateways read completely. Of keys they read only some columns.
 var gatewayTables = []string{
-	Checkpoints, Sessions, DeletedSessions, Executions, Blocks, Events, Conversations, Approvals, Sandboxes, Files, Usage,
+	Checkpoints, Sessions, DeletedSessions, Executions, Blocks, Events, ToolCalls, Conversations, Approvals, Sandboxes, Files, Usage,
 	CatalogueEntries, CatalogueVersions, TenantUsage, TenantBudgets, TenantLimits, Audit, SessionStates, versionTable,
 }
 

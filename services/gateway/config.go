@@ -35,7 +35,7 @@ type Config struct {
 	RootKey              string        `help:"A key of 32 characters or more that may only manage API keys, limits and budgets, of any tenant." env:"SPOOL_ROOT_KEY"`
 	AllowedOrigins       []string      `help:"Origins of web pages that may use this gateway, such as https://app.example.com; * allows all." env:"SPOOL_ALLOWED_ORIGINS"`
 	CommandTimeout       time.Duration `help:"How long the gateway waits for the answer to a command before it reports an unknown outcome." default:"10s" env:"SPOOL_COMMAND_TIMEOUT"`
-	WriteTimeout         time.Duration `help:"How long a streaming client may take to read before its stream is ended." default:"10s" env:"SPOOL_WRITE_TIMEOUT"`
+	WriteTimeout         time.Duration `help:"How long a streaming client may take to read before its stream is ended. For WatchExecution this applies to the final status only." default:"10s" env:"SPOOL_WRITE_TIMEOUT"`
 	MaxRequest           int64         `help:"Largest body in bytes of a request with workspaceFiles." default:"16777216" env:"SPOOL_MAX_REQUEST"`
 	MaxFile              int64         `help:"Largest file or tar, in bytes, that may be uploaded to a workspace." default:"1073741824" env:"SPOOL_MAX_FILE"`
 	MaxTranscript        int64         `help:"Largest transcript, in bytes, that a session may continue." default:"67108864" env:"SPOOL_MAX_TRANSCRIPT"`

@@ -272,6 +272,8 @@ func (a asker) scenario(t *testing.T, c *harness.Cluster) string {
 	if r := of[events.ApprovalResolved](x); len(r) != 1 || r[0].Cause != events.ResolvedByTimeout || slow.created("late.txt") {
 		t.Errorf("resolved %+v, created %v", r, slow.created("late.txt"))
 	}
+	c.Delete(k.session) // the executor that was started last ends before the cleanup of sessions
+	c.Delete(slow.session)
 	return fmt.Sprintf("yes | %s | yes | yes | %s | yes | yes | %d", denied, unattended, next.Milliseconds())
 }
 

@@ -7,6 +7,7 @@ import (
 	sdk "github.com/coder/acp-go-sdk"
 
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/permission"
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
@@ -74,6 +75,17 @@ type Notice struct {
 	Over    bool         // the turn has been over for some time
 	Forked  *Forked      // the copy of the session to fork; nil in other notices
 	Text    *Text        // text of the turn; nil in other notices
+	Request *Request     // permission request of a sub-agent; nil in other notices
+}
+
+// Request is a permission request of a sub-agent, which the protocol does not know. The answer is the notification
+// _spool/answer.
+type Request struct {
+	ID           string // unique in the process
+	Conversation string
+	Call         Call            // with the arguments as the request has them
+	Input        json.RawMessage // the arguments of the call itself
+	Over         bool            // the agent does not wait for the answer any more; only ID is set
 }
 
 // Text is a piece of the turn's text that the agent reports before it sends the update with the same text. The pieces
@@ -92,8 +104,10 @@ type Forked struct {
 
 // Tool holds the fields of a tool call that a dialect adds to the protocol's own fields.
 type Tool struct {
-	Name  string // "" for the name of the call
-	Class Class
+	Name    string          // "" for the name of the call
+	Kind    permission.Kind // what the call does, for the policy
+	Named   bool            // the agent's definition names the tool
+	LeftOut bool            // the agent's definition excludes the tool
 	// Search reports whether the call may omit its path.
 	Search bool
 	// Failed reports whether a call failed that the agent reports as completed.

@@ -1,8 +1,10 @@
 package acp
 
 import (
+	"bytes"
+	"cmp"
 	"encoding/json"
-	"fmt"
+	"net/url"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -10,91 +12,41 @@ import (
 	sdk "github.com/coder/acp-go-sdk"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
-	"github.com/spoolhq/spool/cmd/runner/internal/workspace"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/permission"
 )
 
-// Class is the kind of a call for the policy.
-type Class string
-
-// The classes of calls.
+// Rules by which the adapter itself denies a request.
 const (
-	ClassFile    Class = "file"    // reads or changes files
-	ClassShell   Class = "shell"   // runs commands
-	ClassAgent   Class = "agent"   // a sub-agent
-	ClassBooks   Class = "books"   // the agent's own lists and notes
-	ClassNetwork Class = "network" // reaches the network
-	ClassServer  Class = "server"  // a tool of one of the agent's MCP servers
-	ClassNamed   Class = "named"   // the agent's definition names it
-	ClassLeftOut Class = "leftout" // the agent's definition excludes it
-	ClassUnknown Class = "unknown"
+	ruleUnreadable  = "unreadable-request"
+	ruleNoQuery     = "no-query"    // its events would not be recorded
+	ruleNoOption    = "no-option"   // the agent offers no answer that allows this call alone
+	ruleInterrupted = "interrupted" // the protocol demands that requests of an interrupted turn are cancelled
 )
 
-// Rules of the policy `workspace`, as permission_decided names them.
-const (
-	ruleInside     = "workspace-path"     // allow: files inside the workspace
-	ruleSkill      = "skill-file"         // allow: reading a file of one of the agent's skills
-	ruleOutside    = "outside-workspace"  // deny
-	ruleShell      = "sandboxed-shell"    // allow: the sandbox limits what a command can reach
-	ruleAgent      = "sub-agent"          // allow
-	ruleBooks      = "bookkeeping"        // allow
-	ruleServer     = "mcp-server"         // allow
-	ruleNamed      = "named-tool"         // allow
-	ruleLeftOut    = "left-out"           // deny
-	ruleNetwork    = "network"            // deny
-	ruleUnknown    = "unknown-tool"       // deny
-	ruleUnreadable = "unreadable-request" // deny
-	ruleNoQuery    = "no-query"           // deny: its events would not be recorded
-	ruleNoOption   = "no-option"          // deny: the agent offers no answer of that kind
-)
-
-// decision is the answer to a permission request.
-type decision struct {
-	allow  bool
-	rule   string
-	reason string
+func denial(rule, reason string) *permission.Decision {
+	return &permission.Decision{Action: events.PermissionDeny, Rule: rule, Reason: reason}
 }
 
-// classify returns a Tool with the Class for a tool kind of the protocol. The policy decides by that Class.
+// classify returns a Tool with the Kind for a tool kind of the protocol.
 func classify(k sdk.ToolKind) Tool {
 	switch k {
-	case sdk.ToolKindRead, sdk.ToolKindEdit, sdk.ToolKindDelete, sdk.ToolKindMove:
-		return Tool{Class: ClassFile}
+	case sdk.ToolKindRead:
+		return Tool{Kind: permission.Read}
+	case sdk.ToolKindEdit, sdk.ToolKindDelete, sdk.ToolKindMove:
+		return Tool{Kind: permission.Edit}
 	case sdk.ToolKindSearch:
-		return Tool{Class: ClassFile, Search: true}
+		return Tool{Kind: permission.Read, Search: true}
 	case sdk.ToolKindExecute:
-		return Tool{Class: ClassShell}
+		return Tool{Kind: permission.Shell}
 	case sdk.ToolKindThink:
-		return Tool{Class: ClassBooks}
+		return Tool{Kind: permission.Bookkeeping}
 	case sdk.ToolKindFetch:
-		return Tool{Class: ClassNetwork}
+		return Tool{Kind: permission.Network}
+	case sdk.ToolKindSwitchMode:
+		return Tool{Kind: permission.Question}
 	default:
-		return Tool{Class: ClassUnknown}
-	}
-}
-
-// decide returns the decision of the policy `workspace` on a call: it allows what stays inside the workspace, root, and reading files of the
-// skills, and denies everything else.
-func decide(c Call, tool Tool, root string, skills []string) decision {
-	switch tool.Class {
-	case ClassFile:
-		return decidePaths(c, tool, root, skills)
-	case ClassShell:
-		return decision{allow: true, rule: ruleShell}
-	case ClassAgent:
-		return decision{allow: true, rule: ruleAgent}
-	case ClassBooks:
-		return decision{allow: true, rule: ruleBooks}
-	case ClassServer:
-		return decision{allow: true, rule: ruleServer}
-	case ClassNamed:
-		return decision{allow: true, rule: ruleNamed}
-	case ClassLeftOut:
-		return decision{rule: ruleLeftOut, reason: fmt.Sprintf("The tool %q is not one that this agent has.", c.Name)}
-	case ClassNetwork:
-		return decision{rule: ruleNetwork, reason: c.Name + " reaches the network, which the workspace policy does not allow."}
-	default:
-		return decision{rule: ruleUnknown, reason: fmt.Sprintf("The workspace policy does not know the tool %q and so does not allow it.", c.Name)}
+		return Tool{Kind: permission.Unknown}
 	}
 }
 
@@ -104,31 +56,32 @@ var pathKeys = []string{
 	"dir", "directory", "dir_path", "parentDir", "source", "destination", "from", "to", "old_path", "new_path", "target_file",
 }
 
-// decidePaths allows a call if every path that it names is inside the workspace.
-func decidePaths(c Call, tool Tool, root string, skills []string) decision {
-	paths := c.Paths
+// pathsOf returns the paths that a call names. It reports false if its input cannot be read.
+func (s *session) pathsOf(c Call) ([]permission.Path, bool) {
+	names := c.Paths
 	if isSet(c.Input) {
 		more, ok := inputPaths(c.Input)
 		if !ok {
-			return decision{rule: ruleUnreadable, reason: "the request's input cannot be read"}
+			return nil, false
 		}
-		paths = append(slices.Clone(paths), more...)
+		names = append(slices.Clone(names), more...)
 	}
-	reads := tool.Search || c.Kind == sdk.ToolKindRead
-	rule := ruleInside
-	for _, p := range paths {
-		if reads && isInSkill(skills, p) {
-			rule = ruleSkill
-			continue
-		}
-		if !inside(root, p) {
-			return decision{rule: ruleOutside, reason: fmt.Sprintf("%s is outside of the workspace %s, and the workspace policy allows files inside it only.", p, root)}
-		}
+	var paths []permission.Path
+	for _, name := range names {
+		paths = append(paths, s.resolve(name))
 	}
-	if len(paths) == 0 && !tool.Search {
-		return decision{rule: ruleUnreadable, reason: "the request names no file"}
+	return paths, true
+}
+
+// resolve describes a path of a call.
+func (s *session) resolve(name string) permission.Path {
+	name = strings.TrimPrefix(name, "file://")
+	p := permission.Path{Path: name, Outside: true}
+	if !strings.HasPrefix(name, "~") { // an agent may take it for the home folder
+		p = agent.ResolvePath(s.place.Workspace, name)
 	}
-	return decision{allow: true, rule: rule}
+	p.Skill = isInSkill(s.d.Skills, name)
+	return p
 }
 
 // isInSkill reports whether a path is inside the folder of a skill, with symbolic links resolved.
@@ -178,90 +131,298 @@ func inputPaths(input json.RawMessage) ([]string, bool) {
 	return paths, true
 }
 
-// inside reports whether a path, absolute or relative to the workspace, is inside the workspace, with symbolic links
-// resolved.
-func inside(root, path string) bool {
-	path = strings.TrimPrefix(path, "file://")
-	if strings.HasPrefix(path, "~") {
-		return false // an agent may take it for the home folder
-	}
-	if filepath.IsAbs(path) {
-		// Aliases of the workspace, such as /mnt/workspace, would be other folders for the agent.
-		real, err := filepath.EvalSymlinks(root)
-		if err != nil || !isWithin(root, path) && !isWithin(real, path) {
-			return false
-		}
-	}
-	_, err := workspace.Inside(root, path)
-	return err == nil
-}
-
 // isWithin reports whether path is root itself or below it. Both are clean absolute paths.
 func isWithin(root, path string) bool {
 	rel, err := filepath.Rel(root, path)
 	return err == nil && filepath.IsLocal(rel)
 }
 
-// answerPermission answers a permission request at once. No person is asked.
-func (s *session) answerPermission(m message, t *agent.Turn) error {
-	answer := func(o sdk.RequestPermissionOutcome) error {
-		return s.in.Send(reply{JSONRPC: "2.0", ID: m.ID, Result: sdk.RequestPermissionResponse{Outcome: o}})
-	}
-	q, err := decode[permissionRequest](m.Params, "session/request_permission")
-	if err != nil {
-		// The id is known, so the agent gets an answer.
-		if sendErr := answer(sdk.NewRequestPermissionOutcomeCancelled()); sendErr != nil {
-			return sendErr
-		}
-		t.Emit(events.MainConversation, events.PermissionDecided{Decision: "deny", Rule: ruleUnreadable, Reason: "the request cannot be read"})
-		return err
-	}
-	flow := s.flow(q.SessionID)
-	c := Call{ID: q.ToolCall.ID}
-	if known := s.calls[q.ToolCall.ID]; known != nil {
-		c = known.Call
-	}
-	c = c.with(q.ToolCall)
-	if q.ToolCall.Title != nil {
-		c.Asks = *q.ToolCall.Title
-	}
-	d := decision{rule: ruleNoQuery, reason: "No query is being answered."}
-	if s.pending && flow != nil {
-		d = decide(c, s.tool(c), s.place.Workspace, s.d.Skills)
-	}
-	outcome := chooseOption(q.Options, &d)
-	if s.isInterrupted() {
-		// The protocol demands this answer to every request after a cancellation.
-		outcome = sdk.NewRequestPermissionOutcomeCancelled()
-		d = decision{rule: d.rule, reason: "The turn was interrupted."}
-	}
-	conv, word := events.MainConversation, "deny"
-	if flow != nil {
-		conv = flow.conv
-	}
-	if d.allow {
-		word = "allow"
-	}
-	t.Emit(conv, events.PermissionDecided{ToolName: c.Name, ToolUseID: c.ID, Decision: word, Rule: d.rule, Reason: d.reason})
-	return answer(outcome)
+// input has the arguments of a call that a request shows, by the names that agents use.
+type input struct {
+	Command     string `json:"command"`
+	Cmd         string `json:"cmd"`
+	Cwd         string `json:"cwd"`
+	Workdir     string `json:"workdir"`
+	Description string `json:"description"`
+	URL         string `json:"url"`
+	Plan        string `json:"plan"`
 }
 
-// chooseOption returns the answer to a permission request: the option that expresses d. It allows a call only by an option for this call alone,
-// because after "always" the agent would not ask again. If the agent offers no such option, chooseOption changes d to a denial.
-func chooseOption(options []sdk.PermissionOption, d *decision) sdk.RequestPermissionOutcome {
-	wanted := []sdk.PermissionOptionKind{sdk.PermissionOptionKindRejectOnce, sdk.PermissionOptionKindRejectAlways}
-	if d.allow {
+// readInput returns the known arguments of a call. Those of an unexpected type are left out.
+func readInput(raw json.RawMessage) input {
+	var fields map[string]json.RawMessage
+	if json.Unmarshal(raw, &fields) != nil {
+		return input{}
+	}
+	text := func(key string) (s string) {
+		if json.Unmarshal(fields[key], &s) != nil {
+			return ""
+		}
+		return s
+	}
+	return input{text("command"), text("cmd"), text("cwd"), text("workdir"), text("description"), text("url"), text("plan")}
+}
+
+// describe returns the permission request for a call. known is the call before the request, with the input that the agent
+// reported for the call itself; made is its content.
+func (s *session) describe(c, known Call, made []toolContent) agent.PermissionRequest {
+	tool := s.tool(c)
+	own, in := readInput(known.Input), readInput(c.Input)
+	command := cmp.Or(in.Command, in.Cmd, own.Command, own.Cmd)
+	r := agent.PermissionRequest{
+		Call: permission.Call{
+			Tool: cmp.Or(tool.Name, c.Name), Kind: tool.Kind, Named: tool.Named, LeftOut: tool.LeftOut,
+		},
+		ToolUseID: c.ID,
+		Title:     firstLine(cmp.Or(c.Asks, c.Title, c.Name)),
+		Reason:    cmp.Or(in.Description, own.Description),
+		Input:     c.Input,
+		Preview:   events.ApprovalPreview{Paths: slices.DeleteFunc(slices.Clone(c.Paths), func(p string) bool { return p == s.place.Workspace })},
+	}
+	if isSet(known.Input) {
+		r.Input = known.Input
+	}
+	for _, part := range made {
+		switch part.Type {
+		case "diff":
+			r.Preview.Diff += diff(part)
+		case "content":
+			r.Preview.Text += part.Content.String()
+		}
+	}
+	switch tool.Kind {
+	case permission.Read, permission.Edit:
+		paths, ok := s.pathsOf(c)
+		switch r.Call.Paths = paths; {
+		case tool.LeftOut, tool.Named:
+		case !ok:
+			r.Decided = denial(ruleUnreadable, "the request's input cannot be read")
+		case len(paths) == 0 && !tool.Search:
+			r.Decided = denial(ruleUnreadable, "the request names no file")
+		}
+	case permission.Shell:
+		r.Call.Command, r.Preview.Command = command, command
+		if c.Asks == "" && command != "" {
+			r.Title = firstLine(command)
+		}
+		if command == "" { // a rule about commands must not take an unknown one for a harmless one
+			r.Call.Command = "$UNKNOWN_COMMAND # " + r.Title
+		}
+		if cwd := cmp.Or(in.Cwd, in.Workdir, own.Cwd, own.Workdir); cwd != s.place.Workspace {
+			r.Preview.Cwd = cwd
+		}
+	case permission.Network:
+		if r.Preview.URL = cmp.Or(in.URL, own.URL); r.Preview.URL != "" {
+			if u, err := url.Parse(r.Preview.URL); err == nil {
+				r.Call.Hosts = []string{u.Hostname()}
+			}
+		}
+	case permission.Question:
+		r.Kind = events.ApprovalPlan
+		r.Preview.Text = cmp.Or(in.Plan, own.Plan, r.Preview.Text)
+	}
+	if p := r.Preview; p.Command+p.Diff+p.URL+p.Text == "" && isSet(c.Input) {
+		r.Preview.Text = indented(c.Input)
+	}
+	return r
+}
+
+// handlePermission answers a permission request of the agent: at once if the policy decides, otherwise when a person has
+// decided.
+func (s *session) handlePermission(m message, t *agent.Turn) error {
+	q, err := decode[permissionRequest](m.Params, "session/request_permission")
+	interrupted := s.addRequest(m.ID, q.ToolCall.ID)
+	r, conversation := agent.PermissionRequest{}, events.MainConversation
+	flow := s.flow(q.SessionID)
+	switch {
+	case err != nil: // the id is known, so that the agent gets an answer
+		r.Decided = denial(ruleUnreadable, "the request cannot be read")
+	default:
+		known := Call{ID: q.ToolCall.ID}
+		made := q.ToolCall.Content
+		if running := s.calls[q.ToolCall.ID]; running != nil {
+			known = running.Call
+			if made == nil {
+				made = running.content
+			}
+		}
+		c := known.with(q.ToolCall)
+		if q.ToolCall.Title != nil {
+			c.Asks = *q.ToolCall.Title
+		}
+		r = s.describe(c, known, made)
+	}
+	if flow != nil {
+		conversation = flow.conv
+	}
+	switch {
+	case err != nil:
+	case !s.pending || flow == nil:
+		r.Decided = denial(ruleNoQuery, "No query is being answered.")
+	case interrupted:
+		r.Refused = denial(ruleInterrupted, "The turn was interrupted.")
+	case !offers(q.Options, sdk.PermissionOptionKindAllowOnce):
+		r.Refused = denial(ruleNoOption, "The agent offers no answer that allows this once.")
+	}
+	r.Key = string(m.ID)
+	byPolicy := true // until Permit returns
+	t.Permit(conversation, r, func(a agent.PermissionAnswer) {
+		outcome, ok := chooseOption(q.Options, a.Allowed(), byPolicy)
+		refused := r.Refused != nil && a.Message == r.Refused.Reason
+		if a.Outcome == "" || refused || s.isInterrupted() { // the protocol demands it of an interrupted turn
+			outcome = sdk.NewRequestPermissionOutcomeCancelled()
+		}
+		if a.Comment != "" {
+			s.comments = append(s.comments, "Your call of "+r.Call.Tool+" ("+r.Title+") was rejected by the user: "+a.Comment)
+		}
+		if !ok && a.Outcome != "" && !byPolicy && !s.isInterrupted() {
+			s.stopRejected()
+		}
+		s.answerRequest(r.Key, outcome)
+	})
+	byPolicy = false
+	return err
+}
+
+// handleSubagentRequest answers a permission request of a sub-agent, or withdraws it. The agent may repeat a request.
+func (s *session) handleSubagentRequest(q Request, t *agent.Turn) {
+	key := "subagent/" + q.ID
+	if q.Over {
+		t.Withdraw(key)
+		return
+	}
+	if s.heard[q.ID] {
+		return
+	}
+	s.heard[q.ID] = true
+	known := q.Call
+	known.Input = q.Input
+	r := s.describe(q.Call, known, nil)
+	r.Key = key
+	switch {
+	case !s.pending:
+		r.Decided = denial(ruleNoQuery, "No query is being answered.")
+	case s.isInterrupted():
+		r.Refused = denial(ruleInterrupted, "The turn was interrupted.")
+	}
+	t.Permit(cmp.Or(q.Conversation, events.MainConversation), r, func(a agent.PermissionAnswer) {
+		params := map[string]string{"id": q.ID, "reply": "once"}
+		if !a.Allowed() {
+			params["reply"], params["message"] = "reject", a.Message
+		}
+		_ = s.in.Send(request{JSONRPC: "2.0", Method: "_spool/answer", Params: params}) //nolint:errcheck // see stopRejected
+	})
+}
+
+// stopRejected stops the turn after a person denied a call of an agent that offers no answer for that.
+func (s *session) stopRejected() {
+	s.mu.Lock()
+	s.interrupted = true
+	id := s.id
+	s.mu.Unlock()
+	_ = s.requestStop(id, maxStopRequests) //nolint:errcheck // Send fails only if a value cannot be encoded, and these can
+	s.cancelRequests()
+}
+
+// addRequest adds a permission request for a call to those that are not answered. It reports whether the turn is
+// interrupted.
+func (s *session) addRequest(id json.RawMessage, call string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.asked[string(id)] = call
+	return s.interrupted
+}
+
+// answerRequest answers a permission request with an outcome. It does nothing if the request was answered, which an interrupt
+// does. It may be called by any goroutine.
+func (s *session) answerRequest(id string, o sdk.RequestPermissionOutcome) {
+	s.mu.Lock()
+	_, open := s.asked[id]
+	delete(s.asked, id)
+	s.mu.Unlock()
+	if open {
+		_ = s.in.Send(reply{JSONRPC: "2.0", ID: json.RawMessage(id), Result: sdk.RequestPermissionResponse{Outcome: o}}) //nolint:errcheck // see stopRejected
+	}
+}
+
+// cancelRequests answers all permission requests that are not answered. The protocol demands that after session/cancel.
+func (s *session) cancelRequests() {
+	for _, id := range s.unanswered(func(string) bool { return true }) {
+		s.answerRequest(id, sdk.NewRequestPermissionOutcomeCancelled())
+	}
+}
+
+// unanswered returns the ids of the permission requests that are not answered, of those calls for which of returns true.
+func (s *session) unanswered(of func(call string) bool) []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var ids []string
+	for id, call := range s.asked {
+		if of(call) {
+			ids = append(ids, id)
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// withdrawRequests ends the permission requests of a call that has ended: the agent does not wait for an answer any more.
+func (s *session) withdrawRequests(call string, t *agent.Turn) {
+	for _, id := range s.unanswered(func(c string) bool { return c == call }) {
+		t.Withdraw(id)
+		s.answerRequest(id, sdk.NewRequestPermissionOutcomeCancelled())
+	}
+}
+
+// withdrawRequest handles the agent's notification that it does not wait for the answer to a permission request any more.
+func (s *session) withdrawRequest(m message, t *agent.Turn) error {
+	r, err := decode[struct {
+		ID json.RawMessage `json:"requestId"`
+	}](m.Params, m.Method)
+	if err != nil {
+		return err
+	}
+	t.Withdraw(string(r.ID))
+	s.answerRequest(string(r.ID), sdk.NewRequestPermissionOutcomeCancelled())
+	return nil
+}
+
+// chooseOption returns the answer to a permission request, and reports whether the agent offers it. It allows a call only by
+// an option for this call alone, because after "always" the agent would not ask again. For the same reason it does not
+// reject always what a person rejected once.
+func chooseOption(options []sdk.PermissionOption, allow, byPolicy bool) (sdk.RequestPermissionOutcome, bool) {
+	wanted := []sdk.PermissionOptionKind{sdk.PermissionOptionKindRejectOnce}
+	switch {
+	case allow:
 		wanted = []sdk.PermissionOptionKind{sdk.PermissionOptionKindAllowOnce}
+	case byPolicy:
+		wanted = append(wanted, sdk.PermissionOptionKindRejectAlways)
 	}
 	for _, kind := range wanted {
 		for _, o := range options {
 			if o.Kind == kind {
-				return sdk.NewRequestPermissionOutcomeSelected(o.OptionId)
+				return sdk.NewRequestPermissionOutcomeSelected(o.OptionId), true
 			}
 		}
 	}
-	if d.allow {
-		*d = decision{rule: ruleNoOption, reason: "The agent offers no answer that allows this once."}
+	return sdk.NewRequestPermissionOutcomeCancelled(), false
+}
+
+// offers reports whether an option of a kind is offered.
+func offers(options []sdk.PermissionOption, kind sdk.PermissionOptionKind) bool {
+	return slices.ContainsFunc(options, func(o sdk.PermissionOption) bool { return o.Kind == kind })
+}
+
+// indented returns JSON for people.
+func indented(raw json.RawMessage) string {
+	var out bytes.Buffer
+	if json.Indent(&out, raw, "", "  ") != nil {
+		return string(raw)
 	}
-	return sdk.NewRequestPermissionOutcomeCancelled()
+	return out.String()
+}
+
+func firstLine(s string) string {
+	line, _, _ := strings.Cut(strings.TrimSpace(s), "\n")
+	return line
 }

@@ -10,6 +10,7 @@ import (
 	sdk "github.com/coder/acp-go-sdk"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/pkg/permission"
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
@@ -61,8 +62,8 @@ func belongsToServer(servers []runner.MCPServer, name string) bool {
 func plain(l agent.Launch) func(Call) *Tool {
 	return func(c Call) *Tool {
 		tool := classify(c.Kind)
-		if tool.Class == ClassUnknown && belongsToServer(l.MCPServers, c.Name) {
-			tool.Class = ClassServer
+		if tool.Kind == permission.Unknown && belongsToServer(l.MCPServers, c.Name) {
+			tool.Kind = permission.Server
 		}
 		return &tool
 	}

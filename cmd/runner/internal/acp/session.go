@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -32,7 +33,8 @@ type session struct {
 	interrupted bool          // the turn is to stop
 	late        bool          // a turn was asked to stop more than once: the agent may apply the last request to the next turn
 	requests    int
-	waiting     map[int]handler // requests without an answer, by id
+	waiting     map[int]handler   // requests without an answer, by id
+	asked       map[string]string // the call of each permission request that is not answered, by the request's id
 
 	// State of the process.
 	caps       sdk.AgentCapabilities
@@ -44,8 +46,9 @@ type session struct {
 	loading    bool          // the agent repeats the earlier conversation
 	broken     *runner.Error // why this process cannot take a query
 	notes      []events.Payload
-	instructed bool    // the instructions were sent
-	cost       float64 // of the session, as last reported
+	instructed bool     // the instructions were sent
+	comments   []string // why people rejected calls, for the next query: an answer has no field for it
+	cost       float64  // of the session, as last reported
 
 	// State of the turn.
 	pending bool // a query runs
@@ -65,6 +68,7 @@ type turnState struct {
 	status int          // the HTTP status by which the model failed
 	cut    bool         // the model's last answer reached its limit
 	early  earlyText
+	heard  map[string]bool   // permission requests of sub-agents that were handled, by id
 	end    func(*agent.Turn) // ends the turn after the sub-agents' conversations
 }
 
@@ -79,7 +83,7 @@ func Open(d Dialect, l agent.Launch, in agent.Stdin) agent.Session {
 	if d.Shown == "" {
 		d.Shown = d.Model
 	}
-	s := &session{d: d, place: l.Folders, in: in, now: d.Now, resume: l.Resume, fork: l.Fork, waiting: map[int]handler{}, turnState: newTurn(0)}
+	s := &session{d: d, place: l.Folders, in: in, now: d.Now, resume: l.Resume, fork: l.Fork, waiting: map[int]handler{}, asked: map[string]string{}, turnState: newTurn(0)}
 	s.initialize()
 	return s
 }
@@ -87,7 +91,7 @@ func Open(d Dialect, l agent.Launch, in agent.Stdin) agent.Session {
 // newTurn returns the state of a turn that begins when the session has cost the given dollars.
 func newTurn(cost float64) turnState {
 	return turnState{
-		main: &flow{conv: events.MainConversation}, subs: map[sdk.SessionId]*flow{}, calls: map[string]*call{}, began: cost,
+		main: &flow{conv: events.MainConversation}, subs: map[sdk.SessionId]*flow{}, calls: map[string]*call{}, heard: map[string]bool{}, began: cost,
 	}
 }
 
@@ -149,6 +153,10 @@ func (s *session) ask(t *agent.Turn) error {
 		prompt = append([]sdk.ContentBlock{sdk.TextBlock("# Instructions\n" + s.d.Instructions)}, prompt...)
 	}
 	s.instructed = true
+	for i, comment := range s.comments {
+		prompt = slices.Insert(slices.Clone(prompt), i, sdk.TextBlock("<system-reminder>"+comment+"</system-reminder>"))
+	}
+	s.comments = nil
 	return s.call(sdk.AgentMethodSessionPrompt, sdk.PromptRequest{SessionId: s.id, Prompt: prompt}, s.promptAnswered)
 }
 
@@ -161,7 +169,9 @@ func (s *session) Interrupt() error {
 	if !asking {
 		return nil // the turn ends with the handshake
 	}
-	return s.requestStop(id, maxStopRequests)
+	err := s.requestStop(id, maxStopRequests)
+	s.cancelRequests()
+	return err
 }
 
 // maxStopRequests is the maximum number of times that the session repeats a request to stop a turn that goes on.
@@ -230,6 +240,8 @@ func (s *session) Line(raw []byte, t *agent.Turn) error {
 		return s.handleRequest(m, t)
 	case m.Method == sdk.ClientMethodSessionUpdate:
 		return s.handleUpdate(m, t)
+	case m.Method == "$/cancel_request":
+		return s.withdrawRequest(m, t)
 	case m.Method != "":
 		return s.handleNotice(m, raw, t)
 	case len(m.ID) > 0 && (m.Error != nil || m.Result != nil):
@@ -255,7 +267,7 @@ func (s *session) handleAnswer(m message, t *agent.Turn) error {
 func (s *session) handleRequest(m message, t *agent.Turn) error {
 	switch {
 	case m.Method == sdk.ClientMethodSessionRequestPermission:
-		return s.answerPermission(m, t)
+		return s.handlePermission(m, t)
 	case m.Method == sdk.ClientMethodFsWriteTextFile && s.d.AcceptWrites:
 		return s.in.Send(reply{JSONRPC: "2.0", ID: m.ID, Result: struct{}{}})
 	}
@@ -281,6 +293,10 @@ func (s *session) handleNotice(m message, raw json.RawMessage, t *agent.Turn) er
 			return nil // of a sub-agent
 		}
 		return s.appendEarlyText(*n.Text, t)
+	}
+	if n.Request != nil {
+		s.handleSubagentRequest(*n.Request, t)
+		return nil
 	}
 	if n.Warning != "" {
 		s.log(t, "warn", "%s", n.Warning)

@@ -103,6 +103,9 @@ func (s *session) handleTool(f *flow, u toolUpdate, t *agent.Turn) error {
 		c.status = *u.Status
 	}
 	c.over = c.status == sdk.ToolCallStatusCompleted || c.status == sdk.ToolCallStatusFailed
+	if c.over {
+		s.withdrawRequests(c.ID, t)
+	}
 	tool := s.tool(c.Call)
 	if tool.Subagent != nil {
 		return s.showSubagent(c, *tool.Subagent, t)

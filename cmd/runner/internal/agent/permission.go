@@ -41,6 +41,7 @@ type PermissionRequest struct {
 	Key       string               // the agent's own id of the request, unique in its process
 	Call      permission.Call      // decides, by the policy, whether a person is asked
 	Decided   *permission.Decision // if set, the policy is not applied: the adapter itself decided
+	Refused   *permission.Decision // if set, this denial replaces a decision of the policy other than deny: the agent cannot take an approval
 	ToolUseID string
 
 	// The fields below are shown to the person who decides. They may have any size.
@@ -58,6 +59,7 @@ type PermissionRequest struct {
 type PermissionAnswer struct {
 	Outcome   string          // events.OutcomeApproved, OutcomeRejected, OutcomeSkipped or OutcomeAnswered; "" if the request ended without a decision
 	Message   string          // for a denial: a sentence for the agent
+	Comment   string          // with OutcomeRejected: what the person wrote; part of Message
 	Arguments json.RawMessage // with OutcomeApproved: the arguments that a person changed; nil if they are not changed
 	Answers   map[string][]string
 	Content   json.RawMessage // the answer to an elicitation
@@ -140,7 +142,11 @@ func (t *Turn) decide(r PermissionRequest) permission.Decision {
 	if r.Decided != nil {
 		return *r.Decided
 	}
-	return t.cfg.Policy.Decide(r.Call)
+	d := t.cfg.Policy.Decide(r.Call)
+	if r.Refused != nil && d.Action != events.PermissionDeny {
+		return *r.Refused
+	}
+	return d
 }
 
 // recordPolicy records that the policy decided a request, and returns the answer.
@@ -278,7 +284,7 @@ func answerOf(v runner.Verdict) PermissionAnswer {
 	case v.Decision == events.DecisionAnswer:
 		return PermissionAnswer{Outcome: events.OutcomeAnswered, Answers: v.Answers, Content: v.Content}
 	case v.Comment != "":
-		rejected.Message = "The user rejected this call: " + v.Comment
+		rejected.Message, rejected.Comment = "The user rejected this call: "+v.Comment, v.Comment
 	}
 	return rejected // also for an unknown decision
 }

@@ -358,6 +358,9 @@ func (b *Bench) File(name string) string {
 	return string(raw)
 }
 
+// HasFile reports whether the workspace has a file.
+func (b *Bench) HasFile(name string) bool { return exists(filepath.Join(b.Folders.Workspace, name)) }
+
 // Put writes a file into the workspace.
 func (b *Bench) Put(name, content string) {
 	b.t.Helper()

@@ -1,6 +1,25 @@
 // Package claudecode is the adapter of architecture claude-code: the Claude Code CLI with its two-way protocol of JSON
 // lines on stdin and stdout. One process does all turns; when it has ended, the next process resumes its session.
 //
+// # Permissions
+//
+// By itself the CLI asks only about some calls: it reads files of the workspace, runs commands that it considers harmless
+// (ls, cat, git status), keeps its lists and starts sub-agents without asking. That is enough for the policy of an agent
+// without permissions, which allows these calls anyway. With any other policy the handshake registers a PreToolUse hook that
+// answers "ask" for every call, so that the CLI asks about all of them. With version Tested:
+//   - The hook runs for every tool of the CLI and of MCP servers, of sub-agents too, and in plan mode, in which the CLI
+//     otherwise runs commands without asking. What settings, hooks and sub-agents of the workspace say (allow rules, modes,
+//     disableAllHooks, a hook that allows, permissionMode of a sub-agent) does not change that.
+//   - A hook that does not answer in time denies the call. A hook with an empty or unknown answer does not count, so there
+//     is one answer only.
+//   - In the CLI's simple mode (CLAUDE_CODE_SIMPLE) no hook runs. Ask rules in the settings of the command line hold there too.
+//   - Settings of the workspace name commands that the CLI runs unasked (hooks, apiKeyHelper), and an agent that may change
+//     files can write them. So they are not read, and neither are the workspace's skills, sub-agents and commands, which can
+//     have hooks too. Its CLAUDE.md is read.
+//
+// The CLI sends suggestions of rules with its requests; they are never accepted, because they would change the settings of
+// the workspace and the CLI would no longer ask.
+//
 // The recordings are of version Tested of the CLI, see testdata/README.md.
 package claudecode
 
@@ -45,10 +64,10 @@ const mcpPatience = "20000"
 // command differ when the prompts have changed, and the supervisor then starts another process.
 const promptDigest = "SPOOL_AGENT_PROMPT_SHA256"
 
-// excludedTools are the CLI's tools that an agent never has: they wait for the answer of a person, or begin turns without a query, whose events
-// would not be recorded.
+// excludedTools are the CLI's tools that an agent never has: they leave the workspace, or begin turns without a query, whose events would not
+// be recorded.
 var excludedTools = []string{
-	"AskUserQuestion", "EnterPlanMode", "ExitPlanMode", "EnterWorktree", "ExitWorktree",
+	"EnterWorktree", "ExitWorktree",
 	"CronCreate", "CronDelete", "CronList", "ScheduleWakeup",
 }
 
@@ -95,6 +114,9 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 		"CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1",
 		"CLAUDE_CODE_DISABLE_CRON":             "1",
 	}
+	if checkEachCall(l) {
+		set["CLAUDE_CODE_ADDITIONAL_DIRECTORIES_CLAUDE_MD"] = "1"
+	}
 	if !hasVariable(l, "CLAUDE_CODE_MAX_RETRIES") {
 		set["CLAUDE_CODE_MAX_RETRIES"] = maxRetries
 	}
@@ -120,7 +142,7 @@ func (a Adapter) Open(l agent.Launch, in agent.Stdin) agent.Session {
 	s := newSession(l.Folders, in, a.Now)
 	s.scope = newScope(l)
 	s.lost = whyNotResumable(l)
-	s.initialize(newHandshake(l))
+	s.initialize(newHandshake(l), checkEachCall(l))
 	return s
 }
 
@@ -157,6 +179,20 @@ func hasTranscript(p agent.Folders, agentSession string) bool {
 func hasVariable(l agent.Launch, name string) bool {
 	_, ok := l.Env[name]
 	return ok || slices.ContainsFunc(l.Environ, func(kv string) bool { return strings.HasPrefix(kv, name+"=") })
+}
+
+// variable returns the value of an environment variable of the agent, "" if it is not set.
+func variable(l agent.Launch, name string) string {
+	if v, ok := l.Env[name]; ok {
+		return v
+	}
+	value := ""
+	for _, kv := range l.Environ {
+		if v, ok := strings.CutPrefix(kv, name+"="); ok {
+			value = v
+		}
+	}
+	return value
 }
 
 // lookup returns the path of the CLI on the PATH that the agent will have.

@@ -193,6 +193,23 @@ var goldens = agenttest.Goldens{
 		"length":             agenttest.Asks("cut by length"),
 		"command":            agenttest.Asks("/nonsense"),
 		"image":              agenttest.AskImage("what is this?"),
+
+		"approval": decided(agenttest.Ask{Text: "look around please", Decide: []events.ApprovalDecided{
+			{Decision: events.DecisionApprove}, {Decision: events.DecisionReject, Comment: "Take another name."},
+		}}),
+		"approval-changed": decided(agenttest.Ask{Text: "three commands please", Decide: []events.ApprovalDecided{
+			{Decision: events.DecisionApproveAll}, {Decision: events.DecisionApprove, Arguments: json.RawMessage(`{"command":"echo after"}`)},
+		}}),
+		"approval-subagent": decided(agenttest.Ask{Text: "delegate this please", Decide: []events.ApprovalDecided{
+			{Decision: events.DecisionApprove}, {Decision: events.DecisionSkip},
+		}}),
+		"approval-interrupt": decided(agenttest.Ask{Text: "look around please", Interrupt: agenttest.OnRequest}, agenttest.Ask{Text: "hello after the interrupt"}),
+		"question": decided(agenttest.Ask{Text: "ask me please", Decide: []events.ApprovalDecided{
+			{Decision: events.DecisionAnswer, Answers: map[string][]string{"q1": {"Blue"}}},
+		}}),
+		"plan": decided(agenttest.Ask{Text: "plan it please", Decide: []events.ApprovalDecided{
+			{Decision: events.DecisionApprove}, {Decision: events.DecisionApprove}, {Decision: events.DecisionApprove},
+		}}),
 	},
 	Adapter:  claudecode.Adapter{Now: agenttest.Now},
 	Anchored: []events.BlockKind{events.KindAssistantText, events.KindToolUse, events.KindToolResult, events.KindSubagent},
@@ -204,6 +221,11 @@ var goldens = agenttest.Goldens{
 		return []string{"{{folder}}", filepath.Base(filepath.Dir(path))}
 	},
 	Recording: agenttest.Recording{Text: `"content_block_delta"`, Trim: trim, Normalize: normalize},
+}
+
+// decided returns a scenario in which a person decides every call.
+func decided(asks ...agenttest.Ask) agenttest.Scenario {
+	return agenttest.Scenario{Permissions: events.Permissions{Default: events.PermissionAsk}, Asks: asks}
 }
 
 func interrupted(text string, when agenttest.When) agenttest.Scenario {
@@ -244,6 +266,7 @@ var (
 	agents    = regexp.MustCompile(`\ba[0-9a-f]{16}\b`)
 	durations = regexp.MustCompile(`("(?:duration_ms|duration_api_ms|ttft_ms|ttft_stream_ms|time_to_request_ms|totalDurationMs|end_time|retry_delay_ms)":|duration_ms: )[0-9.]+`)
 	ports     = regexp.MustCompile(`127\.0\.0\.1:[0-9]{4,5}`)
+	plans     = regexp.MustCompile(`plans/[a-z-]+\.md`)
 	times     = regexp.MustCompile(`"timestamp":"[^"]*"`)
 )
 
@@ -251,6 +274,7 @@ var (
 func normalize(raw []byte) []byte {
 	raw = durations.ReplaceAll(raw, []byte("${1}1"))
 	raw = ports.ReplaceAll(raw, []byte("127.0.0.1:7799"))
+	raw = plans.ReplaceAll(raw, []byte("plans/plan.md"))
 	raw = times.ReplaceAll(raw, []byte(`"timestamp":"2026-01-02T03:04:05Z"`))
 	raw = agenttest.Number(raw, uuids, func(_ []byte, n int) string { return fmt.Sprintf("00000000-0000-4000-8000-%012d", n) })
 	raw = agenttest.Number(raw, ids, func(id []byte, n int) string {

@@ -41,7 +41,12 @@ func definitionArgs(l agent.Launch) []string {
 	// Only the MCP servers of the agent are started: those of a workspace would be unknown programs.
 	args := []string{
 		"--strict-mcp-config",
-		"--disallowedTools", strings.Join(append(slices.Clone(excludedTools), l.Tools.Deny...), ","),
+		"--disallowedTools", strings.Join(slices.Concat(unavailableQuestions(l), excludedTools, l.Tools.Deny), ","),
+	}
+	if checkEachCall(l) {
+		// The settings of the workspace could name commands that the CLI runs by itself. With --add-dir the CLI reads the
+		// workspace's CLAUDE.md all the same.
+		args = append(args, "--settings", settings(l), "--setting-sources", "user", "--add-dir", l.Workspace)
 	}
 	if len(l.Tools.Allow) > 0 {
 		args = append(args, "--tools", strings.Join(ownTools(l), ","))
@@ -207,6 +212,11 @@ type scope struct {
 	allow   []string    // tools that the definition names
 	deny    []string    // tools that the definition excludes
 	servers []mcpServed // the agent's MCP servers
+	checked bool        // the CLI asks about every call; see checkEachCall
+	home    string      // the agent's home folder
+	plans   string      // the folder of the plans of plan mode; "" if the agent has no plan mode
+
+	destructive map[string]bool // tools of MCP servers that destroy data, as their servers say
 }
 
 // mcpServed is the prefix of the tools of a server, and which of them the agent has.
@@ -217,7 +227,10 @@ type mcpServed struct {
 
 // newScope returns the scope of the agent of a launch.
 func newScope(l agent.Launch) scope {
-	s := scope{root: l.Workspace, allow: l.Tools.Allow, deny: l.Tools.Deny}
+	s := scope{root: l.Workspace, allow: l.Tools.Allow, deny: l.Tools.Deny, checked: checkEachCall(l), home: variable(l, "HOME")}
+	if s.checked && !slices.Contains(unavailableQuestions(l), exitPlanMode) {
+		s.plans = filepath.Join(config(l.Folders), "plans")
+	}
 	for _, k := range l.Skills {
 		s.skills = append(s.skills, k.Dir)
 	}

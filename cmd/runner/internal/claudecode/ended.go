@@ -172,6 +172,11 @@ type notice struct {
 	TaskID       string  `json:"task_id"` // task_started
 	ToolUseID    string  `json:"tool_use_id"`
 
+	ToolName   string `json:"tool_name"` // permission_denied
+	ReasonCode string `json:"decision_reason_code"`
+	ReasonType string `json:"decision_reason_type"`
+	Message    string `json:"message"`
+
 	Compact struct { // compact_boundary
 		Trigger   string `json:"trigger"`
 		PreTokens int    `json:"pre_tokens"`
@@ -197,6 +202,7 @@ func (s *session) handleSystem(l line, raw []byte, t *agent.Turn) error {
 		if l.SessionID != s.agentSession {
 			s.reportTranscript(l.SessionID, t)
 		}
+		return s.requestAnnotations()
 	case "status":
 		if n.Status != "" && n.Status != "requesting" {
 			t.Whole(events.MainConversation, events.Block{Kind: events.KindSystem, Subtype: "status", Message: n.Status})
@@ -208,6 +214,10 @@ func (s *session) handleSystem(l line, raw []byte, t *agent.Turn) error {
 		})
 	case "api_retry":
 		logf(t, "warn", "the model failed (status %d, %s); attempt %d of %d in %.0f ms", n.ErrorStatus, n.Error, n.Attempt, n.MaxRetries, n.RetryDelayMs)
+	case "permission_denied":
+		t.Emit(s.conversationOf(n.ToolUseID, ""), events.AgentDenied{
+			ToolName: n.ToolName, ToolUseID: n.ToolUseID, Code: cmp.Or(n.ReasonCode, n.ReasonType), Reason: n.Message,
+		})
 	case "task_started": // its blocks tell the rest
 		s.turn.agents[n.TaskID] = n.ToolUseID
 	case "thinking_tokens", "task_progress", "task_updated", "task_notification":

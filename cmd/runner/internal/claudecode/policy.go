@@ -1,33 +1,35 @@
 package claudecode
 
 import (
-	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
+	"maps"
+	"net/url"
+	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 	"github.com/spoolhq/spool/cmd/runner/internal/workspace"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/permission"
 )
 
-// Rules of the policy `workspace`, as permission_decided names them.
+// Rules of decisions that the adapter itself makes, as permission_decided names them.
 const (
-	ruleInside     = "workspace-path"     // allow: a file inside the workspace
-	ruleOutside    = "outside-workspace"  // deny
-	ruleShell      = "sandboxed-shell"    // allow: the sandbox limits what a command can reach
-	ruleAgent      = "sub-agent"          // allow: its own calls are asked for as well
-	ruleBooks      = "bookkeeping"        // allow: the agent's own lists and notes
-	ruleServer     = "mcp-server"         // allow: a tool of one of the agent's MCP servers
-	ruleSkill      = "skill-file"         // allow: reading a file of one of the agent's skills
-	ruleNamed      = "named-tool"         // allow: the agent's definition names it
-	ruleLeftOut    = "left-out"           // deny: the agent's definition excludes it
-	ruleNetwork    = "network"            // deny
-	ruleUnknown    = "unknown-tool"       // deny
 	ruleUnreadable = "unreadable-request" // deny
 	ruleNoQuery    = "no-query"           // deny: its events would not be recorded
+)
+
+// Tools that ask the user. The CLI has them only if the agent's policy has a person decide.
+const (
+	askUserQuestion = "AskUserQuestion"
+	enterPlanMode   = "EnterPlanMode"
+	exitPlanMode    = "ExitPlanMode"
 )
 
 // paths names for each file tool the argument with the path. A search tool's argument is optional: without it the tool searches the workspace.
@@ -40,101 +42,275 @@ var paths = map[string]struct {
 	"Glob": {"path", true}, "Grep": {"path", true}, "LS": {"path", true},
 }
 
-var (
-	readers = []string{"Read", "Glob", "Grep", "LS", "NotebookRead"}
-	shells  = []string{"Bash", "BashOutput", "KillBash", "KillShell"}
-	books   = []string{
+// toolsByKind are the CLI's own tools.
+var toolsByKind = map[permission.Kind][]string{
+	permission.Read:  {"Read", "Glob", "Grep", "LS", "NotebookRead"},
+	permission.Edit:  {"Write", "Edit", "MultiEdit", "NotebookEdit"},
+	permission.Shell: {"Bash", "BashOutput", "KillBash", "KillShell"},
+	permission.Agent: {"Agent", "Task", "SendMessage"},
+	permission.Bookkeeping: {
 		"TodoWrite", "TodoRead", "TaskCreate", "TaskGet", "TaskList", "TaskUpdate", "TaskOutput", "TaskStop",
-		"Skill", "SlashCommand", "ToolSearch", "ReportFindings", "WaitForMcpServers",
-	}
-	network = []string{"WebFetch", "WebSearch"}
-)
-
-// decision is the answer to a permission request.
-type decision struct {
-	allow  bool
-	rule   string
-	reason string
-	input  json.RawMessage // the input of the tool, if allowed
+		"Skill", "SlashCommand", "ToolSearch", "ReportFindings", "WaitForMcpServers", enterPlanMode,
+	},
+	permission.Network:  {"WebFetch", "WebSearch"},
+	permission.Question: {askUserQuestion, exitPlanMode},
 }
 
-// decide returns the decision of the policy `workspace` on a permission request. It allows files inside the workspace, commands, which the sandbox
-// limits, sub-agents, MCP servers of the agent, and tools that the agent's definition names. It denies everything else.
-func decide(q question, s scope) decision {
-	var input map[string]json.RawMessage
-	if len(q.Input) == 0 || json.Unmarshal(q.Input, &input) != nil || input == nil {
-		return decision{rule: ruleUnreadable, reason: "the request has no readable input"}
+// kindOf returns the kind of a tool of the CLI itself.
+func kindOf(tool string) permission.Kind {
+	for kind, tools := range toolsByKind {
+		if slices.Contains(tools, tool) {
+			return kind
+		}
 	}
-	allow := func(rule string) decision { return decision{allow: true, rule: rule, input: bytes.Clone(q.Input)} }
-	where, isFile := paths[q.ToolName]
-	served, has := s.belongsToServer(q.ToolName)
-	switch {
-	case slices.Contains(s.deny, q.ToolName), served && !has:
-		return decision{rule: ruleLeftOut, reason: fmt.Sprintf("The tool %q is not one that this agent has. Go on without it.", q.ToolName)}
-	case served:
-		return allow(ruleServer)
-	case isFile:
-		return decidePath(q, input, where.argument, where.optional, s)
-	case slices.Contains(shells, q.ToolName):
-		return allow(ruleShell)
-	case isAgent(q.ToolName):
-		return allow(ruleAgent)
-	case slices.Contains(books, q.ToolName):
-		return allow(ruleBooks)
-	case slices.Contains(s.allow, q.ToolName):
-		return allow(ruleNamed)
-	case slices.Contains(network, q.ToolName):
-		return decision{rule: ruleNetwork, reason: q.ToolName + " reaches the network, which the workspace policy does not allow. Go on without it."}
-	}
-	return decision{rule: ruleUnknown, reason: fmt.Sprintf("The workspace policy does not know the tool %q and so does not allow it. Go on without it.", q.ToolName)}
+	return permission.Unknown
 }
 
-// decidePath returns the decision on a call of a file tool: it allows a path inside the workspace, and reading a file of a skill. The input of an
-// allowed call has the path that was checked. argument names the path's argument, which may be absent if optional is true.
-func decidePath(q question, input map[string]json.RawMessage, argument string, optional bool, s scope) decision {
-	root := s.root
+// checkEachCall reports whether the CLI has to ask about every call of a tool: the policy may decide differently from the
+// CLI, which reads files of the workspace and runs harmless commands without asking. It is false for the policy of an agent
+// without permissions.
+func checkEachCall(l agent.Launch) bool {
+	return !reflect.ValueOf(l.Permissions).IsZero() || len(l.ExecutionPermissions.Rules) > 0
+}
+
+// unavailableQuestions returns the tools that ask the user and that the CLI must not have, because the agent's policy denies
+// every call of them. The rules of an execution do not count, so that they need no other process.
+func unavailableQuestions(l agent.Launch) []string {
+	policy, err := permission.New(l.Permissions, events.ExecutionPermissions{})
+	isAsked := func(tool string) bool {
+		c := permission.Call{Tool: tool, Kind: permission.Question, Named: slices.Contains(l.Tools.Allow, tool)}
+		return err == nil && checkEachCall(l) && policy.Decide(c).Action == events.PermissionAsk
+	}
+	var out []string
+	if !isAsked(askUserQuestion) {
+		out = append(out, askUserQuestion)
+	}
+	if !isAsked(exitPlanMode) { // without it the agent could not leave plan mode
+		out = append(out, enterPlanMode, exitPlanMode)
+	}
+	return out
+}
+
+// askRules are the tools for which a rule of the settings has the CLI ask. The CLI complains about names that it does not know.
+var askRules = []string{"Agent", "Bash", "Edit", "Glob", "Grep", "NotebookEdit", "Read", "Skill", "WebFetch", "WebSearch", "Write"}
+
+// settings returns the CLI's settings with which it asks about calls where the hook of the handshake does not run, as in
+// its simple mode.
+func settings(l agent.Launch) string {
+	ask := slices.Clone(askRules)
+	for _, s := range l.MCPServers {
+		ask = append(ask, mcpPrefix+s.Name)
+	}
+	raw, err := json.Marshal(map[string]any{
+		"permissions": map[string]any{"ask": ask},
+		"sandbox":     map[string]any{"autoAllowBashIfSandboxed": false},
+	})
+	if err != nil {
+		return "{}" // strings always marshal
+	}
+	return string(raw)
+}
+
+// checkedCall is a call of a tool with the input that an allowed call is run with. Its paths are those that were checked,
+// because the CLI expands and trims paths by rules of its own.
+type checkedCall struct {
+	permission.Call
+	input  json.RawMessage
+	denied *permission.Decision // the adapter's own decision, for a call that it cannot read
+}
+
+// check describes a call for the permission policy.
+func (s scope) check(tool string, input json.RawMessage) checkedCall {
+	c := checkedCall{Call: permission.Call{Tool: tool, Kind: kindOf(tool), Named: slices.Contains(s.allow, tool)}, input: slices.Clone(input)}
+	var args map[string]json.RawMessage
+	if json.Unmarshal(input, &args) != nil || args == nil {
+		return c.deny(ruleUnreadable, "the request has no readable input")
+	}
+	served, has := s.belongsToServer(tool)
+	if slices.Contains(s.deny, tool) || served && !has {
+		c.LeftOut = true
+		return c
+	}
+	if served {
+		c.Kind, c.Destructive = permission.Server, s.destructive[tool]
+		return c
+	}
+	switch c.Kind {
+	case permission.Read, permission.Edit:
+		return s.checkPath(c, args)
+	case permission.Shell:
+		if c.Command = text(args, "command"); c.Command == "" && tool == "Bash" && s.checked {
+			return c.deny(ruleUnreadable, "command is missing")
+		}
+	case permission.Network:
+		return s.checkURL(c, args)
+	}
+	return c
+}
+
+// deny returns the call with a denial of the adapter.
+func (c checkedCall) deny(rule, reason string) checkedCall {
+	c.denied = &permission.Decision{Action: events.PermissionDeny, Rule: rule, Reason: reason}
+	return c
+}
+
+// withArgument returns the call with another value of an argument.
+func (c checkedCall) withArgument(args map[string]json.RawMessage, name, value string) checkedCall {
+	raw, err := json.Marshal(value)
+	if err != nil {
+		return c.deny(ruleUnreadable, name+" cannot be written as JSON")
+	}
+	args = maps.Clone(args)
+	args[name] = raw
+	if c.input, err = json.Marshal(args); err != nil {
+		return c.deny(ruleUnreadable, "the input cannot be written as JSON")
+	}
+	return c
+}
+
+// checkPath adds the path of a file tool to the call.
+func (s scope) checkPath(c checkedCall, args map[string]json.RawMessage) checkedCall {
+	where := paths[c.Tool]
 	var path string
-	if raw, ok := input[argument]; ok && json.Unmarshal(raw, &path) != nil {
-		return decision{rule: ruleUnreadable, reason: argument + " is not a text"}
+	if raw, ok := args[where.argument]; ok && json.Unmarshal(raw, &path) != nil {
+		return c.deny(ruleUnreadable, where.argument+" is not a text")
 	}
-	if pattern, ok := input["pattern"]; ok && q.ToolName == "Glob" {
+	if pattern, ok := args["pattern"]; ok && c.Tool == "Glob" {
 		// A pattern can contain a path.
 		var p string
 		if json.Unmarshal(pattern, &p) != nil || filepath.IsAbs(p) || strings.HasPrefix(p, "~") || slices.Contains(strings.Split(p, "/"), "..") {
-			return outside(string(pattern), root)
+			return c.deny(permission.RuleOutside, fmt.Sprintf("The pattern %s leads out of the folder that is searched. Pass another folder as path.", pattern))
 		}
 	}
 	path = strings.TrimFunc(path, isSpace)
 	if path == "" {
-		if optional {
-			return decision{allow: true, rule: ruleInside, input: bytes.Clone(q.Input)}
+		if !where.optional {
+			return c.deny(ruleUnreadable, where.argument+" is missing")
 		}
-		return decision{rule: ruleUnreadable, reason: argument + " is missing"}
+		c.Paths = []permission.Path{{Path: "."}}
+		return c
 	}
-	rule, judged := ruleInside, ""
-	if rel, ok := inside(root, path); ok {
-		judged = filepath.Join(root, rel)
-	} else if real, ok := s.skillFile(path); ok && slices.Contains(readers, q.ToolName) {
-		rule, judged = ruleSkill, real
-	} else {
-		return outside(path, root)
+	if rel, ok := inside(s.root, path); ok {
+		return s.insidePath(c, args, where.argument, rel)
 	}
-	// The CLI expands and trims paths by rules of its own, so it gets the path that was checked.
-	raw, err := json.Marshal(judged)
+	if real, ok := s.skillFile(path); ok && c.Kind == permission.Read {
+		c.Paths = []permission.Path{{Path: real, Outside: true, Skill: true}}
+		return c.withArgument(args, where.argument, real)
+	}
+	if !s.checked { // denied whatever it is
+		return c.deny(permission.RuleOutside, fmt.Sprintf("%s is outside of the workspace %s, and the workspace policy allows files inside it only.", path, s.root))
+	}
+	real, err := s.resolveOutside(path)
 	if err != nil {
-		return decision{rule: ruleUnreadable, reason: argument + " cannot be written as JSON"}
+		return c.deny(permission.RuleOutside, fmt.Sprintf("%q is outside of the workspace %s, or cannot be resolved: %v.", path, s.root, err))
 	}
-	input[argument] = raw
-	changed, err := json.Marshal(input)
-	if err != nil {
-		return decision{rule: ruleUnreadable, reason: "the input cannot be written as JSON"}
+	c.Paths = []permission.Path{{Path: real, Outside: true}}
+	if s.isPlan(real) {
+		c.Kind = permission.Bookkeeping
 	}
-	return decision{allow: true, rule: rule, input: changed}
+	return c.withArgument(args, where.argument, real)
 }
 
-// outside returns the denial of a path outside the workspace.
-func outside(path, root string) decision {
-	return decision{rule: ruleOutside, reason: fmt.Sprintf("%s is outside of the workspace %s, and the workspace policy allows files inside it only.", path, root)}
+// insidePath adds a path inside the workspace to the call. A policy with rules sees the path with its symbolic links
+// resolved, and the tool then gets that path.
+func (s scope) insidePath(c checkedCall, args map[string]json.RawMessage, argument, rel string) checkedCall {
+	given := filepath.Join(s.root, rel)
+	if s.checked {
+		root, err := filepath.EvalSymlinks(s.root)
+		if err != nil {
+			return c.deny(ruleUnreadable, argument+" cannot be resolved")
+		}
+		real, err := resolve(given)
+		if err != nil || !isWithin(root, real) {
+			return c.deny(permission.RuleOutside, fmt.Sprintf("%s is outside of the workspace %s.", given, s.root))
+		}
+		if rel, err = filepath.Rel(root, real); err != nil {
+			return c.deny(ruleUnreadable, argument+" cannot be resolved")
+		}
+		given = filepath.Join(s.root, rel)
+	}
+	c.Paths = []permission.Path{{Path: filepath.ToSlash(rel)}}
+	return c.withArgument(args, argument, given)
+}
+
+// text returns an argument that is a text, or "". Names of arguments are case-sensitive, as for the CLI.
+func text(args map[string]json.RawMessage, name string) string {
+	var s string
+	if raw, ok := args[name]; !ok || json.Unmarshal(raw, &s) != nil {
+		return ""
+	}
+	return s
+}
+
+// checkURL adds the host that a tool reaches to the call.
+func (s scope) checkURL(c checkedCall, args map[string]json.RawMessage) checkedCall {
+	raw, ok := args["url"]
+	if !ok || !s.checked {
+		return c
+	}
+	var text string
+	if json.Unmarshal(raw, &text) != nil {
+		return c.deny(ruleUnreadable, "url is not a text")
+	}
+	u, err := url.Parse(text)
+	if err != nil || u.Hostname() == "" || strings.ContainsAny(text, `\`) {
+		return c.deny(ruleUnreadable, "url has no readable host")
+	}
+	c.Hosts = []string{u.Hostname()}
+	return c.withArgument(args, "url", u.String()) // the CLI would read some URLs differently
+}
+
+// isPlan reports whether a path is a plan of plan mode, which the CLI keeps in its configuration folder and writes without
+// asking.
+func (s scope) isPlan(real string) bool {
+	if s.plans == "" {
+		return false
+	}
+	dir, err := resolve(s.plans)
+	return err == nil && filepath.Dir(real) == dir && filepath.Ext(real) == ".md"
+}
+
+// resolveOutside returns an absolute path for a path that is not inside the workspace, as the CLI reads it, with its symbolic
+// links resolved.
+func (s scope) resolveOutside(path string) (string, error) {
+	switch {
+	case strings.ContainsRune(path, 0):
+		return "", errors.New("it has a NUL")
+	case path == "~" || strings.HasPrefix(path, "~/"):
+		if !filepath.IsAbs(s.home) {
+			return "", errors.New("HOME is not set")
+		}
+		path = s.home + path[1:]
+	case strings.HasPrefix(path, "~"):
+		return "", errors.New("it names the home folder of a user")
+	case !filepath.IsAbs(path):
+		path = filepath.Join(s.root, path)
+	}
+	return resolve(filepath.Clean(path))
+}
+
+// resolve returns a clean absolute path with its symbolic links resolved. The end of the path need not exist.
+func resolve(path string) (string, error) {
+	for range 40 { // as many links as Linux follows
+		real, err := filepath.EvalSymlinks(path)
+		if err == nil || !errors.Is(err, fs.ErrNotExist) {
+			return real, err
+		}
+		dir, err := resolve(filepath.Dir(path))
+		if err != nil {
+			return "", err
+		}
+		path = filepath.Join(dir, filepath.Base(path))
+		target, err := os.Readlink(path)
+		if err != nil {
+			return path, nil //nolint:nilerr // not a link: it does not exist
+		}
+		if !filepath.IsAbs(target) {
+			target = filepath.Join(dir, target)
+		}
+		path = filepath.Clean(target)
+	}
+	return "", errors.New("it has too many symbolic links")
 }
 
 // inside returns a path relative to the root of the workspace. The bool is false if the path, with its symbolic links resolved, is outside the
@@ -162,36 +338,4 @@ func isWithin(root, path string) bool {
 // isSpace reports whether the trim function of JavaScript removes r.
 func isSpace(r rune) bool {
 	return r == '\uFEFF' || strings.ContainsRune(" \t\n\v\f\r\u00a0\u1680\u2028\u2029\u202f\u205f\u3000", r) || r >= '\u2000' && r <= '\u200a'
-}
-
-// answerPermission answers a permission request of the CLI at once. No person is asked.
-func (s *session) answerPermission(l line, t *agent.Turn) error {
-	reply := func(r response) error {
-		r.RequestID = l.RequestID
-		return s.in.Send(controlResponse{Type: "control_response", Response: r})
-	}
-	q, err := decode[question](l.Request, "control_request")
-	if err == nil && q.Subtype != "can_use_tool" {
-		logf(t, "warn", "the agent asked for %q, which is not offered", q.Subtype)
-		return reply(response{Subtype: "error", Error: fmt.Sprintf("%q is not offered", q.Subtype)})
-	}
-	d := decision{rule: ruleNoQuery, reason: "No query is being answered."}
-	switch {
-	case err != nil:
-		d = decision{rule: ruleUnreadable, reason: "the request cannot be read"}
-	case s.pending:
-		d = decide(q, s.scope)
-	}
-	conv := events.MainConversation
-	if c := s.turn.calls[q.ToolUseID]; c != nil {
-		conv = c.conv
-	} else if sub := s.turn.conversations[s.turn.agents[q.AgentID]]; q.AgentID != "" && sub != nil {
-		conv = sub.id // the question came before the call's own line
-	}
-	v, word := verdict{Behavior: "deny", Message: d.reason}, "deny"
-	if d.allow {
-		v, word = verdict{Behavior: "allow", UpdatedInput: d.input}, "allow"
-	}
-	t.Emit(conv, events.PermissionDecided{ToolName: q.ToolName, ToolUseID: q.ToolUseID, Decision: word, Rule: d.rule, Reason: d.reason})
-	return reply(response{Subtype: "success", Response: v})
 }

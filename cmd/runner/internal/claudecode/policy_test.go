@@ -6,7 +6,19 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/permission"
 )
+
+// decide returns the decision of an agent without permissions on a call, and the input that the call is run with.
+func decide(s scope, tool, input string) (permission.Decision, json.RawMessage) {
+	c := s.check(tool, json.RawMessage(input))
+	if c.denied != nil {
+		return *c.denied, nil
+	}
+	return (&permission.Policy{}).Decide(c.Call), c.input
+}
 
 func TestPolicy(t *testing.T) {
 	t.Parallel()
@@ -31,58 +43,58 @@ func TestPolicy(t *testing.T) {
 		rule        string
 		path        string // what the tool is run with
 	}{
-		"absolute":                 {"Write", path(root + "/a.txt"), ruleInside, root + "/a.txt"},
-		"relative":                 {"Edit", path("sub/a.txt"), ruleInside, root + "/sub/a.txt"},
-		"back and forth":           {"Read", path(root + "/sub/../a"), ruleInside, root + "/a"},
-		"link that stays inside":   {"Write", path("in/a"), ruleInside, root + "/in/a"},
-		"above":                    {"Write", path("../a"), ruleOutside, ""},
-		"sibling of a like name":   {"Write", path(root + "2/a"), ruleOutside, ""},
-		"elsewhere":                {"Read", path("/etc/passwd"), ruleOutside, ""},
-		"elsewhere, after a space": {"Write", path(" /etc/passwd"), ruleOutside, ""},
-		"elsewhere, after a BOM":   {"Write", path("\uFEFF/etc/passwd"), ruleOutside, ""},
-		"home":                     {"Write", path("~/a"), ruleOutside, ""},
-		"another name's home":      {"Write", path("~root/a"), ruleOutside, ""},
-		"link that leads out":      {"Write", path("out/a"), ruleOutside, ""},
-		"link to what is not yet":  {"Write", path(root + "/dangling"), ruleOutside, ""},
-		"the name in a container":  {"Write", path("/workspace/a"), ruleOutside, ""},
-		"NUL":                      {"Write", path("a\x00b"), ruleOutside, ""},
+		"absolute":                 {"Write", path(root + "/a.txt"), permission.RuleInside, root + "/a.txt"},
+		"relative":                 {"Edit", path("sub/a.txt"), permission.RuleInside, root + "/sub/a.txt"},
+		"back and forth":           {"Read", path(root + "/sub/../a"), permission.RuleInside, root + "/a"},
+		"link that stays inside":   {"Write", path("in/a"), permission.RuleInside, root + "/in/a"},
+		"above":                    {"Write", path("../a"), permission.RuleOutside, ""},
+		"sibling of a like name":   {"Write", path(root + "2/a"), permission.RuleOutside, ""},
+		"elsewhere":                {"Read", path("/etc/passwd"), permission.RuleOutside, ""},
+		"elsewhere, after a space": {"Write", path(" /etc/passwd"), permission.RuleOutside, ""},
+		"elsewhere, after a BOM":   {"Write", path("\uFEFF/etc/passwd"), permission.RuleOutside, ""},
+		"home":                     {"Write", path("~/a"), permission.RuleOutside, ""},
+		"another name's home":      {"Write", path("~root/a"), permission.RuleOutside, ""},
+		"link that leads out":      {"Write", path("out/a"), permission.RuleOutside, ""},
+		"link to what is not yet":  {"Write", path(root + "/dangling"), permission.RuleOutside, ""},
+		"the name in a container":  {"Write", path("/workspace/a"), permission.RuleOutside, ""},
+		"NUL":                      {"Write", path("a\x00b"), permission.RuleOutside, ""},
 		"no path":                  {"Write", `{"content":"x"}`, ruleUnreadable, ""},
 		"path that is no text":     {"Write", `{"file_path":["/etc/passwd"]}`, ruleUnreadable, ""},
-		"notebook":                 {"NotebookEdit", `{"notebook_path":"/etc/n.ipynb"}`, ruleOutside, ""},
-		"search here":              {"Grep", `{"pattern":"/x"}`, ruleInside, ""},
-		"search elsewhere":         {"Grep", `{"pattern":"x","path":"/etc"}`, ruleOutside, ""},
-		"pattern":                  {"Glob", `{"pattern":"**/*.go"}`, ruleInside, ""},
-		"pattern elsewhere":        {"Glob", `{"pattern":"/etc/*"}`, ruleOutside, ""},
-		"pattern above":            {"Glob", `{"pattern":"a/../../*"}`, ruleOutside, ""},
-		"shell":                    {"Bash", `{"command":"rm -rf /"}`, ruleShell, ""},
-		"sub-agent":                {"Agent", `{"prompt":"x"}`, ruleAgent, ""},
-		"list":                     {"TodoWrite", `{"todos":[]}`, ruleBooks, ""},
-		"network":                  {"WebFetch", `{"url":"http://x"}`, ruleNetwork, ""},
-		"MCP":                      {"mcp__x__y", `{}`, ruleUnknown, ""},
-		"question to people":       {"AskUserQuestion", `{}`, ruleUnknown, ""},
-		"name in other letters":    {"bash", `{"command":"ls"}`, ruleUnknown, ""},
-		"no name":                  {"", `{}`, ruleUnknown, ""},
+		"notebook":                 {"NotebookEdit", `{"notebook_path":"/etc/n.ipynb"}`, permission.RuleOutside, ""},
+		"search here":              {"Grep", `{"pattern":"/x"}`, permission.RuleInside, ""},
+		"search elsewhere":         {"Grep", `{"pattern":"x","path":"/etc"}`, permission.RuleOutside, ""},
+		"pattern":                  {"Glob", `{"pattern":"**/*.go"}`, permission.RuleInside, ""},
+		"pattern elsewhere":        {"Glob", `{"pattern":"/etc/*"}`, permission.RuleOutside, ""},
+		"pattern above":            {"Glob", `{"pattern":"a/../../*"}`, permission.RuleOutside, ""},
+		"shell":                    {"Bash", `{"command":"rm -rf /"}`, permission.RuleShell, ""},
+		"sub-agent":                {"Agent", `{"prompt":"x"}`, permission.RuleAgent, ""},
+		"list":                     {"TodoWrite", `{"todos":[]}`, permission.RuleBooks, ""},
+		"network":                  {"WebFetch", `{"url":"http://x"}`, permission.RuleNetwork, ""},
+		"MCP":                      {"mcp__x__y", `{}`, permission.RuleUnknown, ""},
+		"question to people":       {"AskUserQuestion", `{}`, permission.RuleUnknown, ""},
+		"name in other letters":    {"bash", `{"command":"ls"}`, permission.RuleUnknown, ""},
+		"no name":                  {"", `{}`, permission.RuleUnknown, ""},
 		"input that is no object":  {"Bash", `"ls"`, ruleUnreadable, ""},
 		"null":                     {"Bash", `null`, ruleUnreadable, ""},
 		"no input":                 {"Bash", ``, ruleUnreadable, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			d := decide(question{ToolName: c.tool, Input: json.RawMessage(c.input)}, scope{root: root})
-			allowed := c.rule == ruleInside || c.rule == ruleShell || c.rule == ruleAgent || c.rule == ruleBooks
-			if d.rule != c.rule || d.allow != allowed {
+			d, ran := decide(scope{root: root}, c.tool, c.input)
+			allowed := c.rule == permission.RuleInside || c.rule == permission.RuleShell || c.rule == permission.RuleAgent || c.rule == permission.RuleBooks
+			if d.Rule != c.rule || (d.Action == events.PermissionAllow) != allowed {
 				t.Fatalf("decided %+v", d)
 			}
-			if !d.allow && d.reason == "" {
+			if !allowed && d.Reason == "" {
 				t.Error("the agent is told no reason")
 			}
 			var input struct {
 				FilePath string `json:"file_path"`
 			}
-			if d.allow && json.Unmarshal(d.input, &input) != nil {
-				t.Errorf("input %s", d.input)
+			if allowed && json.Unmarshal(ran, &input) != nil {
+				t.Errorf("input %s", ran)
 			}
-			if input.FilePath != c.path {
+			if allowed && input.FilePath != c.path {
 				t.Errorf("runs on %q, want %q", input.FilePath, c.path)
 			}
 		})
@@ -103,14 +115,26 @@ func FuzzPolicyPath(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		d := decide(question{ToolName: "Write", Input: raw}, scope{root: root})
-		if !d.allow {
+		// With rules the policy sees the same path that the tool gets.
+		if c := (scope{root: root, checked: true}).check("Write", raw); c.denied == nil && !c.Paths[0].Outside {
+			var ran struct {
+				FilePath string `json:"file_path"`
+			}
+			if err := json.Unmarshal(c.input, &ran); err != nil {
+				t.Fatal(err)
+			}
+			if rel := c.Paths[0].Path; !filepath.IsLocal(rel) || strings.HasPrefix(rel+"/", "out/") || ran.FilePath != filepath.Join(root, rel) {
+				t.Errorf("%q is inside as %q, and the tool gets %q", p, rel, ran.FilePath)
+			}
+		}
+		d, ran := decide(scope{root: root}, "Write", string(raw))
+		if d.Action != events.PermissionAllow {
 			return
 		}
 		var input struct {
 			FilePath string `json:"file_path"`
 		}
-		if err := json.Unmarshal(d.input, &input); err != nil {
+		if err := json.Unmarshal(ran, &input); err != nil {
 			t.Fatal(err)
 		}
 		if at := input.FilePath; at != root && !strings.HasPrefix(at, root+"/") || strings.Contains(at, "/../") || strings.HasPrefix(at+"/", root+"/out/") {

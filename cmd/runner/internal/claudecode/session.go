@@ -34,6 +34,7 @@ type session struct {
 	version      string // as the process reported it
 	spent        tally  // at the end of the previous turn
 	tasks        tasks  // the agent's list
+	plan         string // path of the plan that the agent wrote last, in plan mode
 
 	// State of the turn.
 	pending bool // a query runs
@@ -91,9 +92,12 @@ func (h handshake) bytes() []byte {
 	return raw
 }
 
-// initialize sends the request of the handshake.
-func (s *session) initialize(h handshake) {
+// initialize sends the request of the handshake. If hook is true, the CLI calls hookID before every call of a tool.
+func (s *session) initialize(h handshake, hook bool) {
 	request := map[string]any{"subtype": "initialize", "hooks": nil}
+	if hook {
+		request["hooks"] = map[string]any{"PreToolUse": []any{map[string]any{"hookCallbackIds": []string{hookID}, "timeout": hookTimeout}}}
+	}
 	if h.Prompt != "" {
 		request["appendSystemPrompt"] = h.Prompt
 	}
@@ -196,11 +200,12 @@ func (s *session) Line(raw []byte, t *agent.Turn) error {
 	case "system":
 		return s.handleSystem(l, raw, t)
 	case "control_request":
-		return s.answerPermission(l, t)
+		return s.handleRequest(l, t)
 	case "control_response":
 		return s.handleAnswer(l, t)
 	case "control_cancel_request":
-		logf(t, "info", "the agent withdrew question %s", l.RequestID)
+		logf(t, "info", "the agent withdrew request %s", l.RequestID)
+		t.Withdraw(l.RequestID)
 	case "rate_limit_event":
 		logf(t, "info", "rate limit: %s", raw)
 	case "keep_alive", "tool_progress":
@@ -223,6 +228,7 @@ func (s *session) handleAnswer(l line, t *agent.Turn) error {
 		s.heard = a.Subtype == "success"
 	}
 	s.mu.Unlock()
+	s.readAnnotations(a)
 	if a.Subtype != "success" {
 		t.Emit(events.MainConversation, events.Error{Code: "AGENT_PROTOCOL", Message: "the agent refused a request: " + a.Error})
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 	"github.com/spoolhq/spool/cmd/runner/internal/agenttest"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/permission"
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
@@ -148,7 +149,7 @@ func TestQuestionsAreAnsweredOnce(t *testing.T) {
 			t.Errorf("%s: answered %q, want %q", id, got[id], want)
 		}
 	}
-	if d := of[events.PermissionDecided](st, "permission_decided"); len(d) != 3 || d[0].Rule != ruleShell || d[1].Rule != ruleUnreadable || d[2].Rule != ruleUnreadable {
+	if d := of[events.PermissionDecided](st, "permission_decided"); len(d) != 3 || d[0].Rule != permission.RuleShell || d[1].Rule != ruleUnreadable || d[2].Rule != ruleUnreadable {
 		t.Errorf("decisions %+v", d)
 	}
 }

@@ -147,20 +147,41 @@ type modelUsage struct {
 	CacheWrite uint64 `json:"cacheCreationInputTokens"`
 }
 
-// question is a control_request of the CLI.
+// question is a control_request of the CLI. Subtype says which fields are set.
 type question struct {
-	Subtype   string          `json:"subtype"`
-	ToolName  string          `json:"tool_name"`
+	Subtype string `json:"subtype"`
+
+	ToolName  string          `json:"tool_name"` // can_use_tool
 	ToolUseID string          `json:"tool_use_id"`
 	AgentID   string          `json:"agent_id"` // id of the sub-agent, from task_started
 	Input     json.RawMessage `json:"input"`
+	Reason    string          `json:"decision_reason"` // why the CLI asks
+
+	Server  string          `json:"mcp_server_name"` // elicitation
+	Message string          `json:"message"`
+	Schema  json.RawMessage `json:"requested_schema"`
+	URL     string          `json:"url"`
 }
 
 // answer is the CLI's control_response.
 type answer struct {
-	Subtype   string `json:"subtype"`
-	RequestID string `json:"request_id"`
-	Error     string `json:"error"`
+	Subtype   string          `json:"subtype"`
+	RequestID string          `json:"request_id"`
+	Error     string          `json:"error"`
+	Response  json.RawMessage `json:"response"`
+}
+
+// mcpStatus is the answer to the control request mcp_status.
+type mcpStatus struct {
+	Servers []struct {
+		Name  string `json:"name"`
+		Tools []struct {
+			Name        string `json:"name"`
+			Annotations struct {
+				Destructive bool `json:"destructive"`
+			} `json:"annotations"`
+		} `json:"tools"`
+	} `json:"mcpServers"`
 }
 
 // controlRequest is a request of the session.
@@ -188,6 +209,29 @@ type verdict struct {
 	Behavior     string          `json:"behavior"` // allow, deny
 	UpdatedInput json.RawMessage `json:"updatedInput,omitempty"`
 	Message      string          `json:"message,omitempty"`
+
+	UpdatedPermissions []modeChange `json:"updatedPermissions,omitempty"`
+}
+
+// modeChange changes the permission mode of the CLI.
+type modeChange struct {
+	Type        string `json:"type"` // setMode
+	Mode        string `json:"mode"`
+	Destination string `json:"destination"`
+}
+
+// elicited is the answer to an elicitation.
+type elicited struct {
+	Action  string          `json:"action"` // accept, decline, cancel
+	Content json.RawMessage `json:"content,omitempty"`
+}
+
+// hookAnswer is the answer to the hook of the handshake.
+type hookAnswer struct {
+	Output struct {
+		Event    string `json:"hookEventName"`
+		Decision string `json:"permissionDecision"`
+	} `json:"hookSpecificOutput"`
 }
 
 // userLine is the line on the CLI's standard input that begins a turn with a user's message.

@@ -4,6 +4,12 @@
 //
 // The recordings are from version 0.169.0 of the CLI, see testdata/README.md. docs/adr/0014-codex.md gives the reasons
 // for the configuration.
+//
+// With the approval policy "untrusted" and the sandbox policy externalSandbox, this version asks about every command, also
+// about those that it takes for safe, such as ls, and about every change of files. It does not ask about the input of a
+// running terminal, images, the start of sub-agents, and resources and read-only tools of MCP servers. If the permission
+// policy could decide about these otherwise than that of an agent without permissions, policySettings and threadConfig make
+// the CLI ask, or take the tools away.
 package codex
 
 import (
@@ -94,6 +100,11 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	}
 	if l.Model != "" {
 		configured = append(configured, "model="+quote(l.Model))
+	}
+	configured = append(configured, policySettings(l)...)
+	// A command of the agent may have written rules by which the CLI would not ask about others.
+	if err := os.RemoveAll(filepath.Join(home(l.Folders), "rules")); err != nil {
+		return agent.Command{}, fmt.Errorf("rules of Codex: %w", err)
 	}
 	if l.Fork != nil {
 		if err := copyFork(l); err != nil {

@@ -299,6 +299,16 @@ var goldens = agenttest.Goldens{
 		"interrupt-tool":     interrupted("sleep long", agenttest.OnTool),
 		"interrupt-late":     interrupted("sleep long", agenttest.OnOutput),
 		"interrupt-early":    interrupted("talk for ever", agenttest.AtStart),
+		"approvals": {Model: classic, Permissions: asks, Asks: []agenttest.Ask{
+			{Text: "write a file please", Decide: []events.ApprovalDecided{{Decision: events.DecisionApprove}}},
+			{Text: "edit the file please", Decide: []events.ApprovalDecided{{Decision: events.DecisionSkip}, {Decision: events.DecisionReject, Comment: "Leave it."}}},
+		}},
+		"approvals-at-once": {Model: classic, Permissions: asks, Asks: []agenttest.Ask{
+			{Text: "two at once please", Decide: []events.ApprovalDecided{{Decision: events.DecisionApprove}, {Decision: events.DecisionApprove}}},
+		}},
+		"approval-interrupted": {Model: classic, Permissions: asks, Asks: []agenttest.Ask{
+			{Text: "run a command please", Interrupt: agenttest.OnRequest}, {Text: "hello after the interrupt"},
+		}},
 		"error-400":          agenttest.Asks("bad request please", "hello after the error").WithModel(classic),
 		"error-401":          agenttest.Asks("wrong key please").WithModel(classic),
 		"error-403":          agenttest.Asks("forbidden please").WithModel(classic),

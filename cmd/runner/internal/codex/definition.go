@@ -21,6 +21,7 @@ type mcpServer struct {
 	Timeout float64           `json:"tool_timeout_sec,omitempty"`
 	Startup float64           `json:"startup_timeout_sec"`
 	Tools   []string          `json:"enabled_tools,omitempty"`
+	Asks    string            `json:"default_tools_approval_mode,omitempty"`
 }
 
 // startupSeconds is the number of seconds that a server may take until its tools are known.
@@ -35,6 +36,9 @@ func threadConfig(l agent.Launch) map[string]any {
 	servers := map[string]mcpServer{}
 	for _, s := range l.MCPServers {
 		m := mcpServer{Startup: startupSeconds, URL: s.URL, Env: s.Env, Headers: s.Headers, Timeout: float64(s.TimeoutMs) / 1000, Tools: s.Tools}
+		if l.HasPolicy() {
+			m.Asks = "prompt" // otherwise the CLI does not ask about tools that only read
+		}
 		if len(s.Command) > 0 {
 			m.Command, m.Args = s.Command[0], s.Command[1:]
 		}

@@ -17,8 +17,10 @@ type runningItem struct {
 	block  string // the open block that text is appended to, "" for none
 	half   bool   // the model is still writing the item
 	gap    bool   // a paragraph of thinking has ended; a blank line comes before the next text
-	denied string // why the policy denied the call, "" if it did not
-	anchor string // anchor of the block that shows the item's end
+	denied string // why the call was denied, "" if it was not
+	// The policy denied the call, and nobody was asked.
+	byPolicy bool
+	anchor   string // anchor of the block that shows the item's end
 }
 
 // itemKey returns the key of an item in turnState.items. The ids of items are unique within a thread only.
@@ -163,7 +165,7 @@ func (s *session) itemCompleted(n notification, t *agent.Turn) error {
 	delete(s.turn.items, at)
 	w.item, w.anchor = i, s.anchor(n, i)
 	if w.denied != "" {
-		s.explain(n.ThreadID, n.TurnID, w.denied)
+		s.explain(n.ThreadID, n.TurnID, w)
 	}
 	switch i.Type {
 	case "userMessage":

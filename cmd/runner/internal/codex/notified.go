@@ -12,7 +12,7 @@ import (
 // windows and lists, which the runner does not use.
 var ignoredMethods = []string{
 	"thread/started", "thread/status/changed", "thread/goal/cleared", "thread/name/updated", "thread/closed", "thread/settings/updated",
-	"turn/diff/updated", "serverRequest/resolved", "account/rateLimits/updated", "account/updated", "remoteControl/status/changed",
+	"turn/diff/updated", "account/rateLimits/updated", "account/updated", "remoteControl/status/changed",
 	"mcpServer/startupStatus/updated", "item/plan/delta", "item/fileChange/outputDelta", "item/fileChange/patchUpdated",
 	"item/commandExecution/terminalInteraction", "skills/changed", "thread/readState/changed", "thread/queue/changed", "rawResponseItem/completed", "rawResponse/completed",
 }

@@ -4,8 +4,11 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/permission"
 )
 
 func TestPolicyOfPatches(t *testing.T) {
@@ -25,67 +28,113 @@ func TestPolicyOfPatches(t *testing.T) {
 		grant   string
 		rule    string
 	}{
-		"absolute":                 {one(root + "/a.txt"), "", ruleInside},
-		"relative":                 {one("sub/a.txt"), "", ruleInside},
-		"back and forth":           {one(root + "/sub/../a"), "", ruleInside},
-		"link that stays inside":   {one(root + "/in/a"), "", ruleInside},
-		"grant inside":             {one(root + "/a"), root + "/sub", ruleInside},
-		"above":                    {one("../a"), "", ruleOutside},
-		"sibling of a like name":   {one(root + "2/a"), "", ruleOutside},
-		"elsewhere":                {one("/etc/passwd"), "", ruleOutside},
-		"link that leads out":      {one(root + "/out/a"), "", ruleOutside},
-		"link to what is not yet":  {one(root + "/dangling"), "", ruleOutside},
-		"the name in a container":  {one("/workspace/a"), "", ruleOutside},
-		"NUL":                      {one("a\x00b"), "", ruleOutside},
-		"no path":                  {one(""), "", ruleOutside},
-		"second of two":            {append(one(root+"/a"), fileChange{Path: "/etc/passwd"}), "", ruleOutside},
-		"moved there":              {[]fileChange{{Path: root + "/a", Kind: changeKind{Type: "update", MovePath: "/etc/passwd"}}}, "", ruleOutside},
-		"grant elsewhere":          {one(root + "/a"), "/etc", ruleOutside},
+		"absolute":                 {one(root + "/a.txt"), "", permission.RuleInside},
+		"relative":                 {one("sub/a.txt"), "", permission.RuleInside},
+		"back and forth":           {one(root + "/sub/../a"), "", permission.RuleInside},
+		"link that stays inside":   {one(root + "/in/a"), "", permission.RuleInside},
+		"grant inside":             {one(root + "/a"), root + "/sub", permission.RuleInside},
+		"above":                    {one("../a"), "", permission.RuleOutside},
+		"sibling of a like name":   {one(root + "2/a"), "", permission.RuleOutside},
+		"elsewhere":                {one("/etc/passwd"), "", permission.RuleOutside},
+		"link that leads out":      {one(root + "/out/a"), "", permission.RuleOutside},
+		"link to what is not yet":  {one(root + "/dangling"), "", permission.RuleOutside},
+		"the name in a container":  {one("/workspace/a"), "", permission.RuleOutside},
+		"NUL":                      {one("a\x00b"), "", permission.RuleOutside},
+		"no path":                  {one(""), "", permission.RuleOutside},
+		"second of two":            {append(one(root+"/a"), fileChange{Path: "/etc/passwd"}), "", permission.RuleOutside},
+		"moved there":              {[]fileChange{{Path: root + "/a", Kind: changeKind{Type: "update", MovePath: "/etc/passwd"}}}, "", permission.RuleOutside},
+		"grant elsewhere":          {one(root + "/a"), "/etc", permission.RuleOutside},
 		"nothing that was told of": {nil, "", ruleUnreadable},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			d := decidePatch(question{GrantRoot: c.grant}, c.changes, root)
-			if d.rule != c.rule || d.allow != (c.rule == ruleInside) || !d.allow && d.reason == "" {
+			s := newSession(agent.Launch{Folders: agent.Folders{Workspace: root}}, nil)
+			d := workspacePolicy(s.patchRequest(question{GrantRoot: c.grant}, &runningItem{item: item{Changes: c.changes}}))
+			if allowed := d.Action == events.PermissionAllow; d.Rule != c.rule || allowed != (c.rule == permission.RuleInside) || !allowed && d.Reason == "" {
 				t.Fatalf("decided %+v", d)
 			}
 		})
 	}
 }
 
+// workspacePolicy returns the decision on a request by the policy of an agent without permissions.
+func workspacePolicy(r agent.PermissionRequest) permission.Decision {
+	if r.Decided != nil {
+		return *r.Decided
+	}
+	return (&permission.Policy{}).Decide(r.Call)
+}
+
 func TestPolicyOfCommands(t *testing.T) {
 	t.Parallel()
-	if d := decideCommand(question{Command: "rm -rf /"}); !d.allow || d.rule != ruleShell {
-		t.Errorf("decided %+v", d)
-	}
-	if d := decideCommand(question{Network: json.RawMessage("null")}); !d.allow {
-		t.Errorf("decided %+v", d)
-	}
-	if d := decideCommand(question{Network: json.RawMessage(`{"host":"x"}`)}); d.allow || d.rule != ruleNetwork || d.reason == "" {
-		t.Errorf("decided %+v", d)
+	s := newSession(agent.Launch{Folders: agent.Folders{Workspace: "/w"}}, nil)
+	for network, rule := range map[string]string{"": permission.RuleShell, `,"networkApprovalContext":null`: permission.RuleShell, `,"networkApprovalContext":{"host":"x"}`: permission.RuleNetwork} {
+		q, err := decode[question]([]byte(`{"command":"/bin/bash -lc 'rm -rf /'"`+network+`}`), "question")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d := workspacePolicy(s.commandRequest(q, nil)); d.Rule != rule || (d.Action == events.PermissionAllow) != (rule == permission.RuleShell) {
+			t.Errorf("decided %+v on %+v", d, q)
+		}
 	}
 }
 
-// Whatever the path, what is allowed lies inside.
-func FuzzPolicyPath(f *testing.F) {
-	for _, p := range []string{"a", "../a", "/etc/x", "~", "a/../..", "/workspace/../etc", "out/x"} {
-		f.Add(p)
+// The CLI quotes words as the Rust library shlex does.
+func TestScriptOf(t *testing.T) {
+	t.Parallel()
+	for command, want := range map[string]string{
+		"/bin/bash -lc ls":                       "ls",
+		"/bin/bash -lc 'rm -rf x; echo $y'":      "rm -rf x; echo $y",
+		`/usr/bin/zsh -lc "echo it's"`:           "echo it's",
+		`/bin/sh -c "echo it's "'$HOME'`:         "echo it's $HOME",
+		"/bin/bash -lc 'echo a\necho b'":         "echo a\necho b",
+		"/bin/bash -lc 'one\ntwo\n'":             "one\ntwo\n",
+		`/bin/bash -lc "\"q\" \$x \` + "`" + `"`: "\"q\" $x `",
+		"/bin/bash -lc ''":                       "",
+	} {
+		if got := scriptOf(command); got != want {
+			t.Errorf("%s: %q, want %q", command, got, want)
+		}
 	}
-	root, outside := f.TempDir(), f.TempDir()
-	if err := os.Symlink(outside, filepath.Join(root, "out")); err != nil {
-		f.Fatal(err)
+	for _, command := range []string{
+		"", "ls", "bash -lc ls", "./bash -lc ls", "/bin/bash -lc ls more", "/bin/bash -x ls", "/bin/bash -lc $X", "/bin/bash -lc 'a", `/bin/bash -lc "a`,
+		`/bin/bash -lc "$(a)"`, "/bin/bash -lc a;b", "/bin/bash -lc a\\ b", "/tmp/bash -c a", "/bin/bash -lc ls | sh",
+	} {
+		if got := scriptOf(command); got != command {
+			t.Errorf("%s: %q, want it unchanged", command, got)
+		}
 	}
-	f.Fuzz(func(t *testing.T, p string) {
-		if !inside(root, p) {
-			return
+}
+
+// An answer accepts a call for this time only, whatever the CLI suggests.
+func TestAnswers(t *testing.T) {
+	t.Parallel()
+	allowed, denied := agent.PermissionAnswer{Outcome: events.OutcomeApproved}, agent.PermissionAnswer{Outcome: events.OutcomeRejected, Message: "no, because"}
+	skipped, ended := agent.PermissionAnswer{Outcome: events.OutcomeSkipped, Message: "go on"}, agent.PermissionAnswer{Message: "ended"}
+	answered := agent.PermissionAnswer{Outcome: events.OutcomeAnswered, Content: json.RawMessage(`{"a":1}`), Answers: map[string][]string{"x": {"1", "2"}}}
+	q := question{Questions: []userQuestion{{ID: "x"}, {ID: "y"}}}
+	user := func(a agent.PermissionAnswer) any { return userAnswer(q, a) }
+	for _, c := range []struct {
+		answer func(agent.PermissionAnswer) any
+		to     agent.PermissionAnswer
+		want   string
+	}{
+		{verdict, allowed, `{"decision":"accept"}`},
+		{verdict, denied, `{"decision":"decline"}`},
+		{verdict, skipped, `{"decision":"decline"}`},
+		{verdict, answered, `{"decision":"decline"}`},
+		{verdict, ended, `{"decision":"decline"}`},
+		{serverAnswer, allowed, `{"_meta":null,"action":"accept","content":{}}`},
+		{serverAnswer, answered, `{"_meta":null,"action":"accept","content":{"a":1}}`},
+		{serverAnswer, denied, `{"_meta":null,"action":"decline","content":null}`},
+		{serverAnswer, ended, `{"_meta":null,"action":"decline","content":null}`},
+		{user, answered, `{"answers":{"x":{"answers":["1","2"]}}}`},
+		{user, denied, `{"answers":{"x":{"answers":["no, because"]},"y":{"answers":["no, because"]}}}`},
+		{user, agent.PermissionAnswer{Outcome: events.OutcomeRejected}, `{"answers":{}}`},
+	} {
+		got, err := json.Marshal(c.answer(c.to))
+		if err != nil || string(got) != c.want {
+			t.Errorf("%+v: %s, want %s, %v", c.to, got, c.want, err)
 		}
-		at := p
-		if !filepath.IsAbs(p) {
-			at = filepath.Join(root, p)
-		}
-		at = filepath.Clean(at)
-		if at != root && !strings.HasPrefix(at, root+"/") || strings.HasPrefix(at+"/", root+"/out/") {
-			t.Errorf("%q is allowed", p)
-		}
-	})
+	}
 }

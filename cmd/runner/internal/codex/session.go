@@ -273,6 +273,8 @@ func (s *session) Line(raw []byte, t *agent.Turn) error {
 	switch {
 	case l.Method != "" && len(l.ID) > 0:
 		return s.answerQuestion(l, t)
+	case l.Method == "serverRequest/resolved":
+		return s.questionResolved(l, t)
 	case l.Method != "":
 		return s.handleNotification(l, raw, t)
 	case len(l.ID) > 0:

@@ -230,8 +230,8 @@ func TestQuestionsAreAnsweredOnce(t *testing.T) {
 		ask(10, "item/commandExecution/requestApproval", `,"command":"ls"`),
 		ask(11, "item/fileChange/requestApproval", ""),
 		ask(12, "item/permissions/requestApproval", `,"permissions":{"network":{}}`),
-		ask(13, "mcpServer/elicitation/request", `,"serverName":"x"`),
-		ask(14, "item/tool/requestUserInput", ""),
+		ask(13, "mcpServer/elicitation/request", `,"serverName":"x","mode":"form"`),
+		ask(14, "item/tool/requestUserInput", `,"questions":[{"id":"q","question":"Which?"}]`),
 		ask(15, "attestation/generate", ""),
 		`{"id":"a text","method":"item/tool/call","params":{}}`, done,
 		ask(16, "item/commandExecution/requestApproval", `,"command":"ls"`))
@@ -240,7 +240,7 @@ func TestQuestionsAreAnsweredOnce(t *testing.T) {
 		`{"id":11,"result":{"decision":"decline"}}`,
 		`{"id":12,"result":{"permissions":{},"scope":"turn"}}`,
 		`{"id":13,"result":{"_meta":null,"action":"decline","content":null}}`,
-		`{"id":14,"result":{"answers":{}}}`,
+		`{"id":14,"result":{"answers":{"q":{"answers":["The workspace policy does not know the tool \"request_user_input\" and so does not allow it. Go on without it."]}}}}`,
 		`{"id":15,"error":{"code":-32601,"message":"\"attestation/generate\" is not offered"}}`,
 		`{"id":"a text","error":{"code":-32601,"message":"\"item/tool/call\" is not offered"}}`,
 		`{"id":16,"result":{"decision":"decline"}}`,
@@ -258,7 +258,7 @@ func TestQuestionsAreAnsweredOnce(t *testing.T) {
 	for _, d := range of[events.PermissionDecided](st, "permission_decided") {
 		rules = append(rules, d.Decision+" "+d.Rule)
 	}
-	if got := strings.Join(rules, ", "); got != "allow sandboxed-shell, deny unreadable-request, deny unknown-tool, deny unknown-tool" {
+	if got := strings.Join(rules, ", "); got != "allow sandboxed-shell, deny unreadable-request, deny unknown-tool, deny unknown-tool, deny unknown-tool" {
 		t.Errorf("decided %s", got)
 	}
 }
@@ -415,7 +415,7 @@ func TestNote_LateForItsTurnGoesWithTheNextQuery(t *testing.T) {
 	st := inTurn(t)
 	st.prints(done)
 	for _, note := range []string{"first note", "second note"} {
-		st.session.(*session).explain("t1", "u1", note)
+		st.session.(*session).explain("t1", "u1", &runningItem{denied: note})
 		steer := st.last()
 		if steer.Method != "turn/steer" {
 			t.Fatalf("sent %+v", steer)

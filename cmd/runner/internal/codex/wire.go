@@ -196,17 +196,47 @@ func (i item) texts() []string {
 
 // question has the parameters of all questions that are handled.
 type question struct {
-	ThreadID   string          `json:"threadId"`
-	ItemID     string          `json:"itemId"`
-	TurnID     string          `json:"turnId"`
-	Command    string          `json:"command"`
-	GrantRoot  string          `json:"grantRoot"`
-	Network    json.RawMessage `json:"networkApprovalContext"`
-	ServerName string          `json:"serverName"`
+	ThreadID    string          `json:"threadId"`
+	ItemID      string          `json:"itemId"`
+	TurnID      string          `json:"turnId"`
+	Reason      string          `json:"reason"`
+	Command     string          `json:"command"` // item/commandExecution/requestApproval
+	Cwd         string          `json:"cwd"`
+	GrantRoot   string          `json:"grantRoot"`              // item/fileChange/requestApproval
+	Network     *networkContext `json:"networkApprovalContext"` // item/commandExecution/requestApproval
+	Permissions json.RawMessage `json:"permissions"`            // item/permissions/requestApproval
+	Questions   []userQuestion  `json:"questions"`              // item/tool/requestUserInput
+
+	ServerName string          `json:"serverName"` // mcpServer/elicitation/request
+	Mode       string          `json:"mode"`
+	Message    string          `json:"message"`
+	URL        string          `json:"url"`
+	Schema     json.RawMessage `json:"requestedSchema"`
 	Meta       struct {
-		Kind string `json:"codex_approval_kind"`
-		Tool string `json:"tool_name"`
-	} `json:"_meta"` // mcpServer/elicitation/request
+		Kind        string          `json:"codex_approval_kind"`
+		Tool        string          `json:"tool_name"`
+		Params      json.RawMessage `json:"tool_params"`
+		Annotations struct {
+			Destructive bool `json:"destructiveHint"`
+		} `json:"tool_annotations"`
+	} `json:"_meta"`
+}
+
+type networkContext struct {
+	Host string `json:"host"`
+}
+
+// userQuestion is a question of the agent to the user.
+type userQuestion struct {
+	ID       string `json:"id"`
+	Header   string `json:"header"`
+	Question string `json:"question"`
+	IsOther  bool   `json:"isOther"`
+	IsSecret bool   `json:"isSecret"`
+	Options  []struct {
+		Label       string `json:"label"`
+		Description string `json:"description"`
+	} `json:"options"`
 }
 
 // approvesTool is the kind of a question of the CLI itself, whether a tool of an MCP server may be called.

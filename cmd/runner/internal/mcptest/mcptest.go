@@ -28,6 +28,9 @@ import (
 // roleVariable is the environment variable that makes a test binary run as the MCP server instead of running its tests.
 const roleVariable = "SPOOL_MCPTEST"
 
+// rolePeople is the value of roleVariable for a server with the tools of StdioPeople.
+const rolePeople = "people"
+
 // Main is the body of a TestMain: it runs the tests, or the MCP server or a runner command if the process was started
 // for that.
 func Main(m *testing.M) {
@@ -47,7 +50,11 @@ func ServeIfAsked() {
 	if os.Getenv(roleVariable) == "" {
 		return
 	}
-	if err := newServer().Run(context.Background(), &mcp.StdioTransport{}); err != nil {
+	server := newServer()
+	if os.Getenv(roleVariable) == rolePeople {
+		addPeopleTools(server)
+	}
+	if err := server.Run(context.Background(), &mcp.StdioTransport{}); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
@@ -66,6 +73,13 @@ func Stdio(t testing.TB, name string, env map[string]string) runner.MCPServer {
 		s.Env[k] = v
 	}
 	return s
+}
+
+// StdioPeople is Stdio for a server that has two more tools: color asks the user for a color by an elicitation, and wipe
+// says that it destroys data.
+func StdioPeople(t testing.TB, name string) runner.MCPServer {
+	t.Helper()
+	return Stdio(t, name, map[string]string{roleVariable: rolePeople})
 }
 
 // Docker returns the definition of a test MCP server of type docker, and starts the runner's command mcp-serve for it,
@@ -160,7 +174,8 @@ type slowArguments struct {
 	Ms int `json:"ms"`
 }
 
-// newServer returns a server with the tools echo, note (writes a file), variable (of its environment), slow and hidden.
+// newServer returns a server with the tools echo, note (writes a file), variable (of its environment), slow, hidden, look
+// (only reads) and form (asks the user for a name), and the resource test://page.
 func newServer() *mcp.Server {
 	s := mcp.NewServer(&mcp.Implementation{Name: "mcptest", Version: "1"}, nil)
 	say := func(text string) (*mcp.CallToolResult, any, error) {
@@ -196,5 +211,58 @@ func newServer() *mcp.Server {
 			}
 			return say("hidden")
 		})
+	addLook(s)
+	addForm(s)
 	return s
+}
+
+// addPeopleTools adds the tools of StdioPeople.
+func addPeopleTools(s *mcp.Server) {
+	mcp.AddTool(s, &mcp.Tool{Name: "color", Description: "Asks the user for a color."},
+		func(ctx context.Context, r *mcp.CallToolRequest, _ struct{}) (*mcp.CallToolResult, any, error) {
+			got, err := r.Session.Elicit(ctx, elicitation("Which color do you want?", "color"))
+			if err != nil {
+				return nil, nil, err
+			}
+			text := fmt.Sprintf("the user chose to %s: %v", got.Action, got.Content["color"])
+			return &mcp.CallToolResult{Content: []mcp.Content{&mcp.TextContent{Text: text}}}, nil, nil
+		})
+	destructive := true
+	mcp.AddTool(s, &mcp.Tool{Name: "wipe", Description: "Wipes data.", Annotations: &mcp.ToolAnnotations{DestructiveHint: &destructive}},
+		func(context.Context, *mcp.CallToolRequest, struct{}) (*mcp.CallToolResult, any, error) {
+			return &mcp.CallToolResult{Content: []mcp.Content{&mcp.TextContent{Text: "wiped"}}}, nil, nil
+		})
+}
+
+// addLook adds a tool that says that it only reads, and a resource.
+func addLook(s *mcp.Server) {
+	mcp.AddTool(s, &mcp.Tool{Name: "look", Description: "Looks around.", Annotations: &mcp.ToolAnnotations{ReadOnlyHint: true}},
+		func(context.Context, *mcp.CallToolRequest, struct{}) (*mcp.CallToolResult, any, error) {
+			return &mcp.CallToolResult{Content: []mcp.Content{&mcp.TextContent{Text: "looked"}}}, nil, nil
+		})
+	s.AddResource(&mcp.Resource{URI: "test://page", Name: "page"}, func(context.Context, *mcp.ReadResourceRequest) (*mcp.ReadResourceResult, error) {
+		return &mcp.ReadResourceResult{Contents: []*mcp.ResourceContents{{URI: "test://page", Text: "TEXT-OF-THE-PAGE"}}}, nil
+	})
+}
+
+// addForm adds a tool that asks the user for data.
+func addForm(s *mcp.Server) {
+	mcp.AddTool(s, &mcp.Tool{Name: "form", Description: "Asks the user."},
+		func(ctx context.Context, r *mcp.CallToolRequest, _ struct{}) (*mcp.CallToolResult, any, error) {
+			got, err := r.Session.Elicit(ctx, elicitation("What is your name?", "name"))
+			if err != nil {
+				return nil, nil, err
+			}
+			return &mcp.CallToolResult{Content: []mcp.Content{&mcp.TextContent{Text: fmt.Sprint(got.Action, " ", got.Content["name"])}}}, nil, nil
+		})
+}
+
+// elicitation returns a request to the user for one text.
+func elicitation(message, field string) *mcp.ElicitParams {
+	return &mcp.ElicitParams{
+		Message: message,
+		RequestedSchema: map[string]any{
+			"type": "object", "properties": map[string]any{field: map[string]any{"type": "string"}}, "required": []string{field},
+		},
+	}
 }

@@ -2,6 +2,11 @@
 // Client Protocol on stdin and stdout (package acp). One process runs all turns; the next process resumes its session,
 // which is stored in a database below the state folder.
 //
+// The CLI asks about every call of the agent itself. It passes on no request of a sub-agent: plugin.js reports those, if the
+// permission policy could decide otherwise than that of an agent without permissions, and takes the answers. When one of
+// several calls that wait is rejected, the CLI rejects all of them. An answer has no field for a reason: the comment of a
+// person goes with the next query.
+//
 // The recordings are from version 1.18.33 of the CLI, see testdata/README.md.
 package opencode
 
@@ -74,6 +79,9 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 		"OPENCODE_DISABLE_LSP_DOWNLOAD":    "1",
 		"OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
 		"OPENCODE_DISABLE_SHARE":           "1",
+	}
+	if l.HasPolicy() {
+		set[asksVariable] = "1"
 	}
 	if l.Fork != nil {
 		raw, err := json.Marshal(object{"session": l.Resume, "anchor": l.Fork.Anchor})

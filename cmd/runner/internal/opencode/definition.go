@@ -10,6 +10,7 @@ import (
 
 	"github.com/spoolhq/spool/cmd/runner/internal/acp"
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/pkg/permission"
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
@@ -44,8 +45,8 @@ func checkTools(l agent.Launch) error {
 // editors are the tools that share one permission of the CLI.
 var editors = []string{"edit", "write", "multiedit", "patch", "apply_patch"}
 
-// permission returns the CLI's name for the permission of a tool.
-func permission(tool string) string {
+// permissionOf returns the CLI's name for the permission of a tool.
+func permissionOf(tool string) string {
 	if slices.Contains(editors, tool) {
 		return "edit"
 	}
@@ -89,7 +90,7 @@ func agentRules(l agent.Launch) rules {
 	if len(l.Tools.Allow) > 0 {
 		rs = rules{{"*", "deny"}, {"external_directory", "ask"}}
 		for _, t := range l.Tools.Allow {
-			rs = rs.add(permission(t), "ask")
+			rs = rs.add(permissionOf(t), "ask")
 		}
 	}
 	if len(nativeSkillDirs(l)) > 0 { // skills cannot be used without it
@@ -97,7 +98,7 @@ func agentRules(l agent.Launch) rules {
 	}
 	rs = addServers(rs, l, "ask")
 	for _, t := range l.Tools.Deny {
-		if p := permission(t); p != "edit" || slices.Contains(l.Tools.Deny, "edit") && slices.Contains(l.Tools.Deny, "write") {
+		if p := permissionOf(t); p != "edit" || slices.Contains(l.Tools.Deny, "edit") && slices.Contains(l.Tools.Deny, "write") {
 			rs = rs.add(p, "deny")
 		}
 	}
@@ -172,11 +173,11 @@ func subagentRules(l agent.Launch, tools, servers []string) rules {
 		}
 		rs = addServers(rs, l, "allow")
 		for _, t := range l.Tools.Deny {
-			rs = rs.add(permission(t), "deny")
+			rs = rs.add(permissionOf(t), "deny")
 		}
 	}
 	for _, t := range tools {
-		rs = rs.add(permission(t), "allow")
+		rs = rs.add(permissionOf(t), "allow")
 	}
 	if len(servers) > 0 {
 		rs = addChosenServers(rs, l, tools, servers)
@@ -188,7 +189,7 @@ func subagentRules(l agent.Launch, tools, servers []string) rules {
 	if i := slices.IndexFunc(rs, func(r rule) bool { return r.permission == "edit" && r.action == "allow" }); i >= 0 && len(l.Skills) > 0 {
 		rs[i].action = edit
 	}
-	return rs.add("external_directory", outside)
+	return limit(l, rs).add("external_directory", outside)
 }
 
 // addChosenServers returns rs with rules for a sub-agent that lists its MCP servers, and possibly some of their tools: it may use these only.
@@ -284,20 +285,17 @@ func classifier(l agent.Launch) func(acp.Call) *acp.Tool {
 			name = c.Name
 		}
 		for _, s := range l.MCPServers {
-			if only := allowedTools(s, l.Tools.Allow); strings.HasPrefix(name, serverPrefix(s)) && known.Class == acp.ClassUnknown {
-				if known.Class = acp.ClassLeftOut; only == nil || slices.Contains(only, name) {
-					known.Class = acp.ClassServer
-				}
+			if only := allowedTools(s, l.Tools.Allow); strings.HasPrefix(name, serverPrefix(s)) && known.Kind == permission.Unknown {
+				known.Kind, known.LeftOut = permission.Server, only != nil && !slices.Contains(only, name)
 			}
 		}
-		own := known.Class != acp.ClassServer && known.Class != acp.ClassLeftOut
 		switch {
 		case slices.Contains(l.Tools.Deny, name):
-			known.Class = acp.ClassLeftOut
-		case own && slices.Contains(editors, name) && len(l.Tools.Allow) > 0 && !slices.Contains(l.Tools.Allow, name):
-			known.Class = acp.ClassLeftOut // it has no permission of its own
-		case (known.Class == acp.ClassUnknown || known.Class == acp.ClassNetwork) && slices.Contains(l.Tools.Allow, name):
-			known.Class = acp.ClassNamed
+			known.LeftOut = true
+		case known.Kind != permission.Server && slices.Contains(editors, name) && len(l.Tools.Allow) > 0 && !slices.Contains(l.Tools.Allow, name):
+			known.LeftOut = true // it has no permission of its own
+		case known.Kind == permission.Unknown || known.Kind == permission.Network:
+			known.Named = slices.Contains(l.Tools.Allow, name)
 		}
 		return known
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/acp"
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/permission"
 )
 
 // dialect returns the differences of OpenCode from the protocol.
@@ -32,14 +33,14 @@ func dialect(l agent.Launch, now func() time.Time) acp.Dialect {
 	}
 }
 
-// classes are the CLI's tools. Other tools are not allowed.
-var classes = map[string]acp.Tool{
-	"read": {Class: acp.ClassFile}, "write": {Class: acp.ClassFile}, "edit": {Class: acp.ClassFile},
-	"multiedit": {Class: acp.ClassFile}, "patch": {Class: acp.ClassFile}, "apply_patch": {Class: acp.ClassFile},
-	"glob": {Class: acp.ClassFile, Search: true}, "grep": {Class: acp.ClassFile, Search: true}, "list": {Class: acp.ClassFile, Search: true},
-	"bash": {Class: acp.ClassShell}, "task": {Class: acp.ClassAgent},
-	"todowrite": {Class: acp.ClassBooks}, "todoread": {Class: acp.ClassBooks}, "skill": {Class: acp.ClassBooks}, "invalid": {Class: acp.ClassBooks},
-	"webfetch": {Class: acp.ClassNetwork}, "websearch": {Class: acp.ClassNetwork}, "codesearch": {Class: acp.ClassNetwork},
+// kinds are the CLI's tools. Other tools are not allowed.
+var kinds = map[string]acp.Tool{
+	"read": {Kind: permission.Read}, "write": {Kind: permission.Edit}, "edit": {Kind: permission.Edit},
+	"multiedit": {Kind: permission.Edit}, "patch": {Kind: permission.Edit}, "apply_patch": {Kind: permission.Edit},
+	"glob": {Kind: permission.Read, Search: true}, "grep": {Kind: permission.Read, Search: true}, "list": {Kind: permission.Read, Search: true},
+	"bash": {Kind: permission.Shell}, "task": {Kind: permission.Agent},
+	"todowrite": {Kind: permission.Bookkeeping}, "todoread": {Kind: permission.Bookkeeping}, "skill": {Kind: permission.Bookkeeping}, "invalid": {Kind: permission.Bookkeeping},
+	"webfetch": {Kind: permission.Network}, "websearch": {Kind: permission.Network}, "codesearch": {Kind: permission.Network},
 }
 
 // input has the arguments of a call that are used.
@@ -63,16 +64,16 @@ type result struct {
 	Output string `json:"output"`
 }
 
-// tool returns the class of a call, and for some of the CLI's own tools more; another tool has ClassUnknown. Arguments of an unexpected type are
+// tool returns the kind of a call, and for some of the CLI's own tools more; another tool has permission.Unknown. Arguments of an unexpected type are
 // ignored.
 func tool(c acp.Call) *acp.Tool {
 	name := c.Name
 	if c.Kind == sdk.ToolKindExecute {
 		name = "bash" // a command of a sub-agent has the command as its title
 	}
-	known, ok := classes[name]
+	known, ok := kinds[name]
 	if !ok {
-		return &acp.Tool{Class: acp.ClassUnknown}
+		return &acp.Tool{Kind: permission.Unknown}
 	}
 	var in input
 	if json.Unmarshal(c.Input, &in) != nil {
@@ -107,19 +108,26 @@ func answerOf(output string) string {
 
 // report is a notification that plugin.js sends from within the CLI.
 type report struct {
-	Kind    string  `json:"kind"` // retry, error, usage, over, forked, text
-	Session string  `json:"session"`
-	Name    string  `json:"name"`    // error
-	Message string  `json:"message"` // retry, error; forked: why it failed
-	Status  int     `json:"status"`
-	Attempt int     `json:"attempt"` // retry
-	WaitMs  int     `json:"waitMs"`
-	ID      string  `json:"id"` // text: the id of the message, or of the part if it is a thought
-	Thought bool    `json:"thought"`
-	Text    string  `json:"text"`
-	Finish  string  `json:"finish"` // usage
-	Cost    float64 `json:"cost"`
-	Tokens  struct {
+	Kind    string `json:"kind"` // retry, error, usage, over, forked, text, permission, replied
+	Session string `json:"session"`
+	Name    string `json:"name"`    // error
+	Message string `json:"message"` // retry, error; forked: why it failed
+	Status  int    `json:"status"`
+	Attempt int    `json:"attempt"` // retry
+	WaitMs  int    `json:"waitMs"`
+	ID      string `json:"id"` // text: the id of the message, or of the part if it is a thought; permission, replied: of the request
+	Thought bool   `json:"thought"`
+	Text    string `json:"text"`
+	Finish  string `json:"finish"` // usage
+	Parent  string `json:"parent"` // permission: the call that runs the sub-agent
+	Call    string `json:"call"`
+	Tool    string `json:"tool"`
+
+	Input    json.RawMessage `json:"input"`
+	Metadata json.RawMessage `json:"metadata"`
+
+	Cost   float64 `json:"cost"`
+	Tokens struct {
 		Input     uint32 `json:"input"`
 		Output    uint32 `json:"output"`
 		Reasoning uint32 `json:"reasoning"`
@@ -153,6 +161,10 @@ func notice(method string, params json.RawMessage) *acp.Notice {
 		n.Over = true
 	case "text":
 		n.Text = &acp.Text{Message: e.ID, Thought: e.Thought, Piece: e.Text}
+	case "permission":
+		n.Request = &acp.Request{ID: e.ID, Conversation: e.Parent, Call: acp.Call{ID: e.Call, Name: e.Tool, Input: e.Metadata}, Input: e.Input}
+	case "replied":
+		n.Request = &acp.Request{ID: e.ID, Over: true}
 	case "forked":
 		n.Forked = &acp.Forked{Session: e.Session, Error: e.Message}
 		if e.Session == "" && e.Message == "" {

@@ -10,6 +10,9 @@
 //
 // With SPOOL_AGENT_FORK it makes a copy of a session first, up to and including the
 // message `anchor`, and tells its id: the protocol's own session/fork copies all.
+//
+// `opencode acp` passes on no permission request of a sub-agent. With SPOOL_AGENT_ASKS this plugin tells them
+// (`_spool/event` of kind `permission`), and takes the answers from stdin (`_spool/answer`).
 export const Spool = async ({ client }) => {
   const tell = (params) =>
     process.stdout.write(JSON.stringify({ jsonrpc: "2.0", method: "_spool/event", params }) + "\n")
@@ -47,6 +50,34 @@ export const Spool = async ({ client }) => {
     if (!turns.has(session)) turns.set(session, { left: early, types: new Map() })
     return turns.get(session)
   }
+  const asked = new Set() // permission requests of sub-agents that wait
+  const calls = new Map() // arguments of their calls that have not ended, by call
+  const parents = new Map() // by session of a sub-agent: the call that runs it, "" until it is known
+  const asks = process.env.SPOOL_AGENT_ASKS === "1"
+  let listening = false
+  const listen = () => {
+    // Not before the first request: whoever listens first gets all that has arrived, and `opencode acp` needs that.
+    if (listening) return
+    listening = true
+    const decoder = new TextDecoder()
+    let rest = ""
+    process.stdin.on("data", (chunk) => {
+      const lines = (rest + decoder.decode(chunk, { stream: true })).split("\n")
+      rest = lines.pop()
+      for (const line of lines) {
+        if (!line.includes('"_spool/answer"')) continue
+        const { id, reply, message } = JSON.parse(line).params
+        if (!asked.delete(id)) continue
+        client._client.post({ url: "/permission/{requestID}/reply", path: { requestID: id }, body: { reply, message }, headers: { "Content-Type": "application/json" } })
+      }
+    })
+  }
+  const follow = ({ sessionID, type, callID, tool, state }) => {
+    if (!asks || type !== "tool") return
+    if (tool === "task" && state.metadata?.sessionId) parents.set(state.metadata.sessionId, callID)
+    if (state.status === "completed" || state.status === "error") calls.delete(callID)
+    else calls.set(callID, { tool, input: state.input })
+  }
   return {
     event: async ({ event }) => {
       const p = event.properties
@@ -67,8 +98,25 @@ export const Spool = async ({ client }) => {
         }
         case "message.part.updated": {
           const { id, sessionID, type, ignored } = p.part
+          follow(p.part)
           if (type === "tool") turn(sessionID).left = 0
           else if ((type === "text" && !ignored) || type === "reasoning") turn(sessionID).types.set(id, type)
+          return
+        }
+        case "session.created":
+        case "session.updated":
+          if (p.info?.parentID && !parents.has(p.info.id)) parents.set(p.info.id, "")
+          return
+        case "permission.asked": {
+          const parent = parents.get(p.sessionID)
+          if (!asks || parent === undefined || asked.has(p.id)) return
+          asked.add(p.id)
+          listen()
+          const { tool = p.permission, input = p.metadata } = calls.get(p.tool?.callID) ?? {}
+          return tell({ kind: "permission", session: p.sessionID, id: p.id, parent, call: p.tool?.callID, tool, input, metadata: p.metadata })
+        }
+        case "permission.replied": {
+          if (asked.delete(p.requestID)) return tell({ kind: "replied", session: p.sessionID, id: p.requestID })
           return
         }
         case "message.part.delta": {

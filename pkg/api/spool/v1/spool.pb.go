@@ -4735,6 +4735,954 @@ func (x *GetExecutionRequest) GetMinPosition() string {
 	return ""
 }
 
+type WatchExecutionRequest struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	ExecutionId string                 `protobuf:"bytes,1,opt,name=execution_id,json=executionId,proto3" json:"execution_id,omitempty"`
+	// A status is sent after this number of events of the execution: 1 to 1000; 0 means 10.
+	EveryEvents uint32 `protobuf:"varint,2,opt,name=every_events,json=everyEvents,proto3" json:"every_events,omitempty"`
+	// Waits up to five seconds until the read models contain this position of the session.
+	MinPosition   string `protobuf:"bytes,3,opt,name=min_position,json=minPosition,proto3" json:"min_position,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchExecutionRequest) Reset() {
+	*x = WatchExecutionRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[55]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchExecutionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchExecutionRequest) ProtoMessage() {}
+
+func (x *WatchExecutionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[55]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchExecutionRequest.ProtoReflect.Descriptor instead.
+func (*WatchExecutionRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{55}
+}
+
+func (x *WatchExecutionRequest) GetExecutionId() string {
+	if x != nil {
+		return x.ExecutionId
+	}
+	return ""
+}
+
+func (x *WatchExecutionRequest) GetEveryEvents() uint32 {
+	if x != nil {
+		return x.EveryEvents
+	}
+	return 0
+}
+
+func (x *WatchExecutionRequest) GetMinPosition() string {
+	if x != nil {
+		return x.MinPosition
+	}
+	return ""
+}
+
+// The state of an execution after one event of its session. A status is at most 64 KiB: lists have a maximum length,
+// and long texts are cut.
+type ExecutionStatus struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	ExecutionId string                 `protobuf:"bytes,1,opt,name=execution_id,json=executionId,proto3" json:"execution_id,omitempty"`
+	SessionId   string                 `protobuf:"bytes,2,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	// Seq of the session's event after which the execution has this status.
+	Seq uint32 `protobuf:"varint,3,opt,name=seq,proto3" json:"seq,omitempty"`
+	// queued, starting, running, waiting_for_approval, paused, completed, failed or cancelled.
+	Phase string `protobuf:"bytes,4,opt,name=phase,proto3" json:"phase,omitempty"`
+	// Whether the execution has ended, so that this is the last status.
+	Final bool `protobuf:"varint,5,opt,name=final,proto3" json:"final,omitempty"`
+	// Number of times that the agent was started.
+	Attempt      uint32                 `protobuf:"varint,6,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	QueuedAt     *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=queued_at,json=queuedAt,proto3" json:"queued_at,omitempty"`
+	DispatchedAt *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=dispatched_at,json=dispatchedAt,proto3" json:"dispatched_at,omitempty"`
+	StartedAt    *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
+	// Time of the last event that the status includes.
+	UpdatedAt *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=updated_at,json=updatedAt,proto3" json:"updated_at,omitempty"`
+	EndedAt   *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
+	// Known when the execution has ended.
+	DurationMs uint32 `protobuf:"varint,12,opt,name=duration_ms,json=durationMs,proto3" json:"duration_ms,omitempty"`
+	// The newest 12 messages of the user, the agent and its sub-agents, oldest first. If there are more, complete messages
+	// are left out before pending ones.
+	Messages []*MessageStatus `protobuf:"bytes,13,rep,name=messages,proto3" json:"messages,omitempty"`
+	// Number of all messages of the user and of the agents.
+	MessageCounts *MessageCounts `protobuf:"bytes,14,opt,name=message_counts,json=messageCounts,proto3" json:"message_counts,omitempty"`
+	// The newest 20 tool calls, oldest first. If there are more, calls that have ended are left out before open ones.
+	ToolCalls []*ToolCallStatus `protobuf:"bytes,15,rep,name=tool_calls,json=toolCalls,proto3" json:"tool_calls,omitempty"`
+	// Number of all tool calls.
+	ToolCallCounts *ToolCallCounts `protobuf:"bytes,16,opt,name=tool_call_counts,json=toolCallCounts,proto3" json:"tool_call_counts,omitempty"`
+	// The first 50 items of the todo list that the agent wrote last in this execution.
+	Todos []*TodoItem `protobuf:"bytes,17,rep,name=todos,proto3" json:"todos,omitempty"`
+	// Number of all items of that list.
+	TodoCount uint32 `protobuf:"varint,18,opt,name=todo_count,json=todoCount,proto3" json:"todo_count,omitempty"`
+	// The newest 20 sub-agents, oldest first. If there are more, sub-agents that have ended are left out before running
+	// ones.
+	Subagents []*SubagentStatus `protobuf:"bytes,19,rep,name=subagents,proto3" json:"subagents,omitempty"`
+	// Number of all sub-agents.
+	SubagentCounts *SubagentCounts `protobuf:"bytes,20,opt,name=subagent_counts,json=subagentCounts,proto3" json:"subagent_counts,omitempty"`
+	// The model that the agent reported last.
+	Model *string `protobuf:"bytes,21,opt,name=model,proto3,oneof" json:"model,omitempty"`
+	// Tokens as the agent reports them.
+	Usage *Usage `protobuf:"bytes,22,opt,name=usage,proto3" json:"usage,omitempty"`
+	// Cost as the agent reports it.
+	CostUsd float64 `protobuf:"fixed64,23,opt,name=cost_usd,json=costUsd,proto3" json:"cost_usd,omitempty"`
+	// Usage of the execution's model requests as metered by the egress proxy.
+	Metered *UsageTotal `protobuf:"bytes,24,opt,name=metered,proto3" json:"metered,omitempty"`
+	// Milliseconds that the session's sandboxes ran during the execution, as in Execution.
+	SandboxMs float64 `protobuf:"fixed64,25,opt,name=sandbox_ms,json=sandboxMs,proto3" json:"sandbox_ms,omitempty"`
+	// Cost of that sandbox time, as in Execution.
+	SandboxCostUsd float64 `protobuf:"fixed64,26,opt,name=sandbox_cost_usd,json=sandboxCostUsd,proto3" json:"sandbox_cost_usd,omitempty"`
+	// Error code of a failed execution.
+	Code *string `protobuf:"bytes,27,opt,name=code,proto3,oneof" json:"code,omitempty"`
+	// Error message of a failed execution, up to 2 KiB.
+	Message *string `protobuf:"bytes,28,opt,name=message,proto3,oneof" json:"message,omitempty"`
+	// Reason of a cancelled execution.
+	Reason *string `protobuf:"bytes,29,opt,name=reason,proto3,oneof" json:"reason,omitempty"`
+	// The first 4 KiB of the agent's final message.
+	Result *string `protobuf:"bytes,30,opt,name=result,proto3,oneof" json:"result,omitempty"`
+	// Whether the final message is longer than result; GetExecution returns all of it.
+	ResultCut bool `protobuf:"varint,31,opt,name=result_cut,json=resultCut,proto3" json:"result_cut,omitempty"`
+	// Set while the read models are behind the log, so that the status is older than the execution.
+	Lag *Lag `protobuf:"bytes,32,opt,name=lag,proto3" json:"lag,omitempty"`
+	// The 20 oldest approval requests that are open.
+	PendingApprovals []*PendingApproval `protobuf:"bytes,33,rep,name=pending_approvals,json=pendingApprovals,proto3" json:"pending_approvals,omitempty"`
+	// Number of all open approval requests.
+	PendingApprovalCount uint32 `protobuf:"varint,34,opt,name=pending_approval_count,json=pendingApprovalCount,proto3" json:"pending_approval_count,omitempty"`
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
+}
+
+func (x *ExecutionStatus) Reset() {
+	*x = ExecutionStatus{}
+	mi := &file_spool_v1_spool_proto_msgTypes[56]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExecutionStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExecutionStatus) ProtoMessage() {}
+
+func (x *ExecutionStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[56]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExecutionStatus.ProtoReflect.Descriptor instead.
+func (*ExecutionStatus) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{56}
+}
+
+func (x *ExecutionStatus) GetExecutionId() string {
+	if x != nil {
+		return x.ExecutionId
+	}
+	return ""
+}
+
+func (x *ExecutionStatus) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *ExecutionStatus) GetSeq() uint32 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *ExecutionStatus) GetPhase() string {
+	if x != nil {
+		return x.Phase
+	}
+	return ""
+}
+
+func (x *ExecutionStatus) GetFinal() bool {
+	if x != nil {
+		return x.Final
+	}
+	return false
+}
+
+func (x *ExecutionStatus) GetAttempt() uint32 {
+	if x != nil {
+		return x.Attempt
+	}
+	return 0
+}
+
+func (x *ExecutionStatus) GetQueuedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.QueuedAt
+	}
+	return nil
+}
+
+func (x *ExecutionStatus) GetDispatchedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.DispatchedAt
+	}
+	return nil
+}
+
+func (x *ExecutionStatus) GetStartedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StartedAt
+	}
+	return nil
+}
+
+func (x *ExecutionStatus) GetUpdatedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.UpdatedAt
+	}
+	return nil
+}
+
+func (x *ExecutionStatus) GetEndedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.EndedAt
+	}
+	return nil
+}
+
+func (x *ExecutionStatus) GetDurationMs() uint32 {
+	if x != nil {
+		return x.DurationMs
+	}
+	return 0
+}
+
+func (x *ExecutionStatus) GetMessages() []*MessageStatus {
+	if x != nil {
+		return x.Messages
+	}
+	return nil
+}
+
+func (x *ExecutionStatus) GetMessageCounts() *MessageCounts {
+	if x != nil {
+		return x.MessageCounts
+	}
+	return nil
+}
+
+func (x *ExecutionStatus) GetToolCalls() []*ToolCallStatus {
+	if x != nil {
+		return x.ToolCalls
+	}
+	return nil
+}
+
+func (x *ExecutionStatus) GetToolCallCounts() *ToolCallCounts {
+	if x != nil {
+		return x.ToolCallCounts
+	}
+	return nil
+}
+
+func (x *ExecutionStatus) GetTodos() []*TodoItem {
+	if x != nil {
+		return x.Todos
+	}
+	return nil
+}
+
+func (x *ExecutionStatus) GetTodoCount() uint32 {
+	if x != nil {
+		return x.TodoCount
+	}
+	return 0
+}
+
+func (x *ExecutionStatus) GetSubagents() []*SubagentStatus {
+	if x != nil {
+		return x.Subagents
+	}
+	return nil
+}
+
+func (x *ExecutionStatus) GetSubagentCounts() *SubagentCounts {
+	if x != nil {
+		return x.SubagentCounts
+	}
+	return nil
+}
+
+func (x *ExecutionStatus) GetModel() string {
+	if x != nil && x.Model != nil {
+		return *x.Model
+	}
+	return ""
+}
+
+func (x *ExecutionStatus) GetUsage() *Usage {
+	if x != nil {
+		return x.Usage
+	}
+	return nil
+}
+
+func (x *ExecutionStatus) GetCostUsd() float64 {
+	if x != nil {
+		return x.CostUsd
+	}
+	return 0
+}
+
+func (x *ExecutionStatus) GetMetered() *UsageTotal {
+	if x != nil {
+		return x.Metered
+	}
+	return nil
+}
+
+func (x *ExecutionStatus) GetSandboxMs() float64 {
+	if x != nil {
+		return x.SandboxMs
+	}
+	return 0
+}
+
+func (x *ExecutionStatus) GetSandboxCostUsd() float64 {
+	if x != nil {
+		return x.SandboxCostUsd
+	}
+	return 0
+}
+
+func (x *ExecutionStatus) GetCode() string {
+	if x != nil && x.Code != nil {
+		return *x.Code
+	}
+	return ""
+}
+
+func (x *ExecutionStatus) GetMessage() string {
+	if x != nil && x.Message != nil {
+		return *x.Message
+	}
+	return ""
+}
+
+func (x *ExecutionStatus) GetReason() string {
+	if x != nil && x.Reason != nil {
+		return *x.Reason
+	}
+	return ""
+}
+
+func (x *ExecutionStatus) GetResult() string {
+	if x != nil && x.Result != nil {
+		return *x.Result
+	}
+	return ""
+}
+
+func (x *ExecutionStatus) GetResultCut() bool {
+	if x != nil {
+		return x.ResultCut
+	}
+	return false
+}
+
+func (x *ExecutionStatus) GetLag() *Lag {
+	if x != nil {
+		return x.Lag
+	}
+	return nil
+}
+
+func (x *ExecutionStatus) GetPendingApprovals() []*PendingApproval {
+	if x != nil {
+		return x.PendingApprovals
+	}
+	return nil
+}
+
+func (x *ExecutionStatus) GetPendingApprovalCount() uint32 {
+	if x != nil {
+		return x.PendingApprovalCount
+	}
+	return 0
+}
+
+// An approval request of which the agent waits for the decision.
+type PendingApproval struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	ApprovalId string                 `protobuf:"bytes,1,opt,name=approval_id,json=approvalId,proto3" json:"approval_id,omitempty"`
+	// tool, plan, question or elicitation.
+	Kind     string `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`
+	ToolName string `protobuf:"bytes,3,opt,name=tool_name,json=toolName,proto3" json:"tool_name,omitempty"`
+	// One line that describes the request.
+	Title       string                 `protobuf:"bytes,4,opt,name=title,proto3" json:"title,omitempty"`
+	RequestedAt *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=requested_at,json=requestedAt,proto3" json:"requested_at,omitempty"`
+	// Whether a person has decided; the agent has not received the decision yet.
+	Decided       bool `protobuf:"varint,6,opt,name=decided,proto3" json:"decided,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PendingApproval) Reset() {
+	*x = PendingApproval{}
+	mi := &file_spool_v1_spool_proto_msgTypes[57]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PendingApproval) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PendingApproval) ProtoMessage() {}
+
+func (x *PendingApproval) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[57]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PendingApproval.ProtoReflect.Descriptor instead.
+func (*PendingApproval) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{57}
+}
+
+func (x *PendingApproval) GetApprovalId() string {
+	if x != nil {
+		return x.ApprovalId
+	}
+	return ""
+}
+
+func (x *PendingApproval) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *PendingApproval) GetToolName() string {
+	if x != nil {
+		return x.ToolName
+	}
+	return ""
+}
+
+func (x *PendingApproval) GetTitle() string {
+	if x != nil {
+		return x.Title
+	}
+	return ""
+}
+
+func (x *PendingApproval) GetRequestedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.RequestedAt
+	}
+	return nil
+}
+
+func (x *PendingApproval) GetDecided() bool {
+	if x != nil {
+		return x.Decided
+	}
+	return false
+}
+
+// A message of the user (user_message) or of an agent (assistant_text).
+type MessageStatus struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	BlockId string                 `protobuf:"bytes,1,opt,name=block_id,json=blockId,proto3" json:"block_id,omitempty"`
+	// user_message or assistant_text.
+	Kind string `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`
+	// pending, complete or error. A pending message has no text.
+	Status string `protobuf:"bytes,3,opt,name=status,proto3" json:"status,omitempty"`
+	// main, or the conversation of a sub-agent.
+	ConversationId string                 `protobuf:"bytes,4,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
+	Time           *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=time,proto3" json:"time,omitempty"`
+	// The first 1024 bytes of the text.
+	Text string `protobuf:"bytes,6,opt,name=text,proto3" json:"text,omitempty"`
+	// Whether the message is longer than text.
+	Cut           bool `protobuf:"varint,7,opt,name=cut,proto3" json:"cut,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MessageStatus) Reset() {
+	*x = MessageStatus{}
+	mi := &file_spool_v1_spool_proto_msgTypes[58]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MessageStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MessageStatus) ProtoMessage() {}
+
+func (x *MessageStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[58]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MessageStatus.ProtoReflect.Descriptor instead.
+func (*MessageStatus) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{58}
+}
+
+func (x *MessageStatus) GetBlockId() string {
+	if x != nil {
+		return x.BlockId
+	}
+	return ""
+}
+
+func (x *MessageStatus) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *MessageStatus) GetStatus() string {
+	if x != nil {
+		return x.Status
+	}
+	return ""
+}
+
+func (x *MessageStatus) GetConversationId() string {
+	if x != nil {
+		return x.ConversationId
+	}
+	return ""
+}
+
+func (x *MessageStatus) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *MessageStatus) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *MessageStatus) GetCut() bool {
+	if x != nil {
+		return x.Cut
+	}
+	return false
+}
+
+type MessageCounts struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	User          uint32                 `protobuf:"varint,1,opt,name=user,proto3" json:"user,omitempty"`
+	Assistant     uint32                 `protobuf:"varint,2,opt,name=assistant,proto3" json:"assistant,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MessageCounts) Reset() {
+	*x = MessageCounts{}
+	mi := &file_spool_v1_spool_proto_msgTypes[59]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MessageCounts) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MessageCounts) ProtoMessage() {}
+
+func (x *MessageCounts) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[59]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MessageCounts.ProtoReflect.Descriptor instead.
+func (*MessageCounts) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{59}
+}
+
+func (x *MessageCounts) GetUser() uint32 {
+	if x != nil {
+		return x.User
+	}
+	return 0
+}
+
+func (x *MessageCounts) GetAssistant() uint32 {
+	if x != nil {
+		return x.Assistant
+	}
+	return 0
+}
+
+type ToolCallStatus struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The agent's own id of the call.
+	ToolUseId string `protobuf:"bytes,1,opt,name=tool_use_id,json=toolUseId,proto3" json:"tool_use_id,omitempty"`
+	ToolName  string `protobuf:"bytes,2,opt,name=tool_name,json=toolName,proto3" json:"tool_name,omitempty"`
+	// pending, complete or error.
+	Status string `protobuf:"bytes,3,opt,name=status,proto3" json:"status,omitempty"`
+	// main, or the conversation of a sub-agent.
+	ConversationId string                 `protobuf:"bytes,4,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
+	StartedAt      *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
+	EndedAt        *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
+	DurationMs     uint32                 `protobuf:"varint,7,opt,name=duration_ms,json=durationMs,proto3" json:"duration_ms,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *ToolCallStatus) Reset() {
+	*x = ToolCallStatus{}
+	mi := &file_spool_v1_spool_proto_msgTypes[60]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ToolCallStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ToolCallStatus) ProtoMessage() {}
+
+func (x *ToolCallStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[60]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ToolCallStatus.ProtoReflect.Descriptor instead.
+func (*ToolCallStatus) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{60}
+}
+
+func (x *ToolCallStatus) GetToolUseId() string {
+	if x != nil {
+		return x.ToolUseId
+	}
+	return ""
+}
+
+func (x *ToolCallStatus) GetToolName() string {
+	if x != nil {
+		return x.ToolName
+	}
+	return ""
+}
+
+func (x *ToolCallStatus) GetStatus() string {
+	if x != nil {
+		return x.Status
+	}
+	return ""
+}
+
+func (x *ToolCallStatus) GetConversationId() string {
+	if x != nil {
+		return x.ConversationId
+	}
+	return ""
+}
+
+func (x *ToolCallStatus) GetStartedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StartedAt
+	}
+	return nil
+}
+
+func (x *ToolCallStatus) GetEndedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.EndedAt
+	}
+	return nil
+}
+
+func (x *ToolCallStatus) GetDurationMs() uint32 {
+	if x != nil {
+		return x.DurationMs
+	}
+	return 0
+}
+
+type ToolCallCounts struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pending       uint32                 `protobuf:"varint,1,opt,name=pending,proto3" json:"pending,omitempty"`
+	Complete      uint32                 `protobuf:"varint,2,opt,name=complete,proto3" json:"complete,omitempty"`
+	Error         uint32                 `protobuf:"varint,3,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ToolCallCounts) Reset() {
+	*x = ToolCallCounts{}
+	mi := &file_spool_v1_spool_proto_msgTypes[61]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ToolCallCounts) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ToolCallCounts) ProtoMessage() {}
+
+func (x *ToolCallCounts) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[61]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ToolCallCounts.ProtoReflect.Descriptor instead.
+func (*ToolCallCounts) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{61}
+}
+
+func (x *ToolCallCounts) GetPending() uint32 {
+	if x != nil {
+		return x.Pending
+	}
+	return 0
+}
+
+func (x *ToolCallCounts) GetComplete() uint32 {
+	if x != nil {
+		return x.Complete
+	}
+	return 0
+}
+
+func (x *ToolCallCounts) GetError() uint32 {
+	if x != nil {
+		return x.Error
+	}
+	return 0
+}
+
+type SubagentStatus struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	SubagentId     string                 `protobuf:"bytes,1,opt,name=subagent_id,json=subagentId,proto3" json:"subagent_id,omitempty"`
+	ConversationId string                 `protobuf:"bytes,2,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
+	Name           string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	// running, completed or failed.
+	Status        string                 `protobuf:"bytes,4,opt,name=status,proto3" json:"status,omitempty"`
+	StartedAt     *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
+	EndedAt       *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
+	DurationMs    uint32                 `protobuf:"varint,7,opt,name=duration_ms,json=durationMs,proto3" json:"duration_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SubagentStatus) Reset() {
+	*x = SubagentStatus{}
+	mi := &file_spool_v1_spool_proto_msgTypes[62]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SubagentStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SubagentStatus) ProtoMessage() {}
+
+func (x *SubagentStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[62]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SubagentStatus.ProtoReflect.Descriptor instead.
+func (*SubagentStatus) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{62}
+}
+
+func (x *SubagentStatus) GetSubagentId() string {
+	if x != nil {
+		return x.SubagentId
+	}
+	return ""
+}
+
+func (x *SubagentStatus) GetConversationId() string {
+	if x != nil {
+		return x.ConversationId
+	}
+	return ""
+}
+
+func (x *SubagentStatus) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SubagentStatus) GetStatus() string {
+	if x != nil {
+		return x.Status
+	}
+	return ""
+}
+
+func (x *SubagentStatus) GetStartedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StartedAt
+	}
+	return nil
+}
+
+func (x *SubagentStatus) GetEndedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.EndedAt
+	}
+	return nil
+}
+
+func (x *SubagentStatus) GetDurationMs() uint32 {
+	if x != nil {
+		return x.DurationMs
+	}
+	return 0
+}
+
+type SubagentCounts struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Running       uint32                 `protobuf:"varint,1,opt,name=running,proto3" json:"running,omitempty"`
+	Completed     uint32                 `protobuf:"varint,2,opt,name=completed,proto3" json:"completed,omitempty"`
+	Failed        uint32                 `protobuf:"varint,3,opt,name=failed,proto3" json:"failed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SubagentCounts) Reset() {
+	*x = SubagentCounts{}
+	mi := &file_spool_v1_spool_proto_msgTypes[63]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SubagentCounts) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SubagentCounts) ProtoMessage() {}
+
+func (x *SubagentCounts) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[63]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SubagentCounts.ProtoReflect.Descriptor instead.
+func (*SubagentCounts) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{63}
+}
+
+func (x *SubagentCounts) GetRunning() uint32 {
+	if x != nil {
+		return x.Running
+	}
+	return 0
+}
+
+func (x *SubagentCounts) GetCompleted() uint32 {
+	if x != nil {
+		return x.Completed
+	}
+	return 0
+}
+
+func (x *SubagentCounts) GetFailed() uint32 {
+	if x != nil {
+		return x.Failed
+	}
+	return 0
+}
+
 type Execution struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	ExecutionId string                 `protobuf:"bytes,1,opt,name=execution_id,json=executionId,proto3" json:"execution_id,omitempty"`
@@ -4798,7 +5746,7 @@ type Execution struct {
 
 func (x *Execution) Reset() {
 	*x = Execution{}
-	mi := &file_spool_v1_spool_proto_msgTypes[55]
+	mi := &file_spool_v1_spool_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4810,7 +5758,7 @@ func (x *Execution) String() string {
 func (*Execution) ProtoMessage() {}
 
 func (x *Execution) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[55]
+	mi := &file_spool_v1_spool_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4823,7 +5771,7 @@ func (x *Execution) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Execution.ProtoReflect.Descriptor instead.
 func (*Execution) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{55}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *Execution) GetExecutionId() string {
@@ -5068,7 +6016,7 @@ type MeteredUsage struct {
 
 func (x *MeteredUsage) Reset() {
 	*x = MeteredUsage{}
-	mi := &file_spool_v1_spool_proto_msgTypes[56]
+	mi := &file_spool_v1_spool_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5080,7 +6028,7 @@ func (x *MeteredUsage) String() string {
 func (*MeteredUsage) ProtoMessage() {}
 
 func (x *MeteredUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[56]
+	mi := &file_spool_v1_spool_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5093,7 +6041,7 @@ func (x *MeteredUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MeteredUsage.ProtoReflect.Descriptor instead.
 func (*MeteredUsage) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{56}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *MeteredUsage) GetProvider() string {
@@ -5179,7 +6127,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_spool_v1_spool_proto_msgTypes[57]
+	mi := &file_spool_v1_spool_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5191,7 +6139,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[57]
+	mi := &file_spool_v1_spool_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5204,7 +6152,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{57}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *Usage) GetInputTokens() uint32 {
@@ -5244,7 +6192,7 @@ type CancelExecutionRequest struct {
 
 func (x *CancelExecutionRequest) Reset() {
 	*x = CancelExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[58]
+	mi := &file_spool_v1_spool_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5256,7 +6204,7 @@ func (x *CancelExecutionRequest) String() string {
 func (*CancelExecutionRequest) ProtoMessage() {}
 
 func (x *CancelExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[58]
+	mi := &file_spool_v1_spool_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5269,7 +6217,7 @@ func (x *CancelExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExecutionRequest.ProtoReflect.Descriptor instead.
 func (*CancelExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{58}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *CancelExecutionRequest) GetExecutionId() string {
@@ -5288,7 +6236,7 @@ type CancelExecutionResponse struct {
 
 func (x *CancelExecutionResponse) Reset() {
 	*x = CancelExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[59]
+	mi := &file_spool_v1_spool_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5300,7 +6248,7 @@ func (x *CancelExecutionResponse) String() string {
 func (*CancelExecutionResponse) ProtoMessage() {}
 
 func (x *CancelExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[59]
+	mi := &file_spool_v1_spool_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5313,7 +6261,7 @@ func (x *CancelExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExecutionResponse.ProtoReflect.Descriptor instead.
 func (*CancelExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{59}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *CancelExecutionResponse) GetPosition() string {
@@ -5332,7 +6280,7 @@ type PauseExecutionRequest struct {
 
 func (x *PauseExecutionRequest) Reset() {
 	*x = PauseExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[60]
+	mi := &file_spool_v1_spool_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5344,7 +6292,7 @@ func (x *PauseExecutionRequest) String() string {
 func (*PauseExecutionRequest) ProtoMessage() {}
 
 func (x *PauseExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[60]
+	mi := &file_spool_v1_spool_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5357,7 +6305,7 @@ func (x *PauseExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseExecutionRequest.ProtoReflect.Descriptor instead.
 func (*PauseExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{60}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *PauseExecutionRequest) GetExecutionId() string {
@@ -5376,7 +6324,7 @@ type PauseExecutionResponse struct {
 
 func (x *PauseExecutionResponse) Reset() {
 	*x = PauseExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[61]
+	mi := &file_spool_v1_spool_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5388,7 +6336,7 @@ func (x *PauseExecutionResponse) String() string {
 func (*PauseExecutionResponse) ProtoMessage() {}
 
 func (x *PauseExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[61]
+	mi := &file_spool_v1_spool_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5401,7 +6349,7 @@ func (x *PauseExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseExecutionResponse.ProtoReflect.Descriptor instead.
 func (*PauseExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{61}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *PauseExecutionResponse) GetPosition() string {
@@ -5420,7 +6368,7 @@ type ResumeExecutionRequest struct {
 
 func (x *ResumeExecutionRequest) Reset() {
 	*x = ResumeExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[62]
+	mi := &file_spool_v1_spool_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5432,7 +6380,7 @@ func (x *ResumeExecutionRequest) String() string {
 func (*ResumeExecutionRequest) ProtoMessage() {}
 
 func (x *ResumeExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[62]
+	mi := &file_spool_v1_spool_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5445,7 +6393,7 @@ func (x *ResumeExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeExecutionRequest.ProtoReflect.Descriptor instead.
 func (*ResumeExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{62}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ResumeExecutionRequest) GetExecutionId() string {
@@ -5464,7 +6412,7 @@ type ResumeExecutionResponse struct {
 
 func (x *ResumeExecutionResponse) Reset() {
 	*x = ResumeExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[63]
+	mi := &file_spool_v1_spool_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5476,7 +6424,7 @@ func (x *ResumeExecutionResponse) String() string {
 func (*ResumeExecutionResponse) ProtoMessage() {}
 
 func (x *ResumeExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[63]
+	mi := &file_spool_v1_spool_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5489,7 +6437,7 @@ func (x *ResumeExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeExecutionResponse.ProtoReflect.Descriptor instead.
 func (*ResumeExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{63}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ResumeExecutionResponse) GetPosition() string {
@@ -5508,7 +6456,7 @@ type TerminateExecutionRequest struct {
 
 func (x *TerminateExecutionRequest) Reset() {
 	*x = TerminateExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[64]
+	mi := &file_spool_v1_spool_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5520,7 +6468,7 @@ func (x *TerminateExecutionRequest) String() string {
 func (*TerminateExecutionRequest) ProtoMessage() {}
 
 func (x *TerminateExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[64]
+	mi := &file_spool_v1_spool_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5533,7 +6481,7 @@ func (x *TerminateExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminateExecutionRequest.ProtoReflect.Descriptor instead.
 func (*TerminateExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{64}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *TerminateExecutionRequest) GetExecutionId() string {
@@ -5552,7 +6500,7 @@ type TerminateExecutionResponse struct {
 
 func (x *TerminateExecutionResponse) Reset() {
 	*x = TerminateExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[65]
+	mi := &file_spool_v1_spool_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5564,7 +6512,7 @@ func (x *TerminateExecutionResponse) String() string {
 func (*TerminateExecutionResponse) ProtoMessage() {}
 
 func (x *TerminateExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[65]
+	mi := &file_spool_v1_spool_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5577,7 +6525,7 @@ func (x *TerminateExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminateExecutionResponse.ProtoReflect.Descriptor instead.
 func (*TerminateExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{65}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *TerminateExecutionResponse) GetPosition() string {
@@ -5600,7 +6548,7 @@ type RecoverExecutionRequest struct {
 
 func (x *RecoverExecutionRequest) Reset() {
 	*x = RecoverExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[66]
+	mi := &file_spool_v1_spool_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5612,7 +6560,7 @@ func (x *RecoverExecutionRequest) String() string {
 func (*RecoverExecutionRequest) ProtoMessage() {}
 
 func (x *RecoverExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[66]
+	mi := &file_spool_v1_spool_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5625,7 +6573,7 @@ func (x *RecoverExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverExecutionRequest.ProtoReflect.Descriptor instead.
 func (*RecoverExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{66}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *RecoverExecutionRequest) GetExecutionId() string {
@@ -5654,7 +6602,7 @@ type RecoverExecutionResponse struct {
 
 func (x *RecoverExecutionResponse) Reset() {
 	*x = RecoverExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[67]
+	mi := &file_spool_v1_spool_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5666,7 +6614,7 @@ func (x *RecoverExecutionResponse) String() string {
 func (*RecoverExecutionResponse) ProtoMessage() {}
 
 func (x *RecoverExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[67]
+	mi := &file_spool_v1_spool_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5679,7 +6627,7 @@ func (x *RecoverExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverExecutionResponse.ProtoReflect.Descriptor instead.
 func (*RecoverExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{67}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *RecoverExecutionResponse) GetSessionId() string {
@@ -5720,7 +6668,7 @@ type ListApprovalsRequest struct {
 
 func (x *ListApprovalsRequest) Reset() {
 	*x = ListApprovalsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[68]
+	mi := &file_spool_v1_spool_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5732,7 +6680,7 @@ func (x *ListApprovalsRequest) String() string {
 func (*ListApprovalsRequest) ProtoMessage() {}
 
 func (x *ListApprovalsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[68]
+	mi := &file_spool_v1_spool_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5745,7 +6693,7 @@ func (x *ListApprovalsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListApprovalsRequest.ProtoReflect.Descriptor instead.
 func (*ListApprovalsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{68}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ListApprovalsRequest) GetSessionId() string {
@@ -5794,7 +6742,7 @@ type ListApprovalsResponse struct {
 
 func (x *ListApprovalsResponse) Reset() {
 	*x = ListApprovalsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[69]
+	mi := &file_spool_v1_spool_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5806,7 +6754,7 @@ func (x *ListApprovalsResponse) String() string {
 func (*ListApprovalsResponse) ProtoMessage() {}
 
 func (x *ListApprovalsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[69]
+	mi := &file_spool_v1_spool_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5819,7 +6767,7 @@ func (x *ListApprovalsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListApprovalsResponse.ProtoReflect.Descriptor instead.
 func (*ListApprovalsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{69}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *ListApprovalsResponse) GetApprovals() []*Approval {
@@ -5846,7 +6794,7 @@ type GetApprovalRequest struct {
 
 func (x *GetApprovalRequest) Reset() {
 	*x = GetApprovalRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[70]
+	mi := &file_spool_v1_spool_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5858,7 +6806,7 @@ func (x *GetApprovalRequest) String() string {
 func (*GetApprovalRequest) ProtoMessage() {}
 
 func (x *GetApprovalRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[70]
+	mi := &file_spool_v1_spool_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5871,7 +6819,7 @@ func (x *GetApprovalRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetApprovalRequest.ProtoReflect.Descriptor instead.
 func (*GetApprovalRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{70}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *GetApprovalRequest) GetApprovalId() string {
@@ -5929,7 +6877,7 @@ type Approval struct {
 
 func (x *Approval) Reset() {
 	*x = Approval{}
-	mi := &file_spool_v1_spool_proto_msgTypes[71]
+	mi := &file_spool_v1_spool_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5941,7 +6889,7 @@ func (x *Approval) String() string {
 func (*Approval) ProtoMessage() {}
 
 func (x *Approval) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[71]
+	mi := &file_spool_v1_spool_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5954,7 +6902,7 @@ func (x *Approval) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Approval.ProtoReflect.Descriptor instead.
 func (*Approval) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{71}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *Approval) GetApprovalId() string {
@@ -6117,7 +7065,7 @@ type DecideApprovalRequest struct {
 
 func (x *DecideApprovalRequest) Reset() {
 	*x = DecideApprovalRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[72]
+	mi := &file_spool_v1_spool_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6129,7 +7077,7 @@ func (x *DecideApprovalRequest) String() string {
 func (*DecideApprovalRequest) ProtoMessage() {}
 
 func (x *DecideApprovalRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[72]
+	mi := &file_spool_v1_spool_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6142,7 +7090,7 @@ func (x *DecideApprovalRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DecideApprovalRequest.ProtoReflect.Descriptor instead.
 func (*DecideApprovalRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{72}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *DecideApprovalRequest) GetApprovalId() string {
@@ -6197,7 +7145,7 @@ type DecideApprovalResponse struct {
 
 func (x *DecideApprovalResponse) Reset() {
 	*x = DecideApprovalResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[73]
+	mi := &file_spool_v1_spool_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6209,7 +7157,7 @@ func (x *DecideApprovalResponse) String() string {
 func (*DecideApprovalResponse) ProtoMessage() {}
 
 func (x *DecideApprovalResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[73]
+	mi := &file_spool_v1_spool_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6222,7 +7170,7 @@ func (x *DecideApprovalResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DecideApprovalResponse.ProtoReflect.Descriptor instead.
 func (*DecideApprovalResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{73}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *DecideApprovalResponse) GetPosition() string {
@@ -6245,7 +7193,7 @@ type ExecutionPermissions struct {
 
 func (x *ExecutionPermissions) Reset() {
 	*x = ExecutionPermissions{}
-	mi := &file_spool_v1_spool_proto_msgTypes[74]
+	mi := &file_spool_v1_spool_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6257,7 +7205,7 @@ func (x *ExecutionPermissions) String() string {
 func (*ExecutionPermissions) ProtoMessage() {}
 
 func (x *ExecutionPermissions) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[74]
+	mi := &file_spool_v1_spool_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6270,7 +7218,7 @@ func (x *ExecutionPermissions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecutionPermissions.ProtoReflect.Descriptor instead.
 func (*ExecutionPermissions) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{74}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *ExecutionPermissions) GetRules() []*PermissionRule {
@@ -6306,7 +7254,7 @@ type PermissionRule struct {
 
 func (x *PermissionRule) Reset() {
 	*x = PermissionRule{}
-	mi := &file_spool_v1_spool_proto_msgTypes[75]
+	mi := &file_spool_v1_spool_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6318,7 +7266,7 @@ func (x *PermissionRule) String() string {
 func (*PermissionRule) ProtoMessage() {}
 
 func (x *PermissionRule) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[75]
+	mi := &file_spool_v1_spool_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6331,7 +7279,7 @@ func (x *PermissionRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PermissionRule.ProtoReflect.Descriptor instead.
 func (*PermissionRule) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{75}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *PermissionRule) GetTool() string {
@@ -6387,7 +7335,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[76]
+	mi := &file_spool_v1_spool_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6399,7 +7347,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[76]
+	mi := &file_spool_v1_spool_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6412,7 +7360,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{76}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *ListEventsRequest) GetSessionId() string {
@@ -6470,7 +7418,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[77]
+	mi := &file_spool_v1_spool_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6482,7 +7430,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[77]
+	mi := &file_spool_v1_spool_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6495,7 +7443,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{77}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *ListEventsResponse) GetEvents() []*Event {
@@ -6533,7 +7481,7 @@ type ListHistoryRequest struct {
 
 func (x *ListHistoryRequest) Reset() {
 	*x = ListHistoryRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[78]
+	mi := &file_spool_v1_spool_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6545,7 +7493,7 @@ func (x *ListHistoryRequest) String() string {
 func (*ListHistoryRequest) ProtoMessage() {}
 
 func (x *ListHistoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[78]
+	mi := &file_spool_v1_spool_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6558,7 +7506,7 @@ func (x *ListHistoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryRequest.ProtoReflect.Descriptor instead.
 func (*ListHistoryRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{78}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *ListHistoryRequest) GetSessionId() string {
@@ -6604,7 +7552,7 @@ type ListHistoryResponse struct {
 
 func (x *ListHistoryResponse) Reset() {
 	*x = ListHistoryResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[79]
+	mi := &file_spool_v1_spool_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6616,7 +7564,7 @@ func (x *ListHistoryResponse) String() string {
 func (*ListHistoryResponse) ProtoMessage() {}
 
 func (x *ListHistoryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[79]
+	mi := &file_spool_v1_spool_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6629,7 +7577,7 @@ func (x *ListHistoryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryResponse.ProtoReflect.Descriptor instead.
 func (*ListHistoryResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{79}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *ListHistoryResponse) GetEvents() []*Event {
@@ -6672,7 +7620,7 @@ type Ancestor struct {
 
 func (x *Ancestor) Reset() {
 	*x = Ancestor{}
-	mi := &file_spool_v1_spool_proto_msgTypes[80]
+	mi := &file_spool_v1_spool_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6684,7 +7632,7 @@ func (x *Ancestor) String() string {
 func (*Ancestor) ProtoMessage() {}
 
 func (x *Ancestor) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[80]
+	mi := &file_spool_v1_spool_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6697,7 +7645,7 @@ func (x *Ancestor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ancestor.ProtoReflect.Descriptor instead.
 func (*Ancestor) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{80}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *Ancestor) GetSessionId() string {
@@ -6728,7 +7676,7 @@ type ListHistoryBlocksRequest struct {
 
 func (x *ListHistoryBlocksRequest) Reset() {
 	*x = ListHistoryBlocksRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[81]
+	mi := &file_spool_v1_spool_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6740,7 +7688,7 @@ func (x *ListHistoryBlocksRequest) String() string {
 func (*ListHistoryBlocksRequest) ProtoMessage() {}
 
 func (x *ListHistoryBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[81]
+	mi := &file_spool_v1_spool_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6753,7 +7701,7 @@ func (x *ListHistoryBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ListHistoryBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{81}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *ListHistoryBlocksRequest) GetSessionId() string {
@@ -6796,7 +7744,7 @@ type ListHistoryBlocksResponse struct {
 
 func (x *ListHistoryBlocksResponse) Reset() {
 	*x = ListHistoryBlocksResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[82]
+	mi := &file_spool_v1_spool_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6808,7 +7756,7 @@ func (x *ListHistoryBlocksResponse) String() string {
 func (*ListHistoryBlocksResponse) ProtoMessage() {}
 
 func (x *ListHistoryBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[82]
+	mi := &file_spool_v1_spool_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6821,7 +7769,7 @@ func (x *ListHistoryBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ListHistoryBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{82}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *ListHistoryBlocksResponse) GetAncestors() []*InheritedBlocks {
@@ -6850,7 +7798,7 @@ type InheritedBlocks struct {
 
 func (x *InheritedBlocks) Reset() {
 	*x = InheritedBlocks{}
-	mi := &file_spool_v1_spool_proto_msgTypes[83]
+	mi := &file_spool_v1_spool_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6862,7 +7810,7 @@ func (x *InheritedBlocks) String() string {
 func (*InheritedBlocks) ProtoMessage() {}
 
 func (x *InheritedBlocks) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[83]
+	mi := &file_spool_v1_spool_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6875,7 +7823,7 @@ func (x *InheritedBlocks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InheritedBlocks.ProtoReflect.Descriptor instead.
 func (*InheritedBlocks) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{83}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *InheritedBlocks) GetSessionId() string {
@@ -6924,7 +7872,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_spool_v1_spool_proto_msgTypes[84]
+	mi := &file_spool_v1_spool_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6936,7 +7884,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[84]
+	mi := &file_spool_v1_spool_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6949,7 +7897,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{84}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *Event) GetSeq() uint32 {
@@ -7044,7 +7992,7 @@ type EventMetadata struct {
 
 func (x *EventMetadata) Reset() {
 	*x = EventMetadata{}
-	mi := &file_spool_v1_spool_proto_msgTypes[85]
+	mi := &file_spool_v1_spool_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7056,7 +8004,7 @@ func (x *EventMetadata) String() string {
 func (*EventMetadata) ProtoMessage() {}
 
 func (x *EventMetadata) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[85]
+	mi := &file_spool_v1_spool_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7069,7 +8017,7 @@ func (x *EventMetadata) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventMetadata.ProtoReflect.Descriptor instead.
 func (*EventMetadata) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{85}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *EventMetadata) GetSession() *Json {
@@ -7099,7 +8047,7 @@ type StreamEventsRequest struct {
 
 func (x *StreamEventsRequest) Reset() {
 	*x = StreamEventsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[86]
+	mi := &file_spool_v1_spool_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7111,7 +8059,7 @@ func (x *StreamEventsRequest) String() string {
 func (*StreamEventsRequest) ProtoMessage() {}
 
 func (x *StreamEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[86]
+	mi := &file_spool_v1_spool_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7124,7 +8072,7 @@ func (x *StreamEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamEventsRequest.ProtoReflect.Descriptor instead.
 func (*StreamEventsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{86}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *StreamEventsRequest) GetSessionId() string {
@@ -7161,7 +8109,7 @@ type StreamEventsResponse struct {
 
 func (x *StreamEventsResponse) Reset() {
 	*x = StreamEventsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[87]
+	mi := &file_spool_v1_spool_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7173,7 +8121,7 @@ func (x *StreamEventsResponse) String() string {
 func (*StreamEventsResponse) ProtoMessage() {}
 
 func (x *StreamEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[87]
+	mi := &file_spool_v1_spool_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7186,7 +8134,7 @@ func (x *StreamEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamEventsResponse.ProtoReflect.Descriptor instead.
 func (*StreamEventsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{87}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *StreamEventsResponse) GetMessage() isStreamEventsResponse_Message {
@@ -7242,7 +8190,7 @@ type Lag struct {
 
 func (x *Lag) Reset() {
 	*x = Lag{}
-	mi := &file_spool_v1_spool_proto_msgTypes[88]
+	mi := &file_spool_v1_spool_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7254,7 +8202,7 @@ func (x *Lag) String() string {
 func (*Lag) ProtoMessage() {}
 
 func (x *Lag) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[88]
+	mi := &file_spool_v1_spool_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7267,7 +8215,7 @@ func (x *Lag) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lag.ProtoReflect.Descriptor instead.
 func (*Lag) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{88}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *Lag) GetLagging() bool {
@@ -7303,7 +8251,7 @@ type ReplayEventsRequest struct {
 
 func (x *ReplayEventsRequest) Reset() {
 	*x = ReplayEventsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[89]
+	mi := &file_spool_v1_spool_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7315,7 +8263,7 @@ func (x *ReplayEventsRequest) String() string {
 func (*ReplayEventsRequest) ProtoMessage() {}
 
 func (x *ReplayEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[89]
+	mi := &file_spool_v1_spool_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7328,7 +8276,7 @@ func (x *ReplayEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayEventsRequest.ProtoReflect.Descriptor instead.
 func (*ReplayEventsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{89}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *ReplayEventsRequest) GetSessionId() string {
@@ -7389,7 +8337,7 @@ type ReplayEventsResponse struct {
 
 func (x *ReplayEventsResponse) Reset() {
 	*x = ReplayEventsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[90]
+	mi := &file_spool_v1_spool_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7401,7 +8349,7 @@ func (x *ReplayEventsResponse) String() string {
 func (*ReplayEventsResponse) ProtoMessage() {}
 
 func (x *ReplayEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[90]
+	mi := &file_spool_v1_spool_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7414,7 +8362,7 @@ func (x *ReplayEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayEventsResponse.ProtoReflect.Descriptor instead.
 func (*ReplayEventsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{90}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *ReplayEventsResponse) GetMessage() isReplayEventsResponse_Message {
@@ -7519,7 +8467,7 @@ type ReplayStarted struct {
 
 func (x *ReplayStarted) Reset() {
 	*x = ReplayStarted{}
-	mi := &file_spool_v1_spool_proto_msgTypes[91]
+	mi := &file_spool_v1_spool_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7531,7 +8479,7 @@ func (x *ReplayStarted) String() string {
 func (*ReplayStarted) ProtoMessage() {}
 
 func (x *ReplayStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[91]
+	mi := &file_spool_v1_spool_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7544,7 +8492,7 @@ func (x *ReplayStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayStarted.ProtoReflect.Descriptor instead.
 func (*ReplayStarted) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{91}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *ReplayStarted) GetFrom() uint32 {
@@ -7590,7 +8538,7 @@ type GapShortened struct {
 
 func (x *GapShortened) Reset() {
 	*x = GapShortened{}
-	mi := &file_spool_v1_spool_proto_msgTypes[92]
+	mi := &file_spool_v1_spool_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7602,7 +8550,7 @@ func (x *GapShortened) String() string {
 func (*GapShortened) ProtoMessage() {}
 
 func (x *GapShortened) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[92]
+	mi := &file_spool_v1_spool_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7615,7 +8563,7 @@ func (x *GapShortened) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GapShortened.ProtoReflect.Descriptor instead.
 func (*GapShortened) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{92}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *GapShortened) GetSeq() uint32 {
@@ -7653,7 +8601,7 @@ type BlockWhole struct {
 
 func (x *BlockWhole) Reset() {
 	*x = BlockWhole{}
-	mi := &file_spool_v1_spool_proto_msgTypes[93]
+	mi := &file_spool_v1_spool_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7665,7 +8613,7 @@ func (x *BlockWhole) String() string {
 func (*BlockWhole) ProtoMessage() {}
 
 func (x *BlockWhole) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[93]
+	mi := &file_spool_v1_spool_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7678,7 +8626,7 @@ func (x *BlockWhole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockWhole.ProtoReflect.Descriptor instead.
 func (*BlockWhole) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{93}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *BlockWhole) GetSeq() uint32 {
@@ -7713,7 +8661,7 @@ type ReplayEnded struct {
 
 func (x *ReplayEnded) Reset() {
 	*x = ReplayEnded{}
-	mi := &file_spool_v1_spool_proto_msgTypes[94]
+	mi := &file_spool_v1_spool_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7725,7 +8673,7 @@ func (x *ReplayEnded) String() string {
 func (*ReplayEnded) ProtoMessage() {}
 
 func (x *ReplayEnded) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[94]
+	mi := &file_spool_v1_spool_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7738,7 +8686,7 @@ func (x *ReplayEnded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayEnded.ProtoReflect.Descriptor instead.
 func (*ReplayEnded) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{94}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *ReplayEnded) GetSeq() uint32 {
@@ -7760,7 +8708,7 @@ type ListBlocksRequest struct {
 
 func (x *ListBlocksRequest) Reset() {
 	*x = ListBlocksRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[95]
+	mi := &file_spool_v1_spool_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7772,7 +8720,7 @@ func (x *ListBlocksRequest) String() string {
 func (*ListBlocksRequest) ProtoMessage() {}
 
 func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[95]
+	mi := &file_spool_v1_spool_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7785,7 +8733,7 @@ func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ListBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{95}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *ListBlocksRequest) GetSessionId() string {
@@ -7820,7 +8768,7 @@ type ListBlocksResponse struct {
 
 func (x *ListBlocksResponse) Reset() {
 	*x = ListBlocksResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[96]
+	mi := &file_spool_v1_spool_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7832,7 +8780,7 @@ func (x *ListBlocksResponse) String() string {
 func (*ListBlocksResponse) ProtoMessage() {}
 
 func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[96]
+	mi := &file_spool_v1_spool_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7845,7 +8793,7 @@ func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ListBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{96}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *ListBlocksResponse) GetBlocks() []*Block {
@@ -7918,7 +8866,7 @@ type Block struct {
 
 func (x *Block) Reset() {
 	*x = Block{}
-	mi := &file_spool_v1_spool_proto_msgTypes[97]
+	mi := &file_spool_v1_spool_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7930,7 +8878,7 @@ func (x *Block) String() string {
 func (*Block) ProtoMessage() {}
 
 func (x *Block) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[97]
+	mi := &file_spool_v1_spool_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7943,7 +8891,7 @@ func (x *Block) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Block.ProtoReflect.Descriptor instead.
 func (*Block) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{97}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *Block) GetId() string {
@@ -8133,7 +9081,7 @@ type TodoItem struct {
 
 func (x *TodoItem) Reset() {
 	*x = TodoItem{}
-	mi := &file_spool_v1_spool_proto_msgTypes[98]
+	mi := &file_spool_v1_spool_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8145,7 +9093,7 @@ func (x *TodoItem) String() string {
 func (*TodoItem) ProtoMessage() {}
 
 func (x *TodoItem) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[98]
+	mi := &file_spool_v1_spool_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8158,7 +9106,7 @@ func (x *TodoItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TodoItem.ProtoReflect.Descriptor instead.
 func (*TodoItem) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{98}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *TodoItem) GetContent() string {
@@ -8197,7 +9145,7 @@ type CreateKeyRequest struct {
 
 func (x *CreateKeyRequest) Reset() {
 	*x = CreateKeyRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[99]
+	mi := &file_spool_v1_spool_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8209,7 +9157,7 @@ func (x *CreateKeyRequest) String() string {
 func (*CreateKeyRequest) ProtoMessage() {}
 
 func (x *CreateKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[99]
+	mi := &file_spool_v1_spool_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8222,7 +9170,7 @@ func (x *CreateKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateKeyRequest.ProtoReflect.Descriptor instead.
 func (*CreateKeyRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{99}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *CreateKeyRequest) GetName() string {
@@ -8281,7 +9229,7 @@ type CreateKeyResponse struct {
 
 func (x *CreateKeyResponse) Reset() {
 	*x = CreateKeyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[100]
+	mi := &file_spool_v1_spool_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8293,7 +9241,7 @@ func (x *CreateKeyResponse) String() string {
 func (*CreateKeyResponse) ProtoMessage() {}
 
 func (x *CreateKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[100]
+	mi := &file_spool_v1_spool_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8306,7 +9254,7 @@ func (x *CreateKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateKeyResponse.ProtoReflect.Descriptor instead.
 func (*CreateKeyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{100}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *CreateKeyResponse) GetKeyId() string {
@@ -8384,7 +9332,7 @@ type ListDeadLettersRequest struct {
 
 func (x *ListDeadLettersRequest) Reset() {
 	*x = ListDeadLettersRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[101]
+	mi := &file_spool_v1_spool_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8396,7 +9344,7 @@ func (x *ListDeadLettersRequest) String() string {
 func (*ListDeadLettersRequest) ProtoMessage() {}
 
 func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[101]
+	mi := &file_spool_v1_spool_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8409,7 +9357,7 @@ func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{101}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *ListDeadLettersRequest) GetPageSize() uint32 {
@@ -8437,7 +9385,7 @@ type ListDeadLettersResponse struct {
 
 func (x *ListDeadLettersResponse) Reset() {
 	*x = ListDeadLettersResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[102]
+	mi := &file_spool_v1_spool_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8449,7 +9397,7 @@ func (x *ListDeadLettersResponse) String() string {
 func (*ListDeadLettersResponse) ProtoMessage() {}
 
 func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[102]
+	mi := &file_spool_v1_spool_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8462,7 +9410,7 @@ func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{102}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *ListDeadLettersResponse) GetDeadLetters() []*DeadLetter {
@@ -8505,7 +9453,7 @@ type DeadLetter struct {
 
 func (x *DeadLetter) Reset() {
 	*x = DeadLetter{}
-	mi := &file_spool_v1_spool_proto_msgTypes[103]
+	mi := &file_spool_v1_spool_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8517,7 +9465,7 @@ func (x *DeadLetter) String() string {
 func (*DeadLetter) ProtoMessage() {}
 
 func (x *DeadLetter) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[103]
+	mi := &file_spool_v1_spool_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8530,7 +9478,7 @@ func (x *DeadLetter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetter.ProtoReflect.Descriptor instead.
 func (*DeadLetter) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{103}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *DeadLetter) GetId() string {
@@ -8614,7 +9562,7 @@ type ListAuditRequest struct {
 
 func (x *ListAuditRequest) Reset() {
 	*x = ListAuditRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[104]
+	mi := &file_spool_v1_spool_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8626,7 +9574,7 @@ func (x *ListAuditRequest) String() string {
 func (*ListAuditRequest) ProtoMessage() {}
 
 func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[104]
+	mi := &file_spool_v1_spool_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8639,7 +9587,7 @@ func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRequest.ProtoReflect.Descriptor instead.
 func (*ListAuditRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{104}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *ListAuditRequest) GetSession() string {
@@ -8688,7 +9636,7 @@ type ListAuditResponse struct {
 
 func (x *ListAuditResponse) Reset() {
 	*x = ListAuditResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[105]
+	mi := &file_spool_v1_spool_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8700,7 +9648,7 @@ func (x *ListAuditResponse) String() string {
 func (*ListAuditResponse) ProtoMessage() {}
 
 func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[105]
+	mi := &file_spool_v1_spool_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8713,7 +9661,7 @@ func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditResponse.ProtoReflect.Descriptor instead.
 func (*ListAuditResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{105}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *ListAuditResponse) GetEntries() []*AuditEntry {
@@ -8753,7 +9701,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_spool_v1_spool_proto_msgTypes[106]
+	mi := &file_spool_v1_spool_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8765,7 +9713,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[106]
+	mi := &file_spool_v1_spool_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8778,7 +9726,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{106}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *AuditEntry) GetTime() *timestamppb.Timestamp {
@@ -8857,7 +9805,7 @@ type AuditActor struct {
 
 func (x *AuditActor) Reset() {
 	*x = AuditActor{}
-	mi := &file_spool_v1_spool_proto_msgTypes[107]
+	mi := &file_spool_v1_spool_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8869,7 +9817,7 @@ func (x *AuditActor) String() string {
 func (*AuditActor) ProtoMessage() {}
 
 func (x *AuditActor) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[107]
+	mi := &file_spool_v1_spool_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8882,7 +9830,7 @@ func (x *AuditActor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditActor.ProtoReflect.Descriptor instead.
 func (*AuditActor) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{107}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *AuditActor) GetKind() string {
@@ -8943,7 +9891,7 @@ type GetDeadLetterRequest struct {
 
 func (x *GetDeadLetterRequest) Reset() {
 	*x = GetDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[108]
+	mi := &file_spool_v1_spool_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8955,7 +9903,7 @@ func (x *GetDeadLetterRequest) String() string {
 func (*GetDeadLetterRequest) ProtoMessage() {}
 
 func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[108]
+	mi := &file_spool_v1_spool_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8968,7 +9916,7 @@ func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*GetDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{108}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *GetDeadLetterRequest) GetId() string {
@@ -8987,7 +9935,7 @@ type RetryDeadLetterRequest struct {
 
 func (x *RetryDeadLetterRequest) Reset() {
 	*x = RetryDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[109]
+	mi := &file_spool_v1_spool_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8999,7 +9947,7 @@ func (x *RetryDeadLetterRequest) String() string {
 func (*RetryDeadLetterRequest) ProtoMessage() {}
 
 func (x *RetryDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[109]
+	mi := &file_spool_v1_spool_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9012,7 +9960,7 @@ func (x *RetryDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*RetryDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{109}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *RetryDeadLetterRequest) GetId() string {
@@ -9031,7 +9979,7 @@ type RetryDeadLetterResponse struct {
 
 func (x *RetryDeadLetterResponse) Reset() {
 	*x = RetryDeadLetterResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[110]
+	mi := &file_spool_v1_spool_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9043,7 +9991,7 @@ func (x *RetryDeadLetterResponse) String() string {
 func (*RetryDeadLetterResponse) ProtoMessage() {}
 
 func (x *RetryDeadLetterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[110]
+	mi := &file_spool_v1_spool_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9056,7 +10004,7 @@ func (x *RetryDeadLetterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryDeadLetterResponse.ProtoReflect.Descriptor instead.
 func (*RetryDeadLetterResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{110}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *RetryDeadLetterResponse) GetId() string {
@@ -9075,7 +10023,7 @@ type DropDeadLetterRequest struct {
 
 func (x *DropDeadLetterRequest) Reset() {
 	*x = DropDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[111]
+	mi := &file_spool_v1_spool_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9087,7 +10035,7 @@ func (x *DropDeadLetterRequest) String() string {
 func (*DropDeadLetterRequest) ProtoMessage() {}
 
 func (x *DropDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[111]
+	mi := &file_spool_v1_spool_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9100,7 +10048,7 @@ func (x *DropDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*DropDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{111}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *DropDeadLetterRequest) GetId() string {
@@ -9119,7 +10067,7 @@ type DropDeadLetterResponse struct {
 
 func (x *DropDeadLetterResponse) Reset() {
 	*x = DropDeadLetterResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[112]
+	mi := &file_spool_v1_spool_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9131,7 +10079,7 @@ func (x *DropDeadLetterResponse) String() string {
 func (*DropDeadLetterResponse) ProtoMessage() {}
 
 func (x *DropDeadLetterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[112]
+	mi := &file_spool_v1_spool_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9144,7 +10092,7 @@ func (x *DropDeadLetterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropDeadLetterResponse.ProtoReflect.Descriptor instead.
 func (*DropDeadLetterResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{112}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *DropDeadLetterResponse) GetId() string {
@@ -9164,7 +10112,7 @@ type ListKeysRequest struct {
 
 func (x *ListKeysRequest) Reset() {
 	*x = ListKeysRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[113]
+	mi := &file_spool_v1_spool_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9176,7 +10124,7 @@ func (x *ListKeysRequest) String() string {
 func (*ListKeysRequest) ProtoMessage() {}
 
 func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[113]
+	mi := &file_spool_v1_spool_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9189,7 +10137,7 @@ func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
 func (*ListKeysRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{113}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *ListKeysRequest) GetTenant() string {
@@ -9208,7 +10156,7 @@ type ListKeysResponse struct {
 
 func (x *ListKeysResponse) Reset() {
 	*x = ListKeysResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[114]
+	mi := &file_spool_v1_spool_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9220,7 +10168,7 @@ func (x *ListKeysResponse) String() string {
 func (*ListKeysResponse) ProtoMessage() {}
 
 func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[114]
+	mi := &file_spool_v1_spool_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9233,7 +10181,7 @@ func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysResponse.ProtoReflect.Descriptor instead.
 func (*ListKeysResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{114}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *ListKeysResponse) GetKeys() []*Key {
@@ -9266,7 +10214,7 @@ type Key struct {
 
 func (x *Key) Reset() {
 	*x = Key{}
-	mi := &file_spool_v1_spool_proto_msgTypes[115]
+	mi := &file_spool_v1_spool_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9278,7 +10226,7 @@ func (x *Key) String() string {
 func (*Key) ProtoMessage() {}
 
 func (x *Key) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[115]
+	mi := &file_spool_v1_spool_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9291,7 +10239,7 @@ func (x *Key) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Key.ProtoReflect.Descriptor instead.
 func (*Key) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{115}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *Key) GetKeyId() string {
@@ -9368,7 +10316,7 @@ type RevokeKeyRequest struct {
 
 func (x *RevokeKeyRequest) Reset() {
 	*x = RevokeKeyRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[116]
+	mi := &file_spool_v1_spool_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9380,7 +10328,7 @@ func (x *RevokeKeyRequest) String() string {
 func (*RevokeKeyRequest) ProtoMessage() {}
 
 func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[116]
+	mi := &file_spool_v1_spool_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9393,7 +10341,7 @@ func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyRequest.ProtoReflect.Descriptor instead.
 func (*RevokeKeyRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{116}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *RevokeKeyRequest) GetKeyId() string {
@@ -9422,7 +10370,7 @@ type RevokeKeyResponse struct {
 
 func (x *RevokeKeyResponse) Reset() {
 	*x = RevokeKeyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[117]
+	mi := &file_spool_v1_spool_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9434,7 +10382,7 @@ func (x *RevokeKeyResponse) String() string {
 func (*RevokeKeyResponse) ProtoMessage() {}
 
 func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[117]
+	mi := &file_spool_v1_spool_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9447,7 +10395,7 @@ func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyResponse.ProtoReflect.Descriptor instead.
 func (*RevokeKeyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{117}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *RevokeKeyResponse) GetKeyId() string {
@@ -9485,7 +10433,7 @@ type SetBudgetRequest struct {
 
 func (x *SetBudgetRequest) Reset() {
 	*x = SetBudgetRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[118]
+	mi := &file_spool_v1_spool_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9497,7 +10445,7 @@ func (x *SetBudgetRequest) String() string {
 func (*SetBudgetRequest) ProtoMessage() {}
 
 func (x *SetBudgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[118]
+	mi := &file_spool_v1_spool_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9510,7 +10458,7 @@ func (x *SetBudgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBudgetRequest.ProtoReflect.Descriptor instead.
 func (*SetBudgetRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{118}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *SetBudgetRequest) GetPeriod() string {
@@ -9545,7 +10493,7 @@ type SetBudgetResponse struct {
 
 func (x *SetBudgetResponse) Reset() {
 	*x = SetBudgetResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[119]
+	mi := &file_spool_v1_spool_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9557,7 +10505,7 @@ func (x *SetBudgetResponse) String() string {
 func (*SetBudgetResponse) ProtoMessage() {}
 
 func (x *SetBudgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[119]
+	mi := &file_spool_v1_spool_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9570,7 +10518,7 @@ func (x *SetBudgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBudgetResponse.ProtoReflect.Descriptor instead.
 func (*SetBudgetResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{119}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *SetBudgetResponse) GetTenant() string {
@@ -9605,7 +10553,7 @@ type ListBudgetsRequest struct {
 
 func (x *ListBudgetsRequest) Reset() {
 	*x = ListBudgetsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[120]
+	mi := &file_spool_v1_spool_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9617,7 +10565,7 @@ func (x *ListBudgetsRequest) String() string {
 func (*ListBudgetsRequest) ProtoMessage() {}
 
 func (x *ListBudgetsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[120]
+	mi := &file_spool_v1_spool_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9630,7 +10578,7 @@ func (x *ListBudgetsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBudgetsRequest.ProtoReflect.Descriptor instead.
 func (*ListBudgetsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{120}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *ListBudgetsRequest) GetTenant() string {
@@ -9649,7 +10597,7 @@ type ListBudgetsResponse struct {
 
 func (x *ListBudgetsResponse) Reset() {
 	*x = ListBudgetsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[121]
+	mi := &file_spool_v1_spool_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9661,7 +10609,7 @@ func (x *ListBudgetsResponse) String() string {
 func (*ListBudgetsResponse) ProtoMessage() {}
 
 func (x *ListBudgetsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[121]
+	mi := &file_spool_v1_spool_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9674,7 +10622,7 @@ func (x *ListBudgetsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBudgetsResponse.ProtoReflect.Descriptor instead.
 func (*ListBudgetsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{121}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *ListBudgetsResponse) GetBudgets() []*TenantBudget {
@@ -9704,7 +10652,7 @@ type TenantBudget struct {
 
 func (x *TenantBudget) Reset() {
 	*x = TenantBudget{}
-	mi := &file_spool_v1_spool_proto_msgTypes[122]
+	mi := &file_spool_v1_spool_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9716,7 +10664,7 @@ func (x *TenantBudget) String() string {
 func (*TenantBudget) ProtoMessage() {}
 
 func (x *TenantBudget) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[122]
+	mi := &file_spool_v1_spool_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9729,7 +10677,7 @@ func (x *TenantBudget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantBudget.ProtoReflect.Descriptor instead.
 func (*TenantBudget) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{122}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *TenantBudget) GetTenant() string {
@@ -9793,7 +10741,7 @@ type RemoveBudgetRequest struct {
 
 func (x *RemoveBudgetRequest) Reset() {
 	*x = RemoveBudgetRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[123]
+	mi := &file_spool_v1_spool_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9805,7 +10753,7 @@ func (x *RemoveBudgetRequest) String() string {
 func (*RemoveBudgetRequest) ProtoMessage() {}
 
 func (x *RemoveBudgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[123]
+	mi := &file_spool_v1_spool_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9818,7 +10766,7 @@ func (x *RemoveBudgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBudgetRequest.ProtoReflect.Descriptor instead.
 func (*RemoveBudgetRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{123}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{132}
 }
 
 func (x *RemoveBudgetRequest) GetPeriod() string {
@@ -9846,7 +10794,7 @@ type RemoveBudgetResponse struct {
 
 func (x *RemoveBudgetResponse) Reset() {
 	*x = RemoveBudgetResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[124]
+	mi := &file_spool_v1_spool_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9858,7 +10806,7 @@ func (x *RemoveBudgetResponse) String() string {
 func (*RemoveBudgetResponse) ProtoMessage() {}
 
 func (x *RemoveBudgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[124]
+	mi := &file_spool_v1_spool_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9871,7 +10819,7 @@ func (x *RemoveBudgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBudgetResponse.ProtoReflect.Descriptor instead.
 func (*RemoveBudgetResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{124}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *RemoveBudgetResponse) GetTenant() string {
@@ -9925,7 +10873,7 @@ type TenantLimits struct {
 
 func (x *TenantLimits) Reset() {
 	*x = TenantLimits{}
-	mi := &file_spool_v1_spool_proto_msgTypes[125]
+	mi := &file_spool_v1_spool_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9937,7 +10885,7 @@ func (x *TenantLimits) String() string {
 func (*TenantLimits) ProtoMessage() {}
 
 func (x *TenantLimits) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[125]
+	mi := &file_spool_v1_spool_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9950,7 +10898,7 @@ func (x *TenantLimits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantLimits.ProtoReflect.Descriptor instead.
 func (*TenantLimits) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{125}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *TenantLimits) GetSlots() uint32 {
@@ -10035,7 +10983,7 @@ type SetLimitsRequest struct {
 
 func (x *SetLimitsRequest) Reset() {
 	*x = SetLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[126]
+	mi := &file_spool_v1_spool_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10047,7 +10995,7 @@ func (x *SetLimitsRequest) String() string {
 func (*SetLimitsRequest) ProtoMessage() {}
 
 func (x *SetLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[126]
+	mi := &file_spool_v1_spool_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10060,7 +11008,7 @@ func (x *SetLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLimitsRequest.ProtoReflect.Descriptor instead.
 func (*SetLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{126}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{135}
 }
 
 func (x *SetLimitsRequest) GetTenant() string {
@@ -10087,7 +11035,7 @@ type SetLimitsResponse struct {
 
 func (x *SetLimitsResponse) Reset() {
 	*x = SetLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[127]
+	mi := &file_spool_v1_spool_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10099,7 +11047,7 @@ func (x *SetLimitsResponse) String() string {
 func (*SetLimitsResponse) ProtoMessage() {}
 
 func (x *SetLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[127]
+	mi := &file_spool_v1_spool_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10112,7 +11060,7 @@ func (x *SetLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLimitsResponse.ProtoReflect.Descriptor instead.
 func (*SetLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{127}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *SetLimitsResponse) GetTenant() string {
@@ -10140,7 +11088,7 @@ type GetLimitsRequest struct {
 
 func (x *GetLimitsRequest) Reset() {
 	*x = GetLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[128]
+	mi := &file_spool_v1_spool_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10152,7 +11100,7 @@ func (x *GetLimitsRequest) String() string {
 func (*GetLimitsRequest) ProtoMessage() {}
 
 func (x *GetLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[128]
+	mi := &file_spool_v1_spool_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10165,7 +11113,7 @@ func (x *GetLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLimitsRequest.ProtoReflect.Descriptor instead.
 func (*GetLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{128}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{137}
 }
 
 func (x *GetLimitsRequest) GetTenant() string {
@@ -10188,7 +11136,7 @@ type GetLimitsResponse struct {
 
 func (x *GetLimitsResponse) Reset() {
 	*x = GetLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[129]
+	mi := &file_spool_v1_spool_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10200,7 +11148,7 @@ func (x *GetLimitsResponse) String() string {
 func (*GetLimitsResponse) ProtoMessage() {}
 
 func (x *GetLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[129]
+	mi := &file_spool_v1_spool_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10213,7 +11161,7 @@ func (x *GetLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLimitsResponse.ProtoReflect.Descriptor instead.
 func (*GetLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{129}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{138}
 }
 
 func (x *GetLimitsResponse) GetTenant() string {
@@ -10247,7 +11195,7 @@ type RemoveLimitsRequest struct {
 
 func (x *RemoveLimitsRequest) Reset() {
 	*x = RemoveLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[130]
+	mi := &file_spool_v1_spool_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10259,7 +11207,7 @@ func (x *RemoveLimitsRequest) String() string {
 func (*RemoveLimitsRequest) ProtoMessage() {}
 
 func (x *RemoveLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[130]
+	mi := &file_spool_v1_spool_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10272,7 +11220,7 @@ func (x *RemoveLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLimitsRequest.ProtoReflect.Descriptor instead.
 func (*RemoveLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{130}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{139}
 }
 
 func (x *RemoveLimitsRequest) GetTenant() string {
@@ -10292,7 +11240,7 @@ type RemoveLimitsResponse struct {
 
 func (x *RemoveLimitsResponse) Reset() {
 	*x = RemoveLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[131]
+	mi := &file_spool_v1_spool_proto_msgTypes[140]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10304,7 +11252,7 @@ func (x *RemoveLimitsResponse) String() string {
 func (*RemoveLimitsResponse) ProtoMessage() {}
 
 func (x *RemoveLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[131]
+	mi := &file_spool_v1_spool_proto_msgTypes[140]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10317,7 +11265,7 @@ func (x *RemoveLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLimitsResponse.ProtoReflect.Descriptor instead.
 func (*RemoveLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{131}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{140}
 }
 
 func (x *RemoveLimitsResponse) GetTenant() string {
@@ -10352,7 +11300,7 @@ type Reference struct {
 
 func (x *Reference) Reset() {
 	*x = Reference{}
-	mi := &file_spool_v1_spool_proto_msgTypes[132]
+	mi := &file_spool_v1_spool_proto_msgTypes[141]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10364,7 +11312,7 @@ func (x *Reference) String() string {
 func (*Reference) ProtoMessage() {}
 
 func (x *Reference) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[132]
+	mi := &file_spool_v1_spool_proto_msgTypes[141]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10377,7 +11325,7 @@ func (x *Reference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reference.ProtoReflect.Descriptor instead.
 func (*Reference) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{132}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{141}
 }
 
 func (x *Reference) GetScope() string {
@@ -10423,7 +11371,7 @@ type Definition struct {
 
 func (x *Definition) Reset() {
 	*x = Definition{}
-	mi := &file_spool_v1_spool_proto_msgTypes[133]
+	mi := &file_spool_v1_spool_proto_msgTypes[142]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10435,7 +11383,7 @@ func (x *Definition) String() string {
 func (*Definition) ProtoMessage() {}
 
 func (x *Definition) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[133]
+	mi := &file_spool_v1_spool_proto_msgTypes[142]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10448,7 +11396,7 @@ func (x *Definition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Definition.ProtoReflect.Descriptor instead.
 func (*Definition) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{133}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{142}
 }
 
 func (x *Definition) GetRef() *Reference {
@@ -10493,7 +11441,7 @@ type ApplyResponse struct {
 
 func (x *ApplyResponse) Reset() {
 	*x = ApplyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[134]
+	mi := &file_spool_v1_spool_proto_msgTypes[143]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10505,7 +11453,7 @@ func (x *ApplyResponse) String() string {
 func (*ApplyResponse) ProtoMessage() {}
 
 func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[134]
+	mi := &file_spool_v1_spool_proto_msgTypes[143]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10518,7 +11466,7 @@ func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyResponse.ProtoReflect.Descriptor instead.
 func (*ApplyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{134}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{143}
 }
 
 func (x *ApplyResponse) GetRef() *Reference {
@@ -10551,7 +11499,7 @@ type RemoveResponse struct {
 
 func (x *RemoveResponse) Reset() {
 	*x = RemoveResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[135]
+	mi := &file_spool_v1_spool_proto_msgTypes[144]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10563,7 +11511,7 @@ func (x *RemoveResponse) String() string {
 func (*RemoveResponse) ProtoMessage() {}
 
 func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[135]
+	mi := &file_spool_v1_spool_proto_msgTypes[144]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10576,7 +11524,7 @@ func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveResponse.ProtoReflect.Descriptor instead.
 func (*RemoveResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{135}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{144}
 }
 
 func (x *RemoveResponse) GetPosition() string {
@@ -10600,7 +11548,7 @@ type ApplyAgentRequest struct {
 
 func (x *ApplyAgentRequest) Reset() {
 	*x = ApplyAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[136]
+	mi := &file_spool_v1_spool_proto_msgTypes[145]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10612,7 +11560,7 @@ func (x *ApplyAgentRequest) String() string {
 func (*ApplyAgentRequest) ProtoMessage() {}
 
 func (x *ApplyAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[136]
+	mi := &file_spool_v1_spool_proto_msgTypes[145]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10625,7 +11573,7 @@ func (x *ApplyAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyAgentRequest.ProtoReflect.Descriptor instead.
 func (*ApplyAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{136}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{145}
 }
 
 func (x *ApplyAgentRequest) GetRef() *Reference {
@@ -10660,7 +11608,7 @@ type ListAgentsRequest struct {
 
 func (x *ListAgentsRequest) Reset() {
 	*x = ListAgentsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[137]
+	mi := &file_spool_v1_spool_proto_msgTypes[146]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10672,7 +11620,7 @@ func (x *ListAgentsRequest) String() string {
 func (*ListAgentsRequest) ProtoMessage() {}
 
 func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[137]
+	mi := &file_spool_v1_spool_proto_msgTypes[146]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10685,7 +11633,7 @@ func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAgentsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{137}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{146}
 }
 
 func (x *ListAgentsRequest) GetPageSize() uint32 {
@@ -10713,7 +11661,7 @@ type ListAgentsResponse struct {
 
 func (x *ListAgentsResponse) Reset() {
 	*x = ListAgentsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[138]
+	mi := &file_spool_v1_spool_proto_msgTypes[147]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10725,7 +11673,7 @@ func (x *ListAgentsResponse) String() string {
 func (*ListAgentsResponse) ProtoMessage() {}
 
 func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[138]
+	mi := &file_spool_v1_spool_proto_msgTypes[147]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10738,7 +11686,7 @@ func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAgentsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{138}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{147}
 }
 
 func (x *ListAgentsResponse) GetAgents() []*Definition {
@@ -10771,7 +11719,7 @@ type GetAgentRequest struct {
 
 func (x *GetAgentRequest) Reset() {
 	*x = GetAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[139]
+	mi := &file_spool_v1_spool_proto_msgTypes[148]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10783,7 +11731,7 @@ func (x *GetAgentRequest) String() string {
 func (*GetAgentRequest) ProtoMessage() {}
 
 func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[139]
+	mi := &file_spool_v1_spool_proto_msgTypes[148]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10796,7 +11744,7 @@ func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAgentRequest.ProtoReflect.Descriptor instead.
 func (*GetAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{139}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{148}
 }
 
 func (x *GetAgentRequest) GetSlug() string {
@@ -10845,7 +11793,7 @@ type RemoveAgentRequest struct {
 
 func (x *RemoveAgentRequest) Reset() {
 	*x = RemoveAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[140]
+	mi := &file_spool_v1_spool_proto_msgTypes[149]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10857,7 +11805,7 @@ func (x *RemoveAgentRequest) String() string {
 func (*RemoveAgentRequest) ProtoMessage() {}
 
 func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[140]
+	mi := &file_spool_v1_spool_proto_msgTypes[149]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10870,7 +11818,7 @@ func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveAgentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{140}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{149}
 }
 
 func (x *RemoveAgentRequest) GetSlug() string {
@@ -10908,7 +11856,7 @@ type ApplyInstanceRequest struct {
 
 func (x *ApplyInstanceRequest) Reset() {
 	*x = ApplyInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[141]
+	mi := &file_spool_v1_spool_proto_msgTypes[150]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10920,7 +11868,7 @@ func (x *ApplyInstanceRequest) String() string {
 func (*ApplyInstanceRequest) ProtoMessage() {}
 
 func (x *ApplyInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[141]
+	mi := &file_spool_v1_spool_proto_msgTypes[150]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10933,7 +11881,7 @@ func (x *ApplyInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyInstanceRequest.ProtoReflect.Descriptor instead.
 func (*ApplyInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{141}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{150}
 }
 
 func (x *ApplyInstanceRequest) GetRef() *Reference {
@@ -10968,7 +11916,7 @@ type ListInstancesRequest struct {
 
 func (x *ListInstancesRequest) Reset() {
 	*x = ListInstancesRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[142]
+	mi := &file_spool_v1_spool_proto_msgTypes[151]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10980,7 +11928,7 @@ func (x *ListInstancesRequest) String() string {
 func (*ListInstancesRequest) ProtoMessage() {}
 
 func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[142]
+	mi := &file_spool_v1_spool_proto_msgTypes[151]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10993,7 +11941,7 @@ func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesRequest.ProtoReflect.Descriptor instead.
 func (*ListInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{142}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{151}
 }
 
 func (x *ListInstancesRequest) GetPageSize() uint32 {
@@ -11021,7 +11969,7 @@ type ListInstancesResponse struct {
 
 func (x *ListInstancesResponse) Reset() {
 	*x = ListInstancesResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[143]
+	mi := &file_spool_v1_spool_proto_msgTypes[152]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11033,7 +11981,7 @@ func (x *ListInstancesResponse) String() string {
 func (*ListInstancesResponse) ProtoMessage() {}
 
 func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[143]
+	mi := &file_spool_v1_spool_proto_msgTypes[152]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11046,7 +11994,7 @@ func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesResponse.ProtoReflect.Descriptor instead.
 func (*ListInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{143}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{152}
 }
 
 func (x *ListInstancesResponse) GetInstances() []*Definition {
@@ -11079,7 +12027,7 @@ type GetInstanceRequest struct {
 
 func (x *GetInstanceRequest) Reset() {
 	*x = GetInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[144]
+	mi := &file_spool_v1_spool_proto_msgTypes[153]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11091,7 +12039,7 @@ func (x *GetInstanceRequest) String() string {
 func (*GetInstanceRequest) ProtoMessage() {}
 
 func (x *GetInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[144]
+	mi := &file_spool_v1_spool_proto_msgTypes[153]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11104,7 +12052,7 @@ func (x *GetInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{144}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{153}
 }
 
 func (x *GetInstanceRequest) GetSlug() string {
@@ -11153,7 +12101,7 @@ type RemoveInstanceRequest struct {
 
 func (x *RemoveInstanceRequest) Reset() {
 	*x = RemoveInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[145]
+	mi := &file_spool_v1_spool_proto_msgTypes[154]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11165,7 +12113,7 @@ func (x *RemoveInstanceRequest) String() string {
 func (*RemoveInstanceRequest) ProtoMessage() {}
 
 func (x *RemoveInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[145]
+	mi := &file_spool_v1_spool_proto_msgTypes[154]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11178,7 +12126,7 @@ func (x *RemoveInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveInstanceRequest.ProtoReflect.Descriptor instead.
 func (*RemoveInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{145}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{154}
 }
 
 func (x *RemoveInstanceRequest) GetSlug() string {
@@ -11216,7 +12164,7 @@ type ApplyEnvironmentRequest struct {
 
 func (x *ApplyEnvironmentRequest) Reset() {
 	*x = ApplyEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[146]
+	mi := &file_spool_v1_spool_proto_msgTypes[155]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11228,7 +12176,7 @@ func (x *ApplyEnvironmentRequest) String() string {
 func (*ApplyEnvironmentRequest) ProtoMessage() {}
 
 func (x *ApplyEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[146]
+	mi := &file_spool_v1_spool_proto_msgTypes[155]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11241,7 +12189,7 @@ func (x *ApplyEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*ApplyEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{146}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{155}
 }
 
 func (x *ApplyEnvironmentRequest) GetRef() *Reference {
@@ -11276,7 +12224,7 @@ type ListEnvironmentsRequest struct {
 
 func (x *ListEnvironmentsRequest) Reset() {
 	*x = ListEnvironmentsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[147]
+	mi := &file_spool_v1_spool_proto_msgTypes[156]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11288,7 +12236,7 @@ func (x *ListEnvironmentsRequest) String() string {
 func (*ListEnvironmentsRequest) ProtoMessage() {}
 
 func (x *ListEnvironmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[147]
+	mi := &file_spool_v1_spool_proto_msgTypes[156]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11301,7 +12249,7 @@ func (x *ListEnvironmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnvironmentsRequest.ProtoReflect.Descriptor instead.
 func (*ListEnvironmentsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{147}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{156}
 }
 
 func (x *ListEnvironmentsRequest) GetPageSize() uint32 {
@@ -11329,7 +12277,7 @@ type ListEnvironmentsResponse struct {
 
 func (x *ListEnvironmentsResponse) Reset() {
 	*x = ListEnvironmentsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[148]
+	mi := &file_spool_v1_spool_proto_msgTypes[157]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11341,7 +12289,7 @@ func (x *ListEnvironmentsResponse) String() string {
 func (*ListEnvironmentsResponse) ProtoMessage() {}
 
 func (x *ListEnvironmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[148]
+	mi := &file_spool_v1_spool_proto_msgTypes[157]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11354,7 +12302,7 @@ func (x *ListEnvironmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnvironmentsResponse.ProtoReflect.Descriptor instead.
 func (*ListEnvironmentsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{148}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{157}
 }
 
 func (x *ListEnvironmentsResponse) GetEnvironments() []*Definition {
@@ -11387,7 +12335,7 @@ type GetEnvironmentRequest struct {
 
 func (x *GetEnvironmentRequest) Reset() {
 	*x = GetEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[149]
+	mi := &file_spool_v1_spool_proto_msgTypes[158]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11399,7 +12347,7 @@ func (x *GetEnvironmentRequest) String() string {
 func (*GetEnvironmentRequest) ProtoMessage() {}
 
 func (x *GetEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[149]
+	mi := &file_spool_v1_spool_proto_msgTypes[158]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11412,7 +12360,7 @@ func (x *GetEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*GetEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{149}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{158}
 }
 
 func (x *GetEnvironmentRequest) GetSlug() string {
@@ -11461,7 +12409,7 @@ type RemoveEnvironmentRequest struct {
 
 func (x *RemoveEnvironmentRequest) Reset() {
 	*x = RemoveEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[150]
+	mi := &file_spool_v1_spool_proto_msgTypes[159]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11473,7 +12421,7 @@ func (x *RemoveEnvironmentRequest) String() string {
 func (*RemoveEnvironmentRequest) ProtoMessage() {}
 
 func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[150]
+	mi := &file_spool_v1_spool_proto_msgTypes[159]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11486,7 +12434,7 @@ func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{150}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{159}
 }
 
 func (x *RemoveEnvironmentRequest) GetSlug() string {
@@ -11524,7 +12472,7 @@ type ExplainEnvironmentRequest struct {
 
 func (x *ExplainEnvironmentRequest) Reset() {
 	*x = ExplainEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[151]
+	mi := &file_spool_v1_spool_proto_msgTypes[160]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11536,7 +12484,7 @@ func (x *ExplainEnvironmentRequest) String() string {
 func (*ExplainEnvironmentRequest) ProtoMessage() {}
 
 func (x *ExplainEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[151]
+	mi := &file_spool_v1_spool_proto_msgTypes[160]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11549,7 +12497,7 @@ func (x *ExplainEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*ExplainEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{151}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{160}
 }
 
 func (x *ExplainEnvironmentRequest) GetAgent() string {
@@ -11586,7 +12534,7 @@ type ExplainEnvironmentResponse struct {
 
 func (x *ExplainEnvironmentResponse) Reset() {
 	*x = ExplainEnvironmentResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[152]
+	mi := &file_spool_v1_spool_proto_msgTypes[161]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11598,7 +12546,7 @@ func (x *ExplainEnvironmentResponse) String() string {
 func (*ExplainEnvironmentResponse) ProtoMessage() {}
 
 func (x *ExplainEnvironmentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[152]
+	mi := &file_spool_v1_spool_proto_msgTypes[161]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11611,7 +12559,7 @@ func (x *ExplainEnvironmentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEnvironmentResponse.ProtoReflect.Descriptor instead.
 func (*ExplainEnvironmentResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{152}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{161}
 }
 
 func (x *ExplainEnvironmentResponse) GetVariables() []*ExplainedVariable {
@@ -11640,7 +12588,7 @@ type ExplainedHost struct {
 
 func (x *ExplainedHost) Reset() {
 	*x = ExplainedHost{}
-	mi := &file_spool_v1_spool_proto_msgTypes[153]
+	mi := &file_spool_v1_spool_proto_msgTypes[162]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11652,7 +12600,7 @@ func (x *ExplainedHost) String() string {
 func (*ExplainedHost) ProtoMessage() {}
 
 func (x *ExplainedHost) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[153]
+	mi := &file_spool_v1_spool_proto_msgTypes[162]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11665,7 +12613,7 @@ func (x *ExplainedHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedHost.ProtoReflect.Descriptor instead.
 func (*ExplainedHost) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{153}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{162}
 }
 
 func (x *ExplainedHost) GetEntry() string {
@@ -11696,7 +12644,7 @@ type ExplainedVariable struct {
 
 func (x *ExplainedVariable) Reset() {
 	*x = ExplainedVariable{}
-	mi := &file_spool_v1_spool_proto_msgTypes[154]
+	mi := &file_spool_v1_spool_proto_msgTypes[163]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11708,7 +12656,7 @@ func (x *ExplainedVariable) String() string {
 func (*ExplainedVariable) ProtoMessage() {}
 
 func (x *ExplainedVariable) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[154]
+	mi := &file_spool_v1_spool_proto_msgTypes[163]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11721,7 +12669,7 @@ func (x *ExplainedVariable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedVariable.ProtoReflect.Descriptor instead.
 func (*ExplainedVariable) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{154}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{163}
 }
 
 func (x *ExplainedVariable) GetName() string {
@@ -11763,7 +12711,7 @@ type ListSkillsRequest struct {
 
 func (x *ListSkillsRequest) Reset() {
 	*x = ListSkillsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[155]
+	mi := &file_spool_v1_spool_proto_msgTypes[164]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11775,7 +12723,7 @@ func (x *ListSkillsRequest) String() string {
 func (*ListSkillsRequest) ProtoMessage() {}
 
 func (x *ListSkillsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[155]
+	mi := &file_spool_v1_spool_proto_msgTypes[164]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11788,7 +12736,7 @@ func (x *ListSkillsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSkillsRequest.ProtoReflect.Descriptor instead.
 func (*ListSkillsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{155}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{164}
 }
 
 func (x *ListSkillsRequest) GetPageSize() uint32 {
@@ -11816,7 +12764,7 @@ type ListSkillsResponse struct {
 
 func (x *ListSkillsResponse) Reset() {
 	*x = ListSkillsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[156]
+	mi := &file_spool_v1_spool_proto_msgTypes[165]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11828,7 +12776,7 @@ func (x *ListSkillsResponse) String() string {
 func (*ListSkillsResponse) ProtoMessage() {}
 
 func (x *ListSkillsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[156]
+	mi := &file_spool_v1_spool_proto_msgTypes[165]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11841,7 +12789,7 @@ func (x *ListSkillsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSkillsResponse.ProtoReflect.Descriptor instead.
 func (*ListSkillsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{156}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{165}
 }
 
 func (x *ListSkillsResponse) GetSkills() []*Skill {
@@ -11874,7 +12822,7 @@ type GetSkillRequest struct {
 
 func (x *GetSkillRequest) Reset() {
 	*x = GetSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[157]
+	mi := &file_spool_v1_spool_proto_msgTypes[166]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11886,7 +12834,7 @@ func (x *GetSkillRequest) String() string {
 func (*GetSkillRequest) ProtoMessage() {}
 
 func (x *GetSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[157]
+	mi := &file_spool_v1_spool_proto_msgTypes[166]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11899,7 +12847,7 @@ func (x *GetSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSkillRequest.ProtoReflect.Descriptor instead.
 func (*GetSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{157}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{166}
 }
 
 func (x *GetSkillRequest) GetSlug() string {
@@ -11961,7 +12909,7 @@ type Skill struct {
 
 func (x *Skill) Reset() {
 	*x = Skill{}
-	mi := &file_spool_v1_spool_proto_msgTypes[158]
+	mi := &file_spool_v1_spool_proto_msgTypes[167]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11973,7 +12921,7 @@ func (x *Skill) String() string {
 func (*Skill) ProtoMessage() {}
 
 func (x *Skill) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[158]
+	mi := &file_spool_v1_spool_proto_msgTypes[167]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11986,7 +12934,7 @@ func (x *Skill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Skill.ProtoReflect.Descriptor instead.
 func (*Skill) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{158}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{167}
 }
 
 func (x *Skill) GetRef() *Reference {
@@ -12067,7 +13015,7 @@ type TagSkillRequest struct {
 
 func (x *TagSkillRequest) Reset() {
 	*x = TagSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[159]
+	mi := &file_spool_v1_spool_proto_msgTypes[168]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12079,7 +13027,7 @@ func (x *TagSkillRequest) String() string {
 func (*TagSkillRequest) ProtoMessage() {}
 
 func (x *TagSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[159]
+	mi := &file_spool_v1_spool_proto_msgTypes[168]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12092,7 +13040,7 @@ func (x *TagSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagSkillRequest.ProtoReflect.Descriptor instead.
 func (*TagSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{159}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{168}
 }
 
 func (x *TagSkillRequest) GetSlug() string {
@@ -12143,7 +13091,7 @@ type RemoveSkillRequest struct {
 
 func (x *RemoveSkillRequest) Reset() {
 	*x = RemoveSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[160]
+	mi := &file_spool_v1_spool_proto_msgTypes[169]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12155,7 +13103,7 @@ func (x *RemoveSkillRequest) String() string {
 func (*RemoveSkillRequest) ProtoMessage() {}
 
 func (x *RemoveSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[160]
+	mi := &file_spool_v1_spool_proto_msgTypes[169]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12168,7 +13116,7 @@ func (x *RemoveSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSkillRequest.ProtoReflect.Descriptor instead.
 func (*RemoveSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{160}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{169}
 }
 
 func (x *RemoveSkillRequest) GetSlug() string {
@@ -12688,7 +13636,109 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"[\n" +
 	"\x13GetExecutionRequest\x12!\n" +
 	"\fexecution_id\x18\x01 \x01(\tR\vexecutionId\x12!\n" +
-	"\fmin_position\x18\x02 \x01(\tR\vminPosition\"\xfe\t\n" +
+	"\fmin_position\x18\x02 \x01(\tR\vminPosition\"\x80\x01\n" +
+	"\x15WatchExecutionRequest\x12!\n" +
+	"\fexecution_id\x18\x01 \x01(\tR\vexecutionId\x12!\n" +
+	"\fevery_events\x18\x02 \x01(\rR\veveryEvents\x12!\n" +
+	"\fmin_position\x18\x03 \x01(\tR\vminPosition\"\xe4\v\n" +
+	"\x0fExecutionStatus\x12!\n" +
+	"\fexecution_id\x18\x01 \x01(\tR\vexecutionId\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x02 \x01(\tR\tsessionId\x12\x10\n" +
+	"\x03seq\x18\x03 \x01(\rR\x03seq\x12\x14\n" +
+	"\x05phase\x18\x04 \x01(\tR\x05phase\x12\x14\n" +
+	"\x05final\x18\x05 \x01(\bR\x05final\x12\x18\n" +
+	"\aattempt\x18\x06 \x01(\rR\aattempt\x127\n" +
+	"\tqueued_at\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\bqueuedAt\x12?\n" +
+	"\rdispatched_at\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\fdispatchedAt\x129\n" +
+	"\n" +
+	"started_at\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\x129\n" +
+	"\n" +
+	"updated_at\x18\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\tupdatedAt\x125\n" +
+	"\bended_at\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\aendedAt\x12\x1f\n" +
+	"\vduration_ms\x18\f \x01(\rR\n" +
+	"durationMs\x123\n" +
+	"\bmessages\x18\r \x03(\v2\x17.spool.v1.MessageStatusR\bmessages\x12>\n" +
+	"\x0emessage_counts\x18\x0e \x01(\v2\x17.spool.v1.MessageCountsR\rmessageCounts\x127\n" +
+	"\n" +
+	"tool_calls\x18\x0f \x03(\v2\x18.spool.v1.ToolCallStatusR\ttoolCalls\x12B\n" +
+	"\x10tool_call_counts\x18\x10 \x01(\v2\x18.spool.v1.ToolCallCountsR\x0etoolCallCounts\x12(\n" +
+	"\x05todos\x18\x11 \x03(\v2\x12.spool.v1.TodoItemR\x05todos\x12\x1d\n" +
+	"\n" +
+	"todo_count\x18\x12 \x01(\rR\ttodoCount\x126\n" +
+	"\tsubagents\x18\x13 \x03(\v2\x18.spool.v1.SubagentStatusR\tsubagents\x12A\n" +
+	"\x0fsubagent_counts\x18\x14 \x01(\v2\x18.spool.v1.SubagentCountsR\x0esubagentCounts\x12\x19\n" +
+	"\x05model\x18\x15 \x01(\tH\x00R\x05model\x88\x01\x01\x12%\n" +
+	"\x05usage\x18\x16 \x01(\v2\x0f.spool.v1.UsageR\x05usage\x12\x19\n" +
+	"\bcost_usd\x18\x17 \x01(\x01R\acostUsd\x12.\n" +
+	"\ametered\x18\x18 \x01(\v2\x14.spool.v1.UsageTotalR\ametered\x12\x1d\n" +
+	"\n" +
+	"sandbox_ms\x18\x19 \x01(\x01R\tsandboxMs\x12(\n" +
+	"\x10sandbox_cost_usd\x18\x1a \x01(\x01R\x0esandboxCostUsd\x12\x17\n" +
+	"\x04code\x18\x1b \x01(\tH\x01R\x04code\x88\x01\x01\x12\x1d\n" +
+	"\amessage\x18\x1c \x01(\tH\x02R\amessage\x88\x01\x01\x12\x1b\n" +
+	"\x06reason\x18\x1d \x01(\tH\x03R\x06reason\x88\x01\x01\x12\x1b\n" +
+	"\x06result\x18\x1e \x01(\tH\x04R\x06result\x88\x01\x01\x12\x1d\n" +
+	"\n" +
+	"result_cut\x18\x1f \x01(\bR\tresultCut\x12\x1f\n" +
+	"\x03lag\x18  \x01(\v2\r.spool.v1.LagR\x03lag\x12F\n" +
+	"\x11pending_approvals\x18! \x03(\v2\x19.spool.v1.PendingApprovalR\x10pendingApprovals\x124\n" +
+	"\x16pending_approval_count\x18\" \x01(\rR\x14pendingApprovalCountB\b\n" +
+	"\x06_modelB\a\n" +
+	"\x05_codeB\n" +
+	"\n" +
+	"\b_messageB\t\n" +
+	"\a_reasonB\t\n" +
+	"\a_result\"\xd2\x01\n" +
+	"\x0fPendingApproval\x12\x1f\n" +
+	"\vapproval_id\x18\x01 \x01(\tR\n" +
+	"approvalId\x12\x12\n" +
+	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x1b\n" +
+	"\ttool_name\x18\x03 \x01(\tR\btoolName\x12\x14\n" +
+	"\x05title\x18\x04 \x01(\tR\x05title\x12=\n" +
+	"\frequested_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\vrequestedAt\x12\x18\n" +
+	"\adecided\x18\x06 \x01(\bR\adecided\"\xd5\x01\n" +
+	"\rMessageStatus\x12\x19\n" +
+	"\bblock_id\x18\x01 \x01(\tR\ablockId\x12\x12\n" +
+	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x16\n" +
+	"\x06status\x18\x03 \x01(\tR\x06status\x12'\n" +
+	"\x0fconversation_id\x18\x04 \x01(\tR\x0econversationId\x12.\n" +
+	"\x04time\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x12\n" +
+	"\x04text\x18\x06 \x01(\tR\x04text\x12\x10\n" +
+	"\x03cut\x18\a \x01(\bR\x03cut\"A\n" +
+	"\rMessageCounts\x12\x12\n" +
+	"\x04user\x18\x01 \x01(\rR\x04user\x12\x1c\n" +
+	"\tassistant\x18\x02 \x01(\rR\tassistant\"\xa1\x02\n" +
+	"\x0eToolCallStatus\x12\x1e\n" +
+	"\vtool_use_id\x18\x01 \x01(\tR\ttoolUseId\x12\x1b\n" +
+	"\ttool_name\x18\x02 \x01(\tR\btoolName\x12\x16\n" +
+	"\x06status\x18\x03 \x01(\tR\x06status\x12'\n" +
+	"\x0fconversation_id\x18\x04 \x01(\tR\x0econversationId\x129\n" +
+	"\n" +
+	"started_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\x125\n" +
+	"\bended_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\aendedAt\x12\x1f\n" +
+	"\vduration_ms\x18\a \x01(\rR\n" +
+	"durationMs\"\\\n" +
+	"\x0eToolCallCounts\x12\x18\n" +
+	"\apending\x18\x01 \x01(\rR\apending\x12\x1a\n" +
+	"\bcomplete\x18\x02 \x01(\rR\bcomplete\x12\x14\n" +
+	"\x05error\x18\x03 \x01(\rR\x05error\"\x99\x02\n" +
+	"\x0eSubagentStatus\x12\x1f\n" +
+	"\vsubagent_id\x18\x01 \x01(\tR\n" +
+	"subagentId\x12'\n" +
+	"\x0fconversation_id\x18\x02 \x01(\tR\x0econversationId\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12\x16\n" +
+	"\x06status\x18\x04 \x01(\tR\x06status\x129\n" +
+	"\n" +
+	"started_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\x125\n" +
+	"\bended_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\aendedAt\x12\x1f\n" +
+	"\vduration_ms\x18\a \x01(\rR\n" +
+	"durationMs\"`\n" +
+	"\x0eSubagentCounts\x12\x18\n" +
+	"\arunning\x18\x01 \x01(\rR\arunning\x12\x1c\n" +
+	"\tcompleted\x18\x02 \x01(\rR\tcompleted\x12\x16\n" +
+	"\x06failed\x18\x03 \x01(\rR\x06failed\"\xfe\t\n" +
 	"\tExecution\x12!\n" +
 	"\fexecution_id\x18\x01 \x01(\tR\vexecutionId\x12\x1d\n" +
 	"\n" +
@@ -13352,13 +14402,14 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x11ListConversations\x12\".spool.v1.ListConversationsRequest\x1a#.spool.v1.ListConversationsResponse\"0\x82\xd3\xe4\x93\x02*\x12(/api/sessions/{session_id}/conversations\x12u\n" +
 	"\x0fGetSessionState\x12 .spool.v1.GetSessionStateRequest\x1a\x16.spool.v1.SessionState\"(\x82\xd3\xe4\x93\x02\"\x12 /api/sessions/{session_id}/state\x12k\n" +
 	"\vDiffSession\x12\x1c.spool.v1.DiffSessionRequest\x1a\x15.spool.v1.SessionDiff\"'\x82\xd3\xe4\x93\x02!\x12\x1f/api/sessions/{session_id}/diff\x12|\n" +
-	"\x0fCompareSessions\x12 .spool.v1.CompareSessionsRequest\x1a\x1b.spool.v1.SessionComparison\"*\x82\xd3\xe4\x93\x02$\x12\"/api/sessions/{session_id}/compare2\xad\t\n" +
+	"\x0fCompareSessions\x12 .spool.v1.CompareSessionsRequest\x1a\x1b.spool.v1.SessionComparison\"*\x82\xd3\xe4\x93\x02$\x12\"/api/sessions/{session_id}/compare2\xfd\t\n" +
 	"\n" +
 	"Executions\x12o\n" +
 	"\x0eStartExecution\x12\x1f.spool.v1.StartExecutionRequest\x1a .spool.v1.StartExecutionResponse\"\x1a\x82\xd3\xe4\x93\x02\x14:\x01*\"\x0f/api/executions\x12l\n" +
 	"\x0eListExecutions\x12\x1f.spool.v1.ListExecutionsRequest\x1a .spool.v1.ListExecutionsResponse\"\x17\x82\xd3\xe4\x93\x02\x11\x12\x0f/api/executions\x12j\n" +
 	"\fGetExecution\x12\x1d.spool.v1.GetExecutionRequest\x1a\x13.spool.v1.Execution\"&\x82\xd3\xe4\x93\x02 \x12\x1e/api/executions/{execution_id}\x12\x90\x01\n" +
-	"\x15ListSessionExecutions\x12&.spool.v1.ListSessionExecutionsRequest\x1a .spool.v1.ListExecutionsResponse\"-\x82\xd3\xe4\x93\x02'\x12%/api/sessions/{session_id}/executions\x12\x88\x01\n" +
+	"\x15ListSessionExecutions\x12&.spool.v1.ListSessionExecutionsRequest\x1a .spool.v1.ListExecutionsResponse\"-\x82\xd3\xe4\x93\x02'\x12%/api/sessions/{session_id}/executions\x12N\n" +
+	"\x0eWatchExecution\x12\x1f.spool.v1.WatchExecutionRequest\x1a\x19.spool.v1.ExecutionStatus0\x01\x12\x88\x01\n" +
 	"\x0fCancelExecution\x12 .spool.v1.CancelExecutionRequest\x1a!.spool.v1.CancelExecutionResponse\"0\x82\xd3\xe4\x93\x02*:\x01*\"%/api/executions/{execution_id}/cancel\x12\x84\x01\n" +
 	"\x0ePauseExecution\x12\x1f.spool.v1.PauseExecutionRequest\x1a .spool.v1.PauseExecutionResponse\"/\x82\xd3\xe4\x93\x02):\x01*\"$/api/executions/{execution_id}/pause\x12\x88\x01\n" +
 	"\x0fResumeExecution\x12 .spool.v1.ResumeExecutionRequest\x1a!.spool.v1.ResumeExecutionResponse\"0\x82\xd3\xe4\x93\x02*:\x01*\"%/api/executions/{execution_id}/resume\x12\x94\x01\n" +
@@ -13434,7 +14485,7 @@ func file_spool_v1_spool_proto_rawDescGZIP() []byte {
 	return file_spool_v1_spool_proto_rawDescData
 }
 
-var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 165)
+var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 174)
 var file_spool_v1_spool_proto_goTypes = []any{
 	(*Json)(nil),                         // 0: spool.v1.Json
 	(*SessionOptions)(nil),               // 1: spool.v1.SessionOptions
@@ -13491,122 +14542,131 @@ var file_spool_v1_spool_proto_goTypes = []any{
 	(*ListSessionExecutionsRequest)(nil), // 52: spool.v1.ListSessionExecutionsRequest
 	(*ListExecutionsResponse)(nil),       // 53: spool.v1.ListExecutionsResponse
 	(*GetExecutionRequest)(nil),          // 54: spool.v1.GetExecutionRequest
-	(*Execution)(nil),                    // 55: spool.v1.Execution
-	(*MeteredUsage)(nil),                 // 56: spool.v1.MeteredUsage
-	(*Usage)(nil),                        // 57: spool.v1.Usage
-	(*CancelExecutionRequest)(nil),       // 58: spool.v1.CancelExecutionRequest
-	(*CancelExecutionResponse)(nil),      // 59: spool.v1.CancelExecutionResponse
-	(*PauseExecutionRequest)(nil),        // 60: spool.v1.PauseExecutionRequest
-	(*PauseExecutionResponse)(nil),       // 61: spool.v1.PauseExecutionResponse
-	(*ResumeExecutionRequest)(nil),       // 62: spool.v1.ResumeExecutionRequest
-	(*ResumeExecutionResponse)(nil),      // 63: spool.v1.ResumeExecutionResponse
-	(*TerminateExecutionRequest)(nil),    // 64: spool.v1.TerminateExecutionRequest
-	(*TerminateExecutionResponse)(nil),   // 65: spool.v1.TerminateExecutionResponse
-	(*RecoverExecutionRequest)(nil),      // 66: spool.v1.RecoverExecutionRequest
-	(*RecoverExecutionResponse)(nil),     // 67: spool.v1.RecoverExecutionResponse
-	(*ListApprovalsRequest)(nil),         // 68: spool.v1.ListApprovalsRequest
-	(*ListApprovalsResponse)(nil),        // 69: spool.v1.ListApprovalsResponse
-	(*GetApprovalRequest)(nil),           // 70: spool.v1.GetApprovalRequest
-	(*Approval)(nil),                     // 71: spool.v1.Approval
-	(*DecideApprovalRequest)(nil),        // 72: spool.v1.DecideApprovalRequest
-	(*DecideApprovalResponse)(nil),       // 73: spool.v1.DecideApprovalResponse
-	(*ExecutionPermissions)(nil),         // 74: spool.v1.ExecutionPermissions
-	(*PermissionRule)(nil),               // 75: spool.v1.PermissionRule
-	(*ListEventsRequest)(nil),            // 76: spool.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),           // 77: spool.v1.ListEventsResponse
-	(*ListHistoryRequest)(nil),           // 78: spool.v1.ListHistoryRequest
-	(*ListHistoryResponse)(nil),          // 79: spool.v1.ListHistoryResponse
-	(*Ancestor)(nil),                     // 80: spool.v1.Ancestor
-	(*ListHistoryBlocksRequest)(nil),     // 81: spool.v1.ListHistoryBlocksRequest
-	(*ListHistoryBlocksResponse)(nil),    // 82: spool.v1.ListHistoryBlocksResponse
-	(*InheritedBlocks)(nil),              // 83: spool.v1.InheritedBlocks
-	(*Event)(nil),                        // 84: spool.v1.Event
-	(*EventMetadata)(nil),                // 85: spool.v1.EventMetadata
-	(*StreamEventsRequest)(nil),          // 86: spool.v1.StreamEventsRequest
-	(*StreamEventsResponse)(nil),         // 87: spool.v1.StreamEventsResponse
-	(*Lag)(nil),                          // 88: spool.v1.Lag
-	(*ReplayEventsRequest)(nil),          // 89: spool.v1.ReplayEventsRequest
-	(*ReplayEventsResponse)(nil),         // 90: spool.v1.ReplayEventsResponse
-	(*ReplayStarted)(nil),                // 91: spool.v1.ReplayStarted
-	(*GapShortened)(nil),                 // 92: spool.v1.GapShortened
-	(*BlockWhole)(nil),                   // 93: spool.v1.BlockWhole
-	(*ReplayEnded)(nil),                  // 94: spool.v1.ReplayEnded
-	(*ListBlocksRequest)(nil),            // 95: spool.v1.ListBlocksRequest
-	(*ListBlocksResponse)(nil),           // 96: spool.v1.ListBlocksResponse
-	(*Block)(nil),                        // 97: spool.v1.Block
-	(*TodoItem)(nil),                     // 98: spool.v1.TodoItem
-	(*CreateKeyRequest)(nil),             // 99: spool.v1.CreateKeyRequest
-	(*CreateKeyResponse)(nil),            // 100: spool.v1.CreateKeyResponse
-	(*ListDeadLettersRequest)(nil),       // 101: spool.v1.ListDeadLettersRequest
-	(*ListDeadLettersResponse)(nil),      // 102: spool.v1.ListDeadLettersResponse
-	(*DeadLetter)(nil),                   // 103: spool.v1.DeadLetter
-	(*ListAuditRequest)(nil),             // 104: spool.v1.ListAuditRequest
-	(*ListAuditResponse)(nil),            // 105: spool.v1.ListAuditResponse
-	(*AuditEntry)(nil),                   // 106: spool.v1.AuditEntry
-	(*AuditActor)(nil),                   // 107: spool.v1.AuditActor
-	(*GetDeadLetterRequest)(nil),         // 108: spool.v1.GetDeadLetterRequest
-	(*RetryDeadLetterRequest)(nil),       // 109: spool.v1.RetryDeadLetterRequest
-	(*RetryDeadLetterResponse)(nil),      // 110: spool.v1.RetryDeadLetterResponse
-	(*DropDeadLetterRequest)(nil),        // 111: spool.v1.DropDeadLetterRequest
-	(*DropDeadLetterResponse)(nil),       // 112: spool.v1.DropDeadLetterResponse
-	(*ListKeysRequest)(nil),              // 113: spool.v1.ListKeysRequest
-	(*ListKeysResponse)(nil),             // 114: spool.v1.ListKeysResponse
-	(*Key)(nil),                          // 115: spool.v1.Key
-	(*RevokeKeyRequest)(nil),             // 116: spool.v1.RevokeKeyRequest
-	(*RevokeKeyResponse)(nil),            // 117: spool.v1.RevokeKeyResponse
-	(*SetBudgetRequest)(nil),             // 118: spool.v1.SetBudgetRequest
-	(*SetBudgetResponse)(nil),            // 119: spool.v1.SetBudgetResponse
-	(*ListBudgetsRequest)(nil),           // 120: spool.v1.ListBudgetsRequest
-	(*ListBudgetsResponse)(nil),          // 121: spool.v1.ListBudgetsResponse
-	(*TenantBudget)(nil),                 // 122: spool.v1.TenantBudget
-	(*RemoveBudgetRequest)(nil),          // 123: spool.v1.RemoveBudgetRequest
-	(*RemoveBudgetResponse)(nil),         // 124: spool.v1.RemoveBudgetResponse
-	(*TenantLimits)(nil),                 // 125: spool.v1.TenantLimits
-	(*SetLimitsRequest)(nil),             // 126: spool.v1.SetLimitsRequest
-	(*SetLimitsResponse)(nil),            // 127: spool.v1.SetLimitsResponse
-	(*GetLimitsRequest)(nil),             // 128: spool.v1.GetLimitsRequest
-	(*GetLimitsResponse)(nil),            // 129: spool.v1.GetLimitsResponse
-	(*RemoveLimitsRequest)(nil),          // 130: spool.v1.RemoveLimitsRequest
-	(*RemoveLimitsResponse)(nil),         // 131: spool.v1.RemoveLimitsResponse
-	(*Reference)(nil),                    // 132: spool.v1.Reference
-	(*Definition)(nil),                   // 133: spool.v1.Definition
-	(*ApplyResponse)(nil),                // 134: spool.v1.ApplyResponse
-	(*RemoveResponse)(nil),               // 135: spool.v1.RemoveResponse
-	(*ApplyAgentRequest)(nil),            // 136: spool.v1.ApplyAgentRequest
-	(*ListAgentsRequest)(nil),            // 137: spool.v1.ListAgentsRequest
-	(*ListAgentsResponse)(nil),           // 138: spool.v1.ListAgentsResponse
-	(*GetAgentRequest)(nil),              // 139: spool.v1.GetAgentRequest
-	(*RemoveAgentRequest)(nil),           // 140: spool.v1.RemoveAgentRequest
-	(*ApplyInstanceRequest)(nil),         // 141: spool.v1.ApplyInstanceRequest
-	(*ListInstancesRequest)(nil),         // 142: spool.v1.ListInstancesRequest
-	(*ListInstancesResponse)(nil),        // 143: spool.v1.ListInstancesResponse
-	(*GetInstanceRequest)(nil),           // 144: spool.v1.GetInstanceRequest
-	(*RemoveInstanceRequest)(nil),        // 145: spool.v1.RemoveInstanceRequest
-	(*ApplyEnvironmentRequest)(nil),      // 146: spool.v1.ApplyEnvironmentRequest
-	(*ListEnvironmentsRequest)(nil),      // 147: spool.v1.ListEnvironmentsRequest
-	(*ListEnvironmentsResponse)(nil),     // 148: spool.v1.ListEnvironmentsResponse
-	(*GetEnvironmentRequest)(nil),        // 149: spool.v1.GetEnvironmentRequest
-	(*RemoveEnvironmentRequest)(nil),     // 150: spool.v1.RemoveEnvironmentRequest
-	(*ExplainEnvironmentRequest)(nil),    // 151: spool.v1.ExplainEnvironmentRequest
-	(*ExplainEnvironmentResponse)(nil),   // 152: spool.v1.ExplainEnvironmentResponse
-	(*ExplainedHost)(nil),                // 153: spool.v1.ExplainedHost
-	(*ExplainedVariable)(nil),            // 154: spool.v1.ExplainedVariable
-	(*ListSkillsRequest)(nil),            // 155: spool.v1.ListSkillsRequest
-	(*ListSkillsResponse)(nil),           // 156: spool.v1.ListSkillsResponse
-	(*GetSkillRequest)(nil),              // 157: spool.v1.GetSkillRequest
-	(*Skill)(nil),                        // 158: spool.v1.Skill
-	(*TagSkillRequest)(nil),              // 159: spool.v1.TagSkillRequest
-	(*RemoveSkillRequest)(nil),           // 160: spool.v1.RemoveSkillRequest
-	nil,                                  // 161: spool.v1.ModelSettings.EnvEntry
-	nil,                                  // 162: spool.v1.PostMessageRequest.EnvironmentEntry
-	nil,                                  // 163: spool.v1.StartExecutionRequest.EnvironmentEntry
-	nil,                                  // 164: spool.v1.RecoverExecutionRequest.EnvironmentEntry
-	(*timestamppb.Timestamp)(nil),        // 165: google.protobuf.Timestamp
+	(*WatchExecutionRequest)(nil),        // 55: spool.v1.WatchExecutionRequest
+	(*ExecutionStatus)(nil),              // 56: spool.v1.ExecutionStatus
+	(*PendingApproval)(nil),              // 57: spool.v1.PendingApproval
+	(*MessageStatus)(nil),                // 58: spool.v1.MessageStatus
+	(*MessageCounts)(nil),                // 59: spool.v1.MessageCounts
+	(*ToolCallStatus)(nil),               // 60: spool.v1.ToolCallStatus
+	(*ToolCallCounts)(nil),               // 61: spool.v1.ToolCallCounts
+	(*SubagentStatus)(nil),               // 62: spool.v1.SubagentStatus
+	(*SubagentCounts)(nil),               // 63: spool.v1.SubagentCounts
+	(*Execution)(nil),                    // 64: spool.v1.Execution
+	(*MeteredUsage)(nil),                 // 65: spool.v1.MeteredUsage
+	(*Usage)(nil),                        // 66: spool.v1.Usage
+	(*CancelExecutionRequest)(nil),       // 67: spool.v1.CancelExecutionRequest
+	(*CancelExecutionResponse)(nil),      // 68: spool.v1.CancelExecutionResponse
+	(*PauseExecutionRequest)(nil),        // 69: spool.v1.PauseExecutionRequest
+	(*PauseExecutionResponse)(nil),       // 70: spool.v1.PauseExecutionResponse
+	(*ResumeExecutionRequest)(nil),       // 71: spool.v1.ResumeExecutionRequest
+	(*ResumeExecutionResponse)(nil),      // 72: spool.v1.ResumeExecutionResponse
+	(*TerminateExecutionRequest)(nil),    // 73: spool.v1.TerminateExecutionRequest
+	(*TerminateExecutionResponse)(nil),   // 74: spool.v1.TerminateExecutionResponse
+	(*RecoverExecutionRequest)(nil),      // 75: spool.v1.RecoverExecutionRequest
+	(*RecoverExecutionResponse)(nil),     // 76: spool.v1.RecoverExecutionResponse
+	(*ListApprovalsRequest)(nil),         // 77: spool.v1.ListApprovalsRequest
+	(*ListApprovalsResponse)(nil),        // 78: spool.v1.ListApprovalsResponse
+	(*GetApprovalRequest)(nil),           // 79: spool.v1.GetApprovalRequest
+	(*Approval)(nil),                     // 80: spool.v1.Approval
+	(*DecideApprovalRequest)(nil),        // 81: spool.v1.DecideApprovalRequest
+	(*DecideApprovalResponse)(nil),       // 82: spool.v1.DecideApprovalResponse
+	(*ExecutionPermissions)(nil),         // 83: spool.v1.ExecutionPermissions
+	(*PermissionRule)(nil),               // 84: spool.v1.PermissionRule
+	(*ListEventsRequest)(nil),            // 85: spool.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),           // 86: spool.v1.ListEventsResponse
+	(*ListHistoryRequest)(nil),           // 87: spool.v1.ListHistoryRequest
+	(*ListHistoryResponse)(nil),          // 88: spool.v1.ListHistoryResponse
+	(*Ancestor)(nil),                     // 89: spool.v1.Ancestor
+	(*ListHistoryBlocksRequest)(nil),     // 90: spool.v1.ListHistoryBlocksRequest
+	(*ListHistoryBlocksResponse)(nil),    // 91: spool.v1.ListHistoryBlocksResponse
+	(*InheritedBlocks)(nil),              // 92: spool.v1.InheritedBlocks
+	(*Event)(nil),                        // 93: spool.v1.Event
+	(*EventMetadata)(nil),                // 94: spool.v1.EventMetadata
+	(*StreamEventsRequest)(nil),          // 95: spool.v1.StreamEventsRequest
+	(*StreamEventsResponse)(nil),         // 96: spool.v1.StreamEventsResponse
+	(*Lag)(nil),                          // 97: spool.v1.Lag
+	(*ReplayEventsRequest)(nil),          // 98: spool.v1.ReplayEventsRequest
+	(*ReplayEventsResponse)(nil),         // 99: spool.v1.ReplayEventsResponse
+	(*ReplayStarted)(nil),                // 100: spool.v1.ReplayStarted
+	(*GapShortened)(nil),                 // 101: spool.v1.GapShortened
+	(*BlockWhole)(nil),                   // 102: spool.v1.BlockWhole
+	(*ReplayEnded)(nil),                  // 103: spool.v1.ReplayEnded
+	(*ListBlocksRequest)(nil),            // 104: spool.v1.ListBlocksRequest
+	(*ListBlocksResponse)(nil),           // 105: spool.v1.ListBlocksResponse
+	(*Block)(nil),                        // 106: spool.v1.Block
+	(*TodoItem)(nil),                     // 107: spool.v1.TodoItem
+	(*CreateKeyRequest)(nil),             // 108: spool.v1.CreateKeyRequest
+	(*CreateKeyResponse)(nil),            // 109: spool.v1.CreateKeyResponse
+	(*ListDeadLettersRequest)(nil),       // 110: spool.v1.ListDeadLettersRequest
+	(*ListDeadLettersResponse)(nil),      // 111: spool.v1.ListDeadLettersResponse
+	(*DeadLetter)(nil),                   // 112: spool.v1.DeadLetter
+	(*ListAuditRequest)(nil),             // 113: spool.v1.ListAuditRequest
+	(*ListAuditResponse)(nil),            // 114: spool.v1.ListAuditResponse
+	(*AuditEntry)(nil),                   // 115: spool.v1.AuditEntry
+	(*AuditActor)(nil),                   // 116: spool.v1.AuditActor
+	(*GetDeadLetterRequest)(nil),         // 117: spool.v1.GetDeadLetterRequest
+	(*RetryDeadLetterRequest)(nil),       // 118: spool.v1.RetryDeadLetterRequest
+	(*RetryDeadLetterResponse)(nil),      // 119: spool.v1.RetryDeadLetterResponse
+	(*DropDeadLetterRequest)(nil),        // 120: spool.v1.DropDeadLetterRequest
+	(*DropDeadLetterResponse)(nil),       // 121: spool.v1.DropDeadLetterResponse
+	(*ListKeysRequest)(nil),              // 122: spool.v1.ListKeysRequest
+	(*ListKeysResponse)(nil),             // 123: spool.v1.ListKeysResponse
+	(*Key)(nil),                          // 124: spool.v1.Key
+	(*RevokeKeyRequest)(nil),             // 125: spool.v1.RevokeKeyRequest
+	(*RevokeKeyResponse)(nil),            // 126: spool.v1.RevokeKeyResponse
+	(*SetBudgetRequest)(nil),             // 127: spool.v1.SetBudgetRequest
+	(*SetBudgetResponse)(nil),            // 128: spool.v1.SetBudgetResponse
+	(*ListBudgetsRequest)(nil),           // 129: spool.v1.ListBudgetsRequest
+	(*ListBudgetsResponse)(nil),          // 130: spool.v1.ListBudgetsResponse
+	(*TenantBudget)(nil),                 // 131: spool.v1.TenantBudget
+	(*RemoveBudgetRequest)(nil),          // 132: spool.v1.RemoveBudgetRequest
+	(*RemoveBudgetResponse)(nil),         // 133: spool.v1.RemoveBudgetResponse
+	(*TenantLimits)(nil),                 // 134: spool.v1.TenantLimits
+	(*SetLimitsRequest)(nil),             // 135: spool.v1.SetLimitsRequest
+	(*SetLimitsResponse)(nil),            // 136: spool.v1.SetLimitsResponse
+	(*GetLimitsRequest)(nil),             // 137: spool.v1.GetLimitsRequest
+	(*GetLimitsResponse)(nil),            // 138: spool.v1.GetLimitsResponse
+	(*RemoveLimitsRequest)(nil),          // 139: spool.v1.RemoveLimitsRequest
+	(*RemoveLimitsResponse)(nil),         // 140: spool.v1.RemoveLimitsResponse
+	(*Reference)(nil),                    // 141: spool.v1.Reference
+	(*Definition)(nil),                   // 142: spool.v1.Definition
+	(*ApplyResponse)(nil),                // 143: spool.v1.ApplyResponse
+	(*RemoveResponse)(nil),               // 144: spool.v1.RemoveResponse
+	(*ApplyAgentRequest)(nil),            // 145: spool.v1.ApplyAgentRequest
+	(*ListAgentsRequest)(nil),            // 146: spool.v1.ListAgentsRequest
+	(*ListAgentsResponse)(nil),           // 147: spool.v1.ListAgentsResponse
+	(*GetAgentRequest)(nil),              // 148: spool.v1.GetAgentRequest
+	(*RemoveAgentRequest)(nil),           // 149: spool.v1.RemoveAgentRequest
+	(*ApplyInstanceRequest)(nil),         // 150: spool.v1.ApplyInstanceRequest
+	(*ListInstancesRequest)(nil),         // 151: spool.v1.ListInstancesRequest
+	(*ListInstancesResponse)(nil),        // 152: spool.v1.ListInstancesResponse
+	(*GetInstanceRequest)(nil),           // 153: spool.v1.GetInstanceRequest
+	(*RemoveInstanceRequest)(nil),        // 154: spool.v1.RemoveInstanceRequest
+	(*ApplyEnvironmentRequest)(nil),      // 155: spool.v1.ApplyEnvironmentRequest
+	(*ListEnvironmentsRequest)(nil),      // 156: spool.v1.ListEnvironmentsRequest
+	(*ListEnvironmentsResponse)(nil),     // 157: spool.v1.ListEnvironmentsResponse
+	(*GetEnvironmentRequest)(nil),        // 158: spool.v1.GetEnvironmentRequest
+	(*RemoveEnvironmentRequest)(nil),     // 159: spool.v1.RemoveEnvironmentRequest
+	(*ExplainEnvironmentRequest)(nil),    // 160: spool.v1.ExplainEnvironmentRequest
+	(*ExplainEnvironmentResponse)(nil),   // 161: spool.v1.ExplainEnvironmentResponse
+	(*ExplainedHost)(nil),                // 162: spool.v1.ExplainedHost
+	(*ExplainedVariable)(nil),            // 163: spool.v1.ExplainedVariable
+	(*ListSkillsRequest)(nil),            // 164: spool.v1.ListSkillsRequest
+	(*ListSkillsResponse)(nil),           // 165: spool.v1.ListSkillsResponse
+	(*GetSkillRequest)(nil),              // 166: spool.v1.GetSkillRequest
+	(*Skill)(nil),                        // 167: spool.v1.Skill
+	(*TagSkillRequest)(nil),              // 168: spool.v1.TagSkillRequest
+	(*RemoveSkillRequest)(nil),           // 169: spool.v1.RemoveSkillRequest
+	nil,                                  // 170: spool.v1.ModelSettings.EnvEntry
+	nil,                                  // 171: spool.v1.PostMessageRequest.EnvironmentEntry
+	nil,                                  // 172: spool.v1.StartExecutionRequest.EnvironmentEntry
+	nil,                                  // 173: spool.v1.RecoverExecutionRequest.EnvironmentEntry
+	(*timestamppb.Timestamp)(nil),        // 174: google.protobuf.Timestamp
 }
 var file_spool_v1_spool_proto_depIdxs = []int32{
 	3,   // 0: spool.v1.SessionOptions.budget:type_name -> spool.v1.Budget
 	2,   // 1: spool.v1.SessionOptions.model_settings:type_name -> spool.v1.ModelSettings
-	161, // 2: spool.v1.ModelSettings.env:type_name -> spool.v1.ModelSettings.EnvEntry
+	170, // 2: spool.v1.ModelSettings.env:type_name -> spool.v1.ModelSettings.EnvEntry
 	1,   // 3: spool.v1.CreateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 4: spool.v1.CreateSessionRequest.metadata:type_name -> spool.v1.Json
 	4,   // 5: spool.v1.CreateSessionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
@@ -13615,28 +14675,28 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	13,  // 8: spool.v1.ListSessionsResponse.sessions:type_name -> spool.v1.Session
 	1,   // 9: spool.v1.Session.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 10: spool.v1.Session.metadata:type_name -> spool.v1.Json
-	165, // 11: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
-	165, // 12: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
+	174, // 11: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
+	174, // 12: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
 	14,  // 13: spool.v1.Session.current_sandbox:type_name -> spool.v1.CurrentSandbox
-	165, // 14: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
+	174, // 14: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
 	9,   // 15: spool.v1.Session.parent:type_name -> spool.v1.ParentSession
-	165, // 16: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
-	165, // 17: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
+	174, // 16: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
+	174, // 17: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
 	1,   // 18: spool.v1.UpdateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 19: spool.v1.UpdateSessionRequest.metadata:type_name -> spool.v1.Json
 	21,  // 20: spool.v1.PostMessageRequest.parts:type_name -> spool.v1.Part
 	0,   // 21: spool.v1.PostMessageRequest.metadata:type_name -> spool.v1.Json
 	4,   // 22: spool.v1.PostMessageRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	162, // 23: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
-	74,  // 24: spool.v1.PostMessageRequest.permissions:type_name -> spool.v1.ExecutionPermissions
-	55,  // 25: spool.v1.PostMessageResponse.execution:type_name -> spool.v1.Execution
+	171, // 23: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
+	83,  // 24: spool.v1.PostMessageRequest.permissions:type_name -> spool.v1.ExecutionPermissions
+	64,  // 25: spool.v1.PostMessageResponse.execution:type_name -> spool.v1.Execution
 	31,  // 26: spool.v1.ListConversationsResponse.conversations:type_name -> spool.v1.Conversation
-	165, // 27: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
-	165, // 28: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
-	165, // 29: spool.v1.SessionState.time:type_name -> google.protobuf.Timestamp
+	174, // 27: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
+	174, // 28: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
+	174, // 29: spool.v1.SessionState.time:type_name -> google.protobuf.Timestamp
 	13,  // 30: spool.v1.SessionState.session:type_name -> spool.v1.Session
-	55,  // 31: spool.v1.SessionState.executions:type_name -> spool.v1.Execution
-	97,  // 32: spool.v1.SessionState.blocks:type_name -> spool.v1.Block
+	64,  // 31: spool.v1.SessionState.executions:type_name -> spool.v1.Execution
+	106, // 32: spool.v1.SessionState.blocks:type_name -> spool.v1.Block
 	35,  // 33: spool.v1.SessionState.todos:type_name -> spool.v1.TodoList
 	31,  // 34: spool.v1.SessionState.conversations:type_name -> spool.v1.Conversation
 	36,  // 35: spool.v1.SessionState.reported:type_name -> spool.v1.UsageTotal
@@ -13644,244 +14704,268 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	37,  // 37: spool.v1.SessionState.resolved:type_name -> spool.v1.ResolvedVersions
 	38,  // 38: spool.v1.SessionState.files:type_name -> spool.v1.WorkspaceState
 	34,  // 39: spool.v1.SessionState.incomplete_text:type_name -> spool.v1.IncompleteText
-	71,  // 40: spool.v1.SessionState.approvals:type_name -> spool.v1.Approval
-	98,  // 41: spool.v1.TodoList.items:type_name -> spool.v1.TodoItem
-	165, // 42: spool.v1.WorkspaceState.snapshot_at:type_name -> google.protobuf.Timestamp
+	80,  // 40: spool.v1.SessionState.approvals:type_name -> spool.v1.Approval
+	107, // 41: spool.v1.TodoList.items:type_name -> spool.v1.TodoItem
+	174, // 42: spool.v1.WorkspaceState.snapshot_at:type_name -> google.protobuf.Timestamp
 	39,  // 43: spool.v1.WorkspaceState.changes:type_name -> spool.v1.FileChange
-	165, // 44: spool.v1.FileChange.time:type_name -> google.protobuf.Timestamp
+	174, // 44: spool.v1.FileChange.time:type_name -> google.protobuf.Timestamp
 	42,  // 45: spool.v1.SessionDiff.blocks:type_name -> spool.v1.BlockChange
 	43,  // 46: spool.v1.SessionDiff.statuses:type_name -> spool.v1.StatusChange
 	36,  // 47: spool.v1.SessionDiff.reported:type_name -> spool.v1.UsageTotal
 	36,  // 48: spool.v1.SessionDiff.metered:type_name -> spool.v1.UsageTotal
 	44,  // 49: spool.v1.SessionDiff.files:type_name -> spool.v1.FilesDiff
-	97,  // 50: spool.v1.BlockChange.block:type_name -> spool.v1.Block
+	106, // 50: spool.v1.BlockChange.block:type_name -> spool.v1.Block
 	45,  // 51: spool.v1.FilesDiff.files:type_name -> spool.v1.FileDiff
 	46,  // 52: spool.v1.FileDiff.from:type_name -> spool.v1.FileVersion
 	46,  // 53: spool.v1.FileDiff.to:type_name -> spool.v1.FileVersion
-	84,  // 54: spool.v1.SessionComparison.event:type_name -> spool.v1.Event
-	84,  // 55: spool.v1.SessionComparison.with_event:type_name -> spool.v1.Event
+	93,  // 54: spool.v1.SessionComparison.event:type_name -> spool.v1.Event
+	93,  // 55: spool.v1.SessionComparison.with_event:type_name -> spool.v1.Event
 	1,   // 56: spool.v1.StartExecutionRequest.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 57: spool.v1.StartExecutionRequest.metadata:type_name -> spool.v1.Json
 	21,  // 58: spool.v1.StartExecutionRequest.parts:type_name -> spool.v1.Part
 	4,   // 59: spool.v1.StartExecutionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	163, // 60: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
-	74,  // 61: spool.v1.StartExecutionRequest.permissions:type_name -> spool.v1.ExecutionPermissions
-	55,  // 62: spool.v1.StartExecutionResponse.execution:type_name -> spool.v1.Execution
-	55,  // 63: spool.v1.ListExecutionsResponse.executions:type_name -> spool.v1.Execution
-	57,  // 64: spool.v1.Execution.usage:type_name -> spool.v1.Usage
-	0,   // 65: spool.v1.Execution.metadata:type_name -> spool.v1.Json
-	165, // 66: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
-	165, // 67: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
-	165, // 68: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
-	165, // 69: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
-	56,  // 70: spool.v1.Execution.metered:type_name -> spool.v1.MeteredUsage
-	0,   // 71: spool.v1.Execution.resolved:type_name -> spool.v1.Json
-	165, // 72: spool.v1.Execution.updated_at:type_name -> google.protobuf.Timestamp
-	57,  // 73: spool.v1.MeteredUsage.usage:type_name -> spool.v1.Usage
-	164, // 74: spool.v1.RecoverExecutionRequest.environment:type_name -> spool.v1.RecoverExecutionRequest.EnvironmentEntry
-	71,  // 75: spool.v1.ListApprovalsResponse.approvals:type_name -> spool.v1.Approval
-	107, // 76: spool.v1.Approval.decided_by:type_name -> spool.v1.AuditActor
-	165, // 77: spool.v1.Approval.requested_at:type_name -> google.protobuf.Timestamp
-	165, // 78: spool.v1.Approval.decided_at:type_name -> google.protobuf.Timestamp
-	165, // 79: spool.v1.Approval.ended_at:type_name -> google.protobuf.Timestamp
-	0,   // 80: spool.v1.Approval.request:type_name -> spool.v1.Json
-	0,   // 81: spool.v1.Approval.decided:type_name -> spool.v1.Json
-	0,   // 82: spool.v1.DecideApprovalRequest.arguments:type_name -> spool.v1.Json
-	0,   // 83: spool.v1.DecideApprovalRequest.answers:type_name -> spool.v1.Json
-	0,   // 84: spool.v1.DecideApprovalRequest.content:type_name -> spool.v1.Json
-	75,  // 85: spool.v1.ExecutionPermissions.rules:type_name -> spool.v1.PermissionRule
-	84,  // 86: spool.v1.ListEventsResponse.events:type_name -> spool.v1.Event
-	84,  // 87: spool.v1.ListHistoryResponse.events:type_name -> spool.v1.Event
-	80,  // 88: spool.v1.ListHistoryResponse.ancestors:type_name -> spool.v1.Ancestor
-	83,  // 89: spool.v1.ListHistoryBlocksResponse.ancestors:type_name -> spool.v1.InheritedBlocks
-	97,  // 90: spool.v1.InheritedBlocks.blocks:type_name -> spool.v1.Block
-	165, // 91: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
-	0,   // 92: spool.v1.Event.data:type_name -> spool.v1.Json
-	85,  // 93: spool.v1.Event.metadata:type_name -> spool.v1.EventMetadata
-	0,   // 94: spool.v1.EventMetadata.session:type_name -> spool.v1.Json
-	0,   // 95: spool.v1.EventMetadata.message:type_name -> spool.v1.Json
-	84,  // 96: spool.v1.StreamEventsResponse.event:type_name -> spool.v1.Event
-	88,  // 97: spool.v1.StreamEventsResponse.lag:type_name -> spool.v1.Lag
-	84,  // 98: spool.v1.ReplayEventsResponse.event:type_name -> spool.v1.Event
-	91,  // 99: spool.v1.ReplayEventsResponse.started:type_name -> spool.v1.ReplayStarted
-	92,  // 100: spool.v1.ReplayEventsResponse.gap_shortened:type_name -> spool.v1.GapShortened
-	93,  // 101: spool.v1.ReplayEventsResponse.block_whole:type_name -> spool.v1.BlockWhole
-	94,  // 102: spool.v1.ReplayEventsResponse.ended:type_name -> spool.v1.ReplayEnded
-	97,  // 103: spool.v1.ListBlocksResponse.blocks:type_name -> spool.v1.Block
-	165, // 104: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
-	21,  // 105: spool.v1.Block.parts:type_name -> spool.v1.Part
-	0,   // 106: spool.v1.Block.input:type_name -> spool.v1.Json
-	98,  // 107: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
-	165, // 108: spool.v1.CreateKeyResponse.expires_at:type_name -> google.protobuf.Timestamp
-	103, // 109: spool.v1.ListDeadLettersResponse.dead_letters:type_name -> spool.v1.DeadLetter
-	165, // 110: spool.v1.DeadLetter.time:type_name -> google.protobuf.Timestamp
-	106, // 111: spool.v1.ListAuditResponse.entries:type_name -> spool.v1.AuditEntry
-	165, // 112: spool.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
-	107, // 113: spool.v1.AuditEntry.actor:type_name -> spool.v1.AuditActor
-	115, // 114: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
-	165, // 115: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
-	165, // 116: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
-	165, // 117: spool.v1.Key.expires_at:type_name -> google.protobuf.Timestamp
-	3,   // 118: spool.v1.SetBudgetRequest.budget:type_name -> spool.v1.Budget
-	122, // 119: spool.v1.ListBudgetsResponse.budgets:type_name -> spool.v1.TenantBudget
-	3,   // 120: spool.v1.TenantBudget.budget:type_name -> spool.v1.Budget
-	3,   // 121: spool.v1.TenantBudget.spent:type_name -> spool.v1.Budget
-	165, // 122: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
-	125, // 123: spool.v1.SetLimitsRequest.limits:type_name -> spool.v1.TenantLimits
-	125, // 124: spool.v1.GetLimitsResponse.limits:type_name -> spool.v1.TenantLimits
-	125, // 125: spool.v1.GetLimitsResponse.used:type_name -> spool.v1.TenantLimits
-	132, // 126: spool.v1.Definition.ref:type_name -> spool.v1.Reference
-	0,   // 127: spool.v1.Definition.spec:type_name -> spool.v1.Json
-	165, // 128: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
-	132, // 129: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
-	132, // 130: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 131: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
-	133, // 132: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
-	132, // 133: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
-	0,   // 134: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
-	133, // 135: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
-	132, // 136: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 137: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
-	133, // 138: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
-	154, // 139: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
-	153, // 140: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
-	158, // 141: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
-	132, // 142: spool.v1.Skill.ref:type_name -> spool.v1.Reference
-	165, // 143: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
-	20,  // 144: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	20,  // 145: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	20,  // 146: spool.v1.RecoverExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	5,   // 147: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
-	7,   // 148: spool.v1.Sessions.ForkSession:input_type -> spool.v1.ForkSessionRequest
-	10,  // 149: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
-	12,  // 150: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
-	15,  // 151: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
-	17,  // 152: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
-	19,  // 153: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
-	23,  // 154: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
-	25,  // 155: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
-	27,  // 156: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
-	29,  // 157: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
-	32,  // 158: spool.v1.Sessions.GetSessionState:input_type -> spool.v1.GetSessionStateRequest
-	40,  // 159: spool.v1.Sessions.DiffSession:input_type -> spool.v1.DiffSessionRequest
-	47,  // 160: spool.v1.Sessions.CompareSessions:input_type -> spool.v1.CompareSessionsRequest
-	49,  // 161: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
-	51,  // 162: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
-	54,  // 163: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
-	52,  // 164: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
-	58,  // 165: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
-	60,  // 166: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
-	62,  // 167: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
-	64,  // 168: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
-	66,  // 169: spool.v1.Executions.RecoverExecution:input_type -> spool.v1.RecoverExecutionRequest
-	76,  // 170: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
-	86,  // 171: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
-	89,  // 172: spool.v1.Events.ReplayEvents:input_type -> spool.v1.ReplayEventsRequest
-	78,  // 173: spool.v1.Events.ListHistory:input_type -> spool.v1.ListHistoryRequest
-	81,  // 174: spool.v1.Events.ListHistoryBlocks:input_type -> spool.v1.ListHistoryBlocksRequest
-	95,  // 175: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
-	68,  // 176: spool.v1.Approvals.ListApprovals:input_type -> spool.v1.ListApprovalsRequest
-	70,  // 177: spool.v1.Approvals.GetApproval:input_type -> spool.v1.GetApprovalRequest
-	72,  // 178: spool.v1.Approvals.DecideApproval:input_type -> spool.v1.DecideApprovalRequest
-	99,  // 179: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
-	113, // 180: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
-	116, // 181: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
-	126, // 182: spool.v1.Limits.SetLimits:input_type -> spool.v1.SetLimitsRequest
-	128, // 183: spool.v1.Limits.GetLimits:input_type -> spool.v1.GetLimitsRequest
-	130, // 184: spool.v1.Limits.RemoveLimits:input_type -> spool.v1.RemoveLimitsRequest
-	118, // 185: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
-	120, // 186: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
-	123, // 187: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
-	101, // 188: spool.v1.DeadLetters.ListDeadLetters:input_type -> spool.v1.ListDeadLettersRequest
-	108, // 189: spool.v1.DeadLetters.GetDeadLetter:input_type -> spool.v1.GetDeadLetterRequest
-	109, // 190: spool.v1.DeadLetters.RetryDeadLetter:input_type -> spool.v1.RetryDeadLetterRequest
-	111, // 191: spool.v1.DeadLetters.DropDeadLetter:input_type -> spool.v1.DropDeadLetterRequest
-	104, // 192: spool.v1.Audit.ListAudit:input_type -> spool.v1.ListAuditRequest
-	136, // 193: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
-	137, // 194: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
-	139, // 195: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
-	140, // 196: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
-	141, // 197: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
-	142, // 198: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
-	144, // 199: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
-	145, // 200: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
-	146, // 201: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
-	147, // 202: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
-	149, // 203: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
-	150, // 204: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
-	151, // 205: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
-	155, // 206: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
-	157, // 207: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
-	159, // 208: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
-	160, // 209: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
-	6,   // 210: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
-	8,   // 211: spool.v1.Sessions.ForkSession:output_type -> spool.v1.ForkSessionResponse
-	11,  // 212: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
-	13,  // 213: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
-	16,  // 214: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
-	18,  // 215: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
-	22,  // 216: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
-	24,  // 217: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
-	26,  // 218: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
-	28,  // 219: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
-	30,  // 220: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
-	33,  // 221: spool.v1.Sessions.GetSessionState:output_type -> spool.v1.SessionState
-	41,  // 222: spool.v1.Sessions.DiffSession:output_type -> spool.v1.SessionDiff
-	48,  // 223: spool.v1.Sessions.CompareSessions:output_type -> spool.v1.SessionComparison
-	50,  // 224: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
-	53,  // 225: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
-	55,  // 226: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
-	53,  // 227: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
-	59,  // 228: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
-	61,  // 229: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
-	63,  // 230: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
-	65,  // 231: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
-	67,  // 232: spool.v1.Executions.RecoverExecution:output_type -> spool.v1.RecoverExecutionResponse
-	77,  // 233: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
-	87,  // 234: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
-	90,  // 235: spool.v1.Events.ReplayEvents:output_type -> spool.v1.ReplayEventsResponse
-	79,  // 236: spool.v1.Events.ListHistory:output_type -> spool.v1.ListHistoryResponse
-	82,  // 237: spool.v1.Events.ListHistoryBlocks:output_type -> spool.v1.ListHistoryBlocksResponse
-	96,  // 238: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
-	69,  // 239: spool.v1.Approvals.ListApprovals:output_type -> spool.v1.ListApprovalsResponse
-	71,  // 240: spool.v1.Approvals.GetApproval:output_type -> spool.v1.Approval
-	73,  // 241: spool.v1.Approvals.DecideApproval:output_type -> spool.v1.DecideApprovalResponse
-	100, // 242: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
-	114, // 243: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
-	117, // 244: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
-	127, // 245: spool.v1.Limits.SetLimits:output_type -> spool.v1.SetLimitsResponse
-	129, // 246: spool.v1.Limits.GetLimits:output_type -> spool.v1.GetLimitsResponse
-	131, // 247: spool.v1.Limits.RemoveLimits:output_type -> spool.v1.RemoveLimitsResponse
-	119, // 248: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
-	121, // 249: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
-	124, // 250: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
-	102, // 251: spool.v1.DeadLetters.ListDeadLetters:output_type -> spool.v1.ListDeadLettersResponse
-	103, // 252: spool.v1.DeadLetters.GetDeadLetter:output_type -> spool.v1.DeadLetter
-	110, // 253: spool.v1.DeadLetters.RetryDeadLetter:output_type -> spool.v1.RetryDeadLetterResponse
-	112, // 254: spool.v1.DeadLetters.DropDeadLetter:output_type -> spool.v1.DropDeadLetterResponse
-	105, // 255: spool.v1.Audit.ListAudit:output_type -> spool.v1.ListAuditResponse
-	134, // 256: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
-	138, // 257: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
-	133, // 258: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
-	135, // 259: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
-	134, // 260: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
-	143, // 261: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
-	133, // 262: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
-	135, // 263: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
-	134, // 264: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
-	148, // 265: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
-	133, // 266: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
-	135, // 267: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
-	152, // 268: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
-	156, // 269: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
-	158, // 270: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
-	134, // 271: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
-	135, // 272: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
-	210, // [210:273] is the sub-list for method output_type
-	147, // [147:210] is the sub-list for method input_type
-	147, // [147:147] is the sub-list for extension type_name
-	147, // [147:147] is the sub-list for extension extendee
-	0,   // [0:147] is the sub-list for field type_name
+	172, // 60: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
+	83,  // 61: spool.v1.StartExecutionRequest.permissions:type_name -> spool.v1.ExecutionPermissions
+	64,  // 62: spool.v1.StartExecutionResponse.execution:type_name -> spool.v1.Execution
+	64,  // 63: spool.v1.ListExecutionsResponse.executions:type_name -> spool.v1.Execution
+	174, // 64: spool.v1.ExecutionStatus.queued_at:type_name -> google.protobuf.Timestamp
+	174, // 65: spool.v1.ExecutionStatus.dispatched_at:type_name -> google.protobuf.Timestamp
+	174, // 66: spool.v1.ExecutionStatus.started_at:type_name -> google.protobuf.Timestamp
+	174, // 67: spool.v1.ExecutionStatus.updated_at:type_name -> google.protobuf.Timestamp
+	174, // 68: spool.v1.ExecutionStatus.ended_at:type_name -> google.protobuf.Timestamp
+	58,  // 69: spool.v1.ExecutionStatus.messages:type_name -> spool.v1.MessageStatus
+	59,  // 70: spool.v1.ExecutionStatus.message_counts:type_name -> spool.v1.MessageCounts
+	60,  // 71: spool.v1.ExecutionStatus.tool_calls:type_name -> spool.v1.ToolCallStatus
+	61,  // 72: spool.v1.ExecutionStatus.tool_call_counts:type_name -> spool.v1.ToolCallCounts
+	107, // 73: spool.v1.ExecutionStatus.todos:type_name -> spool.v1.TodoItem
+	62,  // 74: spool.v1.ExecutionStatus.subagents:type_name -> spool.v1.SubagentStatus
+	63,  // 75: spool.v1.ExecutionStatus.subagent_counts:type_name -> spool.v1.SubagentCounts
+	66,  // 76: spool.v1.ExecutionStatus.usage:type_name -> spool.v1.Usage
+	36,  // 77: spool.v1.ExecutionStatus.metered:type_name -> spool.v1.UsageTotal
+	97,  // 78: spool.v1.ExecutionStatus.lag:type_name -> spool.v1.Lag
+	57,  // 79: spool.v1.ExecutionStatus.pending_approvals:type_name -> spool.v1.PendingApproval
+	174, // 80: spool.v1.PendingApproval.requested_at:type_name -> google.protobuf.Timestamp
+	174, // 81: spool.v1.MessageStatus.time:type_name -> google.protobuf.Timestamp
+	174, // 82: spool.v1.ToolCallStatus.started_at:type_name -> google.protobuf.Timestamp
+	174, // 83: spool.v1.ToolCallStatus.ended_at:type_name -> google.protobuf.Timestamp
+	174, // 84: spool.v1.SubagentStatus.started_at:type_name -> google.protobuf.Timestamp
+	174, // 85: spool.v1.SubagentStatus.ended_at:type_name -> google.protobuf.Timestamp
+	66,  // 86: spool.v1.Execution.usage:type_name -> spool.v1.Usage
+	0,   // 87: spool.v1.Execution.metadata:type_name -> spool.v1.Json
+	174, // 88: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
+	174, // 89: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
+	174, // 90: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
+	174, // 91: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
+	65,  // 92: spool.v1.Execution.metered:type_name -> spool.v1.MeteredUsage
+	0,   // 93: spool.v1.Execution.resolved:type_name -> spool.v1.Json
+	174, // 94: spool.v1.Execution.updated_at:type_name -> google.protobuf.Timestamp
+	66,  // 95: spool.v1.MeteredUsage.usage:type_name -> spool.v1.Usage
+	173, // 96: spool.v1.RecoverExecutionRequest.environment:type_name -> spool.v1.RecoverExecutionRequest.EnvironmentEntry
+	80,  // 97: spool.v1.ListApprovalsResponse.approvals:type_name -> spool.v1.Approval
+	116, // 98: spool.v1.Approval.decided_by:type_name -> spool.v1.AuditActor
+	174, // 99: spool.v1.Approval.requested_at:type_name -> google.protobuf.Timestamp
+	174, // 100: spool.v1.Approval.decided_at:type_name -> google.protobuf.Timestamp
+	174, // 101: spool.v1.Approval.ended_at:type_name -> google.protobuf.Timestamp
+	0,   // 102: spool.v1.Approval.request:type_name -> spool.v1.Json
+	0,   // 103: spool.v1.Approval.decided:type_name -> spool.v1.Json
+	0,   // 104: spool.v1.DecideApprovalRequest.arguments:type_name -> spool.v1.Json
+	0,   // 105: spool.v1.DecideApprovalRequest.answers:type_name -> spool.v1.Json
+	0,   // 106: spool.v1.DecideApprovalRequest.content:type_name -> spool.v1.Json
+	84,  // 107: spool.v1.ExecutionPermissions.rules:type_name -> spool.v1.PermissionRule
+	93,  // 108: spool.v1.ListEventsResponse.events:type_name -> spool.v1.Event
+	93,  // 109: spool.v1.ListHistoryResponse.events:type_name -> spool.v1.Event
+	89,  // 110: spool.v1.ListHistoryResponse.ancestors:type_name -> spool.v1.Ancestor
+	92,  // 111: spool.v1.ListHistoryBlocksResponse.ancestors:type_name -> spool.v1.InheritedBlocks
+	106, // 112: spool.v1.InheritedBlocks.blocks:type_name -> spool.v1.Block
+	174, // 113: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
+	0,   // 114: spool.v1.Event.data:type_name -> spool.v1.Json
+	94,  // 115: spool.v1.Event.metadata:type_name -> spool.v1.EventMetadata
+	0,   // 116: spool.v1.EventMetadata.session:type_name -> spool.v1.Json
+	0,   // 117: spool.v1.EventMetadata.message:type_name -> spool.v1.Json
+	93,  // 118: spool.v1.StreamEventsResponse.event:type_name -> spool.v1.Event
+	97,  // 119: spool.v1.StreamEventsResponse.lag:type_name -> spool.v1.Lag
+	93,  // 120: spool.v1.ReplayEventsResponse.event:type_name -> spool.v1.Event
+	100, // 121: spool.v1.ReplayEventsResponse.started:type_name -> spool.v1.ReplayStarted
+	101, // 122: spool.v1.ReplayEventsResponse.gap_shortened:type_name -> spool.v1.GapShortened
+	102, // 123: spool.v1.ReplayEventsResponse.block_whole:type_name -> spool.v1.BlockWhole
+	103, // 124: spool.v1.ReplayEventsResponse.ended:type_name -> spool.v1.ReplayEnded
+	106, // 125: spool.v1.ListBlocksResponse.blocks:type_name -> spool.v1.Block
+	174, // 126: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
+	21,  // 127: spool.v1.Block.parts:type_name -> spool.v1.Part
+	0,   // 128: spool.v1.Block.input:type_name -> spool.v1.Json
+	107, // 129: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
+	174, // 130: spool.v1.CreateKeyResponse.expires_at:type_name -> google.protobuf.Timestamp
+	112, // 131: spool.v1.ListDeadLettersResponse.dead_letters:type_name -> spool.v1.DeadLetter
+	174, // 132: spool.v1.DeadLetter.time:type_name -> google.protobuf.Timestamp
+	115, // 133: spool.v1.ListAuditResponse.entries:type_name -> spool.v1.AuditEntry
+	174, // 134: spool.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
+	116, // 135: spool.v1.AuditEntry.actor:type_name -> spool.v1.AuditActor
+	124, // 136: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
+	174, // 137: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
+	174, // 138: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
+	174, // 139: spool.v1.Key.expires_at:type_name -> google.protobuf.Timestamp
+	3,   // 140: spool.v1.SetBudgetRequest.budget:type_name -> spool.v1.Budget
+	131, // 141: spool.v1.ListBudgetsResponse.budgets:type_name -> spool.v1.TenantBudget
+	3,   // 142: spool.v1.TenantBudget.budget:type_name -> spool.v1.Budget
+	3,   // 143: spool.v1.TenantBudget.spent:type_name -> spool.v1.Budget
+	174, // 144: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
+	134, // 145: spool.v1.SetLimitsRequest.limits:type_name -> spool.v1.TenantLimits
+	134, // 146: spool.v1.GetLimitsResponse.limits:type_name -> spool.v1.TenantLimits
+	134, // 147: spool.v1.GetLimitsResponse.used:type_name -> spool.v1.TenantLimits
+	141, // 148: spool.v1.Definition.ref:type_name -> spool.v1.Reference
+	0,   // 149: spool.v1.Definition.spec:type_name -> spool.v1.Json
+	174, // 150: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
+	141, // 151: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
+	141, // 152: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 153: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
+	142, // 154: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
+	141, // 155: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
+	0,   // 156: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
+	142, // 157: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
+	141, // 158: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 159: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
+	142, // 160: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
+	163, // 161: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
+	162, // 162: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
+	167, // 163: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
+	141, // 164: spool.v1.Skill.ref:type_name -> spool.v1.Reference
+	174, // 165: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
+	20,  // 166: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	20,  // 167: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	20,  // 168: spool.v1.RecoverExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	5,   // 169: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
+	7,   // 170: spool.v1.Sessions.ForkSession:input_type -> spool.v1.ForkSessionRequest
+	10,  // 171: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
+	12,  // 172: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
+	15,  // 173: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
+	17,  // 174: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
+	19,  // 175: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
+	23,  // 176: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
+	25,  // 177: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
+	27,  // 178: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
+	29,  // 179: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
+	32,  // 180: spool.v1.Sessions.GetSessionState:input_type -> spool.v1.GetSessionStateRequest
+	40,  // 181: spool.v1.Sessions.DiffSession:input_type -> spool.v1.DiffSessionRequest
+	47,  // 182: spool.v1.Sessions.CompareSessions:input_type -> spool.v1.CompareSessionsRequest
+	49,  // 183: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
+	51,  // 184: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
+	54,  // 185: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
+	52,  // 186: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
+	55,  // 187: spool.v1.Executions.WatchExecution:input_type -> spool.v1.WatchExecutionRequest
+	67,  // 188: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
+	69,  // 189: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
+	71,  // 190: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
+	73,  // 191: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
+	75,  // 192: spool.v1.Executions.RecoverExecution:input_type -> spool.v1.RecoverExecutionRequest
+	85,  // 193: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
+	95,  // 194: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
+	98,  // 195: spool.v1.Events.ReplayEvents:input_type -> spool.v1.ReplayEventsRequest
+	87,  // 196: spool.v1.Events.ListHistory:input_type -> spool.v1.ListHistoryRequest
+	90,  // 197: spool.v1.Events.ListHistoryBlocks:input_type -> spool.v1.ListHistoryBlocksRequest
+	104, // 198: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
+	77,  // 199: spool.v1.Approvals.ListApprovals:input_type -> spool.v1.ListApprovalsRequest
+	79,  // 200: spool.v1.Approvals.GetApproval:input_type -> spool.v1.GetApprovalRequest
+	81,  // 201: spool.v1.Approvals.DecideApproval:input_type -> spool.v1.DecideApprovalRequest
+	108, // 202: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
+	122, // 203: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
+	125, // 204: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
+	135, // 205: spool.v1.Limits.SetLimits:input_type -> spool.v1.SetLimitsRequest
+	137, // 206: spool.v1.Limits.GetLimits:input_type -> spool.v1.GetLimitsRequest
+	139, // 207: spool.v1.Limits.RemoveLimits:input_type -> spool.v1.RemoveLimitsRequest
+	127, // 208: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
+	129, // 209: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
+	132, // 210: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
+	110, // 211: spool.v1.DeadLetters.ListDeadLetters:input_type -> spool.v1.ListDeadLettersRequest
+	117, // 212: spool.v1.DeadLetters.GetDeadLetter:input_type -> spool.v1.GetDeadLetterRequest
+	118, // 213: spool.v1.DeadLetters.RetryDeadLetter:input_type -> spool.v1.RetryDeadLetterRequest
+	120, // 214: spool.v1.DeadLetters.DropDeadLetter:input_type -> spool.v1.DropDeadLetterRequest
+	113, // 215: spool.v1.Audit.ListAudit:input_type -> spool.v1.ListAuditRequest
+	145, // 216: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
+	146, // 217: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
+	148, // 218: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
+	149, // 219: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
+	150, // 220: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
+	151, // 221: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
+	153, // 222: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
+	154, // 223: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
+	155, // 224: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
+	156, // 225: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
+	158, // 226: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
+	159, // 227: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
+	160, // 228: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
+	164, // 229: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
+	166, // 230: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
+	168, // 231: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
+	169, // 232: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
+	6,   // 233: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
+	8,   // 234: spool.v1.Sessions.ForkSession:output_type -> spool.v1.ForkSessionResponse
+	11,  // 235: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
+	13,  // 236: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
+	16,  // 237: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
+	18,  // 238: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
+	22,  // 239: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
+	24,  // 240: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
+	26,  // 241: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
+	28,  // 242: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
+	30,  // 243: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
+	33,  // 244: spool.v1.Sessions.GetSessionState:output_type -> spool.v1.SessionState
+	41,  // 245: spool.v1.Sessions.DiffSession:output_type -> spool.v1.SessionDiff
+	48,  // 246: spool.v1.Sessions.CompareSessions:output_type -> spool.v1.SessionComparison
+	50,  // 247: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
+	53,  // 248: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
+	64,  // 249: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
+	53,  // 250: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
+	56,  // 251: spool.v1.Executions.WatchExecution:output_type -> spool.v1.ExecutionStatus
+	68,  // 252: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
+	70,  // 253: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
+	72,  // 254: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
+	74,  // 255: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
+	76,  // 256: spool.v1.Executions.RecoverExecution:output_type -> spool.v1.RecoverExecutionResponse
+	86,  // 257: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
+	96,  // 258: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
+	99,  // 259: spool.v1.Events.ReplayEvents:output_type -> spool.v1.ReplayEventsResponse
+	88,  // 260: spool.v1.Events.ListHistory:output_type -> spool.v1.ListHistoryResponse
+	91,  // 261: spool.v1.Events.ListHistoryBlocks:output_type -> spool.v1.ListHistoryBlocksResponse
+	105, // 262: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
+	78,  // 263: spool.v1.Approvals.ListApprovals:output_type -> spool.v1.ListApprovalsResponse
+	80,  // 264: spool.v1.Approvals.GetApproval:output_type -> spool.v1.Approval
+	82,  // 265: spool.v1.Approvals.DecideApproval:output_type -> spool.v1.DecideApprovalResponse
+	109, // 266: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
+	123, // 267: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
+	126, // 268: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
+	136, // 269: spool.v1.Limits.SetLimits:output_type -> spool.v1.SetLimitsResponse
+	138, // 270: spool.v1.Limits.GetLimits:output_type -> spool.v1.GetLimitsResponse
+	140, // 271: spool.v1.Limits.RemoveLimits:output_type -> spool.v1.RemoveLimitsResponse
+	128, // 272: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
+	130, // 273: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
+	133, // 274: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
+	111, // 275: spool.v1.DeadLetters.ListDeadLetters:output_type -> spool.v1.ListDeadLettersResponse
+	112, // 276: spool.v1.DeadLetters.GetDeadLetter:output_type -> spool.v1.DeadLetter
+	119, // 277: spool.v1.DeadLetters.RetryDeadLetter:output_type -> spool.v1.RetryDeadLetterResponse
+	121, // 278: spool.v1.DeadLetters.DropDeadLetter:output_type -> spool.v1.DropDeadLetterResponse
+	114, // 279: spool.v1.Audit.ListAudit:output_type -> spool.v1.ListAuditResponse
+	143, // 280: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
+	147, // 281: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
+	142, // 282: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
+	144, // 283: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
+	143, // 284: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
+	152, // 285: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
+	142, // 286: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
+	144, // 287: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
+	143, // 288: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
+	157, // 289: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
+	142, // 290: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
+	144, // 291: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
+	161, // 292: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
+	165, // 293: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
+	167, // 294: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
+	143, // 295: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
+	144, // 296: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
+	233, // [233:297] is the sub-list for method output_type
+	169, // [169:233] is the sub-list for method input_type
+	169, // [169:169] is the sub-list for extension type_name
+	169, // [169:169] is the sub-list for extension extendee
+	0,   // [0:169] is the sub-list for field type_name
 }
 
 func init() { file_spool_v1_spool_proto_init() }
@@ -13908,38 +14992,39 @@ func file_spool_v1_spool_proto_init() {
 	file_spool_v1_spool_proto_msgTypes[46].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[50].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[51].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[55].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[71].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[76].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[84].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[86].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[87].OneofWrappers = []any{
+	file_spool_v1_spool_proto_msgTypes[56].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[64].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[80].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[85].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[93].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[95].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[96].OneofWrappers = []any{
 		(*StreamEventsResponse_Event)(nil),
 		(*StreamEventsResponse_Lag)(nil),
 	}
-	file_spool_v1_spool_proto_msgTypes[89].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[90].OneofWrappers = []any{
+	file_spool_v1_spool_proto_msgTypes[98].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[99].OneofWrappers = []any{
 		(*ReplayEventsResponse_Event)(nil),
 		(*ReplayEventsResponse_Started)(nil),
 		(*ReplayEventsResponse_GapShortened)(nil),
 		(*ReplayEventsResponse_BlockWhole)(nil),
 		(*ReplayEventsResponse_Ended)(nil),
 	}
-	file_spool_v1_spool_proto_msgTypes[97].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[103].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[106].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[107].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[112].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[115].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[132].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[154].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[158].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[116].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[124].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[141].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[163].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[167].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_spool_v1_spool_proto_rawDesc), len(file_spool_v1_spool_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   165,
+			NumMessages:   174,
 			NumExtensions: 0,
 			NumServices:   13,
 		},

@@ -683,6 +683,7 @@ const (
 	Executions_ListExecutions_FullMethodName        = "/spool.v1.Executions/ListExecutions"
 	Executions_GetExecution_FullMethodName          = "/spool.v1.Executions/GetExecution"
 	Executions_ListSessionExecutions_FullMethodName = "/spool.v1.Executions/ListSessionExecutions"
+	Executions_WatchExecution_FullMethodName        = "/spool.v1.Executions/WatchExecution"
 	Executions_CancelExecution_FullMethodName       = "/spool.v1.Executions/CancelExecution"
 	Executions_PauseExecution_FullMethodName        = "/spool.v1.Executions/PauseExecution"
 	Executions_ResumeExecution_FullMethodName       = "/spool.v1.Executions/ResumeExecution"
@@ -706,6 +707,11 @@ type ExecutionsClient interface {
 	GetExecution(ctx context.Context, in *GetExecutionRequest, opts ...grpc.CallOption) (*Execution, error)
 	// Lists the executions of a session in the order they were queued.
 	ListSessionExecutions(ctx context.Context, in *ListSessionExecutionsRequest, opts ...grpc.CallOption) (*ListExecutionsResponse, error)
+	// Streams the status of an execution: its present status at once, then a new one after every N events of the
+	// execution and at each change of its phase. The last status has final set, and the stream ends after it. A client
+	// that reads slowly misses statuses and receives the newest one next; the execution never waits for it. A client
+	// whose stream broke calls again: each status is complete in itself.
+	WatchExecution(ctx context.Context, in *WatchExecutionRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExecutionStatus], error)
 	// Ends a queued execution, or asks a running one to stop; its process is killed if it has not ended after ten
 	// seconds. If the execution has ended, nothing changes.
 	CancelExecution(ctx context.Context, in *CancelExecutionRequest, opts ...grpc.CallOption) (*CancelExecutionResponse, error)
@@ -769,6 +775,25 @@ func (c *executionsClient) ListSessionExecutions(ctx context.Context, in *ListSe
 	}
 	return out, nil
 }
+
+func (c *executionsClient) WatchExecution(ctx context.Context, in *WatchExecutionRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExecutionStatus], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Executions_ServiceDesc.Streams[0], Executions_WatchExecution_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[WatchExecutionRequest, ExecutionStatus]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Executions_WatchExecutionClient = grpc.ServerStreamingClient[ExecutionStatus]
 
 func (c *executionsClient) CancelExecution(ctx context.Context, in *CancelExecutionRequest, opts ...grpc.CallOption) (*CancelExecutionResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
@@ -836,6 +861,11 @@ type ExecutionsServer interface {
 	GetExecution(context.Context, *GetExecutionRequest) (*Execution, error)
 	// Lists the executions of a session in the order they were queued.
 	ListSessionExecutions(context.Context, *ListSessionExecutionsRequest) (*ListExecutionsResponse, error)
+	// Streams the status of an execution: its present status at once, then a new one after every N events of the
+	// execution and at each change of its phase. The last status has final set, and the stream ends after it. A client
+	// that reads slowly misses statuses and receives the newest one next; the execution never waits for it. A client
+	// whose stream broke calls again: each status is complete in itself.
+	WatchExecution(*WatchExecutionRequest, grpc.ServerStreamingServer[ExecutionStatus]) error
 	// Ends a queued execution, or asks a running one to stop; its process is killed if it has not ended after ten
 	// seconds. If the execution has ended, nothing changes.
 	CancelExecution(context.Context, *CancelExecutionRequest) (*CancelExecutionResponse, error)
@@ -871,6 +901,9 @@ func (UnimplementedExecutionsServer) GetExecution(context.Context, *GetExecution
 }
 func (UnimplementedExecutionsServer) ListSessionExecutions(context.Context, *ListSessionExecutionsRequest) (*ListExecutionsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListSessionExecutions not implemented")
+}
+func (UnimplementedExecutionsServer) WatchExecution(*WatchExecutionRequest, grpc.ServerStreamingServer[ExecutionStatus]) error {
+	return status.Error(codes.Unimplemented, "method WatchExecution not implemented")
 }
 func (UnimplementedExecutionsServer) CancelExecution(context.Context, *CancelExecutionRequest) (*CancelExecutionResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method CancelExecution not implemented")
@@ -979,6 +1012,17 @@ func _Executions_ListSessionExecutions_Handler(srv interface{}, ctx context.Cont
 	}
 	return interceptor(ctx, in, info, handler)
 }
+
+func _Executions_WatchExecution_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(WatchExecutionRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(ExecutionsServer).WatchExecution(m, &grpc.GenericServerStream[WatchExecutionRequest, ExecutionStatus]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Executions_WatchExecutionServer = grpc.ServerStreamingServer[ExecutionStatus]
 
 func _Executions_CancelExecution_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(CancelExecutionRequest)
@@ -1114,7 +1158,13 @@ var Executions_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Executions_RecoverExecution_Handler,
 		},
 	},
-	Streams:  []grpc.StreamDesc{},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "WatchExecution",
+			Handler:       _Executions_WatchExecution_Handler,
+			ServerStreams: true,
+		},
+	},
 	Metadata: "spool/v1/spool.proto",
 }
 

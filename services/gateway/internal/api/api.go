@@ -73,11 +73,11 @@ type Server struct {
 	Watch        *auth.Watch
 	Now          func() time.Time
 	Entropy      io.Reader
-	WriteTimeout time.Duration // maximum time that a client of StreamEvents or ReplayEvents may take to read one batch
+	WriteTimeout time.Duration // maximum time that a client may take to read one batch of StreamEvents or ReplayEvents, or the final status of WatchExecution
 	Counts       Counts
 }
 
-// Counts are the metrics of StreamEvents, ReplayEvents and requests that wait for the end of an execution.
+// Counts are the metrics of StreamEvents, ReplayEvents, WatchExecution and requests that wait for the end of an execution.
 type Counts interface {
 	Stream(kind string) (done func())
 	Sent(kind string, bytes int)

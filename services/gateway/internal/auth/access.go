@@ -36,7 +36,7 @@ var requiredAccess = map[string]access{
 
 	"Executions/StartExecution": use(), "Executions/ListExecutions": use(), "Executions/ListSessionExecutions": use(), "Executions/GetExecution": use(),
 	"Executions/CancelExecution": use(), "Executions/PauseExecution": use(), "Executions/ResumeExecution": use(), "Executions/TerminateExecution": use(),
-	"Executions/RecoverExecution": use(),
+	"Executions/RecoverExecution": use(), "Executions/WatchExecution": use(),
 
 	"Approvals/ListApprovals": use(), "Approvals/GetApproval": use(), "Approvals/DecideApproval": use(),
 

@@ -69,6 +69,7 @@ type Reader struct {
 	sent   []sentText    // returned text of the open blocks
 	past   *pastText     // reads text that the feed no longer has; nil if none is needed
 	lagged bool          // the last Lag that Next returned
+	noText bool          // Next returns no text in flight
 	close  sync.Once
 }
 
@@ -133,6 +134,9 @@ func (r *Reader) Cursor() uint32 {
 
 // Session returns the id of the session.
 func (r *Reader) Session() string { return r.feed.session }
+
+// SkipText makes Next return no text in flight. It must be called before the first call of Next.
+func (r *Reader) SkipText() { r.noText = true }
 
 // Next blocks until there is something to send, and returns it: each stored event once, in ascending order and
 // without a gap, then text in flight. The returned bytes count against the gateway's limit until the next call of
@@ -246,6 +250,9 @@ func (r *Reader) nextSource() (size int, from source) {
 		return 0, inPostgres
 	}
 	_, size = r.unsentEvents()
+	if r.noText {
+		return size, inFeed
+	}
 	for _, b := range f.open {
 		g := r.sentOf(b.block)
 		switch {
@@ -279,7 +286,7 @@ func (r *Reader) takeFrames(size int) (frames []Frame, err error) {
 		frames = append(frames, frame)
 		r.cursor = frame.Seq
 	}
-	if r.cursor == f.tip {
+	if r.cursor == f.tip && !r.noText {
 		text, err := r.text(size)
 		if err != nil {
 			return nil, problem.From(err)

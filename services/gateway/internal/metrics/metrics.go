@@ -61,10 +61,10 @@ func New(also prometheus.Registerer) *Metrics {
 		commands: counter("commands_total", "Commands by outcome: ok, or the error code.", "type", "outcome"),
 		refused:  prometheus.NewCounter(prometheus.CounterOpts{Name: "spool_gateway_unauthenticated_total", Help: "Requests without a valid API key."}),
 		streams: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "spool_gateway_streams", Help: "Open streaming connections, and requests that wait for the end of an execution (kind wait).",
+			Name: "spool_gateway_streams", Help: "Open streaming connections, including calls of WatchExecution (kind watch), and requests that wait for the end of an execution (kind wait).",
 		}, []string{"kind"}),
-		frames:  counter("frames_total", "Events and text deltas sent to clients.", "kind"),
-		bytes:   counter("frame_bytes_total", "Bytes of events and text deltas sent to clients, without framing.", "kind"),
+		frames:  counter("frames_total", "Events, text deltas and execution statuses (kind watch) sent to clients.", "kind"),
+		bytes:   counter("frame_bytes_total", "Bytes of events, text deltas and execution statuses sent to clients, without framing.", "kind"),
 		cut:     counter("clients_cut_total", "Streams that this gateway ended, by error code.", "kind", "code"),
 		feeds:   gauge("feeds", "Sessions with at least one streaming client."),
 		readers: gauge("readers", "Streaming clients, counted once for each session."),
@@ -127,7 +127,7 @@ func (m *Metrics) Command(t command.Type, outcome string) {
 // Refused counts a request that was refused because it had no valid API key.
 func (m *Metrics) Refused() { m.refused.Inc() }
 
-// Stream counts an open connection of a kind (ws, sse, grpc), or a waiting request (wait); done must be called at its end.
+// Stream counts an open connection of a kind (ws, sse, grpc, watch), or a waiting request (wait); done must be called at its end.
 func (m *Metrics) Stream(kind string) (done func()) {
 	g := m.streams.WithLabelValues(kind)
 	g.Inc()

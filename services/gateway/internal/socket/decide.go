@@ -23,11 +23,14 @@ func parseDecision(data []byte) (request, error) {
 	if err := json.Unmarshal(data, &all); err != nil {
 		return r, problem.Invalid("type", "the message must be an object")
 	}
-	for name, into := range map[string]*string{"type": &r.Type, "requestId": &r.RequestID, "sessionId": &r.SessionID} {
-		if raw, ok := all[name]; ok && json.Unmarshal(raw, into) != nil {
-			return r, problem.Invalid(name, "must be a string")
+	for _, field := range []struct { // requestId comes before what may be wrong, because the error contains it
+		name string
+		into *string
+	}{{"requestId", &r.RequestID}, {"type", &r.Type}, {"sessionId", &r.SessionID}} {
+		if raw, ok := all[field.name]; ok && json.Unmarshal(raw, field.into) != nil {
+			return r, problem.Invalid(field.name, "must be a string")
 		}
-		delete(all, name)
+		delete(all, field.name)
 	}
 	if len(r.RequestID) > maxRequestID {
 		r.RequestID = ""

@@ -3,14 +3,11 @@
 package fold
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
-	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/versions"
+	"github.com/spoolhq/spool/pkg/readmodel"
 )
 
 // Key is the primary key of a row that belongs to a tenant: a session, an API key, a catalogue entry, a budget, or the
@@ -291,30 +288,11 @@ func (x *Execution) waiting() bool { return x.Phase == phaseQueued && x.Dispatch
 // final reports whether the block has ended, so that no event changes it any more.
 func (b *Block) final() bool { return b.Status != statusPending }
 
-// maxKey is the longest value of a primary key, in bytes. Agents choose some of these values, and an index refuses
-// long ones.
-const maxKey = 200
+// rowKey returns an id as rows have it.
+func rowKey(id string) string { return readmodel.Key(id) }
 
-// rowKey returns an id in a form that can be a key in Postgres: without invalid characters, and a long id cut and with a hash at its end.
-func rowKey(id string) string {
-	id = clean(id)
-	if len(id) <= maxKey {
-		return id
-	}
-	sum := sha256.Sum256([]byte(id))
-	return strings.ToValidUTF8(id[:maxKey-65], "") + "~" + hex.EncodeToString(sum[:])
-}
-
-// clean returns s as valid text for Postgres, which accepts neither NUL nor invalid UTF-8.
-func clean(s string) string {
-	if !utf8.ValidString(s) {
-		s = strings.ToValidUTF8(s, "\uFFFD")
-	}
-	if strings.IndexByte(s, 0) >= 0 {
-		s = strings.ReplaceAll(s, "\x00", "\uFFFD")
-	}
-	return s
-}
+// clean returns a text as rows have it.
+func clean(s string) string { return readmodel.Text(s) }
 
 // clampTime returns a time that JSON can encode.
 func clampTime(t time.Time) time.Time {

@@ -184,8 +184,7 @@ func checkUpdate(b command.UpdateSession) error {
 func post(c command.Command, b command.PostMessage, base session.Base, l *eventlog.Loaded) session.Post {
 	return session.Post{
 		Base: base, ExecutionID: c.ExecutionID, Content: b.Content, Parts: b.Parts, Metadata: b.Metadata,
-		Files: sessionFiles(c, b.Files), Held: l.Run.Snapshot.Applied, ActiveEnded: l.View().ActiveEnded, Environment: b.Environment,
-		Permissions: b.Permissions,
+		Files: sessionFiles(c, b.Files), Held: l.Run.Snapshot.Applied, ActiveEnded: l.View().ActiveEnded, Environment: b.Environment, Permissions: b.Permissions,
 	}
 }
 
@@ -194,8 +193,8 @@ func checkPost(c command.Command, b command.PostMessage) error {
 	if err := errors.Join(checkFiles(c, b.Files), checkEnvironment(b.Environment)); err != nil {
 		return err
 	}
-	if wrong := permission.CheckExecution(b.Permissions); len(wrong) > 0 {
-		return invalid(wrong[0].Field, wrong[0].Detail)
+	if errs := permission.CheckExecution(b.Permissions); len(errs) > 0 {
+		return invalid(errs[0].Field, errs[0].Detail)
 	}
 	size, text := len(b.Content), b.Content
 	for _, p := range b.Parts {

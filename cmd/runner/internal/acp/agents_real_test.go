@@ -1,0 +1,81 @@
+package acp_test
+
+import (
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/acp"
+	"github.com/spoolhq/spool/cmd/runner/internal/agenttest"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/runner"
+)
+
+// realAgent is an ACP agent of scripts/acp-agents.
+type realAgent struct {
+	command []string
+	env     func(url string) map[string]string
+	tool    string         // its tool that runs commands
+	more    map[string]any // more arguments of the tool
+}
+
+var realAgents = map[string]realAgent{
+	"qwen": {[]string{"qwen", "--acp"}, func(url string) map[string]string {
+		return map[string]string{"OPENAI_API_KEY": "k", "OPENAI_BASE_URL": url + "/v1", "OPENAI_MODEL": "known-model"}
+	}, "run_shell_command", map[string]any{"is_background": false}},
+	"claude": {[]string{"claude-code-acp"}, func(url string) map[string]string {
+		return map[string]string{"ANTHROPIC_API_KEY": "k", "ANTHROPIC_BASE_URL": url, "ANTHROPIC_MODEL": "known-model", "ANTHROPIC_SMALL_FAST_MODEL": "known-model"}
+	}, "Bash", nil},
+}
+
+// The agents ask about commands that change something, and take the decisions.
+func TestRealAgents_Approvals(t *testing.T) {
+	t.Parallel()
+	dir, err := filepath.EvalSymlinks("../../../../.tools/acp-agents/node_modules/.bin")
+	if err != nil {
+		t.Skipf("the ACP agents are not installed: run scripts/install: %v", err)
+	}
+	for name, a := range realAgents {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			touch := func(file string) agenttest.Tool {
+				input := map[string]any{"command": "touch " + file, "description": "Makes it"}
+				maps.Copy(input, a.more)
+				return agenttest.Tool{Name: a.tool, Input: input}
+			}
+			s := agenttest.Subject{
+				Architecture: acp.Architecture, Adapter: acp.Adapter{}, Command: []string{filepath.Join(dir, a.command[0])},
+				Env: func(url string) map[string]string {
+					env := a.env(url)
+					env["PATH"] = dir + string(os.PathListSeparator) + os.Getenv("PATH")
+					return env
+				},
+			}
+			s.Command = append(s.Command, a.command[1:]...)
+			b := agenttest.NewBenchWith(t, s, agenttest.Rules(t, agenttest.Rule("touch one", touch("one"), touch("two"))))
+			b.Query.Permissions = events.Permissions{Default: events.PermissionAsk}
+			x := b.AskDeciding("touch one", nil, func(r events.ApprovalRequested) events.ApprovalDecided {
+				if strings.Contains(r.Preview.Command, "touch two") {
+					return events.ApprovalDecided{Decision: events.DecisionApprove}
+				}
+				return events.ApprovalDecided{Decision: events.DecisionReject, Comment: "Not that one."}
+			})
+			r := x.ApprovalRequests()
+			if len(r) == 0 || r[0].Preview.Command != "touch one" || r[0].ToolUseID == "" || b.HasFile("one") {
+				t.Fatalf("%s", x)
+			}
+			x = b.AskDeciding("touch one", nil, agenttest.Always(events.ApprovalDecided{Decision: events.DecisionApprove}))
+			if e := x.Ended(); e.Outcome != runner.Completed || !b.HasFile("one") || !b.HasFile("two") {
+				t.Errorf("ended %+v%s", e, x)
+			}
+			b.Requests("Not that one.")
+			x = b.UntilRequests(1, b.MustStart("touch one", nil))
+			b.Supervisor.Interrupt()
+			if e := b.End(x).Ended(); e.Outcome != runner.Interrupted {
+				t.Errorf("ended %+v", e)
+			}
+		})
+	}
+}

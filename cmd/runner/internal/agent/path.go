@@ -1,0 +1,72 @@
+package agent
+
+import (
+	"os"
+	"path/filepath"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/workspace"
+	"github.com/spoolhq/spool/pkg/permission"
+)
+
+// maxLinks is the maximum number of symbolic links that ResolvePath follows to files that do not exist.
+const maxLinks = 40
+
+// ResolvePath returns a path of a call as the policy takes it, with symbolic links resolved. path is absolute or relative to
+// the workspace root. A path that cannot be resolved counts as outside of the workspace, and so does an absolute path below
+// another name of the workspace, such as /workspace, which can be another folder for the agent.
+func ResolvePath(root, path string) permission.Path {
+	real, err := filepath.EvalSymlinks(root)
+	if err != nil || path == "" {
+		return permission.Path{Path: path, Outside: true}
+	}
+	abs, named := filepath.Join(real, path), true
+	if filepath.IsAbs(path) {
+		abs = path
+		rel, ok := relative(root, path)
+		if ok {
+			abs = filepath.Join(real, rel)
+		}
+		_, named = relative(real, abs)
+	}
+	abs = resolveLinks(abs)
+	rel, ok := relative(real, abs)
+	if _, err := workspace.Inside(real, abs); !ok || !named || err != nil {
+		return permission.Path{Path: abs, Outside: true}
+	}
+	return permission.Path{Path: filepath.ToSlash(rel)}
+}
+
+// resolveLinks follows the symbolic links of an absolute path, of which the last part need not exist.
+func resolveLinks(abs string) string {
+	rest := ""
+	for at, links := filepath.Clean(abs), 0; ; {
+		if found, err := filepath.EvalSymlinks(at); err == nil {
+			return filepath.Join(found, rest)
+		}
+		parent := filepath.Dir(at)
+		if target, err := readLink(at); err == nil && links < maxLinks {
+			links++
+			at = target
+			continue
+		}
+		if parent == at {
+			return filepath.Join(at, rest)
+		}
+		rest, at = filepath.Join(filepath.Base(at), rest), parent
+	}
+}
+
+// readLink returns the absolute target of a symbolic link.
+func readLink(link string) (string, error) {
+	target, err := os.Readlink(link)
+	if err == nil && !filepath.IsAbs(target) {
+		target = filepath.Join(filepath.Dir(link), target)
+	}
+	return target, err
+}
+
+// relative returns path relative to root, and reports whether path is root itself or below it. Both are absolute.
+func relative(root, path string) (string, bool) {
+	rel, err := filepath.Rel(root, path)
+	return rel, err == nil && filepath.IsLocal(rel)
+}

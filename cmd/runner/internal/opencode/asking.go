@@ -1,0 +1,72 @@
+package opencode
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/permission"
+)
+
+// asksVariable is the environment variable that makes plugin.js report the permission requests of sub-agents, because the
+// CLI does not pass them on.
+const asksVariable = "SPOOL_AGENT_ASKS"
+
+// limit returns the rules of a sub-agent by which the CLI asks about the tools of which the permission policy might forbid a
+// call, or ask a person about one.
+func limit(l agent.Launch, rs rules) rules {
+	if !l.HasPolicy() {
+		return rs
+	}
+	rs = slices.Clone(rs)
+	for i, r := range rs {
+		if r.action != "deny" && !mayRunUnasked(l, r.permission) {
+			rs[i].action = "ask"
+		}
+	}
+	return rs
+}
+
+// mayRunUnasked reports whether the policy allows every call for which the CLI demands a permission.
+func mayRunUnasked(l agent.Launch, name string) bool {
+	tools := []string{name}
+	if name == "edit" {
+		tools = editors
+	}
+	if prefix, ok := strings.CutSuffix(name, "*"); ok {
+		return allowsServer(l, prefix)
+	}
+	for _, tool := range tools {
+		known, ok := kinds[tool]
+		c := permission.Call{Tool: tool, Kind: known.Kind, Command: "$SPOOL_ANY_COMMAND"}
+		if !ok {
+			c.Kind = permission.Server
+		}
+		if known.Kind == permission.Read || known.Kind == permission.Edit {
+			c.Paths = []permission.Path{{Path: "any"}} // others are outside of the workspace, which the CLI denies a sub-agent
+		}
+		if !l.AllowsAll(c) {
+			return false
+		}
+	}
+	return true
+}
+
+// allowsServer reports whether the policy allows all tools of the MCP server whose tools have the prefix.
+func allowsServer(l agent.Launch, prefix string) bool {
+	concerns := func(glob, then string) bool {
+		return then != events.PermissionAllow && (strings.HasPrefix(glob, prefix) || strings.ContainsAny(glob, "*?[\\"))
+	}
+	for _, r := range slices.Concat(l.Permissions.Rules, l.ExecutionPermissions.Rules) {
+		if concerns(r.Tool, r.Then) {
+			return false
+		}
+	}
+	for tool, then := range l.Permissions.Tools {
+		if concerns(tool, then) {
+			return false
+		}
+	}
+	return l.AllowsAll(permission.Call{Tool: prefix + "any", Kind: permission.Server})
+}

@@ -1,0 +1,351 @@
+// Package progress folds the events of one execution into its ExecutionStatus. It is pure. After Trim a status has at most
+// 64 KiB, however many events the execution has.
+package progress
+
+import (
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/pkg/api/wirejson"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/events/history"
+	"github.com/spoolhq/spool/pkg/readmodel"
+)
+
+// phaseWaiting is the phase of a running execution with open approval requests.
+const phaseWaiting = "waiting_for_approval"
+
+// The phases of an execution that has ended.
+const (
+	phaseCompleted = "completed"
+	phaseFailed    = "failed"
+	phaseCancelled = "cancelled"
+)
+
+// The statuses of a sub-agent.
+const (
+	subagentRunning   = "running"
+	subagentCompleted = "completed"
+	subagentFailed    = "failed"
+)
+
+// New returns the status of an execution without events.
+func New(session, execution string) *spoolv1.ExecutionStatus {
+	return &spoolv1.ExecutionStatus{
+		SessionId: session, ExecutionId: execution, Phase: history.PhaseQueued,
+		MessageCounts: &spoolv1.MessageCounts{}, ToolCallCounts: &spoolv1.ToolCallCounts{}, SubagentCounts: &spoolv1.SubagentCounts{},
+		Usage: &spoolv1.Usage{}, Metered: &spoolv1.UsageTotal{},
+	}
+}
+
+// HasEnded reports whether a phase is the last one of an execution.
+func HasEnded(phase string) bool {
+	return phase == phaseCompleted || phase == phaseFailed || phase == phaseCancelled
+}
+
+// Apply changes s, the status of an execution after the session's previous event, to its status after the event e with the
+// given seq. s must be a result of New or of the read models. It may have more open elements than a status that is sent; see
+// Trim. Events after the end of the execution change only seq.
+func Apply(s *spoolv1.ExecutionStatus, seq uint32, e events.Event) {
+	s.Seq = seq
+	belongs := e.ExecutionID == s.ExecutionId
+	if s.Final || !belongs && s.DispatchedAt == nil {
+		return
+	}
+	at := stored(e.Time)
+	s.UpdatedAt = at
+	if !belongs {
+		return
+	}
+	if s.QueuedAt == nil {
+		s.QueuedAt = at
+	}
+	switch d := e.Data.(type) {
+	case events.ExecutionDispatched:
+		s.DispatchedAt = at
+	case events.ExecutionClaimed:
+		if s.Phase == history.PhaseQueued {
+			s.Phase = history.PhaseStarting
+		}
+	case events.ExecutionStarted:
+		s.Attempt = d.Attempt
+		setRunning(s)
+		if s.StartedAt == nil {
+			s.StartedAt = at
+		}
+	case events.AttemptFailed:
+		s.Phase = history.PhaseStarting
+	case events.ExecutionPaused:
+		s.Phase = history.PhasePaused
+	case events.ExecutionResumed:
+		setRunning(s)
+	case events.ApprovalRequested:
+		openApproval(s, d, e)
+	case events.ApprovalDecided:
+		if i := indexApproval(s, d.ApprovalID); i >= 0 {
+			s.PendingApprovals[i].Decided = true
+		}
+	case events.ApprovalResolved:
+		closeApproval(s, d.ApprovalID)
+	case events.ApprovalRetracted:
+		closeApproval(s, d.ApprovalID)
+	case events.MetadataUpdate:
+		s.Usage, s.CostUsd, s.Model = usage(d.Usage), d.CostUSD, optional(Name(d.Model))
+	case events.ModelCalled:
+		addMetered(s.Metered, d)
+	case events.SandboxUsage:
+		s.SandboxMs += float64(d.DurationMs)
+		s.SandboxCostUsd += d.CostUSD
+	case events.MessageAccepted:
+		addMessage(s, events.Block{
+			ID: d.BlockID, Kind: events.KindUserMessage, Status: events.StatusComplete, Time: e.Time,
+			Content: d.Content, Parts: d.Parts, ConversationID: events.MainConversation,
+		})
+	case events.BlockStart:
+		applyBlock(s, d.Block, events.StatusPending, e)
+	case events.BlockUpdate:
+		applyTodos(s, e.ConversationID, d.Updates.Todos)
+	case events.BlockComplete:
+		applyBlock(s, d.Block, events.StatusComplete, e)
+	case events.PermissionDecided:
+		if d.ToolUseID != "" {
+			beginCall(s, d.ToolUseID, d.ToolName, e)
+		}
+	case events.SubagentSpawned:
+		beginSubagent(s, d, e)
+	case events.SubagentCompleted:
+		endSubagent(s, d, e)
+	default:
+		if events.Terminal(e.Type()) {
+			end(s, e)
+		}
+	}
+	limit(s)
+}
+
+// stored returns a time as the columns of the read models have it: in microseconds.
+func stored(t time.Time) *timestamppb.Timestamp { return wirejson.Time(t.Truncate(time.Microsecond)) }
+
+// end ends the execution, its open calls and its running sub-agents.
+func end(s *spoolv1.ExecutionStatus, e events.Event) {
+	at := stored(e.Time)
+	s.Final, s.EndedAt = true, at
+	s.PendingApprovals, s.PendingApprovalCount = nil, 0
+	switch d := e.Data.(type) {
+	case events.ExecutionCompleted:
+		s.Phase, s.DurationMs, s.Usage = phaseCompleted, d.DurationMs, usage(d.Usage)
+		if d.CostUSD != 0 {
+			s.CostUsd = d.CostUSD
+		}
+		SetResult(s, d.Result)
+	case events.ExecutionFailed:
+		s.Phase, s.DurationMs, s.Usage = phaseFailed, d.DurationMs, usage(d.Usage)
+		s.Code, s.Message = optional(Name(d.Code)), optional(Text(d.Message))
+	case events.ExecutionCancelled:
+		s.Phase, s.DurationMs, s.Usage = phaseCancelled, d.DurationMs, usage(d.Usage)
+		s.Reason = optional(Name(d.Reason))
+	case events.ExecutionWithdrawn:
+		s.Phase, s.Reason = phaseCancelled, optional(Name(d.Reason))
+	default: // the data could not be decoded
+		s.Phase = phaseFailed
+	}
+	for _, c := range s.ToolCalls {
+		if callIsOpen(c) {
+			c.Status, c.EndedAt = string(events.StatusError), at
+		}
+	}
+	s.ToolCallCounts.Error += s.ToolCallCounts.Pending
+	s.ToolCallCounts.Pending = 0
+	for _, a := range s.Subagents {
+		if subagentIsOpen(a) {
+			a.Status, a.EndedAt = subagentFailed, at
+		}
+	}
+	s.SubagentCounts.Failed += s.SubagentCounts.Running
+	s.SubagentCounts.Running = 0
+}
+
+// setRunning sets the phase of an execution whose agent runs.
+func setRunning(s *spoolv1.ExecutionStatus) {
+	s.Phase = history.PhaseRunning
+	if s.PendingApprovalCount > 0 {
+		s.Phase = phaseWaiting
+	}
+}
+
+// openApproval adds an approval request, unless it is known.
+func openApproval(s *spoolv1.ExecutionStatus, d events.ApprovalRequested, e events.Event) {
+	if indexApproval(s, d.ApprovalID) >= 0 || len(s.PendingApprovals) == MaxOpen {
+		return
+	}
+	s.PendingApprovals = append(s.PendingApprovals, NewApproval(d, e.Time))
+	s.PendingApprovalCount++
+	if s.Phase == history.PhaseRunning {
+		setRunning(s)
+	}
+}
+
+// closeApproval removes an open approval request.
+func closeApproval(s *spoolv1.ExecutionStatus, id string) {
+	i := indexApproval(s, id)
+	if i < 0 {
+		return
+	}
+	s.PendingApprovals = slices.Delete(s.PendingApprovals, i, i+1)
+	s.PendingApprovalCount--
+	if s.Phase == phaseWaiting {
+		setRunning(s)
+	}
+}
+
+func indexApproval(s *spoolv1.ExecutionStatus, id string) int {
+	id = readmodel.Key(id)
+	return slices.IndexFunc(s.PendingApprovals, func(a *spoolv1.PendingApproval) bool { return a.ApprovalId == id })
+}
+
+// applyBlock applies a block of a block_start or block_complete. unset is the status of a block that has none.
+func applyBlock(s *spoolv1.ExecutionStatus, b events.Block, unset events.BlockStatus, e events.Event) {
+	if e.ConversationID != "" {
+		b.ConversationID = e.ConversationID
+	}
+	if b.Time.IsZero() {
+		b.Time = e.Time
+	}
+	whole := unset == events.StatusComplete || b.Status != events.StatusPending
+	if b.Status == "" {
+		b.Status = unset
+	}
+	switch b.Kind {
+	case events.KindUserMessage, events.KindAssistantText:
+		addMessage(s, b)
+	case events.KindTodo:
+		applyTodos(s, b.ConversationID, b.Todos)
+	case events.KindToolUse:
+		id := b.ToolUseID
+		if id == "" {
+			id = b.ID
+		}
+		beginCall(s, id, b.ToolName, e)
+	case events.KindToolResult:
+		if whole && b.ToolUseID != "" {
+			endCall(s, b, e.Time)
+		}
+	}
+}
+
+// addMessage adds a message, or replaces it if it is pending.
+func addMessage(s *spoolv1.ExecutionStatus, b events.Block) {
+	m := NewMessage(b)
+	i := slices.IndexFunc(s.Messages, func(known *spoolv1.MessageStatus) bool { return known.BlockId == m.BlockId })
+	switch {
+	case i >= 0 && messageIsOpen(s.Messages[i]):
+		m.Time = s.Messages[i].Time
+		s.Messages[i] = m
+	case i < 0:
+		s.Messages = append(s.Messages, m)
+		if b.Kind == events.KindUserMessage {
+			s.MessageCounts.User++
+		} else {
+			s.MessageCounts.Assistant++
+		}
+	}
+}
+
+// applyTodos sets the agent's todo list, if items are not nil and are not those of a sub-agent.
+func applyTodos(s *spoolv1.ExecutionStatus, conversation string, items []events.TodoItem) {
+	if items != nil && conversation == events.MainConversation {
+		SetTodos(s, items)
+	}
+}
+
+// beginCall adds the tool call id, unless it is known.
+func beginCall(s *spoolv1.ExecutionStatus, id, tool string, e events.Event) {
+	id = readmodel.Key(id)
+	if i := indexCall(s, id); i >= 0 {
+		if s.ToolCalls[i].ToolName == "" {
+			s.ToolCalls[i].ToolName = Name(tool)
+		}
+		return
+	}
+	s.ToolCallCounts.Pending++
+	s.ToolCalls = append(s.ToolCalls, &spoolv1.ToolCallStatus{
+		ToolUseId: id, ToolName: Name(tool), Status: string(events.StatusPending), ConversationId: readmodel.Key(e.ConversationID), StartedAt: stored(e.Time),
+	})
+}
+
+// endCall ends the tool call of a complete tool_result.
+func endCall(s *spoolv1.ExecutionStatus, result events.Block, at time.Time) {
+	i := indexCall(s, readmodel.Key(result.ToolUseID))
+	if i < 0 || !callIsOpen(s.ToolCalls[i]) {
+		return
+	}
+	c := s.ToolCalls[i]
+	c.Status, c.EndedAt, c.DurationMs = string(events.StatusComplete), stored(at), result.DurationMs
+	s.ToolCallCounts.Pending--
+	if result.IsError || result.Status == events.StatusError {
+		c.Status = string(events.StatusError)
+		s.ToolCallCounts.Error++
+		return
+	}
+	s.ToolCallCounts.Complete++
+}
+
+func indexCall(s *spoolv1.ExecutionStatus, id string) int {
+	return slices.IndexFunc(s.ToolCalls, func(c *spoolv1.ToolCallStatus) bool { return c.ToolUseId == id })
+}
+
+// beginSubagent adds a sub-agent, unless it is known.
+func beginSubagent(s *spoolv1.ExecutionStatus, d events.SubagentSpawned, e events.Event) {
+	conversation := readmodel.Key(d.Conversation)
+	if conversation == "" || indexSubagent(s, conversation) >= 0 {
+		return
+	}
+	s.SubagentCounts.Running++
+	s.Subagents = append(s.Subagents, &spoolv1.SubagentStatus{
+		SubagentId: readmodel.Key(d.SubagentID), ConversationId: conversation, Name: Name(d.Name), Status: subagentRunning, StartedAt: stored(e.Time),
+	})
+}
+
+// endSubagent ends a running sub-agent.
+func endSubagent(s *spoolv1.ExecutionStatus, d events.SubagentCompleted, e events.Event) {
+	i := indexSubagent(s, readmodel.Key(d.Conversation))
+	if i < 0 || !subagentIsOpen(s.Subagents[i]) {
+		return
+	}
+	a := s.Subagents[i]
+	a.Status, a.EndedAt, a.DurationMs = subagentCompleted, stored(e.Time), d.DurationMs
+	s.SubagentCounts.Running--
+	if d.IsError {
+		a.Status = subagentFailed
+		s.SubagentCounts.Failed++
+		return
+	}
+	s.SubagentCounts.Completed++
+}
+
+func indexSubagent(s *spoolv1.ExecutionStatus, conversation string) int {
+	return slices.IndexFunc(s.Subagents, func(a *spoolv1.SubagentStatus) bool { return a.ConversationId == conversation })
+}
+
+func messageIsOpen(m *spoolv1.MessageStatus) bool   { return m.Status == string(events.StatusPending) }
+func callIsOpen(c *spoolv1.ToolCallStatus) bool     { return c.Status == string(events.StatusPending) }
+func subagentIsOpen(a *spoolv1.SubagentStatus) bool { return a.Status == subagentRunning }
+func usage(u events.Usage) *spoolv1.Usage {
+	return &spoolv1.Usage{InputTokens: u.InputTokens, OutputTokens: u.OutputTokens, CacheReadTokens: u.CacheReadTokens, CacheWriteTokens: u.CacheWriteTokens}
+}
+
+// addMetered adds a model request.
+func addMetered(t *spoolv1.UsageTotal, d events.ModelCalled) {
+	t.Requests++
+	if !d.Answered() {
+		t.Failed++
+	}
+	t.InputTokens += float64(d.Usage.InputTokens)
+	t.OutputTokens += float64(d.Usage.OutputTokens)
+	t.CacheReadTokens += float64(d.Usage.CacheReadTokens)
+	t.CacheWriteTokens += float64(d.Usage.CacheWriteTokens)
+	t.CostUsd += d.CostUSD
+}
