@@ -33,7 +33,7 @@ const callsOfTurn = 10
 type Benchmark struct {
 	Decisions harness.PositiveCount `default:"30" help:"Measured decisions of each agent."`
 	Rounds    harness.PositiveCount `default:"100" help:"Pairs of rounds of calls, with and without a policy."`
-	Turns     harness.PositiveCount `default:"60" help:"Pairs of blocks of 5 turns, with and without a policy."`
+	Turns     harness.PositiveCount `default:"100" help:"Pairs of blocks of 5 turns, with and without a policy."`
 	Agents    []string              `placeholder:"ARCHITECTURE,…" help:"Architectures whose decisions are measured; by default all that are described and whose CLI is on the PATH."`
 }
 

@@ -149,7 +149,7 @@ func turnRow(what string, values [2][]float64) row.Row {
 		Against:  fmt.Sprintf("no permissions %.1f ms", harness.Median(values[0])),
 		Ratio:    ratio,
 		OK:       ratio <= maxTurnRatio,
-		Note: fmt.Sprintf("median of %d pairs of blocks of %d turns, 95 %% interval %.3f to %.3f; the last rule allows the calls; half of them run a command",
+		Note: fmt.Sprintf("ratio: median of those of %d pairs of adjacent blocks of %d turns, 95 %% interval %.3f to %.3f; the last rule allows the calls; half of them run a command",
 			len(ratios), turnsOfBlock, low, high),
 	}
 }
