@@ -18,6 +18,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/daemon"
 	appendlog "github.com/spoolhq/spool/test/bench/append"
+	"github.com/spoolhq/spool/test/bench/approvals"
 	"github.com/spoolhq/spool/test/bench/egress"
 	"github.com/spoolhq/spool/test/bench/fanout"
 	"github.com/spoolhq/spool/test/bench/harness"
@@ -39,6 +40,7 @@ type commandLine struct {
 	Dir string `placeholder:"FOLDER" help:"Folder for the data, on the disk to measure; the system's temporary folder by default."`
 
 	Append    appendlog.Benchmark `cmd:"" help:"Rate of appends to the log, compared with raw guarded publishes; CPU cost of commits of version 2."`
+	Approvals approvals.Benchmark `cmd:"" help:"Time from a person's decision to the agent's next action; cost of the permission policy."`
 	Egress    egress.Benchmark    `cmd:"" help:"Latency that the egress proxy adds to requests and streamed tokens."`
 	Fanout    fanout.Benchmark    `cmd:"" help:"Age of text and events on WebSockets of many active sessions."`
 	Heads     heads.Benchmark     `cmd:"" help:"CPU cost of signed heads."`

@@ -133,7 +133,7 @@ func TestPerformancePage_ShowsCommandsOfBenchmarks(t *testing.T) {
 func TestRun_RejectsInvalidArguments(t *testing.T) {
 	t.Parallel()
 	for _, args := range []string{
-		"append --rounds 0", "append --sessions 1,0", "append --each 0s", "egress --tokens 1", "fanout --sessions 0", "fanout --each 3s", "fanout --modes all", "heads --commits 0",
+		"append --rounds 0", "append --sessions 1,0", "append --each 0s", "approvals --decisions 0", "approvals --agents codex", "egress --tokens 1", "fanout --sessions 0", "fanout --each 3s", "fanout --modes all", "heads --commits 0",
 		"idle --sessions 1 --sockets 2", "idle --worked 0", "latency --pieces 0", "pool --size 0", "projector --rounds=-1", "ready --rounds 0",
 		"skills --skills 0", "snapshot --files 99", "turn --agents nothing", "turn --places moon", "all nothing", "all idle-nats",
 	} {

@@ -19,6 +19,14 @@ type Conversation interface {
 	io.Closer
 }
 
+// Asker is a conversation with an agent that asks before it calls a tool.
+type Asker interface {
+	Conversation
+	// Ask sends a text and blocks until the turn has completed. The agent must ask about exactly one call, which is allowed
+	// at once. Ask returns the time from that answer to the result of the call. The end of ctx kills the process.
+	Ask(ctx context.Context, text string) (time.Duration, error)
+}
+
 // Agent describes how to run an agent's CLI without Spool, to compare its speed.
 type Agent struct {
 	Architecture string // the name of its architecture in Spool
@@ -30,6 +38,9 @@ type Agent struct {
 	// path of Program, dir a folder for the workspace and the agent's own files, and modelURL the URL of a scripted
 	// model, without /v1.
 	Warm func(path, dir, modelURL string) (Conversation, error)
+	// Command returns the tool and its input by which the agent runs a shell command. It is nil unless the agent asks about
+	// such calls, and the conversation of Warm is an Asker.
+	Command func(command string) (tool string, input map[string]any)
 	// OneShot is the form that starts a process for every turn; nil if there is none.
 	OneShot *OneShot
 }

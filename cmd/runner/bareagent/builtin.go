@@ -2,19 +2,24 @@ package bareagent
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 
 	"github.com/spoolhq/spool/pkg/architecture"
+	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
 // BuiltIn returns the built-in agent, `runner agent`.
 func BuiltIn() Agent {
-	return Agent{Architecture: architecture.Spool, Name: "the built-in agent", Warm: warmBuiltIn}
+	return Agent{
+		Architecture: architecture.Spool, Name: "the built-in agent", Warm: warmBuiltIn,
+		Command: func(command string) (string, map[string]any) {
+			return "run_code", object{"language": "bash", "code": command}
+		},
+	}
 }
 
 func warmBuiltIn(path, dir, url string) (Conversation, error) {
@@ -25,6 +30,7 @@ func warmBuiltIn(path, dir, url string) (Conversation, error) {
 	cmd := exec.Command(path, "agent", "--workspace", filepath.Join(dir, "workspace"), "--state", state) //nolint:gosec // the path of the runner
 	cmd.Env = []string{"OPENAI_BASE_URL=" + url + "/v1", "OPENAI_API_KEY=bench"}
 	n := 0
+	call := "" // the reference of the last result of a call
 	return startProcess(dir, cmd, &process{
 		query: func(text string) any {
 			n++
@@ -35,19 +41,27 @@ func warmBuiltIn(path, dir, url string) (Conversation, error) {
 		read: func(line []byte) lineResult {
 			var l struct {
 				Op    string
+				Ref   string
 				Text  string
+				Block struct{ Kind events.BlockKind }
 				Ended *runner.Ended
+
+				Permission struct{ ID string }
 			}
 			if err := json.Unmarshal(line, &l); err != nil {
 				return lineResult{err: err}
 			}
-			if l.Op == "permission" {
-				return lineResult{err: errors.New("the agent asks whether it may call a tool, which only the runner decides")}
-			}
 			if l.Ended != nil && l.Ended.Outcome != runner.Completed {
 				return lineResult{err: fmt.Errorf("turn ended with %+v", *l.Ended)}
 			}
-			return lineResult{text: l.Op == "text" && l.Text != "", ended: l.Ended != nil}
+			if l.Op == "open" && l.Block.Kind == events.KindToolResult {
+				call = l.Ref
+			}
+			r := lineResult{text: l.Op == "text" && l.Text != "", ended: l.Ended != nil, result: l.Op == "complete" && call != "" && l.Ref == call}
+			if l.Op == "permission" {
+				r.answer = object{"op": "permission", "permission": object{"id": l.Permission.ID, "allowed": true}}
+			}
+			return r
 		},
 	})
 }

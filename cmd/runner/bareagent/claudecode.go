@@ -1,6 +1,7 @@
 package bareagent
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"os/exec"
@@ -13,6 +14,9 @@ import (
 func ClaudeCode() Agent {
 	return Agent{
 		Architecture: architecture.ClaudeCode, Name: "Claude Code", Program: "claude", Warm: warmClaude,
+		Command: func(command string) (string, map[string]any) {
+			return "Bash", object{"command": command, "description": "Run a command"}
+		},
 		OneShot: &OneShot{Command: "claude -p", Start: oneShotClaude},
 	}
 }
@@ -54,6 +58,12 @@ func readClaude(line []byte, session *string) lineResult {
 			Type  string
 			Delta struct{ Type, Text string }
 		}
+		Message struct{ Content json.RawMessage } // of a user: a text or a list
+		Request struct {
+			Subtype string
+			Input   json.RawMessage
+		}
+		RequestID string `json:"request_id"`
 	}
 	if err := json.Unmarshal(line, &l); err != nil {
 		return lineResult{err: err}
@@ -63,6 +73,14 @@ func readClaude(line []byte, session *string) lineResult {
 	}
 	if session != nil && l.Session != "" {
 		*session = l.Session
+	}
+	if l.Type == "control_request" && l.Request.Subtype == "can_use_tool" {
+		return lineResult{answer: object{"type": "control_response", "response": object{
+			"subtype": "success", "request_id": l.RequestID, "response": object{"behavior": "allow", "updatedInput": l.Request.Input},
+		}}}
+	}
+	if l.Type == "user" {
+		return lineResult{result: bytes.Contains(l.Message.Content, []byte(`"type":"tool_result"`))}
 	}
 	return lineResult{
 		text:  l.Type == "stream_event" && l.Event.Type == "content_block_delta" && l.Event.Delta.Text != "",

@@ -26,7 +26,7 @@ func (o *oneShot) Turn(ctx context.Context, text string) (time.Duration, error) 
 		return 0, err
 	}
 	err := p.in.Close() // the text is an argument
-	first, followErr := p.follow(ctx, start)
+	t, followErr := p.follow(ctx)
 	if err = errors.Join(err, followErr); err != nil {
 		_ = p.cmd.Process.Kill()
 		return 0, errors.Join(err, ignoreExit(p.cmd.Wait()))
@@ -34,5 +34,5 @@ func (o *oneShot) Turn(ctx context.Context, text string) (time.Duration, error) 
 	if o.session == "" {
 		err = errors.New("the output has no session id")
 	}
-	return first, errors.Join(err, p.cmd.Wait())
+	return t.text.Sub(start), errors.Join(err, p.cmd.Wait())
 }

@@ -16,9 +16,11 @@ import (
 
 // lineResult is the effect of one line of an agent's standard output on the turn.
 type lineResult struct {
-	text  bool // the line has text of the answer
-	ended bool // the turn has completed
-	err   error
+	text   bool // the line has text of the answer
+	answer any  // if set, the line asks whether a tool may be called, and this request allows it
+	result bool // the line has the result of a call
+	ended  bool // the turn has completed
+	err    error
 }
 
 // process is a running agent on its stdio. A warm agent is a Conversation; oneShot starts a process for every turn.
@@ -149,12 +151,32 @@ func (p *process) Turn(ctx context.Context, text string) (time.Duration, error) 
 	if err := p.send(p.query(text)); err != nil {
 		return 0, err
 	}
-	return p.follow(ctx, start)
+	t, err := p.follow(ctx)
+	return t.text.Sub(start), err
 }
 
-// follow reads lines until the turn has completed, and returns the time from start to the first text. The end of ctx
-// kills the process. An error contains the standard error of the process.
-func (p *process) follow(ctx context.Context, start time.Time) (first time.Duration, err error) {
+// Ask implements Asker.
+func (p *process) Ask(ctx context.Context, text string) (time.Duration, error) {
+	if err := p.send(p.query(text)); err != nil {
+		return 0, err
+	}
+	t, err := p.follow(ctx)
+	if err == nil && (t.answers != 1 || t.result.IsZero()) {
+		err = fmt.Errorf("the agent asked about %d calls, want 1 with a result", t.answers)
+	}
+	return t.result.Sub(t.answered), err
+}
+
+// turnTimes are the times of a turn.
+type turnTimes struct {
+	text             time.Time // the first text
+	answers          int       // calls that were allowed
+	answered, result time.Time // the last call was allowed, and its result
+}
+
+// follow reads lines until the turn has completed, and allows the calls that the agent asks about. The end of ctx kills the
+// process. An error contains the standard error of the process.
+func (p *process) follow(ctx context.Context) (t turnTimes, err error) {
 	// The kill ends a blocked read.
 	stop := context.AfterFunc(ctx, func() { _ = p.cmd.Process.Kill() })
 	defer stop()
@@ -165,16 +187,22 @@ func (p *process) follow(ctx context.Context, start time.Time) (first time.Durat
 		if err == nil {
 			o = p.read(line)
 		}
-		if o.ended && first == 0 {
+		if o.answer != nil {
+			t.answers, t.answered, t.result = t.answers+1, time.Now(), time.Time{}
+			err = errors.Join(err, p.send(o.answer))
+		}
+		if o.ended && t.text.IsZero() {
 			o.err = errors.New("turn ended without text")
 		}
 		switch err := errors.Join(err, o.err); {
 		case err != nil:
-			return 0, fmt.Errorf("%w: standard error: %s", err, p.stderr.String())
+			return t, fmt.Errorf("%w: standard error: %s", err, p.stderr.String())
 		case o.ended:
-			return first, nil
-		case o.text && first == 0:
-			first = received.Sub(start)
+			return t, nil
+		case o.text && t.text.IsZero():
+			t.text = received
+		case o.result && t.answers > 0 && t.result.IsZero():
+			t.result = received
 		}
 	}
 }

@@ -43,7 +43,7 @@ func TestApprovals_FoldTheWait(t *testing.T) {
 		t.Fatalf("resumed: %s, ran %d ms", s.Phase, s.Ran(at(60)))
 	}
 	s = evolve(s, 60, events.ApprovalRetracted{ApprovalID: "b"})
-	if s.Phase != Running || s.Approvals != nil && len(s.Approvals) > 0 || s.Ran(at(61)) != 11_000 || s.Suspended() != 50*time.Second {
+	if s.Phase != Running || len(s.Approvals) > 0 || s.Ran(at(61)) != 11_000 || s.Suspended() != 50*time.Second {
 		t.Fatalf("retracted: %s, %+v, ran %d ms, suspended %s", s.Phase, s.Approvals, s.Ran(at(61)), s.Suspended())
 	}
 	s = evolve(s, 70, events.ExecutionCompleted{})

@@ -119,6 +119,11 @@ func (c *Client) Post(ctx context.Context, session, text string) (execution stri
 	return out.ExecutionID, err
 }
 
+// Decide sends a person's decision about an approval request, by the request's id.
+func (c *Client) Decide(ctx context.Context, approval, decision string) error {
+	return c.call(ctx, http.MethodPost, "/api/approvals/"+approval+"/decide", map[string]any{"decision": decision}, nil)
+}
+
 // Socket is a client's WebSocket that has joined one session.
 type Socket struct {
 	Tip  uint32 // the seq of the session's last event when the socket joined

@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"testing"
 
@@ -33,8 +34,49 @@ func exerciseBareAgent(t *testing.T, s Subject, a bareagent.Agent) {
 		t.Fatal(err)
 	}
 	t.Run("warm", func(t *testing.T) { t.Parallel(); converse(t, path, a.Warm) })
+	if a.Command != nil {
+		t.Run("asking", func(t *testing.T) { t.Parallel(); askAboutCommand(t, path, a) })
+	}
 	if a.OneShot != nil {
 		t.Run("one-shot", func(t *testing.T) { t.Parallel(); converse(t, path, a.OneShot.Start) })
+	}
+}
+
+// askAboutCommand takes turns with one command each, about which the agent must ask.
+func askAboutCommand(t *testing.T, path string, a bareagent.Agent) {
+	tool, input := a.Command("touch asked")
+	model, err := server.New(server.Config{Script: Rules(t, Rule("run it", Tool{tool, input}))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	web := httptest.NewServer(model)
+	t.Cleanup(web.Close)
+	dir := t.TempDir()
+	c, err := a.Warm(path, dir, web.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	asker, ok := c.(bareagent.Asker)
+	if !ok {
+		t.Fatalf("%T is no Asker", c)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
+	defer cancel()
+	for range 2 {
+		if took, err := asker.Ask(ctx, "run it"); err != nil || took <= 0 {
+			t.Fatalf("result after %s, %v", took, err)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(dir, "workspace", "asked")); err != nil {
+		t.Errorf("the command did not run: %v", err)
+	}
+	if _, err := asker.Ask(ctx, "call nothing"); err == nil {
+		t.Error("a turn without a call has no error")
 	}
 }
 

@@ -1,0 +1,44 @@
+// Package permitter decides calls of tools as a turn of the runner does, without an agent and its process. The benchmark
+// "approvals" measures what a permission policy costs.
+package permitter
+
+import (
+	"context"
+	"crypto/rand"
+	"time"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/cmd/runner/internal/journal"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/permission"
+)
+
+// Permitter is a turn that only decides calls. It is not safe for concurrent use.
+type Permitter struct {
+	turn    *agent.Turn
+	journal *journal.Journal
+}
+
+// New returns a Permitter with a policy; the zero value is that of an agent without permissions. The policy must not ask.
+func New(ctx context.Context, p events.Permissions) (*Permitter, error) {
+	policy, err := permission.New(p, events.ExecutionPermissions{})
+	if err != nil {
+		return nil, err
+	}
+	j, err := journal.New(time.Now(), rand.Reader, 0)
+	if err != nil {
+		return nil, err
+	}
+	return &Permitter{agent.NewTurn(ctx, agent.TurnConfig{Journal: j, Policy: policy}), j}, nil
+}
+
+// Permit decides a call and records the decision in a journal, from which it then removes the record, as the runner does when
+// the executor has stored it. It reports whether the call may run.
+func (p *Permitter) Permit(c permission.Call) (allowed bool) {
+	p.turn.Permit(events.MainConversation, agent.PermissionRequest{Key: "key", ToolUseID: "call", Call: c}, func(a agent.PermissionAnswer) {
+		allowed = a.Allowed()
+	})
+	_, last := p.journal.Bounds()
+	p.journal.Trim(last)
+	return allowed
+}

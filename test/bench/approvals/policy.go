@@ -1,0 +1,212 @@
+package approvals
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/spoolhq/spool/cmd/runner/permitter"
+	"github.com/spoolhq/spool/pkg/architecture"
+	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/permission"
+	"github.com/spoolhq/spool/test/bench/harness"
+	"github.com/spoolhq/spool/test/bench/row"
+	"github.com/spoolhq/spool/test/bench/system"
+)
+
+const (
+	maxCallCost  = 50.0 // microseconds of processor time that a policy of 100 rules adds to the decision about a call
+	maxTurnRatio = 1.05 // of a turn with a policy to one without
+)
+
+// callsOfRound is the number of calls of a round. A round takes 5 to 25 ms, so that two adjacent rounds meet the same load of a
+// shared machine.
+const callsOfRound = 2000
+
+// calls are the calls of a round, in turn: half of them are commands. An agent without permissions may make them too.
+func calls() []permission.Call {
+	return []permission.Call{
+		{Tool: "Bash", Kind: permission.Shell, Command: "cd /workspace && go test ./... 2>&1 | tail -20"},
+		{Tool: "Edit", Kind: permission.Edit, Paths: []permission.Path{{Path: "internal/server/server.go"}}},
+		{Tool: "Bash", Kind: permission.Shell, Command: `git commit -am "server: close idle connections"`},
+		{Tool: "Read", Kind: permission.Read, Paths: []permission.Path{{Path: "internal/server/server_test.go"}}},
+	}
+}
+
+// alternate calls measure in pairs, first for kind 0 in even pairs and for kind 1 in odd ones, and returns the values by kind
+// and pair.
+func alternate(pairs int, measure func(kind int) (float64, error)) (values [2][]float64, err error) {
+	for i := range pairs {
+		for j := range 2 {
+			kind := (i + j) % 2
+			v, err := measure(kind)
+			if err != nil {
+				return values, err
+			}
+			values[kind] = append(values[kind], v)
+		}
+	}
+	return values, nil
+}
+
+// compare returns the values of kind 1 over those of kind 0, by pair.
+func compare(values [2][]float64) (ratios []float64) {
+	for i, v := range values[0] {
+		ratios = append(ratios, values[1][i]/v)
+	}
+	return ratios
+}
+
+// compareCalls compares the processor time of decisions about calls with a policy and without one.
+func compareCalls(ctx context.Context, pairs int) (row.Row, error) {
+	var deciders [2]*permitter.Permitter
+	for kind, p := range []*events.Permissions{{}, hundredRules()} {
+		var err error
+		if deciders[kind], err = permitter.New(ctx, *p); err != nil {
+			return row.Row{}, err
+		}
+	}
+	all := calls()
+	round := func(kind int) (float64, error) {
+		used, err := harness.CPUTime(func() error {
+			for i := range callsOfRound {
+				if c := all[i%len(all)]; !deciders[kind].Permit(c) {
+					return fmt.Errorf("the policy denies a call of %s", c.Tool)
+				}
+			}
+			return nil
+		})
+		return used.Seconds() * 1e6 / callsOfRound, err
+	}
+	if _, err := alternate(2, round); err != nil { // the process has just started
+		return row.Row{}, err
+	}
+	costs, err := alternate(pairs, round)
+	if err != nil {
+		return row.Row{}, err
+	}
+	var added []float64
+	for i, without := range costs[0] {
+		added = append(added, costs[1][i]-without)
+	}
+	low, high := harness.MedianBounds(added)
+	return row.Row{
+		What:     "permission policy of 100 rules, processor time for each call of a tool",
+		Target:   fmt.Sprintf("at most +%.0f µs over no permissions", maxCallCost),
+		Measured: fmt.Sprintf("%+.1f µs", harness.Median(added)),
+		Against:  fmt.Sprintf("no permissions %.1f µs a call, with the record of the decision", harness.Median(costs[0])),
+		Ratio:    harness.Median(compare(costs)),
+		OK:       harness.Median(added) <= maxCallCost,
+		Note: fmt.Sprintf("median of %d pairs of rounds of %d calls, 95 %% interval %.1f to %.1f µs; the last rule matches; the others are about tools, paths and commands; half of the calls are commands, which are parsed",
+			pairs, callsOfRound, low, high),
+	}, nil
+}
+
+const (
+	turnsOfBlock    = 5 // turns between two readings of processor times, which are in units of 10 ms
+	pairsOfSessions = 4 // pairs of blocks after which new sessions begin, because the conversation grows
+)
+
+// compareTurns compares turns of the built-in agent with a policy and without one: the time of a turn, and the processor time of
+// all processes.
+func compareTurns(ctx context.Context, b *harness.Bench, sys *system.System, pairs int) error {
+	slugs := [2]string{"unrestricted", "restricted"}
+	for kind, p := range []*events.Permissions{nil, hundredRules()} {
+		if err := apply(ctx, sys, slugs[kind], architecture.Spool, p); err != nil {
+			return err
+		}
+	}
+	var took, used [2][]float64 // milliseconds a turn, by kind and block
+	for len(took[0]) < pairs {
+		if err := measureSessions(ctx, sys, slugs, min(pairsOfSessions, pairs-len(took[0])), &took, &used); err != nil {
+			return err
+		}
+	}
+	for _, m := range []struct {
+		what   string
+		values [2][]float64
+	}{
+		{fmt.Sprintf("turn of %d calls with a permission policy of 100 rules, message posted to the end of the turn, the built-in agent", callsOfTurn), took},
+		{"the same: processor time of all processes", used},
+	} {
+		if err := b.Report(turnRow(m.what, m.values)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func turnRow(what string, values [2][]float64) row.Row {
+	ratios := compare(values)
+	ratio := harness.Median(ratios)
+	low, high := harness.MedianBounds(ratios)
+	return row.Row{
+		What:     what,
+		Target:   "5 % over no permissions",
+		Measured: fmt.Sprintf("%.1f ms", harness.Median(values[1])),
+		Against:  fmt.Sprintf("no permissions %.1f ms", harness.Median(values[0])),
+		Ratio:    ratio,
+		OK:       ratio <= maxTurnRatio,
+		Note: fmt.Sprintf("ratio: median of those of %d pairs of adjacent blocks of %d turns, 95 %% interval %.3f to %.3f; the last rule allows the calls; half of them run a command",
+			len(ratios), turnsOfBlock, low, high),
+	}
+}
+
+// measureSessions measures pairs of blocks of turns in two new sessions, after one turn of each.
+func measureSessions(ctx context.Context, sys *system.System, slugs [2]string, pairs int, took, used *[2][]float64) (err error) {
+	var sessions [2]*session
+	for kind := range sessions {
+		s, err := newSession(ctx, sys, slugs[kind])
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, s.Close()) }()
+		if _, err := s.callMany(ctx); err != nil {
+			return err
+		}
+		sessions[kind] = s
+	}
+	cpu, err := alternate(pairs, func(kind int) (float64, error) {
+		before, err := harness.Processes(os.Getpid())
+		if err != nil {
+			return 0, err
+		}
+		var sum time.Duration
+		for range turnsOfBlock {
+			d, err := sessions[kind].callMany(ctx)
+			if err != nil {
+				return 0, err
+			}
+			sum += d
+		}
+		took[kind] = append(took[kind], float64(sum.Microseconds())/1000/turnsOfBlock)
+		after, err := harness.Processes(os.Getpid())
+		return (harness.TotalCPU(after) - harness.TotalCPU(before)).Seconds() * 1000 / turnsOfBlock, err
+	})
+	for kind := range cpu {
+		used[kind] = append(used[kind], cpu[kind]...)
+	}
+	return err
+}
+
+// callMany takes a turn with many calls, all of which must be allowed without a person. It returns the time from the POST of
+// the message to the end of the turn.
+func (s *session) callMany(ctx context.Context) (time.Duration, error) {
+	ctx, cancel := context.WithTimeout(ctx, turnTimeout)
+	defer cancel()
+	allowed := 0
+	var ended time.Time
+	t, err := s.client.TakeTurn(ctx, s.socket, s.id, manyCalls, func(w events.Wire, received time.Time) error {
+		if d, ok := w.Event().Data.(events.PermissionDecided); ok && d.Decision == events.PermissionAllow {
+			allowed++
+		}
+		ended = received
+		return nil
+	})
+	if err == nil && allowed != callsOfTurn {
+		err = fmt.Errorf("%d calls were allowed, want %d", allowed, callsOfTurn)
+	}
+	return ended.Sub(t.Posted), err
+}
