@@ -17,19 +17,22 @@ import (
 	"github.com/spoolhq/spool/test/bench/system"
 )
 
-// turnTimeout limits one turn, including the first turn of a session.
+// turnTimeout is the time limit of one turn, including the first turn of a session.
 const turnTimeout = 60 * time.Second
 
 // Texts to which the scripted model answers with calls of tools.
 const (
-	oneCommand = "run one command"
-	manyCalls  = "make many calls"
+	// oneCommandMessage is the message to which the scripted model answers with one call of a tool, which runs a command.
+	oneCommandMessage = "run one command"
+	// manyCallsMessage is the message to which the scripted model answers with several calls of tools.
+	manyCallsMessage = "make many calls"
 )
 
-// callsOfTurn is the number of calls of a turn with manyCalls, of which every other one runs a command.
-const callsOfTurn = 10
+// callsPerTurn is the number of calls of tools in a turn with manyCallsMessage. Every other one runs a command.
+const callsPerTurn = 10
 
-// Benchmark is the subcommand approvals.
+// Benchmark is the subcommand approvals of the benchmark program. It measures the time from a person's decision about a
+// call of a tool to the call's result, and the cost of a permission policy.
 type Benchmark struct {
 	Decisions harness.PositiveCount `default:"30" help:"Measured decisions of each agent."`
 	Rounds    harness.PositiveCount `default:"100" help:"Pairs of rounds of calls, with and without a policy."`
@@ -37,22 +40,22 @@ type Benchmark struct {
 	Agents    []string              `placeholder:"ARCHITECTURE,…" help:"Architectures whose decisions are measured; by default all that are described and whose CLI is on the PATH."`
 }
 
-// described returns the agents whose bare form asks about calls.
-func described() []bareagent.Agent {
+// approvingAgents returns the agents that, without Spool, ask a person about calls of tools.
+func approvingAgents() []bareagent.Agent {
 	return slices.DeleteFunc(bareagent.Agents(), func(a bareagent.Agent) bool { return a.Command == nil })
 }
 
-// Validate is called by kong.
+// Validate checks the flags of the benchmark. kong, the parser of the command line, calls it.
 func (m *Benchmark) Validate() error {
 	for _, name := range m.Agents {
-		if !slices.ContainsFunc(described(), func(a bareagent.Agent) bool { return a.Architecture == name }) {
+		if !slices.ContainsFunc(approvingAgents(), func(a bareagent.Agent) bool { return a.Architecture == name }) {
 			return fmt.Errorf("--agents: unknown architecture %q, or one without a description of its requests", name)
 		}
 	}
 	return nil
 }
 
-// Measure implements harness.Benchmark.
+// Measure runs the benchmark and reports its rows of docs/performance.md to b. It implements harness.Benchmark.
 func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	r, err := compareCalls(ctx, int(m.Rounds))
 	if err != nil {
@@ -65,7 +68,7 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	if err != nil {
 		return err
 	}
-	script, err := script()
+	script, err := modelScript()
 	if err != nil {
 		return err
 	}
@@ -77,7 +80,7 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	if err != nil {
 		return err
 	}
-	for _, a := range described() {
+	for _, a := range approvingAgents() {
 		if len(m.Agents) > 0 && !slices.Contains(m.Agents, a.Architecture) {
 			continue
 		}
@@ -95,31 +98,31 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	return compareTurns(ctx, b, sys, int(m.Turns))
 }
 
-// script returns the script of the model.
-func script() (string, error) {
+// modelScript returns the script of the model server, in mockllm's format.
+func modelScript() (string, error) {
 	type step = map[string]any
 	rule := func(text, tool string, steps []step) step {
 		return step{"match": step{"user": text, "tools": []string{tool}}, "steps": append(steps, step{"text": "Done."})}
 	}
 	call := func(tool string, input map[string]any) step { return step{"tool": step{"name": tool, "input": input}} }
 	var rules []step
-	for _, a := range described() {
+	for _, a := range approvingAgents() {
 		tool, input := a.Command("touch approved")
-		rules = append(rules, rule(oneCommand, tool, []step{call(tool, input)}))
+		rules = append(rules, rule(oneCommandMessage, tool, []step{call(tool, input)}))
 	}
 	tool, input := bareagent.BuiltIn().Command("true")
 	var calls []step
-	for range callsOfTurn / 2 {
+	for range callsPerTurn / 2 {
 		calls = append(calls, call("list_directory", map[string]any{"path": "."}), call(tool, input))
 	}
-	rules = append(rules, rule(manyCalls, tool, calls), step{"steps": []step{{"text": "Nothing."}}})
+	rules = append(rules, rule(manyCallsMessage, tool, calls), step{"steps": []step{{"text": "Nothing."}}})
 	raw, err := json.Marshal(step{"rules": rules})
 	return string(raw), err
 }
 
-// apply applies an agent of an architecture, under a slug. p is nil for an agent without permissions. Loops are not detected,
-// because all turns make the same calls.
-func apply(ctx context.Context, sys *system.System, slug, architecture string, p *events.Permissions) error {
+// applyAgent creates an agent of an architecture in the catalogue, with the given slug. p is nil for an agent without
+// permissions. Loops are not detected, because all turns make the same calls.
+func applyAgent(ctx context.Context, sys *system.System, slug, architecture string, p *events.Permissions) error {
 	spec := map[string]any{"architecture": architecture, "instructions": "You run commands.", "loops": map[string]any{"action": "none"}}
 	if p != nil {
 		spec["permissions"] = p
@@ -127,7 +130,7 @@ func apply(ctx context.Context, sys *system.System, slug, architecture string, p
 	return system.NewClient(sys.URL).Apply(ctx, "agents", slug, spec)
 }
 
-// session is a session of an agent, and a WebSocket that has joined it.
+// session is a session of an agent, with a WebSocket that has joined it.
 type session struct {
 	sys    *system.System
 	client *system.Client
@@ -139,6 +142,7 @@ type session struct {
 	decided, resolved []time.Duration
 }
 
+// newSession creates a session of the agent with the given slug, and joins it over a WebSocket.
 func newSession(ctx context.Context, sys *system.System, slug string) (*session, error) {
 	ctx, cancel := context.WithTimeout(ctx, turnTimeout)
 	defer cancel()
@@ -160,8 +164,8 @@ func (s *session) Close() error {
 	return s.sys.End(ctx, s.id)
 }
 
-// hundredRules returns 100 rules about tools, paths and commands, of which only the last one matches the calls of this
-// benchmark. It allows them.
+// hundredRules returns a permission policy of 100 rules about tools, paths and commands. Only the last rule matches the
+// calls of this benchmark; it allows them.
 func hundredRules() *events.Permissions {
 	p := &events.Permissions{Preset: events.PresetReadOnly}
 	for i := range 33 {

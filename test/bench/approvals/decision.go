@@ -14,19 +14,21 @@ import (
 	"github.com/spoolhq/spool/test/bench/system"
 )
 
-// maxDecisionMs is the maximum time in milliseconds, at the median, by which a decision through Spool is slower than an answer
-// on bare stdio.
+// maxDecisionMs is the performance target: the maximum time, in milliseconds at the median, by which a decision through
+// Spool may be slower than an answer to the same agent without Spool.
 const maxDecisionMs = 50
 
-// asker is a conversation with an agent that asks about one call in each turn.
-type asker interface {
+// askingConversation is a conversation with an agent, with or without Spool, that asks a person about one call of a
+// tool in each turn.
+type askingConversation interface {
 	// Ask returns the time from the decision about the call to its result.
 	Ask(ctx context.Context, text string) (time.Duration, error)
 	Close() error
 }
 
-// compareDecisions measures alternating turns of the bare agent and of a session, after one turn of each, and reports the
-// times from the decision about a call to the call's result.
+// compareDecisions measures the time from the decision about a call to the call's result, in alternating turns of an
+// agent without Spool and of a session. It reports the row of docs/performance.md. The first turn of each is not
+// measured.
 func compareDecisions(ctx context.Context, b *harness.Bench, sys *system.System, a bareagent.Agent, path, url string, decisions int) (err error) {
 	warm, err := a.Warm(path, filepath.Join(b.Dir, "bare-"+a.Architecture), url)
 	if err != nil {
@@ -38,7 +40,7 @@ func compareDecisions(ctx context.Context, b *harness.Bench, sys *system.System,
 		return fmt.Errorf("%T is no Asker", warm)
 	}
 	slug := "asks-" + a.Architecture
-	if err := apply(ctx, sys, slug, a.Architecture, &events.Permissions{Preset: events.PresetAsk}); err != nil {
+	if err := applyAgent(ctx, sys, slug, a.Architecture, &events.Permissions{Preset: events.PresetAsk}); err != nil {
 		return err
 	}
 	s, err := newSession(ctx, sys, slug)
@@ -48,8 +50,8 @@ func compareDecisions(ctx context.Context, b *harness.Bench, sys *system.System,
 	defer func() { err = errors.Join(err, s.Close()) }()
 	var times [2][]time.Duration // on bare stdio, through Spool
 	for i := range decisions + 1 {
-		for kind, c := range []asker{bare, s} {
-			d, err := ask(ctx, c)
+		for kind, c := range []askingConversation{bare, s} {
+			d, err := timeDecision(ctx, c)
 			if err != nil {
 				return fmt.Errorf("turn %d of %T: %w", i, c, err)
 			}
@@ -61,12 +63,16 @@ func compareDecisions(ctx context.Context, b *harness.Bench, sys *system.System,
 	return b.Report(decisionRow(a.Name, s, times[1], times[0]))
 }
 
-func ask(ctx context.Context, c asker) (time.Duration, error) {
+// timeDecision takes a turn in which the agent asks about one call, approves the call, and returns the time from the
+// decision to the call's result.
+func timeDecision(ctx context.Context, c askingConversation) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, turnTimeout)
 	defer cancel()
-	return c.Ask(ctx, oneCommand)
+	return c.Ask(ctx, oneCommandMessage)
 }
 
+// decisionRow returns the row of docs/performance.md that compares decisions through Spool (through) with decisions
+// without Spool (bare).
 func decisionRow(agent string, s *session, through, bare []time.Duration) row.Row {
 	p50, base := row.Percentile(through, 0.5), row.Percentile(bare, 0.5)
 	return row.Row{
@@ -80,7 +86,8 @@ func decisionRow(agent string, s *session, through, bare []time.Duration) row.Ro
 	}
 }
 
-// Ask implements asker. The decision is approve.
+// Ask posts text as a message, approves the call about which the agent asks, and returns the time from the decision to
+// the call's result. It implements askingConversation.
 func (s *session) Ask(ctx context.Context, text string) (time.Duration, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -103,9 +110,9 @@ func (s *session) Ask(ctx context.Context, text string) (time.Duration, error) {
 				}
 			}()
 		case events.BlockStart:
-			result = firstResult(result, d.Block, received)
+			result = firstResultTime(result, d.Block, received)
 		case events.BlockComplete:
-			result = firstResult(result, d.Block, received)
+			result = firstResultTime(result, d.Block, received)
 		}
 		return nil
 	})
@@ -115,9 +122,9 @@ func (s *session) Ask(ctx context.Context, text string) (time.Duration, error) {
 	return result.Sub(posted), errors.Join(err, context.Cause(ctx))
 }
 
-// firstResult returns the time at which the first result of a call was received: result unless it is zero, else received if
-// the block is a result.
-func firstResult(result time.Time, b events.Block, received time.Time) time.Time {
+// firstResultTime returns the time at which the first result of a call was received: result unless it is zero,
+// otherwise received if the block b is a result, otherwise zero.
+func firstResultTime(result time.Time, b events.Block, received time.Time) time.Time {
 	if result.IsZero() && b.Kind == events.KindToolResult && b.Status != events.StatusPending {
 		return received
 	}
