@@ -115,10 +115,11 @@ func publishCause(err error) error {
 		return fmt.Errorf("%w: %w", ErrTooLarge, err)
 	case errors.Is(err, nats.ErrBadSubject):
 		return fmt.Errorf("%w: %w", ErrInvalidMessage, err)
-	case errors.Is(err, nats.ErrConnectionClosed), errors.Is(err, nats.ErrConnectionDraining), errors.Is(err, nats.ErrReconnectBufExceeded):
+	case errors.Is(err, nats.ErrConnectionDraining), errors.Is(err, nats.ErrReconnectBufExceeded):
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)
 	default:
-		// Other errors, such as a deadline, may occur after the message was sent and prove nothing.
+		// Other errors, such as a deadline or a connection that was closed during the wait, may occur after the message was sent
+		// and prove nothing. waitConnected reports a connection that was closed before.
 		return fmt.Errorf("%w: no acknowledgement from the stream: %w", ErrOutcomeUnknown, err)
 	}
 }

@@ -110,6 +110,33 @@ func TestRequest_EndsWithItsConnection(t *testing.T) {
 	}
 }
 
+// A connection that is closed before the acknowledgement arrives leaves it unknown whether the command was stored.
+func TestRequest_ClosedBeforeTheAcknowledgement(t *testing.T) {
+	t.Parallel()
+	srv := natstest.RunRestartable(t)
+	other, nc := srv.Conn(), srv.Conn()
+	received, err := other.SubscribeSync("mute.a") // it receives the message and acknowledges nothing
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := other.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	js := jetStream(t, nc)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := bus.Request(t.Context(), js, bus.Command{Subject: "mute.a", ID: "c", Deadline: time.Now().Add(time.Hour)})
+		ended <- err
+	}()
+	if _, err := received.NextMsg(10 * time.Second); err != nil {
+		t.Fatal(err)
+	}
+	nc.Close()
+	if err := wait(t, ended, "the request to end"); !errors.Is(err, bus.ErrOutcomeUnknown) || errors.Is(err, bus.ErrUnavailable) {
+		t.Errorf("got %v, want ErrOutcomeUnknown", err)
+	}
+}
+
 func TestRequest_ReportsWhyTheCommandWasNotStored(t *testing.T) {
 	t.Parallel()
 	b := newFixture(t)
