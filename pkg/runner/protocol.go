@@ -83,9 +83,10 @@ type Verdict struct {
 	Redact []string `json:"redact,omitempty"`
 }
 
-// ApprovalID returns the id of an approval request in the log, from the name of the journal and the id in the journal.
-func ApprovalID(journal, local string) string {
-	return events.Derive(events.KindApproval, journal, local)
+// ApprovalID returns the id of an approval request in the log, from the execution, the name of the journal and the id in the journal. A
+// runner chooses the latter two, so that only the execution keeps it from naming a request of another execution.
+func ApprovalID(execution, journal, local string) string {
+	return events.Derive(events.KindApproval, execution, journal, local)
 }
 
 // Query is everything that an agent needs for one turn.

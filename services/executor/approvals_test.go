@@ -33,6 +33,14 @@ func (t *fakeTurn) Verdict(local string) (v runner.Verdict, ok bool) {
 		if v.Decision == events.DecisionApproveAll {
 			resolved.Class, resolved.All = "reads", true
 		}
+		switch v.Decision {
+		case events.DecisionReject:
+			resolved.Outcome = events.OutcomeRejected
+		case events.DecisionSkip:
+			resolved.Outcome = events.OutcomeSkipped
+		case events.DecisionAnswer:
+			resolved.Outcome = events.OutcomeAnswered
+		}
 		if v.Timeout {
 			resolved.Outcome, resolved.Cause = events.OutcomeRejected, events.ResolvedByTimeout
 		}
@@ -91,7 +99,7 @@ func TestApprovals_WaitWithoutASlot(t *testing.T) {
 	s, other := b.session(), b.session()
 	execution := s.post("ask")
 	open := s.untilWaiting(1)
-	if want := runner.ApprovalID(s.load().Run.Sandbox.Journal, "ask"); open[0].ID != want || open[0].Class != "commands" {
+	if want := runner.ApprovalID(execution, s.load().Run.Sandbox.Journal, "ask"); open[0].ID != want || open[0].Class != "commands" {
 		t.Errorf("open %+v, want the id %s", open, want)
 	}
 	other.untilEnded(other.post("go"))

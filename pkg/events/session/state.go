@@ -134,7 +134,8 @@ type Change struct {
 // Decided is a decision on an approval request, whose content stays in the log.
 type Decided struct {
 	ApprovalID string `json:"approvalId"`
-	At         uint64 `json:"at,omitempty"` // stream sequence of its commit; 0 means the current commit
+	At         uint64 `json:"at,omitempty"`       // stream sequence of its commit; 0 means the current commit
+	Decision   string `json:"decision,omitempty"` // one of events.DecisionApprove and the others
 }
 
 // CompletedCommand is a command that was carried out.
@@ -321,7 +322,7 @@ func Evolve(s State, e events.Event) State {
 		s.Controls = max(s.Controls, d.Control)
 		s.Pause = Pause{ExecutionID: e.ExecutionID, Cause: e.ID}
 	case events.ApprovalDecided:
-		s.Decided = append(slices.Clone(s.Decided), Decided{ApprovalID: d.ApprovalID})
+		s.Decided = append(slices.Clone(s.Decided), Decided{ApprovalID: d.ApprovalID, Decision: d.Decision})
 		if extra := len(s.Decided) - rememberedDecisions; extra > 0 {
 			s.Decided = s.Decided[extra:]
 		}

@@ -76,8 +76,8 @@ type Cluster struct {
 	executors []*nats.Conn
 	programs  []*ExecutorProcess
 
-	stopProjectors []func()
-	modelURL       string // URL at which agents, or the egress proxy, reach the model server
+	stops    map[string][]func() // of the copies of each service, by its user of NATS
+	modelURL string              // URL at which agents, or the egress proxy, reach the model server
 }
 
 // buildRunner builds the runner once for all tests of a process, and returns the path of the program.
@@ -93,7 +93,7 @@ func New(t testing.TB, opts Options) *Cluster {
 	for _, n := range []*int{&opts.Gateways, &opts.Sessions, &opts.Projectors, &opts.Executors} {
 		*n = max(*n, 1)
 	}
-	c := &Cluster{T: t, opts: opts, dir: t.TempDir(), said: &logBuffer{}}
+	c := &Cluster{T: t, opts: opts, dir: t.TempDir(), said: &logBuffer{}, stops: map[string][]func(){}}
 	t.Cleanup(c.checkNoProcesses)
 	c.startServers()
 	c.startModel()
@@ -228,7 +228,7 @@ func (c *Cluster) StartSessionService(name string) (stop func()) {
 	nc, log := c.connect(topology.UserSession)
 	svc, err := session.New(c.opts.Session, session.Deps{NATS: nc, Log: log, Logger: c.logger(name), Copy: name})
 	must(c.T, err)
-	return c.startService(nc, svc.Ready(), svc.Run)
+	return c.stoppable(topology.UserSession, c.startService(nc, svc.Ready(), svc.Run))
 }
 
 // StartProjector starts one more projector. stop stops it.
@@ -236,17 +236,36 @@ func (c *Cluster) StartProjector() (stop func()) {
 	nc, log := c.connect(topology.UserProjector)
 	svc, err := projector.New(projector.Config{DatabaseURL: c.Base.DatabaseURL}, projector.Deps{NATS: nc, Log: log, Logger: c.logger("projector")})
 	must(c.T, err)
-	stop = c.startService(nc, nil, svc.Run)
-	c.stopProjectors = append(c.stopProjectors, stop)
+	return c.stoppable(topology.UserProjector, c.startService(nc, nil, svc.Run))
+}
+
+// StopProjectors stops every projector. The read models do not change after that.
+func (c *Cluster) StopProjectors() { c.stop(topology.UserProjector) }
+
+// StopSessions stops every copy of the session service.
+func (c *Cluster) StopSessions() { c.stop(topology.UserSession) }
+
+// StopExecutors stops every executor, which hands its executions over. The sandboxes stay.
+func (c *Cluster) StopExecutors() { c.stop(topology.UserExecutor) }
+
+// StopGateways stops every gateway. The gateway that is started next is number 0.
+func (c *Cluster) StopGateways() {
+	c.stop(topology.UserGateway)
+	c.Gateways = nil
+}
+
+// stoppable makes stop part of what Cluster.stop calls for a service.
+func (c *Cluster) stoppable(service string, stop func()) func() {
+	c.stops[service] = append(c.stops[service], stop)
 	return stop
 }
 
-// StopProjectors stops every projector. The read models do not change afterwards.
-func (c *Cluster) StopProjectors() {
-	for _, stop := range c.stopProjectors {
+// stop stops every copy of a service.
+func (c *Cluster) stop(service string) {
+	for _, stop := range c.stops[service] {
 		stop()
 	}
-	c.stopProjectors = nil
+	delete(c.stops, service)
 }
 
 // Janitor returns a janitor that is not running. The test calls its method Pass.
@@ -272,7 +291,7 @@ func (c *Cluster) StartExecutor() (stop func()) {
 	c.executors = append(c.executors, nc)
 	svc, err := executor.New(c.opts.Executor, executor.Deps{NATS: nc, Log: log, Logger: c.logger("executor")})
 	must(c.T, err)
-	return c.startService(nc, svc.Ready(), svc.Run)
+	return c.stoppable(topology.UserExecutor, c.startService(nc, svc.Ready(), svc.Run))
 }
 
 // KillExecutor closes the NATS connection of the i-th executor, as if its process had been killed: it does not hand
@@ -289,7 +308,7 @@ func (c *Cluster) StartGateway() (stop func()) {
 	cfg.Listen, cfg.GRPCListen = "127.0.0.1:0", "127.0.0.1:0"
 	svc, err := gateway.New(cfg, gateway.Deps{NATS: nc, Pool: pool, Partitions: c.Base.Log.Partitioning(), Logger: c.logger("gateway")})
 	must(c.T, err)
-	stop = c.startService(nc, svc.Ready(), svc.Run)
+	stop = c.stoppable(topology.UserGateway, c.startService(nc, svc.Ready(), svc.Run))
 	c.Gateways = append(c.Gateways, svc)
 	return stop
 }

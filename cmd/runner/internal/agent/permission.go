@@ -163,7 +163,7 @@ func (t *Turn) recordPolicy(conversation string, r PermissionRequest, d permissi
 // openRequest records a request that a person has to decide.
 func (t *Turn) openRequest(p *pendingRequest) {
 	p.local = t.cfg.Journal.NewBlockID()
-	p.id = runner.ApprovalID(t.cfg.Journal.Name(), p.local)
+	p.id = runner.ApprovalID(t.cfg.ExecutionID, t.cfg.Journal.Name(), p.local)
 	t.approvals.open = append(t.approvals.open, p)
 	r := p.request
 	e := events.ApprovalRequested{

@@ -64,7 +64,7 @@ func (a *asking) requested(i int) (events.ApprovalRequested, string) {
 		}
 		if i--; i < 0 {
 			r := data[events.ApprovalRequested](a.t, l)
-			return r, runner.ApprovalID(a.journal.Name(), r.ApprovalID)
+			return r, runner.ApprovalID(l.ExecutionID, a.journal.Name(), r.ApprovalID)
 		}
 	}
 	a.t.Fatal("there are fewer requests")

@@ -25,7 +25,7 @@ func (x Turn) Retractions() []events.ApprovalRetracted {
 
 // Decide decides a request as a person does. The id in d is ignored.
 func (b *Bench) Decide(r events.ApprovalRequested, d events.ApprovalDecided) {
-	d.ApprovalID = runner.ApprovalID(b.journal.Name(), r.ApprovalID)
+	d.ApprovalID = runner.ApprovalID(b.Supervisor.Status().ExecutionID, b.journal.Name(), r.ApprovalID)
 	b.Supervisor.Decide(runner.Verdict{ApprovalDecided: d})
 }
 

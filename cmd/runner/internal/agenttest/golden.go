@@ -57,7 +57,8 @@ func (c Choice) apply(t testing.TB, j *Journal, turn *agent.Turn) {
 	if c.Request >= len(requests) {
 		t.Fatalf("a decision on request %d of %d", c.Request, len(requests))
 	}
-	c.Decision.ApprovalID = runner.ApprovalID(j.Name(), requests[c.Request].ApprovalID)
+	lines := j.Lines()
+	c.Decision.ApprovalID = runner.ApprovalID(lines[len(lines)-1].ExecutionID, j.Name(), requests[c.Request].ApprovalID)
 	turn.Verdict(runner.Verdict{ApprovalDecided: c.Decision})
 }
 

@@ -127,7 +127,7 @@ func TestPermit_WaitsForAPerson(t *testing.T) {
 				t.Errorf("request %+v, %v", requested, err)
 			}
 			var v runner.Verdict
-			v.ApprovalID = runner.ApprovalID(journal.Name(), requested.ApprovalID)
+			v.ApprovalID = runner.ApprovalID("exe_1", journal.Name(), requested.ApprovalID)
 			tc.end(turn, v)
 			r := replies(t, stdin)
 			if len(r) != 2 || r[1].Waiting || r[1].Allowed != tc.want.Allowed || !strings.HasPrefix(r[1].Message, tc.want.Message) || !bytes.Equal(r[1].Arguments, tc.want.Arguments) {

@@ -82,7 +82,7 @@ func (st *stage) answers() map[string]json.RawMessage {
 func (st *stage) decide(n int, d events.ApprovalDecided) {
 	st.t.Helper()
 	requests := of[events.ApprovalRequested](st, "approval_requested")
-	d.ApprovalID = runner.ApprovalID(st.journal.Name(), requests[n].ApprovalID)
+	d.ApprovalID = runner.ApprovalID("exe_1", st.journal.Name(), requests[n].ApprovalID)
 	st.turn.Verdict(runner.Verdict{ApprovalDecided: d})
 }
 

@@ -205,6 +205,39 @@ func TestAcquire_TenantSlots(t *testing.T) {
 	})
 }
 
+// TestAcquireBlocking_TenantSlots: an execution that waited for a person without a slot gets one only within its tenant's limit of all executors.
+func TestAcquireBlocking_TenantSlots(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := &leases{running: 1}
+		c := newController(func(cfg *admission.Config) { cfg.TenantSlots, cfg.Leases = 2, l })
+		s, err := c.Acquire(t.Context(), queued("acme"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Close()
+		if s.TryAcquire() {
+			t.Error("a turn whose slot was closed started an agent without being admitted again")
+		}
+		l.running = 3
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if _, err := s.AcquireBlocking(ctx); !errors.Is(err, context.DeadlineExceeded) || l.renewed == 0 || len(c.Working()) > 0 {
+			t.Errorf("over the limit: %v; renewed %d times, working %v", err, l.renewed, c.Working())
+		}
+		l.running = 2
+		release, err := s.AcquireBlocking(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Acquired(release)
+		if !s.IsHeld() {
+			t.Error("the slot is not held")
+		}
+		s.Close()
+	})
+}
+
 // TestMaxSandboxes: a tenant's own limit replaces the one of the settings.
 func TestMaxSandboxes(t *testing.T) {
 	t.Parallel()

@@ -2,6 +2,7 @@ package admission
 
 import (
 	"context"
+	"time"
 
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/services/executor/internal/permits"
@@ -10,6 +11,8 @@ import (
 // A Slot is the permit of a turn to start an agent. Only the turn's goroutine uses it.
 type Slot struct {
 	slots    *permits.Limiter
+	check    func(ctx context.Context, tenant string) error // returns an error if the tenant runs too many executions over all executors
+	renew    func(ctx context.Context)                      // publishes the number of running executions at once
 	tenant   string
 	release  func() // nil while the turn only follows an agent that runs already
 	endCount func() // ends the count of a turn without a slot; nil if it began with one
@@ -22,19 +25,17 @@ func (c *Controller) Acquire(ctx context.Context, l *eventlog.Loaded) (*Slot, er
 	if err != nil {
 		return nil, err
 	}
-	s := &Slot{slots: c.slots, tenant: l.Tenant, release: release}
+	s := &Slot{slots: c.slots, check: c.checkTenantSlots, renew: c.Leases.Renew, tenant: l.Tenant, release: release}
 	if release == nil {
 		s.endCount = c.slots.Count(l.Tenant)
 	}
 	return s, nil
 }
 
-// TryAcquire reports whether the turn may start an agent: the slot is held already, or one is free now.
+// TryAcquire reports whether the turn may start an agent: the slot is held already, or one is free now. A turn whose slot was closed may not,
+// because the limits of its tenant are those of new work for it: its job has to be admitted again.
 func (s *Slot) TryAcquire() bool {
-	if s.release == nil {
-		if s.endCount == nil {
-			s.endCount = s.slots.Count(s.tenant)
-		}
+	if s.release == nil && s.endCount != nil {
 		s.release, _ = s.slots.TryAcquire(s.tenant)
 	}
 	return s.release != nil
@@ -54,10 +55,26 @@ func (s *Slot) Close() {
 	s.release, s.endCount = nil, nil
 }
 
-// AcquireBlocking blocks until a permit for the turn is free, or ctx ends. Unlike other methods it may be called by another
-// goroutine. The turn's goroutine passes the result to Acquired, or calls it to release the permit.
+// AcquireBlocking blocks until a permit for the turn is free and the tenant may run a further execution, or ctx ends. Unlike other methods it
+// may be called by another goroutine. The turn's goroutine passes the result to Acquired, or calls it to release the permit.
 func (s *Slot) AcquireBlocking(ctx context.Context) (release func(), err error) {
-	return s.slots.AcquireBlocking(ctx, s.tenant)
+	for {
+		if release, err = s.slots.AcquireBlocking(ctx, s.tenant); err != nil {
+			return nil, err
+		}
+		if err = s.check(ctx, s.tenant); err == nil {
+			return release, nil
+		}
+		release()
+		s.renew(ctx)
+		timer := time.NewTimer(tenantDelay)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return nil, ctx.Err()
+		}
+	}
 }
 
 // Acquired makes a permit that AcquireBlocking returned the slot of the turn. The slot must be closed.

@@ -129,10 +129,14 @@ func (t *Translator) payload(l runner.Line, at, now time.Time) Result {
 		}
 		return t.keep(l, at, events.BlockUpdate{BlockID: t.block(p.BlockID), Updates: p.Updates})
 	case events.ApprovalRequested:
+		if !limitRequest(&p) {
+			return t.bad(l, now)
+		}
 		return t.approval(l, at, p.ApprovalID, func(id string) events.Payload { p.ApprovalID = id; return p }, now)
 	case events.ApprovalResolved:
 		return t.approval(l, at, p.ApprovalID, func(id string) events.Payload { p.ApprovalID = id; return p }, now)
 	case events.ApprovalRetracted:
+		p.Reason = truncate.Valid(p.Reason, maxName)
 		return t.approval(l, at, p.ApprovalID, func(id string) events.Payload { p.ApprovalID = id; return p }, now)
 	case events.SubagentSpawned, events.SubagentCompleted, events.PermissionDecided, events.AgentDenied, events.TranscriptWritten,
 		events.MetadataUpdate, events.Log, events.Error, events.WatchdogWarned:
@@ -147,14 +151,6 @@ func (t *Translator) payload(l runner.Line, at, now time.Time) Result {
 		return t.bad(l, now)
 	}
 	return t.complain(l.N, CodeForged, fmt.Sprintf("line %d of the runner claims to be %s, which a runner must not write", l.N, l.Type), now)
-}
-
-// approval keeps an event about an approval request, with the id that the request has in the log.
-func (t *Translator) approval(l runner.Line, at time.Time, local string, withID func(id string) events.Payload, now time.Time) Result {
-	if local == "" || l.ExecutionID == "" {
-		return t.bad(l, now)
-	}
-	return t.keep(l, at, withID(runner.ApprovalID(t.Journal, local)))
 }
 
 // maxPath is the longest path of a file in bytes.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/pkg/secret"
 	"github.com/spoolhq/spool/services/executor/internal/link"
+	"github.com/spoolhq/spool/services/executor/internal/translate"
 )
 
 // approvals are the decisions on approval requests that a follower sends to the runner. A decision takes effect when the journal
@@ -25,6 +27,8 @@ type approvals struct {
 	granted  chan func() // a permit for the turn, after requestSlot
 	waits    bool        // the turn has released its slot, because the execution waits for a person
 	asks     bool        // a permit was requested and not granted yet
+	failed   []string    // requests in inFlight whose verdict did not reach the runner
+	classes  []string    // classes of which a person has approved all requests
 }
 
 // A sentVerdict is the result of sending a verdict to the runner.
@@ -34,12 +38,23 @@ type sentVerdict struct {
 	err  error
 }
 
-func newApprovals() approvals {
-	return approvals{inFlight: map[string]bool{}, sent: make(chan sentVerdict), granted: make(chan func())}
+func newApprovals(approved []string) approvals {
+	return approvals{inFlight: map[string]bool{}, sent: make(chan sentVerdict), granted: make(chan func()), classes: slices.Clone(approved)}
 }
 
 // reconnected makes all verdicts due again.
-func (a *approvals) reconnected() { clear(a.inFlight) }
+func (a *approvals) reconnected() {
+	clear(a.inFlight)
+	a.failed = nil
+}
+
+// retry makes the verdicts due again that did not reach the runner.
+func (a *approvals) retry() {
+	for _, id := range a.failed {
+		delete(a.inFlight, id)
+	}
+	a.failed = nil
+}
 
 // sendVerdicts sends the runner the decisions on open approval requests, and rejects requests that nobody decided in time. While the
 // execution waits for a person, it holds no slot; the decisions are sent when it has one again.
@@ -70,18 +85,45 @@ func (f *follower) dueVerdicts() (due []session.Decided) {
 		return slices.ContainsFunc(f.Session.Run.Approvals, func(a run.OpenApproval) bool { return a.ID == id })
 	}
 	maps.DeleteFunc(f.approvals.inFlight, func(id string, _ bool) bool { return !open(id) })
-	timeout := time.Duration(f.resolved.Definition.Permissions.TimeoutMs) * time.Millisecond
 	for _, a := range f.Session.Run.Approvals {
-		i := slices.IndexFunc(f.life.Decided, func(d session.Decided) bool { return d.ApprovalID == a.ID })
+		d, decided := decisionOn(f.life, a)
 		switch {
 		case f.approvals.inFlight[a.ID]:
-		case i >= 0:
-			due = append(due, f.life.Decided[i])
-		case timeout > 0 && !f.w.deps.Now().Before(a.Time.Add(timeout)):
+		case decided:
+			due = append(due, d)
+		case !f.hasTimedOut(a):
+		case !f.lifeAsOf.Before(f.deadlineOfRequest(a)):
 			due = append(due, session.Decided{ApprovalID: a.ID})
+		case !f.readAgain && !f.readingLife: // a person may have decided in time, without a hint that arrived
+			f.readLife(eventlog.Leader)
 		}
 	}
 	return due
+}
+
+// hasTimedOut reports whether the time to decide a request is over.
+func (f *follower) hasTimedOut(a run.OpenApproval) bool {
+	at := f.deadlineOfRequest(a)
+	return !at.IsZero() && !f.w.deps.Now().Before(at)
+}
+
+// deadlineOfRequest returns the time by which a request must be decided; the zero time if there is no limit.
+func (f *follower) deadlineOfRequest(a run.OpenApproval) time.Time {
+	timeout := time.Duration(f.resolved.Definition.Permissions.TimeoutMs) * time.Millisecond
+	if timeout == 0 {
+		return time.Time{}
+	}
+	return a.Time.Add(timeout)
+}
+
+// decisionOn returns the decision in a life on an open request. A decision from before the request is on another one, to which a hostile
+// runner gave the same id.
+func decisionOn(life *session.State, a run.OpenApproval) (session.Decided, bool) {
+	i := slices.IndexFunc(life.Decided, func(d session.Decided) bool { return d.ApprovalID == a.ID && d.At > a.At })
+	if i < 0 {
+		return session.Decided{}, false
+	}
+	return life.Decided[i], true
 }
 
 // sendVerdict reads the content of a decision and sends it to the runner, and returns at once. f.approvals.sent receives the result.
@@ -162,18 +204,67 @@ func (t *turn) secretAnswers(ctx context.Context) (values []string, err error) {
 	return values, nil
 }
 
-// handleVerdictSent makes a verdict that did not reach the runner due again. The next beat sends it.
-func (f *follower) handleVerdictSent(v sentVerdict) {
+// handleVerdictSent makes the next beat send a verdict again that did not reach the runner. The only error is run.ErrFenced: the runner has
+// seen another executor.
+func (f *follower) handleVerdictSent(v sentVerdict) error {
 	if v.err == nil || v.link != f.agent.Link {
-		return
+		return nil
+	}
+	if errors.Is(v.err, link.ErrFenced) {
+		return fmt.Errorf("%w: %w", run.ErrFenced, v.err)
 	}
 	var refused *runner.Error
 	if errors.As(v.err, &refused) {
 		f.Log.Error("the runner refused a decision on an approval request", "approval", v.id, "error", v.err)
-		return // sent again over the next stream
+		return nil // sent again over the next stream
 	}
 	f.Log.Warn("a decision on an approval request did not reach the runner, trying again", "approval", v.id, "error", v.err)
-	delete(f.approvals.inFlight, v.id)
+	f.approvals.failed = append(f.approvals.failed, v.id)
+	return nil
+}
+
+// checkResolved returns the event of the runner, or an error event in its place if it states a decision on an approval request that is not in
+// the log: a runner is not trusted, and neither the log nor a later attempt may have an approval that no person gave.
+func (f *follower) checkResolved(e events.Event) events.Event {
+	p, ok := e.Data.(events.ApprovalResolved)
+	if !ok {
+		return e
+	}
+	i := slices.IndexFunc(f.Session.Run.Approvals, func(a run.OpenApproval) bool { return a.ID == p.ApprovalID })
+	if i >= 0 {
+		p.Class = f.Session.Run.Approvals[i].Class // which the person saw
+	}
+	if !f.isDecided(p, i) {
+		e.Data = events.Error{Code: translate.CodeForged, Message: "the runner claims that approval request " + p.ApprovalID + " was decided; the log has no such decision"}
+		return e
+	}
+	if p.All {
+		f.approvals.classes = append(f.approvals.classes, p.Class)
+	}
+	e.Data = p
+	return e
+}
+
+// isDecided reports whether the log has the decision that the runner states on the i-th open request. i is -1 for a request that is not stored.
+func (f *follower) isDecided(p events.ApprovalResolved, i int) bool {
+	switch {
+	case p.Cause == events.ResolvedByClass: // the request may be part of the same commit
+		return p.Outcome == events.OutcomeApproved && !p.All && p.Class != "" && slices.Contains(f.approvals.classes, p.Class)
+	case i < 0:
+		return false
+	case p.Cause == events.ResolvedByTimeout:
+		return p.Outcome == events.OutcomeRejected && !p.All && f.hasTimedOut(f.Session.Run.Approvals[i])
+	}
+	d, ok := decisionOn(f.life, f.Session.Run.Approvals[i])
+	return ok && p.Cause == events.ResolvedByPerson &&
+		(p.Outcome == outcomes[d.Decision] || p.Outcome == events.OutcomeRejected) && // a secret answer that cannot be read is a rejection
+		(!p.All || d.Decision == events.DecisionApproveAll && p.Class != "")
+}
+
+// outcomes are the outcomes of decisions.
+var outcomes = map[string]string{
+	events.DecisionApprove: events.OutcomeApproved, events.DecisionApproveAll: events.OutcomeApproved, events.DecisionSkip: events.OutcomeSkipped,
+	events.DecisionReject: events.OutcomeRejected, events.DecisionAnswer: events.OutcomeAnswered,
 }
 
 // releaseSlot releases the slot of the turn.

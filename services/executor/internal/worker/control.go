@@ -16,6 +16,7 @@ import (
 // A lifeResult is the result of loading the session's life.
 type lifeResult struct {
 	session *eventlog.Loaded
+	asOf    time.Time // begin of a load from the leader; zero for another one
 	err     error
 }
 
@@ -27,6 +28,10 @@ func (f *follower) readLife(freshness eventlog.Freshness) {
 		return
 	}
 	f.readingLife, f.readAgain = true, false
+	var asOf time.Time
+	if freshness == eventlog.Leader {
+		asOf = f.w.deps.Now()
+	}
 	sessions, tenant, id := f.w.deps.Sessions, f.Session.Tenant, f.Session.ID
 	f.waiting.Go(func() {
 		ctx, cancel := context.WithTimeout(f.ctx, callTimeout)
@@ -35,7 +40,7 @@ func (f *follower) readLife(freshness eventlog.Freshness) {
 		if err == nil && l.Run.Epoch > f.Epoch {
 			err = run.ErrFenced
 		}
-		f.lifeRead <- lifeResult{l, err}
+		f.lifeRead <- lifeResult{l, asOf, err}
 	})
 }
 
@@ -50,6 +55,9 @@ func (f *follower) updateLife(l lifeResult) error {
 		f.Log.Warn("the session's controls cannot be read, trying again", "error", l.err)
 		f.readAgain = true
 		return nil
+	}
+	if l.asOf.After(f.lifeAsOf) {
+		f.lifeAsOf = l.asOf
 	}
 	if s := l.session; s.LifeHead.Seq > f.lifeSeq { // a replica that lags may have an older life
 		life := s.Life // without the runs
@@ -70,6 +78,7 @@ const fenceBeats = 10
 // have become due with time.
 func (f *follower) handleBeat() {
 	f.beats++
+	f.approvals.retry()
 	switch {
 	case f.readAgain && !f.readingLife:
 		f.readLife(eventlog.Leader)

@@ -68,6 +68,7 @@ type follower struct {
 	lifeRead    chan lifeResult
 	life        *session.State // as last loaded; it is replaced and never changed
 	lifeSeq     uint64         // position of its last commit
+	lifeAsOf    time.Time      // begin of the last load from the leader: life has everything that was stored before
 	beats       uint64
 	stop        stopping.Plan
 	output      budgets.OutputMeter
@@ -130,7 +131,7 @@ func (t *turn) newFollower(ctx context.Context) *follower {
 		output:   t.meterOutput(),
 		controls: t.w.controls.Watch(t.Session.LifeHead), life: &t.Session.Life, lifeSeq: t.Session.LifeHead.Seq,
 		maintenance: maintenance.New(t.w.maintenance, t.meter),
-		approvals:   newApprovals(),
+		approvals:   newApprovals(t.Session.Run.Approved),
 	}
 	f.stop.Update(t.Control(), t.deadline(), t.w.deps.Now())
 	return f
@@ -161,7 +162,7 @@ func (f *follower) wait(ctx context.Context, beat <-chan time.Time) error {
 	case r := <-f.replies:
 		return f.handleReply(ctx, r)
 	case v := <-f.approvals.sent:
-		f.handleVerdictSent(v)
+		return f.handleVerdictSent(v)
 	case release := <-f.approvals.granted:
 		f.holdSlot(release)
 	case l := <-f.lifeRead:

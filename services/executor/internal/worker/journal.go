@@ -48,6 +48,7 @@ func (f *follower) handleResult(r translate.Result) {
 		f.gap = r.Gap
 	case r.Event != nil && !f.keepsEvent(*r.Event):
 	case r.Event != nil:
+		*r.Event = f.checkResolved(*r.Event)
 		start, ok := r.Event.Data.(events.BlockStart)
 		isOpen := ok && start.Block.Status == events.StatusPending
 		if isOpen {

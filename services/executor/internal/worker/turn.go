@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/run"
@@ -23,6 +24,9 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/runlog"
 	"github.com/spoolhq/spool/services/executor/internal/translate"
 )
+
+// nextAttemptDelay is the delay of the job of an execution whose attempt died and that has no slot for the next one.
+const nextAttemptDelay = 20 * time.Millisecond
 
 // A turn is one claimed execution. The goroutine of its job's delivery runs it.
 type turn struct {
@@ -99,7 +103,7 @@ func (t *turn) run(ctx context.Context) (err error) {
 			return err
 		}
 		if !t.slot.TryAcquire() {
-			return permits.ErrNoneFree // the attempt's death is recorded: the next attempt waits for a slot
+			return bus.RetryAfter(permits.ErrNoneFree, nextAttemptDelay) // the attempt's death is recorded: the next attempt waits for a slot
 		}
 	}
 }
@@ -125,6 +129,11 @@ func (t *turn) runAttempt(ctx context.Context) error {
 			return t.fail(ctx, failed, events.SandboxFailed{SandboxID: broken.SandboxID, Code: broken.Code(), Message: broken.Error()})
 		}
 		return err
+	}
+	if len(t.Session.Run.Approvals) > 0 {
+		if err := t.Refresh(ctx); err != nil { // an earlier executor may have sent the runner decisions that a replica which lags does not have
+			return err
+		}
 	}
 	if t.Session.Run.DiedAttempts > 0 {
 		if t.answered, err = t.secretAnswers(ctx); err != nil {
