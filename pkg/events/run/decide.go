@@ -78,7 +78,7 @@ type Retire struct {
 	Stored uint64 // bytes that the session's events and objects take
 }
 
-// Erase records that the content of a retired session was removed. The janitor sends it.
+// Erase records that the content of a deleted session, whose runs were retired (Retire), was removed. The janitor sends it.
 type Erase struct {
 	events.Meta
 	Messages, Objects uint32

@@ -44,14 +44,14 @@ type Step struct {
 	Line      json.RawMessage `json:"line,omitempty"`
 }
 
-// Choice is the decision of a person on an approval request.
+// Choice is a decision that a recording contains, on one of the approval requests of its turn.
 type Choice struct {
 	Request  int                    `json:"request"` // which of the turn's requests, from 0 on
 	Decision events.ApprovalDecided `json:"decision"`
 }
 
-// apply passes the decision to the turn that writes to j.
-func (c Choice) apply(t testing.TB, j *Journal, turn *agent.Turn) {
+// applyTo passes the decision to the turn that writes to j.
+func (c Choice) applyTo(t testing.TB, j *Journal, turn *agent.Turn) {
 	t.Helper()
 	requests := requestsIn(t, j)
 	if c.Request >= len(requests) {
@@ -207,7 +207,7 @@ func (g Goldens) replay(t testing.TB, place agent.Folders, steps []Step) ([]runn
 			turn = newQueryTurn(t, &journal, *step.Query)
 			err = session.Begin(*step.Query, turn)
 		case step.Decide != nil:
-			step.Decide.apply(t, &journal, turn)
+			step.Decide.applyTo(t, &journal, turn)
 		case step.Interrupt:
 			err = session.Interrupt()
 		default:

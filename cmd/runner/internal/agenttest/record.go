@@ -233,7 +233,7 @@ func (r *recorder) recordTurn(i int, permissions events.Permissions, ask Ask) {
 			case requests < len(ask.Decide):
 				c := Choice{Request: requests, Decision: ask.Decide[requests]}
 				r.step(Step{Decide: &c})
-				c.apply(t, &journal, turn)
+				c.applyTo(t, &journal, turn)
 			case ask.Interrupt == OnRequest:
 				interrupt()
 			}

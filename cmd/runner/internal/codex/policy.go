@@ -173,7 +173,7 @@ func permissionsRequest(q question) agent.PermissionRequest {
 // asks the user for data.
 func (s *session) serverRequest(q question) agent.PermissionRequest {
 	tool := "mcp__" + q.ServerName
-	if q.Meta.Kind != approvesTool {
+	if q.Meta.Kind != toolApprovalKind {
 		r := agent.PermissionRequest{
 			Call: permission.Call{Tool: tool, Kind: permission.Question}, Kind: events.ApprovalElicitation,
 			Title: firstLine(q.Message), Preview: events.ApprovalPreview{Text: q.Message, URL: q.URL}, Schema: q.Schema,

@@ -239,8 +239,8 @@ type userQuestion struct {
 	} `json:"options"`
 }
 
-// approvesTool is the kind of a question of the CLI itself, whether a tool of an MCP server may be called.
-const approvesTool = "mcp_tool_call"
+// toolApprovalKind is the kind of a question of the CLI itself, whether a tool of an MCP server may be called.
+const toolApprovalKind = "mcp_tool_call"
 
 // decode parses a part of a line. what names the part in errors.
 func decode[T any](raw json.RawMessage, what string) (T, error) {

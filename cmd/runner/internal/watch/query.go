@@ -27,8 +27,8 @@ const (
 	maxRequest = 4 << 10
 	// maxQueries is the largest number of queries (connections to the socket) at a time.
 	maxQueries = 16
-	// maxAnswer is the largest size in bytes of all answers of a connection. The agent can listen in the watcher's place.
-	maxAnswer = 64 << 20
+	// maxAnswersBytes is the largest size in bytes of all answers of a connection. The agent can listen in the watcher's place.
+	maxAnswersBytes = 64 << 20
 )
 
 // Answer has the folders in which something may have changed.
@@ -226,7 +226,7 @@ func Ask(ctx context.Context, state, since string) (*Query, error) {
 	if err != nil {
 		return nil, fmt.Errorf("ask what has changed: %w", err)
 	}
-	q := &Query{c: c, lines: bufio.NewReader(io.LimitReader(c, maxAnswer))}
+	q := &Query{c: c, lines: bufio.NewReader(io.LimitReader(c, maxAnswersBytes))}
 	if q.Answer, err = q.ask(request{Since: &since}); err != nil {
 		return nil, errors.Join(fmt.Errorf("ask what has changed: %w", err), c.Close())
 	}

@@ -12,8 +12,8 @@ import (
 // The lines of deploy/compose.yaml between these two are generated: the settings of the service in whose
 // environment they stand.
 const (
-	composeBegin = "# Generated from the settings of %s by `make generate`; do not edit."
-	composeEnd   = "# End of the generated settings."
+	composeBegin     = "# Generated from the settings of %s by `make generate`; do not edit."
+	composeEndMarker = "# End of the generated settings."
 )
 
 // everyService is the name of the section of docs/operations.md with the settings that all services have.
@@ -105,7 +105,7 @@ func Compose(current []byte) ([]byte, error) {
 	for line := range bytes.Lines(current) {
 		text := strings.TrimSpace(string(line))
 		if skipping {
-			if skipping = text != composeEnd; skipping {
+			if skipping = text != composeEndMarker; skipping {
 				continue
 			}
 		}
@@ -128,7 +128,7 @@ func Compose(current []byte) ([]byte, error) {
 		}
 	}
 	if skipping {
-		return nil, fmt.Errorf("compose.yaml: a block of generated settings has no line %q", composeEnd)
+		return nil, fmt.Errorf("compose.yaml: a block of generated settings has no line %q", composeEndMarker)
 	}
 	return out.Bytes(), nil
 }
@@ -146,7 +146,7 @@ func withoutGenerated(current []byte) []byte {
 		if !skipping {
 			out.Write(line)
 		}
-		if text == composeEnd {
+		if text == composeEndMarker {
 			skipping = false
 		}
 	}

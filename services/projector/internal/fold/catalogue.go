@@ -75,34 +75,34 @@ func entryChangeOf(kind events.Aspect, e events.Event) (c entryChange, ok bool) 
 	switch d := e.Data.(type) {
 	case events.AgentApplied:
 		c = entryChange{createsVersion: true, spec: d.Spec}
-		d.Ref, d.Tags, d.Spec = reference(d.Ref), rowKeys(d.Tags), events.AgentSpec{}
+		d.Ref, d.Tags, d.Spec = canonicalReference(d.Ref), rowKeys(d.Tags), events.AgentSpec{}
 		c.ref, e.Data = d.Ref, d
 	case events.InstanceApplied:
 		c = entryChange{createsVersion: true, spec: d.Spec}
-		d.Ref, d.Tags = reference(d.Ref), rowKeys(d.Tags)
+		d.Ref, d.Tags = canonicalReference(d.Ref), rowKeys(d.Tags)
 		c.ref, e.Data = d.Ref, d
 	case events.EnvironmentApplied:
 		c = entryChange{createsVersion: true, spec: d.Spec}
-		d.Ref, d.Tags = reference(d.Ref), rowKeys(d.Tags)
+		d.Ref, d.Tags = canonicalReference(d.Ref), rowKeys(d.Tags)
 		c.ref, e.Data = d.Ref, d
 	case events.SkillPushed:
 		c = entryChange{createsVersion: true, document: d.Document, spec: skillSpec{d.Name, d.Description, d.Bytes, d.UnpackedBytes, d.Files}}
-		d.Ref, d.Tags, d.Document = reference(d.Ref), rowKeys(d.Tags), ""
+		d.Ref, d.Tags, d.Document = canonicalReference(d.Ref), rowKeys(d.Tags), ""
 		c.ref, e.Data = d.Ref, d
 	case events.SkillTagged:
-		d.Ref, d.Tag = reference(d.Ref), rowKey(d.Tag)
+		d.Ref, d.Tag = canonicalReference(d.Ref), rowKey(d.Tag)
 		c.ref, e.Data = d.Ref, d
 	case events.AgentRemoved:
-		d.Ref = reference(d.Ref)
+		d.Ref = canonicalReference(d.Ref)
 		c.ref, e.Data = d.Ref, d
 	case events.InstanceRemoved:
-		d.Ref = reference(d.Ref)
+		d.Ref = canonicalReference(d.Ref)
 		c.ref, e.Data = d.Ref, d
 	case events.EnvironmentRemoved:
-		d.Ref = reference(d.Ref)
+		d.Ref = canonicalReference(d.Ref)
 		c.ref, e.Data = d.Ref, d
 	case events.SkillRemoved:
-		d.Ref = reference(d.Ref)
+		d.Ref = canonicalReference(d.Ref)
 		c.ref, e.Data = d.Ref, d
 	default:
 		return c, false // its data could not be decoded
@@ -111,8 +111,8 @@ func entryChangeOf(kind events.Aspect, e events.Event) (c entryChange, ok bool) 
 	return c, true
 }
 
-// reference returns r with parts that are valid row values, and with its scope in full.
-func reference(r events.Reference) events.Reference {
+// canonicalReference returns r with parts that are valid row values, and with its scope in full.
+func canonicalReference(r events.Reference) events.Reference {
 	if r.Scope == "" {
 		r.Scope = events.ScopeOrganization
 	}

@@ -44,7 +44,7 @@ func (b *Box) Ops() []runner.Op {
 	return slices.Clone(b.ops)
 }
 
-// Cut ends all streams.
+// Cut ends all streams of executors to the runner of the box.
 func (b *Box) Cut() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
