@@ -26,7 +26,8 @@ type asker struct {
 	command      []string // of architecture acp
 	preset       string   // of its model settings
 	docker       bool
-	comment      bool // the model receives the comment of a rejection in the same turn
+	image        string // of the sandbox; "" for the default
+	comment      bool   // the model receives the comment of a rejection in the same turn
 }
 
 // askers returns the agents to test: all of them with -approvals, otherwise the built-in one and Claude Code.
@@ -47,6 +48,9 @@ func askers() map[string]asker {
 		a := list[architecture]
 		a.docker = true
 		list[name] = a
+	}
+	list["qwen over acp in docker"] = asker{
+		architecture: "acp", command: []string{"/opt/acp/node_modules/.bin/qwen", "--acp"}, preset: "qwen", docker: true, image: "spool-test/acp:latest",
 	}
 	list["opencode over acp in docker"] = asker{architecture: "acp", command: []string{"opencode", "acp"}, preset: "opencode", docker: true}
 	return list
@@ -78,6 +82,9 @@ func (a asker) begin(t *testing.T, c *harness.Cluster, slug string, permissions 
 	spec := map[string]any{
 		"architecture": a.architecture, "model": architectures()[a.architecture]["model"], "instructions": "You run commands.", "retries": map[string]any{"attempts": 3},
 		"permissions": permissions, "loops": map[string]any{"action": "none"},
+	}
+	if a.image != "" {
+		spec["image"] = a.image
 	}
 	if a.preset == "opencode" { // an agent over ACP asks as its own configuration requires
 		spec["files"] = []map[string]any{{"path": "opencode.json", "content": `{"permission": {"bash": "ask"}}`}}
@@ -200,7 +207,11 @@ func TestApprovals(t *testing.T) {
 			a.need(t)
 			began := time.Now()
 			opts := harness.Options{Script: script(t, "approvals.yaml"), Docker: a.docker, Executor: executor.Config{AnthropicModel: "known-model", Slots: 2}}
-			if a.preset == "qwen" {
+			switch {
+			case a.image != "":
+				opts.Executor.SandboxImages = []string{a.image}
+				buildACPImage(t, a.image)
+			case a.preset == "qwen":
 				opts.Path = acpPath(t)
 			}
 			c := harness.New(t, opts)
@@ -215,6 +226,20 @@ func TestApprovals(t *testing.T) {
 			t.Error(err)
 		}
 	}
+}
+
+// buildACPImage builds an image of a sandbox with the ACP agents of scripts/install in /opt/acp.
+func buildACPImage(t *testing.T, image string) {
+	t.Helper()
+	modules, err := filepath.EvalSymlinks("../../.tools/acp-agents")
+	if err != nil {
+		t.Skipf("the ACP agents are not installed: run scripts/install: %v", err)
+	}
+	file := filepath.Join(t.TempDir(), "Dockerfile")
+	if err := os.WriteFile(file, []byte("FROM spool/sandbox\nCOPY node_modules /opt/acp/node_modules\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	harness.Docker(t, "build", "-q", "-t", image, "-f", file, modules)
 }
 
 // scenario runs the scenario and returns the cells of the table.
@@ -343,5 +368,41 @@ func (k cautious) agentKilled() {
 	retracted := of[events.ApprovalRetracted](x)
 	if len(retracted) != 1 || retracted[0].ApprovalID != list[0].ApprovalID || again.ApprovalID == list[0].ApprovalID || !k.created("again.txt") {
 		k.t.Errorf("after the agent was killed: retracted %+v, created %v", retracted, k.created("again.txt"))
+	}
+}
+
+// TestApprovals_ManyAtOnce tests an agent that makes 1,000 calls in one answer, all of which ask. Only so many requests are open as clients can
+// show. After one was rejected and the class of another approved, all calls run but the rejected one.
+func TestApprovals_ManyAtOnce(t *testing.T) {
+	t.Parallel()
+	const calls, rejected = 1000, 7
+	var many strings.Builder
+	many.WriteString("models: [known-model]\nrules:\n  - match: {user: many}\n    steps:\n      - tools:\n")
+	for i := range calls {
+		fmt.Fprintf(&many, "          - {name: run_code, input: {language: bash, code: touch made-%d}}\n", i)
+	}
+	many.WriteString("      - text: done\n")
+	c := harness.New(t, harness.Options{Script: many.String()})
+	k := asker{architecture: "spool"}.begin(t, c, "many", map[string]any{"preset": "ask"})
+	execution, list := k.asks("many", events.MaxOpenApprovals)
+	var page struct{ Approvals []json.RawMessage }
+	if code := c.Call(0, "GET", "/api/approvals?status=pending&pageSize=200&executionId="+execution, nil, &page); code != http.StatusOK || len(page.Approvals) != events.MaxOpenApprovals {
+		t.Errorf("list: %d, %d requests are pending, want %d", code, len(page.Approvals), events.MaxOpenApprovals)
+	}
+	k.mustDecide(list[rejected], map[string]any{"decision": "reject"})
+	k.mustDecide(list[3], map[string]any{"decision": "approve"})
+	k.mustDecide(list[0], map[string]any{"decision": "approve_all"})
+	x := k.mustEnd(execution)
+	outcomes := map[string]int{}
+	for _, r := range of[events.ApprovalResolved](x) {
+		outcomes[r.Outcome]++
+	}
+	byPolicy := len(of[events.PermissionDecided](x))
+	if outcomes[events.OutcomeRejected] != 1 || outcomes[events.OutcomeApproved]+byPolicy != calls-1 || byPolicy == 0 {
+		t.Errorf("outcomes %v, %d by the approved class", outcomes, byPolicy)
+	}
+	made, err := filepath.Glob(filepath.Join(c.Workspace(k.session), "made-*"))
+	if err != nil || len(made) != calls-1 || k.created(fmt.Sprint("made-", rejected)) {
+		t.Errorf("%d of %d calls ran, %v", len(made), calls, err)
 	}
 }
