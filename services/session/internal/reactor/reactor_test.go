@@ -37,7 +37,7 @@ func TestMatters_ReportsEventsThatMakeWorkDue(t *testing.T) {
 		events.KeyCreated{}, events.KeyRevoked{}, events.AgentApplied{}, events.AgentRemoved{}, events.InstanceApplied{}, events.InstanceRemoved{},
 		events.EnvironmentApplied{}, events.EnvironmentRemoved{}, events.SkillPushed{}, events.SkillTagged{}, events.SkillRemoved{}, events.ExecutionResolved{},
 		events.TenantBudgetSet{}, events.TenantBudgetRemoved{}, events.TenantLimitsSet{}, events.TenantLimitsRemoved{}, events.ExecutionAttached{}, events.ExecutionHandedOver{},
-		events.RunRetired{}, events.ContentRemoved{},
+		events.RunRetired{}, events.ContentRemoved{}, events.ApprovalRequested{}, events.AgentDenied{},
 	} {
 		quiet[p.EventType()] = true
 	}
