@@ -249,7 +249,7 @@ func TestSandboxLost_AnotherAttemptRuns(t *testing.T) {
 	s := b.session()
 	execution := s.post("go")
 	b.until("the text is out", func() bool {
-		return strings.Contains(types(s.events()), "log") && len(b.texts()) > 0
+		return strings.Contains(types(s.events()), "log") && slices.ContainsFunc(b.texts(), func(d events.Delta) bool { return strings.HasSuffix(d.Text, "sentence") })
 	})
 	first := b.provider.onlyBox()
 	first.runner.die()
