@@ -49,8 +49,8 @@ func askers() map[string]asker {
 		a.docker = true
 		list[name] = a
 	}
-	list["qwen over acp in docker"] = asker{
-		architecture: "acp", command: []string{"/opt/acp/node_modules/.bin/qwen", "--acp"}, preset: "qwen", docker: true, image: "spool-test/acp:latest",
+	list["claude over acp in docker"] = asker{
+		architecture: "acp", command: []string{"/opt/acp/node_modules/.bin/claude-code-acp"}, preset: "claude", docker: true, image: "spool-test/acp:latest",
 	}
 	list["opencode over acp in docker"] = asker{architecture: "acp", command: []string{"opencode", "acp"}, preset: "opencode", docker: true}
 	return list
