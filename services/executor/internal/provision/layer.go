@@ -33,10 +33,10 @@ func (p *preparation) dependencyLayer(ctx context.Context) (string, error) {
 // awaitLayer blocks until the layer with the packages of want exists, which layerer may have to build, and returns the layer's name. Errors are
 // those of unlessCancelled and dependencyError.
 func (p *preparation) awaitLayer(ctx context.Context, layerer sandbox.Layerer, want sandbox.Packages) (name string, err error) {
-	begun := make(chan struct{}, 1)
+	begun := make(chan time.Time, 1)
 	builder := p.layerBuilder(func() {
 		select {
-		case begun <- struct{}{}:
+		case begun <- p.Now():
 		default: // Retry has called it again
 		}
 	})
@@ -52,11 +52,11 @@ func (p *preparation) awaitLayer(ctx context.Context, layerer sandbox.Layerer, w
 		return err
 	}
 	var since time.Time
-	err = p.unlessCancelled(ctx, build, begun, func() error {
+	err = p.unlessCancelled(ctx, build, begun, func(at time.Time) error {
 		if !since.IsZero() {
 			return nil
 		}
-		since = p.Now()
+		since = at
 		return p.AppendFacts(ctx, events.Log{Level: "info", Stream: "runner", Message: fmt.Sprintf("dependencies are being installed, for the first time on this engine: %s", want)})
 	})
 	if err != nil {

@@ -173,8 +173,9 @@ func (p *preparation) register(ctx context.Context) error {
 
 // unlessCancelled runs work that may take long in another goroutine, and returns its error. It cancels the context of work and returns
 // ErrCancelled if a control stops the execution, or permits.ErrStopping if this executor stops. work must not use the execution. To
-// run code in the goroutine of the turn, work signals notice, and unlessCancelled calls handle. notice may be nil.
-func (p *preparation) unlessCancelled(ctx context.Context, work func(context.Context) error, notice <-chan struct{}, handle func() error) error {
+// run code in the goroutine of the turn, work sends to notice, and unlessCancelled calls handle with what it receives, also if
+// work has ended by then. notice may be nil.
+func (p *preparation) unlessCancelled(ctx context.Context, work func(context.Context) error, notice <-chan time.Time, handle func(time.Time) error) error {
 	inner, cancel := context.WithCancel(ctx)
 	defer cancel()
 	done := make(chan error, 1)
@@ -189,9 +190,16 @@ func (p *preparation) unlessCancelled(ctx context.Context, work func(context.Con
 	for {
 		select {
 		case err := <-done:
+			select {
+			case sent := <-notice: // both channels were ready
+				if failed := handle(sent); failed != nil {
+					return failed
+				}
+			default:
+			}
 			return err
-		case <-notice:
-			if err := handle(); err != nil {
+		case sent := <-notice:
+			if err := handle(sent); err != nil {
 				return stop(err)
 			}
 			continue

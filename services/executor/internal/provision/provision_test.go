@@ -102,7 +102,6 @@ type layers struct {
 
 func (l layers) Layer(ctx context.Context, want sandbox.Packages, use sandbox.LayerBuilder) (string, error) {
 	use.Begun()
-	time.Sleep(time.Millisecond) // in synctest's time: a build that ends at once need not be reported as begun
 	if l.block {
 		<-ctx.Done()
 		return "", ctx.Err()
@@ -165,6 +164,9 @@ func newBed(t *testing.T, change func(*provision.Config)) *bed {
 	}
 	switch p := cfg.Provider.(type) { // they share the boxes
 	case layers:
+		p.engine = b.engine
+		cfg.Provider = p
+	case quickLayers:
 		p.engine = b.engine
 		cfg.Provider = p
 	case servers:
@@ -444,6 +446,44 @@ func TestAttach_Dependencies(t *testing.T) {
 			}
 			if logs != c.logs {
 				t.Errorf("%s: %d log events, want %d", name, logs, c.logs)
+			}
+		})
+	}
+}
+
+// slowLog is a log whose answers take a millisecond.
+type slowLog struct{ eventlog.Log }
+
+func (l slowLog) Last(ctx context.Context, s events.Subject, f eventlog.Freshness) (eventlog.Head, error) {
+	time.Sleep(time.Millisecond)
+	return l.Log.Last(ctx, s, f)
+}
+
+// quickLayers builds a layer in no time, while the turn reads the log.
+type quickLayers struct{ layers }
+
+func (quickLayers) Layer(_ context.Context, _ sandbox.Packages, use sandbox.LayerBuilder) (string, error) {
+	time.Sleep(5*time.Millisecond + 500*time.Microsecond) // newBed's beat, and a part of slowLog's answer
+	use.Begun()
+	return "layer", nil
+}
+
+// TestAttach_QuickDependencies: the log also states a build that began and ended while the turn read the log.
+func TestAttach_QuickDependencies(t *testing.T) {
+	t.Parallel()
+	agent := events.AgentSpec{Dependencies: events.Dependencies{PIP: []string{"requests==2.32.0"}}}
+	for range 20 { // a select chooses at random
+		synctest.Test(t, func(t *testing.T) {
+			b := newBed(t, func(cfg *provision.Config) { cfg.Provider = quickLayers{} })
+			x := b.Claim()
+			b.Writer.Sessions.Log = slowLog{b.Log}
+			ready, err := b.Attach(t.Context(), b.request(x, agent))
+			if err != nil {
+				t.Fatal(err)
+			}
+			ready.Agent.Link.Close()
+			if types := b.Types(); !slices.Equal(types[1:3], []events.Type{"log", "log"}) { // after execution_claimed
+				t.Errorf("the log has %v", types)
 			}
 		})
 	}
