@@ -85,7 +85,7 @@ func (c *fileCollector) addDeclaration(d ast.Decl) {
 	case *ast.FuncDecl:
 		signature := *d
 		signature.Doc, signature.Body = nil, nil
-		c.add(d.Doc, &signature, d.Name)
+		c.add(d.Doc, firstLine(&signature), d.Name)
 	case *ast.GenDecl:
 		for _, s := range d.Specs {
 			switch s := s.(type) {
@@ -94,29 +94,35 @@ func (c *fileCollector) addDeclaration(d ast.Decl) {
 				if doc == nil && len(d.Specs) == 1 {
 					doc = d.Doc
 				}
-				c.add(doc, nil, s.Name)
+				spec := *s
+				spec.Doc, spec.Comment = nil, nil
+				c.add(doc, "type "+firstLine(&spec), s.Name)
 			case *ast.ValueSpec:
 				doc := s.Doc
 				if doc == nil && len(d.Specs) == 1 {
 					doc = d.Doc
 				}
-				c.add(doc, nil, s.Names...)
+				spec := *s
+				spec.Doc, spec.Comment = nil, nil
+				c.add(doc, d.Tok.String()+" "+firstLine(&spec), s.Names...)
 			}
 		}
 	}
 }
 
-// add adds the names of one declaration, and its comment doc unless it is nil. signature is printed with them; if it is
-// nil, the first name is printed.
-func (c *fileCollector) add(doc *ast.CommentGroup, signature ast.Node, names ...*ast.Ident) {
-	position := c.files.Position(names[0].Pos())
-	text := names[0].Name
-	if signature != nil {
-		var b bytes.Buffer
-		if printer.Fprint(&b, token.NewFileSet(), signature) == nil {
-			text = b.String()
-		}
+// firstLine returns the first line of the source code of a declaration.
+func firstLine(declaration ast.Node) string {
+	var b bytes.Buffer
+	if err := printer.Fprint(&b, token.NewFileSet(), declaration); err != nil {
+		log.Fatal(err)
 	}
+	line, _, _ := strings.Cut(b.String(), "\n")
+	return line
+}
+
+// add adds the names of one declaration, and its comment doc unless it is nil. text is printed with them.
+func (c *fileCollector) add(doc *ast.CommentGroup, text string, names ...*ast.Ident) {
+	position := c.files.Position(names[0].Pos())
 	for _, n := range names {
 		if n.Name != "_" && n.Name != "main" && n.Name != "init" {
 			c.names = append(c.names, fmt.Sprintf("%s   (%s, %s)", n.Name, text, position))
