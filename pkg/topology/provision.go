@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/retry"
 )
 
 // Config is the number of shards, partitions and replicas of an installation's streams.
@@ -65,14 +66,36 @@ func (c Config) validate() error {
 // ErrNotInstalled is returned if NATS does not have Spool's streams.
 var ErrNotInstalled = errors.New("the streams of Spool are not installed on this NATS")
 
+// placementPatience is the maximum time for which Provision waits for servers of the cluster.
+const placementPatience = 30 * time.Second
+
+// noPeers is the error code of NATS if the leader of the cluster does not know enough servers that can store a stream. A
+// new leader, and one whose routes were just connected again, does not know them for a moment.
+const noPeers = jetstream.ErrorCode(10005)
+
 // Provision creates every stream and bucket, or updates the existing ones, and deletes the stream LIVE of earlier
-// builds. It is idempotent, and several callers
-// may run it concurrently. It returns an error that names the setting if the number of shards or an immutable
-// setting differs from the installation.
+// builds. It is idempotent, and several callers may run it concurrently. If the cluster has no servers for a stream,
+// Provision tries again for half a minute. It returns an error that names the setting if the number of shards or an
+// immutable setting differs from the installation.
 func Provision(ctx context.Context, js jetstream.JetStream, cfg Config) error {
 	if err := cfg.validate(); err != nil {
 		return err
 	}
+	pauses := retry.Doubling(100*time.Millisecond, 2*time.Second)
+	for began := time.Now(); ; {
+		err := provision(ctx, js, cfg)
+		var refused *jetstream.APIError
+		if !errors.As(err, &refused) || refused.ErrorCode != noPeers || time.Since(began) > placementPatience {
+			return err
+		}
+		if ended := retry.Pause(ctx, pauses.NextBackOff()); ended != nil {
+			return fmt.Errorf("%w: %w", ended, err)
+		}
+	}
+}
+
+// provision makes one attempt of Provision.
+func provision(ctx context.Context, js jetstream.JetStream, cfg Config) error {
 	layout, err := installedLayout(ctx, js)
 	if errors.Is(err, ErrNotInstalled) {
 		layout, err = NewLayout(max(cfg.Shards, 1), cfg.Partitions)

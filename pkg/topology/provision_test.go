@@ -353,3 +353,38 @@ func TestProvision_AllowsBatchesOnExistingStreams(t *testing.T) {
 		t.Errorf("the stored message is %+v, %v", m, err)
 	}
 }
+
+// crowdedCluster is a NATS whose cluster has no servers for the first new object buckets.
+type crowdedCluster struct {
+	jetstream.JetStream
+	refusals int
+	refused  func()
+}
+
+func (c *crowdedCluster) CreateOrUpdateObjectStore(ctx context.Context, cfg jetstream.ObjectStoreConfig) (jetstream.ObjectStore, error) {
+	if c.refusals == 0 {
+		return c.JetStream.CreateOrUpdateObjectStore(ctx, cfg)
+	}
+	c.refusals--
+	c.refused()
+	return nil, &jetstream.APIError{Code: 400, ErrorCode: 10005, Description: "no suitable peers for placement, peer offline"}
+}
+
+// TestProvision_WaitsForServersOfACluster tests that servers that are not known to the cluster's leader yet delay the installation and do not fail it.
+func TestProvision_WaitsForServersOfACluster(t *testing.T) {
+	t.Parallel()
+	ctx, js := connect(t)
+	if err := topology.Provision(ctx, &crowdedCluster{js, 2, func() {}}, topology.Config{}); err != nil {
+		t.Errorf("the servers are known at the third attempt: %v", err)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	attempts := 0
+	err := topology.Provision(ctx, &crowdedCluster{js, -1, func() {
+		if attempts++; attempts == 3 {
+			cancel()
+		}
+	}}, topology.Config{})
+	if attempts != 3 || !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "no suitable peers") {
+		t.Errorf("cancelled at the third attempt: %d attempts, %v", attempts, err)
+	}
+}
