@@ -96,7 +96,7 @@ func New(t testing.TB, opts Options) *Cluster {
 	c := &Cluster{T: t, opts: opts, dir: t.TempDir(), said: &logBuffer{}, stops: map[string][]func(){}}
 	t.Cleanup(c.checkNoProcesses)
 	c.startServers()
-	c.startModel()
+	c.Model = StartModel(c.T, opts.Script)
 	must(t, readmodel.Migrate(t.Context(), c.Base.DatabaseURL))
 	c.opts.Executor.Runner = runner
 	c.opts.Executor.DataDir = filepath.Join(c.dir, "sandboxes")
@@ -162,17 +162,25 @@ func check(t testing.TB, err error) {
 	}
 }
 
-// startModel starts the scripted model server.
-func (c *Cluster) startModel() {
+// StartModel starts a scripted model server that runs until the test ends. "" stands for the built-in script.
+func StartModel(t testing.TB, text string) *server.Server {
+	t.Helper()
 	script, err := server.Default()
-	if c.opts.Script != "" {
-		script, err = server.Load("script.yaml", []byte(c.opts.Script))
+	if text != "" {
+		script, err = server.Load("script.yaml", []byte(text))
 	}
-	must(c.T, err)
-	c.Model, err = server.New(server.Config{Listen: "127.0.0.1:0", Script: script, Logger: slog.New(slog.DiscardHandler)})
-	must(c.T, err)
-	must(c.T, c.Model.Listen())
-	c.startService(nil, nil, c.Model.Run)
+	must(t, err)
+	model, err := server.New(server.Config{Listen: "127.0.0.1:0", Script: script, Logger: slog.New(slog.DiscardHandler)})
+	must(t, err)
+	must(t, model.Listen())
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- model.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		check(t, <-done)
+	})
+	return model
 }
 
 // startService runs a service (part) in a goroutine until the test ends, and blocks until the channel ready is closed.

@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"crypto/rand"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -13,7 +12,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -168,77 +166,21 @@ func (m *MockModal) newTLSListener(t testing.TB, dir string) tlsListener {
 	return tlsListener{l.Addr().String(), filepath.Join(pair, certificate.CertificateFile), filepath.Join(pair, certificate.KeyFile), trusted}
 }
 
-// UpInstallation runs the spool program as on a new user's machine: in an empty folder, and with only the environment
-// variables of a new installation. Its sandboxes run on mockmodal, the stand-in for modal.com.
-type UpInstallation struct {
-	t   testing.TB
-	dir string
-	env []string
-}
-
 // NewUpInstallation returns an UpInstallation in a new folder, whose sandboxes run on m.
 func (m *MockModal) NewUpInstallation(t testing.TB) *UpInstallation {
 	t.Helper()
-	runner, err := buildRunner()
-	must(t, err)
+	u := NewUpInstallation(t)
 	egress, err := buildEgress()
 	must(t, err)
-	dir := t.TempDir()
-	l := m.newTLSListener(t, filepath.Join(dir, "certificates"))
+	l := m.newTLSListener(t, filepath.Join(u.dir, "certificates"))
 	id, secret, _ := strings.Cut(ModalToken, ":")
-	return &UpInstallation{t: t, dir: dir, env: append(os.Environ(),
-		"PATH="+filepath.Dir(egress)+":"+os.Getenv("PATH"), "SPOOL_DATA_DIR="+filepath.Join(dir, "data"), "SPOOL_RUNNER="+runner,
-		"SPOOL_LISTEN=127.0.0.1:0", "SPOOL_GRPC_LISTEN=127.0.0.1:0", "SPOOL_SANDBOX="+executor.Modal,
+	u.env = append(u.env,
+		"PATH="+filepath.Dir(egress)+":"+os.Getenv("PATH"), "SPOOL_SANDBOX="+executor.Modal,
 		"SPOOL_MODAL_TOKEN_ID="+id, "SPOOL_MODAL_TOKEN_SECRET="+secret, "SPOOL_MODAL_SERVER_URL="+m.URL, "SPOOL_MODAL_IMAGE="+SandboxImage,
 		"SPOOL_EGRESS_SERVER="+l.address, "SPOOL_EGRESS_AUTHORITY="+l.authority,
 		"SPOOL_EGRESS_LISTEN_TLS="+l.address, "SPOOL_EGRESS_TLS_CERTIFICATE="+l.certificate, "SPOOL_EGRESS_TLS_KEY="+l.key,
-	)}
-}
-
-// command returns a command of the spool program with args. variables are environment variables, which override the
-// settings.
-func (u *UpInstallation) command(variables []string, args ...string) *exec.Cmd {
-	u.t.Helper()
-	bin, err := buildCLI()
-	must(u.t, err)
-	cmd := exec.CommandContext(u.t.Context(), bin, args...)
-	cmd.Dir, cmd.Env = u.dir, append(slices.Clone(u.env), variables...)
-	return cmd
-}
-
-// Run runs the spool program with args and returns its exit code and all its output. variables are environment
-// variables, which override the settings.
-func (u *UpInstallation) Run(variables []string, args ...string) (code int, printed string) {
-	u.t.Helper()
-	cmd := u.command(variables, args...)
-	out, err := cmd.CombinedOutput()
-	var exit *exec.ExitError
-	if err != nil && !errors.As(err, &exit) {
-		u.t.Fatal(err)
-	}
-	return cmd.ProcessState.ExitCode(), string(out)
-}
-
-// WhileUp starts `spool up` with a scripted model server, calls f when it is ready, and stops it. It fails the test if
-// spool does not exit with 0.
-func (u *UpInstallation) WhileUp(variables []string, f func()) {
-	u.t.Helper()
-	cmd := u.command(variables, "up", "--mock-llm")
-	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
-	cmd.Stderr = testWriter{u.t, "spool up"}
-	out, err := cmd.StdoutPipe()
-	must(u.t, err)
-	must(u.t, cmd.Start())
-	defer func() {
-		check(u.t, cmd.Process.Signal(syscall.SIGTERM))
-		check(u.t, cmd.Wait())
-	}()
-	line, err := bufio.NewReader(out).ReadString('\n')
-	if err != nil || !strings.HasPrefix(line, "ready ") {
-		u.t.Errorf("spool up printed %q: %v", line, err)
-		return
-	}
-	f()
+	)
+	return u
 }
 
 // startModal starts mockmodal, the stand-in for modal.com, and configures the cluster to run sandboxes there. These
