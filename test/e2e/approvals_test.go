@@ -28,18 +28,20 @@ type asker struct {
 	docker       bool
 	image        string // of the sandbox; "" for the default
 	comment      bool   // the model receives the comment of a rejection in the same turn
+	questions    bool   // the agent can ask the user questions
+	arguments    string // changed arguments of a call that creates changed.txt; "" if the agent does not take changed arguments
 }
 
 // askers returns the agents to test: all of them with -approvals, otherwise the built-in one and Claude Code.
 func askers() map[string]asker {
 	list := map[string]asker{
-		"spool":       {architecture: "spool", comment: true},
-		"claude-code": {architecture: "claude-code", comment: true},
+		"spool":       {architecture: "spool", comment: true, arguments: `{"language":"bash","code":"touch changed.txt"}`},
+		"claude-code": {architecture: "claude-code", comment: true, questions: true, arguments: `{"command":"touch changed.txt","description":"Run it"}`},
 	}
 	if *approvalsTable == "" {
 		return list
 	}
-	list["codex"] = asker{architecture: "codex", comment: true}
+	list["codex"] = asker{architecture: "codex", comment: true, questions: true}
 	list["opencode"] = asker{architecture: "opencode"}
 	list["qwen over acp"] = asker{architecture: "acp", command: []string{"qwen", "--acp"}, preset: "qwen"}
 	for name, architecture := range map[string]string{
@@ -195,13 +197,13 @@ func (k cautious) mustEnd(execution string) turn {
 	return x
 }
 
-// TestApprovals tests that a person decides what an agent does: allow, deny with a comment, approve all of the class, time out, unattended, the
-// executor killed while the agent waits, and the agent killed while it waits.
+// TestApprovals tests that a person decides what an agent does: allow, deny with a comment, approve all of the class, change arguments, answer a
+// question, time out, unattended, the executor killed while the agent waits, and the agent killed while it waits.
 func TestApprovals(t *testing.T) {
 	if *approvalsTable == "" {
 		t.Parallel() // the PATH of an agent over ACP is set for the whole process
 	}
-	table := "| agent | allow | deny with comment | all of the class | time out | unattended | executor killed | agent killed | decision to next action, ms | seconds |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
+	table := "| agent | allow | deny with comment | all of the class | changed arguments | question | time out | unattended | executor killed | agent killed | decision to next action, ms | seconds |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
 	for name, a := range askers() {
 		t.Run(name, func(t *testing.T) {
 			a.need(t)
@@ -292,6 +294,7 @@ func (a asker) scenario(t *testing.T, c *harness.Cluster) string {
 	k.mustDecide(list[0], map[string]any{"decision": "skip"})
 	k.mustEnd(execution)
 
+	arguments, question := k.changesArguments(), k.asksQuestion()
 	unattended := k.asksNobody("run touch unattended.txt")
 	k.executorKilled(c)
 	k.agentKilled()
@@ -304,7 +307,49 @@ func (a asker) scenario(t *testing.T, c *harness.Cluster) string {
 	}
 	c.Delete(k.session) // the executor that was started last ends before the cleanup of sessions
 	c.Delete(slow.session)
-	return fmt.Sprintf("yes | %s | yes | yes | %s | yes | yes | %d", denied, unattended, next.Milliseconds())
+	return fmt.Sprintf("yes | %s | yes | %s | %s | yes | %s | yes | yes | %d", denied, arguments, question, unattended, next.Milliseconds())
+}
+
+// changesArguments approves a call with other arguments, and returns the cell of the table. If the agent does not take them, the decision must be
+// refused and the request must stay open.
+func (k cautious) changesArguments() string {
+	k.t.Helper()
+	execution, list := k.asks("run touch unchanged.txt", 1)
+	if list[0].Editable != (k.arguments != "") {
+		k.t.Errorf("the request is editable: %v", list[0].Editable)
+	}
+	cell := "yes"
+	if k.arguments == "" {
+		cell = "refused"
+		if status, code := k.decide(list[0], map[string]any{"decision": "approve", "arguments": map[string]any{"command": "touch changed.txt"}}); code != "ARGUMENTS_NOT_SUPPORTED" {
+			k.t.Errorf("changed arguments: %d %s", status, code)
+		}
+		k.mustDecide(list[0], map[string]any{"decision": "skip"})
+	} else {
+		k.mustDecide(list[0], map[string]any{"decision": "approve", "arguments": json.RawMessage(k.arguments)})
+	}
+	k.mustEnd(execution)
+	if k.created("unchanged.txt") || k.created("changed.txt") != (k.arguments != "") {
+		k.t.Errorf("the call created unchanged.txt: %v, changed.txt: %v", k.created("unchanged.txt"), k.created("changed.txt"))
+	}
+	return cell
+}
+
+// asksQuestion answers a question of the agent, and returns the cell of the table.
+func (k cautious) asksQuestion() string {
+	k.t.Helper()
+	if !k.questions {
+		return "no"
+	}
+	execution, list := k.asks("ask me", 1)
+	if list[0].Kind != events.ApprovalQuestion || len(list[0].Questions) != 1 {
+		k.t.Fatalf("request %+v", list[0])
+	}
+	k.mustDecide(list[0], map[string]any{"decision": "answer", "answers": map[string]any{list[0].Questions[0].ID: []string{"Red"}}})
+	if result := ended[events.ExecutionCompleted](k.mustEnd(execution)).Result; !strings.Contains(result, "The answer: ") || !strings.Contains(result, "Red") {
+		k.t.Errorf("the agent received %q", result)
+	}
+	return "yes"
 }
 
 // nextAction returns the time from the decision of a person to the next event of the agent after it.
