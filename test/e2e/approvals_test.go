@@ -281,7 +281,7 @@ func (a asker) scenario(t *testing.T, c *harness.Cluster) string {
 	}
 	denied := "yes"
 	if !received {
-		denied = "denied; the comment does not reach the model in this turn"
+		denied = "denied; the comment comes later"
 	}
 
 	execution, list = k.asks("run touch one.txt, then touch two.txt", 1)
