@@ -29,7 +29,7 @@ type endpoint struct{ key, url string }
 
 // usesProxy reports whether agents reach models through the egress proxy. All agents do, except those in local
 // sandboxes.
-func (c Config) usesProxy() bool { return c.Sandbox == Docker || c.Sandbox == Modal }
+func (c Config) usesProxy() bool { return c.Sandbox == ProviderDocker || c.Sandbox == ProviderModal }
 
 // endpoint returns the endpoint with which agents reach a model provider.
 func (c Config) endpoint(provider string) endpoint {
@@ -48,10 +48,10 @@ func (c Config) endpoint(provider string) endpoint {
 	return endpoint{c.OpenAIKey, c.OpenAIBaseURL}
 }
 
-// agent returns how the process of an agent of architecture arch is started: its model, command and environment. Only
+// agentLaunch returns how the process of an agent of architecture arch is started: its model, command and environment. Only
 // that process sees the environment: it is not in the log, and other processes of the sandbox do not see it.
-func (c Config) agent(arch string, o events.Options) worker.Launch {
-	provider, model := c.model(arch, o)
+func (c Config) agentLaunch(arch string, o events.Options) worker.Launch {
+	provider, model := c.effectiveModel(arch, o)
 	l := worker.Launch{Model: model, Env: c.modelEnvironment(arch, provider), Command: slices.Clone(o.Command)}
 	c.addModelSettings(&l, provider, o.ModelSettings)
 	return l
@@ -115,8 +115,8 @@ func (c Config) modelEnvironment(arch, provider string) map[string]string {
 	return env
 }
 
-// model returns the model provider and the model of a session. "" means the agent's own default model.
-func (c Config) model(arch string, o events.Options) (provider, model string) {
+// effectiveModel returns the model provider and the model of a session. "" means the agent's own default model.
+func (c Config) effectiveModel(arch string, o events.Options) (provider, model string) {
 	provider, model = c.modelProvider(arch, o)
 	switch {
 	case model != "":
@@ -201,8 +201,8 @@ func (c *Config) checkModelProviders() error {
 	return nil
 }
 
-// pool returns the number of sandboxes that are kept ready, by architecture.
-func (c Config) pool() (map[string]int, error) {
+// poolSizes returns the number of sandboxes that are kept ready, by architecture.
+func (c Config) poolSizes() (map[string]int, error) {
 	out := map[string]int{}
 	for _, entry := range c.Pool {
 		if entry == "" {

@@ -121,26 +121,26 @@ type Config struct {
 
 // The sandbox providers.
 const (
-	Local  = "local"
-	Docker = "docker"
-	Modal  = "modal"
+	ProviderLocal  = "local"
+	ProviderDocker = "docker"
+	ProviderModal  = "modal"
 )
 
-// DiskWatch is the value of DiskLimit with which no file system limits the disk usage; only the runner watches it.
-const DiskWatch = docker.DiskWatch
+// DiskLimitWatch is the value of DiskLimit with which no file system limits the disk usage; only the runner watches it.
+const DiskLimitWatch = docker.DiskLimitWatch
 
 // withDefaults returns the config with its defaults set, or an error that begins with the name of the invalid setting.
 func (c Config) withDefaults() (Config, error) {
 	settings.Default(&c)
-	if c.Sandbox != Local && c.Sandbox != Docker && c.Sandbox != Modal {
-		return c, fmt.Errorf("sandbox: %q is none of %s, %s and %s", c.Sandbox, Local, Docker, Modal)
+	if c.Sandbox != ProviderLocal && c.Sandbox != ProviderDocker && c.Sandbox != ProviderModal {
+		return c, fmt.Errorf("sandbox: %q is none of %s, %s and %s", c.Sandbox, ProviderLocal, ProviderDocker, ProviderModal)
 	}
 	if _, err := imagepolicy.Parse("sandbox-images", c.SandboxImages); err != nil {
 		return c, err
 	}
 	// The default lies between the numbers of 16 bits, which accounts of the machine have, and 100000, from which useradd
 	// takes the subordinate users of rootless containers.
-	users, err := docker.ParseUsers(c.SandboxUIDs)
+	users, err := docker.ParseUserRange(c.SandboxUIDs)
 	if err != nil {
 		return c, fmt.Errorf("sandbox-uids: %w", err)
 	}
@@ -180,7 +180,7 @@ func (c Config) withDefaults() (Config, error) {
 	if c.SandboxCPUs < 0 {
 		return c, fmt.Errorf("sandbox-cpus: %g is negative", c.SandboxCPUs)
 	}
-	if err := c.checkEgress(); err != nil {
+	if err := c.checkEgressSettings(); err != nil {
 		return c, err
 	}
 	if c, err = c.checkModal(); err != nil {
@@ -193,7 +193,7 @@ func (c Config) withDefaults() (Config, error) {
 	if len(c.Pool) == 0 {
 		c.Pool = nil
 	}
-	if _, err := c.pool(); err != nil {
+	if _, err := c.poolSizes(); err != nil {
 		return c, err
 	}
 	if c.Slots == 0 {
@@ -218,7 +218,7 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("max-attempts: %d is not between 1 and 100", c.MaxAttempts)
 	}
 	if c.WarmMemory == 0 {
-		c.WarmMemory = halfOfMemory()
+		c.WarmMemory = halfOfMachineMemory()
 	}
 	for _, d := range []struct {
 		name  string
@@ -247,8 +247,8 @@ func (c Config) withDefaults() (Config, error) {
 // maxSlots is the largest number of executions that one executor may run.
 const maxSlots = 1024
 
-// withFolder creates the data folder and fills in the settings that the folder contains.
-func (c Config) withFolder() (Config, error) {
+// withDataFolder creates the data folder and fills in the settings that the folder contains.
+func (c Config) withDataFolder() (Config, error) {
 	if c.DataDir == "" {
 		base := os.Getenv("XDG_DATA_HOME")
 		if base == "" {
@@ -288,7 +288,7 @@ func storedEngine(dir string) (string, error) {
 		return "", err
 	}
 	defer os.Remove(tmp.Name()) //nolint:errcheck // a second name of the same file, or a leftover
-	_, werr := tmp.WriteString(newEngine() + "\n")
+	_, werr := tmp.WriteString(newEngineName() + "\n")
 	if err := errors.Join(werr, tmp.Close()); err != nil {
 		return "", err
 	}
@@ -299,12 +299,12 @@ func storedEngine(dir string) (string, error) {
 	return strings.TrimSpace(string(raw)), err
 }
 
-// withRunner finds the runner's binary.
-func (c Config) withRunner() (Config, error) {
+// withRunnerPath finds the runner's binary.
+func (c Config) withRunnerPath() (Config, error) {
 	if c.Runner != "" {
 		if info, err := os.Stat(c.Runner); err != nil {
 			return c, fmt.Errorf("runner: %w", err)
-		} else if info.IsDir() && c.Sandbox != Local {
+		} else if info.IsDir() && c.Sandbox != ProviderLocal {
 			return c, nil // one binary for each of an engine's architectures
 		} else if info.IsDir() || info.Mode()&0o111 == 0 {
 			return c, fmt.Errorf("runner: %s is not a program", c.Runner)
@@ -325,8 +325,8 @@ func (c Config) withRunner() (Config, error) {
 	return c, nil
 }
 
-// halfOfMemory returns half of the machine's memory in bytes, 2 GiB if that is unknown.
-func halfOfMemory() int64 {
+// halfOfMachineMemory returns half of the machine's memory in bytes, 2 GiB if that is unknown.
+func halfOfMachineMemory() int64 {
 	const unknown = 2 << 30
 	raw, err := os.ReadFile("/proc/meminfo")
 	if err != nil {

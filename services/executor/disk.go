@@ -12,10 +12,10 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/docker"
 )
 
-// chooseWithin is the maximum time for which the start of the executor waits until the provider has chosen how disk
+// chooseDiskLimitTimeout is the maximum time for which the start of the executor waits until the provider has chosen how disk
 // limits are enforced. The choice takes longer if an image has to be pulled first; it then continues with the first
 // sandbox.
-const chooseWithin = time.Minute
+const chooseDiskLimitTimeout = time.Minute
 
 // diskLimiter is a provider that limits the disk usage of its sandboxes.
 type diskLimiter interface {
@@ -49,7 +49,7 @@ func (e *Executor) chooseDiskLimit(ctx context.Context) error {
 	if d == nil {
 		return nil
 	}
-	bounded, cancel := context.WithTimeout(ctx, chooseWithin)
+	bounded, cancel := context.WithTimeout(ctx, chooseDiskLimitTimeout)
 	defer cancel()
 	_, err := d.ChooseDiskLimit(bounded)
 	if err != nil && ctx.Err() == nil && !errors.Is(err, docker.ErrDiskLimit) {
@@ -77,11 +77,11 @@ func registerDiskLimit(r prometheus.Registerer, limit func() string) {
 // ProveDiskLimit returns the mode that would enforce the disk limits of Docker sandboxes with these settings. It tries
 // the modes on the engine, and leaves nothing there.
 func (c Config) ProveDiskLimit(ctx context.Context, log *slog.Logger) (mode string, err error) {
-	c.Sandbox, c.Engine = Docker, "doctor"
+	c.Sandbox, c.Engine = ProviderDocker, "doctor"
 	if c, err = c.withDefaults(); err != nil {
 		return "", err
 	}
-	if c, err = c.withRunner(); err != nil {
+	if c, err = c.withRunnerPath(); err != nil {
 		return "", err
 	}
 	try := func(use func(*docker.Provider) error) error {
@@ -103,7 +103,7 @@ func (c Config) ProveDiskLimit(ctx context.Context, log *slog.Logger) (mode stri
 		return "", err
 	}
 	return mode, try(func(p *docker.Provider) error { // this provider does not use the runner's volume
-		_, err := p.Orphans(ctx, 0)
+		_, err := p.RemoveOrphans(ctx, 0)
 		return err
 	})
 }

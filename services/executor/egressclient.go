@@ -30,10 +30,10 @@ func (c Config) egressClient(p sandbox.Provider) (egressClient, error) {
 		return egressClient{api: api.NewClient(api.DialSocket(c.EgressAdmin))}, nil
 	}
 	engine, ok := p.(*docker.Provider)
-	if !ok || !c.startsEgress() {
+	if !ok || !c.startsEgressProxy() {
 		return egressClient{}, nil
 	}
-	e := c.egress()
+	e := c.egressConfig()
 	proxy, err := docker.NewEgressProxy(engine, docker.EgressConfig{Image: c.EgressImage, Network: c.EgressNetwork, Env: map[string]string{
 		"ANTHROPIC_API_KEY": e.AnthropicKey, "SPOOL_ANTHROPIC_BASE_URL": e.AnthropicBaseURL, "OPENAI_API_KEY": e.OpenAIKey,
 		"SPOOL_OPENAI_BASE_URL": e.OpenAIBaseURL, "NVIDIA_API_KEY": e.NVIDIAKey, "SPOOL_NVIDIA_BASE_URL": e.NVIDIABaseURL,
@@ -44,7 +44,7 @@ func (c Config) egressClient(p sandbox.Provider) (egressClient, error) {
 	return egressClient{api: api.NewClient(proxy.Dial), proxy: proxy}, nil
 }
 
-// open starts the egress proxy if this executor has to start it. If the engine does not answer, open returns nil, and
+// openDependencies starts the egress proxy if this executor has to start it. If the engine does not answer, open returns nil, and
 // the first request to the proxy starts it later.
 func (c egressClient) open(ctx context.Context, log *slog.Logger) error {
 	if c.proxy == nil {
@@ -66,28 +66,28 @@ func (c egressClient) close() {
 	}
 }
 
-// answerWithin is the time limit of a request to the egress proxy, so that a proxy that does not respond does not block
+// egressRequestTimeout is the time limit of a request to the egress proxy, so that a proxy that does not respond does not block
 // a turn.
-const answerWithin = 10 * time.Second
+const egressRequestTimeout = 10 * time.Second
 
 // Register registers a sandbox with the proxy, or replaces its registration. It returns the certificate, in PEM, that
 // the sandbox must trust; "" for none.
 func (c egressClient) Register(ctx context.Context, sandbox string, r api.Registration) (authority string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	ctx, cancel := context.WithTimeout(ctx, egressRequestTimeout)
 	defer cancel()
 	s, err := c.api.Register(ctx, sandbox, r)
-	return s.Authority, c.withCode(sentinel(err))
+	return s.Authority, c.wrapUnavailable(wrapRefusal(err))
 }
 
 // Release releases a sandbox and discards its journal. It returns nil for an unknown sandbox.
 func (c egressClient) Release(ctx context.Context, sandbox string) error {
-	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	ctx, cancel := context.WithTimeout(ctx, egressRequestTimeout)
 	defer cancel()
 	s, err := c.api.Release(ctx, sandbox)
 	if err == nil {
 		err = c.api.Ack(ctx, sandbox, s.Journal, s.Last)
 	}
-	if err = sentinel(err); errors.Is(err, metering.ErrUnknownSandbox) {
+	if err = wrapRefusal(err); errors.Is(err, metering.ErrUnknownSandbox) {
 		return nil
 	}
 	return err
@@ -95,20 +95,20 @@ func (c egressClient) Release(ctx context.Context, sandbox string) error {
 
 // OpenModelRequests returns the number of open model requests of a sandbox.
 func (c egressClient) OpenModelRequests(ctx context.Context, sandbox string) (int, error) {
-	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	ctx, cancel := context.WithTimeout(ctx, egressRequestTimeout)
 	defer cancel()
 	s, err := c.api.State(ctx, sandbox)
-	return s.OpenModelRequests, sentinel(err)
+	return s.OpenModelRequests, wrapRefusal(err)
 }
 
 // Lines returns the lines of a sandbox's journal that follow after. If settled is set, it first waits until no model request
 // of the sandbox is open.
 func (c egressClient) Lines(ctx context.Context, sandbox string, after run.Line, settled bool) ([]metering.Line, error) {
-	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	ctx, cancel := context.WithTimeout(ctx, egressRequestTimeout)
 	defer cancel()
 	lines, err := c.api.Lines(ctx, sandbox, after.Journal, after.N, settled)
 	if err != nil {
-		return nil, sentinel(err)
+		return nil, wrapRefusal(err)
 	}
 	var out []metering.Line
 	for _, l := range lines {
@@ -119,14 +119,14 @@ func (c egressClient) Lines(ctx context.Context, sandbox string, after run.Line,
 
 // Ack allows the proxy to remove the lines of a journal up to a line.
 func (c egressClient) Ack(ctx context.Context, sandbox string, upTo run.Line) error {
-	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	ctx, cancel := context.WithTimeout(ctx, egressRequestTimeout)
 	defer cancel()
-	return sentinel(c.api.Ack(ctx, sandbox, upTo.Journal, upTo.N))
+	return wrapRefusal(c.api.Ack(ctx, sandbox, upTo.Journal, upTo.N))
 }
 
-// withCode wraps an error of the connection to the proxy into a *sandbox.Error of CodeEgressUnavailable. A refusal of the
+// wrapUnavailable wraps an error of the connection to the proxy into a *sandbox.Error of CodeEgressUnavailable. A refusal of the
 // proxy, an error of the engine and a cancellation are returned as they are.
-func (c egressClient) withCode(err error) error {
+func (c egressClient) wrapUnavailable(err error) error {
 	var refused *api.Error
 	var typed *sandbox.Error
 	if err == nil || errors.As(err, &refused) || errors.As(err, &typed) || errors.Is(err, context.Canceled) {
@@ -140,8 +140,8 @@ func (c egressClient) withCode(err error) error {
 		"the egress proxy %s does not answer, and without it a sandbox reaches no model: look at its log (%v)", name, err)}
 }
 
-// sentinel wraps refusals of the proxy into the errors that the executor tests for: metering.ErrUnknownSandbox and link.ErrFenced.
-func sentinel(err error) error {
+// wrapRefusal wraps refusals of the proxy into the errors that the executor tests for: metering.ErrUnknownSandbox and link.ErrFenced.
+func wrapRefusal(err error) error {
 	var refused *api.Error
 	if !errors.As(err, &refused) {
 		return err

@@ -81,14 +81,14 @@ type Executor struct {
 
 // New returns an Executor. It creates the data folder if it needs one, and sends nothing to NATS or to the engine.
 func New(cfg Config, deps Deps) (*Executor, error) {
-	e, err := build(cfg, deps)
+	e, err := newExecutor(cfg, deps)
 	if err != nil {
 		return nil, fmt.Errorf("executor: %w", err)
 	}
 	return e, nil
 }
 
-func build(cfg Config, deps Deps) (*Executor, error) {
+func newExecutor(cfg Config, deps Deps) (*Executor, error) {
 	if deps.NATS == nil || deps.Log == nil || deps.Logger == nil {
 		return nil, errors.New("NATS, Log and Logger are required")
 	}
@@ -106,8 +106,8 @@ func build(cfg Config, deps Deps) (*Executor, error) {
 	if err != nil {
 		return nil, err
 	}
-	if deps.Provider == nil && cfg.Sandbox == Local || cfg.Engine == "" {
-		if cfg, err = cfg.withFolder(); err != nil {
+	if deps.Provider == nil && cfg.Sandbox == ProviderLocal || cfg.Engine == "" {
+		if cfg, err = cfg.withDataFolder(); err != nil {
 			return nil, err
 		}
 	}
@@ -118,7 +118,7 @@ func build(cfg Config, deps Deps) (*Executor, error) {
 	if deps.Provider == nil {
 		e.store = workspaces.New(cfg.SnapshotVersion, deps.Logger)
 		deps.Workspaces = e.store
-		if cfg, err = cfg.withRunner(); err != nil {
+		if cfg, err = cfg.withRunnerPath(); err != nil {
 			return nil, err
 		}
 		if deps.Provider, err = cfg.provider(deps.Logger); err != nil {
@@ -136,7 +136,7 @@ func build(cfg Config, deps Deps) (*Executor, error) {
 			deps.Egress = e.egress
 		}
 	}
-	pool, err := cfg.pool()
+	pool, err := cfg.poolSizes()
 	if err != nil {
 		return nil, err
 	}
@@ -161,12 +161,12 @@ func build(cfg Config, deps Deps) (*Executor, error) {
 	if e.publisher, err = bus.NewPublisher(bus.PublisherConfig{JetStream: e.js, Deduplicate: true, Logger: deps.Logger}); err != nil {
 		return nil, err
 	}
-	e.frames = frames.New(frames.Config{NATS: deps.NATS, Executor: id, Partitions: deps.Log.Partitioning(), Interval: textInterval, Logger: deps.Logger})
+	e.frames = frames.New(frames.Config{NATS: deps.NATS, Executor: id, Partitions: deps.Log.Partitioning(), Interval: textFrameInterval, Logger: deps.Logger})
 	e.worker = worker.New(worker.Config{
 		Executor: id, Provider: cfg.Sandbox, Engine: cfg.Engine, Slots: cfg.Slots, Reserved: max(cfg.Reserved, 0), TenantSlots: cfg.TenantSlots, TenantSandboxes: cfg.TenantSandboxes, WarmMemory: uint64(max(cfg.WarmMemory, 0)), //nolint:gosec // not negative
 		Window: cfg.CommitWindow, Beat: cfg.Beat, KillAfter: cfg.KillAfter, MaxAttempts: uint32(cfg.MaxAttempts), //nolint:gosec // at most 100
 		Output: cfg.output(), SessionOutput: cfg.sessionOutput(), Pace: cfg.pace(),
-		EngineGone: cfg.EngineGone, Agent: cfg.agent, Pool: pool, PoolEvery: cfg.PoolEvery, Registries: cfg.registries(), Rate: cfg.rate(), SandboxLife: cfg.sandboxLife(),
+		EngineGone: cfg.EngineGone, Agent: cfg.agentLaunch, Pool: pool, PoolEvery: cfg.PoolEvery, Registries: cfg.installRegistries(), Rate: cfg.rate(), SandboxLife: cfg.sandboxLife(),
 	}, worker.Deps{
 		Workspaces: deps.Workspaces, Egress: deps.Egress, Skills: deps.Skills, Secrets: deps.Secrets, Budgets: e.budgets, Room: e.room, Metrics: deps.Metrics,
 		Sessions: eventlog.Sessions{Log: deps.Log}, Sandbox: deps.Provider, Leases: e.leases,
@@ -182,8 +182,8 @@ func build(cfg Config, deps Deps) (*Executor, error) {
 	return e, nil
 }
 
-// newEngine returns a new name for the engine of a data folder.
-func newEngine() string { return strings.ToLower(rand.Text()[:16]) }
+// newEngineName returns a new name for the engine of a data folder.
+func newEngineName() string { return strings.ToLower(rand.Text()[:16]) }
 
 // ID returns the id of this executor, which is new with each New.
 func (e *Executor) ID() string { return e.id }
@@ -199,7 +199,7 @@ func (e *Executor) Workspaces() string { return filepath.Join(e.cfg.DataDir, "wo
 // Config.StopSandboxes is set and no other executor of the engine is alive. Run
 // releases the lease at the end.
 func (e *Executor) Run(ctx context.Context) error {
-	if err := e.open(ctx); err != nil {
+	if err := e.openDependencies(ctx); err != nil {
 		return fmt.Errorf("executor: %w", err)
 	}
 	control, err := e.deps.NATS.Subscribe(topology.Ctl(e.id), e.handleControl)
@@ -255,17 +255,17 @@ func (e *Executor) Run(ctx context.Context) error {
 }
 
 const (
-	// openWithin is the time limit of one attempt to open the buckets, and openPause the pause between two attempts.
-	openWithin = 2 * time.Second
-	openPause  = 200 * time.Millisecond
+	// openTimeout is the time limit of one attempt to open the buckets, and openRetryPause the pause between two attempts.
+	openTimeout    = 2 * time.Second
+	openRetryPause = 200 * time.Millisecond
 )
 
-// open blocks until NATS and the executor's buckets are ready, then starts the egress proxy, chooses what enforces disk limits, tries Modal's settings and announces the executor.
-func (e *Executor) open(ctx context.Context) error {
+// openDependencies blocks until NATS and the executor's buckets are ready, then starts the egress proxy, chooses what enforces disk limits, tries Modal's settings and announces the executor.
+func (e *Executor) openDependencies(ctx context.Context) error {
 	if err := e.deps.Clock.Start(ctx); err != nil {
 		return err
 	}
-	if err := e.await(ctx, e.openBuckets); err != nil {
+	if err := e.retryOpen(ctx, e.openBuckets); err != nil {
 		return err
 	}
 	if err := e.egress.open(ctx, e.deps.Logger); err != nil {
@@ -277,14 +277,14 @@ func (e *Executor) open(ctx context.Context) error {
 	if err := e.verifyModal(ctx); err != nil {
 		return err
 	}
-	return e.await(ctx, e.leases.Open)
+	return e.retryOpen(ctx, e.leases.Open)
 }
 
-// await calls open until it succeeds, because NATS may be down or not completely installed. It returns an error when
+// retryOpen calls open until it succeeds, because NATS may be down or not completely installed. It returns an error when
 // ctx ends or the connection is closed.
-func (e *Executor) await(ctx context.Context, open func(context.Context) error) error {
+func (e *Executor) retryOpen(ctx context.Context, open func(context.Context) error) error {
 	for logged := false; ; logged = true {
-		try, cancel := context.WithTimeout(ctx, openWithin)
+		try, cancel := context.WithTimeout(ctx, openTimeout)
 		err := open(try)
 		cancel()
 		if err == nil || e.deps.NATS.IsClosed() {
@@ -293,7 +293,7 @@ func (e *Executor) await(ctx context.Context, open func(context.Context) error) 
 		if !logged {
 			e.deps.Logger.Warn("waiting for NATS and its buckets", "reason", err)
 		}
-		if retry.Pause(ctx, openPause) != nil {
+		if retry.Pause(ctx, openRetryPause) != nil {
 			return errors.Join(ctx.Err(), err)
 		}
 	}
@@ -325,8 +325,8 @@ func (e *Executor) closeConnections() error {
 // stopSandboxesTimeout is the time limit of stopSandboxes.
 const stopSandboxesTimeout = time.Minute
 
-// textInterval is the minimum time between two frames of text in flight of a partition.
-const textInterval = 10 * time.Millisecond
+// textFrameInterval is the minimum time between two frames of text in flight of a partition.
+const textFrameInterval = 10 * time.Millisecond
 
 // stopSandboxes takes a snapshot of every sandbox of the engine and ends the sandbox, unless another executor of the engine
 // still has a lease.

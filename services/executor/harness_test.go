@@ -89,7 +89,7 @@ func newBenchOn(t *testing.T, s script, url string, nc *nats.Conn) *bench {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), benchLimit)
 	t.Cleanup(cancel)
-	b := &bench{t: t, ctx: ctx, url: url, nc: nc, provider: newFakeProvider(s), engine: "here", sandbox: executor.Local}
+	b := &bench{t: t, ctx: ctx, url: url, nc: nc, provider: newFakeProvider(s), engine: "here", sandbox: executor.ProviderLocal}
 	t.Cleanup(b.provider.close)
 	var err error
 	if b.js, err = jetstream.New(b.nc); err != nil {
@@ -147,7 +147,7 @@ func (b *bench) run(change ...func(*executor.Config)) *runningExecutor {
 		WarmEvery: time.Hour, SweepEvery: time.Hour, EngineSettings: lease.EngineSettings{EngineGone: 4 * time.Second},
 	}
 	deps := executor.Deps{Provider: b.provider, Logger: natstest.Logger(b.t), Skills: b.skills, Secrets: b.secrets}
-	if b.sandbox == executor.Modal {
+	if b.sandbox == executor.ProviderModal {
 		cfg.ModalTokenID, cfg.ModalTokenSecret, cfg.ModalImage = "ak-test", "as-test", "debian"
 		cfg.EgressServer, cfg.EgressAuthority, cfg.EgressAdmin = "192.0.2.1:443", authority(b.t), "admin.sock"
 	}

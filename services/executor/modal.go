@@ -19,7 +19,7 @@ import (
 
 // checkModal checks the settings of Modal sandboxes, and sets those that follow from others.
 func (c Config) checkModal() (Config, error) {
-	if c.Sandbox != Modal {
+	if c.Sandbox != ProviderModal {
 		return c, nil
 	}
 	if err := c.checkPrice(); err != nil {
@@ -81,12 +81,12 @@ func (e *Executor) verifyModal(ctx context.Context) error {
 // ProveModal asks Modal whether it accepts the token, the environment, the app and the image. It returns one sentence
 // for each step that succeeded.
 func (c Config) ProveModal(ctx context.Context, log *slog.Logger) ([]string, error) {
-	c.Sandbox = Modal
+	c.Sandbox = ProviderModal
 	c, err := c.withDefaults()
 	if err != nil {
 		return nil, err
 	}
-	if c, err = c.withRunner(); err != nil {
+	if c, err = c.withRunnerPath(); err != nil {
 		return nil, err
 	}
 	cfg, err := c.modal(log)
@@ -122,15 +122,15 @@ func (c Config) checkPrice() error {
 
 // rate returns the price of sandboxes. The time of Modal sandboxes is metered with or without a price.
 func (c Config) rate() run.Rate {
-	if c.Sandbox != Modal {
+	if c.Sandbox != ProviderModal {
 		return run.Rate{}
 	}
-	return run.Rate{Provider: Modal, USDPerSecond: c.ModalSandboxPrice}
+	return run.Rate{Provider: ProviderModal, USDPerSecond: c.ModalSandboxPrice}
 }
 
 // sandboxLife returns the time after which the provider ends a sandbox; 0 means never.
 func (c Config) sandboxLife() time.Duration {
-	if c.Sandbox != Modal {
+	if c.Sandbox != ProviderModal {
 		return 0
 	}
 	return c.ModalTimeout

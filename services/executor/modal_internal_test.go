@@ -29,7 +29,7 @@ func modalConfig(t *testing.T) Config {
 		t.Fatal(err)
 	}
 	return Config{
-		Sandbox: Modal, Runner: filepath.Join(dir, "runner"), ModalTokenID: "ak-1", ModalTokenSecret: "as-1", ModalImage: "registry.example.com/sandbox:1",
+		Sandbox: ProviderModal, Runner: filepath.Join(dir, "runner"), ModalTokenID: "ak-1", ModalTokenSecret: "as-1", ModalImage: "registry.example.com/sandbox:1",
 		EgressServer: "192.0.2.7:7443", EgressAuthority: filepath.Join(dir, "ca.pem"), EgressAdmin: "/run/spool/admin/egress.sock",
 	}
 }

@@ -206,7 +206,7 @@ func (s *fakeStore) Restore(ctx context.Context, box sandbox.Sandbox, _ topology
 
 func (s *fakeStore) Put(ctx context.Context, box sandbox.Sandbox, f events.FilePut, fence contents.Fence) error {
 	if strings.HasPrefix(f.Path, "..") {
-		return fmt.Errorf("%w: outside", contents.ErrRefused)
+		return fmt.Errorf("%w: outside", contents.ErrInvalidContent)
 	}
 	select {
 	case block := <-s.puts:

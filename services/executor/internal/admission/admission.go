@@ -81,15 +81,15 @@ type Controller struct {
 // New returns a Controller.
 func New(cfg Config) *Controller {
 	c := &Controller{Config: cfg}
-	c.slots = permits.New(cfg.Slots, cfg.Reserved, c.maxExecutions)
+	c.slots = permits.New(cfg.Slots, cfg.Reserved, c.localExecutionLimit)
 	return c
 }
 
 const (
-	// claimDelay is the time after which a job is delivered again if its execution cannot be claimed now.
-	claimDelay = 2 * time.Second
-	// tenantDelay is the time after which a job is delivered again if its handling failed with errTenantSlots.
-	tenantDelay = 20 * time.Millisecond
+	// claimRetryDelay is the time after which a job is delivered again if its execution cannot be claimed now.
+	claimRetryDelay = 2 * time.Second
+	// tenantSlotRetryDelay is the time after which a job is delivered again if its handling failed with errTenantSlots.
+	tenantSlotRetryDelay = 20 * time.Millisecond
 )
 
 var (
@@ -131,7 +131,7 @@ func (c *Controller) CheckDue(l *eventlog.Loaded) error {
 	if wait <= 0 {
 		return nil
 	}
-	return bus.RetryAfter(fmt.Errorf("%s of %s: %w", r.Execution, l.ID, errNotDue), min(wait, claimDelay))
+	return bus.RetryAfter(fmt.Errorf("%s of %s: %w", r.Execution, l.ID, errNotDue), min(wait, claimRetryDelay))
 }
 
 // acquire waits for a slot for the active execution, and returns its release; nil if the execution needs none. Only starting an agent
@@ -151,14 +151,14 @@ func (c *Controller) acquire(ctx context.Context, l *eventlog.Loaded) (release f
 			c.Leases.Renew(ctx)
 		}
 	}
-	if claimed && r.Phase == run.Starting && attachable && r.NotBefore.IsZero() && (errors.Is(err, permits.ErrNoneFree) || errors.Is(err, permits.ErrNoSeat) || errors.Is(err, errTenantSlots)) && c.isRunning(ctx, l) {
+	if claimed && r.Phase == run.Starting && attachable && r.NotBefore.IsZero() && (errors.Is(err, permits.ErrNoneFree) || errors.Is(err, permits.ErrNoSeat) || errors.Is(err, errTenantSlots)) && c.isAlreadyRunning(ctx, l) {
 		return nil, nil
 	}
 	return release, err
 }
 
-// tenantSlots returns the maximum number of concurrent executions of a tenant, over all executors; 0 is no limit.
-func (c *Controller) tenantSlots(tenant string) int {
+// tenantSlotLimit returns the maximum number of concurrent executions of a tenant, over all executors; 0 is no limit.
+func (c *Controller) tenantSlotLimit(tenant string) int {
 	if c.Budgets != nil {
 		if own := c.Budgets.Limits(tenant).Slots; own > 0 {
 			return int(own)
@@ -177,10 +177,10 @@ func (c *Controller) MaxSandboxes(tenant string) int {
 	return c.TenantSandboxes
 }
 
-// maxExecutions returns the maximum number of concurrent executions of a tenant on this executor; 0 is no limit. Each
+// localExecutionLimit returns the maximum number of concurrent executions of a tenant on this executor; 0 is no limit. Each
 // execution needs a sandbox.
-func (c *Controller) maxExecutions(tenant string) int {
-	slots, sandboxes := c.tenantSlots(tenant), c.MaxSandboxes(tenant)
+func (c *Controller) localExecutionLimit(tenant string) int {
+	slots, sandboxes := c.tenantSlotLimit(tenant), c.MaxSandboxes(tenant)
 	if slots == 0 || sandboxes > 0 && sandboxes < slots {
 		return sandboxes
 	}
@@ -192,10 +192,10 @@ func (c *Controller) maxExecutions(tenant string) int {
 func (c *Controller) checkTenantSlots(ctx context.Context, tenant string) error {
 	if c.Budgets != nil {
 		if _, err := c.Budgets.Of(ctx, tenant); err != nil { // the limits are not known yet after a start
-			return bus.RetryAfter(err, claimDelay)
+			return bus.RetryAfter(err, claimRetryDelay)
 		}
 	}
-	most := c.tenantSlots(tenant)
+	most := c.tenantSlotLimit(tenant)
 	if most == 0 {
 		return nil
 	}
@@ -203,21 +203,21 @@ func (c *Controller) checkTenantSlots(ctx context.Context, tenant string) error 
 	defer cancel()
 	n, err := c.Leases.Running(ctx, tenant)
 	if err != nil {
-		return bus.RetryAfter(fmt.Errorf("how many executions does tenant %s run? %w", tenant, err), claimDelay)
+		return bus.RetryAfter(fmt.Errorf("how many executions does tenant %s run? %w", tenant, err), claimRetryDelay)
 	}
 	if n > most {
 		c.slots.Refuse(tenant)
-		return bus.RetryAfter(errTenantSlots, tenantDelay)
+		return bus.RetryAfter(errTenantSlots, tenantSlotRetryDelay)
 	}
 	return nil
 }
 
-// Working returns the number of executions that run in this executor, by tenant.
-func (c *Controller) Working() map[string]int { return c.slots.Working() }
+// RunningByTenant returns the number of executions that run in this executor, by tenant.
+func (c *Controller) RunningByTenant() map[string]int { return c.slots.Working() }
 
-// isRunning reports whether the runner already runs the claimed execution, whose start is not in the log because the executor that claimed it
+// isAlreadyRunning reports whether the runner already runs the claimed execution, whose start is not in the log because the executor that claimed it
 // is gone.
-func (c *Controller) isRunning(ctx context.Context, l *eventlog.Loaded) bool {
+func (c *Controller) isAlreadyRunning(ctx context.Context, l *eventlog.Loaded) bool {
 	ctx, cancel := context.WithTimeout(ctx, agents.StatusTimeout)
 	defer cancel()
 	a, err := c.Dialer.DialOnce(ctx, l.Run.Sandbox, topology.SessionRef{Tenant: l.Tenant, Session: l.ID}, runner.Attach{Epoch: l.Run.Epoch, After: l.Run.Sandbox.N})
@@ -243,9 +243,9 @@ func (c *Controller) checkClaimable(ctx context.Context, l *eventlog.Loaded) err
 	case errors.Is(err, lease.ErrNoLease):
 		return nil
 	case err != nil:
-		return bus.RetryAfter(fmt.Errorf("ask %s whether it still runs %s: %w", l.Run.Holder, l.Run.Execution, err), claimDelay)
+		return bus.RetryAfter(fmt.Errorf("ask %s whether it still runs %s: %w", l.Run.Holder, l.Run.Execution, err), claimRetryDelay)
 	case answer.Running == l.Run.Execution:
-		return bus.RetryAfter(fmt.Errorf("%s is run by %s", answer.Running, l.Run.Holder), claimDelay)
+		return bus.RetryAfter(fmt.Errorf("%s is run by %s", answer.Running, l.Run.Holder), claimRetryDelay)
 	}
 	return nil
 }
@@ -263,5 +263,5 @@ func (c *Controller) checkEngine(ctx context.Context, l *eventlog.Loaded) error 
 		return nil // the claim handles any other error
 	}
 	c.Logger.Warn("the engine of an execution's sandbox is unavailable; the execution is claimed when it is back", "session", l.ID, "execution", l.Run.Execution, "sandbox", sb.ID, "error", err)
-	return bus.RetryAfter(fmt.Errorf("reach sandbox %s: %w", sb.ID, err), claimDelay)
+	return bus.RetryAfter(fmt.Errorf("reach sandbox %s: %w", sb.ID, err), claimRetryDelay)
 }

@@ -148,7 +148,7 @@ func TestAcquire_Full(t *testing.T) {
 		if err != nil || second.IsHeld() || second.TryAcquire() {
 			t.Fatalf("a cancelled execution: %v", err)
 		}
-		if w := c.Working(); w["acme"] != 1 || w["other"] != 1 {
+		if w := c.RunningByTenant(); w["acme"] != 1 || w["other"] != 1 {
 			t.Errorf("working: %v", w)
 		}
 		first.Close()
@@ -156,7 +156,7 @@ func TestAcquire_Full(t *testing.T) {
 			t.Error("the free slot is not taken")
 		}
 		second.Close()
-		if w := c.Working(); len(w) > 0 {
+		if w := c.RunningByTenant(); len(w) > 0 {
 			t.Errorf("working at the end: %v", w)
 		}
 	})
@@ -192,8 +192,8 @@ func TestAcquire_TenantSlots(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &leases{running: 3}
 		c := newController(func(cfg *admission.Config) { cfg.TenantSlots, cfg.Leases = 2, l })
-		if _, err := c.Acquire(t.Context(), queued("acme")); err == nil || l.renewed != 1 || len(c.Working()) > 0 {
-			t.Errorf("%v; renewed %d times, working %v", err, l.renewed, c.Working())
+		if _, err := c.Acquire(t.Context(), queued("acme")); err == nil || l.renewed != 1 || len(c.RunningByTenant()) > 0 {
+			t.Errorf("%v; renewed %d times, working %v", err, l.renewed, c.RunningByTenant())
 		}
 		l.running = 2
 		time.Sleep(time.Second) // of the bubble: the tenant is refused for a short time
@@ -222,15 +222,15 @@ func TestAcquireBlocking_TenantSlots(t *testing.T) {
 		l.running = 3
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		if _, err := s.AcquireBlocking(ctx); !errors.Is(err, context.DeadlineExceeded) || l.renewed == 0 || len(c.Working()) > 0 {
-			t.Errorf("over the limit: %v; renewed %d times, working %v", err, l.renewed, c.Working())
+		if _, err := s.AcquireBlocking(ctx); !errors.Is(err, context.DeadlineExceeded) || l.renewed == 0 || len(c.RunningByTenant()) > 0 {
+			t.Errorf("over the limit: %v; renewed %d times, working %v", err, l.renewed, c.RunningByTenant())
 		}
 		l.running = 2
 		release, err := s.AcquireBlocking(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.Acquired(release)
+		s.SetPermit(release)
 		if !s.IsHeld() {
 			t.Error("the slot is not held")
 		}

@@ -67,7 +67,7 @@ func (s *Slot) AcquireBlocking(ctx context.Context) (release func(), err error) 
 		}
 		release()
 		s.renew(ctx)
-		timer := time.NewTimer(tenantDelay)
+		timer := time.NewTimer(tenantSlotRetryDelay)
 		select {
 		case <-timer.C:
 		case <-ctx.Done():
@@ -77,5 +77,5 @@ func (s *Slot) AcquireBlocking(ctx context.Context) (release func(), err error) 
 	}
 }
 
-// Acquired makes a permit that AcquireBlocking returned the slot of the turn. The slot must be closed.
-func (s *Slot) Acquired(release func()) { s.release = release }
+// SetPermit makes a permit that AcquireBlocking returned the slot of the turn. The slot must be closed.
+func (s *Slot) SetPermit(release func()) { s.release = release }

@@ -101,8 +101,8 @@ func (d *Dialer) Open(ctx context.Context, box sandbox.Sandbox, ref topology.Ses
 	return &Agent{Session: ref, Sandbox: box.ID(), Journal: hello.Journal, Link: l, Hello: &hello, Last: attach.After, epoch: attach.Epoch}, nil
 }
 
-// dialPauses are the pauses between attempts to reach a runner that exists according to the log.
-var dialPauses = []time.Duration{50 * time.Millisecond, 200 * time.Millisecond, time.Second}
+// dialRetryPauses are the pauses between attempts to reach a runner that exists according to the log.
+var dialRetryPauses = []time.Duration{50 * time.Millisecond, 200 * time.Millisecond, time.Second}
 
 // Dial opens a stream to the runner of a session's sandbox. It waits for an unavailable engine. The error wraps ErrLost if the
 // runner or its journal is gone, and link.ErrFenced if a later epoch has the runner.
@@ -117,13 +117,13 @@ func (d *Dialer) Dial(ctx context.Context, sb run.Sandbox, ref topology.SessionR
 			if time.Since(began) > d.Patience {
 				return nil, err
 			}
-			i = len(dialPauses) - 2
+			i = len(dialRetryPauses) - 2
 		}
-		if i == len(dialPauses) {
+		if i == len(dialRetryPauses) {
 			return nil, fmt.Errorf("%w: its runner does not answer: %w", ErrLost, err)
 		}
 		d.Logger.Warn("the runner cannot be reached, trying again", "sandbox", sb.ID, "session", ref.Session, "error", err)
-		if retry.Pause(ctx, dialPauses[i]) != nil {
+		if retry.Pause(ctx, dialRetryPauses[i]) != nil {
 			return nil, ctx.Err()
 		}
 	}

@@ -93,11 +93,11 @@ func TestStop_KillsTheExecution(t *testing.T) {
 	busy.SetStatus(runner.Status{ExecutionID: "exe_1", AgentPID: 42})
 	d, _ := newDialer(busy, calm)
 	stop := func(sb run.Sandbox) error { return d.Stop(t.Context(), sb, topology.SessionRef{}, 3) }
-	if err := stop(run.Sandbox{ID: "busy", Journal: "jnl_busy", Engine: "here", Provider: "fake"}); err != nil || !slices.Equal(busy.Ops(), []runner.Op{runner.OpKill}) {
-		t.Errorf("%v, commands %v", err, busy.Ops())
+	if err := stop(run.Sandbox{ID: "busy", Journal: "jnl_busy", Engine: "here", Provider: "fake"}); err != nil || !slices.Equal(busy.ReceivedOps(), []runner.Op{runner.OpKill}) {
+		t.Errorf("%v, commands %v", err, busy.ReceivedOps())
 	}
-	if err := stop(run.Sandbox{ID: "calm", Journal: "jnl_calm", Engine: "here", Provider: "fake"}); err != nil || len(calm.Ops()) > 0 {
-		t.Errorf("%v, commands %v", err, calm.Ops())
+	if err := stop(run.Sandbox{ID: "calm", Journal: "jnl_calm", Engine: "here", Provider: "fake"}); err != nil || len(calm.ReceivedOps()) > 0 {
+		t.Errorf("%v, commands %v", err, calm.ReceivedOps())
 	}
 	if err := stop(run.Sandbox{ID: "none", Journal: "jnl_none", Engine: "here", Provider: "fake"}); err != nil {
 		t.Errorf("a sandbox that is gone: %v", err)
@@ -146,19 +146,19 @@ func TestRegistry_TakesRestingAgents(t *testing.T) {
 	d, _ := newDialer(b)
 	r := agents.NewRegistry(100, time.Now, log)
 	a := open(t, d, b)
-	r.Use(a, 1)
-	if r.Take("ses_a") != nil {
+	r.AddWorking(a, 1)
+	if r.TakeResting("ses_a") != nil {
 		t.Error("an agent that works is taken")
 	}
-	r.Rest(a, 0)
+	r.AddResting(a, 0)
 	if n, _ := r.Count(true); n != 1 {
 		t.Errorf("%d agents rest", n)
 	}
-	if r.Take("ses_a") != a || r.Take("ses_a") != nil {
+	if r.TakeResting("ses_a") != a || r.TakeResting("ses_a") != nil {
 		t.Error("a resting agent is not taken once")
 	}
 	r.Close()
-	r.Rest(a, 0)
+	r.AddResting(a, 0)
 	if a.IsAlive() {
 		t.Error("a closed registry keeps the stream open")
 	}
@@ -179,20 +179,20 @@ func TestRegistry_Run(t *testing.T) {
 				every = 3 * time.Second
 			}
 			a := open(t, d, b)
-			r.Use(a, 1)
-			r.Rest(a, every)
+			r.AddWorking(a, 1)
+			r.AddResting(a, every)
 			time.Sleep(time.Millisecond)
 		}
-		cut.Cut()
+		cut.CloseStreams()
 		ctx, stop := context.WithTimeout(t.Context(), 5500*time.Millisecond)
 		defer stop()
 		var h health
 		r.Run(ctx, time.Second, &h)
-		if n, bytes := r.Count(true); n != 1 || bytes != 60 || r.Take("ses_old") != nil {
+		if n, bytes := r.Count(true); n != 1 || bytes != 60 || r.TakeResting("ses_old") != nil {
 			t.Errorf("%d agents rest, with %d bytes", n, bytes)
 		}
-		if !slices.Contains(old.Ops(), runner.OpKill) || slices.Contains(recent.Ops(), runner.OpKill) {
-			t.Errorf("commands to the old agent %v, to the recent one %v", old.Ops(), recent.Ops())
+		if !slices.Contains(old.ReceivedOps(), runner.OpKill) || slices.Contains(recent.ReceivedOps(), runner.OpKill) {
+			t.Errorf("commands to the old agent %v, to the recent one %v", old.ReceivedOps(), recent.ReceivedOps())
 		}
 		if !slices.Equal(h.gone, []string{"cut"}) || !slices.Equal(h.checked, []string{"recent"}) {
 			t.Errorf("gone %v, checked %v", h.gone, h.checked)
@@ -208,9 +208,9 @@ func TestRegistry_Shutdown(t *testing.T) {
 	d, _ := newDialer(b)
 	r := agents.NewRegistry(100, time.Now, log)
 	a := open(t, d, b)
-	r.Rest(a, 0)
+	r.AddResting(a, 0)
 	r.Shutdown(t.Context(), "ses_a", 2)
-	if !slices.Equal(b.Ops(), []runner.Op{runner.OpShutdown}) || a.IsAlive() {
-		t.Errorf("commands %v, alive: %v", b.Ops(), a.IsAlive())
+	if !slices.Equal(b.ReceivedOps(), []runner.Op{runner.OpShutdown}) || a.IsAlive() {
+		t.Errorf("commands %v, alive: %v", b.ReceivedOps(), a.IsAlive())
 	}
 }

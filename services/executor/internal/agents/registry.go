@@ -36,17 +36,17 @@ func NewRegistry(memory uint64, now func() time.Time, logger *slog.Logger) *Regi
 	return &Registry{memory: memory, now: now, logger: logger, agents: map[string]*Agent{}}
 }
 
-// Use records that an agent works on a turn under an epoch.
-func (r *Registry) Use(a *Agent, epoch uint64) {
+// AddWorking records that an agent works on a turn under an epoch.
+func (r *Registry) AddWorking(a *Agent, epoch uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	a.resting, a.epoch = false, epoch
 	r.agents[a.Session.Session] = a
 }
 
-// Rest keeps an agent for the next turn of its session. The health of its sandbox is checked at an interval; 0 is never. A closed
+// AddResting keeps an agent for the next turn of its session. The health of its sandbox is checked at an interval; 0 is never. A closed
 // Registry closes the stream.
-func (r *Registry) Rest(a *Agent, checkEvery time.Duration) {
+func (r *Registry) AddResting(a *Agent, checkEvery time.Duration) {
 	r.mu.Lock()
 	if r.closed {
 		r.mu.Unlock()
@@ -68,8 +68,8 @@ func (r *Registry) Remove(a *Agent) {
 	}
 }
 
-// Take removes and returns the resting agent of a session, nil if there is none.
-func (r *Registry) Take(session string) *Agent {
+// TakeResting removes and returns the resting agent of a session, nil if there is none.
+func (r *Registry) TakeResting(session string) *Agent {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	a := r.agents[session]
@@ -82,7 +82,7 @@ func (r *Registry) Take(session string) *Agent {
 
 // Shutdown ends the runner of a session over the stream of its resting agent, if there is one, and closes the stream.
 func (r *Registry) Shutdown(ctx context.Context, session string, epoch uint64) {
-	a := r.Take(session)
+	a := r.TakeResting(session)
 	if a == nil {
 		return
 	}
@@ -124,11 +124,11 @@ func (r *Registry) Run(ctx context.Context, every time.Duration, health Health) 
 }
 
 func (r *Registry) maintain(ctx context.Context, health Health) {
-	for _, a := range r.list(func(*Agent) bool { return true }) {
-		r.measure(ctx, a, health)
+	for _, a := range r.listAgents(func(*Agent) bool { return true }) {
+		r.measureMemory(ctx, a, health)
 	}
 	now := r.now()
-	due := r.list(func(a *Agent) bool {
+	due := r.listAgents(func(a *Agent) bool {
 		isDue := a.resting && now.Sub(a.checked) >= a.checkEvery && a.checkEvery > 0
 		if isDue {
 			a.checked = now
@@ -140,13 +140,13 @@ func (r *Registry) maintain(ctx context.Context, health Health) {
 			r.logger.Warn("the health of a sandbox could not be checked", "session", a.Session.Session, "sandbox", a.Sandbox, "error", err)
 		}
 	}
-	for _, a := range r.takeExcess() {
-		r.end(ctx, a)
+	for _, a := range r.takeExcessAgents() {
+		r.endAgent(ctx, a)
 	}
 }
 
-// end ends the process of a resting agent and closes the stream.
-func (r *Registry) end(ctx context.Context, a *Agent) {
+// endAgent ends the process of a resting agent and closes the stream.
+func (r *Registry) endAgent(ctx context.Context, a *Agent) {
 	ctx, cancel := context.WithTimeout(ctx, StatusTimeout)
 	defer cancel()
 	if _, err := a.Link.Call(ctx, runner.Command{Op: runner.OpKill, Epoch: r.epochOf(a)}); err != nil {
@@ -155,8 +155,8 @@ func (r *Registry) end(ctx context.Context, a *Agent) {
 	a.Link.Close()
 }
 
-// list returns the agents for which match returns true. match is called with mu held.
-func (r *Registry) list(match func(*Agent) bool) []*Agent {
+// listAgents returns the agents for which match returns true. match is called with mu held.
+func (r *Registry) listAgents(match func(*Agent) bool) []*Agent {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var out []*Agent
@@ -175,8 +175,8 @@ func (r *Registry) epochOf(a *Agent) uint64 {
 	return a.epoch
 }
 
-// measure records the memory of an agent. It removes and closes the stream of a resting agent without a process.
-func (r *Registry) measure(ctx context.Context, a *Agent, health Health) {
+// measureMemory records the memory of an agent. It removes and closes the stream of a resting agent without a process.
+func (r *Registry) measureMemory(ctx context.Context, a *Agent, health Health) {
 	ctx, cancel := context.WithTimeout(ctx, StatusTimeout)
 	defer cancel()
 	reply, err := a.Link.Call(ctx, runner.Command{Op: runner.OpStatus, Epoch: r.epochOf(a)})
@@ -201,9 +201,9 @@ func (r *Registry) measure(ctx context.Context, a *Agent, health Health) {
 	a.Link.Close()
 }
 
-// takeExcess removes and returns resting agents until the remaining agents use no more memory than allowed. Agents
+// takeExcessAgents removes and returns resting agents until the remaining agents use no more memory than allowed. Agents
 // that have rested for the longest come first.
-func (r *Registry) takeExcess() []*Agent {
+func (r *Registry) takeExcessAgents() []*Agent {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var sum uint64

@@ -72,7 +72,7 @@ func (t *Tracker) Budgets(e Execution, l Limits, s run.State, now time.Time) []a
 		b = b.At(now)
 		account := "tenant/" + e.Tenant + "/" + string(b.Period) + "/" + b.From
 		b.Limit.Turns = 0
-		add(account, b.Whose(e.Tenant), b.Limit, t.update(account, b.Spent, own))
+		add(account, b.Whose(e.Tenant), b.Limit, t.updateTenantUsage(account, b.Spent, own))
 	}
 	return out
 }
@@ -92,9 +92,9 @@ func (t *Tracker) ExceededLimit(e Execution, l Limits, s run.State, now time.Tim
 	return "", ""
 }
 
-// update returns the usage of the tenant budget account: the greater of the reported usage, and the last result plus
+// updateTenantUsage returns the usage of the tenant budget account: the greater of the reported usage, and the last result plus
 // what the execution has used since. own is the total usage of the execution.
-func (t *Tracker) update(account string, reported, own events.BudgetUsage) events.BudgetUsage {
+func (t *Tracker) updateTenantUsage(account string, reported, own events.BudgetUsage) events.BudgetUsage {
 	if t.allocations == nil {
 		t.allocations = map[string]allocation{}
 	}

@@ -31,7 +31,7 @@ type Store interface {
 	Snapshot(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, previous string, full bool) (Snapshot, error)
 	// Restore fills a sandbox from a snapshot, or from some of its trees, and returns the number of files.
 	Restore(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, id string, trees ...workspace.Tree) (uint32, error)
-	// Put writes a file, or unpacks an archive, that is in the object store. The error wraps ErrRefused if the content or the path
+	// Put writes a file, or unpacks an archive, that is in the object store. The error wraps ErrInvalidContent if the content or the path
 	// is invalid. Put calls fence before it puts the content in place, and returns its error.
 	Put(ctx context.Context, box sandbox.Sandbox, f events.FilePut, fence Fence) error
 	// Provide copies the transcript that the agent starts with into a sandbox. The error wraps workspace.ErrNotFound if it is not in
@@ -43,8 +43,8 @@ type Store interface {
 // session's runs.
 type Fence func(ctx context.Context) error
 
-// ErrRefused is wrapped by errors about content that a workspace can never contain.
-var ErrRefused = errors.New("refused")
+// ErrInvalidContent is wrapped by errors about content that a workspace can never contain.
+var ErrInvalidContent = errors.New("refused")
 
 // A Snapshot describes a snapshot of a workspace that Store has stored.
 type Snapshot struct {
@@ -61,9 +61,9 @@ type Snapshot struct {
 // Timeout is the time limit of one snapshot, one restore, or the change of one file.
 const Timeout = 10 * time.Minute
 
-// A Mover takes snapshots of workspaces, restores them, and applies the file changes of clients. It is safe for
+// A Manager takes snapshots of workspaces, restores them, and applies the file changes of clients. It is safe for
 // concurrent use.
-type Mover struct {
+type Manager struct {
 	Store    Store
 	Sessions eventlog.Sessions
 	Now      func() time.Time
@@ -73,17 +73,17 @@ type Mover struct {
 
 // Snapshot stores a snapshot of a session's sandbox. The event names the last file change that l has as applied: one that arrives
 // during the snapshot is not in it.
-func (m *Mover) Snapshot(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox, reason string) (events.WorkspaceSynced, error) {
+func (m *Manager) Snapshot(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox, reason string) (events.WorkspaceSynced, error) {
 	return m.snapshot(ctx, l, box, reason, false)
 }
 
 // FullSnapshot is like Snapshot, and looks at every file. It is called before a sandbox is given up: a change that is not in this
 // snapshot is lost.
-func (m *Mover) FullSnapshot(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox, reason string) (events.WorkspaceSynced, error) {
+func (m *Manager) FullSnapshot(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox, reason string) (events.WorkspaceSynced, error) {
 	return m.snapshot(ctx, l, box, reason, true)
 }
 
-func (m *Mover) snapshot(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox, reason string, full bool) (events.WorkspaceSynced, error) {
+func (m *Manager) snapshot(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox, reason string, full bool) (events.WorkspaceSynced, error) {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
 	began := m.Now()
@@ -100,7 +100,7 @@ func (m *Mover) snapshot(ctx context.Context, l *eventlog.Loaded, box sandbox.Sa
 
 // Apply applies the file changes of a session that are not applied yet, and returns the event that records it; nil if there are none.
 // A change that is refused counts as applied; the event names it.
-func (m *Mover) Apply(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox) (*events.FilesApplied, error) {
+func (m *Manager) Apply(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox) (*events.FilesApplied, error) {
 	list, err := m.Sessions.FileChanges(ctx, l, l.Life.After(l.Run.Applied))
 	if err != nil || len(list) == 0 {
 		return nil, err
@@ -109,9 +109,9 @@ func (m *Mover) Apply(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandb
 	done := &events.FilesApplied{}
 	var refused []string
 	for _, e := range list {
-		n, path, err := m.change(ctx, box, e, fence)
+		n, path, err := m.applyChange(ctx, box, e, fence)
 		switch {
-		case errors.Is(err, ErrRefused), errors.Is(err, sandbox.ErrOutside):
+		case errors.Is(err, ErrInvalidContent), errors.Is(err, sandbox.ErrOutside):
 			refused = append(refused, fmt.Sprintf("%s: %v", path, err))
 		case err != nil:
 			return nil, fmt.Errorf("put %s into the workspace: %w", path, err)
@@ -124,7 +124,7 @@ func (m *Mover) Apply(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandb
 
 // fence returns a Fence for the epoch of l. An executor that was suspended while another one claimed the session's runs must not
 // overwrite what the other one's turn has written.
-func (m *Mover) fence(l *eventlog.Loaded) Fence {
+func (m *Manager) fence(l *eventlog.Loaded) Fence {
 	return func(ctx context.Context) error {
 		now, err := m.Sessions.Load(ctx, l.Tenant, l.ID, eventlog.Leader)
 		if err != nil {
@@ -137,8 +137,8 @@ func (m *Mover) fence(l *eventlog.Loaded) Fence {
 	}
 }
 
-// change applies one change of a workspace file, an event file_put or file_removed, in a sandbox.
-func (m *Mover) change(ctx context.Context, box sandbox.Sandbox, e events.Event, fence Fence) (n uint32, path string, err error) {
+// applyChange applies one change of a workspace file, an event file_put or file_removed, in a sandbox.
+func (m *Manager) applyChange(ctx context.Context, box sandbox.Sandbox, e events.Event, fence Fence) (n uint32, path string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
 	switch d := e.Data.(type) {
@@ -202,7 +202,7 @@ func Sources(l *eventlog.Loaded) []Source {
 }
 
 // Restore fills a new workspace from at least one source.
-func (m *Mover) Restore(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox, from []Source) (events.WorkspaceRestored, error) {
+func (m *Manager) Restore(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox, from []Source) (events.WorkspaceRestored, error) {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
 	began := m.Now()
@@ -229,12 +229,12 @@ func (m *Mover) Restore(ctx context.Context, l *eventlog.Loaded, box sandbox.San
 	return restored, nil
 }
 
-// Write writes the files of an agent's definition into a new workspace.
-func (m *Mover) Write(ctx context.Context, box sandbox.Sandbox, files []events.FileSpec) (events.WorkspaceRestored, error) {
+// WriteDefinitionFiles writes the files of an agent's definition into a new workspace.
+func (m *Manager) WriteDefinitionFiles(ctx context.Context, box sandbox.Sandbox, files []events.FileSpec) (events.WorkspaceRestored, error) {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
 	began := m.Now()
-	archive, err := pack(files)
+	archive, err := tarFiles(files)
 	if err == nil {
 		err = workspace.Unpack(ctx, box, "", archive)
 	}
@@ -247,8 +247,8 @@ func (m *Mover) Write(ctx context.Context, box sandbox.Sandbox, files []events.F
 	}, nil
 }
 
-// pack returns the files of a definition as a tar archive.
-func pack(files []events.FileSpec) (io.Reader, error) {
+// tarFiles returns the files of a definition as a tar archive.
+func tarFiles(files []events.FileSpec) (io.Reader, error) {
 	var b bytes.Buffer
 	out := tar.NewWriter(&b)
 	for _, f := range files {

@@ -37,8 +37,8 @@ func (s *store) Snapshot(_ context.Context, _ sandbox.Sandbox, _ topology.Sessio
 	return contents.Snapshot{ID: "after " + previous, NewBytes: 7}, s.err
 }
 
-func newMover(s *store, measured func(uint64, error)) *contents.Mover {
-	return &contents.Mover{Store: s, Now: time.Now, Measured: func(_ context.Context, _ time.Duration, s contents.Snapshot, err error) { measured(s.NewBytes, err) }}
+func newMover(s *store, measured func(uint64, error)) *contents.Manager {
+	return &contents.Manager{Store: s, Now: time.Now, Measured: func(_ context.Context, _ time.Duration, s contents.Snapshot, err error) { measured(s.NewBytes, err) }}
 }
 
 // loaded returns a session whose sandbox is new, after some changes.

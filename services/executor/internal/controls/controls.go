@@ -13,8 +13,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// timeout is the time limit of one request to the log for the changed sessions of a shard.
-const timeout = 10 * time.Second
+// checkTimeout is the time limit of one request to the log for the changed sessions of a shard.
+const checkTimeout = 10 * time.Second
 
 // Config configures a Watcher. All fields are required.
 type Config struct {
@@ -64,9 +64,9 @@ func (x *Watch) Close() {
 	delete(x.watcher.watches, x)
 }
 
-// Moved returns the channel that receives a value after the session's life has a new event. Replicas that lag may not
+// Changed returns the channel that receives a value after the session's life has a new event. Replicas that lag may not
 // have the event yet, so the caller has to read the session from the leader.
-func (x *Watch) Moved() <-chan struct{} { return x.moved }
+func (x *Watch) Changed() <-chan struct{} { return x.moved }
 
 // Run checks all watched sessions regularly until ctx ends. A shard that does not answer does not delay others.
 func (w *Watcher) Run(ctx context.Context) {
@@ -82,17 +82,17 @@ func (w *Watcher) Run(ctx context.Context) {
 					return
 				case <-tick.C:
 				}
-				w.check(ctx, shard)
+				w.checkShard(ctx, shard)
 			}
 		})
 	}
 }
 
-// check checks the sessions of a shard. Sessions that were not checked before have a request of their own: they may
+// checkShard checks the sessions of a shard. Sessions that were not checked before have a request of their own: they may
 // have changed long before the position that the others have reached.
-func (w *Watcher) check(ctx context.Context, shard int) {
+func (w *Watcher) checkShard(ctx context.Context, shard int) {
 	for _, checked := range []bool{true, false} {
-		watches, after := w.group(shard, checked)
+		watches, after := w.watchesOfShard(shard, checked)
 		if len(watches) == 0 {
 			continue
 		}
@@ -100,7 +100,7 @@ func (w *Watcher) check(ctx context.Context, shard int) {
 		for i, x := range watches {
 			subjects[i] = x.life
 		}
-		try, cancel := context.WithTimeout(ctx, timeout)
+		try, cancel := context.WithTimeout(ctx, checkTimeout)
 		c, err := w.cfg.Log.ChangedAmong(try, eventlog.Position{Shard: shard, Seq: after}, subjects)
 		cancel()
 		if err != nil {
@@ -113,9 +113,9 @@ func (w *Watcher) check(ctx context.Context, shard int) {
 	}
 }
 
-// group returns the watches of a shard that have been part of a check before or, with checked false, those that have
+// watchesOfShard returns the watches of a shard that have been part of a check before or, with checked false, those that have
 // not. It also returns the position up to which all of them were checked.
-func (w *Watcher) group(shard int, checked bool) (watches []*Watch, after uint64) {
+func (w *Watcher) watchesOfShard(shard int, checked bool) (watches []*Watch, after uint64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for x := range w.watches {

@@ -14,15 +14,15 @@ import (
 	"github.com/docker/docker/api/types/container"
 )
 
-// agentName is the name of a sandbox's user if the image has no account for that user.
-const agentName = "agent"
+// defaultUserName is the name of a sandbox's user if the image has no account for that user.
+const defaultUserName = "agent"
 
 // accountFiles are the names of the files in /etc that list users and groups.
 var accountFiles = []string{"passwd", "group"}
 
-// accounts returns the name under which a user's volume stores an account file, passwd or group, for containers of this
+// accountFileName returns the name under which a user's volume stores an account file, passwd or group, for containers of this
 // image.
-func (pic imageInfo) accounts(file string) string {
+func (pic imageInfo) accountFileName(file string) string {
 	id := strings.TrimPrefix(pic.id, "sha256:")
 	return id[:min(len(id), 12)] + "." + file
 }
@@ -37,12 +37,12 @@ func accountOf(passwd []byte, who string) account {
 			return account{name: f[0], home: f[5], shell: f[6]}
 		}
 	}
-	return account{name: agentName, home: homeDir, shell: "/bin/sh"}
+	return account{name: defaultUserName, home: homeDir, shell: "/bin/sh"}
 }
 
-// file returns the content of an account file, passwd or group, for the user with the number id. It is the image's file
+// accountFile returns the content of an account file, passwd or group, for the user with the number id. It is the image's file
 // with the entry of the account in place of entries with the same name or number.
-func (a account) file(of string, image []byte, id int) []byte {
+func (a account) accountFile(of string, image []byte, id int) []byte {
 	line := fmt.Sprintf("%s:x:%d:", a.name, id)
 	if of == "passwd" {
 		line = fmt.Sprintf("%s:x:%d:%d::%s:%s", a.name, id, id, a.home, a.shell)
@@ -59,32 +59,32 @@ func (a account) file(of string, image []byte, id int) []byte {
 	return out.Bytes()
 }
 
-// folder is a folder in a volume, with the file mode that prepareVolumes sets.
-type folder struct {
-	volumeAt
+// volumeFolder is a folder in a volume, with the file mode that prepareVolumes sets.
+type volumeFolder struct {
+	helperVolume
 	mode int64
 }
 
 // prepareVolumes makes a user the owner of folders in volumes, and writes passwd and group files for an image into
 // the user's volume. name, a name or a number, selects the account of the image whose entry is copied. home replaces
 // the home folder of the account, unless it is "".
-func (p *Provider) prepareVolumes(ctx context.Context, pic imageInfo, u user, name, home string, folders ...folder) error {
+func (p *Provider) prepareVolumes(ctx context.Context, pic imageInfo, u user, name, home string, folders ...volumeFolder) error {
 	const what = "prepare the volumes"
-	var volumes []volumeAt
+	var volumes []helperVolume
 	for _, f := range folders {
-		volumes = append(volumes, f.volumeAt)
+		volumes = append(volumes, f.helperVolume)
 	}
 	if u.dir != "" {
-		volumes = append(volumes, volumeAt{userVolume(u.id), "user"})
+		volumes = append(volumes, helperVolume{userVolumeName(u.id), "user"})
 	}
 	if len(volumes) == 0 {
 		return nil
 	}
-	helper, err := p.helper(ctx, "", pic.ref, volumes...)
+	helper, err := p.createHelper(ctx, "", pic.ref, volumes...)
 	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
-	defer p.discard(ctx, helper)
+	defer p.discardHelper(ctx, helper)
 	var archive bytes.Buffer
 	out := tar.NewWriter(&archive)
 	// A tar header is enough to set the owner of a folder. The engine ignores the header of ".", so it is unpacked one
@@ -102,7 +102,7 @@ func (p *Provider) prepareVolumes(ctx context.Context, pic imageInfo, u user, na
 	if err := out.Close(); err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
-	return p.do(ctx, what, func(ctx context.Context) error {
+	return p.callEngineNoResult(ctx, what, func(ctx context.Context) error {
 		return p.api.CopyToContainer(ctx, helper, "/", &archive, container.CopyToContainerOptions{})
 	})
 }
@@ -118,8 +118,8 @@ func (p *Provider) writeAccounts(ctx context.Context, out *tar.Writer, helper st
 		a.home = home
 	}
 	for _, f := range accountFiles {
-		raw := a.file(f, files[f], u.id)
-		if err := out.WriteHeader(&tar.Header{Name: "v/user/" + pic.accounts(f), Typeflag: tar.TypeReg, Mode: 0o444, Size: int64(len(raw)), ModTime: time.Now()}); err != nil {
+		raw := a.accountFile(f, files[f], u.id)
+		if err := out.WriteHeader(&tar.Header{Name: "v/user/" + pic.accountFileName(f), Typeflag: tar.TypeReg, Mode: 0o444, Size: int64(len(raw)), ModTime: time.Now()}); err != nil {
 			return err
 		}
 		if _, err := out.Write(raw); err != nil {
@@ -139,7 +139,7 @@ func (p *Provider) imageAccounts(ctx context.Context, helper, image string) (map
 	}
 	files := map[string][]byte{}
 	for _, f := range accountFiles {
-		raw, err := call(ctx, p, "read /etc/"+f+" of the image", func(ctx context.Context) ([]byte, error) { return p.readFile(ctx, helper, "/etc/"+f) })
+		raw, err := callEngine(ctx, p, "read /etc/"+f+" of the image", func(ctx context.Context) ([]byte, error) { return p.readContainerFile(ctx, helper, "/etc/"+f) })
 		if err != nil && !errdefs.IsNotFound(err) {
 			return nil, err
 		}
@@ -151,11 +151,11 @@ func (p *Provider) imageAccounts(ctx context.Context, helper, image string) (map
 	return files, nil
 }
 
-// maxAccounts is the maximum number of bytes that are read of an image's account file.
-const maxAccounts = 1 << 20
+// maxAccountFileBytes is the maximum number of bytes that are read of an image's account file.
+const maxAccountFileBytes = 1 << 20
 
-// readFile reads a regular file of a container. It returns nil for anything else.
-func (p *Provider) readFile(ctx context.Context, containerID, name string) ([]byte, error) {
+// readContainerFile reads a regular file of a container. It returns nil for anything else.
+func (p *Provider) readContainerFile(ctx context.Context, containerID, name string) ([]byte, error) {
 	stream, _, err := p.api.CopyFromContainer(ctx, containerID, name)
 	if err != nil {
 		return nil, err
@@ -166,5 +166,5 @@ func (p *Provider) readFile(ctx context.Context, containerID, name string) ([]by
 	if err != nil || h.Typeflag != tar.TypeReg {
 		return nil, err
 	}
-	return io.ReadAll(io.LimitReader(in, maxAccounts))
+	return io.ReadAll(io.LimitReader(in, maxAccountFileBytes))
 }

@@ -38,7 +38,7 @@ func (b *box) Kept() bool { return b.kept }
 
 // Running reports whether the runner, which is the container's first process, runs.
 func (b *box) Running(ctx context.Context) (bool, error) {
-	got, err := call(ctx, b.p, "look at sandbox "+b.id, func(ctx context.Context) (container.InspectResponse, error) {
+	got, err := callEngine(ctx, b.p, "look at sandbox "+b.id, func(ctx context.Context) (container.InspectResponse, error) {
 		return b.p.api.ContainerInspect(ctx, b.container)
 	})
 	if errdefs.IsNotFound(err) {
@@ -48,18 +48,18 @@ func (b *box) Running(ctx context.Context) (bool, error) {
 }
 
 // Files returns the workspace.
-func (b *box) Files() sandbox.Files { return guest.Files{Start: b.command} }
+func (b *box) Files() sandbox.Files { return guest.Files{Start: b.startRunner} }
 
 // awaitReady blocks until the runner listens, and then sends it the sandbox's secret.
 func (b *box) awaitReady(ctx context.Context) error {
-	args, feed := []string{"wait-ready", "--within", readyWithin.String()}, (func(io.Writer) error)(nil)
+	args, feed := []string{"wait-ready", "--within", runnerReadyTimeout.String()}, (func(io.Writer) error)(nil)
 	if b.secret != "" {
 		args, feed = append(args, "--claim"), func(w io.Writer) error {
 			_, err := io.WriteString(w, b.secret)
 			return err
 		}
 	}
-	out, err := b.runner(ctx, feed, args...)
+	out, err := b.runRunner(ctx, feed, args...)
 	if err == nil && out.Code == 0 {
 		return nil
 	}
@@ -79,7 +79,7 @@ func (b *box) Exec(ctx context.Context, c sandbox.Command) (sandbox.Process, err
 	if len(c.Args) == 0 {
 		return nil, errors.New("exec: args are empty")
 	}
-	dir, err := guest.Start(b.command).Dir(ctx, workspaceDir, c.Dir)
+	dir, err := guest.Start(b.startRunner).Dir(ctx, workspaceDir, c.Dir)
 	if err != nil {
 		return nil, fmt.Errorf("exec: dir: %w", err)
 	}
@@ -95,20 +95,20 @@ func (b *box) Exec(ctx context.Context, c sandbox.Command) (sandbox.Process, err
 		id = rand.Text()
 		opts.Cmd = append([]string{runnerPath, "exec", "--id", id, "--"}, c.Args...)
 	}
-	return b.start(ctx, opts, id)
+	return b.startExec(ctx, opts, id)
 }
 
-// command starts the runner program in the container with the arguments args.
-func (b *box) command(ctx context.Context, args ...string) (guest.Process, error) {
-	proc, err := b.start(ctx, container.ExecOptions{WorkingDir: "/", Cmd: append([]string{runnerPath}, args...)}, "")
+// startRunner starts the runner program in the container with the arguments args.
+func (b *box) startRunner(ctx context.Context, args ...string) (guest.Process, error) {
+	proc, err := b.startExec(ctx, container.ExecOptions{WorkingDir: "/", Cmd: append([]string{runnerPath}, args...)}, "")
 	if err != nil {
 		return nil, err
 	}
 	return proc, nil
 }
 
-// runner runs the runner program in the container with the arguments args, and blocks until the program has ended. feed writes the
+// runRunner runs the runner program in the container with the arguments args, and blocks until the program has ended. feed writes the
 // program's stdin; see guest.Start.Run.
-func (b *box) runner(ctx context.Context, feed func(io.Writer) error, args ...string) (guest.Answer, error) {
-	return guest.Start(b.command).Run(ctx, feed, args...)
+func (b *box) runRunner(ctx context.Context, feed func(io.Writer) error, args ...string) (guest.Answer, error) {
+	return guest.Start(b.startRunner).Run(ctx, feed, args...)
 }

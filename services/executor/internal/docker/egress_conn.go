@@ -26,13 +26,13 @@ func (e *EgressProxy) Dial(ctx context.Context) (net.Conn, error) {
 			return nil, err
 		}
 		var proc *process
-		if proc, err = e.exec(ctx, c, "dial"); err == nil {
+		if proc, err = e.startEgressProgram(ctx, c, "dial"); err == nil {
 			return newEgressConn(proc), nil
 		}
 		if !errors.Is(err, sandbox.ErrNotFound) && !errdefs.IsConflict(err) {
 			break
 		}
-		e.forget(c) // the container was removed or stopped
+		e.forgetContainer(c) // the container was removed or stopped
 	}
 	if errors.Is(err, sandbox.ErrNotFound) { // %v hides sandbox.ErrNotFound: no sandbox is missing
 		return nil, fmt.Errorf("egress proxy %s: its container was removed: %v", e.Name(), err) //nolint:errorlint // see above
@@ -40,8 +40,8 @@ func (e *EgressProxy) Dial(ctx context.Context) (net.Conn, error) {
 	return nil, fmt.Errorf("egress proxy %s: %w", e.Name(), err)
 }
 
-// maxStderr is the number of bytes of a command's stderr that are kept.
-const maxStderr = 4 << 10
+// maxStderrBytes is the number of bytes of a command's stderr that are kept.
+const maxStderrBytes = 4 << 10
 
 // egressConn is a connection over a command's streams. A net.Pipe in between provides the deadlines.
 type egressConn struct {
@@ -63,7 +63,7 @@ func newEgressConn(proc *process) *egressConn {
 	stderrRead := make(chan struct{})
 	c.copiers.Go(func() {
 		defer close(stderrRead)
-		_, _ = io.CopyN(&stderr, proc.Stderr(), maxStderr) // stderr ends when stdout does
+		_, _ = io.CopyN(&stderr, proc.Stderr(), maxStderrBytes) // stderr ends when stdout does
 		_, _ = io.Copy(io.Discard, proc.Stderr())
 	})
 	c.copiers.Go(func() {

@@ -81,22 +81,22 @@ func TestEgressProxy(t *testing.T) {
 
 	// Sweeps remove neither the proxy nor its volumes, also while the proxy is absent.
 	time.Sleep(1100 * time.Millisecond) // the engine's dates are whole seconds
-	if _, err := p.Orphans(t.Context(), 0); err != nil {
+	if _, err := p.RemoveOrphans(t.Context(), 0); err != nil {
 		t.Error(err)
 	}
 	if list, err := p.List(t.Context()); err != nil || len(list) != 1 {
 		t.Errorf("sandboxes: %+v, %v", list, err)
 	}
-	if got, err := e.find(t.Context()); err != nil || got != first {
+	if got, err := e.findContainer(t.Context()); err != nil || got != first {
 		t.Errorf("after a sweep: %q, %v", got, err)
 	}
 	if err := p.Terminate(t.Context(), spec.ID, true); err != nil {
 		t.Error(err)
 	}
-	if err := p.remove(t.Context(), first); err != nil {
+	if err := p.removeContainer(t.Context(), first); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.Orphans(t.Context(), 0); err != nil {
+	if _, err := p.RemoveOrphans(t.Context(), 0); err != nil {
 		t.Error(err)
 	}
 
@@ -108,7 +108,7 @@ func TestEgressProxy(t *testing.T) {
 		}
 		return err
 	})
-	second, err := e.find(t.Context())
+	second, err := e.findContainer(t.Context())
 	if err != nil || second == "" || second == first {
 		t.Errorf("container %q after %q, %v", second, first, err)
 	}
@@ -140,7 +140,7 @@ func checkEgressContainer(t *testing.T, e *EgressProxy) string {
 // poll calls f until it returns no error, or the time limit is reached.
 func poll(t testing.TB, what string, f func() error) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(pollInterval) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(enginePollInterval) {
 		err := f()
 		if err == nil {
 			return
@@ -263,7 +263,7 @@ func TestEgressDiffers(t *testing.T) {
 	if err := e.Ensure(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	first, err := e.find(t.Context())
+	first, err := e.findContainer(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -276,7 +276,7 @@ func TestEgressDiffers(t *testing.T) {
 		if err := another.Ensure(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		another.forget(another.running)
+		another.forgetContainer(another.running)
 	}
 	said := bed.log.take()
 	for _, want := range []string{"[image network ANTHROPIC_API_KEY]", "docker stop " + e.Name(), "docker rm -f " + e.Name()} {
@@ -287,7 +287,7 @@ func TestEgressDiffers(t *testing.T) {
 	if strings.Contains(said, "sk-") || strings.Count(said, "\n") != 1 {
 		t.Errorf("logged: %s", said)
 	}
-	if id, err := e.find(t.Context()); err != nil || id != first {
+	if id, err := e.findContainer(t.Context()); err != nil || id != first {
 		t.Errorf("container %q after %q, %v", id, first, err)
 	}
 	// If the image is not on the engine any more, the names are compared.

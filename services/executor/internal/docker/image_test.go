@@ -208,7 +208,7 @@ func TestImage_OfTheEngineThatIsTold(t *testing.T) {
 		told = nil
 		var log safeBuffer
 		p := provide(t, Config{Engine: engine, Runner: "none", Image: "own:1", Images: list, Pull: c.pull, Host: "tcp://" + fake.Listener.Addr().String(), Logger: slog.New(slog.NewTextHandler(&log, nil))})
-		_, err := p.image(t.Context(), fieldImage, c.image)
+		_, err := p.lookUpAllowedImage(t.Context(), imageFields, c.image)
 		wantCode(t, c.name, err, c.code, "the operator")
 		for cause := err; cause != nil; cause = errors.Unwrap(cause) {
 			if strings.Contains(cause.Error(), registryWords) || strings.Contains(cause.Error(), "no space") {

@@ -16,10 +16,10 @@ import (
 )
 
 const (
-	// measureEvery is the interval at which the disk usage of an installer is measured.
-	measureEvery = 3 * time.Second
-	// exitMissing is the exit code of a shell for a program that does not exist.
-	exitMissing = 127
+	// diskMeasureInterval is the interval at which the disk usage of an installer is measured.
+	diskMeasureInterval = 3 * time.Second
+	// exitProgramNotFound is the exit code of a shell for a program that does not exist.
+	exitProgramNotFound = 127
 )
 
 // installEnv are variables for installers: temporary files and caches are on disk, and are removed with the sandbox.
@@ -29,24 +29,24 @@ var installEnv = map[string]string{
 	"TMPDIR": workspaceDir + "/tmp", "npm_config_cache": workspaceDir + "/npm",
 }
 
-// errTooSlow is the cause with which the context of an installation ends at its time limit.
-var errTooSlow = errors.New("the time limit was reached")
+// errInstallTimeout is the cause with which the context of an installation ends at its time limit.
+var errInstallTimeout = errors.New("the time limit was reached")
 
-// install runs the installers in a sandbox that fills a layer. Processes that a package's script leaves running end
+// installPackages runs the installers in a sandbox that fills a layer. Processes that a package's script leaves running end
 // with the sandbox.
-func (p *Provider) install(ctx context.Context, box sandbox.Sandbox, image string, want sandbox.Packages) error {
+func (p *Provider) installPackages(ctx context.Context, box sandbox.Sandbox, image string, want sandbox.Packages) error {
 	cfg := p.cfg.Layers
-	ctx, cancel := context.WithTimeoutCause(ctx, cfg.Within, errTooSlow)
+	ctx, cancel := context.WithTimeoutCause(ctx, cfg.Within, errInstallTimeout)
 	defer cancel()
 	for _, i := range cfg.Installers(want.Set, layerDir) {
 		var said layer.Tail
 		code, err := p.runInstaller(ctx, box, i, &said)
 		switch {
-		case context.Cause(ctx) == errTooSlow: //nolint:errorlint // the cause is never wrapped
+		case context.Cause(ctx) == errInstallTimeout: //nolint:errorlint // the cause is never wrapped
 			return cfg.TooSlow(said.String())
 		case err != nil:
 			return err
-		case code == exitMissing:
+		case code == exitProgramNotFound:
 			return layer.Failed("image %s has no %s that could install them: %s", image, i.Name, layer.LastLines(said.String()))
 		case code < 0:
 			return layer.Failed("%s was ended by a signal, as the kernel does where there is no memory left (SPOOL_SANDBOX_MEMORY); it last said: %s", i.Name, layer.LastLines(said.String()))
@@ -55,7 +55,7 @@ func (p *Provider) install(ctx context.Context, box sandbox.Sandbox, image strin
 		}
 	}
 	// Other users must be able to read the layer, whatever permissions a package sets.
-	if err := p.makeReadable(ctx, box); err != nil {
+	if err := p.makeLayerReadable(ctx, box); err != nil {
 		return err
 	}
 	size, _, err := measureLayer(ctx, box)
@@ -65,8 +65,8 @@ func (p *Provider) install(ctx context.Context, box sandbox.Sandbox, image strin
 	return err
 }
 
-// makeReadable makes all files of a layer readable for every user, and its folders searchable.
-func (p *Provider) makeReadable(ctx context.Context, box sandbox.Sandbox) error {
+// makeLayerReadable makes all files of a layer readable for every user, and its folders searchable.
+func (p *Provider) makeLayerReadable(ctx context.Context, box sandbox.Sandbox) error {
 	var said layer.Tail
 	code, err := p.runInstaller(ctx, box, layer.Installer{Name: "chmod", Args: []string{"chmod", "-R", "a+rX", layerDir}}, &said)
 	if err == nil && code != 0 {
@@ -95,7 +95,7 @@ func (p *Provider) runInstaller(ctx context.Context, box sandbox.Sandbox, i laye
 		code, werr = proc.Wait()
 		ended <- errors.Join(errs[0], errs[1], werr)
 	}()
-	tick := time.NewTicker(measureEvery)
+	tick := time.NewTicker(diskMeasureInterval)
 	defer tick.Stop()
 	for {
 		select {

@@ -33,7 +33,7 @@ func imageWith(t *testing.T, p *Provider, changes ...string) string {
 		t.Fatal(err)
 	}
 	_, err = p.api.ContainerCommit(t.Context(), made.ID, container.CommitOptions{Reference: name, Changes: changes})
-	if err := errors.Join(err, p.remove(t.Context(), made.ID)); err != nil {
+	if err := errors.Join(err, p.removeContainer(t.Context(), made.ID)); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -96,7 +96,7 @@ func runServer(t *testing.T, b *box, socket string, env map[string]string, args 
 // serverContainers returns the containers of a sandbox's servers.
 func serverContainers(t *testing.T, p *Provider, id string) []string {
 	t.Helper()
-	list, err := p.servers(t.Context(), id)
+	list, err := p.listServers(t.Context(), id)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -287,10 +287,10 @@ func TestServers_EndWithTheirSandbox(t *testing.T) {
 		serve(t, p, b, 0, sandbox.Server{Image: image})
 		serve(t, p, b, 1, sandbox.Server{Image: image})
 	}
-	if err := p.remove(t.Context(), stray.container); err != nil { // an executor did this and died
+	if err := p.removeContainer(t.Context(), stray.container); err != nil { // an executor did this and died
 		t.Fatal(err)
 	}
-	if _, err := p.Orphans(t.Context(), 0); err != nil {
+	if _, err := p.RemoveOrphans(t.Context(), 0); err != nil {
 		t.Fatal(err)
 	}
 	if left, room := serverContainers(t, p, stray.id), sockets(t, p, stray.id); len(left)+len(room) != 0 {
@@ -358,7 +358,7 @@ func TestServersThatFail(t *testing.T) {
 		t.Errorf("of no sandbox: %v", err)
 	}
 	spec := newSpec(t)
-	if spec.Servers = -1; p.check(spec) == nil {
+	if spec.Servers = -1; p.checkSpec(spec) == nil {
 		t.Error("a negative number of servers is taken")
 	}
 }

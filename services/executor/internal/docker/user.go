@@ -30,10 +30,10 @@ import (
 // mounts it. The volume also holds the container's /etc/passwd and /etc/group.
 
 const (
-	// earlierUser is the user number of all sandboxes of earlier releases, in which sandboxes shared one user.
-	earlierUser = 10001
-	// servicesUser is the user number in the images of Spool's services.
-	servicesUser = 10001
+	// earlierReleaseUser is the user number of all sandboxes of earlier releases, in which sandboxes shared one user.
+	earlierReleaseUser = 10001
+	// serviceImageUser is the user number in the images of Spool's services.
+	serviceImageUser = 10001
 	// nobodyUser and noUser are numbers with a special meaning in the kernel.
 	nobodyUser, noUser = 65534, 65535
 	// minUser is the first user number that is not reserved for system accounts.
@@ -47,39 +47,39 @@ const (
 // userDir is the path in a container of the volume that reserves the container's user.
 const userDir = "/spool/user"
 
-// Users is a range of user numbers, both ends included.
-type Users struct{ First, Last int }
+// UserRange is a range of user numbers, both ends included.
+type UserRange struct{ First, Last int }
 
-// ParseUsers parses FIRST-LAST.
-func ParseUsers(s string) (Users, error) {
+// ParseUserRange parses FIRST-LAST.
+func ParseUserRange(s string) (UserRange, error) {
 	first, last, found := strings.Cut(s, "-")
 	a, err1 := strconv.Atoi(first)
 	b, err2 := strconv.Atoi(last)
 	if !found || err1 != nil || err2 != nil {
-		return Users{}, fmt.Errorf("%q is not a range of user numbers like 70000-99999", s)
+		return UserRange{}, fmt.Errorf("%q is not a range of user numbers like 70000-99999", s)
 	}
-	u := Users{First: a, Last: b}
-	return u, u.check()
+	u := UserRange{First: a, Last: b}
+	return u, u.validate()
 }
 
-func (u Users) check() error {
+func (u UserRange) validate() error {
 	switch {
 	case u.First > u.Last:
 		return fmt.Errorf("range %s is empty: its first number is larger than its last", u)
 	case u.First < minUser || u.Last > maxUser:
 		return fmt.Errorf("range %s is not between %d and %d", u, minUser, maxUser)
 	}
-	for _, n := range []int{servicesUser, egressUser, nobodyUser, noUser} {
+	for _, n := range []int{serviceImageUser, egressUser, nobodyUser, noUser} {
 		if u.First <= n && n <= u.Last {
 			return fmt.Errorf("range %s includes %d, which is reserved: %d is the services' user, %d the egress proxy's, %d nobody, %d is invalid",
-				u, n, servicesUser, egressUser, nobodyUser, noUser)
+				u, n, serviceImageUser, egressUser, nobodyUser, noUser)
 		}
 	}
 	return nil
 }
 
 // String returns FIRST-LAST.
-func (u Users) String() string { return fmt.Sprintf("%d-%d", u.First, u.Last) }
+func (u UserRange) String() string { return fmt.Sprintf("%d-%d", u.First, u.Last) }
 
 // checkUsers returns an error if the engine cannot run containers as the users of the range.
 func (p *Provider) checkUsers(info system.Info) error {
@@ -95,12 +95,12 @@ func (p *Provider) checkUsers(info system.Info) error {
 // user is the user of a container, and the volume that reserves the user's number.
 type user struct {
 	id  int
-	dir string // the engine's path of the volume; "" for earlierUser, which has none
+	dir string // the engine's path of the volume; "" for earlierReleaseUser, which has none
 }
 
 const userPrefix = namePrefix + "user-"
 
-func userVolume(id int) string { return userPrefix + strconv.Itoa(id) }
+func userVolumeName(id int) string { return userPrefix + strconv.Itoa(id) }
 
 // String returns the user in the format of a container's config.
 func (u user) String() string { return fmt.Sprintf("%d:%d", u.id, u.id) }
@@ -112,21 +112,21 @@ func (u user) mounts(pic imageInfo) []mount.Mount {
 	if u.dir == "" {
 		return nil
 	}
-	out := []mount.Mount{volumeAt{name: userVolume(u.id)}.mount(userDir, true)}
+	out := []mount.Mount{helperVolume{name: userVolumeName(u.id)}.mount(userDir, true)}
 	for _, f := range accountFiles {
-		out = append(out, mount.Mount{Type: mount.TypeBind, Source: u.dir + "/" + pic.accounts(f), Target: "/etc/" + f, ReadOnly: true})
+		out = append(out, mount.Mount{Type: mount.TypeBind, Source: u.dir + "/" + pic.accountFileName(f), Target: "/etc/" + f, ReadOnly: true})
 	}
 	return out
 }
 
-// reservation returns the labels of a volume that reserves a user number for an owner, a sandbox.
-func (p *Provider) reservation(owner string) map[string]string {
-	return map[string]string{labelVersion: layoutVersion, labelRole: roleUser, labelEngine: p.cfg.Engine, labelOwner: owner}
+// reservationLabels returns the labels of a volume that reserves a user number for an owner, a sandbox.
+func (p *Provider) reservationLabels(owner string) map[string]string {
+	return map[string]string{labelVersion: labelsVersion, labelRole: roleUser, labelEngine: p.cfg.Engine, labelVolumesOwner: owner}
 }
 
-// isReserved reports whether the labels is of a user's volume are those of the reservation want.
-func isReserved(is, want map[string]string) bool {
-	for _, l := range []string{labelRole, labelEngine, labelOwner, labelServer} {
+// hasReservationLabels reports whether the labels is of a user's volume are those of the reservation want.
+func hasReservationLabels(is, want map[string]string) bool {
+	for _, l := range []string{labelRole, labelEngine, labelVolumesOwner, labelServerDefinition} {
 		if is[l] != want[l] {
 			return false
 		}
@@ -134,11 +134,11 @@ func isReserved(is, want map[string]string) bool {
 	return true
 }
 
-// reserve reserves a user, and reports whether the user belongs to the caller: another executor may have reserved it.
-func (p *Provider) reserve(ctx context.Context, id int, labels map[string]string) (user, bool, error) {
-	name := userVolume(id)
+// reserveUser reserves a user, and reports whether the user belongs to the caller: another executor may have reserved it.
+func (p *Provider) reserveUser(ctx context.Context, id int, labels map[string]string) (user, bool, error) {
+	name := userVolumeName(id)
 	for {
-		made, err := call(ctx, p, "reserve user "+strconv.Itoa(id), func(ctx context.Context) (volume.Volume, error) {
+		made, err := callEngine(ctx, p, "reserve user "+strconv.Itoa(id), func(ctx context.Context) (volume.Volume, error) {
 			return p.api.VolumeCreate(ctx, volume.CreateOptions{Name: name, Labels: labels}) // or finds the existing one
 		})
 		if err == nil && made.Labels[labelRole] == "" { // the engine created it for a container that started too late
@@ -147,22 +147,22 @@ func (p *Provider) reserve(ctx context.Context, id int, labels map[string]string
 				continue
 			}
 		}
-		return user{id: id, dir: made.Mountpoint}, err == nil && isReserved(made.Labels, labels), err
+		return user{id: id, dir: made.Mountpoint}, err == nil && hasReservationLabels(made.Labels, labels), err
 	}
 }
 
-// randomTries is the number of random user numbers that newUser tries before it lists the reserved ones.
-const randomTries = 4
+// randomUserTries is the number of random user numbers that reserveNewUser tries before it lists the reserved ones.
+const randomUserTries = 4
 
-// newUser reserves a user that is not in use.
-func (p *Provider) newUser(ctx context.Context, labels map[string]string) (user, error) {
+// reserveNewUser reserves a user that is not in use.
+func (p *Provider) reserveNewUser(ctx context.Context, labels map[string]string) (user, error) {
 	size := p.cfg.Users.Last - p.cfg.Users.First + 1
-	for range randomTries {
-		if u, mine, err := p.reserve(ctx, p.cfg.Users.First+rand.IntN(size), labels); mine || err != nil { //nolint:gosec // no secret
+	for range randomUserTries {
+		if u, mine, err := p.reserveUser(ctx, p.cfg.Users.First+rand.IntN(size), labels); mine || err != nil { //nolint:gosec // no secret
 			return u, err
 		}
 	}
-	list, err := p.userVolumes(ctx) // for all engines on the daemon: they share the machine
+	list, err := p.reservedUserVolumes(ctx) // for all engines on the daemon: they share the machine
 	if err != nil {
 		return user{}, err
 	}
@@ -173,31 +173,31 @@ func (p *Provider) newUser(ctx context.Context, labels map[string]string) (user,
 	start := rand.IntN(size) //nolint:gosec // no secret
 	for i := range size {
 		id := p.cfg.Users.First + (start+i)%size
-		if taken[userVolume(id)] {
+		if taken[userVolumeName(id)] {
 			continue
 		}
-		if u, mine, err := p.reserve(ctx, id, labels); mine || err != nil {
+		if u, mine, err := p.reserveUser(ctx, id, labels); mine || err != nil {
 			return u, err
 		}
 	}
 	return user{}, guest.WithCode(sandbox.CodeSandboxFailed, fmt.Sprintf("all user numbers of SPOOL_SANDBOX_UIDS, %s, are taken by sandboxes and kept workspaces: widen the range", p.cfg.Users), nil)
 }
 
-// userVolumes returns the volumes of the reserved users that have all of the labels.
-func (p *Provider) userVolumes(ctx context.Context, labels ...string) ([]*volume.Volume, error) {
+// reservedUserVolumes returns the volumes of the reserved users that have all of the labels.
+func (p *Provider) reservedUserVolumes(ctx context.Context, labels ...string) ([]*volume.Volume, error) {
 	args := filters.NewArgs(filters.Arg("label", labelRole+"="+roleUser))
 	for _, l := range labels {
 		args.Add("label", l)
 	}
-	list, err := call(ctx, p, "list users", func(ctx context.Context) (volume.ListResponse, error) {
+	list, err := callEngine(ctx, p, "list users", func(ctx context.Context) (volume.ListResponse, error) {
 		return p.api.VolumeList(ctx, volume.ListOptions{Filters: args})
 	})
 	return list.Volumes, err
 }
 
-// userOf returns the user of a sandbox's volumes. Volumes of an earlier release have no label for it.
-func (p *Provider) userOf(ctx context.Context, owner string) (user, error) {
-	l, err := p.volumeLabels(ctx, workVolume(owner))
+// volumesUser returns the user of a sandbox's volumes. Volumes of an earlier release have no label for it.
+func (p *Provider) volumesUser(ctx context.Context, owner string) (user, error) {
+	l, err := p.volumeLabels(ctx, workspaceVolumeName(owner))
 	if err != nil {
 		return user{}, err
 	}
@@ -205,12 +205,12 @@ func (p *Provider) userOf(ctx context.Context, owner string) (user, error) {
 		return user{}, fmt.Errorf("workspace of %s: %w", owner, errVanished)
 	}
 	if l[labelUser] == "" {
-		return user{id: earlierUser}, nil
+		return user{id: earlierReleaseUser}, nil
 	}
-	id := int(number(l[labelUser])) //nolint:gosec // written here
-	u, mine, err := p.reserve(ctx, id, p.reservation(owner))
+	id := int(parseUintOrZero(l[labelUser])) //nolint:gosec // written here
+	u, mine, err := p.reserveUser(ctx, id, p.reservationLabels(owner))
 	if err == nil && !mine {
-		err = fmt.Errorf("user %d of workspace %s is reserved by another sandbox: remove volume %s; the session gets its last snapshot", id, owner, workVolume(owner))
+		err = fmt.Errorf("user %d of workspace %s is reserved by another sandbox: remove volume %s; the session gets its last snapshot", id, owner, workspaceVolumeName(owner))
 	}
 	return u, err
 }
@@ -218,16 +218,16 @@ func (p *Provider) userOf(ctx context.Context, owner string) (user, error) {
 // serverUser returns the user of a sandbox's n-th MCP server, and the labels of its reservation. It reserves a user if
 // there is none.
 func (p *Provider) serverUser(ctx context.Context, id string, n int) (user, map[string]string, error) {
-	labels := p.reservation(id)
-	labels[labelSandbox], labels[labelServer] = id, strconv.Itoa(n)
-	list, err := p.userVolumes(ctx, labelEngine+"="+p.cfg.Engine, labelOwner+"="+id, labelServer+"="+strconv.Itoa(n))
+	labels := p.reservationLabels(id)
+	labels[labelSandbox], labels[labelServerDefinition] = id, strconv.Itoa(n)
+	list, err := p.reservedUserVolumes(ctx, labelEngine+"="+p.cfg.Engine, labelVolumesOwner+"="+id, labelServerDefinition+"="+strconv.Itoa(n))
 	if err != nil {
 		return user{}, nil, err
 	}
 	if len(list) > 0 {
-		return user{id: int(number(strings.TrimPrefix(list[0].Name, userPrefix))), dir: list[0].Mountpoint}, labels, nil //nolint:gosec // written here
+		return user{id: int(parseUintOrZero(strings.TrimPrefix(list[0].Name, userPrefix))), dir: list[0].Mountpoint}, labels, nil //nolint:gosec // written here
 	}
-	u, err := p.newUser(ctx, labels)
+	u, err := p.reserveNewUser(ctx, labels)
 	return u, labels, err
 }
 
@@ -246,8 +246,8 @@ func (p *Provider) checkUserVolume(ctx context.Context, u user, labels map[strin
 	if u.dir == "" {
 		return nil
 	}
-	l, err := p.volumeLabels(ctx, userVolume(u.id))
-	if err == nil && !isReserved(l, labels) {
+	l, err := p.volumeLabels(ctx, userVolumeName(u.id))
+	if err == nil && !hasReservationLabels(l, labels) {
 		return fmt.Errorf("user %d: %w", u.id, errVanished)
 	}
 	return err
@@ -259,22 +259,22 @@ func (p *Provider) releaseUser(ctx context.Context, u user, labels map[string]st
 	if u.dir == "" {
 		return nil
 	}
-	l, err := p.volumeLabels(ctx, userVolume(u.id))
-	if err != nil || l[labelRole] != "" && !isReserved(l, labels) {
+	l, err := p.volumeLabels(ctx, userVolumeName(u.id))
+	if err != nil || l[labelRole] != "" && !hasReservationLabels(l, labels) {
 		return err
 	}
-	_, err = p.removeVolume(ctx, userVolume(u.id))
+	_, err = p.removeVolume(ctx, userVolumeName(u.id))
 	return err
 }
 
 // releaseUsers releases the users of an owner whose volumes are gone.
 func (p *Provider) releaseUsers(ctx context.Context, owner string) error {
-	for _, v := range []string{workVolume(owner), stateVolume(owner)} {
+	for _, v := range []string{workspaceVolumeName(owner), stateVolumeName(owner)} {
 		if l, err := p.volumeLabels(ctx, v); err != nil || l != nil {
 			return err
 		}
 	}
-	list, err := p.userVolumes(ctx, labelEngine+"="+p.cfg.Engine, labelOwner+"="+owner)
+	list, err := p.reservedUserVolumes(ctx, labelEngine+"="+p.cfg.Engine, labelVolumesOwner+"="+owner)
 	for _, v := range list {
 		_, rerr := p.removeVolume(ctx, v.Name)
 		err = errors.Join(err, rerr)
@@ -284,7 +284,7 @@ func (p *Provider) releaseUsers(ctx context.Context, owner string) error {
 
 // releaseOldUsers releases the users that were reserved before the given time and whose owner is not in used.
 func (p *Provider) releaseOldUsers(ctx context.Context, used map[string]bool, before time.Time) error {
-	list, err := p.userVolumes(ctx, labelEngine+"="+p.cfg.Engine)
+	list, err := p.reservedUserVolumes(ctx, labelEngine+"="+p.cfg.Engine)
 	if err != nil {
 		return err
 	}
@@ -293,7 +293,7 @@ func (p *Provider) releaseOldUsers(ctx context.Context, used map[string]bool, be
 		if err != nil {
 			return fmt.Errorf("volume %s: its date: %w", v.Name, err)
 		}
-		if owner := v.Labels[labelOwner]; !used[owner] && made.Before(before) {
+		if owner := v.Labels[labelVolumesOwner]; !used[owner] && made.Before(before) {
 			if err := p.releaseUsers(ctx, owner); err != nil {
 				return err
 			}

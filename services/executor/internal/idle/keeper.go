@@ -61,7 +61,7 @@ type Config struct {
 	Permits   *permits.Limiter // limits the work of a Keeper
 	Handling  *handling.Set
 	Runs      *runlog.Writer
-	Contents  *contents.Mover
+	Contents  *contents.Manager
 	Sandboxes *sandboxes.Manager
 	Dialer    *agents.Dialer
 	Agents    *agents.Registry

@@ -21,8 +21,8 @@ import (
 type Config struct {
 	Beat     time.Duration // interval at which the egress proxy's journal is read
 	Sandbox  sandbox.Provider
-	Contents *contents.Mover // without a Store there are no file changes and no snapshots
-	Proxy    *metering.Proxy // without Egress its journal is not read
+	Contents *contents.Manager // without a Store there are no file changes and no snapshots
+	Proxy    *metering.Proxy   // without Egress its journal is not read
 	Now      func() time.Time
 }
 

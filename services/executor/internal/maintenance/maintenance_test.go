@@ -96,7 +96,7 @@ func newBed(t *testing.T) *bed {
 	b.meter = metering.New(proxy, b.tenants, x)
 	b.Maintainer = maintenance.New(maintenance.Config{
 		Beat: beat, Sandbox: engine{box: b.box}, Proxy: proxy, Now: clock,
-		Contents: &contents.Mover{Store: b.store, Sessions: log.Writer.Sessions, Now: clock, Measured: func(context.Context, time.Duration, contents.Snapshot, error) {}},
+		Contents: &contents.Manager{Store: b.store, Sessions: log.Writer.Sessions, Now: clock, Measured: func(context.Context, time.Duration, contents.Snapshot, error) {}},
 	}, b.meter)
 	t.Cleanup(b.Close)
 	return b
@@ -161,7 +161,7 @@ func TestMaintainer_Health(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.turn.Session.Life.Options.SyncIntervalMs = 0
-	b.box.Cut()
+	b.box.CloseStreams()
 	b.now = b.now.Add(interval)
 	p := b.pass(t)
 	if len(p.Facts) != 1 {

@@ -49,7 +49,7 @@ func (e *engine) Terminate(_ context.Context, id string, wipe bool) error {
 	}
 	e.ended = append(e.ended, id)
 	if b := e.boxes[id]; b != nil {
-		b.Cut()
+		b.CloseStreams()
 	}
 	return nil
 }
@@ -102,8 +102,8 @@ func TestPool_FillsAndDrains(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, e := newPool(nil)
 		stop := running(t, p)
-		if n := p.Ready("spool"); n != 2 || !slices.Equal(e.box("box-1").Ops(), []runner.Op{runner.OpWarm}) {
-			t.Fatalf("%d are ready, commands %v", n, e.box("box-1").Ops())
+		if n := p.Ready("spool"); n != 2 || !slices.Equal(e.box("box-1").ReceivedOps(), []runner.Op{runner.OpWarm}) {
+			t.Fatalf("%d are ready, commands %v", n, e.box("box-1").ReceivedOps())
 		}
 		a := p.Take(t.Context(), "spool")
 		if a == nil || a.Sandbox != "box-1" || p.Take(t.Context(), "codex") != nil {
@@ -128,7 +128,7 @@ func TestPool_TakeSkipsDeadSandboxes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, e := newPool(nil)
 		stop := running(t, p)
-		e.box("box-1").Cut()
+		e.box("box-1").CloseStreams()
 		synctest.Wait()
 		a := p.Take(t.Context(), "spool")
 		if a == nil || a.Sandbox != "box-2" || !slices.Equal(e.endedIDs(), []string{"box-1"}) {

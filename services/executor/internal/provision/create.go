@@ -20,7 +20,7 @@ func (p *preparation) findAgent(ctx context.Context) (*agents.Agent, error) {
 		return nil, err
 	}
 	sb := p.Session.Run.Sandbox
-	if a := p.Agents.Take(p.Session.ID); a != nil {
+	if a := p.Agents.TakeResting(p.Session.ID); a != nil {
 		// If the log has lines that this stream has not read, another executor has followed the agent since. The runner has ended this stream,
 		// even if its end has not arrived yet.
 		if a.IsAlive() && a.Journal == sb.Journal && a.Last >= sb.N {

@@ -44,7 +44,7 @@ type Config struct {
 	Agents     *agents.Registry
 	Pool       *pool.Pool
 	Idle       *idle.Keeper
-	Contents   *contents.Mover // without a Store, workspaces stay as they are
+	Contents   *contents.Manager // without a Store, workspaces stay as they are
 	OpenBlocks *openblocks.Reader
 
 	NewID  func() (string, error) // returns the id of a new sandbox
@@ -139,7 +139,7 @@ func (p *preparation) attach(ctx context.Context) error {
 // prepare sets p.agent, registers the agent's sandbox at the egress proxy, starts its MCP servers, and loads skills and workspace into it.
 func (p *preparation) prepare(ctx context.Context, a *agents.Agent) error {
 	p.agent = a
-	p.Agents.Use(a, p.Epoch)
+	p.Agents.AddWorking(a, p.Epoch)
 	if err := p.register(ctx); err != nil {
 		return err
 	}

@@ -82,7 +82,7 @@ func (e *engine) Terminate(_ context.Context, id string, _ bool) error {
 	defer e.mu.Unlock()
 	e.ended = append(e.ended, id)
 	if b := e.boxes[id]; b != nil {
-		b.Cut()
+		b.CloseStreams()
 		delete(e.boxes, id)
 	}
 	return nil
@@ -155,7 +155,7 @@ func newBed(t *testing.T, change func(*provision.Config)) *bed {
 	b := &bed{Fixture: runlogtest.New(t), engine: &engine{boxes: map[string]*agentstest.Box{}}, agents: agents.NewRegistry(1<<30, time.Now, log)}
 	cfg := provision.Config{
 		ProviderName: "fake", Engine: "here", Beat: 5 * time.Millisecond, MaxSandboxes: func(string) int { return 0 }, Provider: b.engine, Agents: b.agents,
-		Contents:   &contents.Mover{Sessions: b.Writer.Sessions, Now: time.Now},
+		Contents:   &contents.Manager{Sessions: b.Writer.Sessions, Now: time.Now},
 		OpenBlocks: &openblocks.Reader{Sessions: b.Writer.Sessions, Deltas: texts{}, Now: time.Now, Logger: log},
 		NewID:      func() (string, error) { return b.Writer.NewID(events.KindSandbox) }, Pooled: func() {}, Now: time.Now,
 	}
@@ -236,7 +236,7 @@ func TestAttach_Again(t *testing.T) {
 	b := newBed(t, nil)
 	x := b.Claim()
 	first := b.mustAttach(t, x)
-	b.agents.Rest(first.Agent, 0)
+	b.agents.AddResting(first.Agent, 0)
 	if again := b.mustAttach(t, x); again.Agent != first.Agent || again.Agent.Hello != nil {
 		t.Errorf("agent %+v in place of the resting one", again.Agent)
 	}
@@ -383,7 +383,7 @@ func TestAttach_Retires(t *testing.T) {
 	b := newBed(t, nil)
 	x := b.Claim()
 	first := b.mustAttach(t, x).Agent
-	b.agents.Rest(first, 0)
+	b.agents.AddResting(first, 0)
 	x.Session.Life.Options.SandboxMaxAgeMs, x.Session.Run.Sandbox.ReadyAt = 1000, time.Now().Add(-time.Minute)
 	second := b.mustAttach(t, x).Agent
 	if second.Sandbox == first.Sandbox || !slices.Contains(b.engine.ended, first.Sandbox) || first.IsAlive() {

@@ -97,7 +97,7 @@ func (p *preparation) restore(ctx context.Context, box sandbox.Sandbox, from []c
 // writeAgentFiles writes the files of the agent's definition into the workspace, and returns the event that records it. After a failure it
 // terminates the sandbox and returns an *Error.
 func (p *preparation) writeAgentFiles(ctx context.Context, box sandbox.Sandbox) (events.Payload, error) {
-	written, err := p.Contents.Write(ctx, box, p.Resolved.Definition.Files)
+	written, err := p.Contents.WriteDefinitionFiles(ctx, box, p.Resolved.Definition.Files)
 	if err != nil {
 		return nil, p.endFailedSandbox(ctx, box.ID(), err)
 	}

@@ -297,5 +297,5 @@ func (f *follower) requestSlot() {
 // holdSlot makes a granted permit the slot of the turn.
 func (f *follower) holdSlot(release func()) {
 	f.approvals.waits, f.approvals.asks = false, false
-	f.slot.Acquired(release)
+	f.slot.SetPermit(release)
 }

@@ -66,7 +66,7 @@ func (t *turn) releaseAgent(err error) {
 		if t.translator != nil { // nil if the turn failed before it read a line
 			t.agent.Last = t.translator.Last
 		}
-		t.w.agents.Rest(t.agent, time.Duration(t.Session.Life.Options.HealthIntervalMs)*time.Millisecond)
+		t.w.agents.AddResting(t.agent, time.Duration(t.Session.Life.Options.HealthIntervalMs)*time.Millisecond)
 		return
 	}
 	t.detach()
@@ -95,6 +95,6 @@ func (t *turn) reattach(ctx context.Context) error {
 	}
 	t.w.agents.Remove(a)
 	t.agent = next
-	t.w.agents.Use(next, t.Epoch)
+	t.w.agents.AddWorking(next, t.Epoch)
 	return nil
 }

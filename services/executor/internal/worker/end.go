@@ -129,7 +129,7 @@ func (f *follower) finish(ctx context.Context) error {
 // outcome returns the terminal event for an end of the turn in the journal. If the turn was being stopped, the reason for that
 // determines the event.
 func (f *follower) outcome(e runner.Ended) events.Payload {
-	if e.Outcome == runner.Completed && !f.output.Cut() {
+	if e.Outcome == runner.Completed && !f.output.IsCut() {
 		return events.ExecutionCompleted{Usage: e.Usage, CostUSD: e.CostUSD, Result: e.Result}
 	}
 	if why := f.stop.Outcome(e.Usage); why != nil {

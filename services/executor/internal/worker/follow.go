@@ -173,7 +173,7 @@ func (f *follower) wait(ctx context.Context, beat <-chan time.Time) error {
 		f.handleBeat()
 	case <-f.changed:
 		f.readLife(eventlog.Leader)
-	case <-f.controls.Moved():
+	case <-f.controls.Changed():
 		f.readLife(eventlog.Leader)
 	case <-bus.Draining(f.ctx):
 		return f.handover(ctx)

@@ -95,7 +95,7 @@ func (t *turn) meterOutput() budgets.OutputMeter {
 // keepsEvent reports whether an event of the journal is within the output limits, and counts it. The first event that exceeds a limit also
 // stops the turn.
 func (f *follower) keepsEvent(e events.Event) bool {
-	keep, message := f.output.Event(e, func() bool { return f.stop.IsStopping() && f.w.deps.Room.Low() })
+	keep, message := f.output.CountEvent(e, func() bool { return f.stop.IsStopping() && f.w.deps.Room.Low() })
 	f.cutOutput(message)
 	return keep
 }
@@ -103,7 +103,7 @@ func (f *follower) keepsEvent(e events.Event) bool {
 // keepsText reports whether bytes more bytes of text in flight are within the output limits, and counts them. The first text that
 // exceeds a limit also stops the turn.
 func (f *follower) keepsText(bytes int) bool {
-	keep, message := f.output.Text(bytes)
+	keep, message := f.output.CountText(bytes)
 	f.cutOutput(message)
 	return keep
 }

@@ -133,7 +133,7 @@ type Worker struct {
 	references  *references.Resolver
 	sandboxes   *sandboxes.Manager
 	proxy       *metering.Proxy
-	contents    *contents.Mover
+	contents    *contents.Manager
 	runlog      *runlog.Writer
 	controls    *controls.Watcher
 	openBlocks  *openblocks.Reader
@@ -162,7 +162,7 @@ func New(cfg Config, d Deps) *Worker {
 	w.runlog = &runlog.Writer{Sessions: d.Sessions, Executor: cfg.Executor, Rate: cfg.Rate, Now: d.Now, Stored: w.metrics.Stored}
 	w.controls = controls.New(controls.Config{Log: d.Sessions.Log, Every: cfg.Beat, Logger: d.Logger})
 	w.openBlocks = &openblocks.Reader{Sessions: d.Sessions, Deltas: d.Deltas, Now: d.Now, Logger: d.Logger}
-	w.contents = &contents.Mover{Store: d.Workspaces, Sessions: d.Sessions, Now: d.Now, Measured: w.metrics.Snapshot}
+	w.contents = &contents.Manager{Store: d.Workspaces, Sessions: d.Sessions, Now: d.Now, Measured: w.metrics.Snapshot}
 	w.dialer = &agents.Dialer{Sandboxes: d.Sandbox, Provider: cfg.Provider, Engine: cfg.Engine, Patience: cfg.EngineGone, Logger: d.Logger}
 	w.agents = agents.NewRegistry(cfg.WarmMemory, d.Now, d.Logger)
 	_, adoptable := d.Sandbox.(sandbox.Adopter)
@@ -210,7 +210,7 @@ func (w *Worker) Handle(ctx context.Context, msg *message.Message) error {
 }
 
 // Working returns the number of executions that this executor runs, by tenant.
-func (w *Worker) Working() map[string]int { return w.admission.Working() }
+func (w *Worker) Working() map[string]int { return w.admission.RunningByTenant() }
 
 // Hint makes the turn of a session, if one runs here, read the session's new events at once. id is the session's id.
 func (w *Worker) Hint(id string) { w.handling.Wake(id) }

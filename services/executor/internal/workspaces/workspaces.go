@@ -84,7 +84,7 @@ func (w *Workspaces) Restore(ctx context.Context, box sandbox.Sandbox, ref topol
 func (w *Workspaces) Put(ctx context.Context, box sandbox.Sandbox, f events.FilePut, fence contents.Fence) error {
 	content, err := w.store.Get(ctx, f.Object)
 	if errors.Is(err, workspace.ErrNotFound) {
-		return fmt.Errorf("%w: the content is no longer in the object store", contents.ErrRefused)
+		return fmt.Errorf("%w: the content is no longer in the object store", contents.ErrInvalidContent)
 	}
 	if err != nil {
 		return err
@@ -98,7 +98,7 @@ func (w *Workspaces) Put(ctx context.Context, box sandbox.Sandbox, f events.File
 	}
 	var refused *workspace.RefusedError
 	if errors.As(err, &refused) || errors.Is(err, sandbox.ErrOutside) || errors.Is(err, errUploadMismatch) {
-		return fmt.Errorf("%w: %w", contents.ErrRefused, err)
+		return fmt.Errorf("%w: %w", contents.ErrInvalidContent, err)
 	}
 	return err
 }

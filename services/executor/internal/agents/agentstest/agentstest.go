@@ -37,15 +37,15 @@ func (b *Box) SetStatus(s runner.Status) {
 	b.status = s
 }
 
-// Ops returns the operations of the commands that the runner has received.
-func (b *Box) Ops() []runner.Op {
+// ReceivedOps returns the operations of the commands that the runner has received.
+func (b *Box) ReceivedOps() []runner.Op {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return slices.Clone(b.ops)
 }
 
-// Cut ends all streams of executors to the runner of the box.
-func (b *Box) Cut() {
+// CloseStreams ends all streams of executors to the runner of the box.
+func (b *Box) CloseStreams() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, p := range b.procs {
