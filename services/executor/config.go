@@ -183,7 +183,7 @@ func (c Config) withDefaults() (Config, error) {
 	if err := c.checkEgressSettings(); err != nil {
 		return c, err
 	}
-	if c, err = c.checkModal(); err != nil {
+	if c, err = c.checkModalSettings(); err != nil {
 		return c, err
 	}
 	if err := c.checkDependencies(); err != nil {

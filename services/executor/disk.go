@@ -85,7 +85,7 @@ func (c Config) ProveDiskLimit(ctx context.Context, log *slog.Logger) (mode stri
 		return "", err
 	}
 	try := func(use func(*docker.Provider) error) error {
-		p, err := c.provider(log)
+		p, err := c.newProvider(log)
 		if err != nil {
 			return err
 		}

@@ -70,13 +70,13 @@ type Executor struct {
 	store   *workspaces.Workspaces // nil if Deps has one
 	egress  egressClient           // the zero value if Deps has one, or if there is no egress proxy
 	own     sandbox.Provider       // closed at the end; nil if Deps has one
-	jobs    *jobs
+	jobs    *jobReceiver
 
 	publisher *bus.Publisher // of dead letters, and of jobs for another engine
 	ready     chan struct{}
 
 	skills  *skills.Skills // nil if Deps has them
-	secrets *secrets       // nil if there is no key
+	secrets *secretOpener  // nil if there is no key
 }
 
 // New returns an Executor. It creates the data folder if it needs one, and sends nothing to NATS or to the engine.
@@ -121,7 +121,7 @@ func newExecutor(cfg Config, deps Deps) (*Executor, error) {
 		if cfg, err = cfg.withRunnerPath(); err != nil {
 			return nil, err
 		}
-		if deps.Provider, err = cfg.provider(deps.Logger); err != nil {
+		if deps.Provider, err = cfg.newProvider(deps.Logger); err != nil {
 			return nil, err
 		}
 		e.own = deps.Provider
@@ -140,7 +140,7 @@ func newExecutor(cfg Config, deps Deps) (*Executor, error) {
 	if err != nil {
 		return nil, err
 	}
-	if e.secrets, err = cfg.secrets(); err != nil {
+	if e.secrets, err = cfg.newSecretOpener(); err != nil {
 		return nil, err
 	}
 	if e.secrets != nil {
@@ -165,8 +165,8 @@ func newExecutor(cfg Config, deps Deps) (*Executor, error) {
 	e.worker = worker.New(worker.Config{
 		Executor: id, Provider: cfg.Sandbox, Engine: cfg.Engine, Slots: cfg.Slots, Reserved: max(cfg.Reserved, 0), TenantSlots: cfg.TenantSlots, TenantSandboxes: cfg.TenantSandboxes, WarmMemory: uint64(max(cfg.WarmMemory, 0)), //nolint:gosec // not negative
 		Window: cfg.CommitWindow, Beat: cfg.Beat, KillAfter: cfg.KillAfter, MaxAttempts: uint32(cfg.MaxAttempts), //nolint:gosec // at most 100
-		Output: cfg.output(), SessionOutput: cfg.sessionOutput(), Pace: cfg.pace(),
-		EngineGone: cfg.EngineGone, Agent: cfg.agentLaunch, Pool: pool, PoolEvery: cfg.PoolEvery, Registries: cfg.installRegistries(), Rate: cfg.rate(), SandboxLife: cfg.sandboxLife(),
+		Output: cfg.outputLimits(), SessionOutput: cfg.sessionOutputLimits(), Pace: cfg.outputPace(),
+		EngineGone: cfg.EngineGone, Agent: cfg.agentLaunch, Pool: pool, PoolEvery: cfg.PoolEvery, Registries: cfg.installRegistries(), Rate: cfg.sandboxRate(), SandboxLife: cfg.sandboxLife(),
 	}, worker.Deps{
 		Workspaces: deps.Workspaces, Egress: deps.Egress, Skills: deps.Skills, Secrets: deps.Secrets, Budgets: e.budgets, Room: e.room, Metrics: deps.Metrics,
 		Sessions: eventlog.Sessions{Log: deps.Log}, Sandbox: deps.Provider, Leases: e.leases,
@@ -175,8 +175,8 @@ func newExecutor(cfg Config, deps Deps) (*Executor, error) {
 	if deps.Metrics != nil && e.diskLimiter() != nil {
 		registerDiskLimit(deps.Metrics, e.diskLimit)
 	}
-	e.leases.Count(e.worker.Working)
-	if e.jobs, err = newJobs(e); err != nil {
+	e.leases.SetCounter(e.worker.RunningByTenant)
+	if e.jobs, err = newJobReceiver(e); err != nil {
 		return nil, err
 	}
 	return e, nil
@@ -206,7 +206,7 @@ func (e *Executor) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("executor: subscribe to %s: %w", topology.Ctl(e.id), err)
 	}
-	files, err := e.serveFiles()
+	files, err := e.serveLiveFiles()
 	if err != nil {
 		return fmt.Errorf("executor: %w", errors.Join(err, control.Unsubscribe()))
 	}
@@ -231,7 +231,7 @@ func (e *Executor) Run(ctx context.Context) error {
 	all.Go(func() error { e.worker.RunAgents(work, e.cfg.WarmEvery); return nil })
 	all.Go(func() error { e.worker.RunSweeps(work, e.cfg.SweepEvery); return nil })
 	all.Go(func() error { e.worker.RunPool(work); return nil })
-	all.Go(func() error { e.jobs.adopt(work); return nil })
+	all.Go(func() error { e.jobs.adoptEngines(work); return nil })
 	all.Go(func() error {
 		defer stop()
 		return e.jobs.run(work, e.ready)
@@ -310,7 +310,7 @@ func (e *Executor) openBuckets(ctx context.Context) error {
 			return err
 		}
 	}
-	return e.secrets.open(ctx, e.js)
+	return e.secrets.openBucket(ctx, e.js)
 }
 
 // closeConnections closes the connections to the engine and to the egress proxy.
@@ -334,7 +334,7 @@ func (e *Executor) stopSandboxes(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, stopSandboxesTimeout)
 	defer cancel()
 	// This executor's lease is released already: of several that stop at once, the last one finds no other.
-	if others, err := e.leases.Others(ctx); err != nil || others {
+	if others, err := e.leases.HasOtherExecutor(ctx); err != nil || others {
 		return err
 	}
 	if err := e.worker.StopSandboxes(ctx); err != nil {
@@ -352,7 +352,7 @@ func (e *Executor) handleControl(msg *nats.Msg) {
 		return
 	}
 	if msg.Reply == "" {
-		e.worker.Hint(ref.Session)
+		e.worker.WakeTurn(ref.Session)
 		return
 	}
 	raw, err := json.Marshal(e.worker.Answer(ref.Session))

@@ -17,12 +17,12 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/modal"
 )
 
-// checkModal checks the settings of Modal sandboxes, and sets those that follow from others.
-func (c Config) checkModal() (Config, error) {
+// checkModalSettings checks the settings of Modal sandboxes, and sets those that follow from others.
+func (c Config) checkModalSettings() (Config, error) {
 	if c.Sandbox != ProviderModal {
 		return c, nil
 	}
-	if err := c.checkPrice(); err != nil {
+	if err := c.checkSandboxPrice(); err != nil {
 		return c, err
 	}
 	c.Engine = cmp.Or(c.Engine, "modal-"+c.ModalApp)
@@ -36,15 +36,15 @@ func (c Config) checkModal() (Config, error) {
 		}
 		c.ModalTokenSecret, c.ModalTokenSecretFile = strings.TrimSpace(string(text)), ""
 	}
-	cfg, err := c.modal(nil)
+	cfg, err := c.modalConfig(nil)
 	if err != nil {
 		return c, err
 	}
 	return c, cfg.Check()
 }
 
-// modal returns the settings of the provider.
-func (c Config) modal(log *slog.Logger) (modal.Config, error) {
+// modalConfig returns the settings of the provider.
+func (c Config) modalConfig(log *slog.Logger) (modal.Config, error) {
 	images, err := imagepolicy.Parse("sandbox-images", c.SandboxImages)
 	if err != nil {
 		return modal.Config{}, err
@@ -89,7 +89,7 @@ func (c Config) ProveModal(ctx context.Context, log *slog.Logger) ([]string, err
 	if c, err = c.withRunnerPath(); err != nil {
 		return nil, err
 	}
-	cfg, err := c.modal(log)
+	cfg, err := c.modalConfig(log)
 	if err != nil {
 		return nil, err
 	}
@@ -112,16 +112,16 @@ func CheckEgressListener(getenv func(string) string) error {
 	return nil
 }
 
-// checkPrice returns an error if the price of Modal sandboxes is invalid.
-func (c Config) checkPrice() error {
+// checkSandboxPrice returns an error if the price of Modal sandboxes is invalid.
+func (c Config) checkSandboxPrice() error {
 	if p := c.ModalSandboxPrice; p < 0 || math.IsNaN(p) || math.IsInf(p, 0) {
 		return fmt.Errorf("modal-sandbox-price: %g is not a number of dollars that is at least 0", p)
 	}
 	return nil
 }
 
-// rate returns the price of sandboxes. The time of Modal sandboxes is metered with or without a price.
-func (c Config) rate() run.Rate {
+// sandboxRate returns the price of sandboxes. The time of Modal sandboxes is metered with or without a price.
+func (c Config) sandboxRate() run.Rate {
 	if c.Sandbox != ProviderModal {
 		return run.Rate{}
 	}

@@ -47,7 +47,7 @@ func TestSettingModal(t *testing.T) {
 		if err != nil {
 			return modal.Config{}, err
 		}
-		return c.modal(nil)
+		return c.modalConfig(nil)
 	}
 	plain, err := made(nil)
 	if err != nil {
@@ -117,7 +117,7 @@ func TestSettingSandbox_Modal(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	own, err := c.provider(slog.New(slog.DiscardHandler))
+	own, err := c.newProvider(slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,8 +12,8 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/modal"
 )
 
-// provider returns the provider that Sandbox names.
-func (c Config) provider(log *slog.Logger) (sandbox.Provider, error) {
+// newProvider returns the provider that Sandbox names.
+func (c Config) newProvider(log *slog.Logger) (sandbox.Provider, error) {
 	switch c.Sandbox {
 	case ProviderDocker:
 		sockets := c.EgressSockets
@@ -39,7 +39,7 @@ func (c Config) provider(log *slog.Logger) (sandbox.Provider, error) {
 			HostPaths: hostpath.Policy{Roots: c.HostPaths, Private: append([]string{c.DataDir}, c.Private...)},
 		})
 	case ProviderModal:
-		cfg, err := c.modal(log)
+		cfg, err := c.modalConfig(log)
 		if err != nil {
 			return nil, err
 		}

@@ -58,7 +58,7 @@ func TestSettingSandbox(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p, err := c.provider(slog.New(slog.DiscardHandler))
+		p, err := c.newProvider(slog.New(slog.DiscardHandler))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -253,7 +253,7 @@ func TestSettingDocker(t *testing.T) {
 		if err != nil {
 			return "", err
 		}
-		p, err := cfg.provider(slog.New(slog.DiscardHandler))
+		p, err := cfg.newProvider(slog.New(slog.DiscardHandler))
 		if err != nil {
 			return "", err
 		}
@@ -377,7 +377,7 @@ func inodes(t *testing.T, cfg Config) int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := cfg.provider(slog.New(slog.DiscardHandler))
+	p, err := cfg.newProvider(slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -25,12 +25,12 @@ import (
 
 // Leases returns what other executors do, from their leases and from their answers.
 type Leases interface {
-	// Ask asks an executor what it does for a session. The error wraps lease.ErrNoLease if the executor is gone, and lease.ErrSilent if it does not
+	// Ask asks an executor what it does for a session. The error wraps lease.ErrNoLease if the executor is gone, and lease.ErrNoAnswer if it does not
 	// answer.
 	Ask(ctx context.Context, executor string, ref topology.SessionRef) (topology.CtlAnswer, error)
 	// Running returns the number of executions of a tenant that run on all executors, including this one, as each
 	// executor last reported.
-	Running(ctx context.Context, tenant string) (int, error)
+	RunningExecutions(ctx context.Context, tenant string) (int, error)
 	// Renew publishes at once the number of executions that this executor runs.
 	Renew(ctx context.Context)
 }
@@ -43,8 +43,8 @@ type Budgets interface {
 	Limits(tenant string) events.TenantLimits
 }
 
-// Idle checks whether the sandbox of a session can be used.
-type Idle interface {
+// SandboxChecker checks whether the sandbox of a session can be used.
+type SandboxChecker interface {
 	// CheckReachable returns an error if a sandbox is on an engine that this executor cannot reach.
 	CheckReachable(sb run.Sandbox) error
 	// CheckUnused returns an error while another executor works on the sandbox of a session in which nothing runs.
@@ -65,7 +65,7 @@ type Config struct {
 	Leases  Leases
 	Budgets Budgets        // nil: no tenant has limits of its own
 	Room    *storage.Watch // nil: the store of NATS is never full
-	Idle    Idle
+	Idle    SandboxChecker
 	Sandbox sandbox.Provider
 	Dialer  *agents.Dialer
 	Logger  *slog.Logger
@@ -151,7 +151,7 @@ func (c *Controller) acquire(ctx context.Context, l *eventlog.Loaded) (release f
 			c.Leases.Renew(ctx)
 		}
 	}
-	if claimed && r.Phase == run.Starting && attachable && r.NotBefore.IsZero() && (errors.Is(err, permits.ErrNoneFree) || errors.Is(err, permits.ErrNoSeat) || errors.Is(err, errTenantSlots)) && c.isAlreadyRunning(ctx, l) {
+	if claimed && r.Phase == run.Starting && attachable && r.NotBefore.IsZero() && (errors.Is(err, permits.ErrNoPermit) || errors.Is(err, permits.ErrQueueFull) || errors.Is(err, errTenantSlots)) && c.isAlreadyRunning(ctx, l) {
 		return nil, nil
 	}
 	return release, err
@@ -201,19 +201,19 @@ func (c *Controller) checkTenantSlots(ctx context.Context, tenant string) error 
 	}
 	ctx, cancel := context.WithTimeout(ctx, agents.StatusTimeout)
 	defer cancel()
-	n, err := c.Leases.Running(ctx, tenant)
+	n, err := c.Leases.RunningExecutions(ctx, tenant)
 	if err != nil {
 		return bus.RetryAfter(fmt.Errorf("how many executions does tenant %s run? %w", tenant, err), claimRetryDelay)
 	}
 	if n > most {
-		c.slots.Refuse(tenant)
+		c.slots.RefuseTenant(tenant)
 		return bus.RetryAfter(errTenantSlots, tenantSlotRetryDelay)
 	}
 	return nil
 }
 
 // RunningByTenant returns the number of executions that run in this executor, by tenant.
-func (c *Controller) RunningByTenant() map[string]int { return c.slots.Working() }
+func (c *Controller) RunningByTenant() map[string]int { return c.slots.WorkByTenant() }
 
 // isAlreadyRunning reports whether the runner already runs the claimed execution, whose start is not in the log because the executor that claimed it
 // is gone.
@@ -259,7 +259,7 @@ func (c *Controller) checkEngine(ctx context.Context, l *eventlog.Loaded) error 
 		return nil
 	}
 	_, err := c.Sandbox.Attach(ctx, sb.ID)
-	if !sandboxes.Unavailable(err) {
+	if !sandboxes.IsUnavailable(err) {
 		return nil // the claim handles any other error
 	}
 	c.Logger.Warn("the engine of an execution's sandbox is unavailable; the execution is claimed when it is back", "session", l.ID, "execution", l.Run.Execution, "sandbox", sb.ID, "error", err)

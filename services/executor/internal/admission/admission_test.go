@@ -36,8 +36,8 @@ func (l *leases) Ask(context.Context, string, topology.SessionRef) (topology.Ctl
 	return l.answer, l.err
 }
 
-func (l *leases) Running(context.Context, string) (int, error) { return l.running, nil }
-func (l *leases) Renew(context.Context)                        { l.renewed++ }
+func (l *leases) RunningExecutions(context.Context, string) (int, error) { return l.running, nil }
+func (l *leases) Renew(context.Context)                                  { l.renewed++ }
 
 // unused is a session whose sandbox nobody uses.
 type unused struct{}
@@ -110,7 +110,7 @@ func TestCheck(t *testing.T) {
 		"its executor runs it":      {leases: leases{answer: topology.CtlAnswer{Running: "exe_1"}}},
 		"its executor runs another": {leases: leases{answer: topology.CtlAnswer{Running: "exe_2"}}, want: true},
 		"its executor is gone":      {leases: leases{err: lease.ErrNoLease}, want: true},
-		"its executor is silent":    {leases: leases{err: lease.ErrSilent}},
+		"its executor is silent":    {leases: leases{err: lease.ErrNoAnswer}},
 		"claimed here":              {change: func(l *eventlog.Loaded) { l.Run.Holder = "xtr_me" }, leases: leases{answer: topology.CtlAnswer{Running: "exe_1"}}, want: true},
 		"engine unavailable":        {engine: away},
 		"sandbox gone":              {engine: sandbox.ErrNotFound, want: true},
@@ -139,7 +139,7 @@ func TestAcquire_Full(t *testing.T) {
 		if err != nil || !first.IsHeld() {
 			t.Fatal(err)
 		}
-		if _, err := c.Acquire(t.Context(), queued("other")); !errors.Is(err, permits.ErrNoneFree) {
+		if _, err := c.Acquire(t.Context(), queued("other")); !errors.Is(err, permits.ErrNoPermit) {
 			t.Errorf("a second execution: %v", err)
 		}
 		l := queued("other")
@@ -165,7 +165,7 @@ func TestAcquire_Full(t *testing.T) {
 // TestAcquire_Running: an execution that its runner runs already is followed without a slot, although all are taken.
 func TestAcquire_Running(t *testing.T) {
 	t.Parallel()
-	for running, want := range map[string]error{"exe_1": nil, "exe_0": permits.ErrNoneFree} {
+	for running, want := range map[string]error{"exe_1": nil, "exe_0": permits.ErrNoPermit} {
 		synctest.Test(t, func(t *testing.T) {
 			box := agentstest.NewBox("a", 1)
 			box.SetStatus(runner.Status{ExecutionID: running})

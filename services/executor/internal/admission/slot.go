@@ -27,7 +27,7 @@ func (c *Controller) Acquire(ctx context.Context, l *eventlog.Loaded) (*Slot, er
 	}
 	s := &Slot{slots: c.slots, check: c.checkTenantSlots, renew: c.Leases.Renew, tenant: l.Tenant, release: release}
 	if release == nil {
-		s.endCount = c.slots.Count(l.Tenant)
+		s.endCount = c.slots.CountWork(l.Tenant)
 	}
 	return s, nil
 }

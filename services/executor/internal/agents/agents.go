@@ -113,7 +113,7 @@ func (d *Dialer) Dial(ctx context.Context, sb run.Sandbox, ref topology.SessionR
 		if err == nil || errors.Is(err, ErrLost) || errors.Is(err, link.ErrFenced) || ctx.Err() != nil {
 			return a, err
 		}
-		if sandboxes.Unavailable(err) {
+		if sandboxes.IsUnavailable(err) {
 			if time.Since(began) > d.Patience {
 				return nil, err
 			}

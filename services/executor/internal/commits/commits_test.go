@@ -41,7 +41,7 @@ func fact(message string) events.Payload { return events.Error{Code: "TEST", Mes
 // messages returns the messages of the stored facts.
 func messages(bed *runlogtest.Fixture) string {
 	var out []string
-	for _, e := range bed.Stored() {
+	for _, e := range bed.StoredEvents() {
 		if f, ok := e.Data.(events.Error); ok {
 			out = append(out, f.Message)
 		}

@@ -31,10 +31,10 @@ func (b *box) ID() string { return b.id }
 // Secret returns the secret with which executors prove themselves to the runner.
 func (b *box) Secret() string { return b.secret }
 
-// Kept reports whether the sandbox has its workspace already, so that the caller must not restore it: the sandbox took the workspace
-// over, its container was started again, or Attach found it. Kept returns false for a sandbox that Create found running: the executor
+// HasWorkspace reports whether the sandbox has its workspace already, so that the caller must not restore it: the sandbox took the workspace
+// over, its container was started again, or Attach found it. HasWorkspace returns false for a sandbox that Create found running: the executor
 // that created it may have crashed before it restored the workspace.
-func (b *box) Kept() bool { return b.kept }
+func (b *box) HasWorkspace() bool { return b.kept }
 
 // Running reports whether the runner, which is the container's first process, runs.
 func (b *box) Running(ctx context.Context) (bool, error) {
@@ -79,7 +79,7 @@ func (b *box) Exec(ctx context.Context, c sandbox.Command) (sandbox.Process, err
 	if len(c.Args) == 0 {
 		return nil, errors.New("exec: args are empty")
 	}
-	dir, err := guest.Start(b.startRunner).Dir(ctx, workspaceDir, c.Dir)
+	dir, err := guest.StartFunc(b.startRunner).FolderPath(ctx, workspaceDir, c.Dir)
 	if err != nil {
 		return nil, fmt.Errorf("exec: dir: %w", err)
 	}
@@ -108,7 +108,7 @@ func (b *box) startRunner(ctx context.Context, args ...string) (guest.Process, e
 }
 
 // runRunner runs the runner program in the container with the arguments args, and blocks until the program has ended. feed writes the
-// program's stdin; see guest.Start.Run.
-func (b *box) runRunner(ctx context.Context, feed func(io.Writer) error, args ...string) (guest.Answer, error) {
-	return guest.Start(b.startRunner).Run(ctx, feed, args...)
+// program's stdin; see guest.StartFunc.Run.
+func (b *box) runRunner(ctx context.Context, feed func(io.Writer) error, args ...string) (guest.RunResult, error) {
+	return guest.StartFunc(b.startRunner).Run(ctx, feed, args...)
 }

@@ -399,7 +399,7 @@ func (p *Provider) environment(pl containerPlan) []string {
 		path = defaultPATH
 	}
 	if pl.spec.Layer != "" {
-		path = strings.Join(append(layer.Path(layerDir), path), ":")
+		path = strings.Join(append(layer.ProgramFolders(layerDir), path), ":")
 	}
 	env := []string{
 		"PATH=" + path, "HOME=" + homeDir, "LANG=C.UTF-8",
@@ -407,7 +407,7 @@ func (p *Provider) environment(pl containerPlan) []string {
 		"SPOOL_RUNNER_DISK_LIMIT=" + strconv.FormatInt(pl.limits.DiskBytes, 10),
 	}
 	if pl.spec.Layer != "" {
-		env = append(env, layer.Environ(layerDir)...)
+		env = append(env, layer.Environment(layerDir)...)
 	}
 	if pl.spec.EgressToken != "" {
 		env = append(env, "SPOOL_RUNNER_EGRESS_SOCKET="+egressSocket, "SPOOL_RUNNER_EGRESS_TOKEN="+pl.spec.EgressToken)

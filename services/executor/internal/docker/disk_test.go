@@ -231,7 +231,7 @@ func TestDiskLimit_SurvivesTheMachine(t *testing.T) {
 	next := newSpec(t)
 	next.Workspace = spec.ID
 	heir := create(t, provide(t, p.cfg), next)
-	if out, errs, _ := sh(t, heir, "cat mark"); out != "mine" || !heir.Kept() {
+	if out, errs, _ := sh(t, heir, "cat mark"); out != "mine" || !heir.HasWorkspace() {
 		t.Errorf("taken over, the mark is %q, %s", out, errs)
 	}
 }

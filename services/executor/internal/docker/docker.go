@@ -109,7 +109,7 @@ type Provider struct {
 	runners    map[string]*runnerBinary     // by architecture
 	accounts   map[string]map[string][]byte // files of accounts, by the image's id and the file's name
 	skills     skillStore
-	layers     layer.Once // by digest
+	layers     layer.SingleFlight // by digest
 	disks      diskState
 }
 

@@ -130,7 +130,7 @@ func TestEngineRestarts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !again.(*box).Kept() {
+	if !again.(*box).HasWorkspace() {
 		t.Error("the workspace is said to be new")
 	}
 	r, err := again.Files().Get(t.Context(), "mark")

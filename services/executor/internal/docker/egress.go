@@ -415,10 +415,10 @@ func (e *EgressProxy) awaitReady(ctx context.Context, c *egressContainer, restar
 }
 
 // startRunner runs the egress program in the proxy's container with the arguments args, and returns its output and exit code.
-func (e *EgressProxy) runEgressProgram(ctx context.Context, c *egressContainer, args ...string) (guest.Answer, error) {
+func (e *EgressProxy) runEgressProgram(ctx context.Context, c *egressContainer, args ...string) (guest.RunResult, error) {
 	proc, err := e.startEgressProgram(ctx, c, args...)
 	if err != nil {
-		return guest.Answer{}, err
+		return guest.RunResult{}, err
 	}
 	defer context.AfterFunc(ctx, proc.Abandon)()
 	_ = proc.Stdin().Close() // a command that ended early has closed it
@@ -431,10 +431,10 @@ func (e *EgressProxy) runEgressProgram(ctx context.Context, c *egressContainer, 
 	out, err := io.ReadAll(proc.Stdout())
 	<-said
 	if ctx.Err() != nil {
-		return guest.Answer{}, ctx.Err()
+		return guest.RunResult{}, ctx.Err()
 	}
 	code, werr := proc.Wait()
-	return guest.Answer{Stdout: string(out), Stderr: string(errs), Code: code}, errors.Join(err, werr)
+	return guest.RunResult{Stdout: string(out), Stderr: string(errs), Code: code}, errors.Join(err, werr)
 }
 
 // startEgressProgram starts the egress program in the proxy's container with the arguments args.

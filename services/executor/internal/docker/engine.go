@@ -43,14 +43,14 @@ func newEngineClient(host string) (*client.Client, error) {
 	return nil, fmt.Errorf("%q: scheme %s is not supported: want unix:///path, tcp://host:port or ssh://user@host", host, u.Scheme)
 }
 
-// translateError returns an engine's error as guest.Translate does. ctx is the caller's context.
+// translateError returns an engine's error as guest.TranslateError does. ctx is the caller's context.
 func (p *Provider) translateError(ctx context.Context, what string, err error) error {
-	return guest.Translate(ctx, what, err, func(err error) *sandbox.Error {
+	return guest.TranslateError(ctx, what, err, func(err error) *sandbox.Error {
 		switch {
 		case isUnreachable(err):
 			return &sandbox.Error{Code: sandbox.CodeEngineUnavailable, Err: err, Message: fmt.Sprintf(
 				"%s: the Docker engine at %s does not answer: start it, or set the address of one that runs (%v)", what, p.api.DaemonHost(), err)}
-		case guest.IsFull(err):
+		case guest.IsDiskFull(err):
 			return &sandbox.Error{Code: sandbox.CodeDiskFull, Err: err, Message: fmt.Sprintf(
 				"%s: the disk of the Docker engine at %s is full: remove images or volumes that nobody needs (%v)", what, p.api.DaemonHost(), err)}
 		}

@@ -336,13 +336,13 @@ func TestConnectionBreak_IsAnError(t *testing.T) {
 	reader, writer := io.Pipe()
 	put := make(chan error, 1)
 	go func() { put <- far.Files().Put(t.Context(), "old", reader) }()
-	if _, err := writer.Write(make([]byte, 3*guest.Chunk)); err != nil {
+	if _, err := writer.Write(make([]byte, 3*guest.ChunkBytes)); err != nil {
 		t.Fatal(err)
 	}
 	w.sever(true)
 	go func() {
 		for { // until the other side gives up
-			if _, err := writer.Write(make([]byte, guest.Chunk)); err != nil {
+			if _, err := writer.Write(make([]byte, guest.ChunkBytes)); err != nil {
 				return
 			}
 		}

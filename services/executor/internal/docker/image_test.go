@@ -70,7 +70,7 @@ func uses(t *testing.T, p *Provider, image string) map[string]error {
 	spec.Image = image
 	_, errs["a sandbox"] = p.Create(t.Context(), spec)
 	b := withServers(t, p, 1)
-	_, errs["an MCP server"] = p.Serve(t.Context(), b.id, 0, sandbox.Server{Image: image})
+	_, errs["an MCP server"] = p.StartServer(t.Context(), b.id, 0, sandbox.Server{Image: image})
 	_, errs["a layer"] = p.Layer(t.Context(), sandbox.Packages{Image: image}, sandbox.LayerBuilder{})
 	return errs
 }

@@ -43,15 +43,15 @@ func (p *Provider) installPackages(ctx context.Context, box sandbox.Sandbox, ima
 		code, err := p.runInstaller(ctx, box, i, &said)
 		switch {
 		case context.Cause(ctx) == errInstallTimeout: //nolint:errorlint // the cause is never wrapped
-			return cfg.TooSlow(said.String())
+			return cfg.TimeoutError(said.String())
 		case err != nil:
 			return err
 		case code == exitProgramNotFound:
-			return layer.Failed("image %s has no %s that could install them: %s", image, i.Name, layer.LastLines(said.String()))
+			return layer.InstallError("image %s has no %s that could install them: %s", image, i.Name, layer.LastLines(said.String()))
 		case code < 0:
-			return layer.Failed("%s was ended by a signal, as the kernel does where there is no memory left (SPOOL_SANDBOX_MEMORY); it last said: %s", i.Name, layer.LastLines(said.String()))
+			return layer.InstallError("%s was ended by a signal, as the kernel does where there is no memory left (SPOOL_SANDBOX_MEMORY); it last said: %s", i.Name, layer.LastLines(said.String()))
 		case code != 0:
-			return layer.Failed("%s ended with code %d; it last said: %s", i.Name, code, layer.LastLines(said.String()))
+			return layer.InstallError("%s ended with code %d; it last said: %s", i.Name, code, layer.LastLines(said.String()))
 		}
 	}
 	// Other users must be able to read the layer, whatever permissions a package sets.
@@ -60,7 +60,7 @@ func (p *Provider) installPackages(ctx context.Context, box sandbox.Sandbox, ima
 	}
 	size, _, err := measureLayer(ctx, box)
 	if err == nil && size > cfg.MaxBytes {
-		err = cfg.TooLarge()
+		err = cfg.TooLargeError()
 	}
 	return err
 }
@@ -70,7 +70,7 @@ func (p *Provider) makeLayerReadable(ctx context.Context, box sandbox.Sandbox) e
 	var said layer.Tail
 	code, err := p.runInstaller(ctx, box, layer.Installer{Name: "chmod", Args: []string{"chmod", "-R", "a+rX", layerDir}}, &said)
 	if err == nil && code != 0 {
-		err = layer.Failed("chmod ended with code %d; it last said: %s", code, layer.LastLines(said.String()))
+		err = layer.InstallError("chmod ended with code %d; it last said: %s", code, layer.LastLines(said.String()))
 	}
 	return err
 }
@@ -106,7 +106,7 @@ func (p *Provider) runInstaller(ctx context.Context, box sandbox.Sandbox, i laye
 		case <-tick.C:
 			// Twice the limit, because downloaded and unpacked files temporarily lie next to the layer.
 			if _, all, werr := measureLayer(ctx, box); werr == nil && all > 2*p.cfg.Layers.MaxBytes {
-				err = p.cfg.Layers.TooLarge()
+				err = p.cfg.Layers.TooLargeError()
 			}
 		}
 		if err != nil {

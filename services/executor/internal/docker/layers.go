@@ -196,7 +196,7 @@ func (p *Provider) lockLayer(ctx context.Context, digest, image string) (string,
 		case <-ctx.Done():
 			return "", ctx.Err()
 		case <-bounded.Done():
-			return "", layer.Failed("another executor of the engine has been installing for %s; if there is no other executor, remove the container %s", limit, name)
+			return "", layer.InstallError("another executor of the engine has been installing for %s; if there is no other executor, remove the container %s", limit, name)
 		case <-tick.C:
 		}
 	}

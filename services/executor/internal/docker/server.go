@@ -148,9 +148,9 @@ func (p *Provider) freezeServers(ctx context.Context, id string, from container.
 	return nil
 }
 
-// Serve starts the n-th MCP server of a sandbox, counted from 0, unless it runs already, and returns the path of its socket below the folder
+// StartServer starts the n-th MCP server of a sandbox, counted from 0, unless it runs already, and returns the path of its socket below the folder
 // of sockets in the sandbox.
-func (p *Provider) Serve(ctx context.Context, id string, n int, s sandbox.Server) (string, error) {
+func (p *Provider) StartServer(ctx context.Context, id string, n int, s sandbox.Server) (string, error) {
 	box, err := p.findSandbox(ctx, id)
 	if err != nil {
 		return "", fmt.Errorf("serve: %w", err)

@@ -34,8 +34,8 @@ const (
 	earlierReleaseUser = 10001
 	// serviceImageUser is the user number in the images of Spool's services.
 	serviceImageUser = 10001
-	// nobodyUser and noUser are numbers with a special meaning in the kernel.
-	nobodyUser, noUser = 65534, 65535
+	// nobodyUser and invalidUser are numbers with a special meaning in the kernel.
+	nobodyUser, invalidUser = 65534, 65535
 	// minUser is the first user number that is not reserved for system accounts.
 	minUser = 1000
 	// maxUser is the largest user number that archives in the ustar format can hold.
@@ -69,10 +69,10 @@ func (u UserRange) validate() error {
 	case u.First < minUser || u.Last > maxUser:
 		return fmt.Errorf("range %s is not between %d and %d", u, minUser, maxUser)
 	}
-	for _, n := range []int{serviceImageUser, egressUser, nobodyUser, noUser} {
+	for _, n := range []int{serviceImageUser, egressUser, nobodyUser, invalidUser} {
 		if u.First <= n && n <= u.Last {
 			return fmt.Errorf("range %s includes %d, which is reserved: %d is the services' user, %d the egress proxy's, %d nobody, %d is invalid",
-				u, n, serviceImageUser, egressUser, nobodyUser, noUser)
+				u, n, serviceImageUser, egressUser, nobodyUser, invalidUser)
 		}
 	}
 	return nil

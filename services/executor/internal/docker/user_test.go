@@ -100,8 +100,8 @@ func TestUser_BelongsToTheWorkspace(t *testing.T) {
 	second.Workspace = first.ID
 	next := provide(t, cfg)
 	b := create(t, next, second)
-	if got := userIn(t, b); got != id || !b.Kept() {
-		t.Errorf("kept %v, as user %d, was %d", b.Kept(), got, id)
+	if got := userIn(t, b); got != id || !b.HasWorkspace() {
+		t.Errorf("kept %v, as user %d, was %d", b.HasWorkspace(), got, id)
 	}
 	if out, _, _ := sh(t, b, `cat mine`); out != "secret" {
 		t.Errorf("a file of the sandbox before: %q", out)
@@ -188,8 +188,8 @@ func TestUser_OfAnEarlierWorkspace(t *testing.T) {
 	spec := newSpec(t)
 	spec.Workspace = earlier.ID
 	b := create(t, p, spec)
-	if id := userIn(t, b); id != earlierReleaseUser || !b.Kept() {
-		t.Errorf("user %d, kept %v", id, b.Kept())
+	if id := userIn(t, b); id != earlierReleaseUser || !b.HasWorkspace() {
+		t.Errorf("user %d, kept %v", id, b.HasWorkspace())
 	}
 }
 

@@ -317,8 +317,8 @@ func TestContainerRemovedByHand(t *testing.T) {
 		next := newSpec(t)
 		next.Workspace = b.id
 		b = create(t, p, next)
-		if out, _, _ := sh(t, b, `cat x`); out != "x" || !b.Kept() {
-			t.Errorf("x is %q, kept %v", out, b.Kept())
+		if out, _, _ := sh(t, b, `cat x`); out != "x" || !b.HasWorkspace() {
+			t.Errorf("x is %q, kept %v", out, b.HasWorkspace())
 		}
 	}
 }

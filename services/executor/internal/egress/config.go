@@ -123,7 +123,7 @@ func (c Config) Check() error {
 		return err
 	}
 	c.Hosts = ""
-	_, err = c.routes(nil)
+	_, err = c.loadRoutes(nil)
 	return err
 }
 
@@ -145,9 +145,9 @@ func (c Config) checkSockets() error {
 	return nil
 }
 
-// parseClosed parses the setting Closed: networks that sandboxes may not reach, in addition to those whose addresses
+// parseClosedNetworks parses the setting Closed: networks that sandboxes may not reach, in addition to those whose addresses
 // are not public.
-func (c Config) parseClosed() ([]netip.Prefix, error) {
+func (c Config) parseClosedNetworks() ([]netip.Prefix, error) {
 	var out []netip.Prefix
 	for _, s := range c.Closed {
 		p, err := netip.ParsePrefix(s)
@@ -159,8 +159,8 @@ func (c Config) parseClosed() ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// parseOpen parses the setting Open: the MCP servers that agents may use although their addresses are not public.
-func (c Config) parseOpen() ([]egress.Target, error) {
+// parseOpenServers parses the setting Open: the MCP servers that agents may use although their addresses are not public.
+func (c Config) parseOpenServers() ([]egress.Target, error) {
 	var out []egress.Target
 	for _, s := range c.Open {
 		if s == "" {
@@ -175,8 +175,8 @@ func (c Config) parseOpen() ([]egress.Target, error) {
 	return out, nil
 }
 
-// prices returns the price table.
-func (c Config) prices() (meter.Prices, error) {
+// loadPrices returns the price table.
+func (c Config) loadPrices() (meter.Prices, error) {
 	if c.Prices == "" {
 		return meter.DefaultPrices()
 	}
@@ -191,14 +191,14 @@ func (c Config) prices() (meter.Prices, error) {
 	return p, nil
 }
 
-// routes returns the routes of the model providers and those of the file.
-func (c Config) routes(getenv func(string) string) ([]proxy.Route, error) {
+// loadRoutes returns the routes of the model providers and those of the file.
+func (c Config) loadRoutes(getenv func(string) string) ([]proxy.Route, error) {
 	bearer := func(name, key, keyName, base, baseName, public string) (proxy.Route, error) {
-		u, err := baseURL(base, public)
+		u, err := parseBaseURL(base, public)
 		if err != nil {
 			return proxy.Route{}, fmt.Errorf("%s: %w", baseName, err)
 		}
-		rt := proxy.Route{Name: name, Kind: proxy.OpenAI, Base: u, Header: "Authorization", Scheme: "Bearer", Secret: key, All: c.AllPaths}
+		rt := proxy.Route{Name: name, Kind: proxy.KindOpenAI, Base: u, Header: "Authorization", Scheme: "Bearer", Secret: key, All: c.AllPaths}
 		if key == "" && base == "" {
 			rt.Unset = "the egress proxy has no key for " + u.Host + ": its operator sets " + keyName
 		}
@@ -211,7 +211,7 @@ func (c Config) routes(getenv func(string) string) ([]proxy.Route, error) {
 	if strings.HasSuffix(strings.TrimSuffix(anthropic.Base.Path, "/"), "/v1") {
 		return nil, errors.New("anthropic-base-url: it ends in /v1: leave that out, clients append it")
 	}
-	anthropic.Kind, anthropic.Header, anthropic.Scheme = proxy.Anthropic, "X-Api-Key", ""
+	anthropic.Kind, anthropic.Header, anthropic.Scheme = proxy.KindAnthropic, "X-Api-Key", ""
 	openAI, err := bearer(runner.EgressOpenAI, c.OpenAIKey, "OPENAI_API_KEY", c.OpenAIBaseURL, "openai-base-url", OpenAIURL)
 	if err != nil {
 		return nil, err
@@ -242,8 +242,8 @@ func checkSecret(name, value string) error {
 	return nil
 }
 
-// baseURL parses the base URL of an endpoint.
-func baseURL(s, unset string) (*url.URL, error) {
+// parseBaseURL parses the base URL of an endpoint.
+func parseBaseURL(s, unset string) (*url.URL, error) {
 	if s == "" {
 		s = unset
 	}

@@ -20,15 +20,15 @@ import (
 )
 
 const (
-	// maxFrame is the size in bytes above which a frame is published without waiting for the interval.
-	maxFrame = 256 << 10
-	// positionEvery is the interval at which a frame requests an acknowledgement, which has the present sequence of the
-	// stream DELTAS. Position returns a sequence for positionAge at most: a reader that starts at an older one would
+	// maxFrameBytes is the size in bytes above which a frame is published without waiting for the interval.
+	maxFrameBytes = 256 << 10
+	// positionInterval is the interval at which a frame requests an acknowledgement, which has the present sequence of the
+	// stream DELTAS. Position returns a sequence for maxPositionAge at most: a reader that starts at an older one would
 	// read too many deltas of other executors.
-	positionEvery = 100 * time.Millisecond
-	positionAge   = time.Minute
-	// frameOverhead is about the size in bytes of a frame with one delta without the delta's JSON.
-	frameOverhead = 128
+	positionInterval = 100 * time.Millisecond
+	maxPositionAge   = time.Minute
+	// frameOverheadBytes is about the size in bytes of a frame with one delta without the delta's JSON.
+	frameOverheadBytes = 128
 	// textsTimeout is the time limit of one call of Texts.
 	textsTimeout = 10 * time.Second
 )
@@ -77,13 +77,13 @@ func New(cfg Config) *Publisher {
 // Until Open was called, Position returns 0. stop publishes the waiting deltas and ends the subscription.
 func (p *Publisher) Open() (stop func() error, err error) {
 	inbox := p.cfg.NATS.NewInbox()
-	sub, err := p.cfg.NATS.Subscribe(inbox, p.acknowledged)
+	sub, err := p.cfg.NATS.Subscribe(inbox, p.handleAck)
 	if err != nil {
 		return nil, fmt.Errorf("subscribe to acknowledgements of deltas: %w", err)
 	}
 	p.acks.Store(&inbox)
 	return func() error {
-		p.flushAll()
+		p.publishAllFrames()
 		if err := sub.Unsubscribe(); err != nil && !errors.Is(err, nats.ErrConnectionClosed) {
 			return fmt.Errorf("end the subscription to acknowledgements of deltas: %w", err)
 		}
@@ -101,32 +101,32 @@ func (p *Publisher) Publish(tenant, session string, d events.Delta) error {
 	f := &p.next[partition]
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.frame != nil && len(f.frame)+len(raw) > maxFrame { // a large delta must not make the frame of others too large for NATS
-		p.flush(partition)
+	if f.frame != nil && len(f.frame)+len(raw) > maxFrameBytes { // a large delta must not make the frame of others too large for NATS
+		p.publishFrame(partition)
 	}
 	if f.frame == nil {
 		f.number++
-		f.frame = events.AppendFrame(make([]byte, 0, len(raw)+frameOverhead), f.number)
+		f.frame = events.AppendFrame(make([]byte, 0, len(raw)+frameOverheadBytes), f.number)
 	}
 	f.frame = events.AppendFrameDelta(f.frame, events.FrameSession(tenant, session), raw)
 	wait := p.cfg.Interval - time.Since(f.sent)
 	switch {
-	case wait <= 0 && !f.pending, len(f.frame) > maxFrame:
-		p.flush(partition)
+	case wait <= 0 && !f.pending, len(f.frame) > maxFrameBytes:
+		p.publishFrame(partition)
 	case !f.pending:
 		f.pending = true
 		time.AfterFunc(wait, func() {
 			f.mu.Lock()
 			defer f.mu.Unlock()
 			f.pending = false
-			p.flush(partition)
+			p.publishFrame(partition)
 		})
 	}
 	return nil
 }
 
-// flush publishes the frame of a partition, if there is one. The lock of its pendingFrame is held.
-func (p *Publisher) flush(partition int) {
+// publishFrame publishes the frame of a partition, if there is one. The lock of its pendingFrame is held.
+func (p *Publisher) publishFrame(partition int) {
 	f := &p.next[partition]
 	if f.frame == nil {
 		return
@@ -134,7 +134,7 @@ func (p *Publisher) flush(partition int) {
 	now := time.Now()
 	m := &nats.Msg{Subject: events.FrameSubject(partition, p.cfg.Executor), Data: f.frame}
 	asked := p.asked.Load()
-	if acks := p.acks.Load(); acks != nil && now.UnixNano()-asked >= int64(positionEvery) && p.asked.CompareAndSwap(asked, now.UnixNano()) {
+	if acks := p.acks.Load(); acks != nil && now.UnixNano()-asked >= int64(positionInterval) && p.asked.CompareAndSwap(asked, now.UnixNano()) {
 		m.Reply = *acks
 	}
 	if err := p.cfg.NATS.PublishMsg(m); err != nil {
@@ -143,18 +143,18 @@ func (p *Publisher) flush(partition int) {
 	f.frame, f.sent = nil, now
 }
 
-// flushAll publishes the frames of all partitions.
-func (p *Publisher) flushAll() {
+// publishAllFrames publishes the frames of all partitions.
+func (p *Publisher) publishAllFrames() {
 	for i := range p.next {
 		p.next[i].mu.Lock()
-		p.flush(i)
+		p.publishFrame(i)
 		p.next[i].mu.Unlock()
 	}
 }
 
-// acknowledged handles the acknowledgement of a frame and stores its sequence. The last acknowledgement counts and not
+// handleAck handles the acknowledgement of a frame and stores its sequence. The last acknowledgement counts and not
 // the highest sequence, because the sequences of a stream that was created again begin at 1.
-func (p *Publisher) acknowledged(m *nats.Msg) {
+func (p *Publisher) handleAck(m *nats.Msg) {
 	var ack struct {
 		Seq uint64 `json:"seq"`
 	}
@@ -169,15 +169,15 @@ func (p *Publisher) acknowledged(m *nats.Msg) {
 // if no recent one is known. All partitions share the stream.
 func (p *Publisher) Position() uint64 {
 	last := p.stored.Load()
-	if last == nil || time.Since(last.at) > positionAge {
+	if last == nil || time.Since(last.at) > maxPositionAge {
 		return 0
 	}
 	return last.seq
 }
 
-// Texts returns the text of a session's blocks, by block id, as far as the deltas after a position in the stream DELTAS
+// ReadTexts returns the text of a session's blocks, by block id, as far as the deltas after a position in the stream DELTAS
 // have it.
-func (p *Publisher) Texts(ctx context.Context, tenant, session string, from deltas.Start) (map[string]string, error) {
+func (p *Publisher) ReadTexts(ctx context.Context, tenant, session string, from deltas.Start) (map[string]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, textsTimeout)
 	defer cancel()
 	known := map[string]*blocks.Text{}

@@ -8,10 +8,10 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// Translate returns an error of a provider's API in the form that sandbox.Provider requires. It returns, in this order: nil for nil;
+// TranslateError returns an error of a provider's API in the form that sandbox.Provider requires. It returns, in this order: nil for nil;
 // an error that wraps the cause when ctx, the caller's context, has ended; err itself when it is a *sandbox.Error; the
 // *sandbox.Error that classify returns; err with what, the operation that failed, before it. classify returns nil for an error that has no code.
-func Translate(ctx context.Context, what string, err error, classify func(error) *sandbox.Error) error {
+func TranslateError(ctx context.Context, what string, err error, classify func(error) *sandbox.Error) error {
 	var typed *sandbox.Error
 	switch {
 	case err == nil:

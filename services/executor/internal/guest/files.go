@@ -17,13 +17,13 @@ import (
 
 // Files implements sandbox.Files by file commands of the runner, which sees the workspace from inside the sandbox.
 type Files struct {
-	Start Start
+	Start StartFunc
 }
 
-// relative returns a slash-separated path, relative to the workspace, in its shortest form. It returns an error for an absolute path and
+// cleanRelativePath returns a slash-separated path, relative to the workspace, in its shortest form. It returns an error for an absolute path and
 // for one that leads out of the workspace. It does not follow symbolic links: the runner does that inside the sandbox, and refuses links
 // that point out of the workspace.
-func relative(name string) (string, error) {
+func cleanRelativePath(name string) (string, error) {
 	clean := path.Clean(name)
 	switch {
 	case name == "" || strings.ContainsRune(name, 0):
@@ -34,18 +34,18 @@ func relative(name string) (string, error) {
 	return clean, nil
 }
 
-// Chunk is the largest piece in which a file is sent, in bytes.
-const Chunk = 64 << 10
+// ChunkBytes is the largest piece in which a file is sent, in bytes.
+const ChunkBytes = 64 << 10
 
 // Put replaces a file atomically. The content is sent in chunks, with a chunk of length 0 at the end: without that the runner
 // would mistake a stream that breaks off for a short file.
 func (f Files) Put(ctx context.Context, name string, content io.Reader) error {
-	rel, err := relative(name)
+	rel, err := cleanRelativePath(name)
 	if err != nil {
 		return err
 	}
 	out, err := f.Start.Run(ctx, func(to io.Writer) error {
-		buf := make([]byte, Chunk)
+		buf := make([]byte, ChunkBytes)
 		for {
 			n, err := content.Read(buf)
 			if n > 0 {
@@ -65,12 +65,12 @@ func (f Files) Put(ctx context.Context, name string, content io.Reader) error {
 	if err != nil {
 		return fmt.Errorf("put %q: %w", name, err)
 	}
-	return out.Outcome(name)
+	return out.FileError(name)
 }
 
 // Get opens a file for reading. ctx bounds the time until the first byte; the caller closes the reader.
 func (f Files) Get(ctx context.Context, name string) (io.ReadCloser, error) {
-	rel, err := relative(name)
+	rel, err := cleanRelativePath(name)
 	if err != nil {
 		return nil, err
 	}
@@ -126,7 +126,7 @@ func (d *download) finish() error {
 		return err
 	}
 	d.done = true
-	return Answer{Stderr: string(errs), Code: code}.Outcome(d.name)
+	return RunResult{Stderr: string(errs), Code: code}.FileError(d.name)
 }
 
 // Close stops the transfer and releases the command's streams.
@@ -139,7 +139,7 @@ func (d *download) Close() error {
 func (f Files) List(ctx context.Context, dir string) ([]sandbox.File, error) {
 	args := []string{"list"}
 	if dir != "" {
-		rel, err := relative(dir)
+		rel, err := cleanRelativePath(dir)
 		if err != nil {
 			return nil, err
 		}
@@ -147,7 +147,7 @@ func (f Files) List(ctx context.Context, dir string) ([]sandbox.File, error) {
 	}
 	listed, err := f.Start.Run(ctx, nil, args...)
 	if err == nil {
-		err = listed.Outcome(dir)
+		err = listed.FileError(dir)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("list %q: %w", dir, err)
@@ -170,7 +170,7 @@ func (f Files) List(ctx context.Context, dir string) ([]sandbox.File, error) {
 
 // Remove removes a file, or a folder with everything in it. The workspace itself cannot be removed.
 func (f Files) Remove(ctx context.Context, name string) error {
-	rel, err := relative(name)
+	rel, err := cleanRelativePath(name)
 	if err != nil {
 		return err
 	}
@@ -181,5 +181,5 @@ func (f Files) Remove(ctx context.Context, name string) error {
 	if err != nil {
 		return fmt.Errorf("remove %q: %w", name, err)
 	}
-	return out.Outcome(name)
+	return out.FileError(name)
 }

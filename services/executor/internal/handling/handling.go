@@ -7,7 +7,7 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// A Set holds the sessions that this executor handles, each by one delivery of a job. It is safe for concurrent use.
+// A SessionSet holds the sessions that this executor handles, each by one delivery of a job. It is safe for concurrent use.
 //
 // A job carries no instruction: the handler of any job of a session carries out all work that is due for the session.
 // JetStream may deliver a job to several executors, and accepts the acknowledgement of each of them. So a job is
@@ -18,7 +18,7 @@ import (
 //     stored, and so has read the reason for this one.
 //
 // Hence of the jobs that arrive for a session that is being handled, the latest one waits for the end of the handling.
-type Set struct {
+type SessionSet struct {
 	mu       sync.Mutex
 	sessions map[string]*Session
 }
@@ -54,15 +54,15 @@ func (w *Waiter) resolve(covered bool) {
 	}
 }
 
-// NewSet returns an empty Set.
-func NewSet() *Set { return &Set{sessions: map[string]*Session{}} }
+// NewSessionSet returns an empty Set.
+func NewSessionSet() *SessionSet { return &SessionSet{sessions: map[string]*Session{}} }
 
 // Begin returns a new Session if the session is not being handled; the caller must call Finish or Abandon. job is the sequence
 // of the caller's job in JOBS, or 0 if the caller has none.
 //
 // If the session is being handled, Begin returns a nil Session, marks the session as dirty and wakes its handler. The
 // result of the Waiter then determines whether the caller acknowledges its delivery.
-func (s *Set) Begin(id string, job uint64) (*Session, *Waiter) {
+func (s *SessionSet) Begin(id string, job uint64) (*Session, *Waiter) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	b, ok := s.sessions[id]
@@ -85,7 +85,7 @@ func (s *Set) Begin(id string, job uint64) (*Session, *Waiter) {
 
 // Finish ends the handling of a session and returns true. isDone reports whether the handler has done what was due. If the session
 // is dirty, Finish removes the mark and returns false: the handler has to read again what is due.
-func (s *Set) Finish(id string, b *Session, isDone bool) bool {
+func (s *SessionSet) Finish(id string, b *Session, isDone bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if b.dirty {
@@ -97,7 +97,7 @@ func (s *Set) Finish(id string, b *Session, isDone bool) bool {
 }
 
 // Abandon ends the handling of a session whose job is returned. It does nothing after Finish has returned true.
-func (s *Set) Abandon(id string, b *Session) {
+func (s *SessionSet) Abandon(id string, b *Session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.remove(id, b, false)
@@ -105,7 +105,7 @@ func (s *Set) Abandon(id string, b *Session) {
 
 // remove removes a session. covered is the result for its Waiter: whether the Waiter's job can be acknowledged. mu is
 // held.
-func (s *Set) remove(id string, b *Session, covered bool) {
+func (s *SessionSet) remove(id string, b *Session, covered bool) {
 	if s.sessions[id] == b {
 		delete(s.sessions, id)
 		b.waiter.resolve(covered)
@@ -113,7 +113,7 @@ func (s *Set) remove(id string, b *Session, covered bool) {
 }
 
 // Wake signals the handler of a session, if there is one, that the session has a new event.
-func (s *Set) Wake(id string) {
+func (s *SessionSet) Wake(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if b, ok := s.sessions[id]; ok {
@@ -123,7 +123,7 @@ func (s *Set) Wake(id string) {
 
 // Answer returns what this executor does for a session, and wakes the handler if it works on the sandbox of a session in which nothing runs:
 // the executor that asks wants to do something instead.
-func (s *Set) Answer(id string) topology.CtlAnswer {
+func (s *SessionSet) Answer(id string) topology.CtlAnswer {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	b, ok := s.sessions[id]
@@ -137,14 +137,14 @@ func (s *Set) Answer(id string) topology.CtlAnswer {
 }
 
 // SetSyncing sets whether the handler of a session works on the sandbox while nothing runs in it.
-func (s *Set) SetSyncing(b *Session, syncing bool) {
+func (s *SessionSet) SetSyncing(b *Session, syncing bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	b.syncing = syncing
 }
 
-// Executions returns the number of executions that this executor runs.
-func (s *Set) Executions() (n int) {
+// CountExecutions returns the number of executions that this executor runs.
+func (s *SessionSet) CountExecutions() (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, b := range s.sessions {
@@ -156,7 +156,7 @@ func (s *Set) Executions() (n int) {
 }
 
 // SetExecution sets the execution that the handler of a session runs; "" for none.
-func (s *Set) SetExecution(b *Session, execution string) {
+func (s *SessionSet) SetExecution(b *Session, execution string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	b.execution = execution

@@ -13,7 +13,7 @@ import (
 func TestSet_MissesNoAcknowledgedJob(t *testing.T) {
 	t.Parallel()
 	for range 200 {
-		s := NewSet()
+		s := NewSessionSet()
 		var due, handlers, covered atomic.Int64
 		var all sync.WaitGroup
 		const jobs = 32
@@ -61,7 +61,7 @@ func TestSet_CoversEarlierJobsOnly(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := NewSet()
+			s := NewSessionSet()
 			b, _ := s.Begin("ses", 2)
 			other, w := s.Begin("ses", test.job)
 			if other != nil || isResolved(w) == test.waits || (!test.waits && w.Covered() != test.covered) {
@@ -86,16 +86,16 @@ func TestSet_CoversEarlierJobsOnly(t *testing.T) {
 // TestSet_ReturnsTheWaiter: a job that waits is returned if the handler fails or gives up, and covered by a later job.
 func TestSet_ReturnsTheWaiter(t *testing.T) {
 	t.Parallel()
-	for name, end := range map[string]func(*Set, *Session){
-		"abandoned": func(s *Set, b *Session) { s.Abandon("ses", b) },
-		"failed": func(s *Set, b *Session) {
+	for name, end := range map[string]func(*SessionSet, *Session){
+		"abandoned": func(s *SessionSet, b *Session) { s.Abandon("ses", b) },
+		"failed": func(s *SessionSet, b *Session) {
 			for !s.Finish("ses", b, false) {
 			}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := NewSet()
+			s := NewSessionSet()
 			b, _ := s.Begin("ses", 0)
 			_, first := s.Begin("ses", 1)
 			_, second := s.Begin("ses", 2)
@@ -162,7 +162,7 @@ type model struct {
 }
 
 type executor struct {
-	set     *Set
+	set     *SessionSet
 	session *Session
 	job     uint64
 	read    int // facts that the handler has read
@@ -170,7 +170,7 @@ type executor struct {
 	waiting map[uint64]*Waiter
 }
 
-func newExecutor() *executor { return &executor{set: NewSet(), waiting: map[uint64]*Waiter{}} }
+func newExecutor() *executor { return &executor{set: NewSessionSet(), waiting: map[uint64]*Waiter{}} }
 
 func (m *model) pick(t *rapid.T) *executor { return rapid.SampledFrom(m.executors).Draw(t, "executor") }
 

@@ -14,8 +14,8 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/runlog"
 )
 
-// Health asks a runner for its status, and returns an event if the health of the sandbox has changed.
-func Health(ctx context.Context, sb run.Sandbox, l *link.Link, epoch uint64) []events.Payload {
+// HealthEvents asks a runner for its status, and returns an event if the health of the sandbox has changed.
+func HealthEvents(ctx context.Context, sb run.Sandbox, l *link.Link, epoch uint64) []events.Payload {
 	ctx, cancel := context.WithTimeout(ctx, agents.StatusTimeout)
 	defer cancel()
 	now := events.SandboxHealth{SandboxID: sb.ID, Status: events.Healthy}
@@ -37,7 +37,7 @@ func (k *Keeper) CheckHealth(ctx context.Context, a *agents.Agent, epoch uint64)
 	if err != nil || l.Run.Sandbox.ID != a.Sandbox || !l.Run.IsIdle() {
 		return err
 	}
-	facts := Health(ctx, l.Run.Sandbox, a.Link, epoch)
+	facts := HealthEvents(ctx, l.Run.Sandbox, a.Link, epoch)
 	if len(facts) == 0 {
 		return nil
 	}
@@ -53,7 +53,7 @@ func (k *Keeper) CheckGone(ctx context.Context, a *agents.Agent) error {
 	if !errors.Is(err, sandbox.ErrNotFound) {
 		return err
 	}
-	for range maxTries {
+	for range maxReloads {
 		l, err := k.Sessions.Load(ctx, a.Session.Tenant, a.Session.Session, eventlog.Leader)
 		if err != nil || l.Run.Sandbox.ID != a.Sandbox || !l.Run.IsIdle() || l.Run.Sandbox.Unhealthy {
 			return err

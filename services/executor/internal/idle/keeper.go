@@ -28,14 +28,14 @@ import (
 
 // Delays after which a job is delivered again.
 const (
-	busyDelay      = 100 * time.Millisecond // another executor works on the sandbox
-	unknownDelay   = 2 * time.Second        // another executor does not answer
-	elsewhereDelay = time.Second            // the sandbox is on another engine
+	busyRetryDelay        = 100 * time.Millisecond // another executor works on the sandbox
+	unknownRetryDelay     = 2 * time.Second        // another executor does not answer
+	otherEngineRetryDelay = time.Second            // the sandbox is on another engine
 )
 
-// maxTries is the maximum number of times that a health check loads a session again because the session has changed
+// maxReloads is the maximum number of times that a health check loads a session again because the session has changed
 // meanwhile.
-const maxTries = 64
+const maxReloads = 64
 
 // Leases returns what other executors do, from their leases and from their answers.
 type Leases interface {
@@ -59,7 +59,7 @@ type Config struct {
 	Sessions  eventlog.Sessions
 	Leases    Leases
 	Permits   *permits.Limiter // limits the work of a Keeper
-	Handling  *handling.Set
+	Handling  *handling.SessionSet
 	Runs      *runlog.Writer
 	Contents  *contents.Manager
 	Sandboxes *sandboxes.Manager
@@ -88,21 +88,21 @@ func New(cfg Config) *Keeper {
 	return &Keeper{Config: cfg, reserved: map[string]map[string]bool{}}
 }
 
-// ElsewhereError is returned for a sandbox on an engine that this executor cannot reach.
-type ElsewhereError struct{ Sandbox run.Sandbox }
+// OtherEngineError is returned for a sandbox on an engine that this executor cannot reach.
+type OtherEngineError struct{ Sandbox run.Sandbox }
 
-func (e *ElsewhereError) Error() string {
+func (e *OtherEngineError) Error() string {
 	return "sandbox " + e.Sandbox.ID + " is on engine " + e.Sandbox.Engine
 }
 
-// CheckReachable returns an error that wraps an *ElsewhereError if a sandbox is on another engine, unless that engine has been gone for so long
+// CheckReachable returns an error that wraps an *OtherEngineError if a sandbox is on another engine, unless that engine has been gone for so long
 // that its sandboxes are given up.
 func (k *Keeper) CheckReachable(sb run.Sandbox) error {
 	if sb.ID == "" || sb.Engine == k.Engine && sb.Provider == k.ProviderName {
 		return nil
 	}
 	if gone := k.Leases.EngineGone(sb.Provider, sb.Engine); gone < k.Abandoned {
-		return bus.RetryAfter(&ElsewhereError{sb}, elsewhereDelay)
+		return bus.RetryAfter(&OtherEngineError{sb}, otherEngineRetryDelay)
 	}
 	return nil
 }
@@ -119,9 +119,9 @@ func (k *Keeper) CheckUnused(ctx context.Context, l *eventlog.Loaded) error {
 	case errors.Is(err, lease.ErrNoLease):
 		return nil
 	case err != nil:
-		return bus.RetryAfter(fmt.Errorf("is the sandbox of %s still in use? %w", l.ID, err), unknownDelay)
+		return bus.RetryAfter(fmt.Errorf("is the sandbox of %s still in use? %w", l.ID, err), unknownRetryDelay)
 	case answer.Syncing:
-		return bus.RetryAfter(fmt.Errorf("the sandbox of %s is in use by %s", l.ID, other), busyDelay)
+		return bus.RetryAfter(fmt.Errorf("the sandbox of %s is in use by %s", l.ID, other), busyRetryDelay)
 	}
 	return nil
 }
@@ -131,7 +131,7 @@ func (k *Keeper) CheckUnused(ctx context.Context, l *eventlog.Loaded) error {
 func (k *Keeper) stopAgent(ctx context.Context, l *eventlog.Loaded) error {
 	sb := l.Run.Sandbox
 	err := k.Dialer.Stop(ctx, sb, topology.SessionRef{Tenant: l.Tenant, Session: l.ID}, l.Run.Epoch)
-	if err == nil || errors.Is(err, run.ErrFenced) || sandboxes.Unavailable(err) || ctx.Err() != nil {
+	if err == nil || errors.Is(err, run.ErrFenced) || sandboxes.IsUnavailable(err) || ctx.Err() != nil {
 		return err
 	}
 	k.Logger.Warn("the runner does not stop its agent: the sandbox is ended", "sandbox", sb.ID, "session", l.ID, "error", err)

@@ -13,9 +13,9 @@ import (
 // its tenant.
 const ReasonTenantLimit = "tenant_limit"
 
-// Unreserve ends the reservation of a session, if there is one. It is called when the sandbox exists, or will not be
+// UnreserveSandbox ends the reservation of a session, if there is one. It is called when the sandbox exists, or will not be
 // created.
-func (k *Keeper) Unreserve(tenant, id string) {
+func (k *Keeper) UnreserveSandbox(tenant, id string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if delete(k.reserved[tenant], id); len(k.reserved[tenant]) == 0 {
@@ -23,10 +23,10 @@ func (k *Keeper) Unreserve(tenant, id string) {
 	}
 }
 
-// Reserve reserves room for a session's sandbox, and reports whether there was room: most is the maximum number of
-// sandboxes of the tenant on this engine. Without room, Reserve ends the sandbox that has been idle for the longest.
+// ReserveSandbox reserves room for a session's sandbox, and reports whether there was room: most is the maximum number of
+// sandboxes of the tenant on this engine. Without room, ReserveSandbox ends the sandbox that has been idle for the longest.
 // If it returns true, the caller must call Unreserve.
-func (k *Keeper) Reserve(ctx context.Context, tenant, id string, most int) (ok bool, err error) {
+func (k *Keeper) ReserveSandbox(ctx context.Context, tenant, id string, most int) (ok bool, err error) {
 	list, err := k.Provider.List(ctx)
 	if err != nil {
 		return false, err
@@ -50,11 +50,11 @@ func (k *Keeper) Reserve(ctx context.Context, tenant, id string, most int) (ok b
 	if ok {
 		return true, nil
 	}
-	return false, k.endIdlest(ctx, others)
+	return false, k.endLongestIdle(ctx, others)
 }
 
-// endIdlest ends the sandbox that has been idle for the longest, if any of them is idle.
-func (k *Keeper) endIdlest(ctx context.Context, list []sandbox.Info) error {
+// endLongestIdle ends the sandbox that has been idle for the longest, if any of them is idle.
+func (k *Keeper) endLongestIdle(ctx context.Context, list []sandbox.Info) error {
 	var idlest sandbox.Info
 	var since time.Time
 	for _, info := range list {
@@ -88,7 +88,7 @@ func (k *Keeper) endIdleSandbox(ctx context.Context, info sandbox.Info, reason s
 	if err := k.CheckUnused(ctx, l); err != nil {
 		return nil // another executor works on it
 	}
-	stored, epoch, err := k.giveUp(ctx, info, reason, reason)
+	stored, epoch, err := k.snapshotAndRecordEnd(ctx, info, reason, reason)
 	if err != nil || epoch == 0 {
 		k.Logger.Debug("a sandbox that was idle is in use", "sandbox", info.ID, "session", info.Labels.Session, "error", err)
 		return nil

@@ -16,11 +16,11 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/runlog"
 )
 
-// orphaner is implemented by providers that keep workspaces for longer than their sandboxes, by sandbox and not by
+// orphanRemover is implemented by providers that keep workspaces for longer than their sandboxes, by sandbox and not by
 // session.
-type orphaner interface {
+type orphanRemover interface {
 	// Orphans removes the workspaces that have been without a sandbox for at least olderThan, and returns how many.
-	Orphans(ctx context.Context, olderThan time.Duration) (removed int, err error)
+	RemoveOrphans(ctx context.Context, olderThan time.Duration) (removed int, err error)
 }
 
 // orphanAge is the time for which a workspace without a sandbox is kept, so that another sandbox of the session can
@@ -72,8 +72,8 @@ func (k *Keeper) Sweep(ctx context.Context) error {
 			return err
 		}
 	}
-	if o, ok := k.Provider.(orphaner); ok {
-		n, err := o.Orphans(ctx, orphanAge)
+	if o, ok := k.Provider.(orphanRemover); ok {
+		n, err := o.RemoveOrphans(ctx, orphanAge)
 		if n > 0 {
 			k.Logger.Info("sweep: workspaces without a sandbox were removed", "count", n)
 		}
@@ -85,7 +85,7 @@ func (k *Keeper) Sweep(ctx context.Context) error {
 	if !ok {
 		return nil
 	}
-	return k.sweepKept(ctx, p)
+	return k.sweepKeptWorkspaces(ctx, p)
 }
 
 // maintainSandbox stops an agent that still runs after its execution has ended, and ends an idle sandbox before its
@@ -98,8 +98,8 @@ func (k *Keeper) maintainSandbox(ctx context.Context, l *eventlog.Loaded, info s
 		if err = k.stopAgent(ctx, l); err != nil {
 			err = fmt.Errorf("stop the agent of execution %s, which has ended: %w", l.Run.Execution, err)
 		}
-	case k.NearsEnd(l.Run.Sandbox) && l.Due() == run.Nothing:
-		if err = k.endIdleSandbox(ctx, info, SyncMaxAge); err != nil {
+	case k.NearsEndOfLife(l.Run.Sandbox) && l.Due() == run.Nothing:
+		if err = k.endIdleSandbox(ctx, info, SyncReasonMaxAge); err != nil {
 			err = fmt.Errorf("end the sandbox before its provider does: %w", err)
 		}
 	}
@@ -123,37 +123,37 @@ func (k *Keeper) StopSandboxes(ctx context.Context) error {
 	errs := make([]error, len(list))
 	for i, info := range list {
 		group.Go(func() error {
-			errs[i] = k.stopOne(ctx, info)
+			errs[i] = k.stopSandbox(ctx, info)
 			return nil
 		})
 	}
 	return errors.Join(append(errs, group.Wait())...)
 }
 
-// stopOne does the work of StopSandboxes for one sandbox.
-func (k *Keeper) stopOne(ctx context.Context, info sandbox.Info) error {
+// stopSandbox does the work of StopSandboxes for one sandbox.
+func (k *Keeper) stopSandbox(ctx context.Context, info sandbox.Info) error {
 	if info.Labels.Session == "" {
 		return k.Sandboxes.Terminate(ctx, info.ID, true)
 	}
-	stored, _, err := k.giveUp(ctx, info, SyncStopped, "manual")
+	stored, _, err := k.snapshotAndRecordEnd(ctx, info, SyncReasonStopped, "manual")
 	if err != nil {
 		k.Logger.Warn("the log does not say that a sandbox ended; the next turn will", "sandbox", info.ID, "session", info.Labels.Session, "error", err)
 	}
 	return k.Sandboxes.Terminate(ctx, info.ID, stored)
 }
 
-// giveUp takes a last snapshot of a sandbox in which nothing runs, and records in the log that the sandbox ends. sync
+// snapshotAndRecordEnd takes a last snapshot of a sandbox in which nothing runs, and records in the log that the sandbox ends. sync
 // is the reason of the snapshot, reason that of the end. stored reports whether the workspace is in the object store,
 // so that it may be removed with the sandbox. epoch is that of the commit, or 0 if according to the log the sandbox has
 // ended already or is in use.
-func (k *Keeper) giveUp(ctx context.Context, info sandbox.Info, sync, reason string) (stored bool, epoch uint64, err error) {
+func (k *Keeper) snapshotAndRecordEnd(ctx context.Context, info sandbox.Info, sync, reason string) (stored bool, epoch uint64, err error) {
 	l, err := k.Sessions.Load(ctx, info.Labels.Tenant, info.Labels.Session, eventlog.Leader)
 	if err != nil || l.Run.Sandbox.ID != info.ID || !l.Run.IsIdle() {
 		return false, 0, err
 	}
 	var facts []events.Payload
 	if !k.Sandboxes.KeepsWorkspaces() {
-		synced, err := k.LastSnapshot(ctx, l, sync)
+		synced, err := k.TakeLastSnapshot(ctx, l, sync)
 		if err != nil {
 			k.Logger.Warn("no snapshot before a sandbox ended: its workspace stays on the engine", "sandbox", info.ID, "session", l.ID, "error", err)
 		}
@@ -165,9 +165,9 @@ func (k *Keeper) giveUp(ctx context.Context, info sandbox.Info, sync, reason str
 	return stored && err == nil, l.Run.Epoch + 1, err
 }
 
-// sweepKept removes the kept workspaces of deleted sessions.
-func (k *Keeper) sweepKept(ctx context.Context, p sandbox.WorkspaceKeeper) error {
-	kept, err := p.Kept(ctx)
+// sweepKeptWorkspaces removes the kept workspaces of deleted sessions.
+func (k *Keeper) sweepKeptWorkspaces(ctx context.Context, p sandbox.WorkspaceKeeper) error {
+	kept, err := p.ListWorkspaces(ctx)
 	if err != nil {
 		return err
 	}
@@ -179,7 +179,7 @@ func (k *Keeper) sweepKept(ctx context.Context, p sandbox.WorkspaceKeeper) error
 		if l.Life.Status != session.Deleted || l.Run.Sandbox.ID != "" {
 			continue
 		}
-		if err := p.Wipe(ctx, labels); err != nil {
+		if err := p.RemoveWorkspace(ctx, labels); err != nil {
 			return err
 		}
 	}

@@ -23,43 +23,43 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
 )
 
-// Turns runs the executions of sessions.
-type Turns interface {
+// ExecutionRunner runs the executions of sessions.
+type ExecutionRunner interface {
 	// Execute runs the active execution of a session to its end or its pause.
 	Execute(ctx context.Context, l *eventlog.Loaded, s *handling.Session) error
 }
 
-// Idle does the work in sandboxes of sessions in which no execution runs.
-type Idle interface {
+// SandboxKeeper does the work in sandboxes of sessions in which no execution runs.
+type SandboxKeeper interface {
 	// Release gives up the sandbox of a session.
-	Release(ctx context.Context, l *eventlog.Loaded, s *handling.Session) error
+	ReleaseSandbox(ctx context.Context, l *eventlog.Loaded, s *handling.Session) error
 	// Sync applies file changes and takes a snapshot.
-	Sync(ctx context.Context, l *eventlog.Loaded, s *handling.Session) error
+	SyncWorkspace(ctx context.Context, l *eventlog.Loaded, s *handling.Session) error
 }
 
 // A Handler handles jobs; every field is required. It is safe for concurrent use.
 type Handler struct {
 	Executor string // id of this executor
 	Sessions eventlog.Sessions
-	Handling *handling.Set
+	Handling *handling.SessionSet
 	Runs     *runlog.Writer
-	Turns    Turns
-	Idle     Idle
+	Turns    ExecutionRunner
+	Idle     SandboxKeeper
 	Jobs     message.Publisher // of jobs that are for another engine; deduplicates by message id
 	Logger   *slog.Logger
 }
 
 // Delays after which a job is delivered again.
 const (
-	heldDelay     = 2 * time.Second // another executor has the session
-	handoverDelay = time.Millisecond
-	reservedDelay = 2 * time.Second // only the reserve of the store of NATS is left
+	heldSessionDelay = 2 * time.Second // another executor has the session
+	handoverDelay    = time.Millisecond
+	storeFullDelay   = 2 * time.Second // only the reserve of the store of NATS is left
 )
 
-// maxPasses is the maximum number of times that the handler of one delivered job loads the session.
-const maxPasses = 64
+// maxSessionLoads is the maximum number of times that the handler of one delivered job loads the session.
+const maxSessionLoads = 64
 
-var errHandled = errors.New("another delivery handles the session")
+var errHandledElsewhere = errors.New("another delivery handles the session")
 
 // Handle carries out the work that is due for the session of a job. It is a handler of the bus.
 func (h *Handler) Handle(ctx context.Context, msg *message.Message) error {
@@ -72,7 +72,7 @@ func (h *Handler) Handle(ctx context.Context, msg *message.Message) error {
 	}
 	b, waiter := h.Handling.Begin(ref.Session, bus.Sequence(msg))
 	if waiter != nil {
-		return await(ctx, waiter)
+		return awaitHandling(ctx, waiter)
 	}
 	defer h.Handling.Abandon(ref.Session, b)
 	for {
@@ -86,8 +86,8 @@ func (h *Handler) Handle(ctx context.Context, msg *message.Message) error {
 	}
 }
 
-// await waits for the end of the delivery that handles the session, and returns nil if this one can be acknowledged.
-func await(ctx context.Context, w *handling.Waiter) error {
+// awaitHandling waits for the end of the delivery that handles the session, and returns nil if this one can be acknowledged.
+func awaitHandling(ctx context.Context, w *handling.Waiter) error {
 	select {
 	case <-w.Done():
 	default:
@@ -104,13 +104,13 @@ func await(ctx context.Context, w *handling.Waiter) error {
 	case w.Covered():
 		return nil
 	}
-	return bus.RetryAfter(errHandled, heldDelay)
+	return bus.RetryAfter(errHandledElsewhere, heldSessionDelay)
 }
 
 // handleSession carries out the work of a session until no more is due.
 func (h *Handler) handleSession(ctx context.Context, ref topology.SessionRef, b *handling.Session) error {
 	fresh := eventlog.Any
-	for range maxPasses {
+	for range maxSessionLoads {
 		l, err := h.Sessions.Load(ctx, ref.Tenant, ref.Session, fresh)
 		if err != nil {
 			return err
@@ -119,11 +119,11 @@ func (h *Handler) handleSession(ctx context.Context, ref topology.SessionRef, b 
 		case run.Execute:
 			err = h.Turns.Execute(ctx, l, b)
 		case run.Refuse:
-			err = h.refuse(ctx, l)
+			err = h.endUnclaimed(ctx, l)
 		case run.Release:
-			err = h.Idle.Release(ctx, l, b)
+			err = h.Idle.ReleaseSandbox(ctx, l, b)
 		case run.Sync:
-			err = h.Idle.Sync(ctx, l, b)
+			err = h.Idle.SyncWorkspace(ctx, l, b)
 		default:
 			if fresh == eventlog.Leader {
 				return nil
@@ -138,7 +138,7 @@ func (h *Handler) handleSession(ctx context.Context, ref topology.SessionRef, b 
 			return bus.RetryAfter(permits.ErrStopping, handoverDelay)
 		}
 	}
-	return bus.RetryAfter(runlog.ErrChanged, heldDelay)
+	return bus.RetryAfter(runlog.ErrChanged, heldSessionDelay)
 }
 
 // jobResult returns the error with which the bus delivers a job again after the right delay. err is the error of the
@@ -148,9 +148,9 @@ func jobResult(err error) error {
 	case errors.Is(err, permits.ErrStopping):
 		return bus.RetryAfter(err, handoverDelay)
 	case isStoreFull(err):
-		return bus.RetryAfter(err, reservedDelay)
-	case errors.Is(err, run.ErrFenced), sandboxes.Unavailable(err):
-		return bus.RetryAfter(err, heldDelay)
+		return bus.RetryAfter(err, storeFullDelay)
+	case errors.Is(err, run.ErrFenced), sandboxes.IsUnavailable(err):
+		return bus.RetryAfter(err, heldSessionDelay)
 	}
 	return err
 }
@@ -165,11 +165,11 @@ func isDraining(ctx context.Context) bool {
 	}
 }
 
-// refuse ends an execution that a control reached before any executor claimed it.
-func (h *Handler) refuse(ctx context.Context, l *eventlog.Loaded) error {
+// endUnclaimed ends an execution that a control reached before any executor claimed it.
+func (h *Handler) endUnclaimed(ctx context.Context, l *eventlog.Loaded) error {
 	active := l.Life.Active.ExecutionID
 	d, err := h.Runs.Decide(l.Run, run.Abandon{
-		Meta: h.Runs.Meta(), ExecutionID: active, Turn: l.Life.Active.Turn, By: h.Executor,
+		Meta: h.Runs.NewMeta(), ExecutionID: active, Turn: l.Life.Active.Turn, By: h.Executor,
 		Outcome: events.ExecutionCancelled{Reason: l.Life.ControlOf(active).Reason},
 	})
 	if err != nil {
@@ -183,7 +183,7 @@ func (h *Handler) refuse(ctx context.Context, l *eventlog.Loaded) error {
 // A job that is returned to the queue is delivered only to executors of its own subject, which may never reach the
 // sandbox.
 func (h *Handler) moveJob(ctx context.Context, msg *message.Message, result error) error {
-	var away *idle.ElsewhereError
+	var away *idle.OtherEngineError
 	if !errors.As(result, &away) {
 		return result
 	}

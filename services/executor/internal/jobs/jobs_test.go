@@ -52,7 +52,7 @@ func newHandler(t *testing.T) (*Handler, *runlogtest.Fixture, *turns) {
 	t.Helper()
 	bed, executed := runlogtest.New(t), &turns{}
 	return &Handler{
-		Executor: bed.Writer.Executor, Sessions: bed.Writer.Sessions, Handling: handling.NewSet(), Runs: bed.Writer, Turns: executed, Logger: slog.New(slog.DiscardHandler),
+		Executor: bed.Writer.Executor, Sessions: bed.Writer.Sessions, Handling: handling.NewSessionSet(), Runs: bed.Writer, Turns: executed, Logger: slog.New(slog.DiscardHandler),
 	}, bed, executed
 }
 
@@ -79,7 +79,7 @@ func TestSession_UntilNothingIsDue(t *testing.T) {
 			return runlog.ErrChanged
 		}
 		x := bed.Claim()
-		return x.AppendEnd(t.Context(), run.End{Meta: bed.Writer.Meta(), Outcome: events.ExecutionCompleted{}})
+		return x.AppendEnd(t.Context(), run.End{Meta: bed.Writer.NewMeta(), Outcome: events.ExecutionCompleted{}})
 	}
 	if err := h.handle(t); err != nil || executed.calls != 2 {
 		t.Errorf("%v after %d calls", err, executed.calls)
@@ -92,7 +92,7 @@ func TestSession_Changing(t *testing.T) {
 	h, bed, executed := newHandler(t)
 	bed.AppendLife(events.MessageAccepted{}, events.ExecutionDispatched{})
 	executed.execute = func(int) error { return runlog.ErrChanged }
-	if err := h.handle(t); !errors.Is(err, runlog.ErrChanged) || executed.calls != maxPasses {
+	if err := h.handle(t); !errors.Is(err, runlog.ErrChanged) || executed.calls != maxSessionLoads {
 		t.Errorf("%v after %d calls", err, executed.calls)
 	}
 }
@@ -139,7 +139,7 @@ func TestMoveJob(t *testing.T) {
 	p := &publisher{published: map[string]string{}}
 	h.Jobs = p
 	msg := message.NewMessage("id", []byte("{}"))
-	away := &idle.ElsewhereError{Sandbox: run.Sandbox{ID: "sbx_1", Provider: "docker", Engine: "there"}}
+	away := &idle.OtherEngineError{Sandbox: run.Sandbox{ID: "sbx_1", Provider: "docker", Engine: "there"}}
 	for range 2 {
 		if err := h.moveJob(t.Context(), msg, away); err != nil {
 			t.Error(err)

@@ -11,8 +11,8 @@ type Tail struct {
 func (t *Tail) Write(b []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.buf = append(t.buf, b[max(0, len(b)-keepBytes):]...)
-	if over := len(t.buf) - keepBytes; over > 0 {
+	t.buf = append(t.buf, b[max(0, len(b)-maxTailBytes):]...)
+	if over := len(t.buf) - maxTailBytes; over > 0 {
 		t.buf = append(t.buf[:0], t.buf[over:]...)
 	}
 	return len(b), nil

@@ -27,13 +27,13 @@ var (
 	ErrClosed = errors.New("the stream to the runner has ended")
 )
 
-// helloWithin is the maximum time that a runner may take to send its Hello.
-const helloWithin = 10 * time.Second
+// helloTimeout is the maximum time that a runner may take to send its Hello.
+const helloTimeout = 10 * time.Second
 
 // Limits for acknowledgements that wait for the next command.
 const (
-	ackWithin = time.Second
-	ackBytes  = 1 << 20 // bytes of lines that arrived meanwhile: the runner's journal has a limit
+	maxAckDelay            = time.Second
+	maxUnacknowledgedBytes = 1 << 20 // bytes of lines that arrived meanwhile: the runner's journal has a limit
 )
 
 // codeFenced is the error code with which a runner refuses a lower epoch.
@@ -48,11 +48,11 @@ type Link struct {
 	hello runner.Hello
 	log   *slog.Logger
 
-	lines *queue
+	lines *itemQueue
 	out   chan []byte
 	acked chan struct{} // signalled when ack was set
 	came  atomic.Int64  // bytes of lines since the last acknowledgement was sent
-	late  time.Duration // ackWithin, except in tests
+	late  time.Duration // maxAckDelay, except in tests
 	done  chan struct{} // closed when nothing more will be queued
 	stop  chan struct{} // closed by Close
 	once  sync.Once
@@ -67,16 +67,16 @@ type Link struct {
 
 // Open attaches to the runner in a sandbox and waits for its hello. The lines with a number after attach.After follow.
 func Open(ctx context.Context, sb sandbox.Sandbox, attach runner.Attach, log *slog.Logger) (*Link, error) {
-	ctx, cancel := context.WithTimeout(ctx, helloWithin)
+	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
 	defer cancel()
-	l, err := start(ctx, sb, attach, log)
+	l, err := openStream(ctx, sb, attach, log)
 	if err != nil {
 		return nil, fmt.Errorf("attach to the runner of %s: %w", sb.ID(), err)
 	}
 	hello := make(chan runner.Hello, 1)
-	l.all.Go(l.write)
-	l.all.Go(l.drainErrors)
-	l.all.Go(func() { l.read(hello) })
+	l.all.Go(l.writeCommands)
+	l.all.Go(l.logStderr)
+	l.all.Go(func() { l.readStream(hello) })
 	select {
 	case l.hello = <-hello:
 	case <-l.done:
@@ -94,9 +94,9 @@ func Open(ctx context.Context, sb sandbox.Sandbox, attach runner.Attach, log *sl
 	return l, nil
 }
 
-// start starts the stream. A runner accepts the epoch only from an executor that has proved the sandbox's secret. A
+// openStream starts the stream. A runner accepts the epoch only from an executor that has proved the sandbox's secret. A
 // sandbox without a secret has the runner of a release that did not require one.
-func start(ctx context.Context, sb sandbox.Sandbox, attach runner.Attach, log *slog.Logger) (*Link, error) {
+func openStream(ctx context.Context, sb sandbox.Sandbox, attach runner.Attach, log *slog.Logger) (*Link, error) {
 	args := []string{"runner", "attach", "--epoch", strconv.FormatUint(attach.Epoch, 10), "--after", strconv.FormatUint(attach.After, 10)}
 	if sb.Secret() != "" {
 		args = []string{"runner", "attach", "--sealed"}
@@ -106,21 +106,21 @@ func start(ctx context.Context, sb sandbox.Sandbox, attach runner.Attach, log *s
 		return nil, err
 	}
 	l := &Link{
-		proc: proc, in: proc.Stdin(), from: proc.Stdout(), log: log, lines: newQueue(), out: make(chan []byte, 16), acked: make(chan struct{}, 1), late: ackWithin,
+		proc: proc, in: proc.Stdin(), from: proc.Stdout(), log: log, lines: newItemQueue(), out: make(chan []byte, 16), acked: make(chan struct{}, 1), late: maxAckDelay,
 		done: make(chan struct{}), stop: make(chan struct{}), calls: map[uint64]chan runner.Reply{},
 	}
 	if sb.Secret() == "" {
 		return l, nil
 	}
-	if err := l.seal(ctx, sb.Secret(), attach); err != nil {
+	if err := l.attachSealed(ctx, sb.Secret(), attach); err != nil {
 		_, werr := proc.Wait()
 		return nil, errors.Join(err, ctx.Err(), werr)
 	}
 	return l, nil
 }
 
-// seal proves the secret and attaches through the sealed stream. If that fails it kills the process.
-func (l *Link) seal(ctx context.Context, secret string, attach runner.Attach) (err error) {
+// attachSealed proves the secret and attaches through the sealed stream. If that fails it kills the process.
+func (l *Link) attachSealed(ctx context.Context, secret string, attach runner.Attach) (err error) {
 	kill := func() {
 		if err := l.proc.Kill(); err != nil {
 			l.log.Debug("end the attached stream", "error", err)
@@ -185,7 +185,7 @@ func (l *Link) Call(ctx context.Context, c runner.Command) (runner.Reply, error)
 		delete(l.calls, c.ID)
 		l.mu.Unlock()
 	}()
-	if err := l.send(ctx, c); err != nil {
+	if err := l.enqueueCommand(ctx, c); err != nil {
 		return runner.Reply{}, fmt.Errorf("%s: %w", c.Op, err)
 	}
 	select {
@@ -208,7 +208,7 @@ func (l *Link) Call(ctx context.Context, c runner.Command) (runner.Reply, error)
 // sent with the next command, or after a second at the latest: on a stream to a remote engine, a command that follows
 // another one waits until that one has arrived.
 func (l *Link) Acknowledge(epoch, line uint64) error {
-	raw, err := encode(runner.Command{Op: runner.OpAck, Epoch: epoch, Ack: line})
+	raw, err := encodeCommand(runner.Command{Op: runner.OpAck, Epoch: epoch, Ack: line})
 	if err != nil {
 		return err
 	}
@@ -234,14 +234,14 @@ func (l *Link) Close() {
 	l.all.Wait()
 }
 
-func encode(c runner.Command) ([]byte, error) {
+func encodeCommand(c runner.Command) ([]byte, error) {
 	raw, err := json.Marshal(c)
 	return append(raw, '\n'), err
 }
 
-// send passes a command to the goroutine that writes.
-func (l *Link) send(ctx context.Context, c runner.Command) error {
-	raw, err := encode(c)
+// enqueueCommand passes a command to the goroutine that writes.
+func (l *Link) enqueueCommand(ctx context.Context, c runner.Command) error {
+	raw, err := encodeCommand(c)
 	if err != nil {
 		return err
 	}
@@ -257,8 +257,8 @@ func (l *Link) send(ctx context.Context, c runner.Command) error {
 	}
 }
 
-// write writes commands, and acknowledgements together with them.
-func (l *Link) write() {
+// writeCommands writes commands, and acknowledgements together with them.
+func (l *Link) writeCommands() {
 	defer l.proc.Stdin().Close() //nolint:errcheck // the stream is over
 	late := time.NewTimer(l.late)
 	late.Stop() // it runs only while an acknowledgement waits
@@ -272,7 +272,7 @@ func (l *Link) write() {
 			if !waits {
 				late.Reset(l.late)
 			}
-			if waits = true; l.came.Load() < ackBytes {
+			if waits = true; l.came.Load() < maxUnacknowledgedBytes {
 				continue
 			}
 		case <-late.C:
@@ -283,15 +283,15 @@ func (l *Link) write() {
 		}
 		waits = false
 		late.Stop()
-		if err := l.flush(command); err != nil {
+		if err := l.writeWithAck(command); err != nil {
 			l.log.Debug("write to the runner", "error", err)
 			return
 		}
 	}
 }
 
-// flush writes the waiting acknowledgement, if there is one, and then a command.
-func (l *Link) flush(command []byte) error {
+// writeWithAck writes the waiting acknowledgement, if there is one, and then a command.
+func (l *Link) writeWithAck(command []byte) error {
 	l.mu.Lock()
 	raw := append(l.ack, command...)
 	if l.ack != nil {
@@ -306,7 +306,7 @@ func (l *Link) flush(command []byte) error {
 	return err
 }
 
-func (l *Link) drainErrors() {
+func (l *Link) logStderr() {
 	lines := newLineReader(l.proc.Stderr(), 4<<10, 512)
 	for {
 		text, _, err := lines.readLine()
@@ -319,17 +319,17 @@ func (l *Link) drainErrors() {
 	}
 }
 
-func (l *Link) read(hello chan<- runner.Hello) {
+func (l *Link) readStream(hello chan<- runner.Hello) {
 	defer func() {
 		close(l.done)
 		if code, err := l.proc.Wait(); err != nil {
 			l.log.Debug("wait for the attached stream", "error", err, "code", code)
 		}
 	}()
-	lines := newLineReader(l.from, runner.MaxLine, firstBuffer)
+	lines := newLineReader(l.from, runner.MaxLine, initialBufferBytes)
 	for {
 		raw, cut, err := lines.readLine()
-		if len(raw) > 0 && !l.take(raw, cut, hello) {
+		if len(raw) > 0 && !l.handleLine(raw, cut, hello) {
 			return
 		}
 		if err != nil {
@@ -341,8 +341,8 @@ func (l *Link) read(hello chan<- runner.Hello) {
 	}
 }
 
-// take handles one line. It returns false to end the stream.
-func (l *Link) take(raw []byte, cut bool, hello chan<- runner.Hello) bool {
+// handleLine handles one line. It returns false to end the stream.
+func (l *Link) handleLine(raw []byte, cut bool, hello chan<- runner.Hello) bool {
 	var m runner.Message
 	bad := cut
 	if !bad {
@@ -351,7 +351,7 @@ func (l *Link) take(raw []byte, cut bool, hello chan<- runner.Hello) bool {
 		bad = err != nil
 	}
 	if bad {
-		return l.lines.push(Item{Garbage: truncate.Valid(string(raw), garbageKept), TooLong: cut}, len(raw))
+		return l.lines.push(Item{Garbage: truncate.Valid(string(raw), maxGarbageBytes), TooLong: cut}, len(raw))
 	}
 	switch {
 	case m.Hello != nil:
@@ -361,16 +361,16 @@ func (l *Link) take(raw []byte, cut bool, hello chan<- runner.Hello) bool {
 		}
 		return true
 	case m.Reply != nil:
-		l.reply(*m.Reply)
+		l.deliverReply(*m.Reply)
 		return true
 	case m.Line != nil:
 		l.came.Add(int64(len(raw)))
 		return l.lines.push(Item{Line: m.Line}, len(raw))
 	}
-	return l.lines.push(Item{Garbage: truncate.Valid(string(raw), garbageKept)}, len(raw))
+	return l.lines.push(Item{Garbage: truncate.Valid(string(raw), maxGarbageBytes)}, len(raw))
 }
 
-func (l *Link) reply(r runner.Reply) {
+func (l *Link) deliverReply(r runner.Reply) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if r.Error != nil && r.ID == 0 { // refuses the attach, or an acknowledgement

@@ -12,8 +12,8 @@ import (
 // from the runner.
 const queueBytes = 2 * runner.MaxLine
 
-// garbageKept is the number of bytes at the beginning of an unreadable line that Item.Garbage has.
-const garbageKept = 2 << 10
+// maxGarbageBytes is the number of bytes at the beginning of an unreadable line that Item.Garbage has.
+const maxGarbageBytes = 2 << 10
 
 // Item is a journal line of the runner, or the beginning of a line that could not be decoded.
 type Item struct {
@@ -22,8 +22,8 @@ type Item struct {
 	TooLong bool         // the line was longer than runner.MaxLine
 }
 
-// queue holds the items that were received and not taken yet, in order. push blocks while the queue is full.
-type queue struct {
+// itemQueue holds the items that were received and not taken yet, in order. push blocks while the queue is full.
+type itemQueue struct {
 	ready chan struct{}
 
 	mu     sync.Mutex
@@ -34,14 +34,14 @@ type queue struct {
 	closed bool
 }
 
-func newQueue() *queue {
-	q := &queue{ready: make(chan struct{}, 1)}
+func newItemQueue() *itemQueue {
+	q := &itemQueue{ready: make(chan struct{}, 1)}
 	q.room = sync.NewCond(&q.mu)
 	return q
 }
 
 // push adds an item. It blocks while the queue is full, and returns false if the queue was closed.
-func (q *queue) push(it Item, size int) bool {
+func (q *itemQueue) push(it Item, size int) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for q.bytes >= queueBytes && !q.closed {
@@ -58,7 +58,7 @@ func (q *queue) push(it Item, size int) bool {
 	return true
 }
 
-func (q *queue) pop() (Item, bool) {
+func (q *itemQueue) pop() (Item, bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if len(q.items) == 0 {
@@ -72,7 +72,7 @@ func (q *queue) pop() (Item, bool) {
 	return it, true
 }
 
-func (q *queue) close() {
+func (q *itemQueue) close() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.closed = true
@@ -80,11 +80,11 @@ func (q *queue) close() {
 }
 
 const (
-	// firstBuffer is the size of a lineReader's buffer at first, and again after a long line.
-	firstBuffer = 2 << 10
-	// keptBuffer is the largest buffer that a lineReader keeps while it waits for a line. A session writes long lines rarely, and an
+	// initialBufferBytes is the size of a lineReader's buffer at first, and again after a long line.
+	initialBufferBytes = 2 << 10
+	// maxKeptBufferBytes is the largest buffer that a lineReader keeps while it waits for a line. A session writes long lines rarely, and an
 	// executor has a thousand sessions.
-	keptBuffer = 4 << 10
+	maxKeptBufferBytes = 4 << 10
 	// maxEmptyReads is the maximum number of consecutive reads of a stream that return neither bytes nor an error.
 	maxEmptyReads = 100
 )
@@ -112,7 +112,7 @@ func (l *lineReader) readLine() (line []byte, cut bool, err error) {
 	for {
 		if i := bytes.IndexByte(l.buf[l.scanned:l.end], '\n'); i >= 0 {
 			i += l.scanned
-			line, cut = l.line(i)
+			line, cut = l.lineUntil(i)
 			l.start, l.scanned = i+1, i+1
 			return line, cut, nil
 		}
@@ -121,16 +121,16 @@ func (l *lineReader) readLine() (line []byte, cut bool, err error) {
 			return l.cutLine()
 		}
 		if l.err != nil {
-			line, cut = l.line(l.end)
+			line, cut = l.lineUntil(l.end)
 			l.start = l.end
 			return line, cut, l.err
 		}
-		l.read()
+		l.fillBuffer()
 	}
 }
 
-// line returns the line that begins at l.start and ends at end. cut reports whether it was cut to the limit.
-func (l *lineReader) line(end int) (line []byte, cut bool) {
+// lineUntil returns the line that begins at l.start and ends at end. cut reports whether it was cut to the limit.
+func (l *lineReader) lineUntil(end int) (line []byte, cut bool) {
 	line = l.buf[l.start:end]
 	if cut = len(line) > l.limit; cut {
 		line = line[:l.limit]
@@ -146,7 +146,7 @@ func (l *lineReader) cutLine() (line []byte, cut bool, err error) {
 		if l.err != nil {
 			return line, true, l.err
 		}
-		l.read()
+		l.fillBuffer()
 		if i := bytes.IndexByte(l.buf[l.start:l.end], '\n'); i >= 0 {
 			l.start += i + 1
 			l.scanned = l.start
@@ -155,10 +155,10 @@ func (l *lineReader) cutLine() (line []byte, cut bool, err error) {
 	}
 }
 
-// read reads from the stream into the buffer, which it makes larger if it is full.
-func (l *lineReader) read() {
+// fillBuffer reads from the stream into the buffer, which it makes larger if it is full.
+func (l *lineReader) fillBuffer() {
 	switch {
-	case l.start == l.end && cap(l.buf) > keptBuffer, l.buf == nil:
+	case l.start == l.end && cap(l.buf) > maxKeptBufferBytes, l.buf == nil:
 		l.buf, l.start, l.end, l.scanned = make([]byte, l.first), 0, 0, 0
 	case l.end == len(l.buf) && l.start > len(l.buf)/2, l.start == l.end:
 		copy(l.buf, l.buf[l.start:l.end])

@@ -38,7 +38,7 @@ func (s *Source) Open(ctx context.Context, r livefiles.Request) (io.ReadCloser, 
 	if err := command.CheckPath("path", r.Path, r.Op == livefiles.List); err != nil {
 		return nil, 0, &livefiles.Error{Code: livefiles.Outside, Detail: err.Error()}
 	}
-	box, err := s.box(ctx, r)
+	box, err := s.attachSandbox(ctx, r)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -50,7 +50,7 @@ func (s *Source) Open(ctx context.Context, r livefiles.Request) (io.ReadCloser, 
 	if err := os.Remove(kept.Name()); err != nil {
 		return nil, 0, errors.Join(err, kept.Close())
 	}
-	size, err := read(ctx, box, r, kept)
+	size, err := copyContent(ctx, box, r, kept)
 	if err == nil {
 		_, err = kept.Seek(0, io.SeekStart)
 	}
@@ -60,8 +60,8 @@ func (s *Source) Open(ctx context.Context, r livefiles.Request) (io.ReadCloser, 
 	return kept, size, nil
 }
 
-// box returns the session's sandbox. The log has the sandbox's id and engine.
-func (s *Source) box(ctx context.Context, r livefiles.Request) (sandbox.Sandbox, error) {
+// attachSandbox returns the session's sandbox. The log has the sandbox's id and engine.
+func (s *Source) attachSandbox(ctx context.Context, r livefiles.Request) (sandbox.Sandbox, error) {
 	l, err := s.cfg.Sessions.Load(ctx, r.Tenant, r.Session, eventlog.Leader)
 	if err != nil {
 		return nil, err
@@ -80,7 +80,7 @@ func (s *Source) box(ctx context.Context, r livefiles.Request) (sandbox.Sandbox,
 	return box, err
 }
 
-func read(ctx context.Context, box sandbox.Sandbox, r livefiles.Request, to io.Writer) (int64, error) {
+func copyContent(ctx context.Context, box sandbox.Sandbox, r livefiles.Request, to io.Writer) (int64, error) {
 	switch r.Op {
 	case livefiles.Get:
 		content, err := box.Files().Get(ctx, r.Path)

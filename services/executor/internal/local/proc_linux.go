@@ -15,8 +15,8 @@ type proc struct {
 	stopped     bool   // stopped by a signal
 }
 
-// find returns a process by its pid.
-func find(pid int) (proc, bool) {
+// findProcess returns a process by its pid.
+func findProcess(pid int) (proc, bool) {
 	raw, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
 		return proc{}, false
@@ -37,8 +37,8 @@ func find(pid int) (proc, bool) {
 	return proc{pid: pid, parent: parent, start: f[19], dead: f[0] == "Z" || f[0] == "X", stopped: f[0] == "T"}, true
 }
 
-// processes returns all processes.
-func processes() []proc {
+// listProcesses returns all processes.
+func listProcesses() []proc {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil
@@ -49,7 +49,7 @@ func processes() []proc {
 		if err != nil {
 			continue
 		}
-		if p, ok := find(pid); ok {
+		if p, ok := findProcess(pid); ok {
 			out = append(out, p)
 		}
 	}

@@ -17,9 +17,9 @@ type proc struct {
 	command     string // command line with the environment, as far as the system shows it
 }
 
-// find returns a process by its pid.
-func find(pid int) (proc, bool) {
-	for _, p := range list("-p", strconv.Itoa(pid)) {
+// findProcess returns a process by its pid.
+func findProcess(pid int) (proc, bool) {
+	for _, p := range psProcesses("-p", strconv.Itoa(pid)) {
 		if p.pid == pid {
 			return p, true
 		}
@@ -27,10 +27,11 @@ func find(pid int) (proc, bool) {
 	return proc{}, false
 }
 
-// processes returns all processes.
-func processes() []proc { return list("-ax") }
+// listProcesses returns all processes.
+func listProcesses() []proc { return psProcesses("-ax") }
 
-func list(which ...string) []proc {
+// psProcesses returns the processes that the program ps lists for the arguments which.
+func psProcesses(which ...string) []proc {
 	args := append([]string{"-E", "-ww", "-o", "pid=,ppid=,stat=,lstart=,command="}, which...)
 	raw, err := exec.Command("ps", args...).Output()
 	if err != nil {

@@ -63,11 +63,11 @@ type Pass struct {
 	Lines []metering.Line  // of the egress proxy's journal, to be stored
 	Err   error            // of the step that failed; a later pass tries it again
 
-	registered *metering.Change
+	registered *metering.RegistrationChange
 }
 
-// Start starts a pass if some of its work is due. Done receives the result.
-func (m *Maintainer) Start(ctx context.Context, t Turn) {
+// StartPass starts a pass if some of its work is due. Done receives the result.
+func (m *Maintainer) StartPass(ctx context.Context, t Turn) {
 	if m.running {
 		return
 	}
@@ -90,22 +90,22 @@ func (m *Maintainer) Start(ctx context.Context, t Turn) {
 	if sync {
 		m.syncedAt = now
 	}
-	update := m.meter.Changed(t.Session.Run.Sandbox.ID)
+	update := m.meter.PendingChange(t.Session.Run.Sandbox.ID)
 	registering := make(chan struct{})
 	m.registering = registering
 	m.all.Go(func() {
 		var p Pass
 		if update != nil {
-			if p.Err = m.meter.Send(ctx, update); p.Err == nil {
+			if p.Err = m.meter.SendChange(ctx, update); p.Err == nil {
 				p.registered = update
 			}
 		}
 		close(registering)
 		if calls && p.Err == nil {
-			p.Lines, p.Err = m.cfg.Proxy.Lines(ctx, t.Session.Run)
+			p.Lines, p.Err = m.cfg.Proxy.UnstoredLines(ctx, t.Session.Run)
 		}
 		if health && p.Err == nil {
-			p.Facts = append(p.Facts, idle.Health(ctx, t.Session.Run.Sandbox, t.Link, t.Epoch)...)
+			p.Facts = append(p.Facts, idle.HealthEvents(ctx, t.Session.Run.Sandbox, t.Link, t.Epoch)...)
 		}
 		if (sync || change) && p.Err == nil {
 			var facts []events.Payload
@@ -136,7 +136,7 @@ func (m *Maintainer) syncContents(ctx context.Context, l *eventlog.Loaded, snaps
 	if !snapshot {
 		return facts, nil
 	}
-	s, err := m.cfg.Contents.Snapshot(ctx, l, box, idle.SyncInterval)
+	s, err := m.cfg.Contents.Snapshot(ctx, l, box, idle.SyncReasonInterval)
 	if err != nil {
 		return facts, err
 	}
@@ -146,8 +146,8 @@ func (m *Maintainer) syncContents(ctx context.Context, l *eventlog.Loaded, snaps
 // Done receives the result of the pass that runs, which the caller must pass to Finish.
 func (m *Maintainer) Done() <-chan Pass { return m.done }
 
-// Finish must be called with the result that Done has received. After it, another pass may start.
-func (m *Maintainer) Finish(p Pass) {
+// FinishPass must be called with the result that Done has received. After it, another pass may start.
+func (m *Maintainer) FinishPass(p Pass) {
 	m.running = false
 	if p.registered != nil {
 		m.meter.SetRegistered(p.registered)

@@ -105,20 +105,20 @@ func newBed(t *testing.T) *bed {
 // pass returns the next pass, which must be due.
 func (b *bed) pass(t *testing.T) maintenance.Pass {
 	t.Helper()
-	b.Start(t.Context(), b.turn)
+	b.StartPass(t.Context(), b.turn)
 	p := <-b.Done()
-	b.Finish(p)
+	b.FinishPass(p)
 	return p
 }
 
 // isIdle reports whether no pass is due.
 func (b *bed) isIdle(t *testing.T) bool {
 	t.Helper()
-	b.Start(t.Context(), b.turn)
+	b.StartPass(t.Context(), b.turn)
 	b.Close()
 	select {
 	case p := <-b.Done():
-		b.Finish(p)
+		b.FinishPass(p)
 		return false
 	default:
 		return true
@@ -189,17 +189,17 @@ func TestMaintainer_Registers(t *testing.T) {
 	b := newBed(t)
 	b.AwaitRegistration() // none has begun
 	b.tenants.Budgets = []budget.Budget{{Period: events.PeriodMonth, Limit: events.Budget{Tokens: 5}}}
-	if err := b.meter.Update(t.Context(), events.Budget{}); err != nil {
+	if err := b.meter.UpdateLimits(t.Context(), events.Budget{}); err != nil {
 		t.Fatal(err)
 	}
 	b.egress.err = errors.New("away")
-	if p := b.pass(t); !errors.Is(p.Err, b.egress.err) || len(p.Lines) != 0 || b.meter.Changed("sbx_1") == nil {
+	if p := b.pass(t); !errors.Is(p.Err, b.egress.err) || len(p.Lines) != 0 || b.meter.PendingChange("sbx_1") == nil {
 		t.Errorf("while the proxy is away: %+v", p)
 	}
 	b.AwaitRegistration()
 	b.egress.err = nil
 	b.now = b.now.Add(beat)
-	if p := b.pass(t); p.Err != nil || len(p.Lines) != 1 || b.meter.Changed("sbx_1") != nil {
+	if p := b.pass(t); p.Err != nil || len(p.Lines) != 1 || b.meter.PendingChange("sbx_1") != nil {
 		t.Errorf("afterwards: %+v", p)
 	}
 }

@@ -60,8 +60,8 @@ func (m *Meter) SetResolved(r *references.Resolved) { m.resolved = r }
 // Authority returns the certificate, in PEM, with which the sandbox verifies the proxy's certificates; "" if it needs none.
 func (m *Meter) Authority() string { return m.authority }
 
-// Update reads the limits of the execution again. After an error, the limits that were read last stay in force.
-func (m *Meter) Update(ctx context.Context, session events.Budget) error {
+// UpdateLimits reads the limits of the execution again. After an error, the limits that were read last stay in force.
+func (m *Meter) UpdateLimits(ctx context.Context, session events.Budget) error {
 	l := budgets.Limits{Session: session}
 	if m.budgets != nil {
 		var err error
@@ -108,12 +108,12 @@ func (m *Meter) Register(ctx context.Context, sandbox string) error {
 	if m.proxy.Egress == nil {
 		return nil
 	}
-	if err := m.Update(ctx, m.execution.Session.Life.Options.Budget); err != nil {
+	if err := m.UpdateLimits(ctx, m.execution.Session.Life.Options.Budget); err != nil {
 		return err
 	}
 	authority, err := m.proxy.Egress.Register(ctx, sandbox, m.registration())
 	switch {
-	case sandboxes.Unavailable(err):
+	case sandboxes.IsUnavailable(err):
 		return err
 	case errors.Is(err, ErrUnknownSandbox):
 		return fmt.Errorf("%w: %w", agents.ErrLost, err)
@@ -150,7 +150,7 @@ func (m *Meter) Unregister(ctx context.Context) {
 func (m *Meter) registration() api.Registration {
 	x := m.execution
 	r := api.Registration{
-		Tenant: x.Session.Tenant, Session: x.Session.ID, Execution: x.ID, Epoch: x.Epoch, Upstreams: m.upstreams(),
+		Tenant: x.Session.Tenant, Session: x.Session.ID, Execution: x.ID, Epoch: x.Epoch, Upstreams: m.mcpServers(),
 		Budgets: m.usage.Budgets(m.chargedExecution(), m.limits, x.Session.Run, m.proxy.Now()),
 	}
 	if m.resolved != nil {
@@ -159,17 +159,17 @@ func (m *Meter) registration() api.Registration {
 	return r
 }
 
-// upstreams returns the MCP servers that the proxy reaches for the execution's sandbox.
-func (m *Meter) upstreams() []api.Upstream {
+// mcpServers returns the MCP servers that the proxy reaches for the execution's sandbox.
+func (m *Meter) mcpServers() []api.MCPServer {
 	if m.resolved == nil {
 		return nil
 	}
-	var out []api.Upstream
+	var out []api.MCPServer
 	for _, s := range m.resolved.Definition.MCPServers {
 		if s.Type != events.MCPHTTP {
 			continue
 		}
-		u := api.Upstream{Name: s.Name, URL: s.URL, Headers: s.Headers}
+		u := api.MCPServer{Name: s.Name, URL: s.URL, Headers: s.Headers}
 		texts := strings.Join(slices.Collect(maps.Values(s.Headers)), "\n") + "\n" + s.URL
 		for _, secret := range m.resolved.Secrets {
 			if strings.Contains(texts, secret) {
@@ -181,49 +181,49 @@ func (m *Meter) upstreams() []api.Upstream {
 	return out
 }
 
-// A Change is a registration of the sandbox that the egress proxy does not have yet.
-type Change struct {
+// A RegistrationChange is a registration of the sandbox that the egress proxy does not have yet.
+type RegistrationChange struct {
 	sandbox      string
 	registration api.Registration
 	limits       budgets.Limits
 }
 
-// Changed returns the registration to send if a budget has changed, or if other executions have used a part of a
+// PendingChange returns the registration to send if a budget has changed, or if other executions have used a part of a
 // tenant's budget since the last registration. It returns nil if the proxy has the present values.
-func (m *Meter) Changed(sandbox string) *Change {
+func (m *Meter) PendingChange(sandbox string) *RegistrationChange {
 	if m.proxy.Egress == nil || m.registered.SameBudgets(m.limits) {
 		return nil
 	}
-	return &Change{sandbox: sandbox, registration: m.registration(), limits: m.limits}
+	return &RegistrationChange{sandbox: sandbox, registration: m.registration(), limits: m.limits}
 }
 
-// Send sends a Change to the egress proxy. It may run in another goroutine than the other methods.
-func (m *Meter) Send(ctx context.Context, c *Change) error {
+// SendChange sends a Change to the egress proxy. It may run in another goroutine than the other methods.
+func (m *Meter) SendChange(ctx context.Context, c *RegistrationChange) error {
 	_, err := m.proxy.Egress.Register(ctx, c.sandbox, c.registration)
 	return err
 }
 
 // SetRegistered records that the egress proxy has received a Change of the budgets.
-func (m *Meter) SetRegistered(c *Change) { m.registered = c.limits }
+func (m *Meter) SetRegistered(c *RegistrationChange) { m.registered = c.limits }
 
 // Events returns lines of the egress proxy's journal as events of the execution.
 func (m *Meter) Events(lines []Line) []events.Event {
-	return m.proxy.events(m.execution.Session.Run, m.execution.ID, lines)
+	return m.proxy.eventsOfLines(m.execution.Session.Run, m.execution.ID, lines)
 }
 
-// Forgot reports whether the lines show that the egress proxy has forgotten the MCP servers of the sandbox, because it
+// HasForgottenServers reports whether the lines show that the egress proxy has forgotten the MCP servers of the sandbox, because it
 // was restarted: it refused a request for one that was registered.
-func (m *Meter) Forgot(lines []Line) bool {
-	servers := m.upstreams()
+func (m *Meter) HasForgottenServers(lines []Line) bool {
+	servers := m.mcpServers()
 	return slices.ContainsFunc(lines, func(l Line) bool {
 		d, ok := l.Data.(events.EgressDenied)
-		return ok && d.Code == codeUnknownServer && slices.ContainsFunc(servers, func(u api.Upstream) bool { return d.Host == "mcp/"+u.Name })
+		return ok && d.Code == codeUnknownServer && slices.ContainsFunc(servers, func(u api.MCPServer) bool { return d.Host == "mcp/"+u.Name })
 	})
 }
 
-// Final unregisters the execution and returns the events that the proxy has recorded until then, so that the log has
+// FinishExecution unregisters the execution and returns the events that the proxy has recorded until then, so that the log has
 // the usage of the execution before its end.
-func (m *Meter) Final(ctx context.Context) []events.Event {
+func (m *Meter) FinishExecution(ctx context.Context) []events.Event {
 	if m.proxy.Egress == nil {
 		return nil
 	}

@@ -186,28 +186,28 @@ func TestMeter_Changed(t *testing.T) {
 	if err := m.Register(t.Context(), "sbx_1"); err != nil {
 		t.Fatal(err)
 	}
-	if m.Changed("sbx_1") != nil {
+	if m.PendingChange("sbx_1") != nil {
 		t.Error("a change directly after the registration")
 	}
 	b.tenant, b.err = tenantBudget(500), errors.New("away")
-	if err := m.Update(t.Context(), events.Budget{}); err == nil || m.Changed("sbx_1") != nil {
+	if err := m.UpdateLimits(t.Context(), events.Budget{}); err == nil || m.PendingChange("sbx_1") != nil {
 		t.Errorf("after a failed read: %v", err)
 	}
 	b.err = nil
-	if err := m.Update(t.Context(), events.Budget{}); err != nil {
+	if err := m.UpdateLimits(t.Context(), events.Budget{}); err != nil {
 		t.Fatal(err)
 	}
-	change := m.Changed("sbx_1")
+	change := m.PendingChange("sbx_1")
 	if change == nil {
 		t.Fatal("no change")
 	}
-	if err := m.Send(t.Context(), change); err != nil {
+	if err := m.SendChange(t.Context(), change); err != nil {
 		t.Fatal(err)
 	}
 	if list := e.last().Budgets; len(list) != 2 || list[1].Limit.Tokens != 500 {
 		t.Errorf("budgets %+v", list)
 	}
-	if m.SetRegistered(change); m.Changed("sbx_1") != nil {
+	if m.SetRegistered(change); m.PendingChange("sbx_1") != nil {
 		t.Error("the change is registered, and still due")
 	}
 }
@@ -218,14 +218,14 @@ func TestMeter_Final(t *testing.T) {
 	e := &egress{lines: []metering.Line{{Time: time.Now().Add(time.Hour), Data: events.ModelCalled{Journal: "jnl_proxy", Line: 1}}}}
 	m, _, x := newMeter(t, e, nil)
 	e.lines[0].Execution = x.ID
-	list := m.Final(t.Context())
+	list := m.FinishExecution(t.Context())
 	if len(list) != 1 || list[0].ExecutionID != x.ID || list[0].Time.After(time.Now()) || !e.settled || len(e.registered) != 1 || e.last().Execution != "" {
 		t.Errorf("events %+v, registrations %+v, settled %v", list, e.registered, e.settled)
 	}
 	if err := x.Append(t.Context(), list); err != nil {
 		t.Fatal(err)
 	}
-	if list := m.Final(t.Context()); len(list) != 0 {
+	if list := m.FinishExecution(t.Context()); len(list) != 0 {
 		t.Errorf("a line that the log has: %+v", list)
 	}
 }
@@ -235,11 +235,11 @@ func TestMeter_Forgot(t *testing.T) {
 	t.Parallel()
 	m, _, _ := newMeter(t, &egress{}, nil)
 	for host, want := range map[string]bool{"mcp/docs": true, "mcp/local": false, "mcp/unknown": false} {
-		if got := m.Forgot([]metering.Line{{Data: events.EgressDenied{Code: "UNKNOWN_SERVER", Host: host}}}); got != want {
+		if got := m.HasForgottenServers([]metering.Line{{Data: events.EgressDenied{Code: "UNKNOWN_SERVER", Host: host}}}); got != want {
 			t.Errorf("%s: %v", host, got)
 		}
 	}
-	if m.Forgot([]metering.Line{{Data: events.EgressDenied{Code: "NOT_ALLOWED", Host: "mcp/docs"}}}) {
+	if m.HasForgottenServers([]metering.Line{{Data: events.EgressDenied{Code: "NOT_ALLOWED", Host: "mcp/docs"}}}) {
 		t.Error("a host that is not allowed")
 	}
 }
@@ -249,7 +249,7 @@ func TestProxy_LastEvents(t *testing.T) {
 	t.Parallel()
 	e := &egress{lines: []metering.Line{{Execution: "exe_1", Time: time.Now().Add(-time.Hour), Data: events.EgressDenied{Journal: "jnl_proxy", Line: 4}}, {Data: events.Error{}}}}
 	_, p, x := newMeter(t, e, nil)
-	list := p.LastEvents(t.Context(), x.Session.Run)
+	list := p.UnstoredEvents(t.Context(), x.Session.Run)
 	if len(list) != 1 || list[0].ExecutionID != "" || !list[0].Time.Equal(x.Session.Run.ClaimedAt) || list[0].ID != events.Derive(events.KindEvent, "jnl_proxy", "4") {
 		t.Errorf("events %+v, claimed at %s", list, x.Session.Run.ClaimedAt)
 	}
@@ -264,9 +264,9 @@ func TestWithoutProxy(t *testing.T) {
 	t.Parallel()
 	m, p, x := newMeter(t, nil, nil)
 	m.Unregister(t.Context())
-	n, err := p.OpenRequests(t.Context(), "sbx_1")
-	lines, lerr := p.Lines(t.Context(), x.Session.Run)
-	if err := errors.Join(err, lerr, m.Register(t.Context(), "sbx_1")); err != nil || n != 0 || len(lines) > 0 || m.Changed("sbx_1") != nil || len(m.Final(t.Context())) > 0 || len(p.LastEvents(t.Context(), x.Session.Run)) > 0 {
+	n, err := p.OpenModelRequests(t.Context(), "sbx_1")
+	lines, lerr := p.UnstoredLines(t.Context(), x.Session.Run)
+	if err := errors.Join(err, lerr, m.Register(t.Context(), "sbx_1")); err != nil || n != 0 || len(lines) > 0 || m.PendingChange("sbx_1") != nil || len(m.FinishExecution(t.Context())) > 0 || len(p.UnstoredEvents(t.Context(), x.Session.Run)) > 0 {
 		t.Errorf("%d open, lines %v, %v", n, lines, err)
 	}
 }

@@ -65,26 +65,26 @@ func (p *Proxy) Release(ctx context.Context, sandbox string) error {
 	return p.Egress.Release(ctx, sandbox)
 }
 
-// OpenRequests returns the number of open model requests of a sandbox.
-func (p *Proxy) OpenRequests(ctx context.Context, sandbox string) (int, error) {
+// OpenModelRequests returns the number of open model requests of a sandbox.
+func (p *Proxy) OpenModelRequests(ctx context.Context, sandbox string) (int, error) {
 	if p.Egress == nil {
 		return 0, nil
 	}
 	return p.Egress.OpenModelRequests(ctx, sandbox)
 }
 
-// Lines returns those lines of the egress proxy's journal of a session's sandbox that are not in the log. r is the
+// UnstoredLines returns those lines of the egress proxy's journal of a session's sandbox that are not in the log. r is the
 // state of the session's runs.
-func (p *Proxy) Lines(ctx context.Context, r run.State) ([]Line, error) {
+func (p *Proxy) UnstoredLines(ctx context.Context, r run.State) ([]Line, error) {
 	if p.Egress == nil {
 		return nil, nil
 	}
 	return p.Egress.Lines(ctx, r.Sandbox.ID, r.Egress, false)
 }
 
-// LastEvents returns the events that the proxy has recorded since the last turn. It is called before the sandbox is
+// UnstoredEvents returns the events that the proxy has recorded since the last turn. It is called before the sandbox is
 // given up.
-func (p *Proxy) LastEvents(ctx context.Context, r run.State) []events.Event {
+func (p *Proxy) UnstoredEvents(ctx context.Context, r run.State) []events.Event {
 	if p.Egress == nil {
 		return nil
 	}
@@ -94,12 +94,12 @@ func (p *Proxy) LastEvents(ctx context.Context, r run.State) []events.Event {
 	if err != nil {
 		p.Logger.Warn("the last lines of the egress proxy about a sandbox are lost", "sandbox", r.Sandbox.ID, "error", err)
 	}
-	return p.events(r, "", lines)
+	return p.eventsOfLines(r, "", lines)
 }
 
-// events returns lines of the journal as events. The ids do not depend on the executor. The proxy's clock may be wrong: no event is
+// eventsOfLines returns lines of the journal as events. The ids do not depend on the executor. The proxy's clock may be wrong: no event is
 // older than the last claim or in the future.
-func (p *Proxy) events(r run.State, execution string, lines []Line) []events.Event {
+func (p *Proxy) eventsOfLines(r run.State, execution string, lines []Line) []events.Event {
 	now := p.Now()
 	var out []events.Event
 	for _, l := range lines {

@@ -79,8 +79,8 @@ func (m *Metrics) Register(r prometheus.Registerer, s Sources) {
 	}
 }
 
-// Stored counts the executions whose end is among the given events, which were stored in the log.
-func (m *Metrics) Stored(list []events.Event) {
+// CountEnds counts the executions whose end is among the given events, which were stored in the log.
+func (m *Metrics) CountEnds(list []events.Event) {
 	for _, e := range list {
 		if t := e.Data.EventType(); events.Terminal(t) {
 			m.ended.WithLabelValues(strings.TrimPrefix(string(t), "execution_")).Inc()
@@ -88,8 +88,8 @@ func (m *Metrics) Stored(list []events.Event) {
 	}
 }
 
-// Created counts a call that created a sandbox, unless it was cancelled.
-func (m *Metrics) Created(ctx context.Context, took time.Duration, err error) {
+// CountCreation counts a call that created a sandbox, unless it was cancelled.
+func (m *Metrics) CountCreation(ctx context.Context, took time.Duration, err error) {
 	if err != nil && errors.Is(ctx.Err(), context.Canceled) {
 		return
 	}
@@ -101,11 +101,11 @@ func (m *Metrics) Created(ctx context.Context, took time.Duration, err error) {
 	m.sandboxSeconds.Observe(took.Seconds())
 }
 
-// Pooled counts a sandbox that was taken from the pool.
-func (m *Metrics) Pooled() { m.sandboxes.WithLabelValues("pooled").Inc() }
+// CountPooled counts a sandbox that was taken from the pool.
+func (m *Metrics) CountPooled() { m.sandboxes.WithLabelValues("pooled").Inc() }
 
-// Snapshot counts a snapshot, unless it was cancelled.
-func (m *Metrics) Snapshot(ctx context.Context, took time.Duration, s contents.Snapshot, err error) {
+// CountSnapshot counts a snapshot, unless it was cancelled.
+func (m *Metrics) CountSnapshot(ctx context.Context, took time.Duration, s contents.Snapshot, err error) {
 	if err != nil && errors.Is(ctx.Err(), context.Canceled) {
 		return
 	}

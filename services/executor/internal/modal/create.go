@@ -38,13 +38,13 @@ var errVanished = errors.New("it ended meanwhile")
 
 // Create creates a sandbox and blocks until its runner answers. If a sandbox with the id runs, Create returns that one.
 func (p *Provider) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
-	if err := p.check(spec); err != nil {
+	if err := p.checkSpec(spec); err != nil {
 		return nil, fmt.Errorf("create sandbox: %w", err)
 	}
 	var err error
 	for range maxCreateAttempts {
 		var b *box
-		if b, err = p.make(ctx, spec); err == nil {
+		if b, err = p.createOnce(ctx, spec); err == nil {
 			return b, nil
 		}
 		if !errors.Is(err, errVanished) {
@@ -54,7 +54,7 @@ func (p *Provider) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandb
 	return nil, guest.WithCode(sandbox.CodeSandboxFailed, "create sandbox "+spec.ID, err)
 }
 
-func (p *Provider) check(spec sandbox.Spec) error {
+func (p *Provider) checkSpec(spec sandbox.Spec) error {
 	err := errors.Join(events.CheckID("sandbox id", events.KindSandbox, spec.ID), p.checkLabels(spec.Labels))
 	if spec.Workspace != "" {
 		err = errors.Join(err, events.CheckID("workspace", events.KindSandbox, spec.Workspace))
@@ -77,33 +77,33 @@ func (p *Provider) check(spec sandbox.Spec) error {
 	return err
 }
 
-// make makes one attempt of Create. It returns errVanished if another attempt may succeed.
-func (p *Provider) make(ctx context.Context, spec sandbox.Spec) (*box, error) {
-	h, err := p.create(ctx, spec)
+// createOnce makes one attempt of Create. It returns errVanished if another attempt may succeed.
+func (p *Provider) createOnce(ctx context.Context, spec sandbox.Spec) (*box, error) {
+	h, err := p.requestSandbox(ctx, spec)
 	var exists sdk.AlreadyExistsError
 	if errors.As(err, &exists) {
-		if h, err = p.find(ctx, spec.ID); errors.Is(err, sandbox.ErrNotFound) {
+		if h, err = p.findSandbox(ctx, spec.ID); errors.Is(err, sandbox.ErrNotFound) {
 			return nil, fmt.Errorf("sandbox %s: %w", spec.ID, errVanished)
 		}
 	}
 	if err != nil {
 		return nil, err
 	}
-	h = p.remember(spec.ID, h)
+	h = p.storeHandle(spec.ID, h)
 	b := &box{p: p, id: spec.ID, secret: h.secret, kept: h.kept}
 	if err := b.awaitReady(ctx); err != nil {
 		if guest.IsUnavailable(err) || ctx.Err() != nil {
 			return nil, err // the next call of Create finds the sandbox
 		}
-		err = errors.Join(err, p.end(context.WithoutCancel(ctx), h.sandbox()))
-		p.forget(spec.ID)
+		err = errors.Join(err, p.endSandbox(context.WithoutCancel(ctx), h.sandbox()))
+		p.removeHandle(spec.ID)
 		return nil, err
 	}
 	return b, nil
 }
 
-// create requests a new sandbox from Modal.
-func (p *Provider) create(ctx context.Context, spec sandbox.Spec) (*handle, error) {
+// requestSandbox requests a new sandbox from Modal.
+func (p *Provider) requestSandbox(ctx context.Context, spec sandbox.Spec) (*sandboxHandle, error) {
 	app, err := p.lookupApp(ctx)
 	if err != nil {
 		return nil, err
@@ -112,14 +112,14 @@ func (p *Provider) create(ctx context.Context, spec sandbox.Spec) (*handle, erro
 	if err != nil {
 		return nil, err
 	}
-	from, err := p.prepare(ctx, ref)
+	from, err := p.prepareImage(ctx, ref)
 	if err != nil {
 		return nil, err
 	}
 	image := from.image
-	h := &handle{skills: map[string]bool{}, secret: runner.NewSecret(), key: from.key}
+	h := &sandboxHandle{skills: map[string]bool{}, secret: runner.NewSecret(), key: from.key}
 	if spec.Workspace != "" {
-		kept, err := p.imageByName(ctx, workspaceName(spec.Workspace)+":"+from.key)
+		kept, err := p.imageByName(ctx, workspaceImageName(spec.Workspace)+":"+from.key)
 		if err != nil {
 			return nil, err
 		}
@@ -128,8 +128,8 @@ func (p *Provider) create(ctx context.Context, spec sandbox.Spec) (*handle, erro
 		}
 	}
 	params := p.createParams(spec)
-	params.Tags = p.tags(spec.ID, spec.Labels, h)
-	h.sb, err = call(ctx, p, createWithin, "create sandbox "+spec.ID, func(ctx context.Context) (*sdk.Sandbox, error) {
+	params.Tags = p.sandboxTags(spec.ID, spec.Labels, h)
+	h.sb, err = callModal(ctx, p, createTimeout, "create sandbox "+spec.ID, func(ctx context.Context) (*sdk.Sandbox, error) {
 		return p.client.Sandboxes.Create(ctx, app, image, params)
 	})
 	if isNotFound(err) && !h.kept { // the prepared image has expired
@@ -149,7 +149,7 @@ func (p *Provider) refusalError(err error) error {
 	return err
 }
 
-func (p *Provider) regions() []string {
+func (p *Provider) allowedRegions() []string {
 	if p.cfg.Region == "" {
 		return nil
 	}
@@ -170,7 +170,7 @@ func (p *Provider) createParams(spec sandbox.Spec) *sdk.SandboxCreateParams {
 	}
 	memory := int(limits.MemoryBytes >> 20) //nolint:gosec // not negative
 	out := &sdk.SandboxCreateParams{
-		Name: spec.ID, Command: []string{runnerPath, "serve"}, Workdir: workspaceDir, Timeout: p.cfg.Timeout, Regions: p.regions(),
+		Name: spec.ID, Command: []string{runnerPath, "serve"}, Workdir: workspaceDir, Timeout: p.cfg.Timeout, Regions: p.allowedRegions(),
 		CPU: limits.CPUs, CPULimit: limits.CPUs, MemoryMiB: memory, MemoryLimitMiB: memory,
 		Env: map[string]string{
 			"HOME": homeDir, "LANG": "C.UTF-8", "SPOOL_RUNNER_USER": runnerUser,

@@ -89,19 +89,19 @@ const (
 
 // Limits of time.
 const (
-	// callWithin is the time limit of one call of Modal's API.
-	callWithin = 30 * time.Second
-	// createWithin is the time limit for the start of a sandbox, which Modal may queue.
-	createWithin = 3 * time.Minute
-	// prepareWithin is the time limit for the preparation of an image, including the wait for other executors.
-	prepareWithin = 15 * time.Minute
-	// helperWithin is the timeout of a helper sandbox, in which an image is prepared. If the executor that prepares the
+	// callTimeout is the time limit of one call of Modal's API.
+	callTimeout = 30 * time.Second
+	// createTimeout is the time limit for the start of a sandbox, which Modal may queue.
+	createTimeout = 3 * time.Minute
+	// prepareTimeout is the time limit for the preparation of an image, including the wait for other executors.
+	prepareTimeout = 15 * time.Minute
+	// helperTimeout is the timeout of a helper sandbox, in which an image is prepared. If the executor that prepares the
 	// image dies, the others wait until then.
-	helperWithin = 5 * time.Minute
-	// readyWithin is the maximum time that a runner may take to listen.
-	readyWithin = 30 * time.Second
-	// snapshotWithin is the time limit for a snapshot of a file system.
-	snapshotWithin = 2 * time.Minute
+	helperTimeout = 5 * time.Minute
+	// runnerReadyTimeout is the maximum time that a runner may take to listen.
+	runnerReadyTimeout = 30 * time.Second
+	// snapshotTimeout is the time limit for a snapshot of a file system.
+	snapshotTimeout = 2 * time.Minute
 	// trialTimeout is the timeout of the sandbox that Prove creates: Modal ends the sandbox after that time if Prove
 	// cannot.
 	trialTimeout = time.Minute
@@ -170,7 +170,7 @@ type Provider struct {
 	images   imageCache
 	prepares singleflight.Group
 	mu       sync.Mutex
-	handles  map[string]*handle                                 // by sandbox id
+	handles  map[string]*sandboxHandle                          // by sandbox id
 	skills   map[string]func(context.Context) (*os.File, error) // registered by StoreSkill, by digest
 }
 
@@ -190,7 +190,7 @@ func New(cfg Config) (*Provider, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	p := &Provider{cfg: cfg, owner: rand.Text(), handles: map[string]*handle{}, skills: map[string]func(context.Context) (*os.File, error){}, images: imageCache{ids: map[string]preparedImage{}}}
+	p := &Provider{cfg: cfg, owner: rand.Text(), handles: map[string]*sandboxHandle{}, skills: map[string]func(context.Context) (*os.File, error){}, images: imageCache{ids: map[string]preparedImage{}}}
 	p.digest = sync.OnceValues(func() (string, error) { return fileDigest(cfg.Runner) })
 	var err error
 	if p.client, err = p.connect(); err != nil {
@@ -220,7 +220,7 @@ func (p *Provider) Prove(ctx context.Context) ([]string, error) {
 		return nil, err
 	}
 	found := []string{fmt.Sprintf("Modal accepts the token; app %s is %s", p.cfg.App, app.AppID)}
-	image, err := p.resolve(ctx, app, p.cfg.Image)
+	image, err := p.resolveImage(ctx, app, p.cfg.Image)
 	if err != nil {
 		return found, err
 	}
@@ -228,13 +228,13 @@ func (p *Provider) Prove(ctx context.Context) ([]string, error) {
 	params := p.createParams(sandbox.Spec{})
 	params.Name, params.Command, params.Workdir, params.Env = "", []string{"sleep", strconv.Itoa(int(trialTimeout / time.Second))}, "", nil
 	params.Timeout, params.Tags = trialTimeout, p.helperTags()
-	trial, err := call(ctx, p, createWithin, "create a sandbox", func(ctx context.Context) (*sdk.Sandbox, error) {
+	trial, err := callModal(ctx, p, createTimeout, "create a sandbox", func(ctx context.Context) (*sdk.Sandbox, error) {
 		return p.client.Sandboxes.Create(ctx, app, image, params)
 	})
 	if err != nil {
 		return found, p.refusalError(err)
 	}
-	if err := errors.Join(p.end(context.WithoutCancel(ctx), trial), trial.Detach()); err != nil {
+	if err := errors.Join(p.endSandbox(context.WithoutCancel(ctx), trial), trial.Detach()); err != nil {
 		return found, err
 	}
 	where := "any region"
@@ -252,8 +252,8 @@ func (p *Provider) Verify(ctx context.Context) error {
 
 // lookupApp returns the Modal app of the config, and creates it if it does not exist.
 func (p *Provider) lookupApp(ctx context.Context) (*sdk.App, error) {
-	return p.app.do(func() (*sdk.App, error) {
-		app, err := call(ctx, p, callWithin, "find app "+p.cfg.App, func(ctx context.Context) (*sdk.App, error) {
+	return p.app.getOrCreate(func() (*sdk.App, error) {
+		app, err := callModal(ctx, p, callTimeout, "find app "+p.cfg.App, func(ctx context.Context) (*sdk.App, error) {
 			return p.client.Apps.FromName(ctx, p.cfg.App, &sdk.AppFromNameParams{Environment: p.cfg.Environment, CreateIfMissing: true})
 		})
 		switch {
@@ -278,7 +278,7 @@ type onceValue[T any] struct {
 	done  bool
 }
 
-func (o *onceValue[T]) do(f func() (T, error)) (T, error) {
+func (o *onceValue[T]) getOrCreate(f func() (T, error)) (T, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.done {

@@ -74,7 +74,7 @@ func TestPrepare_ByTwoExecutorsAtOnceIsOneImage(t *testing.T) {
 	images, errs := make([]preparedImage, 3), make([]error, 3)
 	for i := range images {
 		p := provide(t, cfg)
-		all.Go(func() { images[i], errs[i] = p.prepare(t.Context(), testImage) })
+		all.Go(func() { images[i], errs[i] = p.prepareImage(t.Context(), testImage) })
 	}
 	all.Wait()
 	if err := errors.Join(errs...); err != nil {
@@ -105,7 +105,7 @@ func TestCreate_AfterLostAnswerFindsTheSandbox(t *testing.T) {
 	s := ownServer(t)
 	cfg := s.config(t)
 	p := provide(t, cfg)
-	if _, err := p.prepare(t.Context(), testImage); err != nil {
+	if _, err := p.prepareImage(t.Context(), testImage); err != nil {
 		t.Fatal(err)
 	}
 	s.ask(t, "POST", "/faults", map[string]any{"method": "SandboxCreateV2", "code": "UNAVAILABLE", "message": "injected", "count": 100, "after": true}, nil)
@@ -146,7 +146,7 @@ func TestTerminate_KeepsOrWipesTheWorkspace(t *testing.T) {
 	p := provide(t, cfg)
 	snapshots := func(id string) bool {
 		t.Helper()
-		image, err := p.imageByName(t.Context(), workspaceName(id))
+		image, err := p.imageByName(t.Context(), workspaceImageName(id))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -354,7 +354,7 @@ func TestPreemption_EndsProcessesAndTheSandbox(t *testing.T) {
 		if err := p.Terminate(t.Context(), spec.ID, false); err != nil {
 			t.Errorf("%s: terminate: %v", how, err)
 		}
-		if r := create(t, p, next).(sandbox.Restorer); r.Kept() {
+		if r := create(t, p, next).(sandbox.Restorer); r.HasWorkspace() {
 			t.Errorf("%s: a workspace was kept", how)
 		}
 	}
@@ -460,13 +460,13 @@ func TestTags_SurviveARoundTrip(t *testing.T) {
 		{Engine: "e"}, {Engine: "e", Executor: newID(t, events.KindExecutor)},
 		{Engine: "e", Tenant: "none", Session: newID(t, events.KindSession), Epoch: 1 << 63},
 	} {
-		tags := p.tags("sbx", l, &handle{})
+		tags := p.sandboxTags("sbx", l, &sandboxHandle{})
 		for name, v := range tags {
 			if v == "" {
 				t.Errorf("tag %s is empty", name)
 			}
 		}
-		if got, err := labels(tags); got != l || err != nil {
+		if got, err := labelsOfTags(tags); got != l || err != nil {
 			t.Errorf("%+v came back as %+v, %v", l, got, err)
 		}
 	}

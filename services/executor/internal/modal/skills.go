@@ -31,7 +31,7 @@ func (p *Provider) StoreSkill(ctx context.Context, digest string, zip func(conte
 	if there {
 		return dir, nil
 	}
-	if err := unpack(ctx, zip, io.Discard); err != nil {
+	if err := writeSkillTar(ctx, zip, io.Discard); err != nil {
 		return "", fmt.Errorf("skill %s: %w", digest, err)
 	}
 	p.mu.Lock()
@@ -40,8 +40,8 @@ func (p *Provider) StoreSkill(ctx context.Context, digest string, zip func(conte
 	return dir, nil
 }
 
-// unpack reads the ZIP of a skill, which zip opens, and writes its files to a stream as a tar.
-func unpack(ctx context.Context, zip func(context.Context) (*os.File, error), to io.Writer) error {
+// writeSkillTar reads the ZIP of a skill, which zip opens, and writes its files to a stream as a tar.
+func writeSkillTar(ctx context.Context, zip func(context.Context) (*os.File, error), to io.Writer) error {
 	f, err := zip(ctx)
 	if err != nil {
 		return err
@@ -56,7 +56,7 @@ func unpack(ctx context.Context, zip func(context.Context) (*os.File, error), to
 
 // LoadSkills copies skills that StoreSkill registered into a running sandbox, except those that it has already.
 func (p *Provider) LoadSkills(ctx context.Context, id string, digests []string) error {
-	h, err := p.current(ctx, id)
+	h, err := p.currentHandle(ctx, id)
 	if err != nil {
 		return fmt.Errorf("skills of sandbox %s: %w", id, err)
 	}
@@ -78,7 +78,7 @@ func (p *Provider) LoadSkills(ctx context.Context, id string, digests []string) 
 		if zip == nil {
 			return fmt.Errorf("skill %s: it was not shelved", digest)
 		}
-		feed := func(w io.Writer) error { return unpack(ctx, zip, w) }
+		feed := func(w io.Writer) error { return writeSkillTar(ctx, zip, w) }
 		if _, err := p.runAsRoot(ctx, h, "bring skill "+digest+" into sandbox "+id, loadSkillScript, []string{digest}, feed); err != nil {
 			return err
 		}
@@ -92,15 +92,15 @@ func (p *Provider) LoadSkills(ctx context.Context, id string, digests []string) 
 }
 
 // runAsRoot runs a shell script in a sandbox as root, as Modal starts every program, and returns its output.
-func (p *Provider) runAsRoot(ctx context.Context, h *handle, what, script string, args []string, feed func(io.Writer) error) (string, error) {
+func (p *Provider) runAsRoot(ctx context.Context, h *sandboxHandle, what, script string, args []string, feed func(io.Writer) error) (string, error) {
 	start := func(ctx context.Context, _ ...string) (guest.Process, error) {
-		proc, err := p.start(ctx, h, what, append([]string{"/bin/sh", "-c", script, "sh"}, args...), "/", nil)
+		proc, err := p.startProgram(ctx, h, what, append([]string{"/bin/sh", "-c", script, "sh"}, args...), "/", nil)
 		if err != nil {
 			return nil, err
 		}
 		return proc, nil
 	}
-	out, err := guest.Start(start).Run(ctx, feed)
+	out, err := guest.StartFunc(start).Run(ctx, feed)
 	if err == nil && out.Code < 0 {
 		err = fmt.Errorf("%s: %w", what, sandbox.ErrNotFound)
 	}

@@ -15,25 +15,25 @@ import (
 	"github.com/spoolhq/spool/pkg/events/run"
 )
 
-// Deltas reads the text in flight of blocks from the stream DELTAS.
-type Deltas interface {
+// DeltaReader reads the text in flight of blocks from the stream DELTAS.
+type DeltaReader interface {
 	// Texts returns the text of a session's blocks, by block, from the deltas after a start.
-	Texts(ctx context.Context, tenant, session string, from deltas.Start) (map[string]string, error)
+	ReadTexts(ctx context.Context, tenant, session string, from deltas.Start) (map[string]string, error)
 }
 
 // A Reader reads open blocks. It is safe for concurrent use.
 type Reader struct {
 	Sessions eventlog.Sessions
-	Deltas   Deltas
+	Deltas   DeltaReader
 	Now      func() time.Time
 	Logger   *slog.Logger
 }
 
-// Open returns, by id, the blocks that are open in the log, or that unstored events leave open, with the content that the log and
+// OpenBlocks returns, by id, the blocks that are open in the log, or that unstored events leave open, with the content that the log and
 // the stream DELTAS have. If the deltas cannot be read, the blocks have no text. Blocks that unstored events complete are not read at all:
-// at the normal end of a turn, Open sends no request.
-func (r *Reader) Open(ctx context.Context, l *eventlog.Loaded, unstored []events.Event) (map[string]events.Block, error) {
-	started, completed := unstoredBlocks(unstored)
+// at the normal end of a turn, OpenBlocks sends no request.
+func (r *Reader) OpenBlocks(ctx context.Context, l *eventlog.Loaded, unstored []events.Event) (map[string]events.Block, error) {
+	started, completed := blocksLeftOpen(unstored)
 	stored := slices.DeleteFunc(slices.Clone(l.Run.Open), func(b run.OpenBlock) bool { return completed[b.ID] })
 	blocks, err := r.Sessions.OpenBlocks(ctx, l.ID, stored)
 	if err != nil {
@@ -43,7 +43,7 @@ func (r *Reader) Open(ctx context.Context, l *eventlog.Loaded, unstored []events
 	if len(blocks) == 0 {
 		return blocks, nil
 	}
-	texts, err := r.Deltas.Texts(ctx, l.Tenant, l.ID, r.textStart(stored, blocks, unstored))
+	texts, err := r.Deltas.ReadTexts(ctx, l.Tenant, l.ID, r.textStart(stored, blocks, unstored))
 	if err != nil {
 		r.Logger.Warn("the text of open blocks could not be read", "session", l.ID, "execution", l.Run.Execution, "error", err)
 	}
@@ -81,8 +81,8 @@ func (r *Reader) textStart(stored []run.OpenBlock, blocks map[string]events.Bloc
 	return from
 }
 
-// unstoredBlocks returns the blocks that events leave open, by id, and the ids of those that the events complete.
-func unstoredBlocks(list []events.Event) (open map[string]events.Block, completed map[string]bool) {
+// blocksLeftOpen returns the blocks that events leave open, by id, and the ids of those that the events complete.
+func blocksLeftOpen(list []events.Event) (open map[string]events.Block, completed map[string]bool) {
 	open, completed = map[string]events.Block{}, map[string]bool{}
 	for _, e := range list {
 		switch d := e.Data.(type) {
@@ -99,9 +99,9 @@ func unstoredBlocks(list []events.Event) (open map[string]events.Block, complete
 	return open, completed
 }
 
-// Close returns the completion of each block that is open in the log, with the content that Open returns and status error.
-func (r *Reader) Close(ctx context.Context, l *eventlog.Loaded) ([]events.Payload, error) {
-	known, err := r.Open(ctx, l, nil)
+// CloseBlocks returns the completion of each block that is open in the log, with the content that Open returns and status error.
+func (r *Reader) CloseBlocks(ctx context.Context, l *eventlog.Loaded) ([]events.Payload, error) {
+	known, err := r.OpenBlocks(ctx, l, nil)
 	if err != nil {
 		return nil, err
 	}

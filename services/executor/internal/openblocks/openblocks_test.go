@@ -22,7 +22,7 @@ type texts struct {
 	reads int
 }
 
-func (d *texts) Texts(_ context.Context, _, _ string, from deltas.Start) (map[string]string, error) {
+func (d *texts) ReadTexts(_ context.Context, _, _ string, from deltas.Start) (map[string]string, error) {
 	d.from = from
 	d.reads++
 	return d.texts, d.err
@@ -54,7 +54,7 @@ func TestOpen(t *testing.T) {
 	text, output, complete, late := block("blk_text", events.KindAssistantText), block("blk_output", events.KindToolResult), block("blk_complete", events.KindThinking), block("blk_late", events.KindThinking)
 	open(t, x, text, output, complete)
 	d := &texts{texts: map[string]string{"blk_text": "half a sent", "blk_output": "line 1", "blk_late": "I thi"}}
-	got, err := newReader(bed, d).Open(t.Context(), x.Session, x.NewEvents(events.BlockStart{Block: late}, events.BlockComplete{Block: complete}))
+	got, err := newReader(bed, d).OpenBlocks(t.Context(), x.Session, x.NewEvents(events.BlockStart{Block: late}, events.BlockComplete{Block: complete}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,7 +80,7 @@ func TestOpen_ReadsAfterTheFirstBlock(t *testing.T) {
 	}
 	d := &texts{}
 	late := x.NewEvents(events.BlockStart{Block: block("blk_late", events.KindThinking), TextAfter: 20}, events.BlockComplete{Block: block("blk_complete", events.KindAssistantText)})
-	if _, err := newReader(bed, d).Open(t.Context(), x.Session, late); err != nil {
+	if _, err := newReader(bed, d).OpenBlocks(t.Context(), x.Session, late); err != nil {
 		t.Fatal(err)
 	}
 	if d.from.After != 17 {
@@ -93,7 +93,7 @@ func TestOpen_Nothing(t *testing.T) {
 	t.Parallel()
 	bed := runlogtest.New(t)
 	d := &texts{}
-	if got, err := newReader(bed, d).Open(t.Context(), bed.Claim().Session, nil); err != nil || len(got) > 0 || d.reads > 0 {
+	if got, err := newReader(bed, d).OpenBlocks(t.Context(), bed.Claim().Session, nil); err != nil || len(got) > 0 || d.reads > 0 {
 		t.Errorf("%v, %v, %d reads", got, err, d.reads)
 	}
 }
@@ -104,7 +104,7 @@ func TestClose(t *testing.T) {
 	bed := runlogtest.New(t)
 	x := bed.Claim()
 	open(t, x, block("blk_a", events.KindAssistantText), block("blk_b", events.KindToolResult))
-	facts, err := newReader(bed, &texts{err: errors.New("DELTAS is away")}).Close(t.Context(), x.Session)
+	facts, err := newReader(bed, &texts{err: errors.New("DELTAS is away")}).CloseBlocks(t.Context(), x.Session)
 	if err != nil || len(facts) != 2 {
 		t.Fatalf("%v, %v", facts, err)
 	}

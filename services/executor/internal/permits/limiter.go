@@ -14,22 +14,22 @@ import (
 
 // Errors of a Limiter.
 var (
-	// ErrNoneFree is returned when a job has waited for a permit and none became free.
-	ErrNoneFree = errors.New("no slot is free")
-	// ErrNoSeat is returned when too many jobs wait for a permit already, so that this job cannot wait.
-	ErrNoSeat = errors.New("no slot is free, and enough jobs wait for one here")
+	// ErrNoPermit is returned when a job has waited for a permit and none became free.
+	ErrNoPermit = errors.New("no slot is free")
+	// ErrQueueFull is returned when too many jobs wait for a permit already, so that this job cannot wait.
+	ErrQueueFull = errors.New("no slot is free, and enough jobs wait for one here")
 	// ErrStopping is returned when the executor began to stop while a job waited for a permit.
 	ErrStopping = errors.New("this executor is stopping")
 )
 
 const (
-	maxWait        = time.Second            // time after which a waiting job is returned to the queue, so that another executor may take it
-	returnDelay    = 20 * time.Millisecond  // delay of a job that was returned because no permit became free
-	noSeatDelay    = 100 * time.Millisecond // delay of the first job of a tenant without a seat
-	minSeats       = 64                     // minimum number of seats of a Limiter
-	redeliverEvery = 10 * time.Millisecond  // time between two redelivered jobs of a tenant without a seat
-	maxRedeliver   = 30 * time.Second       // maximum delay of a job without a seat
-	refuseTime     = 100 * time.Millisecond // minimum time for which Refuse refuses a tenant
+	maxPermitWait     = time.Second            // time after which a waiting job is returned to the queue, so that another executor may take it
+	noPermitDelay     = 20 * time.Millisecond  // delay of a job that was returned because no permit became free
+	noSeatDelay       = 100 * time.Millisecond // delay of the first job of a tenant without a seat
+	minSeats          = 64                     // minimum number of seats of a Limiter
+	redeliverInterval = 10 * time.Millisecond  // time between two redelivered jobs of a tenant without a seat
+	maxRedeliverDelay = 30 * time.Second       // maximum delay of a job without a seat
+	refusalTime       = 100 * time.Millisecond // minimum time for which Refuse refuses a tenant
 )
 
 // A Limiter limits how much work of one kind runs at once, and shares the permits among tenants. A free permit goes to
@@ -48,13 +48,13 @@ type Limiter struct {
 	lastGrant   map[string]int  // value of grants when a tenant got its last permit
 	grants      int
 	arrivals    int
-	waiting     map[string][]*waiter // in order of arrival
-	seats       int                  // waiters with a seat
-	redeliverAt map[string]time.Time // by tenant: when its last job without a seat is delivered again
+	waiting     map[string][]*waitingJob // in order of arrival
+	seats       int                      // waiters with a seat
+	redeliverAt map[string]time.Time     // by tenant: when its last job without a seat is delivered again
 }
 
 // A waiter is a job that waits for a permit.
-type waiter struct {
+type waitingJob struct {
 	arrival int // number in order of arrival
 	seated  bool
 	done    chan struct{} // closed when it has a permit, or has lost its seat to another tenant
@@ -69,49 +69,49 @@ func New(size, reserve int, maxOf func(string) int) *Limiter {
 	}
 	return &Limiter{
 		size: size, reserve: reserve, maxSeats: max(minSeats, 2*(size+2)), maxOf: maxOf, working: map[string]int{}, refused: map[string]bool{}, lastGrant: map[string]int{},
-		waiting: map[string][]*waiter{}, redeliverAt: map[string]time.Time{},
+		waiting: map[string][]*waitingJob{}, redeliverAt: map[string]time.Time{},
 	}
 }
 
 // Acquire takes a permit for a tenant; the caller must call release. It waits for a second at most. A job that has to wait
 // releases its slot among the deliveries, so that jobs that need no permit are taken meanwhile. Seats to wait on are few: a
-// tenant without one takes a seat from the tenant that has the most. An error wraps ErrNoneFree, ErrNoSeat or ErrStopping,
+// tenant without one takes a seat from the tenant that has the most. An error wraps ErrNoPermit, ErrQueueFull or ErrStopping,
 // or is that of ctx; the first two say when the job is to be delivered again.
 func (l *Limiter) Acquire(ctx context.Context, tenant string) (release func(), err error) {
-	w := &waiter{done: make(chan struct{})}
+	w := &waitingJob{done: make(chan struct{})}
 	if err := l.enqueueSeated(tenant, w); err != nil {
 		return nil, err
 	}
 	select {
 	case <-w.done:
-		return l.result(tenant, w)
+		return l.awaitedPermit(tenant, w)
 	default:
 	}
 	bus.ReleaseSlot(ctx)
-	timer := time.NewTimer(maxWait)
+	timer := time.NewTimer(maxPermitWait)
 	defer timer.Stop()
 	select {
 	case <-w.done:
-		return l.result(tenant, w)
+		return l.awaitedPermit(tenant, w)
 	case <-timer.C:
-		err = bus.RetryAfter(ErrNoneFree, returnDelay)
+		err = bus.RetryAfter(ErrNoPermit, noPermitDelay)
 	case <-bus.Draining(ctx):
 		err = ErrStopping
 	case <-ctx.Done():
 		err = ctx.Err()
 	}
-	if l.abandon(tenant, w) {
-		return func() { l.release(tenant) }, nil
+	if l.abandonWait(tenant, w) {
+		return func() { l.releasePermit(tenant) }, nil
 	}
 	return nil, err
 }
 
-// result returns the permit of a waiter whose channel is closed, or the error of a waiter that has lost its seat.
-func (l *Limiter) result(tenant string, w *waiter) (release func(), err error) {
+// awaitedPermit returns the permit of a waiter whose channel is closed, or the error of a waiter that has lost its seat.
+func (l *Limiter) awaitedPermit(tenant string, w *waitingJob) (release func(), err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if w.granted {
-		return func() { l.release(tenant) }, nil
+		return func() { l.releasePermit(tenant) }, nil
 	}
 	return nil, l.noSeatError(tenant)
 }
@@ -119,52 +119,52 @@ func (l *Limiter) result(tenant string, w *waiter) (release func(), err error) {
 // AcquireBlocking takes a permit, and blocks until there is one or ctx ends. The caller must call release, and must not hold a
 // delivery that others need.
 func (l *Limiter) AcquireBlocking(ctx context.Context, tenant string) (release func(), err error) {
-	w := &waiter{done: make(chan struct{})}
+	w := &waitingJob{done: make(chan struct{})}
 	l.mu.Lock()
 	l.enqueue(tenant, w)
 	l.mu.Unlock()
 	select {
 	case <-w.done:
 	case <-ctx.Done():
-		if !l.abandon(tenant, w) {
+		if !l.abandonWait(tenant, w) {
 			return nil, ctx.Err()
 		}
 	}
-	return func() { l.release(tenant) }, nil
+	return func() { l.releasePermit(tenant) }, nil
 }
 
-// Refuse makes the Limiter grant a tenant no permit for a short time. Call it when the tenant has reached its limit
+// RefuseTenant makes the Limiter grant a tenant no permit for a short time. Call it when the tenant has reached its limit
 // over all executors.
-func (l *Limiter) Refuse(tenant string) {
+func (l *Limiter) RefuseTenant(tenant string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.refused[tenant] = true
 	// The random part keeps executors that refused a tenant because of each other from trying again at the same time.
-	time.AfterFunc(refuseTime+rand.N(refuseTime), func() {
+	time.AfterFunc(refusalTime+rand.N(refusalTime), func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		delete(l.refused, tenant)
-		l.grant()
+		l.grantPermits()
 	})
 }
 
-// Working returns the amount of work that runs, by tenant.
-func (l *Limiter) Working() map[string]int {
+// WorkByTenant returns the amount of work that runs, by tenant.
+func (l *Limiter) WorkByTenant() map[string]int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return maps.Clone(l.working)
 }
 
-// Count counts work of a tenant that needs no permit. The caller must call end.
-func (l *Limiter) Count(tenant string) (end func()) {
+// CountWork counts work of a tenant that needs no permit. The caller must call end.
+func (l *Limiter) CountWork(tenant string) (end func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.working[tenant]++
 	return func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		l.finish(tenant)
-		l.grant()
+		l.endWork(tenant)
+		l.grantPermits()
 	}
 }
 
@@ -181,12 +181,12 @@ func (l *Limiter) TryAcquire(tenant string) (release func(), ok bool) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		l.held--
-		l.grant()
+		l.grantPermits()
 	}, true
 }
 
 // enqueueSeated adds a waiter with a seat, or grants it a permit at once. It returns an error if there is no seat for it.
-func (l *Limiter) enqueueSeated(tenant string, w *waiter) error {
+func (l *Limiter) enqueueSeated(tenant string, w *waitingJob) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.enqueue(tenant, w)
@@ -202,14 +202,14 @@ func (l *Limiter) enqueueSeated(tenant string, w *waiter) error {
 	}
 	switch {
 	case own >= l.size+2:
-		l.remove(tenant, w)
+		l.removeWaiting(tenant, w)
 		return l.noSeatError(tenant)
 	case l.seats < l.maxSeats:
 	case held <= own+1:
-		l.remove(tenant, w)
+		l.removeWaiting(tenant, w)
 		return l.noSeatError(tenant)
 	default:
-		l.unseat(busiest)
+		l.removeLastSeat(busiest)
 	}
 	w.seated = true
 	l.seats++
@@ -217,11 +217,11 @@ func (l *Limiter) enqueueSeated(tenant string, w *waiter) error {
 }
 
 // enqueue adds a waiter, and grants it a permit if there is one for it. mu is held.
-func (l *Limiter) enqueue(tenant string, w *waiter) {
+func (l *Limiter) enqueue(tenant string, w *waitingJob) {
 	l.arrivals++
 	w.arrival = l.arrivals
 	l.waiting[tenant] = append(l.waiting[tenant], w)
-	l.grant()
+	l.grantPermits()
 }
 
 // noSeatError returns the error of a job for which there is no seat. The jobs of a tenant are delivered again one after the
@@ -238,19 +238,19 @@ func (l *Limiter) noSeatError(tenant string) error {
 	if !ok {
 		at = now.Add(noSeatDelay)
 	}
-	if at = at.Add(redeliverEvery); at.After(now.Add(maxRedeliver)) {
-		at = now.Add(maxRedeliver)
+	if at = at.Add(redeliverInterval); at.After(now.Add(maxRedeliverDelay)) {
+		at = now.Add(maxRedeliverDelay)
 	}
 	l.redeliverAt[tenant] = at
-	return bus.RetryAfter(ErrNoSeat, at.Sub(now))
+	return bus.RetryAfter(ErrQueueFull, at.Sub(now))
 }
 
-// abandon removes a waiter that has no permit, and reports whether it has a permit.
-func (l *Limiter) abandon(tenant string, w *waiter) bool {
+// abandonWait removes a waiter that has no permit, and reports whether it has a permit.
+func (l *Limiter) abandonWait(tenant string, w *waitingJob) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !w.granted {
-		l.remove(tenant, w)
+		l.removeWaiting(tenant, w)
 	}
 	return w.granted
 }
@@ -266,21 +266,21 @@ func (l *Limiter) seatsOf(tenant string) (n int) {
 	return n
 }
 
-// unseat removes the last of a tenant's waiters that have a seat. mu is held.
-func (l *Limiter) unseat(tenant string) {
+// removeLastSeat removes the last of a tenant's waiters that have a seat. mu is held.
+func (l *Limiter) removeLastSeat(tenant string) {
 	list := l.waiting[tenant]
 	for i := len(list) - 1; i >= 0; i-- {
 		if list[i].seated {
 			w := list[i]
-			l.remove(tenant, w)
+			l.removeWaiting(tenant, w)
 			close(w.done)
 			return
 		}
 	}
 }
 
-// remove removes a waiter, if it still waits. mu is held.
-func (l *Limiter) remove(tenant string, w *waiter) {
+// removeWaiting removes a waiter, if it still waits. mu is held.
+func (l *Limiter) removeWaiting(tenant string, w *waitingJob) {
 	list := l.waiting[tenant]
 	for i := range list {
 		if list[i] != w {
@@ -299,12 +299,12 @@ func (l *Limiter) remove(tenant string, w *waiter) {
 	}
 }
 
-// grant gives free permits to waiters. mu is held.
-func (l *Limiter) grant() {
+// grantPermits gives free permits to waiters. mu is held.
+func (l *Limiter) grantPermits() {
 	for {
 		next, found := "", false
 		for t := range l.waiting {
-			if l.canGrant(t) && (!found || l.precedes(t, next)) {
+			if l.canGrant(t) && (!found || l.hasPriority(t, next)) {
 				next, found = t, true
 			}
 		}
@@ -312,7 +312,7 @@ func (l *Limiter) grant() {
 			return
 		}
 		w := l.waiting[next][0]
-		l.remove(next, w)
+		l.removeWaiting(next, w)
 		l.held++
 		l.working[next]++
 		l.grants++
@@ -333,8 +333,8 @@ func (l *Limiter) canGrant(tenant string) bool {
 	return l.held < l.size || l.held < l.size+l.reserve && l.working[tenant] == 0
 }
 
-// precedes reports whether tenant a gets a permit before tenant b. mu is held.
-func (l *Limiter) precedes(a, b string) bool {
+// hasPriority reports whether tenant a gets a permit before tenant b. mu is held.
+func (l *Limiter) hasPriority(a, b string) bool {
 	if l.working[a] != l.working[b] {
 		return l.working[a] < l.working[b]
 	}
@@ -344,16 +344,16 @@ func (l *Limiter) precedes(a, b string) bool {
 	return l.waiting[a][0].arrival < l.waiting[b][0].arrival
 }
 
-func (l *Limiter) release(tenant string) {
+func (l *Limiter) releasePermit(tenant string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.held--
-	l.finish(tenant)
-	l.grant()
+	l.endWork(tenant)
+	l.grantPermits()
 }
 
-// finish counts the end of a tenant's work. mu is held.
-func (l *Limiter) finish(tenant string) {
+// endWork counts the end of a tenant's work. mu is held.
+func (l *Limiter) endWork(tenant string) {
 	if l.working[tenant]--; l.working[tenant] > 0 {
 		return
 	}

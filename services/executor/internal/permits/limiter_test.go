@@ -14,7 +14,7 @@ func startAcquire(t *testing.T, l *Limiter, tenant string, got func(release func
 	t.Helper()
 	go func() {
 		release, err := l.Acquire(context.Background(), tenant)
-		for errors.Is(err, ErrNoneFree) || errors.Is(err, ErrNoSeat) {
+		for errors.Is(err, ErrNoPermit) || errors.Is(err, ErrQueueFull) {
 			release, err = l.Acquire(context.Background(), tenant)
 		}
 		if err != nil {
@@ -79,14 +79,14 @@ func TestLimiter_GrantsToTheTenantWithTheLeastWork(t *testing.T) {
 func TestLimiter_SharesSeats(t *testing.T) {
 	t.Parallel()
 	l := New(1, 0, nil)
-	permit := &waiter{done: make(chan struct{})}
+	permit := &waitingJob{done: make(chan struct{})}
 	if err := l.enqueueSeated("z", permit); err != nil || !permit.granted {
 		t.Fatalf("no permit: %v", err)
 	}
 	var refused int
 	for i := range 40 {
 		for range 5 {
-			if err := l.enqueueSeated(string(rune('A'+i)), &waiter{done: make(chan struct{})}); err != nil {
+			if err := l.enqueueSeated(string(rune('A'+i)), &waitingJob{done: make(chan struct{})}); err != nil {
 				refused++
 			}
 		}
@@ -110,7 +110,7 @@ func TestLimiter_Refuse(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		l := New(2, 0, nil)
-		l.Refuse("a")
+		l.RefuseTenant("a")
 		got := make(chan string, 2)
 		startAcquire(t, l, "a", func(func()) { got <- "a" })
 		startAcquire(t, l, "b", func(func()) { got <- "b" })
@@ -132,8 +132,8 @@ func TestLimiter_MaxOfTenant(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := l.Acquire(t.Context(), "a"); !errors.Is(err, ErrNoneFree) {
-			t.Errorf("a second permit of the tenant: %v, want %v", err, ErrNoneFree)
+		if _, err := l.Acquire(t.Context(), "a"); !errors.Is(err, ErrNoPermit) {
+			t.Errorf("a second permit of the tenant: %v, want %v", err, ErrNoPermit)
 		}
 		release()
 		release, err = l.Acquire(t.Context(), "a")
@@ -148,17 +148,17 @@ func TestLimiter_MaxOfTenant(t *testing.T) {
 func TestLimiter_TryAcquire(t *testing.T) {
 	t.Parallel()
 	l := New(1, 0, nil)
-	end := l.Count("a")
+	end := l.CountWork("a")
 	release, ok := l.TryAcquire("a")
-	if !ok || l.Working()["a"] != 1 {
-		t.Fatalf("permit %v, work %v", ok, l.Working())
+	if !ok || l.WorkByTenant()["a"] != 1 {
+		t.Fatalf("permit %v, work %v", ok, l.WorkByTenant())
 	}
 	if _, ok := l.TryAcquire("a"); ok {
 		t.Error("two permits of one")
 	}
 	release()
 	end()
-	if n := len(l.Working()); n != 0 {
+	if n := len(l.WorkByTenant()); n != 0 {
 		t.Errorf("%d tenants have work at the end", n)
 	}
 }

@@ -26,8 +26,8 @@ type Sandboxes interface {
 	Terminate(ctx context.Context, id string, wipe bool) error
 }
 
-// Opener opens streams to runners.
-type Opener interface {
+// RunnerDialer opens streams to runners.
+type RunnerDialer interface {
 	Open(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, attach runner.Attach) (*agents.Agent, error)
 }
 
@@ -41,7 +41,7 @@ type Config struct {
 	MaxAge    time.Duration  // age at which a sandbox in the pool is replaced; 0 is never
 	Adoptable bool           // the provider can give a sandbox to a session
 	Sandboxes Sandboxes
-	Agents    Opener
+	Agents    RunnerDialer
 	Query     func(architecture string) *runner.Query                  // returns the query with which the agent is started
 	NewID     func() (string, error)                                   // returns the id of a new sandbox
 	IsAlive   func(ctx context.Context, executor string) (bool, error) // reports whether an executor has a lease
@@ -56,26 +56,26 @@ type Pool struct {
 	taken chan struct{} // signalled when the pool has room
 
 	mu    sync.Mutex
-	ready map[string][]entry
+	ready map[string][]pooledSandbox
 	ids   map[string]bool // ids of the pool's sandboxes, including those that are being created or handed over
 }
 
 // An entry is a sandbox of the pool whose agent was started.
-type entry struct {
+type pooledSandbox struct {
 	agent   *agents.Agent
 	created time.Time
 }
 
 // New returns an empty Pool.
 func New(cfg Config) *Pool {
-	return &Pool{cfg: cfg, taken: make(chan struct{}, 1), ready: map[string][]entry{}, ids: map[string]bool{}}
+	return &Pool{cfg: cfg, taken: make(chan struct{}, 1), ready: map[string][]pooledSandbox{}, ids: map[string]bool{}}
 }
 
-// Size returns the number of sandboxes of an architecture that the pool is to keep ready.
-func (p *Pool) Size(architecture string) int { return p.cfg.Sizes[architecture] }
+// TargetSize returns the number of sandboxes of an architecture that the pool is to keep ready.
+func (p *Pool) TargetSize(architecture string) int { return p.cfg.Sizes[architecture] }
 
-// Ready returns the number of sandboxes of an architecture that are ready now.
-func (p *Pool) Ready(architecture string) int {
+// ReadyCount returns the number of sandboxes of an architecture that are ready now.
+func (p *Pool) ReadyCount(architecture string) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.ready[architecture])
@@ -97,7 +97,7 @@ func (p *Pool) Run(ctx context.Context) {
 	defer tick.Stop()
 	for {
 		for architecture, size := range p.cfg.Sizes {
-			if err := p.fill(ctx, architecture, size); err != nil && ctx.Err() == nil {
+			if err := p.fillUp(ctx, architecture, size); err != nil && ctx.Err() == nil {
 				p.cfg.Logger.Warn("the pool could not be filled, trying again", "architecture", architecture, "error", err)
 			}
 		}
@@ -110,34 +110,34 @@ func (p *Pool) Run(ctx context.Context) {
 	}
 }
 
-// fill creates the missing sandboxes, one after the other, since sessions have precedence.
-func (p *Pool) fill(ctx context.Context, architecture string, size int) error {
+// fillUp creates the missing sandboxes, one after the other, since sessions have precedence.
+func (p *Pool) fillUp(ctx context.Context, architecture string, size int) error {
 	if p.cfg.MaxAge > 0 {
-		for _, a := range p.expire(architecture, p.cfg.Now().Add(-p.cfg.MaxAge)) {
+		for _, a := range p.takeExpired(architecture, p.cfg.Now().Add(-p.cfg.MaxAge)) {
 			p.Discard(ctx, a)
 		}
 	}
 	for ctx.Err() == nil {
-		if p.Ready(architecture) >= size {
+		if p.ReadyCount(architecture) >= size {
 			return nil
 		}
 		began := p.cfg.Now()
-		a, err := p.create(ctx, architecture)
+		a, err := p.createWarm(ctx, architecture)
 		if err != nil {
 			return err
 		}
 		p.mu.Lock()
-		p.ready[architecture] = append(p.ready[architecture], entry{a, began})
+		p.ready[architecture] = append(p.ready[architecture], pooledSandbox{a, began})
 		p.mu.Unlock()
 	}
 	return ctx.Err()
 }
 
-// expire removes and returns the sandboxes that were created before a time.
-func (p *Pool) expire(architecture string, before time.Time) (old []*agents.Agent) {
+// takeExpired removes and returns the sandboxes that were created before a time.
+func (p *Pool) takeExpired(architecture string, before time.Time) (old []*agents.Agent) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.ready[architecture] = slices.DeleteFunc(p.ready[architecture], func(e entry) bool {
+	p.ready[architecture] = slices.DeleteFunc(p.ready[architecture], func(e pooledSandbox) bool {
 		expired := e.created.Before(before)
 		if expired {
 			old = append(old, e.agent)
@@ -147,13 +147,13 @@ func (p *Pool) expire(architecture string, before time.Time) (old []*agents.Agen
 	return old
 }
 
-// create creates a sandbox and starts its agent.
-func (p *Pool) create(ctx context.Context, architecture string) (*agents.Agent, error) {
+// createWarm creates a sandbox and starts its agent.
+func (p *Pool) createWarm(ctx context.Context, architecture string) (*agents.Agent, error) {
 	id, err := p.newID()
 	if err != nil {
 		return nil, err
 	}
-	a, err := p.start(ctx, id, architecture)
+	a, err := p.startAgent(ctx, id, architecture)
 	if err == nil {
 		return a, nil
 	}
@@ -176,8 +176,8 @@ func (p *Pool) newID() (string, error) {
 	return id, nil
 }
 
-func (p *Pool) start(ctx context.Context, id, architecture string) (*agents.Agent, error) {
-	spec := sandbox.Spec{ID: id, Labels: p.labels()}
+func (p *Pool) startAgent(ctx context.Context, id, architecture string) (*agents.Agent, error) {
+	spec := sandbox.Spec{ID: id, Labels: p.pooledLabels()}
 	box, err := p.cfg.Sandboxes.Create(ctx, &spec, nil, nil)
 	if err != nil {
 		return nil, fmt.Errorf("create a sandbox for the pool: %w", err)
@@ -195,8 +195,8 @@ func (p *Pool) start(ctx context.Context, id, architecture string) (*agents.Agen
 	return a, nil
 }
 
-// labels returns the labels of a sandbox without a session.
-func (p *Pool) labels() sandbox.Labels {
+// pooledLabels returns the labels of a sandbox without a session.
+func (p *Pool) pooledLabels() sandbox.Labels {
 	return sandbox.Labels{Engine: p.cfg.Engine, Executor: p.cfg.Executor}
 }
 
@@ -204,14 +204,14 @@ func (p *Pool) labels() sandbox.Labels {
 // ends sandboxes whose agent is not alive. The caller must call Forget when the sandbox belongs to its session, or
 // Discard.
 func (p *Pool) Take(ctx context.Context, architecture string) *agents.Agent {
-	a, dead := p.take(architecture)
+	a, dead := p.takeAlive(architecture)
 	for _, d := range dead {
 		p.Discard(ctx, d)
 	}
 	return a
 }
 
-func (p *Pool) take(architecture string) (a *agents.Agent, dead []*agents.Agent) {
+func (p *Pool) takeAlive(architecture string) (a *agents.Agent, dead []*agents.Agent) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	list := p.ready[architecture]
@@ -252,7 +252,7 @@ func (p *Pool) drain(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	p.mu.Lock()
-	var all []entry
+	var all []pooledSandbox
 	for architecture, list := range p.ready {
 		all = append(all, list...)
 		delete(p.ready, architecture)
@@ -266,7 +266,7 @@ func (p *Pool) drain(ctx context.Context) {
 // Sweep ends a sandbox without a session if the executor that created it has no use for it or is gone.
 func (p *Pool) Sweep(ctx context.Context, info sandbox.Info) error {
 	if info.Labels.Executor == p.cfg.Executor {
-		if p.owns(info.ID) {
+		if p.isListed(info.ID) {
 			return nil
 		}
 	} else if alive, err := p.cfg.IsAlive(ctx, info.Labels.Executor); err != nil || alive {
@@ -276,20 +276,20 @@ func (p *Pool) Sweep(ctx context.Context, info sandbox.Info) error {
 	return p.cfg.Sandboxes.Terminate(ctx, info.ID, true)
 }
 
-func (p *Pool) owns(id string) bool {
+func (p *Pool) isListed(id string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.ids[id]
 }
 
-// Build creates a sandbox without a session, in which a layer is built, calls work, and ends the sandbox. The sandbox
+// RunInBuildSandbox creates a sandbox without a session, in which a layer is built, calls work, and ends the sandbox. The sandbox
 // may reach the hosts of an allowlist and some routes of the egress proxy. If this executor dies, the Sweep of
 // another executor ends the sandbox.
-func (p *Pool) Build(ctx context.Context, spec sandbox.Spec, allow []string, routes *[]string, work func(context.Context, sandbox.Sandbox) error) (err error) {
+func (p *Pool) RunInBuildSandbox(ctx context.Context, spec sandbox.Spec, allow []string, routes *[]string, work func(context.Context, sandbox.Sandbox) error) (err error) {
 	if spec.ID, err = p.newID(); err != nil {
 		return err
 	}
-	spec.Labels = p.labels()
+	spec.Labels = p.pooledLabels()
 	defer p.Forget(spec.ID)
 	defer func() {
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), startTimeout)

@@ -102,7 +102,7 @@ func TestPool_FillsAndDrains(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, e := newPool(nil)
 		stop := running(t, p)
-		if n := p.Ready("spool"); n != 2 || !slices.Equal(e.box("box-1").ReceivedOps(), []runner.Op{runner.OpWarm}) {
+		if n := p.ReadyCount("spool"); n != 2 || !slices.Equal(e.box("box-1").ReceivedOps(), []runner.Op{runner.OpWarm}) {
 			t.Fatalf("%d are ready, commands %v", n, e.box("box-1").ReceivedOps())
 		}
 		a := p.Take(t.Context(), "spool")
@@ -110,7 +110,7 @@ func TestPool_FillsAndDrains(t *testing.T) {
 			t.Fatalf("took %+v", a)
 		}
 		synctest.Wait()
-		if n := p.Ready("spool"); n != 2 {
+		if n := p.ReadyCount("spool"); n != 2 {
 			t.Errorf("%d are ready after one was taken", n)
 		}
 		p.Forget(a.Sandbox)
@@ -152,8 +152,8 @@ func TestPool_ReplacesOldSandboxes(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if !slices.Equal(e.endedIDs(), []string{"box-1", "box-2"}) || p.Ready("spool") != 2 {
-			t.Errorf("ended %v, %d are ready", e.endedIDs(), p.Ready("spool"))
+		if !slices.Equal(e.endedIDs(), []string{"box-1", "box-2"}) || p.ReadyCount("spool") != 2 {
+			t.Errorf("ended %v, %d are ready", e.endedIDs(), p.ReadyCount("spool"))
 		}
 		stop()
 	})
@@ -178,15 +178,15 @@ func TestPool_RetriesAfterAFailure(t *testing.T) {
 		p, e := newPool(nil)
 		e.err = errors.New("no memory")
 		stop := running(t, p)
-		if !slices.Equal(e.endedIDs(), []string{"box-1"}) || p.Ready("spool") != 0 {
-			t.Errorf("ended %v, %d are ready", e.endedIDs(), p.Ready("spool"))
+		if !slices.Equal(e.endedIDs(), []string{"box-1"}) || p.ReadyCount("spool") != 0 {
+			t.Errorf("ended %v, %d are ready", e.endedIDs(), p.ReadyCount("spool"))
 		}
 		e.mu.Lock()
 		e.err = nil
 		e.mu.Unlock()
 		time.Sleep(61 * time.Second)
 		synctest.Wait()
-		if n := p.Ready("spool"); n != 2 {
+		if n := p.ReadyCount("spool"); n != 2 {
 			t.Errorf("%d are ready after the next pass", n)
 		}
 		stop()
@@ -218,7 +218,7 @@ func TestPool_Sweep(t *testing.T) {
 func TestPool_Build(t *testing.T) {
 	t.Parallel()
 	p, e := newPool(nil)
-	err := p.Build(t.Context(), sandbox.Spec{}, nil, nil, func(ctx context.Context, box sandbox.Sandbox) error {
+	err := p.RunInBuildSandbox(t.Context(), sandbox.Spec{}, nil, nil, func(ctx context.Context, box sandbox.Sandbox) error {
 		if err := p.Sweep(ctx, sandbox.Info{ID: box.ID(), Labels: sandbox.Labels{Executor: "xtr_me"}}); err != nil || len(e.endedIDs()) > 0 {
 			t.Errorf("swept while it works: %v, %v", e.endedIDs(), err)
 		}

@@ -15,7 +15,7 @@ import (
 
 // findAgent returns the agent of the session's sandbox: the resting agent of this executor, or a new stream to the sandbox's runner. If the
 // session has no sandbox, or has a retired one, findAgent creates one. The error wraps agents.ErrLost if the sandbox is gone.
-func (p *preparation) findAgent(ctx context.Context) (*agents.Agent, error) {
+func (p *sandboxPreparation) findAgent(ctx context.Context) (*agents.Agent, error) {
 	if err := p.retireSandbox(ctx); err != nil {
 		return nil, err
 	}
@@ -60,7 +60,7 @@ func (p *preparation) findAgent(ctx context.Context) (*agents.Agent, error) {
 
 // createSandbox creates the session's sandbox, or takes one from the pool, and returns its agent. The log names a sandbox before it is created,
 // so that the next executor finds it after a crash. An *Error ends the execution.
-func (p *preparation) createSandbox(ctx context.Context) (*agents.Agent, error) {
+func (p *sandboxPreparation) createSandbox(ctx context.Context) (*agents.Agent, error) {
 	id := p.Session.Run.Sandbox.ID
 	layer, err := p.dependencyLayer(ctx)
 	if err != nil {
@@ -88,7 +88,7 @@ func (p *preparation) createSandbox(ctx context.Context) (*agents.Agent, error) 
 		// An executor that crashed began to create it, with an egress token that is lost.
 		return nil, err
 	}
-	spec := p.Idle.Spec(p.Session, id)
+	spec := p.Idle.SandboxSpec(p.Session, id)
 	spec.Labels.Epoch, spec.Layer, spec.Servers = p.Epoch, layer, len(p.Resolved.Containers())
 	box, err := p.Sandboxes.Create(ctx, &spec, p.Resolved.Allowlist(), nil)
 	if err != nil {
@@ -105,7 +105,7 @@ func (p *preparation) createSandbox(ctx context.Context) (*agents.Agent, error) 
 		SandboxID: id, Provider: p.ProviderName, Engine: p.Engine, Journal: a.Journal, Image: spec.Image,
 		DurationMs: uint32(p.Now().Sub(began).Milliseconds()), //nolint:gosec // no sandbox takes 49 days
 	}
-	if r, ok := box.(sandbox.Restorer); ok && !r.Kept() {
+	if r, ok := box.(sandbox.Restorer); ok && !r.HasWorkspace() {
 		ready.Empty = true
 	} else {
 		ready.Workspace = spec.Workspace
@@ -119,7 +119,7 @@ func (p *preparation) createSandbox(ctx context.Context) (*agents.Agent, error) 
 
 // endFailedSandbox terminates what exists of a sandbox that could not be created or filled, and returns an *Error with the cause. If ctx has
 // ended, it terminates nothing and returns the error of ctx.
-func (p *preparation) endFailedSandbox(ctx context.Context, id string, cause error) error {
+func (p *sandboxPreparation) endFailedSandbox(ctx context.Context, id string, cause error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -131,7 +131,7 @@ func (p *preparation) endFailedSandbox(ctx context.Context, id string, cause err
 
 // replaceSandbox terminates the lost sandbox of the session if it is on this engine, completes the open blocks, and records in the log that
 // another sandbox will replace it. The caller then creates that one.
-func (p *preparation) replaceSandbox(ctx context.Context) error {
+func (p *sandboxPreparation) replaceSandbox(ctx context.Context) error {
 	old := p.Session.Run.Sandbox
 	lost, kept := "its processes and what they had in memory", true
 	if old.Engine != p.Engine {
@@ -140,7 +140,7 @@ func (p *preparation) replaceSandbox(ctx context.Context) error {
 		return fmt.Errorf("end what is left of sandbox %s: %w", old.ID, err)
 	}
 	facts := []events.Payload{events.SandboxReplaced{SandboxID: old.ID, Lost: lost, Kept: kept}}
-	closed, err := p.OpenBlocks.Close(ctx, p.Session)
+	closed, err := p.OpenBlocks.CloseBlocks(ctx, p.Session)
 	if err != nil {
 		return err
 	}
@@ -149,10 +149,10 @@ func (p *preparation) replaceSandbox(ctx context.Context) error {
 
 // takePooled takes a sandbox from the pool for the session and records it in the log. It returns nil without an error if the pool has no
 // sandbox that the session can use.
-func (p *preparation) takePooled(ctx context.Context) (*agents.Agent, error) {
+func (p *sandboxPreparation) takePooled(ctx context.Context) (*agents.Agent, error) {
 	o, architecture := p.Session.Life.Options, p.Session.Life.Architecture
 	adopter, ok := p.Provider.(sandbox.Adopter)
-	if !ok || p.Pool.Size(architecture) == 0 || o.Image != "" || len(p.Resolved.Containers()) > 0 || len(o.Command) > 0 || p.Session.Run.Lost.Workspace != "" {
+	if !ok || p.Pool.TargetSize(architecture) == 0 || o.Image != "" || len(p.Resolved.Containers()) > 0 || len(o.Command) > 0 || p.Session.Run.Lost.Workspace != "" {
 		return nil, nil
 	}
 	began := p.Now()

@@ -15,7 +15,7 @@ import (
 // dependencyLayer returns the name of the layer with the agent's dependencies, or "" if the agent has none. If the layer does not exist yet,
 // dependencyLayer blocks until it is built; an event in the log says so, and a control ends the wait. A *references.Error means that the
 // execution has to fail.
-func (p *preparation) dependencyLayer(ctx context.Context) (string, error) {
+func (p *sandboxPreparation) dependencyLayer(ctx context.Context) (string, error) {
 	set, err := dependency.Parse(p.Resolved.Definition.Dependencies)
 	if err != nil { // it was checked when the agent was applied
 		return "", &references.Error{Code: sandbox.CodeDependenciesFailed, Err: fmt.Errorf("dependencies: %w", err)}
@@ -32,7 +32,7 @@ func (p *preparation) dependencyLayer(ctx context.Context) (string, error) {
 
 // awaitLayer blocks until the layer with the packages of want exists, which layerer may have to build, and returns the layer's name. Errors are
 // those of unlessCancelled and dependencyError.
-func (p *preparation) awaitLayer(ctx context.Context, layerer sandbox.Layerer, want sandbox.Packages) (name string, err error) {
+func (p *sandboxPreparation) awaitLayer(ctx context.Context, layerer sandbox.Layerer, want sandbox.Packages) (name string, err error) {
 	begun := make(chan time.Time, 1)
 	builder := p.layerBuilder(func() {
 		select {
@@ -80,11 +80,11 @@ func dependencyError(err error) error {
 
 // layerBuilder returns the LayerBuilder with which a provider builds a layer. If sandboxes reach the network through the egress proxy only, the
 // layer is built in a sandbox that may reach the registries. begun is called when a build begins, because the layer does not exist.
-func (p *preparation) layerBuilder(begun func()) sandbox.LayerBuilder {
+func (p *sandboxPreparation) layerBuilder(begun func()) sandbox.LayerBuilder {
 	b := sandbox.LayerBuilder{Begun: begun}
 	if p.Proxied {
 		b.Build = func(ctx context.Context, spec sandbox.Spec, work func(context.Context, sandbox.Sandbox) error) error {
-			return p.Pool.Build(ctx, spec, p.Registries.Hosts, &p.Registries.Routes, work)
+			return p.Pool.RunInBuildSandbox(ctx, spec, p.Registries.Hosts, &p.Registries.Routes, work)
 		}
 	}
 	return b

@@ -66,8 +66,8 @@ type Request struct {
 	Changed  <-chan struct{} // signalled when the session has a new fact
 }
 
-// Ready is a sandbox that is ready for an execution.
-type Ready struct {
+// ReadySandbox is a sandbox that is ready for an execution.
+type ReadySandbox struct {
 	Agent   *agents.Agent // in use under the execution's epoch
 	Sockets []string      // of the MCP servers in containers, in their order
 }
@@ -96,7 +96,7 @@ func (e *Error) Code() string {
 
 // A preparation creates or finds the sandbox of one Request and prepares it. The goroutine of the execution's turn runs
 // it.
-type preparation struct {
+type sandboxPreparation struct {
 	*Provisioner
 	Request
 	agent   *agents.Agent // nil until there is one
@@ -108,14 +108,14 @@ type preparation struct {
 //
 // An error may be an *Error or a *references.Error, which end the execution; or wrap ErrCancelled, permits.ErrStopping,
 // agents.ErrLost or run.ErrFenced. Also with an error, an Agent that is returned belongs to the caller.
-func (p *Provisioner) Attach(ctx context.Context, r Request) (Ready, error) {
-	prep := &preparation{Provisioner: p, Request: r}
+func (p *Provisioner) Attach(ctx context.Context, r Request) (ReadySandbox, error) {
+	prep := &sandboxPreparation{Provisioner: p, Request: r}
 	err := prep.attach(ctx)
-	return Ready{prep.agent, prep.sockets}, err
+	return ReadySandbox{prep.agent, prep.sockets}, err
 }
 
 // attach carries out Provisioner.Attach. It sets p.agent and p.sockets, also if it returns an error.
-func (p *preparation) attach(ctx context.Context) error {
+func (p *sandboxPreparation) attach(ctx context.Context) error {
 	a, err := p.findAgent(ctx)
 	if err == nil {
 		err = p.prepare(ctx, a)
@@ -137,7 +137,7 @@ func (p *preparation) attach(ctx context.Context) error {
 }
 
 // prepare sets p.agent, registers the agent's sandbox at the egress proxy, starts its MCP servers, and loads skills and workspace into it.
-func (p *preparation) prepare(ctx context.Context, a *agents.Agent) error {
+func (p *sandboxPreparation) prepare(ctx context.Context, a *agents.Agent) error {
 	p.agent = a
 	p.Agents.AddWorking(a, p.Epoch)
 	if err := p.register(ctx); err != nil {
@@ -153,7 +153,7 @@ func (p *preparation) prepare(ctx context.Context, a *agents.Agent) error {
 }
 
 // detach closes the stream to the agent. The agent continues to run.
-func (p *preparation) detach() {
+func (p *sandboxPreparation) detach() {
 	if p.agent != nil {
 		p.Agents.Remove(p.agent)
 		p.agent.Link.Close()
@@ -163,9 +163,9 @@ func (p *preparation) detach() {
 
 // register registers the sandbox at the egress proxy. While the proxy does not answer it tries again, as sandboxes.Manager.Retry does, and
 // then returns an *Error.
-func (p *preparation) register(ctx context.Context) error {
+func (p *sandboxPreparation) register(ctx context.Context) error {
 	err := p.Sandboxes.Retry(ctx, p.agent.Sandbox, func() error { return p.Meter.Register(ctx, p.agent.Sandbox) })
-	if sandboxes.Unavailable(err) {
+	if sandboxes.IsUnavailable(err) {
 		return &Error{SandboxID: p.agent.Sandbox, Err: err, Remains: true}
 	}
 	return err
@@ -175,7 +175,7 @@ func (p *preparation) register(ctx context.Context) error {
 // ErrCancelled if a control stops the execution, or permits.ErrStopping if this executor stops. work must not use the execution. To
 // run code in the goroutine of the turn, work sends to notice, and unlessCancelled calls handle with what it receives, also if
 // work has ended by then. notice may be nil.
-func (p *preparation) unlessCancelled(ctx context.Context, work func(context.Context) error, notice <-chan time.Time, handle func(time.Time) error) error {
+func (p *sandboxPreparation) unlessCancelled(ctx context.Context, work func(context.Context) error, notice <-chan time.Time, handle func(time.Time) error) error {
 	inner, cancel := context.WithCancel(ctx)
 	defer cancel()
 	done := make(chan error, 1)

@@ -48,7 +48,7 @@ type engine struct {
 
 type emptyBox struct{ *agentstest.Box }
 
-func (emptyBox) Kept() bool { return false }
+func (emptyBox) HasWorkspace() bool { return false }
 
 func (e *engine) Create(_ context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
 	e.mu.Lock()
@@ -115,7 +115,7 @@ type servers struct {
 	broken string
 }
 
-func (s servers) Serve(_ context.Context, _ string, n int, server sandbox.Server) (string, error) {
+func (s servers) StartServer(_ context.Context, _ string, n int, server sandbox.Server) (string, error) {
 	if server.Image == s.broken {
 		return "", &sandbox.Error{Code: sandbox.CodeImageNotFound, Message: "no such image"}
 	}
@@ -136,7 +136,7 @@ func (s *store) Restore(_ context.Context, _ sandbox.Sandbox, _ topology.Session
 // texts has no text.
 type texts struct{}
 
-func (texts) Texts(context.Context, string, string, deltas.Start) (map[string]string, error) {
+func (texts) ReadTexts(context.Context, string, string, deltas.Start) (map[string]string, error) {
 	return nil, nil
 }
 
@@ -181,7 +181,7 @@ func newBed(t *testing.T, change func(*provision.Config)) *bed {
 	})
 	cfg.Pool = b.pool
 	cfg.Idle = idle.New(idle.Config{
-		Executor: b.Writer.Executor, ProviderName: "fake", Engine: "here", Provider: cfg.Provider, Sessions: b.Writer.Sessions, Handling: handling.NewSet(), Runs: b.Writer,
+		Executor: b.Writer.Executor, ProviderName: "fake", Engine: "here", Provider: cfg.Provider, Sessions: b.Writer.Sessions, Handling: handling.NewSessionSet(), Runs: b.Writer,
 		Contents: cfg.Contents, Sandboxes: cfg.Sandboxes, Dialer: cfg.Dialer, Agents: b.agents, Pool: b.pool, Logger: log, Now: time.Now,
 	})
 	b.Provisioner = provision.New(cfg)
@@ -197,7 +197,7 @@ func (b *bed) request(x *runlog.Execution, agent events.AgentSpec) provision.Req
 }
 
 // attach returns what Attach does for an agent without references; the stream ends with the test.
-func (b *bed) attach(t *testing.T, x *runlog.Execution) (provision.Ready, error) {
+func (b *bed) attach(t *testing.T, x *runlog.Execution) (provision.ReadySandbox, error) {
 	t.Helper()
 	ready, err := b.Attach(t.Context(), b.request(x, events.AgentSpec{}))
 	if ready.Agent != nil {
@@ -206,7 +206,7 @@ func (b *bed) attach(t *testing.T, x *runlog.Execution) (provision.Ready, error)
 	return ready, err
 }
 
-func (b *bed) mustAttach(t *testing.T, x *runlog.Execution) provision.Ready {
+func (b *bed) mustAttach(t *testing.T, x *runlog.Execution) provision.ReadySandbox {
 	t.Helper()
 	ready, err := b.attach(t, x)
 	if err != nil {
@@ -225,7 +225,7 @@ func TestAttach_Creates(t *testing.T) {
 	if sb.ID == "" || ready.Agent.Sandbox != sb.ID || ready.Agent.Journal != sb.Journal || !sb.Empty || b.engine.specs[0].Labels.Epoch != x.Epoch {
 		t.Errorf("agent %+v of sandbox %+v", ready.Agent, sb)
 	}
-	if types := b.Types(); !slices.Equal(types[len(types)-2:], []events.Type{(events.SandboxCreating{}).EventType(), (events.SandboxReady{}).EventType()}) {
+	if types := b.StoredTypes(); !slices.Equal(types[len(types)-2:], []events.Type{(events.SandboxCreating{}).EventType(), (events.SandboxReady{}).EventType()}) {
 		t.Errorf("stored %v", types)
 	}
 }
@@ -263,7 +263,7 @@ func TestAttach_Lost(t *testing.T) {
 	}
 	x.Session.Run.Phase = run.Starting
 	second := b.mustAttach(t, x).Agent.Sandbox
-	if second == first || b.Load().Run.Sandbox.ID != second || !slices.Contains(b.engine.ended, first) || !slices.Contains(b.Types(), (events.SandboxReplaced{}).EventType()) {
+	if second == first || b.Load().Run.Sandbox.ID != second || !slices.Contains(b.engine.ended, first) || !slices.Contains(b.StoredTypes(), (events.SandboxReplaced{}).EventType()) {
 		t.Errorf("sandbox %s after %s; ended %v", second, first, b.engine.ended)
 	}
 }
@@ -372,7 +372,7 @@ func TestAttach_CancelledInRoom(t *testing.T) {
 		t.Fatalf("error %v", err)
 	}
 	b.engine.listed = nil
-	if ok, err := b.Idle.Reserve(t.Context(), runlogtest.Tenant, events.Derive(events.KindSession, "another session"), 1); err != nil || !ok {
+	if ok, err := b.Idle.ReserveSandbox(t.Context(), runlogtest.Tenant, events.Derive(events.KindSession, "another session"), 1); err != nil || !ok {
 		t.Errorf("another session of the tenant has room: %v, %v", ok, err)
 	}
 }
@@ -439,7 +439,7 @@ func TestAttach_Dependencies(t *testing.T) {
 				}
 			}
 			logs := 0
-			for _, e := range b.Stored() {
+			for _, e := range b.StoredEvents() {
 				if _, ok := e.Data.(events.Log); ok {
 					logs++
 				}
@@ -482,7 +482,7 @@ func TestAttach_QuickDependencies(t *testing.T) {
 				t.Fatal(err)
 			}
 			ready.Agent.Link.Close()
-			if types := b.Types(); !slices.Equal(types[1:3], []events.Type{"log", "log"}) { // after execution_claimed
+			if types := b.StoredTypes(); !slices.Equal(types[1:3], []events.Type{"log", "log"}) { // after execution_claimed
 				t.Errorf("the log has %v", types)
 			}
 		})

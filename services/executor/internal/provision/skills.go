@@ -18,7 +18,7 @@ type skillLoader interface {
 
 // loadSkills copies the execution's skills into the sandbox, if the provider's sandboxes do not share a folder of skills. The error wraps
 // agents.ErrLost if the sandbox is gone.
-func (p *preparation) loadSkills(ctx context.Context) error {
+func (p *sandboxPreparation) loadSkills(ctx context.Context) error {
 	loader, ok := p.Provider.(skillLoader)
 	if !ok {
 		return nil

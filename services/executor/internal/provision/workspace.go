@@ -16,7 +16,7 @@ import (
 
 // fillWorkspace fills a new workspace from the session's snapshot and with the files of the agent's definition, then applies the file changes
 // that clients requested since, and records each step in the log.
-func (p *preparation) fillWorkspace(ctx context.Context) error {
+func (p *sandboxPreparation) fillWorkspace(ctx context.Context) error {
 	sb := p.Session.Run.Sandbox
 	if err := p.provideTranscript(ctx); err != nil {
 		return err
@@ -60,7 +60,7 @@ func (p *preparation) fillWorkspace(ctx context.Context) error {
 
 // provideTranscript copies the transcript that a client uploaded for the session into the sandbox, so that the agent can continue it. No snapshot
 // contains the transcript and no event records the copy, so every turn copies it until the agent has a session of its own.
-func (p *preparation) provideTranscript(ctx context.Context) error {
+func (p *sandboxPreparation) provideTranscript(ctx context.Context) error {
 	if _, fork := Conversation(p.Session); p.Contents.Store == nil || fork == nil || !fork.Provided {
 		return nil
 	}
@@ -82,7 +82,7 @@ func (p *preparation) provideTranscript(ctx context.Context) error {
 
 // restore writes snapshots into a new workspace and returns the event that records it. It returns ErrCancelled if a control stops the execution
 // meanwhile, and an *Error, after it has terminated the sandbox, if the workspace cannot be filled.
-func (p *preparation) restore(ctx context.Context, box sandbox.Sandbox, from []contents.Source) (events.WorkspaceRestored, error) {
+func (p *sandboxPreparation) restore(ctx context.Context, box sandbox.Sandbox, from []contents.Source) (events.WorkspaceRestored, error) {
 	l := p.Session
 	var restored events.WorkspaceRestored
 	err := p.unlessCancelled(ctx, func(ctx context.Context) (err error) {
@@ -96,7 +96,7 @@ func (p *preparation) restore(ctx context.Context, box sandbox.Sandbox, from []c
 
 // writeAgentFiles writes the files of the agent's definition into the workspace, and returns the event that records it. After a failure it
 // terminates the sandbox and returns an *Error.
-func (p *preparation) writeAgentFiles(ctx context.Context, box sandbox.Sandbox) (events.Payload, error) {
+func (p *sandboxPreparation) writeAgentFiles(ctx context.Context, box sandbox.Sandbox) (events.Payload, error) {
 	written, err := p.Contents.WriteDefinitionFiles(ctx, box, p.Resolved.Definition.Files)
 	if err != nil {
 		return nil, p.endFailedSandbox(ctx, box.ID(), err)

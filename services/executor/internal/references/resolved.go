@@ -52,18 +52,18 @@ func (r *Resolved) SkillDigests() []string {
 	return out
 }
 
-// A Container is an MCP server that runs in a container of its own.
-type Container struct {
+// A MCPContainer is an MCP server that runs in a container of its own.
+type MCPContainer struct {
 	events.MCPServer
 	Field string // of the definition, for messages
 }
 
 // Containers returns the MCP servers that run in containers, in the order of the definition.
-func (r *Resolved) Containers() []Container {
-	var out []Container
+func (r *Resolved) Containers() []MCPContainer {
+	var out []MCPContainer
 	for i, m := range r.Definition.MCPServers {
 		if m.Type == events.MCPDocker {
-			out = append(out, Container{m, fmt.Sprintf("mcpServers[%d]", i)})
+			out = append(out, MCPContainer{m, fmt.Sprintf("mcpServers[%d]", i)})
 		}
 	}
 	return out
@@ -130,15 +130,15 @@ func expandAll(in map[string]string, expand func(string) string) map[string]stri
 // mcpTimeout is the timeout, in milliseconds, of a call to an MCP server whose definition has none.
 const mcpTimeout = 30_000
 
-// AddTo adds the definition of the agent to a query. sockets are the sockets of the MCP servers in containers, in the
+// AddToQuery adds the definition of the agent to a query. sockets are the sockets of the MCP servers in containers, in the
 // order of Containers. If proxied is true, the agent reaches MCP servers through the egress proxy, which adds their
 // headers.
-func (r *Resolved) AddTo(q *runner.Query, proxied bool, sockets []string) {
+func (r *Resolved) AddToQuery(q *runner.Query, proxied bool, sockets []string) {
 	a := r.Definition
-	q.SystemPrompt, q.MemoryFile, q.Tools, q.Commands, q.MaxTurns = r.prompt(a.Instructions, ""), a.MemoryFile, a.Tools, a.Commands, a.Limits.Turns
+	q.SystemPrompt, q.MemoryFile, q.Tools, q.Commands, q.MaxTurns = r.addSkillsPrompt(a.Instructions, ""), a.MemoryFile, a.Tools, a.Commands, a.Limits.Turns
 	q.Permissions = a.Permissions
 	for _, sub := range a.Subagents {
-		sub.Instructions, sub.Skills = r.prompt(sub.Instructions, sub.Name), nil
+		sub.Instructions, sub.Skills = r.addSkillsPrompt(sub.Instructions, sub.Name), nil
 		q.Subagents = append(q.Subagents, sub)
 	}
 	for _, s := range r.skills { // the agent's own are first
@@ -166,8 +166,8 @@ func (r *Resolved) AddTo(q *runner.Query, proxied bool, sockets []string) {
 	q.Redact = r.Secrets
 }
 
-// prompt returns instructions followed by the description of the skills of a sub-agent; subagent is "" for the agent itself.
-func (r *Resolved) prompt(instructions, subagent string) string {
+// addSkillsPrompt returns instructions followed by the description of the skills of a sub-agent; subagent is "" for the agent itself.
+func (r *Resolved) addSkillsPrompt(instructions, subagent string) string {
 	var list []skill.Prompted
 	for i, s := range r.skills {
 		if r.Skills[i].Subagent == subagent {

@@ -46,8 +46,8 @@ type Error struct {
 func (e *Error) Error() string { return e.Err.Error() }
 func (e *Error) Unwrap() error { return e.Err }
 
-// Failed returns the terminal event of the execution.
-func (e *Error) Failed() events.ExecutionFailed {
+// FailedEvent returns the terminal event of the execution.
+func (e *Error) FailedEvent() events.ExecutionFailed {
 	return events.ExecutionFailed{Code: e.Code, Message: strings.ReplaceAll(e.Error(), "\n", "; ")}
 }
 
@@ -105,7 +105,7 @@ func (r *Resolver) resolveEntries(ctx context.Context, e Execution, out *Resolve
 		out.ExecutionResolved = recorded
 	}
 	if out.Agent.Slug != "" {
-		applied, err := entry[events.AgentApplied](ctx, r, e, events.Agent, out.Agent)
+		applied, err := resolveEntry[events.AgentApplied](ctx, r, e, events.Agent, out.Agent)
 		if err != nil {
 			return err
 		}
@@ -128,7 +128,7 @@ func (r *Resolver) resolveEntries(ctx context.Context, e Execution, out *Resolve
 		}
 	}
 	for i := range out.Skills {
-		pushed, err := r.skill(ctx, e, out, out.Skills[i].Ref)
+		pushed, err := r.resolveSkill(ctx, e, out, out.Skills[i].Ref)
 		if err != nil {
 			return err
 		}
@@ -154,10 +154,10 @@ func (r *Resolver) recordedResolution(ctx context.Context, e Execution) (events.
 	return events.ExecutionResolved{}, fmt.Errorf("commit %s does not hold the resolved references of %s", at, e.ID)
 }
 
-// skill returns the version of a skill that a reference resolves to. A version that was removed is read by its digest: its
+// resolveSkill returns the version of a skill that a reference resolves to. A version that was removed is read by its digest: its
 // SKILL.md is still in the log.
-func (r *Resolver) skill(ctx context.Context, e Execution, out *Resolved, ref events.Reference) (events.SkillPushed, error) {
-	pushed, err := entry[events.SkillPushed](ctx, r, e, events.Skill, ref)
+func (r *Resolver) resolveSkill(ctx context.Context, e Execution, out *Resolved, ref events.Reference) (events.SkillPushed, error) {
+	pushed, err := resolveEntry[events.SkillPushed](ctx, r, e, events.Skill, ref)
 	var unresolved *Error
 	if !errors.As(err, &unresolved) || !events.IsDigest(ref.Version) {
 		return pushed, err
@@ -182,7 +182,7 @@ func (r *Resolver) skill(ctx context.Context, e Execution, out *Resolved, ref ev
 func (r *Resolver) mergeEnvironments(ctx context.Context, e Execution, out *Resolved) error {
 	refs := e.Session.Life.Environments
 	if out.Instance.Slug != "" {
-		applied, err := entry[events.InstanceApplied](ctx, r, e, events.Instance, out.Instance)
+		applied, err := resolveEntry[events.InstanceApplied](ctx, r, e, events.Instance, out.Instance)
 		if err != nil {
 			return err
 		}
@@ -190,7 +190,7 @@ func (r *Resolver) mergeEnvironments(ctx context.Context, e Execution, out *Reso
 	}
 	var list []layers.Environment
 	for _, ref := range refs {
-		applied, err := entry[events.EnvironmentApplied](ctx, r, e, events.Environment, ref)
+		applied, err := resolveEntry[events.EnvironmentApplied](ctx, r, e, events.Environment, ref)
 		if err != nil {
 			return err
 		}
@@ -214,15 +214,15 @@ func variableError(err error) error {
 	return err
 }
 
-// fromSession is the source of allowed hosts that the session allows, but not its agent.
-const fromSession = "session"
+// hostFromSession is the source of allowed hosts that the session allows, but not its agent.
+const hostFromSession = "session"
 
 // allowedHosts returns the hosts that a sandbox may reach besides models: the hosts of the session and of each environment. The
 // hosts of the agent became hosts of the session when it was created.
 func allowedHosts(session, agent []string, list []layers.Environment) ([]events.AllowedHost, error) {
 	var from []egress.Layer
 	for _, host := range session {
-		l := egress.Layer{From: fromSession, Entries: []string{host}}
+		l := egress.Layer{From: hostFromSession, Entries: []string{host}}
 		if slices.Contains(agent, host) {
 			l.From = layers.FromAgent
 		}
@@ -328,8 +328,8 @@ func (r *Resolver) reportSkill(ctx context.Context, e Execution, used events.Ski
 	return nil
 }
 
-// entry returns the version of a catalogue entry that a reference resolves to. The error is an *Error if there is none.
-func entry[P events.Payload](ctx context.Context, r *Resolver, e Execution, kind events.Aspect, ref events.Reference) (P, error) {
+// resolveEntry returns the version of a catalogue entry that a reference resolves to. The error is an *Error if there is none.
+func resolveEntry[P events.Payload](ctx context.Context, r *Resolver, e Execution, kind events.Aspect, ref events.Reference) (P, error) {
 	var out P
 	p, err := eventlog.Entries{Log: r.Log}.Resolve(ctx, kind, e.Session.Tenant, ref)
 	var none *eventlog.VersionError

@@ -39,7 +39,7 @@ func (x *Execution) Control() session.Control { return x.Session.Life.ControlOf(
 
 // NewEvents returns facts about the execution as events.
 func (x *Execution) NewEvents(facts ...events.Payload) []events.Event {
-	return x.writer.Events(x.ID, facts...)
+	return x.writer.NewEvents(x.ID, facts...)
 }
 
 // Append appends events of this executor or of the journal, in as many commits as it needs. No AppendTo may be running.

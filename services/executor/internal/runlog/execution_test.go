@@ -22,7 +22,7 @@ func TestExecution_Append(t *testing.T) {
 	if x.Session.RunHead.Seq == head.Seq || x.Session.RunHead.Seq != bed.Load().RunHead.Seq {
 		t.Errorf("the head after the append is %+v", x.Session.RunHead)
 	}
-	if list := bed.Stored(); list[len(list)-1].ExecutionID != runlogtest.Execution {
+	if list := bed.StoredEvents(); list[len(list)-1].ExecutionID != runlogtest.Execution {
 		t.Errorf("the fact is %+v", list[len(list)-1])
 	}
 }
@@ -48,14 +48,14 @@ func TestExecution_AppendEnd(t *testing.T) {
 	t.Parallel()
 	bed := runlogtest.New(t)
 	x := bed.Claim()
-	end := run.End{Meta: bed.Writer.Meta(), Outcome: events.ExecutionFailed{Code: "TEST"}, With: x.NewEvents(fact)}
+	end := run.End{Meta: bed.Writer.NewMeta(), Outcome: events.ExecutionFailed{Code: "TEST"}, With: x.NewEvents(fact)}
 	if err := x.AppendEnd(t.Context(), end); err != nil {
 		t.Fatal(err)
 	}
 	if !x.Session.Run.Ended(runlogtest.Execution) || !bed.Load().Run.Ended(runlogtest.Execution) {
 		t.Errorf("phase %s", x.Session.Run.Phase)
 	}
-	if types := bed.Types(); !slices.Contains(types, fact.EventType()) || types[len(types)-1] != (events.ExecutionFailed{}).EventType() {
+	if types := bed.StoredTypes(); !slices.Contains(types, fact.EventType()) || types[len(types)-1] != (events.ExecutionFailed{}).EventType() {
 		t.Errorf("stored %v", types)
 	}
 }
@@ -69,7 +69,7 @@ func TestExecution_Refresh(t *testing.T) {
 		t.Fatal(err)
 	}
 	bed.Claim()
-	end := run.End{Meta: bed.Writer.Meta(), Outcome: events.ExecutionFailed{Code: "TEST"}}
+	end := run.End{Meta: bed.Writer.NewMeta(), Outcome: events.ExecutionFailed{Code: "TEST"}}
 	for name, err := range map[string]error{"refresh": x.Refresh(t.Context()), "append": x.AppendFacts(t.Context(), fact), "end": x.AppendEnd(t.Context(), end)} {
 		if !errors.Is(err, run.ErrFenced) {
 			t.Errorf("%s after another claim: %v", name, err)

@@ -32,8 +32,8 @@ func (w *Writer) NewID(kind events.Kind) (string, error) {
 	return events.NewID(kind, w.Now(), rand.Reader)
 }
 
-// Meta returns the id and the time of a new command.
-func (w *Writer) Meta() events.Meta {
+// NewMeta returns the id and the time of a new command.
+func (w *Writer) NewMeta() events.Meta {
 	id, err := w.NewID(events.KindCommand)
 	if err != nil {
 		// rand.Reader does not fail. If it did, ids from the clock would still be unique within a session.
@@ -42,9 +42,9 @@ func (w *Writer) Meta() events.Meta {
 	return events.Meta{CommandID: id, Now: w.Now().UTC()}
 }
 
-// Events returns facts as the events of a new command. They belong to an execution, or with "" to the session.
-func (w *Writer) Events(execution string, facts ...events.Payload) []events.Event {
-	m := events.NewEventList(w.Meta())
+// NewEvents returns facts as the events of a new command. They belong to an execution, or with "" to the session.
+func (w *Writer) NewEvents(execution string, facts ...events.Payload) []events.Event {
+	m := events.NewEventList(w.NewMeta())
 	for _, f := range facts {
 		m.Add(execution, f)
 	}
@@ -89,7 +89,7 @@ func (w *Writer) AppendEvents(ctx context.Context, l *eventlog.Loaded, list []ev
 
 // AppendFacts appends facts about the session, which belong to no execution, as AppendEvents does.
 func (w *Writer) AppendFacts(ctx context.Context, l *eventlog.Loaded, facts ...events.Payload) error {
-	return w.AppendEvents(ctx, l, w.Events("", facts...))
+	return w.AppendEvents(ctx, l, w.NewEvents("", facts...))
 }
 
 // AppendAll appends a decision in as many commits as it needs, and returns the state after the last one that was stored, also with an

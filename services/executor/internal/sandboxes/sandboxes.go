@@ -88,7 +88,7 @@ func (m *Manager) Retry(ctx context.Context, id string, try func() error) error 
 	began := time.Now()
 	for {
 		err := try()
-		if err == nil || !Unavailable(err) || time.Since(began) > m.Patience {
+		if err == nil || !IsUnavailable(err) || time.Since(began) > m.Patience {
 			return err
 		}
 		m.Logger.Warn("the engine or its egress proxy is unavailable, trying again", "sandbox", id, "error", err)
@@ -98,9 +98,9 @@ func (m *Manager) Retry(ctx context.Context, id string, try func() error) error 
 	}
 }
 
-// Unavailable reports whether an error means that an engine or its egress proxy is unavailable, or that the engine refuses for a
+// IsUnavailable reports whether an error means that an engine or its egress proxy is unavailable, or that the engine refuses for a
 // reason that an operator can remove. Such an error does not mean that a sandbox is lost.
-func Unavailable(err error) bool {
+func IsUnavailable(err error) bool {
 	var typed *sandbox.Error
 	if !errors.As(err, &typed) {
 		return false
@@ -117,7 +117,7 @@ func FinalCode(err error) (code string, final bool) {
 	var typed *sandbox.Error
 	switch {
 	case errors.As(err, &typed):
-		return typed.Code, !Unavailable(err)
+		return typed.Code, !IsUnavailable(err)
 	case errors.Is(err, sandbox.ErrNotFound):
 		return "SNAPSHOT_FAILED", true
 	}

@@ -55,7 +55,7 @@ func (s *Skills) Provide(ctx context.Context, digest string) (string, error) {
 	}
 	done := s.once.DoChan(digest, func() (any, error) {
 		// Other callers wait for it too, so it does not end with the first caller's context.
-		return s.provider.StoreSkill(context.WithoutCancel(ctx), digest, func(ctx context.Context) (*os.File, error) { return s.fetch(ctx, digest) })
+		return s.provider.StoreSkill(context.WithoutCancel(ctx), digest, func(ctx context.Context) (*os.File, error) { return s.fetchZIP(ctx, digest) })
 	})
 	select {
 	case r := <-done:
@@ -66,8 +66,8 @@ func (s *Skills) Provide(ctx context.Context, digest string) (string, error) {
 	}
 }
 
-// fetch copies a ZIP to a file without a name.
-func (s *Skills) fetch(ctx context.Context, digest string) (_ *os.File, err error) {
+// fetchZIP copies a ZIP to a file without a name.
+func (s *Skills) fetchZIP(ctx context.Context, digest string) (_ *os.File, err error) {
 	content, err := s.store.Get(ctx, digest)
 	if errors.Is(err, workspace.ErrNotFound) {
 		return nil, fmt.Errorf("%w: %w", references.ErrNoArchive, err)

@@ -15,10 +15,10 @@ type Step int
 
 // The steps, in the order in which they are taken.
 const (
-	None Step = iota
-	Interrupt
-	Kill
-	Terminate
+	StepNone Step = iota
+	StepInterrupt
+	StepKill
+	StepTerminate
 )
 
 // A Plan decides when a turn is interrupted, its agent killed and its sandbox terminated. It has no side effects. It uses the
@@ -45,65 +45,65 @@ func New(killAfter time.Duration) Plan { return Plan{killAfter: killAfter} }
 // Control returns the control in force; N is 0 if there is none.
 func (p *Plan) Control() session.Control { return p.control }
 
-// Update sets the control in force and the time by which the turn must end, zero for none.
-func (p *Plan) Update(c session.Control, limit, now time.Time) {
+// SetControl sets the control in force and the time by which the turn must end, zero for none.
+func (p *Plan) SetControl(c session.Control, limit, now time.Time) {
 	p.control, p.limit = c, limit
 	if c.N > 0 && c.Kind != session.Interrupt {
-		p.escalate(now)
+		p.startStopping(now)
 	}
 }
 
-// Exceed records that the execution has used up a budget or a limit. Only the first call has an effect.
-func (p *Plan) Exceed(code, message string, now time.Time) {
+// RecordExceeded records that the execution has used up a budget or a limit. Only the first call has an effect.
+func (p *Plan) RecordExceeded(code, message string, now time.Time) {
 	if p.exceeded == "" {
 		p.exceeded, p.code = message, code
-		p.escalate(now)
+		p.startStopping(now)
 	}
 }
 
 // IsStopping reports whether there is a reason to stop the turn.
 func (p *Plan) IsStopping() bool { return p.control.N > 0 || p.overLimit || p.exceeded != "" }
 
-func (p *Plan) escalate(now time.Time) {
+func (p *Plan) startStopping(now time.Time) {
 	if p.killFrom.IsZero() {
 		p.killFrom = now
 	}
 }
 
-// Next returns the step that is due. accepted reports whether the runner has accepted the query.
-func (p *Plan) Next(now time.Time, accepted bool) Step {
+// NextStep returns the step that is due. accepted reports whether the runner has accepted the query.
+func (p *Plan) NextStep(now time.Time, accepted bool) Step {
 	if !p.limit.IsZero() && !now.Before(p.limit) && !p.overLimit {
 		p.overLimit = true
-		p.escalate(now)
+		p.startStopping(now)
 	}
 	if !p.IsStopping() {
-		return None
+		return StepNone
 	}
 	if p.control.Kind == session.Terminate && p.control.N > 0 {
-		return Terminate
+		return StepTerminate
 	}
 	if accepted && !p.interruptSent {
 		p.interruptSent = true
-		return Interrupt
+		return StepInterrupt
 	}
 	if p.killFrom.IsZero() || now.Sub(p.killFrom) < p.killAfter {
-		return None
+		return StepNone
 	}
 	if p.killedAt.IsZero() {
 		p.killedAt = now
 	}
 	if now.Sub(p.killedAt) >= p.killAfter {
-		return Terminate
+		return StepTerminate
 	}
 	if !p.killSent {
 		p.killSent = true
-		return Kill
+		return StepKill
 	}
-	return None
+	return StepNone
 }
 
-// Undelivered records that a command did not reach the runner: the step is due again.
-func (p *Plan) Undelivered(op runner.Op) {
+// RecordUndelivered records that a command did not reach the runner: the step is due again.
+func (p *Plan) RecordUndelivered(op runner.Op) {
 	switch op {
 	case runner.OpInterrupt:
 		p.interruptSent = false
@@ -112,11 +112,11 @@ func (p *Plan) Undelivered(op runner.Op) {
 	}
 }
 
-// Reconnected records that the stream to the runner is a new one: every step is due again.
-func (p *Plan) Reconnected() { p.interruptSent, p.killSent = false, false }
+// RecordReconnected records that the stream to the runner is a new one: every step is due again.
+func (p *Plan) RecordReconnected() { p.interruptSent, p.killSent = false, false }
 
-// Outcome returns the terminal event of a turn that was stopped, nil if there was no reason to stop it.
-func (p *Plan) Outcome(u events.Usage) events.Payload {
+// TerminalEvent returns the terminal event of a turn that was stopped, nil if there was no reason to stop it.
+func (p *Plan) TerminalEvent(u events.Usage) events.Payload {
 	switch {
 	case p.control.N > 0:
 		return events.ExecutionCancelled{Reason: p.control.Reason, Usage: u}

@@ -18,12 +18,12 @@ const (
 	maxApprovalClass = 1 << 10   // the class, which the state of the runs contains
 )
 
-// approval keeps an event about an approval request, with the id that the request has in the log.
-func (t *Translator) approval(l runner.Line, at time.Time, local string, withID func(id string) events.Payload, now time.Time) Result {
+// approvalEvent keeps an event about an approval request, with the id that the request has in the log.
+func (t *Translator) approvalEvent(l runner.Line, at time.Time, local string, withID func(id string) events.Payload, now time.Time) Result {
 	if local == "" || l.ExecutionID == "" {
-		return t.bad(l, now)
+		return t.badLineError(l, now)
 	}
-	return t.keep(l, at, withID(runner.ApprovalID(t.ExecutionID, t.Journal, local)))
+	return t.newEvent(l, at, withID(runner.ApprovalID(t.ExecutionID, t.Journal, local)))
 }
 
 // limitRequest cuts what a hostile runner may have made too long, and reports whether people can decide the rest.

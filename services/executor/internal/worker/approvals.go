@@ -19,9 +19,9 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/translate"
 )
 
-// approvals are the decisions on approval requests that a follower sends to the runner. A decision takes effect when the journal
+// verdictQueue are the decisions on approval requests that a follower sends to the runner. A decision takes effect when the journal
 // contains approval_resolved; until then it is sent again over each new stream, which changes nothing if the runner has it already.
-type approvals struct {
+type verdictQueue struct {
 	inFlight map[string]bool // requests whose verdict was sent over the present stream, by id
 	sent     chan sentVerdict
 	granted  chan func() // a permit for the turn, after requestSlot
@@ -38,18 +38,18 @@ type sentVerdict struct {
 	err  error
 }
 
-func newApprovals(approved []string) approvals {
-	return approvals{inFlight: map[string]bool{}, sent: make(chan sentVerdict), granted: make(chan func()), classes: slices.Clone(approved)}
+func newVerdictQueue(approved []string) verdictQueue {
+	return verdictQueue{inFlight: map[string]bool{}, sent: make(chan sentVerdict), granted: make(chan func()), classes: slices.Clone(approved)}
 }
 
-// reconnected makes all verdicts due again.
-func (a *approvals) reconnected() {
+// resendAll makes all verdicts due again.
+func (a *verdictQueue) resendAll() {
 	clear(a.inFlight)
 	a.failed = nil
 }
 
-// retry makes the verdicts due again that did not reach the runner.
-func (a *approvals) retry() {
+// resendFailed makes the verdicts due again that did not reach the runner.
+func (a *verdictQueue) resendFailed() {
 	for _, id := range a.failed {
 		delete(a.inFlight, id)
 	}
@@ -95,7 +95,7 @@ func (f *follower) dueVerdicts() (due []session.Decided) {
 		case !f.lifeAsOf.Before(f.deadlineOfRequest(a)):
 			due = append(due, session.Decided{ApprovalID: a.ID})
 		case !f.readAgain && !f.readingLife: // a person may have decided in time, without a hint that arrived
-			f.readLife(eventlog.Leader)
+			f.loadLife(eventlog.Leader)
 		}
 	}
 	return due
@@ -130,7 +130,7 @@ func decisionOn(life *session.State, a run.OpenApproval) (session.Decided, bool)
 func (f *follower) sendVerdict(d session.Decided) {
 	l, loaded, epoch := f.agent.Link, f.Session, f.Epoch
 	f.waiting.Go(func() {
-		ctx, cancel := context.WithTimeout(f.ctx, callTimeout)
+		ctx, cancel := context.WithTimeout(f.ctx, runnerCallTimeout)
 		defer cancel()
 		v, err := f.w.verdict(ctx, loaded, d)
 		if err == nil {
@@ -257,12 +257,12 @@ func (f *follower) isDecided(p events.ApprovalResolved, i int) bool {
 	}
 	d, ok := decisionOn(f.life, f.Session.Run.Approvals[i])
 	return ok && p.Cause == events.ResolvedByPerson &&
-		(p.Outcome == outcomes[d.Decision] || p.Outcome == events.OutcomeRejected) && // a secret answer that cannot be read is a rejection
+		(p.Outcome == outcomeOfDecision[d.Decision] || p.Outcome == events.OutcomeRejected) && // a secret answer that cannot be read is a rejection
 		(!p.All || d.Decision == events.DecisionApproveAll && p.Class != "")
 }
 
-// outcomes are the outcomes of decisions.
-var outcomes = map[string]string{
+// outcomeOfDecision are the outcomes of decisions.
+var outcomeOfDecision = map[string]string{
 	events.DecisionApprove: events.OutcomeApproved, events.DecisionApproveAll: events.OutcomeApproved, events.DecisionSkip: events.OutcomeSkipped,
 	events.DecisionReject: events.OutcomeRejected, events.DecisionAnswer: events.OutcomeAnswered,
 }
@@ -294,8 +294,8 @@ func (f *follower) requestSlot() {
 	})
 }
 
-// holdSlot makes a granted permit the slot of the turn.
-func (f *follower) holdSlot(release func()) {
+// setSlotPermit makes a granted permit the slot of the turn.
+func (f *follower) setSlotPermit(release func()) {
 	f.approvals.waits, f.approvals.asks = false, false
 	f.slot.SetPermit(release)
 }

@@ -20,9 +20,9 @@ type lifeResult struct {
 	err     error
 }
 
-// readLife starts to load the session's life, which has the controls; f.lifeRead receives the result. If a load is in flight, readLife
-// returns, and updateLife starts another load after it.
-func (f *follower) readLife(freshness eventlog.Freshness) {
+// loadLife starts to load the session's life, which has the controls; f.lifeRead receives the result. If a load is in flight, loadLife
+// returns, and handleLoadedLife starts another load after it.
+func (f *follower) loadLife(freshness eventlog.Freshness) {
 	if f.readingLife {
 		f.readAgain = true
 		return
@@ -34,7 +34,7 @@ func (f *follower) readLife(freshness eventlog.Freshness) {
 	}
 	sessions, tenant, id := f.w.deps.Sessions, f.Session.Tenant, f.Session.ID
 	f.waiting.Go(func() {
-		ctx, cancel := context.WithTimeout(f.ctx, callTimeout)
+		ctx, cancel := context.WithTimeout(f.ctx, runnerCallTimeout)
 		defer cancel()
 		l, err := sessions.Load(ctx, tenant, id, freshness)
 		if err == nil && l.Run.Epoch > f.Epoch {
@@ -44,9 +44,9 @@ func (f *follower) readLife(freshness eventlog.Freshness) {
 	})
 }
 
-// updateLife applies the controls and options of a loaded life to the turn. After a failed load it returns nil, and the next beat loads the
+// handleLoadedLife applies the controls and options of a loaded life to the turn. After a failed load it returns nil, and the next beat loads the
 // life again. The only error is run.ErrFenced: another executor has claimed the session.
-func (f *follower) updateLife(l lifeResult) error {
+func (f *follower) handleLoadedLife(l lifeResult) error {
 	f.readingLife = false
 	if errors.Is(l.err, run.ErrFenced) {
 		return l.err
@@ -64,47 +64,47 @@ func (f *follower) updateLife(l lifeResult) error {
 		f.life, f.lifeSeq = &life, s.LifeHead.Seq
 	}
 	if f.readAgain {
-		f.readLife(eventlog.Leader)
+		f.loadLife(eventlog.Leader)
 	}
 	f.checkControls()
 	return nil
 }
 
-// fenceBeats is the number of beats after which the follower checks whether another executor has claimed the session. Usually it finds
+// beatsPerFenceCheck is the number of beats after which the follower checks whether another executor has claimed the session. Usually it finds
 // that sooner: the log refuses its commits, and the runner ends its stream.
-const fenceBeats = 10
+const beatsPerFenceCheck = 10
 
 // handleBeat is called at the interval of Config.Beat. It loads the life again if that is due, and applies controls and limits, which may
 // have become due with time.
 func (f *follower) handleBeat() {
 	f.beats++
-	f.approvals.retry()
+	f.approvals.resendFailed()
 	switch {
 	case f.readAgain && !f.readingLife:
-		f.readLife(eventlog.Leader)
-	case f.beats%fenceBeats == 0:
-		f.readLife(eventlog.Any)
+		f.loadLife(eventlog.Leader)
+	case f.beats%beatsPerFenceCheck == 0:
+		f.loadLife(eventlog.Any)
 	}
 	f.checkControls()
 }
 
 // checkControls updates f.stop, the plan to stop the turn, with the controls, the deadline and the budgets as they were last loaded.
 func (f *follower) checkControls() {
-	f.stop.Update(f.life.ControlOf(f.ID), f.deadlineOf(f.life), f.w.deps.Now())
+	f.stop.SetControl(f.life.ControlOf(f.ID), f.deadlineOf(f.life), f.w.deps.Now())
 	if err := f.checkBudgets(nil); err != nil {
 		f.Log.Warn("the tenant's budgets cannot be read: those last known apply", "error", err)
 	}
 }
 
-// escalate takes the next step to stop the turn, if one is due: it sends an interrupt to the runner, and later a kill. It returns
+// takeStopStep takes the next step to stop the turn, if one is due: it sends an interrupt to the runner, and later a kill. It returns
 // errUnresponsive if the kill had no effect in time, so that the caller has to terminate the sandbox.
-func (f *follower) escalate() error {
-	switch f.stop.Next(f.w.deps.Now(), f.accepted) {
-	case stopping.Interrupt:
-		f.send(runner.Command{Op: runner.OpInterrupt, Epoch: f.Epoch})
-	case stopping.Kill:
-		f.send(runner.Command{Op: runner.OpKill, Epoch: f.Epoch})
-	case stopping.Terminate:
+func (f *follower) takeStopStep() error {
+	switch f.stop.NextStep(f.w.deps.Now(), f.accepted) {
+	case stopping.StepInterrupt:
+		f.sendCommand(runner.Command{Op: runner.OpInterrupt, Epoch: f.Epoch})
+	case stopping.StepKill:
+		f.sendCommand(runner.Command{Op: runner.OpKill, Epoch: f.Epoch})
+	case stopping.StepTerminate:
 		return errUnresponsive
 	}
 	return nil
@@ -125,9 +125,9 @@ func (t *turn) deadlineOf(life *session.State) time.Time {
 // checkBudgets begins to stop the turn if its usage exceeds a budget. The usage of unstored, which are events that are not in the log yet,
 // counts too. If the budgets cannot be read, checkBudgets applies those that were read last, and returns the error.
 func (f *follower) checkBudgets(unstored []events.Event) error {
-	err := f.meter.Update(f.ctx, f.life.Options.Budget)
+	err := f.meter.UpdateLimits(f.ctx, f.life.Options.Budget)
 	if code, message := f.meter.ExceededLimit(unstored); code != "" {
-		f.stop.Exceed(code, message, f.w.deps.Now())
+		f.stop.RecordExceeded(code, message, f.w.deps.Now())
 	}
 	return err
 }

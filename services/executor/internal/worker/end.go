@@ -15,18 +15,18 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
 )
 
-// fail ends the execution with the terminal event outcome, which this executor decided and not the agent. The events with are stored in
+// failExecution ends the execution with the terminal event outcome, which this executor decided and not the agent. The events with are stored in
 // the same commit.
-func (t *turn) fail(ctx context.Context, outcome events.Payload, with ...events.Payload) error {
-	return t.end(ctx, run.End{Meta: t.w.runlog.Meta(), Outcome: outcome, With: t.NewEvents(with...)})
+func (t *turn) failExecution(ctx context.Context, outcome events.Payload, with ...events.Payload) error {
+	return t.endExecution(ctx, run.End{Meta: t.w.runlog.NewMeta(), Outcome: outcome, With: t.NewEvents(with...)})
 }
 
-// end ends the charging of the execution, completes its open blocks with the text that is known, and appends the terminal event. The events
+// endExecution ends the charging of the execution, completes its open blocks with the text that is known, and appends the terminal event. The events
 // may need several commits; the terminal event is in the last one.
-func (t *turn) end(ctx context.Context, e run.End) error {
+func (t *turn) endExecution(ctx context.Context, e run.End) error {
 	t.meter.Unregister(ctx)
 	var err error
-	if e.Blocks, err = t.w.openBlocks.Open(ctx, t.Session, e.Before); err != nil {
+	if e.Blocks, err = t.w.openBlocks.OpenBlocks(ctx, t.Session, e.Before); err != nil {
 		return err
 	}
 	if err := t.AppendEnd(ctx, e); err != nil {
@@ -36,19 +36,19 @@ func (t *turn) end(ctx context.Context, e run.End) error {
 	return nil
 }
 
-// cancel ends an execution that a control stopped, as cancelled, without its runner. The caller must know that no agent of the execution
+// cancelExecution ends an execution that a control stopped, as cancelled, without its runner. The caller must know that no agent of the execution
 // runs, or the control must be a terminate, for which cancel terminates the sandbox first.
-func (t *turn) cancel(ctx context.Context) error {
+func (t *turn) cancelExecution(ctx context.Context) error {
 	c, sb := t.Control(), t.Session.Run.Sandbox
 	outcome := events.ExecutionCancelled{Reason: c.Reason}
 	if c.Kind != session.Terminate || sb.ID == "" || sb.Engine != t.w.cfg.Engine {
-		return t.fail(ctx, outcome)
+		return t.failExecution(ctx, outcome)
 	}
-	t.detach()
+	t.closeAgentStream()
 	if err := t.w.sandboxes.Terminate(ctx, sb.ID, false); err != nil {
 		return fmt.Errorf("end sandbox %s: %w", sb.ID, err)
 	}
-	return t.fail(ctx, outcome, events.SandboxTerminated{SandboxID: sb.ID, Reason: c.Reason, Kept: true})
+	return t.failExecution(ctx, outcome, events.SandboxTerminated{SandboxID: sb.ID, Reason: c.Reason, Kept: true})
 }
 
 // stopAndFail fails the execution, after it has stopped an agent that an earlier claim may have started. If the
@@ -56,9 +56,9 @@ func (t *turn) cancel(ctx context.Context) error {
 // states that the agent could not be stopped.
 func (t *turn) stopAndFail(ctx context.Context, failed events.ExecutionFailed) error {
 	if !t.Session.Run.TakenOver() {
-		return t.fail(ctx, failed)
+		return t.failExecution(ctx, failed)
 	}
-	t.detach()
+	t.closeAgentStream()
 	sb := t.Session.Run.Sandbox
 	err := t.w.dialer.Stop(ctx, sb, t.Ref(), t.Epoch)
 	switch {
@@ -67,19 +67,19 @@ func (t *turn) stopAndFail(ctx context.Context, failed events.ExecutionFailed) e
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case err == nil:
-		return t.fail(ctx, failed)
+		return t.failExecution(ctx, failed)
 	}
 	t.Log.Warn("the runner does not stop its agent: the sandbox is ended", "sandbox", sb.ID, "error", err)
-	if sb.Engine != t.w.cfg.Engine || sandboxes.Unavailable(err) {
-		return t.fail(ctx, failed.NotStopped(err))
+	if sb.Engine != t.w.cfg.Engine || sandboxes.IsUnavailable(err) {
+		return t.failExecution(ctx, failed.NotStopped(err))
 	}
 	if err := t.Refresh(ctx); err != nil { // another executor may have claimed since, and ended the stream
 		return err
 	}
 	if terr := t.w.sandboxes.Terminate(ctx, sb.ID, false); terr != nil {
-		return t.fail(ctx, failed.NotStopped(errors.Join(err, terr)))
+		return t.failExecution(ctx, failed.NotStopped(errors.Join(err, terr)))
 	}
-	return t.fail(ctx, failed, events.SandboxTerminated{SandboxID: sb.ID, Reason: "unhealthy", Kept: true})
+	return t.failExecution(ctx, failed, events.SandboxTerminated{SandboxID: sb.ID, Reason: "unhealthy", Kept: true})
 }
 
 // recordHandedOver records that this executor leaves the execution to another one, because it stops or has no slot. Its claim then does not
@@ -97,7 +97,7 @@ func (t *turn) recordHandedOver(ctx context.Context) {
 }
 
 // finish acts on the end of the turn in the journal, f.ended: it appends the last events and the terminal event. If the attempt died and
-// another one follows, finish appends the events alone and returns a *deathError.
+// another one follows, finish appends the events alone and returns a *attemptDeathError.
 func (f *follower) finish(ctx context.Context) error {
 	// As in any commit, events that no longer apply are left out.
 	d, err := run.Decide(f.Session.Run, run.Record{Epoch: f.Epoch, Events: f.commits.Take()})
@@ -106,18 +106,18 @@ func (f *follower) finish(ctx context.Context) error {
 	}
 	e := f.ended
 	f.maintenance.AwaitRegistration()
-	d.Events = append(d.Events, f.meter.Final(ctx)...)
-	_ = f.checkBudgets(d.Events) // updateLife logs the error
+	d.Events = append(d.Events, f.meter.FinishExecution(ctx)...)
+	_ = f.checkBudgets(d.Events) // handleLoadedLife logs the error
 	if died, ok := f.deathOf(e); ok {
 		if err := f.Append(ctx, d.Events); err != nil {
 			return err
 		}
-		return &deathError{died}
+		return &attemptDeathError{died}
 	}
-	err = f.end(ctx, run.End{
+	err = f.endExecution(ctx, run.End{
 		Meta:    events.Meta{CommandID: events.Derive(events.KindCommand, f.translator.Journal, strconv.FormatUint(e.N, 10)), Now: e.Time},
 		N:       e.N,
-		Outcome: f.outcome(e.Ended),
+		Outcome: f.terminalEventOf(e.Ended),
 		Before:  d.Events,
 	})
 	if err == nil {
@@ -126,24 +126,24 @@ func (f *follower) finish(ctx context.Context) error {
 	return err
 }
 
-// outcome returns the terminal event for an end of the turn in the journal. If the turn was being stopped, the reason for that
+// terminalEventOf returns the terminal event for an end of the turn in the journal. If the turn was being stopped, the reason for that
 // determines the event.
-func (f *follower) outcome(e runner.Ended) events.Payload {
+func (f *follower) terminalEventOf(e runner.Ended) events.Payload {
 	if e.Outcome == runner.Completed && !f.output.IsCut() {
 		return events.ExecutionCompleted{Usage: e.Usage, CostUSD: e.CostUSD, Result: e.Result}
 	}
-	if why := f.stop.Outcome(e.Usage); why != nil {
+	if why := f.stop.TerminalEvent(e.Usage); why != nil {
 		return why
 	}
 	code, message := e.Code, e.Message
 	switch {
 	case e.Outcome != runner.Failed:
-		code, message = retries.CodeExited, "the turn was ended inside the sandbox, and nobody had asked for it"
+		code, message = retries.CodeAgentExited, "the turn was ended inside the sandbox, and nobody had asked for it"
 	case code == "":
 		code = "INTERNAL"
 	}
 	if retries.IsDeath(code) {
-		message += f.retries().Suffix(code, f.Session.Run.CurrentAttempt())
+		message += f.retryPolicy().AttemptSuffix(code, f.Session.Run.CurrentAttempt())
 	}
 	return events.ExecutionFailed{Code: code, Message: message, Usage: e.Usage}
 }
@@ -154,18 +154,18 @@ func (f *follower) failRefused(ctx context.Context, why *runner.Error) error {
 		return err
 	}
 	f.done = true
-	return f.fail(ctx, events.ExecutionFailed{Code: why.Code, Message: why.Message})
+	return f.failExecution(ctx, events.ExecutionFailed{Code: why.Code, Message: why.Message})
 }
 
-// abort ends an execution without the runner, because the runner does not obey or is not reliable: it appends the pending events,
+// abortTurn ends an execution without the runner, because the runner does not obey or is not reliable: it appends the pending events,
 // terminates the sandbox, and then appends outcome, the terminal event. The workspace is kept for the next sandbox. After an error
 // the execution has no terminal event yet.
-func (f *follower) abort(ctx context.Context, outcome events.Payload) error {
+func (f *follower) abortTurn(ctx context.Context, outcome events.Payload) error {
 	id := f.Session.Run.Sandbox.ID
 	if err := f.commits.Flush(ctx); err != nil {
 		return err
 	}
-	f.detach()
+	f.closeAgentStream()
 	if err := f.w.sandboxes.Terminate(ctx, id, false); err != nil {
 		return fmt.Errorf("end sandbox %s: %w", id, err)
 	}
@@ -173,12 +173,12 @@ func (f *follower) abort(ctx context.Context, outcome events.Payload) error {
 	if f.stop.Control().Kind == session.Terminate {
 		reason = f.stop.Control().Reason
 	}
-	return f.fail(ctx, outcome, events.SandboxTerminated{SandboxID: id, Reason: reason, Kept: true})
+	return f.failExecution(ctx, outcome, events.SandboxTerminated{SandboxID: id, Reason: reason, Kept: true})
 }
 
-// handover stores the pending events, so that the next executor can continue the execution. It always returns permits.ErrStopping. Events
+// handOver stores the pending events, so that the next executor can continue the execution. It always returns permits.ErrStopping. Events
 // that cannot be stored are still in the runner's journal, where the next executor reads them.
-func (f *follower) handover(ctx context.Context) error {
+func (f *follower) handOver(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, flushTimeout)
 	defer cancel()
 	if err := f.commits.Flush(ctx); err != nil {

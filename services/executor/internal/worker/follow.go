@@ -25,16 +25,16 @@ import (
 )
 
 const (
-	// callTimeout is the maximum time to wait for a runner's reply.
-	callTimeout = 10 * time.Second
-	// maxBusy is the maximum number of times that a turn kills another execution in its runner.
-	maxBusy = 3
+	// runnerCallTimeout is the maximum time to wait for a runner's reply.
+	runnerCallTimeout = 10 * time.Second
+	// maxBusyKills is the maximum number of times that a turn kills another execution in its runner.
+	maxBusyKills = 3
 	// flushTimeout is the time limit of the last commit of an executor that stops.
 	flushTimeout = 3 * time.Second
 )
 
-// codeBusy is the code of the runner's refusal while it runs another execution.
-const codeBusy = "BUSY"
+// codeRunnerBusy is the code of the runner's refusal while it runs another execution.
+const codeRunnerBusy = "BUSY"
 
 // errUnresponsive is returned when the runner does not end the turn after a kill.
 var errUnresponsive = errors.New("the runner does not end the turn")
@@ -47,7 +47,7 @@ type follower struct {
 	waiting sync.WaitGroup
 
 	commits *commits.Buffer
-	ended   *translate.Ended
+	ended   *translate.TurnEnd
 	gap     string // message about lines that are missing in the journal; "" if none is missing
 	done    bool   // the terminal event is stored
 
@@ -60,7 +60,7 @@ type follower struct {
 	adopted          bool // the runner was already running the execution when it sent its hello
 	attachedRecorded bool // execution_attached is in the log, or pending
 	fullRecorded     bool // the event about output that waits for room in the store is in the log, or pending
-	replies          chan reply
+	replies          chan commandReply
 
 	controls    *controls.Watch
 	readingLife bool
@@ -76,19 +76,19 @@ type follower struct {
 	maintenance  *maintenance.Maintainer
 	pauseRefused bool // the log says that the sandbox cannot be paused
 
-	approvals approvals
+	approvals verdictQueue
 }
 
 // A reply is a runner's reply to a command.
-type reply struct {
+type commandReply struct {
 	op   runner.Op
 	link *link.Link // over which the command was sent
 	err  error
 }
 
-// follow copies the runner's journal to the log until the terminal event is stored; then it returns nil. An error
+// followJournal copies the runner's journal to the log until the terminal event is stored; then it returns nil. An error
 // wraps agents.ErrLost, run.ErrFenced or permits.ErrStopping, or is an error of the log.
-func (t *turn) follow(ctx context.Context) error {
+func (t *turn) followJournal(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	f := t.newFollower(ctx)
 	defer f.close(cancel)
@@ -99,7 +99,7 @@ func (t *turn) follow(ctx context.Context) error {
 	for {
 		f.readLines()
 		if f.gap != "" {
-			return f.abort(ctx, events.ExecutionFailed{Code: translate.CodeGap, Message: f.gap})
+			return f.abortTurn(ctx, events.ExecutionFailed{Code: translate.CodeJournalGap, Message: f.gap})
 		}
 		if f.ended != nil && f.commits.IsIdle() {
 			return f.finish(ctx)
@@ -109,15 +109,15 @@ func (t *turn) follow(ctx context.Context) error {
 		if err := f.sendQuery(ctx); err != nil || f.done {
 			return err
 		}
-		if err := f.escalate(); err != nil {
-			return f.abort(ctx, f.stop.Outcome(events.Usage{}))
+		if err := f.takeStopStep(); err != nil {
+			return f.abortTurn(ctx, f.stop.TerminalEvent(events.Usage{}))
 		}
 		f.sendVerdicts()
 		if err := f.pause(ctx); err != nil {
 			return err
 		}
 		f.maintain()
-		if err := f.wait(ctx, beat.C); err != nil || f.done {
+		if err := f.waitForEvent(ctx, beat.C); err != nil || f.done {
 			return err
 		}
 	}
@@ -126,14 +126,14 @@ func (t *turn) follow(ctx context.Context) error {
 // newFollower returns a follower of the turn's agent, for which the caller calls close.
 func (t *turn) newFollower(ctx context.Context) *follower {
 	f := &follower{
-		turn: t, ctx: ctx, replies: make(chan reply, 8), lifeRead: make(chan lifeResult, 1),
+		turn: t, ctx: ctx, replies: make(chan commandReply, 8), lifeRead: make(chan lifeResult, 1),
 		commits: commits.New(t.Execution, t.w.cfg.Window), stop: stopping.New(t.w.cfg.KillAfter),
 		output:   t.meterOutput(),
 		controls: t.w.controls.Watch(t.Session.LifeHead), life: &t.Session.Life, lifeSeq: t.Session.LifeHead.Seq,
 		maintenance: maintenance.New(t.w.maintenance, t.meter),
-		approvals:   newApprovals(t.Session.Run.Approved),
+		approvals:   newVerdictQueue(t.Session.Run.Approved),
 	}
-	f.stop.Update(t.Control(), t.deadline(), t.w.deps.Now())
+	f.stop.SetControl(t.Control(), t.deadline(), t.w.deps.Now())
 	return f
 }
 
@@ -147,16 +147,16 @@ func (f *follower) close(cancel context.CancelFunc) {
 	f.commits.Close()
 }
 
-// wait blocks until one event of the loop happens, and handles it: lines or the end of the stream, the result of a commit, of a call of the
+// waitForEvent blocks until one event of the loop happens, and handles it: lines or the end of the stream, the result of a commit, of a call of the
 // runner, of a load of the life or of maintenance, a sent verdict or a granted slot, the beat, a change of the session, or the stop of this executor. An error ends the loop.
-func (f *follower) wait(ctx context.Context, beat <-chan time.Time) error {
+func (f *follower) waitForEvent(ctx context.Context, beat <-chan time.Time) error {
 	select {
 	case <-f.linesReady():
 	case <-f.streamEnded():
 		return f.reconnect(ctx)
 	case r := <-f.commits.Done():
 		err := f.commits.Finish(r)
-		_ = f.checkBudgets(nil) // updateLife logs the error
+		_ = f.checkBudgets(nil) // handleLoadedLife logs the error
 		return err
 	case <-f.commits.Timer():
 	case r := <-f.replies:
@@ -164,19 +164,19 @@ func (f *follower) wait(ctx context.Context, beat <-chan time.Time) error {
 	case v := <-f.approvals.sent:
 		return f.handleVerdictSent(v)
 	case release := <-f.approvals.granted:
-		f.holdSlot(release)
+		f.setSlotPermit(release)
 	case l := <-f.lifeRead:
-		return f.updateLife(l)
+		return f.handleLoadedLife(l)
 	case p := <-f.maintenance.Done():
 		return f.recordMaintenance(ctx, p)
 	case <-beat:
 		f.handleBeat()
 	case <-f.changed:
-		f.readLife(eventlog.Leader)
+		f.loadLife(eventlog.Leader)
 	case <-f.controls.Changed():
-		f.readLife(eventlog.Leader)
+		f.loadLife(eventlog.Leader)
 	case <-bus.Draining(f.ctx):
-		return f.handover(ctx)
+		return f.handOver(ctx)
 	case <-ctx.Done():
 		return ctx.Err()
 	}
@@ -216,7 +216,7 @@ func (f *follower) readHello() {
 	f.startAfter = hello.Last
 	f.translator.Last = max(f.translator.Last, min(hello.First-min(hello.First, 1), f.Session.Run.Sandbox.N)) // the runner drops lines that are in the log
 	if hello.First > f.translator.Last+1 {
-		for _, r := range f.translator.Missing(hello.First-1, f.w.deps.Now().UTC()) {
+		for _, r := range f.translator.TranslateMissing(hello.First-1, f.w.deps.Now().UTC()) {
 			f.handleResult(r)
 		}
 	}
@@ -243,54 +243,54 @@ func (f *follower) recordAttached() {
 }
 
 // sendQuery sends the query, which starts the execution in the runner, once the older lines of the journal were read. If the runner runs
-// another execution, sendQuery kills that first. It returns permits.ErrNoneFree if no slot is free; another job then tries again.
+// another execution, sendQuery kills that first. It returns permits.ErrNoPermit if no slot is free; another job then tries again.
 func (f *follower) sendQuery(ctx context.Context) error {
 	if f.queried || f.ended != nil || f.translator.Last < f.startAfter {
 		return nil
 	}
 	if f.killFirst {
 		f.queried = true
-		f.send(runner.Command{Op: runner.OpKill, Epoch: f.Epoch})
+		f.sendCommand(runner.Command{Op: runner.OpKill, Epoch: f.Epoch})
 		return nil
 	}
 	if !f.slot.TryAcquire() {
 		return f.leaveWithoutSlot(ctx)
 	}
 	f.queried = true
-	f.send(runner.Command{Op: runner.OpStart, Epoch: f.Epoch, Query: f.query()})
+	f.sendCommand(runner.Command{Op: runner.OpStart, Epoch: f.Epoch, Query: f.newQuery()})
 	return nil
 }
 
 // leaveWithoutSlot ends a turn that has neither a slot nor a running agent. If a control has stopped the execution, leaveWithoutSlot cancels
-// it. Otherwise it returns permits.ErrNoneFree, and the execution waits for a slot.
+// it. Otherwise it returns permits.ErrNoPermit, and the execution waits for a slot.
 func (f *follower) leaveWithoutSlot(ctx context.Context) error {
 	if err := f.commits.Flush(ctx); err != nil {
 		return err
 	}
 	if f.Control().N > 0 {
 		f.done = true
-		return f.cancel(ctx)
+		return f.cancelExecution(ctx)
 	}
-	return permits.ErrNoneFree
+	return permits.ErrNoPermit
 }
 
-// send sends a command to the runner and returns at once. f.replies receives the reply, or an error if there is none within callTimeout.
-func (f *follower) send(c runner.Command) {
+// sendCommand sends a command to the runner and returns at once. f.replies receives the reply, or an error if there is none within runnerCallTimeout.
+func (f *follower) sendCommand(c runner.Command) {
 	l := f.agent.Link
 	f.waiting.Go(func() {
-		ctx, cancel := context.WithTimeout(f.ctx, callTimeout)
+		ctx, cancel := context.WithTimeout(f.ctx, runnerCallTimeout)
 		defer cancel()
 		_, err := l.Call(ctx, c)
 		select {
-		case f.replies <- reply{c.Op, l, err}:
+		case f.replies <- commandReply{c.Op, l, err}:
 		case <-f.ctx.Done():
 		}
 	})
 }
 
 // handleReply handles the runner's reply to a command. A refused query fails the execution, unless the runner runs another execution: then
-// that is killed and the query is sent again, up to maxBusy times. An error ends the loop.
-func (f *follower) handleReply(ctx context.Context, r reply) error {
+// that is killed and the query is sent again, up to maxBusyKills times. An error ends the loop.
+func (f *follower) handleReply(ctx context.Context, r commandReply) error {
 	if r.link != f.agent.Link {
 		return nil // of an earlier stream
 	}
@@ -306,8 +306,8 @@ func (f *follower) handleReply(ctx context.Context, r reply) error {
 		f.accepted = true
 		return nil
 	case r.op == runner.OpStart && errors.As(r.err, &refused):
-		if refused.Code == codeBusy {
-			if f.busyCount++; f.busyCount > maxBusy {
+		if refused.Code == codeRunnerBusy {
+			if f.busyCount++; f.busyCount > maxBusyKills {
 				if err := f.commits.Flush(ctx); err != nil {
 					return err
 				}
@@ -321,7 +321,7 @@ func (f *follower) handleReply(ctx context.Context, r reply) error {
 		return nil
 	}
 	f.Log.Warn("a command to the runner failed", "op", r.op, "error", r.err)
-	f.stop.Undelivered(r.op)
+	f.stop.RecordUndelivered(r.op)
 	if r.op == runner.OpStart {
 		// The runner hangs or the stream is broken; the hello of a new stream shows which.
 		f.agent.Link.Close()
@@ -343,7 +343,7 @@ func (f *follower) reconnect(ctx context.Context) error {
 		return err
 	}
 	wasAccepted := f.accepted
-	if err := f.reattach(ctx); err != nil {
+	if err := f.reopenAgentStream(ctx); err != nil {
 		if errors.Is(err, agents.ErrLost) {
 			if err := f.commits.Flush(ctx); err != nil {
 				return err
@@ -356,7 +356,7 @@ func (f *follower) reconnect(ctx context.Context) error {
 		// The query was accepted, so that its end is in the journal.
 		f.queried, f.accepted = true, true
 	}
-	f.stop.Reconnected()
-	f.approvals.reconnected()
+	f.stop.RecordReconnected()
+	f.approvals.resendAll()
 	return nil
 }

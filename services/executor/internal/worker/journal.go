@@ -18,10 +18,10 @@ func (f *follower) readLines() {
 		}
 		now := f.w.deps.Now().UTC()
 		if it.Line == nil {
-			f.handleResult(f.translator.Garbage(f.garbageID(), it.Garbage, it.TooLong, now))
+			f.handleResult(f.translator.TranslateGarbage(f.garbageID(), it.Garbage, it.TooLong, now))
 			continue
 		}
-		for _, r := range f.translator.Line(*it.Line, now) {
+		for _, r := range f.translator.TranslateLine(*it.Line, now) {
 			f.handleResult(r)
 		}
 	}
@@ -114,7 +114,7 @@ func (f *follower) cutOutput(message string) {
 	if message == "" {
 		return
 	}
-	f.stop.Exceed(budgets.CodeOutput, message, f.w.deps.Now())
+	f.stop.RecordExceeded(budgets.CodeOutput, message, f.w.deps.Now())
 	if err := f.commits.Add(f.NewEvents(events.Error{Code: budgets.CodeOutput, Message: message})...); err != nil {
 		f.Log.Error("the event about the cut output could not be recorded", "error", err)
 	}

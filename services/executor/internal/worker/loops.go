@@ -34,11 +34,11 @@ func (t *turn) restoreLoops(ctx context.Context) error {
 
 // checkLoops stops the turn, or adds a warning to the log, if the event shows that the agent repeats a tool call or that sub-agents
 // start sub-agents too deep.
-func (f *follower) checkLoops(e events.Event) { f.handleFinding(f.loops.Event(e)) }
+func (f *follower) checkLoops(e events.Event) { f.handleFinding(f.loops.HandleEvent(e)) }
 
 // checkRestoredLoops does the same for the events that earlier executors have stored.
 func (f *follower) checkRestoredLoops() {
-	for _, found := range f.loops.Pending() {
+	for _, found := range f.loops.PendingFindings() {
 		f.handleFinding(found)
 	}
 }
@@ -54,6 +54,6 @@ func (f *follower) handleFinding(found loops.Finding) {
 		}
 	}
 	if found.Code != "" {
-		f.stop.Exceed(found.Code, found.Message, f.w.deps.Now())
+		f.stop.RecordExceeded(found.Code, found.Message, f.w.deps.Now())
 	}
 }

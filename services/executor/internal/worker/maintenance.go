@@ -13,13 +13,13 @@ func (f *follower) maintain() {
 	if !f.commits.IsIdle() || f.ended != nil {
 		return
 	}
-	f.maintenance.Start(f.ctx, maintenance.Turn{Session: f.Session, Life: f.life, Epoch: f.Epoch, Link: f.agent.Link, Accepted: f.accepted})
+	f.maintenance.StartPass(f.ctx, maintenance.Turn{Session: f.Session, Life: f.life, Epoch: f.Epoch, Link: f.agent.Link, Accepted: f.accepted})
 }
 
 // recordMaintenance appends the events of a pass of maintenance, and the usage that the egress proxy reported in it. It logs the
 // error of the pass. If the proxy has lost the agent's MCP servers in a restart, recordMaintenance registers them again.
 func (f *follower) recordMaintenance(ctx context.Context, p maintenance.Pass) error {
-	f.maintenance.Finish(p)
+	f.maintenance.FinishPass(p)
 	if p.Err != nil && ctx.Err() == nil {
 		f.Log.Warn("the maintenance of the workspace, or of the egress proxy's journal, failed; trying again", "error", p.Err)
 	}
@@ -30,14 +30,14 @@ func (f *follower) recordMaintenance(ctx context.Context, p maintenance.Pass) er
 	if err := f.commits.Flush(ctx); err != nil {
 		return err
 	}
-	_ = f.checkBudgets(list) // updateLife logs the error
+	_ = f.checkBudgets(list) // handleLoadedLife logs the error
 	if err := f.Append(ctx, list); err != nil {
 		return err
 	}
 	if len(p.Lines) > 0 {
 		f.w.proxy.Acknowledge(ctx, f.Session.Run)
 	}
-	if f.meter.Forgot(p.Lines) {
+	if f.meter.HasForgottenServers(p.Lines) {
 		f.Log.Warn("the egress proxy has restarted without the agent's MCP servers: they are registered again")
 		return f.w.sandboxes.Retry(ctx, f.agent.Sandbox, func() error { return f.meter.Register(ctx, f.agent.Sandbox) })
 	}

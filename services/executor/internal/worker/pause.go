@@ -46,13 +46,13 @@ func (f *follower) pause(ctx context.Context) error {
 		return f.flushFacts(ctx, events.Error{Code: "PAUSE_UNSUPPORTED", Message: "sandboxes of provider " + f.w.cfg.Provider + " cannot be paused; the execution goes on"})
 	}
 	id := f.Session.Run.Sandbox.ID
-	if n, err := f.w.proxy.OpenRequests(ctx, id); err != nil || n > 0 {
+	if n, err := f.w.proxy.OpenModelRequests(ctx, id); err != nil || n > 0 {
 		return nil // tried again with the next beat
 	}
 	if err := f.commits.Flush(ctx); err != nil {
 		return err
 	}
-	f.detach()
+	f.closeAgentStream()
 	if err := p.Pause(ctx, id); err != nil {
 		return fmt.Errorf("pause sandbox %s: %w", id, err)
 	}

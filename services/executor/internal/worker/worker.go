@@ -95,9 +95,9 @@ type Leases interface {
 	Lives(ctx context.Context, executor string) (bool, error)
 }
 
-// Deltas publishes the text of unfinished blocks, and reads it again.
-type Deltas interface {
-	openblocks.Deltas
+// DeltaStream publishes the text of unfinished blocks, and reads it again.
+type DeltaStream interface {
+	openblocks.DeltaReader
 	// Publish sends a delta without waiting. A lost delta is no loss: the complete block has the text.
 	Publish(tenant, session string, d events.Delta) error
 	// Position returns a sequence of DELTAS that precedes all later deltas; 0 if none is known.
@@ -117,7 +117,7 @@ type Deps struct {
 	Sessions eventlog.Sessions
 	Sandbox  sandbox.Provider
 	Leases   Leases
-	Deltas   Deltas
+	Deltas   DeltaStream
 	Jobs     message.Publisher // of jobs that are for another engine; deduplicates by message id
 	Logger   *slog.Logger
 	Now      func() time.Time
@@ -129,7 +129,7 @@ type Worker struct {
 	deps    Deps
 	metrics *metrics.Metrics
 
-	handling    *handling.Set
+	handling    *handling.SessionSet
 	references  *references.Resolver
 	sandboxes   *sandboxes.Manager
 	proxy       *metering.Proxy
@@ -152,17 +152,17 @@ type Worker struct {
 func New(cfg Config, d Deps) *Worker {
 	w := &Worker{
 		metrics: metrics.New(), cfg: cfg, deps: d,
-		handling: handling.NewSet(), idlePermits: permits.New(max(2, cfg.Slots/2), 0, nil),
+		handling: handling.NewSessionSet(), idlePermits: permits.New(max(2, cfg.Slots/2), 0, nil),
 	}
 	w.proxy = &metering.Proxy{Egress: d.Egress, Engine: cfg.Engine, Now: d.Now, Logger: d.Logger}
-	w.sandboxes = &sandboxes.Manager{Provider: d.Sandbox, Patience: cfg.EngineGone, Logger: d.Logger, Created: w.metrics.Created}
+	w.sandboxes = &sandboxes.Manager{Provider: d.Sandbox, Patience: cfg.EngineGone, Logger: d.Logger, Created: w.metrics.CountCreation}
 	if d.Egress != nil {
 		w.sandboxes.Egress = w.proxy
 	}
-	w.runlog = &runlog.Writer{Sessions: d.Sessions, Executor: cfg.Executor, Rate: cfg.Rate, Now: d.Now, Stored: w.metrics.Stored}
+	w.runlog = &runlog.Writer{Sessions: d.Sessions, Executor: cfg.Executor, Rate: cfg.Rate, Now: d.Now, Stored: w.metrics.CountEnds}
 	w.controls = controls.New(controls.Config{Log: d.Sessions.Log, Every: cfg.Beat, Logger: d.Logger})
 	w.openBlocks = &openblocks.Reader{Sessions: d.Sessions, Deltas: d.Deltas, Now: d.Now, Logger: d.Logger}
-	w.contents = &contents.Manager{Store: d.Workspaces, Sessions: d.Sessions, Now: d.Now, Measured: w.metrics.Snapshot}
+	w.contents = &contents.Manager{Store: d.Workspaces, Sessions: d.Sessions, Now: d.Now, Measured: w.metrics.CountSnapshot}
 	w.dialer = &agents.Dialer{Sandboxes: d.Sandbox, Provider: cfg.Provider, Engine: cfg.Engine, Patience: cfg.EngineGone, Logger: d.Logger}
 	w.agents = agents.NewRegistry(cfg.WarmMemory, d.Now, d.Logger)
 	_, adoptable := d.Sandbox.(sandbox.Adopter)
@@ -176,7 +176,7 @@ func New(cfg Config, d Deps) *Worker {
 	w.idle = idle.New(idle.Config{
 		Executor: cfg.Executor, ProviderName: cfg.Provider, Engine: cfg.Engine, Abandoned: cfg.EngineGone, SandboxLife: cfg.SandboxLife, Beat: cfg.Beat,
 		Provider: d.Sandbox, Store: d.Workspaces, Sessions: d.Sessions, Leases: d.Leases, Permits: w.idlePermits, Handling: w.handling, Runs: w.runlog, Contents: w.contents,
-		Sandboxes: w.sandboxes, Dialer: w.dialer, Agents: w.agents, Pool: w.pool, EgressEvents: w.proxy.LastEvents, Logger: d.Logger, Now: d.Now,
+		Sandboxes: w.sandboxes, Dialer: w.dialer, Agents: w.agents, Pool: w.pool, EgressEvents: w.proxy.UnstoredEvents, Logger: d.Logger, Now: d.Now,
 	})
 	w.jobs = &jobs.Handler{
 		Executor: cfg.Executor, Sessions: d.Sessions, Handling: w.handling, Runs: w.runlog, Turns: w, Idle: w.idle, Jobs: d.Jobs, Logger: d.Logger,
@@ -189,10 +189,10 @@ func New(cfg Config, d Deps) *Worker {
 	w.provisioner = provision.New(provision.Config{
 		ProviderName: cfg.Provider, Engine: cfg.Engine, Beat: cfg.Beat, Registries: cfg.Registries, Proxied: d.Egress != nil, MaxSandboxes: w.admission.MaxSandboxes,
 		Provider: d.Sandbox, Sandboxes: w.sandboxes, Dialer: w.dialer, Agents: w.agents, Pool: w.pool, Idle: w.idle, Contents: w.contents, OpenBlocks: w.openBlocks,
-		NewID: func() (string, error) { return w.runlog.NewID(events.KindSandbox) }, Pooled: w.metrics.Pooled, Now: d.Now,
+		NewID: func() (string, error) { return w.runlog.NewID(events.KindSandbox) }, Pooled: w.metrics.CountPooled, Now: d.Now,
 	})
 	if d.Metrics != nil {
-		w.metrics.Register(d.Metrics, metrics.Sources{Slots: cfg.Slots, Executions: w.handling.Executions, Agents: w.agents.Count, Pool: cfg.Pool, Ready: w.pool.Ready})
+		w.metrics.Register(d.Metrics, metrics.Sources{Slots: cfg.Slots, Executions: w.handling.CountExecutions, Agents: w.agents.Count, Pool: cfg.Pool, Ready: w.pool.ReadyCount})
 	}
 	return w
 }
@@ -209,11 +209,11 @@ func (w *Worker) Handle(ctx context.Context, msg *message.Message) error {
 	return w.jobs.Handle(ctx, msg)
 }
 
-// Working returns the number of executions that this executor runs, by tenant.
-func (w *Worker) Working() map[string]int { return w.admission.RunningByTenant() }
+// RunningByTenant returns the number of executions that this executor runs, by tenant.
+func (w *Worker) RunningByTenant() map[string]int { return w.admission.RunningByTenant() }
 
-// Hint makes the turn of a session, if one runs here, read the session's new events at once. id is the session's id.
-func (w *Worker) Hint(id string) { w.handling.Wake(id) }
+// WakeTurn makes the turn of a session, if one runs here, read the session's new events at once. id is the session's id.
+func (w *Worker) WakeTurn(id string) { w.handling.Wake(id) }
 
 // Answer returns what this executor does for a session, for another executor that has work for that session. If this
 // executor works on an idle sandbox, Answer makes that work check whether it has to stop.

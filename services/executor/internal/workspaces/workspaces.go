@@ -116,9 +116,9 @@ func (w *Workspaces) Provide(ctx context.Context, box sandbox.Sandbox, t events.
 // errUploadMismatch is returned for content whose SHA-256 differs from that of the upload.
 var errUploadMismatch = errors.New("its content is not what was uploaded")
 
-// fenceEvery is the time after which the fence is called again while content is read, because the files of an archive
+// fenceInterval is the time after which the fence is called again while content is read, because the files of an archive
 // are written one by one.
-const fenceEvery = time.Second
+const fenceInterval = time.Second
 
 // checkedContent is a reader of uploaded content. It fails at the end if the hash is wrong, and at once if the fence
 // returns an error, so that the content is not put in place.
@@ -137,7 +137,7 @@ func (c *checkedContent) Read(p []byte) (int, error) {
 	if end && hex.EncodeToString(c.sum.Sum(nil)) != c.want {
 		return n, errUploadMismatch
 	}
-	if end || time.Since(c.asked) >= fenceEvery {
+	if end || time.Since(c.asked) >= fenceInterval {
 		if ferr := c.fence(); ferr != nil {
 			return 0, ferr
 		}

@@ -24,14 +24,14 @@ type Registration struct {
 
 	// Upstreams are MCP servers that the sandbox reaches at /mcp/<name>. The proxy keeps them in memory only: after its
 	// restart the executor registers the sandbox again.
-	Upstreams []Upstream `json:"upstreams,omitempty"`
+	Upstreams []MCPServer `json:"upstreams,omitempty"`
 
 	Budgets []Budget  `json:"budgets,omitempty"` // that the sandbox's model calls are charged to
 	Routes  *[]string `json:"routes,omitempty"`  // names of the only routes that the sandbox reaches; nil means all
 }
 
-// Upstream is an MCP server, with headers that the sandbox does not see.
-type Upstream struct {
+// MCPServer is an MCP server, with headers that the sandbox does not see.
+type MCPServer struct {
 	Name    string            `json:"name"` // 1 to 64 characters of A-Z, a-z, 0-9, - and _
 	URL     string            `json:"url"`  // http or https; its host needs no entry in Allow
 	Headers map[string]string `json:"headers,omitempty"`
@@ -47,8 +47,8 @@ type Budget struct {
 	Spent   events.BudgetUsage `json:"spent,omitzero"`
 }
 
-// State is what the egress proxy knows about a registered sandbox.
-type State struct {
+// SandboxState is what the egress proxy knows about a registered sandbox.
+type SandboxState struct {
 	Sandbox           string   `json:"sandbox"`
 	Tenant            string   `json:"tenant,omitempty"`
 	Session           string   `json:"session,omitempty"`
@@ -65,8 +65,8 @@ type State struct {
 	Authority         string   `json:"authority,omitempty"` // PEM: the certificate for the sandbox to trust, valid for hosts with methods in Allow; "" without such hosts
 }
 
-// Line is a line of a sandbox's journal, on disk and in the answers of the API.
-type Line struct {
+// JournalLine is a line of a sandbox's journal, on disk and in the answers of the API.
+type JournalLine struct {
 	N         uint64          `json:"n"` // 1, 2, 3, … without a gap
 	Type      events.Type     `json:"type"`
 	Time      time.Time       `json:"time"`
@@ -74,8 +74,8 @@ type Line struct {
 	Data      json.RawMessage `json:"data"` // an events.EgressDenied or events.ModelCalled
 }
 
-// Ack is the body of an acknowledgement: the proxy may forget lines.
-type Ack struct {
+// AckRequest is the body of an acknowledgement: the proxy may forget lines.
+type AckRequest struct {
 	Journal string `json:"journal"` // of another journal than the sandbox's: nothing is forgotten
 	Line    uint64 `json:"line"`    // the last line to forget
 	Epoch   uint64 `json:"epoch"`   // AnyEpoch
@@ -102,8 +102,8 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Code + ": " + e.Detail }
 
-// Invalid returns an *Error of CodeInvalid.
-func Invalid(field, format string, args ...any) error {
+// InvalidFieldError returns an *Error of CodeInvalid.
+func InvalidFieldError(field, format string, args ...any) error {
 	return &Error{Code: CodeInvalid, Field: field, Detail: fmt.Sprintf(format, args...)}
 }
 

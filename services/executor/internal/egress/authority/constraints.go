@@ -13,7 +13,7 @@ import (
 	"github.com/spoolhq/spool/pkg/egress"
 )
 
-// Trust returns the certificate, in PEM, that a sandbox with the given allowlist
+// TrustCertificate returns the certificate, in PEM, that a sandbox with the given allowlist
 // entries trusts. It returns "" if no entry has methods, because the proxy ends TLS
 // for no host then.
 //
@@ -23,7 +23,7 @@ import (
 // allowlist goes on to verify the hosts of that allowlist. The certificate depends on
 // the authority and on the hosts alone, not on methods, ports, order or restarts: the
 // runner replaces an agent's process when the text changes.
-func (a *Authority) Trust(entries []string) (string, error) {
+func (a *Authority) TrustCertificate(entries []string) (string, error) {
 	hosts, err := inspectedHosts(entries)
 	if err != nil || len(hosts) == 0 {
 		return "", err
@@ -35,7 +35,7 @@ func (a *Authority) Trust(entries []string) (string, error) {
 		IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true,
 		KeyUsage: x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}
-	constrain(template, hosts)
+	addNameConstraints(template, hosts)
 	// Without a source of randomness the signature is deterministic (RFC 6979).
 	der, err := x509.CreateCertificate(nil, template, template, a.key.Public(), a.key)
 	if err != nil {
@@ -74,11 +74,11 @@ func (a *Authority) serialFor(hosts []egress.Host) *big.Int {
 	return new(big.Int).SetBytes(b)
 }
 
-// constrain adds critical name constraints that permit hosts and nothing else. A kind
+// addNameConstraints adds critical name constraints that permit hosts and nothing else. A kind
 // of name without a permitted subtree is unlimited (RFC 5280 section 4.2.1.10), so each
 // kind without a host is excluded as a whole. IPv4 and IPv6 count as two kinds, as some
 // verifiers have it.
-func constrain(c *x509.Certificate, hosts []egress.Host) {
+func addNameConstraints(c *x509.Certificate, hosts []egress.Host) {
 	c.PermittedDNSDomainsCritical = true // of all constraints
 	var v4, v6 bool
 	for _, h := range hosts {

@@ -31,8 +31,8 @@ type Store struct {
 	counting map[*Journal]bool // with counted denials that have no line yet
 }
 
-// retryAfter is the pause after a failed write to disk.
-const retryAfter = time.Second
+// writeRetryPause is the pause after a failed write to disk.
+const writeRetryPause = time.Second
 
 // NewStore returns a Store, which writes nothing before Run is called.
 func NewStore(cfg Config) *Store {
@@ -59,7 +59,7 @@ func NewStore(cfg Config) *Store {
 }
 
 // Open opens the journal in a folder, or creates one.
-func (s *Store) Open(dir string) (*Journal, error) { return open(dir, s) }
+func (s *Store) Open(dir string) (*Journal, error) { return openJournal(dir, s) }
 
 // Forget removes a journal from the store, before its folder is deleted.
 func (s *Store) Forget(j *Journal) {
@@ -106,14 +106,14 @@ func (s *Store) Run(ctx context.Context) error {
 		var tick <-chan time.Time
 		switch {
 		case dirty: // only after a failed write: otherwise all lines are flushed below
-			tick = time.After(retryAfter)
+			tick = time.After(writeRetryPause)
 		case counting:
-			tick = time.After(countFor / 4)
+			tick = time.After(denialCountTime / 4)
 		}
 		select {
 		case <-ctx.Done():
-			s.addCounted(true)
-			return s.flush()
+			s.addCountedDenials(true)
+			return s.flushJournals()
 		case <-tick:
 		case <-s.wake:
 			select {
@@ -121,15 +121,15 @@ func (s *Store) Run(ctx context.Context) error {
 			case <-time.After(s.batch):
 			}
 		}
-		s.addCounted(false)
-		if err := s.flush(); err != nil {
+		s.addCountedDenials(false)
+		if err := s.flushJournals(); err != nil {
 			s.log.Error("journal lines are not written yet", "error", err)
 		}
 	}
 }
 
-// addCounted adds the lines of denials whose window has ended, or of all counted denials.
-func (s *Store) addCounted(all bool) {
+// addCountedDenials adds the lines of denials whose window has ended, or of all counted denials.
+func (s *Store) addCountedDenials(all bool) {
 	s.mu.Lock()
 	list := make([]*Journal, 0, len(s.counting))
 	for j := range s.counting {
@@ -137,19 +137,19 @@ func (s *Store) addCounted(all bool) {
 	}
 	s.mu.Unlock()
 	for _, j := range list {
-		j.addCounted(time.Now(), all)
+		j.addCountedDenials(time.Now(), all)
 	}
 }
 
-// flush writes the pending lines of all journals, and returns the first error.
-func (s *Store) flush() error {
+// flushJournals writes the pending lines of all journals, and returns the first error.
+func (s *Store) flushJournals() error {
 	s.mu.Lock()
 	dirty := s.dirty
 	s.dirty = map[*Journal]bool{}
 	s.mu.Unlock()
 	var first error
 	for j := range dirty {
-		if err := j.flush(); err != nil {
+		if err := j.flushLines(); err != nil {
 			s.mu.Lock()
 			s.dirty[j] = true
 			s.mu.Unlock()

@@ -25,7 +25,7 @@ type rates struct {
 	CacheWriteHour *float64 `yaml:"cacheWriteHour"`
 }
 
-type longRates struct {
+type longContextRates struct {
 	Over  uint64 `yaml:"over"`
 	rates `yaml:",inline"`
 }
@@ -34,7 +34,7 @@ type price struct {
 	Provider string `yaml:"provider"`
 	Model    string `yaml:"model"`
 	rates    `yaml:",inline"`
-	Long     *longRates `yaml:"long"`
+	Long     *longContextRates `yaml:"long"`
 }
 
 // Prices is an immutable table of the prices of models' tokens.
@@ -115,8 +115,8 @@ func (r rates) check() error {
 // modelSuffix matches what may follow a model's name, such as a date, for the price to apply.
 var modelSuffix = regexp.MustCompile(`^([-@](latest|v?\d{4,8}|\d{4}-\d{2}-\d{2}))?([:@].*)?$`)
 
-// find returns the entry with the longest name that matches a model.
-func (t Prices) find(provider, model string) (price, bool) {
+// findPrice returns the entry with the longest name that matches a model.
+func (t Prices) findPrice(provider, model string) (price, bool) {
 	var best price
 	found := false
 	for _, p := range t.models {
@@ -132,15 +132,15 @@ func (t Prices) find(provider, model string) (price, bool) {
 	return best, found
 }
 
-// Known reports whether the table has a price for a model, and returns the name of the entry.
-func (t Prices) Known(provider, model string) (string, bool) {
-	p, ok := t.find(provider, model)
+// EntryName reports whether the table has a price for a model, and returns the name of the entry.
+func (t Prices) EntryName(provider, model string) (string, bool) {
+	p, ok := t.findPrice(provider, model)
 	return p.Model, ok
 }
 
 // Cost returns the cost of an answer in US dollars, and the version of the table. Without a price it returns 0 and "".
 func (t Prices) Cost(provider, model string, r Result) (float64, string) {
-	p, ok := t.find(provider, model)
+	p, ok := t.findPrice(provider, model)
 	if !ok {
 		return 0, ""
 	}

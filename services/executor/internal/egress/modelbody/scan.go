@@ -9,8 +9,8 @@ import (
 
 // Bounds of a body.
 const (
-	maxDepth   = 512
-	linearKeys = 16 // largest number of keys of an object that are compared one by one
+	maxNestingDepth = 512
+	maxLinearKeys   = 16 // largest number of keys of an object that are compared one by one
 )
 
 // UnreadableError is returned for a body that two parsers could read in two ways.
@@ -34,8 +34,8 @@ type scanner struct {
 	model  string
 }
 
-// value describes a JSON value that the scanner has read.
-type value struct {
+// scannedValue describes a JSON value that the scanner has read.
+type scannedValue struct {
 	kind    byte   // the first byte: { [ " t f n, or 0 for a number
 	text    []byte // of a string, with its escapes
 	escaped bool   // text has escapes
@@ -43,7 +43,7 @@ type value struct {
 }
 
 // string returns a string's text, "" for any other value.
-func (v value) string() string {
+func (v scannedValue) string() string {
 	if !v.escaped {
 		return string(v.text)
 	}
@@ -65,12 +65,12 @@ func (s *scanner) unreadableError(reason string) error {
 }
 
 // readDocument reads a whole body, which is one object.
-func (s *scanner) readDocument(in place) error {
+func (s *scanner) readDocument(in location) error {
 	if !utf8.Valid(s.body) {
 		return s.unreadableError("it is not UTF-8")
 	}
 	s.skipSpace()
-	if s.peek() != '{' {
+	if s.peekByte() != '{' {
 		return s.unreadableError("it is not an object")
 	}
 	if _, err := s.readValue(in); err != nil {
@@ -83,8 +83,8 @@ func (s *scanner) readDocument(in place) error {
 	return nil
 }
 
-// peek returns the next byte, 0 at the end; a zero byte is valid nowhere outside of strings.
-func (s *scanner) peek() byte {
+// peekByte returns the next byte, 0 at the end; a zero byte is valid nowhere outside of strings.
+func (s *scanner) peekByte() byte {
 	if s.at < len(s.body) {
 		return s.body[s.at]
 	}
@@ -103,26 +103,26 @@ func (s *scanner) skipSpace() {
 }
 
 // readValue reads a value. in is the position of the value in the request.
-func (s *scanner) readValue(in place) (value, error) {
-	switch c := s.peek(); {
+func (s *scanner) readValue(in location) (scannedValue, error) {
+	switch c := s.peekByte(); {
 	case c == '"':
 		text, escaped, err := s.readString()
-		return value{kind: '"', text: text, escaped: escaped, present: len(text) > 0}, err
+		return scannedValue{kind: '"', text: text, escaped: escaped, present: len(text) > 0}, err
 	case c == '{':
 		return s.readObject(in)
 	case c == '[':
 		return s.readArray(in)
 	case c == 't':
-		return value{kind: c, present: true}, s.skipWord("true")
+		return scannedValue{kind: c, present: true}, s.skipLiteral("true")
 	case c == 'f':
-		return value{kind: c}, s.skipWord("false")
+		return scannedValue{kind: c}, s.skipLiteral("false")
 	case c == 'n':
-		return value{kind: c}, s.skipWord("null")
+		return scannedValue{kind: c}, s.skipLiteral("null")
 	}
-	return value{present: true}, s.skipNumber()
+	return scannedValue{present: true}, s.skipNumber()
 }
 
-func (s *scanner) skipWord(w string) error {
+func (s *scanner) skipLiteral(w string) error {
 	if !bytes.HasPrefix(s.body[s.at:], []byte(w)) {
 		return s.unreadableError("an unknown word")
 	}
@@ -130,35 +130,35 @@ func (s *scanner) skipWord(w string) error {
 	return nil
 }
 
-func (s *scanner) digits() bool {
+func (s *scanner) skipDigits() bool {
 	from := s.at
-	for c := s.peek(); c >= '0' && c <= '9'; c = s.peek() {
+	for c := s.peekByte(); c >= '0' && c <= '9'; c = s.peekByte() {
 		s.at++
 	}
 	return s.at > from
 }
 
 func (s *scanner) skipNumber() error {
-	if s.peek() == '-' {
+	if s.peekByte() == '-' {
 		s.at++
 	}
-	if s.peek() == '0' {
+	if s.peekByte() == '0' {
 		s.at++
-	} else if !s.digits() {
+	} else if !s.skipDigits() {
 		return s.unreadableError("no value")
 	}
-	if s.peek() == '.' {
+	if s.peekByte() == '.' {
 		s.at++
-		if !s.digits() {
+		if !s.skipDigits() {
 			return s.unreadableError("a number without its digits")
 		}
 	}
-	if c := s.peek(); c == 'e' || c == 'E' {
+	if c := s.peekByte(); c == 'e' || c == 'E' {
 		s.at++
-		if c := s.peek(); c == '+' || c == '-' {
+		if c := s.peekByte(); c == '+' || c == '-' {
 			s.at++
 		}
-		if !s.digits() {
+		if !s.skipDigits() {
 			return s.unreadableError("a number without its exponent")
 		}
 	}
@@ -183,7 +183,7 @@ func (s *scanner) readString() (text []byte, escaped bool, err error) {
 			i++
 		}
 		s.at = i
-		switch s.peek() {
+		switch s.peekByte() {
 		case '"':
 			s.at++
 			return s.body[from : s.at-1], escaped, nil
@@ -201,15 +201,15 @@ func (s *scanner) readString() (text []byte, escaped bool, err error) {
 // skipEscape reads an escape. The next byte must be a backslash.
 func (s *scanner) skipEscape() error {
 	s.at++
-	switch s.peek() {
+	switch s.peekByte() {
 	case '"', '\\', '/', 'b', 'f', 'n', 'r', 't':
 		s.at++
 		return nil
 	case 'u':
 		for range 4 {
 			s.at++
-			c := s.peek() | 0x20
-			if (c < '0' || c > '9' || s.peek() < '0') && (c < 'a' || c > 'f') {
+			c := s.peekByte() | 0x20
+			if (c < '0' || c > '9' || s.peekByte() < '0') && (c < 'a' || c > 'f') {
 				return s.unreadableError("an escape that is none")
 			}
 		}
@@ -219,41 +219,41 @@ func (s *scanner) skipEscape() error {
 	return s.unreadableError("an escape that is none")
 }
 
-// enter reads the bracket that opens an object or an array. The caller lowers s.depth at its end.
-func (s *scanner) enter() error {
+// enterNesting reads the bracket that opens an object or an array. The caller lowers s.depth at its end.
+func (s *scanner) enterNesting() error {
 	s.at++
-	if s.depth++; s.depth > maxDepth {
-		return s.unreadableError(fmt.Sprintf("more than %d levels", maxDepth))
+	if s.depth++; s.depth > maxNestingDepth {
+		return s.unreadableError(fmt.Sprintf("more than %d levels", maxNestingDepth))
 	}
 	s.skipSpace()
 	return nil
 }
 
 // readArray reads an array, whose elements have the position in, as the array itself. The next byte must be '['.
-func (s *scanner) readArray(in place) (value, error) {
-	if err := s.enter(); err != nil {
-		return value{}, err
+func (s *scanner) readArray(in location) (scannedValue, error) {
+	if err := s.enterNesting(); err != nil {
+		return scannedValue{}, err
 	}
 	defer func() { s.depth-- }()
-	if s.peek() == ']' {
+	if s.peekByte() == ']' {
 		s.at++
-		return value{kind: '['}, nil
+		return scannedValue{kind: '['}, nil
 	}
 	for {
 		if _, err := s.readValue(in); err != nil {
-			return value{}, err
+			return scannedValue{}, err
 		}
-		more, err := s.more(']')
+		more, err := s.readSeparator(']')
 		if err != nil || !more {
-			return value{kind: '[', present: true}, err
+			return scannedValue{kind: '[', present: true}, err
 		}
 	}
 }
 
-// more reads the comma or the closing bracket end after an element or a member, and reports whether another one follows.
-func (s *scanner) more(end byte) (bool, error) {
+// readSeparator reads the comma or the closing bracket end after an element or a member, and reports whether another one follows.
+func (s *scanner) readSeparator(end byte) (bool, error) {
 	s.skipSpace()
-	switch s.peek() {
+	switch s.peekByte() {
 	case ',':
 		s.at++
 		s.skipSpace()
@@ -266,43 +266,43 @@ func (s *scanner) more(end byte) (bool, error) {
 }
 
 // readObject reads an object at the position in, and checks its members by the rules of that position. The next byte must be '{'.
-func (s *scanner) readObject(in place) (value, error) {
-	if err := s.enter(); err != nil {
-		return value{}, err
+func (s *scanner) readObject(in location) (scannedValue, error) {
+	if err := s.enterNesting(); err != nil {
+		return scannedValue{}, err
 	}
 	outer := len(s.keys)
 	defer func() {
 		s.depth--
 		s.keys = s.keys[:outer]
 	}()
-	if s.peek() == '}' {
+	if s.peekByte() == '}' {
 		s.at++
-		return value{kind: '{'}, s.checkEnd(in, &object{})
+		return scannedValue{kind: '{'}, s.checkObjectEnd(in, &objectState{})
 	}
-	var o object
+	var o objectState
 	var seen map[string]bool // of the keys, once there are many
 	for {
 		key, err := s.readKey(outer, &seen)
 		if err != nil {
-			return value{}, err
+			return scannedValue{}, err
 		}
 		if err := s.checkMember(in, key, &o); err != nil {
-			return value{}, err
+			return scannedValue{}, err
 		}
-		more, err := s.more('}')
+		more, err := s.readSeparator('}')
 		if err != nil {
-			return value{}, err
+			return scannedValue{}, err
 		}
 		if !more {
-			return value{kind: '{', present: true}, s.checkEnd(in, &o)
+			return scannedValue{kind: '{', present: true}, s.checkObjectEnd(in, &o)
 		}
 	}
 }
 
 // readKey reads a key of an object and the colon after it. A key that the object already has is an error. The earlier keys are in s.keys
-// from index outer on, and in seen if there are more than linearKeys.
+// from index outer on, and in seen if there are more than maxLinearKeys.
 func (s *scanner) readKey(outer int, seen *map[string]bool) ([]byte, error) {
-	if s.peek() != '"' {
+	if s.peekByte() != '"' {
 		return nil, s.unreadableError("no key")
 	}
 	key, escaped, err := s.readString()
@@ -319,8 +319,8 @@ func (s *scanner) readKey(outer int, seen *map[string]bool) ([]byte, error) {
 				return nil, s.unreadableError("a key that stands there twice")
 			}
 		}
-		if len(own) == linearKeys {
-			*seen = make(map[string]bool, 4*linearKeys)
+		if len(own) == maxLinearKeys {
+			*seen = make(map[string]bool, 4*maxLinearKeys)
 			for _, k := range own {
 				(*seen)[string(k)] = true
 			}
@@ -335,7 +335,7 @@ func (s *scanner) readKey(outer int, seen *map[string]bool) ([]byte, error) {
 		(*seen)[string(key)] = true
 	}
 	s.skipSpace()
-	if s.peek() != ':' {
+	if s.peekByte() != ':' {
 		return nil, s.unreadableError("no colon")
 	}
 	s.at++

@@ -110,7 +110,7 @@ func (d *Dialer) Dial(ctx context.Context, t egress.Target) (net.Conn, error) {
 	}
 	var errs []error
 	for _, a := range addrs {
-		conn, err := d.connect(ctx, netip.AddrPortFrom(a, t.Port))
+		conn, err := d.dialAddress(ctx, netip.AddrPortFrom(a, t.Port))
 		if err == nil {
 			return conn, nil
 		}
@@ -122,7 +122,7 @@ func (d *Dialer) Dial(ctx context.Context, t egress.Target) (net.Conn, error) {
 	return nil, fmt.Errorf("connect to %s: %w", t, errors.Join(errs...))
 }
 
-func (d *Dialer) connect(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
+func (d *Dialer) dialAddress(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, d.cfg.Connect)
 	defer cancel()
 	return d.cfg.Dial(ctx, "tcp", to.String())

@@ -15,24 +15,24 @@ type failure struct {
 
 // Codes of failures that are not journaled as denials.
 const (
-	codeNoCredential = "NO_CREDENTIAL"
-	codeUpstream     = "UPSTREAM"
-	codeSilent       = "TIMEOUT"
-	codeFull         = "JOURNAL_FULL"
-	codeConnections  = "TOO_MANY_CONNECTIONS"
-	codeMalformed    = "MALFORMED"
-	codeBodies       = "BODIES_FULL"
+	codeNoCredential       = "NO_CREDENTIAL"
+	codeUpstream           = "UPSTREAM"
+	codeTimeout            = "TIMEOUT"
+	codeJournalFull        = "JOURNAL_FULL"
+	codeTooManyConnections = "TOO_MANY_CONNECTIONS"
+	codeMalformed          = "MALFORMED"
+	codeBodiesFull         = "BODIES_FULL"
 )
 
-// errorTypes are the error types that the APIs of Anthropic and OpenAI use, by HTTP status.
-var errorTypes = map[int]string{
+// errorTypeByStatus are the error types that the APIs of Anthropic and KindOpenAI use, by HTTP status.
+var errorTypeByStatus = map[int]string{
 	400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error", 407: "authentication_error",
 	429: "rate_limit_error", 502: "api_error", 503: "overloaded_error", 504: "timeout_error",
 }
 
-// body returns the error in a form that both Anthropic's and OpenAI's clients read.
+// body returns the error in a form that both Anthropic's and KindOpenAI's clients read.
 func (f failure) body() []byte {
-	kind := errorTypes[f.status]
+	kind := errorTypeByStatus[f.status]
 	if kind == "" {
 		kind = "api_error"
 	}
@@ -61,8 +61,8 @@ func (f failure) write(w http.ResponseWriter) {
 	w.Write(f.body()) //nolint:errcheck // the sandbox is gone
 }
 
-// raw returns the failure as a whole HTTP response, for a connection without an HTTP server.
-func (f failure) raw() []byte {
+// httpResponse returns the failure as a whole HTTP response, for a connection without an HTTP server.
+func (f failure) httpResponse() []byte {
 	b := f.body()
 	return append([]byte("HTTP/1.1 "+strconv.Itoa(f.status)+" "+http.StatusText(f.status)+
 		"\r\nContent-Type: application/json\r\nContent-Length: "+strconv.Itoa(len(b))+"\r\n"+CodeHeader+": "+f.code+"\r\nConnection: close\r\n\r\n"), b...)

@@ -34,26 +34,26 @@ func (e *stickyEOF) Read(p []byte) (int, error) {
 
 // Limits of the bodies of model requests, which are in memory until the provider has them.
 const (
-	maxModelBody    = 32 << 20 // of one request; Anthropic has the same limit
-	maxModelBodies  = 64 << 20 // of a sandbox
-	maxAllBodies    = 256 << 20
-	modelBodyWithin = 30 * time.Second // from the first byte to the last
-	modelBodyFirst  = 16 << 10         // first size of the buffer
+	maxModelBodyBytes     = 32 << 20 // of one request; Anthropic has the same limit
+	maxSandboxBodiesBytes = 64 << 20 // of a sandbox
+	maxAllBodiesBytes     = 256 << 20
+	modelBodyTimeout      = 30 * time.Second // from the first byte to the last
+	modelBodyBufferBytes  = 16 << 10         // first size of the buffer
 )
 
-// memory limits the bytes of request bodies in memory, for each sandbox and for all together. It refuses at once and
+// bodyMemory limits the bytes of request bodies in memory, for each sandbox and for all together. It refuses at once and
 // never blocks.
-type memory struct {
+type bodyMemory struct {
 	mu   sync.Mutex
 	all  int
 	each map[*registry.Sandbox]int
 }
 
-// take reserves n bytes for a sandbox. It returns false if that is above a limit. A negative n releases bytes.
-func (m *memory) take(sb *registry.Sandbox, n int) bool {
+// reserveBytes reserves n bytes for a sandbox. It returns false if that is above a limit. A negative n releases bytes.
+func (m *bodyMemory) reserveBytes(sb *registry.Sandbox, n int) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if n > 0 && (m.all+n > maxAllBodies || m.each[sb]+n > maxModelBodies) {
+	if n > 0 && (m.all+n > maxAllBodiesBytes || m.each[sb]+n > maxSandboxBodiesBytes) {
 		return false
 	}
 	m.all += n
@@ -66,7 +66,7 @@ func (m *memory) take(sb *registry.Sandbox, n int) bool {
 // Errors of reading a body.
 var (
 	errBodiesFull  = errors.New("the bodies of open requests use all the memory that is reserved for them: try again")
-	errBodyTooLong = fmt.Errorf("the body has %d MiB or more", maxModelBody>>20)
+	errBodyTooLong = fmt.Errorf("the body has %d MiB or more", maxModelBodyBytes>>20)
 )
 
 // bufferedBody is the body of a request that was read into memory.
@@ -75,18 +75,18 @@ type bufferedBody struct {
 	release func() // releases the memory; it may be called twice
 }
 
-// buffer reads a request's whole body. The caller must call release unless there is an error.
-func (s *Server) buffer(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox) (bufferedBody, error) {
-	if r.ContentLength > maxModelBody {
+// bufferBody reads a request's whole body. The caller must call release unless there is an error.
+func (s *Server) bufferBody(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox) (bufferedBody, error) {
+	if r.ContentLength > maxModelBodyBytes {
 		return bufferedBody{}, errBodyTooLong
 	}
 	// Without a deadline a client could hold memory by sending slowly.
 	control := http.NewResponseController(w)
-	if err := control.SetReadDeadline(time.Now().Add(modelBodyWithin)); err != nil {
+	if err := control.SetReadDeadline(time.Now().Add(modelBodyTimeout)); err != nil {
 		return bufferedBody{}, err
 	}
-	raw, taken, err := s.grow(r.Body, sb)
-	release := sync.OnceFunc(func() { s.bodies.take(sb, -taken) })
+	raw, taken, err := s.readIntoBuffer(r.Body, sb)
+	release := sync.OnceFunc(func() { s.bodies.reserveBytes(sb, -taken) })
 	if err == nil {
 		err = control.SetReadDeadline(time.Time{})
 	}
@@ -97,13 +97,13 @@ func (s *Server) buffer(w http.ResponseWriter, r *http.Request, sb *registry.San
 	return bufferedBody{raw, release}, nil
 }
 
-// grow reads a body into a buffer that doubles in size. It returns the number of bytes that it reserved, also with an error.
-func (s *Server) grow(body io.Reader, sb *registry.Sandbox) (raw []byte, taken int, err error) {
+// readIntoBuffer reads a body into a buffer that doubles in size. It returns the number of bytes that it reserved, also with an error.
+func (s *Server) readIntoBuffer(body io.Reader, sb *registry.Sandbox) (raw []byte, taken int, err error) {
 	if body == nil || body == http.NoBody {
 		return nil, 0, nil
 	}
-	for size := modelBodyFirst; size <= maxModelBody; size *= 2 {
-		if !s.bodies.take(sb, size-taken) {
+	for size := modelBodyBufferBytes; size <= maxModelBodyBytes; size *= 2 {
+		if !s.bodies.reserveBytes(sb, size-taken) {
 			return nil, taken, errBodiesFull
 		}
 		taken = size
@@ -127,19 +127,19 @@ func (s *Server) grow(body io.Reader, sb *registry.Sandbox) (raw []byte, taken i
 func (s *Server) checkModelRequest(w http.ResponseWriter, r *http.Request, c *routedRequest, d events.EgressDenied) (body bufferedBody, ok bool) {
 	for _, line := range r.Header.Values("Content-Encoding") {
 		if line != "identity" {
-			d.Code, d.Message = UnreadableBody, "the body is in encoding "+egress.Printable(line)+": requests to models are sent without one, so that they can be read"
+			d.Code, d.Message = CodeUnreadableBody, "the body is in encoding "+egress.Printable(line)+": requests to models are sent without one, so that they can be read"
 			s.deny(w, c.sb, http.StatusForbidden, d)
 			return bufferedBody{}, false
 		}
 	}
-	body, err := s.buffer(w, r, c.sb)
+	body, err := s.bufferBody(w, r, c.sb)
 	switch {
 	case errors.Is(err, errBodyTooLong):
-		d.Code, d.Message = UnreadableBody, err.Error()
+		d.Code, d.Message = CodeUnreadableBody, err.Error()
 		s.deny(w, c.sb, http.StatusForbidden, d)
 		return bufferedBody{}, false
 	case errors.Is(err, errBodiesFull):
-		failure{http.StatusServiceUnavailable, codeBodies, err.Error()}.write(w)
+		failure{http.StatusServiceUnavailable, codeBodiesFull, err.Error()}.write(w)
 		return bufferedBody{}, false
 	case err != nil:
 		failure{http.StatusBadRequest, codeMalformed, "the body could not be read to its end: " + err.Error()}.write(w)
@@ -154,9 +154,9 @@ func (s *Server) checkModelRequest(w http.ResponseWriter, r *http.Request, c *ro
 	case err == nil:
 		return body, true
 	case errors.As(err, &denied):
-		d.Code = ProviderSide
+		d.Code = CodeProviderSide
 	default:
-		d.Code = UnreadableBody
+		d.Code = CodeUnreadableBody
 	}
 	body.release()
 	d.Message = err.Error()

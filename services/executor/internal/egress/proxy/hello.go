@@ -14,23 +14,23 @@ import (
 	"github.com/spoolhq/spool/pkg/egress"
 )
 
-// handshakeRecord is the first byte of a TLS connection: the type of a handshake record.
-const handshakeRecord = 22
+// tlsHandshakeRecord is the first byte of a TLS connection: the type of a handshake record.
+const tlsHandshakeRecord = 22
 
 var (
-	// errOtherName is returned for a ClientHello with a server name that is not the tunnel's host.
-	errOtherName = errors.New("the TLS server name is not the host that the tunnel was asked for")
+	// errOtherServerName is returned for a ClientHello with a server name that is not the tunnel's host.
+	errOtherServerName = errors.New("the TLS server name is not the host that the tunnel was asked for")
 	// errBadHello is returned for a ClientHello that cannot be decoded.
 	errBadHello = errors.New("what the tunnel begins with is not a ClientHello of TLS")
 )
 
-// checkServerName returns errOtherName if a ClientHello names another server than the tunnel's host.
+// checkServerName returns errOtherServerName if a ClientHello names another server than the tunnel's host.
 func checkServerName(hello *tls.ClientHelloInfo, host egress.Host) error {
 	if hello.ServerName == "" {
 		return nil
 	}
 	if h, err := egress.ParseHost(hello.ServerName); err != nil || h != host {
-		return fmt.Errorf("%w: %s", errOtherName, egress.Printable(hello.ServerName))
+		return fmt.Errorf("%w: %s", errOtherServerName, egress.Printable(hello.ServerName))
 	}
 	return nil
 }
@@ -54,22 +54,22 @@ func newHelloChecker(conn net.Conn, early []byte, host egress.Host) *helloChecke
 func (h *helloChecker) Read(p []byte) (int, error) {
 	if !h.checked {
 		h.checked = true
-		if err := h.check(); err != nil {
+		if err := h.checkHello(); err != nil {
 			return 0, err
 		}
 	}
 	return h.from.Read(p)
 }
 
-// check checks the ClientHello. It waits for the first byte without a deadline: in some protocols the server sends first.
-func (h *helloChecker) check() error {
+// checkHello checks the ClientHello. It waits for the first byte without a deadline: in some protocols the server sends first.
+func (h *helloChecker) checkHello() error {
 	peeked := bufio.NewReader(h.from)
 	h.from = peeked
 	first, err := peeked.Peek(1)
-	if err != nil || first[0] != handshakeRecord {
+	if err != nil || first[0] != tlsHandshakeRecord {
 		return err
 	}
-	if err := h.conn.SetReadDeadline(time.Now().Add(handshakeWithin)); err != nil {
+	if err := h.conn.SetReadDeadline(time.Now().Add(handshakeTimeout)); err != nil {
 		return err
 	}
 	var read bytes.Buffer

@@ -21,20 +21,20 @@ import (
 
 // Limits of connections that have not identified their sandbox yet.
 const (
-	identifyWithin  = 5 * time.Second
-	maxUnidentified = 1024 // of each listener
-	lingerFor       = time.Second
-	maxPreamble     = 512
+	identifyTimeout      = 5 * time.Second
+	maxUnidentifiedConns = 1024 // of each listener
+	refusalLinger        = time.Second
+	maxPreambleBytes     = 512
 )
 
 // Listener is a listening socket to which sandboxes connect.
 type Listener struct {
 	net.Listener
-	TLS *TLS // nil for a Unix socket, which only sandboxes of this machine reach
+	TLS *TLSConfig // nil for a Unix socket, which only sandboxes of this machine reach
 }
 
-// TLS configures a listener that is reachable from other machines. A connection that does not name a registered sandbox is closed without an answer.
-type TLS struct {
+// TLSConfig configures a listener that is reachable from other machines. A connection that does not name a registered sandbox is closed without an answer.
+type TLSConfig struct {
 	Config      *tls.Config
 	Within      time.Duration // for the handshake and the first line together
 	Connections int           // limit of identified connections of all sandboxes
@@ -70,9 +70,9 @@ func newPendingConns(perAddress int) *pendingConns {
 	return &pendingConns{perAddress: perAddress, list: list.New(), counts: map[netip.Addr]int{}}
 }
 
-// addressOf returns the address by which a connection is counted: an IPv4 address, or the /64 network of an IPv6 address, since one host
+// countedAddress returns the address by which a connection is counted: an IPv4 address, or the /64 network of an IPv6 address, since one host
 // may have all addresses of it. For a Unix socket it returns the zero address.
-func addressOf(c net.Conn) netip.Addr {
+func countedAddress(c net.Conn) netip.Addr {
 	tcp, ok := c.RemoteAddr().(*net.TCPAddr)
 	if !ok {
 		return netip.Addr{}
@@ -93,7 +93,7 @@ func addressOf(c net.Conn) netip.Addr {
 func (a *pendingConns) add(c net.Conn) (element *list.Element, evicted bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	mine := &pendingConn{Conn: c, address: addressOf(c)}
+	mine := &pendingConn{Conn: c, address: countedAddress(c)}
 	element = a.list.PushBack(mine)
 	a.counts[mine.address]++
 	oldest := a.list.Front()
@@ -102,7 +102,7 @@ func (a *pendingConns) add(c net.Conn) (element *list.Element, evicted bool) {
 		for oldest.Value.(*pendingConn).address != mine.address {
 			oldest = oldest.Next()
 		}
-	case a.list.Len() <= maxUnidentified:
+	case a.list.Len() <= maxUnidentifiedConns:
 		return element, false
 	}
 	victim := oldest.Value.(*pendingConn)
@@ -141,8 +141,8 @@ func (a *pendingConns) close() {
 	a.done.Wait()
 }
 
-// accept accepts connections until the listener is closed.
-func (s *Server) accept(l Listener) {
+// acceptConns accepts connections until the listener is closed.
+func (s *Server) acceptConns(l Listener) {
 	perAddress := 0
 	if l.TLS != nil {
 		perAddress = l.TLS.PerAddress
@@ -164,9 +164,9 @@ func (s *Server) accept(l Listener) {
 		pauses.Reset()
 		element, evicted := pending.add(c)
 		if evicted && l.TLS != nil {
-			s.cfg.Metrics.RefusedTLS(refusedEvicted)
+			s.cfg.Metrics.CountTLSRefusal(refusedEvicted)
 		}
-		pending.done.Go(func() { s.handle(l, pending, element) })
+		pending.done.Go(func() { s.handleConn(l, pending, element) })
 	}
 }
 
@@ -176,28 +176,28 @@ type identity struct {
 	hostsOnly bool // the connection reaches hosts of the allowlist only
 }
 
-// handle identifies the sandbox of a connection, and passes the connection on to be served.
-func (s *Server) handle(l Listener, pending *pendingConns, element *list.Element) {
+// handleConn identifies the sandbox of a connection, and passes the connection on to be served.
+func (s *Server) handleConn(l Listener, pending *pendingConns, element *list.Element) {
 	raw := element.Value.(*pendingConn).Conn
 	c, id, fail := s.handshake(l, raw)
 	if evicted := pending.remove(element); evicted {
 		return
 	}
 	if fail != nil {
-		s.refuse(l, c, *fail)
+		s.refuseConn(l, c, *fail)
 		return
 	}
-	mine := &conn{Conn: c, sandbox: id.sandbox, hostsOnly: id.hostsOnly, writeWithin: s.cfg.Idle}
+	mine := &identifiedConn{Conn: c, sandbox: id.sandbox, hostsOnly: id.hostsOnly, writeWithin: s.cfg.Idle}
 	mine.onClose = func() { // set before AddConn: a release may close the connection at once
 		id.sandbox.RemoveConn(mine)
-		s.dismiss(l)
+		s.releaseConn(l)
 	}
 	switch {
-	case !s.admit(l):
-		s.refuse(l, c, failure{http.StatusServiceUnavailable, codeConnections, "the egress proxy has too many connections open: try again"})
+	case !s.admitConn(l):
+		s.refuseConn(l, c, failure{http.StatusServiceUnavailable, codeTooManyConnections, "the egress proxy has too many connections open: try again"})
 	case !id.sandbox.AddConn(mine):
-		s.dismiss(l)
-		s.refuse(l, c, failure{http.StatusServiceUnavailable, codeConnections, "this sandbox has too many connections open: close some"})
+		s.releaseConn(l)
+		s.refuseConn(l, c, failure{http.StatusServiceUnavailable, codeTooManyConnections, "this sandbox has too many connections open: close some"})
 	default:
 		s.conns.add(mine)
 	}
@@ -205,7 +205,7 @@ func (s *Server) handle(l Listener, pending *pendingConns, element *list.Element
 
 // handshake makes the TLS handshake, if the listener has TLS, and reads the first line. The caller uses the returned connection.
 func (s *Server) handshake(l Listener, c net.Conn) (net.Conn, identity, *failure) {
-	within := identifyWithin
+	within := identifyTimeout
 	if l.TLS != nil {
 		within = l.TLS.Within
 	}
@@ -213,39 +213,39 @@ func (s *Server) handshake(l Listener, c net.Conn) (net.Conn, identity, *failure
 		return c, identity{}, &failure{code: refusedHandshake}
 	}
 	if l.TLS == nil {
-		id, fail := s.identify(c)
+		id, fail := s.readIdentity(c)
 		return c, id, fail
 	}
 	secure, err := tlsconn.Server(context.Background(), c, l.TLS.Config)
 	if err != nil {
 		return c, identity{}, &failure{code: refusedHandshake, message: err.Error()}
 	}
-	id, fail := s.identify(secure)
+	id, fail := s.readIdentity(secure)
 	return secure, id, fail
 }
 
-// admit counts a connection whose sandbox was identified. It returns false if the listener has TLS and too many
+// admitConn counts a connection whose sandbox was identified. It returns false if the listener has TLS and too many
 // connections over TLS are open.
-func (s *Server) admit(l Listener) bool {
+func (s *Server) admitConn(l Listener) bool {
 	if l.TLS != nil && s.remote.Add(1) > int64(l.TLS.Connections) {
 		s.remote.Add(-1)
 		return false
 	}
-	s.cfg.Metrics.Connected(1)
+	s.cfg.Metrics.AddConnections(1)
 	return true
 }
 
-// dismiss counts the end of a connection that admit has counted. It takes no lock, because connections are closed with
+// releaseConn counts the end of a connection that admit has counted. It takes no lock, because connections are closed with
 // locks held.
-func (s *Server) dismiss(l Listener) {
+func (s *Server) releaseConn(l Listener) {
 	if l.TLS != nil {
 		s.remote.Add(-1)
 	}
-	s.cfg.Metrics.Connected(-1)
+	s.cfg.Metrics.AddConnections(-1)
 }
 
-// identify reads the first line within the connection's deadline, and then removes the deadline.
-func (s *Server) identify(c net.Conn) (identity, *failure) {
+// readIdentity reads the first line within the connection's deadline, and then removes the deadline.
+func (s *Server) readIdentity(c net.Conn) (identity, *failure) {
 	bad := &failure{http.StatusBadRequest, codeMalformed, "a connection begins with a line of " + strings.TrimSpace(runner.EgressPreamble) + " and a token"}
 	line := make([]byte, 0, 128)
 	for one := [1]byte{}; ; { // byte by byte, since the HTTP server reads the bytes after the line
@@ -255,7 +255,7 @@ func (s *Server) identify(c net.Conn) (identity, *failure) {
 		if one[0] == '\n' {
 			break
 		}
-		if line = append(line, one[0]); len(line) > maxPreamble {
+		if line = append(line, one[0]); len(line) > maxPreambleBytes {
 			return identity{}, bad
 		}
 	}
@@ -270,48 +270,48 @@ func (s *Server) identify(c net.Conn) (identity, *failure) {
 	token, hostsOnly := strings.CutSuffix(token, runner.EgressHosts)
 	sb, ok := s.cfg.Registry.ByToken(token)
 	if !ok {
-		return identity{}, &failure{http.StatusProxyAuthRequired, BadToken, "the token belongs to no registered sandbox"}
+		return identity{}, &failure{http.StatusProxyAuthRequired, CodeBadToken, "the token belongs to no registered sandbox"}
 	}
 	return identity{sb, hostsOnly}, nil
 }
 
-// refuse closes a connection that is not served, after an answer with the reason. Over TLS only an identified sandbox gets an answer.
-func (s *Server) refuse(l Listener, c net.Conn, f failure) {
+// refuseConn closes a connection that is not served, after an answer with the reason. Over TLS only an identified sandbox gets an answer.
+func (s *Server) refuseConn(l Listener, c net.Conn, f failure) {
 	defer c.Close() //nolint:errcheck // a connection that fails to close is broken
 	if l.TLS != nil {
-		reason, identified := refusalOverTLS(f)
-		s.cfg.Metrics.RefusedTLS(reason)
-		if n, ok := s.logs.allow(time.Now()); ok {
+		reason, identified := tlsRefusalReason(f)
+		s.cfg.Metrics.CountTLSRefusal(reason)
+		if n, ok := s.logs.allowMessage(time.Now()); ok {
 			s.cfg.Logger.Warn("a connection over TLS is refused", "reason", reason, "error", f.message, "address", c.RemoteAddr().String(), "since_last", n)
 		}
 		if !identified {
 			return
 		}
 	} else {
-		s.cfg.Metrics.Denied(f.code)
-		if n, ok := s.logs.allow(time.Now()); ok {
+		s.cfg.Metrics.CountDenial(f.code)
+		if n, ok := s.logs.allowMessage(time.Now()); ok {
 			s.cfg.Logger.Warn("a connection is refused", "code", f.code, "reason", f.message, "since_last", n)
 		}
 	}
-	if c.SetDeadline(time.Now().Add(lingerFor)) != nil {
+	if c.SetDeadline(time.Now().Add(refusalLinger)) != nil {
 		return
 	}
-	if _, err := c.Write(f.raw()); err != nil || closeWrite(c) != nil {
+	if _, err := c.Write(f.httpResponse()); err != nil || closeWrite(c) != nil {
 		return
 	}
 	// Closing with unread bytes would reset the connection, and the sandbox would lose the answer.
-	_, _ = io.CopyN(io.Discard, c, maxHeader)
+	_, _ = io.CopyN(io.Discard, c, maxHeaderBytes)
 }
 
-// refusalOverTLS returns the reason for which a connection over TLS was refused, as the metric names it, and whether
+// tlsRefusalReason returns the reason for which a connection over TLS was refused, as the metric names it, and whether
 // its sandbox was identified.
-func refusalOverTLS(f failure) (reason string, identified bool) {
+func tlsRefusalReason(f failure) (reason string, identified bool) {
 	switch f.code {
 	case refusedHandshake:
 		return refusedHandshake, false
-	case BadToken:
+	case CodeBadToken:
 		return refusedToken, false
-	case codeConnections:
+	case codeTooManyConnections:
 		return refusedLimit, true
 	}
 	return refusedPreamble, false

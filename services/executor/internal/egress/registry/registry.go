@@ -47,7 +47,7 @@ type Registry struct {
 	byID    map[string]*Sandbox
 	byToken map[[sha256.Size]byte]*Sandbox
 
-	accounts map[string]*account // by Budget.Account
+	accounts map[string]*budgetAccount // by Budget.Account
 }
 
 // registrationFile is the name of the file with the registration, in the folder of the sandbox, which also has the
@@ -79,20 +79,20 @@ func Open(cfg Config) (*Registry, error) {
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, err
 	}
-	r := &Registry{cfg: cfg, byID: map[string]*Sandbox{}, byToken: map[[sha256.Size]byte]*Sandbox{}, accounts: map[string]*account{}}
+	r := &Registry{cfg: cfg, byID: map[string]*Sandbox{}, byToken: map[[sha256.Size]byte]*Sandbox{}, accounts: map[string]*budgetAccount{}}
 	list, err := os.ReadDir(cfg.Dir)
 	if err != nil {
 		return nil, err
 	}
 	for _, e := range list {
-		if err := r.load(e.Name()); err != nil {
+		if err := r.loadSandbox(e.Name()); err != nil {
 			return nil, fmt.Errorf("%s: %w", filepath.Join(cfg.Dir, e.Name()), err)
 		}
 	}
 	return r, nil
 }
 
-func (r *Registry) load(id string) error {
+func (r *Registry) loadSandbox(id string) error {
 	if err := events.CheckID("sandbox", events.KindSandbox, id); err != nil {
 		return err
 	}
@@ -140,25 +140,25 @@ func parseHash(s string) (h [sha256.Size]byte, err error) {
 
 // Limits of a token in bytes.
 const (
-	minToken = 16
-	maxToken = 256
+	minTokenBytes = 16
+	maxTokenBytes = 256
 )
 
 // hashToken checks a token and returns its hash.
 func hashToken(token string) (h [sha256.Size]byte, err error) {
-	if len(token) < minToken || len(token) > maxToken {
-		return h, api.Invalid("token", "token: its length is not between %d and %d", minToken, maxToken)
+	if len(token) < minTokenBytes || len(token) > maxTokenBytes {
+		return h, api.InvalidFieldError("token", "token: its length is not between %d and %d", minTokenBytes, maxTokenBytes)
 	}
 	for i := range len(token) {
 		if c := token[i]; c <= ' ' || c > '~' {
-			return h, api.Invalid("token", "token: it has a character that is not printable ASCII")
+			return h, api.InvalidFieldError("token", "token: it has a character that is not printable ASCII")
 		}
 	}
 	return sha256.Sum256([]byte(token)), nil
 }
 
-// check validates a registration, except its token and MCP servers, and returns its parsed allowlist.
-func check(g api.Registration) (egress.Allowlist, error) {
+// checkRegistration validates a registration, except its token and MCP servers, and returns its parsed allowlist.
+func checkRegistration(g api.Registration) (egress.Allowlist, error) {
 	for _, f := range []struct {
 		field string
 		kind  events.Kind
@@ -168,49 +168,49 @@ func check(g api.Registration) (egress.Allowlist, error) {
 			continue
 		}
 		if err := events.CheckID(f.field, f.kind, f.value); err != nil {
-			return egress.Allowlist{}, api.Invalid(f.field, "%s", err)
+			return egress.Allowlist{}, api.InvalidFieldError(f.field, "%s", err)
 		}
 	}
 	const maxTenant = 128
 	if len(g.Tenant) > maxTenant {
-		return egress.Allowlist{}, api.Invalid("tenant", "tenant: it is longer than %d bytes", maxTenant)
+		return egress.Allowlist{}, api.InvalidFieldError("tenant", "tenant: it is longer than %d bytes", maxTenant)
 	}
 	allow, err := egress.ParseAllowlist(g.Allow)
 	if err != nil {
-		return egress.Allowlist{}, api.Invalid("allow", "%s", err)
+		return egress.Allowlist{}, api.InvalidFieldError("allow", "%s", err)
 	}
 	return allow, checkBudgets(g.Budgets)
 }
 
-// maxUpstreams is the maximum number of MCP servers of a sandbox.
-const maxUpstreams = 64
+// maxMCPServers is the maximum number of MCP servers of a sandbox.
+const maxMCPServers = 64
 
-// parseServers validates the MCP servers of a registration and returns them by name. Its errors contain no header value.
-func parseServers(g api.Registration) (map[string]*Server, error) {
-	if len(g.Upstreams) > maxUpstreams {
-		return nil, api.Invalid("upstreams", "upstreams: there are %d, the limit is %d", len(g.Upstreams), maxUpstreams)
+// parseMCPServers validates the MCP servers of a registration and returns them by name. Its errors contain no header value.
+func parseMCPServers(g api.Registration) (map[string]*MCPServer, error) {
+	if len(g.Upstreams) > maxMCPServers {
+		return nil, api.InvalidFieldError("upstreams", "upstreams: there are %d, the limit is %d", len(g.Upstreams), maxMCPServers)
 	}
-	out := map[string]*Server{}
+	out := map[string]*MCPServer{}
 	for i, u := range g.Upstreams {
 		field := fmt.Sprintf("upstreams[%d]", i)
 		if topology.CheckToken("name", u.Name) != nil || out[u.Name] != nil {
-			return nil, api.Invalid(field+".name", "%s.name: it is not 1 to 64 characters of A-Z, a-z, 0-9, - and _, or is there twice", field)
+			return nil, api.InvalidFieldError(field+".name", "%s.name: it is not 1 to 64 characters of A-Z, a-z, 0-9, - and _, or is there twice", field)
 		}
 		at, err := url.Parse(u.URL)
 		if err != nil || at.Scheme != "http" && at.Scheme != "https" || at.User != nil {
-			return nil, api.Invalid(field+".url", "%s.url: it is not an http or https URL without a user", field)
+			return nil, api.InvalidFieldError(field+".url", "%s.url: it is not an http or https URL without a user", field)
 		}
 		assume := uint16(80)
 		if at.Scheme == "https" {
 			assume = 443
 		}
-		s := &Server{Name: u.Name, URL: at, Header: http.Header{}}
+		s := &MCPServer{Name: u.Name, URL: at, Header: http.Header{}}
 		if s.Target, err = egress.ParseTarget(at.Host, assume); err != nil {
-			return nil, api.Invalid(field+".url", "%s.url: %s", field, err)
+			return nil, api.InvalidFieldError(field+".url", "%s.url: %s", field, err)
 		}
 		for name, value := range u.Headers {
 			if !httpguts.ValidHeaderFieldName(name) || !httpguts.ValidHeaderFieldValue(value) {
-				return nil, api.Invalid(field+".headers", "%s.headers: %s is not a valid header name, or its value is not valid", field, egress.Printable(name))
+				return nil, api.InvalidFieldError(field+".headers", "%s.headers: %s is not a valid header name, or its value is not valid", field, egress.Printable(name))
 			}
 			s.Header.Set(name, value)
 		}
@@ -220,8 +220,8 @@ func parseServers(g api.Registration) (map[string]*Server, error) {
 	return out, nil
 }
 
-// Server is an MCP server that the agent in a sandbox uses over the proxy.
-type Server struct {
+// MCPServer is an MCP server that the agent in a sandbox uses over the proxy.
+type MCPServer struct {
 	Name   string
 	URL    *url.URL
 	Target egress.Target
@@ -232,49 +232,49 @@ type Server struct {
 
 // Register registers a sandbox, or replaces its registration. The registration is on disk when Register returns. A refusal
 // is an *api.Error.
-func (r *Registry) Register(id string, g api.Registration) (api.State, error) {
+func (r *Registry) Register(id string, g api.Registration) (api.SandboxState, error) {
 	if err := events.CheckID("sandbox", events.KindSandbox, id); err != nil {
-		return api.State{}, api.Invalid("sandbox", "%s", err)
+		return api.SandboxState{}, api.InvalidFieldError("sandbox", "%s", err)
 	}
-	allow, err := check(g)
+	allow, err := checkRegistration(g)
 	if err != nil {
-		return api.State{}, err
+		return api.SandboxState{}, err
 	}
 	var hash [sha256.Size]byte
 	if g.Token != "" {
 		if hash, err = hashToken(g.Token); err != nil {
-			return api.State{}, err
+			return api.SandboxState{}, err
 		}
 	}
-	servers, err := parseServers(g)
+	servers, err := parseMCPServers(g)
 	if err != nil {
-		return api.State{}, err
+		return api.SandboxState{}, err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	sb := r.byID[id]
 	if sb == nil && g.Token == "" {
-		return api.State{}, &api.Error{Code: api.CodeNotFound, Field: "token", Detail: "token: no sandbox " + id + " is registered here, so it needs a token"}
+		return api.SandboxState{}, &api.Error{Code: api.CodeNotFound, Field: "token", Detail: "token: no sandbox " + id + " is registered here, so it needs a token"}
 	}
 	if sb != nil {
 		if err := sb.checkEpoch(g.Epoch); err != nil {
-			return api.State{}, err
+			return api.SandboxState{}, err
 		}
 		if g.Token == "" {
 			hash = sb.hash
 		}
 	}
 	if other := r.byToken[hash]; other != nil && other.id != id {
-		return api.State{}, &api.Error{Code: api.CodeTokenTaken, Field: "token", Detail: "token: another sandbox has it: use a random token for each"}
+		return api.SandboxState{}, &api.Error{Code: api.CodeTokenTaken, Field: "token", Detail: "token: another sandbox has it: use a random token for each"}
 	}
 	reg := storedRegistration{TokenSHA256: hex.EncodeToString(hash[:]), Tenant: g.Tenant, Session: g.Session, Execution: g.Execution, Epoch: g.Epoch, Allow: g.Allow, Budgets: g.Budgets, Routes: g.Routes}
-	if err := r.write(id, reg); err != nil {
-		return api.State{}, fmt.Errorf("register %s: %w", id, err)
+	if err := r.writeRegistration(id, reg); err != nil {
+		return api.SandboxState{}, fmt.Errorf("register %s: %w", id, err)
 	}
 	if sb == nil {
-		j, err := r.cfg.Journals.Open(r.dir(id))
+		j, err := r.cfg.Journals.Open(r.sandboxDir(id))
 		if err != nil {
-			return api.State{}, fmt.Errorf("register %s: %w", id, err)
+			return api.SandboxState{}, fmt.Errorf("register %s: %w", id, err)
 		}
 		sb = newSandbox(id, r.cfg.Connections, j)
 		r.byID[id] = sb
@@ -283,18 +283,18 @@ func (r *Registry) Register(id string, g api.Registration) (api.State, error) {
 		sb.closeConns() // they were opened with a token that is void now
 	}
 	r.byToken[hash] = sb
-	r.closeAccounts(sb.set(reg, allow, hash, servers, r.openAccounts(g.Budgets)))
+	r.closeAccounts(sb.setRegistration(reg, allow, hash, servers, r.openAccounts(g.Budgets)))
 	return sb.State(), nil
 }
 
-func (r *Registry) dir(id string) string { return filepath.Join(r.cfg.Dir, id) }
+func (r *Registry) sandboxDir(id string) string { return filepath.Join(r.cfg.Dir, id) }
 
-func (r *Registry) write(id string, reg storedRegistration) error {
+func (r *Registry) writeRegistration(id string, reg storedRegistration) error {
 	raw, err := json.Marshal(reg)
 	if err != nil {
 		return err
 	}
-	dir := r.dir(id)
+	dir := r.sandboxDir(id)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
@@ -334,28 +334,28 @@ func (r *Registry) ByToken(token string) (*Sandbox, bool) {
 	return sb, true
 }
 
-// settleWithin is the maximum time for which Release waits for the end of the requests whose connections it has closed.
-const settleWithin = 5 * time.Second
+// settleTimeout is the maximum time for which Release waits for the end of the requests whose connections it has closed.
+const settleTimeout = 5 * time.Second
 
 // Release voids a sandbox's token, closes its connections, and blocks until the journal lines of its requests are on disk:
 // the state's Last is then the journal's last line. When that line is acknowledged, the sandbox is forgotten. A refusal is
 // an *api.Error.
-func (r *Registry) Release(ctx context.Context, id string) (api.State, error) {
-	sb, err := r.release(id)
+func (r *Registry) Release(ctx context.Context, id string) (api.SandboxState, error) {
+	sb, err := r.markReleased(id)
 	if err != nil {
-		return api.State{}, err
+		return api.SandboxState{}, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, settleWithin)
+	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
 	defer cancel()
 	sb.closeConns()
 	if err := sb.settleAll(ctx); err != nil {
-		return api.State{}, fmt.Errorf("release %s: %w", id, err)
+		return api.SandboxState{}, fmt.Errorf("release %s: %w", id, err)
 	}
 	state := sb.State()
 	return state, r.ForgetIfDone(sb)
 }
 
-func (r *Registry) release(id string) (*Sandbox, error) {
+func (r *Registry) markReleased(id string) (*Sandbox, error) {
 	sb, err := r.Get(id)
 	if err != nil {
 		return nil, err
@@ -367,7 +367,7 @@ func (r *Registry) release(id string) (*Sandbox, error) {
 		reg.Released = time.Now().UTC()
 	}
 	reg.Epoch = math.MaxInt64 // fences every later registration
-	if err := r.write(id, reg); err != nil {
+	if err := r.writeRegistration(id, reg); err != nil {
 		return nil, fmt.Errorf("release %s: %w", id, err)
 	}
 	if r.byToken[sb.hash] == sb {
@@ -383,7 +383,7 @@ func (r *Registry) ForgetIfDone(sb *Sandbox) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	reg := sb.registration()
-	first, last := sb.Journal.Span()
+	first, last := sb.Journal.LineSpan()
 	if reg.Released.IsZero() || r.byID[sb.id] != sb || sb.hasOpenRequests() || first <= last && time.Since(reg.Released) < r.cfg.KeepFor {
 		return nil
 	}
@@ -393,21 +393,21 @@ func (r *Registry) ForgetIfDone(sb *Sandbox) error {
 	r.cfg.Journals.Forget(sb.Journal)
 	delete(r.byID, sb.id)
 	// The registration is removed first: Open removes a folder without one.
-	if err := os.Remove(filepath.Join(r.dir(sb.id), registrationFile)); err != nil {
+	if err := os.Remove(filepath.Join(r.sandboxDir(sb.id), registrationFile)); err != nil {
 		return fmt.Errorf("forget %s: %w", sb.id, err)
 	}
-	if err := os.RemoveAll(r.dir(sb.id)); err != nil {
+	if err := os.RemoveAll(r.sandboxDir(sb.id)); err != nil {
 		return fmt.Errorf("forget %s: %w", sb.id, err)
 	}
 	return nil
 }
 
-// sweepEvery is the interval at which Run looks for sandboxes to forget.
-const sweepEvery = time.Minute
+// forgetInterval is the interval at which Run looks for sandboxes to forget.
+const forgetInterval = time.Minute
 
 // Run forgets released sandboxes whose lines were kept long enough. It blocks until ctx ends, then returns nil.
 func (r *Registry) Run(ctx context.Context) error {
-	tick := time.NewTicker(sweepEvery)
+	tick := time.NewTicker(forgetInterval)
 	defer tick.Stop()
 	for {
 		select {

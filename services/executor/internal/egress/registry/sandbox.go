@@ -26,7 +26,7 @@ type Sandbox struct {
 	mu         sync.Mutex
 	reg        storedRegistration
 	allow      egress.Allowlist
-	servers    map[string]*Server // MCP servers by name
+	servers    map[string]*MCPServer // MCP servers by name
 	charges    Charges
 	conns      map[net.Conn]bool
 	tunnels    map[net.Conn]egress.Target // those whose requests the proxy does not see
@@ -43,9 +43,9 @@ func newSandbox(id string, maxConns int, j *journal.Journal) *Sandbox {
 // ID returns the sandbox's id, sbx_….
 func (s *Sandbox) ID() string { return s.id }
 
-// set replaces the registration, and closes the tunnels that the new allowlist does not allow. It returns the charges
+// setRegistration replaces the registration, and closes the tunnels that the new allowlist does not allow. It returns the charges
 // of the former registration.
-func (s *Sandbox) set(reg storedRegistration, allow egress.Allowlist, hash [sha256.Size]byte, servers map[string]*Server, charges []charge) (former []charge) {
+func (s *Sandbox) setRegistration(reg storedRegistration, allow egress.Allowlist, hash [sha256.Size]byte, servers map[string]*MCPServer, charges []chargedBudget) (former []chargedBudget) {
 	defer s.closeTunnels()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -58,7 +58,7 @@ func (s *Sandbox) set(reg storedRegistration, allow egress.Allowlist, hash [sha2
 }
 
 // setReleased sets the registration of a released sandbox, and returns the charges that end with it.
-func (s *Sandbox) setReleased(reg storedRegistration) (former []charge) {
+func (s *Sandbox) setReleased(reg storedRegistration) (former []chargedBudget) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.reg = reg
@@ -81,15 +81,15 @@ func (s *Sandbox) checkEpoch(epoch uint64) error {
 }
 
 // State returns what the proxy knows about the sandbox, except for its certificate authority.
-func (s *Sandbox) State() api.State {
-	first, last := s.Journal.Span()
+func (s *Sandbox) State() api.SandboxState {
+	first, last := s.Journal.LineSpan()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	allow := s.reg.Allow
 	if allow == nil {
 		allow = []string{}
 	}
-	return api.State{
+	return api.SandboxState{
 		Sandbox: s.id, Tenant: s.reg.Tenant, Session: s.reg.Session, Execution: s.reg.Execution, Epoch: s.reg.Epoch, Allow: allow,
 		Journal: s.Journal.Name(), First: first, Last: last, OpenModelRequests: s.openModels, OpenConnections: len(s.conns), Upstreams: slices.Sorted(maps.Keys(s.servers)), Released: !s.reg.Released.IsZero(),
 	}
@@ -104,14 +104,14 @@ func (s *Sandbox) Owner() journal.Owner {
 	return journal.Owner{Sandbox: s.id, Tenant: reg.Tenant, Session: reg.Session, Execution: reg.Execution}
 }
 
-// Log returns a logger with the sandbox and its owner as attributes.
-func (s *Sandbox) Log(l *slog.Logger) *slog.Logger {
+// WithSandbox returns a logger with the sandbox and its owner as attributes.
+func (s *Sandbox) WithSandbox(l *slog.Logger) *slog.Logger {
 	reg := s.registration()
 	return l.With("sandbox", s.id, "tenant", reg.Tenant, "session", reg.Session, "execution", reg.Execution)
 }
 
-// Server returns the sandbox's MCP server of a name, nil if it has none.
-func (s *Sandbox) Server(name string) *Server {
+// MCPServer returns the sandbox's MCP server of a name, nil if it has none.
+func (s *Sandbox) MCPServer(name string) *MCPServer {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.servers[name]
@@ -237,16 +237,16 @@ func (s *Sandbox) closeConns() {
 
 // settleAll blocks until no request is open and all journal lines are on disk.
 func (s *Sandbox) settleAll(ctx context.Context) error {
-	return s.settle(ctx, func() (int, <-chan struct{}) { return s.open, s.noneOpen })
+	return s.settleRequests(ctx, func() (int, <-chan struct{}) { return s.open, s.noneOpen })
 }
 
 // Settle blocks until no request to a model is open and all journal lines are on disk.
 func (s *Sandbox) Settle(ctx context.Context) error {
-	return s.settle(ctx, func() (int, <-chan struct{}) { return s.openModels, s.noModels })
+	return s.settleRequests(ctx, func() (int, <-chan struct{}) { return s.openModels, s.noModels })
 }
 
-// settle blocks until count returns 0 open requests and all journal lines are on disk. It calls count with the lock held.
-func (s *Sandbox) settle(ctx context.Context, count func() (open int, none <-chan struct{})) error {
+// settleRequests blocks until count returns 0 open requests and all journal lines are on disk. It calls count with the lock held.
+func (s *Sandbox) settleRequests(ctx context.Context, count func() (open int, none <-chan struct{})) error {
 	for {
 		s.mu.Lock()
 		open, none := count()
@@ -263,7 +263,7 @@ func (s *Sandbox) settle(ctx context.Context, count func() (open int, none <-cha
 	last := s.Journal.FlushDenials()
 	for {
 		changed := s.Journal.Changed()
-		if _, durable := s.Journal.Span(); durable >= last {
+		if _, durable := s.Journal.LineSpan(); durable >= last {
 			return nil
 		}
 		select {

@@ -82,8 +82,8 @@ func (m *Metrics) Handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
 }
 
-// Begin counts an open request, until the caller calls done with the status.
-func (m *Metrics) Begin(route string) (done func(status int)) {
+// BeginRequest counts an open request, until the caller calls done with the status.
+func (m *Metrics) BeginRequest(route string) (done func(status int)) {
 	m.open.WithLabelValues(route).Inc()
 	return func(status int) {
 		m.open.WithLabelValues(route).Dec()
@@ -91,8 +91,8 @@ func (m *Metrics) Begin(route string) (done func(status int)) {
 	}
 }
 
-// Called counts a model call; model is a name of the price table, "" for others.
-func (m *Metrics) Called(c events.ModelCalled, model string, metered bool) {
+// CountModelCall counts a model call; model is a name of the price table, "" for others.
+func (m *Metrics) CountModelCall(c events.ModelCalled, model string, metered bool) {
 	if model == "" {
 		model = "other" // a sandbox can choose any name, and each would be a time series
 	}
@@ -108,19 +108,19 @@ func (m *Metrics) Called(c events.ModelCalled, model string, metered bool) {
 	m.duration.WithLabelValues(c.Provider).Observe(ms(c.DurationMs))
 }
 
-// Denied counts a request that the proxy refused, by the code of the refusal.
-func (m *Metrics) Denied(code string) { m.denials.WithLabelValues(code).Inc() }
+// CountDenial counts a request that the proxy refused, by the code of the refusal.
+func (m *Metrics) CountDenial(code string) { m.denials.WithLabelValues(code).Inc() }
 
-// RefusedTLS counts a connection over TLS that was closed before it was served.
-func (m *Metrics) RefusedTLS(reason string) { m.refused.WithLabelValues(reason).Inc() }
+// CountTLSRefusal counts a connection over TLS that was closed before it was served.
+func (m *Metrics) CountTLSRefusal(reason string) { m.refused.WithLabelValues(reason).Inc() }
 
-// Connected adds n to the number of open connections: 1 for a new one, -1 for a closed one.
-func (m *Metrics) Connected(n float64) { m.conns.Add(n) }
+// AddConnections adds n to the number of open connections: 1 for a new one, -1 for a closed one.
+func (m *Metrics) AddConnections(n float64) { m.conns.Add(n) }
 
-// Tunnelled counts bytes through a tunnel; direction is out (to the host) or in.
-func (m *Metrics) Tunnelled(direction string, n int) {
+// CountTunnelBytes counts bytes through a tunnel; direction is out (to the host) or in.
+func (m *Metrics) CountTunnelBytes(direction string, n int) {
 	m.tunnelled.WithLabelValues(direction).Add(float64(n))
 }
 
-// JournalWriteFailed counts a failure to write journals to the disk.
-func (m *Metrics) JournalWriteFailed() { m.writeFailures.Inc() }
+// CountJournalWriteFailure counts a failure to write journals to the disk.
+func (m *Metrics) CountJournalWriteFailure() { m.writeFailures.Inc() }

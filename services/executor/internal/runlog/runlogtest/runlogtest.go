@@ -52,17 +52,17 @@ func New(t *testing.T) *Fixture {
 	return b
 }
 
-// Stored returns the events that the executor has stored so far.
-func (b *Fixture) Stored() []events.Event {
+// StoredEvents returns the events that the executor has stored so far.
+func (b *Fixture) StoredEvents() []events.Event {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return slices.Clone(b.stored)
 }
 
-// Types returns the types of the events that the executor has stored so far.
-func (b *Fixture) Types() []events.Type {
+// StoredTypes returns the types of the events that the executor has stored so far.
+func (b *Fixture) StoredTypes() []events.Type {
 	var out []events.Type
-	for _, e := range b.Stored() {
+	for _, e := range b.StoredEvents() {
 		out = append(out, e.Data.EventType())
 	}
 	return out
@@ -82,7 +82,7 @@ func (b *Fixture) Load() *eventlog.Loaded {
 func (b *Fixture) Claim() *runlog.Execution {
 	b.t.Helper()
 	l := b.Load()
-	d, err := b.Writer.Decide(l.Run, run.Claim{Meta: b.Writer.Meta(), ExecutionID: Execution, Turn: 1, Executor: b.Writer.Executor})
+	d, err := b.Writer.Decide(l.Run, run.Claim{Meta: b.Writer.NewMeta(), ExecutionID: Execution, Turn: 1, Executor: b.Writer.Executor})
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -96,11 +96,11 @@ func (b *Fixture) Claim() *runlog.Execution {
 func (b *Fixture) AppendLife(facts ...events.Payload) {
 	b.t.Helper()
 	l := b.Load()
-	mint := events.NewEventList(b.Writer.Meta())
+	mint := events.NewEventList(b.Writer.NewMeta())
 	for _, f := range facts {
 		mint.Add(Execution, f)
 	}
-	if err := b.Writer.Sessions.AppendLife(b.t.Context(), l, events.Actor{Kind: "service", ID: "session"}, b.Writer.Meta().CommandID, mint.Events()); err != nil {
+	if err := b.Writer.Sessions.AppendLife(b.t.Context(), l, events.Actor{Kind: "service", ID: "session"}, b.Writer.NewMeta().CommandID, mint.Events()); err != nil {
 		b.t.Fatal(err)
 	}
 }
