@@ -20,8 +20,8 @@ import (
 // no default.
 const openCodeModel = "gpt-4.1-mini"
 
-// placeholderKey is the API key of agents that reach models through the egress proxy. The proxy replaces it by the
-// real key.
+// placeholderKey is the API key that agents get if they reach models through the egress proxy. The proxy replaces it by the
+// model provider's real key.
 const placeholderKey = "spool"
 
 // endpoint holds the key and the URL with which agents reach a model provider. A field is "" if it is not set.
@@ -48,8 +48,8 @@ func (c Config) endpoint(provider string) endpoint {
 	return endpoint{c.OpenAIKey, c.OpenAIBaseURL}
 }
 
-// agentLaunch returns how the process of an agent of architecture arch is started: its model, command and environment. Only
-// that process sees the environment: it is not in the log, and other processes of the sandbox do not see it.
+// agentLaunch returns the Launch of an agent of architecture arch: its model, command and environment. Only the agent's
+// process sees this environment: the log does not contain it, and other processes of the sandbox do not have it.
 func (c Config) agentLaunch(arch string, o events.Options) worker.Launch {
 	provider, model := c.effectiveModel(arch, o)
 	l := worker.Launch{Model: model, Env: c.modelEnvironment(arch, provider), Command: slices.Clone(o.Command)}
@@ -57,7 +57,8 @@ func (c Config) agentLaunch(arch string, o events.Options) worker.Launch {
 	return l
 }
 
-// addModelSettings adds model settings to a launch: first those of the preset, then those of the session.
+// addModelSettings adds the model settings of the preset that s names to l, and then the settings s of the session, which
+// override them.
 func (c Config) addModelSettings(l *worker.Launch, provider string, s events.ModelSettings) {
 	preset, _ := architecture.FindPreset(s.Preset)
 	l.Set = s.Preset != "" || len(s.Env)+len(s.Args) > 0
@@ -86,7 +87,8 @@ func publicURLs() map[string]string {
 	return map[string]string{architecture.Anthropic: egress.AnthropicURL, architecture.OpenAI: egress.OpenAIURL, architecture.NVIDIA: egress.NVIDIAURL}
 }
 
-// modelEnvironment returns the variables by which the agent of an architecture finds its model provider.
+// modelEnvironment returns the environment variables that tell an agent of architecture arch how to reach the model
+// provider.
 func (c Config) modelEnvironment(arch, provider string) map[string]string {
 	env := map[string]string{}
 	if c.usesProxy() {
@@ -115,7 +117,8 @@ func (c Config) modelEnvironment(arch, provider string) map[string]string {
 	return env
 }
 
-// effectiveModel returns the model provider and the model of a session. "" means the agent's own default model.
+// effectiveModel returns the model provider and the model that a session uses. A model of "" means the agent's own default
+// model.
 func (c Config) effectiveModel(arch string, o events.Options) (provider, model string) {
 	provider, model = c.modelProvider(arch, o)
 	switch {
@@ -164,8 +167,8 @@ func (c Config) modelProvider(arch string, o events.Options) (provider, model st
 	return architecture.OpenAI, o.Model
 }
 
-// configuredProviders returns the model providers that have a key or an address, or nil if only the egress proxy
-// knows them.
+// configuredProviders returns the names of the model providers for which the settings have a key or an address. It returns
+// nil if the settings have none and agents use the egress proxy, because then only the proxy knows its providers.
 func (c Config) configuredProviders() []string {
 	if len(c.ModelProviders) > 0 {
 		return c.ModelProviders
@@ -186,7 +189,8 @@ func (c Config) configuredProviders() []string {
 	return set
 }
 
-// checkModelProviders refuses unknown names, and removes empty lists.
+// checkModelProviders returns an error if the settings name an unknown model provider. It also removes empty names from
+// c.ModelProviders.
 func (c *Config) checkModelProviders() error {
 	c.ModelProviders = slices.DeleteFunc(slices.Clone(c.ModelProviders), func(name string) bool { return name == "" })
 	known := architecture.ModelProviders()
@@ -201,7 +205,7 @@ func (c *Config) checkModelProviders() error {
 	return nil
 }
 
-// poolSizes returns the number of sandboxes that are kept ready, by architecture.
+// poolSizes parses the setting Pool and returns the number of sandboxes to keep in the warm pool, by architecture.
 func (c Config) poolSizes() (map[string]int, error) {
 	out := map[string]int{}
 	for _, entry := range c.Pool {

@@ -23,7 +23,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/docker"
 )
 
-// Config has the service's settings. The zero value of a field means its default.
+// Config has the settings of the executor. The zero value of a field means the default of its setting.
 type Config struct {
 	DataDir string `default:"" env:"SPOOL_DATA_DIR" help:"Folder of local sandboxes and of the engine's name; empty means the user's data folder."`
 	Runner  string `default:"" env:"SPOOL_RUNNER" help:"Path of the runner's binary; for Docker and Modal also the path of a folder with runner-linux-amd64 and runner-linux-arm64. Empty means the runner next to this program, else on the PATH."`
@@ -126,7 +126,8 @@ const (
 	ProviderModal  = "modal"
 )
 
-// DiskLimitWatch is the value of DiskLimit with which no file system limits the disk usage; only the runner watches it.
+// DiskLimitWatch is the value of Config.DiskLimit with which no file system enforces the disk limit: only the runner
+// measures the disk usage.
 const DiskLimitWatch = docker.DiskLimitWatch
 
 // withDefaults returns the config with its defaults set, or an error that begins with the name of the invalid setting.
@@ -247,7 +248,8 @@ func (c Config) withDefaults() (Config, error) {
 // maxSlots is the largest number of executions that one executor may run.
 const maxSlots = 1024
 
-// withDataFolder creates the data folder and fills in the settings that the folder contains.
+// withDataFolder creates the data folder, and returns the config with the folder's path and with the engine's name that
+// is stored in the folder.
 func (c Config) withDataFolder() (Config, error) {
 	if c.DataDir == "" {
 		base := os.Getenv("XDG_DATA_HOME")
@@ -272,8 +274,8 @@ func (c Config) withDataFolder() (Config, error) {
 	return c, topology.CheckToken("engine", c.Engine)
 }
 
-// storedEngine returns the engine's name that the data folder holds. Without one it creates a name and stores it. If
-// two executors start at once, the second one reads the name of the first.
+// storedEngine returns the engine's name that is stored in the data folder dir. If there is none, it creates a name and
+// stores it. If two executors create a name at the same time, both return the same one.
 func storedEngine(dir string) (string, error) {
 	path := filepath.Join(dir, "engine")
 	raw, err := os.ReadFile(path)
@@ -299,7 +301,8 @@ func storedEngine(dir string) (string, error) {
 	return strings.TrimSpace(string(raw)), err
 }
 
-// withRunnerPath finds the runner's binary.
+// withRunnerPath returns the config with the path of the runner's binary. If the setting Runner is empty, it looks next
+// to this executable and on the PATH.
 func (c Config) withRunnerPath() (Config, error) {
 	if c.Runner != "" {
 		if info, err := os.Stat(c.Runner); err != nil {
@@ -325,7 +328,7 @@ func (c Config) withRunnerPath() (Config, error) {
 	return c, nil
 }
 
-// halfOfMachineMemory returns half of the machine's memory in bytes, 2 GiB if that is unknown.
+// halfOfMachineMemory returns half of the machine's memory in bytes, or 2 GiB if the size of the memory is unknown.
 func halfOfMachineMemory() int64 {
 	const unknown = 2 << 30
 	raw, err := os.ReadFile("/proc/meminfo")

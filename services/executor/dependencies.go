@@ -28,7 +28,7 @@ const (
 	maxLayerKeep = 365 * 24 * time.Hour
 )
 
-// checkDependencies checks the settings of layers, and sets the defaults.
+// checkDependencies sets the defaults of the settings for dependency layers, and returns an error if one of these settings is invalid.
 func (c *Config) checkDependencies() error {
 	for name, s := range map[string]string{"npm-registry": c.NPMRegistry, "pip-index-url": c.PIPIndexURL} {
 		if s == "" {
@@ -52,8 +52,8 @@ func (c *Config) checkDependencies() error {
 	return nil
 }
 
-// layerConfig returns the settings of layers for the provider. Empty settings of local sandboxes leave the choice to the
-// machine's installers.
+// layerConfig returns the configuration of dependency layers for the sandbox provider. For local sandboxes an empty registry setting
+// means that npm and pip use the configuration of this machine.
 func (c Config) layerConfig() layer.Config {
 	l := layer.Config{NPMRegistry: c.NPMRegistry, PIPIndexURL: c.PIPIndexURL, Within: c.DependenciesTimeout, MaxBytes: c.DependenciesSize, Keep: c.DependenciesKeep}
 	if c.Sandbox == ProviderDocker {
@@ -62,6 +62,7 @@ func (c Config) layerConfig() layer.Config {
 	return l
 }
 
+// npmRegistryURL returns the URL of the npm registry from which dependencies are installed.
 func (c Config) npmRegistryURL() string {
 	if c.NPMRegistry == "" {
 		return npmRegistry
@@ -69,6 +70,7 @@ func (c Config) npmRegistryURL() string {
 	return c.NPMRegistry
 }
 
+// pipIndexURL returns the URL of the Python package index from which dependencies are installed.
 func (c Config) pipIndexURL() string {
 	if c.PIPIndexURL == "" {
 		return pipIndex

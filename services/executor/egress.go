@@ -11,10 +11,11 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress"
 )
 
-// startsEgressProxy reports whether the executor starts the egress proxy, as a container on its engine.
+// startsEgressProxy reports whether this executor starts the egress proxy, as a container on its engine.
 func (c Config) startsEgressProxy() bool { return c.Sandbox == ProviderDocker && c.EgressImage != "" }
 
-// checkEgressSettings checks the settings of the egress proxy: those of a running one, or those of one that the executor starts.
+// checkEgressSettings returns an error if the settings of the egress proxy are invalid or contradict each other. The settings
+// either name a running proxy, or configure the proxy that this executor starts.
 func (c Config) checkEgressSettings() error {
 	if c.Sandbox == ProviderModal {
 		_, err := c.remoteEgress()
@@ -68,8 +69,8 @@ func (c Config) remoteEgress() (remoteEgress, error) {
 	return remoteEgress{server.String(), string(text)}, nil
 }
 
-// egressConfig returns the settings of the egress proxy that the executor starts. The proxy has the keys of models; sandboxes
-// do not have them.
+// egressConfig returns the settings of the egress proxy that this executor starts. They include the API keys of the model
+// providers, which sandboxes do not have.
 func (c Config) egressConfig() egress.Config {
 	return egress.Config{
 		AnthropicKey: c.AnthropicKey, AnthropicBaseURL: c.AnthropicBaseURL, OpenAIKey: c.OpenAIKey, OpenAIBaseURL: c.OpenAIBaseURL,

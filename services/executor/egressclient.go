@@ -44,8 +44,8 @@ func (c Config) egressClient(p sandbox.Provider) (egressClient, error) {
 	return egressClient{api: api.NewClient(proxy.Dial), proxy: proxy}, nil
 }
 
-// openDependencies starts the egress proxy if this executor has to start it. If the engine does not answer, open returns nil, and
-// the first request to the proxy starts it later.
+// open starts the egress proxy if this executor has to start it. If the engine does not answer, open returns nil, and the first
+// request to the proxy starts it later.
 func (c egressClient) open(ctx context.Context, log *slog.Logger) error {
 	if c.proxy == nil {
 		return nil
@@ -66,12 +66,12 @@ func (c egressClient) close() {
 	}
 }
 
-// egressRequestTimeout is the time limit of a request to the egress proxy, so that a proxy that does not respond does not block
-// a turn.
+// egressRequestTimeout is the time limit of one request to the egress proxy. It keeps a proxy that does not answer from blocking a
+// turn.
 const egressRequestTimeout = 10 * time.Second
 
-// Register registers a sandbox with the proxy, or replaces its registration. It returns the certificate, in PEM, that
-// the sandbox must trust; "" for none.
+// Register registers a sandbox with the egress proxy, or replaces the sandbox's registration. It returns the certificate, in PEM,
+// that the sandbox must trust, or "" if it needs none.
 func (c egressClient) Register(ctx context.Context, sandbox string, r api.Registration) (authority string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, egressRequestTimeout)
 	defer cancel()
@@ -79,7 +79,8 @@ func (c egressClient) Register(ctx context.Context, sandbox string, r api.Regist
 	return s.Authority, c.wrapUnavailable(wrapRefusal(err))
 }
 
-// Release releases a sandbox and discards its journal. It returns nil for an unknown sandbox.
+// Release ends a sandbox's registration with the egress proxy and discards the proxy's journal of the sandbox. It returns nil for an
+// unknown sandbox.
 func (c egressClient) Release(ctx context.Context, sandbox string) error {
 	ctx, cancel := context.WithTimeout(ctx, egressRequestTimeout)
 	defer cancel()
@@ -93,7 +94,7 @@ func (c egressClient) Release(ctx context.Context, sandbox string) error {
 	return err
 }
 
-// OpenModelRequests returns the number of open model requests of a sandbox.
+// OpenModelRequests returns the number of model requests of a sandbox that the egress proxy has not answered yet.
 func (c egressClient) OpenModelRequests(ctx context.Context, sandbox string) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, egressRequestTimeout)
 	defer cancel()
@@ -101,8 +102,8 @@ func (c egressClient) OpenModelRequests(ctx context.Context, sandbox string) (in
 	return s.OpenModelRequests, wrapRefusal(err)
 }
 
-// Lines returns the lines of a sandbox's journal that follow after. If settled is set, it first waits until no model request
-// of the sandbox is open.
+// Lines returns the lines after the line after of the egress proxy's journal of a sandbox. If settled is set, the proxy first waits
+// for open model requests that are about to end.
 func (c egressClient) Lines(ctx context.Context, sandbox string, after run.Line, settled bool) ([]metering.Line, error) {
 	ctx, cancel := context.WithTimeout(ctx, egressRequestTimeout)
 	defer cancel()
@@ -117,15 +118,15 @@ func (c egressClient) Lines(ctx context.Context, sandbox string, after run.Line,
 	return out, nil
 }
 
-// Ack allows the proxy to remove the lines of a journal up to a line.
+// Ack allows the egress proxy to remove the lines of a sandbox's journal up to and including upTo.
 func (c egressClient) Ack(ctx context.Context, sandbox string, upTo run.Line) error {
 	ctx, cancel := context.WithTimeout(ctx, egressRequestTimeout)
 	defer cancel()
 	return wrapRefusal(c.api.Ack(ctx, sandbox, upTo.Journal, upTo.N))
 }
 
-// wrapUnavailable wraps an error of the connection to the proxy into a *sandbox.Error of CodeEgressUnavailable. A refusal of the
-// proxy, an error of the engine and a cancellation are returned as they are.
+// wrapUnavailable returns a *sandbox.Error with CodeEgressUnavailable that wraps err, if err means that the egress proxy does not
+// answer. It returns a refusal of the proxy, an error of the engine and a cancellation unchanged.
 func (c egressClient) wrapUnavailable(err error) error {
 	var refused *api.Error
 	var typed *sandbox.Error
@@ -140,7 +141,8 @@ func (c egressClient) wrapUnavailable(err error) error {
 		"the egress proxy %s does not answer, and without it a sandbox reaches no model: look at its log (%v)", name, err)}
 }
 
-// wrapRefusal wraps refusals of the proxy into the errors that the executor tests for: metering.ErrUnknownSandbox and link.ErrFenced.
+// wrapRefusal wraps an error with which the egress proxy refused a request in metering.ErrUnknownSandbox or link.ErrFenced, which
+// callers test for. It returns other errors unchanged.
 func wrapRefusal(err error) error {
 	var refused *api.Error
 	if !errors.As(err, &refused) {

@@ -56,7 +56,7 @@ type Deps struct {
 	Secrets    references.Secrets // nil: the keys of Config
 }
 
-// Executor is one copy of the executor service.
+// An Executor is one instance of the executor service.
 type Executor struct {
 	cfg     Config
 	id      string
@@ -88,6 +88,7 @@ func New(cfg Config, deps Deps) (*Executor, error) {
 	return e, nil
 }
 
+// newExecutor returns an Executor as New does. New adds a prefix to its errors.
 func newExecutor(cfg Config, deps Deps) (*Executor, error) {
 	if deps.NATS == nil || deps.Log == nil || deps.Logger == nil {
 		return nil, errors.New("NATS, Log and Logger are required")
@@ -182,22 +183,21 @@ func newExecutor(cfg Config, deps Deps) (*Executor, error) {
 	return e, nil
 }
 
-// newEngineName returns a new name for the engine of a data folder.
+// newEngineName returns a new random name for an engine.
 func newEngineName() string { return strings.ToLower(rand.Text()[:16]) }
 
 // ID returns the id of this executor, which is new with each New.
 func (e *Executor) ID() string { return e.id }
 
-// Ready returns a channel that is closed when the executor takes jobs.
+// Ready returns a channel that is closed when the executor begins to receive jobs.
 func (e *Executor) Ready() <-chan struct{} { return e.ready }
 
-// Workspaces returns the folder of the workspaces of local sandboxes, which has one folder for each session.
+// Workspaces returns the path of the folder that contains the workspaces of local sandboxes, one folder for each session.
 func (e *Executor) Workspaces() string { return filepath.Join(e.cfg.DataDir, "workspaces") }
 
-// Run takes jobs until ctx ends. Then it hands its executions over: their agents
-// continue, and the next executor follows them. Sandboxes stay, unless
-// Config.StopSandboxes is set and no other executor of the engine is alive. Run
-// releases the lease at the end.
+// Run handles jobs until ctx ends, and then hands its running executions over: their agents continue to run, and another executor follows
+// them. Sandboxes keep running, unless Config.StopSandboxes is set and no other executor of the engine is alive. Before it returns, Run
+// deletes the executor's lease.
 func (e *Executor) Run(ctx context.Context) error {
 	if err := e.openDependencies(ctx); err != nil {
 		return fmt.Errorf("executor: %w", err)
@@ -255,12 +255,13 @@ func (e *Executor) Run(ctx context.Context) error {
 }
 
 const (
-	// openTimeout is the time limit of one attempt to open the buckets, and openRetryPause the pause between two attempts.
+	// openTimeout is the time limit of one attempt to open the executor's NATS buckets, and openRetryPause is the pause between two attempts.
 	openTimeout    = 2 * time.Second
 	openRetryPause = 200 * time.Millisecond
 )
 
-// openDependencies blocks until NATS and the executor's buckets are ready, then starts the egress proxy, chooses what enforces disk limits, tries Modal's settings and announces the executor.
+// openDependencies blocks until NATS and the executor's buckets are ready. Then it starts the egress proxy, makes the provider choose how
+// to enforce disk limits, checks the settings of Modal and writes the executor's lease.
 func (e *Executor) openDependencies(ctx context.Context) error {
 	if err := e.deps.Clock.Start(ctx); err != nil {
 		return err
@@ -280,8 +281,8 @@ func (e *Executor) openDependencies(ctx context.Context) error {
 	return e.retryOpen(ctx, e.leases.Open)
 }
 
-// retryOpen calls open until it succeeds, because NATS may be down or not completely installed. It returns an error when
-// ctx ends or the connection is closed.
+// retryOpen calls open until it returns nil, because NATS may be down or its buckets may not exist yet. It returns an error when ctx ends
+// or the connection to NATS is closed.
 func (e *Executor) retryOpen(ctx context.Context, open func(context.Context) error) error {
 	for logged := false; ; logged = true {
 		try, cancel := context.WithTimeout(ctx, openTimeout)
@@ -299,6 +300,7 @@ func (e *Executor) retryOpen(ctx context.Context, open func(context.Context) err
 	}
 }
 
+// openBuckets opens the NATS buckets with workspaces, skills and secrets.
 func (e *Executor) openBuckets(ctx context.Context) error {
 	if e.store != nil {
 		if err := e.store.Open(ctx, e.js); err != nil {
@@ -325,11 +327,11 @@ func (e *Executor) closeConnections() error {
 // stopSandboxesTimeout is the time limit of stopSandboxes.
 const stopSandboxesTimeout = time.Minute
 
-// textFrameInterval is the minimum time between two frames of text in flight of a partition.
+// textFrameInterval is the minimum time between two published frames with text in flight of one partition.
 const textFrameInterval = 10 * time.Millisecond
 
-// stopSandboxes takes a snapshot of every sandbox of the engine and ends the sandbox, unless another executor of the engine
-// still has a lease.
+// stopSandboxes takes a snapshot of every sandbox on the engine and terminates the sandbox. It does nothing if another executor of the
+// engine has a lease.
 func (e *Executor) stopSandboxes(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, stopSandboxesTimeout)
 	defer cancel()
@@ -343,8 +345,8 @@ func (e *Executor) stopSandboxes(ctx context.Context) error {
 	return nil
 }
 
-// handleControl handles a message on the executor's subject topology.Ctl: a hint that a session has a new event or, if
-// the message has a reply subject, the question what this executor does for a session.
+// handleControl handles a message on the executor's subject topology.Ctl. Without a reply subject the message is a hint that a session has
+// a new event. With a reply subject it asks what this executor does for a session.
 func (e *Executor) handleControl(msg *nats.Msg) {
 	ref, err := topology.DecodeSessionRef(msg.Data)
 	if err != nil {

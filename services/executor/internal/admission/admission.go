@@ -23,7 +23,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
 )
 
-// Leases returns what other executors do, from their leases and from their answers.
+// Leases returns which executions other executors run, according to their leases and their answers.
 type Leases interface {
 	// Ask asks an executor what it does for a session. The error wraps lease.ErrNoLease if the executor is gone, and lease.ErrNoAnswer if it does not
 	// answer.
@@ -43,7 +43,7 @@ type Budgets interface {
 	Limits(tenant string) events.TenantLimits
 }
 
-// SandboxChecker checks whether the sandbox of a session can be used.
+// SandboxChecker checks whether this executor can use the sandbox of a session.
 type SandboxChecker interface {
 	// CheckReachable returns an error if a sandbox is on an engine that this executor cannot reach.
 	CheckReachable(sb run.Sandbox) error
@@ -86,9 +86,9 @@ func New(cfg Config) *Controller {
 }
 
 const (
-	// claimRetryDelay is the time after which a job is delivered again if its execution cannot be claimed now.
+	// claimRetryDelay is the delay after which a job is delivered again if its execution cannot be claimed now.
 	claimRetryDelay = 2 * time.Second
-	// tenantSlotRetryDelay is the time after which a job is delivered again if its handling failed with errTenantSlots.
+	// tenantSlotRetryDelay is the delay after which a job is delivered again if its tenant runs its maximum number of executions.
 	tenantSlotRetryDelay = 20 * time.Millisecond
 )
 
@@ -100,8 +100,8 @@ var (
 	errNotDue = errors.New("the next attempt is not due yet")
 )
 
-// Check returns an error unless this executor may claim the active execution of a session now. The error has the
-// delay after which the job is delivered again.
+// Check returns nil if this executor may claim the active execution of a session now. Otherwise the error contains the delay after which
+// the job is to be delivered again.
 func (c *Controller) Check(ctx context.Context, l *eventlog.Loaded) error {
 	if err := c.CheckDue(l); err != nil {
 		return err
@@ -120,8 +120,8 @@ func (c *Controller) Check(ctx context.Context, l *eventlog.Loaded) error {
 	return c.checkEngine(ctx, l)
 }
 
-// CheckDue returns an error for an execution whose next attempt is not due yet; nil for any other. The delay of its job is short, since
-// the execution may be cancelled.
+// CheckDue returns an error for an execution whose next attempt is not due yet, and nil for any other execution. The error contains a short
+// delay for the job, since the execution may be cancelled meanwhile.
 func (c *Controller) CheckDue(l *eventlog.Loaded) error {
 	r := l.Run
 	if r.IsIdle() || l.Life.ControlOf(r.Execution).N > 0 {
@@ -134,8 +134,9 @@ func (c *Controller) CheckDue(l *eventlog.Loaded) error {
 	return bus.RetryAfter(fmt.Errorf("%s of %s: %w", r.Execution, l.ID, errNotDue), min(wait, claimRetryDelay))
 }
 
-// acquire waits for a slot for the active execution, and returns its release; nil if the execution needs none. Only starting an agent
-// needs a slot: an execution that runs already is followed, and one that a control ends is ended, however many jobs wait.
+// acquire blocks until the active execution has a slot, and returns the function that releases the slot. It returns nil if the execution
+// needs no slot: only the start of an agent needs one. To follow a running agent, or to end an execution that a control stopped, needs
+// none.
 func (c *Controller) acquire(ctx context.Context, l *eventlog.Loaded) (release func(), err error) {
 	r := l.Run
 	claimed := r.Execution == l.Life.Active.ExecutionID
@@ -187,8 +188,8 @@ func (c *Controller) localExecutionLimit(tenant string) int {
 	return slots
 }
 
-// checkTenantSlots returns an error if a tenant runs more than its maximum number of executions, over all executors.
-// It also counts the execution that has just acquired a slot here.
+// checkTenantSlots returns an error if a tenant runs more than its maximum number of executions, over all executors. The count includes the
+// execution that has just acquired a slot in this executor.
 func (c *Controller) checkTenantSlots(ctx context.Context, tenant string) error {
 	if c.Budgets != nil {
 		if _, err := c.Budgets.Of(ctx, tenant); err != nil { // the limits are not known yet after a start
@@ -215,8 +216,8 @@ func (c *Controller) checkTenantSlots(ctx context.Context, tenant string) error 
 // RunningByTenant returns the number of executions that run in this executor, by tenant.
 func (c *Controller) RunningByTenant() map[string]int { return c.slots.WorkByTenant() }
 
-// isAlreadyRunning reports whether the runner already runs the claimed execution, whose start is not in the log because the executor that claimed it
-// is gone.
+// isAlreadyRunning reports whether the runner already runs the claimed execution although the log has no start of it, because the executor
+// that claimed it died.
 func (c *Controller) isAlreadyRunning(ctx context.Context, l *eventlog.Loaded) bool {
 	ctx, cancel := context.WithTimeout(ctx, agents.StatusTimeout)
 	defer cancel()
@@ -229,8 +230,8 @@ func (c *Controller) isAlreadyRunning(ctx context.Context, l *eventlog.Loaded) b
 	return a.Hello.Status.ExecutionID == l.Run.Execution
 }
 
-// checkClaimable returns an error unless the active execution may be claimed: nothing runs in the session, or the executor that claimed it is
-// gone, or answers that it does not run it.
+// checkClaimable returns nil if the active execution may be claimed: nothing runs in the session, or the executor of the last claim is
+// gone, or that executor answers that it does not run the execution.
 func (c *Controller) checkClaimable(ctx context.Context, l *eventlog.Loaded) error {
 	if err := c.Idle.CheckReachable(l.Run.Sandbox); err != nil {
 		return err
@@ -250,8 +251,8 @@ func (c *Controller) checkClaimable(ctx context.Context, l *eventlog.Loaded) err
 	return nil
 }
 
-// checkEngine returns an error while the engine of a claimed execution is unavailable. An execution survives only a
-// few claims without progress, so it is not claimed before the engine is available again.
+// checkEngine returns an error while the engine of a claimed execution's sandbox is unavailable. After a few claims without progress an
+// execution fails, so it must not be claimed before the engine is available again.
 func (c *Controller) checkEngine(ctx context.Context, l *eventlog.Loaded) error {
 	sb := l.Run.Sandbox
 	here := sb.Engine == c.Engine && sb.Provider == c.Provider

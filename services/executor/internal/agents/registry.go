@@ -10,7 +10,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// Health records the health of the sandboxes of resting agents.
+// Health checks the sandboxes of resting agents, and records changes of their health in the log.
 type Health interface {
 	// CheckHealth asks the runner for its status, and records a change of the sandbox's health.
 	CheckHealth(ctx context.Context, a *Agent, epoch uint64) error
@@ -19,8 +19,8 @@ type Health interface {
 	CheckGone(ctx context.Context, a *Agent) error
 }
 
-// A Registry holds the agents that this executor has a stream to: those that work on a turn, and those that rest, warm, until their
-// session's next one. It is safe for concurrent use.
+// A Registry holds the agents that this executor has an open stream to: working agents, which execute a turn, and resting agents, which
+// stay warm until the next turn of their session. It is safe for concurrent use.
 type Registry struct {
 	memory uint64 // bytes that all agents together may use before resting ones are ended
 	now    func() time.Time
@@ -36,7 +36,7 @@ func NewRegistry(memory uint64, now func() time.Time, logger *slog.Logger) *Regi
 	return &Registry{memory: memory, now: now, logger: logger, agents: map[string]*Agent{}}
 }
 
-// AddWorking records that an agent works on a turn under an epoch.
+// AddWorking adds an agent that works on a turn under an epoch.
 func (r *Registry) AddWorking(a *Agent, epoch uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -44,8 +44,8 @@ func (r *Registry) AddWorking(a *Agent, epoch uint64) {
 	r.agents[a.Session.Session] = a
 }
 
-// AddResting keeps an agent for the next turn of its session. The health of its sandbox is checked at an interval; 0 is never. A closed
-// Registry closes the stream.
+// AddResting adds an agent that rests until the next turn of its session. The health of its sandbox is checked at the interval
+// checkEvery; 0 means never. After Close, AddResting closes the agent's stream instead.
 func (r *Registry) AddResting(a *Agent, checkEvery time.Duration) {
 	r.mu.Lock()
 	if r.closed {
@@ -59,7 +59,7 @@ func (r *Registry) AddResting(a *Agent, checkEvery time.Duration) {
 	r.mu.Unlock()
 }
 
-// Remove removes an agent. It does not close its stream.
+// Remove removes an agent from the Registry. It does not close the agent's stream.
 func (r *Registry) Remove(a *Agent) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -68,7 +68,7 @@ func (r *Registry) Remove(a *Agent) {
 	}
 }
 
-// TakeResting removes and returns the resting agent of a session, nil if there is none.
+// TakeResting removes the resting agent of a session from the Registry and returns it, or nil if the session has none.
 func (r *Registry) TakeResting(session string) *Agent {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -80,7 +80,8 @@ func (r *Registry) TakeResting(session string) *Agent {
 	return a
 }
 
-// Shutdown ends the runner of a session over the stream of its resting agent, if there is one, and closes the stream.
+// Shutdown makes the runner of a session exit, by a command over the stream of the session's resting agent, and closes the stream. It
+// does nothing if the session has no resting agent.
 func (r *Registry) Shutdown(ctx context.Context, session string, epoch uint64) {
 	a := r.TakeResting(session)
 	if a == nil {
@@ -94,8 +95,8 @@ func (r *Registry) Shutdown(ctx context.Context, session string, epoch uint64) {
 	a.Link.Close()
 }
 
-// Count returns the number of agents that rest or, with resting false, that work, and their memory in bytes when last
-// measured.
+// Count returns the number of resting agents, or of working agents if resting is false, and the bytes of memory that they used when
+// they were last measured.
 func (r *Registry) Count(resting bool) (n int, bytes uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -123,6 +124,7 @@ func (r *Registry) Run(ctx context.Context, every time.Duration, health Health) 
 	}
 }
 
+// maintain does the work of one interval of Run.
 func (r *Registry) maintain(ctx context.Context, health Health) {
 	for _, a := range r.listAgents(func(*Agent) bool { return true }) {
 		r.measureMemory(ctx, a, health)
@@ -155,7 +157,7 @@ func (r *Registry) endAgent(ctx context.Context, a *Agent) {
 	a.Link.Close()
 }
 
-// listAgents returns the agents for which match returns true. match is called with mu held.
+// listAgents returns the agents for which match returns true. It calls match with mu held.
 func (r *Registry) listAgents(match func(*Agent) bool) []*Agent {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -175,7 +177,8 @@ func (r *Registry) epochOf(a *Agent) uint64 {
 	return a.epoch
 }
 
-// measureMemory records the memory of an agent. It removes and closes the stream of a resting agent without a process.
+// measureMemory records how much memory an agent uses. If a resting agent has no process any more, measureMemory removes the agent and
+// closes its stream.
 func (r *Registry) measureMemory(ctx context.Context, a *Agent, health Health) {
 	ctx, cancel := context.WithTimeout(ctx, StatusTimeout)
 	defer cancel()
@@ -201,8 +204,8 @@ func (r *Registry) measureMemory(ctx context.Context, a *Agent, health Health) {
 	a.Link.Close()
 }
 
-// takeExcessAgents removes and returns resting agents until the remaining agents use no more memory than allowed. Agents
-// that have rested for the longest come first.
+// takeExcessAgents removes resting agents from the Registry, those that have rested for the longest first, until the remaining agents
+// use no more memory than allowed. It returns the removed agents.
 func (r *Registry) takeExcessAgents() []*Agent {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -227,8 +230,8 @@ func (r *Registry) takeExcessAgents() []*Agent {
 	return out
 }
 
-// Close closes the streams of resting agents, also of those that come to rest later. The agents continue to run, for
-// the next executor.
+// Close closes the streams of all resting agents, and of agents that are added as resting later. The agents' processes continue to run,
+// so that the next executor can use them.
 func (r *Registry) Close() {
 	r.mu.Lock()
 	r.closed = true

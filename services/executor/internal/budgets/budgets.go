@@ -35,14 +35,14 @@ type Execution struct {
 	Own     events.Budget // of this execution alone; Turns is 0 unless the egress proxy counts the model requests
 }
 
-// A Tracker computes how much of each budget is used, for one execution. The usage of a tenant is reported with a
-// delay, so the Tracker adds what this execution has used since the last report; the result never decreases. The zero
-// value is ready for use. It is not safe for concurrent use.
+// A Tracker computes for one execution how much of each budget is used. The usage of a tenant is reported with a delay, so the
+// Tracker adds what this execution has used since the last report; its results never decrease. The zero value is ready for use.
+// It is not safe for concurrent use.
 type Tracker struct {
 	allocations map[string]allocation
 }
 
-// An allocation is the usage of a budget of the tenant, as the Tracker has computed it last.
+// An allocation is the usage of one budget of a tenant as the Tracker has last computed it.
 type allocation struct {
 	total events.BudgetUsage // of all executions
 	own   events.BudgetUsage // of this execution, when total was computed

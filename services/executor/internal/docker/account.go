@@ -14,23 +14,24 @@ import (
 	"github.com/docker/docker/api/types/container"
 )
 
-// defaultUserName is the name of a sandbox's user if the image has no account for that user.
+// defaultUserName is the name that a container's user gets if the image has no account with the user's number.
 const defaultUserName = "agent"
 
 // accountFiles are the names of the files in /etc that list users and groups.
 var accountFiles = []string{"passwd", "group"}
 
-// accountFileName returns the name under which a user's volume stores an account file, passwd or group, for containers of this
-// image.
+// accountFileName returns the name of the file in a user's volume that containers of this image mount as /etc/passwd or
+// /etc/group. file is passwd or group.
 func (pic imageInfo) accountFileName(file string) string {
 	id := strings.TrimPrefix(pic.id, "sha256:")
 	return id[:min(len(id), 12)] + "." + file
 }
 
-// account is the entry of a user in /etc/passwd, without the user's number.
+// account has the fields of a user's entry in /etc/passwd, except the user's number.
 type account struct{ name, home, shell string }
 
-// accountOf returns the account of a user of an image, by name or number, or a default account if the image has none.
+// accountOf returns the account of the user who, a name or a number, in an image's passwd file, or a default account if the
+// image has none.
 func accountOf(passwd []byte, who string) account {
 	for line := range strings.Lines(string(passwd)) {
 		if f := strings.Split(strings.TrimSpace(line), ":"); len(f) == 7 && (f[0] == who || f[2] == who) {
@@ -40,8 +41,8 @@ func accountOf(passwd []byte, who string) account {
 	return account{name: defaultUserName, home: homeDir, shell: "/bin/sh"}
 }
 
-// accountFile returns the content of an account file, passwd or group, for the user with the number id. It is the image's file
-// with the entry of the account in place of entries with the same name or number.
+// accountFile returns the content of the file of, passwd or group, for a container whose user has the number id: the image's
+// file with an entry for the account. The entry replaces entries with the same name or number.
 func (a account) accountFile(of string, image []byte, id int) []byte {
 	line := fmt.Sprintf("%s:x:%d:", a.name, id)
 	if of == "passwd" {
@@ -65,9 +66,9 @@ type volumeFolder struct {
 	mode int64
 }
 
-// prepareVolumes makes a user the owner of folders in volumes, and writes passwd and group files for an image into
-// the user's volume. name, a name or a number, selects the account of the image whose entry is copied. home replaces
-// the home folder of the account, unless it is "".
+// prepareVolumes makes the user u the owner of folders in volumes, and writes passwd and group files into the user's volume
+// for containers of an image. name, a name or a number, selects the image's account whose entry is copied. home replaces the
+// account's home folder, unless it is "".
 func (p *Provider) prepareVolumes(ctx context.Context, pic imageInfo, u user, name, home string, folders ...volumeFolder) error {
 	const what = "prepare the volumes"
 	var volumes []helperVolume
@@ -107,7 +108,8 @@ func (p *Provider) prepareVolumes(ctx context.Context, pic imageInfo, u user, na
 	})
 }
 
-// writeAccounts writes the account files, passwd and group, for containers of a helper's image.
+// writeAccounts writes passwd and group files, with an entry for the user u, to a tar archive. They are based on the files of
+// the image from which a helper container was created.
 func (p *Provider) writeAccounts(ctx context.Context, out *tar.Writer, helper string, pic imageInfo, u user, name, home string) error {
 	files, err := p.imageAccounts(ctx, helper, pic.id)
 	if err != nil {
@@ -129,7 +131,8 @@ func (p *Provider) writeAccounts(ctx context.Context, out *tar.Writer, helper st
 	return nil
 }
 
-// imageAccounts returns the account files of the image from which a helper was created, by name.
+// imageAccounts returns the content of the passwd and group files of the image from which a helper container was created, by
+// file name.
 func (p *Provider) imageAccounts(ctx context.Context, helper, image string) (map[string][]byte, error) {
 	p.mu.Lock()
 	known := p.accounts[image]
@@ -151,10 +154,11 @@ func (p *Provider) imageAccounts(ctx context.Context, helper, image string) (map
 	return files, nil
 }
 
-// maxAccountFileBytes is the maximum number of bytes that are read of an image's account file.
+// maxAccountFileBytes is the maximum number of bytes that are read of an image's passwd or group file.
 const maxAccountFileBytes = 1 << 20
 
-// readContainerFile reads a regular file of a container. It returns nil for anything else.
+// readContainerFile returns the content of a regular file of a container. It returns nil if the file does not exist or is not
+// regular.
 func (p *Provider) readContainerFile(ctx context.Context, containerID, name string) ([]byte, error) {
 	stream, _, err := p.api.CopyFromContainer(ctx, containerID, name)
 	if err != nil {

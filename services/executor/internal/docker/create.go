@@ -37,20 +37,19 @@ const (
 	defaultPATH    = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 )
 
-// runFolderBytes is the size limit in bytes of the folder in memory in which the runner keeps its socket and other
-// files of its own.
+// runFolderBytes is the size limit in bytes of the in-memory folder runDir, in which the runner keeps its socket and other files.
 const runFolderBytes = 1 << 20
 
-// maxCreateAttempts is the maximum number of attempts to create a container. A further attempt is made only after errVanished; every other
+// maxCreateAttempts is the maximum number of attempts to create a container. Another attempt follows only after errVanished; every other
 // error ends the creation.
 const maxCreateAttempts = 20
 
-// errVanished is returned when another executor has changed what this one has just looked up: it has removed a
-// container or a volume, or created the same container. The caller may look it up again.
+// errVanished is returned when another executor has removed a container or a volume that this executor has just looked up, or has created
+// the same container first. The caller may look it up again.
 var errVanished = errors.New("it was removed meanwhile")
 
-// Create creates a sandbox and blocks until its runner answers. If there is one with the id, Create returns that one, and starts its
-// container if it has ended.
+// Create creates a sandbox and blocks until its runner answers. If a sandbox with the id exists, Create returns that one, and starts its
+// container if the container has stopped.
 func (p *Provider) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
 	if err := p.checkSpec(spec); err != nil {
 		return nil, fmt.Errorf("create sandbox: %w", err)
@@ -78,7 +77,7 @@ func (p *Provider) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandb
 	return nil, guest.WithCode(sandbox.CodeSandboxFailed, "create sandbox "+spec.ID, err)
 }
 
-// validate returns an error for a Spec that is invalid, or that this provider cannot fulfil.
+// checkSpec returns an error if a Spec is invalid or this provider cannot fulfil it.
 func (p *Provider) checkSpec(spec sandbox.Spec) error {
 	err := errors.Join(events.CheckID("sandbox id", events.KindSandbox, spec.ID), p.checkLabels(spec.Labels))
 	if spec.Workspace != "" {
@@ -102,7 +101,7 @@ func (p *Provider) checkSpec(spec sandbox.Spec) error {
 	return err
 }
 
-// containerPlan holds everything that determines the container of a new sandbox.
+// containerPlan holds everything from which the container of a new sandbox is configured: image, volumes, user and runner.
 type containerPlan struct {
 	spec   sandbox.Spec
 	limits sandbox.Limits
@@ -114,8 +113,8 @@ type containerPlan struct {
 	kept   bool
 }
 
-// createNew creates a new sandbox and blocks until its runner answers. After an error it has removed what it created. The error wraps errVanished
-// if another attempt may succeed.
+// createNew creates a new sandbox and blocks until its runner answers. After an error it removes what it created. The error wraps
+// errVanished if another attempt may succeed.
 func (p *Provider) createNew(ctx context.Context, spec sandbox.Spec) (*box, error) {
 	pl, err := p.prepareContainer(ctx, spec)
 	if err != nil {
@@ -159,7 +158,8 @@ func (p *Provider) createNew(ctx context.Context, spec sandbox.Spec) (*box, erro
 	return b, nil
 }
 
-// prepareContainer creates everything on the engine that the container needs: the image, the volumes and the user. It returns the container's plan.
+// prepareContainer creates what the container of a new sandbox needs on the engine, such as the image, the volumes and the user, and
+// returns the plan of the container.
 func (p *Provider) prepareContainer(ctx context.Context, spec sandbox.Spec) (containerPlan, error) {
 	pl := containerPlan{spec: spec, owner: spec.ID, secret: runner.NewSecret(), limits: overlayLimits(p.cfg.Limits, spec.Limits)}
 	cpus, err := p.engineCPUs(ctx)
@@ -203,9 +203,9 @@ func (p *Provider) prepareContainer(ctx context.Context, spec sandbox.Spec) (con
 	return pl, err
 }
 
-// checkVolumes returns an error unless the volumes of the new container are those that were prepared. A sweep may have
-// removed a volume before the container used it; the engine then created an empty one in its place. The error then wraps errVanished,
-// except for a layer, which the caller cannot create again.
+// checkVolumes returns an error unless the new container mounts the volumes that were prepared for it. A sweep may have removed a volume
+// before the container used it; the engine then created an empty volume of the same name. The error wraps errVanished, except for a
+// dependency layer, which the caller cannot create again.
 func (p *Provider) checkVolumes(ctx context.Context, pl containerPlan) error {
 	if err := p.checkRunnerVolume(ctx, pl.runner); err != nil {
 		return err
@@ -236,8 +236,8 @@ func (p *Provider) checkVolumes(ctx context.Context, pl containerPlan) error {
 	return err
 }
 
-// checkRunnerVolume returns an error that wraps errVanished unless the runner's volume, which a container now uses, is the volume that was
-// filled.
+// checkRunnerVolume returns an error that wraps errVanished if the engine has replaced the runner's volume by an empty one, after a sweep
+// removed it.
 func (p *Provider) checkRunnerVolume(ctx context.Context, r *runnerBinary) error {
 	l, err := p.volumeLabels(ctx, r.volumeName())
 	if err != nil || l[labelRole] == roleRunner {
@@ -247,8 +247,8 @@ func (p *Provider) checkRunnerVolume(ctx context.Context, r *runnerBinary) error
 	return fmt.Errorf("volume %s: %w", r.volumeName(), errVanished)
 }
 
-// undoCreate removes everything that was created for a sandbox whose creation failed. A workspace that was taken over from
-// another sandbox stays.
+// undoCreate removes everything that was created for a sandbox whose creation failed. It keeps a workspace that was taken over from another
+// sandbox.
 func (p *Provider) undoCreate(ctx context.Context, pl containerPlan, containerID string) error {
 	var err error
 	if containerID != "" {
@@ -287,7 +287,7 @@ func (p *Provider) undoCreate(ctx context.Context, pl containerPlan, containerID
 	return errors.Join(err, p.releaseUsers(ctx, pl.owner)) // keeps the user while the workspace exists
 }
 
-// reuseContainer returns the sandbox of a container that exists, and starts or resumes the container if necessary.
+// reuseContainer returns the sandbox of an existing container. It starts or resumes the container if necessary.
 func (p *Provider) reuseContainer(ctx context.Context, c listedSandbox) (*box, error) {
 	b := &box{p: p, id: c.id, container: c.container, secret: c.secret, kept: c.owner != c.id}
 	switch c.state {
@@ -318,8 +318,8 @@ func (p *Provider) reuseContainer(ctx context.Context, c listedSandbox) (*box, e
 	return b, err
 }
 
-// startContainer starts a container; it returns nil for one that runs. If the container's volumes cannot be mounted, start attaches
-// them and tries once more: loop devices do not survive a restart of the machine.
+// startContainer starts a container; it returns nil if the container already runs. If the container's volumes cannot be mounted, it
+// attaches their loop devices, which do not survive a restart of the machine, and tries once more.
 func (p *Provider) startContainer(ctx context.Context, containerID string) error {
 	err := p.startContainerOnce(ctx, containerID)
 	if err == nil || errdefs.IsNotFound(err) || guest.IsUnavailable(err) || ctx.Err() != nil {
@@ -333,14 +333,14 @@ func (p *Provider) startContainer(ctx context.Context, containerID string) error
 	return p.startContainerOnce(ctx, containerID)
 }
 
-// startContainerOnce starts a container; it returns nil for one that runs.
+// startContainerOnce starts a container; it returns nil if the container already runs.
 func (p *Provider) startContainerOnce(ctx context.Context, containerID string) error {
 	return p.callEngineNoResult(ctx, "start the container", func(ctx context.Context) error {
 		return p.api.ContainerStart(ctx, containerID, container.StartOptions{})
 	})
 }
 
-// containerConfig returns the configuration of a sandbox's container, hardened.
+// containerConfig returns the hardened configuration of a sandbox's container.
 func (p *Provider) containerConfig(pl containerPlan) (*container.Config, *container.HostConfig) {
 	config := &container.Config{
 		Image: pl.pic.ref, Entrypoint: []string{runnerPath, "serve"}, WorkingDir: workspaceDir, Hostname: "sandbox",
@@ -353,7 +353,7 @@ func (p *Provider) containerConfig(pl containerPlan) (*container.Config, *contai
 	return config, host
 }
 
-// restrictedHostConfig returns the restrictions of every container in which agents or their servers run.
+// restrictedHostConfig returns a host configuration with the restrictions of every container in which an agent or an MCP server runs.
 func (p *Provider) restrictedHostConfig(l sandbox.Limits) *container.HostConfig {
 	return &container.HostConfig{
 		NetworkMode: "none", IpcMode: container.IPCModePrivate, Runtime: p.cfg.Runtime,
@@ -368,8 +368,8 @@ func (p *Provider) restrictedHostConfig(l sandbox.Limits) *container.HostConfig 
 	}
 }
 
-// ulimits returns the limits that the kernel enforces for each process, or for a user in all containers.
-// An engine without the capability SYS_RESOURCE cannot go above its own hard limits, so none is high.
+// ulimits returns the resource limits of a container's processes. None is high, because a Docker engine without the capability SYS_RESOURCE
+// cannot exceed its own hard limits.
 func ulimits() []*units.Ulimit {
 	var out []*units.Ulimit
 	for _, l := range []struct {
@@ -387,12 +387,13 @@ func ulimits() []*units.Ulimit {
 	return out
 }
 
-// smallLogConfig returns a log configuration that keeps the end of a container's output.
+// smallLogConfig returns a log configuration that keeps only the end of a container's output.
 func smallLogConfig() container.LogConfig {
 	return container.LogConfig{Type: "json-file", Config: map[string]string{"max-size": "1m", "max-file": "1"}}
 }
 
-// environment returns the environment of all processes in a sandbox. The image's variables and those of each process are added to it.
+// environment returns the environment variables that all processes in a sandbox have, in addition to the variables of the image and of each
+// process.
 func (p *Provider) environment(pl containerPlan) []string {
 	path := pl.pic.path
 	if path == "" {
@@ -418,16 +419,16 @@ func (p *Provider) environment(pl containerPlan) []string {
 // shmDir is the folder of shared memory, of the engine's default size.
 const shmDir = "/dev/shm"
 
+// shmOptions are the mount options of shmDir.
 var shmOptions = "rw,noexec,nosuid,nodev,mode=1777," + tmpfsLimit(64<<20)
 
-// tmpfsLimit returns the mount options of a folder in memory. They limit its size, and its files to one for each page
-// of that size.
+// tmpfsLimit returns the mount options that limit a tmpfs to a number of bytes, and to one file for each page of that size.
 func tmpfsLimit(bytes int64) string {
 	return fmt.Sprintf("size=%d,nr_inodes=%d", bytes, max(bytes/bytesPerFile, 64))
 }
 
-// tmpfs returns the folders in memory. Volumes that the image declares are among them: on disk, no limit would apply to
-// them.
+// tmpfs returns the folders of a sandbox's container that are in memory, with their mount options. They include the volumes that the image
+// declares, because no limit would apply to such a volume on disk.
 func (p *Provider) tmpfs(pic imageInfo, u user) map[string]string {
 	own := fmt.Sprintf(",mode=0700,uid=%d,gid=%d", u.id, u.id)
 	size := "rw,exec,nosuid,nodev," + tmpfsLimit(p.cfg.TmpBytes)
@@ -444,7 +445,7 @@ func (p *Provider) tmpfs(pic imageInfo, u user) map[string]string {
 	return out
 }
 
-// mounts returns the volumes of a sandbox's container, and their places in it.
+// mounts returns the volume mounts of a sandbox's container.
 func (p *Provider) mounts(pl containerPlan) []mount.Mount {
 	work := helperVolume{name: workspaceVolumeName(pl.owner)}
 	out := []mount.Mount{
@@ -462,7 +463,7 @@ func (p *Provider) mounts(pl containerPlan) []mount.Mount {
 	return append(append(out, pl.user.mounts(pl.pic)...), p.egressMount()...)
 }
 
-// egressMount returns the mount with the egress proxy's socket; none if the sandbox has no egress.
+// egressMount returns the mount with the socket of the egress proxy, or none if the sandbox has no egress.
 func (p *Provider) egressMount() []mount.Mount {
 	switch sockets := p.cfg.EgressSockets; {
 	case sockets == "":

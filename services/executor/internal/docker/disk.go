@@ -40,24 +40,24 @@ func DiskLimits() []string {
 }
 
 const (
-	// diskNodeDir is the folder of the device nodes that "runner volume" makes on the engine's machine.
+	// diskNodeDir is the folder of the device nodes that the program "runner volume" creates on the engine's machine.
 	diskNodeDir = "/dev/spool/"
-	// bytesPerFile determines how many files a volume may hold: one for each bytesPerFile bytes of the volume, but at
-	// least minVolumeFiles.
+	// bytesPerFile determines how many files a volume may hold: one for each bytesPerFile bytes of the volume, but at least minVolumeFiles.
 	bytesPerFile   = 4096
 	minVolumeFiles = 1024
 	// minVolumeBytes is the minimum size of a volume, in bytes.
 	minVolumeBytes = 1 << 20
-	// volumeToolTimeout is the time limit of one run of "runner volume" on the engine's machine.
+	// volumeToolTimeout is the time limit of one run of the program "runner volume" on the engine's machine.
 	volumeToolTimeout = 2 * time.Minute
-	// loopSweepInterval is the interval at which the executor looks for loop devices without a volume if nothing was removed.
+	// loopSweepInterval is the interval at which the executor looks for loop devices of removed volumes, even if it has removed no volume
+	// itself.
 	loopSweepInterval = time.Hour
 
 	probeVolumeBytes = 16 << 20
 	probeVolumeFiles = minVolumeFiles
 )
 
-// diskState is the provider's state about how disk limits are enforced, and about loop devices.
+// diskState is the provider's state about the enforcement of disk limits: the chosen mode, and when loop devices were last swept.
 type diskState struct {
 	choosing sync.Mutex // one probe at a time; locked before mu
 
@@ -113,7 +113,7 @@ func (p *Provider) ChooseDiskLimit(ctx context.Context) (string, error) {
 	return "", fmt.Errorf("%w: engine %s: %w: use auto, or one of %s", ErrDiskLimit, p.api.DaemonHost(), errors.Join(refused...), strings.Join(DiskLimits()[1:], ", "))
 }
 
-// setDiskMode stores the mode, and logs the limits that the mode does not enforce.
+// setDiskMode stores the mode that enforces disk limits, and logs which limits that mode does not enforce.
 func (p *Provider) setDiskMode(mode string, refused error) {
 	p.disks.mu.Lock()
 	p.disks.mode = mode
@@ -132,7 +132,8 @@ func (p *Provider) setDiskMode(mode string, refused error) {
 	}
 }
 
-// diskLimit returns the mode for new volumes. A mode of Config is used even if ChooseDiskLimit has not proved it.
+// diskLimit returns the mode that enforces the disk limits of new volumes. It returns the mode of Config even if ChooseDiskLimit has not
+// proved it yet.
 func (p *Provider) diskLimit(ctx context.Context) (string, error) {
 	if mode := cmp.Or(p.DiskLimit(), strings.TrimPrefix(p.cfg.DiskLimit, DiskLimitAuto)); mode != "" {
 		return mode, nil
@@ -140,7 +141,7 @@ func (p *Provider) diskLimit(ctx context.Context) (string, error) {
 	return p.ChooseDiskLimit(ctx)
 }
 
-// diskOptions returns the driver's options of a volume.
+// diskOptions returns the options of the volume driver for a new volume of the given size, in a mode that enforces disk limits.
 func diskOptions(mode, name string, bytes int64) map[string]string {
 	switch mode {
 	case DiskLimitLoop:
@@ -151,10 +152,11 @@ func diskOptions(mode, name string, bytes int64) map[string]string {
 	return nil
 }
 
-// isLoopVolume reports whether a volume was created with DiskLimitLoop, so that it is a file system of its own.
+// isLoopVolume reports whether a volume was created with DiskLimitLoop, so that it has its own file system.
 func isLoopVolume(v volume.Volume) bool { return v.Options["device"] == diskNodeDir+v.Name }
 
-// createLimitedVolumes creates volumes with the given names and labels, each of which can hold the given number of bytes, or finds them.
+// createLimitedVolumes creates volumes with the given names and labels, each of which can hold the given number of bytes. It does nothing
+// for volumes that exist.
 func (p *Provider) createLimitedVolumes(ctx context.Context, bytes int64, labels map[string]string, names ...string) error {
 	mode, err := p.diskLimit(ctx)
 	if err != nil {
@@ -164,7 +166,8 @@ func (p *Provider) createLimitedVolumes(ctx context.Context, bytes int64, labels
 	return p.createVolumesInMode(ctx, mode, bytes, min(p.cfg.Files, max(bytes/bytesPerFile, minVolumeFiles)), labels, names...)
 }
 
-// createVolumesInMode creates volumes in a mode, or finds them. With DiskLimitLoop it also creates their file systems of the given size and number of files.
+// createVolumesInMode creates volumes whose size is limited in the given mode, unless they exist. With DiskLimitLoop it also creates their
+// file systems of the given size and number of files.
 func (p *Provider) createVolumesInMode(ctx context.Context, mode string, bytes, files int64, labels map[string]string, names ...string) error {
 	for _, name := range names {
 		err := p.callEngineNoResult(ctx, "make volume "+name, func(ctx context.Context) error {
@@ -185,7 +188,7 @@ func (p *Provider) createVolumesInMode(ctx context.Context, mode string, bytes, 
 	return p.runVolumeTool(ctx, list, "make", "--bytes", strconv.FormatInt(bytes, 10), "--files", strconv.FormatInt(files, 10))
 }
 
-// loopVolumes returns those of the named volumes that were created with DiskLimitLoop.
+// loopVolumes returns the volumes among names that were created with DiskLimitLoop.
 func (p *Provider) loopVolumes(ctx context.Context, names []string) ([]volume.Volume, error) {
 	var out []volume.Volume
 	for _, name := range names {
@@ -202,8 +205,8 @@ func (p *Provider) loopVolumes(ctx context.Context, names []string) ([]volume.Vo
 	return out, nil
 }
 
-// reattachVolumes attaches the file systems of a container's volumes, which is necessary after a reboot of the engine's
-// machine. It reports whether there were any.
+// reattachVolumes attaches the loop devices of a container's volumes, which a reboot of the engine's machine detaches. It reports whether
+// there were any.
 func (p *Provider) reattachVolumes(ctx context.Context, containerID string) (bool, error) {
 	got, err := callEngine(ctx, p, "look at the volumes", func(ctx context.Context) (container.InspectResponse, error) {
 		return p.api.ContainerInspect(ctx, containerID)
@@ -224,8 +227,8 @@ func (p *Provider) reattachVolumes(ctx context.Context, containerID string) (boo
 	return true, p.runVolumeTool(ctx, list, "attach")
 }
 
-// runVolumeTool runs "runner volume" on the engine's machine, in a container that has loop devices and the folders of the
-// volumes, and that ends with the command. Its image is the operator's, never one that a tenant named.
+// runVolumeTool runs the program "runner volume" on the engine's machine, in a container that has loop devices and the folders of the
+// volumes. The container uses the operator's image, never an image that a tenant named.
 func (p *Provider) runVolumeTool(ctx context.Context, volumes []volume.Volume, args ...string) error {
 	pic, r, err := p.prepareVolumeTool(ctx)
 	if err != nil {
@@ -250,7 +253,7 @@ func (p *Provider) runVolumeTool(ctx context.Context, volumes []volume.Volume, a
 	return p.runToolContainer(ctx, "run volume "+args[0], r, config, host)
 }
 
-// prepareVolumeTool copies the runner to the engine, and returns it with the operator's image.
+// prepareVolumeTool copies the runner to the engine, and returns the operator's image and the runner.
 func (p *Provider) prepareVolumeTool(ctx context.Context) (imageInfo, *runnerBinary, error) {
 	pic, err := p.lookUpAllowedImage(ctx, imageFields, p.cfg.Image)
 	if err != nil {
@@ -263,7 +266,8 @@ func (p *Provider) prepareVolumeTool(ctx context.Context) (imageInfo, *runnerBin
 	return pic, r, p.fillRunnerVolume(ctx, r, pic.ref)
 }
 
-// runToolContainer runs a container until it ends. If it fails, the error has the end of its output.
+// runToolContainer creates and runs a container, blocks until it has ended, and removes it. If the container fails, the error contains the
+// end of its output.
 func (p *Provider) runToolContainer(ctx context.Context, what string, r *runnerBinary, config *container.Config, host *container.HostConfig) error {
 	ctx, cancel := context.WithTimeout(ctx, volumeToolTimeout)
 	defer cancel()
@@ -296,10 +300,11 @@ func (p *Provider) runToolContainer(ctx context.Context, what string, r *runnerB
 	}
 }
 
-// probeUser is not root. It owns no file that another user could reach.
+// probeUser is the user of the container that tests a disk limit. It is not root.
 var probeUser = user{id: serviceImageUser}
 
-// probeDiskLimit proves that a mode enforces limits, by exceeding those of a volume.
+// probeDiskLimit returns an error unless a mode enforces disk limits. To test that, it writes more into a small volume than the limits
+// allow.
 func (p *Provider) probeDiskLimit(ctx context.Context, mode string) error {
 	if mode == DiskLimitWatch {
 		return nil
@@ -328,8 +333,8 @@ func (p *Provider) probeDiskLimit(ctx context.Context, mode string) error {
 	return p.exceedLimits(ctx, pic, r, name, probeVolumeFiles)
 }
 
-// exceedLimits tries to write more into a volume than its limits allow, from a container with the restrictions of an
-// agent. It returns an error if that succeeds.
+// exceedLimits tries to write more into a volume than its limits allow, from a container with the same restrictions as a sandbox. It
+// returns an error if the write succeeds.
 func (p *Provider) exceedLimits(ctx context.Context, pic imageInfo, r *runnerBinary, name string, files int) error {
 	host := p.restrictedHostConfig(p.cfg.Limits)
 	host.NanoCPUs, host.Mounts = 0, []mount.Mount{helperVolume{name: name}.mount(workspaceDir, false), helperVolume{name: r.volumeName()}.mount(binDir, true)}
@@ -339,8 +344,7 @@ func (p *Provider) exceedLimits(ctx context.Context, pic imageInfo, r *runnerBin
 	}, host)
 }
 
-// removeVolumes removes volumes and everything that belongs to them. A volume that cannot be removed stays until the
-// sweep.
+// removeVolumes removes volumes and detaches their loop devices. A volume that cannot be removed stays until a later sweep.
 func (p *Provider) removeVolumes(ctx context.Context, names ...string) {
 	for _, name := range names {
 		if _, err := p.removeVolume(ctx, name); err != nil {
@@ -350,8 +354,8 @@ func (p *Provider) removeVolumes(ctx context.Context, names ...string) {
 	p.reclaimSpace()
 }
 
-// reclaimSpace detaches the loop devices of removed volumes in the background; until then the devices keep the space of the
-// volumes. Calls during a run share the next run.
+// reclaimSpace detaches the loop devices of removed volumes in the background; until then the removed volumes use disk space. Calls while a
+// run is in progress cause one more run.
 func (p *Provider) reclaimSpace() {
 	d := &p.disks
 	d.mu.Lock()
@@ -373,8 +377,8 @@ func (p *Provider) reclaimSpace() {
 	})
 }
 
-// continueLoopSweep reports whether reclaimSpace was called since the last run of sweepLoopDevices began, so that another run is
-// needed. If not, it records that no run is in progress.
+// continueLoopSweep reports whether reclaimSpace was called since the last run of sweepLoopDevices began, so that another run must follow.
+// If not, it records that no run is in progress.
 func (p *Provider) continueLoopSweep() bool {
 	p.disks.mu.Lock()
 	defer p.disks.mu.Unlock()
@@ -383,7 +387,7 @@ func (p *Provider) continueLoopSweep() bool {
 	return next
 }
 
-// sweepLoopDevices detaches the loop devices whose volume was removed, by this or another program.
+// sweepLoopDevices detaches the loop devices whose volume was removed, by this program or another one.
 func (p *Provider) sweepLoopDevices(ctx context.Context) error {
 	err := p.runVolumeTool(ctx, nil, "sweep")
 	if errors.Is(err, errVanished) { // the runner's volume, which another executor's sweep removed
@@ -393,13 +397,13 @@ func (p *Provider) sweepLoopDevices(ctx context.Context) error {
 	defer p.disks.mu.Unlock()
 	p.disks.swept = time.Now()
 	if err != nil {
-		p.disks.swept = time.Time{} // Orphans tries again
+		p.disks.swept = time.Time{} // RemoveOrphans tries again
 	}
 	return err
 }
 
-// sweepLoopDevicesIfDue calls sweepLoopDevices if the last time was loopSweepInterval ago and loop devices may exist. list are the volumes of the engine: a
-// volume that another executor, or an earlier setting, created on a loop device counts too.
+// sweepLoopDevicesIfDue calls sweepLoopDevices if loopSweepInterval has passed since the last run and loop devices may exist. list are the
+// volumes of the engine: loop devices may exist if one of them has one, also if another executor or an earlier setting created it.
 func (p *Provider) sweepLoopDevicesIfDue(ctx context.Context, list []*volume.Volume) error {
 	seen := slices.ContainsFunc(list, func(v *volume.Volume) bool { return isLoopVolume(*v) })
 	p.disks.mu.Lock()

@@ -145,14 +145,14 @@ func New(cfg Config) (*Provider, error) {
 	return p, nil
 }
 
-// Close blocks until the space of removed volumes is free, and closes idle connections.
-// Sandboxes are not affected.
+// Close blocks until the loop devices of removed volumes are detached, and closes idle connections to the engine. It does not affect
+// sandboxes.
 func (p *Provider) Close() error {
 	p.disks.sweepings.Wait()
 	return p.api.Close()
 }
 
-// overlayLimits returns l with the limits that are set in by.
+// overlayLimits returns l, in which the limits that are set in by replace those of l.
 func overlayLimits(l, by sandbox.Limits) sandbox.Limits {
 	if by.MemoryBytes > 0 {
 		l.MemoryBytes = by.MemoryBytes
@@ -169,7 +169,8 @@ func overlayLimits(l, by sandbox.Limits) sandbox.Limits {
 	return l
 }
 
-// callEngine calls the engine by f, within a limit of time. It translates the error; what is the operation in its text.
+// callEngine calls f, which makes one request to the Docker API, with the time limit apiTimeout, and translates its error. what names
+// the operation in the error.
 func callEngine[T any](ctx context.Context, p *Provider, what string, f func(context.Context) (T, error)) (T, error) {
 	bounded, cancel := context.WithTimeout(ctx, p.within)
 	defer cancel()
@@ -181,8 +182,8 @@ func callEngine[T any](ctx context.Context, p *Provider, what string, f func(con
 	return v, p.translateError(ctx, what, err)
 }
 
-// negotiateAPIVersion sets the API's version before the first call. The client could do that by itself,
-// but not safely with concurrent calls.
+// negotiateAPIVersion sets the version of the Docker API before the first request. The Docker client could negotiate it by itself, but
+// not safely with concurrent requests.
 func (p *Provider) negotiateAPIVersion(ctx context.Context) error {
 	if p.negotiated.Load() {
 		return nil
@@ -200,7 +201,7 @@ func (p *Provider) negotiateAPIVersion(ctx context.Context) error {
 	return nil
 }
 
-// callEngineNoResult is call for a function that returns no value.
+// callEngineNoResult is like callEngine, for a function that returns only an error.
 func (p *Provider) callEngineNoResult(ctx context.Context, what string, f func(context.Context) error) error {
 	_, err := callEngine(ctx, p, what, func(ctx context.Context) (struct{}, error) { return struct{}{}, f(ctx) })
 	return err

@@ -48,7 +48,7 @@ type EgressProxy struct {
 	warned  string           // id of the container whose different settings were logged
 }
 
-// egressContainer is the running container of the egress proxy.
+// egressContainer has the id and the entrypoint of the running container of the egress proxy.
 type egressContainer struct {
 	id         string
 	entrypoint []string // the egress program, for its commands health and dial
@@ -72,24 +72,27 @@ const (
 	// needs a small process in the container.
 	egressMemoryBytes = 1 << 30
 	egressPIDs        = 4096
-	// egressDrainSeconds is the time for which open requests may continue when the container is stopped. egressStopSeconds is the time in seconds after which the container is killed.
+	// egressDrainSeconds is the time for which open requests may continue when the egress proxy's container is stopped. After
+	// egressStopSeconds the engine kills the container.
 	egressDrainSeconds = 20
 	egressStopSeconds  = 30
 )
 
 const (
-	// egressReadyTimeout is the maximum time that the proxy may take to become ready.
+	// egressReadyTimeout is the maximum time that the egress proxy may take to become ready.
 	egressReadyTimeout = time.Minute
-	// maxEgressCrashes is the number of exits of the proxy within egressReadyTimeout after which its start has failed.
+	// maxEgressCrashes is the number of exits of the egress proxy within egressReadyTimeout after which its start has failed.
 	maxEgressCrashes = 3
 )
 
-// EgressVolume returns the name of the volume with the egress proxy's socket for sandboxes, for Config.EgressSockets.
+// EgressVolume returns the name of the volume with the socket at which sandboxes of an engine reach the egress proxy, for
+// Config.EgressSockets.
 func EgressVolume(engine string) string { return namePrefix + "egress-" + engine }
 
+// egressDataVolume returns the name of the volume with the data of an engine's egress proxy.
 func egressDataVolume(engine string) string { return EgressVolume(engine) + "-data" }
 
-// NewEgressProxy returns the proxy of a provider's engine. It sends no request to the engine.
+// NewEgressProxy returns an EgressProxy for the engine of a provider. It sends no request to the engine.
 func NewEgressProxy(p *Provider, cfg EgressConfig) (*EgressProxy, error) {
 	if cfg.Image == "" || cfg.Network == "" {
 		return nil, errors.New("egress proxy: Image and Network are required")
@@ -106,18 +109,19 @@ func NewEgressProxy(p *Provider, cfg EgressConfig) (*EgressProxy, error) {
 	return &EgressProxy{p: p, cfg: cfg, within: egressReadyTimeout}, nil
 }
 
-// Name returns the container's name.
+// Name returns the name of the egress proxy's container.
 func (e *EgressProxy) Name() string { return EgressVolume(e.p.cfg.Engine) }
 
-// Ensure blocks until the proxy runs and is healthy. It creates and starts the container if necessary. An existing container is
-// not changed: Ensure logs the settings in which it differs from the config. If the engine does not answer, the error is a
-// *sandbox.Error of CodeEngineUnavailable.
+// Ensure blocks until the egress proxy runs and is healthy. It creates and starts the proxy's container if necessary. It does not change an
+// existing container, but logs which of the container's settings differ from the config. If the engine does not answer, the error is a
+// *sandbox.Error with CodeEngineUnavailable.
 func (e *EgressProxy) Ensure(ctx context.Context) error {
 	_, err := e.ensureShared(ctx)
 	return err
 }
 
-// ensureShared returns the running container. Concurrent calls share the work, which continues when one of them is canceled.
+// ensureShared returns the running container of the egress proxy, which it creates or starts if necessary. Concurrent calls share the work,
+// which continues when one of the calls is cancelled.
 func (e *EgressProxy) ensureShared(ctx context.Context) (*egressContainer, error) {
 	e.mu.Lock()
 	c := e.running
@@ -148,7 +152,8 @@ func (e *EgressProxy) ensureShared(ctx context.Context) (*egressContainer, error
 	}
 }
 
-// forgetVolume makes the next call of ensureShared look for the container again, if c is the one that is in use.
+// forgetContainer makes the next call of ensureShared look for the egress proxy's container again, if c is the container that was found
+// last.
 func (e *EgressProxy) forgetContainer(c *egressContainer) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -157,7 +162,8 @@ func (e *EgressProxy) forgetContainer(c *egressContainer) {
 	}
 }
 
-// ensure finds or creates the container. The container's name is the lock: of concurrent creations one succeeds.
+// ensure finds or creates the egress proxy's container. The container's name is the lock: only one of several concurrent creations
+// succeeds.
 func (e *EgressProxy) ensure(ctx context.Context) (*egressContainer, error) {
 	var err error
 	for range maxCreateAttempts {
@@ -178,7 +184,7 @@ func (e *EgressProxy) ensure(ctx context.Context) (*egressContainer, error) {
 	return nil, guest.WithCode(sandbox.CodeSandboxFailed, "it can neither be found nor created: if a container of that name is not Spool's, rename it", err)
 }
 
-// ensureOnce starts the container with an id, or creates one if the id is "".
+// ensureOnce starts the egress proxy's container with an id, or creates a container if the id is "".
 func (e *EgressProxy) ensureOnce(ctx context.Context, id string) (*egressContainer, error) {
 	create := id == ""
 	if create {
@@ -197,7 +203,7 @@ func (e *EgressProxy) ensureOnce(ctx context.Context, id string) (*egressContain
 	return c, err
 }
 
-// findSandbox returns the container's id, "" if there is none.
+// findContainer returns the id of the egress proxy's container, or "" if there is none.
 func (e *EgressProxy) findContainer(ctx context.Context) (string, error) {
 	list, err := callEngine(ctx, e.p, "look for the container", func(ctx context.Context) ([]container.Summary, error) {
 		return e.p.api.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(
@@ -209,7 +215,7 @@ func (e *EgressProxy) findContainer(ctx context.Context) (string, error) {
 	return list[0].ID, nil
 }
 
-// createContainer creates the egress proxy's container and its volumes.
+// createContainer creates the egress proxy's container and its volumes, and returns the container's id.
 func (e *EgressProxy) createContainer(ctx context.Context) (string, error) {
 	if _, err := e.p.lookUpImage(ctx, e.cfg.Image, true); err != nil {
 		return "", err
@@ -231,7 +237,7 @@ func (e *EgressProxy) createContainer(ctx context.Context) (string, error) {
 	return made.ID, nil
 }
 
-// createVolumes creates the volumes of sockets and data, and makes the proxy's user their owner. It is idempotent.
+// createVolumes creates the egress proxy's volumes for sockets and data, and makes the proxy's user their owner. It is idempotent.
 func (e *EgressProxy) createVolumes(ctx context.Context) error {
 	sockets, data := EgressVolume(e.p.cfg.Engine), egressDataVolume(e.p.cfg.Engine)
 	for name, purpose := range map[string]string{sockets: "sockets", data: "data"} {
@@ -286,7 +292,8 @@ func (e *EgressProxy) containerConfig() (*container.Config, *container.HostConfi
 	return config, host
 }
 
-// startContainer starts the container unless it runs, and blocks until the proxy is healthy. found is set for a container that existed before.
+// startContainer starts the egress proxy's container unless it runs, and blocks until the proxy is healthy. found is true for a container
+// that existed before.
 func (e *EgressProxy) startContainer(ctx context.Context, id string, found bool) (*egressContainer, error) {
 	got, err := e.inspectContainer(ctx, id)
 	if err != nil {
@@ -320,7 +327,7 @@ func (e *EgressProxy) startContainer(ctx context.Context, id string, found bool)
 	return c, e.awaitReady(ctx, c, got.RestartCount)
 }
 
-// inspectContainer returns the engine's description of the container with an id. The error wraps errVanished if the container does not exist.
+// inspectContainer returns the engine's description of a container. The error wraps errVanished if the container does not exist.
 func (e *EgressProxy) inspectContainer(ctx context.Context, id string) (container.InspectResponse, error) {
 	got, err := callEngine(ctx, e.p, "look at the container", func(ctx context.Context) (container.InspectResponse, error) { return e.p.api.ContainerInspect(ctx, id) })
 	if errdefs.IsNotFound(err) {
@@ -329,8 +336,8 @@ func (e *EgressProxy) inspectContainer(ctx context.Context, id string) (containe
 	return got, err
 }
 
-// logDifferences logs the names of the settings in which the running container differs from e's config, once for each container. It does not
-// log their values, which may be secret.
+// logDifferences logs the names of the settings in which the running egress proxy container differs from the config, once for each
+// container. It does not log the values, which may be secret.
 func (e *EgressProxy) logDifferences(ctx context.Context, got container.InspectResponse) error {
 	other, err := e.hasOtherImage(ctx, got)
 	if err != nil {
@@ -377,8 +384,8 @@ func (e *EgressProxy) hasOtherImage(ctx context.Context, got container.InspectRe
 	return img.ID != got.Image, err
 }
 
-// awaitReady blocks until the proxy's health check succeeds. It fails early if the container restarts maxEgressCrashes times; restarts is
-// its count of restarts so far.
+// awaitReady blocks until the egress proxy's health check succeeds. It fails early if the container restarts maxEgressCrashes times;
+// restarts is the number of its earlier restarts.
 func (e *EgressProxy) awaitReady(ctx context.Context, c *egressContainer, restarts int) error {
 	bounded, cancel := context.WithTimeout(ctx, e.within)
 	defer cancel()
@@ -414,7 +421,7 @@ func (e *EgressProxy) awaitReady(ctx context.Context, c *egressContainer, restar
 	}
 }
 
-// startRunner runs the egress program in the proxy's container with the arguments args, and returns its output and exit code.
+// runEgressProgram runs the egress program in the proxy's container with the arguments args, and returns its output and exit code.
 func (e *EgressProxy) runEgressProgram(ctx context.Context, c *egressContainer, args ...string) (guest.RunResult, error) {
 	proc, err := e.startEgressProgram(ctx, c, args...)
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/guest"
 )
 
-// newEngineClient returns a client of the engine. It opens no connection.
+// newEngineClient returns a client of the Docker engine at host. It opens no connection.
 func newEngineClient(host string) (*client.Client, error) {
 	host = cmp.Or(host, os.Getenv(client.EnvOverrideHost))
 	opts := []client.Opt{client.WithTLSClientConfigFromEnv(), client.WithAPIVersionNegotiation()}
@@ -58,7 +58,8 @@ func (p *Provider) translateError(ctx context.Context, what string, err error) e
 	})
 }
 
-// isUnreachable reports whether an error means that the engine was not reached, rather than that it refused the request.
+// isUnreachable reports whether an error means that the Docker engine could not be reached, rather than that it refused
+// the request.
 func isUnreachable(err error) bool {
 	var network net.Error
 	return client.IsErrConnectionFailed(err) || errdefs.IsUnavailable(err) ||

@@ -29,11 +29,11 @@ type imageInfo struct {
 	cmd          []string
 }
 
-// imageFields names the fields that set the image of a sandbox, for errors.
+// imageFields names the fields that can set the image of a sandbox. Errors about the image begin with it.
 const imageFields = "sessionOptions.image, or the agent's image: "
 
-// lookUpAllowedImage looks up an image that a tenant may have named. field begins the error if the image is not allowed. The engine
-// learns only the names of allowed images.
+// lookUpAllowedImage looks up an image that a tenant may have named, after it has checked that the operator allows the image. field
+// is the beginning of the error if the image is not allowed. The engine gets no request about images that are not allowed.
 func (p *Provider) lookUpAllowedImage(ctx context.Context, field, ref string) (imageInfo, error) {
 	if ref == p.cfg.Image {
 		return p.lookUpImage(ctx, ref, true)
@@ -45,7 +45,7 @@ func (p *Provider) lookUpAllowedImage(ctx context.Context, field, ref string) (i
 	return p.lookUpImage(ctx, ref, p.cfg.Pull)
 }
 
-// lookUpImage looks up an image, and pulls it if it is absent and pull is set.
+// lookUpImage returns the properties of an image. If the engine does not have the image and pull is true, it pulls the image first.
 func (p *Provider) lookUpImage(ctx context.Context, ref string, pull bool) (imageInfo, error) {
 	if ref == "" {
 		return imageInfo{}, guest.WithCode(sandbox.CodeImageNotFound, "no image is named: set the option image, or the provider's default image", nil)
@@ -84,8 +84,8 @@ func (p *Provider) lookUpImage(ctx context.Context, ref string, pull bool) (imag
 	return pic, nil
 }
 
-// pullShared fetches an image. Concurrent calls for the same image share one pull, which continues for the others when one of
-// them gives up.
+// pullShared pulls an image. Concurrent calls for the same image share one pull, which continues for the other calls when the
+// context of one of them ends.
 func (p *Provider) pullShared(ctx context.Context, ref string) error {
 	done := p.pulls.DoChan(ref, func() (any, error) {
 		pulling, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.pullWithin)
@@ -101,8 +101,8 @@ func (p *Provider) pullShared(ctx context.Context, ref string) error {
 	}
 }
 
-// pullImage fetches an image. The registry's error is only logged: a registry is any host that the image's name has, or
-// to which that host refers.
+// pullImage pulls an image. It only logs the registry's error, and does not return it: the registry may be any host that a tenant
+// named in the image, or a host to which that one refers.
 func (p *Provider) pullImage(ctx context.Context, ref string) error {
 	err := p.callPull(ctx, ref)
 	if err == nil {
@@ -119,7 +119,8 @@ func (p *Provider) pullImage(ctx context.Context, ref string) error {
 	return guest.WithCode(sandbox.CodeImageNotFound, fmt.Sprintf("image %q is not on the engine and cannot be pulled: check its name, or have the operator, whose log says why, build or load it there", ref), nil)
 }
 
-// fetchZIP makes the engine pull an image, and blocks until that has ended. The error is the engine's or the registry's.
+// callPull makes the engine pull an image, and blocks until the pull has ended. It returns the error of the engine or of the
+// registry.
 func (p *Provider) callPull(ctx context.Context, ref string) error {
 	stream, err := p.api.ImagePull(ctx, ref, image.PullOptions{})
 	if err != nil {

@@ -22,18 +22,19 @@ const (
 	exitProgramNotFound = 127
 )
 
-// installEnv are variables for installers: temporary files and caches are on disk, and are removed with the sandbox.
+// installEnv are the environment variables of installers. They put temporary files and caches on the sandbox's disk, which is
+// removed with the sandbox.
 var installEnv = map[string]string{
 	"HTTP_PROXY": runner.EgressURL, "HTTPS_PROXY": runner.EgressURL, "http_proxy": runner.EgressURL, "https_proxy": runner.EgressURL,
 	"NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost",
 	"TMPDIR": workspaceDir + "/tmp", "npm_config_cache": workspaceDir + "/npm",
 }
 
-// errInstallTimeout is the cause with which the context of an installation ends at its time limit.
+// errInstallTimeout is the cancellation cause of an installation's context at its time limit.
 var errInstallTimeout = errors.New("the time limit was reached")
 
-// installPackages runs the installers in a sandbox that fills a layer. Processes that a package's script leaves running end
-// with the sandbox.
+// installPackages runs the installers of the wanted packages in a sandbox that fills a dependency layer. Processes that a package's
+// script leaves running end with the sandbox.
 func (p *Provider) installPackages(ctx context.Context, box sandbox.Sandbox, image string, want sandbox.Packages) error {
 	cfg := p.cfg.Layers
 	ctx, cancel := context.WithTimeoutCause(ctx, cfg.Within, errInstallTimeout)
@@ -65,7 +66,7 @@ func (p *Provider) installPackages(ctx context.Context, box sandbox.Sandbox, ima
 	return err
 }
 
-// makeLayerReadable makes all files of a layer readable for every user, and its folders searchable.
+// makeLayerReadable lets every user read the files of a dependency layer and search its folders.
 func (p *Provider) makeLayerReadable(ctx context.Context, box sandbox.Sandbox) error {
 	var said layer.Tail
 	code, err := p.runInstaller(ctx, box, layer.Installer{Name: "chmod", Args: []string{"chmod", "-R", "a+rX", layerDir}}, &said)
@@ -75,8 +76,8 @@ func (p *Provider) makeLayerReadable(ctx context.Context, box sandbox.Sandbox) e
 	return err
 }
 
-// runInstaller runs one installer in a sandbox and returns its exit code. It copies the installer's output to said. If the installer
-// writes too much, or if ctx ends, runInstaller kills it and returns an error.
+// runInstaller runs one installer in a sandbox and returns its exit code. It copies the installer's output to said. It kills the
+// installer and returns an error if the installer writes too much to disk, or if ctx ends.
 func (p *Provider) runInstaller(ctx context.Context, box sandbox.Sandbox, i layer.Installer, said *layer.Tail) (code int, err error) {
 	proc, err := box.Exec(ctx, sandbox.Command{Args: append([]string{"sh", "-c", `mkdir -p "$TMPDIR" && exec "$@"`, "sh"}, i.Args...), Env: installEnv})
 	if err != nil {
@@ -119,7 +120,8 @@ func (p *Provider) runInstaller(ctx context.Context, box sandbox.Sandbox, i laye
 	}
 }
 
-// measureLayer returns the size of a layer, and of everything that its sandbox has written to disk, in bytes.
+// measureLayer returns two sizes in bytes: that of a dependency layer, and that of everything that the layer's sandbox has written
+// to disk.
 func measureLayer(ctx context.Context, box sandbox.Sandbox) (size, all int64, err error) {
 	proc, err := box.Exec(ctx, sandbox.Command{Args: []string{"du", "-sk", layerDir, workspaceDir}})
 	if err != nil {

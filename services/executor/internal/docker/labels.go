@@ -36,6 +36,7 @@ const (
 	labelUser             = "dev.spool.user"    // on containers, workspaces and records: the number of the user; those of earlier releases have none
 )
 
+// labelsVersion is the version of the labels, and of the file layout in sandboxes.
 const labelsVersion = "1"
 
 // The roles.
@@ -53,12 +54,14 @@ const (
 	roleUser     = "user"    // a volume that reserves a user
 )
 
+// namePrefix is the prefix of the names of all containers and volumes of Spool on a Docker engine.
 const namePrefix = "spool-"
 
-// containerName returns the name of a sandbox's container before it is adopted.
+// containerName returns the name of the container of a sandbox that was not adopted from the warm pool.
 func containerName(id string) string { return namePrefix + id }
 
-// adoptedName returns the name of an adopted sandbox's container, which contains its labels: a name can change, labels cannot.
+// adoptedName returns the name of the container of a sandbox that a session took from the warm pool. The name contains the
+// labels of the session, because a container's name can be changed and its labels cannot.
 func adoptedName(id string, l sandbox.Labels) string {
 	s := strings.Join([]string{containerName(id), l.Tenant, l.Session, strconv.FormatUint(l.Epoch, 10)}, ".")
 	if l.Executor != "" {
@@ -67,7 +70,7 @@ func adoptedName(id string, l sandbox.Labels) string {
 	return s
 }
 
-// checkLabels returns an error if labels cannot be written into a name and read from it.
+// checkLabels returns an error if the values of labels could not be written into a container's name and read back from it.
 func (p *Provider) checkLabels(l sandbox.Labels) error {
 	var err error
 	if l.Tenant != "" || l.Session != "" {
@@ -82,7 +85,8 @@ func (p *Provider) checkLabels(l sandbox.Labels) error {
 	return err
 }
 
-// sandboxLabels returns the labels of a sandbox's container. All are set, so that labels of the image do not count.
+// sandboxLabels returns the labels of a new sandbox's container. It sets every label of Spool, so that the image cannot
+// provide one.
 func sandboxLabels(pl containerPlan) map[string]string {
 	spec := pl.spec
 	return map[string]string{
@@ -94,7 +98,7 @@ func sandboxLabels(pl containerPlan) map[string]string {
 	}
 }
 
-// listedSandbox is a sandbox's container in the engine's list.
+// listedSandbox is a sandbox as read from its container's entry in the engine's list.
 type listedSandbox struct {
 	container string // the engine's id
 	id        string
@@ -107,11 +111,12 @@ type listedSandbox struct {
 	secret    string // with which executors prove themselves to its runner
 }
 
+// isAlive reports whether the container runs or is paused.
 func (f listedSandbox) isAlive() bool {
 	return f.state == container.StateRunning || f.state == container.StatePaused
 }
 
-// parseContainer returns the sandbox of a container in the engine's list.
+// parseContainer returns the sandbox of a container in the engine's list of containers.
 func parseContainer(c container.Summary) listedSandbox {
 	f := listedSandbox{
 		container: c.ID, id: c.Labels[labelSandbox], owner: c.Labels[labelVolumesOwner], created: time.Unix(c.Created, 0), state: c.State,
@@ -137,7 +142,7 @@ func parseContainer(c container.Summary) listedSandbox {
 	return f
 }
 
-// parseUintOrZero returns the value of a decimal number, or 0 for other text, which Spool has not written.
+// parseUintOrZero parses a decimal number. It returns 0 for any other text, which Spool does not write.
 func parseUintOrZero(s string) uint64 {
 	n, err := strconv.ParseUint(s, 10, 64)
 	if err != nil {
@@ -146,7 +151,7 @@ func parseUintOrZero(s string) uint64 {
 	return n
 }
 
-// listSandboxes returns the containers of this engine's sandboxes; if id is not empty, those of that sandbox.
+// listSandboxes returns the sandboxes of this engine, or only the one with an id if id is not "".
 func (p *Provider) listSandboxes(ctx context.Context, id string) ([]listedSandbox, error) {
 	args := filters.NewArgs(filters.Arg("label", labelRole+"="+roleSandbox), filters.Arg("label", labelEngine+"="+p.cfg.Engine))
 	if id != "" {
@@ -165,7 +170,7 @@ func (p *Provider) listSandboxes(ctx context.Context, id string) ([]listedSandbo
 	return out, nil
 }
 
-// findSandbox returns a sandbox's container; sandbox.ErrNotFound if there is none.
+// findSandbox returns the sandbox with an id, or sandbox.ErrNotFound if it has no container.
 func (p *Provider) findSandbox(ctx context.Context, id string) (listedSandbox, error) {
 	if err := events.CheckID("sandbox id", events.KindSandbox, id); err != nil {
 		return listedSandbox{}, fmt.Errorf("%w: %w", sandbox.ErrNotFound, err)

@@ -19,41 +19,43 @@ import (
 )
 
 const (
-	// layerDir is the path in a sandbox of the layer: the packages on which its agent depends.
+	// layerDir is the path in a sandbox at which the dependency layer is mounted: the packages on which the agent depends.
 	layerDir    = "/opt/spool/dependencies"
 	layerPrefix = namePrefix + "layer-"
-	// layerUseInterval is the minimum time between two records that a layer was used.
+	// layerUseInterval is the minimum time between two records that a dependency layer was used.
 	layerUseInterval = time.Hour
-	// layerWaitMargin is added to the time limit of an installation to get the time limit for waiting until another executor
-	// has completed a layer.
+	// layerWaitMargin plus the time limit of an installation is the maximum time to wait until another executor has completed a dependency
+	// layer.
 	layerWaitMargin = 5 * time.Minute
-	// layerPollInterval is the interval at which the executor checks whether another executor has completed a layer.
+	// layerPollInterval is the interval at which the executor checks whether another executor has completed a dependency layer.
 	layerPollInterval = 500 * time.Millisecond
 )
 
-// completeNoteName returns the name of the volume that records which volume is the complete layer of a digest. It is a note on
-// the engine and not a file in the layer, because processes in sandboxes cannot create it.
+// completeNoteName returns the name of the empty volume whose labels name the complete layer of a digest. It is a volume and not a file in
+// the layer, because processes in sandboxes cannot create volumes.
 func (p *Provider) completeNoteName(digest string) string {
 	return p.layerNamePrefix(digest) + "-whole"
 }
+
+// lastUseNoteName returns the name of the empty volume whose creation time is the last use of the layer of a digest.
 func (p *Provider) lastUseNoteName(digest string) string { return p.layerNamePrefix(digest) + "-used" }
 
-// layerNamePrefix returns the prefix of all names for a digest. It has the engine's name: engines on the same Docker daemon
-// share no layers, because they may use different registries.
+// layerNamePrefix returns the prefix of the names of all volumes and containers for the layer of a digest. It contains the engine's name:
+// engines on the same Docker daemon share no layers, because they may use different registries.
 func (p *Provider) layerNamePrefix(digest string) string {
 	return layerPrefix + p.cfg.Engine + "-" + digest
 }
 
-// layerVolumePrefix returns the prefix of the names of the volumes in which the layer of a digest is being created.
+// layerVolumePrefix returns the prefix of the names of volumes into which the packages of the layer of a digest are installed.
 func (p *Provider) layerVolumePrefix(digest string) string {
 	return p.layerNamePrefix(digest[:16]) + "-"
 }
 
 var _ sandbox.Layerer = (*Provider)(nil)
 
-// Layer returns the name of the volume with the packages. If there is none, Layer installs the packages into a new volume
-// with a random name, in a sandbox with the hardening and the limits of any other. Once the volume is complete, Layer
-// records on the engine that it is the layer. Among several executors the name of a helper container is the lock.
+// Layer returns the name of the volume with the wanted packages. If there is none, it installs the packages into a new volume with a random
+// name, in a sandbox that is as hardened and limited as any other. When the volume is complete, Layer records that on the engine. A helper
+// container, whose name only one executor can create, is the lock among executors.
 func (p *Provider) Layer(ctx context.Context, want sandbox.Packages, use sandbox.LayerBuilder) (string, error) {
 	pic, err := p.lookUpAllowedImage(ctx, imageFields, cmp.Or(want.Image, p.cfg.Image))
 	if err != nil {
@@ -78,7 +80,7 @@ func (p *Provider) Layer(ctx context.Context, want sandbox.Packages, use sandbox
 	})
 }
 
-// completeLayer returns the volume of a complete layer, "" if there is none.
+// completeLayer returns the name of the volume of the complete layer of a digest, or "" if there is none.
 func (p *Provider) completeLayer(ctx context.Context, digest string) (string, error) {
 	note, err := p.volumeLabels(ctx, p.completeNoteName(digest))
 	if err != nil || note[labelLayer] == "" {
@@ -97,7 +99,7 @@ func (p *Provider) completeLayer(ctx context.Context, digest string) (string, er
 	return "", err
 }
 
-// recordLayerUse records on the engine that a layer was used now, unless the last record is younger than layerUseInterval.
+// recordLayerUse records on the engine that the layer of a digest is used now, unless the last record is younger than layerUseInterval.
 func (p *Provider) recordLayerUse(ctx context.Context, digest string) error {
 	name := p.lastUseNoteName(digest)
 	v, err := callEngine(ctx, p, "look up volume "+name, func(ctx context.Context) (volume.Volume, error) { return p.api.VolumeInspect(ctx, name) })
@@ -115,8 +117,8 @@ func (p *Provider) recordLayerUse(ctx context.Context, digest string) error {
 	return p.createVolume(ctx, name, map[string]string{labelVersion: labelsVersion, labelRole: roleLastUse, labelEngine: p.cfg.Engine, labelLayer: digest})
 }
 
-// createLayer creates the layer of a digest and returns its volume. If another executor creates it at the same time, createLayer waits for that
-// and returns that volume.
+// createLayer creates the dependency layer of a digest and returns its volume. If another executor creates the same layer at the same time,
+// createLayer waits for that executor and returns the other's volume.
 func (p *Provider) createLayer(ctx context.Context, digest, image string, want sandbox.Packages, use sandbox.LayerBuilder) (is string, err error) {
 	helper, err := p.lockLayer(ctx, digest, image)
 	if err != nil {
@@ -150,8 +152,8 @@ func (p *Provider) createLayer(ctx context.Context, digest, image string, want s
 	return p.publishLayer(ctx, digest, name)
 }
 
-// publishLayer records that the volume name is the complete layer of a digest, and returns the volume that is recorded. That is another one if an
-// executor that considered the lock abandoned has published its volume first.
+// publishLayer records that the volume name is the complete layer of a digest, and returns the name of the recorded volume. This is another
+// volume if another executor has published first, because it considered this executor's lock abandoned.
 func (p *Provider) publishLayer(ctx context.Context, digest, name string) (string, error) {
 	err := p.createVolume(ctx, p.completeNoteName(digest), map[string]string{labelVersion: labelsVersion, labelRole: roleComplete, labelEngine: p.cfg.Engine, labelLayer: name})
 	if err != nil {
@@ -164,8 +166,8 @@ func (p *Provider) publishLayer(ctx context.Context, digest, name string) (strin
 	return is, err
 }
 
-// lockLayer creates a helper whose name is the lock on a digest. A lock that is old while no sandbox fills a layer of
-// the digest is abandoned: the sweep removes the sandbox of an executor that died.
+// lockLayer creates the helper container whose name is the lock on the layer of a digest, and returns the container's id. A lock is
+// abandoned if it is old and no sandbox installs packages for the digest: the sweep removes the sandbox of an executor that died.
 func (p *Provider) lockLayer(ctx context.Context, digest, image string) (string, error) {
 	name := p.layerNamePrefix(digest) + "-make"
 	limit := p.cfg.Layers.Within + layerWaitMargin
@@ -202,7 +204,8 @@ func (p *Provider) lockLayer(ctx context.Context, digest, image string) (string,
 	}
 }
 
-// removeAbandonedLock removes the lock on a digest if no sandbox fills a layer of that digest. It returns the engine's time.
+// removeAbandonedLock removes the lock on the layer of a digest if no sandbox installs packages for that digest. It returns the engine's
+// time.
 func (p *Provider) removeAbandonedLock(ctx context.Context, digest, lock string) (time.Time, error) {
 	filling, _, err := p.layersInUse(ctx)
 	if err != nil {
@@ -232,8 +235,8 @@ func (p *Provider) layersInUse(ctx context.Context) (filled, seen map[string]boo
 	return filled, seen, err
 }
 
-// removeOldLayers removes the layers that were not used for Config.Layers.Keep, and the volumes that never became a layer. now is the
-// engine's time.
+// removeOldLayers removes the dependency layers that were not used for Config.Layers.Keep, and the volumes of layers that were never
+// completed. now is the engine's time.
 func (p *Provider) removeOldLayers(ctx context.Context, now time.Time) error {
 	answer, err := callEngine(ctx, p, "list layers", func(ctx context.Context) (volume.ListResponse, error) {
 		return p.api.VolumeList(ctx, volume.ListOptions{Filters: filters.NewArgs(
@@ -284,8 +287,8 @@ func (p *Provider) removeOldLayers(ctx context.Context, now time.Time) error {
 	return errors.Join(errs...)
 }
 
-// removeLayer removes the layer in the volume name. It first removes the notes about the layer, so that no executor finds the layer any more;
-// note is "" if it has none.
+// removeLayer removes the dependency layer in the volume name. It first removes the volumes that record the layer as complete and used, so
+// that no executor finds the layer any more. note is the name of the first of them, or "" if there is none.
 func (p *Provider) removeLayer(ctx context.Context, name, digest, note string) error {
 	if note != "" {
 		for _, n := range []string{note, p.lastUseNoteName(digest)} {
@@ -299,6 +302,7 @@ func (p *Provider) removeLayer(ctx context.Context, name, digest, note string) e
 	return err
 }
 
+// latestTime returns the latest of some times.
 func latestTime(list ...time.Time) (last time.Time) {
 	for _, t := range list {
 		if t.After(last) {

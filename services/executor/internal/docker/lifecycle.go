@@ -16,7 +16,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// Attach returns the sandbox with an id whose container runs, or is paused; sandbox.ErrNotFound if there is none.
+// Attach returns the sandbox with an id whose container runs or is paused, or sandbox.ErrNotFound if there is none.
 func (p *Provider) Attach(ctx context.Context, id string) (sandbox.Sandbox, error) {
 	c, err := p.findSandbox(ctx, id)
 	if err != nil {
@@ -41,9 +41,8 @@ func (p *Provider) List(ctx context.Context) ([]sandbox.Info, error) {
 	return out, nil
 }
 
-// Terminate ends a sandbox and removes its container. Without wipe its volumes
-// stay for the next sandbox, whose Spec.Workspace names this one. With wipe they
-// are removed, unless another container uses them.
+// Terminate ends a sandbox and removes its container. If wipe is false, the sandbox's volumes stay, so that a sandbox whose Spec.Workspace
+// names this one can take them over. If wipe is true, the volumes are removed, unless another container uses them.
 func (p *Provider) Terminate(ctx context.Context, id string, wipe bool) error {
 	if err := events.CheckID("sandbox id", events.KindSandbox, id); err != nil {
 		return fmt.Errorf("terminate sandbox: %w", err)
@@ -85,7 +84,7 @@ func (p *Provider) Terminate(ctx context.Context, id string, wipe bool) error {
 	return nil
 }
 
-// removeSandboxVolumes removes the volumes of a sandbox, and the notes about them.
+// removeSandboxVolumes removes the volumes of a sandbox, and the empty volumes that record their owner.
 func (p *Provider) removeSandboxVolumes(ctx context.Context, id, owner string) error {
 	for _, v := range []string{workspaceVolumeName(owner), stateVolumeName(owner), noteVolumeName(id), noteVolumeName(owner)} {
 		if _, err := p.removeVolume(ctx, v); err != nil {
@@ -108,7 +107,7 @@ func (p *Provider) removeSandboxVolumes(ctx context.Context, id, owner string) e
 	return errors.Join(err, p.releaseUsers(ctx, owner))
 }
 
-// stopRunner asks the runner to end the agents of a running sandbox. Processes that have not ended in time are killed
+// stopRunner makes the runner of a running sandbox end its agents, and waits a short time. Processes that have not ended by then are killed
 // with the container.
 func (p *Provider) stopRunner(ctx context.Context, c listedSandbox) {
 	if c.state != container.StateRunning {
@@ -122,7 +121,7 @@ func (p *Provider) stopRunner(ctx context.Context, c listedSandbox) {
 	}
 }
 
-// removeContainer kills and removes a container, and blocks until it does not exist any more.
+// removeContainer kills and removes a container, and blocks until it no longer exists.
 func (p *Provider) removeContainer(ctx context.Context, containerID string) error {
 	ctx, cancel := context.WithTimeout(ctx, p.within)
 	defer cancel()
@@ -162,8 +161,8 @@ func (p *Provider) Resume(ctx context.Context, id string) error {
 	return p.changeContainerState(ctx, id, container.StatePaused, container.StateRunning, "resume", p.api.ContainerUnpause)
 }
 
-// changeContainerState calls f, which pauses or resumes a container, for the container of a sandbox that is in the state from. It returns nil if the
-// container is in the state to already.
+// changeContainerState calls f, which pauses or resumes a container, for the container of a sandbox that is in the state from. It returns
+// nil if the container is already in the state to.
 func (p *Provider) changeContainerState(ctx context.Context, id string, from, to container.ContainerState, what string, f func(context.Context, string) error) error {
 	c, err := p.findSandbox(ctx, id)
 	switch {
@@ -184,8 +183,8 @@ func (p *Provider) changeContainerState(ctx context.Context, id string, from, to
 	return err
 }
 
-// Adopt replaces the labels of a pooled sandbox by those of the session that takes it. Labels of a container cannot
-// change, so they are written into its name.
+// Adopt replaces the labels of a sandbox of the warm pool by those of the session that takes it. Docker cannot change the labels of a
+// container, so Adopt writes them into the container's name.
 func (p *Provider) Adopt(ctx context.Context, id string, l sandbox.Labels) error {
 	if err := p.checkLabels(l); err != nil {
 		return fmt.Errorf("adopt sandbox %s: %w", id, err)

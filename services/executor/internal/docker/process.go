@@ -22,8 +22,8 @@ const (
 	// outputBufferBytes is the size in bytes of the buffers for unread stdout and stderr. While a buffer is full, the
 	// command blocks in its writes.
 	outputBufferBytes = 256 << 10
-	// firstExitPoll and maxExitPoll are the first and the longest interval at which the executor asks the engine whether a
-	// command has exited, after the command's streams have ended. The interval doubles each time.
+	// firstExitPoll and maxExitPoll are the first and the longest interval at which the executor asks the engine whether a command has
+	// exited, after the command's output has ended. The interval doubles each time.
 	firstExitPoll = 2 * time.Millisecond
 	maxExitPoll   = time.Second
 )
@@ -47,7 +47,8 @@ type process struct {
 	err  error
 }
 
-// startContainer starts a command and returns without waiting for its end.
+// startExec starts a command in the container and returns without waiting for its end. kill is the name by which "runner kill" finds the
+// command, "" if the command is the runner program itself.
 func (b *box) startExec(ctx context.Context, opts container.ExecOptions, kill string) (*process, error) {
 	opts.AttachStdin, opts.AttachStdout, opts.AttachStderr = true, true, true
 	made, err := callEngine(ctx, b.p, "exec in sandbox "+b.id, func(ctx context.Context) (container.ExecCreateResponse, error) {
@@ -72,8 +73,8 @@ func (b *box) startExec(ctx context.Context, opts container.ExecOptions, kill st
 	return proc, nil
 }
 
-// attachExec starts an exec and returns the connection to its streams. The Docker client observes ctx only while it dials, so join itself
-// stops waiting for an engine that does not answer.
+// attachExec starts an exec of Docker and returns the connection to the streams of its command. It returns when ctx ends, also if the
+// engine does not answer: the Docker client observes ctx only while it connects.
 func (b *box) attachExec(ctx context.Context, exec string) (types.HijackedResponse, error) {
 	type result struct {
 		conn types.HijackedResponse
@@ -121,8 +122,8 @@ func (p *process) copyOutput() {
 	p.conn.Close()
 }
 
-// closeStreams closes the connection to a command's streams because the engine does not answer. The streams then return
-// err.
+// closeStreams closes the connection to the command's streams because the engine does not answer. Reads and writes of the streams then
+// return err.
 func (p *process) closeStreams(err error) {
 	p.lost.CompareAndSwap(nil, &err)
 	p.conn.Close()
@@ -137,10 +138,10 @@ func (p *process) Stdout() io.Reader { return p.stdout }
 // Stderr returns the command's stderr.
 func (p *process) Stderr() io.Reader { return p.stderr }
 
-// Wait blocks until the command has ended, and returns its exit code, see guest.ExitCode. Exit code -1 without an error means that
-// the exit code is not known: the container does not exist any more; or Kill was called, and the command is the runner program
-// itself or had not started. An error means that the engine did not answer, or did not start the command. Wait may be called more
-// than once, also concurrently.
+// Wait blocks until the command has ended, and returns its exit code; see guest.ExitCode. An exit code of -1 without an error means that
+// the exit code is not known, because the container no longer exists, or because Kill was called for the runner program or for a command
+// that had not started. An error means that the engine did not answer, or did not start the command. Wait may be called more than once,
+// also concurrently.
 func (p *process) Wait() (int, error) {
 	p.once.Do(func() {
 		<-p.ended
@@ -149,7 +150,7 @@ func (p *process) Wait() (int, error) {
 	return p.code, p.err
 }
 
-// awaitExit asks the engine for the exit code until the command has ended. Its results are those of Wait.
+// awaitExit asks the engine for the command's exit code at growing intervals until the command has ended. Its results are those of Wait.
 func (p *process) awaitExit() (int, error) {
 	since := time.Now()
 	for pause := firstExitPoll; ; pause = min(2*pause, maxExitPoll) {
@@ -180,19 +181,20 @@ func (p *process) awaitExit() (int, error) {
 	}
 }
 
-// hasEnded reports whether a command has ended. The engine returns the connection before it starts the command. Until
-// the start it reports exit code 0, as for a command that has ended, but no pid.
+// hasEnded reports whether the command of an exec has ended, rather than not yet started. The engine reports exit code 0 before the start
+// too, but then no pid.
 func hasEnded(got container.ExecInspect) bool {
 	return !got.Running && (got.Pid != 0 || got.ExitCode != 0)
 }
 
+// inspectExec returns the engine's description of the command.
 func (p *process) inspectExec() (container.ExecInspect, error) {
 	return callEngine(context.Background(), p.b.p, "look at a command in sandbox "+p.b.id, func(ctx context.Context) (container.ExecInspect, error) {
 		return p.b.p.api.ContainerExecInspect(ctx, p.exec)
 	})
 }
 
-// Abandon closes the streams at once and blocks until they have ended.
+// Abandon closes the command's streams at once, and blocks until they are closed.
 func (p *process) Abandon() {
 	p.stdout.Abandon()
 	p.stderr.Abandon()
@@ -231,7 +233,7 @@ func (p *process) Kill() error {
 	return nil
 }
 
-// stdinWriter is the standard input of a command in a container.
+// stdinWriter writes to the standard input of a command in a container.
 type stdinWriter struct {
 	conn types.HijackedResponse
 	once sync.Once

@@ -22,18 +22,18 @@ import (
 )
 
 const (
-	// runnerCopyTimeout is the time limit for copying the runner into its volume, including the wait for other executors that
-	// do the same.
+	// runnerCopyTimeout is the time limit for copying the runner into its volume, including the time until other executors that do the same
+	// have finished.
 	runnerCopyTimeout = 3 * time.Minute
-	// volumeLockTimeout is the time limit for the work of an executor that holds the lock on a volume. It is shorter
-	// than abandonedAge, so that the holder of an older lock must have died.
+	// volumeLockTimeout is the time limit for the work of an executor that holds the lock on a volume. It is shorter than abandonedAge, so
+	// that the holder of an older lock must have died.
 	volumeLockTimeout = time.Minute
 	// abandonedAge is the age from which a lock on a volume counts as abandoned by an executor that has died.
 	abandonedAge = 90 * time.Second
 	// enginePollInterval is the interval at which the state of the engine is read during a wait.
 	enginePollInterval = 100 * time.Millisecond
-	// runnerCompleteFile is the name of the file that is written last into the runner's volume, so that it marks the volume
-	// as complete.
+	// runnerCompleteFile is the name of the file that is written last into the runner's volume. Its presence means that the volume is
+	// complete.
 	runnerCompleteFile = "complete"
 )
 
@@ -47,9 +47,10 @@ type runnerBinary struct {
 	filled bool // the volume was found complete
 }
 
+// volumeName returns the name of the volume that holds the runner, which contains its digest.
 func (r *runnerBinary) volumeName() string { return namePrefix + "runner-" + r.digest[:12] }
 
-// forgetVolume makes the next call of Provider.fill check again whether the volume of the runner is complete.
+// forgetVolume makes the next call of Provider.fillRunnerVolume check again whether the volume of the runner is complete.
 func (r *runnerBinary) forgetVolume() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -62,7 +63,7 @@ var imageArchitectures = map[elf.Machine]string{
 	elf.EM_PPC64: "ppc64le", elf.EM_S390: "s390x",
 }
 
-// runnerForImage returns the runner for the architecture of an image.
+// runnerForImage returns the runner program for the processor architecture of an image.
 func (p *Provider) runnerForImage(pic imageInfo) (*runnerBinary, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -103,7 +104,7 @@ func (p *Provider) runnerForImage(pic imageInfo) (*runnerBinary, error) {
 	return r, nil
 }
 
-// copyWithDigest copies a file and returns its size and its SHA-256 in hexadecimal.
+// copyWithDigest copies the file at path to the writer to, and returns the file's size and its SHA-256 in hexadecimal.
 func copyWithDigest(path string, to io.Writer) (int64, string, error) {
 	file, err := os.Open(path)
 	if err != nil {
@@ -115,8 +116,8 @@ func copyWithDigest(path string, to io.Writer) (int64, string, error) {
 	return n, hex.EncodeToString(sum.Sum(nil)), err
 }
 
-// fillRunnerVolume creates the volume of the runner and copies the runner into it, unless the volume is complete. Of several executors only the one that
-// holds the lock does; the lock is the name of the helper container.
+// fillRunnerVolume creates the volume of the runner and copies the runner into it, unless the volume is complete. Only the executor that
+// created the helper container with a fixed name, which is the lock, copies the runner.
 func (p *Provider) fillRunnerVolume(ctx context.Context, r *runnerBinary, image string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -146,8 +147,8 @@ func (p *Provider) fillRunnerVolume(ctx context.Context, r *runnerBinary, image 
 	return nil
 }
 
-// createLockHelper creates the helper container with a name. It blocks while another executor's helper has the name, and removes
-// a helper that is older than abandonedAge.
+// createLockHelper creates a helper container with the given name, and returns its id. It blocks while another executor's helper container
+// has the name, and removes one that is older than abandonedAge.
 func (p *Provider) createLockHelper(ctx context.Context, name, image string, volumes ...helperVolume) (string, error) {
 	tick := time.NewTicker(enginePollInterval)
 	defer tick.Stop()
@@ -177,7 +178,7 @@ func (p *Provider) createLockHelper(ctx context.Context, name, image string, vol
 	}
 }
 
-// isRunnerVolumeComplete reports whether the runner's volume has the file runnerCompleteFile. It reads the volume through a helper.
+// isRunnerVolumeComplete reports whether the runner's volume contains runnerCompleteFile. It reads the volume through a helper container.
 func (p *Provider) isRunnerVolumeComplete(ctx context.Context, helper string, r *runnerBinary) (bool, error) {
 	for name, size := range map[string]int64{"runner": r.size, runnerCompleteFile: int64(len(r.digest))} {
 		stat, err := callEngine(ctx, p, "look at the runner's volume", func(ctx context.Context) (container.PathStat, error) {
@@ -212,7 +213,7 @@ func (p *Provider) copyRunner(ctx context.Context, helper string, r *runnerBinar
 	return p.translateError(ctx, "bring the runner to the engine", err)
 }
 
-// writeTar writes a tar with the runner, and with runnerCompleteFile at its end.
+// writeTar writes a tar archive with the runner, followed by runnerCompleteFile.
 func (r *runnerBinary) writeTar(to io.Writer) error {
 	out := tar.NewWriter(to)
 	if err := out.WriteHeader(&tar.Header{Name: "v/runner/runner", Mode: 0o555, Size: r.size, Typeflag: tar.TypeReg}); err != nil {

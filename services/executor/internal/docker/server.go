@@ -28,7 +28,7 @@ import (
 // An MCP server of a sandbox is a container with the same restrictions, whose first process is also the runner. They
 // share a volume in memory with a socket. The server can write to the volume, the sandbox can only read it.
 const (
-	// maxMCPServers is the largest number of MCP servers of a sandbox.
+	// maxMCPServers is the largest number of MCP servers in containers of one sandbox.
 	maxMCPServers = 64
 	// socketVolumeBytes is the size limit in bytes of a volume for the socket of an MCP server, and socketVolumeFiles its limit of
 	// files.
@@ -36,18 +36,21 @@ const (
 	socketVolumeFiles = 64
 )
 
-// newSocketName returns a new name for the socket of an MCP server's container. A restarted container has another name, by
-// which the runner notices the restart.
+// newSocketName returns a new random name for the socket of an MCP server's container. A restarted container gets another name, so that the
+// runner in the sandbox notices the restart.
 func newSocketName() string { return strings.ToLower(rand.Text()[:12]) + ".sock" }
 
-func socketVolumeName(id string, n int) string    { return containerName(id) + "-mcp-" + strconv.Itoa(n) }
+// socketVolumeName returns the name of the volume with the socket of the n-th MCP server of the sandbox id.
+func socketVolumeName(id string, n int) string { return containerName(id) + "-mcp-" + strconv.Itoa(n) }
+
+// serverContainerName returns the name of the container of the n-th MCP server of the sandbox id.
 func serverContainerName(id string, n int) string { return socketVolumeName(id, n) }
 
-// serverSocketDir returns the folder in a sandbox with the socket of a server.
+// serverSocketDir returns the folder in a sandbox that contains the socket of the n-th MCP server.
 func serverSocketDir(n int) string { return path.Join(mcpSocketsDir, strconv.Itoa(n)) }
 
-// createSockets creates the volumes that a new sandbox shares with its servers. They are in memory: no limit would apply to
-// them on disk.
+// createSockets creates the volumes with the sockets that a new sandbox shares with the containers of its MCP servers. The volumes are in
+// memory, because no limit would apply to them on disk.
 func (p *Provider) createSockets(ctx context.Context, spec sandbox.Spec) error {
 	for n := range spec.Servers {
 		v := socketVolumeName(spec.ID, n)
@@ -67,7 +70,7 @@ func (p *Provider) createSockets(ctx context.Context, spec sandbox.Spec) error {
 	return nil
 }
 
-// removeServerVolumes removes the socket volumes of a sandbox's servers, and releases the users of the servers.
+// removeServerVolumes removes the socket volumes of a sandbox's MCP servers, and releases the user numbers of the servers.
 func (p *Provider) removeServerVolumes(ctx context.Context, id string) error {
 	list, err := callEngine(ctx, p, "list volumes of "+id, func(ctx context.Context) (volume.ListResponse, error) {
 		return p.api.VolumeList(ctx, volume.ListOptions{Filters: filters.NewArgs(
@@ -87,7 +90,7 @@ func (p *Provider) removeServerVolumes(ctx context.Context, id string) error {
 	return nil
 }
 
-// listServers returns the servers of a sandbox, or of all sandboxes if id is empty.
+// listServers returns the containers of the MCP servers of a sandbox, or of all sandboxes if id is "".
 func (p *Provider) listServers(ctx context.Context, id string) ([]container.Summary, error) {
 	args := filters.NewArgs(filters.Arg("label", labelRole+"="+roleServer), filters.Arg("label", labelEngine+"="+p.cfg.Engine))
 	if id != "" {
@@ -107,7 +110,7 @@ func (p *Provider) removeServers(ctx context.Context, id string) error {
 	return err
 }
 
-// removeOrphanServers removes servers whose sandbox does not exist. It lists the servers before the sandboxes, and a
+// removeOrphanServers removes the containers of MCP servers whose sandbox does not exist. It lists the servers before the sandboxes. A
 // server is created after its sandbox, so no server of an existing sandbox is removed.
 func (p *Provider) removeOrphanServers(ctx context.Context) error {
 	list, err := p.listServers(ctx, "")
@@ -130,7 +133,7 @@ func (p *Provider) removeOrphanServers(ctx context.Context) error {
 	return nil
 }
 
-// freezeServers pauses or resumes the servers of a sandbox that are in the state from.
+// freezeServers calls f, which pauses or resumes a container, for the containers of a sandbox's MCP servers that are in the state from.
 func (p *Provider) freezeServers(ctx context.Context, id string, from container.ContainerState, what string, f func(context.Context, string) error) error {
 	list, err := p.listServers(ctx, id)
 	if err != nil {
@@ -148,8 +151,8 @@ func (p *Provider) freezeServers(ctx context.Context, id string, from container.
 	return nil
 }
 
-// StartServer starts the n-th MCP server of a sandbox, counted from 0, unless it runs already, and returns the path of its socket below the folder
-// of sockets in the sandbox.
+// StartServer starts the n-th MCP server of a sandbox, counted from 0, in its own container, unless it already runs. It returns the path of
+// the server's socket, relative to the folder of sockets in the sandbox.
 func (p *Provider) StartServer(ctx context.Context, id string, n int, s sandbox.Server) (string, error) {
 	box, err := p.findSandbox(ctx, id)
 	if err != nil {
@@ -176,8 +179,8 @@ func (p *Provider) StartServer(ctx context.Context, id string, n int, s sandbox.
 	return "", guest.WithCode(sandbox.CodeServerFailed, fmt.Sprintf("start MCP server %d of sandbox %s", n, id), err)
 }
 
-// serverSocket returns the socket of a running MCP server, or "" if there is none. It removes a server that has ended,
-// or that was created from another definition.
+// serverSocket returns the path of the socket of a running MCP server, or "" if the server does not run. It removes the container of a
+// server that has ended, or that was created from another definition.
 func (p *Provider) serverSocket(ctx context.Context, id string, n int, s sandbox.Server) (string, error) {
 	list, err := p.listServers(ctx, id)
 	if err != nil {
@@ -202,7 +205,7 @@ func (p *Provider) serverSocket(ctx context.Context, id string, n int, s sandbox
 	return "", nil
 }
 
-// serverLabel returns a label with a server's number and definition.
+// serverLabel returns the value of the label with the number and the definition of an MCP server.
 func serverLabel(n int, s sandbox.Server) string {
 	raw, err := json.Marshal(s)
 	if err != nil {
@@ -212,8 +215,8 @@ func serverLabel(n int, s sandbox.Server) string {
 	return strconv.Itoa(n) + " " + hex.EncodeToString(sum[:8])
 }
 
-// createServer creates the container of the n-th server and returns the name of its socket. The error wraps errVanished if another attempt may
-// succeed.
+// createServer creates and starts the container of the n-th MCP server of a sandbox, and returns the name of its socket. The error wraps
+// errVanished if another attempt may succeed.
 func (p *Provider) createServer(ctx context.Context, box listedSandbox, n int, s sandbox.Server) (string, error) {
 	pic, err := p.lookUpAllowedImage(ctx, "", s.Image)
 	if err != nil {
@@ -275,10 +278,10 @@ func (p *Provider) createServer(ctx context.Context, box listedSandbox, n int, s
 	return "", errors.Join(err, p.releaseUser(undo, u, reserved))
 }
 
-// errNoSocket is returned when the sandbox was removed while a container for one of its MCP servers was created.
+// errNoSocket is returned when a sandbox was removed while the container of one of its MCP servers was being created.
 var errNoSocket = fmt.Errorf("its volume for the socket is gone: %w", sandbox.ErrNotFound)
 
-// checkServerVolumes returns an error unless the volumes of a server's container are those that were prepared; see checkVolumes.
+// checkServerVolumes returns an error unless the container of an MCP server mounts the volumes that were prepared for it; see checkVolumes.
 func (p *Provider) checkServerVolumes(ctx context.Context, id string, n int, r *runnerBinary) error {
 	if err := p.checkRunnerVolume(ctx, r); err != nil {
 		return err
@@ -290,7 +293,7 @@ func (p *Provider) checkServerVolumes(ctx context.Context, id string, n int, r *
 	return err
 }
 
-// awaitServerReady blocks until the runner of a server's container listens on the socket.
+// awaitServerReady blocks until the runner in an MCP server's container listens on the socket.
 func (p *Provider) awaitServerReady(ctx context.Context, id, containerID, socket string) error {
 	b := &box{p: p, id: id, container: containerID}
 	out, err := b.runRunner(ctx, nil, "mcp-ready", "--socket", path.Join(mcpSocketsDir, socket), "--within", runnerReadyTimeout.String())
@@ -313,7 +316,7 @@ func isRoot(user string) bool {
 	return user == "" || user == "root" || strings.Trim(user, "0") == ""
 }
 
-// serverProfile returns the configuration of a server's container.
+// serverProfile returns the configuration of the container of an MCP server.
 func (p *Provider) serverProfile(ctx context.Context, box listedSandbox, n int, s sandbox.Server, socket string, pic imageInfo, r *runnerBinary, u user) (*container.Config, *container.HostConfig, error) {
 	limits := p.cfg.Limits
 	cpus, err := p.engineCPUs(ctx)
@@ -359,7 +362,7 @@ func (p *Provider) serverProfile(ctx context.Context, box listedSandbox, n int, 
 	return config, host, nil
 }
 
-// serverTmpfs returns the folders in memory of a server.
+// serverTmpfs returns the in-memory folders of an MCP server's container, with their mount options.
 func (p *Provider) serverTmpfs(pic imageInfo) map[string]string {
 	size := "rw,exec,nosuid,nodev,mode=1777," + tmpfsLimit(p.cfg.TmpBytes)
 	out := map[string]string{shmDir: shmOptions}
@@ -373,7 +376,7 @@ func (p *Provider) serverTmpfs(pic imageInfo) map[string]string {
 	return out
 }
 
-// egressTokenPrefix is the variable that holds a sandbox's token for the egress proxy.
+// egressTokenPrefix is the beginning of the environment variable that holds a sandbox's token for the egress proxy.
 const egressTokenPrefix = "SPOOL_RUNNER_EGRESS_TOKEN="
 
 // egressToken returns the token with which a sandbox identifies itself to the egress proxy, "" for a sandbox without

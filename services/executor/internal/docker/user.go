@@ -30,27 +30,27 @@ import (
 // mounts it. The volume also holds the container's /etc/passwd and /etc/group.
 
 const (
-	// earlierReleaseUser is the user number of all sandboxes of earlier releases, in which sandboxes shared one user.
+	// earlierReleaseUser is the user number of all sandboxes of earlier releases, in which all sandboxes had the same user.
 	earlierReleaseUser = 10001
-	// serviceImageUser is the user number in the images of Spool's services.
+	// serviceImageUser is the user number of the processes in the images of Spool's services.
 	serviceImageUser = 10001
-	// nobodyUser and invalidUser are numbers with a special meaning in the kernel.
+	// nobodyUser and invalidUser are user numbers with a special meaning in the kernel, so no sandbox may have them.
 	nobodyUser, invalidUser = 65534, 65535
 	// minUser is the first user number that is not reserved for system accounts.
 	minUser = 1000
 	// maxUser is the largest user number that archives in the ustar format can hold.
 	maxUser = 1<<21 - 1
-	// mappedUsers is the number of user numbers in a container if the engine maps users (user namespaces).
+	// mappedUsers is the number of user numbers in a container if the engine uses user namespaces.
 	mappedUsers = 1 << 16
 )
 
-// userDir is the path in a container of the volume that reserves the container's user.
+// userDir is the path in a container at which the volume that reserves the container's user number is mounted.
 const userDir = "/spool/user"
 
-// UserRange is a range of user numbers, both ends included.
+// UserRange is a range of user numbers for sandboxes, including both ends.
 type UserRange struct{ First, Last int }
 
-// ParseUserRange parses FIRST-LAST.
+// ParseUserRange parses a range of user numbers in the form FIRST-LAST.
 func ParseUserRange(s string) (UserRange, error) {
 	first, last, found := strings.Cut(s, "-")
 	a, err1 := strconv.Atoi(first)
@@ -62,6 +62,7 @@ func ParseUserRange(s string) (UserRange, error) {
 	return u, u.validate()
 }
 
+// validate returns an error if the range is empty, is out of bounds, or includes a reserved user number.
 func (u UserRange) validate() error {
 	switch {
 	case u.First > u.Last:
@@ -78,10 +79,10 @@ func (u UserRange) validate() error {
 	return nil
 }
 
-// String returns FIRST-LAST.
+// String returns the range in the form FIRST-LAST.
 func (u UserRange) String() string { return fmt.Sprintf("%d-%d", u.First, u.Last) }
 
-// checkUsers returns an error if the engine cannot run containers as the users of the range.
+// checkUsers returns an error if the Docker engine cannot run containers as the users of the configured range.
 func (p *Provider) checkUsers(info system.Info) error {
 	mapped := slices.ContainsFunc(info.SecurityOptions, func(o string) bool {
 		return strings.HasPrefix(o, "name=userns") || strings.HasPrefix(o, "name=rootless")
@@ -92,7 +93,7 @@ func (p *Provider) checkUsers(info system.Info) error {
 	return guest.WithCode(sandbox.CodeSandboxFailed, fmt.Sprintf("the engine maps user numbers and has none above %d: set SPOOL_SANDBOX_UIDS, which is %s, to a range below", mappedUsers-1, p.cfg.Users), nil)
 }
 
-// user is the user of a container, and the volume that reserves the user's number.
+// user is the user of a container: its number, and the volume that reserves the number.
 type user struct {
 	id  int
 	dir string // the engine's path of the volume; "" for earlierReleaseUser, which has none
@@ -100,14 +101,15 @@ type user struct {
 
 const userPrefix = namePrefix + "user-"
 
+// userVolumeName returns the name of the volume that reserves a user number.
 func userVolumeName(id int) string { return userPrefix + strconv.Itoa(id) }
 
 // String returns the user in the format of a container's config.
 func (u user) String() string { return fmt.Sprintf("%d:%d", u.id, u.id) }
 
-// mounts returns the mounts of the user's volume, which the engine keeps while a container mounts it, and of the files
-// of accounts. An engine before version 26 cannot mount a file of a volume, so the files are mounted by their path on
-// the engine's machine.
+// mounts returns the mounts of the volume that reserves the user's number, and of the passwd and group files in it. The engine cannot
+// remove the volume while a container mounts it. An engine before version 26 cannot mount a single file of a volume, so the files are
+// mounted by their path on the engine's machine.
 func (u user) mounts(pic imageInfo) []mount.Mount {
 	if u.dir == "" {
 		return nil
@@ -119,12 +121,12 @@ func (u user) mounts(pic imageInfo) []mount.Mount {
 	return out
 }
 
-// reservationLabels returns the labels of a volume that reserves a user number for an owner, a sandbox.
+// reservationLabels returns the labels of a volume that reserves a user number for the sandbox owner.
 func (p *Provider) reservationLabels(owner string) map[string]string {
 	return map[string]string{labelVersion: labelsVersion, labelRole: roleUser, labelEngine: p.cfg.Engine, labelVolumesOwner: owner}
 }
 
-// hasReservationLabels reports whether the labels is of a user's volume are those of the reservation want.
+// hasReservationLabels reports whether the labels is of a volume contain the labels want of a reservation of a user number.
 func hasReservationLabels(is, want map[string]string) bool {
 	for _, l := range []string{labelRole, labelEngine, labelVolumesOwner, labelServerDefinition} {
 		if is[l] != want[l] {
@@ -134,7 +136,8 @@ func hasReservationLabels(is, want map[string]string) bool {
 	return true
 }
 
-// reserveUser reserves a user, and reports whether the user belongs to the caller: another executor may have reserved it.
+// reserveUser reserves the user number id by creating a volume with the labels. It returns false if another owner has reserved the
+// number.
 func (p *Provider) reserveUser(ctx context.Context, id int, labels map[string]string) (user, bool, error) {
 	name := userVolumeName(id)
 	for {
@@ -151,10 +154,10 @@ func (p *Provider) reserveUser(ctx context.Context, id int, labels map[string]st
 	}
 }
 
-// randomUserTries is the number of random user numbers that reserveNewUser tries before it lists the reserved ones.
+// randomUserTries is the number of random user numbers that reserveNewUser tries before it lists the reserved numbers.
 const randomUserTries = 4
 
-// reserveNewUser reserves a user that is not in use.
+// reserveNewUser reserves a user number of the configured range that nobody has reserved.
 func (p *Provider) reserveNewUser(ctx context.Context, labels map[string]string) (user, error) {
 	size := p.cfg.Users.Last - p.cfg.Users.First + 1
 	for range randomUserTries {
@@ -183,7 +186,7 @@ func (p *Provider) reserveNewUser(ctx context.Context, labels map[string]string)
 	return user{}, guest.WithCode(sandbox.CodeSandboxFailed, fmt.Sprintf("all user numbers of SPOOL_SANDBOX_UIDS, %s, are taken by sandboxes and kept workspaces: widen the range", p.cfg.Users), nil)
 }
 
-// reservedUserVolumes returns the volumes of the reserved users that have all of the labels.
+// reservedUserVolumes returns the volumes that reserve user numbers and have all of the given labels.
 func (p *Provider) reservedUserVolumes(ctx context.Context, labels ...string) ([]*volume.Volume, error) {
 	args := filters.NewArgs(filters.Arg("label", labelRole+"="+roleUser))
 	for _, l := range labels {
@@ -195,7 +198,8 @@ func (p *Provider) reservedUserVolumes(ctx context.Context, labels ...string) ([
 	return list.Volumes, err
 }
 
-// volumesUser returns the user of a sandbox's volumes. Volumes of an earlier release have no label for it.
+// volumesUser returns the user that owns the volumes of the sandbox owner. Volumes of an earlier release have no label with the user;
+// their user is earlierReleaseUser.
 func (p *Provider) volumesUser(ctx context.Context, owner string) (user, error) {
 	l, err := p.volumeLabels(ctx, workspaceVolumeName(owner))
 	if err != nil {
@@ -215,8 +219,8 @@ func (p *Provider) volumesUser(ctx context.Context, owner string) (user, error) 
 	return u, err
 }
 
-// serverUser returns the user of a sandbox's n-th MCP server, and the labels of its reservation. It reserves a user if
-// there is none.
+// serverUser returns the user of a sandbox's n-th MCP server and the labels of its reservation. If there is none, it reserves a user
+// number.
 func (p *Provider) serverUser(ctx context.Context, id string, n int) (user, map[string]string, error) {
 	labels := p.reservationLabels(id)
 	labels[labelSandbox], labels[labelServerDefinition] = id, strconv.Itoa(n)
@@ -231,8 +235,8 @@ func (p *Provider) serverUser(ctx context.Context, id string, n int) (user, map[
 	return u, labels, err
 }
 
-// wrapVanished wraps an error of the engine in errVanished if the error names the user's files: another executor that
-// tried to create the same container has removed them. It returns any other error unchanged.
+// wrapVanished wraps an error of the engine in errVanished if the error names the passwd or group file of the user: another executor
+// that tried to create the same container has removed the user's volume. It returns any other error unchanged.
 func (u user) wrapVanished(err error) error {
 	if u.dir != "" && errdefs.IsInvalidArgument(err) && strings.Contains(err.Error(), u.dir) {
 		return fmt.Errorf("files of user %d: %w: %w", u.id, errVanished, err)
@@ -253,8 +257,8 @@ func (p *Provider) checkUserVolume(ctx context.Context, u user, labels map[strin
 	return err
 }
 
-// releaseUser releases a user, unless a container or another sandbox uses it. It also removes the volume that the
-// engine creates in place of a reservation that is gone.
+// releaseUser removes the volume that reserves a user number, unless a container mounts it or its labels are those of another sandbox.
+// It also removes an empty volume that the engine created in place of a removed one.
 func (p *Provider) releaseUser(ctx context.Context, u user, labels map[string]string) error {
 	if u.dir == "" {
 		return nil
@@ -267,7 +271,7 @@ func (p *Provider) releaseUser(ctx context.Context, u user, labels map[string]st
 	return err
 }
 
-// releaseUsers releases the users of an owner whose volumes are gone.
+// releaseUsers releases the user numbers that are reserved for a sandbox whose volumes are gone.
 func (p *Provider) releaseUsers(ctx context.Context, owner string) error {
 	for _, v := range []string{workspaceVolumeName(owner), stateVolumeName(owner)} {
 		if l, err := p.volumeLabels(ctx, v); err != nil || l != nil {
@@ -282,7 +286,7 @@ func (p *Provider) releaseUsers(ctx context.Context, owner string) error {
 	return err
 }
 
-// releaseOldUsers releases the users that were reserved before the given time and whose owner is not in used.
+// releaseOldUsers releases the user numbers that were reserved before the time before, and whose owner is not in used.
 func (p *Provider) releaseOldUsers(ctx context.Context, used map[string]bool, before time.Time) error {
 	list, err := p.reservedUserVolumes(ctx, labelEngine+"="+p.cfg.Engine)
 	if err != nil {

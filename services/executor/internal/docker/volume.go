@@ -16,18 +16,24 @@ import (
 	"github.com/docker/docker/api/types/volume"
 )
 
+// workspaceVolumeName returns the name of the volume with a sandbox's workspace.
 func workspaceVolumeName(id string) string { return namePrefix + id + "-work" }
-func stateVolumeName(id string) string     { return namePrefix + id + "-state" }
-func noteVolumeName(id string) string      { return namePrefix + id + "-owner" }
 
-// helperVolume is a volume, and the folder below /v at which a helper container mounts it.
+// stateVolumeName returns the name of the volume with the agent's own records of a sandbox.
+func stateVolumeName(id string) string { return namePrefix + id + "-state" }
+
+// noteVolumeName returns the name of the empty volume whose label names the owner of a sandbox's volumes.
+func noteVolumeName(id string) string { return namePrefix + id + "-owner" }
+
+// helperVolume is a volume that a helper container mounts below /v, at the path folder.
 type helperVolume struct{ name, folder string }
 
+// mount returns the mount of the volume at a path of a container.
 func (v helperVolume) mount(target string, readOnly bool) mount.Mount {
 	return mount.Mount{Type: mount.TypeVolume, Source: v.name, Target: target, ReadOnly: readOnly, VolumeOptions: &mount.VolumeOptions{NoCopy: true}}
 }
 
-// createVolume creates a volume unless it exists.
+// createVolume creates a volume, unless it exists.
 func (p *Provider) createVolume(ctx context.Context, name string, labels map[string]string) error {
 	return p.callEngineNoResult(ctx, "make volume "+name, func(ctx context.Context) error {
 		_, err := p.api.VolumeCreate(ctx, volume.CreateOptions{Name: name, Labels: labels})
@@ -35,8 +41,8 @@ func (p *Provider) createVolume(ctx context.Context, name string, labels map[str
 	})
 }
 
-// volumeLabels returns the labels of a volume. It returns none if the volume does not exist, or if the engine created it
-// implicitly for a container.
+// volumeLabels returns the labels of a volume. It returns nil if the volume does not exist, or if the engine created it without labels for
+// a container.
 func (p *Provider) volumeLabels(ctx context.Context, name string) (map[string]string, error) {
 	v, err := callEngine(ctx, p, "look up volume "+name, func(ctx context.Context) (volume.Volume, error) { return p.api.VolumeInspect(ctx, name) })
 	if errdefs.IsNotFound(err) {
@@ -45,7 +51,7 @@ func (p *Provider) volumeLabels(ctx context.Context, name string) (map[string]st
 	return v.Labels, err
 }
 
-// removeVolume removes a volume unless a container uses it, and reports whether it did.
+// removeVolume removes a volume unless a container uses it, and reports whether the volume was removed.
 func (p *Provider) removeVolume(ctx context.Context, name string) (bool, error) {
 	err := p.callEngineNoResult(ctx, "remove volume "+name, func(ctx context.Context) error { return p.api.VolumeRemove(ctx, name, false) })
 	if errdefs.IsNotFound(err) || errdefs.IsConflict(err) {
@@ -54,8 +60,8 @@ func (p *Provider) removeVolume(ctx context.Context, name string) (bool, error) 
 	return err == nil, err
 }
 
-// createVolumes creates the volumes of a new sandbox, for its workspace and its agent's records, both owned by a new user,
-// and returns the user. That user also owns the layer that the sandbox fills.
+// createVolumes creates the volumes of a new sandbox, for its workspace and for its agent's records, and makes a new user their owner,
+// which it returns. The user also owns the volume of the dependency layer if the sandbox installs one.
 func (p *Provider) createVolumes(ctx context.Context, pl containerPlan) (user, error) {
 	id := pl.spec.ID
 	u, err := p.createUserAndVolumes(ctx, pl)
@@ -67,6 +73,7 @@ func (p *Provider) createVolumes(ctx context.Context, pl containerPlan) (user, e
 	return u, err
 }
 
+// createUserAndVolumes reserves a user number for a new sandbox and creates the sandbox's volumes.
 func (p *Provider) createUserAndVolumes(ctx context.Context, pl containerPlan) (user, error) {
 	id := pl.spec.ID
 	u, err := p.reserveNewUser(ctx, p.reservationLabels(id))
@@ -93,11 +100,11 @@ func (p *Provider) createUserAndVolumes(ctx context.Context, pl containerPlan) (
 	return is, p.prepareVolumes(ctx, pl.pic, is, defaultUserName, homeDir, folders...)
 }
 
-// helperProgram is the program of helper containers, which are never started.
+// helperProgram is the program of helper containers. It does not exist, because helper containers are never started.
 const helperProgram = "/never-started"
 
-// createHelper creates a container that is never started, and returns its id. Files are copied into the given volumes through it. The caller must
-// call discard.
+// createHelper creates a helper container, which is never started, and returns its id. Files are copied into the given volumes through it.
+// The caller must call discardHelper.
 func (p *Provider) createHelper(ctx context.Context, name, image string, volumes ...helperVolume) (string, error) {
 	host := &container.HostConfig{NetworkMode: "none", LogConfig: container.LogConfig{Type: "none"}}
 	for _, v := range volumes {
@@ -112,7 +119,7 @@ func (p *Provider) createHelper(ctx context.Context, name, image string, volumes
 	return made.ID, err
 }
 
-// discardHelper removes a helper, also if ctx has ended.
+// discardHelper removes a helper container, also if ctx has ended.
 func (p *Provider) discardHelper(ctx context.Context, helper string) {
 	err := p.callEngineNoResult(context.WithoutCancel(ctx), "remove a helper", func(ctx context.Context) error {
 		return p.api.ContainerRemove(ctx, helper, container.RemoveOptions{Force: true, RemoveVolumes: true})
@@ -122,7 +129,8 @@ func (p *Provider) discardHelper(ctx context.Context, helper string) {
 	}
 }
 
-// volumesOwner returns the sandbox after which the volumes of the sandbox id are named: another one if id has taken them over.
+// volumesOwner returns the id of the sandbox after which the volumes of the sandbox id are named. This is another sandbox if id has taken
+// over its volumes.
 func (p *Provider) volumesOwner(ctx context.Context, id string) (string, error) {
 	note, err := p.volumeLabels(ctx, noteVolumeName(id))
 	if err != nil || note[labelVolumesOwner] == "" {
@@ -131,8 +139,8 @@ func (p *Provider) volumesOwner(ctx context.Context, id string) (string, error) 
 	return note[labelVolumesOwner], nil
 }
 
-// recordVolumesOwner records on the engine after which sandbox, the owner, the volumes of the sandbox id are named. It replaces an
-// earlier note, so that the age of the note is the time since the last use of the workspace.
+// recordVolumesOwner records on the engine that the volumes of the sandbox id are named after the sandbox owner. It creates the record
+// again if there is one, so that the record's creation time is the last use of the workspace.
 func (p *Provider) recordVolumesOwner(ctx context.Context, id, owner string) error {
 	if _, err := p.removeVolume(ctx, noteVolumeName(id)); err != nil {
 		return err
@@ -142,7 +150,7 @@ func (p *Provider) recordVolumesOwner(ctx context.Context, id, owner string) err
 	})
 }
 
-// volumesExist reports whether the volumes of a sandbox exist.
+// volumesExist reports whether the workspace and state volumes of a sandbox exist.
 func (p *Provider) volumesExist(ctx context.Context, owner string) (bool, error) {
 	for _, v := range []string{workspaceVolumeName(owner), stateVolumeName(owner)} {
 		l, err := p.volumeLabels(ctx, v)
@@ -153,9 +161,9 @@ func (p *Provider) volumesExist(ctx context.Context, owner string) (bool, error)
 	return true, nil
 }
 
-// RemoveOrphans removes everything that no sandbox needs any more: volumes of this provider's engine that no container uses
-// and that were last used before olderThan, likewise runners of other versions, and abandoned helpers. For layers of
-// packages Config.Layers applies. It returns the number of removed volumes, without those of layers and users.
+// RemoveOrphans removes volumes of this provider's engine that no container uses and that were last used longer than olderThan ago. It also
+// removes the volumes of other versions of the runner, abandoned helper containers, and dependency layers according to Config.Layers. It
+// returns the number of removed volumes, without those of layers and users.
 func (p *Provider) RemoveOrphans(ctx context.Context, olderThan time.Duration) (removed int, err error) {
 	info, err := callEngine(ctx, p, "read the engine's time", p.api.Info)
 	if err != nil {
@@ -202,7 +210,7 @@ func (p *Provider) RemoveOrphans(ctx context.Context, olderThan time.Duration) (
 	return removed, errors.Join(p.releaseOldUsers(ctx, used, before), p.sweepLoopDevicesIfDue(ctx, list))
 }
 
-// ownerOf returns the owner of a volume: its sandbox, or the runner's digest.
+// ownerOf returns what a volume belongs to: the id of a sandbox, or the digest of a runner.
 func ownerOf(v *volume.Volume) string {
 	if v.Labels[labelRole] == roleRunner {
 		return v.Labels[labelRunner]
@@ -210,7 +218,7 @@ func ownerOf(v *volume.Volume) string {
 	return v.Labels[labelVolumesOwner]
 }
 
-// ownersInUse returns the owners and digests that containers, or this provider, use.
+// ownersInUse returns the ids of sandboxes and the digests of runners whose volumes are used by a container or by this provider.
 func (p *Provider) ownersInUse(ctx context.Context) (map[string]bool, error) {
 	list, err := callEngine(ctx, p, "list containers", func(ctx context.Context) ([]container.Summary, error) {
 		return p.api.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(filters.Arg("label", labelRole+"="+roleSandbox))})
@@ -230,7 +238,7 @@ func (p *Provider) ownersInUse(ctx context.Context) (map[string]bool, error) {
 	return used, nil
 }
 
-// engineVolumes returns the volumes of this provider's engine, and by owner the time at which the owner's volumes were last used.
+// engineVolumes returns the volumes of this provider's engine, and the times at which they were last used, by owner.
 func (p *Provider) engineVolumes(ctx context.Context) ([]*volume.Volume, map[string]time.Time, error) {
 	answer, err := callEngine(ctx, p, "list volumes", func(ctx context.Context) (volume.ListResponse, error) {
 		return p.api.VolumeList(ctx, volume.ListOptions{Filters: filters.NewArgs(
@@ -257,8 +265,8 @@ func (p *Provider) engineVolumes(ctx context.Context) ([]*volume.Volume, map[str
 	return out, last, nil
 }
 
-// removeOldHelpers removes helpers that no executor uses any more. It keeps a running volume tool, which ends by itself, and one that was
-// just created, which is about to be started.
+// removeOldHelpers removes helper containers that were created before the time before. It keeps a running volume tool, which ends by
+// itself.
 func (p *Provider) removeOldHelpers(ctx context.Context, now, before time.Time) error {
 	list, err := callEngine(ctx, p, "list helpers", func(ctx context.Context) ([]container.Summary, error) {
 		return p.api.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(
@@ -277,7 +285,7 @@ func (p *Provider) removeOldHelpers(ctx context.Context, now, before time.Time) 
 	return nil
 }
 
-// engineCPUs returns the number of the engine's CPUs. A container cannot have more.
+// engineCPUs returns the number of CPUs of the engine's machine. A container cannot have more.
 func (p *Provider) engineCPUs(ctx context.Context) (int64, error) {
 	if n := p.cpus.Load(); n > 0 {
 		return n, nil

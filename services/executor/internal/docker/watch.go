@@ -12,11 +12,12 @@ import (
 const (
 	// pingInterval is the interval at which the executor pings the engine while commands run.
 	pingInterval = 5 * time.Second
-	// maxMissedPings is the number of consecutive failed pings after which the streams of all commands are ended.
+	// maxMissedPings is the number of consecutive failed pings after which the streams of all commands are closed.
 	maxMissedPings = 2
 )
 
-// enginePinger pings the engine while commands run, and ends the streams of all commands if the engine does not answer.
+// enginePinger pings the Docker engine while commands run in its containers, and closes the streams of all commands if the engine does not
+// answer.
 type enginePinger struct {
 	p     *Provider
 	every time.Duration
@@ -26,7 +27,7 @@ type enginePinger struct {
 	stop context.CancelFunc // of ask; nil while it does not run
 }
 
-// add begins to ping the engine on behalf of a process, until remove is called for it.
+// add makes the pinger ping the engine on behalf of a command, until remove is called for it.
 func (w *enginePinger) add(proc *process) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -48,7 +49,8 @@ func (w *enginePinger) remove(proc *process) {
 	}
 }
 
-// pingRepeatedly pings the engine at the interval w.every until ctx ends. After maxMissedPings failed pings in a row it ends the streams of all processes.
+// pingRepeatedly pings the engine at the interval w.every until ctx ends. After maxMissedPings failed pings in a row it closes the streams
+// of all commands.
 func (w *enginePinger) pingRepeatedly(ctx context.Context) {
 	tick := time.NewTicker(w.every)
 	defer tick.Stop()

@@ -52,7 +52,7 @@ func (r *Resolved) SkillDigests() []string {
 	return out
 }
 
-// A MCPContainer is an MCP server that runs in a container of its own.
+// An MCPContainer is an MCP server that runs in a container of its own.
 type MCPContainer struct {
 	events.MCPServer
 	Field string // of the definition, for messages

@@ -97,7 +97,7 @@ func (t *turn) recordHandedOver(ctx context.Context) {
 }
 
 // finish acts on the end of the turn in the journal, f.ended: it appends the last events and the terminal event. If the attempt died and
-// another one follows, finish appends the events alone and returns a *attemptDeathError.
+// another one follows, finish appends the events alone and returns an *attemptDeathError.
 func (f *follower) finish(ctx context.Context) error {
 	// As in any commit, events that no longer apply are left out.
 	d, err := run.Decide(f.Session.Run, run.Record{Epoch: f.Epoch, Events: f.commits.Take()})

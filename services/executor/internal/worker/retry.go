@@ -20,7 +20,7 @@ type attemptDeath struct {
 	at            time.Time
 }
 
-// A attemptDeathError reports that an attempt died, and that another one may follow.
+// An attemptDeathError reports that an attempt died, and that another one may follow.
 type attemptDeathError struct{ attemptDeath }
 
 func (e *attemptDeathError) Error() string { return e.code + ": " + e.message }

@@ -13,8 +13,8 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// A Box is a sandbox with a runner that has an agent process and runs no execution, unless Status is changed. It is safe for
-// concurrent use.
+// A Box is a fake sandbox, whose fake runner has an agent process and runs no execution unless SetStatus changes that. It is
+// safe for concurrent use.
 type Box struct {
 	Name    string // id of the sandbox
 	Journal string
@@ -37,14 +37,14 @@ func (b *Box) SetStatus(s runner.Status) {
 	b.status = s
 }
 
-// ReceivedOps returns the operations of the commands that the runner has received.
+// ReceivedOps returns the operations of the commands that the fake runner has received.
 func (b *Box) ReceivedOps() []runner.Op {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return slices.Clone(b.ops)
 }
 
-// CloseStreams ends all streams of executors to the runner of the box.
+// CloseStreams closes all streams of executors to the fake runner.
 func (b *Box) CloseStreams() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -79,6 +79,7 @@ func (b *Box) Exec(context.Context, sandbox.Command) (sandbox.Process, error) {
 	return p, nil
 }
 
+// serve answers the commands of one executor that is attached to the fake runner. It first sends hello.
 func (b *Box) serve(p *process, hello runner.Hello) {
 	out := json.NewEncoder(p.out)
 	if out.Encode(runner.Message{Hello: &hello}) != nil {
@@ -102,7 +103,7 @@ func (b *Box) serve(p *process, hello runner.Hello) {
 	}
 }
 
-// process is one attached stream.
+// process is the fake process of a command in the Box: its stdin and stdout are one executor's stream to the fake runner.
 type process struct {
 	in             *io.PipeReader
 	out            *io.PipeWriter

@@ -24,13 +24,13 @@ const (
 	codeBodiesFull         = "BODIES_FULL"
 )
 
-// errorTypeByStatus are the error types that the APIs of Anthropic and KindOpenAI use, by HTTP status.
+// errorTypeByStatus are the error types that the APIs of Anthropic and OpenAI use, by HTTP status.
 var errorTypeByStatus = map[int]string{
 	400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error", 407: "authentication_error",
 	429: "rate_limit_error", 502: "api_error", 503: "overloaded_error", 504: "timeout_error",
 }
 
-// body returns the error in a form that both Anthropic's and KindOpenAI's clients read.
+// body returns the error in a form that both Anthropic's and OpenAI's clients read.
 func (f failure) body() []byte {
 	kind := errorTypeByStatus[f.status]
 	if kind == "" {

@@ -25,7 +25,7 @@ const (
 type Route struct {
 	Name   string
 	Kind   RouteKind
-	Base   *url.URL // without /v1 for Anthropic, with it for KindOpenAI
+	Base   *url.URL // without /v1 for Anthropic, with it for OpenAI
 	Header string   // of the credential; "" for none
 	Scheme string   // before the credential: Bearer; "" for none
 	Secret string   // the credential; "" when there is none
