@@ -18,7 +18,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 )
 
-// Settings are the settings of the egress program.
+// Settings are the settings of the egress program, as its flags and variables set them.
 type Settings struct {
 	Config
 	settings.Logging
@@ -36,7 +36,8 @@ type cli struct {
 // healthTimeout is the time limit of a health check of the egress proxy.
 const healthTimeout = 5 * time.Second
 
-// RunCommandLine runs the command line, and returns the exit code: 0, 1 for a failure, 2 for wrong usage.
+// RunCommandLine runs the egress program with the command line args, and returns the exit code: 0, 1 for a
+// failure, 2 for wrong usage.
 func RunCommandLine(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	const name = "egress"
 	var c cli
@@ -72,7 +73,8 @@ func RunCommandLine(args []string, stdin io.Reader, stdout, stderr io.Writer) in
 	return 0
 }
 
-// serveProxy runs the proxy until a signal. A second signal ends it without waiting for open requests.
+// serveProxy runs the egress proxy until the process gets a signal. A second signal ends the proxy without
+// waiting for open requests.
 func serveProxy(c cli, stderr io.Writer) error {
 	log := slog.New(slog.NewJSONHandler(stderr, &slog.HandlerOptions{Level: c.LogLevel})).With("service", "egress")
 	ctx, stop := context.WithCancel(context.Background())
@@ -99,6 +101,7 @@ func serveProxy(c cli, stderr io.Writer) error {
 	return s.Run(ctx)
 }
 
+// checkHealth returns an error unless the proxy at the configured admin socket is healthy.
 func checkHealth(c Config) error {
 	ctx, cancel := context.WithTimeout(context.Background(), healthTimeout)
 	defer cancel()
@@ -107,7 +110,8 @@ func checkHealth(c Config) error {
 	return client.Health(ctx)
 }
 
-// connectToAdminSocket copies between the streams and the admin socket, until the socket's connection ends.
+// connectToAdminSocket copies in to the admin socket and the socket's answers to out, until the socket's
+// connection ends.
 func connectToAdminSocket(c Config, in io.Reader, out io.Writer) error {
 	conn, err := net.Dial("unix", c.ListenAdmin)
 	if err != nil {

@@ -24,7 +24,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/proxy"
 )
 
-// Config has the settings of the proxy. The zero value has every default.
+// Config has the settings of the egress proxy. A zero field means the default of its setting.
 type Config struct {
 	ListenSandboxes string `default:"/run/spool/sandboxes/egress.sock" env:"SPOOL_EGRESS_LISTEN_SANDBOXES" help:"Unix socket for sandboxes; its folder is shared with them."`
 	ListenAdmin     string `default:"/run/spool/admin/egress.sock" env:"SPOOL_EGRESS_LISTEN_ADMIN" help:"Unix socket of the admin API for executors; in another folder, which no sandbox sees."`
@@ -97,7 +97,7 @@ func (c Config) withDefaults() (Config, error) {
 	return c, c.checkSockets()
 }
 
-// checkTLS checks that the settings of the TLS listener are all set, or none of them.
+// checkTLS returns an error if only some of the settings of the TLS listener are set.
 func (c Config) checkTLS() error {
 	named, err := certificate.CheckPair(c.TLSCert, c.TLSKey)
 	switch {
@@ -116,7 +116,7 @@ func (c Config) checkTLS() error {
 	return nil
 }
 
-// Check validates the settings as far as it can without reading files. The error names the setting.
+// Check returns an error that names the setting if a setting is invalid, as far as Check can find that without reading files.
 func (c Config) Check() error {
 	c, err := c.withDefaults()
 	if err != nil {
@@ -127,7 +127,7 @@ func (c Config) Check() error {
 	return err
 }
 
-// checkSockets checks that the admin socket and the data are not in the folder that sandboxes see.
+// checkSockets returns an error if the admin socket or the data folder is in the folder that sandboxes see.
 func (c Config) checkSockets() error {
 	shared, err := filepath.Abs(filepath.Dir(c.ListenSandboxes))
 	if err != nil {
@@ -145,8 +145,8 @@ func (c Config) checkSockets() error {
 	return nil
 }
 
-// parseClosedNetworks parses the setting Closed: networks that sandboxes may not reach, in addition to those whose addresses
-// are not public.
+// parseClosedNetworks parses the setting Closed, a list of networks that sandboxes may not reach. All addresses that are not
+// public are closed anyway.
 func (c Config) parseClosedNetworks() ([]netip.Prefix, error) {
 	var out []netip.Prefix
 	for _, s := range c.Closed {
@@ -159,7 +159,8 @@ func (c Config) parseClosedNetworks() ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// parseOpenServers parses the setting Open: the MCP servers that agents may use although their addresses are not public.
+// parseOpenServers parses the setting Open, a list of MCP servers that agents may reach although their addresses are not
+// public.
 func (c Config) parseOpenServers() ([]egress.Target, error) {
 	var out []egress.Target
 	for _, s := range c.Open {
@@ -175,7 +176,7 @@ func (c Config) parseOpenServers() ([]egress.Target, error) {
 	return out, nil
 }
 
-// loadPrices returns the price table.
+// loadPrices returns the table of model prices: that of the configured file, or the built-in one.
 func (c Config) loadPrices() (meter.Prices, error) {
 	if c.Prices == "" {
 		return meter.DefaultPrices()
@@ -191,7 +192,8 @@ func (c Config) loadPrices() (meter.Prices, error) {
 	return p, nil
 }
 
-// loadRoutes returns the routes of the model providers and those of the file.
+// loadRoutes returns the routes to the model providers, and the routes that the hosts file describes. getenv returns the
+// variables with credentials.
 func (c Config) loadRoutes(getenv func(string) string) ([]proxy.Route, error) {
 	bearer := func(name, key, keyName, base, baseName, public string) (proxy.Route, error) {
 		u, err := parseBaseURL(base, public)
@@ -235,6 +237,8 @@ func (c Config) loadRoutes(getenv func(string) string) ([]proxy.Route, error) {
 	return append(out, more...), nil
 }
 
+// checkSecret returns an error that begins with name if the value of a secret contains a character other than printable ASCII,
+// or a space.
 func checkSecret(name, value string) error {
 	if strings.TrimFunc(value, func(r rune) bool { return r > ' ' && r <= '~' }) != "" || strings.ContainsAny(value, " \t\r\n") {
 		return fmt.Errorf("%s: it has a character that no key has, such as a space or a newline", name)
@@ -242,7 +246,7 @@ func checkSecret(name, value string) error {
 	return nil
 }
 
-// parseBaseURL parses the base URL of an endpoint.
+// parseBaseURL parses the base URL s of an endpoint; it uses unset if s is "".
 func parseBaseURL(s, unset string) (*url.URL, error) {
 	if s == "" {
 		s = unset

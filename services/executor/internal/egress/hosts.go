@@ -30,7 +30,8 @@ var (
 	schemeNameFormat = regexp.MustCompile(`^[A-Za-z0-9-]{0,32}$`)
 )
 
-// parseHosts parses the file, which has a list `hosts:`. An error names the entry and its field.
+// parseHosts parses the operator's file of upstream hosts, which has a list `hosts:`, and returns a route for
+// each host. An error names the entry and its field. getenv returns the variables with credentials.
 func parseHosts(file string, raw []byte, getenv func(string) string) ([]proxy.Route, error) {
 	var doc struct {
 		Hosts []upstreamHost `yaml:"hosts"`
@@ -56,6 +57,7 @@ func parseHosts(file string, raw []byte, getenv func(string) string) ([]proxy.Ro
 	return out, nil
 }
 
+// route returns the proxy's route to the host, with the credential that getenv returns.
 func (h upstreamHost) route(getenv func(string) string) (proxy.Route, error) {
 	if !routeNameFormat.MatchString(h.Name) {
 		return proxy.Route{}, errors.New("name: it is not 1 to 32 of a-z, 0-9 and -")

@@ -40,7 +40,7 @@ type Deps struct {
 	Kill     <-chan struct{}                                                      // when it is closed, Run ends without waiting for open requests
 }
 
-// Service is the egress proxy: its registry, journals and listeners.
+// Service is the egress proxy with its registry, journals and listeners.
 type Service struct {
 	cfg       Config
 	log       *slog.Logger
@@ -121,7 +121,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	return s, nil
 }
 
-// lockDataFolder creates the folder if it does not exist, and locks it until the returned file is closed.
+// lockDataFolder creates the data folder if it does not exist, and locks it until the returned file is closed.
 func lockDataFolder(dir string) (*os.File, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
@@ -136,7 +136,7 @@ func lockDataFolder(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// setWriteError records the result of a write of journals.
+// setWriteError records the error of the last write of journals, nil if it succeeded, for the health check.
 func (s *Service) setWriteError(err error) {
 	if err == nil {
 		s.writeErr.Store(nil)
@@ -146,12 +146,13 @@ func (s *Service) setWriteError(err error) {
 	s.writeErr.Store(&err)
 }
 
-// logDenial writes a denial to the program's log. The journal limits the rate of these lines.
+// logDenial writes a denial to the program's log. The journal limits the rate of calls.
 func (s *Service) logDenial(d journal.Denial) {
 	s.log.Warn("egress denied", "sandbox", d.Sandbox, "tenant", d.Tenant, "session", d.Session, "execution", d.Execution, "line", d.Data.Line, "host", d.Data.Host, "port", d.Data.Port,
 		"method", d.Data.Method, "address", d.Data.Address, "code", d.Data.Code, "reason", d.Data.Message, "count", d.Data.Count)
 }
 
+// checkHealth returns an error if the proxy cannot write journals, is shutting down, or has no valid TLS certificate.
 func (s *Service) checkHealth() error {
 	if err := s.writeErr.Load(); err != nil {
 		return fmt.Errorf("journals are not written: %w", *err)
@@ -162,7 +163,7 @@ func (s *Service) checkHealth() error {
 	return s.checkCertificate()
 }
 
-// checkCertificate returns an error if sandboxes will refuse the certificate of the TLS listener, or if its changed files cannot be loaded.
+// checkCertificate returns an error if the certificate of the TLS listener has expired, or its changed files cannot be loaded.
 func (s *Service) checkCertificate() error {
 	if s.pair == nil {
 		return nil
@@ -174,7 +175,7 @@ func (s *Service) checkCertificate() error {
 	return err
 }
 
-// listenForSandboxes opens the listeners for sandboxes.
+// listenForSandboxes opens the listening sockets to which sandboxes connect.
 func (s *Service) listenForSandboxes() ([]proxy.Listener, error) {
 	local, err := listenUnix(s.cfg.ListenSandboxes, 0o755, 0o666)
 	if err != nil {
@@ -195,8 +196,8 @@ func (s *Service) listenForSandboxes() ([]proxy.Listener, error) {
 	}}), nil
 }
 
-// Run serves until ctx ends. Then it waits for open requests up to Config.Drain, and writes all journals. It returns nil if ctx
-// ended it.
+// Run serves sandboxes and the admin API until ctx ends. Then it waits for open requests up to Config.Drain, writes all journals, and
+// returns nil.
 func (s *Service) Run(ctx context.Context) error {
 	defer s.lock.Close() //nolint:errcheck // nothing was written to it
 	sandboxes, err := s.listenForSandboxes()
@@ -247,6 +248,7 @@ func (s *Service) Run(ctx context.Context) error {
 	return errors.Join(err, stores.Wait())
 }
 
+// metricsServer returns the HTTP server of the proxy's metrics.
 func (s *Service) metricsServer() *http.Server {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", s.metrics.Handler())
@@ -254,7 +256,7 @@ func (s *Service) metricsServer() *http.Server {
 	return &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug)}
 }
 
-// drainRequests accepts no more connections and waits for open requests, up to Config.Drain.
+// drainRequests stops accepting connections, and waits for open requests up to Config.Drain.
 func (s *Service) drainRequests(listeners []proxy.Listener) {
 	s.draining.Store(true)
 	s.log.Info("stopping", "drain", s.cfg.Drain)
@@ -287,7 +289,7 @@ func ignoreClosed(err error) error {
 	return err
 }
 
-// shutdownHTTPServer ends an HTTP server: it waits a few seconds for running requests, and then cancels them.
+// shutdownHTTPServer stops an HTTP server: it waits a few seconds for running requests, and then cancels them.
 func shutdownHTTPServer(srv *http.Server) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
@@ -297,7 +299,7 @@ func shutdownHTTPServer(srv *http.Server) error {
 	return nil
 }
 
-// listenUnix listens on a Unix socket. It replaces a socket file on which no process listens any more.
+// listenUnix listens on a Unix socket. It replaces a socket file on which no process listens.
 func listenUnix(path string, folder, mode fs.FileMode) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), folder); err != nil {
 		return nil, err

@@ -30,14 +30,16 @@ type Config struct {
 // maxBodyBytes is the maximum size in bytes of the body of a request.
 const maxBodyBytes = 1 << 20
 
+// statusOfCode maps the code of a refusal to the HTTP status of the answer.
 var statusOfCode = map[string]int{
 	api.CodeInvalid: http.StatusBadRequest, api.CodeNotFound: http.StatusNotFound,
 	api.CodeFenced: http.StatusConflict, api.CodeTokenTaken: http.StatusConflict,
 }
 
+// handler serves the egress proxy's admin API.
 type handler struct{ Config }
 
-// New returns the handler of the API.
+// New returns the HTTP handler of the egress proxy's admin API.
 func New(cfg Config) http.Handler {
 	h := handler{cfg}
 	mux := http.NewServeMux()
@@ -62,6 +64,8 @@ func Health(check func() error) http.Handler {
 	})
 }
 
+// jsonHandler returns an HTTP handler that answers with the result of serve as JSON, or with the error of serve as a problem
+// document.
 func (h handler) jsonHandler(serve func(*http.Request) (any, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		v, err := serve(r)
@@ -73,6 +77,7 @@ func (h handler) jsonHandler(serve func(*http.Request) (any, error)) http.Handle
 	}
 }
 
+// writeProblem answers a request with an error, as a problem document.
 func (h handler) writeProblem(w http.ResponseWriter, err error) {
 	p := api.Problem{Type: "about:blank", Status: http.StatusInternalServerError, Code: "INTERNAL", Detail: err.Error()}
 	var refused *api.Error
@@ -95,6 +100,7 @@ func writeJSON(w http.ResponseWriter, status int, v any) {
 	json.NewEncoder(w).Encode(v) //nolint:errcheck // the client is gone
 }
 
+// decodeBody decodes the JSON body of a request into v. It returns an *api.Error if the body is too large or has an unknown field.
 func decodeBody(r *http.Request, v any) error {
 	raw, err := io.ReadAll(http.MaxBytesReader(nil, r.Body, maxBodyBytes))
 	if err != nil {
@@ -108,7 +114,7 @@ func decodeBody(r *http.Request, v any) error {
 	return nil
 }
 
-// queryNumber returns a number of the query, 0 if it is absent.
+// queryNumber returns the number in a parameter of the request's query, or 0 if the request does not have the parameter.
 func queryNumber(r *http.Request, name string) (uint64, error) {
 	s := r.URL.Query().Get(name)
 	if s == "" {
@@ -121,6 +127,7 @@ func queryNumber(r *http.Request, name string) (uint64, error) {
 	return n, nil
 }
 
+// putSandbox registers the sandbox that the request names, or replaces its registration.
 func (h handler) putSandbox(r *http.Request) (any, error) {
 	var g api.Registration
 	if err := decodeBody(r, &g); err != nil {
@@ -135,6 +142,7 @@ func (h handler) putSandbox(r *http.Request) (any, error) {
 	return state, err
 }
 
+// getSandbox returns the registration of the sandbox that the request names.
 func (h handler) getSandbox(r *http.Request) (any, error) {
 	sb, err := h.Registry.Get(r.PathValue("sandbox"))
 	if err != nil {
@@ -145,6 +153,7 @@ func (h handler) getSandbox(r *http.Request) (any, error) {
 	return state, err
 }
 
+// releaseSandbox ends the registration of the sandbox that the request names.
 func (h handler) releaseSandbox(r *http.Request) (any, error) {
 	state, err := h.Registry.Release(r.Context(), r.PathValue("sandbox"))
 	if err != nil {
@@ -154,6 +163,7 @@ func (h handler) releaseSandbox(r *http.Request) (any, error) {
 	return state, nil
 }
 
+// acknowledgeLines removes journal lines that the executor has stored, and forgets a released sandbox without further lines.
 func (h handler) acknowledgeLines(r *http.Request) (any, error) {
 	var ack api.AckRequest
 	if err := decodeBody(r, &ack); err != nil {
@@ -180,9 +190,10 @@ func (h handler) acknowledgeLines(r *http.Request) (any, error) {
 // settleTimeout is the maximum time that a request with settle=1 waits for open model requests.
 const settleTimeout = 200 * time.Millisecond
 
-// serveLines answers with the journal's lines after a number, one JSON object each line. With settle=1 it waits up to settleTimeout
-// for model requests that are about to end, so that their lines are included. A client that names another journal than the
-// sandbox's gets all lines: its number counts lines of a journal that is gone.
+// serveLines answers with the lines of a sandbox's journal after a line number, one JSON object for each line. With settle=1 it
+// first waits up to settleTimeout for open model requests, so that their lines are included. It sends all lines if the request
+// names another journal than the sandbox's present one, because the line number then counts lines of a journal that no longer
+// exists.
 func (h handler) serveLines(w http.ResponseWriter, r *http.Request) {
 	sb, after, err := h.requestedLines(r)
 	if err != nil {
@@ -210,7 +221,7 @@ func (h handler) serveLines(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// requestedLines returns the sandbox whose journal is read, and the number of the line before the first one to send.
+// requestedLines returns the sandbox whose journal a request reads, and the number of the line after which the answer begins.
 func (h handler) requestedLines(r *http.Request) (*registry.Sandbox, uint64, error) {
 	sb, err := h.Registry.Get(r.PathValue("sandbox"))
 	if err != nil {

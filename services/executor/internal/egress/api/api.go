@@ -12,8 +12,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Registration is the policy of the proxy for a sandbox: the hosts that the sandbox may reach, and the budgets to
-// which its model calls are charged.
+// Registration is the body of a request that registers a sandbox: the hosts and MCP servers that the sandbox may reach, and
+// the budgets to which the proxy charges its model calls.
 type Registration struct {
 	Token     string   `json:"token,omitempty"` // names the sandbox at the proxy; 16 to 256 printable ASCII characters without a space; "" keeps the registered one
 	Tenant    string   `json:"tenant,omitempty"`
@@ -30,7 +30,8 @@ type Registration struct {
 	Routes  *[]string `json:"routes,omitempty"`  // names of the only routes that the sandbox reaches; nil means all
 }
 
-// MCPServer is an MCP server, with headers that the sandbox does not see.
+// MCPServer is an MCP server that a sandbox reaches through the proxy, with the headers that the proxy adds to requests and
+// the sandbox does not see.
 type MCPServer struct {
 	Name    string            `json:"name"` // 1 to 64 characters of A-Z, a-z, 0-9, - and _
 	URL     string            `json:"url"`  // http or https; its host needs no entry in Allow
@@ -38,7 +39,7 @@ type MCPServer struct {
 	Secrets []string          `json:"secrets,omitempty"` // parts of URL and Headers that are removed from answers to the sandbox
 }
 
-// Budget limits the usage of models that is charged to an account. An execution, a session, and a tenant in a period
+// Budget is a limit on the usage of models that is charged to an account. An execution, a session, and a tenant in a period
 // each have an account.
 type Budget struct {
 	Account string             `json:"account"` // calls of all sandboxes with the account are charged to it
@@ -65,7 +66,7 @@ type SandboxState struct {
 	Authority         string   `json:"authority,omitempty"` // PEM: the certificate for the sandbox to trust, valid for hosts with methods in Allow; "" without such hosts
 }
 
-// JournalLine is a line of a sandbox's journal, on disk and in the answers of the API.
+// JournalLine is a line of the egress proxy's journal of a sandbox, as it is on disk and in answers of the API.
 type JournalLine struct {
 	N         uint64          `json:"n"` // 1, 2, 3, … without a gap
 	Type      events.Type     `json:"type"`
@@ -74,15 +75,15 @@ type JournalLine struct {
 	Data      json.RawMessage `json:"data"` // an events.EgressDenied or events.ModelCalled
 }
 
-// AckRequest is the body of an acknowledgement: the proxy may forget lines.
+// AckRequest is the body of a request that allows the proxy to remove journal lines.
 type AckRequest struct {
 	Journal string `json:"journal"` // of another journal than the sandbox's: nothing is forgotten
 	Line    uint64 `json:"line"`    // the last line to forget
 	Epoch   uint64 `json:"epoch"`   // AnyEpoch
 }
 
-// AnyEpoch is the epoch that clients send with every request except a registration, which has its own. The proxy ignores
-// it. Proxies of earlier releases answer FENCED to a request that has none.
+// AnyEpoch is the epoch that clients send with every request except a registration, which contains its own epoch. The proxy
+// ignores it. Clients send it for proxies of earlier releases, which refuse a request without an epoch.
 const AnyEpoch = math.MaxInt64
 
 // Codes of an Error.
@@ -102,7 +103,7 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Code + ": " + e.Detail }
 
-// InvalidFieldError returns an *Error of CodeInvalid.
+// InvalidFieldError returns an *Error with CodeInvalid for a field of a request. format and args are the detail.
 func InvalidFieldError(field, format string, args ...any) error {
 	return &Error{Code: CodeInvalid, Field: field, Detail: fmt.Sprintf(format, args...)}
 }

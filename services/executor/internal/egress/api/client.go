@@ -14,15 +14,15 @@ import (
 	"time"
 )
 
-// Dial opens a connection to the admin socket of an egress proxy.
+// Dial is a function that opens a connection to the admin socket of an egress proxy.
 type Dial func(ctx context.Context) (net.Conn, error)
 
-// DialSocket returns a Dial for a Unix socket of this machine.
+// DialSocket returns a Dial that connects to a Unix socket on this machine.
 func DialSocket(path string) Dial {
 	return func(ctx context.Context) (net.Conn, error) { return (&net.Dialer{}).DialContext(ctx, "unix", path) }
 }
 
-// Client is a client of the admin API. It is safe for concurrent use.
+// Client is a client of an egress proxy's admin API. It is safe for concurrent use.
 type Client struct {
 	http *http.Client
 	idle func()
@@ -32,10 +32,11 @@ type Client struct {
 // command is slow to open, and all executions of an executor share the client.
 const maxIdleConnections = 16
 
-// maxLineBytes bounds a journal line, and the body of a refusal, in bytes.
+// maxLineBytes is the maximum number of bytes of a journal line, and of the body of a refusal.
 const maxLineBytes = 1 << 20
 
-// NewClient returns a Client whose connections dial opens. Close closes the idle ones.
+// NewClient returns a Client that opens its connections with dial. The caller must call Close, which closes idle
+// connections.
 func NewClient(dial Dial) *Client {
 	t := &http.Transport{
 		DialContext:        func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
@@ -57,18 +58,18 @@ func (c *Client) Register(ctx context.Context, sandbox string, r Registration) (
 	return c.requestState(ctx, http.MethodPut, sandbox, "", r)
 }
 
-// Release voids the sandbox's token and closes its connections. State.Last of the result is the journal's last line: the
-// proxy keeps the journal until that line is acknowledged, then it forgets the sandbox.
+// Release ends a sandbox's registration: the proxy voids the sandbox's token and closes its connections. State.Last of the
+// result is the number of the journal's last line. The proxy forgets the sandbox when that line is acknowledged.
 func (c *Client) Release(ctx context.Context, sandbox string) (SandboxState, error) {
 	return c.requestState(ctx, http.MethodDelete, sandbox, "?epoch="+anyEpoch, nil)
 }
 
-// SandboxState returns a sandbox's registration and the numbers of its journal lines.
+// State returns the registration of a sandbox and the numbers of its journal lines.
 func (c *Client) State(ctx context.Context, sandbox string) (SandboxState, error) {
 	return c.requestState(ctx, http.MethodGet, sandbox, "", nil)
 }
 
-// AckRequest allows the proxy to remove the lines of a journal up to a number.
+// Ack allows the proxy to remove the lines of a sandbox's journal up to and including a line number.
 func (c *Client) Ack(ctx context.Context, sandbox, journal string, line uint64) error {
 	_, err := c.requestState(ctx, http.MethodPost, sandbox, "/journal/ack", AckRequest{Journal: journal, Line: line, Epoch: AnyEpoch})
 	return err
@@ -83,9 +84,9 @@ func (c *Client) Health(ctx context.Context) error {
 	return res.Body.Close()
 }
 
-// Lines returns the lines of a sandbox's journal after a number, without waiting for more. journal is the name of the
-// journal that the number belongs to, "" for none: if the sandbox has another journal, Lines returns all lines. If settled
-// is set, the proxy first waits up to 200 ms for model requests that are about to end.
+// Lines returns the lines of a sandbox's journal after a line number, without waiting for later lines. journal is the name
+// of the journal to which the number belongs, "" for none: if the sandbox has another journal now, Lines returns all lines
+// of that one. If settled is true, the proxy first waits up to 200 ms for model requests that are about to end.
 func (c *Client) Lines(ctx context.Context, sandbox, journal string, after uint64, settled bool) ([]JournalLine, error) {
 	q := url.Values{"journal": {journal}, "after": {strconv.FormatUint(after, 10)}, "epoch": {anyEpoch}}
 	if settled {
@@ -118,8 +119,10 @@ func (c *Client) Lines(ctx context.Context, sandbox, journal string, after uint6
 	return out, nil
 }
 
+// anyEpoch is AnyEpoch as text, for the query of a request.
 var anyEpoch = strconv.FormatUint(AnyEpoch, 10)
 
+// requestState sends a request about a sandbox, whose path ends with rest, and returns the state in the answer.
 func (c *Client) requestState(ctx context.Context, method, sandbox, rest string, body any) (SandboxState, error) {
 	res, err := c.sendRequest(ctx, method, "/v1/sandboxes/"+url.PathEscape(sandbox)+rest, body)
 	if err != nil {
@@ -133,7 +136,8 @@ func (c *Client) requestState(ctx context.Context, method, sandbox, rest string,
 	return s, nil
 }
 
-// sendRequest sends a request. A status of 400 or above is an error: an *Error if the proxy refused the request with a code.
+// sendRequest sends a request to the admin API. It returns an error for an answer with a status of 400 or above: an *Error
+// if the answer has a code.
 func (c *Client) sendRequest(ctx context.Context, method, path string, body any) (*http.Response, error) {
 	var in io.Reader
 	if body != nil {

@@ -27,7 +27,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/journal"
 )
 
-// FileName is the name of the file that stores the authority's key and certificate.
+// FileName is the name of the file that stores the certificate authority's key and certificate.
 const FileName = "authority.pem"
 
 // Validity of certificates, and limits.
@@ -41,8 +41,8 @@ const (
 	authorityFileMode = 0o600
 )
 
-// Authority issues the certificates with which the egress proxy ends TLS for hosts whose requests it inspects. It is
-// safe for concurrent use.
+// Authority is the egress proxy's certificate authority. It issues the certificates with which the proxy terminates TLS for hosts
+// whose requests it inspects. It is safe for concurrent use.
 type Authority struct {
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
@@ -54,16 +54,16 @@ type Authority struct {
 	order  *list.List               // of *issued, the most recently used first
 }
 
-// issuedCertificate is the certificate that the authority has issued and cached for one host.
+// issuedCertificate is a certificate that the authority has issued for a host, in the cache.
 type issuedCertificate struct {
 	host string
 	cert *tls.Certificate
 	ends time.Time
 }
 
-// Open returns the authority of a folder. If there is none yet, or its certificate is about to end, Open creates one and returns
-// created as true. It fails if the file is damaged or readable by other users: the proxy must not replace the key that signs for
-// all hosts without its operator. now returns the time; nil means time.Now.
+// Open reads the certificate authority that is stored in a folder. If there is none, or its certificate expires soon, Open
+// creates one and returns created as true. It returns an error if the file is damaged or other users can read it: the proxy must
+// not replace the key that signs for all hosts without its operator. now returns the time; nil means time.Now.
 func Open(dir string, now func() time.Time) (a *Authority, created bool, err error) {
 	if now == nil {
 		now = time.Now
@@ -86,6 +86,7 @@ func Open(dir string, now func() time.Time) (a *Authority, created bool, err err
 	return a, created, nil
 }
 
+// readAuthority reads an authority from a file. It returns an error if other users can read the file.
 func readAuthority(path string) (*Authority, error) {
 	info, err := os.Lstat(path)
 	if err != nil {
@@ -121,7 +122,7 @@ func readAuthority(path string) (*Authority, error) {
 	return &Authority{cert: parsed, key: ec}, nil
 }
 
-// createAuthority creates an authority and writes it to a file, which it replaces.
+// createAuthority creates a certificate authority and writes it to a file, which it replaces.
 func createAuthority(path string, now time.Time) (*Authority, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -154,7 +155,7 @@ func createAuthority(path string, now time.Time) (*Authority, error) {
 	return readAuthority(path)
 }
 
-// newSerial returns a random serial number of 127 bits whose first byte is not 0.
+// newSerial returns a random serial number of 127 bits for a certificate. Its first byte is not 0.
 func newSerial() (*big.Int, error) {
 	var b [16]byte
 	if _, err := rand.Read(b[:]); err != nil {
@@ -164,7 +165,8 @@ func newSerial() (*big.Int, error) {
 	return new(big.Int).SetBytes(b[:]), nil
 }
 
-// Certificate returns a certificate for a host. It caches the certificates of the most recently used hosts.
+// Certificate returns a certificate for a host, signed by the authority. It caches the certificates of the most recently used
+// hosts.
 func (a *Authority) Certificate(h egress.Host) (*tls.Certificate, error) {
 	now, name := a.now(), h.String()
 	a.mu.Lock()
@@ -187,11 +189,13 @@ func (a *Authority) Certificate(h egress.Host) (*tls.Certificate, error) {
 	return m.cert, nil
 }
 
+// evictCertificate removes a certificate from the cache.
 func (a *Authority) evictCertificate(e *list.Element) {
 	delete(a.leaves, e.Value.(*issuedCertificate).host)
 	a.order.Remove(e)
 }
 
+// signCertificate creates a certificate for a host.
 func (a *Authority) signCertificate(h egress.Host, now time.Time) (*issuedCertificate, error) {
 	serial, err := newSerial()
 	if err != nil {

@@ -16,7 +16,7 @@ const (
 	denialLinesBurst     = 50
 )
 
-// Denial is a refused connection or request, or several equal ones, for the log of the proxy's program.
+// Denial is a refused connection or request of a sandbox, or several equal ones, as the proxy logs it.
 type Denial struct {
 	Owner
 	Data events.EgressDenied
@@ -25,21 +25,21 @@ type Denial struct {
 // Owner identifies a sandbox with its tenant, session and execution.
 type Owner struct{ Sandbox, Tenant, Session, Execution string }
 
-// denialKey holds the fields by which two denials are considered equal.
+// denialKey has the fields in which two denials must agree to be counted as equal.
 type denialKey struct {
 	owner                       Owner
 	host, method, address, code string
 	port                        uint32
 }
 
-// denialCounter counts, for a short time, denials that are equal to one that has a line in the journal already.
+// denialCounter counts for a short time the denials that are equal to a denial in the journal.
 type denialCounter struct {
 	ends time.Time
 	more uint32
 	data events.EgressDenied
 }
 
-// denialLimiter limits the lines that a sandbox's denials add to its journal, and counts the denials that have no line yet.
+// denialLimiter limits how many lines a sandbox's denials add to its journal. It counts the denials that get no line of their own.
 type denialLimiter struct {
 	windows map[denialKey]*denialCounter
 	tokens  float64 // of the rate limit
@@ -50,8 +50,8 @@ type denialLimiter struct {
 	excessOwner Owner
 }
 
-// RecordDenial adds a line for a denial, or counts the denial: equal denials within a second share one line, and so do all denials
-// beyond ten lines a second.
+// RecordDenial adds a line for a denial to the journal, or only counts the denial: equal denials within a second share one line,
+// and all denials beyond ten lines a second share another one.
 func (j *Journal) RecordDenial(at time.Time, owner Owner, d events.EgressDenied) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -74,8 +74,8 @@ func (j *Journal) RecordDenial(at time.Time, owner Owner, d events.EgressDenied)
 	return j.addDenial(at, owner, d)
 }
 
-// takeLineToken takes a token of the rate limit. It returns false if there is none, or if half of the journal's limit is
-// unacknowledged already. j.mu is held.
+// takeLineToken takes a token of the rate limit for lines about denials. It returns false if there is none, or if unacknowledged
+// lines already use half of the journal's limit. The caller holds j.mu.
 func (j *Journal) takeLineToken(at time.Time) bool {
 	n := &j.denials
 	if n.filled.IsZero() {
@@ -91,7 +91,7 @@ func (j *Journal) takeLineToken(at time.Time) bool {
 	return true
 }
 
-// addDenial adds the line of a denial. j.mu is held.
+// addDenial adds a line about a denial to the journal. The caller holds j.mu.
 func (j *Journal) addDenial(at time.Time, owner Owner, d events.EgressDenied) error {
 	d.Journal, d.Line = j.head.Journal, j.last+1
 	if err := j.addLine(at, owner.Execution, d); err != nil {
@@ -101,7 +101,7 @@ func (j *Journal) addDenial(at time.Time, owner Owner, d events.EgressDenied) er
 	return nil
 }
 
-// addCountedDenials adds the lines of the windows that have ended, or of all windows.
+// addCountedDenials adds lines about the counted denials whose time window has ended, or about all counted denials if all is true.
 func (j *Journal) addCountedDenials(now time.Time, all bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -139,8 +139,8 @@ func (j *Journal) addCountedDenials(now time.Time, all bool) {
 	}
 }
 
-// FlushDenials adds the lines of all denials that are counted so far, and returns the number of the last line. Span
-// reports when the line is on disk, and Changed signals that.
+// FlushDenials adds lines about all denials that were counted so far, and returns the number of the last line. LineSpan reports
+// when the line is on disk, and Changed signals that.
 func (j *Journal) FlushDenials() uint64 {
 	j.addCountedDenials(time.Now(), true)
 	j.mu.Lock()

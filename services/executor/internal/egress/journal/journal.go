@@ -26,13 +26,13 @@ const (
 	damagedFile = "journal.damaged"
 )
 
-// trimThreshold is the size in bytes of acknowledged lines from which they are removed from the file.
+// trimThreshold is the number of bytes of acknowledged lines from which the journal removes these lines from its file.
 const trimThreshold = 64 << 10
 
-// maxReadBytes is the maximum size in bytes of the result of Read, unless a single line is longer.
+// maxReadBytes is the maximum size of the result of ReadLines in bytes, unless a single line is longer.
 const maxReadBytes = 256 << 10
 
-// storedHead is the content of headFile: the fields of the journal that remain when all its lines are removed.
+// storedHead is the JSON content of headFile: the fields of the journal that must survive when all its lines are removed.
 type storedHead struct {
 	Journal string `json:"journal"`
 	Base    uint64 `json:"base"` // number of the last line that was deleted
@@ -58,7 +58,7 @@ type Journal struct {
 	denials denialLimiter
 }
 
-// openJournal opens the journal in a folder, or creates one.
+// openJournal reads the journal in a folder, or creates one.
 func openJournal(dir string, store *Store) (*Journal, error) {
 	j := &Journal{dir: dir, store: store, changed: make(chan struct{})}
 	raw, err := os.ReadFile(filepath.Join(dir, headFile))
@@ -79,7 +79,7 @@ func openJournal(dir string, store *Store) (*Journal, error) {
 	return j, nil
 }
 
-// createEmpty sets a new name of the journal and writes the file with its head.
+// createEmpty gives the journal a new name, and writes headFile.
 func (j *Journal) createEmpty() error {
 	name, err := events.NewID(events.KindJournal, time.Now(), rand.Reader)
 	if err != nil {
@@ -89,6 +89,7 @@ func (j *Journal) createEmpty() error {
 	return j.writeHead()
 }
 
+// writeHead writes headFile.
 func (j *Journal) writeHead() error {
 	raw, err := json.Marshal(j.head)
 	if err != nil {
@@ -97,8 +98,8 @@ func (j *Journal) writeHead() error {
 	return WriteFile(filepath.Join(j.dir, headFile), raw)
 }
 
-// loadLines reads the lines. It cuts off a last line without a newline, which nobody has read. If another line is damaged, the
-// numbers cannot be trusted: load renames the file, and a journal with another name begins.
+// loadLines reads the journal's lines from disk. It cuts off a last line without a newline, which no client has read. If another
+// line is damaged, its numbers cannot be trusted: loadLines then renames the file, and begins a journal with another name.
 func (j *Journal) loadLines() error {
 	path := filepath.Join(j.dir, linesFile)
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
@@ -143,7 +144,7 @@ func (j *Journal) loadLines() error {
 	return f.Sync()
 }
 
-// replaceDamaged renames the file of lines to damagedFile, and begins a journal with another name.
+// replaceDamaged renames the damaged file of lines to damagedFile, and begins a journal with another name.
 func (j *Journal) replaceDamaged(path string) error {
 	if err := os.Rename(path, filepath.Join(j.dir, damagedFile)); err != nil {
 		return err
@@ -163,7 +164,8 @@ func (j *Journal) Name() string {
 	return j.head.Journal
 }
 
-// LineSpan returns the number of the first line that is kept (last + 1 if none is), and of the last line on disk.
+// LineSpan returns the number of the first line that the journal still has, and the number of the last line on disk. If the journal
+// has no lines, first is last + 1.
 func (j *Journal) LineSpan() (first, last uint64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -177,14 +179,15 @@ func (j *Journal) Changed() <-chan struct{} {
 	return j.changed
 }
 
-// IsFull reports whether the unacknowledged lines take more than the limit. No request that adds a line should begin then.
+// IsFull reports whether unacknowledged lines use more than the journal's limit. The proxy must then begin no request that adds a
+// line.
 func (j *Journal) IsFull() bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.unacknowledgedBytes() > j.store.maxBytes
 }
 
-// unacknowledgedBytes returns the number of unacknowledged bytes. j.mu is held.
+// unacknowledgedBytes returns the number of bytes of lines that were not acknowledged. The caller holds j.mu.
 func (j *Journal) unacknowledgedBytes() int64 {
 	n := int64(len(j.pending))
 	if len(j.ends) > 0 {
@@ -196,7 +199,7 @@ func (j *Journal) unacknowledgedBytes() int64 {
 	return n
 }
 
-// AddModelCall adds a line, and sets the journal and the number in data.
+// AddModelCall adds a line about a model call to the journal, and sets the name of the journal and the line's number in data.
 func (j *Journal) AddModelCall(at time.Time, execution string, data events.ModelCalled) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -204,7 +207,7 @@ func (j *Journal) AddModelCall(at time.Time, execution string, data events.Model
 	return j.addLine(at, execution, data)
 }
 
-// addLine numbers a line and leaves it to the store's loop to write. j.mu is held.
+// addLine numbers a line and adds it to the lines that the Store writes to disk later. The caller holds j.mu.
 func (j *Journal) addLine(at time.Time, execution string, data events.Payload) error {
 	raw, err := json.Marshal(data)
 	if err != nil {
@@ -221,7 +224,7 @@ func (j *Journal) addLine(at time.Time, execution string, data events.Payload) e
 	return nil
 }
 
-// flushJournals writes the pending lines and syncs the file.
+// flushLines writes the pending lines to the journal's file and syncs the file.
 func (j *Journal) flushLines() error {
 	j.file.Lock()
 	defer j.file.Unlock()
@@ -248,7 +251,7 @@ func (j *Journal) flushLines() error {
 	return nil
 }
 
-// fileEnd returns the offset of the end of the file. j.mu is held.
+// fileEnd returns the offset at which the next line is written to the file. The caller holds j.mu.
 func (j *Journal) fileEnd() int64 {
 	if len(j.ends) == 0 {
 		return 0
@@ -256,7 +259,8 @@ func (j *Journal) fileEnd() int64 {
 	return j.ends[len(j.ends)-1]
 }
 
-// writeAndSync writes at an offset and syncs the file. A failed write before may have left bytes there.
+// writeAndSync writes buf to the file at an offset, over bytes that an earlier failed write may have left there, and syncs the
+// file.
 func (j *Journal) writeAndSync(buf []byte, at int64) error {
 	f, err := os.OpenFile(filepath.Join(j.dir, linesFile), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -269,8 +273,8 @@ func (j *Journal) writeAndSync(buf []byte, at int64) error {
 	return errors.Join(err, f.Close())
 }
 
-// ReadLines returns lines after a number, each with its newline, and the number of the last one. It returns no lines if none are on
-// disk yet.
+// ReadLines returns lines after a line number, each with its newline, and the number of the last of them. It returns no lines if
+// there are none on disk yet.
 func (j *Journal) ReadLines(after uint64) ([]byte, uint64, error) {
 	j.file.Lock()
 	defer j.file.Unlock()
@@ -304,14 +308,15 @@ func (j *Journal) ReadLines(after uint64) ([]byte, uint64, error) {
 	return buf, last, nil
 }
 
-// AheadError is returned for an acknowledgement of a line that is not on disk.
+// AheadError is returned for the acknowledgement of a line that is not on disk yet.
 type AheadError struct{ Line, Last uint64 }
 
 func (e *AheadError) Error() string {
 	return fmt.Sprintf("line %d is acknowledged, but the last one is %d", e.Line, e.Last)
 }
 
-// Ack deletes the lines up to a number. A lower number than before changes nothing. The error is an *AheadError, or the disk's.
+// Ack acknowledges the lines up to the number n, so that the journal removes them. A lower number than before changes nothing. The
+// error is an *AheadError or an error of the disk.
 func (j *Journal) Ack(n uint64) error {
 	j.file.Lock()
 	defer j.file.Unlock()
@@ -332,8 +337,8 @@ func (j *Journal) Ack(n uint64) error {
 	return j.trimLines(k, cut)
 }
 
-// trimLines removes the first k lines, which have cut bytes, from the file. Both locks are held. It writes the head first, so that
-// no number is used twice.
+// trimLines removes the first k lines, which have cut bytes, from the file. It writes the head first, so that no line number is
+// used twice. The caller holds both locks of the journal.
 func (j *Journal) trimLines(k int, cut int64) error {
 	path := filepath.Join(j.dir, linesFile)
 	raw, err := os.ReadFile(path)

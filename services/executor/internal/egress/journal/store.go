@@ -61,7 +61,7 @@ func NewStore(cfg Config) *Store {
 // Open opens the journal in a folder, or creates one.
 func (s *Store) Open(dir string) (*Journal, error) { return openJournal(dir, s) }
 
-// Forget removes a journal from the store, before its folder is deleted.
+// Forget removes a journal from the store. It must be called before the journal's folder is deleted.
 func (s *Store) Forget(j *Journal) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -69,7 +69,7 @@ func (s *Store) Forget(j *Journal) {
 	delete(s.counting, j)
 }
 
-// markDirty makes Run write the journal's pending lines.
+// markDirty records that a journal has pending lines, so that Run writes them to disk.
 func (s *Store) markDirty(j *Journal) {
 	s.mu.Lock()
 	s.dirty[j] = true
@@ -80,7 +80,7 @@ func (s *Store) markDirty(j *Journal) {
 	}
 }
 
-// markCounting makes Run add the lines of the journal's counted denials.
+// markCounting records that a journal has counted denials, so that Run adds lines about them.
 func (s *Store) markCounting(j *Journal) {
 	s.mu.Lock()
 	s.counting[j] = true
@@ -91,13 +91,15 @@ func (s *Store) markCounting(j *Journal) {
 	}
 }
 
+// unmarkCounting records that a journal has no counted denials any more.
 func (s *Store) unmarkCounting(j *Journal) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.counting, j)
 }
 
-// Run writes lines until ctx ends. Before it returns it writes all pending lines, and those of counted denials.
+// Run writes lines of journals to disk until ctx ends. Before it returns, it writes all pending lines, and
+// lines about all counted denials.
 func (s *Store) Run(ctx context.Context) error {
 	for {
 		s.mu.Lock()
@@ -128,7 +130,8 @@ func (s *Store) Run(ctx context.Context) error {
 	}
 }
 
-// addCountedDenials adds the lines of denials whose window has ended, or of all counted denials.
+// addCountedDenials adds lines to all journals about the denials whose time window has ended, or about all
+// counted denials if all is true.
 func (s *Store) addCountedDenials(all bool) {
 	s.mu.Lock()
 	list := make([]*Journal, 0, len(s.counting))
@@ -141,7 +144,7 @@ func (s *Store) addCountedDenials(all bool) {
 	}
 }
 
-// flushJournals writes the pending lines of all journals, and returns the first error.
+// flushJournals writes the pending lines of all journals to disk, and returns the first error.
 func (s *Store) flushJournals() error {
 	s.mu.Lock()
 	dirty := s.dirty

@@ -8,15 +8,14 @@ import (
 	"strings"
 )
 
-// maxValueBytes is the maximum size in bytes of the value of a field. A longer value counts as absent.
+// maxValueBytes is the maximum size of a captured value in bytes. A longer value counts as absent.
 const maxValueBytes = 16 << 10
 
-// maxKeyBytes is the maximum length of the key of a wanted field, in bytes.
+// maxKeyBytes is the maximum length in bytes of the key of a field whose value is captured.
 const maxKeyBytes = 32
 
-// fieldScanner is an io.Writer that parses a JSON document of any size and keeps the values of some fields: of the
-// document itself ("usage"), and of objects directly in it ("response.usage"). In text that is not JSON it finds
-// nothing.
+// fieldScanner is an io.Writer that parses a JSON document of any size and captures the values of some fields: of the document
+// itself ("usage"), and of objects directly in it ("response.usage"). In text that is not JSON it finds nothing.
 type fieldScanner struct {
 	want  map[string]bool
 	texts map[string]bool // the wanted fields that are kept only if they are strings
@@ -36,7 +35,8 @@ type fieldScanner struct {
 	at      int    // its depth
 }
 
-// newFieldScanner returns fields for wanted paths. A path with the suffix ":text" is kept only if its value is a string.
+// newFieldScanner returns a fieldScanner that captures the fields with the paths want. A path with the suffix ":text" captures
+// the value only if it is a string.
 func newFieldScanner(want ...string) *fieldScanner {
 	f := &fieldScanner{want: map[string]bool{}, texts: map[string]bool{}}
 	for _, w := range want {
@@ -50,7 +50,7 @@ func newFieldScanner(want ...string) *fieldScanner {
 	return f
 }
 
-// reset discards what was found, so that another document can be parsed.
+// reset discards all captured values, so that another document can be parsed.
 func (f *fieldScanner) reset() {
 	*f = fieldScanner{want: f.want, texts: f.texts, found: map[string]json.RawMessage{}, text: f.text[:0], capture: f.capture[:0]}
 }
@@ -69,7 +69,7 @@ func (f *fieldScanner) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// parseString parses the part of p that belongs to the current string, and returns the number of bytes that it parsed.
+// parseString parses the part of p that belongs to the current JSON string, and returns the number of bytes that it parsed.
 func (f *fieldScanner) parseString(p []byte) int {
 	n := 0
 	for n < len(p) {
@@ -110,16 +110,19 @@ func (f *fieldScanner) parseString(p []byte) int {
 	return n
 }
 
+// captureBytes adds p to the value that is being captured, if there is one.
 func (f *fieldScanner) captureBytes(p []byte) {
 	if f.path != "" && len(f.capture) <= maxValueBytes {
 		f.capture = append(f.capture, p...)
 	}
 }
 
+// isObject reports whether the innermost open bracket is that of an object.
 func (f *fieldScanner) isObject() bool {
 	return f.depth > 0 && f.depth < 64 && f.objects&(1<<f.depth) != 0
 }
 
+// handleStructural handles a bracket, comma, colon or quote outside of strings.
 func (f *fieldScanner) handleStructural(c byte) {
 	switch c {
 	case '"':
@@ -158,7 +161,7 @@ func (f *fieldScanner) handleStructural(c byte) {
 	}
 }
 
-// beginCapture starts a capture if the field whose colon was just parsed is wanted.
+// beginCapture begins to capture the value of a field if the key that was just parsed is wanted.
 func (f *fieldScanner) beginCapture() {
 	if f.path != "" || !f.isObject() || f.depth > 2 {
 		return
@@ -175,7 +178,7 @@ func (f *fieldScanner) beginCapture() {
 	}
 }
 
-// endCapture ends the capture if the value that just ended at this depth is the captured field's.
+// endCapture ends the capture if the value that has just ended at this depth is the captured one.
 func (f *fieldScanner) endCapture(depth int) {
 	if f.path == "" || depth != f.at {
 		return
@@ -186,7 +189,7 @@ func (f *fieldScanner) endCapture(depth int) {
 	f.path = ""
 }
 
-// stringOf returns the value of a field that is a string, "" if it is not.
+// stringOf returns the captured value of a field if it is a string, and "" otherwise.
 func (f *fieldScanner) stringOf(path string) string {
 	var s string
 	if json.Unmarshal(f.found[path], &s) != nil {

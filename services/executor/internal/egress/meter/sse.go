@@ -2,7 +2,8 @@ package meter
 
 import "bytes"
 
-// sseParser is an io.Writer that writes the data of each server-sent event to doc, and calls done after each event.
+// sseParser is an io.Writer that parses a stream of server-sent events. It writes the data of each event to doc,
+// and calls done after each event.
 type sseParser struct {
 	doc  *fieldScanner
 	done func()
@@ -34,7 +35,7 @@ func (s *sseParser) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// parsePiece parses a part of a line.
+// parsePiece parses a part of a line of the stream.
 func (s *sseParser) parsePiece(p []byte) {
 	if !s.known {
 		take := min(len(p), len(sseDataPrefix)-len(s.head))
@@ -50,6 +51,7 @@ func (s *sseParser) parsePiece(p []byte) {
 	}
 }
 
+// endLine handles the end of a line of the stream.
 func (s *sseParser) endLine() {
 	blank := !s.known && len(bytes.TrimRight(s.head, "\r")) == 0
 	s.head, s.known, s.isData = s.head[:0], false, false
@@ -58,6 +60,7 @@ func (s *sseParser) endLine() {
 	}
 }
 
+// endEvent handles the empty line after a server-sent event.
 func (s *sseParser) endEvent() {
 	if s.hasData {
 		s.done()

@@ -22,8 +22,8 @@ const (
 	DialectResponses Dialect = "responses" // OpenAI's Responses
 )
 
-// DialectOf returns the dialect of the answer to a request with the given path, or None if the request is not a model
-// call.
+// DialectOf returns the dialect of the answer to a request with the given path, or DialectNone if the request is not a
+// model call.
 func DialectOf(path string) Dialect {
 	switch {
 	case strings.HasSuffix(path, "/messages"):
@@ -54,13 +54,13 @@ type ResponseMeter struct {
 	seen   bool
 }
 
-// usage is the usage that was read so far, in any dialect.
+// usage is the token usage that was read so far from an answer, in any dialect.
 type usage struct {
 	events.Usage
 	cacheWrite1h uint32 // the part of CacheWriteTokens that is cached for an hour
 }
 
-// NewResponseMeter returns a Response for a body with a content type.
+// NewResponseMeter returns a ResponseMeter for an answer's body with the given content type.
 func NewResponseMeter(contentType string) *ResponseMeter {
 	r := &ResponseMeter{doc: newFieldScanner("model", "usage", "error", "message:text", "code:text", "type:text",
 		"message.model", "message.usage", "response.model", "response.usage", "response.error")}
@@ -86,7 +86,7 @@ type Result struct {
 	Error string // of the answer, "" if it has none
 }
 
-// Result returns what was read. The caller must not write after it.
+// Result returns what was read from the answer. The caller must not write to the ResponseMeter afterwards.
 func (r *ResponseMeter) Result() Result {
 	if r.events == nil {
 		r.updateResult()
@@ -96,7 +96,7 @@ func (r *ResponseMeter) Result() Result {
 	return Result{Model: truncate.Valid(r.model, maxModelNameBytes), Usage: r.usage.Usage, Hour: r.usage.cacheWrite1h, Seen: r.seen, Error: truncate.Valid(r.failed, maxErrorBytes)}
 }
 
-// updateResult updates the result from the fields of a document, or of one event of a stream.
+// updateResult updates the result with the captured fields of a document, or of one event of a stream.
 func (r *ResponseMeter) updateResult() {
 	d := r.doc
 	r.model = cmp.Or(d.stringOf("message.model"), d.stringOf("response.model"), d.stringOf("model"), r.model)
@@ -115,7 +115,8 @@ func (r *ResponseMeter) updateResult() {
 	}
 }
 
-// wireUsage is the JSON form of usage in all dialects. A field that is absent or null does not change the former value.
+// wireUsage is the JSON object with the token usage, with the fields of all dialects. A field that is absent or null does
+// not change the earlier value.
 type wireUsage struct {
 	Input       *float64 `json:"input_tokens"`
 	Output      *float64 `json:"output_tokens"`
@@ -137,8 +138,8 @@ type wireTokenDetails struct {
 	Written *float64 `json:"cache_write_tokens"`
 }
 
-// countUsage updates the result from a usage object. Usage objects are totals, so each replaces the values of earlier ones.
-// OpenAI's input tokens include cached tokens, Anthropic's do not; InputTokens never includes them.
+// countUsage updates the result from a JSON usage object. The numbers in such objects are totals, so they replace those of
+// earlier objects. OpenAI's input tokens include cached tokens, Anthropic's do not; InputTokens never includes them.
 func (r *ResponseMeter) countUsage(raw json.RawMessage) {
 	var w wireUsage
 	if json.Unmarshal(raw, &w) != nil {
@@ -168,13 +169,14 @@ func (r *ResponseMeter) countUsage(raw json.RawMessage) {
 	}
 }
 
+// setIfPresent sets *to to *v if v is not nil and fits into a uint32.
 func setIfPresent(to *uint32, v *float64) {
 	if v != nil && *v >= 0 && *v <= math.MaxUint32 {
 		*to = uint32(*v)
 	}
 }
 
-// setError sets the error of the result, from a JSON object with type or code, and message, or from a string.
+// setError sets the error of the result from JSON: an object with a type or code and a message, or a string.
 func (r *ResponseMeter) setError(raw json.RawMessage) {
 	var e struct {
 		Type    string `json:"type"`

@@ -19,7 +19,7 @@ const (
 	ProtocolOpenAI                        // Responses, Chat Completions, Completions and Embeddings
 )
 
-// DeniedError is returned for a body that makes the provider do something that the allowlist does not allow.
+// DeniedError is returned for the body of a model request that makes the model provider use a feature that the allowlist does not allow.
 type DeniedError struct {
 	Feature string // of the allowlist entry that would allow it; "" if no entry can
 	What    string // the part of the body, as a phrase
@@ -32,8 +32,8 @@ func (e *DeniedError) Error() string {
 	return "the request makes the model's provider act by itself: " + e.What + "; the allowlist entry " + egress.ProviderEntry(e.Feature) + " allows it"
 }
 
-// Check checks the body of a request and returns the model that it names. allows reports whether the allowlist
-// allows a feature. The error is a *DeniedError or an *UnreadableError.
+// Check checks the JSON body of a model request and returns the model that it names. allows reports whether the sandbox's allowlist allows
+// a feature of the provider. The error is a *DeniedError or an *UnreadableError.
 func Check(p Protocol, body []byte, allows func(feature string) bool) (model string, err error) {
 	s := scanner{body: body, allows: allows, keys: make([][]byte, 0, 64)}
 	in := anthropicRequest
@@ -44,7 +44,8 @@ func Check(p Protocol, body []byte, allows func(feature string) bool) (model str
 	return s.model, err
 }
 
-// location is a position in a request, which determines the meaning of a value.
+// location is the kind of place in a model request at which a JSON value is, such as a content block or a tool. It determines how the
+// value is checked.
 type location uint8
 
 const (
@@ -62,7 +63,7 @@ const (
 	openAIEnvironment // of a shell tool
 )
 
-// fieldRule is the kind of check that applies to the value of a key in one kind of object.
+// fieldRule states how the value of a key is checked in the objects of one location.
 type fieldRule struct {
 	in    location // of the value
 	needs string   // the feature that the value needs, unless it is null, false or empty
@@ -70,7 +71,7 @@ type fieldRule struct {
 	check func(s *scanner, key []byte, v scannedValue) error
 }
 
-// seenKeys is the set of keys that an object has, as far as checks at its end depend on them.
+// seenKeys is the set of keys that an object has, among those that the check at the object's end needs.
 type seenKeys uint8
 
 const (
@@ -82,14 +83,14 @@ const (
 	hasEnvironment
 )
 
-// objectState holds what is known about a JSON object of a request while it is read.
+// objectState holds what the scanner knows about a JSON object while it reads the object.
 type objectState struct {
 	typ   string
 	typed bool // type is there, and not null
 	marks seenKeys
 }
 
-// grammar describes how the objects at one place in a request are checked.
+// grammar states how the objects at one location of a request are checked.
 type grammar struct {
 	fields map[string]fieldRule
 	other  fieldRule // of keys that are not in fields
@@ -97,7 +98,7 @@ type grammar struct {
 	closed func(s *scanner, o *objectState) error
 }
 
-// grammars has the grammar of each place. The place opaque has none, because its values are not checked.
+// grammars has the grammar of each location. uncheckedLocation has none.
 var grammars = map[location]*grammar{
 	unknownLocation: {urls: true, other: fieldRule{in: unknownLocation}, fields: map[string]fieldRule{
 		"schema": {}, "input_schema": {}, "metadata": {}, "parameters": {},
@@ -141,7 +142,7 @@ var openAIToolFieldRules = map[string]fieldRule{
 	"server_url": {needs: "mcp"}, "connector_id": {needs: "mcp"}, "vector_store_ids": {needs: "file_search"}, "container": {needs: "code_interpreter"},
 }
 
-// checkMember parses and checks the value of a key of the object o. in is the place of that object.
+// checkMember reads and checks the value of a key of the object o. in is the location of o.
 func (s *scanner) checkMember(in location, key []byte, o *objectState) error {
 	g := grammars[in]
 	if g == nil {
@@ -177,7 +178,7 @@ func (s *scanner) checkMember(in location, key []byte, o *objectState) error {
 	return nil
 }
 
-// lowerCaseKey returns a key in lower case, because some servers ignore the case of keys.
+// lowerCaseKey returns a key in lower case, because some model servers ignore the case of keys.
 func lowerCaseKey(key []byte) []byte {
 	for _, c := range key {
 		if c >= 'A' && c <= 'Z' {
@@ -187,7 +188,7 @@ func lowerCaseKey(key []byte) []byte {
 	return key
 }
 
-// checkObjectEnd checks an object at the place in, after all of its keys were read.
+// checkObjectEnd checks an object at the location in, after the scanner has read all of its keys.
 func (s *scanner) checkObjectEnd(in location, o *objectState) error {
 	if g := grammars[in]; g != nil && g.closed != nil {
 		return g.closed(s, o)
@@ -195,7 +196,8 @@ func (s *scanner) checkObjectEnd(in location, o *objectState) error {
 	return nil
 }
 
-// requireFeature returns a *DeniedError unless the allowlist allows a feature.
+// requireFeature returns a *DeniedError unless the allowlist allows a feature of the model provider. what names the use of the feature in
+// the error.
 func (s *scanner) requireFeature(feature, what string) error {
 	if feature != "" && s.allows(feature) {
 		return nil
@@ -203,7 +205,8 @@ func (s *scanner) requireFeature(feature, what string) error {
 	return &DeniedError{Feature: feature, What: what}
 }
 
-// checkURL checks the value of a key that may have a URL for the provider to fetch. Data URLs are not fetched.
+// checkURL returns a *DeniedError if the value of a key is a URL that the provider would fetch and the allowlist does not allow that. The
+// provider does not fetch data URLs.
 func (s *scanner) checkURL(key []byte, v scannedValue) error {
 	switch {
 	case bytes.HasSuffix(key, []byte("urls")) && v.present:
@@ -215,8 +218,7 @@ func (s *scanner) checkURL(key []byte, v scannedValue) error {
 	return s.requireFeature(egress.ProviderURL, "a URL at "+printableText(string(key)))
 }
 
-// hasPrefixFold reports whether a JSON string begins with prefix, which must be in lower case, ignoring the case of the
-// string.
+// hasPrefixFold reports whether a JSON string begins with prefix, ignoring case. prefix must be in lower case.
 func hasPrefixFold(v scannedValue, prefix string) bool {
 	text := v.text[:min(len(v.text), 8*len(prefix))]
 	if v.escaped {
@@ -225,11 +227,14 @@ func hasPrefixFold(v scannedValue, prefix string) bool {
 	return len(text) >= len(prefix) && strings.EqualFold(string(text[:len(prefix)]), prefix)
 }
 
+// printableText returns text of a request in a form that is safe in an error message.
 func printableText(s string) string { return egress.Printable(s) }
 
 // maxModelNameBytes is the maximum length in bytes of the name of a model; the rest is cut.
 const maxModelNameBytes = 200
 
+// checkModel stores the name of the model that the request names. It refuses a model that searches the web, unless the allowlist allows
+// that.
 func (s *scanner) checkModel(_ []byte, v scannedValue) error {
 	name := v.string()
 	s.model = strings.ToValidUTF8(truncate.Prefix(name, maxModelNameBytes), "")
@@ -240,6 +245,7 @@ func (s *scanner) checkModel(_ []byte, v scannedValue) error {
 	return nil
 }
 
+// checkPrompt refuses a prompt that is stored at the provider, unless the allowlist allows it.
 func (s *scanner) checkPrompt(_ []byte, v scannedValue) error {
 	if v.kind != '{' { // the prompt of Completions is a string
 		return nil
@@ -247,6 +253,7 @@ func (s *scanner) checkPrompt(_ []byte, v scannedValue) error {
 	return s.requireFeature(egress.ProviderStored, "a stored prompt")
 }
 
+// checkBackground refuses a response in the background.
 func (s *scanner) checkBackground(_ []byte, v scannedValue) error {
 	if !v.present {
 		return nil
@@ -254,6 +261,7 @@ func (s *scanner) checkBackground(_ []byte, v scannedValue) error {
 	return s.requireFeature("", "a response in the background, whose usage cannot be metered")
 }
 
+// checkWebSearch refuses options that enable a web search, unless the allowlist allows it.
 func (s *scanner) checkWebSearch(key []byte, v scannedValue) error {
 	if v.kind == 'n' || v.kind == 'f' { // an empty object enables the search
 		return nil
@@ -261,6 +269,7 @@ func (s *scanner) checkWebSearch(key []byte, v scannedValue) error {
 	return s.requireFeature("web_search", string(key))
 }
 
+// checkFileData refuses a URL in place of a file's data, unless the allowlist allows it.
 func (s *scanner) checkFileData(_ []byte, v scannedValue) error {
 	if !hasPrefixFold(v, "http") {
 		return nil
@@ -279,6 +288,7 @@ func (s *scanner) checkAnthropicBlock(o *objectState) error {
 	return nil
 }
 
+// checkAnthropicSource checks the source of an image or a document in a request to Anthropic's API.
 func (s *scanner) checkAnthropicSource(o *objectState) error {
 	switch o.typ {
 	case "base64", "text", "content":
@@ -294,11 +304,13 @@ func (s *scanner) checkAnthropicSource(o *objectState) error {
 	return s.requireFeature("", "a source of type "+printableText(o.typ)+", which is not known")
 }
 
-// allowedAnthropicTools are the types of Anthropic's tools that are allowed: the client runs them, or they use only the request's content.
+// allowedAnthropicTools are the types of tools that need no permission in requests to Anthropic's API: the client runs these tools, or
+// they use only the content of the request.
 var allowedAnthropicTools = map[string]bool{
 	"custom": true, "bash": true, "text_editor": true, "computer": true, "memory": true, "tool_search_tool_regex": true, "tool_search_tool_bm25": true,
 }
 
+// checkAnthropicTool checks a tool definition in a request to Anthropic's API.
 func (s *scanner) checkAnthropicTool(o *objectState) error {
 	name := withoutDate(o.typ)
 	switch {
@@ -310,9 +322,11 @@ func (s *scanner) checkAnthropicTool(o *objectState) error {
 	return s.checkServerTool(name, o)
 }
 
-// allowedOpenAITools are the tools that the client runs, or that use nothing but the request.
+// allowedOpenAITools are the types of tools that need no permission in requests to OpenAI's API: the client runs these tools, or they use
+// only the content of the request.
 var allowedOpenAITools = map[string]bool{"function": true, "custom": true, "namespace": true, "local_shell": true, "apply_patch": true, "tool_search": true}
 
+// checkOpenAITool checks a tool definition in a request to OpenAI's API.
 func (s *scanner) checkOpenAITool(o *objectState) error {
 	name := withoutDate(o.typ)
 	switch {
@@ -328,6 +342,8 @@ func (s *scanner) checkOpenAITool(o *objectState) error {
 	return s.checkServerTool(name, o)
 }
 
+// checkServerTool checks a tool that the model provider runs: the allowlist must allow the tool, and its type must be known. name is the
+// type without a date.
 func (s *scanner) checkServerTool(name string, o *objectState) error {
 	if name == egress.ProviderURL || name == egress.ProviderFile || name == egress.ProviderStored || !egress.IsProviderFeature(name) {
 		return s.requireFeature("", "a tool of type "+printableText(o.typ)+", which is not known")
@@ -335,6 +351,7 @@ func (s *scanner) checkServerTool(name string, o *objectState) error {
 	return s.requireFeature(name, "the tool "+printableText(o.typ))
 }
 
+// checkOpenAIEnvironment checks the environment of a shell tool: one in a container of OpenAI needs a permission.
 func (s *scanner) checkOpenAIEnvironment(o *objectState) error {
 	if o.typ == "local" {
 		return nil
@@ -342,7 +359,7 @@ func (s *scanner) checkOpenAIEnvironment(o *objectState) error {
 	return s.requireFeature("shell", "a shell in a container of the provider")
 }
 
-// checkOpenAIInput checks an element of Responses' input.
+// checkOpenAIInput checks an element of the field input in a request to OpenAI's Responses API.
 func (s *scanner) checkOpenAIInput(o *objectState) error {
 	if !o.typed && o.marks&hasRole == 0 && o.marks&hasID != 0 {
 		return s.requireFeature(egress.ProviderStored, "an item by its id")
@@ -350,6 +367,7 @@ func (s *scanner) checkOpenAIInput(o *objectState) error {
 	return s.checkOpenAIItem(o)
 }
 
+// checkOpenAIItem refuses items that refer to content stored at OpenAI, unless the allowlist allows it.
 func (s *scanner) checkOpenAIItem(o *objectState) error {
 	switch {
 	case o.typ == "item_reference":
@@ -362,7 +380,7 @@ func (s *scanner) checkOpenAIItem(o *objectState) error {
 	return nil
 }
 
-// withoutDate returns the type of a tool without the date of its version: web_search_20250305, web_search_2025_08_26.
+// withoutDate returns the type of a tool without the date that some types end with, as web_search_20250305 does.
 func withoutDate(typ string) string {
 	for _, form := range []string{"_dddddddd", "_dddd_dd_dd"} {
 		if n := len(typ) - len(form); n > 0 && matchesDigitPattern(typ[n:], form) {
@@ -372,7 +390,7 @@ func withoutDate(typ string) string {
 	return typ
 }
 
-// matchesDigitPattern reports whether a text has the form of form, in which a d stands for any digit.
+// matchesDigitPattern reports whether text matches form, in which a d stands for any digit.
 func matchesDigitPattern(text, form string) bool {
 	for i := range len(form) {
 		if c := text[i]; form[i] == 'd' && (c < '0' || c > '9') || form[i] != 'd' && c != form[i] {

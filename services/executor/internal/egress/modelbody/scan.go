@@ -13,7 +13,7 @@ const (
 	maxLinearKeys   = 16 // largest number of keys of an object that are compared one by one
 )
 
-// UnreadableError is returned for a body that two parsers could read in two ways.
+// UnreadableError is returned for the body of a model request that two JSON parsers could read differently.
 type UnreadableError struct {
 	Offset int // in bytes
 	Reason string
@@ -23,8 +23,7 @@ func (e *UnreadableError) Error() string {
 	return fmt.Sprintf("the body cannot be read in one way alone: %s (at byte %d)", e.Reason, e.Offset)
 }
 
-// scanner reads and checks the JSON body of a model request, once. It is as strict as RFC 8259, and refuses duplicate
-// keys.
+// scanner reads and checks the JSON body of a model request in one pass. It is as strict as RFC 8259, and refuses duplicate keys.
 type scanner struct {
 	body   []byte
 	at     int
@@ -34,7 +33,7 @@ type scanner struct {
 	model  string
 }
 
-// scannedValue describes a JSON value that the scanner has read.
+// scannedValue describes a JSON value that the scanner has read: its kind, and its text if it is a string.
 type scannedValue struct {
 	kind    byte   // the first byte: { [ " t f n, or 0 for a number
 	text    []byte // of a string, with its escapes
@@ -42,7 +41,7 @@ type scannedValue struct {
 	present bool   // it is not null, false, "" , [] or {}
 }
 
-// string returns a string's text, "" for any other value.
+// string returns the text of a JSON string, or "" for any other value.
 func (v scannedValue) string() string {
 	if !v.escaped {
 		return string(v.text)
@@ -50,7 +49,7 @@ func (v scannedValue) string() string {
 	return string(unescape(v.text))
 }
 
-// unescape decodes the inside of a string whose escapes are valid.
+// unescape returns the text of a JSON string, given the bytes between its quotes, whose escapes must be valid.
 func unescape(text []byte) []byte {
 	quoted := append(append([]byte{'"'}, text...), '"')
 	var s string
@@ -60,11 +59,12 @@ func unescape(text []byte) []byte {
 	return []byte(s)
 }
 
+// unreadableError returns an *UnreadableError with a reason and the scanner's position.
 func (s *scanner) unreadableError(reason string) error {
 	return &UnreadableError{Offset: s.at, Reason: reason}
 }
 
-// readDocument reads a whole body, which is one object.
+// readDocument reads the whole body of a request, which must be one JSON object. in is the location of the object.
 func (s *scanner) readDocument(in location) error {
 	if !utf8.Valid(s.body) {
 		return s.unreadableError("it is not UTF-8")
@@ -83,7 +83,7 @@ func (s *scanner) readDocument(in location) error {
 	return nil
 }
 
-// peekByte returns the next byte, 0 at the end; a zero byte is valid nowhere outside of strings.
+// peekByte returns the next byte without reading it, or 0 at the end of the body.
 func (s *scanner) peekByte() byte {
 	if s.at < len(s.body) {
 		return s.body[s.at]
@@ -91,6 +91,7 @@ func (s *scanner) peekByte() byte {
 	return 0
 }
 
+// skipSpace skips white space.
 func (s *scanner) skipSpace() {
 	for s.at < len(s.body) {
 		switch s.body[s.at] {
@@ -102,7 +103,7 @@ func (s *scanner) skipSpace() {
 	}
 }
 
-// readValue reads a value. in is the position of the value in the request.
+// readValue reads a JSON value. in is the location of the value in the request.
 func (s *scanner) readValue(in location) (scannedValue, error) {
 	switch c := s.peekByte(); {
 	case c == '"':
@@ -122,6 +123,7 @@ func (s *scanner) readValue(in location) (scannedValue, error) {
 	return scannedValue{present: true}, s.skipNumber()
 }
 
+// skipLiteral reads the literal w: true, false or null.
 func (s *scanner) skipLiteral(w string) error {
 	if !bytes.HasPrefix(s.body[s.at:], []byte(w)) {
 		return s.unreadableError("an unknown word")
@@ -130,6 +132,7 @@ func (s *scanner) skipLiteral(w string) error {
 	return nil
 }
 
+// skipDigits reads decimal digits, and reports whether there was one.
 func (s *scanner) skipDigits() bool {
 	from := s.at
 	for c := s.peekByte(); c >= '0' && c <= '9'; c = s.peekByte() {
@@ -138,6 +141,7 @@ func (s *scanner) skipDigits() bool {
 	return s.at > from
 }
 
+// skipNumber reads a JSON number.
 func (s *scanner) skipNumber() error {
 	if s.peekByte() == '-' {
 		s.at++
@@ -165,7 +169,7 @@ func (s *scanner) skipNumber() error {
 	return nil
 }
 
-// unescapedBytes holds true for the bytes that a string can contain without an escape.
+// unescapedBytes[b] is true for each byte b that a JSON string may contain without an escape.
 var unescapedBytes = func() (t [256]bool) {
 	for c := range t {
 		t[c] = c >= ' ' && c != '"' && c != '\\'
@@ -173,7 +177,8 @@ var unescapedBytes = func() (t [256]bool) {
 	return t
 }()
 
-// readString reads a string and returns the text between its quotes, and whether the text has escapes. The next byte must be a quote.
+// readString reads a JSON string, and returns the bytes between its quotes and whether they contain escapes. The next byte must be a
+// quote.
 func (s *scanner) readString() (text []byte, escaped bool, err error) {
 	s.at++
 	from := s.at
@@ -198,7 +203,7 @@ func (s *scanner) readString() (text []byte, escaped bool, err error) {
 	}
 }
 
-// skipEscape reads an escape. The next byte must be a backslash.
+// skipEscape reads an escape of a JSON string. The next byte must be a backslash.
 func (s *scanner) skipEscape() error {
 	s.at++
 	switch s.peekByte() {
@@ -219,7 +224,8 @@ func (s *scanner) skipEscape() error {
 	return s.unreadableError("an escape that is none")
 }
 
-// enterNesting reads the bracket that opens an object or an array. The caller lowers s.depth at its end.
+// enterNesting reads the bracket that opens an object or an array, and increases s.depth up to maxNestingDepth. The caller decreases
+// s.depth at the end of the object or array.
 func (s *scanner) enterNesting() error {
 	s.at++
 	if s.depth++; s.depth > maxNestingDepth {
@@ -229,7 +235,7 @@ func (s *scanner) enterNesting() error {
 	return nil
 }
 
-// readArray reads an array, whose elements have the position in, as the array itself. The next byte must be '['.
+// readArray reads a JSON array. The array's elements have the same location in as the array. The next byte must be '['.
 func (s *scanner) readArray(in location) (scannedValue, error) {
 	if err := s.enterNesting(); err != nil {
 		return scannedValue{}, err
@@ -265,7 +271,7 @@ func (s *scanner) readSeparator(end byte) (bool, error) {
 	return false, s.unreadableError("no comma and no end")
 }
 
-// readObject reads an object at the position in, and checks its members by the rules of that position. The next byte must be '{'.
+// readObject reads a JSON object at the location in, and checks its members by the grammar of that location. The next byte must be '{'.
 func (s *scanner) readObject(in location) (scannedValue, error) {
 	if err := s.enterNesting(); err != nil {
 		return scannedValue{}, err
@@ -299,8 +305,8 @@ func (s *scanner) readObject(in location) (scannedValue, error) {
 	}
 }
 
-// readKey reads a key of an object and the colon after it. A key that the object already has is an error. The earlier keys are in s.keys
-// from index outer on, and in seen if there are more than maxLinearKeys.
+// readKey reads a key of an object and the colon after the key. It returns an error if the object already has the key. The object's
+// earlier keys are in s.keys from index outer on, and also in seen if there are more than maxLinearKeys.
 func (s *scanner) readKey(outer int, seen *map[string]bool) ([]byte, error) {
 	if s.peekByte() != '"' {
 		return nil, s.unreadableError("no key")

@@ -15,9 +15,9 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/registry"
 )
 
-// stickyEOF is a request's body that returns io.EOF after the first io.EOF. A transport reads once more after the last byte. By
-// then the server may have closed the body, because a fast endpoint has answered already. A read error would then make the
-// transport close the connection, and lose the answer.
+// stickyEOF is the body of a request to forward. After the first io.EOF it always returns io.EOF. The HTTP transport reads once more
+// after the last byte, when the HTTP server may have closed the body already, because a fast upstream has answered. Another error than
+// io.EOF would make the transport close the connection and lose the answer.
 type stickyEOF struct {
 	io.ReadCloser
 	ended bool
@@ -41,15 +41,16 @@ const (
 	modelBodyBufferBytes  = 16 << 10         // first size of the buffer
 )
 
-// bodyMemory limits the bytes of request bodies in memory, for each sandbox and for all together. It refuses at once and
-// never blocks.
+// bodyMemory limits how many bytes of request bodies the proxy holds in memory, for each sandbox and in total. It never blocks: a
+// reservation above a limit fails at once.
 type bodyMemory struct {
 	mu   sync.Mutex
 	all  int
 	each map[*registry.Sandbox]int
 }
 
-// reserveBytes reserves n bytes for a sandbox. It returns false if that is above a limit. A negative n releases bytes.
+// reserveBytes reserves n bytes of memory for a body of a sandbox's request. It returns false if a limit does not allow that. A
+// negative n releases bytes.
 func (m *bodyMemory) reserveBytes(sb *registry.Sandbox, n int) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -69,13 +70,13 @@ var (
 	errBodyTooLong = fmt.Errorf("the body has %d MiB or more", maxModelBodyBytes>>20)
 )
 
-// bufferedBody is the body of a request that was read into memory.
+// bufferedBody is the body of a request that the proxy has read into memory.
 type bufferedBody struct {
 	raw     []byte
 	release func() // releases the memory; it may be called twice
 }
 
-// bufferBody reads a request's whole body. The caller must call release unless there is an error.
+// bufferBody reads the whole body of a request into memory. Without an error, the caller must call release of the result.
 func (s *Server) bufferBody(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox) (bufferedBody, error) {
 	if r.ContentLength > maxModelBodyBytes {
 		return bufferedBody{}, errBodyTooLong
@@ -97,7 +98,8 @@ func (s *Server) bufferBody(w http.ResponseWriter, r *http.Request, sb *registry
 	return bufferedBody{raw, release}, nil
 }
 
-// readIntoBuffer reads a body into a buffer that doubles in size. It returns the number of bytes that it reserved, also with an error.
+// readIntoBuffer reads a body into a buffer that doubles in size when it is full. taken is the number of bytes that it has reserved,
+// which the caller must release, also after an error.
 func (s *Server) readIntoBuffer(body io.Reader, sb *registry.Sandbox) (raw []byte, taken int, err error) {
 	if body == nil || body == http.NoBody {
 		return nil, 0, nil
@@ -122,8 +124,8 @@ func (s *Server) readIntoBuffer(body io.Reader, sb *registry.Sandbox) (raw []byt
 	return nil, taken, errBodyTooLong
 }
 
-// checkModelRequest reads and checks the body of a model request. If the body may not be forwarded, checkModelRequest
-// answers the request and returns false.
+// checkModelRequest reads and checks the body of a model request. If the body must not be forwarded, checkModelRequest answers the
+// request, records the denial and returns ok as false.
 func (s *Server) checkModelRequest(w http.ResponseWriter, r *http.Request, c *routedRequest, d events.EgressDenied) (body bufferedBody, ok bool) {
 	for _, line := range r.Header.Values("Content-Encoding") {
 		if line != "identity" {
@@ -164,7 +166,7 @@ func (s *Server) checkModelRequest(w http.ResponseWriter, r *http.Request, c *ro
 	return bufferedBody{}, false
 }
 
-// bodyReader is the body of a forwarded request. It calls progress on each read, and release when it is closed.
+// bodyReader is the body of a request that the proxy forwards. It calls progress on each read, and release when it is closed.
 type bodyReader struct {
 	*bytes.Reader
 	progress func()

@@ -10,11 +10,12 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/registry"
 )
 
-// maxFirstLineBytes is the maximum number of bytes that a conn records of a request's first line.
+// maxFirstLineBytes is the maximum number of bytes of a request's first line that an identifiedConn records.
 const maxFirstLineBytes = 2 << 10
 
-// identifiedConn is a connection of a sandbox that was identified by its token. It sets a deadline for each write. It also
-// records the first line of a request, so that a request which the HTTP server refuses by itself can be journaled.
+// identifiedConn is a connection whose sandbox was identified by its token. It sets a deadline for each write. It also
+// records the first line of each request, so that the proxy can journal a request that the HTTP server refuses without
+// calling a handler.
 type identifiedConn struct {
 	net.Conn
 	sandbox     *registry.Sandbox
@@ -67,21 +68,22 @@ func (c *identifiedConn) Close() error {
 	return c.Conn.Close()
 }
 
-// expectRequest makes the connection record the next request's first line.
+// expectRequest makes the connection record the first line of the next request.
 func (c *identifiedConn) expectRequest() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.line, c.complete, c.handled, c.answered = nil, false, false, false
 }
 
-// setHandled records that a handler has the request.
+// setHandled records that the HTTP server has passed the request to a handler.
 func (c *identifiedConn) setHandled() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.handled = true
 }
 
-// unparsedRequest returns method and target of a request whose first line is not valid HTTP. ok is false if there was none.
+// unparsedRequest returns the method and the target of a request that the HTTP server refused because its first line is not
+// valid HTTP. ok is false if there was no such request.
 func (c *identifiedConn) unparsedRequest() (method, target string, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -105,8 +107,8 @@ func (c *identifiedConn) unparsedRequest() (method, target string, ok bool) {
 	return method, target, true
 }
 
-// refusedRequest reports whether the HTTP server has answered a request by itself, without calling a handler. method is
-// the first word of that request.
+// refusedRequest reports whether the HTTP server has answered a request without calling a handler. method is the first word
+// of the request.
 func (c *identifiedConn) refusedRequest() (method string, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -114,7 +116,7 @@ func (c *identifiedConn) refusedRequest() (method string, ok bool) {
 	return method, c.answered && !c.handled
 }
 
-// closeWrite closes the write direction of a connection, or the whole connection if it has no CloseWrite.
+// closeWrite closes the write direction of a connection. It closes the whole connection if that has no method CloseWrite.
 func closeWrite(c net.Conn) error {
 	if half, ok := c.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()

@@ -18,7 +18,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/registry"
 )
 
-// dialAllowed connects to a host of the allowlist, after a check of its addresses.
+// dialAllowed connects to a host of the allowlist, after it has checked that the host's addresses are public.
 func (s *Server) dialAllowed(ctx context.Context, _, address string) (net.Conn, error) {
 	t, err := egress.ParseTarget(address, 0)
 	if err != nil {
@@ -27,7 +27,7 @@ func (s *Server) dialAllowed(ctx context.Context, _, address string) (net.Conn, 
 	return s.cfg.Dialer.Dial(ctx, t)
 }
 
-// serveAbsoluteURI serves a request with an absolute URI.
+// serveAbsoluteURI serves a request whose URI has a scheme and a host, as clients send it to an HTTP proxy.
 func (s *Server) serveAbsoluteURI(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox) {
 	assume := uint16(80)
 	d := events.EgressDenied{Host: r.URL.Host, Method: r.Method}
@@ -57,7 +57,7 @@ func (s *Server) serveAbsoluteURI(w http.ResponseWriter, r *http.Request, sb *re
 	s.forwardRequest(w, r, sb, destination{route: "forward", target: t, scheme: r.URL.Scheme, transport: s.others})
 }
 
-// destination is the host to which the proxy forwards an allowed request, and the connection that it uses.
+// destination is the host to which the proxy forwards an allowed request, and how it connects to the host.
 type destination struct {
 	route     string // label of the metrics
 	target    egress.Target
@@ -65,7 +65,7 @@ type destination struct {
 	transport http.RoundTripper
 }
 
-// forwardRequest forwards an allowed request.
+// forwardRequest forwards an allowed request of a sandbox to its destination, and copies the answer back.
 func (s *Server) forwardRequest(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox, to destination) {
 	t := to.target
 	done, counted := sb.BeginRequest(false), s.cfg.Metrics.BeginRequest(to.route)
@@ -114,7 +114,8 @@ func (s *Server) forwardRequest(w http.ResponseWriter, r *http.Request, sb *regi
 	p.ServeHTTP(w, r)
 }
 
-// answerHostUnreachable answers that a host does not respond, and returns the status, 0 if the sandbox closed the connection.
+// answerHostUnreachable answers a request with the error that its host does not respond, and returns the HTTP status, or 0 if
+// the sandbox has closed the connection.
 func (s *Server) answerHostUnreachable(w http.ResponseWriter, r *http.Request, t egress.Target, err error) int {
 	f := failure{http.StatusBadGateway, codeUpstream, fmt.Sprintf("%s is not reached: %v", t, err)}
 	switch {
@@ -127,7 +128,7 @@ func (s *Server) answerHostUnreachable(w http.ResponseWriter, r *http.Request, t
 	return f.status
 }
 
-// progressReader is a reader that calls progress after each read.
+// progressReader calls progress after each read of another reader.
 type progressReader struct {
 	io.ReadCloser
 	progress func()
@@ -139,7 +140,7 @@ func (m *progressReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// progressReadWriter is a connection that calls progress after each read and each write.
+// progressReadWriter calls progress after each read and each write of a connection.
 type progressReadWriter struct {
 	io.ReadWriteCloser
 	progress func()
@@ -156,7 +157,7 @@ func (m *progressReadWriter) Write(p []byte) (int, error) {
 	return m.ReadWriteCloser.Write(p)
 }
 
-// serveTunnel serves CONNECT.
+// serveTunnel serves a CONNECT request of a sandbox.
 func (s *Server) serveTunnel(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox) {
 	t, access, denial := s.checkAllowed(sb, r.Method, r.RequestURI, 0)
 	if denial != nil {
@@ -217,7 +218,7 @@ func (s *Server) serveTunnel(w http.ResponseWriter, r *http.Request, sb *registr
 	}
 }
 
-// addTunnel records a tunnel, which Close closes. It returns false if the server shuts down.
+// addTunnel records the connection of a tunnel, so that Close closes it. It returns false if the server is shutting down.
 func (s *Server) addTunnel(c net.Conn) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -228,14 +229,16 @@ func (s *Server) addTunnel(c net.Conn) bool {
 	return true
 }
 
+// removeTunnel removes the connection of a tunnel that has ended.
 func (s *Server) removeTunnel(c net.Conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.tunnels, c)
 }
 
-// copyTunnel copies in both directions between the connections of a sandbox and of a host, until both directions have
-// ended or no byte has come for the idle time. sent yields what the sandbox sends on sandboxConn.
+// copyTunnel copies bytes between the connections of a sandbox and of a host, until both directions have ended or no byte was
+// sent for the idle time. It reads what the sandbox sends from sent, which contains bytes that were read from sandboxConn
+// before.
 func (s *Server) copyTunnel(sandboxConn net.Conn, sent io.Reader, hostConn net.Conn) {
 	closeBoth := func() {
 		sandboxConn.Close() //nolint:errcheck // a connection that fails to close is broken

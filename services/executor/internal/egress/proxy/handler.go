@@ -30,19 +30,20 @@ const (
 	// CodeUnknownServer is the code of a request for an MCP server that is not registered. The proxy forgets MCP servers
 	// when it restarts.
 	CodeUnknownServer = "UNKNOWN_SERVER"
-	// CodeProviderSide is the code of a model request that makes the provider fetch, run or look up something that the
-	// allowlist does not allow.
+	// CodeProviderSide is the code of a model request that was denied because it makes the model provider fetch, run or look up something that
+	// the allowlist does not allow.
 	CodeProviderSide = "PROVIDER_SIDE"
 	// CodeUnreadableBody is the code of a model request that the proxy cannot check, because two parsers could read it
 	// differently.
 	CodeUnreadableBody = "UNREADABLE_BODY"
-	// CodeNoExecution is the code of a model call while no execution runs in the sandbox.
+	// CodeNoExecution is the code of a model call that was refused because no execution runs in the sandbox.
 	CodeNoExecution = "NO_EXECUTION"
 )
 
-// errIdleTimeout is the cause with which a request is cancelled after the idle time without a byte.
+// errIdleTimeout is the cause with which the proxy cancels a request on which no byte was sent for the idle time.
 var errIdleTimeout = errors.New("no byte was sent for too long")
 
+// serveSandbox serves one HTTP request of a sandbox. The method, the target and the path determine the handler.
 func (s *Server) serveSandbox(w http.ResponseWriter, r *http.Request) {
 	c := r.Context().Value(connKey{}).(*identifiedConn)
 	c.setHandled()
@@ -69,7 +70,7 @@ func (s *Server) serveSandbox(w http.ResponseWriter, r *http.Request) {
 // truncateText returns the first 500 bytes of a text that a sandbox or a server may have chosen, as valid UTF-8.
 func truncateText(s string) string { return strings.ToValidUTF8(truncate.Prefix(s, 500), "\uFFFD") }
 
-// recordDenial journals and counts a denial.
+// recordDenial adds a denial of a sandbox's request to the journal and to the metrics.
 func (s *Server) recordDenial(sb *registry.Sandbox, d events.EgressDenied) {
 	s.cfg.Metrics.CountDenial(d.Code)
 	if err := sb.Journal.RecordDenial(time.Now(), sb.Owner(), d); err != nil {
@@ -77,15 +78,15 @@ func (s *Server) recordDenial(sb *registry.Sandbox, d events.EgressDenied) {
 	}
 }
 
-// deny journals and counts a denial, and answers the sandbox with it.
+// deny records a denial in the journal and the metrics, and answers the request with it.
 func (s *Server) deny(w http.ResponseWriter, sb *registry.Sandbox, status int, d events.EgressDenied) {
 	d.Host, d.Method, d.Message = truncateText(d.Host), truncateText(d.Method), truncateText(d.Message)
 	s.recordDenial(sb, d)
 	failure{status, d.Code, d.Message}.write(w)
 }
 
-// checkAllowed returns the target of a request and what the allowlist allows at that target, or a denial if the
-// allowlist does not name it.
+// checkAllowed returns the target of a request and what the allowlist allows at that target. If the allowlist does not name the target, it
+// returns a denial. assume is the port of an authority without one.
 func (s *Server) checkAllowed(sb *registry.Sandbox, method, authority string, assume uint16) (egress.Target, egress.Access, *events.EgressDenied) {
 	t, err := egress.ParseTarget(authority, assume)
 	if err != nil {
@@ -106,16 +107,18 @@ func (s *Server) checkAllowed(sb *registry.Sandbox, method, authority string, as
 	return t, access, nil
 }
 
-// newDenial returns a denial of a request to a target, without code and message.
+// newDenial returns a denial of a request to a target. The caller sets its code and message.
 func newDenial(t egress.Target, method string) *events.EgressDenied {
 	return &events.EgressDenied{Host: t.Host.String(), Port: uint32(t.Port), Method: method}
 }
 
+// notAllowedMessage returns the message of a denial of a target that the allowlist does not name.
 func notAllowedMessage(t egress.Target) string {
 	return t.String() + " is not in the session's allowlist; models need no entry, they are reached through their routes"
 }
 
-// denialOfDialError returns the denial for an error of a dial, nil if the error is not a denial.
+// denialOfDialError returns the denial of a request whose host could not be dialled, because the host's address is not public or its name
+// does not resolve. It returns nil for any other error.
 func denialOfDialError(t egress.Target, method string, err error) *events.EgressDenied {
 	d := newDenial(t, method)
 	var address *egress.AddressError
@@ -134,6 +137,7 @@ func denialOfDialError(t egress.Target, method string, err error) *events.Egress
 	return d
 }
 
+// denialStatus returns the HTTP status with which the proxy answers a denied request.
 func denialStatus(d *events.EgressDenied) int {
 	if d.Code == CodeUnresolved {
 		return http.StatusBadGateway
@@ -141,7 +145,8 @@ func denialStatus(d *events.EgressDenied) int {
 	return http.StatusForbidden
 }
 
-// withIdleTimeout returns a context that is canceled with errIdleTimeout when progress is not called for the idle time. The caller must call stop.
+// withIdleTimeout returns a context that is cancelled with errIdleTimeout if progress is not called for the time idle. The caller must call
+// stop.
 func withIdleTimeout(ctx context.Context, idle time.Duration) (_ context.Context, progress func(), stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	timer := time.AfterFunc(idle, func() { cancel(errIdleTimeout) })
@@ -151,7 +156,7 @@ func withIdleTimeout(ctx context.Context, idle time.Duration) (_ context.Context
 	}
 }
 
-// sinceMs returns the time since t in milliseconds, or the nearest value that a uint32 can hold.
+// sinceMs returns the milliseconds since t, limited to the range of uint32.
 func sinceMs(t time.Time) uint32 {
 	return uint32(min(max(time.Since(t).Milliseconds(), 0), 1<<32-1)) //nolint:gosec // within bounds
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/spoolhq/spool/pkg/egress"
 )
 
-// tlsHandshakeRecord is the first byte of a TLS connection: the type of a handshake record.
+// tlsHandshakeRecord is the first byte of a TLS connection.
 const tlsHandshakeRecord = 22
 
 var (
@@ -24,7 +24,7 @@ var (
 	errBadHello = errors.New("what the tunnel begins with is not a ClientHello of TLS")
 )
 
-// checkServerName returns errOtherServerName if a ClientHello names another server than the tunnel's host.
+// checkServerName returns errOtherServerName if a TLS ClientHello names another server than the host of the tunnel.
 func checkServerName(hello *tls.ClientHelloInfo, host egress.Host) error {
 	if hello.ServerName == "" {
 		return nil
@@ -35,9 +35,9 @@ func checkServerName(hello *tls.ClientHelloInfo, host egress.Host) error {
 	return nil
 }
 
-// helloChecker is a reader of what a sandbox sends through a tunnel. If that begins with a TLS handshake, helloChecker
-// reads the whole ClientHello first. It returns an error and no byte if the ClientHello names another server than the
-// tunnel's host.
+// helloChecker is a reader of the bytes that a sandbox sends through a tunnel. If they begin with a TLS handshake,
+// helloChecker reads the whole ClientHello before it returns a byte. It returns an error if the ClientHello names another
+// server than the tunnel's host.
 type helloChecker struct {
 	conn    net.Conn // of the sandbox
 	host    egress.Host
@@ -46,7 +46,8 @@ type helloChecker struct {
 	checked bool
 }
 
-// newHelloChecker returns a helloChecker for the sandbox's connection. early has the bytes that were read from it already.
+// newHelloChecker returns a helloChecker for the connection of a sandbox. early are the bytes that were already read from
+// conn.
 func newHelloChecker(conn net.Conn, early []byte, host egress.Host) *helloChecker {
 	return &helloChecker{conn: conn, host: host, from: io.MultiReader(bytes.NewReader(early), conn)}
 }
@@ -61,7 +62,8 @@ func (h *helloChecker) Read(p []byte) (int, error) {
 	return h.from.Read(p)
 }
 
-// checkHello checks the ClientHello. It waits for the first byte without a deadline: in some protocols the server sends first.
+// checkHello reads and checks the ClientHello, if the bytes begin with one. It waits for the first byte without a deadline,
+// because in some protocols the server sends first.
 func (h *helloChecker) checkHello() error {
 	peeked := bufio.NewReader(h.from)
 	h.from = peeked
@@ -85,7 +87,7 @@ func (h *helloChecker) checkHello() error {
 	return h.conn.SetReadDeadline(time.Time{})
 }
 
-// readHello returns the ClientHello at the beginning of a stream.
+// readHello reads and decodes the TLS ClientHello at the beginning of a stream.
 func readHello(from io.Reader) (hello *tls.ClientHelloInfo, err error) {
 	errEnough := errors.New("the ClientHello is read")
 	c := tls.Server(readOnlyConn{from: from}, &tls.Config{
@@ -101,7 +103,7 @@ func readHello(from io.Reader) (hello *tls.ClientHelloInfo, err error) {
 	return hello, nil
 }
 
-// readOnlyConn is a connection that discards writes, such as TLS alerts.
+// readOnlyConn is a connection that discards all writes, such as TLS alerts.
 type readOnlyConn struct {
 	net.Conn
 	from io.Reader

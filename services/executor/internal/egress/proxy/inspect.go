@@ -22,7 +22,7 @@ import (
 // certificate of its own, or reads plain HTTP, and checks and forwards each request as it does outside of tunnels. It writes
 // forwarded requests anew, so that the host cannot read other requests in them.
 
-// inspectedTunnel is a CONNECT tunnel of a sandbox, of which the proxy inspects the requests.
+// inspectedTunnel is a CONNECT tunnel of a sandbox in which the proxy reads and checks each HTTP request.
 type inspectedTunnel struct {
 	target    egress.Target
 	scheme    string          // http or https: of the sandbox's requests, and of those to the host
@@ -35,10 +35,12 @@ func (t *inspectedTunnel) close() {
 	t.transport.CloseIdleConnections()
 }
 
-// handshakeTimeout is the maximum time that a client may take for its first byte and the TLS handshake.
+// handshakeTimeout is the maximum time that the client of a tunnel may take to send its first byte and to complete the TLS
+// handshake.
 const handshakeTimeout = 15 * time.Second
 
-// serveInspected serves CONNECT to a host for which not all methods are allowed.
+// serveInspected serves a CONNECT request to a host for which the allowlist limits the methods, so that the proxy has to read the
+// requests in the tunnel.
 func (s *Server) serveInspected(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox, t egress.Target) {
 	counted := s.cfg.Metrics.BeginRequest("connect")
 	status := 0
@@ -75,7 +77,8 @@ func (s *Server) serveInspected(w http.ResponseWriter, r *http.Request, sb *regi
 	s.conns.add(&identifiedConn{Conn: inner, sandbox: sb, writeWithin: s.cfg.Idle, onClose: tunnel.close, tunnel: tunnel})
 }
 
-// openTunnelStream returns the HTTP stream inside a tunnel, and its scheme. early has the bytes that came with the CONNECT request.
+// openTunnelStream returns the stream of HTTP requests in a tunnel, decrypted if the client uses TLS, and the scheme http or https.
+// early are the bytes that arrived together with the CONNECT request.
 func (s *Server) openTunnelStream(ctx context.Context, here net.Conn, early []byte, t egress.Target) (net.Conn, string, error) {
 	if err := here.SetReadDeadline(time.Now().Add(handshakeTimeout)); err != nil {
 		return nil, "", err
@@ -99,7 +102,8 @@ func (s *Server) openTunnelStream(ctx context.Context, here net.Conn, early []by
 	return nil, "", errors.New("the tunnel carries neither TLS nor HTTP")
 }
 
-// terminateTLS makes the TLS handshake with a certificate for the host.
+// terminateTLS makes the TLS handshake with the client of a tunnel, with a certificate for the tunnel's host, and returns the
+// decrypted stream.
 func (s *Server) terminateTLS(ctx context.Context, stream net.Conn, t egress.Target) (net.Conn, error) {
 	cert, err := s.cfg.Authority.Certificate(t.Host)
 	if err != nil {
@@ -119,7 +123,8 @@ func (s *Server) terminateTLS(ctx context.Context, stream net.Conn, t egress.Tar
 	return c, nil
 }
 
-// journalUnreadable journals why no request in a tunnel could be read. A client that only closed the connection is not journaled.
+// journalUnreadable records a denial for a tunnel in which no HTTP request could be read. It does nothing if the client only closed
+// the connection.
 func (s *Server) journalUnreadable(sb *registry.Sandbox, t egress.Target, err error) {
 	d := newDenial(t, http.MethodConnect)
 	var remote *net.OpError
@@ -139,7 +144,7 @@ func (s *Server) journalUnreadable(sb *registry.Sandbox, t egress.Target, err er
 	s.recordDenial(sb, *d)
 }
 
-// journalUnparsed journals a request in a tunnel that the HTTP server refused before any handler saw it.
+// journalUnparsed records a denial for a request in a tunnel that the HTTP server refused without calling a handler.
 func (s *Server) journalUnparsed(c *identifiedConn) {
 	method, ok := c.refusedRequest()
 	if !ok {
@@ -151,7 +156,8 @@ func (s *Server) journalUnparsed(c *identifiedConn) {
 	s.recordDenial(c.sandbox, *d)
 }
 
-// serveTunneled serves a request inside a tunnel, by the current policy.
+// serveTunneled serves an HTTP request in a tunnel. It applies the sandbox's present allowlist, not that of the time of the
+// CONNECT.
 func (s *Server) serveTunneled(w http.ResponseWriter, r *http.Request, c *identifiedConn) {
 	t := c.tunnel.target
 	denial := checkMethod(t, c.sandbox.Access(t), r)
@@ -168,7 +174,7 @@ func (s *Server) serveTunneled(w http.ResponseWriter, r *http.Request, c *identi
 	}
 }
 
-// checkTunnelTarget returns the denial of a request whose target is not the tunnel's, nil for the tunnel's.
+// checkTunnelTarget returns a denial if a request in a tunnel has another target than the tunnel, and nil otherwise.
 func checkTunnelTarget(tunnel *inspectedTunnel, r *http.Request) *events.EgressDenied {
 	d := newDenial(tunnel.target, r.Method)
 	d.Code = CodeBadHost
@@ -187,12 +193,12 @@ func checkTunnelTarget(tunnel *inspectedTunnel, r *http.Request) *events.EgressD
 	return d
 }
 
-// overrideHeaders are headers by which web frameworks use another method than that of the request.
+// overrideHeaders are the headers by which some web frameworks replace the method of a request.
 var overrideHeaders = []string{"X-Http-Method-Override", "X-Http-Method", "X-Method-Override"}
 
-// checkMethod returns the denial of a request whose method the allowlist does not allow for a target, nil if it does. If not all
-// methods are allowed, checkMethod removes an offer to upgrade to HTTP/2 from the request, and denies any other upgrade: after
-// it there are no methods to check, or they are hidden.
+// checkMethod returns a denial if the allowlist does not allow the method of a request at a target, and nil otherwise. If the
+// methods are limited, it removes an offer to upgrade to HTTP/2 from the request and denies any other upgrade, because after an
+// upgrade the proxy could not check methods.
 func checkMethod(t egress.Target, a egress.Access, r *http.Request) *events.EgressDenied {
 	d := newDenial(t, r.Method)
 	d.Code = CodeMethodNotAllowed
@@ -228,11 +234,12 @@ func checkMethod(t egress.Target, a egress.Access, r *http.Request) *events.Egre
 	return nil
 }
 
+// methodDeniedMessage returns the message of a denial of a method.
 func methodDeniedMessage(method string, t egress.Target, a egress.Access) string {
 	return egress.Printable(method) + " is not among the methods that the session's allowlist names for " + t.String() + ": " + strings.Join(a.Methods(), ", ")
 }
 
-// bufferedConn is a connection with bytes that were read ahead.
+// bufferedConn is a connection whose first bytes were already read into a buffer. Read returns these bytes first.
 type bufferedConn struct {
 	net.Conn
 	from *bufio.Reader

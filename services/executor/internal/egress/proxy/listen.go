@@ -33,7 +33,8 @@ type Listener struct {
 	TLS *TLSConfig // nil for a Unix socket, which only sandboxes of this machine reach
 }
 
-// TLSConfig configures a listener that is reachable from other machines. A connection that does not name a registered sandbox is closed without an answer.
+// TLSConfig configures a listener that other machines can reach. The proxy closes a connection that does not identify a registered sandbox
+// without an answer.
 type TLSConfig struct {
 	Config      *tls.Config
 	Within      time.Duration // for the handshake and the first line together
@@ -50,7 +51,7 @@ const (
 	refusedLimit     = "limit"     // too many identified connections
 )
 
-// pendingConns holds the connections of one listener whose sandbox was not identified yet.
+// pendingConns holds the connections of one listener that have not identified their sandbox yet.
 type pendingConns struct {
 	perAddress int // 0 for no limit
 
@@ -60,6 +61,7 @@ type pendingConns struct {
 	done   sync.WaitGroup     // of the goroutines that identify them
 }
 
+// pendingConn is a connection in a pendingConns.
 type pendingConn struct {
 	net.Conn
 	address netip.Addr
@@ -70,8 +72,8 @@ func newPendingConns(perAddress int) *pendingConns {
 	return &pendingConns{perAddress: perAddress, list: list.New(), counts: map[netip.Addr]int{}}
 }
 
-// countedAddress returns the address by which a connection is counted: an IPv4 address, or the /64 network of an IPv6 address, since one host
-// may have all addresses of it. For a Unix socket it returns the zero address.
+// countedAddress returns the address by which the limit of connections counts a connection: an IPv4 address, or the /64 network of an IPv6
+// address, because one host may have all addresses of such a network. It returns the zero address for a Unix socket.
 func countedAddress(c net.Conn) netip.Addr {
 	tcp, ok := c.RemoteAddr().(*net.TCPAddr)
 	if !ok {
@@ -88,8 +90,7 @@ func countedAddress(c net.Conn) netip.Addr {
 	return network.Addr()
 }
 
-// add adds a connection, and evicts the oldest one if there are too many. A connection that identifies its sandbox at once is
-// never the oldest.
+// add adds a connection to the list. If the list has too many connections, add closes the oldest one and returns evicted as true.
 func (a *pendingConns) add(c net.Conn) (element *list.Element, evicted bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -112,7 +113,7 @@ func (a *pendingConns) add(c net.Conn) (element *list.Element, evicted bool) {
 	return element, true
 }
 
-// forget removes a connection from the list. The lock is held.
+// forget removes a connection from the list. The caller holds the lock.
 func (a *pendingConns) forget(element *list.Element) {
 	gone := a.list.Remove(element).(*pendingConn)
 	if a.counts[gone.address]--; a.counts[gone.address] == 0 {
@@ -120,7 +121,7 @@ func (a *pendingConns) forget(element *list.Element) {
 	}
 }
 
-// remove removes a connection that was identified, or refused. It reports whether the connection was evicted before.
+// remove removes a connection that has identified its sandbox or was refused, and reports whether the connection was evicted before.
 func (a *pendingConns) remove(element *list.Element) (evicted bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -131,7 +132,7 @@ func (a *pendingConns) remove(element *list.Element) (evicted bool) {
 	return mine.evicted
 }
 
-// close closes all connections of the list, and returns when their goroutines have ended.
+// close closes all connections of the list, and blocks until their goroutines have ended.
 func (a *pendingConns) close() {
 	a.mu.Lock()
 	for e := a.list.Front(); e != nil; e = e.Next() {
@@ -141,7 +142,7 @@ func (a *pendingConns) close() {
 	a.done.Wait()
 }
 
-// acceptConns accepts connections until the listener is closed.
+// acceptConns accepts connections until the listener is closed, each in a goroutine of its own.
 func (s *Server) acceptConns(l Listener) {
 	perAddress := 0
 	if l.TLS != nil {
@@ -170,13 +171,13 @@ func (s *Server) acceptConns(l Listener) {
 	}
 }
 
-// identity holds the fields of the first line of a connection, the preamble, by which a sandbox identifies itself.
+// identity has what a sandbox sends in the first line of a connection, the preamble, to identify itself.
 type identity struct {
 	sandbox   *registry.Sandbox
 	hostsOnly bool // the connection reaches hosts of the allowlist only
 }
 
-// handleConn identifies the sandbox of a connection, and passes the connection on to be served.
+// handleConn identifies the sandbox of a new connection, and passes the connection to the HTTP server.
 func (s *Server) handleConn(l Listener, pending *pendingConns, element *list.Element) {
 	raw := element.Value.(*pendingConn).Conn
 	c, id, fail := s.handshake(l, raw)
@@ -203,7 +204,8 @@ func (s *Server) handleConn(l Listener, pending *pendingConns, element *list.Ele
 	}
 }
 
-// handshake makes the TLS handshake, if the listener has TLS, and reads the first line. The caller uses the returned connection.
+// handshake makes the TLS handshake, if the listener has TLS, and reads the preamble. It returns the connection that the caller must use
+// from then on.
 func (s *Server) handshake(l Listener, c net.Conn) (net.Conn, identity, *failure) {
 	within := identifyTimeout
 	if l.TLS != nil {
@@ -224,8 +226,8 @@ func (s *Server) handshake(l Listener, c net.Conn) (net.Conn, identity, *failure
 	return secure, id, fail
 }
 
-// admitConn counts a connection whose sandbox was identified. It returns false if the listener has TLS and too many
-// connections over TLS are open.
+// admitConn counts a connection that has identified its sandbox. It returns false if the listener has TLS and too many connections over TLS
+// are open.
 func (s *Server) admitConn(l Listener) bool {
 	if l.TLS != nil && s.remote.Add(1) > int64(l.TLS.Connections) {
 		s.remote.Add(-1)
@@ -235,8 +237,7 @@ func (s *Server) admitConn(l Listener) bool {
 	return true
 }
 
-// releaseConn counts the end of a connection that admit has counted. It takes no lock, because connections are closed with
-// locks held.
+// releaseConn counts the end of a connection that admitConn has counted. It takes no lock, because callers hold locks.
 func (s *Server) releaseConn(l Listener) {
 	if l.TLS != nil {
 		s.remote.Add(-1)
@@ -244,7 +245,7 @@ func (s *Server) releaseConn(l Listener) {
 	s.cfg.Metrics.AddConnections(-1)
 }
 
-// readIdentity reads the first line within the connection's deadline, and then removes the deadline.
+// readIdentity reads the preamble before the connection's deadline, and then removes the deadline.
 func (s *Server) readIdentity(c net.Conn) (identity, *failure) {
 	bad := &failure{http.StatusBadRequest, codeMalformed, "a connection begins with a line of " + strings.TrimSpace(runner.EgressPreamble) + " and a token"}
 	line := make([]byte, 0, 128)
@@ -275,7 +276,8 @@ func (s *Server) readIdentity(c net.Conn) (identity, *failure) {
 	return identity{sb, hostsOnly}, nil
 }
 
-// refuseConn closes a connection that is not served, after an answer with the reason. Over TLS only an identified sandbox gets an answer.
+// refuseConn closes a connection that the proxy does not serve. Before that it sends the reason, but over TLS only to an identified
+// sandbox.
 func (s *Server) refuseConn(l Listener, c net.Conn, f failure) {
 	defer c.Close() //nolint:errcheck // a connection that fails to close is broken
 	if l.TLS != nil {
@@ -303,8 +305,8 @@ func (s *Server) refuseConn(l Listener, c net.Conn, f failure) {
 	_, _ = io.CopyN(io.Discard, c, maxHeaderBytes)
 }
 
-// tlsRefusalReason returns the reason for which a connection over TLS was refused, as the metric names it, and whether
-// its sandbox was identified.
+// tlsRefusalReason returns the value of the metric's label for a connection over TLS that was refused with f, and whether the connection
+// had identified its sandbox.
 func tlsRefusalReason(f failure) (reason string, identified bool) {
 	switch f.code {
 	case refusedHandshake:

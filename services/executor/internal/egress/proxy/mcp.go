@@ -25,8 +25,8 @@ const mcpPath = runner.EgressMCP
 // mcpMethods are the HTTP methods of MCP's streamable HTTP transport.
 var mcpMethods = []string{http.MethodGet, http.MethodPost, http.MethodDelete, http.MethodHead, http.MethodOptions}
 
-// dialMCPServer connects to an MCP server. It refuses addresses that are not public, as policy.Dialer does, unless the operator lists
-// the server's host and port in the setting Open.
+// dialMCPServer connects to an MCP server. It refuses addresses that are not public, unless the setting Open lists the server's host
+// and port.
 func (s *Server) dialMCPServer(ctx context.Context, network, address string) (net.Conn, error) {
 	t, err := egress.ParseTarget(address, 0)
 	if err != nil {
@@ -38,7 +38,8 @@ func (s *Server) dialMCPServer(ctx context.Context, network, address string) (ne
 	return s.cfg.Dialer.Dial(ctx, t)
 }
 
-// serveMCP serves a request to an MCP server of the sandbox. It drops the sandbox's credentials and sets the server's headers.
+// serveMCP forwards a sandbox's request to one of its MCP servers. It replaces the credentials in the request by the headers of the
+// server's registration.
 func (s *Server) serveMCP(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox) {
 	name, rest, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, mcpPath), "/")
 	server := sb.MCPServer(name)
@@ -62,7 +63,8 @@ func (s *Server) serveMCP(w http.ResponseWriter, r *http.Request, sb *registry.S
 	s.forwardToMCPServer(w, r, sb, server)
 }
 
-// mcpServerURL returns the URL of a request to an MCP server: the path after the server's name is appended to the server's own.
+// mcpServerURL returns the URL to which a request to an MCP server is forwarded: the URL of the server, with the part of the
+// request's path after the server's name.
 func mcpServerURL(server *registry.MCPServer, in *url.URL) *url.URL {
 	out := *server.URL
 	if rest := in.EscapedPath()[len(mcpPath)+len(server.Name):]; strings.Trim(rest, "/") != "" {
@@ -76,6 +78,7 @@ func mcpServerURL(server *registry.MCPServer, in *url.URL) *url.URL {
 	return &out
 }
 
+// forwardToMCPServer forwards a request to an MCP server and copies the answer back.
 func (s *Server) forwardToMCPServer(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox, server *registry.MCPServer) {
 	done, counted := sb.BeginRequest(false), s.cfg.Metrics.BeginRequest("mcp")
 	ctx, progress, stop := withIdleTimeout(r.Context(), s.cfg.Idle)
@@ -132,8 +135,8 @@ func (s *Server) forwardToMCPServer(w http.ResponseWriter, r *http.Request, sb *
 	p.ServeHTTP(w, r)
 }
 
-// answerMCPUnreachable answers a request with the error that its MCP server does not respond or may not be reached. It
-// returns the HTTP status.
+// answerMCPUnreachable answers a request with the error that its MCP server does not respond or must not be reached, and returns the
+// HTTP status.
 func (s *Server) answerMCPUnreachable(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox, server *registry.MCPServer, err error, secrets []string) int {
 	if denial := denialOfDialError(server.Target, r.Method, err); denial != nil {
 		s.deny(w, sb, denialStatus(denial), *denial)

@@ -19,7 +19,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/registry"
 )
 
-// serveRoute serves a request whose path begins with the name of a route.
+// serveRoute serves a request whose path begins with the name of a route, for example of a model provider.
 func (s *Server) serveRoute(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox) {
 	name, rest := splitRouteName(r.URL.Path)
 	rt := s.routes[name]
@@ -81,7 +81,7 @@ func (s *Server) serveRoute(w http.ResponseWriter, r *http.Request, sb *registry
 	c.serve(w, r)
 }
 
-// routedRequest is a request of a sandbox through a route, and its answer.
+// routedRequest is a request that a sandbox sends through a route, with its answer and its metered usage.
 type routedRequest struct {
 	s         *Server
 	sb        *registry.Sandbox
@@ -138,7 +138,7 @@ func (c *routedRequest) serve(w http.ResponseWriter, r *http.Request) {
 	p.ServeHTTP(w, r)
 }
 
-// handleAnswerHeader handles the header of the endpoint's answer, and prepares to meter its body.
+// handleAnswerHeader handles the header of the upstream's answer, and replaces the body by one that meters the usage.
 func (c *routedRequest) handleAnswerHeader(res *http.Response) error {
 	c.status = res.StatusCode
 	c.progress()
@@ -164,7 +164,7 @@ func (c *routedRequest) handleAnswerHeader(res *http.Response) error {
 	return nil
 }
 
-// gunzipReader decompresses an answer that an endpoint compressed although the request asked for none.
+// gunzipReader decompresses the body of an answer that the upstream compressed although the request did not ask for that.
 type gunzipReader struct {
 	r  io.Reader
 	zr *gzip.Reader
@@ -181,7 +181,7 @@ func (g *gunzipReader) Read(p []byte) (int, error) {
 	return g.zr.Read(p)
 }
 
-// answerBody is the body of an answer, which it meters while the body is copied to the sandbox.
+// answerBody is the body of an answer to a routed request. It meters the usage while the body is copied to the sandbox.
 type answerBody struct {
 	io.Reader
 	io.Closer
@@ -208,7 +208,7 @@ func (b *answerBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// answerModelUnreachable answers that the model does not respond.
+// answerModelUnreachable answers a request with the error that the model provider does not respond.
 func (c *routedRequest) answerModelUnreachable(w http.ResponseWriter, r *http.Request, err error) {
 	c.failed = err
 	switch cause := context.Cause(r.Context()); {
@@ -222,8 +222,8 @@ func (c *routedRequest) answerModelUnreachable(w http.ResponseWriter, r *http.Re
 	}
 }
 
-// recordEnd journals and counts the call at its end, if it is a model call. gone is set if the sandbox has closed the
-// connection.
+// recordEnd adds a model call that has ended to the journal and the metrics. It does nothing for other requests. gone is true if the
+// sandbox has closed the connection.
 func (c *routedRequest) recordEnd(ctx context.Context, r *http.Request, gone bool) {
 	log := c.sb.WithSandbox(c.s.cfg.Logger)
 	if c.dialect == meter.DialectNone {
@@ -258,7 +258,8 @@ func (c *routedRequest) recordEnd(ctx context.Context, r *http.Request, gone boo
 		"cost_usd", m.CostUSD, "first_byte_ms", m.FirstByteMs, "ms", m.DurationMs, "failed", m.Error)
 }
 
-// betaFeatures returns the provider's beta features that a request names. The proxy forwards all of them, since new versions of CLIs use new ones.
+// betaFeatures returns the beta features of the model provider that the headers of a request name. The proxy forwards all of them, because
+// new versions of CLIs use new ones.
 func betaFeatures(h http.Header) []string {
 	const most, longest = 32, 100
 	var out []string
@@ -274,7 +275,7 @@ func betaFeatures(h http.Header) []string {
 	return out
 }
 
-// chargeUsage charges the usage of the call, once.
+// chargeUsage charges the usage of the model call to its budgets. Only the first call has an effect.
 func (c *routedRequest) chargeUsage() {
 	if c.charged || c.dialect == meter.DialectNone || c.answer == nil {
 		return
@@ -290,7 +291,7 @@ func (c *routedRequest) chargeUsage() {
 	c.charges.ChargeUsage(model, usage, prices != "")
 }
 
-// failureMessage returns a sentence that describes why a call failed, or "" if it did not fail.
+// failureMessage returns a sentence that describes why a model call failed, or "" if it did not fail.
 func (c *routedRequest) failureMessage(ctx context.Context, gone bool, got meter.Result) string {
 	switch {
 	case errors.Is(context.Cause(ctx), errIdleTimeout):

@@ -6,18 +6,18 @@ import (
 	"strings"
 )
 
-// minSecretBytes is the minimum length in bytes of a credential that is redacted. A shorter one would match unrelated text.
+// minSecretBytes is the minimum length in bytes of a credential that is redacted. A shorter one would also match unrelated text.
 const minSecretBytes = 8
 
-// redactor is a reader that replaces a credential with stars. An endpoint may repeat a key, for example in an error. The redactor
-// holds back only an end that may be the beginning of the credential.
+// redactor is a reader that replaces a credential by stars, because an upstream may repeat a key, for example in an error. It
+// delays only bytes that may be the beginning of the credential.
 type redactor struct {
 	r      io.Reader
 	secret []byte
 	held   []byte
 }
 
-// newRedactor returns a reader of r that replaces a credential with stars.
+// newRedactor returns a reader of r that replaces the credential secret by stars.
 func newRedactor(r io.Reader, secret string) io.Reader {
 	if len(secret) < minSecretBytes {
 		return r
@@ -53,6 +53,7 @@ func (x *redactor) Read(p []byte) (int, error) {
 	}
 }
 
+// maskCredential replaces the credential in p by stars.
 func (x *redactor) maskCredential(p []byte) {
 	for {
 		i := bytes.Index(p, x.secret)
@@ -76,7 +77,7 @@ func (x *redactor) credentialOverlap(p []byte) int {
 	return 0
 }
 
-// redactText replaces a credential in a text with stars.
+// redactText replaces the credential secret in a text by stars.
 func redactText(s, secret string) string {
 	if len(secret) < minSecretBytes {
 		return s

@@ -10,7 +10,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/modelbody"
 )
 
-// RouteKind is the model provider's API that a route serves.
+// RouteKind is the model provider's API that a route leads to.
 type RouteKind string
 
 // The kinds.
@@ -20,8 +20,8 @@ const (
 	KindPlain     RouteKind = "" // not metered
 )
 
-// Route maps the first path element of a sandbox's request to a host that the operator configured. The host's address may be
-// private, unlike those of hosts that sandboxes name.
+// Route maps the first element of the path of a sandbox's request to an upstream that the operator configured. The upstream's
+// address may be private, unlike those of hosts that sandboxes name.
 type Route struct {
 	Name   string
 	Kind   RouteKind
@@ -33,10 +33,11 @@ type Route struct {
 	All    bool     // serves every path, not only those by which models are called
 }
 
-// credentialHeaders are the headers in which clients send credentials. A route removes them from the sandbox's requests.
+// credentialHeaders are the headers in which clients send credentials. The proxy removes them from requests that it forwards
+// through a route.
 var credentialHeaders = []string{"Authorization", "X-Api-Key", "Api-Key", "X-Goog-Api-Key", "Cookie", "Proxy-Authorization"}
 
-// authorize replaces the credentials in a sandbox's request by that of the route.
+// authorize replaces the credentials in the headers h and the URL u of a request by the credential of the route.
 func (rt *Route) authorize(h http.Header, u *url.URL) {
 	for _, name := range credentialHeaders {
 		h.Del(name)
@@ -60,7 +61,7 @@ func (rt *Route) authorize(h http.Header, u *url.URL) {
 	}
 }
 
-// targetURL returns the URL to forward a request to. Escapes stay as they are.
+// targetURL returns the URL to which a request is forwarded. It keeps escapes in the path as they are.
 func (rt *Route) targetURL(in *url.URL) *url.URL {
 	out := *rt.Base
 	cut := len("/" + rt.Name)
@@ -73,8 +74,8 @@ func (rt *Route) targetURL(in *url.URL) *url.URL {
 	return &out
 }
 
-// allowedPaths are the paths, below a route's base URL, that sandboxes may call. With its credential a route could reach
-// more, including files, batches and stored answers of other tenants.
+// allowedPaths are the methods and paths below a route's base URL that sandboxes may use. With the route's credential, other
+// paths would reach files, batches and stored answers of other tenants.
 var allowedPaths = map[RouteKind]map[string][]string{
 	KindAnthropic: {
 		http.MethodPost: {"/v1/messages", "/v1/messages/count_tokens"},
@@ -86,7 +87,7 @@ var allowedPaths = map[RouteKind]map[string][]string{
 	},
 }
 
-// allowsRequest reports whether the route forwards requests with a method to a path below the route's name.
+// allowsRequest reports whether the route forwards a request with a method and a path.
 func (rt *Route) allowsRequest(method, path string) bool {
 	if rt.All || rt.Kind == KindPlain {
 		return true
@@ -102,7 +103,7 @@ func (rt *Route) allowsRequest(method, path string) bool {
 	})
 }
 
-// protocol returns the protocol of the route's request bodies.
+// protocol returns the modelbody.Protocol by which the bodies of the route's requests are checked.
 func (rt *Route) protocol() modelbody.Protocol {
 	if rt.Kind == KindAnthropic {
 		return modelbody.ProtocolAnthropic
@@ -110,8 +111,8 @@ func (rt *Route) protocol() modelbody.Protocol {
 	return modelbody.ProtocolOpenAI
 }
 
-// checksBody reports whether the body of a request is checked before the request is forwarded. With All, requests to other paths
-// than those of model calls are forwarded unchecked, as the operator wants.
+// checksBody reports whether the proxy checks the body of a request before it forwards the request. A route with the field All
+// forwards requests to paths other than those of model calls unchecked.
 func (rt *Route) checksBody(method, path string) bool {
 	if rt.Kind == KindPlain || method != http.MethodPost {
 		return false
@@ -126,7 +127,8 @@ func (rt *Route) checksBody(method, path string) bool {
 	return slices.Contains(allowedPaths[rt.Kind][method], path) || meter.DialectOf(path) != meter.DialectNone
 }
 
-// dialect returns the form in which the answer to a request reports usage, meter.DialectNone if the request is not a model call.
+// dialect returns the form in which the answer to a request reports usage, or meter.DialectNone if the request is not a model
+// call.
 func (rt *Route) dialect(method, path string) meter.Dialect {
 	if rt.Kind == KindPlain || method != http.MethodPost {
 		return meter.DialectNone
@@ -134,7 +136,7 @@ func (rt *Route) dialect(method, path string) meter.Dialect {
 	return meter.DialectOf(path)
 }
 
-// splitRouteName returns the route's name in a path and the rest, which is "" or begins with a slash.
+// splitRouteName splits the path of a request into the name of the route and the rest, which is "" or begins with a slash.
 func splitRouteName(path string) (name, rest string) {
 	name = strings.TrimPrefix(path, "/")
 	if i := strings.IndexByte(name, '/'); i >= 0 {

@@ -70,7 +70,7 @@ type Server struct {
 	draining bool
 }
 
-// New returns a Server.
+// New returns a Server. The caller must call Serve.
 func New(cfg Config) *Server {
 	if cfg.Idle == 0 {
 		cfg.Idle = 10 * time.Minute
@@ -106,8 +106,10 @@ func New(cfg Config) *Server {
 	return s
 }
 
+// connKey is the key of the connection in the context of a request.
 type connKey struct{}
 
+// withConn returns a context that contains the connection of a request.
 func withConn(ctx context.Context, c net.Conn) context.Context {
 	return context.WithValue(ctx, connKey{}, c)
 }
@@ -128,15 +130,15 @@ func (s *Server) Serve(listeners ...Listener) error {
 	return nil
 }
 
-// logLimiter allows one log message a second and counts the others.
+// logLimiter limits the rate of log messages to one a second, and counts the messages that are not logged.
 type logLimiter struct {
 	mu      sync.Mutex
 	last    time.Time
 	skipped int
 }
 
-// allowMessage reports whether a message may be logged now. skipped is the number of messages that were not logged since the
-// last one.
+// allowMessage reports whether a message may be logged now. skipped is the number of messages that were not logged since the last one that
+// was.
 func (l *logLimiter) allowMessage(now time.Time) (skipped int, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -148,6 +150,7 @@ func (l *logLimiter) allowMessage(now time.Time) (skipped int, ok bool) {
 	return skipped, true
 }
 
+// handleConnState is called by the HTTP server when the state of a connection changes.
 func (s *Server) handleConnState(c net.Conn, state http.ConnState) {
 	mine := c.(*identifiedConn)
 	switch state {
@@ -163,7 +166,7 @@ func (s *Server) handleConnState(c net.Conn, state http.ConnState) {
 	}
 }
 
-// cancelTimeout is the maximum time for which Shutdown waits for the end of requests that it has cancelled.
+// cancelTimeout is the maximum time for which Shutdown waits for requests to end after it has cancelled them.
 const cancelTimeout = 5 * time.Second
 
 // Shutdown accepts no more connections, and blocks until no request is open or ctx ends. Then it closes all tunnels and
@@ -185,7 +188,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	}
 }
 
-// beginRequest counts an open request. It returns false if the server shuts down.
+// beginRequest counts an open request. It returns false if the server is shutting down.
 func (s *Server) beginRequest() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -196,6 +199,7 @@ func (s *Server) beginRequest() bool {
 	return true
 }
 
+// endRequest counts the end of a request that beginRequest counted.
 func (s *Server) endRequest() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -220,7 +224,8 @@ func (s *Server) Close() {
 	s.models.(*http.Transport).CloseIdleConnections()
 }
 
-// connQueue is a net.Listener that returns connections which were accepted and identified elsewhere.
+// connQueue is a net.Listener whose connections were accepted elsewhere, and have identified their sandbox. The HTTP server accepts them
+// from it.
 type connQueue struct {
 	c    chan net.Conn
 	done chan struct{}
@@ -231,7 +236,7 @@ func newConnQueue() *connQueue {
 	return &connQueue{c: make(chan net.Conn), done: make(chan struct{})}
 }
 
-// add passes a connection to the server, or closes it if the queue is closed.
+// add passes a connection to the HTTP server. It closes the connection if the queue is closed.
 func (q *connQueue) add(c net.Conn) {
 	select {
 	case q.c <- c:

@@ -10,9 +10,10 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 )
 
-// maxBudgets is the maximum number of budgets in a registration.
+// maxBudgets is the maximum number of budgets in the registration of a sandbox.
 const maxBudgets = 16
 
+// checkBudgets returns an *api.Error if the budgets of a registration are not valid.
 func checkBudgets(list []api.Budget) error {
 	if len(list) > maxBudgets {
 		return api.InvalidFieldError("budgets", "budgets: there are %d, the limit is %d", len(list), maxBudgets)
@@ -29,8 +30,8 @@ func checkBudgets(list []api.Budget) error {
 	return nil
 }
 
-// budgetAccount holds the usage that counts against a budget, as far as the proxy has metered it or executors have reported
-// it.
+// budgetAccount holds the usage that counts against one budget: what the proxy has metered or, if that is more, what an executor has
+// reported.
 type budgetAccount struct {
 	refs int // charges that use it; guarded by the registry
 
@@ -40,8 +41,8 @@ type budgetAccount struct {
 	ended   chan struct{} // closed when one of them ends; nil while none is open
 }
 
-// beginTurn counts an open request, unless the answers to the open requests will use up the limit of turns. In that
-// case it returns a channel that is closed when an open request ends, or is closed already if none is open.
+// beginTurn counts an open request and returns nil. If the open requests already reach the limit turns, it counts nothing, and
+// returns a channel that is closed when an open request ends. The channel is already closed if no request is open.
 func (a *budgetAccount) beginTurn(turns uint32) (wait <-chan struct{}) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -70,39 +71,41 @@ func (a *budgetAccount) endTurn() {
 	}
 }
 
-// raiseUsage sets the usage to what an executor reports, if that is more. A report includes the usage on other engines, and
-// may be older than what the proxy has metered.
+// raiseUsage sets the usage to what an executor reports, if that is more. The report includes usage on other engines, but may be
+// older than what the proxy has metered.
 func (a *budgetAccount) raiseUsage(s events.BudgetUsage) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.spent = a.spent.Max(s)
 }
 
+// addUsage adds metered usage to the account.
 func (a *budgetAccount) addUsage(s events.BudgetUsage) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.spent = a.spent.Plus(s)
 }
 
+// totalUsage returns the usage of the account.
 func (a *budgetAccount) totalUsage() events.BudgetUsage {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.spent
 }
 
-// chargedBudget is a budget of a sandbox, with the account whose usage counts against it.
+// chargedBudget is a budget in the registration of a sandbox, with the account of its usage.
 type chargedBudget struct {
 	api.Budget
 	account *budgetAccount
 }
 
-// Charges are the budgets that a model call is charged to: those of the sandbox when the call began.
+// Charges are the budgets to which a model call is charged: those of the sandbox at the time when the call began.
 type Charges struct {
 	list     []chargedBudget
 	unpriced *unpricedModel
 }
 
-// unpricedModel is the name of a model without a known price that the execution has called, "" for none.
+// unpricedModel holds the name of a model without a known price that the execution has used, or "" if there is none.
 type unpricedModel struct {
 	mu   sync.Mutex
 	name string
@@ -120,7 +123,8 @@ func (u *unpricedModel) set(name string) {
 	u.name = name
 }
 
-// ChargeUsage charges the usage of a call. It records a model without a price, since its usage cannot be counted in dollars.
+// ChargeUsage adds the usage of a model call to the accounts of all budgets. If priced is false, it records the model, because its
+// usage cannot be counted in dollars.
 func (c Charges) ChargeUsage(model string, usage events.BudgetUsage, priced bool) {
 	for _, x := range c.list {
 		x.account.addUsage(usage)
@@ -130,9 +134,9 @@ func (c Charges) ChargeUsage(model string, usage events.BudgetUsage, priced bool
 	}
 }
 
-// ReserveTurns reserves a turn of each budget with a limit of turns. It blocks while the open requests would use up a limit once they
-// are answered, so that concurrent requests cannot pass a limit together. It returns a function that the caller calls after
-// Spend, or the reason why nothing more may be spent. The error is ctx's.
+// ReserveTurns reserves a turn of each budget that limits turns, so that concurrent model requests cannot exceed a limit together. It
+// blocks while the open requests may use up a limit. It returns the function end, which the caller must call after ChargeUsage, or
+// the reason why a budget allows no further request. The error is that of ctx.
 func (c Charges) ReserveTurns(ctx context.Context) (end func(), reason string, err error) {
 	for {
 		if reason := c.ExhaustedBudget(); reason != "" {
@@ -156,7 +160,8 @@ func (c Charges) ReserveTurns(ctx context.Context) (end func(), reason string, e
 	}
 }
 
-// tryReserveTurns reserves a turn of each account with a limit of turns, up to the first account without one left.
+// tryReserveTurns reserves a turn of each account whose budget limits turns. It stops at the first account without a free turn, and
+// returns the channel to wait for.
 func (c Charges) tryReserveTurns() (reserved []*budgetAccount, wait <-chan struct{}) {
 	for _, x := range c.list {
 		if x.Limit.Turns == 0 {
@@ -170,7 +175,7 @@ func (c Charges) tryReserveTurns() (reserved []*budgetAccount, wait <-chan struc
 	return reserved, nil
 }
 
-// ExhaustedBudget returns which budget is used up, in a sentence, "" if none is.
+// ExhaustedBudget returns a sentence that names a budget that is used up, or "" if there is none.
 func (c Charges) ExhaustedBudget() string {
 	for _, x := range c.list {
 		limit := x.Limit
@@ -185,7 +190,8 @@ func (c Charges) ExhaustedBudget() string {
 	return ""
 }
 
-// openAccounts returns charges for budgets, with the accounts of all sandboxes that share them. The registry's lock is held.
+// openAccounts returns the budgets with their accounts, which all sandboxes with the same budgets share. The caller holds the
+// registry's lock.
 func (r *Registry) openAccounts(list []api.Budget) []chargedBudget {
 	out := make([]chargedBudget, 0, len(list))
 	for _, b := range list {
@@ -201,7 +207,7 @@ func (r *Registry) openAccounts(list []api.Budget) []chargedBudget {
 	return out
 }
 
-// closeAccounts removes the accounts that no sandbox has any more. The registry's lock is held.
+// closeAccounts removes the accounts that no other sandbox uses. The caller holds the registry's lock.
 func (r *Registry) closeAccounts(list []chargedBudget) {
 	for _, c := range list {
 		if c.account.refs--; c.account.refs == 0 {

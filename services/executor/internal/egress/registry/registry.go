@@ -39,7 +39,7 @@ type Config struct {
 	Logger      *slog.Logger
 }
 
-// Registry holds the registered sandboxes. It is safe for concurrent use.
+// Registry holds the sandboxes that are registered with the egress proxy. It is safe for concurrent use.
 type Registry struct {
 	cfg Config
 
@@ -54,7 +54,7 @@ type Registry struct {
 // sandbox's journal.
 const registrationFile = "registration.json"
 
-// storedRegistration is the JSON content of registrationFile, which keeps a sandbox's registration across restarts.
+// storedRegistration is the JSON content of registrationFile, by which a registration survives a restart of the proxy.
 type storedRegistration struct {
 	TokenSHA256 string       `json:"tokenSha256"`
 	Tenant      string       `json:"tenant,omitempty"`
@@ -67,8 +67,8 @@ type storedRegistration struct {
 	Routes      *[]string    `json:"routes,omitempty"`
 }
 
-// Open returns the registry of a folder. It fails, naming the sandbox's folder, if a registration cannot be read: the proxy
-// must not guess what a sandbox may reach.
+// Open reads the registrations that are stored in a folder. If one cannot be read, Open returns an error that names the
+// sandbox's folder, because the proxy must not guess what a sandbox may reach.
 func Open(cfg Config) (*Registry, error) {
 	if cfg.Connections == 0 {
 		cfg.Connections = 64
@@ -92,6 +92,7 @@ func Open(cfg Config) (*Registry, error) {
 	return r, nil
 }
 
+// loadSandbox reads the stored registration and the journal of a sandbox.
 func (r *Registry) loadSandbox(id string) error {
 	if err := events.CheckID("sandbox", events.KindSandbox, id); err != nil {
 		return err
@@ -144,7 +145,7 @@ const (
 	maxTokenBytes = 256
 )
 
-// hashToken checks a token and returns its hash.
+// hashToken returns the hash of a token, or an error if the token is too short or too long.
 func hashToken(token string) (h [sha256.Size]byte, err error) {
 	if len(token) < minTokenBytes || len(token) > maxTokenBytes {
 		return h, api.InvalidFieldError("token", "token: its length is not between %d and %d", minTokenBytes, maxTokenBytes)
@@ -157,7 +158,7 @@ func hashToken(token string) (h [sha256.Size]byte, err error) {
 	return sha256.Sum256([]byte(token)), nil
 }
 
-// checkRegistration validates a registration, except its token and MCP servers, and returns its parsed allowlist.
+// checkRegistration validates a registration, except its token and its MCP servers, and returns the parsed allowlist.
 func checkRegistration(g api.Registration) (egress.Allowlist, error) {
 	for _, f := range []struct {
 		field string
@@ -185,7 +186,8 @@ func checkRegistration(g api.Registration) (egress.Allowlist, error) {
 // maxMCPServers is the maximum number of MCP servers of a sandbox.
 const maxMCPServers = 64
 
-// parseMCPServers validates the MCP servers of a registration and returns them by name. Its errors contain no header value.
+// parseMCPServers validates the MCP servers of a registration and returns them by name. Its errors contain no values of
+// headers.
 func parseMCPServers(g api.Registration) (map[string]*MCPServer, error) {
 	if len(g.Upstreams) > maxMCPServers {
 		return nil, api.InvalidFieldError("upstreams", "upstreams: there are %d, the limit is %d", len(g.Upstreams), maxMCPServers)
@@ -220,7 +222,7 @@ func parseMCPServers(g api.Registration) (map[string]*MCPServer, error) {
 	return out, nil
 }
 
-// MCPServer is an MCP server that the agent in a sandbox uses over the proxy.
+// MCPServer is an MCP server that a sandbox reaches through the egress proxy.
 type MCPServer struct {
 	Name   string
 	URL    *url.URL
@@ -287,8 +289,10 @@ func (r *Registry) Register(id string, g api.Registration) (api.SandboxState, er
 	return sb.State(), nil
 }
 
+// sandboxDir returns the folder with the registration and the journal of a sandbox.
 func (r *Registry) sandboxDir(id string) string { return filepath.Join(r.cfg.Dir, id) }
 
+// writeRegistration writes the registration of a sandbox to disk.
 func (r *Registry) writeRegistration(id string, reg storedRegistration) error {
 	raw, err := json.Marshal(reg)
 	if err != nil {
@@ -314,14 +318,14 @@ func (r *Registry) Get(id string) (*Sandbox, error) {
 	return nil, &api.Error{Code: api.CodeNotFound, Detail: "no sandbox " + egress.Printable(id) + " is registered here"}
 }
 
-// Count returns the number of sandboxes that are not released.
+// Count returns the number of registered sandboxes that were not released.
 func (r *Registry) Count() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return len(r.byToken)
 }
 
-// ByToken returns the sandbox with a token. It looks the token up by its hash, so that the time of the look-up
+// ByToken returns the sandbox whose token is given. It looks up the hash of the token, so that the duration of the look-up
 // reveals nothing about other tokens.
 func (r *Registry) ByToken(token string) (*Sandbox, bool) {
 	hash := sha256.Sum256([]byte(token))
@@ -334,12 +338,12 @@ func (r *Registry) ByToken(token string) (*Sandbox, bool) {
 	return sb, true
 }
 
-// settleTimeout is the maximum time for which Release waits for the end of the requests whose connections it has closed.
+// settleTimeout is the maximum time for which Release waits for the end of requests whose connections it has closed.
 const settleTimeout = 5 * time.Second
 
-// Release voids a sandbox's token, closes its connections, and blocks until the journal lines of its requests are on disk:
-// the state's Last is then the journal's last line. When that line is acknowledged, the sandbox is forgotten. A refusal is
-// an *api.Error.
+// Release voids a sandbox's token, closes the sandbox's connections, and blocks until the journal lines of its requests are
+// on disk. The Last of the returned state is then the number of the journal's last line. When that line is acknowledged,
+// the registry forgets the sandbox. A refusal is an *api.Error.
 func (r *Registry) Release(ctx context.Context, id string) (api.SandboxState, error) {
 	sb, err := r.markReleased(id)
 	if err != nil {
@@ -355,6 +359,7 @@ func (r *Registry) Release(ctx context.Context, id string) (api.SandboxState, er
 	return state, r.ForgetIfDone(sb)
 }
 
+// markReleased records on disk that a sandbox is released, and voids the sandbox's token.
 func (r *Registry) markReleased(id string) (*Sandbox, error) {
 	sb, err := r.Get(id)
 	if err != nil {
@@ -377,8 +382,8 @@ func (r *Registry) markReleased(id string) (*Sandbox, error) {
 	return sb, nil
 }
 
-// ForgetIfDone forgets a sandbox that is released and has no open request, once all of its lines are acknowledged or it was
-// released Config.KeepFor ago.
+// ForgetIfDone removes a sandbox from the registry if it was released, has no open request, and has no unacknowledged
+// journal lines. After Config.KeepFor it removes a released sandbox even with unacknowledged lines.
 func (r *Registry) ForgetIfDone(sb *Sandbox) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -402,10 +407,10 @@ func (r *Registry) ForgetIfDone(sb *Sandbox) error {
 	return nil
 }
 
-// forgetInterval is the interval at which Run looks for sandboxes to forget.
+// forgetInterval is the interval at which Run looks for released sandboxes to remove from the registry.
 const forgetInterval = time.Minute
 
-// Run forgets released sandboxes whose lines were kept long enough. It blocks until ctx ends, then returns nil.
+// Run removes released sandboxes from the registry after Config.KeepFor. It blocks until ctx ends, then returns nil.
 func (r *Registry) Run(ctx context.Context) error {
 	tick := time.NewTicker(forgetInterval)
 	defer tick.Stop()
