@@ -20,16 +20,17 @@ import (
 )
 
 const (
-	// maxFrameBytes is the size in bytes above which a frame is published without waiting for the interval.
+	// maxFrameBytes is the size in bytes above which a frame is published at once, without waiting for the minimum time
+	// between two frames.
 	maxFrameBytes = 256 << 10
-	// positionInterval is the interval at which a frame requests an acknowledgement, which has the present sequence of the
-	// stream DELTAS. Position returns a sequence for maxPositionAge at most: a reader that starts at an older one would
-	// read too many deltas of other executors.
+	// positionInterval is the interval at which a published frame requests an acknowledgement, which contains the present
+	// sequence of the stream DELTAS. Position returns a sequence that is at most maxPositionAge old: a reader that starts at
+	// an older one would read too many deltas of other executors.
 	positionInterval = 100 * time.Millisecond
 	maxPositionAge   = time.Minute
 	// frameOverheadBytes is about the size in bytes of a frame with one delta without the delta's JSON.
 	frameOverheadBytes = 128
-	// textsTimeout is the time limit of one call of Texts.
+	// textsTimeout is the time limit of one call of ReadTexts.
 	textsTimeout = 10 * time.Second
 )
 
@@ -42,9 +43,9 @@ type Config struct {
 	Logger     *slog.Logger
 }
 
-// Publisher publishes the deltas of an executor's sessions: those of all sessions of a partition together in a frame, at
-// most one frame for each interval. A delta that comes after a pause of an interval is published at once. Deltas may be
-// lost, because the event that completes a block has the whole text. It is safe for concurrent use.
+// Publisher publishes the deltas of an executor's sessions in frames. A frame contains the deltas of all sessions of a
+// partition, and the time between two frames of a partition is at least Config.Interval. Deltas may be lost, because the
+// event that completes a block has the block's whole text. It is safe for concurrent use.
 type Publisher struct {
 	cfg    Config
 	next   []pendingFrame              // by partition
@@ -53,13 +54,13 @@ type Publisher struct {
 	acks   atomic.Pointer[string]      // subject of acknowledgements; nil before Open
 }
 
-// storedFrame is the sequence in the stream DELTAS of a frame that NATS has acknowledged.
+// storedFrame has the sequence in the stream DELTAS of the last frame that NATS has acknowledged.
 type storedFrame struct {
 	seq uint64
 	at  time.Time // when it was acknowledged
 }
 
-// pendingFrame is the next frame of a partition, to which deltas are added until it is published.
+// pendingFrame is the next frame of a partition. Deltas are added to it until it is published.
 type pendingFrame struct {
 	mu      sync.Mutex
 	frame   []byte    // nil: no delta is waiting
@@ -74,7 +75,8 @@ func New(cfg Config) *Publisher {
 }
 
 // Open subscribes to the acknowledgements of frames, from which the Publisher learns the sequence of the stream DELTAS.
-// Until Open was called, Position returns 0. stop publishes the waiting deltas and ends the subscription.
+// Before Open was called, Position returns 0. The returned function stop publishes the remaining deltas and ends the
+// subscription.
 func (p *Publisher) Open() (stop func() error, err error) {
 	inbox := p.cfg.NATS.NewInbox()
 	sub, err := p.cfg.NATS.Subscribe(inbox, p.handleAck)
@@ -125,7 +127,7 @@ func (p *Publisher) Publish(tenant, session string, d events.Delta) error {
 	return nil
 }
 
-// publishFrame publishes the frame of a partition, if there is one. The lock of its pendingFrame is held.
+// publishFrame publishes the pending frame of a partition, if it has deltas. The caller holds the lock of the pendingFrame.
 func (p *Publisher) publishFrame(partition int) {
 	f := &p.next[partition]
 	if f.frame == nil {
@@ -143,7 +145,7 @@ func (p *Publisher) publishFrame(partition int) {
 	f.frame, f.sent = nil, now
 }
 
-// publishAllFrames publishes the frames of all partitions.
+// publishAllFrames publishes the pending frames of all partitions.
 func (p *Publisher) publishAllFrames() {
 	for i := range p.next {
 		p.next[i].mu.Lock()
@@ -152,8 +154,8 @@ func (p *Publisher) publishAllFrames() {
 	}
 }
 
-// handleAck handles the acknowledgement of a frame and stores its sequence. The last acknowledgement counts and not
-// the highest sequence, because the sequences of a stream that was created again begin at 1.
+// handleAck handles the acknowledgement of a frame, and stores the frame's sequence in the stream DELTAS. It stores the
+// last acknowledgement and not the highest sequence, because sequences begin at 1 again if the stream was created again.
 func (p *Publisher) handleAck(m *nats.Msg) {
 	var ack struct {
 		Seq uint64 `json:"seq"`
@@ -165,8 +167,8 @@ func (p *Publisher) handleAck(m *nats.Msg) {
 	p.stored.Store(&storedFrame{ack.Seq, time.Now()})
 }
 
-// Position returns a sequence in the stream DELTAS after which all deltas are stored that are published from now on, or 0
-// if no recent one is known. All partitions share the stream.
+// Position returns a sequence in the stream DELTAS that precedes all deltas that are published from now on, or 0 if no
+// recent sequence is known.
 func (p *Publisher) Position() uint64 {
 	last := p.stored.Load()
 	if last == nil || time.Since(last.at) > maxPositionAge {
@@ -175,8 +177,8 @@ func (p *Publisher) Position() uint64 {
 	return last.seq
 }
 
-// ReadTexts returns the text of a session's blocks, by block id, as far as the deltas after a position in the stream DELTAS
-// have it.
+// ReadTexts returns the text in flight of a session's blocks, by block id, from the deltas in the stream DELTAS that follow
+// a position.
 func (p *Publisher) ReadTexts(ctx context.Context, tenant, session string, from deltas.Start) (map[string]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, textsTimeout)
 	defer cancel()

@@ -15,14 +15,15 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// Files implements sandbox.Files by file commands of the runner, which sees the workspace from inside the sandbox.
+// Files reads and writes the workspace of a sandbox by file commands of the runner, which run inside the sandbox. It implements
+// sandbox.Files.
 type Files struct {
 	Start StartFunc
 }
 
-// cleanRelativePath returns a slash-separated path, relative to the workspace, in its shortest form. It returns an error for an absolute path and
-// for one that leads out of the workspace. It does not follow symbolic links: the runner does that inside the sandbox, and refuses links
-// that point out of the workspace.
+// cleanRelativePath returns the shortest form of a slash-separated path relative to the workspace. It returns an error for an absolute
+// path, and for a path that leads out of the workspace. It does not follow symbolic links; the runner does that, and refuses links out of
+// the workspace.
 func cleanRelativePath(name string) (string, error) {
 	clean := path.Clean(name)
 	switch {
@@ -34,11 +35,11 @@ func cleanRelativePath(name string) (string, error) {
 	return clean, nil
 }
 
-// ChunkBytes is the largest piece in which a file is sent, in bytes.
+// ChunkBytes is the maximum size in bytes of a piece in which a file's content is sent to the runner.
 const ChunkBytes = 64 << 10
 
-// Put replaces a file atomically. The content is sent in chunks, with a chunk of length 0 at the end: without that the runner
-// would mistake a stream that breaks off for a short file.
+// Put writes a file of the workspace, which it replaces atomically. It sends the content in chunks, with a chunk of length 0 at the end, by
+// which the runner knows that the content is complete.
 func (f Files) Put(ctx context.Context, name string, content io.Reader) error {
 	rel, err := cleanRelativePath(name)
 	if err != nil {
@@ -68,7 +69,7 @@ func (f Files) Put(ctx context.Context, name string, content io.Reader) error {
 	return out.FileError(name)
 }
 
-// Get opens a file for reading. ctx bounds the time until the first byte; the caller closes the reader.
+// Get opens a file of the workspace for reading. ctx limits the time until the first byte. The caller must close the reader.
 func (f Files) Get(ctx context.Context, name string) (io.ReadCloser, error) {
 	rel, err := cleanRelativePath(name)
 	if err != nil {
@@ -97,7 +98,7 @@ func (f Files) Get(ctx context.Context, name string) (io.ReadCloser, error) {
 	return d, nil
 }
 
-// download reads a file from the stdout of a command of the runner.
+// download is a reader of a file's content, which a file command of the runner writes to its stdout.
 type download struct {
 	name string
 	proc Process
@@ -116,6 +117,7 @@ func (d *download) Read(b []byte) (int, error) {
 	return n, err
 }
 
+// finish returns the error of the runner's file command, after the end of its output.
 func (d *download) finish() error {
 	errs, err := io.ReadAll(d.proc.Stderr())
 	if err != nil {
@@ -135,7 +137,7 @@ func (d *download) Close() error {
 	return nil
 }
 
-// List returns the files and folders below a folder; "" is the workspace.
+// List returns the files and folders below a folder of the workspace; "" is the workspace itself.
 func (f Files) List(ctx context.Context, dir string) ([]sandbox.File, error) {
 	args := []string{"list"}
 	if dir != "" {
@@ -168,7 +170,7 @@ func (f Files) List(ctx context.Context, dir string) ([]sandbox.File, error) {
 	return out, nil
 }
 
-// Remove removes a file, or a folder with everything in it. The workspace itself cannot be removed.
+// Remove removes a file of the workspace, or a folder with everything in it. It does not remove the workspace itself.
 func (f Files) Remove(ctx context.Context, name string) error {
 	rel, err := cleanRelativePath(name)
 	if err != nil {

@@ -23,13 +23,13 @@ type Process interface {
 	Abandon()
 }
 
-// StartFunc is a function that starts the runner program with the arguments args in a sandbox. ctx bounds only the start.
+// StartFunc is a function that starts the runner program with the arguments args in a sandbox. ctx limits only the start.
 type StartFunc func(ctx context.Context, args ...string) (Process, error)
 
-// ErrStdin is returned by a write to the stdin of a command that no longer reads it.
+// ErrStdin is returned by a write to the stdin of a command that has stopped reading its stdin.
 var ErrStdin = errors.New("the command does not read its stdin")
 
-// RunResult holds the output and the exit code of the runner program.
+// RunResult has the output and the exit code of the runner program in a sandbox.
 type RunResult struct {
 	Stdout, Stderr string
 	Code           int
@@ -43,7 +43,8 @@ const (
 	exitIrregular  = 6 // not a regular file, or an invalid path
 )
 
-// FileError returns the error for the exit code of a file command on the path name; nil for 0.
+// FileError returns the error that the exit code of the runner's file command stands for, or nil for exit code 0. name is
+// the path that the command worked on.
 func (a RunResult) FileError(name string) error {
 	switch a.Code {
 	case 0:
@@ -67,14 +68,14 @@ func (a RunResult) FileError(name string) error {
 	return err
 }
 
-// IsDiskFull reports whether an error means that a disk is full. For an error of a remote program, only the text shows
-// that.
+// IsDiskFull reports whether an error means that a disk is full. It recognises the error of a program in a sandbox by its
+// text.
 func IsDiskFull(err error) bool {
 	return errors.Is(err, syscall.ENOSPC) || strings.Contains(err.Error(), "no space left on device")
 }
 
-// Run runs the runner program in a sandbox and blocks until it has ended. feed writes to its stdin, which is closed
-// when feed returns; feed may be nil. When feed returns an error other than ErrStdin, or ctx ends, Run closes the
+// Run runs the runner program in a sandbox and blocks until the program has ended. feed writes the program's stdin, which
+// is closed when feed returns; feed may be nil. If feed returns an error other than ErrStdin, or ctx ends, Run closes the
 // program's streams and returns that error.
 func (s StartFunc) Run(ctx context.Context, feed func(io.Writer) error, args ...string) (RunResult, error) {
 	proc, err := s(ctx, args...)
@@ -120,7 +121,8 @@ func (s StartFunc) Run(ctx context.Context, feed func(io.Writer) error, args ...
 	return RunResult{string(out), string(errs), code}, nil
 }
 
-// FolderPath returns the absolute path of a folder of the workspace at root; "" is root itself.
+// FolderPath returns the absolute path in a sandbox of the folder dir of the workspace at root; a dir of "" is root
+// itself.
 func (s StartFunc) FolderPath(ctx context.Context, root, dir string) (string, error) {
 	if dir == "" {
 		return root, nil

@@ -14,7 +14,8 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/runlog"
 )
 
-// HealthEvents asks a runner for its status, and returns an event if the health of the sandbox has changed.
+// HealthEvents requests a runner's status, and returns an event if the health of the sandbox has changed
+// since the last recorded one.
 func HealthEvents(ctx context.Context, sb run.Sandbox, l *link.Link, epoch uint64) []events.Payload {
 	ctx, cancel := context.WithTimeout(ctx, agents.StatusTimeout)
 	defer cancel()
@@ -31,7 +32,8 @@ func HealthEvents(ctx context.Context, sb run.Sandbox, l *link.Link, epoch uint6
 	return []events.Payload{now}
 }
 
-// CheckHealth implements agents.Health.
+// CheckHealth records a change of the health of a resting agent's sandbox in the log. It implements
+// agents.Health.
 func (k *Keeper) CheckHealth(ctx context.Context, a *agents.Agent, epoch uint64) error {
 	l, err := k.Sessions.Load(ctx, a.Session.Tenant, a.Session.Session, eventlog.Leader)
 	if err != nil || l.Run.Sandbox.ID != a.Sandbox || !l.Run.IsIdle() {
@@ -47,7 +49,8 @@ func (k *Keeper) CheckHealth(ctx context.Context, a *agents.Agent, epoch uint64)
 	return nil
 }
 
-// CheckGone implements agents.Health.
+// CheckGone records in the log that the sandbox of a resting agent has ended, if it has. It implements
+// agents.Health.
 func (k *Keeper) CheckGone(ctx context.Context, a *agents.Agent) error {
 	_, err := k.Provider.Attach(ctx, a.Sandbox)
 	if !errors.Is(err, sandbox.ErrNotFound) {

@@ -33,11 +33,10 @@ const (
 	otherEngineRetryDelay = time.Second            // the sandbox is on another engine
 )
 
-// maxReloads is the maximum number of times that a health check loads a session again because the session has changed
-// meanwhile.
+// maxReloads is the maximum number of times that a health check loads a session again because the session has changed during the check.
 const maxReloads = 64
 
-// Leases returns what other executors do, from their leases and from their answers.
+// Leases returns which executors are alive and what they do, according to their leases and answers.
 type Leases interface {
 	// Ask asks an executor what it does for a session. The error wraps lease.ErrNoLease if the executor is gone.
 	Ask(ctx context.Context, executor string, ref topology.SessionRef) (topology.CtlAnswer, error)
@@ -75,7 +74,8 @@ type Config struct {
 	Now    func() time.Time
 }
 
-// A Keeper maintains sandboxes in which nothing runs. It is safe for concurrent use.
+// A Keeper does the work in sandboxes of sessions in which no execution runs: snapshots, releases, health checks and sweeps. It is safe for
+// concurrent use.
 type Keeper struct {
 	Config
 
@@ -95,8 +95,8 @@ func (e *OtherEngineError) Error() string {
 	return "sandbox " + e.Sandbox.ID + " is on engine " + e.Sandbox.Engine
 }
 
-// CheckReachable returns an error that wraps an *OtherEngineError if a sandbox is on another engine, unless that engine has been gone for so long
-// that its sandboxes are given up.
+// CheckReachable returns an error that wraps an *OtherEngineError if a sandbox is on another engine. It returns nil if that engine has had
+// no executor for so long that its sandboxes count as lost.
 func (k *Keeper) CheckReachable(sb run.Sandbox) error {
 	if sb.ID == "" || sb.Engine == k.Engine && sb.Provider == k.ProviderName {
 		return nil
@@ -107,8 +107,8 @@ func (k *Keeper) CheckReachable(sb run.Sandbox) error {
 	return nil
 }
 
-// CheckUnused returns an error while another executor works on the sandbox of a session in which nothing runs. Asking that executor
-// makes it stop, and the error says when the job is to be delivered again.
+// CheckUnused returns an error while another executor works on the sandbox of a session in which no execution runs. It asks that executor,
+// which then stops its work. The error contains the delay after which the job is to be delivered again.
 func (k *Keeper) CheckUnused(ctx context.Context, l *eventlog.Loaded) error {
 	other := l.Run.Syncing
 	if other == "" || other == k.Executor || !l.Run.IsIdle() {
@@ -127,7 +127,7 @@ func (k *Keeper) CheckUnused(ctx context.Context, l *eventlog.Loaded) error {
 }
 
 // stopAgent stops the agent of an execution that ended in the log while its runner could not be reached. If the runner does not obey,
-// the sandbox is given up. The log records that first: its guard makes sure that no turn has begun in the sandbox meanwhile.
+// stopAgent terminates the sandbox. It first records that in the log, whose guard ensures that no turn has begun in the sandbox meanwhile.
 func (k *Keeper) stopAgent(ctx context.Context, l *eventlog.Loaded) error {
 	sb := l.Run.Sandbox
 	err := k.Dialer.Stop(ctx, sb, topology.SessionRef{Tenant: l.Tenant, Session: l.ID}, l.Run.Epoch)

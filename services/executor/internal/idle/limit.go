@@ -9,12 +9,12 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// ReasonTenantLimit is the reason for the end of an idle sandbox that was ended to make room for another sandbox of
-// its tenant.
+// ReasonTenantLimit is the recorded reason for the end of an idle sandbox that was terminated so that its tenant can have
+// another sandbox.
 const ReasonTenantLimit = "tenant_limit"
 
-// UnreserveSandbox ends the reservation of a session, if there is one. It is called when the sandbox exists, or will not be
-// created.
+// UnreserveSandbox ends the reservation that ReserveSandbox made for the session id, if there is one. It is called when the
+// session's sandbox exists, or will not be created.
 func (k *Keeper) UnreserveSandbox(tenant, id string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -23,9 +23,9 @@ func (k *Keeper) UnreserveSandbox(tenant, id string) {
 	}
 }
 
-// ReserveSandbox reserves room for a session's sandbox, and reports whether there was room: most is the maximum number of
-// sandboxes of the tenant on this engine. Without room, ReserveSandbox ends the sandbox that has been idle for the longest.
-// If it returns true, the caller must call Unreserve.
+// ReserveSandbox reserves one of the sandboxes that a tenant may have on this engine for the session id, and reports
+// whether one was free. most is the tenant's maximum. If none was free, ReserveSandbox terminates the tenant's sandbox that
+// has been idle for the longest. If it returns true, the caller must call UnreserveSandbox.
 func (k *Keeper) ReserveSandbox(ctx context.Context, tenant, id string, most int) (ok bool, err error) {
 	list, err := k.Provider.List(ctx)
 	if err != nil {
@@ -53,7 +53,7 @@ func (k *Keeper) ReserveSandbox(ctx context.Context, tenant, id string, most int
 	return false, k.endLongestIdle(ctx, others)
 }
 
-// endLongestIdle ends the sandbox that has been idle for the longest, if any of them is idle.
+// endLongestIdle terminates the sandbox in list that has been idle for the longest. It does nothing if none is idle.
 func (k *Keeper) endLongestIdle(ctx context.Context, list []sandbox.Info) error {
 	var idlest sandbox.Info
 	var since time.Time
@@ -73,7 +73,8 @@ func (k *Keeper) endLongestIdle(ctx context.Context, list []sandbox.Info) error 
 	return k.endIdleSandbox(ctx, idlest, ReasonTenantLimit)
 }
 
-// endIdleSandbox ends a sandbox with a snapshot first, unless it is in use by now.
+// endIdleSandbox takes a last snapshot of an idle sandbox and terminates it. It does nothing if the sandbox is in use
+// again.
 func (k *Keeper) endIdleSandbox(ctx context.Context, info sandbox.Info, reason string) error {
 	// Until the sandbox has ended, jobs of its session are returned to the queue.
 	s, _ := k.Handling.Begin(info.Labels.Session, 0)

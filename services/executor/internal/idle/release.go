@@ -15,9 +15,9 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
 )
 
-// ReleaseSandbox gives up the sandbox of a session, with a snapshot first. The log records it before the sandbox ends: its guard makes sure
-// that nothing runs in the sandbox. If a later step fails, the sweep does it. ReleaseSandbox returns runlog.ErrChanged if something that must not wait
-// for the snapshot becomes due.
+// ReleaseSandbox takes a last snapshot of a session's sandbox and terminates it. It records the end of the sandbox in the log first, whose
+// guard ensures that nothing runs in the sandbox. If a later step fails, the sweep completes the work. ReleaseSandbox returns
+// runlog.ErrChanged if work of the session becomes due that must not wait for the snapshot.
 func (k *Keeper) ReleaseSandbox(ctx context.Context, l *eventlog.Loaded, s *handling.Session) error {
 	sb := l.Run.Sandbox
 	if err := k.CheckReachable(sb); err != nil {
@@ -66,14 +66,14 @@ func (k *Keeper) ReleaseSandbox(ctx context.Context, l *eventlog.Loaded, s *hand
 	return nil
 }
 
-// NearsEndOfLife reports whether the provider ends a sandbox soon, because four fifths of its life are over. The rest is for a turn that has just begun,
-// and for the time that the sandbox was in the pool.
+// NearsEndOfLife reports whether the provider will soon end a sandbox, because the sandbox has reached four fifths of its maximum life. The
+// last fifth is for a turn that has just begun, and for the time that the sandbox was in the warm pool.
 func (k *Keeper) NearsEndOfLife(sb run.Sandbox) bool {
 	return k.SandboxLife > 0 && !sb.ReadyAt.IsZero() && k.Now().Sub(sb.ReadyAt) > k.SandboxLife/5*4
 }
 
-// InterruptibleContext returns a context for work on a sandbox in which nothing runs. It ends before ctx when this executor stops, and when mustStop
-// returns true for the session. The caller must call stop when the work is done.
+// InterruptibleContext returns a context for work on a sandbox in which no execution runs. The context ends with ctx, when this executor
+// stops, or when mustStop returns true for the session. The caller must call stop when the work is done.
 func (k *Keeper) InterruptibleContext(ctx context.Context, ref topology.SessionRef, s *handling.Session, mustStop func(*eventlog.Loaded) bool) (work context.Context, stop func()) {
 	work, cancel := context.WithCancel(ctx)
 	over, ended := make(chan struct{}), make(chan struct{})
@@ -107,7 +107,7 @@ func (k *Keeper) InterruptibleContext(ctx context.Context, ref topology.SessionR
 	}
 }
 
-// InterruptsSnapshot reports whether something is due that must not wait for a snapshot.
+// InterruptsSnapshot reports whether work of the session is due that must not wait for the end of a snapshot.
 func InterruptsSnapshot(l *eventlog.Loaded) bool {
 	switch l.Due() {
 	case run.Execute, run.Refuse, run.Release:
@@ -116,8 +116,8 @@ func InterruptsSnapshot(l *eventlog.Loaded) bool {
 	return false
 }
 
-// interruptsRelease reports whether something is due that must not wait for the snapshot before a release: a turn, or the end of the
-// session, which needs no snapshot.
+// interruptsRelease reports whether work of the session is due that must not wait for the snapshot before a release: a turn, or the end of
+// the session, which needs no snapshot.
 func interruptsRelease(l *eventlog.Loaded) bool {
 	switch l.Due() {
 	case run.Execute, run.Refuse:

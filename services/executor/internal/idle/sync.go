@@ -26,8 +26,8 @@ const (
 	SyncReasonStopped   = "stopped"
 )
 
-// SyncWorkspace applies the file changes of a session and takes a snapshot. It returns runlog.ErrChanged if something else becomes due
-// meanwhile: a turn applies file changes itself, and ends with a snapshot.
+// SyncWorkspace applies the requested file changes to the session's workspace and takes a snapshot, while no execution runs. It returns
+// runlog.ErrChanged if other work becomes due meanwhile; a turn also applies the file changes and ends with a snapshot.
 func (k *Keeper) SyncWorkspace(ctx context.Context, l *eventlog.Loaded, s *handling.Session) error {
 	if k.Store == nil {
 		return nil
@@ -67,8 +67,9 @@ func (k *Keeper) SyncWorkspace(ctx context.Context, l *eventlog.Loaded, s *handl
 	return k.Runs.AppendFacts(ctx, l, facts...)
 }
 
-// recordSyncStart records, before the workspace is written to, that this executor works on it. Like a claim the commit raises the epoch: a claim
-// that was decided before it is refused, and the executor that claims the session's runs later knows which executor to ask.
+// recordSyncStart records in the log that this executor works on the session's sandbox, before it writes to the workspace. Like a claim,
+// the record raises the epoch: a claim that was decided earlier is refused, and an executor that claims the session's runs later knows
+// which executor to ask.
 func (k *Keeper) recordSyncStart(ctx context.Context, l *eventlog.Loaded) error {
 	started := events.WorkspaceSyncStarted{SandboxID: l.Run.Sandbox.ID, Executor: k.Executor}
 	d, err := k.Runs.Decide(l.Run, run.Record{Epoch: l.Run.Epoch + 1, Events: k.Runs.NewEvents("", started)})
@@ -78,7 +79,7 @@ func (k *Keeper) recordSyncStart(ctx context.Context, l *eventlog.Loaded) error 
 	return k.Runs.Append(ctx, l, d)
 }
 
-// syncContents applies the file changes and takes a snapshot. It returns the events that record them.
+// syncContents applies the requested file changes to the workspace and takes a snapshot. It returns the events that record both.
 func (k *Keeper) syncContents(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox) ([]events.Payload, error) {
 	var facts []events.Payload
 	if from := contents.Sources(l); len(from) > 0 { // the turn that created the sandbox ended before it could fill it
@@ -105,8 +106,8 @@ func (k *Keeper) syncContents(ctx context.Context, l *eventlog.Loaded, box sandb
 	return append(facts, synced), nil
 }
 
-// attachSandbox returns a session's sandbox. It stops an agent that still runs in the sandbox, and creates a sandbox that has
-// ended again, for the contents of its workspace. A resting agent may be gone with it, which the next turn finds out.
+// attachSandbox returns the session's sandbox. It stops an agent that still runs there, and starts the sandbox again if it has stopped, to
+// reach its workspace. In that case a resting agent is gone, which the next turn finds out.
 func (k *Keeper) attachSandbox(ctx context.Context, l *eventlog.Loaded) (sandbox.Sandbox, error) {
 	sb := l.Run.Sandbox
 	if err := k.Sandboxes.Resume(ctx, sb.ID); err != nil {
@@ -128,7 +129,7 @@ func (k *Keeper) attachSandbox(ctx context.Context, l *eventlog.Loaded) (sandbox
 	return box, nil
 }
 
-// SandboxSpec returns the spec of a session's sandbox with an id.
+// SandboxSpec returns the spec of a session's sandbox that gets the given id.
 func (k *Keeper) SandboxSpec(l *eventlog.Loaded, id string) sandbox.Spec {
 	spec := sandbox.Spec{
 		ID: id, Image: l.Life.Options.Image, HostPath: l.Life.Options.HostPath,
@@ -143,7 +144,8 @@ func (k *Keeper) SandboxSpec(l *eventlog.Loaded, id string) sandbox.Spec {
 	return spec
 }
 
-// TakeLastSnapshot takes the snapshot before a sandbox is given up, and returns the event that records it; nil if none is needed.
+// TakeLastSnapshot takes the last snapshot of a sandbox before the sandbox ends, and returns the event that records it, or nil if no
+// snapshot is needed.
 func (k *Keeper) TakeLastSnapshot(ctx context.Context, l *eventlog.Loaded, reason string) (*events.WorkspaceSynced, error) {
 	if k.Store == nil || l.Life.Status == session.Deleted || l.Run.Sandbox.Journal == "" || len(contents.Sources(l)) > 0 {
 		return nil, nil // an unfilled workspace has no content beyond the last snapshot

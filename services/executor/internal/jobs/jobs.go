@@ -29,7 +29,7 @@ type ExecutionRunner interface {
 	Execute(ctx context.Context, l *eventlog.Loaded, s *handling.Session) error
 }
 
-// SandboxKeeper does the work in sandboxes of sessions in which no execution runs.
+// SandboxKeeper does the work in the sandbox of a session in which no execution runs.
 type SandboxKeeper interface {
 	// Release gives up the sandbox of a session.
 	ReleaseSandbox(ctx context.Context, l *eventlog.Loaded, s *handling.Session) error
@@ -37,7 +37,7 @@ type SandboxKeeper interface {
 	SyncWorkspace(ctx context.Context, l *eventlog.Loaded, s *handling.Session) error
 }
 
-// A Handler handles jobs; every field is required. It is safe for concurrent use.
+// A Handler handles the jobs that the executor receives. Every field is required. It is safe for concurrent use.
 type Handler struct {
 	Executor string // id of this executor
 	Sessions eventlog.Sessions
@@ -59,9 +59,11 @@ const (
 // maxSessionLoads is the maximum number of times that the handler of one delivered job loads the session.
 const maxSessionLoads = 64
 
+// errHandledElsewhere is returned for a job whose session another delivery is handling.
 var errHandledElsewhere = errors.New("another delivery handles the session")
 
-// Handle carries out the work that is due for the session of a job. It is a handler of the bus.
+// Handle carries out all work that is due for the session that a job names. It is a handler of package bus: an error makes
+// the bus deliver the job again.
 func (h *Handler) Handle(ctx context.Context, msg *message.Message) error {
 	if err := bus.Routed(ctx); err != nil {
 		return err
@@ -86,7 +88,8 @@ func (h *Handler) Handle(ctx context.Context, msg *message.Message) error {
 	}
 }
 
-// awaitHandling waits for the end of the delivery that handles the session, and returns nil if this one can be acknowledged.
+// awaitHandling blocks until the handling of the job's session by another delivery has ended. It returns nil if the waiting
+// job can be acknowledged, else an error that makes the bus deliver the job again.
 func awaitHandling(ctx context.Context, w *handling.Waiter) error {
 	select {
 	case <-w.Done():
@@ -107,7 +110,7 @@ func awaitHandling(ctx context.Context, w *handling.Waiter) error {
 	return bus.RetryAfter(errHandledElsewhere, heldSessionDelay)
 }
 
-// handleSession carries out the work of a session until no more is due.
+// handleSession loads a session and carries out the work that is due, until nothing more is due.
 func (h *Handler) handleSession(ctx context.Context, ref topology.SessionRef, b *handling.Session) error {
 	fresh := eventlog.Any
 	for range maxSessionLoads {
@@ -141,8 +144,8 @@ func (h *Handler) handleSession(ctx context.Context, ref topology.SessionRef, b 
 	return bus.RetryAfter(runlog.ErrChanged, heldSessionDelay)
 }
 
-// jobResult returns the error with which the bus delivers a job again after the right delay. err is the error of the
-// job's handling.
+// jobResult returns the error of a job's handling with the delay after which the bus is to deliver the job again. It returns
+// nil for nil.
 func jobResult(err error) error {
 	switch {
 	case errors.Is(err, permits.ErrStopping):
@@ -155,7 +158,7 @@ func jobResult(err error) error {
 	return err
 }
 
-// isDraining reports whether the executor stops.
+// isDraining reports whether the executor is stopping.
 func isDraining(ctx context.Context) bool {
 	select {
 	case <-bus.Draining(ctx):
@@ -165,7 +168,7 @@ func isDraining(ctx context.Context) bool {
 	}
 }
 
-// endUnclaimed ends an execution that a control reached before any executor claimed it.
+// endUnclaimed records the end of an execution that a control stopped before any executor claimed it.
 func (h *Handler) endUnclaimed(ctx context.Context, l *eventlog.Loaded) error {
 	active := l.Life.Active.ExecutionID
 	d, err := h.Runs.Decide(l.Run, run.Abandon{
@@ -178,10 +181,9 @@ func (h *Handler) endUnclaimed(ctx context.Context, l *eventlog.Loaded) error {
 	return h.Runs.Append(ctx, l, d)
 }
 
-// moveJob handles the result of a job whose work only executors of another engine can do: it publishes the job for
-// these executors and returns nil, so that the delivery is acknowledged here. It returns any other result unchanged.
-// A job that is returned to the queue is delivered only to executors of its own subject, which may never reach the
-// sandbox.
+// moveJob handles the result of a job whose sandbox is on another engine: it publishes the job to the executors of that
+// engine and returns nil, so that the job is acknowledged here. If the job were returned to the queue, only executors of
+// this engine would receive it. moveJob returns any other result unchanged.
 func (h *Handler) moveJob(ctx context.Context, msg *message.Message, result error) error {
 	var away *idle.OtherEngineError
 	if !errors.As(result, &away) {
@@ -200,7 +202,7 @@ func (h *Handler) moveJob(ctx context.Context, msg *message.Message, result erro
 	return nil
 }
 
-// isStoreFull reports whether an error means that only the reserve of the store of NATS is left.
+// isStoreFull reports whether an error means that only the reserve of the NATS store is left.
 func isStoreFull(err error) bool {
 	var reserved *storage.ReservedError
 	return errors.As(err, &reserved)

@@ -18,7 +18,8 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// Config configures how layers are installed and kept. Within, MaxBytes and Keep are required.
+// Config configures how dependency layers are installed and how long they are kept. Within, MaxBytes and Keep are
+// required.
 type Config struct {
 	NPMRegistry string        // "" for the installer's default
 	PIPIndexURL string        // "" for the installer's default
@@ -27,7 +28,7 @@ type Config struct {
 	Keep        time.Duration // time for which an unused layer is kept
 }
 
-// Check returns an error if a limit is not positive.
+// Check returns an error if one of the limits in the config is not positive.
 func (c Config) Check() error {
 	if c.Within <= 0 || c.MaxBytes <= 0 || c.Keep <= 0 {
 		return errors.New("the limits Within, MaxBytes and Keep must be positive")
@@ -35,8 +36,8 @@ func (c Config) Check() error {
 	return nil
 }
 
-// CheckURL returns an error if a registry's address cannot be used. The scripts of packages can read the address, so it
-// must not contain a credential.
+// CheckURL returns an error if the URL of a package registry is not valid or contains a credential. The scripts of
+// packages can read the URL.
 func CheckURL(s string) error {
 	u, err := url.Parse(s)
 	switch {
@@ -52,17 +53,17 @@ func CheckURL(s string) error {
 	return nil
 }
 
-// isProxyRoute reports whether a registry is a route of the egress proxy.
+// isProxyRoute reports whether the URL of a package registry is a route of the egress proxy.
 func isProxyRoute(s string) bool { return strings.HasPrefix(s, runner.EgressURL+"/") }
 
-// Installer is a command that installs packages into a layer.
+// Installer is a command that installs packages into a dependency layer.
 type Installer struct {
 	Name string // name of the program, for messages
 	Args []string
 }
 
-// Installers returns the commands that install a set into the folder of a layer. Names and versions of packages are
-// separate arguments after the end of the options.
+// Installers returns the commands that install a set of packages into the folder of a dependency layer. Names and
+// versions of packages are separate arguments, after the end of the options.
 func (c Config) Installers(set dependency.Set, dir string) []Installer {
 	var out []Installer
 	if len(set.NPM) > 0 {
@@ -89,27 +90,27 @@ func (c Config) Installers(set dependency.Set, dir string) []Installer {
 	return out
 }
 
-// ProgramFolders returns the folders of programs in a layer, for the PATH.
+// ProgramFolders returns the folders with the programs of a dependency layer, for the variable PATH.
 func ProgramFolders(dir string) []string {
 	return []string{path.Join(dir, "node_modules", ".bin"), path.Join(dir, "python", "bin")}
 }
 
-// Environment returns the variables by which Node and Python find the packages of a layer.
+// Environment returns the variables by which Node and Python find the packages of a dependency layer.
 func Environment(dir string) []string {
 	return []string{"NODE_PATH=" + path.Join(dir, "node_modules"), "PYTHONPATH=" + path.Join(dir, "python")}
 }
 
-// InstallError returns the error for dependencies of an agent that could not be installed.
+// InstallError returns the error of an execution whose agent's dependencies could not be installed.
 func InstallError(format string, args ...any) error {
 	return &sandbox.Error{Code: sandbox.CodeDependenciesFailed, Message: "the agent's dependencies could not be installed: " + fmt.Sprintf(format, args...)}
 }
 
-// TooLargeError returns the error for a layer above its size limit.
+// TooLargeError returns the error of an installation that exceeded the size limit of a layer.
 func (c Config) TooLargeError() error {
 	return InstallError("they take more than %d bytes: raise SPOOL_DEPENDENCIES_SIZE, or depend on less", c.MaxBytes)
 }
 
-// TimeoutError returns the error for an installation above its time limit.
+// TimeoutError returns the error of an installation that exceeded its time limit. said is the output of the installer.
 func (c Config) TimeoutError(said string) error {
 	return InstallError("it took longer than %s (SPOOL_DEPENDENCIES_TIMEOUT); the installer last said: %s", c.Within, LastLines(said))
 }
@@ -121,7 +122,7 @@ const (
 	maxTailBytes     = 16 << 10
 )
 
-// npmNoLogsMessage is npm's message that it has written no log files. LastLines removes it.
+// npmNoLogsMessage is npm's message that it has written no log files. LastLines removes it from npm's output.
 const npmNoLogsMessage = "npm error Log files were not written due to the config logs-max=0"
 
 var (
@@ -130,8 +131,8 @@ var (
 	credentialPattern     = regexp.MustCompile(`(?i)((?:_authToken|_auth|_password|token|password|authorization)["']?\s*[=:]\s*["']?)(?:(?:basic|bearer)\s+)?[^\s"']+`)
 )
 
-// LastLines returns the last lines of an installer's output for a message: limited in length, without text that looks
-// like a credential, and without terminal escape codes.
+// LastLines returns the last lines of an installer's output for an error message. It limits their length, and removes
+// text that looks like a credential and terminal escape codes.
 func LastLines(text string) string {
 	text = terminalEscapePattern.ReplaceAllString(strings.ToValidUTF8(text, "\uFFFD"), "")
 	text = urlUserInfoPattern.ReplaceAllString(text, "://***@")

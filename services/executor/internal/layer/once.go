@@ -5,13 +5,14 @@ import (
 	"sync"
 )
 
-// SingleFlight makes concurrent callers with the same key share one call of a function. The call continues while one of them
-// waits, and is canceled when the last has left. The zero value is ready to use.
+// SingleFlight makes concurrent callers with the same key share one call of a function. The call continues while at least
+// one caller waits, and is cancelled when the last one has left. The zero value is ready for use.
 type SingleFlight struct {
 	mu      sync.Mutex
 	flights map[string]*sharedCall
 }
 
+// sharedCall is a running call of the function, for one key.
 type sharedCall struct {
 	waiting int
 	cancel  context.CancelFunc
@@ -36,6 +37,7 @@ func (o *SingleFlight) Do(ctx context.Context, key string, work func(context.Con
 	return "", ctx.Err()
 }
 
+// joinCall adds a caller to the running call for a key. If there is none, it starts one.
 func (o *SingleFlight) joinCall(ctx context.Context, key string, work func(context.Context) (string, error)) *sharedCall {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -61,7 +63,7 @@ func (o *SingleFlight) joinCall(ctx context.Context, key string, work func(conte
 	return f
 }
 
-// leaveCall removes a caller. If it was the last, leave cancels the call and returns true.
+// leaveCall removes a caller from a running call. If it was the last caller, leaveCall cancels the call and returns true.
 func (o *SingleFlight) leaveCall(key string, f *sharedCall) (last bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -27,13 +27,13 @@ const askTimeout = time.Second
 
 // Errors of Ask.
 var (
-	// ErrNoLease is returned if the executor has no lease, because it has ended.
+	// ErrNoLease is returned by Ask if the other executor has no lease, because it has ended.
 	ErrNoLease = errors.New("the executor has no lease")
-	// ErrNoAnswer is returned if the executor has a lease and does not answer.
+	// ErrNoAnswer is returned by Ask if the other executor has a lease but does not answer.
 	ErrNoAnswer = errors.New("the executor does not answer")
 )
 
-// Keeper renews the lease of one executor, and watches the leases of all. It is safe for concurrent use.
+// A Keeper renews the lease of this executor, and watches the leases of all executors. It is safe for concurrent use.
 type Keeper struct {
 	*leases.Watcher
 
@@ -48,17 +48,17 @@ type Keeper struct {
 	announcing sync.Mutex // held while the lease is written, so that an older state never replaces a newer one
 }
 
-// New returns a Keeper. Open creates the lease and Run renews it. disk returns the lease's DiskLimit,
-// which may change.
+// New returns a Keeper, which does nothing yet: Open creates the lease and Run renews it. disk returns the value of
+// the lease's field DiskLimit, which may change.
 func New(js jetstream.JetStream, lease topology.Lease, disk func() string, log *slog.Logger) *Keeper {
 	return &Keeper{Watcher: leases.NewWatcher(js, time.Now, log), js: js, nc: js.Conn(), lease: lease, disk: disk, log: log}
 }
 
-// SetCounter makes the lease state the number of running executions by tenant, which count returns. It must be called
-// before Open.
+// SetCounter sets the function that returns the number of running executions by tenant, which the lease then contains.
+// It must be called before Open.
 func (k *Keeper) SetCounter(count func() map[string]int) { k.count = count }
 
-// Open opens the bucket of leases and writes the lease. It must be called before Run and Ask.
+// Open opens the bucket of leases and writes the executor's lease. It must be called before Run and Ask.
 func (k *Keeper) Open(ctx context.Context) error {
 	kv, err := k.js.KeyValue(ctx, topology.BucketLeases)
 	if err != nil {
@@ -68,7 +68,7 @@ func (k *Keeper) Open(ctx context.Context) error {
 	return k.writeLease(ctx)
 }
 
-// writeLease writes the executor's lease with its present content to the bucket.
+// writeLease writes the executor's lease to the bucket, with the present number of executions.
 func (k *Keeper) writeLease(ctx context.Context) error {
 	k.announcing.Lock()
 	defer k.announcing.Unlock()
@@ -89,9 +89,9 @@ func (k *Keeper) writeLease(ctx context.Context) error {
 	return nil
 }
 
-// RunningExecutions writes the lease, and then returns the number of executions of a tenant that run on all executors,
-// according to their leases. If two executors start an execution at the same time, at least one of them counts the
-// execution of the other.
+// RunningExecutions first writes this executor's lease, and then returns the number of executions of a tenant that all
+// executors run, according to their leases. So if two executors start an execution at the same time, at least one of
+// them counts the execution of the other.
 func (k *Keeper) RunningExecutions(ctx context.Context, tenant string) (int, error) {
 	if err := k.writeLease(ctx); err != nil {
 		return 0, err
@@ -104,7 +104,8 @@ func (k *Keeper) RunningExecutions(ctx context.Context, tenant string) (int, err
 	return n, err
 }
 
-// Renew writes the lease at once. It is called when an execution has ended that the lease still counts.
+// Renew writes the executor's lease at once. It is called after an execution has ended, so that other executors do not
+// count it any more.
 func (k *Keeper) Renew(ctx context.Context) {
 	if err := k.writeLease(ctx); err != nil {
 		k.log.Warn("the lease could not be renewed; the next attempt follows within a second", "error", err)
@@ -131,6 +132,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 	}
 }
 
+// deleteLease deletes the executor's lease.
 func (k *Keeper) deleteLease(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, RenewInterval)
 	defer cancel()

@@ -36,11 +36,11 @@ const (
 	maxUnacknowledgedBytes = 1 << 20 // bytes of lines that arrived meanwhile: the runner's journal has a limit
 )
 
-// codeFenced is the error code with which a runner refuses a lower epoch.
+// codeFenced is the code of the error with which a runner refuses an epoch that is lower than one it has seen.
 const codeFenced = "FENCED"
 
-// Link is an open stream to a runner: it receives the journal and sends commands. It is safe for concurrent use, except
-// that only one goroutine may call Next.
+// Link is an open stream to a runner. It receives the runner's journal and sends commands. It is safe for concurrent
+// use, except that only one goroutine may call Next.
 type Link struct {
 	proc  sandbox.Process
 	in    io.Writer // to the runner
@@ -65,7 +65,8 @@ type Link struct {
 	refused error  // the runner's reason for ending the stream, if it sent one
 }
 
-// Open attaches to the runner in a sandbox and waits for its hello. The lines with a number after attach.After follow.
+// Open attaches to the runner in a sandbox, and blocks until the runner has sent its hello. The Link then receives the
+// journal lines after line attach.After.
 func Open(ctx context.Context, sb sandbox.Sandbox, attach runner.Attach, log *slog.Logger) (*Link, error) {
 	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
 	defer cancel()
@@ -94,8 +95,9 @@ func Open(ctx context.Context, sb sandbox.Sandbox, attach runner.Attach, log *sl
 	return l, nil
 }
 
-// openStream starts the stream. A runner accepts the epoch only from an executor that has proved the sandbox's secret. A
-// sandbox without a secret has the runner of a release that did not require one.
+// openStream runs "runner attach" in the sandbox and returns the Link over its streams. If the sandbox has a secret, it
+// attaches through a sealed stream, by which the executor proves that it knows the secret. Sandboxes of earlier releases
+// have no secret.
 func openStream(ctx context.Context, sb sandbox.Sandbox, attach runner.Attach, log *slog.Logger) (*Link, error) {
 	args := []string{"runner", "attach", "--epoch", strconv.FormatUint(attach.Epoch, 10), "--after", strconv.FormatUint(attach.After, 10)}
 	if sb.Secret() != "" {
@@ -119,7 +121,8 @@ func openStream(ctx context.Context, sb sandbox.Sandbox, attach runner.Attach, l
 	return l, nil
 }
 
-// attachSealed proves the secret and attaches through the sealed stream. If that fails it kills the process.
+// attachSealed proves to the runner that the executor knows the sandbox's secret, and attaches through the sealed
+// stream. If that fails, it kills the command.
 func (l *Link) attachSealed(ctx context.Context, secret string, attach runner.Attach) (err error) {
 	kill := func() {
 		if err := l.proc.Kill(); err != nil {
@@ -149,13 +152,13 @@ func (l *Link) attachSealed(ctx context.Context, secret string, attach runner.At
 	return nil
 }
 
-// Hello returns the runner's first message.
+// Hello returns the first message of the runner.
 func (l *Link) Hello() runner.Hello { return l.hello }
 
-// Done returns a channel that is closed when the stream has ended. Next may still return lines.
+// Done returns a channel that is closed when the stream has ended. Next may still return lines that arrived before.
 func (l *Link) Done() <-chan struct{} { return l.done }
 
-// Err returns why the stream ended: ErrFenced or ErrClosed.
+// Err returns the reason why the stream ended: ErrFenced, a refusal of the runner, or ErrClosed.
 func (l *Link) Err() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -168,11 +171,11 @@ func (l *Link) Err() error {
 // Ready returns a channel that is signalled when Next may return an item. One signal may stand for many items.
 func (l *Link) Ready() <-chan struct{} { return l.lines.ready }
 
-// Next returns the next item, and false if there is none yet.
+// Next returns the next item that was received, and false if there is none yet.
 func (l *Link) Next() (Item, bool) { return l.lines.pop() }
 
-// Call sends a command and waits for its reply. If the runner refuses the command, the error is a *runner.Error, or
-// ErrFenced.
+// Call sends a command to the runner and blocks until the runner replies. If the runner refuses the command, the error
+// is a *runner.Error, or ErrFenced.
 func (l *Link) Call(ctx context.Context, c runner.Command) (runner.Reply, error) {
 	l.mu.Lock()
 	l.lastID++
@@ -204,9 +207,9 @@ func (l *Link) Call(ctx context.Context, c runner.Command) (runner.Reply, error)
 	}
 }
 
-// Acknowledge allows the runner to remove its journal's lines up to a number. It does not block. The acknowledgement is
-// sent with the next command, or after a second at the latest: on a stream to a remote engine, a command that follows
-// another one waits until that one has arrived.
+// Acknowledge allows the runner to remove the lines of its journal up to a line number. It does not block: the
+// acknowledgement is sent with the next command, or after a second at the latest. On a stream to a remote engine a
+// command waits until the previous one has arrived, so a separate message would delay the next command.
 func (l *Link) Acknowledge(epoch, line uint64) error {
 	raw, err := encodeCommand(runner.Command{Op: runner.OpAck, Epoch: epoch, Ack: line})
 	if err != nil {
@@ -222,7 +225,7 @@ func (l *Link) Acknowledge(epoch, line uint64) error {
 	return nil
 }
 
-// Close ends the stream and blocks until all its goroutines have ended. The runner continues.
+// Close ends the stream and blocks until all its goroutines have ended. The runner continues to run.
 func (l *Link) Close() {
 	l.once.Do(func() {
 		close(l.stop)
@@ -234,12 +237,13 @@ func (l *Link) Close() {
 	l.all.Wait()
 }
 
+// encodeCommand returns a command as a line of JSON.
 func encodeCommand(c runner.Command) ([]byte, error) {
 	raw, err := json.Marshal(c)
 	return append(raw, '\n'), err
 }
 
-// enqueueCommand passes a command to the goroutine that writes.
+// enqueueCommand passes a command to the goroutine that writes to the runner.
 func (l *Link) enqueueCommand(ctx context.Context, c runner.Command) error {
 	raw, err := encodeCommand(c)
 	if err != nil {
@@ -257,7 +261,7 @@ func (l *Link) enqueueCommand(ctx context.Context, c runner.Command) error {
 	}
 }
 
-// writeCommands writes commands, and acknowledgements together with them.
+// writeCommands writes commands and acknowledgements to the runner until the stream ends.
 func (l *Link) writeCommands() {
 	defer l.proc.Stdin().Close() //nolint:errcheck // the stream is over
 	late := time.NewTimer(l.late)
@@ -290,7 +294,7 @@ func (l *Link) writeCommands() {
 	}
 }
 
-// writeWithAck writes the waiting acknowledgement, if there is one, and then a command.
+// writeWithAck writes the pending acknowledgement, if there is one, and a command to the runner.
 func (l *Link) writeWithAck(command []byte) error {
 	l.mu.Lock()
 	raw := append(l.ack, command...)
@@ -306,6 +310,7 @@ func (l *Link) writeWithAck(command []byte) error {
 	return err
 }
 
+// logStderr logs what "runner attach" writes to its stderr.
 func (l *Link) logStderr() {
 	lines := newLineReader(l.proc.Stderr(), 4<<10, 512)
 	for {
@@ -319,6 +324,7 @@ func (l *Link) logStderr() {
 	}
 }
 
+// readStream reads messages of the runner until the stream ends.
 func (l *Link) readStream(hello chan<- runner.Hello) {
 	defer func() {
 		close(l.done)
@@ -341,7 +347,8 @@ func (l *Link) readStream(hello chan<- runner.Hello) {
 	}
 }
 
-// handleLine handles one line. It returns false to end the stream.
+// handleLine handles one line that the runner sent: the hello, a reply, a journal line, or garbage. It returns false to
+// end the stream. cut is true if the line is too long.
 func (l *Link) handleLine(raw []byte, cut bool, hello chan<- runner.Hello) bool {
 	var m runner.Message
 	bad := cut
@@ -370,6 +377,7 @@ func (l *Link) handleLine(raw []byte, cut bool, hello chan<- runner.Hello) bool 
 	return l.lines.push(Item{Garbage: truncate.Valid(string(raw), maxGarbageBytes)}, len(raw))
 }
 
+// deliverReply passes the runner's reply to the call that waits for it.
 func (l *Link) deliverReply(r runner.Reply) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

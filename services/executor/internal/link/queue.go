@@ -8,11 +8,11 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// queueBytes is the size in bytes of the journal lines that a queue holds. While it is full, no further lines are read
-// from the runner.
+// queueBytes is the size limit in bytes of the items in an itemQueue. While the queue is full, the Link reads no further lines from the
+// runner.
 const queueBytes = 2 * runner.MaxLine
 
-// maxGarbageBytes is the number of bytes at the beginning of an unreadable line that Item.Garbage has.
+// maxGarbageBytes is the number of bytes at the beginning of a line that is not a journal line which Item.Garbage keeps.
 const maxGarbageBytes = 2 << 10
 
 // Item is a journal line of the runner, or the beginning of a line that could not be decoded.
@@ -22,7 +22,7 @@ type Item struct {
 	TooLong bool         // the line was longer than runner.MaxLine
 }
 
-// itemQueue holds the items that were received and not taken yet, in order. push blocks while the queue is full.
+// itemQueue holds items that were received and not read yet, in order. push blocks while the queue is full.
 type itemQueue struct {
 	ready chan struct{}
 
@@ -40,7 +40,7 @@ func newItemQueue() *itemQueue {
 	return q
 }
 
-// push adds an item. It blocks while the queue is full, and returns false if the queue was closed.
+// push adds an item of the given size. It blocks while the queue is full, and returns false if the queue was closed.
 func (q *itemQueue) push(it Item, size int) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -58,6 +58,7 @@ func (q *itemQueue) push(it Item, size int) bool {
 	return true
 }
 
+// pop removes and returns the first item, and false if the queue is empty.
 func (q *itemQueue) pop() (Item, bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -72,6 +73,7 @@ func (q *itemQueue) pop() (Item, bool) {
 	return it, true
 }
 
+// close ends a blocked push, and makes every later one return false.
 func (q *itemQueue) close() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -80,9 +82,9 @@ func (q *itemQueue) close() {
 }
 
 const (
-	// initialBufferBytes is the size of a lineReader's buffer at first, and again after a long line.
+	// initialBufferBytes is the size of a lineReader's buffer at the start, and again after a long line.
 	initialBufferBytes = 2 << 10
-	// maxKeptBufferBytes is the largest buffer that a lineReader keeps while it waits for a line. A session writes long lines rarely, and an
+	// maxKeptBufferBytes is the size of the largest buffer that a lineReader keeps while it waits for a line. Long lines are rare, and an
 	// executor has a thousand sessions.
 	maxKeptBufferBytes = 4 << 10
 	// maxEmptyReads is the maximum number of consecutive reads of a stream that return neither bytes nor an error.
@@ -106,8 +108,8 @@ func newLineReader(r io.Reader, limit, first int) *lineReader {
 	return &lineReader{r: r, limit: limit, first: first}
 }
 
-// readLine returns the next line without its newline, and whether it was cut. A last line without a newline is returned
-// with io.EOF. The line is valid until the next call of readLine.
+// readLine returns the next line without its newline. cut is true if the line was longer than the limit. A last line without a newline is
+// returned together with io.EOF. The line is valid until the next call of readLine.
 func (l *lineReader) readLine() (line []byte, cut bool, err error) {
 	for {
 		if i := bytes.IndexByte(l.buf[l.scanned:l.end], '\n'); i >= 0 {
@@ -129,7 +131,7 @@ func (l *lineReader) readLine() (line []byte, cut bool, err error) {
 	}
 }
 
-// lineUntil returns the line that begins at l.start and ends at end. cut reports whether it was cut to the limit.
+// lineUntil returns the line in the buffer that ends at the index end. cut is true if the line was cut to the limit.
 func (l *lineReader) lineUntil(end int) (line []byte, cut bool) {
 	line = l.buf[l.start:end]
 	if cut = len(line) > l.limit; cut {
@@ -138,7 +140,7 @@ func (l *lineReader) lineUntil(end int) (line []byte, cut bool) {
 	return bytes.TrimRight(line, "\r\n"), cut
 }
 
-// cutLine returns the beginning of a line that is too long and whose newline was not read yet, and skips the rest.
+// cutLine returns the beginning of a line that is longer than the limit, and skips the rest of the line in the stream.
 func (l *lineReader) cutLine() (line []byte, cut bool, err error) {
 	line = bytes.TrimRight(bytes.Clone(l.buf[l.start:l.start+l.limit]), "\r\n")
 	for {
@@ -155,7 +157,7 @@ func (l *lineReader) cutLine() (line []byte, cut bool, err error) {
 	}
 }
 
-// fillBuffer reads from the stream into the buffer, which it makes larger if it is full.
+// fillBuffer reads from the stream into the buffer. It first enlarges a full buffer.
 func (l *lineReader) fillBuffer() {
 	switch {
 	case l.start == l.end && cap(l.buf) > maxKeptBufferBytes, l.buf == nil:

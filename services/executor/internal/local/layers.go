@@ -294,7 +294,7 @@ func folderSize(dir string) (size int64, err error) {
 }
 
 // RemoveOrphans removes layers that were not used for Config.Layers.Keep, and the leftovers of interrupted installations.
-// Workspaces of local sandboxes are removed through Kept and Wipe.
+// Workspaces of local sandboxes are removed through ListWorkspaces and RemoveWorkspace.
 func (p *Provider) RemoveOrphans(ctx context.Context, _ time.Duration) (int, error) {
 	entries, err := os.ReadDir(p.layersDir())
 	if errors.Is(err, fs.ErrNotExist) {
