@@ -138,16 +138,16 @@ type LayerBuilder struct {
 
 // WorkspaceKeeper is implemented by providers that keep the workspace of a session longer than its sandboxes.
 type WorkspaceKeeper interface {
-	// Kept returns the labels of all kept workspaces.
+	// ListWorkspaces returns the labels of all kept workspaces.
 	ListWorkspaces(ctx context.Context) ([]Labels, error)
-	// Wipe removes a workspace. A workspace that does not exist is not an error.
+	// RemoveWorkspace removes a workspace. A workspace that does not exist is not an error.
 	RemoveWorkspace(ctx context.Context, l Labels) error
 }
 
 // ServerHost is implemented by providers that run MCP servers in separate containers next to a sandbox. They are
 // paused and terminated together with the sandbox.
 type ServerHost interface {
-	// Serve ensures that server n of a sandbox runs; n counts from 0 and is less than Servers of its Spec. It
+	// StartServer ensures that server n of a sandbox runs; n counts from 0 and is less than Servers of its Spec. It
 	// replaces a server that differs from s. It returns the path, inside the sandbox, of the Unix socket of the
 	// server; the path changes when the container is replaced. It returns ErrNotFound if the sandbox does not exist
 	// or has no room for the server.
@@ -164,7 +164,7 @@ type Server struct {
 // Restorer reports whether a sandbox was created with the workspace that its Spec requested. Providers that keep
 // workspaces by session do not implement it.
 type Restorer interface {
-	// Kept reports whether the workspace and the agent's records are the requested ones; otherwise they are new and
+	// HasWorkspace reports whether the workspace and the agent's records are the requested ones; otherwise they are new and
 	// empty.
 	HasWorkspace() bool
 }

@@ -28,7 +28,7 @@ type Leases interface {
 	// Ask asks an executor what it does for a session. The error wraps lease.ErrNoLease if the executor is gone, and lease.ErrNoAnswer if it does not
 	// answer.
 	Ask(ctx context.Context, executor string, ref topology.SessionRef) (topology.CtlAnswer, error)
-	// Running returns the number of executions of a tenant that run on all executors, including this one, as each
+	// RunningExecutions returns the number of executions of a tenant that run on all executors, including this one, as each
 	// executor last reported.
 	RunningExecutions(ctx context.Context, tenant string) (int, error)
 	// Renew publishes at once the number of executions that this executor runs.

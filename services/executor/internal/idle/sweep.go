@@ -19,7 +19,7 @@ import (
 // orphanRemover is implemented by providers that keep the workspace of a sandbox after its end, stored by the sandbox's id and not by the
 // session.
 type orphanRemover interface {
-	// Orphans removes the workspaces that have been without a sandbox for at least olderThan, and returns how many.
+	// RemoveOrphans removes the workspaces that no sandbox has used for at least olderThan, and returns their number.
 	RemoveOrphans(ctx context.Context, olderThan time.Duration) (removed int, err error)
 }
 

@@ -31,9 +31,9 @@ type ExecutionRunner interface {
 
 // SandboxKeeper does the work in the sandbox of a session in which no execution runs.
 type SandboxKeeper interface {
-	// Release gives up the sandbox of a session.
+	// ReleaseSandbox takes a last snapshot of a session's sandbox and terminates it.
 	ReleaseSandbox(ctx context.Context, l *eventlog.Loaded, s *handling.Session) error
-	// Sync applies file changes and takes a snapshot.
+	// SyncWorkspace applies the requested file changes and takes a snapshot.
 	SyncWorkspace(ctx context.Context, l *eventlog.Loaded, s *handling.Session) error
 }
 

@@ -18,20 +18,21 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/layer"
 )
 
-// markerVariable is the environment variable with the sandbox's id that all processes of a sandbox inherit. By it they
-// are found even after their parents have ended.
+// markerVariable is the environment variable that contains the sandbox's id. All processes of a sandbox inherit it, so
+// that they are found even after their parents have ended.
 const markerVariable = "SPOOL_SANDBOX"
 
 const (
-	// shutdownTimeout is the maximum time that a runner may take to end its processes.
+	// shutdownTimeout is the maximum time that a runner may take to end its processes before they are killed.
 	shutdownTimeout = 3 * time.Second
-	// killTimeout is the maximum time that the remaining processes may take to end after SIGKILL.
+	// killTimeout is the maximum time that processes of a sandbox may take to end after SIGKILL.
 	killTimeout = 5 * time.Second
-	// pollInterval is the interval at which processes and sockets are checked.
+	// pollInterval is the interval at which the provider checks whether a process has ended or a socket answers.
 	pollInterval = 5 * time.Millisecond
 )
 
-// newBox implements sandbox.Sandbox. It is safe for concurrent use.
+// box is a sandbox of local processes, without isolation. It implements sandbox.Sandbox. It is safe for concurrent
+// use.
 type box struct {
 	p   *Provider
 	rec savedSandbox
@@ -44,7 +45,7 @@ func (b *box) ID() string { return b.rec.ID }
 // Secret returns the secret with which executors prove themselves to the runner.
 func (b *box) Secret() string { return b.rec.Secret }
 
-// workspaceDir returns the folder in which the agent works.
+// workspaceDir returns the path of the folder in which the session's agent works.
 func (b *box) workspaceDir() string {
 	if b.rec.HostPath != "" {
 		return b.rec.HostPath
@@ -52,7 +53,7 @@ func (b *box) workspaceDir() string {
 	return b.p.workspaceDir(b.rec.Labels.Session)
 }
 
-// HasWorkspace reports whether the session had a workspace on this machine before this sandbox was created.
+// HasWorkspace reports whether the session had a workspace on this machine before the sandbox was created.
 func (b *box) HasWorkspace() bool { return !b.rec.Empty }
 
 // Running reports whether the runner runs.
@@ -61,7 +62,7 @@ func (b *box) Running(context.Context) (bool, error) {
 	return alive, nil
 }
 
-// findRunner returns the runner's process, and whether it runs.
+// findRunner returns the process of the sandbox's runner, and false if the runner does not run.
 func (b *box) findRunner() (runnerProcess, bool) {
 	var s runnerProcess
 	if err := readJSON(filepath.Join(b.dir, "runner.json"), &s); err != nil || s.PID <= 1 {
@@ -71,7 +72,7 @@ func (b *box) findRunner() (runnerProcess, bool) {
 	return s, ok && p.start == s.Start && !p.dead
 }
 
-// isPaused reports whether the runner is stopped by a signal.
+// isPaused reports whether the sandbox is paused, that is, a signal has stopped its runner.
 func (b *box) isPaused() bool {
 	s, alive := b.findRunner()
 	if !alive {
@@ -81,7 +82,8 @@ func (b *box) isPaused() bool {
 	return ok && p.stopped
 }
 
-// environment returns the environment of all processes of a sandbox, to which each process's own variables are added.
+// environment returns the environment variables that all processes in a sandbox have, in addition to the variables of
+// each process.
 func (b *box) environment() []string {
 	env := []string{
 		"PATH=" + b.searchPath(),
@@ -102,7 +104,7 @@ func (b *box) environment() []string {
 	return env
 }
 
-// searchPath returns the search path for programs in a sandbox.
+// searchPath returns the value of the variable PATH in a sandbox.
 func (b *box) searchPath() string {
 	if b.rec.Layer == "" {
 		return b.p.cfg.Path
@@ -156,8 +158,8 @@ func (b *box) startRunner(ctx context.Context) error {
 	return nil
 }
 
-// awaitSocketClosed blocks until no process answers at the socket. A killed runner answers until its last thread has
-// ended. Until then, the next runner would refuse to start because another one listens.
+// awaitSocketClosed blocks until no process answers at the runner's socket. A killed runner answers until its last
+// thread has ended, and the next runner would not start while another one answers.
 func (b *box) awaitSocketClosed(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, runnerReadyTimeout)
 	defer cancel()
@@ -200,7 +202,7 @@ func (b *box) awaitRunner(ctx context.Context, exited <-chan struct{}) error {
 	}
 }
 
-// sendSecret sends the runner the sandbox's secret. It may be called more than once.
+// sendSecret sends the sandbox's secret to the runner. It may be called more than once.
 func (b *box) sendSecret(ctx context.Context) error {
 	c, err := (&net.Dialer{}).DialContext(ctx, "unix", b.rec.Socket)
 	if err != nil {
@@ -211,7 +213,7 @@ func (b *box) sendSecret(ctx context.Context) error {
 	return runner.GiveSecret(c, b.rec.Secret)
 }
 
-// exitError returns the error of a runner that has ended, with the end of its output.
+// exitError returns an error that says that the runner has ended, with the end of its output.
 func (b *box) exitError() error {
 	raw, err := os.ReadFile(filepath.Join(b.dir, "runner.log"))
 	if err != nil {
@@ -221,8 +223,8 @@ func (b *box) exitError() error {
 	return fmt.Errorf("the runner ended at once; it last said: %s", strings.ToValidUTF8(text, "\uFFFD"))
 }
 
-// endProcesses ends every process of the sandbox: the runner, which is asked to end its
-// processes first, all its descendants, and every process with the sandbox's marker.
+// endProcesses ends all processes of the sandbox: it asks the runner to end its processes, and then kills the runner,
+// its descendants, and every process with the sandbox's marker variable.
 func (b *box) endProcesses(ctx context.Context) error {
 	known := map[int]string{} // pid to start
 	if s, alive := b.findRunner(); alive {
@@ -260,7 +262,7 @@ func (b *box) endProcesses(ctx context.Context) error {
 	return nil
 }
 
-// awaitRunnerExit blocks until the runner has ended, for d at most.
+// awaitRunnerExit blocks until the runner has ended, but at most for d.
 func (b *box) awaitRunnerExit(ctx context.Context, d time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
@@ -278,8 +280,8 @@ func (b *box) awaitRunnerExit(ctx context.Context, d time.Duration) {
 	}
 }
 
-// findProcesses adds the descendants of known processes, and all processes with the sandbox's marker, to known, which
-// maps a pid to its start time. It returns the processes of known that still run.
+// findProcesses adds to known all descendants of the processes in known, and all processes with the sandbox's marker
+// variable. known maps a pid to the start time of the process. findProcesses returns the pids in known that still run.
 func (b *box) findProcesses(known map[int]string) (alive []int) {
 	all := listProcesses()
 	self := os.Getpid()
@@ -330,7 +332,8 @@ func (b *box) Exec(ctx context.Context, c sandbox.Command) (sandbox.Process, err
 	return startProcess(cmd)
 }
 
-// workspacePath returns the absolute path of a folder of the workspace.
+// workspacePath returns the absolute path of a folder of the workspace, or an error if the folder is not in the
+// workspace.
 func (b *box) workspacePath(dir string) (string, error) {
 	workspace := b.workspaceDir()
 	if dir == "" {
@@ -351,7 +354,7 @@ func (b *box) workspacePath(dir string) (string, error) {
 	return filepath.Join(workspace, filepath.FromSlash(rel)), nil
 }
 
-// lookPath returns the path of a program as a shell in the sandbox finds it.
+// lookPath returns the path of a program as a shell in the folder dir finds it with the search path path.
 func lookPath(name, dir, path string) (string, error) {
 	if strings.Contains(name, "/") {
 		if filepath.IsAbs(name) {

@@ -16,17 +16,18 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// partialPrefix is the prefix of the names of files that are not completely written.
+// partialPrefix is the prefix of the names of files in the workspace whose content is not complete yet.
 const partialPrefix = ".spool-put-"
 
-// files implements sandbox.Files for a workspace on this machine. It uses os.Root, so no path and no symbolic link
-// leads out of the workspace.
+// files reads and writes a workspace on this machine. It implements sandbox.Files. It uses os.Root, so no path and
+// no symbolic link leads out of the workspace.
 type files struct{ dir string }
 
 // Files returns the workspace.
 func (b *box) Files() sandbox.Files { return files{b.workspaceDir()} }
 
-// cleanRelativePath cleans a slash-separated path and returns an error if it is not below the workspace.
+// cleanRelativePath returns the shortest form of a slash-separated path, or an error if the path is not below the
+// workspace.
 func cleanRelativePath(name string) (string, error) {
 	clean := path.Clean(name)
 	switch {
@@ -38,8 +39,8 @@ func cleanRelativePath(name string) (string, error) {
 	return clean, nil
 }
 
-// translateError returns the error of package sandbox for an error of os.Root. An error that is not of a system call
-// means that the path leaves the Root.
+// translateError converts an error of os.Root to an error of package sandbox. An error that does not come from a
+// system call means that the path leads out of the workspace.
 func translateError(name string, err error) error {
 	var errno syscall.Errno
 	var p *fs.PathError
@@ -54,7 +55,7 @@ func translateError(name string, err error) error {
 	return fmt.Errorf("path %q: %w", name, err)
 }
 
-// Put replaces a file atomically.
+// Put writes a file of the workspace, which it replaces atomically.
 func (f files) Put(ctx context.Context, name string, content io.Reader) error {
 	rel, err := cleanRelativePath(name)
 	if err != nil {
@@ -80,6 +81,7 @@ func (f files) Put(ctx context.Context, name string, content io.Reader) error {
 	return nil
 }
 
+// writeTemporary writes the content of a file to a new file with the given name.
 func (f files) writeTemporary(ctx context.Context, root *os.Root, name string, content io.Reader) error {
 	file, err := root.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
 	if err != nil {
@@ -89,7 +91,7 @@ func (f files) writeTemporary(ctx context.Context, root *os.Root, name string, c
 	return errors.Join(err, file.Close())
 }
 
-// contextReader is a reader that returns the error of its context once the context has ended.
+// contextReader is a reader that returns the error of its context after the context has ended.
 type contextReader struct {
 	ctx context.Context
 	r   io.Reader
@@ -102,6 +104,7 @@ func (r contextReader) Read(p []byte) (int, error) {
 	return r.r.Read(p)
 }
 
+// ignoreNotExist returns nil for the error that a file does not exist, and other errors unchanged.
 func ignoreNotExist(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -109,7 +112,7 @@ func ignoreNotExist(err error) error {
 	return err
 }
 
-// Get opens a file for reading. The caller closes it.
+// Get opens a file of the workspace for reading. The caller must close the reader.
 func (f files) Get(_ context.Context, name string) (io.ReadCloser, error) {
 	rel, err := cleanRelativePath(name)
 	if err != nil {
@@ -135,7 +138,7 @@ func (f files) Get(_ context.Context, name string) (io.ReadCloser, error) {
 	return file, nil
 }
 
-// List returns the files and folders below a folder. It does not follow symbolic links.
+// List returns the files and folders below a folder of the workspace. It does not follow symbolic links.
 func (f files) List(ctx context.Context, dir string) ([]sandbox.File, error) {
 	rel := "."
 	if dir != "" {
@@ -174,7 +177,7 @@ func (f files) List(ctx context.Context, dir string) ([]sandbox.File, error) {
 	return out, nil
 }
 
-// Remove removes a file, or a folder with everything in it.
+// Remove removes a file of the workspace, or a folder with everything in it.
 func (f files) Remove(_ context.Context, name string) error {
 	rel, err := cleanRelativePath(name)
 	if err != nil {

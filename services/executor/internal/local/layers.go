@@ -21,23 +21,25 @@ import (
 )
 
 const (
-	// lockRetryInterval is the interval at which an executor tries to lock a layer while another executor has the lock.
+	// lockRetryInterval is the interval at which an executor tries to lock a dependency layer while another executor has the
+	// lock.
 	lockRetryInterval = 100 * time.Millisecond
 	// diskMeasureInterval is the interval at which the disk usage of an installer is measured.
 	diskMeasureInterval = 3 * time.Second
-	// outputDrainTimeout is the maximum time for which output is read after an installer has ended, if processes that it left
-	// running keep the output open.
+	// outputDrainTimeout is the maximum time for which the output of an installer is read after the installer has ended, if
+	// processes that it started keep the output open.
 	outputDrainTimeout = 2 * time.Second
 )
 
 var (
 	_ sandbox.Layerer = (*Provider)(nil)
 
+	// errInstallTimeout is the cancellation cause of an installation's context at its time limit.
 	errInstallTimeout = errors.New("the time limit was reached")
 )
 
-// Layer installs the packages into layers/<digest> of the provider's folder with this machine's npm and pip. The
-// scripts of packages run without any restriction.
+// Layer returns the folder layers/<digest> in the provider's folder, into which it installs the packages unless they are
+// there, with the npm and pip of this machine. The scripts of packages run without any restriction.
 func (p *Provider) Layer(ctx context.Context, want sandbox.Packages, use sandbox.LayerBuilder) (string, error) {
 	base, err := p.runtimeVersions(ctx, want)
 	if err != nil {
@@ -53,7 +55,7 @@ func (p *Provider) Layer(ctx context.Context, want sandbox.Packages, use sandbox
 	return p.layers.Do(ctx, digest, func(ctx context.Context) (string, error) { return p.createLayer(ctx, digest, want) })
 }
 
-// runtimeVersions returns the versions of Node and Python on this machine, for which packages are built.
+// runtimeVersions returns the versions of Node and Python on this machine, for which the packages of a layer are built.
 func (p *Provider) runtimeVersions(ctx context.Context, want sandbox.Packages) (string, error) {
 	var out []string
 	for name, needed := range map[string]bool{"node": len(want.NPM) > 0, "python3": len(want.PIP) > 0} {
@@ -79,12 +81,16 @@ func (p *Provider) runtimeVersions(ctx context.Context, want sandbox.Packages) (
 	return strings.Join(out, "\n"), nil
 }
 
+// layersDir returns the folder that contains all dependency layers.
 func (p *Provider) layersDir() string { return filepath.Join(p.cfg.Dir, "layers") }
+
+// layerLockPath returns the path of the lock file of the layer of a digest.
 func (p *Provider) layerLockPath(digest string) string {
 	return filepath.Join(p.layersDir(), digest+".lock")
 }
 
-// completeLayer returns the folder of a complete layer and records its use. It returns "" if there is none.
+// completeLayer returns the folder of the complete layer of a digest and records that it is used now, or returns "" if
+// there is none.
 func (p *Provider) completeLayer(digest string) (string, error) {
 	dir := filepath.Join(p.layersDir(), digest)
 	if _, err := os.Stat(dir); err != nil { // the folder has this name only when it is complete
@@ -100,7 +106,8 @@ func (p *Provider) completeLayer(digest string) (string, error) {
 	return dir, nil
 }
 
-// createLayer creates a layer, unless another executor that shares the folder does.
+// createLayer creates the layer of a digest and returns its folder. If another executor that shares the provider's folder
+// creates it first, createLayer returns that executor's layer.
 func (p *Provider) createLayer(ctx context.Context, digest string, want sandbox.Packages) (_ string, err error) {
 	if err := os.MkdirAll(p.layersDir(), 0o700); err != nil {
 		return "", fmt.Errorf("make a layer: %w", err)
@@ -130,7 +137,7 @@ func (p *Provider) createLayer(ctx context.Context, digest string, want sandbox.
 	return p.completeLayer(digest)
 }
 
-// removeIncompleteLayers removes incomplete layers of a digest that executors left when they died. The caller must
+// removeIncompleteLayers removes the incomplete layers of a digest that executors left when they crashed. The caller must
 // hold the lock of the digest.
 func (p *Provider) removeIncompleteLayers(digest string) error {
 	left, err := filepath.Glob(filepath.Join(p.layersDir(), digest+".new-*"))
@@ -140,7 +147,8 @@ func (p *Provider) removeIncompleteLayers(digest string) error {
 	return err
 }
 
-// lockLayer blocks until it has the lock of a digest. The kernel releases the lock when the process ends.
+// lockLayer blocks until this process holds the lock of the layer of a digest. The kernel releases the lock when the
+// process ends.
 func (p *Provider) lockLayer(ctx context.Context, digest string) (unlock func() error, err error) {
 	f, err := os.OpenFile(p.layerLockPath(digest), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -164,7 +172,8 @@ func (p *Provider) lockLayer(ctx context.Context, digest string) (unlock func() 
 	}
 }
 
-// installEnv returns the part of this process's environment that installers get: their configuration, and no API keys.
+// installEnv returns the environment variables of installers: the configuration of npm and pip from this process's
+// environment, without API keys.
 func (p *Provider) installEnv() []string {
 	keep := []string{"HOME=", "LANG=", "TMPDIR=", "USER=", "LOGNAME=", "HTTP_PROXY=", "HTTPS_PROXY=", "NO_PROXY=", "NPM_CONFIG_", "PIP_", "NODE_EXTRA_CA_CERTS=", "SSL_CERT_", "REQUESTS_CA_BUNDLE=", "XDG_"}
 	env := []string{"PATH=" + p.cfg.Path}
@@ -176,10 +185,9 @@ func (p *Provider) installEnv() []string {
 	return env
 }
 
-// installerPath returns the path of an installer's program. For python3 it returns the path of the interpreter itself: the
-// installerPath on the PATH may be a shim of a version manager. pyenv's shim updates its own folder after pip, under a lock
-// that stays if the shim is killed; each later installation on that machine then waits for that lock for a minute and
-// fails.
+// installerPath returns the path of an installer's program. For python3 it returns the path of the interpreter and not of a
+// version manager's shim. If pyenv's shim is killed during an installation, it leaves a lock file in pyenv's folder, and
+// each later installation on this machine waits for that lock for a minute and fails.
 func (p *Provider) installerPath(ctx context.Context, name string) (string, error) {
 	path, err := lookPath(name, "", p.cfg.Path)
 	if err != nil {
@@ -205,7 +213,7 @@ func (p *Provider) installerPath(ctx context.Context, name string) (string, erro
 	return path, nil
 }
 
-// installPackages runs the installers, and checks the size of the folder.
+// installPackages runs the installers of the wanted packages in the folder of a layer, and checks the folder's size.
 func (p *Provider) installPackages(ctx context.Context, dir string, want sandbox.Packages) error {
 	cfg := p.cfg.Layers
 	ctx, cancel := context.WithTimeoutCause(ctx, cfg.Within, errInstallTimeout)
@@ -243,8 +251,8 @@ func (p *Provider) installPackages(ctx context.Context, dir string, want sandbox
 	return nil
 }
 
-// runInstaller runs a command until it ends, ctx ends, or the folder is too large. Then it kills the command's process
-// group.
+// runInstaller runs the command of an installer until it ends. It kills the command's process group if ctx ends or the
+// folder becomes too large.
 func (p *Provider) runInstaller(ctx context.Context, cmd *exec.Cmd, dir string) error {
 	if err := cmd.Start(); err != nil {
 		return err
@@ -293,8 +301,8 @@ func folderSize(dir string) (size int64, err error) {
 	return size, err
 }
 
-// RemoveOrphans removes layers that were not used for Config.Layers.Keep, and the leftovers of interrupted installations.
-// Workspaces of local sandboxes are removed through ListWorkspaces and RemoveWorkspace.
+// RemoveOrphans removes the dependency layers that were not used for Config.Layers.Keep, and the leftovers of interrupted
+// installations. It removes no workspaces: ListWorkspaces and RemoveWorkspace serve that purpose.
 func (p *Provider) RemoveOrphans(ctx context.Context, _ time.Duration) (int, error) {
 	entries, err := os.ReadDir(p.layersDir())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -315,7 +323,8 @@ func (p *Provider) RemoveOrphans(ctx context.Context, _ time.Duration) (int, err
 	return 0, nil
 }
 
-// removeLayerIfOld removes a layer of the entries if it is old, unless an executor is creating it.
+// removeLayerIfOld removes the layer of a digest if it was not used for Config.Layers.Keep and no executor is creating it.
+// entries are the files in the folder of layers.
 func (p *Provider) removeLayerIfOld(ctx context.Context, digest string, entries []os.DirEntry) error {
 	info, err := os.Stat(p.layerLockPath(digest))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -346,7 +355,7 @@ func (p *Provider) removeLayerIfOld(ctx context.Context, digest string, entries 
 	return errors.Join(err, os.Remove(p.layerLockPath(digest)), unlock())
 }
 
-// usesLayer reports whether a sandbox uses a layer.
+// usesLayer reports whether a sandbox of this provider uses the layer in a folder.
 func (p *Provider) usesLayer(ctx context.Context, dir string) (bool, error) {
 	list, err := p.List(ctx)
 	if err != nil {

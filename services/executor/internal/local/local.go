@@ -50,9 +50,10 @@ type Config struct {
 }
 
 const (
-	// Records of a sandbox and of a session's state, in their folders.
+	// sandboxRecordFile and stateRecord are the names of the files that describe a sandbox in its folder, and a session in the folder of the
+	// agent's records.
 	sandboxRecordFile, stateRecord = "sandbox.json", "labels.json"
-	// abandonedAge is the age from which a folder without sandbox.json counts as abandoned. A younger one may belong
+	// abandonedAge is the age from which the folder of a sandbox without a sandboxRecordFile counts as abandoned. A younger folder may belong
 	// to a sandbox that is being created.
 	abandonedAge = time.Minute
 )
@@ -81,8 +82,8 @@ type savedSandbox struct {
 	HostPath string `json:"hostPath,omitempty"` // folder that is the workspace; never removed
 }
 
-// runnerProcess identifies the runner of a sandbox; it is the content of the file runner.json. The start time
-// distinguishes the process from a later one with the same process id.
+// runnerProcess identifies the process of a sandbox's runner, and is the content of the file runner.json. The start time distinguishes the
+// process from a later one with the same pid.
 type runnerProcess struct {
 	PID   int    `json:"pid"`
 	Start string `json:"start"`
@@ -143,7 +144,7 @@ func (p *Provider) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandb
 	return box, nil
 }
 
-// prepareFolders creates the folders and sandbox.json.
+// prepareFolders creates the folders and the sandboxRecordFile of a new sandbox.
 func (p *Provider) prepareFolders(spec sandbox.Spec) (savedSandbox, error) {
 	dir := p.sandboxDir(spec.ID)
 	state := p.stateDir(spec.Labels.Session)
@@ -159,7 +160,7 @@ func (p *Provider) prepareFolders(spec sandbox.Spec) (savedSandbox, error) {
 	if err := os.MkdirAll(state, 0o700); err != nil {
 		return savedSandbox{}, err
 	}
-	// The record is written before the session's other folders, so that Kept finds them.
+	// The record is written before the session's other folders, so that ListWorkspaces finds them.
 	if err := writeJSON(filepath.Join(state, stateRecord), spec.Labels); err != nil {
 		return savedSandbox{}, err
 	}
@@ -193,8 +194,8 @@ func (p *Provider) prepareFolders(spec sandbox.Spec) (savedSandbox, error) {
 	return rec, writeJSON(filepath.Join(dir, sandboxRecordFile), rec)
 }
 
-// checkHostPath returns a *sandbox.Error unless a session may still work in a folder. Since the session was created,
-// the folder may have been removed, or replaced by a link to another folder.
+// checkHostPath returns a *sandbox.Error unless a session may still work in a folder of this machine. The folder may have been removed
+// since the session was created, or replaced by a link to another folder.
 func (p *Provider) checkHostPath(path string) error {
 	resolved, err := p.cfg.HostPaths.Resolve(path)
 	if err == nil && resolved != path {
@@ -206,11 +207,12 @@ func (p *Provider) checkHostPath(path string) error {
 	return nil
 }
 
-// Attach returns the sandbox with an id if its runner runs; sandbox.ErrNotFound otherwise.
+// Attach returns the sandbox with an id whose runner runs, or sandbox.ErrNotFound if there is none.
 func (p *Provider) Attach(_ context.Context, id string) (sandbox.Sandbox, error) {
 	return p.attachSandbox(id)
 }
 
+// attachSandbox implements Attach.
 func (p *Provider) attachSandbox(id string) (sandbox.Sandbox, error) {
 	rec, err := p.readRecord(id)
 	if err != nil {
@@ -223,8 +225,8 @@ func (p *Provider) attachSandbox(id string) (sandbox.Sandbox, error) {
 	return box, nil
 }
 
-// List returns every sandbox that has a folder. It removes folders that have been without a record for abandonedAge: an executor was killed
-// while it created or removed the sandbox.
+// List returns every sandbox that has a folder. It also removes abandoned folders, of sandboxes whose executor was killed while it created
+// or removed them.
 func (p *Provider) List(context.Context) ([]sandbox.Info, error) {
 	entries, err := os.ReadDir(filepath.Join(p.cfg.Dir, "sandboxes"))
 	if err != nil {
@@ -286,7 +288,7 @@ func (p *Provider) Terminate(ctx context.Context, id string, wipe bool) error {
 	return nil
 }
 
-// HasWorkspace returns the sessions that have a workspace on this machine.
+// ListWorkspaces returns the labels of the sessions that have a workspace on this machine.
 func (p *Provider) ListWorkspaces(context.Context) ([]sandbox.Labels, error) {
 	entries, err := os.ReadDir(filepath.Join(p.cfg.Dir, "states"))
 	if err != nil {
@@ -313,12 +315,12 @@ func (p *Provider) ListWorkspaces(context.Context) ([]sandbox.Labels, error) {
 	return out, nil
 }
 
-// RemoveWorkspace removes a session's workspace and its agent's records.
+// RemoveWorkspace removes a session's workspace and its agent's records from this machine.
 func (p *Provider) RemoveWorkspace(_ context.Context, l sandbox.Labels) error {
 	if err := events.CheckID("session", events.KindSession, l.Session); err != nil {
 		return fmt.Errorf("wipe workspace: %w", err)
 	}
-	// The record is in the state folder, which is removed last: Kept lists the session while anything is left.
+	// The record is in the state folder, which is removed last: ListWorkspaces lists the session while anything is left.
 	err := removeAll(p.workspaceDir(l.Session))
 	if err == nil {
 		err = removeRecorded(p.stateDir(l.Session), stateRecord)
@@ -329,20 +331,25 @@ func (p *Provider) RemoveWorkspace(_ context.Context, l sandbox.Labels) error {
 	return nil
 }
 
+// sandboxDir returns the folder of the sandbox with an id.
 func (p *Provider) sandboxDir(id string) string { return filepath.Join(p.cfg.Dir, "sandboxes", id) }
 
+// workspaceDir returns the folder of a session's workspace.
 func (p *Provider) workspaceDir(session string) string {
 	return filepath.Join(p.cfg.Dir, "workspaces", session)
 }
 
+// stateDir returns the folder of the records of a session's agent.
 func (p *Provider) stateDir(session string) string {
 	return filepath.Join(p.cfg.Dir, "states", session)
 }
 
+// newBox returns the sandbox that a record describes.
 func (p *Provider) newBox(rec savedSandbox) *box {
 	return &box{p: p, rec: rec, dir: p.sandboxDir(rec.ID)}
 }
 
+// readRecord reads the sandboxRecordFile of a sandbox. It returns sandbox.ErrNotFound if there is none.
 func (p *Provider) readRecord(id string) (savedSandbox, error) {
 	if err := events.CheckID("sandbox id", events.KindSandbox, id); err != nil {
 		return savedSandbox{}, fmt.Errorf("%w: %w", sandbox.ErrNotFound, err)
@@ -369,7 +376,7 @@ func readJSON(path string, into any) error {
 	return nil
 }
 
-// writeJSON replaces a file atomically.
+// writeJSON writes v as JSON to a file, which it replaces atomically.
 func writeJSON(path string, v any) error {
 	raw, err := json.Marshal(v)
 	if err != nil {
@@ -381,14 +388,15 @@ func writeJSON(path string, v any) error {
 	return os.Rename(path+".new", path)
 }
 
-// isAbandoned reports whether a folder without sandbox.json has not changed for abandonedAge, so that no executor is
-// creating a sandbox in it.
+// isAbandoned reports whether the folder of a sandbox without a sandboxRecordFile has not changed for abandonedAge, so that no executor is
+// creating the sandbox any more.
 func isAbandoned(dir string) bool {
 	info, err := os.Stat(dir)
 	return err == nil && time.Since(info.ModTime()) > abandonedAge
 }
 
-// removeRecorded removes a folder, and its record last. A kill in between leaves a folder that is still found by its record.
+// removeRecorded removes a folder, and the file record in it last. If the process is killed during that, the folder is still found by its
+// record.
 func removeRecorded(dir, record string) error {
 	if err := os.Chmod(dir, 0o700); errors.Is(err, fs.ErrNotExist) { //nolint:gosec // about to be removed
 		return nil

@@ -11,17 +11,18 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// Pause stops every process of a sandbox, its runner first, so that the runner starts no further
-// process. It repeats the search for processes until it finds no more.
+// Pause stops every process of a sandbox by a signal, and its runner first, so that the runner starts no
+// further process. It searches for processes until it finds no more.
 func (p *Provider) Pause(ctx context.Context, id string) error {
 	return p.signalAll(ctx, id, syscall.SIGSTOP)
 }
 
-// Resume continues the processes of a paused sandbox, the runner last.
+// Resume lets the processes of a paused sandbox continue, the runner last.
 func (p *Provider) Resume(ctx context.Context, id string) error {
 	return p.signalAll(ctx, id, syscall.SIGCONT)
 }
 
+// signalAll sends a signal to every process of a sandbox.
 func (p *Provider) signalAll(ctx context.Context, id string, s syscall.Signal) error {
 	if err := events.CheckID("sandbox id", events.KindSandbox, id); err != nil {
 		return err
@@ -60,7 +61,7 @@ func (p *Provider) signalAll(ctx context.Context, id string, s syscall.Signal) e
 	return box.awaitStopped(ctx)
 }
 
-// awaitStopped blocks until the runner has stopped, which takes a moment after the signal.
+// awaitStopped blocks until the signal has stopped the runner.
 func (b *box) awaitStopped(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, killTimeout)
 	defer cancel()
@@ -76,6 +77,7 @@ func (b *box) awaitStopped(ctx context.Context) error {
 	return nil
 }
 
+// sendSignal sends a signal to a process, and returns nil if the process does not exist.
 func sendSignal(pid int, s syscall.Signal) error {
 	if err := syscall.Kill(pid, s); err != nil && !errors.Is(err, syscall.ESRCH) {
 		return fmt.Errorf("signal process %d: %w", pid, err)

@@ -9,11 +9,11 @@ import (
 	"syscall"
 )
 
-// maxSocketPathBytes is the longest path of a Unix socket, in bytes.
+// maxSocketPathBytes is the maximum length of the path of a Unix socket in bytes.
 const maxSocketPathBytes = 107
 
-// socketPath returns the path of a sandbox's socket: in its folder, or in a short folder
-// of this user if that path is too long.
+// socketPath returns the path of the socket of a sandbox's runner: in the sandbox's folder or, if that path is too long, in a
+// folder of this user with a short path.
 func (p *Provider) socketPath(id string) (string, error) {
 	if path := filepath.Join(p.sandboxDir(id), "runner.sock"); len(path) <= maxSocketPathBytes {
 		return path, nil

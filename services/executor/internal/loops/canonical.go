@@ -9,8 +9,8 @@ import (
 	"io"
 )
 
-// canonicalJSON returns arguments in a form that does not depend on the order of keys, on white space or on escapes. It
-// returns arguments that are not JSON unchanged.
+// canonicalJSON returns the arguments of a tool call in a form that does not depend on the order of keys, white space
+// or escapes. It returns arguments that are not valid JSON unchanged.
 func canonicalJSON(raw json.RawMessage) []byte {
 	dec := json.NewDecoder(bytes.NewReader(raw))
 	dec.UseNumber()
@@ -28,7 +28,7 @@ func canonicalJSON(raw json.RawMessage) []byte {
 	return out
 }
 
-// hashParts returns a hash of parts, which differs for different divisions of the same bytes.
+// hashParts returns a hash of parts. The hash depends on where one part ends and the next one begins.
 func hashParts(parts ...[]byte) (sum callHash) {
 	h := sha256.New()
 	for _, p := range parts {

@@ -22,12 +22,13 @@ const (
 	// maxConversations is the maximum number of conversations of an execution that a Detector looks at. The events of
 	// further conversations are ignored.
 	maxConversations = 1000
-	// maxNameBytes is the maximum length of a conversation's id and of a tool's name, in bytes. Longer ids are ignored, and
-	// longer names are cut.
+	// maxNameBytes is the maximum length in bytes of a conversation's id and of a tool's name. Conversations with longer ids
+	// are ignored, and longer names of tools are cut.
 	maxNameBytes = 128
 )
 
-// A Finding is what an event shows about the execution. The zero Finding is nothing.
+// A Finding is what the Detector has found in the events of an execution: a loop to warn about, or a reason to stop the
+// execution. The zero Finding means that it has found nothing.
 type Finding struct {
 	Warning      *events.LoopDetected // must be stored in the log; nil for none
 	Conversation string               // of the warning
@@ -45,16 +46,17 @@ type Detector struct {
 	tooDeep       string // message about the first sub-agent that is too deep; "" if none is
 }
 
-// A conversation holds the last calls of the main agent or of a sub-agent, in the order in which they were made.
+// A callHistory holds the last tool calls of the main agent or of a sub-agent, in the order in which they were made.
 type callHistory struct {
 	depth  uint32 // 0 for the main agent, 1 for its sub-agents, …
 	calls  []toolCall
 	warned bool // the log has a loop_detected event about the series with which the calls end
 }
 
+// callHash is a hash of a tool call's id, arguments or result.
 type callHash [sha256.Size / 2]byte
 
-// A call is a tool call. Calls are equal if they have the same key and the same result.
+// A toolCall is a tool call in a callHistory. Two calls are equal if they have the same key and the same result.
 type toolCall struct {
 	id       callHash
 	tool     string
@@ -64,13 +66,13 @@ type toolCall struct {
 	returned bool // the result is complete
 }
 
-// New returns a Detector for an execution of an agent. The zero values of the fields of the agent mean their defaults.
+// New returns a Detector for an execution of an agent, with the limits of the agent's definition or their defaults.
 func New(agent events.AgentSpec) *Detector {
 	return &Detector{loops: agent.Loops.WithDefaults(), maxDepth: agent.Limits.MaxSubagentDepth()}
 }
 
-// HandleEvent reads the next event of the execution and returns what it shows. Events of the runner's journal have a number;
-// of other events HandleEvent only reads loop_detected.
+// HandleEvent adds the next event of the execution to the Detector's state, and returns what the Detector has found. It
+// ignores events that do not come from the runner's journal, except loop_detected.
 func (d *Detector) HandleEvent(e events.Event) Finding {
 	if !d.readEvent(e) {
 		return Finding{}
@@ -78,11 +80,12 @@ func (d *Detector) HandleEvent(e events.Event) Finding {
 	return d.findingAbout(e.ConversationID)
 }
 
-// Restore reads an event that an earlier executor has stored. After the last one, the caller must act on Pending.
+// Restore adds an event that an earlier executor has stored to the Detector's state. After the last stored event the caller
+// must act on PendingFindings.
 func (d *Detector) Restore(e events.Event) { d.readEvent(e) }
 
-// PendingFindings returns what the restored events show and what is not in the log: the earlier executor may have stopped
-// before it could act.
+// PendingFindings returns what the Detector has found in the restored events and the log does not have: the earlier executor
+// may have stopped before it could act.
 func (d *Detector) PendingFindings() []Finding {
 	var out []Finding
 	for _, id := range slices.Sorted(maps.Keys(d.conversations)) {
@@ -93,7 +96,7 @@ func (d *Detector) PendingFindings() []Finding {
 	return out
 }
 
-// readEvent adds an event to the state, and reports whether the event can have a finding.
+// readEvent adds an event to the Detector's state, and reports whether the event may lead to a finding.
 func (d *Detector) readEvent(e events.Event) bool {
 	if _, ok := e.Data.(events.LoopDetected); ok {
 		if c := d.conversations[e.ConversationID]; c != nil {
@@ -124,7 +127,8 @@ func (d *Detector) readEvent(e events.Event) bool {
 	return false
 }
 
-// readBlock reads a block as it was opened, or as it is complete.
+// readBlock adds a block of a conversation to the Detector's state, when the block is opened or complete, and reports
+// whether the block may lead to a finding.
 func (d *Detector) readBlock(id string, b events.Block) bool {
 	if d.loops.Action == events.LoopNone || b.ToolUseID == "" {
 		return false
@@ -164,7 +168,7 @@ func (d *Detector) readBlock(id string, b events.Block) bool {
 	return true
 }
 
-// readSpawn reads the start of a sub-agent.
+// readSpawn adds the start of a sub-agent to the Detector's state, and reports whether it may lead to a finding.
 func (d *Detector) readSpawn(p events.SubagentSpawned) bool {
 	if p.Conversation == events.MainConversation {
 		return false
@@ -182,7 +186,7 @@ func (d *Detector) readSpawn(p events.SubagentSpawned) bool {
 	return d.tooDeep != ""
 }
 
-// historyOf returns the conversation with an id, nil if the execution has too many of them.
+// historyOf returns the history of a conversation, or nil if the execution has more than maxConversations conversations.
 func (d *Detector) historyOf(id string) *callHistory {
 	c := d.conversations[id]
 	if c == nil && len(d.conversations) < maxConversations && len(id) <= maxNameBytes {
@@ -195,7 +199,7 @@ func (d *Detector) historyOf(id string) *callHistory {
 	return c
 }
 
-// findingAbout returns what the state shows, in particular about a conversation.
+// findingAbout returns what the Detector has found in a conversation, or about the depth of sub-agents.
 func (d *Detector) findingAbout(id string) Finding {
 	f := Finding{}
 	if d.tooDeep != "" {
@@ -222,13 +226,14 @@ func (d *Detector) findingAbout(id string) Finding {
 	return f
 }
 
-// callIndex returns the index of the call with an id, -1 if the window does not have it.
+// callIndex returns the index of the call with an id, or -1 if the history does not contain the call.
 func (c *callHistory) callIndex(id string) int {
 	sum := hashParts([]byte(id))
 	return slices.IndexFunc(c.calls, func(x toolCall) bool { return x.id == sum })
 }
 
-// toolCall returns the call with an id. If there is none, it adds the call, and removes the oldest one beyond the window.
+// findOrAddCall returns the call with an id. If there is none, it adds the call and removes the oldest call if there are
+// more than window.
 func (c *callHistory) findOrAddCall(id string, window uint32) *toolCall {
 	if i := c.callIndex(id); i >= 0 {
 		return &c.calls[i]
@@ -240,8 +245,8 @@ func (c *callHistory) findOrAddCall(id string, window uint32) *toolCall {
 	return &c.calls[len(c.calls)-1]
 }
 
-// repeatedCalls returns the number of equal calls with which the window ends, and their tool. A call without a result yet is
-// not counted, and it ends the series only if it is another call. A call whose arguments are not complete is ignored.
+// repeatedCalls returns the number of equal calls at the end of the history, and the name of their tool. It does not count a
+// call that has no result yet. It ignores a call whose arguments are not complete.
 func (c *callHistory) repeatedCalls() (n uint32, tool string) {
 	var last, counted *toolCall
 	for i := range slices.Backward(c.calls) {
@@ -262,11 +267,13 @@ func (c *callHistory) repeatedCalls() (n uint32, tool string) {
 	return n, tool
 }
 
+// setKey sets the name of the tool and the hash of the arguments.
 func (x *toolCall) setKey(tool string, b events.Block) {
 	x.tool = truncate.Valid(tool, maxNameBytes)
 	x.key, x.hasKey = hashParts([]byte(tool), canonicalJSON(b.Input)), true
 }
 
+// setResult sets the hash of the call's result.
 func (x *toolCall) setResult(b events.Block) {
 	failed := "0"
 	if b.IsError || b.Status == events.StatusError {

@@ -26,8 +26,8 @@ type Config struct {
 	Now      func() time.Time
 }
 
-// A Maintainer does the periodic work of one turn, such as snapshots, health checks and reading the egress proxy's
-// journal. It works in passes: at most one runs at a time, in its own goroutine. Only the turn's goroutine calls its
+// A Maintainer does the periodic work of one turn, such as snapshots, health checks and reading the egress proxy's journal. It
+// does the work in passes: at most one pass runs at a time, in its own goroutine. Only the turn's goroutine calls the Maintainer's
 // methods.
 type Maintainer struct {
 	cfg   Config
@@ -57,7 +57,7 @@ type Turn struct {
 	Accepted bool // the runner has accepted the query
 }
 
-// A Pass is the result of one pass of a Maintainer over a sandbox.
+// A Pass has the results of one pass of a Maintainer.
 type Pass struct {
 	Facts []events.Payload // to be stored
 	Lines []metering.Line  // of the egress proxy's journal, to be stored
@@ -118,7 +118,8 @@ func (m *Maintainer) StartPass(ctx context.Context, t Turn) {
 	})
 }
 
-// syncContents applies file changes and takes a snapshot if wanted. It updates l and returns the events that record them.
+// syncContents applies the requested file changes to the workspace, and takes a snapshot if snapshot is true. It updates l and
+// returns the events that record both.
 func (m *Maintainer) syncContents(ctx context.Context, l *eventlog.Loaded, snapshot bool) ([]events.Payload, error) {
 	box, err := m.cfg.Sandbox.Attach(ctx, l.Run.Sandbox.ID)
 	if err != nil {
@@ -143,10 +144,10 @@ func (m *Maintainer) syncContents(ctx context.Context, l *eventlog.Loaded, snaps
 	return append(facts, s), nil
 }
 
-// Done receives the result of the pass that runs, which the caller must pass to Finish.
+// Done returns a channel that receives the result of the running pass. The caller must pass the result to FinishPass.
 func (m *Maintainer) Done() <-chan Pass { return m.done }
 
-// FinishPass must be called with the result that Done has received. After it, another pass may start.
+// FinishPass must be called with the result that Done has received. Afterwards another pass may start.
 func (m *Maintainer) FinishPass(p Pass) {
 	m.running = false
 	if p.registered != nil {
@@ -154,12 +155,12 @@ func (m *Maintainer) FinishPass(p Pass) {
 	}
 }
 
-// AwaitRegistration blocks while a pass registers the sandbox at the egress proxy; the proxy's timeout bounds it.
+// AwaitRegistration blocks while a pass registers the sandbox with the egress proxy. The timeout of that request limits the wait.
 func (m *Maintainer) AwaitRegistration() {
 	if m.registering != nil {
 		<-m.registering
 	}
 }
 
-// Close blocks until the pass that runs has ended, whose context the caller must have cancelled.
+// Close blocks until the running pass has ended. The caller must have cancelled the pass's context.
 func (m *Maintainer) Close() { m.all.Wait() }

@@ -33,8 +33,8 @@ const (
 	codeUnknownServer = "UNKNOWN_SERVER"   // of a request for an MCP server that the proxy does not know
 )
 
-// A Meter makes the egress proxy charge the usage of one execution to its budgets, and checks the budgets. Only the
-// goroutine of the execution's turn uses it, except for Send.
+// A Meter makes the egress proxy charge the model usage of one execution to its budgets, and checks the budgets. Only the goroutine of
+// the execution's turn uses it, except for SendChange.
 type Meter struct {
 	proxy     *Proxy
 	budgets   Budgets // nil: no tenant has a budget
@@ -48,7 +48,7 @@ type Meter struct {
 	authority    string // PEM: the certificate that the proxy returned when the sandbox was last registered
 }
 
-// New returns the Meter of an execution. b may be nil.
+// New returns the Meter of an execution. b may be nil if tenants have no budgets.
 func New(p *Proxy, b Budgets, x *runlog.Execution) *Meter {
 	return &Meter{proxy: p, budgets: b, execution: x}
 }
@@ -60,7 +60,8 @@ func (m *Meter) SetResolved(r *references.Resolved) { m.resolved = r }
 // Authority returns the certificate, in PEM, with which the sandbox verifies the proxy's certificates; "" if it needs none.
 func (m *Meter) Authority() string { return m.authority }
 
-// UpdateLimits reads the limits of the execution again. After an error, the limits that were read last stay in force.
+// UpdateLimits reads the budgets and limits of the execution's tenant again, and sets the budget of its session. After an error the
+// earlier limits stay in force.
 func (m *Meter) UpdateLimits(ctx context.Context, session events.Budget) error {
 	l := budgets.Limits{Session: session}
 	if m.budgets != nil {
@@ -86,8 +87,8 @@ func (m *Meter) ExceededLimit(unstored []events.Event) (code, message string) {
 	return m.usage.ExceededLimit(m.chargedExecution(), m.limits, s, m.proxy.Now())
 }
 
-// chargedExecution returns the execution with its own budget. The budget limits turns only if the agent does not count its
-// model requests, and the proxy counts them.
+// chargedExecution returns the execution with the budget of its agent's definition. The budget limits the turns only if the egress
+// proxy, and not the agent, counts model requests.
 func (m *Meter) chargedExecution() budgets.Execution {
 	x := m.execution
 	e := budgets.Execution{Tenant: x.Session.Tenant, Session: x.Session.ID, ID: x.ID}
@@ -102,8 +103,8 @@ func (m *Meter) chargedExecution() budgets.Execution {
 	return e
 }
 
-// Register registers the execution's sandbox at the proxy, with the limits that apply now. The error wraps agents.ErrLost if the proxy
-// does not know the sandbox, and run.ErrFenced if another executor has claimed the session's runs.
+// Register registers the execution's sandbox with the egress proxy, with the present limits. The error wraps agents.ErrLost if the
+// proxy does not know the sandbox, and run.ErrFenced if another executor has claimed the session's runs.
 func (m *Meter) Register(ctx context.Context, sandbox string) error {
 	if m.proxy.Egress == nil {
 		return nil
@@ -126,8 +127,8 @@ func (m *Meter) Register(ctx context.Context, sandbox string) error {
 	return nil
 }
 
-// Unregister tells the proxy that the execution has ended. From then on the proxy refuses model requests of the
-// sandbox, because no execution would be charged for them: processes may outlive the turn.
+// Unregister tells the egress proxy that the execution has ended. From then on the proxy refuses model requests from the sandbox,
+// whose processes may outlive the turn, because no execution would be charged for them.
 func (m *Meter) Unregister(ctx context.Context) {
 	sb := m.execution.Session.Run.Sandbox
 	if m.proxy.Egress == nil || m.unregistered || sb.ID == "" || sb.Engine != m.proxy.Engine {
@@ -146,7 +147,7 @@ func (m *Meter) Unregister(ctx context.Context) {
 	}
 }
 
-// registration returns the rights that the execution's sandbox has at the proxy.
+// registration returns what the execution's sandbox may reach through the egress proxy, and the budgets that it is charged to.
 func (m *Meter) registration() api.Registration {
 	x := m.execution
 	r := api.Registration{
@@ -159,7 +160,7 @@ func (m *Meter) registration() api.Registration {
 	return r
 }
 
-// mcpServers returns the MCP servers that the proxy reaches for the execution's sandbox.
+// mcpServers returns the MCP servers that the execution's sandbox reaches through the egress proxy.
 func (m *Meter) mcpServers() []api.MCPServer {
 	if m.resolved == nil {
 		return nil
@@ -181,15 +182,15 @@ func (m *Meter) mcpServers() []api.MCPServer {
 	return out
 }
 
-// A RegistrationChange is a registration of the sandbox that the egress proxy does not have yet.
+// A RegistrationChange is a changed registration of the sandbox that the egress proxy does not have yet.
 type RegistrationChange struct {
 	sandbox      string
 	registration api.Registration
 	limits       budgets.Limits
 }
 
-// PendingChange returns the registration to send if a budget has changed, or if other executions have used a part of a
-// tenant's budget since the last registration. It returns nil if the proxy has the present values.
+// PendingChange returns the registration to send to the egress proxy if a budget or a tenant's usage by other executions has changed
+// since the last registration, and nil otherwise.
 func (m *Meter) PendingChange(sandbox string) *RegistrationChange {
 	if m.proxy.Egress == nil || m.registered.SameBudgets(m.limits) {
 		return nil
@@ -197,13 +198,13 @@ func (m *Meter) PendingChange(sandbox string) *RegistrationChange {
 	return &RegistrationChange{sandbox: sandbox, registration: m.registration(), limits: m.limits}
 }
 
-// SendChange sends a Change to the egress proxy. It may run in another goroutine than the other methods.
+// SendChange sends a RegistrationChange to the egress proxy. Unlike the other methods it may run in another goroutine.
 func (m *Meter) SendChange(ctx context.Context, c *RegistrationChange) error {
 	_, err := m.proxy.Egress.Register(ctx, c.sandbox, c.registration)
 	return err
 }
 
-// SetRegistered records that the egress proxy has received a Change of the budgets.
+// SetRegistered records that the egress proxy has received a RegistrationChange.
 func (m *Meter) SetRegistered(c *RegistrationChange) { m.registered = c.limits }
 
 // Events returns lines of the egress proxy's journal as events of the execution.
@@ -211,8 +212,8 @@ func (m *Meter) Events(lines []Line) []events.Event {
 	return m.proxy.eventsOfLines(m.execution.Session.Run, m.execution.ID, lines)
 }
 
-// HasForgottenServers reports whether the lines show that the egress proxy has forgotten the MCP servers of the sandbox, because it
-// was restarted: it refused a request for one that was registered.
+// HasForgottenServers reports whether lines of the egress proxy's journal show that the proxy has lost the sandbox's MCP servers in a
+// restart: it refused a request for a server that was registered.
 func (m *Meter) HasForgottenServers(lines []Line) bool {
 	servers := m.mcpServers()
 	return slices.ContainsFunc(lines, func(l Line) bool {
@@ -221,8 +222,8 @@ func (m *Meter) HasForgottenServers(lines []Line) bool {
 	})
 }
 
-// FinishExecution unregisters the execution and returns the events that the proxy has recorded until then, so that the log has
-// the usage of the execution before its end.
+// FinishExecution unregisters the execution at the egress proxy, and returns the events that the proxy has recorded, so that the log
+// has the usage of the execution before the execution's end.
 func (m *Meter) FinishExecution(ctx context.Context) []events.Event {
 	if m.proxy.Egress == nil {
 		return nil

@@ -43,8 +43,8 @@ type Line struct {
 	Data      events.Payload // EgressDenied or ModelCalled
 }
 
-// A Proxy is the egress proxy of this executor's sandboxes. It is safe for concurrent use. If Egress is nil there is no
-// proxy, and the methods do nothing.
+// A Proxy registers sandboxes with the egress proxy and reads the proxy's journals. It is safe for concurrent use. If Egress is nil, the
+// executor has no egress proxy and the methods do nothing.
 type Proxy struct {
 	Egress Egress
 	Engine string // of this executor
@@ -65,7 +65,7 @@ func (p *Proxy) Release(ctx context.Context, sandbox string) error {
 	return p.Egress.Release(ctx, sandbox)
 }
 
-// OpenModelRequests returns the number of open model requests of a sandbox.
+// OpenModelRequests returns the number of model requests of a sandbox that the egress proxy has not answered yet.
 func (p *Proxy) OpenModelRequests(ctx context.Context, sandbox string) (int, error) {
 	if p.Egress == nil {
 		return 0, nil
@@ -73,8 +73,8 @@ func (p *Proxy) OpenModelRequests(ctx context.Context, sandbox string) (int, err
 	return p.Egress.OpenModelRequests(ctx, sandbox)
 }
 
-// UnstoredLines returns those lines of the egress proxy's journal of a session's sandbox that are not in the log. r is the
-// state of the session's runs.
+// UnstoredLines returns the lines of the egress proxy's journal of a session's sandbox that the log does not have. r is the state of the
+// session's runs.
 func (p *Proxy) UnstoredLines(ctx context.Context, r run.State) ([]Line, error) {
 	if p.Egress == nil {
 		return nil, nil
@@ -82,8 +82,8 @@ func (p *Proxy) UnstoredLines(ctx context.Context, r run.State) ([]Line, error) 
 	return p.Egress.Lines(ctx, r.Sandbox.ID, r.Egress, false)
 }
 
-// UnstoredEvents returns the events that the proxy has recorded since the last turn. It is called before the sandbox is
-// given up.
+// UnstoredEvents returns the events in the egress proxy's journal of a session's sandbox that the log does not have. It is called before
+// the sandbox is terminated. r is the state of the session's runs.
 func (p *Proxy) UnstoredEvents(ctx context.Context, r run.State) []events.Event {
 	if p.Egress == nil {
 		return nil
@@ -97,8 +97,8 @@ func (p *Proxy) UnstoredEvents(ctx context.Context, r run.State) []events.Event 
 	return p.eventsOfLines(r, "", lines)
 }
 
-// eventsOfLines returns lines of the journal as events. The ids do not depend on the executor. The proxy's clock may be wrong: no event is
-// older than the last claim or in the future.
+// eventsOfLines converts lines of the egress proxy's journal to events. The ids of the events do not depend on the executor. The proxy's
+// clock may be wrong, so the times of the events are limited to the range from the last claim to now.
 func (p *Proxy) eventsOfLines(r run.State, execution string, lines []Line) []events.Event {
 	now := p.Now()
 	var out []events.Event
@@ -127,8 +127,8 @@ func (p *Proxy) eventsOfLines(r run.State, execution string, lines []Line) []eve
 	return out
 }
 
-// Acknowledge allows the egress proxy to drop the journal lines that are in the log. After an error, the next call
-// acknowledges the same lines.
+// Acknowledge allows the egress proxy to remove the journal lines that the log has. After an error, the next call acknowledges the same
+// lines again.
 func (p *Proxy) Acknowledge(ctx context.Context, r run.State) {
 	if p.Egress == nil || r.Egress.Journal == "" {
 		return

@@ -47,7 +47,7 @@ func New() *Metrics {
 	}
 }
 
-// Sources are functions and values from which the gauges of an executor are computed.
+// Sources are the functions and values from which the gauges of an executor are read.
 type Sources struct {
 	Slots      int                                      // executions that may run at once
 	Executions func() int                               // that run
@@ -56,7 +56,7 @@ type Sources struct {
 	Ready      func(architecture string) int            // sandboxes in the pool
 }
 
-// Register registers all metrics.
+// Register registers all metrics of the executor with r.
 func (m *Metrics) Register(r prometheus.Registerer, s Sources) {
 	gauge := func(name, help string, labels prometheus.Labels, value func() float64) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "spool_executor_" + name, Help: help, ConstLabels: labels}, value)
@@ -79,7 +79,7 @@ func (m *Metrics) Register(r prometheus.Registerer, s Sources) {
 	}
 }
 
-// CountEnds counts the executions whose end is among the given events, which were stored in the log.
+// CountEnds counts the executions that have ended, according to the events that were just stored in the log.
 func (m *Metrics) CountEnds(list []events.Event) {
 	for _, e := range list {
 		if t := e.Data.EventType(); events.Terminal(t) {
@@ -88,7 +88,8 @@ func (m *Metrics) CountEnds(list []events.Event) {
 	}
 }
 
-// CountCreation counts a call that created a sandbox, unless it was cancelled.
+// CountCreation counts the creation of a sandbox, which took some time and may have failed. It does not count
+// a cancelled one.
 func (m *Metrics) CountCreation(ctx context.Context, took time.Duration, err error) {
 	if err != nil && errors.Is(ctx.Err(), context.Canceled) {
 		return
@@ -101,10 +102,11 @@ func (m *Metrics) CountCreation(ctx context.Context, took time.Duration, err err
 	m.sandboxSeconds.Observe(took.Seconds())
 }
 
-// CountPooled counts a sandbox that was taken from the pool.
+// CountPooled counts a sandbox that a session took from the warm pool.
 func (m *Metrics) CountPooled() { m.sandboxes.WithLabelValues("pooled").Inc() }
 
-// CountSnapshot counts a snapshot, unless it was cancelled.
+// CountSnapshot counts a snapshot, which took some time and may have failed. It does not count a cancelled
+// one.
 func (m *Metrics) CountSnapshot(ctx context.Context, took time.Duration, s contents.Snapshot, err error) {
 	if err != nil && errors.Is(ctx.Err(), context.Canceled) {
 		return

@@ -12,7 +12,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/guest"
 )
 
-// box implements sandbox.Sandbox. It is safe for concurrent use.
+// box is a sandbox at Modal. It implements sandbox.Sandbox. It is safe for concurrent use.
 type box struct {
 	p      *Provider
 	id     string
@@ -26,13 +26,14 @@ func (b *box) ID() string { return b.id }
 // Secret returns the secret with which executors prove themselves to the runner.
 func (b *box) Secret() string { return b.secret }
 
-// HasWorkspace reports whether the sandbox started from the snapshot of an earlier one, or was found by Attach.
+// HasWorkspace reports whether the sandbox started from the snapshot of an earlier sandbox of the session, or
+// was found by Attach.
 func (b *box) HasWorkspace() bool { return b.kept }
 
 // Files returns the workspace.
 func (b *box) Files() sandbox.Files { return guest.Files{Start: b.startRunner} }
 
-// Running reports whether the sandbox runs. It ends with its runner.
+// Running reports whether the sandbox runs. Modal ends a sandbox when its runner ends.
 func (b *box) Running(ctx context.Context) (bool, error) {
 	_, err := b.p.currentHandle(ctx, b.id)
 	if errors.Is(err, sandbox.ErrNotFound) {
@@ -41,7 +42,7 @@ func (b *box) Running(ctx context.Context) (bool, error) {
 	return err == nil, err
 }
 
-// awaitReady blocks until the runner listens, and sends it the sandbox's secret.
+// awaitReady blocks until the sandbox's runner listens, and then sends it the sandbox's secret.
 func (b *box) awaitReady(ctx context.Context) error {
 	out, err := guest.StartFunc(b.startRunner).Run(ctx, func(w io.Writer) error {
 		_, err := io.WriteString(w, b.secret)
@@ -60,9 +61,9 @@ func (b *box) awaitReady(ctx context.Context) error {
 	return nil
 }
 
-// Exec starts a command in the workspace. ctx bounds only the start. A command
-// of the runner ends with its stdin; every other command can be killed together
-// with its descendants.
+// Exec starts a command in the workspace, or in its subfolder c.Dir. ctx limits only the start. If the first
+// argument is "runner", the command is the runner program, which ends when its stdin is closed; any other
+// command can be killed with its descendants.
 func (b *box) Exec(ctx context.Context, c sandbox.Command) (sandbox.Process, error) {
 	if len(c.Args) == 0 {
 		return nil, errors.New("exec: args are empty")
@@ -78,12 +79,13 @@ func (b *box) Exec(ctx context.Context, c sandbox.Command) (sandbox.Process, err
 	return b.startProgram(ctx, append([]string{runnerPath, "exec", "--id", id, "--"}, c.Args...), dir, c.Env, id)
 }
 
-// startRunner starts a command of the runner.
+// startRunner starts the runner program with the arguments args in the sandbox.
 func (b *box) startRunner(ctx context.Context, args ...string) (guest.Process, error) {
 	return b.startProgram(ctx, append([]string{runnerPath}, args...), "/", nil, "")
 }
 
-// startProgram starts a program in the sandbox. kill is the id for `runner kill`, "" for commands of the runner.
+// startProgram starts a program in the sandbox. kill is the name by which "runner kill" finds the program, ""
+// for the runner program itself.
 func (b *box) startProgram(ctx context.Context, args []string, dir string, env map[string]string, kill string) (guest.Process, error) {
 	h := b.p.knownHandle(b.id)
 	if h == nil { // the sandbox was not used yet, or has ended

@@ -27,7 +27,7 @@ import (
 // modalURL is the address of Modal's API.
 const modalURL = "https://api.modal.com:443"
 
-// checkURL returns an error if the SDK cannot use an address of the API. "" stands for modalURL.
+// checkURL returns an error if the SDK cannot use the URL raw as the address of Modal's API. "" stands for modalURL.
 func checkURL(raw string) error {
 	if raw == "" {
 		return nil
@@ -39,12 +39,12 @@ func checkURL(raw string) error {
 	return nil
 }
 
-// environmentMutex is locked while connect changes the environment variables of this process.
+// environmentMutex is held while connect changes the environment variables of this process.
 var environmentMutex sync.Mutex
 
-// connect returns an SDK client that uses Spool's settings alone. The SDK prefers variables MODAL_… and ~/.modal.toml to some of its
-// parameters. It reads them when a client is created: connect removes the variables for that time, and passes a profile in place
-// of the file.
+// connect returns an SDK client that uses only Spool's settings. The SDK reads the variables MODAL_… and the file ~/.modal.toml when a
+// client is created, and prefers them to some parameters. So connect removes the variables during that time, and passes a profile that
+// replaces the file.
 func (p *Provider) connect() (*sdk.Client, error) {
 	environmentMutex.Lock()
 	defer environmentMutex.Unlock()
@@ -73,8 +73,7 @@ func (p *Provider) connect() (*sdk.Client, error) {
 	return sdk.NewClientWithOptions(params)
 }
 
-// decodeInto sets *to to a new value of its type with the fields of from. It is for types of the SDK that have no exported
-// name.
+// decodeInto sets *to to a new value of its type with the fields of from. It is for types of the SDK that have no exported name.
 func decodeInto[T any](to **T, from any) error {
 	raw, err := json.Marshal(from)
 	if err != nil {
@@ -84,16 +83,18 @@ func decodeInto[T any](to **T, from any) error {
 	return json.Unmarshal(raw, *to)
 }
 
-// captureConn is an interceptor that stores the SDK's connection, for calls whose responses the SDK returns only in part.
+// captureConn is an interceptor that stores the gRPC connection of the SDK, for requests whose response the SDK returns only in part.
 func (p *Provider) captureConn(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	p.conn.Store(conn)
 	return invoke(ctx, method, req, reply, conn, opts...)
 }
 
-// apiClient returns a client of Modal's API on the SDK's connection, with its credentials and retries. lookupApp must have succeeded before.
+// apiClient returns a gRPC client of Modal's API over the SDK's connection, with the SDK's credentials and retries. lookupApp must have
+// succeeded before.
 func (p *Provider) apiClient() pb.ModalClientClient { return pb.NewModalClientClient(p.conn.Load()) }
 
-// callModal calls Modal's API by f, within a limit of time. It translates the error; what is the operation in its text.
+// callModal calls f, which makes requests to Modal's API, with the time limit within, and translates its error. what names the operation in
+// the error.
 func callModal[T any](ctx context.Context, p *Provider, within time.Duration, what string, f func(context.Context) (T, error)) (T, error) {
 	bounded, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
@@ -104,7 +105,7 @@ func callModal[T any](ctx context.Context, p *Provider, within time.Duration, wh
 	return v, p.translateError(ctx, what, err)
 }
 
-// getOrCreate is call for a function that returns no value.
+// callModalNoResult is like callModal, for a function that returns only an error.
 func (p *Provider) callModalNoResult(ctx context.Context, what string, f func(context.Context) error) error {
 	_, err := callModal(ctx, p, callTimeout, what, func(ctx context.Context) (struct{}, error) { return struct{}{}, f(ctx) })
 	return err
@@ -127,12 +128,13 @@ func (p *Provider) translateError(ctx context.Context, what string, err error) e
 	})
 }
 
+// isQuotaError reports whether an error means that a quota of the Modal workspace is exhausted.
 func isQuotaError(err error) bool {
 	var exhausted sdk.ResourceExhaustedError
 	return errors.As(err, &exhausted) || hasCode(err, codes.ResourceExhausted)
 }
 
-// isUnreachable reports whether an error means that Modal was not reached or failed, rather than that it refused the request.
+// isUnreachable reports whether an error means that Modal's API could not be reached or failed, rather than that it refused the request.
 func isUnreachable(err error) bool {
 	var network net.Error
 	var late sdk.TimeoutError
@@ -142,6 +144,7 @@ func isUnreachable(err error) bool {
 		errors.As(err, &network) || errors.As(err, &late) || errors.As(err, &slow)
 }
 
+// isNotFound reports whether an error means that an object does not exist at Modal.
 func isNotFound(err error) bool {
 	var gone sdk.NotFoundError
 	return errors.As(err, &gone) || hasCode(err, codes.NotFound)

@@ -28,11 +28,11 @@ const (
 	runnerUser   = "10001:10001" // as in prepare.sh
 )
 
-// maxCreateAttempts is the maximum number of attempts of Create. An attempt fails if a sandbox has ended, or an image
-// has expired, after it was found.
+// maxCreateAttempts is the maximum number of attempts of Create. An attempt fails if a sandbox or an image that it
+// found does not exist any more when it is used.
 const maxCreateAttempts = 5
 
-// errVanished is returned if a sandbox or an image that was found has ended or expired before it was used. The caller
+// errVanished is returned if a sandbox has ended, or an image has expired, between its look-up and its use. The caller
 // may try again.
 var errVanished = errors.New("it ended meanwhile")
 
@@ -54,6 +54,7 @@ func (p *Provider) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandb
 	return nil, guest.WithCode(sandbox.CodeSandboxFailed, "create sandbox "+spec.ID, err)
 }
 
+// checkSpec returns an error if a Spec is invalid or this provider cannot fulfil it.
 func (p *Provider) checkSpec(spec sandbox.Spec) error {
 	err := errors.Join(events.CheckID("sandbox id", events.KindSandbox, spec.ID), p.checkLabels(spec.Labels))
 	if spec.Workspace != "" {
@@ -139,8 +140,8 @@ func (p *Provider) requestSandbox(ctx context.Context, spec sandbox.Spec) (*sand
 	return h, p.refusalError(err)
 }
 
-// refusalError returns Modal's refusal of a sandbox with its code. Modal has no call that lists its regions, and no
-// gRPC code of its own for an unknown region, so the message decides.
+// refusalError adds the code of Spool to an error with which Modal refused to create a sandbox. Modal has no list of
+// its regions and no gRPC code for an unknown region, so refusalError looks for the region in the message.
 func (p *Provider) refusalError(err error) error {
 	if p.cfg.Region != "" && hasCode(err, codes.InvalidArgument, codes.NotFound) && strings.Contains(strings.ToLower(err.Error()), "region") {
 		return &sandbox.Error{Code: sandbox.CodeRegionUnknown, Err: err, Message: fmt.Sprintf(
@@ -149,6 +150,7 @@ func (p *Provider) refusalError(err error) error {
 	return err
 }
 
+// allowedRegions returns the regions in which Modal may run sandboxes, according to the settings; nil means all.
 func (p *Provider) allowedRegions() []string {
 	if p.cfg.Region == "" {
 		return nil
@@ -156,7 +158,7 @@ func (p *Provider) allowedRegions() []string {
 	return []string{p.cfg.Region}
 }
 
-// createParams returns the limits, the network policy and the environment of a sandbox as the SDK takes them.
+// createParams returns the SDK's parameters for a new sandbox: its limits, network policy and environment.
 func (p *Provider) createParams(spec sandbox.Spec) *sdk.SandboxCreateParams {
 	limits := p.cfg.Limits
 	if spec.Limits.MemoryBytes > 0 {

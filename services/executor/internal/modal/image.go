@@ -23,7 +23,8 @@ import (
 // layoutVersion is the version of the file layout that prepare.sh creates.
 const layoutVersion = "1"
 
-// prepareScript runs as root in a sandbox of the base image, with the runner on stdin.
+// prepareScript is the shell script that adds the runner to an image. It runs as root in a sandbox of the base image, with the runner on
+// its stdin.
 //
 //go:embed prepare.sh
 var prepareScript string
@@ -31,16 +32,16 @@ var prepareScript string
 // imageFields is the beginning of errors about an image that a session or an agent names.
 const imageFields = "sessionOptions.image, or the agent's image: "
 
-// imagePollInterval is the interval at which Modal is asked whether an image that another executor prepares exists.
+// imagePollInterval is the interval at which an executor asks Modal whether another executor has finished preparing an image.
 const imagePollInterval = time.Second
 
-// preparedImage is an image to which Spool has added the runner.
+// preparedImage is an image at Modal to which Spool has added the runner.
 type preparedImage struct {
 	image *sdk.Image
 	key   string // made from the base image and the runner
 }
 
-// imageCache holds the prepared images that this process has found, by reference. It is safe for concurrent use.
+// imageCache holds the prepared images that this process has found, by the reference of their base image. It is safe for concurrent use.
 type imageCache struct {
 	mu  sync.Mutex
 	ids map[string]preparedImage
@@ -65,7 +66,8 @@ func (c *imageCache) forget(ref string) {
 	delete(c.ids, ref)
 }
 
-// imageRef returns the reference of a sandbox's image, the configured one for "". It returns a *sandbox.Error if tenants may not name it.
+// imageRef returns the reference of a sandbox's base image: ref, or the configured one if ref is "". It returns a *sandbox.Error if tenants
+// may not use the image.
 func (p *Provider) imageRef(ref string) (string, error) {
 	if ref == "" || ref == p.cfg.Image {
 		return p.cfg.Image, nil
@@ -77,8 +79,8 @@ func (p *Provider) imageRef(ref string) (string, error) {
 	return ref, nil
 }
 
-// prepareImage returns the image of a reference with the runner, and creates it if there is none. Concurrent calls for one reference share
-// the work, which continues when the context of one of them ends.
+// prepareImage returns the image that consists of the base image ref and the runner, which it creates at Modal if there is none. Concurrent
+// calls for the same reference share the work, which continues when the context of one of them ends.
 func (p *Provider) prepareImage(ctx context.Context, ref string) (preparedImage, error) {
 	if i, ok := p.images.lookUp(ref); ok {
 		return i, nil
@@ -101,6 +103,7 @@ func (p *Provider) prepareImage(ctx context.Context, ref string) (preparedImage,
 	}
 }
 
+// prepareImageNow does the work of prepareImage for all concurrent calls.
 func (p *Provider) prepareImageNow(ctx context.Context, ref string) (preparedImage, error) {
 	app, err := p.lookupApp(ctx)
 	if err != nil {
@@ -132,7 +135,7 @@ func (p *Provider) prepareImageNow(ctx context.Context, ref string) (preparedIma
 	}
 }
 
-// resolveImage returns Modal's image of a registry reference. Modal pulls it if it has not done so before.
+// resolveImage returns Modal's image for a reference to a registry. Modal pulls the image if it has not done so before.
 func (p *Provider) resolveImage(ctx context.Context, app *sdk.App, ref string) (*sdk.Image, error) {
 	base, err := callModal(ctx, p, prepareTimeout, "resolve image "+ref, func(ctx context.Context) (*sdk.Image, error) {
 		return p.client.Images.FromRegistry(ref, nil).Build(ctx, app, nil)
@@ -148,7 +151,7 @@ func (p *Provider) resolveImage(ctx context.Context, app *sdk.App, ref string) (
 	return base, err
 }
 
-// imageByName returns the image that is published under a name; nil if there is none.
+// imageByName returns the image that is published at Modal under a name, or nil if there is none.
 func (p *Provider) imageByName(ctx context.Context, name string) (*sdk.Image, error) {
 	image, err := callModal(ctx, p, callTimeout, "look up image "+name, func(ctx context.Context) (*sdk.Image, error) {
 		return p.client.Images.FromName(ctx, name, &sdk.ImageFromNameParams{Environment: p.cfg.Environment})
@@ -159,8 +162,8 @@ func (p *Provider) imageByName(ctx context.Context, name string) (*sdk.Image, er
 	return image, err
 }
 
-// installRunner creates and publishes the image of a base image and the runner. The name of the helper sandbox is the lock among executors:
-// installRunner returns nil when another executor holds it.
+// installRunner adds the runner to a base image, and publishes the result under a name. The name of the helper sandbox is the lock among
+// executors: installRunner returns nil if another executor holds the lock.
 func (p *Provider) installRunner(ctx context.Context, app *sdk.App, base *sdk.Image, name string) (_ *sdk.Image, err error) {
 	ctx, cancel := context.WithTimeout(ctx, helperTimeout)
 	defer cancel()
@@ -192,13 +195,13 @@ func (p *Provider) installRunner(ctx context.Context, app *sdk.App, base *sdk.Im
 	return p.takeSnapshot(ctx, helper, name, imageTTL)
 }
 
-// helperTags returns the tags of a sandbox that no session uses. The sweep leaves such a sandbox alone.
+// helperTags returns the tags of a helper sandbox, which belongs to no session and which the sweep does not remove.
 func (p *Provider) helperTags() map[string]string {
 	return map[string]string{tagEngine: p.cfg.Engine, tagRole: roleHelper, tagOwner: p.owner}
 }
 
-// ownHelper returns the helper sandbox with a name if this provider created it. That is so when Modal's answer was lost and the SDK
-// repeated the request. It returns nil if the helper is another provider's.
+// ownHelper returns the helper sandbox with a name if this provider created it. This happens when Modal's answer was lost and the SDK
+// repeated the request. It returns nil if another provider created the helper.
 func (p *Provider) ownHelper(ctx context.Context, name string) (*sdk.Sandbox, error) {
 	sb, tags, err := p.sandboxByName(ctx, name)
 	if isNotFound(err) || err == nil && tags[tagOwner] != p.owner {

@@ -8,13 +8,12 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/guest"
 )
 
-// stdinBufferBytes is the size in bytes of the buffer for stdin that was not sent yet. While the buffer is full, writes
-// block.
+// stdinBufferBytes is the maximum number of bytes of stdin that a stdinBuffer holds. Writes block while the buffer is full.
 const stdinBufferBytes = 1 << 20
 
-// stdinBuffer is a command's stdin. Each write to the SDK's stdin takes a round trip. A write to input returns when the bytes are buffered,
-// and a goroutine sends everything that is buffered in one piece, in order. The SDK sends each piece with its offset and repeats it until
-// Modal has accepted it, which it does once.
+// stdinBuffer is the stdin of a command at Modal. Each write to the SDK's stdin takes a round trip, so a write to stdinBuffer returns when
+// the bytes are in the buffer, and a goroutine sends the whole buffer as one piece, in order. The SDK repeats a piece, with its offset,
+// until Modal has accepted it exactly once.
 type stdinBuffer struct {
 	to io.WriteCloser
 
@@ -25,6 +24,7 @@ type stdinBuffer struct {
 	err    error // set by end: nothing more is sent
 }
 
+// newStdinBuffer returns a stdinBuffer that sends to the SDK's stdin to.
 func newStdinBuffer(to io.WriteCloser) *stdinBuffer {
 	i := &stdinBuffer{to: to}
 	i.change.L = &i.mu
@@ -54,7 +54,7 @@ func (i *stdinBuffer) Write(b []byte) (n int, err error) {
 	return n, nil
 }
 
-// Close ends the stream after everything that was written. It does not wait until that is sent.
+// Close ends the stream after everything that was written. It does not wait until the bytes are sent.
 func (i *stdinBuffer) Close() error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -63,7 +63,7 @@ func (i *stdinBuffer) Close() error {
 	return nil
 }
 
-// abandon discards input that was not sent yet, and ends the stream.
+// abandon discards the bytes that were not sent yet, and ends the stream.
 func (i *stdinBuffer) abandon() {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -71,7 +71,7 @@ func (i *stdinBuffer) abandon() {
 	i.change.Broadcast()
 }
 
-// stopSending stops sending, because the command no longer reads. Writes return err from then on.
+// stopSending discards the buffer because the command no longer reads its stdin. Later writes return err.
 func (i *stdinBuffer) stopSending(err error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -82,7 +82,7 @@ func (i *stdinBuffer) stopSending(err error) {
 	i.change.Broadcast()
 }
 
-// sendBuffer sends the buffer, again and again, until the stream has ended.
+// sendBuffer sends the content of the buffer whenever there is some, until the stream has ended.
 func (i *stdinBuffer) sendBuffer() {
 	for {
 		i.mu.Lock()

@@ -36,7 +36,7 @@ const (
 	noTagValue = "none"
 )
 
-// sandboxHandle holds what this process knows about a running sandbox.
+// sandboxHandle holds the SDK's object of a running sandbox, and what this process knows about the sandbox.
 type sandboxHandle struct {
 	mu     sync.Mutex // guards sb, stale and skills
 	sb     *sdk.Sandbox
@@ -48,15 +48,15 @@ type sandboxHandle struct {
 	key    string // key of its prepared image, see tagImage
 }
 
-// sandbox returns the SDK's object, which holds a connection to the sandbox.
+// sandbox returns the SDK's object of the sandbox, which holds a connection to the sandbox.
 func (h *sandboxHandle) sandbox() *sdk.Sandbox {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.sb
 }
 
-// reconnect replaces the SDK's object old by a new one with a new connection, because after failures the old connection
-// waits ever longer before it dials again.
+// reconnect replaces the SDK's object old by a new one, with a new connection. After failures, the old connection would wait longer and
+// longer before it dials again.
 func (h *sandboxHandle) reconnect(ctx context.Context, p *Provider, old *sdk.Sandbox) error {
 	fresh, err := p.client.Sandboxes.FromID(ctx, old.SandboxID, nil) // makes no request
 	if err != nil {
@@ -81,7 +81,7 @@ func (h *sandboxHandle) close() error {
 	return err
 }
 
-// storeHandle stores the handle of a sandbox and returns the stored one, which is an earlier handle if there is one for the same sandbox.
+// storeHandle stores the handle of the sandbox id. If there already is a handle of the same sandbox, it returns that one, else h.
 func (p *Provider) storeHandle(id string, h *sandboxHandle) *sandboxHandle {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -92,7 +92,7 @@ func (p *Provider) storeHandle(id string, h *sandboxHandle) *sandboxHandle {
 	return h
 }
 
-// removeHandle removes the handle of a sandbox that has ended, and closes its connections.
+// removeHandle removes the handle of a sandbox that has ended, and closes the handle's connections.
 func (p *Provider) removeHandle(id string) {
 	p.mu.Lock()
 	h := p.handles[id]
@@ -106,12 +106,14 @@ func (p *Provider) removeHandle(id string) {
 	}
 }
 
+// knownHandle returns the stored handle of the sandbox id, or nil if there is none.
 func (p *Provider) knownHandle(id string) *sandboxHandle {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.handles[id]
 }
 
+// checkLabels returns an error if the values of labels could not be stored in Modal's tags.
 func (p *Provider) checkLabels(l sandbox.Labels) error {
 	var err error
 	if l.Tenant != "" || l.Session != "" {
@@ -126,7 +128,8 @@ func (p *Provider) checkLabels(l sandbox.Labels) error {
 	return err
 }
 
-// sandboxTags returns all tags of a sandbox. Adopt sets all of them again, so it does not matter whether Modal replaces the set or merges it.
+// sandboxTags returns all tags of a sandbox at Modal. Adopt sets all of them again, so it does not matter whether Modal replaces or merges
+// the tags.
 func (p *Provider) sandboxTags(id string, l sandbox.Labels, h *sandboxHandle) map[string]string {
 	tags := map[string]string{
 		tagEngine: l.Engine, tagRole: roleSandbox, tagSandbox: id, tagTenant: l.Tenant, tagSession: l.Session,
@@ -140,7 +143,7 @@ func (p *Provider) sandboxTags(id string, l sandbox.Labels, h *sandboxHandle) ma
 	return tags
 }
 
-// tagValue returns the value of a tag; "" for absent.
+// tagValue returns the value of a tag, or "" if the tag says that there is no value.
 func tagValue(tags map[string]string, name string) string {
 	if v := tags[name]; v != noTagValue {
 		return v
@@ -148,6 +151,7 @@ func tagValue(tags map[string]string, name string) string {
 	return ""
 }
 
+// labelsOfTags returns the labels of a sandbox that has the given tags.
 func labelsOfTags(tags map[string]string) (sandbox.Labels, error) {
 	epoch, err := strconv.ParseUint(tags[tagEpoch], 10, 64)
 	if err != nil {
@@ -162,7 +166,8 @@ func labelsOfTags(tags map[string]string) (sandbox.Labels, error) {
 	return l, nil
 }
 
-// findSandbox returns the running sandbox of this engine with an id; sandbox.ErrNotFound if there is none.
+// findSandbox asks Modal for the running sandbox of this engine with an id, and returns a handle of it, or sandbox.ErrNotFound if there is
+// none.
 func (p *Provider) findSandbox(ctx context.Context, id string) (*sandboxHandle, error) {
 	if err := events.CheckID("sandbox id", events.KindSandbox, id); err != nil {
 		return nil, fmt.Errorf("%w: %w", sandbox.ErrNotFound, err)
@@ -181,7 +186,8 @@ func (p *Provider) findSandbox(ctx context.Context, id string) (*sandboxHandle, 
 	return &sandboxHandle{sb: sb, skills: map[string]bool{}, secret: tags[tagSecret], kept: origin != "", origin: origin, key: tags[tagImage]}, nil
 }
 
-// sandboxByName returns the running sandbox of the app with a name, and its tags. isNotFound is true for its error if there is none.
+// sandboxByName returns the running sandbox with a name in the Modal app, and its tags. If there is none, isNotFound reports true for the
+// error.
 func (p *Provider) sandboxByName(ctx context.Context, name string) (sb *sdk.Sandbox, tags map[string]string, err error) {
 	sb, err = callModal(ctx, p, callTimeout, "find sandbox "+name, func(ctx context.Context) (*sdk.Sandbox, error) {
 		sb, err := p.client.Sandboxes.FromName(ctx, p.cfg.App, name, &sdk.SandboxFromNameParams{Environment: p.cfg.Environment})
@@ -193,7 +199,7 @@ func (p *Provider) sandboxByName(ctx context.Context, name string) (sb *sdk.Sand
 	return sb, tags, err
 }
 
-// currentHandle returns the handle of a sandbox that runs; sandbox.ErrNotFound otherwise.
+// currentHandle returns the handle of a running sandbox, or sandbox.ErrNotFound if the sandbox does not run.
 func (p *Provider) currentHandle(ctx context.Context, id string) (*sandboxHandle, error) {
 	h := p.knownHandle(id)
 	if h == nil {
@@ -211,7 +217,7 @@ func (p *Provider) currentHandle(ctx context.Context, id string) (*sandboxHandle
 	return h, err
 }
 
-// hasEnded reports whether a sandbox has ended.
+// hasEnded asks Modal whether a sandbox has ended.
 func (p *Provider) hasEnded(ctx context.Context, sb *sdk.Sandbox) (bool, error) {
 	code, err := callModal(ctx, p, callTimeout, "look at a sandbox", func(ctx context.Context) (*int, error) {
 		fresh, err := p.client.Sandboxes.FromID(ctx, sb.SandboxID, nil) // sb may be detached
@@ -235,7 +241,7 @@ func (p *Provider) Attach(ctx context.Context, id string) (sandbox.Sandbox, erro
 	return &box{p: p, id: id, secret: h.secret, kept: true}, nil
 }
 
-// List returns the engine's sandboxes that run. Sandboxes that have ended hold nothing that would have to be removed.
+// List returns the engine's running sandboxes. A sandbox that has ended leaves nothing at Modal that would have to be removed.
 func (p *Provider) List(ctx context.Context) ([]sandbox.Info, error) {
 	app, err := p.lookupApp(ctx)
 	if err != nil {
@@ -268,6 +274,7 @@ func (p *Provider) List(ctx context.Context) ([]sandbox.Info, error) {
 	}
 }
 
+// infoOf converts Modal's description of a sandbox.
 func infoOf(s *pb.SandboxInfo) (sandbox.Info, error) {
 	tags := map[string]string{}
 	for _, t := range s.GetTags() {
@@ -284,7 +291,7 @@ func infoOf(s *pb.SandboxInfo) (sandbox.Info, error) {
 	return sandbox.Info{ID: id, Labels: l, Created: time.UnixMicro(int64(s.GetCreatedAt() * 1e6)), Running: true}, nil
 }
 
-// Adopt replaces the labels of a pooled sandbox by those of the session that takes it.
+// Adopt replaces the labels of a sandbox of the warm pool by those of the session that takes it.
 func (p *Provider) Adopt(ctx context.Context, id string, l sandbox.Labels) error {
 	if err := p.checkLabels(l); err != nil {
 		return fmt.Errorf("adopt sandbox %s: %w", id, err)
@@ -296,8 +303,8 @@ func (p *Provider) Adopt(ctx context.Context, id string, l sandbox.Labels) error
 	return p.callModalNoResult(ctx, "adopt sandbox "+id, func(ctx context.Context) error { return h.sandbox().SetTags(ctx, p.sandboxTags(id, l, h), nil) })
 }
 
-// Terminate ends a sandbox. Without wipe it leaves a snapshot of the file system for the next sandbox, whose Spec.Workspace names this
-// one; with wipe it removes that snapshot. It returns nil for a sandbox that has ended already.
+// Terminate ends a sandbox. If wipe is false, it keeps a snapshot of the file system for the sandbox whose Spec.Workspace names this one.
+// If wipe is true, it removes that snapshot. It returns nil for a sandbox that has already ended.
 func (p *Provider) Terminate(ctx context.Context, id string, wipe bool) error {
 	if err := events.CheckID("sandbox id", events.KindSandbox, id); err != nil {
 		return fmt.Errorf("terminate sandbox: %w", err)
@@ -320,7 +327,7 @@ func (p *Provider) Terminate(ctx context.Context, id string, wipe bool) error {
 	return nil
 }
 
-// terminateRunning ends a running sandbox, and removes the snapshot from which it started once that is no longer needed.
+// terminateRunning ends a running sandbox, and removes the snapshot from which the sandbox started when that is no longer needed.
 func (p *Provider) terminateRunning(ctx context.Context, id string, h *sandboxHandle, wipe bool) error {
 	stored := wipe
 	if !wipe {
@@ -344,7 +351,7 @@ func (p *Provider) terminateRunning(ctx context.Context, id string, h *sandboxHa
 	return nil
 }
 
-// stopSending ends a sandbox and blocks until it has ended.
+// endSandbox ends a sandbox and blocks until the sandbox has ended.
 func (p *Provider) endSandbox(ctx context.Context, sb *sdk.Sandbox) error {
 	err := p.callModalNoResult(ctx, "end a sandbox", func(ctx context.Context) error {
 		_, err := sb.Terminate(ctx, &sdk.SandboxTerminateParams{Wait: true})

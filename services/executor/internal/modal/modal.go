@@ -80,10 +80,10 @@ const minTimeout = 10 * time.Minute
 
 // How long Modal keeps images, counted from when they are made.
 const (
-	// imageTTL is the time for which Modal keeps a prepared image. After that time an executor prepares it again.
+	// imageTTL is the time for which Modal keeps a prepared image. Afterwards an executor prepares the image again.
 	imageTTL = 30 * 24 * time.Hour
-	// workspaceTTL is the time for which Modal keeps a snapshot of a workspace. After that time a sandbox is filled
-	// from the session's last snapshot in Spool's object store instead.
+	// workspaceTTL is the time for which Modal keeps the snapshot of a workspace. Afterwards the session's next sandbox is filled from the
+	// last snapshot in Spool's object store instead.
 	workspaceTTL = 7 * 24 * time.Hour
 )
 
@@ -95,8 +95,8 @@ const (
 	createTimeout = 3 * time.Minute
 	// prepareTimeout is the time limit for the preparation of an image, including the wait for other executors.
 	prepareTimeout = 15 * time.Minute
-	// helperTimeout is the timeout of a helper sandbox, in which an image is prepared. If the executor that prepares the
-	// image dies, the others wait until then.
+	// helperTimeout is the time after which Modal ends a helper sandbox, in which an image is prepared. If the executor that prepares the
+	// image dies, other executors wait until then.
 	helperTimeout = 5 * time.Minute
 	// runnerReadyTimeout is the maximum time that a runner may take to listen.
 	runnerReadyTimeout = 30 * time.Second
@@ -113,7 +113,7 @@ var nameFormat = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$`)
 // regionFormat matches names that have the form of a region's: us-east, eu, uk, ap-northeast-1.
 var regionFormat = regexp.MustCompile(`^[a-z]{2,}(-[a-z0-9]+){0,4}$`)
 
-// Check returns an error that names the setting if a config is not valid. It makes no request.
+// Check returns an error that names the setting if the config is not valid. It sends no request.
 func (c Config) Check() error {
 	for _, s := range []struct{ name, value string }{
 		{"modal-token-id", c.TokenID}, {"modal-token-secret", c.TokenSecret}, {"modal-image", c.Image}, {"modal-app", c.App},
@@ -142,6 +142,7 @@ func (c Config) Check() error {
 // httpsPort is the only port at which Modal lets sandboxes connect to an allowed domain.
 const httpsPort = "443"
 
+// checkEgress returns an error if the settings for the egress proxy are not valid.
 func (c Config) checkEgress() error {
 	if c.Egress.Server == "" {
 		return nil
@@ -212,8 +213,9 @@ func (p *Provider) Close() error {
 	return err
 }
 
-// Prove does what Verify does, resolves the image, and starts a sandbox of the image, with the limits and the region
-// of the settings and without a network. It ends that sandbox, and returns one sentence for each step that succeeded.
+// Prove checks the settings at Modal: the token, the environment and the app, as Verify does, and the image. It also starts and ends a
+// sandbox of the image, with the limits and the region of the settings and without a network. It returns one sentence for each step that
+// succeeded.
 func (p *Provider) Prove(ctx context.Context) ([]string, error) {
 	app, err := p.lookupApp(ctx)
 	if err != nil {
@@ -244,13 +246,14 @@ func (p *Provider) Prove(ctx context.Context) ([]string, error) {
 	return append(found, "a sandbox was started in "+where+" and ended"), nil
 }
 
-// Verify returns an error unless Modal accepts the token, the environment and the app. The error is a *sandbox.Error where there is a code.
+// Verify returns an error unless Modal accepts the token, the environment and the app of the config. The error is a *sandbox.Error if it
+// has a code.
 func (p *Provider) Verify(ctx context.Context) error {
 	_, err := p.lookupApp(ctx)
 	return err
 }
 
-// lookupApp returns the Modal app of the config, and creates it if it does not exist.
+// lookupApp returns the Modal app of the config, which it creates if it does not exist.
 func (p *Provider) lookupApp(ctx context.Context) (*sdk.App, error) {
 	return p.app.getOrCreate(func() (*sdk.App, error) {
 		app, err := callModal(ctx, p, callTimeout, "find app "+p.cfg.App, func(ctx context.Context) (*sdk.App, error) {
@@ -271,7 +274,7 @@ func (p *Provider) lookupApp(ctx context.Context) (*sdk.App, error) {
 	})
 }
 
-// onceValue stores the first value that a function returns without an error. It is safe for concurrent use.
+// onceValue holds the first value that a function has returned without an error. It is safe for concurrent use.
 type onceValue[T any] struct {
 	mu    sync.Mutex
 	value T

@@ -16,11 +16,11 @@ import (
 )
 
 const (
-	// outputBufferBytes is the size in bytes of the buffers for unread stdout and stderr. While a buffer is full, the
-	// stream is not read any further.
+	// outputBufferBytes is the maximum number of unread bytes of stdout and of stderr that are buffered. While a buffer is full, its stream
+	// is not read.
 	outputBufferBytes = 256 << 10
-	// brokenStreamTimeout is the maximum time for which Wait waits for the exit code of a command after one of its streams has
-	// broken off.
+	// brokenStreamTimeout is the maximum time for which Wait waits for the exit code of a command after one of the command's streams has
+	// failed.
 	brokenStreamTimeout = 3 * time.Second
 )
 
@@ -44,7 +44,8 @@ type process struct {
 	err  error
 }
 
-// startProgram starts a program and returns without waiting for its end. It returns sandbox.ErrNotFound when the sandbox has ended.
+// startProgram starts a program in a sandbox and returns without waiting for its end. It returns sandbox.ErrNotFound if the sandbox has
+// ended.
 func (p *Provider) startProgram(ctx context.Context, h *sandboxHandle, what string, args []string, dir string, env map[string]string) (*process, error) {
 	sb := h.sandbox()
 	cp, err := callModal(ctx, p, callTimeout, what, func(ctx context.Context) (*sdk.ContainerProcess, error) {
@@ -68,7 +69,7 @@ func (p *Provider) startProgram(ctx context.Context, h *sandboxHandle, what stri
 	return proc, nil
 }
 
-// startError returns sandbox.ErrNotFound for a sandbox that has ended, and err for one that cannot be reached.
+// startError returns sandbox.ErrNotFound if a program could not be started because the sandbox has ended, and err otherwise.
 func (p *Provider) startError(ctx context.Context, h *sandboxHandle, sb *sdk.Sandbox, what string, err error) error {
 	if ctx.Err() != nil {
 		return err
@@ -83,8 +84,8 @@ func (p *Provider) startError(ctx context.Context, h *sandboxHandle, sb *sdk.San
 	return err
 }
 
-// copyStream copies a stream into a pipe. The SDK resumes a stream that breaks, at the same offset, for about ten seconds. When the stream
-// breaks because the sandbox has ended, the pipe ends without an error.
+// copyStream copies an output stream of the command into a pipe. The SDK resumes a failed stream at the same offset, for about ten
+// seconds. If the stream failed because the sandbox has ended, the pipe ends without an error.
 func (p *process) copyStream(to *guest.Pipe, from io.ReadCloser) {
 	_, err := io.Copy(to, from)
 	if errors.Is(err, io.ErrClosedPipe) || errors.Is(err, context.Canceled) {
@@ -112,8 +113,8 @@ func (p *process) Stdout() io.Reader { return p.stdout }
 // Stderr returns the command's stderr.
 func (p *process) Stderr() io.Reader { return p.stderr }
 
-// Wait blocks until the command has ended, and returns its exit code, see guest.ExitCode. It returns -1 when the sandbox has ended,
-// and for a command of the runner after Kill, which does not wait for its end. Wait may be called more than once.
+// Wait blocks until the command has ended, and returns its exit code; see guest.ExitCode. It returns -1 if the sandbox has ended, and
+// after Kill for the runner program, for whose end Kill does not wait. Wait may be called more than once.
 func (p *process) Wait() (int, error) {
 	p.once.Do(func() {
 		<-p.ended
@@ -122,6 +123,7 @@ func (p *process) Wait() (int, error) {
 	return p.code, p.err
 }
 
+// awaitExit asks Modal for the command's exit code until the command has ended. Its results are those of Wait.
 func (p *process) awaitExit() (int, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -165,8 +167,8 @@ func (p *process) Abandon() {
 	<-p.ended
 }
 
-// Kill ends the command and its descendants, and closes its streams. A command
-// of the runner is not killed: it ends when its stdin is closed.
+// Kill ends the command and its descendants, and closes the command's streams. It does not kill the runner program, which ends when its
+// stdin is closed.
 func (p *process) Kill() error {
 	p.Abandon()
 	if p.kill == nil {

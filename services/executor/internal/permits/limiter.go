@@ -16,7 +16,7 @@ import (
 var (
 	// ErrNoPermit is returned when a job has waited for a permit and none became free.
 	ErrNoPermit = errors.New("no slot is free")
-	// ErrQueueFull is returned when too many jobs wait for a permit already, so that this job cannot wait.
+	// ErrQueueFull is returned when too many jobs already wait for a permit, so that another job cannot wait too.
 	ErrQueueFull = errors.New("no slot is free, and enough jobs wait for one here")
 	// ErrStopping is returned when the executor began to stop while a job waited for a permit.
 	ErrStopping = errors.New("this executor is stopping")
@@ -25,16 +25,16 @@ var (
 const (
 	maxPermitWait     = time.Second            // time after which a waiting job is returned to the queue, so that another executor may take it
 	noPermitDelay     = 20 * time.Millisecond  // delay of a job that was returned because no permit became free
-	noSeatDelay       = 100 * time.Millisecond // delay of the first job of a tenant without a seat
-	minSeats          = 64                     // minimum number of seats of a Limiter
+	queueFullDelay    = 100 * time.Millisecond // delay of the first job of a tenant without a seat
+	minQueueLimit     = 64                     // minimum number of seats of a Limiter
 	redeliverInterval = 10 * time.Millisecond  // time between two redelivered jobs of a tenant without a seat
 	maxRedeliverDelay = 30 * time.Second       // maximum delay of a job without a seat
 	refusalTime       = 100 * time.Millisecond // minimum time for which Refuse refuses a tenant
 )
 
-// A Limiter limits how much work of one kind runs at once, and shares the permits among tenants. A free permit goes to
-// the waiting tenant with the least work in this executor. Among tenants with equal work it goes to the one whose last
-// permit is the oldest, and within a tenant to the job that has waited the longest. It is safe for concurrent use.
+// A Limiter limits how much work of one kind runs at the same time, and shares its permits fairly among tenants. A free permit
+// goes to the waiting tenant with the least work in this executor; among tenants with equal work, to the tenant whose last
+// permit is the oldest; within a tenant, to the job that has waited the longest. It is safe for concurrent use.
 type Limiter struct {
 	size     int                     // permits for all tenants
 	reserve  int                     // additional permits, for tenants without work here
@@ -53,7 +53,7 @@ type Limiter struct {
 	redeliverAt map[string]time.Time     // by tenant: when its last job without a seat is delivered again
 }
 
-// A waiter is a job that waits for a permit.
+// A waitingJob is a job that waits for a permit.
 type waitingJob struct {
 	arrival int // number in order of arrival
 	seated  bool
@@ -61,25 +61,25 @@ type waitingJob struct {
 	granted bool          // it has a permit; guarded by Limiter.mu
 }
 
-// New returns a Limiter of size permits, and reserve more for tenants that have no work in this executor. maxOf returns
-// the most permits that a tenant may have; nil, and the result 0, are no limit.
+// New returns a Limiter with size permits, and reserve additional ones for tenants that have no work in this executor. maxOf
+// returns the maximum number of permits of a tenant; 0, or a nil maxOf, means no limit.
 func New(size, reserve int, maxOf func(string) int) *Limiter {
 	if maxOf == nil {
 		maxOf = func(string) int { return 0 }
 	}
 	return &Limiter{
-		size: size, reserve: reserve, maxSeats: max(minSeats, 2*(size+2)), maxOf: maxOf, working: map[string]int{}, refused: map[string]bool{}, lastGrant: map[string]int{},
+		size: size, reserve: reserve, maxSeats: max(minQueueLimit, 2*(size+2)), maxOf: maxOf, working: map[string]int{}, refused: map[string]bool{}, lastGrant: map[string]int{},
 		waiting: map[string][]*waitingJob{}, redeliverAt: map[string]time.Time{},
 	}
 }
 
-// Acquire takes a permit for a tenant; the caller must call release. It waits for a second at most. A job that has to wait
-// releases its slot among the deliveries, so that jobs that need no permit are taken meanwhile. Seats to wait on are few: a
-// tenant without one takes a seat from the tenant that has the most. An error wraps ErrNoPermit, ErrQueueFull or ErrStopping,
-// or is that of ctx; the first two say when the job is to be delivered again.
+// Acquire takes a permit for a tenant. It waits for at most a second, and meanwhile lets the bus deliver other jobs. The
+// caller must call release. Only a limited number of jobs may wait: if that is reached, a waiting job of the tenant that has
+// the most is returned to the queue. The error wraps ErrNoPermit, ErrQueueFull or ErrStopping, or is that of ctx. The first
+// two contain the delay after which the job is to be delivered again.
 func (l *Limiter) Acquire(ctx context.Context, tenant string) (release func(), err error) {
 	w := &waitingJob{done: make(chan struct{})}
-	if err := l.enqueueSeated(tenant, w); err != nil {
+	if err := l.enqueueLimited(tenant, w); err != nil {
 		return nil, err
 	}
 	select {
@@ -106,18 +106,19 @@ func (l *Limiter) Acquire(ctx context.Context, tenant string) (release func(), e
 	return nil, err
 }
 
-// awaitedPermit returns the permit of a waiter whose channel is closed, or the error of a waiter that has lost its seat.
+// awaitedPermit returns the function that releases the permit of a job that no longer waits. If the job has no permit, because
+// another one took its place in the queue, it returns an error.
 func (l *Limiter) awaitedPermit(tenant string, w *waitingJob) (release func(), err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if w.granted {
 		return func() { l.releasePermit(tenant) }, nil
 	}
-	return nil, l.noSeatError(tenant)
+	return nil, l.queueFullError(tenant)
 }
 
-// AcquireBlocking takes a permit, and blocks until there is one or ctx ends. The caller must call release, and must not hold a
-// delivery that others need.
+// AcquireBlocking takes a permit for a tenant, and blocks until there is one or ctx ends. The caller must call release, and
+// must not hold a delivery of the bus that other jobs need.
 func (l *Limiter) AcquireBlocking(ctx context.Context, tenant string) (release func(), err error) {
 	w := &waitingJob{done: make(chan struct{})}
 	l.mu.Lock()
@@ -133,8 +134,8 @@ func (l *Limiter) AcquireBlocking(ctx context.Context, tenant string) (release f
 	return func() { l.releasePermit(tenant) }, nil
 }
 
-// RefuseTenant makes the Limiter grant a tenant no permit for a short time. Call it when the tenant has reached its limit
-// over all executors.
+// RefuseTenant makes the Limiter grant no permit to a tenant for a short time. It is called when the tenant has reached its
+// limit over all executors.
 func (l *Limiter) RefuseTenant(tenant string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -148,14 +149,14 @@ func (l *Limiter) RefuseTenant(tenant string) {
 	})
 }
 
-// WorkByTenant returns the amount of work that runs, by tenant.
+// WorkByTenant returns the number of jobs that work in this executor, by tenant.
 func (l *Limiter) WorkByTenant() map[string]int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return maps.Clone(l.working)
 }
 
-// CountWork counts work of a tenant that needs no permit. The caller must call end.
+// CountWork counts work of a tenant that needs no permit, until the caller calls end.
 func (l *Limiter) CountWork(tenant string) (end func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -168,7 +169,7 @@ func (l *Limiter) CountWork(tenant string) (end func()) {
 	}
 }
 
-// TryAcquire takes a free permit for work that Count counts already. It does not block, and reports whether there was one. The
+// TryAcquire takes a permit for work that CountWork already counts, and reports whether one was free. It does not block. The
 // caller must call release before it ends the work.
 func (l *Limiter) TryAcquire(tenant string) (release func(), ok bool) {
 	l.mu.Lock()
@@ -185,38 +186,39 @@ func (l *Limiter) TryAcquire(tenant string) (release func(), ok bool) {
 	}, true
 }
 
-// enqueueSeated adds a waiter with a seat, or grants it a permit at once. It returns an error if there is no seat for it.
-func (l *Limiter) enqueueSeated(tenant string, w *waitingJob) error {
+// enqueueLimited adds a job to those that wait for a permit, or grants it a permit at once. It returns an error if too many
+// jobs already wait.
+func (l *Limiter) enqueueLimited(tenant string, w *waitingJob) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.enqueue(tenant, w)
 	if w.granted {
 		return nil
 	}
-	own := l.seatsOf(tenant)
+	own := l.queueLength(tenant)
 	busiest, held := tenant, own
 	for t := range l.waiting {
-		if n := l.seatsOf(t); n > held {
+		if n := l.queueLength(t); n > held {
 			busiest, held = t, n
 		}
 	}
 	switch {
 	case own >= l.size+2:
 		l.removeWaiting(tenant, w)
-		return l.noSeatError(tenant)
+		return l.queueFullError(tenant)
 	case l.seats < l.maxSeats:
 	case held <= own+1:
 		l.removeWaiting(tenant, w)
-		return l.noSeatError(tenant)
+		return l.queueFullError(tenant)
 	default:
-		l.removeLastSeat(busiest)
+		l.evictLastQueued(busiest)
 	}
 	w.seated = true
 	l.seats++
 	return nil
 }
 
-// enqueue adds a waiter, and grants it a permit if there is one for it. mu is held.
+// enqueue adds a job to those that wait for a permit, and grants it a permit if one is free. The caller holds mu.
 func (l *Limiter) enqueue(tenant string, w *waitingJob) {
 	l.arrivals++
 	w.arrival = l.arrivals
@@ -224,10 +226,10 @@ func (l *Limiter) enqueue(tenant string, w *waitingJob) {
 	l.grantPermits()
 }
 
-// noSeatError returns the error of a job for which there is no seat. The jobs of a tenant are delivered again one after the
-// other: JetStream delivers them before new jobs, and a tenant with a thousand of them must not delay the new job of another
-// tenant. mu is held.
-func (l *Limiter) noSeatError(tenant string) error {
+// queueFullError returns the error of a job that cannot wait because too many jobs wait. It contains a delay that grows with
+// each such job of the tenant: JetStream delivers returned jobs before new ones, and a thousand returned jobs of one tenant
+// must not delay the new job of another tenant. The caller holds mu.
+func (l *Limiter) queueFullError(tenant string) error {
 	now := time.Now()
 	for t, at := range l.redeliverAt {
 		if at.Before(now) {
@@ -236,7 +238,7 @@ func (l *Limiter) noSeatError(tenant string) error {
 	}
 	at, ok := l.redeliverAt[tenant]
 	if !ok {
-		at = now.Add(noSeatDelay)
+		at = now.Add(queueFullDelay)
 	}
 	if at = at.Add(redeliverInterval); at.After(now.Add(maxRedeliverDelay)) {
 		at = now.Add(maxRedeliverDelay)
@@ -245,7 +247,7 @@ func (l *Limiter) noSeatError(tenant string) error {
 	return bus.RetryAfter(ErrQueueFull, at.Sub(now))
 }
 
-// abandonWait removes a waiter that has no permit, and reports whether it has a permit.
+// abandonWait removes a waiting job, unless the job was granted a permit, and reports whether it was.
 func (l *Limiter) abandonWait(tenant string, w *waitingJob) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -255,9 +257,8 @@ func (l *Limiter) abandonWait(tenant string, w *waitingJob) bool {
 	return w.granted
 }
 
-// seatsOf returns the number of a tenant's waiters that count against the limit of waiting jobs, that is, have a seat.
-// mu is held.
-func (l *Limiter) seatsOf(tenant string) (n int) {
+// queueLength returns the number of a tenant's waiting jobs that count against the limit of waiting jobs. The caller holds mu.
+func (l *Limiter) queueLength(tenant string) (n int) {
 	for _, w := range l.waiting[tenant] {
 		if w.seated {
 			n++
@@ -266,8 +267,8 @@ func (l *Limiter) seatsOf(tenant string) (n int) {
 	return n
 }
 
-// removeLastSeat removes the last of a tenant's waiters that have a seat. mu is held.
-func (l *Limiter) removeLastSeat(tenant string) {
+// evictLastQueued removes the tenant's last waiting job that counts against the limit of waiting jobs. The caller holds mu.
+func (l *Limiter) evictLastQueued(tenant string) {
 	list := l.waiting[tenant]
 	for i := len(list) - 1; i >= 0; i-- {
 		if list[i].seated {
@@ -279,7 +280,7 @@ func (l *Limiter) removeLastSeat(tenant string) {
 	}
 }
 
-// removeWaiting removes a waiter, if it still waits. mu is held.
+// removeWaiting removes a waiting job, if it still waits. The caller holds mu.
 func (l *Limiter) removeWaiting(tenant string, w *waitingJob) {
 	list := l.waiting[tenant]
 	for i := range list {
@@ -299,7 +300,7 @@ func (l *Limiter) removeWaiting(tenant string, w *waitingJob) {
 	}
 }
 
-// grantPermits gives free permits to waiters. mu is held.
+// grantPermits grants free permits to waiting jobs. The caller holds mu.
 func (l *Limiter) grantPermits() {
 	for {
 		next, found := "", false
@@ -322,7 +323,7 @@ func (l *Limiter) grantPermits() {
 	}
 }
 
-// canGrant reports whether a permit may be granted to a tenant now. mu is held.
+// canGrant reports whether a permit may be granted to a tenant now. The caller holds mu.
 func (l *Limiter) canGrant(tenant string) bool {
 	if l.refused[tenant] {
 		return false
@@ -333,7 +334,7 @@ func (l *Limiter) canGrant(tenant string) bool {
 	return l.held < l.size || l.held < l.size+l.reserve && l.working[tenant] == 0
 }
 
-// hasPriority reports whether tenant a gets a permit before tenant b. mu is held.
+// hasPriority reports whether tenant a gets a permit before tenant b. The caller holds mu.
 func (l *Limiter) hasPriority(a, b string) bool {
 	if l.working[a] != l.working[b] {
 		return l.working[a] < l.working[b]
@@ -344,6 +345,7 @@ func (l *Limiter) hasPriority(a, b string) bool {
 	return l.waiting[a][0].arrival < l.waiting[b][0].arrival
 }
 
+// releasePermit releases a permit of a tenant, and grants it to a waiting job.
 func (l *Limiter) releasePermit(tenant string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -352,7 +354,7 @@ func (l *Limiter) releasePermit(tenant string) {
 	l.grantPermits()
 }
 
-// endWork counts the end of a tenant's work. mu is held.
+// endWork counts the end of a tenant's work. The caller holds mu.
 func (l *Limiter) endWork(tenant string) {
 	if l.working[tenant]--; l.working[tenant] > 0 {
 		return

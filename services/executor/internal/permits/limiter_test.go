@@ -80,13 +80,13 @@ func TestLimiter_SharesSeats(t *testing.T) {
 	t.Parallel()
 	l := New(1, 0, nil)
 	permit := &waitingJob{done: make(chan struct{})}
-	if err := l.enqueueSeated("z", permit); err != nil || !permit.granted {
+	if err := l.enqueueLimited("z", permit); err != nil || !permit.granted {
 		t.Fatalf("no permit: %v", err)
 	}
 	var refused int
 	for i := range 40 {
 		for range 5 {
-			if err := l.enqueueSeated(string(rune('A'+i)), &waitingJob{done: make(chan struct{})}); err != nil {
+			if err := l.enqueueLimited(string(rune('A'+i)), &waitingJob{done: make(chan struct{})}); err != nil {
 				refused++
 			}
 		}
@@ -96,7 +96,7 @@ func TestLimiter_SharesSeats(t *testing.T) {
 	}
 	for i := range 40 {
 		tenant := string(rune('A' + i))
-		if n := l.seatsOf(tenant); n < 1 || n > l.size+2 {
+		if n := l.queueLength(tenant); n < 1 || n > l.size+2 {
 			t.Errorf("tenant %s has %d seats", tenant, n)
 		}
 	}

@@ -20,18 +20,18 @@ import (
 // startTimeout is the time limit for the start of an agent in the pool, and for the end of a sandbox.
 const startTimeout = time.Minute
 
-// Sandboxes creates and ends sandboxes on this executor's engine.
+// Sandboxes creates and terminates sandboxes on this executor's engine.
 type Sandboxes interface {
 	Create(ctx context.Context, spec *sandbox.Spec, allow []string, routes *[]string) (sandbox.Sandbox, error)
 	Terminate(ctx context.Context, id string, wipe bool) error
 }
 
-// RunnerDialer opens streams to runners.
+// RunnerDialer opens streams to the runners of sandboxes.
 type RunnerDialer interface {
 	Open(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, attach runner.Attach) (*agents.Agent, error)
 }
 
-// Config configures a Pool. Every field is required, but Sizes may be empty.
+// Config configures a Pool of warm sandboxes. Every field is required, but Sizes may be empty.
 type Config struct {
 	Executor  string         // id of this executor
 	Provider  string         // name of the sandbox provider, for messages
@@ -49,7 +49,7 @@ type Config struct {
 	Logger    *slog.Logger
 }
 
-// A Pool keeps warm sandboxes without a session, by architecture. They have the default image, and their agents the
+// A Pool keeps warm sandboxes that belong to no session yet, by architecture. They have the default image and their agents the
 // default flags, so a session that needs others cannot use them. It is safe for concurrent use.
 type Pool struct {
 	cfg   Config
@@ -60,7 +60,7 @@ type Pool struct {
 	ids   map[string]bool // ids of the pool's sandboxes, including those that are being created or handed over
 }
 
-// An entry is a sandbox of the pool whose agent was started.
+// A pooledSandbox is a sandbox in the pool whose agent process was started.
 type pooledSandbox struct {
 	agent   *agents.Agent
 	created time.Time
@@ -71,7 +71,7 @@ func New(cfg Config) *Pool {
 	return &Pool{cfg: cfg, taken: make(chan struct{}, 1), ready: map[string][]pooledSandbox{}, ids: map[string]bool{}}
 }
 
-// TargetSize returns the number of sandboxes of an architecture that the pool is to keep ready.
+// TargetSize returns the configured number of sandboxes in the pool for an architecture.
 func (p *Pool) TargetSize(architecture string) int { return p.cfg.Sizes[architecture] }
 
 // ReadyCount returns the number of sandboxes of an architecture that are ready now.
@@ -81,7 +81,7 @@ func (p *Pool) ReadyCount(architecture string) int {
 	return len(p.ready[architecture])
 }
 
-// Run keeps the pool filled until ctx ends; then it ends the sandboxes that are left.
+// Run keeps the pool filled until ctx ends, and then terminates the remaining sandboxes.
 func (p *Pool) Run(ctx context.Context) {
 	defer p.drain(context.WithoutCancel(ctx))
 	if len(p.cfg.Sizes) == 0 {
@@ -110,7 +110,7 @@ func (p *Pool) Run(ctx context.Context) {
 	}
 }
 
-// fillUp creates the missing sandboxes, one after the other, since sessions have precedence.
+// fillUp creates the missing sandboxes of an architecture, one after the other, because the sandboxes of sessions have priority.
 func (p *Pool) fillUp(ctx context.Context, architecture string, size int) error {
 	if p.cfg.MaxAge > 0 {
 		for _, a := range p.takeExpired(architecture, p.cfg.Now().Add(-p.cfg.MaxAge)) {
@@ -133,7 +133,7 @@ func (p *Pool) fillUp(ctx context.Context, architecture string, size int) error 
 	return ctx.Err()
 }
 
-// takeExpired removes and returns the sandboxes that were created before a time.
+// takeExpired removes the sandboxes that were created before the time before from the pool, and returns their agents.
 func (p *Pool) takeExpired(architecture string, before time.Time) (old []*agents.Agent) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -164,7 +164,8 @@ func (p *Pool) createWarm(ctx context.Context, architecture string) (*agents.Age
 	return nil, err
 }
 
-// newID returns an id for a sandbox of the pool. The caller must call Forget once the sandbox has ended, or is a session's.
+// newID returns an id for a new sandbox of the pool. The caller must call Forget when the sandbox was terminated or belongs to a
+// session.
 func (p *Pool) newID() (string, error) {
 	id, err := p.cfg.NewID()
 	if err != nil {
@@ -176,6 +177,7 @@ func (p *Pool) newID() (string, error) {
 	return id, nil
 }
 
+// startAgent starts the agent in a new sandbox.
 func (p *Pool) startAgent(ctx context.Context, id, architecture string) (*agents.Agent, error) {
 	spec := sandbox.Spec{ID: id, Labels: p.pooledLabels()}
 	box, err := p.cfg.Sandboxes.Create(ctx, &spec, nil, nil)
@@ -195,14 +197,14 @@ func (p *Pool) startAgent(ctx context.Context, id, architecture string) (*agents
 	return a, nil
 }
 
-// pooledLabels returns the labels of a sandbox without a session.
+// pooledLabels returns the labels of a sandbox that belongs to no session.
 func (p *Pool) pooledLabels() sandbox.Labels {
 	return sandbox.Labels{Engine: p.cfg.Engine, Executor: p.cfg.Executor}
 }
 
-// Take removes a sandbox of an architecture from the pool, and returns its agent, or nil if no agent is alive. It
-// ends sandboxes whose agent is not alive. The caller must call Forget when the sandbox belongs to its session, or
-// Discard.
+// Take removes a sandbox of an architecture from the pool and returns its agent, or nil if the pool has none. It terminates
+// sandboxes whose agent is not alive. The caller must call Forget when the sandbox belongs to a session, or Discard to terminate
+// it.
 func (p *Pool) Take(ctx context.Context, architecture string) *agents.Agent {
 	a, dead := p.takeAlive(architecture)
 	for _, d := range dead {
@@ -211,6 +213,8 @@ func (p *Pool) Take(ctx context.Context, architecture string) *agents.Agent {
 	return a
 }
 
+// takeAlive removes the first living agent of an architecture from the pool and returns it, and the dead agents that it removed
+// before it.
 func (p *Pool) takeAlive(architecture string) (a *agents.Agent, dead []*agents.Agent) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -231,14 +235,14 @@ func (p *Pool) takeAlive(architecture string) (a *agents.Agent, dead []*agents.A
 	return a, dead
 }
 
-// Forget removes a sandbox from the pool's list, which protects sandboxes from Sweep.
+// Forget removes a sandbox from the ids that the pool owns, which Sweep does not terminate.
 func (p *Pool) Forget(id string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.ids, id)
 }
 
-// Discard ends a sandbox of the pool.
+// Discard terminates a sandbox that was taken from the pool, and closes the stream to its agent.
 func (p *Pool) Discard(ctx context.Context, a *agents.Agent) {
 	a.Link.Close()
 	if err := p.cfg.Sandboxes.Terminate(ctx, a.Sandbox, true); err != nil {
@@ -247,7 +251,7 @@ func (p *Pool) Discard(ctx context.Context, a *agents.Agent) {
 	p.Forget(a.Sandbox)
 }
 
-// drain ends the sandboxes that are left in the pool.
+// drain terminates the sandboxes that remain in the pool.
 func (p *Pool) drain(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -263,7 +267,7 @@ func (p *Pool) drain(ctx context.Context) {
 	}
 }
 
-// Sweep ends a sandbox without a session if the executor that created it has no use for it or is gone.
+// Sweep terminates a sandbox that belongs to no session, if the executor that created it is gone or does not own it any more.
 func (p *Pool) Sweep(ctx context.Context, info sandbox.Info) error {
 	if info.Labels.Executor == p.cfg.Executor {
 		if p.isListed(info.ID) {
@@ -276,15 +280,16 @@ func (p *Pool) Sweep(ctx context.Context, info sandbox.Info) error {
 	return p.cfg.Sandboxes.Terminate(ctx, info.ID, true)
 }
 
+// isListed reports whether the pool owns the sandbox id.
 func (p *Pool) isListed(id string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.ids[id]
 }
 
-// RunInBuildSandbox creates a sandbox without a session, in which a layer is built, calls work, and ends the sandbox. The sandbox
-// may reach the hosts of an allowlist and some routes of the egress proxy. If this executor dies, the Sweep of
-// another executor ends the sandbox.
+// RunInBuildSandbox creates a sandbox for building a dependency layer, calls work, and terminates the sandbox. The sandbox may
+// reach the hosts in allow and the given routes of the egress proxy. If this executor dies, the Sweep of another executor
+// terminates the sandbox.
 func (p *Pool) RunInBuildSandbox(ctx context.Context, spec sandbox.Spec, allow []string, routes *[]string, work func(context.Context, sandbox.Sandbox) error) (err error) {
 	if spec.ID, err = p.newID(); err != nil {
 		return err
@@ -307,7 +312,7 @@ func (p *Pool) RunInBuildSandbox(ctx context.Context, spec sandbox.Spec, allow [
 	return work(ctx, box)
 }
 
-// redactToken returns an error without the token of the sandbox that it came from: a script may have printed it.
+// redactToken replaces a sandbox's egress token in an error by stars, because a script in the sandbox may have printed the token.
 func redactToken(err error, token string) error {
 	var typed *sandbox.Error
 	if token == "" || !errors.As(err, &typed) || !strings.Contains(typed.Message, token) {

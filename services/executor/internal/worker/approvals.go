@@ -42,14 +42,14 @@ func newVerdictQueue(approved []string) verdictQueue {
 	return verdictQueue{inFlight: map[string]bool{}, sent: make(chan sentVerdict), granted: make(chan func()), classes: slices.Clone(approved)}
 }
 
-// resendAll makes all verdicts due again.
-func (a *verdictQueue) resendAll() {
+// markAllDue makes all verdicts due again.
+func (a *verdictQueue) markAllDue() {
 	clear(a.inFlight)
 	a.failed = nil
 }
 
-// resendFailed makes the verdicts due again that did not reach the runner.
-func (a *verdictQueue) resendFailed() {
+// markFailedDue makes the verdicts due again that did not reach the runner.
+func (a *verdictQueue) markFailedDue() {
 	for _, id := range a.failed {
 		delete(a.inFlight, id)
 	}

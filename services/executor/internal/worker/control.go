@@ -78,7 +78,7 @@ const beatsPerFenceCheck = 10
 // have become due with time.
 func (f *follower) handleBeat() {
 	f.beats++
-	f.approvals.resendFailed()
+	f.approvals.markFailedDue()
 	switch {
 	case f.readAgain && !f.readingLife:
 		f.loadLife(eventlog.Leader)

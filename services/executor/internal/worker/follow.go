@@ -357,6 +357,6 @@ func (f *follower) reconnect(ctx context.Context) error {
 		f.queried, f.accepted = true, true
 	}
 	f.stop.RecordReconnected()
-	f.approvals.resendAll()
+	f.approvals.markAllDue()
 	return nil
 }
