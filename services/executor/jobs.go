@@ -14,20 +14,21 @@ import (
 )
 
 const (
-	// adoptInterval is the interval at which the executor looks for jobs of engines whose executors are gone.
+	// adoptInterval is the interval at which the executor looks for jobs of other engines that have no executor any more.
 	adoptInterval = 5 * time.Second
-	// jobRetryDelay is the delay before a failed job is delivered again.
+	// jobRetryDelay is the delay after which a failed job is delivered again.
 	jobRetryDelay = 2 * time.Second
-	// handoverTimeout is the time limit for handing over jobs at the end.
+	// handoverTimeout is the maximum time that running jobs may take to hand their executions over when the executor stops.
 	handoverTimeout = 10 * time.Second
 )
 
-// jobReceiver receives the jobs of this executor's engine, and those of engines whose executors are gone.
+// jobReceiver receives the jobs of this executor's engine, and those of other engines that have no executor any more.
 type jobReceiver struct {
 	e      *Executor
 	router *bus.Router
 }
 
+// newJobReceiver returns a jobReceiver, which receives no jobs before run is called.
 func newJobReceiver(e *Executor) (*jobReceiver, error) {
 	j := &jobReceiver{e: e}
 	var err error
@@ -35,6 +36,7 @@ func newJobReceiver(e *Executor) (*jobReceiver, error) {
 	return j, err
 }
 
+// newRouter returns a router that passes the jobs of the given JetStream consumers to the worker.
 func (j *jobReceiver) newRouter(durables ...topology.Durable) (*bus.Router, error) {
 	router, err := bus.NewRouter(bus.RouterConfig{DeadLetter: j.e.publisher, CloseTimeout: handoverTimeout + 5*time.Second, Logger: j.e.deps.Logger})
 	if err != nil {
@@ -65,7 +67,8 @@ func (j *jobReceiver) newRouter(durables ...topology.Durable) (*bus.Router, erro
 	return router, nil
 }
 
-// run receives jobs until ctx ends, and returns when the handlers of all jobs have returned.
+// run receives jobs until ctx ends, and returns when the handling of all jobs has ended. It closes ready when it begins to
+// receive.
 func (j *jobReceiver) run(ctx context.Context, ready chan<- struct{}) error {
 	var waiting sync.WaitGroup
 	defer waiting.Wait()
@@ -81,8 +84,8 @@ func (j *jobReceiver) run(ctx context.Context, ready chan<- struct{}) error {
 	return j.router.Run(ctx)
 }
 
-// adoptEngines receives the jobs of engines whose executors are gone, until such an engine has an executor again. It blocks
-// until ctx ends.
+// adoptEngines receives the jobs of other engines that have no executor, until such an engine has an executor again. It
+// blocks until ctx ends.
 func (j *jobReceiver) adoptEngines(ctx context.Context) {
 	var routers sync.WaitGroup
 	defer routers.Wait()
@@ -119,8 +122,8 @@ func (j *jobReceiver) adoptEngines(ctx context.Context) {
 	}
 }
 
-// abandonedEngines returns the other engines that have jobs and that have had no live executor for longer than the setting
-// engine-gone.
+// abandonedEngines returns the names of the other engines that have jobs, and that have had no executor for longer than the
+// setting engine-gone.
 func (j *jobReceiver) abandonedEngines(ctx context.Context) (map[string]bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, adoptInterval)
 	defer cancel()
@@ -160,7 +163,6 @@ func (j *jobReceiver) receiveJobsOf(ctx context.Context, engine string, routers 
 	return stop
 }
 
-// maxDeliveries returns the number of jobs that an executor with the given number of slots handles at once without
-// releasing the delivery. A long job releases its delivery when it has a permit or begins to wait for one, so more jobs
-// than that may run.
+// maxDeliveries returns the number of jobs that an executor with the given number of slots handles at the same time. A job
+// that has a permit, or waits for one, no longer counts, so more jobs than that may run.
 func maxDeliveries(slots int) int { return 2*slots + 4 }

@@ -17,7 +17,8 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/modal"
 )
 
-// checkModalSettings checks the settings of Modal sandboxes, and sets those that follow from others.
+// checkModalSettings checks the settings of Modal sandboxes, and returns the config with the settings that follow from
+// them.
 func (c Config) checkModalSettings() (Config, error) {
 	if c.Sandbox != ProviderModal {
 		return c, nil
@@ -43,7 +44,7 @@ func (c Config) checkModalSettings() (Config, error) {
 	return c, cfg.Check()
 }
 
-// modalConfig returns the settings of the provider.
+// modalConfig returns the configuration of the Modal provider.
 func (c Config) modalConfig(log *slog.Logger) (modal.Config, error) {
 	images, err := imagepolicy.Parse("sandbox-images", c.SandboxImages)
 	if err != nil {
@@ -62,8 +63,8 @@ func (c Config) modalConfig(log *slog.Logger) (modal.Config, error) {
 	return out, nil
 }
 
-// verifyModal asks Modal whether it accepts the settings. If Modal does not answer, the first sandbox reports wrong
-// settings.
+// verifyModal asks Modal whether it accepts the settings. It returns nil if Modal does not answer; the creation of the
+// first sandbox then reports wrong settings.
 func (e *Executor) verifyModal(ctx context.Context) error {
 	p, ok := e.own.(*modal.Provider)
 	if !ok {
@@ -78,7 +79,7 @@ func (e *Executor) verifyModal(ctx context.Context) error {
 	return err
 }
 
-// ProveModal asks Modal whether it accepts the token, the environment, the app and the image. It returns one sentence
+// ProveModal checks the settings at Modal: the token, the environment, the app and the image. It returns one sentence
 // for each step that succeeded.
 func (c Config) ProveModal(ctx context.Context, log *slog.Logger) ([]string, error) {
 	c.Sandbox = ProviderModal
@@ -101,8 +102,8 @@ func (c Config) ProveModal(ctx context.Context, log *slog.Logger) ([]string, err
 	return found, errors.Join(err, p.Close())
 }
 
-// CheckEgressListener returns an error that names the setting if the egress proxy would have no TLS listener, to which
-// sandboxes on Modal connect. getenv returns the proxy's settings by the names of their variables.
+// CheckEgressListener returns an error that names the setting if the settings of an egress proxy configure no TLS
+// listener, which sandboxes at Modal need. getenv returns the value of a variable with a setting of the proxy.
 func CheckEgressListener(getenv func(string) string) error {
 	for _, name := range []string{"SPOOL_EGRESS_LISTEN_TLS", "SPOOL_EGRESS_TLS_CERTIFICATE", "SPOOL_EGRESS_TLS_KEY"} {
 		if getenv(name) == "" {
@@ -112,7 +113,7 @@ func CheckEgressListener(getenv func(string) string) error {
 	return nil
 }
 
-// checkSandboxPrice returns an error if the price of Modal sandboxes is invalid.
+// checkSandboxPrice returns an error if the configured price of Modal sandboxes is not valid.
 func (c Config) checkSandboxPrice() error {
 	if p := c.ModalSandboxPrice; p < 0 || math.IsNaN(p) || math.IsInf(p, 0) {
 		return fmt.Errorf("modal-sandbox-price: %g is not a number of dollars that is at least 0", p)
@@ -120,7 +121,8 @@ func (c Config) checkSandboxPrice() error {
 	return nil
 }
 
-// sandboxRate returns the price of sandboxes. The time of Modal sandboxes is metered with or without a price.
+// sandboxRate returns the price by which the running time of sandboxes is charged. The running time of Modal sandboxes
+// is metered even without a price.
 func (c Config) sandboxRate() run.Rate {
 	if c.Sandbox != ProviderModal {
 		return run.Rate{}
@@ -128,7 +130,7 @@ func (c Config) sandboxRate() run.Rate {
 	return run.Rate{Provider: ProviderModal, USDPerSecond: c.ModalSandboxPrice}
 }
 
-// sandboxLife returns the time after which the provider ends a sandbox; 0 means never.
+// sandboxLife returns the time after which the provider ends a sandbox by itself; 0 means never.
 func (c Config) sandboxLife() time.Duration {
 	if c.Sandbox != ProviderModal {
 		return 0

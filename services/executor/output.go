@@ -10,12 +10,12 @@ func (c Config) outputLimits() events.Output {
 	return events.Output{Events: uint64(c.OutputEvents), Bytes: uint64(c.OutputBytes)} //nolint:gosec // not negative
 }
 
-// sessionOutputLimits returns the limits of the agents' output in all executions of a session.
+// sessionOutputLimits returns the limits of agents' output in all executions of a session together.
 func (c Config) sessionOutputLimits() events.Output {
 	return events.Output{Events: uint64(c.SessionEvents), Bytes: uint64(c.SessionBytes)} //nolint:gosec // not negative
 }
 
-// outputPace returns the limit of an agent's output rate.
+// outputPace returns the limit of an agent's output per second.
 func (c Config) outputPace() runner.Pace {
 	return runner.Pace{EventsPerSecond: uint32(c.OutputEventsPerSecond), BytesPerSecond: uint32(c.OutputBytesPerSecond)} //nolint:gosec // in range
 }

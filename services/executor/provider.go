@@ -12,7 +12,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/modal"
 )
 
-// newProvider returns the provider that Sandbox names.
+// newProvider returns the sandbox provider that the setting Sandbox names.
 func (c Config) newProvider(log *slog.Logger) (sandbox.Provider, error) {
 	switch c.Sandbox {
 	case ProviderDocker:

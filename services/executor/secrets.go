@@ -13,7 +13,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/references"
 )
 
-// secretOpener decrypts values that gateways encrypted. Its method open must be called first.
+// secretOpener decrypts secrets with the private keys in the settings. openBucket must be called before Open.
 type secretOpener struct {
 	identities []age.Identity
 	opener     *secret.Opener
@@ -21,7 +21,7 @@ type secretOpener struct {
 
 var _ references.Secrets = (*secretOpener)(nil)
 
-// secretOpener returns the private keys of the settings, nil if there are none.
+// newSecretOpener returns a secretOpener with the private keys in the settings, or nil if there are none.
 func (c Config) newSecretOpener() (*secretOpener, error) {
 	text := c.SecretsKey
 	switch {
@@ -43,6 +43,7 @@ func (c Config) newSecretOpener() (*secretOpener, error) {
 	return &secretOpener{identities: list}, nil
 }
 
+// openBucket opens the NATS bucket with the encrypted secrets. It does nothing if s is nil.
 func (s *secretOpener) openBucket(ctx context.Context, js jetstream.JetStream) error {
 	if s == nil {
 		return nil

@@ -13,8 +13,9 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/link"
 )
 
-// findAgent returns the agent of the session's sandbox: the resting agent of this executor, or a new stream to the sandbox's runner. If the
-// session has no sandbox, or has a retired one, findAgent creates one. The error wraps agents.ErrLost if the sandbox is gone.
+// findAgent returns the agent of the session's sandbox, which prepare then makes ready. It uses the resting agent of this executor, or
+// opens a stream to the sandbox's runner. If the session has no sandbox, or retireSandbox has terminated it, findAgent creates one. The
+// error wraps agents.ErrLost if the sandbox is gone.
 func (p *sandboxPreparation) findAgent(ctx context.Context) (*agents.Agent, error) {
 	if err := p.retireSandbox(ctx); err != nil {
 		return nil, err
@@ -58,8 +59,8 @@ func (p *sandboxPreparation) findAgent(ctx context.Context) (*agents.Agent, erro
 	return a, nil
 }
 
-// createSandbox creates the session's sandbox, or takes one from the pool, and returns its agent. The log names a sandbox before it is created,
-// so that the next executor finds it after a crash. An *Error ends the execution.
+// createSandbox creates the session's sandbox, or takes one from the warm pool, and returns its agent. It records the sandbox's id in the
+// log before it creates the sandbox, so that after a crash the next executor finds the sandbox. An *Error ends the execution.
 func (p *sandboxPreparation) createSandbox(ctx context.Context) (*agents.Agent, error) {
 	id := p.Session.Run.Sandbox.ID
 	layer, err := p.dependencyLayer(ctx)
@@ -117,8 +118,8 @@ func (p *sandboxPreparation) createSandbox(ctx context.Context) (*agents.Agent, 
 	return a, p.Refresh(ctx)
 }
 
-// endFailedSandbox terminates what exists of a sandbox that could not be created or filled, and returns an *Error with the cause. If ctx has
-// ended, it terminates nothing and returns the error of ctx.
+// endFailedSandbox terminates a sandbox that could not be created or filled, and returns an *Error with the cause. If ctx has ended, it
+// terminates nothing and returns the error of ctx.
 func (p *sandboxPreparation) endFailedSandbox(ctx context.Context, id string, cause error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -129,8 +130,8 @@ func (p *sandboxPreparation) endFailedSandbox(ctx context.Context, id string, ca
 	return &Error{SandboxID: id, Err: cause}
 }
 
-// replaceSandbox terminates the lost sandbox of the session if it is on this engine, completes the open blocks, and records in the log that
-// another sandbox will replace it. The caller then creates that one.
+// replaceSandbox prepares for another sandbox after the session's sandbox was lost: it terminates what is left of the lost one on this
+// engine, completes the open blocks, and records the replacement in the log. The caller then creates the other sandbox.
 func (p *sandboxPreparation) replaceSandbox(ctx context.Context) error {
 	old := p.Session.Run.Sandbox
 	lost, kept := "its processes and what they had in memory", true
@@ -147,8 +148,8 @@ func (p *sandboxPreparation) replaceSandbox(ctx context.Context) error {
 	return p.AppendFacts(ctx, append(facts, closed...)...)
 }
 
-// takePooled takes a sandbox from the pool for the session and records it in the log. It returns nil without an error if the pool has no
-// sandbox that the session can use.
+// takePooled takes a sandbox from the warm pool for the session and records that in the log. It returns nil without an error if the pool
+// has no sandbox that the session can use.
 func (p *sandboxPreparation) takePooled(ctx context.Context) (*agents.Agent, error) {
 	o, architecture := p.Session.Life.Options, p.Session.Life.Architecture
 	adopter, ok := p.Provider.(sandbox.Adopter)

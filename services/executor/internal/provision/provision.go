@@ -22,8 +22,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
 )
 
-// Registries are the hosts and the routes of the egress proxy that a sandbox may use while dependencies are installed
-// in it.
+// Registries are the hosts, and the routes of the egress proxy, that a sandbox may use while dependencies are installed in it.
 type Registries struct {
 	Hosts  []string // entries of an allowlist
 	Routes []string // of the egress proxy
@@ -66,13 +65,13 @@ type Request struct {
 	Changed  <-chan struct{} // signalled when the session has a new fact
 }
 
-// ReadySandbox is a sandbox that is ready for an execution.
+// ReadySandbox is a sandbox that is ready for an execution, with an open stream to its runner.
 type ReadySandbox struct {
 	Agent   *agents.Agent // in use under the execution's epoch
 	Sockets []string      // of the MCP servers in containers, in their order
 }
 
-// ErrCancelled is returned when a control reached the execution before its sandbox was ready.
+// ErrCancelled is returned when a control stopped the execution before its sandbox was ready.
 var ErrCancelled = errors.New("the execution is cancelled")
 
 // An Error is the failure to create or to prepare a sandbox.
@@ -85,7 +84,7 @@ type Error struct {
 func (e *Error) Error() string { return e.Err.Error() }
 func (e *Error) Unwrap() error { return e.Err }
 
-// Code returns the code of the execution's failure.
+// Code returns the code with which the execution fails.
 func (e *Error) Code() string {
 	var typed *sandbox.Error
 	if errors.As(e.Err, &typed) {
@@ -94,8 +93,8 @@ func (e *Error) Code() string {
 	return sandbox.CodeSandboxFailed
 }
 
-// A preparation creates or finds the sandbox of one Request and prepares it. The goroutine of the execution's turn runs
-// it.
+// A sandboxPreparation creates or finds the sandbox of one Request and prepares it for the execution. It runs in the goroutine of the
+// execution's turn.
 type sandboxPreparation struct {
 	*Provisioner
 	Request
@@ -103,18 +102,19 @@ type sandboxPreparation struct {
 	sockets []string
 }
 
-// Attach returns the session's sandbox with an open stream to its runner. It uses the stream of the resting agent, opens one to the
-// same runner, or creates a sandbox. If the sandbox is lost, Attach replaces it, unless the execution has begun to run in it.
+// Attach returns the session's sandbox, ready for the execution, with an open stream to its runner. It uses the stream of the resting
+// agent, opens a new stream to the same runner, or creates a sandbox. If the sandbox is lost, Attach replaces it, unless the execution has
+// begun to run in it.
 //
-// An error may be an *Error or a *references.Error, which end the execution; or wrap ErrCancelled, permits.ErrStopping,
-// agents.ErrLost or run.ErrFenced. Also with an error, an Agent that is returned belongs to the caller.
+// An error that is an *Error or a *references.Error ends the execution. Other errors wrap ErrCancelled, permits.ErrStopping,
+// agents.ErrLost or run.ErrFenced. The caller must close the returned Agent, also if there is an error.
 func (p *Provisioner) Attach(ctx context.Context, r Request) (ReadySandbox, error) {
 	prep := &sandboxPreparation{Provisioner: p, Request: r}
 	err := prep.attach(ctx)
 	return ReadySandbox{prep.agent, prep.sockets}, err
 }
 
-// attach carries out Provisioner.Attach. It sets p.agent and p.sockets, also if it returns an error.
+// attach implements Provisioner.Attach. It sets p.agent and p.sockets, also if it returns an error.
 func (p *sandboxPreparation) attach(ctx context.Context) error {
 	a, err := p.findAgent(ctx)
 	if err == nil {
@@ -152,7 +152,7 @@ func (p *sandboxPreparation) prepare(ctx context.Context, a *agents.Agent) error
 	return p.fillWorkspace(ctx)
 }
 
-// detach closes the stream to the agent. The agent continues to run.
+// detach closes the stream to the agent's runner. The agent continues to run.
 func (p *sandboxPreparation) detach() {
 	if p.agent != nil {
 		p.Agents.Remove(p.agent)
@@ -161,8 +161,8 @@ func (p *sandboxPreparation) detach() {
 	}
 }
 
-// register registers the sandbox at the egress proxy. While the proxy does not answer it tries again, as sandboxes.Manager.Retry does, and
-// then returns an *Error.
+// register registers the sandbox with the egress proxy. While the proxy does not answer, register tries again, as sandboxes.Manager.Retry
+// does. If the proxy still does not answer then, it returns an *Error.
 func (p *sandboxPreparation) register(ctx context.Context) error {
 	err := p.Sandboxes.Retry(ctx, p.agent.Sandbox, func() error { return p.Meter.Register(ctx, p.agent.Sandbox) })
 	if sandboxes.IsUnavailable(err) {
@@ -171,10 +171,10 @@ func (p *sandboxPreparation) register(ctx context.Context) error {
 	return err
 }
 
-// unlessCancelled runs work that may take long in another goroutine, and returns its error. It cancels the context of work and returns
-// ErrCancelled if a control stops the execution, or permits.ErrStopping if this executor stops. work must not use the execution. To
-// run code in the goroutine of the turn, work sends to notice, and unlessCancelled calls handle with what it receives, also if
-// work has ended by then. notice may be nil.
+// unlessCancelled runs work, which may take long, in another goroutine, and returns its error. It cancels the context of work and returns
+// ErrCancelled if a control stops the execution, or permits.ErrStopping if this executor stops. work must not use the execution. If work
+// needs code to run in the turn's goroutine, it sends to notice, and unlessCancelled calls handle with the received value, also if work
+// has ended by then. notice may be nil.
 func (p *sandboxPreparation) unlessCancelled(ctx context.Context, work func(context.Context) error, notice <-chan time.Time, handle func(time.Time) error) error {
 	inner, cancel := context.WithCancel(ctx)
 	defer cancel()

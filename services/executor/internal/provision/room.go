@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	// codeTenantSandboxes is the code of an execution that failed because its tenant has the maximum number of
-	// sandboxes and all are in use.
+	// codeTenantSandboxes is the code of an execution that failed because its tenant already has the maximum number of sandboxes, all of which
+	// are in use.
 	codeTenantSandboxes = "TENANT_SANDBOXES"
 	// sandboxRoomTimeout is the maximum time for which an execution waits until its tenant may have another sandbox.
 	sandboxRoomTimeout = time.Minute
@@ -20,9 +20,10 @@ const (
 	sandboxRoomInterval = 500 * time.Millisecond
 )
 
-// reserveSandbox reserves one of the sandboxes that the tenant may have on this engine. If the tenant has as many as it may have, its sandbox
-// that has been idle for the longest is terminated. If none becomes free within roomTimeout, the error is a *references.Error, which ends
-// the execution. Without an error the caller must call unreserve once the sandbox exists, or is not created after all.
+// reserveSandbox reserves one of the sandboxes that the tenant may have on this engine. If the tenant has its maximum number,
+// reserveSandbox terminates its sandbox that has been idle for the longest, or waits until one ends. After sandboxRoomTimeout the error is
+// a *references.Error, which ends the execution. Without an error the caller must call unreserve when the sandbox exists or will not be
+// created.
 func (p *sandboxPreparation) reserveSandbox(ctx context.Context) (unreserve func(), err error) {
 	most := p.MaxSandboxes(p.Session.Tenant)
 	if most == 0 {
@@ -53,8 +54,8 @@ func (p *sandboxPreparation) reserveSandbox(ctx context.Context) (unreserve func
 	return unreserve, nil
 }
 
-// retireSandbox terminates the session's sandbox after a last snapshot if it is older than the session's limit or near the end of its life at
-// the provider. It does nothing if an execution may run in it. The caller creates another sandbox.
+// retireSandbox takes a last snapshot of the session's sandbox and terminates it, if the sandbox is older than the session allows or the
+// provider will soon end it. It does nothing if an execution may be running in the sandbox. The caller then creates another sandbox.
 func (p *sandboxPreparation) retireSandbox(ctx context.Context) error {
 	sb, limit := p.Session.Run.Sandbox, p.Session.Life.Options.SandboxMaxAgeMs
 	old := limit > 0 && !sb.ReadyAt.IsZero() && p.Now().Sub(sb.ReadyAt) > time.Duration(limit)*time.Millisecond || p.Idle.NearsEndOfLife(sb)

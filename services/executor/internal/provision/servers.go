@@ -11,8 +11,9 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/agents"
 )
 
-// startServers starts the agent's MCP servers of type docker, each in a container next to the sandbox, unless they run already, and sets
-// p.sockets to their sockets. The error is an *Error if a server cannot be started, and wraps agents.ErrLost if the sandbox is gone.
+// startServers starts the agent's MCP servers of type docker, each in a container next to the sandbox, and sets p.sockets to the paths
+// of their sockets. It does not restart running servers. The error is an *Error if a server cannot be started, and wraps agents.ErrLost
+// if the sandbox is gone.
 func (p *sandboxPreparation) startServers(ctx context.Context) error {
 	all := p.Resolved.Containers()
 	host, ok := p.Provider.(sandbox.ServerHost)

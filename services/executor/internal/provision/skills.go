@@ -9,7 +9,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/agents"
 )
 
-// skillLoader is a provider whose sandboxes do not share a folder of skills.
+// skillLoader is implemented by providers whose sandboxes share no folder of skills, so that skills are copied into each sandbox.
 type skillLoader interface {
 	// LoadSkills copies skills that were provided on the engine into a sandbox. The error wraps sandbox.ErrNotFound
 	// if the sandbox does not exist.

@@ -14,8 +14,8 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/contents"
 )
 
-// fillWorkspace fills a new workspace from the session's snapshot and with the files of the agent's definition, then applies the file changes
-// that clients requested since, and records each step in the log.
+// fillWorkspace fills a new workspace from the session's snapshot and with the files of the agent's definition. Then it applies the file
+// changes that clients have requested since the snapshot. It records each step in the log.
 func (p *sandboxPreparation) fillWorkspace(ctx context.Context) error {
 	sb := p.Session.Run.Sandbox
 	if err := p.provideTranscript(ctx); err != nil {
@@ -80,8 +80,8 @@ func (p *sandboxPreparation) provideTranscript(ctx context.Context) error {
 	return nil
 }
 
-// restore writes snapshots into a new workspace and returns the event that records it. It returns ErrCancelled if a control stops the execution
-// meanwhile, and an *Error, after it has terminated the sandbox, if the workspace cannot be filled.
+// restore fills a new workspace from snapshots, and returns the event that records it. It returns ErrCancelled if a control stops the
+// execution meanwhile. If the workspace cannot be filled, it terminates the sandbox and returns an *Error.
 func (p *sandboxPreparation) restore(ctx context.Context, box sandbox.Sandbox, from []contents.Source) (events.WorkspaceRestored, error) {
 	l := p.Session
 	var restored events.WorkspaceRestored
@@ -94,7 +94,7 @@ func (p *sandboxPreparation) restore(ctx context.Context, box sandbox.Sandbox, f
 	return restored, err
 }
 
-// writeAgentFiles writes the files of the agent's definition into the workspace, and returns the event that records it. After a failure it
+// writeAgentFiles writes the files of the agent's definition into the workspace, and returns the event that records it. If that fails, it
 // terminates the sandbox and returns an *Error.
 func (p *sandboxPreparation) writeAgentFiles(ctx context.Context, box sandbox.Sandbox) (events.Payload, error) {
 	written, err := p.Contents.WriteDefinitionFiles(ctx, box, p.Resolved.Definition.Files)
@@ -104,12 +104,12 @@ func (p *sandboxPreparation) writeAgentFiles(ctx context.Context, box sandbox.Sa
 	return written, nil
 }
 
-// codeTranscriptLost is the code of an execution without the conversation that it was to continue.
+// codeTranscriptLost is the code of an execution that failed because the transcript of the conversation that it continues is missing.
 const codeTranscriptLost = "TRANSCRIPT_LOST"
 
-// Conversation returns the conversation that a new agent process has to continue, in the fields of runner.Query. resume is the agent's own id of
-// its conversation, "" for a new one. If fork is not nil, the agent continues a copy of it: of the conversation that a fork began with,
-// cut after fork.Anchor, or of the transcript that the session began with.
+// Conversation returns which conversation a new agent process has to continue, as fields of runner.Query. resume is the agent's own id of
+// the conversation, or "" for a new one. If fork is not nil, the agent continues a copy: of the conversation that the session was forked
+// from, cut after fork.Anchor, or of the transcript with which the session began.
 func Conversation(l *eventlog.Loaded) (resume string, fork *runner.Fork) {
 	if own := l.Run.AgentSession; own != "" {
 		return own, nil

@@ -28,7 +28,8 @@ type Policy struct {
 	SandboxLost uint32         // maximum number of attempts after the loss of a sandbox, if Agent has no limit
 }
 
-// MaxAttempts returns the maximum number of starts of the agent, which depends on the code of the last death.
+// MaxAttempts returns how often the agent may be started in total, which depends on the error code with which the last
+// attempt died.
 func (p Policy) MaxAttempts(code string) uint32 {
 	switch {
 	case p.Agent.Attempts > 0:
@@ -39,8 +40,9 @@ func (p Policy) MaxAttempts(code string) uint32 {
 	return 1
 }
 
-// NextWait returns the wait before the next attempt; died is the number of attempts that have died. ok is false if there
-// is no further attempt, or if it would start after the execution's deadline. A zero deadline means no deadline.
+// NextWait returns the wait before the next attempt, after died attempts have died, the last one with an error code. ok is
+// false if no further attempt is allowed, or if it would start after the execution's deadline. A zero deadline means no
+// deadline.
 func (p Policy) NextWait(code string, died uint32, now, deadline time.Time) (wait time.Duration, ok bool) {
 	if died >= p.MaxAttempts(code) {
 		return 0, false
@@ -49,8 +51,8 @@ func (p Policy) NextWait(code string, died uint32, now, deadline time.Time) (wai
 	return wait, deadline.IsZero() || now.Add(wait).Before(deadline)
 }
 
-// AttemptSuffix returns a phrase with the number of the last attempt, for the message of its end, or "" if only one attempt
-// was allowed.
+// AttemptSuffix returns a phrase with the number of the last attempt, for the end of the message of its failure, or "" if
+// only one attempt was allowed.
 func (p Policy) AttemptSuffix(code string, died uint32) string {
 	of := p.MaxAttempts(code)
 	switch {

@@ -19,14 +19,14 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/references"
 )
 
-// Provider is a sandbox provider that stores skills for its sandboxes.
+// Provider is a sandbox provider that can store skills for its sandboxes.
 type Provider interface {
 	// StoreSkill makes sure that a skill exists on the engine as a read-only folder, and returns the path of the folder in
 	// sandboxes. It calls zip if the folder does not exist yet, and closes the file.
 	StoreSkill(ctx context.Context, digest string, zip func(context.Context) (*os.File, error)) (dir string, err error)
 }
 
-// Skills implements references.Skills over the object store's bucket of skills.
+// Skills copies skills from the object store to an engine. It implements references.Skills.
 type Skills struct {
 	store    workspace.Store
 	provider Provider
@@ -48,7 +48,7 @@ func (s *Skills) Open(ctx context.Context, js jetstream.JetStream) error {
 	return nil
 }
 
-// Provide makes sure that a skill exists on the engine, and returns its folder in sandboxes.
+// Provide stores a skill on the engine unless it is there, and returns the skill's folder in sandboxes.
 func (s *Skills) Provide(ctx context.Context, digest string) (string, error) {
 	if !events.IsDigest(digest) {
 		return "", fmt.Errorf("skill %.80q: want a SHA-256", digest)
@@ -66,7 +66,7 @@ func (s *Skills) Provide(ctx context.Context, digest string) (string, error) {
 	}
 }
 
-// fetchZIP copies a ZIP to a file without a name.
+// fetchZIP copies the ZIP of a skill from the object store to a temporary file that has no name.
 func (s *Skills) fetchZIP(ctx context.Context, digest string) (_ *os.File, err error) {
 	content, err := s.store.Get(ctx, digest)
 	if errors.Is(err, workspace.ErrNotFound) {

@@ -23,10 +23,10 @@ const (
 	CodeJournalGap = "JOURNAL_GAP"  // numbers are missing before the line
 )
 
-// maxNameBytes is the longest id of a conversation in bytes.
+// maxNameBytes is the maximum length of a conversation's id in bytes.
 const maxNameBytes = 128
 
-// Translator converts one journal for one execution. It is not safe for concurrent use.
+// Translator converts the lines of a runner's journal to events of one execution. It is not safe for concurrent use.
 type Translator struct {
 	Journal     string
 	ExecutionID string
@@ -39,7 +39,7 @@ type Translator struct {
 	garbage int
 }
 
-// Result is the result of a line: at most one of its fields is set.
+// Result is what a journal line is converted to. At most one of its fields is set.
 type Result struct {
 	Event *events.Event
 	Delta *events.Delta
@@ -47,14 +47,14 @@ type Result struct {
 	Gap   string // which lines are missing: the journal must not be read any further
 }
 
-// TurnEnd is the end of the turn.
+// TurnEnd is the journal line with which the runner ends the turn.
 type TurnEnd struct {
 	runner.Ended
 	N    uint64
 	Time time.Time
 }
 
-// TranslateLine converts a line. now is the time by the host's clock.
+// TranslateLine converts a journal line of the runner. now is the executor's time.
 func (t *Translator) TranslateLine(l runner.Line, now time.Time) []Result {
 	if l.N <= t.Last {
 		return nil // converted before
@@ -69,8 +69,9 @@ func (t *Translator) TranslateLine(l runner.Line, now time.Time) []Result {
 	return []Result{t.translateLine(l, now)}
 }
 
-// TranslateMissing returns the results for lost lines after the last one seen, up to last: an error event, and the gap. The
-// runner only leaves out lines that are in the log, so the lines after a gap cannot be trusted.
+// TranslateMissing returns the results for missing journal lines, from the one after the last that was converted up to the
+// line last: an error event, and the gap. The runner removes only lines that the log has, so the lines after a gap cannot be
+// trusted.
 func (t *Translator) TranslateMissing(last uint64, now time.Time) []Result {
 	gap := fmt.Sprintf("lines %d to %d of the runner's journal are missing", t.Last+1, last)
 	out := []Result{t.errorEvent(t.Last+1, CodeJournalGap, gap, now), {Gap: gap}}
@@ -78,6 +79,7 @@ func (t *Translator) TranslateMissing(last uint64, now time.Time) []Result {
 	return out
 }
 
+// translateLine converts a journal line that belongs to the execution.
 func (t *Translator) translateLine(l runner.Line, now time.Time) Result {
 	at := t.limitTime(l.Time, now)
 	switch l.Type {
@@ -106,7 +108,7 @@ func (t *Translator) translateLine(l runner.Line, now time.Time) Result {
 	return t.translatePayload(l, at, now)
 }
 
-// translatePayload converts the types that a runner may write.
+// translatePayload converts a journal line whose data is an event that a runner may write.
 func (t *Translator) translatePayload(l runner.Line, at, now time.Time) Result {
 	if _, known := events.Lookup(l.Type); !known {
 		return t.newEvent(l, at, events.Log{
@@ -153,9 +155,10 @@ func (t *Translator) translatePayload(l runner.Line, at, now time.Time) Result {
 	return t.errorEvent(l.N, CodeForged, fmt.Sprintf("line %d of the runner claims to be %s, which a runner must not write", l.N, l.Type), now)
 }
 
-// maxPathBytes is the longest path of a file in bytes.
+// maxPathBytes is the maximum length of a file's path in bytes.
 const maxPathBytes = 4096
 
+// fileEvent returns an event about the file at a path, or an error event if the path is not valid.
 func (t *Translator) fileEvent(l runner.Line, at time.Time, path string, data events.Payload, now time.Time) Result {
 	if path == "" || len(path) > maxPathBytes {
 		return t.badLineError(l, now)
@@ -163,6 +166,7 @@ func (t *Translator) fileEvent(l runner.Line, at time.Time, path string, data ev
 	return t.newEvent(l, at, data)
 }
 
+// blockEvent returns an event about a block of a conversation, or an error event if the runner must not write such a block.
 func (t *Translator) blockEvent(l runner.Line, at time.Time, b events.Block, wrap func(events.Block) events.Payload, now time.Time) Result {
 	main := conversationOf(l.ConversationID) == events.MainConversation
 	switch {
@@ -184,8 +188,8 @@ func (t *Translator) blockEvent(l runner.Line, at time.Time, b events.Block, wra
 	return t.newEvent(l, at, wrap(b))
 }
 
-// TranslateGarbage returns the result for a line that is not a journal line: it is shown, not dropped. id distinguishes such
-// lines of different streams.
+// TranslateGarbage returns an event that shows a line of the runner which is not a journal line. id distinguishes such lines
+// of different streams.
 func (t *Translator) TranslateGarbage(id, text string, tooLong bool, now time.Time) Result {
 	t.garbage++
 	what := "the runner printed a line that is not a journal line: "
@@ -200,8 +204,8 @@ func (t *Translator) TranslateGarbage(id, text string, tooLong bool, now time.Ti
 	}}
 }
 
-// foreignLine handles a line about another execution: a rest of an execution that was ended from outside, or a forgery. It
-// reports each such execution once.
+// foreignLine handles a journal line that names another execution, which was ended from outside, or which the runner forged.
+// It returns a warning for the first line of each such execution.
 func (t *Translator) foreignLine(l runner.Line, now time.Time) []Result {
 	if t.foreign == l.ExecutionID {
 		return nil
@@ -213,14 +217,17 @@ func (t *Translator) foreignLine(l runner.Line, now time.Time) []Result {
 	})}
 }
 
+// badLineError returns an error event in place of a journal line whose data does not match its type.
 func (t *Translator) badLineError(l runner.Line, now time.Time) Result {
 	return t.errorEvent(l.N, CodeBadLine, fmt.Sprintf("line %d of the runner: the data of %.64q cannot be read: %s", l.N, l.Type, truncate.Valid(string(l.Data), 512)), now)
 }
 
+// errorEvent returns an error event in place of the journal line n.
 func (t *Translator) errorEvent(n uint64, code, message string, now time.Time) Result {
 	return t.newEvent(runner.Line{N: n, ExecutionID: t.ExecutionID, ConversationID: events.MainConversation}, t.limitTime(now, now), events.Error{Code: code, Message: message})
 }
 
+// newEvent returns data as the event of a journal line.
 func (t *Translator) newEvent(l runner.Line, at time.Time, data events.Payload) Result {
 	execution := t.ExecutionID
 	if l.ExecutionID == "" && isAllowedBetweenTurns(data) {
@@ -232,7 +239,7 @@ func (t *Translator) newEvent(l runner.Line, at time.Time, data events.Payload) 
 	}}
 }
 
-// isAllowedBetweenTurns reports whether a runner may write a line of this type while no execution runs.
+// isAllowedBetweenTurns reports whether a runner may write an event of this type while no execution runs.
 func isAllowedBetweenTurns(data events.Payload) bool {
 	switch data.(type) {
 	case events.Log, events.Error, events.FileCreated, events.FileModified, events.FileDeleted:
@@ -241,7 +248,7 @@ func isAllowedBetweenTurns(data events.Payload) bool {
 	return false
 }
 
-// limitTime limits a runner's time to the range from the last event to now.
+// limitTime limits the time said of a journal line to the range from the last event to now.
 func (t *Translator) limitTime(said, now time.Time) time.Time {
 	if said.IsZero() || said.After(now) {
 		said = now
@@ -253,11 +260,13 @@ func (t *Translator) limitTime(said, now time.Time) time.Time {
 	return said
 }
 
+// blockID returns the id that a block has in the log. local is the runner's id of the block.
 func (t *Translator) blockID(local string) string {
 	return events.Derive(events.KindBlock, t.Journal, local)
 }
 
-// conversationOf returns the conversation of a name: the agent's own if the name is empty or not printable.
+// conversationOf returns the id of the conversation that a journal line names: that of the session's own agent if the name
+// is empty, too long or not printable.
 func conversationOf(name string) string {
 	if name == "" || len(name) > maxNameBytes || strings.IndexFunc(name, func(r rune) bool { return !unicode.IsPrint(r) }) >= 0 {
 		return events.MainConversation

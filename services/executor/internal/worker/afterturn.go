@@ -11,8 +11,8 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/runlog"
 )
 
-// snapshotAfterTurn takes a snapshot of the sandbox's workspace after a turn and records it in the log. If the session has other work, or
-// the snapshot fails, snapshotAfterTurn returns nil without a snapshot: the snapshot after the next turn contains the changes of both turns.
+// snapshotAfterTurn takes a snapshot of the sandbox's workspace after a turn and records it in the log. It returns nil without a snapshot
+// if the session has other work or the snapshot fails: the snapshot after the next turn contains the changes of both turns.
 func (w *Worker) snapshotAfterTurn(ctx context.Context, t *turn, b *handling.Session) error {
 	if w.deps.Workspaces == nil || t.Session.Run.Sandbox.ID == "" || t.Session.Run.Sandbox.Engine != w.cfg.Engine {
 		return nil
@@ -45,7 +45,7 @@ func (w *Worker) takeSnapshot(ctx context.Context, t *turn) ([]events.Payload, e
 	return []events.Payload{s}, err
 }
 
-// appendAfterTurn appends facts about the session to its run after a turn, under the epoch of the turn.
+// appendAfterTurn appends facts about the session to the session's runs after a turn, under the epoch of the turn.
 func (w *Worker) appendAfterTurn(ctx context.Context, t *turn, facts []events.Payload) error {
 	d, err := w.runlog.Decide(t.Session.Run, run.Record{Epoch: t.Epoch, Events: w.runlog.NewEvents("", facts...)})
 	if err != nil {

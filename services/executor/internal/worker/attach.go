@@ -15,8 +15,8 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/translate"
 )
 
-// resolveReferences sets t.resolved to the versions of everything that the execution refers to, and records them in the log unless the log has them
-// already. A *references.Error means that the execution cannot start and has to fail.
+// resolveReferences sets t.resolved to the versions of everything that the execution refers to, and records them in the log, unless the log
+// already has them. A *references.Error means that the execution cannot start and has to fail.
 func (t *turn) resolveReferences(ctx context.Context) error {
 	r, err := t.w.references.Resolve(ctx, references.Execution{
 		ID: t.ID, Session: t.Session, Message: t.message,
@@ -33,7 +33,7 @@ func (t *turn) resolveReferences(ctx context.Context) error {
 	return t.AppendFacts(ctx, r.ExecutionResolved)
 }
 
-// attachSandbox makes the session's sandbox ready for the turn, and sets t.agent to a stream to the sandbox's runner, t.attempt, and
+// attachSandbox makes the session's sandbox ready for the turn. It sets t.agent to a stream to the sandbox's runner, and t.attempt and
 // t.translator. Its errors are those of provision.Provisioner.Attach.
 func (t *turn) attachSandbox(ctx context.Context) error {
 	t.closeAgentStream()
@@ -56,8 +56,8 @@ func (t *turn) attachSandbox(ctx context.Context) error {
 	return nil
 }
 
-// releaseAgent ends the turn's use of its agent. If err, the turn's error, is nil, the agent stays warm for the next turn; otherwise
-// releaseAgent closes the stream to it.
+// releaseAgent ends the turn's use of its agent. If err, the turn's error, is nil, the agent stays warm for the session's next turn;
+// otherwise releaseAgent closes the stream to the agent.
 func (t *turn) releaseAgent(err error) {
 	if t.agent == nil {
 		return
@@ -72,7 +72,7 @@ func (t *turn) releaseAgent(err error) {
 	t.closeAgentStream()
 }
 
-// closeAgentStream closes the stream to the agent, if there is one. The agent continues to run.
+// closeAgentStream closes the stream to the agent's runner, if there is one. The agent continues to run.
 func (t *turn) closeAgentStream() {
 	if t.agent != nil {
 		t.w.agents.Remove(t.agent)
@@ -81,8 +81,8 @@ func (t *turn) closeAgentStream() {
 	}
 }
 
-// reopenAgentStream opens a new stream to the same runner, which sends the journal after the last line that was read. The error wraps
-// run.ErrFenced if another executor has claimed the session, and agents.ErrLost if the sandbox is gone.
+// reopenAgentStream opens a new stream to the same runner. The runner sends the journal lines after the last one that was read. The error
+// wraps run.ErrFenced if another executor has claimed the session, and agents.ErrLost if the sandbox is gone.
 func (t *turn) reopenAgentStream(ctx context.Context) error {
 	a := t.agent
 	a.Link.Close()

@@ -27,8 +27,8 @@ func (w *Worker) Execute(ctx context.Context, l *eventlog.Loaded, b *handling.Se
 	return w.snapshotAfterTurn(ctx, t, b)
 }
 
-// runAttempts waits for a slot, claims the active execution and runs it to its end. The turn is nil if the claim itself failed the execution,
-// because too many claims before it made no progress. The error is runlog.ErrChanged if the execution can no longer be claimed.
+// claimAndRun waits for a slot, claims the active execution and runs it to its end. The returned turn is nil if the claim failed the
+// execution, because too many earlier claims made no progress. The error is runlog.ErrChanged if the execution can no longer be claimed.
 func (w *Worker) claimAndRun(ctx context.Context, l *eventlog.Loaded, b *handling.Session) (*turn, error) {
 	slot, err := w.admission.Acquire(ctx, l)
 	if err != nil {
@@ -51,8 +51,8 @@ func (w *Worker) claimAndRun(ctx context.Context, l *eventlog.Loaded, b *handlin
 	return t, t.runAttempts(ctx)
 }
 
-// claim appends this executor's claim of the active execution and updates l. It returns runlog.ErrChanged if the execution can no longer
-// be claimed.
+// claim appends the event with which this executor claims the active execution, and updates l. It returns runlog.ErrChanged if the
+// execution can no longer be claimed.
 func (w *Worker) claim(ctx context.Context, l *eventlog.Loaded) error {
 	active := l.Life.Active
 	d, err := w.runlog.Decide(l.Run, run.Claim{Meta: w.runlog.NewMeta(), ExecutionID: active.ExecutionID, Turn: active.Turn, Executor: w.cfg.Executor})

@@ -20,8 +20,8 @@ type lifeResult struct {
 	err     error
 }
 
-// loadLife starts to load the session's life, which has the controls; f.lifeRead receives the result. If a load is in flight, loadLife
-// returns, and handleLoadedLife starts another load after it.
+// loadLife starts to load the session's life, which contains the controls, in another goroutine. f.lifeRead receives the result. If a load
+// is already running, handleLoadedLife starts another one when that has ended.
 func (f *follower) loadLife(freshness eventlog.Freshness) {
 	if f.readingLife {
 		f.readAgain = true
@@ -44,8 +44,8 @@ func (f *follower) loadLife(freshness eventlog.Freshness) {
 	})
 }
 
-// handleLoadedLife applies the controls and options of a loaded life to the turn. After a failed load it returns nil, and the next beat loads the
-// life again. The only error is run.ErrFenced: another executor has claimed the session.
+// handleLoadedLife applies the controls and options in a loaded life to the turn. If the load failed, it returns nil, and the next beat
+// starts another load. The only error is run.ErrFenced, if another executor has claimed the session.
 func (f *follower) handleLoadedLife(l lifeResult) error {
 	f.readingLife = false
 	if errors.Is(l.err, run.ErrFenced) {
@@ -70,12 +70,12 @@ func (f *follower) handleLoadedLife(l lifeResult) error {
 	return nil
 }
 
-// beatsPerFenceCheck is the number of beats after which the follower checks whether another executor has claimed the session. Usually it finds
-// that sooner: the log refuses its commits, and the runner ends its stream.
+// beatsPerFenceCheck is the number of beats after which the follower checks whether another executor has claimed the session. Usually the
+// follower finds that sooner, because the log refuses its commits and the runner closes its stream.
 const beatsPerFenceCheck = 10
 
-// handleBeat is called at the interval of Config.Beat. It loads the life again if that is due, and applies controls and limits, which may
-// have become due with time.
+// handleBeat is called at the interval Config.Beat. It starts to load the session's life if that is due, and applies controls and limits,
+// which may be due now because of the time.
 func (f *follower) handleBeat() {
 	f.beats++
 	f.approvals.markFailedDue()
@@ -88,7 +88,7 @@ func (f *follower) handleBeat() {
 	f.checkControls()
 }
 
-// checkControls updates f.stop, the plan to stop the turn, with the controls, the deadline and the budgets as they were last loaded.
+// checkControls updates f.stop, the plan to stop the turn, with the last loaded controls, deadline and budgets.
 func (f *follower) checkControls() {
 	f.stop.SetControl(f.life.ControlOf(f.ID), f.deadlineOf(f.life), f.w.deps.Now())
 	if err := f.checkBudgets(nil); err != nil {
@@ -110,11 +110,11 @@ func (f *follower) takeStopStep() error {
 	return nil
 }
 
-// deadline returns the time by which the execution must have ended; the zero time if it has no limit.
+// deadline returns the time by which the execution must have ended, or the zero time if it has no limit.
 func (t *turn) deadline() time.Time { return t.deadlineOf(&t.Session.Life) }
 
-// deadlineOf returns the deadline by the time limit in life: the limit counts from the first claim of the execution, without pauses and
-// waits for approvals. An execution that waits for an approval has no deadline.
+// deadlineOf returns the time by which the execution must have ended according to a session's life. Its time limit counts from the first
+// claim, without pauses and waits for approvals. It returns the zero time if there is no limit or the execution waits for an approval.
 func (t *turn) deadlineOf(life *session.State) time.Time {
 	if life.Options.TurnLimitMs == 0 || t.Session.Run.Phase == run.Waiting {
 		return time.Time{}
@@ -122,8 +122,8 @@ func (t *turn) deadlineOf(life *session.State) time.Time {
 	return t.claimedAt.Add(time.Duration(life.Options.TurnLimitMs)*time.Millisecond + t.Session.Run.Suspended())
 }
 
-// checkBudgets begins to stop the turn if its usage exceeds a budget. The usage of unstored, which are events that are not in the log yet,
-// counts too. If the budgets cannot be read, checkBudgets applies those that were read last, and returns the error.
+// checkBudgets begins to stop the turn if its usage exceeds a budget. It also counts the usage of unstored, which are events that the log
+// does not have yet. If the budgets cannot be read, it applies the ones that were read last, and returns the error.
 func (f *follower) checkBudgets(unstored []events.Event) error {
 	err := f.meter.UpdateLimits(f.ctx, f.life.Options.Budget)
 	if code, message := f.meter.ExceededLimit(unstored); code != "" {

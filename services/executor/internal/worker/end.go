@@ -15,14 +15,14 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
 )
 
-// failExecution ends the execution with the terminal event outcome, which this executor decided and not the agent. The events with are stored in
-// the same commit.
+// failExecution ends the execution with the terminal event outcome, which this executor decided and not the agent. It stores the events
+// with in the same commit.
 func (t *turn) failExecution(ctx context.Context, outcome events.Payload, with ...events.Payload) error {
 	return t.endExecution(ctx, run.End{Meta: t.w.runlog.NewMeta(), Outcome: outcome, With: t.NewEvents(with...)})
 }
 
-// endExecution ends the charging of the execution, completes its open blocks with the text that is known, and appends the terminal event. The events
-// may need several commits; the terminal event is in the last one.
+// endExecution stops charging the execution, completes its open blocks with their text so far, and appends the terminal event of e. It may
+// need several commits; the last one has the terminal event.
 func (t *turn) endExecution(ctx context.Context, e run.End) error {
 	t.meter.Unregister(ctx)
 	var err error
@@ -36,8 +36,8 @@ func (t *turn) endExecution(ctx context.Context, e run.End) error {
 	return nil
 }
 
-// cancelExecution ends an execution that a control stopped, as cancelled, without its runner. The caller must know that no agent of the execution
-// runs, or the control must be a terminate, for which cancel terminates the sandbox first.
+// cancelExecution ends an execution that a control stopped as cancelled, without its runner. Either no agent of the execution runs, which
+// the caller must know, or the control is a terminate, for which cancelExecution first terminates the sandbox.
 func (t *turn) cancelExecution(ctx context.Context) error {
 	c, sb := t.Control(), t.Session.Run.Sandbox
 	outcome := events.ExecutionCancelled{Reason: c.Reason}
@@ -51,9 +51,8 @@ func (t *turn) cancelExecution(ctx context.Context) error {
 	return t.failExecution(ctx, outcome, events.SandboxTerminated{SandboxID: sb.ID, Reason: c.Reason, Kept: true})
 }
 
-// stopAndFail fails the execution, after it has stopped an agent that an earlier claim may have started. If the
-// runner does not obey, stopAndFail ends the sandbox and keeps the workspace. If that fails too, the terminal event
-// states that the agent could not be stopped.
+// stopAndFail fails the execution, after it has stopped an agent that an earlier claim may have started. If the runner does not obey, it
+// terminates the sandbox and keeps the workspace. If that fails too, the terminal event states that the agent could not be stopped.
 func (t *turn) stopAndFail(ctx context.Context, failed events.ExecutionFailed) error {
 	if !t.Session.Run.TakenOver() {
 		return t.failExecution(ctx, failed)
@@ -82,9 +81,9 @@ func (t *turn) stopAndFail(ctx context.Context, failed events.ExecutionFailed) e
 	return t.failExecution(ctx, failed, events.SandboxTerminated{SandboxID: sb.ID, Reason: "unhealthy", Kept: true})
 }
 
-// recordHandedOver records that this executor leaves the execution to another one, because it stops or has no slot. Its claim then does not
-// count as one without progress, after too many of which an execution fails. If the record cannot be appended, the claim
-// counts, and recordHandedOver logs the error unless it is run.ErrFenced.
+// recordHandedOver records that this executor leaves the execution to another one, because this executor is stopping or the turn has no
+// slot. The claim then does not count as one without progress, after too many of which an execution fails. If the record cannot be
+// appended, the claim counts; recordHandedOver logs the error unless it is run.ErrFenced.
 func (t *turn) recordHandedOver(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTimeout)
 	defer cancel()
@@ -96,8 +95,8 @@ func (t *turn) recordHandedOver(ctx context.Context) {
 	}
 }
 
-// finish acts on the end of the turn in the journal, f.ended: it appends the last events and the terminal event. If the attempt died and
-// another one follows, finish appends the events alone and returns an *attemptDeathError.
+// finish acts on f.ended, the end of the turn in the runner's journal: it appends the last events and the terminal event. If the attempt
+// died and another one follows, finish appends only the events and returns an *attemptDeathError.
 func (f *follower) finish(ctx context.Context) error {
 	// As in any commit, events that no longer apply are left out.
 	d, err := run.Decide(f.Session.Run, run.Record{Epoch: f.Epoch, Events: f.commits.Take()})
@@ -126,8 +125,8 @@ func (f *follower) finish(ctx context.Context) error {
 	return err
 }
 
-// terminalEventOf returns the terminal event for an end of the turn in the journal. If the turn was being stopped, the reason for that
-// determines the event.
+// terminalEventOf returns the terminal event for the end of the turn in the runner's journal. If the turn was being stopped, the reason for
+// that determines the event.
 func (f *follower) terminalEventOf(e runner.Ended) events.Payload {
 	if e.Outcome == runner.Completed && !f.output.IsCut() {
 		return events.ExecutionCompleted{Usage: e.Usage, CostUSD: e.CostUSD, Result: e.Result}
@@ -148,7 +147,7 @@ func (f *follower) terminalEventOf(e runner.Ended) events.Payload {
 	return events.ExecutionFailed{Code: code, Message: message, Usage: e.Usage}
 }
 
-// failRefused fails the execution with the error with which the runner refused to start it, after it has stored the pending events.
+// failRefused stores the pending events, and then fails the execution with why, the error with which the runner refused to start it.
 func (f *follower) failRefused(ctx context.Context, why *runner.Error) error {
 	if err := f.commits.Flush(ctx); err != nil {
 		return err
@@ -157,9 +156,9 @@ func (f *follower) failRefused(ctx context.Context, why *runner.Error) error {
 	return f.failExecution(ctx, events.ExecutionFailed{Code: why.Code, Message: why.Message})
 }
 
-// abortTurn ends an execution without the runner, because the runner does not obey or is not reliable: it appends the pending events,
-// terminates the sandbox, and then appends outcome, the terminal event. The workspace is kept for the next sandbox. After an error
-// the execution has no terminal event yet.
+// abortTurn ends an execution without the runner, because the runner does not obey or cannot be trusted: it appends the pending events,
+// terminates the sandbox, and then appends the terminal event outcome. The workspace is kept for the next sandbox. After an error the
+// execution has no terminal event yet.
 func (f *follower) abortTurn(ctx context.Context, outcome events.Payload) error {
 	id := f.Session.Run.Sandbox.ID
 	if err := f.commits.Flush(ctx); err != nil {
@@ -176,8 +175,8 @@ func (f *follower) abortTurn(ctx context.Context, outcome events.Payload) error 
 	return f.failExecution(ctx, outcome, events.SandboxTerminated{SandboxID: id, Reason: reason, Kept: true})
 }
 
-// handOver stores the pending events, so that the next executor can continue the execution. It always returns permits.ErrStopping. Events
-// that cannot be stored are still in the runner's journal, where the next executor reads them.
+// handOver stores the pending events, so that the next executor can continue the execution. It always returns permits.ErrStopping. The
+// runner's journal still has events that could not be stored, and the next executor reads them there.
 func (f *follower) handOver(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, flushTimeout)
 	defer cancel()

@@ -25,22 +25,22 @@ import (
 )
 
 const (
-	// runnerCallTimeout is the maximum time to wait for a runner's reply.
+	// runnerCallTimeout is the maximum time to wait for a runner's reply to a command.
 	runnerCallTimeout = 10 * time.Second
-	// maxBusyKills is the maximum number of times that a turn kills another execution in its runner.
+	// maxBusyKills is the maximum number of times that a turn kills another execution that its runner runs.
 	maxBusyKills = 3
-	// flushTimeout is the time limit of the last commit of an executor that stops.
+	// flushTimeout is the time limit of the last commit of a turn when the executor stops.
 	flushTimeout = 3 * time.Second
 )
 
-// codeRunnerBusy is the code of the runner's refusal while it runs another execution.
+// codeRunnerBusy is the code of the error with which a runner refuses a query while it runs another execution.
 const codeRunnerBusy = "BUSY"
 
-// errUnresponsive is returned when the runner does not end the turn after a kill.
+// errUnresponsive is returned when the runner has not ended the turn after a kill.
 var errUnresponsive = errors.New("the runner does not end the turn")
 
-// A follower copies a runner's journal to the log until the turn ends. Only its loop uses its fields and those of the turn. The goroutines
-// that the loop starts get copies, and send their results over a channel.
+// A follower copies the lines of a runner's journal to the log until the turn ends, and sends commands to the runner. Only the goroutine of
+// its loop uses its fields and those of the turn. Goroutines that the loop starts get copies, and send their results over a channel.
 type follower struct {
 	*turn
 	ctx     context.Context
@@ -79,15 +79,15 @@ type follower struct {
 	approvals verdictQueue
 }
 
-// A reply is a runner's reply to a command.
+// A commandReply is a runner's reply to a command, or the error of the call.
 type commandReply struct {
 	op   runner.Op
 	link *link.Link // over which the command was sent
 	err  error
 }
 
-// followJournal copies the runner's journal to the log until the terminal event is stored; then it returns nil. An error
-// wraps agents.ErrLost, run.ErrFenced or permits.ErrStopping, or is an error of the log.
+// followJournal copies the runner's journal to the log until the terminal event is stored, and then returns nil. The error wraps
+// agents.ErrLost, run.ErrFenced or permits.ErrStopping, or is an error of the log.
 func (t *turn) followJournal(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	f := t.newFollower(ctx)
@@ -123,7 +123,7 @@ func (t *turn) followJournal(ctx context.Context) error {
 	}
 }
 
-// newFollower returns a follower of the turn's agent, for which the caller calls close.
+// newFollower returns a follower for the runner of the turn's agent. The caller must call close.
 func (t *turn) newFollower(ctx context.Context) *follower {
 	f := &follower{
 		turn: t, ctx: ctx, replies: make(chan commandReply, 8), lifeRead: make(chan lifeResult, 1),
@@ -137,8 +137,8 @@ func (t *turn) newFollower(ctx context.Context) *follower {
 	return f
 }
 
-// close ends the goroutines that the loop has started, and blocks until they have ended. If an append was in flight, close updates the turn's
-// state with the commits that the append has stored.
+// close ends the goroutines that the follower has started, and blocks until they have ended. If an append was running, close updates the
+// turn's state with the commits that the append has stored.
 func (f *follower) close(cancel context.CancelFunc) {
 	cancel()
 	f.waiting.Wait()
@@ -147,8 +147,9 @@ func (f *follower) close(cancel context.CancelFunc) {
 	f.commits.Close()
 }
 
-// waitForEvent blocks until one event of the loop happens, and handles it: lines or the end of the stream, the result of a commit, of a call of the
-// runner, of a load of the life or of maintenance, a sent verdict or a granted slot, the beat, a change of the session, or the stop of this executor. An error ends the loop.
+// waitForEvent blocks until something happens that the follower has to handle, and handles it: journal lines or the end of the stream, the
+// result of a goroutine that the follower has started, a granted slot, the beat, a change of the session, or the stop of this executor. An
+// error ends the follower's loop.
 func (f *follower) waitForEvent(ctx context.Context, beat <-chan time.Time) error {
 	select {
 	case <-f.linesReady():
@@ -183,8 +184,8 @@ func (f *follower) waitForEvent(ctx context.Context, beat <-chan time.Time) erro
 	return nil
 }
 
-// linesReady returns a channel that is signalled when the stream has lines to read. While the follower may not read lines, see isFull, it
-// returns nil, which is never signalled.
+// linesReady returns a channel that receives a value when journal lines can be read. It returns nil, which never receives one, while isFull
+// is true.
 func (f *follower) linesReady() <-chan struct{} {
 	if f.isFull() {
 		return nil
@@ -192,8 +193,8 @@ func (f *follower) linesReady() <-chan struct{} {
 	return f.agent.Link.Ready()
 }
 
-// streamEnded returns a channel that is closed when the stream has ended. While the follower may not read lines, see isFull, it returns
-// nil, which is never closed: the lines that have arrived are read first.
+// streamEnded returns a channel that is closed when the stream to the runner has ended. It returns nil, which is never closed, while isFull
+// is true, so that the lines that have arrived are read first.
 func (f *follower) streamEnded() <-chan struct{} {
 	if f.isFull() {
 		return nil
@@ -201,12 +202,12 @@ func (f *follower) streamEnded() <-chan struct{} {
 	return f.agent.Link.Done()
 }
 
-// isFull reports whether the follower reads no further line at present: the turn has ended, lines are missing, or too
-// many events wait to be stored.
+// isFull reports whether the follower must not read further journal lines at present: the turn has ended, lines are missing, or too many
+// events wait to be stored.
 func (f *follower) isFull() bool { return f.ended != nil || f.gap != "" || f.commits.IsFull() }
 
-// readHello sets f.gap if the runner's hello shows that lines of the journal are lost, and sets whether the query still has to be sent and
-// whether another execution has to be killed before.
+// readHello evaluates the hello of the runner: it sets f.gap if journal lines are lost, and records whether the query has to be sent, and
+// whether another execution must be killed before that.
 func (f *follower) readHello() {
 	f.queried, f.accepted, f.startAfter, f.killFirst = false, false, 0, false
 	hello := f.agent.Hello
@@ -229,9 +230,9 @@ func (f *follower) readHello() {
 	}
 }
 
-// recordAttached records, once, that this executor follows a running agent that it took over. The record makes the claim count as one with
-// progress. Therefore recordAttached waits until the log has all lines that the journal held when the runner sent its hello: if one of these
-// lines makes every executor crash, the claims of all of them count as without progress, and the execution fails in the end.
+// recordAttached records once that this executor follows a running agent that it took over, so that the claim counts as one with progress.
+// It waits until the log has all journal lines that the runner's hello announced: if one of these lines crashes every executor, none of
+// their claims counts as progress, and the execution fails in the end.
 func (f *follower) recordAttached() {
 	if f.Session.Run.Claims < 2 || !f.adopted || f.ended != nil || f.attachedRecorded || !f.commits.IsStored() || f.translator.Last < f.startAfter {
 		return
@@ -242,8 +243,8 @@ func (f *follower) recordAttached() {
 	}
 }
 
-// sendQuery sends the query, which starts the execution in the runner, once the older lines of the journal were read. If the runner runs
-// another execution, sendQuery kills that first. It returns permits.ErrNoPermit if no slot is free; another job then tries again.
+// sendQuery sends the query that starts the execution in the runner, after the older journal lines were read. If the runner runs another
+// execution, sendQuery first kills that. It returns permits.ErrNoPermit if no slot is free; another job then tries again.
 func (f *follower) sendQuery(ctx context.Context) error {
 	if f.queried || f.ended != nil || f.translator.Last < f.startAfter {
 		return nil
@@ -261,8 +262,8 @@ func (f *follower) sendQuery(ctx context.Context) error {
 	return nil
 }
 
-// leaveWithoutSlot ends a turn that has neither a slot nor a running agent. If a control has stopped the execution, leaveWithoutSlot cancels
-// it. Otherwise it returns permits.ErrNoPermit, and the execution waits for a slot.
+// leaveWithoutSlot ends a turn that has no slot and no running agent. If a control has stopped the execution, it cancels the execution.
+// Otherwise it returns permits.ErrNoPermit, and the execution waits for a slot.
 func (f *follower) leaveWithoutSlot(ctx context.Context) error {
 	if err := f.commits.Flush(ctx); err != nil {
 		return err
@@ -274,7 +275,8 @@ func (f *follower) leaveWithoutSlot(ctx context.Context) error {
 	return permits.ErrNoPermit
 }
 
-// sendCommand sends a command to the runner and returns at once. f.replies receives the reply, or an error if there is none within runnerCallTimeout.
+// sendCommand sends a command to the runner in another goroutine. f.replies receives the reply, or an error if there is none within
+// runnerCallTimeout.
 func (f *follower) sendCommand(c runner.Command) {
 	l := f.agent.Link
 	f.waiting.Go(func() {
@@ -288,8 +290,8 @@ func (f *follower) sendCommand(c runner.Command) {
 	})
 }
 
-// handleReply handles the runner's reply to a command. A refused query fails the execution, unless the runner runs another execution: then
-// that is killed and the query is sent again, up to maxBusyKills times. An error ends the loop.
+// handleReply handles the runner's reply to a command. A refused query fails the execution. If the reason is that the runner runs another
+// execution, the follower kills that one and sends the query again, up to maxBusyKills times. An error ends the follower's loop.
 func (f *follower) handleReply(ctx context.Context, r commandReply) error {
 	if r.link != f.agent.Link {
 		return nil // of an earlier stream
@@ -329,8 +331,8 @@ func (f *follower) handleReply(ctx context.Context, r commandReply) error {
 	return nil
 }
 
-// reconnect opens a new stream to the runner after the stream has ended, and continues after the last line that was read. The error wraps
-// run.ErrFenced or agents.ErrLost, or is an error of the log.
+// reconnect opens a new stream to the runner after the stream has ended, and continues after the last journal line that was read. The error
+// wraps run.ErrFenced or agents.ErrLost, or is an error of the log.
 func (f *follower) reconnect(ctx context.Context) error {
 	f.readLines()
 	if f.isFull() {

@@ -16,8 +16,8 @@ func (f *follower) maintain() {
 	f.maintenance.StartPass(f.ctx, maintenance.Turn{Session: f.Session, Life: f.life, Epoch: f.Epoch, Link: f.agent.Link, Accepted: f.accepted})
 }
 
-// recordMaintenance appends the events of a pass of maintenance, and the usage that the egress proxy reported in it. It logs the
-// error of the pass. If the proxy has lost the agent's MCP servers in a restart, recordMaintenance registers them again.
+// recordMaintenance appends the events of a finished pass of maintenance, and the usage that the egress proxy has reported. It logs the
+// error of the pass. If the proxy has lost the agent's MCP servers in a restart, it registers them again.
 func (f *follower) recordMaintenance(ctx context.Context, p maintenance.Pass) error {
 	f.maintenance.FinishPass(p)
 	if p.Err != nil && ctx.Err() == nil {
@@ -44,7 +44,7 @@ func (f *follower) recordMaintenance(ctx context.Context, p maintenance.Pass) er
 	return nil
 }
 
-// flushFacts stores the pending events, and then the given facts about the execution.
+// flushFacts stores the pending events of the journal, and then facts about the execution.
 func (f *follower) flushFacts(ctx context.Context, facts ...events.Payload) error {
 	if err := f.commits.Flush(ctx); err != nil {
 		return err

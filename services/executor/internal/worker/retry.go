@@ -12,7 +12,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/translate"
 )
 
-// A death is the unexpected end of an attempt, after which another attempt may follow: the agent's process exited, or the sandbox was lost.
+// An attemptDeath is the unexpected end of an attempt: the agent's process exited, or the sandbox was lost. Another attempt may follow.
 type attemptDeath struct {
 	code, message string
 	n             uint64 // number of the journal line of the end; 0 if the journal has none
@@ -34,14 +34,14 @@ func (t *turn) retryPolicy() retries.Policy {
 	return p
 }
 
-// nextAttemptWait returns the wait before the next attempt, after the present one died with an error code. ok is false if the retry policy or the
-// deadline allows no further attempt.
+// nextAttemptWait returns the wait before the next attempt, after the present one has died with an error code. ok is false if the retry
+// policy or the deadline allows no further attempt.
 func (t *turn) nextAttemptWait(code string) (wait time.Duration, ok bool) {
 	return t.retryPolicy().NextWait(code, t.Session.Run.CurrentAttempt(), t.w.deps.Now(), t.deadline())
 }
 
-// deathOf returns the death that an end in the journal stands for. The bool is true if the attempt died unexpectedly, without a control or a
-// limit that stopped it, and another attempt follows.
+// deathOf returns the attemptDeath for the end of a turn in the journal. It returns false if a control or a limit stopped the attempt, if
+// the agent did not die, or if no further attempt follows.
 func (f *follower) deathOf(e *translate.TurnEnd) (attemptDeath, bool) {
 	if !retries.IsDeath(e.Code) || e.Outcome != runner.Failed || f.stop.TerminalEvent(e.Usage) != nil || f.life.ControlOf(f.ID).N > 0 {
 		return attemptDeath{}, false
@@ -50,8 +50,8 @@ func (f *follower) deathOf(e *translate.TurnEnd) (attemptDeath, bool) {
 	return attemptDeath{e.Code, e.Message, e.N, f.translator.Journal, e.Time}, ok
 }
 
-// recordDeath records that an attempt died, and the wait before the next one. If the next attempt is due at once, it returns nil; if the next
-// attempt has to wait, it returns an error that makes the bus deliver the job again later. If no attempt follows, recordDeath fails the
+// recordDeath records that an attempt died, and the wait before the next one. It returns nil if the next attempt is due at once. If the
+// next attempt has to wait, it returns an error that makes the bus deliver the job again later. If no attempt follows, it fails the
 // execution.
 func (t *turn) recordDeath(ctx context.Context, d attemptDeath) error {
 	wait, ok := t.nextAttemptWait(d.code)
@@ -87,7 +87,7 @@ func (t *turn) recordDeath(ctx context.Context, d attemptDeath) error {
 	return nil
 }
 
-// failAfterDeath fails an execution whose last attempt died. If the sandbox was lost, failAfterDeath first terminates what is left of it on
+// failAfterDeath fails an execution whose last attempt died. If the sandbox was lost, it first terminates what is left of the sandbox on
 // this engine.
 func (t *turn) failAfterDeath(ctx context.Context, d attemptDeath) error {
 	failed := events.ExecutionFailed{Code: d.code, Message: d.message + t.retryPolicy().AttemptSuffix(d.code, t.Session.Run.CurrentAttempt())}

@@ -25,10 +25,11 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/translate"
 )
 
-// nextAttemptDelay is the delay of the job of an execution whose attempt died and that has no slot for the next one.
+// nextAttemptDelay is the delay after which the job is delivered again of an execution whose attempt died and that has no slot for the next
+// attempt.
 const nextAttemptDelay = 20 * time.Millisecond
 
-// A turn is one claimed execution. The goroutine of its job's delivery runs it.
+// A turn runs one execution that this executor has claimed. It runs in the goroutine of the job's delivery.
 type turn struct {
 	*runlog.Execution
 	w         *Worker
@@ -53,8 +54,9 @@ func newTurn(w *Worker, l *eventlog.Loaded, b *handling.Session) *turn {
 	return &turn{Execution: x, meter: metering.New(w.proxy, w.deps.Budgets, x), w: w, claimedAt: l.Run.ClaimedAt, changed: b.Changed()}
 }
 
-// runAttempts runs attempts of the execution until it has ended, and then returns nil. Other errors leave the execution to another delivery or
-// executor: errPaused, permits.ErrStopping, permits.ErrNoPermit, run.ErrFenced, the wait for the next attempt, and failures of the log.
+// runAttempts runs attempts of the execution until the execution has ended, and then returns nil. Other errors leave the execution to
+// another delivery or executor: errPaused, permits.ErrStopping, permits.ErrNoPermit, run.ErrFenced, the wait for the next attempt, and
+// errors of the log.
 func (t *turn) runAttempts(ctx context.Context) (err error) {
 	defer func() { t.releaseAgent(err) }()
 	defer func() {
@@ -108,8 +110,8 @@ func (t *turn) runAttempts(ctx context.Context) (err error) {
 	}
 }
 
-// runAttempt starts an attempt, or follows one that runs already, and returns nil when the execution has ended. After a *attemptDeathError, or an
-// error that wraps agents.ErrLost because the sandbox is gone, another attempt may follow.
+// runAttempt starts an attempt of the execution, or follows one that already runs, and returns nil when the execution has ended. Another
+// attempt may follow after an *attemptDeathError, and after an error that wraps agents.ErrLost because the sandbox is gone.
 func (t *turn) runAttempt(ctx context.Context) error {
 	err := t.attachSandbox(ctx)
 	if err != nil {
@@ -146,7 +148,8 @@ func (t *turn) runAttempt(ctx context.Context) error {
 	return t.followJournal(ctx)
 }
 
-// newQuery returns the query that starts the execution in the runner: the user's message, the agent's definition and its secrets.
+// newQuery returns the query that starts the execution in the runner: the user's message, the agent's definition, and the values of its
+// variables and secrets.
 func (t *turn) newQuery() *runner.Query {
 	content, parts := queryOf(t.message)
 	launch := t.w.cfg.Agent(t.Session.Life.Architecture, t.Session.Life.Options)

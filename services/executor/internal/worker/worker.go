@@ -79,7 +79,7 @@ type Config struct {
 	Agent func(architecture string, o events.Options) Launch
 }
 
-// Launch holds the model of an agent's process, and the settings by which the process reaches the model.
+// Launch describes how an agent's process is started: its command, its model, and the settings by which the process reaches the model.
 type Launch struct {
 	Model   string            // the session's, unless it names none
 	Env     map[string]string // of the process
@@ -87,7 +87,7 @@ type Launch struct {
 	Set     bool              // model settings name the model in Env or Command; see runner.Query.ModelSet
 }
 
-// Leases reports on other executors, by their leases and by requests to them.
+// Leases returns which executors are alive and what they do, according to their leases and answers.
 type Leases interface {
 	admission.Leases
 	idle.Leases
@@ -95,7 +95,7 @@ type Leases interface {
 	Lives(ctx context.Context, executor string) (bool, error)
 }
 
-// DeltaStream publishes the text of unfinished blocks, and reads it again.
+// DeltaStream publishes the text in flight of blocks, and reads it again.
 type DeltaStream interface {
 	openblocks.DeltaReader
 	// Publish sends a delta without waiting. A lost delta is no loss: the complete block has the text.
@@ -197,7 +197,7 @@ func New(cfg Config, d Deps) *Worker {
 	return w
 }
 
-// warmQuery returns the query with which the agent of a pooled sandbox is started.
+// warmQuery returns the query with which the runner of a sandbox in the warm pool starts its agent process.
 func (w *Worker) warmQuery(architecture string) *runner.Query {
 	launch := w.cfg.Agent(architecture, events.Options{})
 	return &runner.Query{Architecture: architecture, Model: launch.Model, Env: launch.Env, Policy: runner.PolicyWorkspace}
@@ -212,15 +212,15 @@ func (w *Worker) Handle(ctx context.Context, msg *message.Message) error {
 // RunningByTenant returns the number of executions that this executor runs, by tenant.
 func (w *Worker) RunningByTenant() map[string]int { return w.admission.RunningByTenant() }
 
-// WakeTurn makes the turn of a session, if one runs here, read the session's new events at once. id is the session's id.
+// WakeTurn makes the turn of the session id read the session's new events at once. It does nothing if the turn does not run in this
+// executor.
 func (w *Worker) WakeTurn(id string) { w.handling.Wake(id) }
 
-// Answer returns what this executor does for a session, for another executor that has work for that session. If this
-// executor works on an idle sandbox, Answer makes that work check whether it has to stop.
+// Answer returns what this executor does for the session id, as the answer to another executor that has work for the session. If this
+// executor works on the session's idle sandbox, it checks whether it has to stop that work.
 func (w *Worker) Answer(id string) topology.CtlAnswer { return w.handling.Answer(id) }
 
-// WatchControls finds controls of running executions in the log until ctx ends, because hints about controls may be
-// lost.
+// WatchControls looks for new controls of running executions in the log until ctx ends, because hints about controls may be lost.
 func (w *Worker) WatchControls(ctx context.Context) { w.controls.Run(ctx) }
 
 // RunAgents maintains the resting agents until ctx ends.
@@ -228,13 +228,13 @@ func (w *Worker) RunAgents(ctx context.Context, every time.Duration) {
 	w.agents.Run(ctx, every, w.idle)
 }
 
-// Close closes the streams to resting agents. The agents continue to run, for the next executor.
+// Close closes the streams to resting agents. The agents continue to run, so that the next executor can use them.
 func (w *Worker) Close() { w.agents.Close() }
 
-// RunPool keeps the pool filled until ctx ends; then it ends the sandboxes that are left in it.
+// RunPool keeps the warm pool filled until ctx ends, and then terminates the remaining sandboxes in it.
 func (w *Worker) RunPool(ctx context.Context) { w.pool.Run(ctx) }
 
-// RunSweeps sweeps at once and then regularly until ctx ends.
+// RunSweeps calls the sweep of sandboxes and workspaces at once, and then at an interval until ctx ends.
 func (w *Worker) RunSweeps(ctx context.Context, every time.Duration) { w.idle.Run(ctx, every) }
 
 // StopSandboxes takes a snapshot of every sandbox of the engine and ends the sandbox. Close must be called first.

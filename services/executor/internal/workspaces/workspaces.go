@@ -23,7 +23,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/contents"
 )
 
-// Workspaces implements contents.Store over the object store's bucket of workspaces.
+// Workspaces stores the content of workspaces in the object store, and writes it into sandboxes. It implements contents.Store.
 type Workspaces struct {
 	store   workspace.Store
 	room    *storage.Watch
@@ -33,8 +33,8 @@ type Workspaces struct {
 
 var _ contents.Store = (*Workspaces)(nil)
 
-// New returns a Workspaces that writes snapshots of a version, see workspace.Options. The caller must call Open before it moves
-// workspaces.
+// New returns a Workspaces that writes snapshots in the format version; see workspace.Options. The caller must call Open before
+// any method that uses the object store.
 func New(version int, log *slog.Logger) *Workspaces {
 	return &Workspaces{version: version, logger: log}
 }
@@ -53,7 +53,8 @@ func (w *Workspaces) Open(ctx context.Context, js jetstream.JetStream) error {
 	return nil
 }
 
-// Snapshot stores what has changed since the previous snapshot.
+// Snapshot stores what has changed in a sandbox's workspace since the previous snapshot. If full is true, the runner looks at
+// every file.
 func (w *Workspaces) Snapshot(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, previous string, full bool) (contents.Snapshot, error) {
 	r, err := workspace.Snapshot(ctx, box, w.store, workspace.Options{Tenant: ref.Tenant, Session: ref.Session, Previous: previous, Full: full, Version: w.version})
 	if err != nil {
@@ -74,13 +75,15 @@ func (w *Workspaces) Snapshot(ctx context.Context, box sandbox.Sandbox, ref topo
 	return contents.Snapshot{ID: r.ID, Files: r.Files, Bytes: r.Bytes, NewBytes: r.NewBytes, Stored: r.Stored, Skipped: r.Skipped, Missed: r.Missed, Diverged: r.Diverged}, nil
 }
 
-// Restore fills a sandbox from a snapshot, or from some of its trees.
+// Restore fills the workspace of a sandbox from a snapshot, or from only the given trees of the snapshot. It returns the number
+// of files.
 func (w *Workspaces) Restore(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, id string, trees ...workspace.Tree) (uint32, error) {
 	r, err := workspace.Restore(ctx, box, w.store, ref.Tenant, ref.Session, id, trees...)
 	return r.Files, err
 }
 
-// Put writes the file of a file_put into the workspace of a sandbox, or unpacks its archive there.
+// Put writes the uploaded file of a file_put event into the workspace of a sandbox, or unpacks the uploaded archive there. It
+// calls fence before it puts the content in place.
 func (w *Workspaces) Put(ctx context.Context, box sandbox.Sandbox, f events.FilePut, fence contents.Fence) error {
 	content, err := w.store.Get(ctx, f.Object)
 	if errors.Is(err, workspace.ErrNotFound) {
@@ -103,7 +106,7 @@ func (w *Workspaces) Put(ctx context.Context, box sandbox.Sandbox, f events.File
 	return err
 }
 
-// Provide copies the transcript with which the agent begins into a sandbox.
+// Provide copies the transcript that a client uploaded for the session into a sandbox.
 func (w *Workspaces) Provide(ctx context.Context, box sandbox.Sandbox, t events.Transcript) error {
 	content, err := w.store.Get(ctx, t.Object)
 	if err != nil {
@@ -113,15 +116,15 @@ func (w *Workspaces) Provide(ctx context.Context, box sandbox.Sandbox, t events.
 	return workspace.Provide(ctx, box, t.SHA256, content)
 }
 
-// errUploadMismatch is returned for content whose SHA-256 differs from that of the upload.
+// errUploadMismatch is returned if the SHA-256 of stored content differs from that of the upload.
 var errUploadMismatch = errors.New("its content is not what was uploaded")
 
-// fenceInterval is the time after which the fence is called again while content is read, because the files of an archive
-// are written one by one.
+// fenceInterval is the time after which the fence is called again while uploaded content is read, because the files of an
+// archive are written one after the other.
 const fenceInterval = time.Second
 
-// checkedContent is a reader of uploaded content. It fails at the end if the hash is wrong, and at once if the fence
-// returns an error, so that the content is not put in place.
+// checkedContent is a reader of uploaded content. It returns an error at the end if the content has the wrong hash, and at once
+// if the fence returns an error, so that the content is not put in place.
 type checkedContent struct {
 	r     io.Reader
 	sum   hash.Hash

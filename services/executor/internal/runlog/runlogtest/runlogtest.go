@@ -23,7 +23,8 @@ var (
 	Execution = events.Derive(events.KindExecution, "runlogtest")
 )
 
-// A Fixture holds a log in memory with one session, whose life is empty, and an executor that appends to it.
+// A Fixture is a test fixture: a log in memory with one session, whose life is empty, and an executor that
+// appends to the log.
 type Fixture struct {
 	Log    *memlog.Log
 	Writer *runlog.Writer
@@ -52,14 +53,14 @@ func New(t *testing.T) *Fixture {
 	return b
 }
 
-// StoredEvents returns the events that the executor has stored so far.
+// StoredEvents returns the events that the fixture's executor has stored so far.
 func (b *Fixture) StoredEvents() []events.Event {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return slices.Clone(b.stored)
 }
 
-// StoredTypes returns the types of the events that the executor has stored so far.
+// StoredTypes returns the types of the events that the fixture's executor has stored so far.
 func (b *Fixture) StoredTypes() []events.Type {
 	var out []events.Type
 	for _, e := range b.StoredEvents() {
@@ -68,7 +69,7 @@ func (b *Fixture) StoredTypes() []events.Type {
 	return out
 }
 
-// Load returns the session as the log has it.
+// Load loads the fixture's session from the log.
 func (b *Fixture) Load() *eventlog.Loaded {
 	b.t.Helper()
 	l, err := b.Writer.Sessions.Load(b.t.Context(), Tenant, Session, eventlog.Leader)
@@ -78,7 +79,7 @@ func (b *Fixture) Load() *eventlog.Loaded {
 	return l
 }
 
-// Claim claims Execution for the executor, under the next epoch.
+// Claim claims Execution for the fixture's executor, under the next epoch.
 func (b *Fixture) Claim() *runlog.Execution {
 	b.t.Helper()
 	l := b.Load()
@@ -92,7 +93,7 @@ func (b *Fixture) Claim() *runlog.Execution {
 	return b.Writer.Execution(l, slog.New(slog.DiscardHandler))
 }
 
-// AppendLife appends facts about Execution to the life of the session, as the session service does.
+// AppendLife appends facts about Execution to the session's life, as the session service does.
 func (b *Fixture) AppendLife(facts ...events.Payload) {
 	b.t.Helper()
 	l := b.Load()
@@ -105,7 +106,7 @@ func (b *Fixture) AppendLife(facts ...events.Payload) {
 	}
 }
 
-// Cancel cancels Execution, which is dispatched for that.
+// Cancel dispatches Execution and then cancels it.
 func (b *Fixture) Cancel() {
 	b.t.Helper()
 	b.AppendLife(events.MessageAccepted{}, events.ExecutionDispatched{}, events.CancelRequested{Control: 1, Reason: "cancelled"})
