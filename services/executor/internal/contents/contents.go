@@ -24,7 +24,7 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace"
 )
 
-// Store stores the contents of workspaces in the object store, and writes them into sandboxes.
+// Store stores the content of workspaces in the object store, and writes it into sandboxes.
 type Store interface {
 	// Snapshot stores what has changed since the previous snapshot; "" is none. If full is set, the runner looks at every file, even
 	// at those whose changes it would have been told of.
@@ -39,11 +39,11 @@ type Store interface {
 	Provide(ctx context.Context, box sandbox.Sandbox, t events.Transcript) error
 }
 
-// A Fence returns an error once the caller may no longer write to a workspace, because another executor has claimed the
-// session's runs.
+// A Fence is a function that returns an error if the caller must not write to a workspace any more, because another executor has
+// claimed the session's runs.
 type Fence func(ctx context.Context) error
 
-// ErrInvalidContent is wrapped by errors about content that a workspace can never contain.
+// ErrInvalidContent is wrapped by the error about content that can never be written to a workspace.
 var ErrInvalidContent = errors.New("refused")
 
 // A Snapshot describes a snapshot of a workspace that Store has stored.
@@ -58,11 +58,11 @@ type Snapshot struct {
 	Diverged bool   // the whole tree was taken again, because the edits did not make the tree that the runner had found
 }
 
-// Timeout is the time limit of one snapshot, one restore, or the change of one file.
+// Timeout is the time limit of one snapshot, of one restore, and of one file change.
 const Timeout = 10 * time.Minute
 
-// A Manager takes snapshots of workspaces, restores them, and applies the file changes of clients. It is safe for
-// concurrent use.
+// A Manager takes snapshots of workspaces, restores workspaces from snapshots, and applies the file changes that clients request. It
+// is safe for concurrent use.
 type Manager struct {
 	Store    Store
 	Sessions eventlog.Sessions
@@ -71,18 +71,19 @@ type Manager struct {
 	Measured func(ctx context.Context, took time.Duration, s Snapshot, err error)
 }
 
-// Snapshot stores a snapshot of a session's sandbox. The event names the last file change that l has as applied: one that arrives
-// during the snapshot is not in it.
+// Snapshot stores a snapshot of the workspace in a session's sandbox. The returned event names the last file change that l has as
+// applied; the snapshot does not contain later ones.
 func (m *Manager) Snapshot(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox, reason string) (events.WorkspaceSynced, error) {
 	return m.snapshot(ctx, l, box, reason, false)
 }
 
-// FullSnapshot is like Snapshot, and looks at every file. It is called before a sandbox is given up: a change that is not in this
-// snapshot is lost.
+// FullSnapshot is like Snapshot, but makes the runner look at every file. It is called before a sandbox is terminated, because a
+// change that is not in this snapshot is lost.
 func (m *Manager) FullSnapshot(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox, reason string) (events.WorkspaceSynced, error) {
 	return m.snapshot(ctx, l, box, reason, true)
 }
 
+// snapshot implements Snapshot and FullSnapshot.
 func (m *Manager) snapshot(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox, reason string, full bool) (events.WorkspaceSynced, error) {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
@@ -98,8 +99,8 @@ func (m *Manager) snapshot(ctx context.Context, l *eventlog.Loaded, box sandbox.
 	}, nil
 }
 
-// Apply applies the file changes of a session that are not applied yet, and returns the event that records it; nil if there are none.
-// A change that is refused counts as applied; the event names it.
+// Apply applies the requested file changes of a session that were not applied yet, and returns the event that records that, or nil if
+// there are none. A change that is refused counts as applied; the event names it.
 func (m *Manager) Apply(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox) (*events.FilesApplied, error) {
 	list, err := m.Sessions.FileChanges(ctx, l, l.Life.After(l.Run.Applied))
 	if err != nil || len(list) == 0 {
@@ -122,8 +123,8 @@ func (m *Manager) Apply(ctx context.Context, l *eventlog.Loaded, box sandbox.San
 	return done, nil
 }
 
-// fence returns a Fence for the epoch of l. An executor that was suspended while another one claimed the session's runs must not
-// overwrite what the other one's turn has written.
+// fence returns a Fence for the epoch of l. It keeps an executor that was suspended while another one claimed the session's runs from
+// overwriting what the other one's turn has written.
 func (m *Manager) fence(l *eventlog.Loaded) Fence {
 	return func(ctx context.Context) error {
 		now, err := m.Sessions.Load(ctx, l.Tenant, l.ID, eventlog.Leader)
@@ -137,7 +138,8 @@ func (m *Manager) fence(l *eventlog.Loaded) Fence {
 	}
 }
 
-// applyChange applies one change of a workspace file, an event file_put or file_removed, in a sandbox.
+// applyChange applies one file change that a client requested, an event file_put or file_removed, to the workspace in a sandbox. It
+// returns the change's number and path.
 func (m *Manager) applyChange(ctx context.Context, box sandbox.Sandbox, e events.Event, fence Fence) (n uint32, path string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
@@ -157,28 +159,27 @@ func (m *Manager) applyChange(ctx context.Context, box sandbox.Sandbox, e events
 	return 0, "", nil
 }
 
-// A Source is a snapshot from which a new workspace is filled, or the part of a snapshot to use.
+// A Source is a snapshot, or a part of one, from which a new workspace is filled.
 type Source struct {
 	session  string
 	snapshot string
 	trees    []workspace.Tree // none for all
 }
 
-// HasFiles reports whether the files of the workspace are part of the source. Otherwise it has the agent's records
-// only.
+// HasFiles reports whether the source contains files of the workspace. Otherwise it contains only the agent's records.
 func (s Source) HasFiles() bool {
 	return len(s.trees) == 0 || slices.Contains(s.trees, workspace.Files)
 }
 
-// IsUnfilled reports whether a session's workspace is new, and nothing was put into it yet. A folder of the host is never filled: it
-// belongs to a person. The workspace of a fork is unfilled until the log records that it was filled: no agent has run in it until
-// then, and an executor may have died before it could record that.
+// IsUnfilled reports whether a session's workspace is new and nothing was written to it yet. A folder of the user's machine is never
+// filled. The workspace of a fork is unfilled until the log records that it was filled, because an executor may have died before it
+// could record that, and no agent runs before.
 func IsUnfilled(l *eventlog.Loaded) bool {
 	return l.Life.Options.HostPath == "" && (l.Run.Sandbox.Empty || l.Life.Fork != nil && !l.Run.Filled)
 }
 
-// Sources returns what an unfilled workspace is filled from: the session's last snapshot, or for a fork without one the snapshots
-// that it began with.
+// Sources returns the snapshots from which an unfilled workspace is filled: the session's last one or, for a fork that has none yet,
+// those that the fork began with.
 func Sources(l *eventlog.Loaded) []Source {
 	own, f := l.Run.Snapshot.ID, l.Life.Fork
 	switch {
@@ -201,7 +202,7 @@ func Sources(l *eventlog.Loaded) []Source {
 	return list
 }
 
-// Restore fills a new workspace from at least one source.
+// Restore fills a new workspace from one or more sources, and returns the event that records it.
 func (m *Manager) Restore(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox, from []Source) (events.WorkspaceRestored, error) {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
@@ -229,7 +230,7 @@ func (m *Manager) Restore(ctx context.Context, l *eventlog.Loaded, box sandbox.S
 	return restored, nil
 }
 
-// WriteDefinitionFiles writes the files of an agent's definition into a new workspace.
+// WriteDefinitionFiles writes the files of an agent's definition into a new workspace, and returns the event that records it.
 func (m *Manager) WriteDefinitionFiles(ctx context.Context, box sandbox.Sandbox, files []events.FileSpec) (events.WorkspaceRestored, error) {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
@@ -247,7 +248,7 @@ func (m *Manager) WriteDefinitionFiles(ctx context.Context, box sandbox.Sandbox,
 	}, nil
 }
 
-// tarFiles returns the files of a definition as a tar archive.
+// tarFiles returns a tar archive with the files of an agent's definition.
 func tarFiles(files []events.FileSpec) (io.Reader, error) {
 	var b bytes.Buffer
 	out := tar.NewWriter(&b)
