@@ -1,5 +1,5 @@
 // Package layer is shared by providers that install packages once for many sandboxes. It has the settings, the
-// installers' command lines, the paths in a layer, the error messages of installers, and Once, with which one of
+// installers' command lines, the paths in a layer, the error messages of installers, and SingleFlight, with which one of
 // several callers creates a layer.
 package layer
 

@@ -29,7 +29,7 @@ const (
 	minQueueLimit     = 64                     // minimum number of seats of a Limiter
 	redeliverInterval = 10 * time.Millisecond  // time between two redelivered jobs of a tenant without a seat
 	maxRedeliverDelay = 30 * time.Second       // maximum delay of a job without a seat
-	refusalTime       = 100 * time.Millisecond // minimum time for which Refuse refuses a tenant
+	refusalTime       = 100 * time.Millisecond // minimum time for which RefuseTenant refuses a tenant
 )
 
 // A Limiter limits how much work of one kind runs at the same time, and shares its permits fairly among tenants. A free permit
@@ -42,7 +42,7 @@ type Limiter struct {
 	maxOf    func(tenant string) int // returns the most permits of a tenant; 0 is no limit
 
 	mu          sync.Mutex
-	refused     map[string]bool // tenants to which Refuse applies
+	refused     map[string]bool // tenants to which RefuseTenant applies
 	held        int             // permits in use
 	working     map[string]int  // work of each tenant, with a permit or without
 	lastGrant   map[string]int  // value of grants when a tenant got its last permit
