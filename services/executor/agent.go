@@ -48,18 +48,18 @@ func (c Config) endpoint(provider string) endpoint {
 	return endpoint{c.OpenAIKey, c.OpenAIBaseURL}
 }
 
-// agentLaunch returns the Launch of an agent of architecture arch: its model, command and environment. Only the agent's
+// agentLaunch returns the AgentLaunch of an agent of architecture arch: its model, command and environment. Only the agent's
 // process sees this environment: the log does not contain it, and other processes of the sandbox do not have it.
-func (c Config) agentLaunch(arch string, o events.Options) worker.Launch {
+func (c Config) agentLaunch(arch string, o events.Options) worker.AgentLaunch {
 	provider, model := c.effectiveModel(arch, o)
-	l := worker.Launch{Model: model, Env: c.modelEnvironment(arch, provider), Command: slices.Clone(o.Command)}
+	l := worker.AgentLaunch{Model: model, Env: c.modelEnvironment(arch, provider), Command: slices.Clone(o.Command)}
 	c.addModelSettings(&l, provider, o.ModelSettings)
 	return l
 }
 
 // addModelSettings adds the model settings of the preset that s names to l, and then the settings s of the session, which
 // override them.
-func (c Config) addModelSettings(l *worker.Launch, provider string, s events.ModelSettings) {
+func (c Config) addModelSettings(l *worker.AgentLaunch, provider string, s events.ModelSettings) {
 	preset, _ := architecture.FindPreset(s.Preset)
 	l.Set = s.Preset != "" || len(s.Env)+len(s.Args) > 0
 	at := c.endpoint(provider)

@@ -22,7 +22,7 @@ type egressClient struct {
 	proxy *docker.EgressProxy // the container that this executor starts; nil for a proxy that runs already
 }
 
-var _ metering.Egress = egressClient{}
+var _ metering.EgressClient = egressClient{}
 
 // egressClient returns the client of the egress proxy that the settings name, the zero value if they name none.
 func (c Config) egressClient(p sandbox.Provider) (egressClient, error) {
@@ -50,7 +50,7 @@ func (c egressClient) open(ctx context.Context, log *slog.Logger) error {
 	if c.proxy == nil {
 		return nil
 	}
-	err := c.proxy.Ensure(ctx)
+	err := c.proxy.EnsureRunning(ctx)
 	var typed *sandbox.Error
 	if errors.As(err, &typed) && typed.Code == sandbox.CodeEngineUnavailable {
 		log.Warn("the egress proxy is started later: the engine does not answer", "error", err)
@@ -86,7 +86,7 @@ func (c egressClient) Release(ctx context.Context, sandbox string) error {
 	defer cancel()
 	s, err := c.api.Release(ctx, sandbox)
 	if err == nil {
-		err = c.api.Ack(ctx, sandbox, s.Journal, s.Last)
+		err = c.api.AckLines(ctx, sandbox, s.Journal, s.Last)
 	}
 	if err = wrapRefusal(err); errors.Is(err, metering.ErrUnknownSandbox) {
 		return nil
@@ -104,16 +104,16 @@ func (c egressClient) OpenModelRequests(ctx context.Context, sandbox string) (in
 
 // Lines returns the lines after the line after of the egress proxy's journal of a sandbox. If settled is set, the proxy first waits
 // for open model requests that are about to end.
-func (c egressClient) Lines(ctx context.Context, sandbox string, after run.Line, settled bool) ([]metering.Line, error) {
+func (c egressClient) Lines(ctx context.Context, sandbox string, after run.Line, settled bool) ([]metering.JournalLine, error) {
 	ctx, cancel := context.WithTimeout(ctx, egressRequestTimeout)
 	defer cancel()
-	lines, err := c.api.Lines(ctx, sandbox, after.Journal, after.N, settled)
+	lines, err := c.api.JournalLines(ctx, sandbox, after.Journal, after.N, settled)
 	if err != nil {
 		return nil, wrapRefusal(err)
 	}
-	var out []metering.Line
+	var out []metering.JournalLine
 	for _, l := range lines {
-		out = append(out, metering.Line{Execution: l.Execution, Time: l.Time, Data: events.DecodePayload(l.Type, l.Data)})
+		out = append(out, metering.JournalLine{Execution: l.Execution, Time: l.Time, Data: events.DecodePayload(l.Type, l.Data)})
 	}
 	return out, nil
 }
@@ -122,7 +122,7 @@ func (c egressClient) Lines(ctx context.Context, sandbox string, after run.Line,
 func (c egressClient) Ack(ctx context.Context, sandbox string, upTo run.Line) error {
 	ctx, cancel := context.WithTimeout(ctx, egressRequestTimeout)
 	defer cancel()
-	return wrapRefusal(c.api.Ack(ctx, sandbox, upTo.Journal, upTo.N))
+	return wrapRefusal(c.api.AckLines(ctx, sandbox, upTo.Journal, upTo.N))
 }
 
 // wrapUnavailable returns a *sandbox.Error with CodeEgressUnavailable that wraps err, if err means that the egress proxy does not
@@ -135,7 +135,7 @@ func (c egressClient) wrapUnavailable(err error) error {
 	}
 	name := "at egress-admin"
 	if c.proxy != nil {
-		name = c.proxy.Name()
+		name = c.proxy.ContainerName()
 	}
 	return &sandbox.Error{Code: sandbox.CodeEgressUnavailable, Err: err, Message: fmt.Sprintf(
 		"the egress proxy %s does not answer, and without it a sandbox reaches no model: look at its log (%v)", name, err)}

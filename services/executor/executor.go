@@ -50,10 +50,10 @@ type Deps struct {
 
 	Metrics prometheus.Registerer // nil: no metrics
 
-	Workspaces contents.Store     // used with Provider; nil: none
-	Egress     metering.Egress    // used with Provider; nil: none
-	Skills     references.Skills  // used with Provider; nil: none
-	Secrets    references.Secrets // nil: the keys of Config
+	Workspaces contents.Store        // used with Provider; nil: none
+	Egress     metering.EgressClient // used with Provider; nil: none
+	Skills     references.Skills     // used with Provider; nil: none
+	Secrets    references.Secrets    // nil: the keys of Config
 }
 
 // An Executor is one instance of the executor service.
@@ -67,16 +67,16 @@ type Executor struct {
 	room    *storage.Watch
 	frames  *frames.Publisher
 	worker  *worker.Worker
-	store   *workspaces.Workspaces // nil if Deps has one
-	egress  egressClient           // the zero value if Deps has one, or if there is no egress proxy
-	own     sandbox.Provider       // closed at the end; nil if Deps has one
+	store   *workspaces.Store // nil if Deps has one
+	egress  egressClient      // the zero value if Deps has one, or if there is no egress proxy
+	own     sandbox.Provider  // closed at the end; nil if Deps has one
 	jobs    *jobReceiver
 
 	publisher *bus.Publisher // of dead letters, and of jobs for another engine
 	ready     chan struct{}
 
-	skills  *skills.Skills // nil if Deps has them
-	secrets *secretOpener  // nil if there is no key
+	skills  *skills.Installer // nil if Deps has them
+	secrets *secretOpener     // nil if there is no key
 }
 
 // New returns an Executor. It creates the data folder if it needs one, and sends nothing to NATS or to the engine.
@@ -192,8 +192,8 @@ func (e *Executor) ID() string { return e.id }
 // Ready returns a channel that is closed when the executor begins to receive jobs.
 func (e *Executor) Ready() <-chan struct{} { return e.ready }
 
-// Workspaces returns the path of the folder that contains the workspaces of local sandboxes, one folder for each session.
-func (e *Executor) Workspaces() string { return filepath.Join(e.cfg.DataDir, "workspaces") }
+// WorkspacesDir returns the path of the folder that contains the workspaces of local sandboxes, one folder for each session.
+func (e *Executor) WorkspacesDir() string { return filepath.Join(e.cfg.DataDir, "workspaces") }
 
 // Run handles jobs until ctx ends, and then hands its running executions over: their agents continue to run, and another executor follows
 // them. Sandboxes keep running, unless Config.StopSandboxes is set and no other executor of the engine is alive. Before it returns, Run

@@ -307,7 +307,7 @@ type watchedLog struct {
 	after   func(events.Draft) // called after each stored commit; nil for none
 }
 
-// afterAppend makes the log call f after each commit that is stored from now on, before Append returns.
+// afterAppend makes the log call f after each commit that is stored from now on, before AppendDecision returns.
 func (l *watchedLog) afterAppend(f func(events.Draft)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

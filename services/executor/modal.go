@@ -70,7 +70,7 @@ func (e *Executor) verifyModal(ctx context.Context) error {
 	if !ok {
 		return nil
 	}
-	err := p.Verify(ctx)
+	err := p.VerifySettings(ctx)
 	var typed *sandbox.Error
 	if errors.As(err, &typed) && typed.Code == sandbox.CodeEngineUnavailable {
 		e.deps.Logger.Warn("Modal does not answer: its settings are not verified yet", "error", err)
@@ -98,7 +98,7 @@ func (c Config) ProveModal(ctx context.Context, log *slog.Logger) ([]string, err
 	if err != nil {
 		return nil, err
 	}
-	found, err := p.Prove(ctx)
+	found, err := p.ProveSettings(ctx)
 	return found, errors.Join(err, p.Close())
 }
 

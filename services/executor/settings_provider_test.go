@@ -45,8 +45,8 @@ func TestSettingDataDir(t *testing.T) {
 	if err != nil || strings.TrimSpace(string(kept)) != c.Engine || c.Engine == "" {
 		t.Errorf("engine %q is kept as %q, %v", c.Engine, kept, err)
 	}
-	if e := (&Executor{cfg: c}); e.Workspaces() != filepath.Join(dir, "workspaces") {
-		t.Errorf("workspaces are in %s", e.Workspaces())
+	if e := (&Executor{cfg: c}); e.WorkspacesDir() != filepath.Join(dir, "workspaces") {
+		t.Errorf("workspaces are in %s", e.WorkspacesDir())
 	}
 }
 

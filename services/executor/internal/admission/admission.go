@@ -100,9 +100,9 @@ var (
 	errNotDue = errors.New("the next attempt is not due yet")
 )
 
-// Check returns nil if this executor may claim the active execution of a session now. Otherwise the error contains the delay after which
+// CheckClaim returns nil if this executor may claim the active execution of a session now. Otherwise the error contains the delay after which
 // the job is to be delivered again.
-func (c *Controller) Check(ctx context.Context, l *eventlog.Loaded) error {
+func (c *Controller) CheckClaim(ctx context.Context, l *eventlog.Loaded) error {
 	if err := c.CheckDue(l); err != nil {
 		return err
 	}
@@ -134,10 +134,10 @@ func (c *Controller) CheckDue(l *eventlog.Loaded) error {
 	return bus.RetryAfter(fmt.Errorf("%s of %s: %w", r.Execution, l.ID, errNotDue), min(wait, claimRetryDelay))
 }
 
-// acquire blocks until the active execution has a slot, and returns the function that releases the slot. It returns nil if the execution
+// acquireSlot blocks until the active execution has a slot, and returns the function that releases the slot. It returns nil if the execution
 // needs no slot: only the start of an agent needs one. To follow a running agent, or to end an execution that a control stopped, needs
 // none.
-func (c *Controller) acquire(ctx context.Context, l *eventlog.Loaded) (release func(), err error) {
+func (c *Controller) acquireSlot(ctx context.Context, l *eventlog.Loaded) (release func(), err error) {
 	r := l.Run
 	claimed := r.Execution == l.Life.Active.ExecutionID
 	attachable := r.Sandbox.Journal != "" && r.Sandbox.Engine == c.Engine && r.Sandbox.Provider == c.Provider

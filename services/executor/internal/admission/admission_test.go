@@ -48,7 +48,7 @@ func (unused) CheckUnused(context.Context, *eventlog.Loaded) error { return nil 
 // engine has one sandbox, or is unavailable.
 type engine struct {
 	sandbox.Provider
-	box *agentstest.Box
+	box *agentstest.FakeSandbox
 	err error
 }
 
@@ -124,7 +124,7 @@ func TestCheck(t *testing.T) {
 			c.change(l)
 		}
 		ctl := newController(func(cfg *admission.Config) { cfg.Leases, cfg.Sandbox = &c.leases, &engine{err: c.engine} })
-		if err := ctl.Check(t.Context(), l); (err == nil) != c.want {
+		if err := ctl.CheckClaim(t.Context(), l); (err == nil) != c.want {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -135,16 +135,16 @@ func TestAcquire_Full(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		c := newController(nil)
-		first, err := c.Acquire(t.Context(), queued("acme"))
+		first, err := c.AcquireSlot(t.Context(), queued("acme"))
 		if err != nil || !first.IsHeld() {
 			t.Fatal(err)
 		}
-		if _, err := c.Acquire(t.Context(), queued("other")); !errors.Is(err, permits.ErrNoPermit) {
+		if _, err := c.AcquireSlot(t.Context(), queued("other")); !errors.Is(err, permits.ErrNoPermit) {
 			t.Errorf("a second execution: %v", err)
 		}
 		l := queued("other")
 		l.Life.Control = session.Control{N: 1, ExecutionID: l.Life.Active.ExecutionID}
-		second, err := c.Acquire(t.Context(), l)
+		second, err := c.AcquireSlot(t.Context(), l)
 		if err != nil || second.IsHeld() || second.TryAcquire() {
 			t.Fatalf("a cancelled execution: %v", err)
 		}
@@ -167,15 +167,15 @@ func TestAcquire_Running(t *testing.T) {
 	t.Parallel()
 	for running, want := range map[string]error{"exe_1": nil, "exe_0": permits.ErrNoPermit} {
 		synctest.Test(t, func(t *testing.T) {
-			box := agentstest.NewBox("a", 1)
+			box := agentstest.NewFakeSandbox("a", 1)
 			box.SetStatus(runner.Status{ExecutionID: running})
 			c := newController(func(cfg *admission.Config) { cfg.Sandbox = &engine{box: box} })
-			first, err := c.Acquire(t.Context(), queued("other"))
+			first, err := c.AcquireSlot(t.Context(), queued("other"))
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer first.Close()
-			second, err := c.Acquire(t.Context(), claimed())
+			second, err := c.AcquireSlot(t.Context(), claimed())
 			if !errors.Is(err, want) || err == nil && second.IsHeld() {
 				t.Errorf("the runner runs %s: %v", running, err)
 			}
@@ -192,12 +192,12 @@ func TestAcquire_TenantSlots(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &leases{running: 3}
 		c := newController(func(cfg *admission.Config) { cfg.TenantSlots, cfg.Leases = 2, l })
-		if _, err := c.Acquire(t.Context(), queued("acme")); err == nil || l.renewed != 1 || len(c.RunningByTenant()) > 0 {
+		if _, err := c.AcquireSlot(t.Context(), queued("acme")); err == nil || l.renewed != 1 || len(c.RunningByTenant()) > 0 {
 			t.Errorf("%v; renewed %d times, working %v", err, l.renewed, c.RunningByTenant())
 		}
 		l.running = 2
 		time.Sleep(time.Second) // of the bubble: the tenant is refused for a short time
-		s, err := c.Acquire(t.Context(), queued("acme"))
+		s, err := c.AcquireSlot(t.Context(), queued("acme"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -211,7 +211,7 @@ func TestAcquireBlocking_TenantSlots(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &leases{running: 1}
 		c := newController(func(cfg *admission.Config) { cfg.TenantSlots, cfg.Leases = 2, l })
-		s, err := c.Acquire(t.Context(), queued("acme"))
+		s, err := c.AcquireSlot(t.Context(), queued("acme"))
 		if err != nil {
 			t.Fatal(err)
 		}

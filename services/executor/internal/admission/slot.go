@@ -18,10 +18,10 @@ type Slot struct {
 	endCount func() // ends the count of a turn without a slot; nil if it began with one
 }
 
-// Acquire blocks until the active execution of a session has a slot. It returns a Slot that is not held if the execution needs no slot now.
+// AcquireSlot blocks until the active execution of a session has a slot. It returns a Slot that is not held if the execution needs no slot now.
 // The caller must close the Slot.
-func (c *Controller) Acquire(ctx context.Context, l *eventlog.Loaded) (*Slot, error) {
-	release, err := c.acquire(ctx, l)
+func (c *Controller) AcquireSlot(ctx context.Context, l *eventlog.Loaded) (*Slot, error) {
+	release, err := c.acquireSlot(ctx, l)
 	if err != nil {
 		return nil, err
 	}

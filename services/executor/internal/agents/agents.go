@@ -23,7 +23,7 @@ var ErrLost = errors.New("the sandbox is lost")
 // StatusTimeout is the time limit of a status request to a runner.
 const StatusTimeout = 2 * time.Second
 
-// stopTimeout is the maximum time that Stop waits for the end of an agent.
+// stopTimeout is the maximum time that StopAgent waits for the end of an agent.
 const stopTimeout = 30 * time.Second
 
 // An Agent is an open stream from this executor to a runner, with what is known about the runner's agent process. Only one
@@ -150,10 +150,10 @@ func (d *Dialer) DialOnce(ctx context.Context, sb run.Sandbox, ref topology.Sess
 	return a, nil
 }
 
-// Stop kills the agent in a sandbox, and returns when the agent's processes have ended. It returns nil if the sandbox does not
+// StopAgent kills the agent in a sandbox, and returns when the agent's processes have ended. It returns nil if the sandbox does not
 // exist. epoch must be that of the last claim, and the runner refuses lower epochs from then on. The error wraps run.ErrFenced
 // if another executor has claimed the session's runs since.
-func (d *Dialer) Stop(ctx context.Context, sb run.Sandbox, ref topology.SessionRef, epoch uint64) error {
+func (d *Dialer) StopAgent(ctx context.Context, sb run.Sandbox, ref topology.SessionRef, epoch uint64) error {
 	if sb.ID == "" || sb.Journal == "" {
 		return nil // no runner was started in it
 	}

@@ -21,7 +21,7 @@ import (
 // provider finds sandboxes by id.
 type provider struct {
 	sandbox.Provider
-	boxes map[string]*agentstest.Box
+	boxes map[string]*agentstest.FakeSandbox
 	err   error // of the next Attach
 }
 
@@ -38,15 +38,15 @@ func (p *provider) Attach(_ context.Context, id string) (sandbox.Sandbox, error)
 
 var log = slog.New(slog.DiscardHandler)
 
-func newDialer(boxes ...*agentstest.Box) (*agents.Dialer, *provider) {
-	p := &provider{boxes: map[string]*agentstest.Box{}}
+func newDialer(boxes ...*agentstest.FakeSandbox) (*agents.Dialer, *provider) {
+	p := &provider{boxes: map[string]*agentstest.FakeSandbox{}}
 	for _, b := range boxes {
 		p.boxes[b.Name] = b
 	}
 	return &agents.Dialer{Sandboxes: p, Provider: "fake", Engine: "here", Patience: time.Minute, Logger: log}, p
 }
 
-func open(t *testing.T, d *agents.Dialer, b *agentstest.Box) *agents.Agent {
+func open(t *testing.T, d *agents.Dialer, b *agentstest.FakeSandbox) *agents.Agent {
 	t.Helper()
 	a, err := d.Open(t.Context(), b, topology.SessionRef{Tenant: "default", Session: "ses_" + b.Name}, runner.Attach{Epoch: 1})
 	if err != nil {
@@ -72,7 +72,7 @@ func TestDial(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				d, p := newDialer(agentstest.NewBox("a", 1))
+				d, p := newDialer(agentstest.NewFakeSandbox("a", 1))
 				p.err = c.err
 				a, err := d.Dial(t.Context(), c.sb, topology.SessionRef{}, runner.Attach{})
 				if !errors.Is(err, c.want) {
@@ -89,10 +89,10 @@ func TestDial(t *testing.T) {
 // An execution that the runner has is killed, and a runner without one is left alone.
 func TestStop_KillsTheExecution(t *testing.T) {
 	t.Parallel()
-	busy, calm := agentstest.NewBox("busy", 1), agentstest.NewBox("calm", 1)
+	busy, calm := agentstest.NewFakeSandbox("busy", 1), agentstest.NewFakeSandbox("calm", 1)
 	busy.SetStatus(runner.Status{ExecutionID: "exe_1", AgentPID: 42})
 	d, _ := newDialer(busy, calm)
-	stop := func(sb run.Sandbox) error { return d.Stop(t.Context(), sb, topology.SessionRef{}, 3) }
+	stop := func(sb run.Sandbox) error { return d.StopAgent(t.Context(), sb, topology.SessionRef{}, 3) }
 	if err := stop(run.Sandbox{ID: "busy", Journal: "jnl_busy", Engine: "here", Provider: "fake"}); err != nil || !slices.Equal(busy.ReceivedOps(), []runner.Op{runner.OpKill}) {
 		t.Errorf("%v, commands %v", err, busy.ReceivedOps())
 	}
@@ -142,7 +142,7 @@ func (h *health) CheckGone(_ context.Context, a *agents.Agent) error {
 // TestRegistry_TakesRestingAgents: only an agent that rests can be taken, once; a closed registry keeps none.
 func TestRegistry_TakesRestingAgents(t *testing.T) {
 	t.Parallel()
-	b := agentstest.NewBox("a", 1)
+	b := agentstest.NewFakeSandbox("a", 1)
 	d, _ := newDialer(b)
 	r := agents.NewRegistry(100, time.Now, log)
 	a := open(t, d, b)
@@ -151,7 +151,7 @@ func TestRegistry_TakesRestingAgents(t *testing.T) {
 		t.Error("an agent that works is taken")
 	}
 	r.AddResting(a, 0)
-	if n, _ := r.Count(true); n != 1 {
+	if n, _ := r.CountAgents(true); n != 1 {
 		t.Errorf("%d agents rest", n)
 	}
 	if r.TakeResting("ses_a") != a || r.TakeResting("ses_a") != nil {
@@ -169,11 +169,11 @@ func TestRegistry_TakesRestingAgents(t *testing.T) {
 func TestRegistry_Run(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		old, recent, dead, cut := agentstest.NewBox("old", 60), agentstest.NewBox("recent", 60), agentstest.NewBox("dead", 0), agentstest.NewBox("cut", 0)
+		old, recent, dead, cut := agentstest.NewFakeSandbox("old", 60), agentstest.NewFakeSandbox("recent", 60), agentstest.NewFakeSandbox("dead", 0), agentstest.NewFakeSandbox("cut", 0)
 		dead.SetStatus(runner.Status{})
 		d, _ := newDialer(old, recent, dead, cut)
 		r := agents.NewRegistry(100, time.Now, log)
-		for _, b := range []*agentstest.Box{old, recent, dead, cut} {
+		for _, b := range []*agentstest.FakeSandbox{old, recent, dead, cut} {
 			every := time.Duration(0)
 			if b == recent {
 				every = 3 * time.Second
@@ -188,7 +188,7 @@ func TestRegistry_Run(t *testing.T) {
 		defer stop()
 		var h health
 		r.Run(ctx, time.Second, &h)
-		if n, bytes := r.Count(true); n != 1 || bytes != 60 || r.TakeResting("ses_old") != nil {
+		if n, bytes := r.CountAgents(true); n != 1 || bytes != 60 || r.TakeResting("ses_old") != nil {
 			t.Errorf("%d agents rest, with %d bytes", n, bytes)
 		}
 		if !slices.Contains(old.ReceivedOps(), runner.OpKill) || slices.Contains(recent.ReceivedOps(), runner.OpKill) {
@@ -204,12 +204,12 @@ func TestRegistry_Run(t *testing.T) {
 // TestRegistry_Shutdown: the runner is shut down over the stream of its resting agent.
 func TestRegistry_Shutdown(t *testing.T) {
 	t.Parallel()
-	b := agentstest.NewBox("a", 1)
+	b := agentstest.NewFakeSandbox("a", 1)
 	d, _ := newDialer(b)
 	r := agents.NewRegistry(100, time.Now, log)
 	a := open(t, d, b)
 	r.AddResting(a, 0)
-	r.Shutdown(t.Context(), "ses_a", 2)
+	r.ShutdownRunner(t.Context(), "ses_a", 2)
 	if !slices.Equal(b.ReceivedOps(), []runner.Op{runner.OpShutdown}) || a.IsAlive() {
 		t.Errorf("commands %v, alive: %v", b.ReceivedOps(), a.IsAlive())
 	}

@@ -10,8 +10,8 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// Health checks the sandboxes of resting agents, and records changes of their health in the log.
-type Health interface {
+// HealthRecorder checks the sandboxes of resting agents, and records changes of their health in the log.
+type HealthRecorder interface {
 	// CheckHealth asks the runner for its status, and records a change of the sandbox's health.
 	CheckHealth(ctx context.Context, a *Agent, epoch uint64) error
 	// CheckGone records that the sandbox has ended if it has. The stream of the agent has ended, perhaps because another executor
@@ -80,9 +80,9 @@ func (r *Registry) TakeResting(session string) *Agent {
 	return a
 }
 
-// Shutdown makes the runner of a session exit, by a command over the stream of the session's resting agent, and closes the stream. It
+// ShutdownRunner makes the runner of a session exit, by a command over the stream of the session's resting agent, and closes the stream. It
 // does nothing if the session has no resting agent.
-func (r *Registry) Shutdown(ctx context.Context, session string, epoch uint64) {
+func (r *Registry) ShutdownRunner(ctx context.Context, session string, epoch uint64) {
 	a := r.TakeResting(session)
 	if a == nil {
 		return
@@ -95,9 +95,9 @@ func (r *Registry) Shutdown(ctx context.Context, session string, epoch uint64) {
 	a.Link.Close()
 }
 
-// Count returns the number of resting agents, or of working agents if resting is false, and the bytes of memory that they used when
+// CountAgents returns the number of resting agents, or of working agents if resting is false, and the bytes of memory that they used when
 // they were last measured.
-func (r *Registry) Count(resting bool) (n int, bytes uint64) {
+func (r *Registry) CountAgents(resting bool) (n int, bytes uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, a := range r.agents {
@@ -111,7 +111,7 @@ func (r *Registry) Count(resting bool) (n int, bytes uint64) {
 // Run maintains the agents until ctx ends: it measures their memory, closes streams that have ended or have no agent process behind
 // them, checks the health of resting agents' sandboxes, and ends the agents that have rested for the longest while all agents
 // together use too much memory. Their sandboxes stay.
-func (r *Registry) Run(ctx context.Context, every time.Duration, health Health) {
+func (r *Registry) Run(ctx context.Context, every time.Duration, health HealthRecorder) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for {
@@ -119,13 +119,14 @@ func (r *Registry) Run(ctx context.Context, every time.Duration, health Health) 
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			r.maintain(ctx, health)
+			r.maintainAgents(ctx, health)
 		}
 	}
 }
 
-// maintain does the work of one interval of Run.
-func (r *Registry) maintain(ctx context.Context, health Health) {
+// maintainAgents does the work of Run once: it measures agents' memory, closes dead streams, checks health, and ends resting agents that
+// use too much memory.
+func (r *Registry) maintainAgents(ctx context.Context, health HealthRecorder) {
 	for _, a := range r.listAgents(func(*Agent) bool { return true }) {
 		r.measureMemory(ctx, a, health)
 	}
@@ -179,7 +180,7 @@ func (r *Registry) epochOf(a *Agent) uint64 {
 
 // measureMemory records how much memory an agent uses. If a resting agent has no process any more, measureMemory removes the agent and
 // closes its stream.
-func (r *Registry) measureMemory(ctx context.Context, a *Agent, health Health) {
+func (r *Registry) measureMemory(ctx context.Context, a *Agent, health HealthRecorder) {
 	ctx, cancel := context.WithTimeout(ctx, StatusTimeout)
 	defer cancel()
 	reply, err := a.Link.Call(ctx, runner.Command{Op: runner.OpStatus, Epoch: r.epochOf(a)})

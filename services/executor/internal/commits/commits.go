@@ -62,8 +62,8 @@ func (b *Buffer) AddFirst(list ...events.Event) {
 	b.pending = append(list, b.pending...)
 }
 
-// Take removes and returns the events that are neither stored nor part of the running commit.
-func (b *Buffer) Take() []events.Event {
+// TakePending removes and returns the events that are neither stored nor part of the running commit.
+func (b *Buffer) TakePending() []events.Event {
 	list := b.pending
 	b.pending, b.size = nil, 0
 	return list
@@ -81,7 +81,7 @@ func (b *Buffer) IsStored() bool { return !b.inFlight && len(b.pending) == 0 }
 // Expedite allows the next commit to start at once, without the minimum time after the previous one.
 func (b *Buffer) Expedite() { b.notBefore = time.Time{} }
 
-// IsDue reports whether a commit can start now. If it is too early for a commit, the channel of Timer receives a value when one is
+// IsDue reports whether a commit can start now. If it is too early for a commit, the channel of DueTimer receives a value when one is
 // due.
 func (b *Buffer) IsDue() bool {
 	if b.inFlight || len(b.pending) == 0 {
@@ -94,13 +94,13 @@ func (b *Buffer) IsDue() bool {
 	return true
 }
 
-// Timer returns a channel that receives a value when a commit that was too early is due.
-func (b *Buffer) Timer() <-chan time.Time { return b.timer.C }
+// DueTimer returns a channel that receives a value when a commit that was too early is due.
+func (b *Buffer) DueTimer() <-chan time.Time { return b.timer.C }
 
-// Start starts a commit of the events that wait; IsDue must have returned true. After the commit, stored is called in another
+// StartCommit starts a commit of the events that wait; IsDue must have returned true. After the commit, stored is called in another
 // goroutine with the number of the last line of the runner's journal that the log has. The channel of Done receives the result.
-func (b *Buffer) Start(ctx context.Context, stored func(line uint64)) {
-	list, l := b.Take(), b.execution.Session
+func (b *Buffer) StartCommit(ctx context.Context, stored func(line uint64)) {
+	list, l := b.TakePending(), b.execution.Session
 	b.inFlight = true
 	b.running.Go(func() {
 		after, err := b.execution.AppendTo(ctx, l, list)
@@ -111,30 +111,30 @@ func (b *Buffer) Start(ctx context.Context, stored func(line uint64)) {
 	})
 }
 
-// Done returns a channel that receives the result of the running commit. The caller must pass the result to Finish.
+// Done returns a channel that receives the result of the running commit. The caller must pass the result to FinishCommit.
 func (b *Buffer) Done() <-chan Result { return b.done }
 
-// Finish ends the running commit, and returns its error. It must be called with the result that the channel of Done has received.
-func (b *Buffer) Finish(r Result) error {
+// FinishCommit ends the running commit, and returns its error. It must be called with the result that the channel of Done has received.
+func (b *Buffer) FinishCommit(r Result) error {
 	b.notBefore = time.Now().Add(b.window)
-	return b.settle(r)
+	return b.applyResult(r)
 }
 
-// settle updates the execution's state with what the running commit has stored, and returns the commit's error.
-func (b *Buffer) settle(r Result) error {
+// applyResult updates the execution's state with what the running commit has stored, and returns the commit's error.
+func (b *Buffer) applyResult(r Result) error {
 	b.inFlight = false
 	b.execution.SetStored(r.stored)
 	return r.err
 }
 
-// Await blocks until no commit is running. Then the caller may append to the execution's log itself.
-func (b *Buffer) Await(ctx context.Context) error {
+// AwaitCommit blocks until no commit is running. Then the caller may append to the execution's log itself.
+func (b *Buffer) AwaitCommit(ctx context.Context) error {
 	if !b.inFlight {
 		return nil
 	}
 	select {
 	case r := <-b.done:
-		return b.settle(r)
+		return b.applyResult(r)
 	case <-ctx.Done():
 		return ctx.Err()
 	}
@@ -142,10 +142,10 @@ func (b *Buffer) Await(ctx context.Context) error {
 
 // Flush waits for the running commit, and then stores all events that wait.
 func (b *Buffer) Flush(ctx context.Context) error {
-	if err := b.Await(ctx); err != nil {
+	if err := b.AwaitCommit(ctx); err != nil {
 		return err
 	}
-	return b.execution.Append(ctx, b.Take())
+	return b.execution.AppendEvents(ctx, b.TakePending())
 }
 
 // Close blocks until the running commit has ended. The caller must have cancelled the commit's context. Afterwards the execution's
@@ -154,6 +154,6 @@ func (b *Buffer) Close() {
 	b.timer.Stop()
 	b.running.Wait()
 	if b.inFlight {
-		_ = b.settle(<-b.done) // the turn ends with an error of its own
+		_ = b.applyResult(<-b.done) // the turn ends with an error of its own
 	}
 }

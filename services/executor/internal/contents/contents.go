@@ -71,20 +71,20 @@ type Manager struct {
 	Measured func(ctx context.Context, took time.Duration, s Snapshot, err error)
 }
 
-// Snapshot stores a snapshot of the workspace in a session's sandbox. The returned event names the last file change that l has as
+// TakeSnapshot stores a snapshot of the workspace in a session's sandbox. The returned event names the last file change that l has as
 // applied; the snapshot does not contain later ones.
-func (m *Manager) Snapshot(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox, reason string) (events.WorkspaceSynced, error) {
-	return m.snapshot(ctx, l, box, reason, false)
+func (m *Manager) TakeSnapshot(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox, reason string) (events.WorkspaceSynced, error) {
+	return m.takeSnapshot(ctx, l, box, reason, false)
 }
 
-// FullSnapshot is like Snapshot, but makes the runner look at every file. It is called before a sandbox is terminated, because a
+// TakeFullSnapshot is like TakeSnapshot, but makes the runner look at every file. It is called before a sandbox is terminated, because a
 // change that is not in this snapshot is lost.
-func (m *Manager) FullSnapshot(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox, reason string) (events.WorkspaceSynced, error) {
-	return m.snapshot(ctx, l, box, reason, true)
+func (m *Manager) TakeFullSnapshot(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox, reason string) (events.WorkspaceSynced, error) {
+	return m.takeSnapshot(ctx, l, box, reason, true)
 }
 
-// snapshot implements Snapshot and FullSnapshot.
-func (m *Manager) snapshot(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox, reason string, full bool) (events.WorkspaceSynced, error) {
+// takeSnapshot implements TakeSnapshot and TakeFullSnapshot.
+func (m *Manager) takeSnapshot(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox, reason string, full bool) (events.WorkspaceSynced, error) {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
 	began := m.Now()
@@ -99,14 +99,14 @@ func (m *Manager) snapshot(ctx context.Context, l *eventlog.Loaded, box sandbox.
 	}, nil
 }
 
-// Apply applies the requested file changes of a session that were not applied yet, and returns the event that records that, or nil if
-// there are none. A change that is refused counts as applied; the event names it.
-func (m *Manager) Apply(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox) (*events.FilesApplied, error) {
+// ApplyFileChanges applies the requested file changes of a session that were not applied yet, and returns the event that records that, or
+// nil if there are none. A change that is refused counts as applied; the event names it.
+func (m *Manager) ApplyFileChanges(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox) (*events.FilesApplied, error) {
 	list, err := m.Sessions.FileChanges(ctx, l, l.Life.After(l.Run.Applied))
 	if err != nil || len(list) == 0 {
 		return nil, err
 	}
-	fence := m.fence(l)
+	fence := m.epochFence(l)
 	done := &events.FilesApplied{}
 	var refused []string
 	for _, e := range list {
@@ -123,9 +123,9 @@ func (m *Manager) Apply(ctx context.Context, l *eventlog.Loaded, box sandbox.San
 	return done, nil
 }
 
-// fence returns a Fence for the epoch of l. It keeps an executor that was suspended while another one claimed the session's runs from
+// epochFence returns a Fence for the epoch of l. It keeps an executor that was suspended while another one claimed the session's runs from
 // overwriting what the other one's turn has written.
-func (m *Manager) fence(l *eventlog.Loaded) Fence {
+func (m *Manager) epochFence(l *eventlog.Loaded) Fence {
 	return func(ctx context.Context) error {
 		now, err := m.Sessions.Load(ctx, l.Tenant, l.ID, eventlog.Leader)
 		if err != nil {
@@ -159,15 +159,15 @@ func (m *Manager) applyChange(ctx context.Context, box sandbox.Sandbox, e events
 	return 0, "", nil
 }
 
-// A Source is a snapshot, or a part of one, from which a new workspace is filled.
-type Source struct {
+// A RestoreSource is a snapshot, or a part of one, from which a new workspace is filled.
+type RestoreSource struct {
 	session  string
 	snapshot string
 	trees    []workspace.Tree // none for all
 }
 
 // HasFiles reports whether the source contains files of the workspace. Otherwise it contains only the agent's records.
-func (s Source) HasFiles() bool {
+func (s RestoreSource) HasFiles() bool {
 	return len(s.trees) == 0 || slices.Contains(s.trees, workspace.Files)
 }
 
@@ -178,32 +178,32 @@ func IsUnfilled(l *eventlog.Loaded) bool {
 	return l.Life.Options.HostPath == "" && (l.Run.Sandbox.Empty || l.Life.Fork != nil && !l.Run.Filled)
 }
 
-// Sources returns the snapshots from which an unfilled workspace is filled: the session's last one or, for a fork that has none yet,
+// RestoreSources returns the snapshots from which an unfilled workspace is filled: the session's last one or, for a fork that has none yet,
 // those that the fork began with.
-func Sources(l *eventlog.Loaded) []Source {
+func RestoreSources(l *eventlog.Loaded) []RestoreSource {
 	own, f := l.Run.Snapshot.ID, l.Life.Fork
 	switch {
 	case !IsUnfilled(l):
 		return nil
 	case own != "":
-		return []Source{{session: l.ID, snapshot: own}}
+		return []RestoreSource{{session: l.ID, snapshot: own}}
 	case f == nil:
 		return nil
 	case f.Snapshot != "" && f.Snapshot == f.Records && f.Files() == f.State():
-		return []Source{{session: f.Files(), snapshot: f.Snapshot}}
+		return []RestoreSource{{session: f.Files(), snapshot: f.Snapshot}}
 	}
-	var list []Source
+	var list []RestoreSource
 	if f.Snapshot != "" {
-		list = append(list, Source{f.Files(), f.Snapshot, []workspace.Tree{workspace.Files}})
+		list = append(list, RestoreSource{f.Files(), f.Snapshot, []workspace.Tree{workspace.Files}})
 	}
 	if f.Records != "" {
-		list = append(list, Source{f.State(), f.Records, []workspace.Tree{workspace.Records}})
+		list = append(list, RestoreSource{f.State(), f.Records, []workspace.Tree{workspace.Records}})
 	}
 	return list
 }
 
-// Restore fills a new workspace from one or more sources, and returns the event that records it.
-func (m *Manager) Restore(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox, from []Source) (events.WorkspaceRestored, error) {
+// RestoreWorkspace fills a new workspace from one or more sources, and returns the event that records it.
+func (m *Manager) RestoreWorkspace(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox, from []RestoreSource) (events.WorkspaceRestored, error) {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
 	began := m.Now()

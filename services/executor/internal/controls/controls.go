@@ -110,7 +110,7 @@ func (w *Watcher) checkShard(ctx context.Context, shard int) {
 			}
 			continue
 		}
-		w.advance(watches, c)
+		w.recordChecked(watches, c)
 	}
 }
 
@@ -131,8 +131,8 @@ func (w *Watcher) watchesOfShard(shard int, checked bool) (watches []*Watch, aft
 	return watches, after
 }
 
-// advance records the position up to which sessions were checked, and signals the watches of the sessions that have changed.
-func (w *Watcher) advance(watches []*Watch, c eventlog.Changes) {
+// recordChecked records the position up to which sessions were checked, and signals the watches of the sessions that have changed.
+func (w *Watcher) recordChecked(watches []*Watch, c eventlog.Changes) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, x := range watches {

@@ -109,13 +109,13 @@ func NewEgressProxy(p *Provider, cfg EgressConfig) (*EgressProxy, error) {
 	return &EgressProxy{p: p, cfg: cfg, within: egressReadyTimeout}, nil
 }
 
-// Name returns the name of the egress proxy's container.
-func (e *EgressProxy) Name() string { return EgressVolume(e.p.cfg.Engine) }
+// ContainerName returns the name of the egress proxy's container.
+func (e *EgressProxy) ContainerName() string { return EgressVolume(e.p.cfg.Engine) }
 
-// Ensure blocks until the egress proxy runs and is healthy. It creates and starts the proxy's container if necessary. It does not change an
+// EnsureRunning blocks until the egress proxy runs and is healthy. It creates and starts the proxy's container if necessary. It does not change an
 // existing container, but logs which of the container's settings differ from the config. If the engine does not answer, the error is a
 // *sandbox.Error with CodeEngineUnavailable.
-func (e *EgressProxy) Ensure(ctx context.Context) error {
+func (e *EgressProxy) EnsureRunning(ctx context.Context) error {
 	_, err := e.ensureShared(ctx)
 	return err
 }
@@ -132,9 +132,9 @@ func (e *EgressProxy) ensureShared(ctx context.Context) (*egressContainer, error
 	done := e.runs.DoChan("", func() (any, error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), pullTimeout+e.within)
 		defer cancel()
-		c, err := e.ensure(ctx)
+		c, err := e.ensureRunning(ctx)
 		if err != nil {
-			return nil, fmt.Errorf("egress proxy %s: %w", e.Name(), err)
+			return nil, fmt.Errorf("egress proxy %s: %w", e.ContainerName(), err)
 		}
 		e.mu.Lock()
 		defer e.mu.Unlock()
@@ -148,7 +148,7 @@ func (e *EgressProxy) ensureShared(ctx context.Context) (*egressContainer, error
 		}
 		return r.Val.(*egressContainer), nil //nolint:forcetypeassert // the function above returns it
 	case <-ctx.Done():
-		return nil, fmt.Errorf("egress proxy %s: %w", e.Name(), ctx.Err())
+		return nil, fmt.Errorf("egress proxy %s: %w", e.ContainerName(), ctx.Err())
 	}
 }
 
@@ -162,9 +162,9 @@ func (e *EgressProxy) forgetContainer(c *egressContainer) {
 	}
 }
 
-// ensure finds or creates the egress proxy's container. The container's name is the lock: only one of several concurrent creations
+// ensureRunning finds or creates the egress proxy's container. The container's name is the lock: only one of several concurrent creations
 // succeeds.
-func (e *EgressProxy) ensure(ctx context.Context) (*egressContainer, error) {
+func (e *EgressProxy) ensureRunning(ctx context.Context) (*egressContainer, error) {
 	var err error
 	for range maxCreateAttempts {
 		var id string
@@ -197,7 +197,7 @@ func (e *EgressProxy) ensureOnce(ctx context.Context, id string) (*egressContain
 	if create && err != nil && !guest.IsUnavailable(err) && !errors.Is(err, errVanished) && ctx.Err() == nil {
 		// No sandbox uses it, and the next executor may have working settings.
 		if rerr := e.p.removeContainer(ctx, id); rerr != nil {
-			e.p.cfg.Logger.Warn("remove an egress proxy that does not work", "container", e.Name(), "error", rerr)
+			e.p.cfg.Logger.Warn("remove an egress proxy that does not work", "container", e.ContainerName(), "error", rerr)
 		}
 	}
 	return c, err
@@ -225,7 +225,7 @@ func (e *EgressProxy) createContainer(ctx context.Context) (string, error) {
 	}
 	config, host := e.containerConfig()
 	made, err := callEngine(ctx, e.p, "make the container", func(ctx context.Context) (container.CreateResponse, error) {
-		return e.p.api.ContainerCreate(ctx, config, host, nil, nil, e.Name())
+		return e.p.api.ContainerCreate(ctx, config, host, nil, nil, e.ContainerName())
 	})
 	if errdefs.IsConflict(err) {
 		return "", fmt.Errorf("another executor creates it: %w: %w", errVanished, err) // ensure finds it in its next attempt
@@ -233,7 +233,7 @@ func (e *EgressProxy) createContainer(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	e.p.cfg.Logger.Info("created the engine's egress proxy", "container", e.Name(), "image", e.cfg.Image, "network", e.cfg.Network)
+	e.p.cfg.Logger.Info("created the engine's egress proxy", "container", e.ContainerName(), "image", e.cfg.Image, "network", e.cfg.Network)
 	return made.ID, nil
 }
 
@@ -304,7 +304,7 @@ func (e *EgressProxy) startContainer(ctx context.Context, id string, found bool)
 	case len(c.entrypoint) == 0:
 		return nil, guest.WithCode(sandbox.CodeImageUnsupported, fmt.Sprintf("image %q has no entrypoint: use one whose entrypoint is the egress program", got.Config.Image), nil)
 	case got.State.Paused:
-		return nil, errors.New("it is paused: run docker unpause " + e.Name())
+		return nil, errors.New("it is paused: run docker unpause " + e.ContainerName())
 	case got.State.Dead || got.State.Status == container.StateRemoving:
 		return nil, fmt.Errorf("the container: %w", errVanished)
 	}
@@ -366,8 +366,8 @@ func (e *EgressProxy) logDifferences(ctx context.Context, got container.InspectR
 	e.mu.Unlock()
 	if len(differs) > 0 && !warned {
 		e.p.cfg.Logger.Warn("the engine's egress proxy was created with other settings than this executor's, and is not changed, since sandboxes use it: give all executors of an engine the same settings; "+
-			"to replace the proxy, when no execution runs, run `docker stop "+e.Name()+" && docker rm -f "+e.Name()+"` on the engine's machine; the executors create it again",
-			"container", e.Name(), "differs", differs)
+			"to replace the proxy, when no execution runs, run `docker stop "+e.ContainerName()+" && docker rm -f "+e.ContainerName()+"` on the engine's machine; the executors create it again",
+			"container", e.ContainerName(), "differs", differs)
 	}
 	return nil
 }
@@ -446,6 +446,6 @@ func (e *EgressProxy) runEgressProgram(ctx context.Context, c *egressContainer, 
 
 // startEgressProgram starts the egress program in the proxy's container with the arguments args.
 func (e *EgressProxy) startEgressProgram(ctx context.Context, c *egressContainer, args ...string) (*process, error) {
-	b := &box{p: e.p, id: e.Name(), container: c.id}
+	b := &box{p: e.p, id: e.ContainerName(), container: c.id}
 	return b.startExec(ctx, container.ExecOptions{WorkingDir: "/", Cmd: append(slices.Clone(c.entrypoint), args...)}, "")
 }

@@ -16,7 +16,7 @@ import (
 )
 
 // Dial opens a connection to the egress proxy's admin socket: it runs a command in the proxy's container that connects the socket
-// to the command's stdin and stdout. Like Ensure, it first starts the proxy if necessary. ctx limits only Dial, not the
+// to the command's stdin and stdout. Like EnsureRunning, it first starts the proxy if necessary. ctx limits only Dial, not the
 // connection. The connection supports deadlines, and closing it ends the command. A connection takes about 60 ms to open, and
 // needs one process in the container.
 func (e *EgressProxy) Dial(ctx context.Context) (net.Conn, error) {
@@ -36,9 +36,9 @@ func (e *EgressProxy) Dial(ctx context.Context) (net.Conn, error) {
 		e.forgetContainer(c) // the container was removed or stopped
 	}
 	if errors.Is(err, sandbox.ErrNotFound) { // %v hides sandbox.ErrNotFound: no sandbox is missing
-		return nil, fmt.Errorf("egress proxy %s: its container was removed: %v", e.Name(), err) //nolint:errorlint // see above
+		return nil, fmt.Errorf("egress proxy %s: its container was removed: %v", e.ContainerName(), err) //nolint:errorlint // see above
 	}
-	return nil, fmt.Errorf("egress proxy %s: %w", e.Name(), err)
+	return nil, fmt.Errorf("egress proxy %s: %w", e.ContainerName(), err)
 }
 
 // maxStderrBytes is the number of bytes of a command's stderr that are kept.

@@ -68,7 +68,7 @@ func (b *box) startExec(ctx context.Context, opts container.ExecOptions, kill st
 		b: b, exec: made.ID, kill: kill, conn: conn, stdin: &stdinWriter{conn: conn},
 		stdout: guest.NewPipe(outputBufferBytes), stderr: guest.NewPipe(outputBufferBytes), ended: make(chan struct{}), killed: make(chan struct{}),
 	}
-	b.p.watch.add(proc)
+	b.p.watch.addProcess(proc)
 	go proc.copyOutput()
 	return proc, nil
 }
@@ -108,7 +108,7 @@ func (b *box) attachExec(ctx context.Context, exec string) (types.HijackedRespon
 // copyOutput copies the output of the command to p.stdout and p.stderr until the connection ends, and then closes p.ended.
 func (p *process) copyOutput() {
 	defer close(p.ended)
-	defer p.b.p.watch.remove(p)
+	defer p.b.p.watch.removeProcess(p)
 	_, err := stdcopy.StdCopy(p.stdout, p.stderr, p.conn.Reader)
 	if errors.Is(err, io.ErrClosedPipe) {
 		err = nil // the reader has abandoned the stream

@@ -27,8 +27,8 @@ type enginePinger struct {
 	stop context.CancelFunc // of ask; nil while it does not run
 }
 
-// add makes the pinger ping the engine on behalf of a command, until remove is called for it.
-func (w *enginePinger) add(proc *process) {
+// addProcess makes the pinger ping the engine on behalf of a command, until remove is called for it.
+func (w *enginePinger) addProcess(proc *process) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.open[proc] = true
@@ -39,7 +39,7 @@ func (w *enginePinger) add(proc *process) {
 	}
 }
 
-func (w *enginePinger) remove(proc *process) {
+func (w *enginePinger) removeProcess(proc *process) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.open, proc)

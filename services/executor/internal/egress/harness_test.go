@@ -294,7 +294,7 @@ func (b *box) lines(after uint64, n int) []api.JournalLine {
 	var out []api.JournalLine
 	poll(b.t, fmt.Sprintf("the journal of %s has %d lines after %d", b.id, n, after), func() bool {
 		var err error
-		if out, err = b.client.Lines(b.t.Context(), b.id, "", after, false); err != nil {
+		if out, err = b.client.JournalLines(b.t.Context(), b.id, "", after, false); err != nil {
 			b.t.Fatalf("read the journal: %v", err)
 		}
 		return len(out) >= n

@@ -84,13 +84,13 @@ func (f Files) Get(ctx context.Context, name string) (io.ReadCloser, error) {
 		return nil, fmt.Errorf("get %q: %w", name, err)
 	}
 	stop := context.AfterFunc(ctx, proc.Abandon)
-	d := &download{name: name, proc: proc, in: bufio.NewReader(proc.Stdout())}
+	d := &fileDownload{name: name, proc: proc, in: bufio.NewReader(proc.Stdout())}
 	_, err = d.in.Peek(1) // blocks until the first byte or the end of the command
 	if !stop() {
 		return nil, fmt.Errorf("get %q: %w", name, ctx.Err())
 	}
 	if errors.Is(err, io.EOF) {
-		err = d.finish()
+		err = d.exitError()
 	}
 	if err != nil {
 		return nil, errors.Join(err, d.Close())
@@ -98,8 +98,8 @@ func (f Files) Get(ctx context.Context, name string) (io.ReadCloser, error) {
 	return d, nil
 }
 
-// download is a reader of a file's content, which a file command of the runner writes to its stdout.
-type download struct {
+// fileDownload is a reader of a file's content, which a file command of the runner writes to its stdout.
+type fileDownload struct {
 	name string
 	proc Process
 	in   *bufio.Reader
@@ -107,18 +107,18 @@ type download struct {
 }
 
 // Read returns an error in place of io.EOF when the command failed.
-func (d *download) Read(b []byte) (int, error) {
+func (d *fileDownload) Read(b []byte) (int, error) {
 	n, err := d.in.Read(b)
 	if errors.Is(err, io.EOF) && !d.done {
-		if err := d.finish(); err != nil {
+		if err := d.exitError(); err != nil {
 			return n, err
 		}
 	}
 	return n, err
 }
 
-// finish returns the error of the runner's file command, after the end of its output.
-func (d *download) finish() error {
+// exitError waits for the end of the runner's file command, and returns the error that its exit code stands for.
+func (d *fileDownload) exitError() error {
 	errs, err := io.ReadAll(d.proc.Stderr())
 	if err != nil {
 		return err
@@ -132,7 +132,7 @@ func (d *download) finish() error {
 }
 
 // Close stops the transfer and releases the command's streams.
-func (d *download) Close() error {
+func (d *fileDownload) Close() error {
 	d.proc.Abandon()
 	return nil
 }

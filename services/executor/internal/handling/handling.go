@@ -26,27 +26,27 @@ type Session struct {
 	changed chan struct{} // signalled when the session has a new fact
 
 	// Guarded by SessionSet.mu.
-	job       uint64  // the latest job of the session that arrived; 0 for none
-	waiter    *Waiter // waits for the end of the handling with that job; nil if the handler itself has the job
-	dirty     bool    // a delivery arrived after the handler last read what is due
-	execution string  // the execution that the handler runs; "" for none
-	syncing   bool    // the handler works on the sandbox while nothing runs in it
+	job       uint64      // the latest job of the session that arrived; 0 for none
+	waiter    *WaitingJob // waits for the end of the handling with that job; nil if the handler itself has the job
+	dirty     bool        // a delivery arrived after the handler last read what is due
+	execution string      // the execution that the handler runs; "" for none
+	syncing   bool        // the handler works on the sandbox while nothing runs in it
 }
 
-// A Waiter is a delivered job that waits, because another handler of this executor handles its session.
-type Waiter struct {
+// A WaitingJob is a delivered job that waits until another handler of this executor has finished handling the job's session.
+type WaitingJob struct {
 	done    chan struct{}
 	covered bool // set before done is closed
 }
 
-// Done returns a channel that is closed when the result of Covered is known.
-func (w *Waiter) Done() <-chan struct{} { return w.done }
+// Done returns a channel that is closed when the result of CanAcknowledge is known.
+func (w *WaitingJob) Done() <-chan struct{} { return w.done }
 
-// Covered reports whether the waiting job can be acknowledged, because the handling did its work. The caller must have received from Done.
-func (w *Waiter) Covered() bool { return w.covered }
+// CanAcknowledge reports whether the waiting job can be acknowledged, because the handling did its work. The caller must have received from Done.
+func (w *WaitingJob) CanAcknowledge() bool { return w.covered }
 
-// resolve sets the result of Covered and closes the channel of Done. It does nothing if w is nil.
-func (w *Waiter) resolve(covered bool) {
+// resolve sets the result of CanAcknowledge and closes the channel of Done. It does nothing if w is nil.
+func (w *WaitingJob) resolve(covered bool) {
 	if w != nil {
 		w.covered = covered
 		close(w.done)
@@ -56,12 +56,12 @@ func (w *Waiter) resolve(covered bool) {
 // NewSessionSet returns an empty SessionSet.
 func NewSessionSet() *SessionSet { return &SessionSet{sessions: map[string]*Session{}} }
 
-// Begin returns a new Session if the session is not being handled; the caller must call Finish or Abandon. job is the sequence
+// BeginHandling returns a new Session if the session is not being handled; the caller must call FinishHandling or AbandonHandling. job is the sequence
 // of the caller's job in JOBS, or 0 if the caller has none.
 //
-// If the session is being handled, Begin returns a nil Session, marks the session as dirty and wakes its handler. The
-// result of the Waiter then determines whether the caller acknowledges its delivery.
-func (s *SessionSet) Begin(id string, job uint64) (*Session, *Waiter) {
+// If the session is being handled, BeginHandling returns a nil Session, marks the session as dirty and wakes its handler. The
+// result of the WaitingJob then determines whether the caller acknowledges its delivery.
+func (s *SessionSet) BeginHandling(id string, job uint64) (*Session, *WaitingJob) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	b, ok := s.sessions[id]
@@ -71,8 +71,8 @@ func (s *SessionSet) Begin(id string, job uint64) (*Session, *Waiter) {
 		return b, nil
 	}
 	b.dirty = true
-	b.signal()
-	w := &Waiter{done: make(chan struct{})}
+	b.signalChanged()
+	w := &WaitingJob{done: make(chan struct{})}
 	if job <= b.job {
 		w.resolve(job < b.job) // another delivery of the latest job is acknowledged with it
 		return nil, w
@@ -82,41 +82,41 @@ func (s *SessionSet) Begin(id string, job uint64) (*Session, *Waiter) {
 	return nil, w
 }
 
-// Finish ends the handling of a session and returns true, unless another job of the session arrived meanwhile: in that case it returns
+// FinishHandling ends the handling of a session and returns true, unless another job of the session arrived meanwhile: in that case it returns
 // false, and the handler has to read again what is due. isDone reports whether the handler has done what was due.
-func (s *SessionSet) Finish(id string, b *Session, isDone bool) bool {
+func (s *SessionSet) FinishHandling(id string, b *Session, isDone bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if b.dirty {
 		b.dirty = false
 		return false
 	}
-	s.remove(id, b, isDone)
+	s.removeSession(id, b, isDone)
 	return true
 }
 
-// Abandon ends the handling of a session whose work was not done, so that its job is returned to the queue. It does nothing after Finish
+// AbandonHandling ends the handling of a session whose work was not done, so that its job is returned to the queue. It does nothing after FinishHandling
 // has returned true.
-func (s *SessionSet) Abandon(id string, b *Session) {
+func (s *SessionSet) AbandonHandling(id string, b *Session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.remove(id, b, false)
+	s.removeSession(id, b, false)
 }
 
-// remove removes a session from the set. covered is the result for the job that waits: whether it can be acknowledged. The caller holds mu.
-func (s *SessionSet) remove(id string, b *Session, covered bool) {
+// removeSession removes a session from the set. covered is the result for the job that waits: whether it can be acknowledged. The caller holds mu.
+func (s *SessionSet) removeSession(id string, b *Session, covered bool) {
 	if s.sessions[id] == b {
 		delete(s.sessions, id)
 		b.waiter.resolve(covered)
 	}
 }
 
-// Wake signals the handler of a session that the session has a new event. It does nothing if the session is not being handled.
-func (s *SessionSet) Wake(id string) {
+// WakeHandler signals the handler of a session that the session has a new event. It does nothing if the session is not being handled.
+func (s *SessionSet) WakeHandler(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if b, ok := s.sessions[id]; ok {
-		b.signal()
+		b.signalChanged()
 	}
 }
 
@@ -131,7 +131,7 @@ func (s *SessionSet) Answer(id string) topology.CtlAnswer {
 		return topology.CtlAnswer{}
 	}
 	if b.syncing {
-		b.signal()
+		b.signalChanged()
 	}
 	return topology.CtlAnswer{Running: b.execution, Syncing: b.syncing}
 }
@@ -162,8 +162,8 @@ func (s *SessionSet) SetExecution(b *Session, execution string) {
 	b.execution = execution
 }
 
-// signal makes the channel of Changed receive a value.
-func (b *Session) signal() {
+// signalChanged makes the channel of Changed receive a value.
+func (b *Session) signalChanged() {
 	select {
 	case b.changed <- struct{}{}:
 	default:

@@ -33,7 +33,7 @@ func HealthEvents(ctx context.Context, sb run.Sandbox, l *link.Link, epoch uint6
 }
 
 // CheckHealth records a change of the health of a resting agent's sandbox in the log. It implements
-// agents.Health.
+// agents.HealthRecorder.
 func (k *Keeper) CheckHealth(ctx context.Context, a *agents.Agent, epoch uint64) error {
 	l, err := k.Sessions.Load(ctx, a.Session.Tenant, a.Session.Session, eventlog.Leader)
 	if err != nil || l.Run.Sandbox.ID != a.Sandbox || !l.Run.IsIdle() {
@@ -50,7 +50,7 @@ func (k *Keeper) CheckHealth(ctx context.Context, a *agents.Agent, epoch uint64)
 }
 
 // CheckGone records in the log that the sandbox of a resting agent has ended, if it has. It implements
-// agents.Health.
+// agents.HealthRecorder.
 func (k *Keeper) CheckGone(ctx context.Context, a *agents.Agent) error {
 	_, err := k.Provider.Attach(ctx, a.Sandbox)
 	if !errors.Is(err, sandbox.ErrNotFound) {

@@ -130,7 +130,7 @@ func (k *Keeper) CheckUnused(ctx context.Context, l *eventlog.Loaded) error {
 // stopAgent terminates the sandbox. It first records that in the log, whose guard ensures that no turn has begun in the sandbox meanwhile.
 func (k *Keeper) stopAgent(ctx context.Context, l *eventlog.Loaded) error {
 	sb := l.Run.Sandbox
-	err := k.Dialer.Stop(ctx, sb, topology.SessionRef{Tenant: l.Tenant, Session: l.ID}, l.Run.Epoch)
+	err := k.Dialer.StopAgent(ctx, sb, topology.SessionRef{Tenant: l.Tenant, Session: l.ID}, l.Run.Epoch)
 	if err == nil || errors.Is(err, run.ErrFenced) || sandboxes.IsUnavailable(err) || ctx.Err() != nil {
 		return err
 	}

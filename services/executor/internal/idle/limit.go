@@ -77,11 +77,11 @@ func (k *Keeper) endLongestIdle(ctx context.Context, list []sandbox.Info) error 
 // again.
 func (k *Keeper) endIdleSandbox(ctx context.Context, info sandbox.Info, reason string) error {
 	// Until the sandbox has ended, jobs of its session are returned to the queue.
-	s, _ := k.Handling.Begin(info.Labels.Session, 0)
+	s, _ := k.Handling.BeginHandling(info.Labels.Session, 0)
 	if s == nil {
 		return nil
 	}
-	defer k.Handling.Abandon(info.Labels.Session, s)
+	defer k.Handling.AbandonHandling(info.Labels.Session, s)
 	l, err := k.Sessions.Load(ctx, info.Labels.Tenant, info.Labels.Session, eventlog.Leader)
 	if err != nil {
 		return err
@@ -94,7 +94,7 @@ func (k *Keeper) endIdleSandbox(ctx context.Context, info sandbox.Info, reason s
 		k.Logger.Debug("a sandbox that was idle is in use", "sandbox", info.ID, "session", info.Labels.Session, "error", err)
 		return nil
 	}
-	k.Agents.Shutdown(ctx, info.Labels.Session, epoch)
+	k.Agents.ShutdownRunner(ctx, info.Labels.Session, epoch)
 	k.Logger.Info("an idle sandbox ends", "reason", reason, "sandbox", info.ID, "session", info.Labels.Session, "tenant", info.Labels.Tenant)
 	return k.Sandboxes.Terminate(ctx, info.ID, stored)
 }

@@ -56,7 +56,7 @@ func (k *Keeper) ReleaseSandbox(ctx context.Context, l *eventlog.Loaded, s *hand
 	if err := k.Runs.AppendEvents(ctx, l, append(k.EgressEvents(ctx, l.Run), k.Runs.NewEvents("", append(facts, ended)...)...)); err != nil {
 		return err
 	}
-	k.Agents.Shutdown(ctx, l.ID, l.Run.Epoch+1)
+	k.Agents.ShutdownRunner(ctx, l.ID, l.Run.Epoch+1)
 	if !here {
 		return nil // the engine is gone; if it comes back, its sweep finds the sandbox
 	}

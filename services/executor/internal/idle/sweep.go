@@ -52,7 +52,7 @@ func (k *Keeper) Sweep(ctx context.Context) error {
 	}
 	for _, info := range list {
 		if info.Labels.Session == "" {
-			if err := k.Pool.Sweep(ctx, info); err != nil {
+			if err := k.Pool.SweepSandbox(ctx, info); err != nil {
 				return err
 			}
 			continue

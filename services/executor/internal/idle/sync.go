@@ -76,20 +76,20 @@ func (k *Keeper) recordSyncStart(ctx context.Context, l *eventlog.Loaded) error 
 	if err != nil {
 		return runlog.ErrChanged
 	}
-	return k.Runs.Append(ctx, l, d)
+	return k.Runs.AppendDecision(ctx, l, d)
 }
 
 // syncContents applies the requested file changes to the workspace and takes a snapshot. It returns the events that record both.
 func (k *Keeper) syncContents(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandbox) ([]events.Payload, error) {
 	var facts []events.Payload
-	if from := contents.Sources(l); len(from) > 0 { // the turn that created the sandbox ended before it could fill it
-		restored, err := k.Contents.Restore(ctx, l, box, from)
+	if from := contents.RestoreSources(l); len(from) > 0 { // the turn that created the sandbox ended before it could fill it
+		restored, err := k.Contents.RestoreWorkspace(ctx, l, box, from)
 		if err != nil {
 			return nil, err
 		}
 		facts = append(facts, restored)
 	}
-	done, err := k.Contents.Apply(ctx, l, box)
+	done, err := k.Contents.ApplyFileChanges(ctx, l, box)
 	if err != nil {
 		return nil, err
 	}
@@ -99,7 +99,7 @@ func (k *Keeper) syncContents(ctx context.Context, l *eventlog.Loaded, box sandb
 		next.Run.Applied = done.N
 		l = &next
 	}
-	synced, err := k.Contents.Snapshot(ctx, l, box, SyncReasonRequested)
+	synced, err := k.Contents.TakeSnapshot(ctx, l, box, SyncReasonRequested)
 	if err != nil {
 		return nil, err
 	}
@@ -115,7 +115,7 @@ func (k *Keeper) attachSandbox(ctx context.Context, l *eventlog.Loaded) (sandbox
 	}
 	if sb.Unstopped {
 		ref := topology.SessionRef{Tenant: l.Tenant, Session: l.ID}
-		if err := k.Dialer.Stop(ctx, sb, ref, l.Run.Epoch); err != nil {
+		if err := k.Dialer.StopAgent(ctx, sb, ref, l.Run.Epoch); err != nil {
 			return nil, fmt.Errorf("stop the agent of an execution that has ended: %w", err)
 		}
 	}
@@ -147,14 +147,14 @@ func (k *Keeper) SandboxSpec(l *eventlog.Loaded, id string) sandbox.Spec {
 // TakeLastSnapshot takes the last snapshot of a sandbox before the sandbox ends, and returns the event that records it, or nil if no
 // snapshot is needed.
 func (k *Keeper) TakeLastSnapshot(ctx context.Context, l *eventlog.Loaded, reason string) (*events.WorkspaceSynced, error) {
-	if k.Store == nil || l.Life.Status == session.Deleted || l.Run.Sandbox.Journal == "" || len(contents.Sources(l)) > 0 {
+	if k.Store == nil || l.Life.Status == session.Deleted || l.Run.Sandbox.Journal == "" || len(contents.RestoreSources(l)) > 0 {
 		return nil, nil // an unfilled workspace has no content beyond the last snapshot
 	}
 	box, err := k.attachSandbox(ctx, l)
 	if err != nil {
 		return nil, err
 	}
-	s, err := k.Contents.FullSnapshot(ctx, l, box, reason)
+	s, err := k.Contents.TakeFullSnapshot(ctx, l, box, reason)
 	if err != nil {
 		return nil, err
 	}

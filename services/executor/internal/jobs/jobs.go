@@ -72,15 +72,15 @@ func (h *Handler) Handle(ctx context.Context, msg *message.Message) error {
 	if err != nil {
 		return bus.Poison(fmt.Errorf("job: %w", err))
 	}
-	b, waiter := h.Handling.Begin(ref.Session, bus.Sequence(msg))
+	b, waiter := h.Handling.BeginHandling(ref.Session, bus.Sequence(msg))
 	if waiter != nil {
 		return awaitHandling(ctx, waiter)
 	}
-	defer h.Handling.Abandon(ref.Session, b)
+	defer h.Handling.AbandonHandling(ref.Session, b)
 	for {
 		err := h.handleSession(ctx, ref, b)
 		switch {
-		case h.Handling.Finish(ref.Session, b, err == nil):
+		case h.Handling.FinishHandling(ref.Session, b, err == nil):
 			return h.moveJob(ctx, msg, jobResult(err))
 		case isDraining(ctx):
 			return bus.RetryAfter(permits.ErrStopping, handoverDelay)
@@ -90,7 +90,7 @@ func (h *Handler) Handle(ctx context.Context, msg *message.Message) error {
 
 // awaitHandling blocks until the handling of the job's session by another delivery has ended. It returns nil if the waiting
 // job can be acknowledged, else an error that makes the bus deliver the job again.
-func awaitHandling(ctx context.Context, w *handling.Waiter) error {
+func awaitHandling(ctx context.Context, w *handling.WaitingJob) error {
 	select {
 	case <-w.Done():
 	default:
@@ -104,7 +104,7 @@ func awaitHandling(ctx context.Context, w *handling.Waiter) error {
 	switch {
 	case isDraining(ctx):
 		return bus.RetryAfter(permits.ErrStopping, handoverDelay)
-	case w.Covered():
+	case w.CanAcknowledge():
 		return nil
 	}
 	return bus.RetryAfter(errHandledElsewhere, heldSessionDelay)
@@ -178,7 +178,7 @@ func (h *Handler) endUnclaimed(ctx context.Context, l *eventlog.Loaded) error {
 	if err != nil {
 		return runlog.ErrChanged
 	}
-	return h.Runs.Append(ctx, l, d)
+	return h.Runs.AppendDecision(ctx, l, d)
 }
 
 // moveJob handles the result of a job whose sandbox is on another engine: it publishes the job to the executors of that

@@ -58,8 +58,8 @@ func newHandler(t *testing.T) (*Handler, *runlogtest.Fixture, *turns) {
 
 func (h *Handler) handle(t *testing.T) error {
 	t.Helper()
-	s, _ := h.Handling.Begin(runlogtest.Session, 1)
-	defer h.Handling.Abandon(runlogtest.Session, s)
+	s, _ := h.Handling.BeginHandling(runlogtest.Session, 1)
+	defer h.Handling.AbandonHandling(runlogtest.Session, s)
 	return h.handleSession(t.Context(), topology.SessionRef{Tenant: runlogtest.Tenant, Session: runlogtest.Session}, s)
 }
 
@@ -78,7 +78,7 @@ func TestSession_UntilNothingIsDue(t *testing.T) {
 		if call == 1 {
 			return runlog.ErrChanged
 		}
-		x := bed.Claim()
+		x := bed.ClaimExecution()
 		return x.AppendEnd(t.Context(), run.End{Meta: bed.Writer.NewMeta(), Outcome: events.ExecutionCompleted{}})
 	}
 	if err := h.handle(t); err != nil || executed.calls != 2 {
@@ -101,11 +101,11 @@ func TestSession_Changing(t *testing.T) {
 func TestSession_Refuses(t *testing.T) {
 	t.Parallel()
 	h, bed, executed := newHandler(t)
-	bed.Cancel()
+	bed.CancelExecution()
 	if err := h.handle(t); err != nil || executed.calls > 0 {
 		t.Errorf("%v, %d turns", err, executed.calls)
 	}
-	if l := bed.Load(); !l.Run.Ended(runlogtest.Execution) || l.Run.Phase != run.Cancelled {
+	if l := bed.LoadSession(); !l.Run.Ended(runlogtest.Execution) || l.Run.Phase != run.Cancelled {
 		t.Errorf("phase %s", l.Run.Phase)
 	}
 }

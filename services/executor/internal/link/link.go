@@ -40,7 +40,7 @@ const (
 const codeFenced = "FENCED"
 
 // Link is an open stream to a runner. It receives the runner's journal and sends commands. It is safe for concurrent
-// use, except that only one goroutine may call Next.
+// use, except that only one goroutine may call NextItem.
 type Link struct {
 	proc  sandbox.Process
 	in    io.Writer // to the runner
@@ -155,7 +155,7 @@ func (l *Link) attachSealed(ctx context.Context, secret string, attach runner.At
 // Hello returns the first message of the runner.
 func (l *Link) Hello() runner.Hello { return l.hello }
 
-// Done returns a channel that is closed when the stream has ended. Next may still return lines that arrived before.
+// Done returns a channel that is closed when the stream has ended. NextItem may still return lines that arrived before.
 func (l *Link) Done() <-chan struct{} { return l.done }
 
 // Err returns the reason why the stream ended: ErrFenced, a refusal of the runner, or ErrClosed.
@@ -168,11 +168,11 @@ func (l *Link) Err() error {
 	return ErrClosed
 }
 
-// Ready returns a channel that is signalled when Next may return an item. One signal may stand for many items.
+// Ready returns a channel that is signalled when NextItem may return an item. One signal may stand for many items.
 func (l *Link) Ready() <-chan struct{} { return l.lines.ready }
 
-// Next returns the next item that was received, and false if there is none yet.
-func (l *Link) Next() (Item, bool) { return l.lines.pop() }
+// NextItem returns the next item that was received, and false if there is none yet.
+func (l *Link) NextItem() (JournalItem, bool) { return l.lines.pop() }
 
 // Call sends a command to the runner and blocks until the runner replies. If the runner refuses the command, the error
 // is a *runner.Error, or ErrFenced.
@@ -358,7 +358,7 @@ func (l *Link) handleLine(raw []byte, cut bool, hello chan<- runner.Hello) bool 
 		bad = err != nil
 	}
 	if bad {
-		return l.lines.push(Item{Garbage: truncate.Valid(string(raw), maxGarbageBytes), TooLong: cut}, len(raw))
+		return l.lines.push(JournalItem{Garbage: truncate.Valid(string(raw), maxGarbageBytes), TooLong: cut}, len(raw))
 	}
 	switch {
 	case m.Hello != nil:
@@ -372,9 +372,9 @@ func (l *Link) handleLine(raw []byte, cut bool, hello chan<- runner.Hello) bool 
 		return true
 	case m.Line != nil:
 		l.came.Add(int64(len(raw)))
-		return l.lines.push(Item{Line: m.Line}, len(raw))
+		return l.lines.push(JournalItem{Line: m.Line}, len(raw))
 	}
-	return l.lines.push(Item{Garbage: truncate.Valid(string(raw), maxGarbageBytes)}, len(raw))
+	return l.lines.push(JournalItem{Garbage: truncate.Valid(string(raw), maxGarbageBytes)}, len(raw))
 }
 
 // deliverReply passes the runner's reply to the call that waits for it.

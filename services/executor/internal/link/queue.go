@@ -12,11 +12,11 @@ import (
 // runner.
 const queueBytes = 2 * runner.MaxLine
 
-// maxGarbageBytes is the number of bytes at the beginning of a line that is not a journal line which Item.Garbage keeps.
+// maxGarbageBytes is the number of bytes at the beginning of a line that is not a journal line which JournalItem.Garbage keeps.
 const maxGarbageBytes = 2 << 10
 
-// Item is a journal line of the runner, or the beginning of a line that could not be decoded.
-type Item struct {
+// JournalItem is a journal line of the runner, or the beginning of a line that could not be decoded.
+type JournalItem struct {
 	Line    *runner.Line // nil for a line that cannot be read
 	Garbage string       // the beginning of such a line
 	TooLong bool         // the line was longer than runner.MaxLine
@@ -28,7 +28,7 @@ type itemQueue struct {
 
 	mu     sync.Mutex
 	room   *sync.Cond
-	items  []Item
+	items  []JournalItem
 	sizes  []int
 	bytes  int
 	closed bool
@@ -41,7 +41,7 @@ func newItemQueue() *itemQueue {
 }
 
 // push adds an item of the given size. It blocks while the queue is full, and returns false if the queue was closed.
-func (q *itemQueue) push(it Item, size int) bool {
+func (q *itemQueue) push(it JournalItem, size int) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for q.bytes >= queueBytes && !q.closed {
@@ -59,14 +59,14 @@ func (q *itemQueue) push(it Item, size int) bool {
 }
 
 // pop removes and returns the first item, and false if the queue is empty.
-func (q *itemQueue) pop() (Item, bool) {
+func (q *itemQueue) pop() (JournalItem, bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if len(q.items) == 0 {
-		return Item{}, false
+		return JournalItem{}, false
 	}
 	it := q.items[0]
-	q.items[0] = Item{}
+	q.items[0] = JournalItem{}
 	q.bytes -= q.sizes[0]
 	q.items, q.sizes = q.items[1:], q.sizes[1:]
 	q.room.Signal()

@@ -149,7 +149,7 @@ func TestQueueIsBounded(t *testing.T) {
 		q := newItemQueue()
 		pushed := make(chan bool, 8)
 		push := func(n uint64) {
-			go func() { pushed <- q.push(Item{Line: &runner.Line{N: n}}, queueBytes/2) }()
+			go func() { pushed <- q.push(JournalItem{Line: &runner.Line{N: n}}, queueBytes/2) }()
 			synctest.Wait()
 		}
 		for n := range uint64(3) {

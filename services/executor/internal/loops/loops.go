@@ -80,9 +80,9 @@ func (d *Detector) HandleEvent(e events.Event) Finding {
 	return d.findingAbout(e.ConversationID)
 }
 
-// Restore adds an event that an earlier executor has stored to the Detector's state. After the last stored event the caller
+// RestoreEvent adds an event that an earlier executor has stored to the Detector's state. After the last stored event the caller
 // must act on PendingFindings.
-func (d *Detector) Restore(e events.Event) { d.readEvent(e) }
+func (d *Detector) RestoreEvent(e events.Event) { d.readEvent(e) }
 
 // PendingFindings returns what the Detector has found in the restored events and the log does not have: the earlier executor
 // may have stopped before it could act.

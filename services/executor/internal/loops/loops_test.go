@@ -337,7 +337,7 @@ func TestRestore_ContinuesAtAnyEvent(t *testing.T) {
 		second := loops.New(events.AgentSpec{})
 		var got []string
 		for _, e := range log {
-			second.Restore(e)
+			second.RestoreEvent(e)
 			if w, ok := e.Data.(events.LoopDetected); ok {
 				got = append(got, warning(loops.Finding{Warning: &w, Conversation: e.ConversationID}))
 			}

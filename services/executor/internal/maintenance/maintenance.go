@@ -32,7 +32,7 @@ type Config struct {
 type Maintainer struct {
 	cfg   Config
 	meter *metering.Meter
-	done  chan Pass
+	done  chan PassResult
 	all   sync.WaitGroup
 
 	running     bool
@@ -45,11 +45,11 @@ type Maintainer struct {
 // New returns the Maintainer of a turn that begins. The caller must call Close.
 func New(cfg Config, m *metering.Meter) *Maintainer {
 	now := cfg.Now()
-	return &Maintainer{cfg: cfg, meter: m, done: make(chan Pass, 1), syncedAt: now, healthAt: now}
+	return &Maintainer{cfg: cfg, meter: m, done: make(chan PassResult, 1), syncedAt: now, healthAt: now}
 }
 
-// A Turn describes the running turn of a sandbox's session for a pass, as of the start of the pass.
-type Turn struct {
+// A TurnState describes the running turn at the start of a pass of maintenance.
+type TurnState struct {
 	Session  *eventlog.Loaded // no append to its runs may be in flight
 	Life     *session.State   // may be newer than that of Session
 	Epoch    uint64
@@ -57,17 +57,17 @@ type Turn struct {
 	Accepted bool // the runner has accepted the query
 }
 
-// A Pass has the results of one pass of a Maintainer.
-type Pass struct {
-	Facts []events.Payload // to be stored
-	Lines []metering.Line  // of the egress proxy's journal, to be stored
-	Err   error            // of the step that failed; a later pass tries it again
+// A PassResult has the results of one pass of maintenance.
+type PassResult struct {
+	Facts []events.Payload       // to be stored
+	Lines []metering.JournalLine // of the egress proxy's journal, to be stored
+	Err   error                  // of the step that failed; a later pass tries it again
 
 	registered *metering.RegistrationChange
 }
 
 // StartPass starts a pass if some of its work is due. Done receives the result.
-func (m *Maintainer) StartPass(ctx context.Context, t Turn) {
+func (m *Maintainer) StartPass(ctx context.Context, t TurnState) {
 	if m.running {
 		return
 	}
@@ -94,7 +94,7 @@ func (m *Maintainer) StartPass(ctx context.Context, t Turn) {
 	registering := make(chan struct{})
 	m.registering = registering
 	m.all.Go(func() {
-		var p Pass
+		var p PassResult
 		if update != nil {
 			if p.Err = m.meter.SendChange(ctx, update); p.Err == nil {
 				p.registered = update
@@ -126,7 +126,7 @@ func (m *Maintainer) syncContents(ctx context.Context, l *eventlog.Loaded, snaps
 		return nil, err
 	}
 	var facts []events.Payload
-	applied, err := m.cfg.Contents.Apply(ctx, l, box)
+	applied, err := m.cfg.Contents.ApplyFileChanges(ctx, l, box)
 	if err != nil {
 		return nil, err
 	}
@@ -137,7 +137,7 @@ func (m *Maintainer) syncContents(ctx context.Context, l *eventlog.Loaded, snaps
 	if !snapshot {
 		return facts, nil
 	}
-	s, err := m.cfg.Contents.Snapshot(ctx, l, box, idle.SyncReasonInterval)
+	s, err := m.cfg.Contents.TakeSnapshot(ctx, l, box, idle.SyncReasonInterval)
 	if err != nil {
 		return facts, err
 	}
@@ -145,10 +145,10 @@ func (m *Maintainer) syncContents(ctx context.Context, l *eventlog.Loaded, snaps
 }
 
 // Done returns a channel that receives the result of the running pass. The caller must pass the result to FinishPass.
-func (m *Maintainer) Done() <-chan Pass { return m.done }
+func (m *Maintainer) Done() <-chan PassResult { return m.done }
 
 // FinishPass must be called with the result that Done has received. Afterwards another pass may start.
-func (m *Maintainer) FinishPass(p Pass) {
+func (m *Maintainer) FinishPass(p PassResult) {
 	m.running = false
 	if p.registered != nil {
 		m.meter.SetRegistered(p.registered)

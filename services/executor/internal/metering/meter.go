@@ -57,8 +57,8 @@ func New(p *Proxy, b Budgets, x *runlog.Execution) *Meter {
 // no MCP servers.
 func (m *Meter) SetResolved(r *references.Resolved) { m.resolved = r }
 
-// Authority returns the certificate, in PEM, with which the sandbox verifies the proxy's certificates; "" if it needs none.
-func (m *Meter) Authority() string { return m.authority }
+// AuthorityCertificate returns the certificate, in PEM, with which the sandbox verifies the proxy's certificates; "" if it needs none.
+func (m *Meter) AuthorityCertificate() string { return m.authority }
 
 // UpdateLimits reads the budgets and limits of the execution's tenant again, and sets the budget of its session. After an error the
 // earlier limits stay in force.
@@ -112,7 +112,7 @@ func (m *Meter) Register(ctx context.Context, sandbox string) error {
 	if err := m.UpdateLimits(ctx, m.execution.Session.Life.Options.Budget); err != nil {
 		return err
 	}
-	authority, err := m.proxy.Egress.Register(ctx, sandbox, m.registration())
+	authority, err := m.proxy.Egress.Register(ctx, sandbox, m.newRegistration())
 	switch {
 	case sandboxes.IsUnavailable(err):
 		return err
@@ -134,7 +134,7 @@ func (m *Meter) Unregister(ctx context.Context) {
 	if m.proxy.Egress == nil || m.unregistered || sb.ID == "" || sb.Engine != m.proxy.Engine {
 		return
 	}
-	r := m.registration()
+	r := m.newRegistration()
 	r.Execution = ""
 	ctx, cancel := context.WithTimeout(ctx, agents.StatusTimeout)
 	defer cancel()
@@ -147,8 +147,8 @@ func (m *Meter) Unregister(ctx context.Context) {
 	}
 }
 
-// registration returns what the execution's sandbox may reach through the egress proxy, and the budgets that it is charged to.
-func (m *Meter) registration() api.Registration {
+// newRegistration returns what the execution's sandbox may reach through the egress proxy, and the budgets that it is charged to.
+func (m *Meter) newRegistration() api.Registration {
 	x := m.execution
 	r := api.Registration{
 		Tenant: x.Session.Tenant, Session: x.Session.ID, Execution: x.ID, Epoch: x.Epoch, Upstreams: m.mcpServers(),
@@ -195,7 +195,7 @@ func (m *Meter) PendingChange(sandbox string) *RegistrationChange {
 	if m.proxy.Egress == nil || m.registered.SameBudgets(m.limits) {
 		return nil
 	}
-	return &RegistrationChange{sandbox: sandbox, registration: m.registration(), limits: m.limits}
+	return &RegistrationChange{sandbox: sandbox, registration: m.newRegistration(), limits: m.limits}
 }
 
 // SendChange sends a RegistrationChange to the egress proxy. Unlike the other methods it may run in another goroutine.
@@ -207,16 +207,16 @@ func (m *Meter) SendChange(ctx context.Context, c *RegistrationChange) error {
 // SetRegistered records that the egress proxy has received a RegistrationChange.
 func (m *Meter) SetRegistered(c *RegistrationChange) { m.registered = c.limits }
 
-// Events returns lines of the egress proxy's journal as events of the execution.
-func (m *Meter) Events(lines []Line) []events.Event {
+// EventsOfLines returns lines of the egress proxy's journal as events of the execution.
+func (m *Meter) EventsOfLines(lines []JournalLine) []events.Event {
 	return m.proxy.eventsOfLines(m.execution.Session.Run, m.execution.ID, lines)
 }
 
 // HasForgottenServers reports whether lines of the egress proxy's journal show that the proxy has lost the sandbox's MCP servers in a
 // restart: it refused a request for a server that was registered.
-func (m *Meter) HasForgottenServers(lines []Line) bool {
+func (m *Meter) HasForgottenServers(lines []JournalLine) bool {
 	servers := m.mcpServers()
-	return slices.ContainsFunc(lines, func(l Line) bool {
+	return slices.ContainsFunc(lines, func(l JournalLine) bool {
 		d, ok := l.Data.(events.EgressDenied)
 		return ok && d.Code == codeUnknownServer && slices.ContainsFunc(servers, func(u api.MCPServer) bool { return d.Host == "mcp/"+u.Name })
 	})
@@ -236,7 +236,7 @@ func (m *Meter) FinishExecution(ctx context.Context) []events.Event {
 	if err != nil {
 		m.execution.Log.Warn("the egress proxy's journal could not be read at the end of the turn; the next turn will", "error", err)
 	}
-	d, err := run.Decide(s, run.Record{Epoch: m.execution.Epoch, Events: m.Events(lines)})
+	d, err := run.Decide(s, run.Record{Epoch: m.execution.Epoch, Events: m.EventsOfLines(lines)})
 	if err != nil {
 		return nil // fenced, which the end returns too
 	}

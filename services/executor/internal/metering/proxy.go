@@ -16,8 +16,8 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 )
 
-// Egress is the client of the egress proxy: it registers sandboxes and reads the proxy's journal of each sandbox.
-type Egress interface {
+// EgressClient is the client of the egress proxy. It registers sandboxes, and reads the proxy's journal of each sandbox.
+type EgressClient interface {
 	// Register registers a sandbox, or replaces its registration; an empty token keeps the registered one. It returns
 	// the certificate, in PEM, that verifies the proxy's certificates of the hosts with methods in r.Allow, "" if there
 	// are none. It returns ErrUnknownSandbox for an unknown sandbox without a token, and link.ErrFenced for a low epoch.
@@ -28,7 +28,7 @@ type Egress interface {
 	OpenModelRequests(ctx context.Context, sandbox string) (int, error)
 	// Lines returns the lines of the proxy's journal about a sandbox that follow a line. If settled is true, Lines
 	// first waits until the lines of model requests that are about to end are in the journal.
-	Lines(ctx context.Context, sandbox string, after run.Line, settled bool) ([]Line, error)
+	Lines(ctx context.Context, sandbox string, after run.Line, settled bool) ([]JournalLine, error)
 	// Ack allows the proxy to drop lines that are in the log.
 	Ack(ctx context.Context, sandbox string, upTo run.Line) error
 }
@@ -36,8 +36,8 @@ type Egress interface {
 // ErrUnknownSandbox is returned when a sandbox is registered without a token and the proxy has no token of the sandbox.
 var ErrUnknownSandbox = errors.New("the egress proxy does not know the sandbox")
 
-// A Line is a line of the egress proxy's journal of a sandbox.
-type Line struct {
+// A JournalLine is a line of the egress proxy's journal of a sandbox: a denial or a model call.
+type JournalLine struct {
 	Execution string
 	Time      time.Time
 	Data      events.Payload // EgressDenied or ModelCalled
@@ -46,7 +46,7 @@ type Line struct {
 // A Proxy registers sandboxes with the egress proxy and reads the proxy's journals. It is safe for concurrent use. If Egress is nil, the
 // executor has no egress proxy and the methods do nothing.
 type Proxy struct {
-	Egress Egress
+	Egress EgressClient
 	Engine string // of this executor
 	Now    func() time.Time
 	Logger *slog.Logger
@@ -75,7 +75,7 @@ func (p *Proxy) OpenModelRequests(ctx context.Context, sandbox string) (int, err
 
 // UnstoredLines returns the lines of the egress proxy's journal of a session's sandbox that the log does not have. r is the state of the
 // session's runs.
-func (p *Proxy) UnstoredLines(ctx context.Context, r run.State) ([]Line, error) {
+func (p *Proxy) UnstoredLines(ctx context.Context, r run.State) ([]JournalLine, error) {
 	if p.Egress == nil {
 		return nil, nil
 	}
@@ -99,7 +99,7 @@ func (p *Proxy) UnstoredEvents(ctx context.Context, r run.State) []events.Event 
 
 // eventsOfLines converts lines of the egress proxy's journal to events. The ids of the events do not depend on the executor. The proxy's
 // clock may be wrong, so the times of the events are limited to the range from the last claim to now.
-func (p *Proxy) eventsOfLines(r run.State, execution string, lines []Line) []events.Event {
+func (p *Proxy) eventsOfLines(r run.State, execution string, lines []JournalLine) []events.Event {
 	now := p.Now()
 	var out []events.Event
 	for _, l := range lines {

@@ -42,10 +42,10 @@ func checkURL(raw string) error {
 // environmentMutex is held while connect changes the environment variables of this process.
 var environmentMutex sync.Mutex
 
-// connect returns an SDK client that uses only Spool's settings. The SDK reads the variables MODAL_… and the file ~/.modal.toml when a
+// newSDKClient returns an SDK client that uses only Spool's settings. The SDK reads the variables MODAL_… and the file ~/.modal.toml when a
 // client is created, and prefers them to some parameters. So connect removes the variables during that time, and passes a profile that
 // replaces the file.
-func (p *Provider) connect() (*sdk.Client, error) {
+func (p *Provider) newSDKClient() (*sdk.Client, error) {
 	environmentMutex.Lock()
 	defer environmentMutex.Unlock()
 	for _, v := range os.Environ() {

@@ -96,7 +96,7 @@ func (p *Provider) createOnce(ctx context.Context, spec sandbox.Spec) (*box, err
 		if guest.IsUnavailable(err) || ctx.Err() != nil {
 			return nil, err // the next call of Create finds the sandbox
 		}
-		err = errors.Join(err, p.endSandbox(context.WithoutCancel(ctx), h.sandbox()))
+		err = errors.Join(err, p.endSandbox(context.WithoutCancel(ctx), h.sdkSandbox()))
 		p.removeHandle(spec.ID)
 		return nil, err
 	}
@@ -134,7 +134,7 @@ func (p *Provider) requestSandbox(ctx context.Context, spec sandbox.Spec) (*sand
 		return p.client.Sandboxes.Create(ctx, app, image, params)
 	})
 	if isNotFound(err) && !h.kept { // the prepared image has expired
-		p.images.forget(ref)
+		p.images.forgetImage(ref)
 		return nil, fmt.Errorf("image of sandbox %s: %w: %w", spec.ID, errVanished, err)
 	}
 	return h, p.refusalError(err)

@@ -54,13 +54,13 @@ func (c *imageCache) lookUp(ref string) (preparedImage, bool) {
 	return i, ok
 }
 
-func (c *imageCache) store(ref string, i preparedImage) {
+func (c *imageCache) storeImage(ref string, i preparedImage) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.ids[ref] = i
 }
 
-func (c *imageCache) forget(ref string) {
+func (c *imageCache) forgetImage(ref string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.ids, ref)
@@ -90,7 +90,7 @@ func (p *Provider) prepareImage(ctx context.Context, ref string) (preparedImage,
 		defer cancel()
 		i, err := p.prepareImageNow(bounded, ref)
 		if err == nil {
-			p.images.store(ref, i)
+			p.images.storeImage(ref, i)
 		}
 		return i, err
 	})

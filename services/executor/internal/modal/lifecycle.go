@@ -48,8 +48,8 @@ type sandboxHandle struct {
 	key    string // key of its prepared image, see tagImage
 }
 
-// sandbox returns the SDK's object of the sandbox, which holds a connection to the sandbox.
-func (h *sandboxHandle) sandbox() *sdk.Sandbox {
+// sdkSandbox returns the SDK's object of the sandbox, which holds a connection to the sandbox.
+func (h *sandboxHandle) sdkSandbox() *sdk.Sandbox {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.sb
@@ -85,7 +85,7 @@ func (h *sandboxHandle) close() error {
 func (p *Provider) storeHandle(id string, h *sandboxHandle) *sandboxHandle {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if first := p.handles[id]; first != nil && first.sandbox().SandboxID == h.sb.SandboxID {
+	if first := p.handles[id]; first != nil && first.sdkSandbox().SandboxID == h.sb.SandboxID {
 		return first
 	}
 	p.handles[id] = h
@@ -209,7 +209,7 @@ func (p *Provider) currentHandle(ctx context.Context, id string) (*sandboxHandle
 		}
 		return p.storeHandle(id, h), nil
 	}
-	ended, err := p.hasEnded(ctx, h.sandbox())
+	ended, err := p.hasEnded(ctx, h.sdkSandbox())
 	if err == nil && ended {
 		p.removeHandle(id)
 		return nil, fmt.Errorf("sandbox %s has ended: %w", id, sandbox.ErrNotFound)
@@ -300,7 +300,7 @@ func (p *Provider) Adopt(ctx context.Context, id string, l sandbox.Labels) error
 	if err != nil {
 		return fmt.Errorf("adopt: %w", err)
 	}
-	return p.callModalNoResult(ctx, "adopt sandbox "+id, func(ctx context.Context) error { return h.sandbox().SetTags(ctx, p.sandboxTags(id, l, h), nil) })
+	return p.callModalNoResult(ctx, "adopt sandbox "+id, func(ctx context.Context) error { return h.sdkSandbox().SetTags(ctx, p.sandboxTags(id, l, h), nil) })
 }
 
 // Terminate ends a sandbox. If wipe is false, it keeps a snapshot of the file system for the sandbox whose Spec.Workspace names this one.
@@ -341,7 +341,7 @@ func (p *Provider) terminateRunning(ctx context.Context, id string, h *sandboxHa
 			p.cfg.Logger.Warn("no snapshot of a sandbox could be taken before it ended", "sandbox", id, "error", err)
 		}
 	}
-	if err := p.endSandbox(ctx, h.sandbox()); err != nil {
+	if err := p.endSandbox(ctx, h.sdkSandbox()); err != nil {
 		return err
 	}
 	p.removeHandle(id)

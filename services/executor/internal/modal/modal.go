@@ -102,7 +102,7 @@ const (
 	runnerReadyTimeout = 30 * time.Second
 	// snapshotTimeout is the time limit for a snapshot of a file system.
 	snapshotTimeout = 2 * time.Minute
-	// trialTimeout is the timeout of the sandbox that Prove creates: Modal ends the sandbox after that time if Prove
+	// trialTimeout is the timeout of the sandbox that ProveSettings creates: Modal ends the sandbox after that time if ProveSettings
 	// cannot.
 	trialTimeout = time.Minute
 )
@@ -194,7 +194,7 @@ func New(cfg Config) (*Provider, error) {
 	p := &Provider{cfg: cfg, owner: rand.Text(), handles: map[string]*sandboxHandle{}, skills: map[string]func(context.Context) (*os.File, error){}, images: imageCache{ids: map[string]preparedImage{}}}
 	p.digest = sync.OnceValues(func() (string, error) { return fileDigest(cfg.Runner) })
 	var err error
-	if p.client, err = p.connect(); err != nil {
+	if p.client, err = p.newSDKClient(); err != nil {
 		return nil, fmt.Errorf("modal sandboxes: %w", err)
 	}
 	return p, nil
@@ -213,10 +213,10 @@ func (p *Provider) Close() error {
 	return err
 }
 
-// Prove checks the settings at Modal: the token, the environment and the app, as Verify does, and the image. It also starts and ends a
+// ProveSettings checks the settings at Modal: the token, the environment and the app, as VerifySettings does, and the image. It also starts and ends a
 // sandbox of the image, with the limits and the region of the settings and without a network. It returns one sentence for each step that
 // succeeded.
-func (p *Provider) Prove(ctx context.Context) ([]string, error) {
+func (p *Provider) ProveSettings(ctx context.Context) ([]string, error) {
 	app, err := p.lookupApp(ctx)
 	if err != nil {
 		return nil, err
@@ -246,9 +246,9 @@ func (p *Provider) Prove(ctx context.Context) ([]string, error) {
 	return append(found, "a sandbox was started in "+where+" and ended"), nil
 }
 
-// Verify returns an error unless Modal accepts the token, the environment and the app of the config. The error is a *sandbox.Error if it
+// VerifySettings returns an error unless Modal accepts the token, the environment and the app of the config. The error is a *sandbox.Error if it
 // has a code.
-func (p *Provider) Verify(ctx context.Context) error {
+func (p *Provider) VerifySettings(ctx context.Context) error {
 	_, err := p.lookupApp(ctx)
 	return err
 }

@@ -492,7 +492,7 @@ func TestCreate_TellsModalTheLimits(t *testing.T) {
 func TestVerify_ReturnsTheCodeOfAWrongSetting(t *testing.T) {
 	t.Parallel()
 	good := sharedServer(t).config(t)
-	if err := provide(t, good).Verify(t.Context()); err != nil {
+	if err := provide(t, good).VerifySettings(t.Context()); err != nil {
 		t.Error(err)
 	}
 	for code, change := range map[string]func(*Config){
@@ -502,7 +502,7 @@ func TestVerify_ReturnsTheCodeOfAWrongSetting(t *testing.T) {
 	} {
 		cfg := good
 		change(&cfg)
-		wantCode(t, provide(t, cfg).Verify(t.Context()), code)
+		wantCode(t, provide(t, cfg).VerifySettings(t.Context()), code)
 	}
 }
 
@@ -512,7 +512,7 @@ func TestProve_StartsAndEndsASandbox(t *testing.T) {
 	for _, where := range []string{"", region} {
 		cfg := s.config(t)
 		cfg.Region = where
-		found, err := provide(t, cfg).Prove(t.Context())
+		found, err := provide(t, cfg).ProveSettings(t.Context())
 		if err != nil || len(found) != 3 || !strings.Contains(found[0], "accepts the token") || !strings.Contains(found[1], testImage) || !strings.Contains(found[2], "any region") == (where == "") {
 			t.Errorf("%q, %v", found, err)
 		}
@@ -544,7 +544,7 @@ func TestProve_NamesTheWrongSetting(t *testing.T) {
 	} {
 		cfg := s.config(t)
 		c.change(&cfg)
-		_, err := provide(t, cfg).Prove(t.Context())
+		_, err := provide(t, cfg).ProveSettings(t.Context())
 		wantCode(t, err, c.code)
 		if err == nil || !strings.Contains(err.Error(), c.setting) {
 			t.Errorf("%s: %v, want an error that names %s", name, err, c.setting)

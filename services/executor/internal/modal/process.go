@@ -47,7 +47,7 @@ type process struct {
 // startProgram starts a program in a sandbox and returns without waiting for its end. It returns sandbox.ErrNotFound if the sandbox has
 // ended.
 func (p *Provider) startProgram(ctx context.Context, h *sandboxHandle, what string, args []string, dir string, env map[string]string) (*process, error) {
-	sb := h.sandbox()
+	sb := h.sdkSandbox()
 	cp, err := callModal(ctx, p, callTimeout, what, func(ctx context.Context) (*sdk.ContainerProcess, error) {
 		return sb.Exec(ctx, args, &sdk.SandboxExecParams{Workdir: dir, Env: env})
 	})

@@ -32,7 +32,7 @@ func TestModalItself(t *testing.T) {
 		KillRunner: func(t testing.TB, id string) {
 			h, err := killer.findSandbox(t.Context(), id)
 			if err == nil {
-				err = killer.endSandbox(t.Context(), h.sandbox())
+				err = killer.endSandbox(t.Context(), h.sdkSandbox())
 			}
 			if err != nil {
 				t.Fatal(err)

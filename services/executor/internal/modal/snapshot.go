@@ -14,7 +14,7 @@ func workspaceImageName(id string) string { return "spool-workspace-" + id }
 // names the base image and the runner, which the snapshot contains: only a sandbox with the same ones may start from it. By the other one,
 // the default tag, removeWorkspaceImage finds the snapshot.
 func (p *Provider) publishWorkspace(ctx context.Context, id string, h *sandboxHandle) error {
-	image, err := p.takeSnapshot(ctx, h.sandbox(), workspaceImageName(id), workspaceTTL)
+	image, err := p.takeSnapshot(ctx, h.sdkSandbox(), workspaceImageName(id), workspaceTTL)
 	if err != nil {
 		return err
 	}

@@ -50,7 +50,7 @@ func open(t *testing.T, x *runlog.Execution, list ...events.Block) {
 func TestOpen(t *testing.T) {
 	t.Parallel()
 	bed := runlogtest.New(t)
-	x := bed.Claim()
+	x := bed.ClaimExecution()
 	text, output, complete, late := block("blk_text", events.KindAssistantText), block("blk_output", events.KindToolResult), block("blk_complete", events.KindThinking), block("blk_late", events.KindThinking)
 	open(t, x, text, output, complete)
 	d := &texts{texts: map[string]string{"blk_text": "half a sent", "blk_output": "line 1", "blk_late": "I thi"}}
@@ -70,7 +70,7 @@ func TestOpen(t *testing.T) {
 func TestOpen_ReadsAfterTheFirstBlock(t *testing.T) {
 	t.Parallel()
 	bed := runlogtest.New(t)
-	x := bed.Claim()
+	x := bed.ClaimExecution()
 	facts := []events.Payload{
 		events.BlockStart{Block: block("blk_complete", events.KindAssistantText), TextAfter: 3},
 		events.BlockStart{Block: block("blk_open", events.KindAssistantText), TextAfter: 17},
@@ -93,7 +93,7 @@ func TestOpen_Nothing(t *testing.T) {
 	t.Parallel()
 	bed := runlogtest.New(t)
 	d := &texts{}
-	if got, err := newReader(bed, d).OpenBlocks(t.Context(), bed.Claim().Session, nil); err != nil || len(got) > 0 || d.reads > 0 {
+	if got, err := newReader(bed, d).OpenBlocks(t.Context(), bed.ClaimExecution().Session, nil); err != nil || len(got) > 0 || d.reads > 0 {
 		t.Errorf("%v, %v, %d reads", got, err, d.reads)
 	}
 }
@@ -102,7 +102,7 @@ func TestOpen_Nothing(t *testing.T) {
 func TestClose(t *testing.T) {
 	t.Parallel()
 	bed := runlogtest.New(t)
-	x := bed.Claim()
+	x := bed.ClaimExecution()
 	open(t, x, block("blk_a", events.KindAssistantText), block("blk_b", events.KindToolResult))
 	facts, err := newReader(bed, &texts{err: errors.New("DELTAS is away")}).CloseBlocks(t.Context(), x.Session)
 	if err != nil || len(facts) != 2 {
@@ -111,7 +111,7 @@ func TestClose(t *testing.T) {
 	if err := x.AppendFacts(t.Context(), facts...); err != nil {
 		t.Fatal(err)
 	}
-	if l := bed.Load(); len(l.Run.Open) > 0 {
+	if l := bed.LoadSession(); len(l.Run.Open) > 0 {
 		t.Errorf("still open: %v", l.Run.Open)
 	}
 	for _, f := range facts {

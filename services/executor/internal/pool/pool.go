@@ -83,7 +83,7 @@ func (p *Pool) ReadyCount(architecture string) int {
 
 // Run keeps the pool filled until ctx ends, and then terminates the remaining sandboxes.
 func (p *Pool) Run(ctx context.Context) {
-	defer p.drain(context.WithoutCancel(ctx))
+	defer p.terminateAll(context.WithoutCancel(ctx))
 	if len(p.cfg.Sizes) == 0 {
 		<-ctx.Done()
 		return
@@ -114,7 +114,7 @@ func (p *Pool) Run(ctx context.Context) {
 func (p *Pool) fillUp(ctx context.Context, architecture string, size int) error {
 	if p.cfg.MaxAge > 0 {
 		for _, a := range p.takeExpired(architecture, p.cfg.Now().Add(-p.cfg.MaxAge)) {
-			p.Discard(ctx, a)
+			p.DiscardSandbox(ctx, a)
 		}
 	}
 	for ctx.Err() == nil {
@@ -160,11 +160,11 @@ func (p *Pool) createWarm(ctx context.Context, architecture string) (*agents.Age
 	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), startTimeout)
 	defer cancel()
 	err = errors.Join(err, p.cfg.Sandboxes.Terminate(undo, id, true))
-	p.Forget(id)
+	p.ForgetSandbox(id)
 	return nil, err
 }
 
-// newID returns an id for a new sandbox of the pool. The caller must call Forget when the sandbox was terminated or belongs to a
+// newID returns an id for a new sandbox of the pool. The caller must call ForgetSandbox when the sandbox was terminated or belongs to a
 // session.
 func (p *Pool) newID() (string, error) {
 	id, err := p.cfg.NewID()
@@ -202,13 +202,13 @@ func (p *Pool) pooledLabels() sandbox.Labels {
 	return sandbox.Labels{Engine: p.cfg.Engine, Executor: p.cfg.Executor}
 }
 
-// Take removes a sandbox of an architecture from the pool and returns its agent, or nil if the pool has none. It terminates
-// sandboxes whose agent is not alive. The caller must call Forget when the sandbox belongs to a session, or Discard to terminate
+// TakeSandbox removes a sandbox of an architecture from the pool and returns its agent, or nil if the pool has none. It terminates
+// sandboxes whose agent is not alive. The caller must call ForgetSandbox when the sandbox belongs to a session, or DiscardSandbox to terminate
 // it.
-func (p *Pool) Take(ctx context.Context, architecture string) *agents.Agent {
+func (p *Pool) TakeSandbox(ctx context.Context, architecture string) *agents.Agent {
 	a, dead := p.takeAlive(architecture)
 	for _, d := range dead {
-		p.Discard(ctx, d)
+		p.DiscardSandbox(ctx, d)
 	}
 	return a
 }
@@ -235,24 +235,24 @@ func (p *Pool) takeAlive(architecture string) (a *agents.Agent, dead []*agents.A
 	return a, dead
 }
 
-// Forget removes a sandbox from the ids that the pool owns, which Sweep does not terminate.
-func (p *Pool) Forget(id string) {
+// ForgetSandbox removes a sandbox from the ids that the pool owns, which SweepSandbox does not terminate.
+func (p *Pool) ForgetSandbox(id string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.ids, id)
 }
 
-// Discard terminates a sandbox that was taken from the pool, and closes the stream to its agent.
-func (p *Pool) Discard(ctx context.Context, a *agents.Agent) {
+// DiscardSandbox terminates a sandbox that was taken from the pool, and closes the stream to its agent.
+func (p *Pool) DiscardSandbox(ctx context.Context, a *agents.Agent) {
 	a.Link.Close()
 	if err := p.cfg.Sandboxes.Terminate(ctx, a.Sandbox, true); err != nil {
 		p.cfg.Logger.Warn("a pooled sandbox could not be ended; the sweep will try again", "sandbox", a.Sandbox, "error", err)
 	}
-	p.Forget(a.Sandbox)
+	p.ForgetSandbox(a.Sandbox)
 }
 
-// drain terminates the sandboxes that remain in the pool.
-func (p *Pool) drain(ctx context.Context) {
+// terminateAll terminates the sandboxes that remain in the pool.
+func (p *Pool) terminateAll(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	p.mu.Lock()
@@ -263,12 +263,12 @@ func (p *Pool) drain(ctx context.Context) {
 	}
 	p.mu.Unlock()
 	for _, e := range all {
-		p.Discard(ctx, e.agent)
+		p.DiscardSandbox(ctx, e.agent)
 	}
 }
 
-// Sweep terminates a sandbox that belongs to no session, if the executor that created it is gone or does not own it any more.
-func (p *Pool) Sweep(ctx context.Context, info sandbox.Info) error {
+// SweepSandbox terminates a sandbox that belongs to no session, if the executor that created it is gone or does not own it any more.
+func (p *Pool) SweepSandbox(ctx context.Context, info sandbox.Info) error {
 	if info.Labels.Executor == p.cfg.Executor {
 		if p.isListed(info.ID) {
 			return nil
@@ -288,14 +288,14 @@ func (p *Pool) isListed(id string) bool {
 }
 
 // RunInBuildSandbox creates a sandbox for building a dependency layer, calls work, and terminates the sandbox. The sandbox may
-// reach the hosts in allow and the given routes of the egress proxy. If this executor dies, the Sweep of another executor
+// reach the hosts in allow and the given routes of the egress proxy. If this executor dies, SweepSandbox of another executor
 // terminates the sandbox.
 func (p *Pool) RunInBuildSandbox(ctx context.Context, spec sandbox.Spec, allow []string, routes *[]string, work func(context.Context, sandbox.Sandbox) error) (err error) {
 	if spec.ID, err = p.newID(); err != nil {
 		return err
 	}
 	spec.Labels = p.pooledLabels()
-	defer p.Forget(spec.ID)
+	defer p.ForgetSandbox(spec.ID)
 	defer func() {
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), startTimeout)
 		defer cancel()

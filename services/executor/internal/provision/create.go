@@ -39,10 +39,10 @@ func (p *sandboxPreparation) findAgent(ctx context.Context) (*agents.Agent, erro
 		return p.createSandbox(ctx) // an executor that crashed began to create it: Create returns the same sandbox
 	}
 	// An executor that crashed may have paused the sandbox without an event, or may have recorded that it resumes and not resumed it.
-	if err := p.Sandboxes.Retry(ctx, sb.ID, func() error { return p.Sandboxes.Resume(ctx, sb.ID) }); err != nil {
+	if err := p.Sandboxes.RetryWhileUnavailable(ctx, sb.ID, func() error { return p.Sandboxes.Resume(ctx, sb.ID) }); err != nil {
 		p.Log.Warn("the sandbox could not be resumed; the runner will show whether it is paused", "sandbox", sb.ID, "error", err)
 	}
-	a, err := p.Dialer.Dial(ctx, sb, p.Ref(), runner.Attach{Epoch: p.Epoch, After: sb.N})
+	a, err := p.Dialer.Dial(ctx, sb, p.SessionRef(), runner.Attach{Epoch: p.Epoch, After: sb.N})
 	if errors.Is(err, link.ErrFenced) {
 		return nil, fmt.Errorf("%w: %w", run.ErrFenced, err)
 	}
@@ -95,7 +95,7 @@ func (p *sandboxPreparation) createSandbox(ctx context.Context) (*agents.Agent, 
 	if err != nil {
 		return nil, p.endFailedSandbox(ctx, id, err)
 	}
-	a, err := p.Dialer.Open(ctx, box, p.Ref(), runner.Attach{Epoch: p.Epoch})
+	a, err := p.Dialer.Open(ctx, box, p.SessionRef(), runner.Attach{Epoch: p.Epoch})
 	if errors.Is(err, link.ErrFenced) {
 		return nil, fmt.Errorf("%w: %w", run.ErrFenced, err)
 	}
@@ -115,7 +115,7 @@ func (p *sandboxPreparation) createSandbox(ctx context.Context) (*agents.Agent, 
 		a.Link.Close()
 		return nil, err
 	}
-	return a, p.Refresh(ctx)
+	return a, p.ReloadLife(ctx)
 }
 
 // endFailedSandbox terminates a sandbox that could not be created or filled, and returns an *Error with the cause. If ctx has ended, it
@@ -157,16 +157,16 @@ func (p *sandboxPreparation) takePooled(ctx context.Context) (*agents.Agent, err
 		return nil, nil
 	}
 	began := p.Now()
-	a := p.Pool.Take(ctx, architecture)
+	a := p.Pool.TakeSandbox(ctx, architecture)
 	if a == nil {
 		return nil, nil
 	}
-	defer p.Pool.Forget(a.Sandbox)
-	a.Session = p.Ref()
+	defer p.Pool.ForgetSandbox(a.Sandbox)
+	a.Session = p.SessionRef()
 	labels := sandbox.Labels{Tenant: p.Session.Tenant, Session: p.Session.ID, Engine: p.Engine, Epoch: p.Epoch}
 	if err := adopter.Adopt(ctx, a.Sandbox, labels); err != nil {
 		p.Log.Warn("a pooled sandbox could not be used, another one is created", "sandbox", a.Sandbox, "error", err)
-		p.Pool.Discard(ctx, a)
+		p.Pool.DiscardSandbox(ctx, a)
 		return nil, nil
 	}
 	err := p.AppendFacts(ctx, events.SandboxReady{
@@ -178,5 +178,5 @@ func (p *sandboxPreparation) takePooled(ctx context.Context) (*agents.Agent, err
 		return nil, err
 	}
 	p.Pooled()
-	return a, p.Refresh(ctx)
+	return a, p.ReloadLife(ctx)
 }

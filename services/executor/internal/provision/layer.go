@@ -42,7 +42,7 @@ func (p *sandboxPreparation) awaitLayer(ctx context.Context, layerer sandbox.Lay
 	})
 	session := p.Session.ID
 	build := func(ctx context.Context) error {
-		err := p.Sandboxes.Retry(ctx, session, func() (err error) {
+		err := p.Sandboxes.RetryWhileUnavailable(ctx, session, func() (err error) {
 			name, err = layerer.Layer(ctx, want, builder)
 			return err
 		})

@@ -118,12 +118,12 @@ func (p *Provisioner) Attach(ctx context.Context, r Request) (ReadySandbox, erro
 func (p *sandboxPreparation) attach(ctx context.Context) error {
 	a, err := p.findAgent(ctx)
 	if err == nil {
-		err = p.prepare(ctx, a)
+		err = p.prepareSandbox(ctx, a)
 	}
 	if !errors.Is(err, agents.ErrLost) {
 		return err
 	}
-	p.detach()
+	p.closeStream()
 	if p.Session.Run.Phase == run.Running || p.Session.Run.Phase == run.Waiting {
 		return err // the attempt died with the sandbox
 	}
@@ -133,14 +133,14 @@ func (p *sandboxPreparation) attach(ctx context.Context) error {
 	if a, err = p.createSandbox(ctx); err != nil {
 		return err
 	}
-	return p.prepare(ctx, a)
+	return p.prepareSandbox(ctx, a)
 }
 
-// prepare sets p.agent, registers the agent's sandbox at the egress proxy, starts its MCP servers, and loads skills and workspace into it.
-func (p *sandboxPreparation) prepare(ctx context.Context, a *agents.Agent) error {
+// prepareSandbox sets p.agent, registers the agent's sandbox at the egress proxy, starts its MCP servers, and loads skills and workspace into it.
+func (p *sandboxPreparation) prepareSandbox(ctx context.Context, a *agents.Agent) error {
 	p.agent = a
 	p.Agents.AddWorking(a, p.Epoch)
-	if err := p.register(ctx); err != nil {
+	if err := p.registerSandbox(ctx); err != nil {
 		return err
 	}
 	if err := p.startServers(ctx); err != nil {
@@ -152,8 +152,8 @@ func (p *sandboxPreparation) prepare(ctx context.Context, a *agents.Agent) error
 	return p.fillWorkspace(ctx)
 }
 
-// detach closes the stream to the agent's runner. The agent continues to run.
-func (p *sandboxPreparation) detach() {
+// closeStream closes the stream to the agent's runner. The agent continues to run.
+func (p *sandboxPreparation) closeStream() {
 	if p.agent != nil {
 		p.Agents.Remove(p.agent)
 		p.agent.Link.Close()
@@ -161,10 +161,10 @@ func (p *sandboxPreparation) detach() {
 	}
 }
 
-// register registers the sandbox with the egress proxy. While the proxy does not answer, register tries again, as sandboxes.Manager.Retry
+// registerSandbox registers the sandbox with the egress proxy. While the proxy does not answer, register tries again, as sandboxes.Manager.RetryWhileUnavailable
 // does. If the proxy still does not answer then, it returns an *Error.
-func (p *sandboxPreparation) register(ctx context.Context) error {
-	err := p.Sandboxes.Retry(ctx, p.agent.Sandbox, func() error { return p.Meter.Register(ctx, p.agent.Sandbox) })
+func (p *sandboxPreparation) registerSandbox(ctx context.Context) error {
+	err := p.Sandboxes.RetryWhileUnavailable(ctx, p.agent.Sandbox, func() error { return p.Meter.Register(ctx, p.agent.Sandbox) })
 	if sandboxes.IsUnavailable(err) {
 		return &Error{SandboxID: p.agent.Sandbox, Err: err, Remains: true}
 	}
@@ -208,7 +208,7 @@ func (p *sandboxPreparation) unlessCancelled(ctx context.Context, work func(cont
 		case <-p.Changed:
 		case <-tick.C:
 		}
-		if err := p.Refresh(ctx); err != nil {
+		if err := p.ReloadLife(ctx); err != nil {
 			return stop(err)
 		}
 		if p.Control().N > 0 {

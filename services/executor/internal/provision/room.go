@@ -79,7 +79,7 @@ func (p *sandboxPreparation) retireSandbox(ctx context.Context) error {
 	if err := p.AppendFacts(ctx, append(facts, events.SandboxTerminated{SandboxID: sb.ID, Reason: idle.SyncReasonMaxAge, Kept: synced == nil})...); err != nil {
 		return err
 	}
-	p.Agents.Shutdown(ctx, p.Session.ID, p.Epoch)
+	p.Agents.ShutdownRunner(ctx, p.Session.ID, p.Epoch)
 	if err := p.Sandboxes.Terminate(ctx, sb.ID, synced != nil && !p.Sandboxes.KeepsWorkspaces()); err != nil {
 		p.Log.Error("a sandbox was retired but could not be ended; the sweep will try again", "sandbox", sb.ID, "error", err)
 	}

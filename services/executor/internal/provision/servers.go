@@ -24,7 +24,7 @@ func (p *sandboxPreparation) startServers(ctx context.Context) error {
 	var group errgroup.Group
 	for n, c := range all {
 		group.Go(func() error {
-			errs[n] = p.Sandboxes.Retry(ctx, p.agent.Sandbox, func() (err error) {
+			errs[n] = p.Sandboxes.RetryWhileUnavailable(ctx, p.agent.Sandbox, func() (err error) {
 				sockets[n], err = host.StartServer(ctx, p.agent.Sandbox, n, sandbox.Server{Image: c.Image, Egress: len(p.Session.Life.Options.Egress) > 0})
 				return err
 			})

@@ -27,7 +27,7 @@ func (p *sandboxPreparation) loadSkills(ctx context.Context) error {
 	if len(digests) == 0 {
 		return nil
 	}
-	err := p.Sandboxes.Retry(ctx, p.agent.Sandbox, func() error { return loader.LoadSkills(ctx, p.agent.Sandbox, digests) })
+	err := p.Sandboxes.RetryWhileUnavailable(ctx, p.agent.Sandbox, func() error { return loader.LoadSkills(ctx, p.agent.Sandbox, digests) })
 	if errors.Is(err, sandbox.ErrNotFound) {
 		return fmt.Errorf("%w: %w", agents.ErrLost, err)
 	}

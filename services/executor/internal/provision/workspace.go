@@ -21,8 +21,8 @@ func (p *sandboxPreparation) fillWorkspace(ctx context.Context) error {
 	if err := p.provideTranscript(ctx); err != nil {
 		return err
 	}
-	from := contents.Sources(p.Session)
-	needsFiles := contents.IsUnfilled(p.Session) && len(p.Resolved.Definition.Files) > 0 && !slices.ContainsFunc(from, contents.Source.HasFiles)
+	from := contents.RestoreSources(p.Session)
+	needsFiles := contents.IsUnfilled(p.Session) && len(p.Resolved.Definition.Files) > 0 && !slices.ContainsFunc(from, contents.RestoreSource.HasFiles)
 	if p.Contents.Store == nil || len(from) == 0 && !needsFiles && len(p.Session.Life.After(p.Session.Run.Applied)) == 0 {
 		return nil
 	}
@@ -33,7 +33,7 @@ func (p *sandboxPreparation) fillWorkspace(ctx context.Context) error {
 	// What fills the workspace is recorded at once: an executor that takes over before that starts anew.
 	var filled []events.Payload
 	if len(from) > 0 {
-		restored, err := p.restore(ctx, box, from)
+		restored, err := p.restoreWorkspace(ctx, box, from)
 		if err != nil {
 			return err
 		}
@@ -51,7 +51,7 @@ func (p *sandboxPreparation) fillWorkspace(ctx context.Context) error {
 			return err
 		}
 	}
-	done, err := p.Contents.Apply(ctx, p.Session, box)
+	done, err := p.Contents.ApplyFileChanges(ctx, p.Session, box)
 	if err != nil || done == nil {
 		return err
 	}
@@ -61,7 +61,7 @@ func (p *sandboxPreparation) fillWorkspace(ctx context.Context) error {
 // provideTranscript copies the transcript that a client uploaded for the session into the sandbox, so that the agent can continue it. No snapshot
 // contains the transcript and no event records the copy, so every turn copies it until the agent has a session of its own.
 func (p *sandboxPreparation) provideTranscript(ctx context.Context) error {
-	if _, fork := Conversation(p.Session); p.Contents.Store == nil || fork == nil || !fork.Provided {
+	if _, fork := ConversationToContinue(p.Session); p.Contents.Store == nil || fork == nil || !fork.Provided {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, contents.Timeout)
@@ -80,13 +80,13 @@ func (p *sandboxPreparation) provideTranscript(ctx context.Context) error {
 	return nil
 }
 
-// restore fills a new workspace from snapshots, and returns the event that records it. It returns ErrCancelled if a control stops the
+// restoreWorkspace fills a new workspace from snapshots, and returns the event that records it. It returns ErrCancelled if a control stops the
 // execution meanwhile. If the workspace cannot be filled, it terminates the sandbox and returns an *Error.
-func (p *sandboxPreparation) restore(ctx context.Context, box sandbox.Sandbox, from []contents.Source) (events.WorkspaceRestored, error) {
+func (p *sandboxPreparation) restoreWorkspace(ctx context.Context, box sandbox.Sandbox, from []contents.RestoreSource) (events.WorkspaceRestored, error) {
 	l := p.Session
 	var restored events.WorkspaceRestored
 	err := p.unlessCancelled(ctx, func(ctx context.Context) (err error) {
-		if restored, err = p.Contents.Restore(ctx, l, box, from); err != nil {
+		if restored, err = p.Contents.RestoreWorkspace(ctx, l, box, from); err != nil {
 			err = p.endFailedSandbox(ctx, box.ID(), err)
 		}
 		return err
@@ -107,10 +107,10 @@ func (p *sandboxPreparation) writeAgentFiles(ctx context.Context, box sandbox.Sa
 // codeTranscriptLost is the code of an execution that failed because the transcript of the conversation that it continues is missing.
 const codeTranscriptLost = "TRANSCRIPT_LOST"
 
-// Conversation returns which conversation a new agent process has to continue, as fields of runner.Query. resume is the agent's own id of
+// ConversationToContinue returns which conversation a new agent process has to continue, as fields of runner.Query. resume is the agent's own id of
 // the conversation, or "" for a new one. If fork is not nil, the agent continues a copy: of the conversation that the session was forked
 // from, cut after fork.Anchor, or of the transcript with which the session began.
-func Conversation(l *eventlog.Loaded) (resume string, fork *runner.Fork) {
+func ConversationToContinue(l *eventlog.Loaded) (resume string, fork *runner.Fork) {
 	if own := l.Run.AgentSession; own != "" {
 		return own, nil
 	}

@@ -29,8 +29,8 @@ func (w *Writer) Execution(l *eventlog.Loaded, log *slog.Logger) *Execution {
 	return &Execution{Session: l, ID: id, Epoch: epoch, Log: log.With("session", l.ID, "execution", id, "epoch", epoch), writer: w}
 }
 
-// Ref returns the reference to the session.
-func (x *Execution) Ref() topology.SessionRef {
+// SessionRef returns the reference to the session.
+func (x *Execution) SessionRef() topology.SessionRef {
 	return topology.SessionRef{Tenant: x.Session.Tenant, Session: x.Session.ID}
 }
 
@@ -42,9 +42,9 @@ func (x *Execution) NewEvents(facts ...events.Payload) []events.Event {
 	return x.writer.NewEvents(x.ID, facts...)
 }
 
-// Append appends events of this executor or of the runner's journal, in as many commits as necessary. It must not be called while
+// AppendEvents appends events of this executor or of the runner's journal, in as many commits as necessary. It must not be called while
 // AppendTo runs.
-func (x *Execution) Append(ctx context.Context, list []events.Event) error {
+func (x *Execution) AppendEvents(ctx context.Context, list []events.Event) error {
 	stored, err := x.AppendTo(ctx, x.Session, list)
 	x.SetStored(stored)
 	return err
@@ -52,7 +52,7 @@ func (x *Execution) Append(ctx context.Context, list []events.Event) error {
 
 // AppendFacts appends facts about the execution as events. It must not be called while AppendTo runs.
 func (x *Execution) AppendFacts(ctx context.Context, facts ...events.Payload) error {
-	return x.Append(ctx, x.NewEvents(facts...))
+	return x.AppendEvents(ctx, x.NewEvents(facts...))
 }
 
 // AppendTo appends events to the runs of l, in as many commits as necessary. It returns the state after the last commit that was stored,
@@ -85,8 +85,8 @@ func (x *Execution) AppendEnd(ctx context.Context, e run.End) error {
 	return err
 }
 
-// Refresh loads the session's life again. It returns run.ErrFenced if another executor has claimed the session's runs.
-func (x *Execution) Refresh(ctx context.Context) error {
+// ReloadLife loads the session's life again. It returns run.ErrFenced if another executor has claimed the session's runs.
+func (x *Execution) ReloadLife(ctx context.Context) error {
 	l, err := x.writer.Sessions.Load(ctx, x.Session.Tenant, x.Session.ID, eventlog.Leader)
 	if err != nil {
 		return err

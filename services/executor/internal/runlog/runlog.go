@@ -61,8 +61,8 @@ func (w *Writer) Decide(s run.State, c run.Command) (run.Decision, error) {
 	return run.Meter(s, d, w.Rate), nil
 }
 
-// Append appends the events of a decision in one commit and updates l. It returns ErrChanged if another commit was stored first.
-func (w *Writer) Append(ctx context.Context, l *eventlog.Loaded, d run.Decision) error {
+// AppendDecision appends the events of a decision in one commit and updates l. It returns ErrChanged if another commit was stored first.
+func (w *Writer) AppendDecision(ctx context.Context, l *eventlog.Loaded, d run.Decision) error {
 	id, err := w.NewID(events.KindCommit)
 	if err != nil {
 		return err
@@ -86,7 +86,7 @@ func (w *Writer) AppendEvents(ctx context.Context, l *eventlog.Loaded, list []ev
 		return ErrChanged
 	}
 	next := *l
-	return w.Append(ctx, &next, d)
+	return w.AppendDecision(ctx, &next, d)
 }
 
 // AppendFacts appends facts about the session that belong to no execution, as AppendEvents does.

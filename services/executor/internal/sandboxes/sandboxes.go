@@ -26,7 +26,7 @@ type Egress interface {
 type Manager struct {
 	Provider sandbox.Provider
 	Egress   Egress        // nil: sandboxes have the network of their provider
-	Patience time.Duration // maximum time that Retry waits for an unavailable engine
+	Patience time.Duration // maximum time that RetryWhileUnavailable waits for an unavailable engine
 	Logger   *slog.Logger
 
 	// Created is called after each call of Provider.Create, with the duration of the call.
@@ -38,13 +38,13 @@ type Manager struct {
 func (m *Manager) Create(ctx context.Context, spec *sandbox.Spec, allow []string, routes *[]string) (sandbox.Sandbox, error) {
 	if m.Egress != nil {
 		spec.EgressToken = rand.Text()
-		if err := m.Retry(ctx, spec.ID, func() error { return m.Egress.RegisterNew(ctx, *spec, allow, routes) }); err != nil {
+		if err := m.RetryWhileUnavailable(ctx, spec.ID, func() error { return m.Egress.RegisterNew(ctx, *spec, allow, routes) }); err != nil {
 			return nil, err
 		}
 	}
 	began := time.Now()
 	var box sandbox.Sandbox
-	err := m.Retry(ctx, spec.ID, func() (err error) {
+	err := m.RetryWhileUnavailable(ctx, spec.ID, func() (err error) {
 		box, err = m.Provider.Create(ctx, *spec)
 		return err
 	})
@@ -79,12 +79,12 @@ func (m *Manager) KeepsWorkspaces() bool {
 	return ok
 }
 
-// retryPause is the pause between two attempts of Manager.Retry.
+// retryPause is the pause between two attempts of Manager.RetryWhileUnavailable.
 const retryPause = time.Second
 
-// Retry calls try until its error is no longer one that IsUnavailable reports, but not longer than Patience. It returns the last
+// RetryWhileUnavailable calls try until its error is no longer one that IsUnavailable reports, but not longer than Patience. It returns the last
 // error. id names the sandbox in log messages.
-func (m *Manager) Retry(ctx context.Context, id string, try func() error) error {
+func (m *Manager) RetryWhileUnavailable(ctx context.Context, id string, try func() error) error {
 	began := time.Now()
 	for {
 		err := try()

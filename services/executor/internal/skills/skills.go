@@ -26,20 +26,20 @@ type Provider interface {
 	StoreSkill(ctx context.Context, digest string, zip func(context.Context) (*os.File, error)) (dir string, err error)
 }
 
-// Skills copies skills from the object store to an engine. It implements references.Skills.
-type Skills struct {
+// An Installer copies skills from the object store to an engine. It implements references.Skills.
+type Installer struct {
 	store    workspace.Store
 	provider Provider
 	once     singleflight.Group // one fetch of a skill at a time
 }
 
-var _ references.Skills = (*Skills)(nil)
+var _ references.Skills = (*Installer)(nil)
 
-// New returns a Skills. The caller must call Open before any other method.
-func New(provider Provider) *Skills { return &Skills{provider: provider} }
+// New returns an Installer. The caller must call Open before any other method.
+func New(provider Provider) *Installer { return &Installer{provider: provider} }
 
 // Open opens the object bucket with the ZIPs of skills.
-func (s *Skills) Open(ctx context.Context, js jetstream.JetStream) error {
+func (s *Installer) Open(ctx context.Context, js jetstream.JetStream) error {
 	store, err := natsstore.Open(ctx, js, topology.BucketSkills)
 	if err != nil {
 		return err
@@ -49,7 +49,7 @@ func (s *Skills) Open(ctx context.Context, js jetstream.JetStream) error {
 }
 
 // Provide stores a skill on the engine unless it is there, and returns the skill's folder in sandboxes.
-func (s *Skills) Provide(ctx context.Context, digest string) (string, error) {
+func (s *Installer) Provide(ctx context.Context, digest string) (string, error) {
 	if !events.IsDigest(digest) {
 		return "", fmt.Errorf("skill %.80q: want a SHA-256", digest)
 	}
@@ -67,7 +67,7 @@ func (s *Skills) Provide(ctx context.Context, digest string) (string, error) {
 }
 
 // fetchZIP copies the ZIP of a skill from the object store to a temporary file that has no name.
-func (s *Skills) fetchZIP(ctx context.Context, digest string) (_ *os.File, err error) {
+func (s *Installer) fetchZIP(ctx context.Context, digest string) (_ *os.File, err error) {
 	content, err := s.store.Get(ctx, digest)
 	if errors.Is(err, workspace.ErrNotFound) {
 		return nil, fmt.Errorf("%w: %w", references.ErrNoArchive, err)

@@ -20,7 +20,7 @@ const (
 
 // approvalEvent returns an event about an approval request, which withID creates with the id that the request has in the log. local
 // is the runner's id of the request.
-func (t *Translator) approvalEvent(l runner.Line, at time.Time, local string, withID func(id string) events.Payload, now time.Time) Result {
+func (t *Translator) approvalEvent(l runner.Line, at time.Time, local string, withID func(id string) events.Payload, now time.Time) LineResult {
 	if local == "" || l.ExecutionID == "" {
 		return t.badLineError(l, now)
 	}

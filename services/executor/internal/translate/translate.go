@@ -39,8 +39,8 @@ type Translator struct {
 	garbage int
 }
 
-// Result is what a journal line is converted to. At most one of its fields is set.
-type Result struct {
+// LineResult is what a journal line is converted to. At most one of its fields is set.
+type LineResult struct {
 	Event *events.Event
 	Delta *events.Delta
 	Ended *TurnEnd
@@ -55,7 +55,7 @@ type TurnEnd struct {
 }
 
 // TranslateLine converts a journal line of the runner. now is the executor's time.
-func (t *Translator) TranslateLine(l runner.Line, now time.Time) []Result {
+func (t *Translator) TranslateLine(l runner.Line, now time.Time) []LineResult {
 	if l.N <= t.Last {
 		return nil // converted before
 	}
@@ -66,21 +66,21 @@ func (t *Translator) TranslateLine(l runner.Line, now time.Time) []Result {
 	if l.ExecutionID != "" && l.ExecutionID != t.ExecutionID {
 		return t.foreignLine(l, now)
 	}
-	return []Result{t.translateLine(l, now)}
+	return []LineResult{t.translateLine(l, now)}
 }
 
 // TranslateMissing returns the results for missing journal lines, from the one after the last that was converted up to the
 // line last: an error event, and the gap. The runner removes only lines that the log has, so the lines after a gap cannot be
 // trusted.
-func (t *Translator) TranslateMissing(last uint64, now time.Time) []Result {
+func (t *Translator) TranslateMissing(last uint64, now time.Time) []LineResult {
 	gap := fmt.Sprintf("lines %d to %d of the runner's journal are missing", t.Last+1, last)
-	out := []Result{t.errorEvent(t.Last+1, CodeJournalGap, gap, now), {Gap: gap}}
+	out := []LineResult{t.errorEvent(t.Last+1, CodeJournalGap, gap, now), {Gap: gap}}
 	t.Last = last
 	return out
 }
 
 // translateLine converts a journal line that belongs to the execution.
-func (t *Translator) translateLine(l runner.Line, now time.Time) Result {
+func (t *Translator) translateLine(l runner.Line, now time.Time) LineResult {
 	at := t.limitTime(l.Time, now)
 	switch l.Type {
 	case events.TextDelta:
@@ -88,7 +88,7 @@ func (t *Translator) translateLine(l runner.Line, now time.Time) Result {
 		if err != nil || d.BlockID == "" {
 			return t.badLineError(l, now)
 		}
-		return Result{Delta: &events.Delta{
+		return LineResult{Delta: &events.Delta{
 			BlockID: t.blockID(d.BlockID), ExecutionID: t.ExecutionID, ConversationID: conversationOf(l.ConversationID),
 			Epoch: t.Epoch, Offset: d.Offset, Text: d.Delta, Time: at,
 		}}
@@ -103,13 +103,13 @@ func (t *Translator) translateLine(l runner.Line, now time.Time) Result {
 		if err := json.Unmarshal(l.Data, &e); err != nil {
 			e = runner.Ended{Outcome: runner.Failed, Code: CodeBadLine, Message: "the end of the turn could not be read: " + err.Error()}
 		}
-		return Result{Ended: &TurnEnd{Ended: e, N: l.N, Time: at}}
+		return LineResult{Ended: &TurnEnd{Ended: e, N: l.N, Time: at}}
 	}
 	return t.translatePayload(l, at, now)
 }
 
 // translatePayload converts a journal line whose data is an event that a runner may write.
-func (t *Translator) translatePayload(l runner.Line, at, now time.Time) Result {
+func (t *Translator) translatePayload(l runner.Line, at, now time.Time) LineResult {
 	if _, known := events.Lookup(l.Type); !known {
 		return t.newEvent(l, at, events.Log{
 			Level: "warn", Stream: "runner",
@@ -159,7 +159,7 @@ func (t *Translator) translatePayload(l runner.Line, at, now time.Time) Result {
 const maxPathBytes = 4096
 
 // fileEvent returns an event about the file at a path, or an error event if the path is not valid.
-func (t *Translator) fileEvent(l runner.Line, at time.Time, path string, data events.Payload, now time.Time) Result {
+func (t *Translator) fileEvent(l runner.Line, at time.Time, path string, data events.Payload, now time.Time) LineResult {
 	if path == "" || len(path) > maxPathBytes {
 		return t.badLineError(l, now)
 	}
@@ -167,7 +167,7 @@ func (t *Translator) fileEvent(l runner.Line, at time.Time, path string, data ev
 }
 
 // blockEvent returns an event about a block of a conversation, or an error event if the runner must not write such a block.
-func (t *Translator) blockEvent(l runner.Line, at time.Time, b events.Block, wrap func(events.Block) events.Payload, now time.Time) Result {
+func (t *Translator) blockEvent(l runner.Line, at time.Time, b events.Block, wrap func(events.Block) events.Payload, now time.Time) LineResult {
 	main := conversationOf(l.ConversationID) == events.MainConversation
 	switch {
 	case b.ID == "" || b.Kind == "":
@@ -190,13 +190,13 @@ func (t *Translator) blockEvent(l runner.Line, at time.Time, b events.Block, wra
 
 // TranslateGarbage returns an event that shows a line of the runner which is not a journal line. id distinguishes such lines
 // of different streams.
-func (t *Translator) TranslateGarbage(id, text string, tooLong bool, now time.Time) Result {
+func (t *Translator) TranslateGarbage(id, text string, tooLong bool, now time.Time) LineResult {
 	t.garbage++
 	what := "the runner printed a line that is not a journal line: "
 	if tooLong {
 		what = fmt.Sprintf("the runner printed a line of more than %d bytes, which begins: ", runner.MaxLine)
 	}
-	return Result{Event: &events.Event{
+	return LineResult{Event: &events.Event{
 		ID:          events.Derive(events.KindEvent, id, "garbage", strconv.Itoa(t.garbage)),
 		Time:        t.limitTime(now, now),
 		ExecutionID: t.ExecutionID, ConversationID: events.MainConversation, Source: events.FromRunner,
@@ -206,34 +206,34 @@ func (t *Translator) TranslateGarbage(id, text string, tooLong bool, now time.Ti
 
 // foreignLine handles a journal line that names another execution, which was ended from outside, or which the runner forged.
 // It returns a warning for the first line of each such execution.
-func (t *Translator) foreignLine(l runner.Line, now time.Time) []Result {
+func (t *Translator) foreignLine(l runner.Line, now time.Time) []LineResult {
 	if t.foreign == l.ExecutionID {
 		return nil
 	}
 	t.foreign = l.ExecutionID
-	return []Result{t.newEvent(l, t.limitTime(now, now), events.Log{
+	return []LineResult{t.newEvent(l, t.limitTime(now, now), events.Log{
 		Level: "warn", Stream: "runner",
 		Message: fmt.Sprintf("line %d is about execution %.64q, which does not run: dropped, as are others about it", l.N, l.ExecutionID),
 	})}
 }
 
 // badLineError returns an error event in place of a journal line whose data does not match its type.
-func (t *Translator) badLineError(l runner.Line, now time.Time) Result {
+func (t *Translator) badLineError(l runner.Line, now time.Time) LineResult {
 	return t.errorEvent(l.N, CodeBadLine, fmt.Sprintf("line %d of the runner: the data of %.64q cannot be read: %s", l.N, l.Type, truncate.Valid(string(l.Data), 512)), now)
 }
 
 // errorEvent returns an error event in place of the journal line n.
-func (t *Translator) errorEvent(n uint64, code, message string, now time.Time) Result {
+func (t *Translator) errorEvent(n uint64, code, message string, now time.Time) LineResult {
 	return t.newEvent(runner.Line{N: n, ExecutionID: t.ExecutionID, ConversationID: events.MainConversation}, t.limitTime(now, now), events.Error{Code: code, Message: message})
 }
 
 // newEvent returns data as the event of a journal line.
-func (t *Translator) newEvent(l runner.Line, at time.Time, data events.Payload) Result {
+func (t *Translator) newEvent(l runner.Line, at time.Time, data events.Payload) LineResult {
 	execution := t.ExecutionID
 	if l.ExecutionID == "" && isAllowedBetweenTurns(data) {
 		execution = ""
 	}
-	return Result{Event: &events.Event{
+	return LineResult{Event: &events.Event{
 		ID: events.Derive(events.KindEvent, t.Journal, strconv.FormatUint(l.N, 10)), Time: at,
 		ExecutionID: execution, ConversationID: conversationOf(l.ConversationID), Source: events.FromRunner, N: l.N, Data: data,
 	}}

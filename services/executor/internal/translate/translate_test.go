@@ -31,7 +31,7 @@ func line(n uint64, typ events.Type, data string) runner.Line {
 }
 
 // one translates a line that must return exactly one result.
-func one(t *testing.T, tr *Translator, l runner.Line) Result {
+func one(t *testing.T, tr *Translator, l runner.Line) LineResult {
 	t.Helper()
 	out := tr.TranslateLine(l, now)
 	if len(out) != 1 {

@@ -17,7 +17,7 @@ func (w *Worker) snapshotAfterTurn(ctx context.Context, t *turn, b *handling.Ses
 	if w.deps.Workspaces == nil || t.Session.Run.Sandbox.ID == "" || t.Session.Run.Sandbox.Engine != w.cfg.Engine {
 		return nil
 	}
-	work, stop := w.idle.InterruptibleContext(ctx, t.Ref(), b, idle.InterruptsSnapshot)
+	work, stop := w.idle.InterruptibleContext(ctx, t.SessionRef(), b, idle.InterruptsSnapshot)
 	defer stop()
 	// The turn has released its slot among the deliveries already, so that no job waits for this one.
 	release, err := w.idlePermits.AcquireBlocking(work, t.Session.Tenant)
@@ -41,7 +41,7 @@ func (w *Worker) takeSnapshot(ctx context.Context, t *turn) ([]events.Payload, e
 	if err != nil {
 		return nil, err
 	}
-	s, err := w.contents.Snapshot(ctx, t.Session, box, idle.SyncReasonTurn)
+	s, err := w.contents.TakeSnapshot(ctx, t.Session, box, idle.SyncReasonTurn)
 	return []events.Payload{s}, err
 }
 
@@ -52,7 +52,7 @@ func (w *Worker) appendAfterTurn(ctx context.Context, t *turn, facts []events.Pa
 		return err
 	}
 	next := *t.Session
-	err = w.runlog.Append(ctx, &next, d)
+	err = w.runlog.AppendDecision(ctx, &next, d)
 	t.Session = &next
 	return err
 }

@@ -134,7 +134,7 @@ func (f *follower) sendVerdict(d session.Decided) {
 	f.waiting.Go(func() {
 		ctx, cancel := context.WithTimeout(f.ctx, runnerCallTimeout)
 		defer cancel()
-		v, err := f.w.verdict(ctx, loaded, d)
+		v, err := f.w.newVerdict(ctx, loaded, d)
 		if err == nil {
 			_, err = l.Call(ctx, runner.Command{Op: runner.OpDecide, Epoch: epoch, Verdict: &v})
 		}
@@ -145,8 +145,9 @@ func (f *follower) sendVerdict(d session.Decided) {
 	})
 }
 
-// verdict returns the runner's form of a decision on an approval request, with the answers to secret questions, which are not in the log.
-func (w *Worker) verdict(ctx context.Context, l *eventlog.Loaded, d session.Decided) (v runner.Verdict, err error) {
+// newVerdict returns the verdict that the runner gets for a person's decision on an approval request. It includes the answers to secret
+// questions, which are not in the log.
+func (w *Worker) newVerdict(ctx context.Context, l *eventlog.Loaded, d session.Decided) (v runner.Verdict, err error) {
 	if d.At == 0 {
 		return runner.Verdict{ApprovalDecided: events.ApprovalDecided{ApprovalID: d.ApprovalID}, Timeout: true}, nil
 	}
@@ -197,7 +198,7 @@ func (t *turn) secretAnswers(ctx context.Context) (values []string, err error) {
 		return nil, err
 	}
 	for _, d := range l.Life.Decided {
-		v, err := t.w.verdict(ctx, l, d)
+		v, err := t.w.newVerdict(ctx, l, d)
 		if err != nil {
 			return nil, err
 		}

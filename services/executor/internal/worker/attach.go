@@ -86,7 +86,7 @@ func (t *turn) closeAgentStream() {
 func (t *turn) reopenAgentStream(ctx context.Context) error {
 	a := t.agent
 	a.Link.Close()
-	next, err := t.w.dialer.Dial(ctx, t.Session.Run.Sandbox, t.Ref(), runner.Attach{Epoch: t.Epoch, After: t.translator.Last})
+	next, err := t.w.dialer.Dial(ctx, t.Session.Run.Sandbox, t.SessionRef(), runner.Attach{Epoch: t.Epoch, After: t.translator.Last})
 	if errors.Is(err, link.ErrFenced) {
 		return fmt.Errorf("%w: %w", run.ErrFenced, err)
 	}

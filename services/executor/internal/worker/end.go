@@ -59,7 +59,7 @@ func (t *turn) stopAndFail(ctx context.Context, failed events.ExecutionFailed) e
 	}
 	t.closeAgentStream()
 	sb := t.Session.Run.Sandbox
-	err := t.w.dialer.Stop(ctx, sb, t.Ref(), t.Epoch)
+	err := t.w.dialer.StopAgent(ctx, sb, t.SessionRef(), t.Epoch)
 	switch {
 	case errors.Is(err, run.ErrFenced):
 		return err
@@ -72,7 +72,7 @@ func (t *turn) stopAndFail(ctx context.Context, failed events.ExecutionFailed) e
 	if sb.Engine != t.w.cfg.Engine || sandboxes.IsUnavailable(err) {
 		return t.failExecution(ctx, failed.NotStopped(err))
 	}
-	if err := t.Refresh(ctx); err != nil { // another executor may have claimed since, and ended the stream
+	if err := t.ReloadLife(ctx); err != nil { // another executor may have claimed since, and ended the stream
 		return err
 	}
 	if terr := t.w.sandboxes.Terminate(ctx, sb.ID, false); terr != nil {
@@ -95,11 +95,11 @@ func (t *turn) recordHandedOver(ctx context.Context) {
 	}
 }
 
-// finish acts on f.ended, the end of the turn in the runner's journal: it appends the last events and the terminal event. If the attempt
+// finishTurn acts on f.ended, the end of the turn in the runner's journal: it appends the last events and the terminal event. If the attempt
 // died and another one follows, finish appends only the events and returns an *attemptDeathError.
-func (f *follower) finish(ctx context.Context) error {
+func (f *follower) finishTurn(ctx context.Context) error {
 	// As in any commit, events that no longer apply are left out.
-	d, err := run.Decide(f.Session.Run, run.Record{Epoch: f.Epoch, Events: f.commits.Take()})
+	d, err := run.Decide(f.Session.Run, run.Record{Epoch: f.Epoch, Events: f.commits.TakePending()})
 	if err != nil {
 		return err
 	}
@@ -108,7 +108,7 @@ func (f *follower) finish(ctx context.Context) error {
 	d.Events = append(d.Events, f.meter.FinishExecution(ctx)...)
 	_ = f.checkBudgets(d.Events) // handleLoadedLife logs the error
 	if died, ok := f.deathOf(e); ok {
-		if err := f.Append(ctx, d.Events); err != nil {
+		if err := f.AppendEvents(ctx, d.Events); err != nil {
 			return err
 		}
 		return &attemptDeathError{died}
@@ -120,7 +120,7 @@ func (f *follower) finish(ctx context.Context) error {
 		Before:  d.Events,
 	})
 	if err == nil {
-		f.acknowledge(f.agent.Link, f.Session.Run.Sandbox.N)
+		f.acknowledgeLines(f.agent.Link, f.Session.Run.Sandbox.N)
 	}
 	return err
 }

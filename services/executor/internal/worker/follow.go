@@ -102,7 +102,7 @@ func (t *turn) followJournal(ctx context.Context) error {
 			return f.abortTurn(ctx, events.ExecutionFailed{Code: translate.CodeJournalGap, Message: f.gap})
 		}
 		if f.ended != nil && f.commits.IsIdle() {
-			return f.finish(ctx)
+			return f.finishTurn(ctx)
 		}
 		f.recordAttached()
 		f.startCommit()
@@ -113,10 +113,10 @@ func (t *turn) followJournal(ctx context.Context) error {
 			return f.abortTurn(ctx, f.stop.TerminalEvent(events.Usage{}))
 		}
 		f.sendVerdicts()
-		if err := f.pause(ctx); err != nil {
+		if err := f.pauseIfRequested(ctx); err != nil {
 			return err
 		}
-		f.maintain()
+		f.startMaintenance()
 		if err := f.waitForEvent(ctx, beat.C); err != nil || f.done {
 			return err
 		}
@@ -154,12 +154,12 @@ func (f *follower) waitForEvent(ctx context.Context, beat <-chan time.Time) erro
 	select {
 	case <-f.linesReady():
 	case <-f.streamEnded():
-		return f.reconnect(ctx)
+		return f.reconnectRunner(ctx)
 	case r := <-f.commits.Done():
-		err := f.commits.Finish(r)
+		err := f.commits.FinishCommit(r)
 		_ = f.checkBudgets(nil) // handleLoadedLife logs the error
 		return err
-	case <-f.commits.Timer():
+	case <-f.commits.DueTimer():
 	case r := <-f.replies:
 		return f.handleReply(ctx, r)
 	case v := <-f.approvals.sent:
@@ -239,7 +239,7 @@ func (f *follower) recordAttached() {
 	}
 	f.attachedRecorded = true
 	for _, e := range f.NewEvents(events.ExecutionAttached{Epoch: f.Epoch, SandboxID: f.Session.Run.Sandbox.ID}) {
-		f.handleResult(translate.Result{Event: &e})
+		f.handleResult(translate.LineResult{Event: &e})
 	}
 }
 
@@ -331,9 +331,9 @@ func (f *follower) handleReply(ctx context.Context, r commandReply) error {
 	return nil
 }
 
-// reconnect opens a new stream to the runner after the stream has ended, and continues after the last journal line that was read. The error
+// reconnectRunner opens a new stream to the runner after the stream has ended, and continues after the last journal line that was read. The error
 // wraps run.ErrFenced or agents.ErrLost, or is an error of the log.
-func (f *follower) reconnect(ctx context.Context) error {
+func (f *follower) reconnectRunner(ctx context.Context) error {
 	f.readLines()
 	if f.isFull() {
 		return nil
@@ -341,7 +341,7 @@ func (f *follower) reconnect(ctx context.Context) error {
 	if errors.Is(f.agent.Link.Err(), link.ErrFenced) {
 		return fmt.Errorf("%w: %w", run.ErrFenced, link.ErrFenced)
 	}
-	if err := f.commits.Await(ctx); err != nil {
+	if err := f.commits.AwaitCommit(ctx); err != nil {
 		return err
 	}
 	wasAccepted := f.accepted

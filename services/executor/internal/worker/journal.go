@@ -12,7 +12,7 @@ import (
 // readLines translates journal lines that have arrived and handles the results, until there is no line left or isFull is true.
 func (f *follower) readLines() {
 	for !f.isFull() {
-		it, ok := f.agent.Link.Next()
+		it, ok := f.agent.Link.NextItem()
 		if !ok {
 			return
 		}
@@ -35,7 +35,7 @@ func (f *follower) garbageID() string {
 
 // handleResult handles a result of the translator: it publishes a delta, adds an event to the next commit, or records the end of the turn
 // or a gap in f. It drops output that exceeds the output limits.
-func (f *follower) handleResult(r translate.Result) {
+func (f *follower) handleResult(r translate.LineResult) {
 	switch {
 	case r.Delta != nil && (!f.keepsText(len(r.Delta.Text)) || f.w.deps.Room.Low()): // the complete block will have the text
 	case r.Delta != nil:
@@ -73,11 +73,11 @@ func (f *follower) startCommit() {
 		return
 	}
 	lnk := f.agent.Link
-	f.commits.Start(f.ctx, func(line uint64) { f.acknowledge(lnk, line) })
+	f.commits.StartCommit(f.ctx, func(line uint64) { f.acknowledgeLines(lnk, line) })
 }
 
-// acknowledge allows the runner to remove the journal lines up to line n, which the log has.
-func (f *follower) acknowledge(l *link.Link, n uint64) {
+// acknowledgeLines allows the runner to remove the journal lines up to line n, which the log has.
+func (f *follower) acknowledgeLines(l *link.Link, n uint64) {
 	if err := l.Acknowledge(f.Epoch, n); err != nil {
 		f.Log.Debug("the journal could not be acknowledged", "error", err)
 	}

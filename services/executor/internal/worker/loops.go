@@ -28,7 +28,7 @@ func (t *turn) restoreLoops(ctx context.Context) error {
 			t.loops = loops.New(t.resolved.Definition)
 			return nil
 		}
-		t.loops.Restore(e)
+		t.loops.RestoreEvent(e)
 	}
 	return nil
 }

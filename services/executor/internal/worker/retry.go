@@ -77,7 +77,7 @@ func (t *turn) recordDeath(ctx context.Context, d attemptDeath) error {
 	m.Add(t.ID, failed)
 	last := m.Events()[0]
 	last.N = d.n
-	if err := t.Append(ctx, append(list, last)); err != nil {
+	if err := t.AppendEvents(ctx, append(list, last)); err != nil {
 		return err
 	}
 	t.Log.Warn("an attempt died; another one follows", "attempt", failed.Attempt, "of", failed.Attempts, "code", d.code, "message", d.message, "wait", wait)

@@ -133,7 +133,7 @@ func (t *turn) runAttempt(ctx context.Context) error {
 		return err
 	}
 	if len(t.Session.Run.Approvals) > 0 {
-		if err := t.Refresh(ctx); err != nil { // an earlier executor may have sent the runner decisions that a replica which lags does not have
+		if err := t.ReloadLife(ctx); err != nil { // an earlier executor may have sent the runner decisions that a replica which lags does not have
 			return err
 		}
 	}
@@ -159,11 +159,11 @@ func (t *turn) newQuery() *runner.Query {
 		Content: content, Parts: parts,
 		Policy: runner.PolicyWorkspace, ExecutionPermissions: t.message.Permissions, Approved: t.Session.Run.Approved, Env: launch.Env, Command: launch.Command, Pace: t.w.cfg.Pace,
 	}
-	q.Resume, q.Fork = provision.Conversation(t.Session)
+	q.Resume, q.Fork = provision.ConversationToContinue(t.Session)
 	t.resolved.AddToQuery(q, t.w.deps.Egress != nil, t.sockets)
 	q.Redact = slices.Concat(q.Redact, t.answered)
 	if t.resolved.InspectsRequests {
-		q.Authority = t.meter.Authority()
+		q.Authority = t.meter.AuthorityCertificate()
 	}
 	return q
 }

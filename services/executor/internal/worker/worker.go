@@ -76,11 +76,11 @@ type Config struct {
 	Registries provision.Registries // hosts that a sandbox may reach while dependencies are installed
 
 	// Agent returns the model of an agent's process, and the settings by which the process reaches the model.
-	Agent func(architecture string, o events.Options) Launch
+	Agent func(architecture string, o events.Options) AgentLaunch
 }
 
-// Launch describes how an agent's process is started: its command, its model, and the settings by which the process reaches the model.
-type Launch struct {
+// AgentLaunch describes how an agent's process is started: its command, its model, and the settings by which the process reaches the model.
+type AgentLaunch struct {
 	Model   string            // the session's, unless it names none
 	Env     map[string]string // of the process
 	Command []string          // of architecture acp: the session's, with the arguments of its model settings
@@ -108,7 +108,7 @@ type DeltaStream interface {
 type Deps struct {
 	Metrics    prometheus.Registerer // nil: no metrics
 	Workspaces contents.Store        // nil: no snapshots and no file changes
-	Egress     metering.Egress       // nil: sandboxes have the network of their provider
+	Egress     metering.EgressClient // nil: sandboxes have the network of their provider
 	Skills     references.Skills     // nil: executions with skills fail
 	Secrets    references.Secrets    // nil: executions with secrets fail
 	Budgets    admission.Budgets     // nil: no tenant has a budget
@@ -192,7 +192,7 @@ func New(cfg Config, d Deps) *Worker {
 		NewID: func() (string, error) { return w.runlog.NewID(events.KindSandbox) }, Pooled: w.metrics.CountPooled, Now: d.Now,
 	})
 	if d.Metrics != nil {
-		w.metrics.Register(d.Metrics, metrics.Sources{Slots: cfg.Slots, Executions: w.handling.CountExecutions, Agents: w.agents.Count, Pool: cfg.Pool, Ready: w.pool.ReadyCount})
+		w.metrics.Register(d.Metrics, metrics.Sources{Slots: cfg.Slots, Executions: w.handling.CountExecutions, Agents: w.agents.CountAgents, Pool: cfg.Pool, Ready: w.pool.ReadyCount})
 	}
 	return w
 }
@@ -214,7 +214,7 @@ func (w *Worker) RunningByTenant() map[string]int { return w.admission.RunningBy
 
 // WakeTurn makes the turn of the session id read the session's new events at once. It does nothing if the turn does not run in this
 // executor.
-func (w *Worker) WakeTurn(id string) { w.handling.Wake(id) }
+func (w *Worker) WakeTurn(id string) { w.handling.WakeHandler(id) }
 
 // Answer returns what this executor does for the session id, as the answer to another executor that has work for the session. If this
 // executor works on the session's idle sandbox, it checks whether it has to stop that work.

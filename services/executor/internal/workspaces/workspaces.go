@@ -23,27 +23,27 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/contents"
 )
 
-// Workspaces stores the content of workspaces in the object store, and writes it into sandboxes. It implements contents.Store.
-type Workspaces struct {
+// A Store stores the content of workspaces in the object store, and writes it into sandboxes. It implements contents.Store.
+type Store struct {
 	store   workspace.Store
 	room    *storage.Watch
 	version int
 	logger  *slog.Logger
 }
 
-var _ contents.Store = (*Workspaces)(nil)
+var _ contents.Store = (*Store)(nil)
 
-// New returns a Workspaces that writes snapshots in the format version; see workspace.Options. The caller must call Open before
+// New returns a Store that writes snapshots in the format version; see workspace.Options. The caller must call Open before
 // any method that uses the object store.
-func New(version int, log *slog.Logger) *Workspaces {
-	return &Workspaces{version: version, logger: log}
+func New(version int, log *slog.Logger) *Store {
+	return &Store{version: version, logger: log}
 }
 
 // CheckRoom makes snapshots fail while the store of NATS has only its reserve left. It must be called before Open.
-func (w *Workspaces) CheckRoom(room *storage.Watch) { w.room = room }
+func (w *Store) CheckRoom(room *storage.Watch) { w.room = room }
 
 // Open opens the object bucket with the snapshots and files of workspaces.
-func (w *Workspaces) Open(ctx context.Context, js jetstream.JetStream) error {
+func (w *Store) Open(ctx context.Context, js jetstream.JetStream) error {
 	store, err := natsstore.Open(ctx, js, topology.BucketWorkspaces)
 	if err != nil {
 		return err
@@ -55,7 +55,7 @@ func (w *Workspaces) Open(ctx context.Context, js jetstream.JetStream) error {
 
 // Snapshot stores what has changed in a sandbox's workspace since the previous snapshot. If full is true, the runner looks at
 // every file.
-func (w *Workspaces) Snapshot(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, previous string, full bool) (contents.Snapshot, error) {
+func (w *Store) Snapshot(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, previous string, full bool) (contents.Snapshot, error) {
 	r, err := workspace.Snapshot(ctx, box, w.store, workspace.Options{Tenant: ref.Tenant, Session: ref.Session, Previous: previous, Full: full, Version: w.version})
 	if err != nil {
 		return contents.Snapshot{}, err
@@ -77,14 +77,14 @@ func (w *Workspaces) Snapshot(ctx context.Context, box sandbox.Sandbox, ref topo
 
 // Restore fills the workspace of a sandbox from a snapshot, or from only the given trees of the snapshot. It returns the number
 // of files.
-func (w *Workspaces) Restore(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, id string, trees ...workspace.Tree) (uint32, error) {
+func (w *Store) Restore(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, id string, trees ...workspace.Tree) (uint32, error) {
 	r, err := workspace.Restore(ctx, box, w.store, ref.Tenant, ref.Session, id, trees...)
 	return r.Files, err
 }
 
 // Put writes the uploaded file of a file_put event into the workspace of a sandbox, or unpacks the uploaded archive there. It
 // calls fence before it puts the content in place.
-func (w *Workspaces) Put(ctx context.Context, box sandbox.Sandbox, f events.FilePut, fence contents.Fence) error {
+func (w *Store) Put(ctx context.Context, box sandbox.Sandbox, f events.FilePut, fence contents.Fence) error {
 	content, err := w.store.Get(ctx, f.Object)
 	if errors.Is(err, workspace.ErrNotFound) {
 		return fmt.Errorf("%w: the content is no longer in the object store", contents.ErrInvalidContent)
@@ -107,7 +107,7 @@ func (w *Workspaces) Put(ctx context.Context, box sandbox.Sandbox, f events.File
 }
 
 // Provide copies the transcript that a client uploaded for the session into a sandbox.
-func (w *Workspaces) Provide(ctx context.Context, box sandbox.Sandbox, t events.Transcript) error {
+func (w *Store) Provide(ctx context.Context, box sandbox.Sandbox, t events.Transcript) error {
 	content, err := w.store.Get(ctx, t.Object)
 	if err != nil {
 		return err

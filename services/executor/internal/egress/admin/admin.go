@@ -176,7 +176,7 @@ func (h handler) acknowledgeLines(r *http.Request) (any, error) {
 	if ack.Journal != sb.Journal.Name() {
 		return sb.State(), nil
 	}
-	if err := sb.Journal.Ack(ack.Line); err != nil {
+	if err := sb.Journal.AckLines(ack.Line); err != nil {
 		var ahead *journal.AheadError
 		if errors.As(err, &ahead) {
 			return nil, api.InvalidFieldError("line", "line: %s", err)
@@ -202,7 +202,7 @@ func (h handler) serveLines(w http.ResponseWriter, r *http.Request) {
 	}
 	if r.URL.Query().Get("settle") == "1" {
 		ctx, cancel := context.WithTimeout(r.Context(), settleTimeout)
-		_ = sb.Settle(ctx) // a request that runs for longer is in a later answer
+		_ = sb.AwaitModelRequests(ctx) // a request that runs for longer is in a later answer
 		cancel()
 	}
 	w.Header().Set("Content-Type", "application/x-ndjson")

@@ -14,11 +14,11 @@ import (
 	"time"
 )
 
-// Dial is a function that opens a connection to the admin socket of an egress proxy.
-type Dial func(ctx context.Context) (net.Conn, error)
+// DialFunc is a function that opens a connection to the admin socket of an egress proxy.
+type DialFunc func(ctx context.Context) (net.Conn, error)
 
-// DialSocket returns a Dial that connects to a Unix socket on this machine.
-func DialSocket(path string) Dial {
+// DialSocket returns a DialFunc that connects to a Unix socket on this machine.
+func DialSocket(path string) DialFunc {
 	return func(ctx context.Context) (net.Conn, error) { return (&net.Dialer{}).DialContext(ctx, "unix", path) }
 }
 
@@ -37,7 +37,7 @@ const maxLineBytes = 1 << 20
 
 // NewClient returns a Client that opens its connections with dial. The caller must call Close, which closes idle
 // connections.
-func NewClient(dial Dial) *Client {
+func NewClient(dial DialFunc) *Client {
 	t := &http.Transport{
 		DialContext:        func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
 		DisableCompression: true, IdleConnTimeout: 30 * time.Second,
@@ -69,8 +69,8 @@ func (c *Client) State(ctx context.Context, sandbox string) (SandboxState, error
 	return c.requestState(ctx, http.MethodGet, sandbox, "", nil)
 }
 
-// Ack allows the proxy to remove the lines of a sandbox's journal up to and including a line number.
-func (c *Client) Ack(ctx context.Context, sandbox, journal string, line uint64) error {
+// AckLines allows the proxy to remove the lines of a sandbox's journal up to and including a line number.
+func (c *Client) AckLines(ctx context.Context, sandbox, journal string, line uint64) error {
 	_, err := c.requestState(ctx, http.MethodPost, sandbox, "/journal/ack", AckRequest{Journal: journal, Line: line, Epoch: AnyEpoch})
 	return err
 }
@@ -84,10 +84,10 @@ func (c *Client) Health(ctx context.Context) error {
 	return res.Body.Close()
 }
 
-// Lines returns the lines of a sandbox's journal after a line number, without waiting for later lines. journal is the name
-// of the journal to which the number belongs, "" for none: if the sandbox has another journal now, Lines returns all lines
+// JournalLines returns the lines of a sandbox's journal after a line number, without waiting for later lines. journal is the name
+// of the journal to which the number belongs, "" for none: if the sandbox has another journal now, JournalLines returns all lines
 // of that one. If settled is true, the proxy first waits up to 200 ms for model requests that are about to end.
-func (c *Client) Lines(ctx context.Context, sandbox, journal string, after uint64, settled bool) ([]JournalLine, error) {
+func (c *Client) JournalLines(ctx context.Context, sandbox, journal string, after uint64, settled bool) ([]JournalLine, error) {
 	q := url.Values{"journal": {journal}, "after": {strconv.FormatUint(after, 10)}, "epoch": {anyEpoch}}
 	if settled {
 		q.Set("settle", "1")

@@ -315,9 +315,9 @@ func (e *AheadError) Error() string {
 	return fmt.Sprintf("line %d is acknowledged, but the last one is %d", e.Line, e.Last)
 }
 
-// Ack acknowledges the lines up to the number n, so that the journal removes them. A lower number than before changes nothing. The
+// AckLines acknowledges the lines up to the number n, so that the journal removes them. A lower number than before changes nothing. The
 // error is an *AheadError or an error of the disk.
-func (j *Journal) Ack(n uint64) error {
+func (j *Journal) AckLines(n uint64) error {
 	j.file.Lock()
 	defer j.file.Unlock()
 	j.mu.Lock()

@@ -137,7 +137,7 @@ func TestLines_AreReadAfterTheyAreOnDisk(t *testing.T) {
 	if raw, _, err := j.ReadLines(0); len(raw) > 0 || err != nil {
 		t.Errorf("%q, %v", raw, err)
 	}
-	if err := j.Ack(1); err == nil {
+	if err := j.AckLines(1); err == nil {
 		t.Error("a line that nobody saw is acknowledged")
 	}
 }
@@ -206,11 +206,11 @@ func TestAck_RemovesLines(t *testing.T) {
 	}
 	before := size()
 	var ahead *journal.AheadError
-	if err := r.Ack(n + 1); !errors.As(err, &ahead) {
+	if err := r.AckLines(n + 1); !errors.As(err, &ahead) {
 		t.Errorf("ahead: %v", err)
 	}
 	for _, upTo := range []uint64{1, 300, 200, 300} {
-		if err := r.Ack(upTo); err != nil {
+		if err := r.AckLines(upTo); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -230,7 +230,7 @@ func TestAck_RemovesLines(t *testing.T) {
 	r.stop()
 	r = run(t, dir, journal.Config{})
 	check()
-	if err := r.Ack(n); err != nil {
+	if err := r.AckLines(n); err != nil {
 		t.Fatal(err)
 	}
 	call(t, r, "next")
@@ -359,7 +359,7 @@ func TestFull(t *testing.T) {
 		}
 	}
 	r.until(t, n)
-	if err := r.Ack(n); err != nil {
+	if err := r.AckLines(n); err != nil {
 		t.Fatal(err)
 	}
 	if r.IsFull() {

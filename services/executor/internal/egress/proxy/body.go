@@ -150,7 +150,7 @@ func (s *Server) checkModelRequest(w http.ResponseWriter, r *http.Request, c *ro
 	if len(body.raw) == 0 {
 		return body, true
 	}
-	c.model, err = modelbody.Check(c.rt.protocol(), body.raw, c.sb.AllowsProvider)
+	c.model, err = modelbody.Check(c.rt.bodyProtocol(), body.raw, c.sb.AllowsProvider)
 	var denied *modelbody.DeniedError
 	switch {
 	case err == nil:

@@ -99,7 +99,7 @@ func (s *Server) checkAllowed(sb *registry.Sandbox, method, authority string, as
 			return t, egress.Access{}, d
 		}
 	}
-	access := sb.Access(t)
+	access := sb.AllowedAccess(t)
 	if !access.Named() {
 		d.Code, d.Message = CodeNotAllowed, notAllowedMessage(t)
 		return t, access, d

@@ -160,7 +160,7 @@ func (s *Server) journalUnparsed(c *identifiedConn) {
 // CONNECT.
 func (s *Server) serveTunneled(w http.ResponseWriter, r *http.Request, c *identifiedConn) {
 	t := c.tunnel.target
-	denial := checkMethod(t, c.sandbox.Access(t), r)
+	denial := checkMethod(t, c.sandbox.AllowedAccess(t), r)
 	if denial == nil {
 		denial = checkTunnelTarget(c.tunnel, r)
 	}

@@ -108,13 +108,13 @@ func (a *pendingConns) add(c net.Conn) (element *list.Element, evicted bool) {
 	}
 	victim := oldest.Value.(*pendingConn)
 	victim.evicted = true
-	a.forget(oldest)
+	a.removeElement(oldest)
 	victim.Close() //nolint:errcheck // its goroutine sees the error
 	return element, true
 }
 
-// forget removes a connection from the list. The caller holds the lock.
-func (a *pendingConns) forget(element *list.Element) {
+// removeElement removes a connection from the list. The caller holds the lock.
+func (a *pendingConns) removeElement(element *list.Element) {
 	gone := a.list.Remove(element).(*pendingConn)
 	if a.counts[gone.address]--; a.counts[gone.address] == 0 {
 		delete(a.counts, gone.address)
@@ -127,7 +127,7 @@ func (a *pendingConns) remove(element *list.Element) (evicted bool) {
 	defer a.mu.Unlock()
 	mine := element.Value.(*pendingConn)
 	if !mine.evicted {
-		a.forget(element)
+		a.removeElement(element)
 	}
 	return mine.evicted
 }
@@ -171,8 +171,8 @@ func (s *Server) acceptConns(l Listener) {
 	}
 }
 
-// identity has what a sandbox sends in the first line of a connection, the preamble, to identify itself.
-type identity struct {
+// sandboxIdentity has what a sandbox sends in the first line of a connection, the preamble, to identify itself.
+type sandboxIdentity struct {
 	sandbox   *registry.Sandbox
 	hostsOnly bool // the connection reaches hosts of the allowlist only
 }
@@ -206,13 +206,13 @@ func (s *Server) handleConn(l Listener, pending *pendingConns, element *list.Ele
 
 // handshake makes the TLS handshake, if the listener has TLS, and reads the preamble. It returns the connection that the caller must use
 // from then on.
-func (s *Server) handshake(l Listener, c net.Conn) (net.Conn, identity, *failure) {
+func (s *Server) handshake(l Listener, c net.Conn) (net.Conn, sandboxIdentity, *failure) {
 	within := identifyTimeout
 	if l.TLS != nil {
 		within = l.TLS.Within
 	}
 	if err := c.SetDeadline(time.Now().Add(within)); err != nil {
-		return c, identity{}, &failure{code: refusedHandshake}
+		return c, sandboxIdentity{}, &failure{code: refusedHandshake}
 	}
 	if l.TLS == nil {
 		id, fail := s.readIdentity(c)
@@ -220,7 +220,7 @@ func (s *Server) handshake(l Listener, c net.Conn) (net.Conn, identity, *failure
 	}
 	secure, err := tlsconn.Server(context.Background(), c, l.TLS.Config)
 	if err != nil {
-		return c, identity{}, &failure{code: refusedHandshake, message: err.Error()}
+		return c, sandboxIdentity{}, &failure{code: refusedHandshake, message: err.Error()}
 	}
 	id, fail := s.readIdentity(secure)
 	return secure, id, fail
@@ -246,34 +246,34 @@ func (s *Server) releaseConn(l Listener) {
 }
 
 // readIdentity reads the preamble before the connection's deadline, and then removes the deadline.
-func (s *Server) readIdentity(c net.Conn) (identity, *failure) {
+func (s *Server) readIdentity(c net.Conn) (sandboxIdentity, *failure) {
 	bad := &failure{http.StatusBadRequest, codeMalformed, "a connection begins with a line of " + strings.TrimSpace(runner.EgressPreamble) + " and a token"}
 	line := make([]byte, 0, 128)
 	for one := [1]byte{}; ; { // byte by byte, since the HTTP server reads the bytes after the line
 		if _, err := io.ReadFull(c, one[:]); err != nil {
-			return identity{}, bad
+			return sandboxIdentity{}, bad
 		}
 		if one[0] == '\n' {
 			break
 		}
 		if line = append(line, one[0]); len(line) > maxPreambleBytes {
-			return identity{}, bad
+			return sandboxIdentity{}, bad
 		}
 	}
 	// TLS itself writes to a connection that has no answer, so the write deadline is set here as well.
 	if err := errors.Join(c.SetDeadline(time.Time{}), c.SetWriteDeadline(time.Now().Add(s.cfg.Idle))); err != nil {
-		return identity{}, bad
+		return sandboxIdentity{}, bad
 	}
 	token, ok := strings.CutPrefix(strings.TrimSuffix(string(line), "\r"), runner.EgressPreamble)
 	if !ok {
-		return identity{}, bad
+		return sandboxIdentity{}, bad
 	}
 	token, hostsOnly := strings.CutSuffix(token, runner.EgressHosts)
 	sb, ok := s.cfg.Registry.ByToken(token)
 	if !ok {
-		return identity{}, &failure{http.StatusProxyAuthRequired, CodeBadToken, "the token belongs to no registered sandbox"}
+		return sandboxIdentity{}, &failure{http.StatusProxyAuthRequired, CodeBadToken, "the token belongs to no registered sandbox"}
 	}
-	return identity{sb, hostsOnly}, nil
+	return sandboxIdentity{sb, hostsOnly}, nil
 }
 
 // refuseConn closes a connection that the proxy does not serve. Before that it sends the reason, but over TLS only to an identified

@@ -52,7 +52,7 @@ func (s *Server) serveRoute(w http.ResponseWriter, r *http.Request, sb *registry
 		failure{http.StatusServiceUnavailable, codeJournalFull, "the executor has not read the usage of this sandbox for too long: no model call is started"}.write(w)
 		return
 	}
-	c := &routedRequest{s: s, sb: sb, rt: rt, began: time.Now(), execution: sb.Execution(), charges: sb.Charges(), dialect: rt.dialect(r.Method, rest)}
+	c := &routedRequest{s: s, sb: sb, rt: rt, began: time.Now(), execution: sb.Execution(), charges: sb.ChargedBudgets(), dialect: rt.answerDialect(r.Method, rest)}
 	if c.execution == "" && rt.Kind != KindPlain && r.Method != http.MethodGet && r.Method != http.MethodHead { // a CLI in the warm pool may test the connection
 		d.Code, d.Message = CodeNoExecution, "no execution of the session runs: models can be called only in an execution"
 		s.deny(w, sb, http.StatusForbidden, d)
@@ -78,7 +78,7 @@ func (s *Server) serveRoute(w http.ResponseWriter, r *http.Request, sb *registry
 		defer body.release()
 		c.body = &body
 	}
-	c.serve(w, r)
+	c.serveRequest(w, r)
 }
 
 // routedRequest is a request that a sandbox sends through a route, with its answer and its metered usage.
@@ -89,7 +89,7 @@ type routedRequest struct {
 	dialect   meter.Dialect
 	began     time.Time
 	execution string
-	charges   registry.Charges
+	charges   registry.ChargedBudgets
 
 	body  *bufferedBody // of a request that is checked; nil for one that is streamed
 	model string        // that the body names
@@ -103,7 +103,7 @@ type routedRequest struct {
 	failed    error
 }
 
-func (c *routedRequest) serve(w http.ResponseWriter, r *http.Request) {
+func (c *routedRequest) serveRequest(w http.ResponseWriter, r *http.Request) {
 	done, counted := c.sb.BeginRequest(true), c.s.cfg.Metrics.BeginRequest(c.rt.Name)
 	sandbox := r.Context()
 	ctx, progress, stop := withIdleTimeout(sandbox, c.s.cfg.ModelIdle)
@@ -119,7 +119,7 @@ func (c *routedRequest) serve(w http.ResponseWriter, r *http.Request) {
 		Rewrite: func(pr *httputil.ProxyRequest) {
 			out := pr.Out
 			out.URL, out.Host = c.rt.targetURL(pr.In.URL), ""
-			c.rt.authorize(out.Header, out.URL)
+			c.rt.replaceCredentials(out.Header, out.URL)
 			out.Header.Set("Accept-Encoding", "identity")
 		},
 		Transport: c.s.models, FlushInterval: -1, ModifyResponse: c.handleAnswerHeader, ErrorHandler: c.answerModelUnreachable,

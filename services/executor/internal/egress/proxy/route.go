@@ -37,8 +37,8 @@ type Route struct {
 // through a route.
 var credentialHeaders = []string{"Authorization", "X-Api-Key", "Api-Key", "X-Goog-Api-Key", "Cookie", "Proxy-Authorization"}
 
-// authorize replaces the credentials in the headers h and the URL u of a request by the credential of the route.
-func (rt *Route) authorize(h http.Header, u *url.URL) {
+// replaceCredentials replaces the credentials in the headers h and the URL u of a request by the credential of the route.
+func (rt *Route) replaceCredentials(h http.Header, u *url.URL) {
 	for _, name := range credentialHeaders {
 		h.Del(name)
 	}
@@ -103,8 +103,8 @@ func (rt *Route) allowsRequest(method, path string) bool {
 	})
 }
 
-// protocol returns the modelbody.Protocol by which the bodies of the route's requests are checked.
-func (rt *Route) protocol() modelbody.Protocol {
+// bodyProtocol returns the modelbody.Protocol by which the bodies of the route's requests are checked.
+func (rt *Route) bodyProtocol() modelbody.Protocol {
 	if rt.Kind == KindAnthropic {
 		return modelbody.ProtocolAnthropic
 	}
@@ -127,9 +127,9 @@ func (rt *Route) checksBody(method, path string) bool {
 	return slices.Contains(allowedPaths[rt.Kind][method], path) || meter.DialectOf(path) != meter.DialectNone
 }
 
-// dialect returns the form in which the answer to a request reports usage, or meter.DialectNone if the request is not a model
-// call.
-func (rt *Route) dialect(method, path string) meter.Dialect {
+// answerDialect returns the form in which the model provider's answer to a request reports usage, or meter.DialectNone if the
+// request is not a model call.
+func (rt *Route) answerDialect(method, path string) meter.Dialect {
 	if rt.Kind == KindPlain || method != http.MethodPost {
 		return meter.DialectNone
 	}

@@ -99,8 +99,8 @@ type chargedBudget struct {
 	account *budgetAccount
 }
 
-// Charges are the budgets to which a model call is charged: those of the sandbox at the time when the call began.
-type Charges struct {
+// ChargedBudgets are the budgets to which a model call is charged: those of the sandbox at the time when the call began.
+type ChargedBudgets struct {
 	list     []chargedBudget
 	unpriced *unpricedModel
 }
@@ -125,7 +125,7 @@ func (u *unpricedModel) set(name string) {
 
 // ChargeUsage adds the usage of a model call to the accounts of all budgets. If priced is false, it records the model, because its
 // usage cannot be counted in dollars.
-func (c Charges) ChargeUsage(model string, usage events.BudgetUsage, priced bool) {
+func (c ChargedBudgets) ChargeUsage(model string, usage events.BudgetUsage, priced bool) {
 	for _, x := range c.list {
 		x.account.addUsage(usage)
 	}
@@ -137,7 +137,7 @@ func (c Charges) ChargeUsage(model string, usage events.BudgetUsage, priced bool
 // ReserveTurns reserves a turn of each budget that limits turns, so that concurrent model requests cannot exceed a limit together. It
 // blocks while the open requests may use up a limit. It returns the function end, which the caller must call after ChargeUsage, or
 // the reason why a budget allows no further request. The error is that of ctx.
-func (c Charges) ReserveTurns(ctx context.Context) (end func(), reason string, err error) {
+func (c ChargedBudgets) ReserveTurns(ctx context.Context) (end func(), reason string, err error) {
 	for {
 		if reason := c.ExhaustedBudget(); reason != "" {
 			return nil, reason, nil
@@ -162,7 +162,7 @@ func (c Charges) ReserveTurns(ctx context.Context) (end func(), reason string, e
 
 // tryReserveTurns reserves a turn of each account whose budget limits turns. It stops at the first account without a free turn, and
 // returns the channel to wait for.
-func (c Charges) tryReserveTurns() (reserved []*budgetAccount, wait <-chan struct{}) {
+func (c ChargedBudgets) tryReserveTurns() (reserved []*budgetAccount, wait <-chan struct{}) {
 	for _, x := range c.list {
 		if x.Limit.Turns == 0 {
 			continue
@@ -176,7 +176,7 @@ func (c Charges) tryReserveTurns() (reserved []*budgetAccount, wait <-chan struc
 }
 
 // ExhaustedBudget returns a sentence that names a budget that is used up, or "" if there is none.
-func (c Charges) ExhaustedBudget() string {
+func (c ChargedBudgets) ExhaustedBudget() string {
 	for _, x := range c.list {
 		limit := x.Limit
 		limit.TimeMs = 0

@@ -12,8 +12,8 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 )
 
-func chargesOf(turns ...uint32) Charges {
-	c := Charges{unpriced: &unpricedModel{}}
+func chargesOf(turns ...uint32) ChargedBudgets {
+	c := ChargedBudgets{unpriced: &unpricedModel{}}
 	for _, n := range turns {
 		c.list = append(c.list, chargedBudget{api.Budget{Account: "a", Whose: "the execution", Limit: events.Budget{Turns: n}}, &budgetAccount{}})
 	}

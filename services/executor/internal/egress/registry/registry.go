@@ -123,7 +123,7 @@ func (r *Registry) loadSandbox(id string) error {
 	}
 	sb := newSandbox(id, r.cfg.Connections, j)
 	sb.reg, sb.allow, sb.hash = reg, allow, hash
-	sb.charges = Charges{r.openAccounts(reg.Budgets), &unpricedModel{}}
+	sb.charges = ChargedBudgets{r.openAccounts(reg.Budgets), &unpricedModel{}}
 	r.byID[id] = sb
 	if reg.Released.IsZero() {
 		r.byToken[hash] = sb
@@ -352,7 +352,7 @@ func (r *Registry) Release(ctx context.Context, id string) (api.SandboxState, er
 	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
 	defer cancel()
 	sb.closeConns()
-	if err := sb.settleAll(ctx); err != nil {
+	if err := sb.awaitAllRequests(ctx); err != nil {
 		return api.SandboxState{}, fmt.Errorf("release %s: %w", id, err)
 	}
 	state := sb.State()

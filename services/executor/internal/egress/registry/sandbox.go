@@ -27,7 +27,7 @@ type Sandbox struct {
 	reg        storedRegistration
 	allow      egress.Allowlist
 	servers    map[string]*MCPServer // MCP servers by name
-	charges    Charges
+	charges    ChargedBudgets
 	conns      map[net.Conn]bool
 	tunnels    map[net.Conn]egress.Target // those whose requests the proxy does not see
 	openModels int                        // open requests to models
@@ -118,15 +118,15 @@ func (s *Sandbox) MCPServer(name string) *MCPServer {
 	return s.servers[name]
 }
 
-// Charges returns the budgets to which a model call is charged if it begins now.
-func (s *Sandbox) Charges() Charges {
+// ChargedBudgets returns the budgets to which a model call is charged if it begins now.
+func (s *Sandbox) ChargedBudgets() ChargedBudgets {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.charges
 }
 
-// Access returns what the sandbox's allowlist allows at a target.
-func (s *Sandbox) Access(t egress.Target) egress.Access {
+// AllowedAccess returns what the sandbox's allowlist allows at a target.
+func (s *Sandbox) AllowedAccess(t egress.Target) egress.Access {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.allow.Access(t)
@@ -238,19 +238,19 @@ func (s *Sandbox) closeConns() {
 	}
 }
 
-// settleAll blocks until the sandbox has no open request and all its journal lines are on disk.
-func (s *Sandbox) settleAll(ctx context.Context) error {
-	return s.settleRequests(ctx, func() (int, <-chan struct{}) { return s.open, s.noneOpen })
+// awaitAllRequests blocks until the sandbox has no open request and all its journal lines are on disk.
+func (s *Sandbox) awaitAllRequests(ctx context.Context) error {
+	return s.awaitRequests(ctx, func() (int, <-chan struct{}) { return s.open, s.noneOpen })
 }
 
-// Settle blocks until the sandbox has no open model request and all its journal lines are on disk.
-func (s *Sandbox) Settle(ctx context.Context) error {
-	return s.settleRequests(ctx, func() (int, <-chan struct{}) { return s.openModels, s.noModels })
+// AwaitModelRequests blocks until the sandbox has no open model request and all its journal lines are on disk.
+func (s *Sandbox) AwaitModelRequests(ctx context.Context) error {
+	return s.awaitRequests(ctx, func() (int, <-chan struct{}) { return s.openModels, s.noModels })
 }
 
-// settleRequests blocks until count returns 0 open requests and all journal lines of the sandbox are on disk. It calls count with
+// awaitRequests blocks until count returns 0 open requests and all journal lines of the sandbox are on disk. It calls count with
 // the lock held.
-func (s *Sandbox) settleRequests(ctx context.Context, count func() (open int, none <-chan struct{})) error {
+func (s *Sandbox) awaitRequests(ctx context.Context, count func() (open int, none <-chan struct{})) error {
 	for {
 		s.mu.Lock()
 		open, none := count()

@@ -69,8 +69,8 @@ func (b *Fixture) StoredTypes() []events.Type {
 	return out
 }
 
-// Load loads the fixture's session from the log.
-func (b *Fixture) Load() *eventlog.Loaded {
+// LoadSession loads the fixture's session from the log.
+func (b *Fixture) LoadSession() *eventlog.Loaded {
 	b.t.Helper()
 	l, err := b.Writer.Sessions.Load(b.t.Context(), Tenant, Session, eventlog.Leader)
 	if err != nil {
@@ -79,15 +79,15 @@ func (b *Fixture) Load() *eventlog.Loaded {
 	return l
 }
 
-// Claim claims Execution for the fixture's executor, under the next epoch.
-func (b *Fixture) Claim() *runlog.Execution {
+// ClaimExecution claims Execution for the fixture's executor, under the next epoch.
+func (b *Fixture) ClaimExecution() *runlog.Execution {
 	b.t.Helper()
-	l := b.Load()
+	l := b.LoadSession()
 	d, err := b.Writer.Decide(l.Run, run.Claim{Meta: b.Writer.NewMeta(), ExecutionID: Execution, Turn: 1, Executor: b.Writer.Executor})
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	if err := b.Writer.Append(b.t.Context(), l, d); err != nil {
+	if err := b.Writer.AppendDecision(b.t.Context(), l, d); err != nil {
 		b.t.Fatal(err)
 	}
 	return b.Writer.Execution(l, slog.New(slog.DiscardHandler))
@@ -96,7 +96,7 @@ func (b *Fixture) Claim() *runlog.Execution {
 // AppendLife appends facts about Execution to the session's life, as the session service does.
 func (b *Fixture) AppendLife(facts ...events.Payload) {
 	b.t.Helper()
-	l := b.Load()
+	l := b.LoadSession()
 	mint := events.NewEventList(b.Writer.NewMeta())
 	for _, f := range facts {
 		mint.Add(Execution, f)
@@ -106,11 +106,11 @@ func (b *Fixture) AppendLife(facts ...events.Payload) {
 	}
 }
 
-// Cancel dispatches Execution and then cancels it.
-func (b *Fixture) Cancel() {
+// CancelExecution dispatches Execution and then cancels it.
+func (b *Fixture) CancelExecution() {
 	b.t.Helper()
 	b.AppendLife(events.MessageAccepted{}, events.ExecutionDispatched{}, events.CancelRequested{Control: 1, Reason: "cancelled"})
-	if l := b.Load(); l.Life.ControlOf(Execution).N != 1 {
+	if l := b.LoadSession(); l.Life.ControlOf(Execution).N != 1 {
 		b.t.Fatalf("the life is %+v", l.Life)
 	}
 }
