@@ -25,8 +25,8 @@ import (
 
 // Leases returns which executions other executors run, according to their leases and their answers.
 type Leases interface {
-	// Ask asks an executor what it does for a session. The error wraps lease.ErrNoLease if the executor is gone, and lease.ErrNoAnswer if it does not
-	// answer.
+	// Ask asks an executor what it does for a session. The error wraps lease.ErrNoLease if the executor is gone, and lease.ErrNoAnswer if it
+	// does not answer.
 	Ask(ctx context.Context, executor string, ref topology.SessionRef) (topology.CtlAnswer, error)
 	// RunningExecutions returns the number of executions of a tenant that run on all executors, including this one, as each
 	// executor last reported.

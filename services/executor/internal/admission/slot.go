@@ -18,8 +18,8 @@ type Slot struct {
 	endCount func() // ends the count of a turn without a slot; nil if it began with one
 }
 
-// AcquireSlot blocks until the active execution of a session has a slot. It returns a Slot that is not held if the execution needs no slot now.
-// The caller must close the Slot.
+// AcquireSlot blocks until the active execution of a session has a slot. It returns a Slot that is not held if the execution needs no slot
+// now. The caller must close the Slot.
 func (c *Controller) AcquireSlot(ctx context.Context, l *eventlog.Loaded) (*Slot, error) {
 	release, err := c.acquireSlot(ctx, l)
 	if err != nil {

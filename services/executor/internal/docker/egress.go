@@ -112,9 +112,9 @@ func NewEgressProxy(p *Provider, cfg EgressConfig) (*EgressProxy, error) {
 // ContainerName returns the name of the egress proxy's container.
 func (e *EgressProxy) ContainerName() string { return EgressVolume(e.p.cfg.Engine) }
 
-// EnsureRunning blocks until the egress proxy runs and is healthy. It creates and starts the proxy's container if necessary. It does not change an
-// existing container, but logs which of the container's settings differ from the config. If the engine does not answer, the error is a
-// *sandbox.Error with CodeEngineUnavailable.
+// EnsureRunning blocks until the egress proxy runs and is healthy. It creates and starts the proxy's container if necessary. It does not
+// change an existing container, but logs which of the container's settings differ from the config. If the engine does not answer, the error
+// is a *sandbox.Error with CodeEngineUnavailable.
 func (e *EgressProxy) EnsureRunning(ctx context.Context) error {
 	_, err := e.ensureShared(ctx)
 	return err

@@ -42,7 +42,8 @@ type WaitingJob struct {
 // Done returns a channel that is closed when the result of CanAcknowledge is known.
 func (w *WaitingJob) Done() <-chan struct{} { return w.done }
 
-// CanAcknowledge reports whether the waiting job can be acknowledged, because the handling did its work. The caller must have received from Done.
+// CanAcknowledge reports whether the waiting job can be acknowledged, because the handling did its work. The caller must have received from
+// Done.
 func (w *WaitingJob) CanAcknowledge() bool { return w.covered }
 
 // resolve sets the result of CanAcknowledge and closes the channel of Done. It does nothing if w is nil.
@@ -82,8 +83,8 @@ func (s *SessionSet) BeginHandling(id string, job uint64) (*Session, *WaitingJob
 	return nil, w
 }
 
-// FinishHandling ends the handling of a session and returns true, unless another job of the session arrived meanwhile: in that case it returns
-// false, and the handler has to read again what is due. isDone reports whether the handler has done what was due.
+// FinishHandling ends the handling of a session and returns true, unless another job of the session arrived meanwhile: in that case it
+// returns false, and the handler has to read again what is due. isDone reports whether the handler has done what was due.
 func (s *SessionSet) FinishHandling(id string, b *Session, isDone bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -95,15 +96,16 @@ func (s *SessionSet) FinishHandling(id string, b *Session, isDone bool) bool {
 	return true
 }
 
-// AbandonHandling ends the handling of a session whose work was not done, so that its job is returned to the queue. It does nothing after FinishHandling
-// has returned true.
+// AbandonHandling ends the handling of a session whose work was not done, so that its job is returned to the queue. It does nothing after
+// FinishHandling has returned true.
 func (s *SessionSet) AbandonHandling(id string, b *Session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.removeSession(id, b, false)
 }
 
-// removeSession removes a session from the set. covered is the result for the job that waits: whether it can be acknowledged. The caller holds mu.
+// removeSession removes a session from the set. covered is the result for the job that waits: whether it can be acknowledged. The caller
+// holds mu.
 func (s *SessionSet) removeSession(id string, b *Session, covered bool) {
 	if s.sessions[id] == b {
 		delete(s.sessions, id)

@@ -39,11 +39,11 @@ func checkURL(raw string) error {
 	return nil
 }
 
-// environmentMutex is held while connect changes the environment variables of this process.
+// environmentMutex is held while newSDKClient changes the environment variables of this process.
 var environmentMutex sync.Mutex
 
 // newSDKClient returns an SDK client that uses only Spool's settings. The SDK reads the variables MODAL_… and the file ~/.modal.toml when a
-// client is created, and prefers them to some parameters. So connect removes the variables during that time, and passes a profile that
+// client is created, and prefers them to some parameters. So newSDKClient removes the variables during that time, and passes a profile that
 // replaces the file.
 func (p *Provider) newSDKClient() (*sdk.Client, error) {
 	environmentMutex.Lock()

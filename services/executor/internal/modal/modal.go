@@ -213,9 +213,9 @@ func (p *Provider) Close() error {
 	return err
 }
 
-// ProveSettings checks the settings at Modal: the token, the environment and the app, as VerifySettings does, and the image. It also starts and ends a
-// sandbox of the image, with the limits and the region of the settings and without a network. It returns one sentence for each step that
-// succeeded.
+// ProveSettings checks the settings at Modal: the token, the environment and the app, as VerifySettings does, and the image. It also starts
+// and ends a sandbox of the image, with the limits and the region of the settings and without a network. It returns one sentence for each
+// step that succeeded.
 func (p *Provider) ProveSettings(ctx context.Context) ([]string, error) {
 	app, err := p.lookupApp(ctx)
 	if err != nil {
@@ -246,8 +246,8 @@ func (p *Provider) ProveSettings(ctx context.Context) ([]string, error) {
 	return append(found, "a sandbox was started in "+where+" and ended"), nil
 }
 
-// VerifySettings returns an error unless Modal accepts the token, the environment and the app of the config. The error is a *sandbox.Error if it
-// has a code.
+// VerifySettings returns an error unless Modal accepts the token, the environment and the app of the config. The error is a *sandbox.Error
+// if it has a code.
 func (p *Provider) VerifySettings(ctx context.Context) error {
 	_, err := p.lookupApp(ctx)
 	return err

@@ -203,8 +203,8 @@ func (p *Pool) pooledLabels() sandbox.Labels {
 }
 
 // TakeSandbox removes a sandbox of an architecture from the pool and returns its agent, or nil if the pool has none. It terminates
-// sandboxes whose agent is not alive. The caller must call ForgetSandbox when the sandbox belongs to a session, or DiscardSandbox to terminate
-// it.
+// sandboxes whose agent is not alive. The caller must call ForgetSandbox when the sandbox belongs to a session, or DiscardSandbox to
+// terminate it.
 func (p *Pool) TakeSandbox(ctx context.Context, architecture string) *agents.Agent {
 	a, dead := p.takeAlive(architecture)
 	for _, d := range dead {

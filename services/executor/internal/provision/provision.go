@@ -136,7 +136,8 @@ func (p *sandboxPreparation) attach(ctx context.Context) error {
 	return p.prepareSandbox(ctx, a)
 }
 
-// prepareSandbox sets p.agent, registers the agent's sandbox at the egress proxy, starts its MCP servers, and loads skills and workspace into it.
+// prepareSandbox sets p.agent, registers the agent's sandbox at the egress proxy, starts its MCP servers, and loads skills and workspace
+// into it.
 func (p *sandboxPreparation) prepareSandbox(ctx context.Context, a *agents.Agent) error {
 	p.agent = a
 	p.Agents.AddWorking(a, p.Epoch)
@@ -161,8 +162,8 @@ func (p *sandboxPreparation) closeStream() {
 	}
 }
 
-// registerSandbox registers the sandbox with the egress proxy. While the proxy does not answer, register tries again, as sandboxes.Manager.RetryWhileUnavailable
-// does. If the proxy still does not answer then, it returns an *Error.
+// registerSandbox registers the sandbox with the egress proxy. While the proxy does not answer, registerSandbox tries again, as
+// sandboxes.Manager.RetryWhileUnavailable does. If the proxy still does not answer then, it returns an *Error.
 func (p *sandboxPreparation) registerSandbox(ctx context.Context) error {
 	err := p.Sandboxes.RetryWhileUnavailable(ctx, p.agent.Sandbox, func() error { return p.Meter.Register(ctx, p.agent.Sandbox) })
 	if sandboxes.IsUnavailable(err) {

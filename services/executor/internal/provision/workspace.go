@@ -80,8 +80,8 @@ func (p *sandboxPreparation) provideTranscript(ctx context.Context) error {
 	return nil
 }
 
-// restoreWorkspace fills a new workspace from snapshots, and returns the event that records it. It returns ErrCancelled if a control stops the
-// execution meanwhile. If the workspace cannot be filled, it terminates the sandbox and returns an *Error.
+// restoreWorkspace fills a new workspace from snapshots, and returns the event that records it. It returns ErrCancelled if a control stops
+// the execution meanwhile. If the workspace cannot be filled, it terminates the sandbox and returns an *Error.
 func (p *sandboxPreparation) restoreWorkspace(ctx context.Context, box sandbox.Sandbox, from []contents.RestoreSource) (events.WorkspaceRestored, error) {
 	l := p.Session
 	var restored events.WorkspaceRestored
@@ -107,9 +107,9 @@ func (p *sandboxPreparation) writeAgentFiles(ctx context.Context, box sandbox.Sa
 // codeTranscriptLost is the code of an execution that failed because the transcript of the conversation that it continues is missing.
 const codeTranscriptLost = "TRANSCRIPT_LOST"
 
-// ConversationToContinue returns which conversation a new agent process has to continue, as fields of runner.Query. resume is the agent's own id of
-// the conversation, or "" for a new one. If fork is not nil, the agent continues a copy: of the conversation that the session was forked
-// from, cut after fork.Anchor, or of the transcript with which the session began.
+// ConversationToContinue returns which conversation a new agent process has to continue, as fields of runner.Query. resume is the agent's
+// own id of the conversation, or "" for a new one. If fork is not nil, the agent continues a copy: of the conversation that the session was
+// forked from, cut after fork.Anchor, or of the transcript with which the session began.
 func ConversationToContinue(l *eventlog.Loaded) (resume string, fork *runner.Fork) {
 	if own := l.Run.AgentSession; own != "" {
 		return own, nil

@@ -82,8 +82,8 @@ func (m *Manager) KeepsWorkspaces() bool {
 // retryPause is the pause between two attempts of Manager.RetryWhileUnavailable.
 const retryPause = time.Second
 
-// RetryWhileUnavailable calls try until its error is no longer one that IsUnavailable reports, but not longer than Patience. It returns the last
-// error. id names the sandbox in log messages.
+// RetryWhileUnavailable calls try until its error is no longer one that IsUnavailable reports, but not longer than Patience. It returns the
+// last error. id names the sandbox in log messages.
 func (m *Manager) RetryWhileUnavailable(ctx context.Context, id string, try func() error) error {
 	began := time.Now()
 	for {

@@ -96,7 +96,7 @@ func (t *turn) recordHandedOver(ctx context.Context) {
 }
 
 // finishTurn acts on f.ended, the end of the turn in the runner's journal: it appends the last events and the terminal event. If the attempt
-// died and another one follows, finish appends only the events and returns an *attemptDeathError.
+// died and another one follows, finishTurn appends only the events and returns an *attemptDeathError.
 func (f *follower) finishTurn(ctx context.Context) error {
 	// As in any commit, events that no longer apply are left out.
 	d, err := run.Decide(f.Session.Run, run.Record{Epoch: f.Epoch, Events: f.commits.TakePending()})

@@ -331,8 +331,8 @@ func (f *follower) handleReply(ctx context.Context, r commandReply) error {
 	return nil
 }
 
-// reconnectRunner opens a new stream to the runner after the stream has ended, and continues after the last journal line that was read. The error
-// wraps run.ErrFenced or agents.ErrLost, or is an error of the log.
+// reconnectRunner opens a new stream to the runner after the stream has ended, and continues after the last journal line that was read. The
+// error wraps run.ErrFenced or agents.ErrLost, or is an error of the log.
 func (f *follower) reconnectRunner(ctx context.Context) error {
 	f.readLines()
 	if f.isFull() {

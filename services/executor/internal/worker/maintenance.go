@@ -7,8 +7,8 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/maintenance"
 )
 
-// startMaintenance starts a pass of maintenance if one is due: workspace changes, snapshots, health checks and egress usage. It starts none while a
-// commit is in flight, or after the turn has ended.
+// startMaintenance starts a pass of maintenance if one is due: workspace changes, snapshots, health checks and egress usage. It starts none
+// while a commit is in flight, or after the turn has ended.
 func (f *follower) startMaintenance() {
 	if !f.commits.IsIdle() || f.ended != nil {
 		return
