@@ -25,10 +25,10 @@ var (
 const (
 	maxPermitWait     = time.Second            // time after which a waiting job is returned to the queue, so that another executor may take it
 	noPermitDelay     = 20 * time.Millisecond  // delay of a job that was returned because no permit became free
-	queueFullDelay    = 100 * time.Millisecond // delay of the first job of a tenant without a seat
-	minQueueLimit     = 64                     // minimum number of seats of a Limiter
-	redeliverInterval = 10 * time.Millisecond  // time between two redelivered jobs of a tenant without a seat
-	maxRedeliverDelay = 30 * time.Second       // maximum delay of a job without a seat
+	queueFullDelay    = 100 * time.Millisecond // delay of the first job of a tenant that may not wait
+	minQueueLimit     = 64                     // minimum value of Limiter.queueLimit
+	redeliverInterval = 10 * time.Millisecond  // time between two redelivered jobs of a tenant that may not wait
+	maxRedeliverDelay = 30 * time.Second       // maximum delay of a job that may not wait
 	refusalTime       = 100 * time.Millisecond // minimum time for which RefuseTenant refuses a tenant
 )
 
@@ -36,10 +36,10 @@ const (
 // goes to the waiting tenant with the least work in this executor; among tenants with equal work, to the tenant whose last
 // permit is the oldest; within a tenant, to the job that has waited the longest. It is safe for concurrent use.
 type Limiter struct {
-	size     int                     // permits for all tenants
-	reserve  int                     // additional permits, for tenants without work here
-	maxSeats int                     // jobs that may wait; one tenant has at most half of them
-	maxOf    func(tenant string) int // returns the most permits of a tenant; 0 is no limit
+	size       int                     // permits for all tenants
+	reserve    int                     // additional permits, for tenants without work here
+	queueLimit int                     // maximum number of waiting jobs; one tenant has at most half of them
+	maxOf      func(tenant string) int // returns the most permits of a tenant; 0 is no limit
 
 	mu          sync.Mutex
 	refused     map[string]bool // tenants to which RefuseTenant applies
@@ -49,15 +49,15 @@ type Limiter struct {
 	grants      int
 	arrivals    int
 	waiting     map[string][]*waitingJob // in order of arrival
-	seats       int                      // waiters with a seat
-	redeliverAt map[string]time.Time     // by tenant: when its last job without a seat is delivered again
+	queued      int                      // waiting jobs that count against queueLimit
+	redeliverAt map[string]time.Time     // by tenant: when its last job that could not wait is delivered again
 }
 
 // A waitingJob is a job that waits for a permit.
 type waitingJob struct {
-	arrival int // number in order of arrival
-	seated  bool
-	done    chan struct{} // closed when it has a permit, or has lost its seat to another tenant
+	arrival int           // number in order of arrival
+	limited bool          // it counts against Limiter.queueLimit
+	done    chan struct{} // closed when it has a permit, or has lost its place in the queue to another tenant
 	granted bool          // it has a permit; guarded by Limiter.mu
 }
 
@@ -68,7 +68,7 @@ func New(size, reserve int, maxOf func(string) int) *Limiter {
 		maxOf = func(string) int { return 0 }
 	}
 	return &Limiter{
-		size: size, reserve: reserve, maxSeats: max(minQueueLimit, 2*(size+2)), maxOf: maxOf, working: map[string]int{}, refused: map[string]bool{}, lastGrant: map[string]int{},
+		size: size, reserve: reserve, queueLimit: max(minQueueLimit, 2*(size+2)), maxOf: maxOf, working: map[string]int{}, refused: map[string]bool{}, lastGrant: map[string]int{},
 		waiting: map[string][]*waitingJob{}, redeliverAt: map[string]time.Time{},
 	}
 }
@@ -206,15 +206,15 @@ func (l *Limiter) enqueueLimited(tenant string, w *waitingJob) error {
 	case own >= l.size+2:
 		l.removeWaiting(tenant, w)
 		return l.queueFullError(tenant)
-	case l.seats < l.maxSeats:
+	case l.queued < l.queueLimit:
 	case held <= own+1:
 		l.removeWaiting(tenant, w)
 		return l.queueFullError(tenant)
 	default:
 		l.evictLastQueued(busiest)
 	}
-	w.seated = true
-	l.seats++
+	w.limited = true
+	l.queued++
 	return nil
 }
 
@@ -260,7 +260,7 @@ func (l *Limiter) abandonWait(tenant string, w *waitingJob) bool {
 // queueLength returns the number of a tenant's waiting jobs that count against the limit of waiting jobs. The caller holds mu.
 func (l *Limiter) queueLength(tenant string) (n int) {
 	for _, w := range l.waiting[tenant] {
-		if w.seated {
+		if w.limited {
 			n++
 		}
 	}
@@ -271,7 +271,7 @@ func (l *Limiter) queueLength(tenant string) (n int) {
 func (l *Limiter) evictLastQueued(tenant string) {
 	list := l.waiting[tenant]
 	for i := len(list) - 1; i >= 0; i-- {
-		if list[i].seated {
+		if list[i].limited {
 			w := list[i]
 			l.removeWaiting(tenant, w)
 			close(w.done)
@@ -287,9 +287,9 @@ func (l *Limiter) removeWaiting(tenant string, w *waitingJob) {
 		if list[i] != w {
 			continue
 		}
-		if w.seated {
-			w.seated = false
-			l.seats--
+		if w.limited {
+			w.limited = false
+			l.queued--
 		}
 		if list = append(list[:i:i], list[i+1:]...); len(list) == 0 {
 			delete(l.waiting, tenant)

@@ -67,15 +67,15 @@ func TestLimiter_GrantsToTheTenantWithTheLeastWork(t *testing.T) {
 				if got := order[len(test.running):]; !slices.Equal(got, test.want) {
 					t.Errorf("permits were granted to %v, want %v", got, test.want)
 				}
-				if l.held != 0 || len(l.working) != 0 || l.seats != 0 || len(l.waiting) != 0 {
-					t.Errorf("at the end %d permits are in use, %v have work, %d seats are taken, %d tenants wait", l.held, l.working, l.seats, len(l.waiting))
+				if l.held != 0 || len(l.working) != 0 || l.queued != 0 || len(l.waiting) != 0 {
+					t.Errorf("at the end %d permits are in use, %v have work, %d jobs are queued, %d tenants wait", l.held, l.working, l.queued, len(l.waiting))
 				}
 			})
 		})
 	}
 }
 
-// TestLimiter_SharesSeats: tenants that have all seats lose some to tenants without one.
+// TestLimiter_SharesSeats tests that tenants that fill the queue lose places to tenants without a waiting job.
 func TestLimiter_SharesSeats(t *testing.T) {
 	t.Parallel()
 	l := New(1, 0, nil)
@@ -91,17 +91,17 @@ func TestLimiter_SharesSeats(t *testing.T) {
 			}
 		}
 	}
-	if l.seats != l.maxSeats || l.seats > 100 {
-		t.Errorf("%d seats are taken, there are %d", l.seats, l.maxSeats)
+	if l.queued != l.queueLimit || l.queued > 100 {
+		t.Errorf("%d jobs are queued, the limit is %d", l.queued, l.queueLimit)
 	}
 	for i := range 40 {
 		tenant := string(rune('A' + i))
 		if n := l.queueLength(tenant); n < 1 || n > l.size+2 {
-			t.Errorf("tenant %s has %d seats", tenant, n)
+			t.Errorf("tenant %s has %d queued jobs", tenant, n)
 		}
 	}
 	if refused == 0 {
-		t.Error("no job was refused a seat")
+		t.Error("no job was refused")
 	}
 }
 
